@@ -16,7 +16,7 @@ from serl_chunk.cli.process import spec_of
 from serl_chunk.cli.signals import exit_at_once_while, never
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.formats.hdf5 import open_episode, read_episode
-from serl_chunk.data.formats.hdf5_frames import close_files
+from serl_chunk.data.formats.hdf5_io import close_files
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.io import plural

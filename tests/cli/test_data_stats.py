@@ -13,7 +13,7 @@ from errors import naming
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.cli.record import run_record
 from serl_chunk.data.formats.hdf5 import read_episode
-from serl_chunk.data.normalise.norm_stats import read_norm_stats
+from serl_chunk.data.normalise.chunk_statistics import read_norm_stats
 from serl_chunk.main import main
 
 CONFIG = load("fake_aloha", [])

@@ -16,7 +16,7 @@ import pytest
 from errors import naming
 
 from serl_chunk.data.convert.workers import ConversionSpec, EpisodeJob, RefusedEpisode, WorkerFault, stage
-from serl_chunk.data.formats import d4rl, episodes, hdf5, hdf5_frames, hil_serl, npz, ogbench, robomimic
+from serl_chunk.data.formats import d4rl, episodes, hdf5, hdf5_io, hil_serl, ogbench, robomimic
 from serl_chunk.data.formats.hdf5 import open_episode
 from serl_chunk.data.formats.hdf5_io import MachineError, NoMemoryError, checked, member, opened, raise_machine_fault
 from serl_chunk.data.source import ReadOptions
@@ -259,10 +259,10 @@ def ogbench_file(path: Path, observations: np.ndarray | None = None) -> Path:
 
 def test_npz_arrays_are_those_whose_headers_were_read(tmp_path: Path) -> None:
     path = ogbench_file(tmp_path / "a.npz")
-    first = npz.load(path, ("observations",))["observations"]
+    first = ogbench.load(path, ("observations",))["observations"]
     with zipfile.ZipFile(path, "a") as file:
         file.writestr("observations", b"not what the header says")
-    assert np.array_equal(npz.load(path, ("observations",))["observations"], first)
+    assert np.array_equal(ogbench.load(path, ("observations",))["observations"], first)
     source = ogbench.OgbenchSource(path, RGB)
     assert source.read(source.keys()[0]).steps.n == N - 1
 
@@ -270,11 +270,11 @@ def test_npz_arrays_are_those_whose_headers_were_read(tmp_path: Path) -> None:
 def test_npz_members_are_bounded_by_what_is_stored(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     ogbench_file(path, np.zeros((200_000, 8), np.float32))  # deflate's best, 1:1000, is read
-    assert npz.headers(path)["observations"].shape == (200_000, 8)
+    assert ogbench.headers(path)["observations"].shape == (200_000, 8)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as file, file.open("observations.npy", "w") as data:
         np.lib.format.write_array(data, np.zeros((2**21, 8), np.float32))
     with pytest.raises(DataError, match=naming("observations", 67108992)):
-        npz.headers(path)
+        ogbench.headers(path)
 
 
 MACHINE = [OSError(n, os.strerror(n)) for n in (errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM, errno.ESTALE)] + [
@@ -296,7 +296,7 @@ def test_a_failure_of_the_machine_is_no_bad_episode(
     frames = source.read("a.hdf5").steps.sparse["images/top"].values
     kind = NoMemoryError if isinstance(error, MemoryError) else MachineError
     monkeypatch.setattr(h5py, "File", fail)
-    hdf5_frames.close_files()
+    hdf5_io.close_files()
     for each, key in ((source, "a.hdf5"), (other, "demo_0")):
         result = stage(ConversionSpec(each, None, {}, None), EpisodeJob(0, key))  # type: ignore[arg-type]
         assert isinstance(result, WorkerFault)
@@ -310,7 +310,7 @@ def test_a_failure_of_the_machine_is_no_bad_episode(
     npz_path = ogbench_file(tmp_path / "c.npz")
     monkeypatch.setattr(np, "load", fail)
     with pytest.raises(kind):
-        npz.load(npz_path, ("observations",))
+        ogbench.load(npz_path, ("observations",))
     if kind is NoMemoryError:
         with pytest.raises(DataError, match=naming("a.hdf5", error)):
             hdf5.read_episode(good)

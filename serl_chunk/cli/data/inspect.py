@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from serl_chunk.cli.data.options import add_reading, open_any, options_of, shown_progress
-from serl_chunk.data.inspect.results import InspectionReport, Issue
-from serl_chunk.data.inspect.summary import summary_lines
+from serl_chunk.data.inspect.results import InspectionReport, Issue, summary_lines
 from serl_chunk.data.source import Source
 from serl_chunk.io import format_bytes, os_reason, plural
 from serl_chunk.types import ConfigError

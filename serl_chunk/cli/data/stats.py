@@ -16,8 +16,8 @@ from serl_chunk.data.normalise.chunk_statistics import (
     compute,
     joints_of,
     parse_mask,
+    write_norm_stats,
 )
-from serl_chunk.data.normalise.norm_stats import write_norm_stats
 from serl_chunk.types import ConfigError
 
 

@@ -22,8 +22,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from serl_chunk.data.formats.hdf5_frames import frames_of
-from serl_chunk.data.formats.hdf5_io import member, names, numbers
+from serl_chunk.data.formats.hdf5_io import frames_of, member, names, numbers
 from serl_chunk.data.frames import FileVersion, observation_at
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.data.validate import (

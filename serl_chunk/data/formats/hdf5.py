@@ -39,8 +39,7 @@ from serl_chunk.data.formats.aloha import (
     open_aloha,
     recorded_hz,
 )
-from serl_chunk.data.formats.hdf5_frames import close_files, frames_of
-from serl_chunk.data.formats.hdf5_io import member, names, new_hdf5, opened
+from serl_chunk.data.formats.hdf5_io import close_files, frames_of, member, names, new_hdf5, opened
 from serl_chunk.data.frames import FileVersion, Frames
 from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.data.validate import check_episode
@@ -145,7 +144,7 @@ def read_episode(
     success: bool | None = None,
     color: str | None = None,
 ) -> Episode:
-    """Read the file at `path`, of this layout or ALOHA's or ACT's, checked, its frames decoded. Inverts `write_episode`.
+    """Read the file at `path`, of this layout, ALOHA's or ACT's, checked, frames decoded. Inverts `write_episode`.
 
     Options as in `data.source.ReadOptions`. Raises DataError.
     """

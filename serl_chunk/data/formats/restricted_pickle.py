@@ -51,7 +51,7 @@ _ADMITTED = "only numbers, texts, lists, tuples, dicts and numpy arrays of numbe
 
 
 def load_plain(path: Path) -> Any:
-    """Return the value pickled at `path`; its arrays are read-only. Raises DataError for all outside this module's list."""
+    """Return the value pickled at `path`, its arrays read-only. Raises DataError for what this module's list lacks."""
     try:
         with path.open("rb") as file:
             return _Machine(path, file, os.fstat(file.fileno()).st_size).run()

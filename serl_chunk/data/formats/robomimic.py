@@ -21,8 +21,17 @@ import h5py
 import numpy as np
 
 from serl_chunk.data.demos import SUCCESS_REWARD
-from serl_chunk.data.formats.hdf5_frames import frames_of
-from serl_chunk.data.formats.hdf5_io import group_of, listing, looks_like, member, names, numbers, opened, rows
+from serl_chunk.data.formats.hdf5_io import (
+    frames_of,
+    group_of,
+    listing,
+    looks_like,
+    member,
+    names,
+    numbers,
+    opened,
+    rows,
+)
 from serl_chunk.data.frames import FileVersion
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
 from serl_chunk.data.validate import Ending, choose_cameras, imported_episode, index_of, natural_sort_key, resolve_rate

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from serl_chunk.data.inspect import plots
-from serl_chunk.data.inspect.results import EpisodeInfo, InspectionReport
-from serl_chunk.data.inspect.summary import summary_lines
+from serl_chunk.data.inspect.results import EpisodeInfo, InspectionReport, summary_lines
 from serl_chunk.data.source import Source
 from serl_chunk.io import atomic_write, os_reason, plural
 from serl_chunk.types import IMAGE_PREFIX, DataError, Episode

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from serl_chunk.config.experiment import NormaliserConfig
-from serl_chunk.data.normalise.norm_stats import NormStats, read_norm_stats, read_note
+from serl_chunk.data.normalise.chunk_statistics import NormStats, read_norm_stats, read_note
 from serl_chunk.types import STATE, ConfigError, DataError, Episode, RobotSpec
 
 

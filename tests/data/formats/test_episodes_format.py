@@ -15,7 +15,7 @@ import pytest
 from errors import naming
 from PIL import Image
 
-from serl_chunk.data.formats import hdf5_frames
+from serl_chunk.data.formats import hdf5_io
 from serl_chunk.data.formats.episodes import FORMAT
 from serl_chunk.data.formats.hdf5 import open_episode, write_episode
 from serl_chunk.data.frames import Frames
@@ -175,8 +175,8 @@ def test_a_damaged_jpeg_row_is_named_when_it_is_looked_at_and_when_it_is_copied(
 
 def test_frames_survive_pickling_and_name_a_file_that_changed(tmp_path, monkeypatch):
     paths = [aloha(tmp_path / f"{i}.hdf5").path for i in range(3)]
-    monkeypatch.setattr(hdf5_frames.open_files, "limit", 2)
-    hdf5_frames.close_files()
+    monkeypatch.setattr(hdf5_io.open_files, "limit", 2)
+    hdf5_io.close_files()
     all_frames = [_read(p).steps.sparse["images/cam_high"].values for p in paths]
     copies = pickle.loads(pickle.dumps(all_frames))
     before = len(os.listdir("/proc/self/fd"))
@@ -189,7 +189,7 @@ def test_frames_survive_pickling_and_name_a_file_that_changed(tmp_path, monkeypa
     paths[1].unlink()
     with pytest.raises(DataError, match=naming("1.hdf5", "/observations/images/cam_high", 3)):
         all_frames[1][3]
-    hdf5_frames.close_files()
+    hdf5_io.close_files()
     assert len(os.listdir("/proc/self/fd")) == before
 
 

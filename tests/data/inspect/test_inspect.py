@@ -105,8 +105,8 @@ def test_clean_episodes_have_no_findings_and_their_facts_are_counted(wide):
     found = look(*episodes, spec=wide, horizon=30, progress=lambda *a: calls.append(a))
     assert found.findings == ()
     assert (found.available, found.looked_at, found.steps) == (3, 3, 120)
-    assert found.lengths == (30, 40, 50)
-    assert found.rewards == (0, 1, 1)
+    assert found.to_json()["lengths"] == {"low": 30, "median": 40, "high": 50}
+    assert found.to_json()["rewards"] == {"low": 0, "median": 1, "high": 1}
     assert found.measured_hz == pytest.approx(50)
     assert (found.count(Outcome.SUCCESS), found.count(Outcome.FAILURE)) == (2, 1)
     assert [e.terminated for e in found.episodes] == [True, False, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import os
 import pickle
@@ -22,13 +23,13 @@ import pyarrow.parquet as pq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lerobot_sets import HEIGHT, HZ, WIDTH, episode_of, several, smooth, write
+from PIL import Image
 from properties import examples
 
 from serl_chunk.data.formats import choose, open_source
 from serl_chunk.data.frames import Encoded, Frames, decode_image
 from serl_chunk.data.lerobot import metadata, stored_frames
-from serl_chunk.data.lerobot.rows import encode_jpeg, encode_png
-from serl_chunk.data.lerobot.shards import STAGING, ShardRange, groups_of
+from serl_chunk.data.lerobot.shards import ROWS, STAGING, PendingShards
 from serl_chunk.data.lerobot.writer import LeRobotSink
 from serl_chunk.data.normalise.running_statistics import KEEP, Statistics
 from serl_chunk.data.source import ReadOptions, decode_images
@@ -49,6 +50,12 @@ class HeldFrames(Frames):
 
     def encoded_at(self, at: int) -> Encoded | None:
         return self._files[at]
+
+
+def image_file(image: np.ndarray, kind: str) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(image).save(out, kind)
+    return out.getvalue()
 
 
 def read(folder: Path, **options) -> list[Episode]:
@@ -137,8 +144,8 @@ def test_one_state_value_and_no_camera(tmp_path: Path, assert_same: Same):
 
 def test_stored_images_are_copied_byte_for_byte(tmp_path: Path):
     begin, steps, end = episode_of(0, 6)
-    files = [Encoded("jpeg", encode_jpeg(smooth(0, t), 30)) for t in range(5)]
-    files.append(Encoded("png", encode_png(smooth(0, 5))))
+    files = [Encoded("jpeg", image_file(smooth(0, t), "JPEG")) for t in range(5)]
+    files.append(Encoded("png", image_file(smooth(0, 5), "PNG")))
     steps.sparse["images/top"] = SparseRows(np.arange(6, dtype=np.int32), HeldFrames((HEIGHT, WIDTH, 3), files, "mem"))
     source = open_source(write(LeRobotSink(tmp_path), [Episode(begin, steps, end)]), ReadOptions())
     frames = source.read("episode_000000").steps.sparse["images/top"].values
@@ -302,9 +309,14 @@ def test_an_image_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_episodes_share_files_by_their_sizes():
-    assert groups_of([4, 4, 4, 9, 1], 8, to_the_end=False) == [ShardRange(0, 2), ShardRange(2, 4)]
-    assert groups_of([4, 4, 4, 9, 1], 8, to_the_end=True) == [ShardRange(0, 2), ShardRange(2, 4), ShardRange(4, 5)]
-    assert groups_of([3, 3], 0, to_the_end=True) == [ShardRange(0, 1), ShardRange(1, 2)]
+    def groups(sizes: list[int], limit: float, *, to_the_end: bool = True) -> list[range]:
+        layout = {"version": "v3.0", "videos": {}, "data_file_mb": limit / 1e6}
+        staged = [{"bytes": {ROWS: size}} for size in sizes]
+        return PendingShards(Path("unused"), layout).groups(ROWS, staged, to_the_end=to_the_end)
+
+    assert groups([4, 4, 4, 9, 1], 8, to_the_end=False) == [range(2), range(2, 4)]
+    assert groups([4, 4, 4, 9, 1], 8) == [range(2), range(2, 4), range(4, 5)]
+    assert groups([3, 3], 0) == [range(1), range(1, 2)]
 
 
 class TestRefused:

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from properties import examples
 
 from serl_chunk.config.experiment import NormaliserConfig
-from serl_chunk.data.normalise.chunk_statistics import StatsRequest, compute
-from serl_chunk.data.normalise.norm_stats import write_norm_stats
+from serl_chunk.data.normalise.chunk_statistics import StatsRequest, compute, write_norm_stats
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
 from serl_chunk.types import ConfigError, DataError, Episode
 

@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from properties import examples
 
-from serl_chunk.data.normalise.chunk_statistics import StatsRequest, chunks, compute, joints_of, parse_mask
-from serl_chunk.data.normalise.norm_stats import NormStats, read_norm_stats, write_norm_stats
+from serl_chunk.data.normalise.chunk_statistics import (
+    NormStats,
+    StatsRequest,
+    chunks,
+    compute,
+    joints_of,
+    parse_mask,
+    read_norm_stats,
+    write_norm_stats,
+)
 from serl_chunk.data.normalise.running_statistics import RELATIVE_ERROR, Moments, Statistics
 from serl_chunk.types import Begin, ConfigError, DataError, End, Episode, Outcome, StepBlock
 
