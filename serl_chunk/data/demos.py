@@ -55,8 +55,6 @@ def load_demos(
     spec: RobotSpec,
     *,
     cameras: Sequence[str] | None = None,
-    success: bool | None = None,
-    color: str | None = None,
     options: ReadOptions | None = None,
     format: str | None = None,
     more: Sequence[Format] = (),
@@ -66,7 +64,7 @@ def load_demos(
     Args:
         paths: files, folders of `*.hdf5` (not their subfolders, unless `options.scores` names them), data sets of any
             format, or patterns of these (`~`, `*`, `?`, `**`).
-        cameras, success, color: instead of those in `options`.
+        cameras: instead of those in `options`.
         format: of the paths; None takes what they look like.
         more: formats in addition to those of `data.formats`; tried first.
 
@@ -77,14 +75,8 @@ def load_demos(
     """
     options = options or ReadOptions()
     proportion = options.proportion  # of all paths together
-    options = dataclasses.replace(
-        options,
-        spec=spec,
-        cameras=options.cameras if cameras is None else tuple(cameras),
-        success=options.success if success is None else success,
-        color=options.color if color is None else color,
-        proportion=1.0,
-    )
+    chosen = options.cameras if cameras is None else tuple(cameras)
+    options = dataclasses.replace(options, spec=spec, cameras=chosen, proportion=1.0)
     sources = [open_demos(path, options, format, more) for path in find_demos(paths, options, format, more)]
     for source in sources:
         getattr(source, "hold", lambda: None)()  # of a running run: its loaded part stays unchanged

@@ -37,7 +37,7 @@ def read_resnet10(path: Path) -> Converted:
     weights = {}
     for name, shape in resnet10_leaves().items():
         if name not in found:
-            raise DataError(f"{path}: lacks {_theirs(name)!r}; is it HIL-SERL's resnet10_params.pkl?")
+            raise DataError(f"{path}: lacks {_renamed(name, back=True)!r}; is it HIL-SERL's resnet10_params.pkl?")
         theirs, value = found[name]
         if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype.kind != "f":
             what = f"{value.dtype}{value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
@@ -74,13 +74,8 @@ def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
 _NAMES = (("ResNetBlock_", "block_"), ("Conv_", "conv_"), ("MyGroupNorm_", "norm_"))
 
 
-def _renamed(name: str) -> str:
-    for theirs, ours in _NAMES:
-        name = re.sub(rf"(^|/){theirs}(\d)/", rf"\1{ours}\2/", name)
-    return name
-
-
-def _theirs(name: str) -> str:
-    for theirs, ours in _NAMES:
-        name = re.sub(rf"(^|/){ours}(\d)/", rf"\1{theirs}\2/", name)
+def _renamed(name: str, *, back: bool = False) -> str:
+    for pair in _NAMES:
+        old, new = reversed(pair) if back else pair
+        name = re.sub(rf"(^|/){old}(\d)/", rf"\1{new}\2/", name)
     return name

@@ -65,7 +65,6 @@ class Frames(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Size of the decoded images."""
         return int(np.prod(self.shape))
 
     def __getitem__(self, i: Any) -> Any:

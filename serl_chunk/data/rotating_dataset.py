@@ -114,7 +114,6 @@ class ShardedSource:
         return taken
 
     def close(self) -> None:
-        """Wait for the thread, and drop its result."""
         if self._next is not None:
             wait([self._next])
             self._next = None

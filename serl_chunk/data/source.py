@@ -78,7 +78,7 @@ class Format:
 
     name: str
     description: str  # one line for --help
-    matches: Callable[[Path], bool]  # whether a path looks like it; cheap, never raises
+    matches: Callable[[Path], bool]  # whether a path looks like it; cheap, raises OSError alone
     open: Callable[[Path, ReadOptions], Source]  # raises DataError
 
 

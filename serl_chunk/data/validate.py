@@ -221,25 +221,32 @@ def make_steps(
     )
 
 
+class Columns(NamedTuple):
+    """Columns of an imported episode of T steps; the first three become float32."""
+
+    state: np.ndarray  # [T, S]
+    action: np.ndarray  # [T, A]
+    reward: np.ndarray  # [T]
+    source: np.ndarray | Source  # [T], or that of all steps
+
+
 def imported_episode(
     where: str,
     name: str,
-    state: np.ndarray,
-    action: np.ndarray,
-    reward: np.ndarray,
+    columns: Columns,
     ending: Ending,
     options: ReadOptions,
     *,
-    source: np.ndarray | Source,
     hz: float | None,
     task: str = "",
     sparse: dict[str, SparseRows] | None = None,
 ) -> Episode:
-    """Build a checked episode of T steps from columns; `state [T, S]`, `action [T, A]`, `reward [T]` become float32.
+    """Build a checked episode.
 
     Its id is `name` and twelve digits that depend on states and actions: names like demo_0 occur in every data set.
     Raises DataError starting with `where`.
     """
+    state, action, reward, source = columns
     for column, values in (("reward", reward), ("source", np.asarray(source))):
         if values.ndim and len(values) != len(action):
             raise DataError(

@@ -180,7 +180,6 @@ def _print(report: Report, folder: Path) -> None:
 
 
 def _hub() -> Any:
-    """Import huggingface_hub; raises ConfigError where it is not installed."""
     if importlib.util.find_spec("huggingface_hub") is None:
         raise ConfigError("--push_to_hub needs huggingface_hub. Run pip install huggingface_hub, or upload it yourself")
     return importlib.import_module("huggingface_hub")

@@ -140,7 +140,6 @@ class _Conversion:
         self.frames = self.nbytes = 0
 
     def prepare(self) -> None:
-        """Choose the layout, or read how far a previous process came."""
         if not self.manifest.of_kind("keys"):  # a source may grow or shrink until a resume, which needs these
             self.manifest.append({"kind": "keys", "keys": list(self.keys)})
         layouts = self.manifest.of_kind("layout")
@@ -173,7 +172,6 @@ class _Conversion:
         return DataError(f"{self.source.path}: none of its {plural(len(self.keys), 'episode')} is convertible. {first}")
 
     def run(self, workers: int, tolerance_s: float | None) -> None:
-        """Stage what is left and place it, in order."""
         self.report_progress()
         if self.enough():
             return
@@ -206,7 +204,6 @@ class _Conversion:
         return self.decided == len(self.keys) or (self.max_samples is not None and self.steps >= self.max_samples)
 
     def decide(self, result: Result) -> None:
-        """Place or skip the next episode, or end the conversion with it."""
         number, key = result.job
         if isinstance(result, Staged):
             sizes = {"steps": result.steps, "frames": result.frames, "bytes": result.nbytes}

@@ -229,7 +229,6 @@ def _death(status: int | None) -> str:
 
 
 def _serve(work: ConversionSpec, connection: Connection, held: _Held) -> None:
-    """Run a worker process: jobs in, results out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the parent decides
     parent = multiprocessing.parent_process()
     assert parent is not None

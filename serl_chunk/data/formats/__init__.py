@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +45,11 @@ def choose(path: Path, name: str | None, more: Sequence[Format] = (), *, paramet
 
 def matching(path: Path, more: Sequence[Format] = ()) -> Format | None:
     """Return the first format that `path` looks like, or None."""
-    return next((f for f in formats(more).values() if f.matches(path)), None)
+    for format in formats(more).values():
+        with contextlib.suppress(OSError):
+            if format.matches(path):
+                return format
+    return None
 
 
 def open_source(

@@ -155,7 +155,6 @@ def _who_acted(path: Path, file: h5py.File, n: int) -> tuple[Source, np.ndarray]
 
 
 def _image_ticks(path: Path, file: h5py.File, n: int) -> np.ndarray:
-    """int32[M], the ticks of the images' rows."""
     if "image_indices" not in names(file):
         return np.arange(n, dtype=np.int32)
     ticks = array(path, file, "/image_indices")

@@ -21,7 +21,15 @@ import numpy as np
 
 from serl_chunk.data.formats.hdf5_io import looks_like, member, numbers, opened, rows
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
-from serl_chunk.data.validate import Ending, check_columns, check_finite, imported_episode, index_of, resolve_rate
+from serl_chunk.data.validate import (
+    Columns,
+    Ending,
+    check_columns,
+    check_finite,
+    imported_episode,
+    index_of,
+    resolve_rate,
+)
 from serl_chunk.io import plural
 from serl_chunk.types import STATE, ConfigError, DataError, Episode, Observation, Outcome, Source
 
@@ -79,7 +87,6 @@ class D4rlSource:
         return list(self._keys)
 
     def lengths(self) -> list[int]:
-        """Steps of each of `keys`: a share of the data is one of these."""
         return [s.stop - s.start for s in self._spans]
 
     def read(self, key: str) -> Episode:
@@ -97,9 +104,8 @@ class D4rlSource:
         success = self._sparse and closed == "terminal" and reward[-1] == 1
         ending = Ending(final, closed == "terminal", Outcome.SUCCESS if success else Outcome.UNKNOWN)
         where, name = f"{self.path}, row {start}", f"{self.path.stem}-{start}"
-        return imported_episode(
-            where, name, state, action, reward, ending, self._options, source=self._source(), hz=self.hz
-        )
+        columns = Columns(state, action, reward, self._source())
+        return imported_episode(where, name, columns, ending, self._options, hz=self.hz)
 
     def notes(self) -> list[str]:
         closed = Counter(span.closed for span in self._spans)

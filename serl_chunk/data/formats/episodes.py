@@ -112,10 +112,7 @@ class EpisodeFiles:
 
 
 def _matches(path: Path) -> bool:
-    try:
-        return path.suffix in SUFFIXES if path.is_file() else bool(_files(path) or _folders(path))
-    except OSError:
-        return False
+    return path.suffix in SUFFIXES if path.is_file() else bool(_files(path) or _folders(path))
 
 
 def _open(path: Path, options: ReadOptions) -> EpisodeFiles:
@@ -156,7 +153,6 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _folders(path: Path) -> list[Path]:
-    """Those below `path` that have episodes."""
     return sorted_files(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".") and _files(p))
 
 

@@ -252,7 +252,6 @@ def _write_frames(
 
 
 def _publish(part: Path, path: Path, replace: bool) -> None:
-    """Give the finished file its name in one step."""
     if not replace:
         try:
             os.link(part, path)  # unlike a rename, fails where the name is taken

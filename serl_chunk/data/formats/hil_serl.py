@@ -23,7 +23,15 @@ import numpy as np
 
 from serl_chunk.data.formats.hil_serl_transitions import Transitions, load_transitions
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
-from serl_chunk.data.validate import Ending, choose_cameras, imported_episode, index_of, resolve_rate, sorted_files
+from serl_chunk.data.validate import (
+    Columns,
+    Ending,
+    choose_cameras,
+    imported_episode,
+    index_of,
+    resolve_rate,
+    sorted_files,
+)
 from serl_chunk.io import plural
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, DataError, Episode, Outcome, Source, SparseRows
 
@@ -97,18 +105,11 @@ class HilSerlSource:
             final[IMAGE_PREFIX + camera] = self._rgb(t.next_frame(stored, last))
         ticks = np.arange(len(whole["action"]), dtype=np.int32)
         first = self._files[parts[0].file]
-        return imported_episode(
-            f"{first}, transition {parts[0].start}",
-            f"{first.stem}-{parts[0].start}",
-            whole["state"],
-            whole["action"],
-            whole["reward"],
-            self._ending(closed, final, float(t.reward[last])),
-            self._options,
-            source=whole["source"],
-            hz=self.hz,
-            sparse={k: SparseRows(ticks, v) for k, v in whole.items() if k.startswith(IMAGE_PREFIX)},
-        )
+        columns_of = Columns(whole["state"], whole["action"], whole["reward"], whole["source"])
+        sparse = {k: SparseRows(ticks, v) for k, v in whole.items() if k.startswith(IMAGE_PREFIX)}
+        ending = self._ending(closed, final, float(t.reward[last]))
+        where, name = f"{first}, transition {parts[0].start}", f"{first.stem}-{parts[0].start}"
+        return imported_episode(where, name, columns_of, ending, self._options, hz=self.hz, sparse=sparse)
 
     def notes(self) -> list[str]:
         closed = Counter(span.closed for span in self._index())
@@ -171,7 +172,6 @@ class HilSerlSource:
         return np.where(t.has_infos, by_infos, source).astype(np.uint8)
 
     def _index(self) -> list[_Span]:
-        """The positions of the episodes, found at the first call by reading every file."""
         if self._spans is not None:
             return self._spans
         for mark in self._marks:
@@ -257,12 +257,7 @@ def _is_buffer(path: Path) -> bool:
 
 
 def _matches(path: Path) -> bool:
-    try:
-        if path.is_file():
-            return path.suffix.lower() in _SUFFIXES
-        return any(_pickles(folder) for folder in _folders(path))
-    except OSError:
-        return False
+    return path.suffix.lower() in _SUFFIXES if path.is_file() else any(map(_pickles, _folders(path)))
 
 
 _open: Callable[[Path, ReadOptions], HilSerlSource] = HilSerlSource

@@ -28,6 +28,7 @@ from serl_chunk.data.formats.hdf5_io import FLOOR, MAX_RATIO, raise_machine_faul
 from serl_chunk.data.formats.success_labels import Segment, SuccessMask, cut_at_successes
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
 from serl_chunk.data.validate import (
+    Columns,
     Ending,
     check_columns,
     check_finite,
@@ -142,7 +143,6 @@ class OgbenchSource:
         return list(self._keys)
 
     def lengths(self) -> list[int]:
-        """Steps of each of `keys`: a share of the data is one of these."""
         return [s.stop - s.start for s in self._index()]
 
     def read(self, key: str) -> Episode:
@@ -159,18 +159,9 @@ class OgbenchSource:
             ending = Ending(final, True, Outcome.SUCCESS)
         elif not self._labelled and self._options.success is False:
             ending = Ending(final, True, Outcome.FAILURE)
-        return imported_episode(
-            f"{self._files[file]}, row {start}",
-            f"{self._files[file].stem}-{start}",
-            arrays["observations"][start:stop],
-            arrays["actions"][start:stop],
-            reward,
-            ending,
-            self._options,
-            source=Source.SCRIPTED,
-            hz=self.hz,
-            task=self._options.env,
-        )
+        columns = Columns(arrays["observations"][start:stop], arrays["actions"][start:stop], reward, Source.SCRIPTED)
+        where, name = f"{self._files[file]}, row {start}", f"{self._files[file].stem}-{start}"
+        return imported_episode(where, name, columns, ending, self._options, hz=self.hz, task=self._options.env)
 
     def notes(self) -> list[str]:
         spans = self._index()
@@ -205,7 +196,6 @@ class OgbenchSource:
         return self._spans
 
     def _segments(self, file: int) -> list[Segment]:
-        """The episodes of one file, in rows."""
         path = self._files[file]
         there = _checked_headers(path)
         # The task by which the file is judged, "" for its own labels or none.

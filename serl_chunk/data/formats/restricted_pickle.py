@@ -157,7 +157,6 @@ class _Machine:
         return self._stack[-1]
 
     def contain(self, container: Any) -> None:
-        """Push a new container, and count it."""
         self._containers -= 1
         if self._containers < 0:
             raise DisallowedPickleError("makes more lists, tuples and dicts than a file of its size needs")

@@ -34,7 +34,15 @@ from serl_chunk.data.formats.hdf5_io import (
 )
 from serl_chunk.data.frames import FileVersion
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
-from serl_chunk.data.validate import Ending, choose_cameras, imported_episode, index_of, natural_sort_key, resolve_rate
+from serl_chunk.data.validate import (
+    Columns,
+    Ending,
+    choose_cameras,
+    imported_episode,
+    index_of,
+    natural_sort_key,
+    resolve_rate,
+)
 from serl_chunk.io import plural
 from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Episode, Observation, Outcome, Source, SparseRows
 
@@ -110,18 +118,10 @@ class RobomimicSource:
             if final is None:
                 # No target looks past a termination: for one that was not stored, the last observation stands in.
                 final = {STATE: state[-1].copy(), **{k: np.asarray(v.values[n - 1]) for k, v in sparse.items()}}
+            columns, ending = Columns(state, action, reward, self._source()), self._ending(reward, after, final)
+            name = f"{self.path.stem}-{key}"
             return imported_episode(
-                where,
-                f"{self.path.stem}-{key}",
-                state,
-                action,
-                reward,
-                self._ending(reward, after, final),
-                self._options,
-                source=self._source(),
-                hz=self.hz,
-                task=self._task,
-                sparse=sparse,
+                where, name, columns, ending, self._options, hz=self.hz, task=self._task, sparse=sparse
             )
 
     def notes(self) -> list[str]:
@@ -150,7 +150,6 @@ class RobomimicSource:
         return Source.POLICY if "mg" in self.path.parts else Source.HUMAN
 
     def _survey(self) -> Counter[str]:
-        """Episodes with steps after a success, without next_obs, with shaped rewards, without rewards."""
         count: Counter[str] = Counter()
         with opened(self.path) as file:
             for key in self._keys:
@@ -174,7 +173,6 @@ class RobomimicSource:
         return np.concatenate(parts, axis=1)
 
     def _final(self, where: str, demo: h5py.Group, n: int) -> Observation | None:
-        """The observation after the last step, where it is stored."""
         if "next_obs" not in names(demo):
             return None
         after = group_of(where, demo, "next_obs")

@@ -176,6 +176,5 @@ def _widen(ax: Axes) -> None:
 
 
 def _runs(mask: np.ndarray) -> list[tuple[int, int]]:
-    """List (first, past the last) of each run of True."""
     edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
     return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]

@@ -118,13 +118,11 @@ class InspectionReport:
 
     @property
     def measured_hz(self) -> float | None:
-        """Rate of the median episode, by its stamps."""
         periods = [e.period for e in self.episodes if e.period]
         return float(1 / np.median(periods)) if periods else None
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of the steps of each source that supplied any."""
         total = np.sum([e.sources for e in self.episodes], axis=0) if self.episodes else np.zeros(len(Source))
         return {source.name: float(total[source] / self.steps) for source in Source if total[source]}
 
@@ -132,11 +130,9 @@ class InspectionReport:
         return sum(e.outcome is outcome for e in self.episodes)
 
     def tasks(self) -> dict[str, int]:
-        """Return task text -> episodes, the most frequent first."""
         return dict(Counter(e.task for e in self.episodes).most_common())
 
     def cameras(self) -> dict[str, list[CameraStats]]:
-        """Return camera -> its statistics in each episode that has it."""
         names = sorted({name for e in self.episodes for name in e.cameras})
         return {name: [e.cameras[name] for e in self.episodes if name in e.cameras] for name in names}
 

@@ -153,7 +153,6 @@ class _Metadata:
         self._write("info.json", json.dumps(info, indent=4, ensure_ascii=False))
 
     def _places(self) -> Iterator[Json]:
-        """The rows of `meta/episodes`, without statistics."""
         first = np.concatenate([[0], np.cumsum(self.lengths)]).tolist()
         places = [_place("data", number) for number, group in enumerate(self.files) for _ in group]
         for camera in self.layout["videos"]:

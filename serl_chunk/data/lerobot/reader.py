@@ -269,7 +269,6 @@ def _outcome(success: np.ndarray | None, reward: np.ndarray | None, options: Rea
 
 
 def _lacks_reward(outcome: Outcome, reward: np.ndarray) -> bool:
-    """Whether an episode is a success that none of its rewards [T], not even the last, shows."""
     return outcome is Outcome.SUCCESS and not (reward >= 1).any()
 
 
@@ -353,10 +352,7 @@ def _image_shape(where: str, name: str, feature: dict[str, Any]) -> tuple[int, i
 
 
 def _matches(path: Path) -> bool:
-    try:
-        return (path / "meta" / "info.json").is_file()
-    except OSError:
-        return False
+    return (path / ds.INFO).is_file()
 
 
 FORMAT = Format("lerobot", "LeRobot data set, v3.0 or v2.1: images or videos", _matches, open_lerobot)

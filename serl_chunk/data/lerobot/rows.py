@@ -155,7 +155,6 @@ def _on_every_row(
 
 
 def _columns(layout: Json, episode: Episode) -> dict[str, np.ndarray]:
-    """The columns that are numbers, as they are written."""
     steps, end = episode.steps, episode.end
     n = steps.n
     reward = steps.reward.copy()

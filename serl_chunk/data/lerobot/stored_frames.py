@@ -175,7 +175,6 @@ class _Compact:
         self._data, self.at = data, 0
 
     def structure(self) -> dict[int, Any]:
-        """Field number -> value."""
         out: dict[int, Any] = {}
         field = 0
         while head := self._byte():

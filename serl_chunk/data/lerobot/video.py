@@ -128,7 +128,6 @@ class _Video:
 
 
 def _rgb(frame: Any) -> np.ndarray:
-    """uint8[H, W, 3] of a decoded frame."""
     try:
         # swscale's threads do not survive a fork, and a child that frees their pool (at its exit at the latest) waits
         # for them forever.

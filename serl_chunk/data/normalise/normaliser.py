@@ -62,7 +62,6 @@ class Normaliser:
         return ((chunk - self._base(state) - self.centre[:h]) / self.scale[:h]).astype(np.float32)
 
     def decode(self, state: np.ndarray, chunk: np.ndarray) -> np.ndarray:
-        """Invert `encode`."""
         h = self._offsets(chunk)
         return (chunk * self.scale[:h] + self.centre[:h] + self._base(state)).astype(np.float32)
 

@@ -139,7 +139,6 @@ class Statistics:
         return values.astype(np.float32, copy=False)
 
     def _flush(self) -> None:
-        """Count what is held, once histograms are needed."""
         if not self._held or (self._counts is None and self._n_held <= self._keep):
             return
         if self._counts is None:

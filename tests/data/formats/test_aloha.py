@@ -14,6 +14,7 @@ from PIL import Image
 
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats.hdf5 import read_episode
+from serl_chunk.data.source import ReadOptions
 from serl_chunk.types import DataError, End, Outcome, Source
 
 RED = np.full((16, 16, 3), (250, 10, 20), np.uint8)
@@ -174,7 +175,7 @@ def test_folders_of_foreign_files_keep_distinct_ids(tmp_path, joints_spec):
     for folder, n in (("monday", 5), ("tuesday", 6)):
         (tmp_path / folder).mkdir()
         _foreign(tmp_path / folder / "episode_0.hdf5", n=n)
-    demos = load_demos([tmp_path / "monday", tmp_path / "tuesday"], joints_spec, success=True)
+    demos = load_demos([tmp_path / "monday", tmp_path / "tuesday"], joints_spec, options=ReadOptions(success=True))
     first, second = (e.begin.episode_id for e in demos.episodes)
     assert first != second
     assert first.startswith("episode_0-")
