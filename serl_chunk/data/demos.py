@@ -254,13 +254,9 @@ class Demonstrations:
 
 
 def end_at_first_success(episode: Episode) -> tuple[Episode, int]:
-    """Terminate `episode` at its first success.
+    """Terminate `episode` at its first step with a reward of at least `SUCCESS_REWARD`; also return the dropped steps.
 
-    A success is a step whose reward (the last one's as `End.reward` corrects it) is at least `SUCCESS_REWARD`. The
-    observation after that step becomes the final one, with the frames that were recorded at that tick.
-
-    Returns:
-        The episode, unchanged where it has no success, and the number of steps that were dropped.
+    The observation after that step becomes the final one, with the frames that were recorded at that tick.
     """
     begin, steps, end = episode
     at = np.flatnonzero(_rewards(episode) >= SUCCESS_REWARD)

@@ -33,14 +33,9 @@ _PATIENCE = 10.0  # seconds for the workers of a killed conversion to end
 class Manifest:
     """The open manifest of `folder`, locked against other conversions as long as one process holds it.
 
-    Args:
-        folder: created if absent.
-        settings: what the data set depends on; a resume needs the same.
-        resume: continue what is there, if anything is. A conversion without a placed or skipped episode starts anew.
-
-    Raises:
-        ConfigError: the folder has other files, or is another conversion's, or may not be written.
-        DataError: the manifest is damaged.
+    With `resume` what is there is continued, for which `settings` must be the same; a conversion without a placed or
+    skipped episode starts anew. Raises ConfigError where the folder has other files, is another conversion's or may not
+    be written, and DataError for a damaged manifest.
     """
 
     def __init__(self, folder: Path, settings: Json, *, resume: bool) -> None:

@@ -94,11 +94,7 @@ def stage(work: ConversionSpec, job: EpisodeJob) -> Result:
 
 
 def check_stamps(where: str, steps: StepBlock, hz: float | None, tolerance_s: float | None) -> None:
-    """Raise DataError, naming the step, where time goes back, or a step is not where the rate has it.
-
-    Args:
-        tolerance_s: step i must be i / hz seconds after the first one, within so many seconds; None admits any.
-    """
+    """Raise DataError where time goes back, or step i is not within `tolerance_s` of i / hz after the first one."""
     gaps = np.diff(steps.stamp)
     back = np.flatnonzero(gaps < 0)
     if len(back):

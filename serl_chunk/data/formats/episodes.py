@@ -112,7 +112,7 @@ class EpisodeFiles:
 
 
 def _matches(path: Path) -> bool:
-    return path.suffix in SUFFIXES if path.is_file() else bool(_files(path) or _folders(path))
+    return path.suffix in SUFFIXES if path.is_file() else path.is_dir() and bool(_files(path) or _folders(path))
 
 
 def _open(path: Path, options: ReadOptions) -> EpisodeFiles:

@@ -65,26 +65,14 @@ SCHEMA = 1  # of `/rl`
 
 
 def write_episode(
-    path: Path | str,
-    episode: Episode,
-    spec: RobotSpec | None,
-    *,
-    compress: bool = False,
-    sim: bool | None = None,
-    replace: bool = True,
-    hz: float | None = None,
+    path: Path | str, episode: Episode, spec: RobotSpec | None, *, replace: bool = True, **options: Any
 ) -> None:
     """Write `episode` to `path` so that a crash at any moment leaves either the whole file there or none.
 
-    Frames are decoded one by one, so that lazy ones (`data.frames.Frames`) never lie decoded in memory together.
-
     Args:
         path: the final name; its folder must exist.
-        spec: the robot's specification; None writes the whole state as `qpos`.
-        compress: gzip the frames: lossless, a few times slower to write.
-        sim: ALOHA's attribute; None is not written. ACT's loader needs it, and shifts the actions by a step for False.
         replace: False raises FileExistsError where `path` exists, even if another process created it meanwhile.
-        hz: steps a second, instead of the robot's; not written where neither is known.
+        options: of `write_file`.
 
     Raises:
         DataError: the episode is inconsistent or not of this robot, or the file cannot be written (full disk).
@@ -93,7 +81,7 @@ def write_episode(
     # Not *.hdf5, so that the remains of a killed process are never taken for an episode.
     part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
-        write_file(part, episode, spec, compress=compress, sim=sim, hz=hz, where=str(path))
+        write_file(part, episode, spec, where=str(path), **options)
         _publish(part, path, replace)
         fsync_path(path.parent)
     except FileExistsError:
@@ -118,10 +106,15 @@ def write_file(
     joints: Sequence[int] | None = None,
     where: str = "",
 ) -> None:
-    """Write `episode` durably to the new file `part`; arguments as for `write_episode`.
+    """Write `episode` durably to the new file `part`; lazy frames (`data.frames.Frames`) are decoded one by one.
 
-    `joints`: the state columns that are `qpos`, for `spec` None. Raises DataError starting with `where`, and OSError
-    where the disk is at fault; the caller then removes `part`.
+    Args:
+        spec: the robot's specification; None writes the whole state as `qpos`, or its columns `joints`.
+        compress: gzip the frames: lossless, a few times slower to write.
+        sim: ALOHA's attribute; None is not written. ACT's loader needs it, and shifts the actions by a step for False.
+        hz: steps a second, instead of the robot's; not written where neither is known.
+
+    Raises DataError starting with `where`, and OSError where the disk is at fault; the caller then removes `part`.
     """
     where = where or str(part)
     check_episode(where, episode, spec)
@@ -136,22 +129,14 @@ def write_file(
         raise DataError(f"{where}: cannot write the episode ({error}). Check the record's values") from error
 
 
-def read_episode(
-    path: Path | str,
-    spec: RobotSpec | None = None,
-    *,
-    cameras: Sequence[str] | None = None,
-    success: bool | None = None,
-    color: str | None = None,
-) -> Episode:
+def read_episode(path: Path | str, spec: RobotSpec | None = None, **options: Any) -> Episode:
     """Read the file at `path`, of this layout, ALOHA's or ACT's, checked, frames decoded. Inverts `write_episode`.
 
-    Options as in `data.source.ReadOptions`. Raises DataError.
+    `options`: fields of `data.source.ReadOptions`. Raises DataError.
     """
     path = Path(path)
-    chosen = None if cameras is None else tuple(cameras)
     try:
-        return decode_images(open_episode(path, ReadOptions(spec=spec, cameras=chosen, success=success, color=color)))
+        return decode_images(open_episode(path, ReadOptions(spec=spec, **options)))
     except MemoryError as error:
         raise DataError(
             f"{path}: its frames do not fit into memory, or the file is damaged ({error}). Remove it or record it again"

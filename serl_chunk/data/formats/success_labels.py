@@ -85,13 +85,9 @@ def label_states(where: str, rewards: np.ndarray, masks: np.ndarray | None) -> S
 def relabel_for_task(where: str, task: str, arrays: dict[str, np.ndarray], width: int) -> SuccessMask:
     """Label the state of every row by OGBench's single task `task`, such as cube-single-play-singletask-task1-v0.
 
-    Args:
-        arrays: `qpos [N, Q]` and, where the environment has buttons, `button_states [N, B]`.
-        width: of the observations in the file.
-
-    Raises:
-        ConfigError: `ogbench` is not installed, or has no such task.
-        DataError: the file is of another environment, or lacks the states to judge.
+    `arrays` are `qpos [N, Q]` and, where the environment has buttons, `button_states [N, B]`; `width` is that of the
+    observations. Raises ConfigError where `ogbench` is not installed or has no such task, and DataError where the file
+    is of another environment or lacks the states to judge.
     """
     ogbench = extras.ogbench(f"{where}: env={task}, whose rewards OGBench computes,")
     if "singletask" not in task.split("-"):

@@ -25,7 +25,7 @@ def write_page(
     findings: InspectionReport,
     *,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Write the page to `path`, whole or not at all: facts, findings, overview, and a few episodes, read again.
 
@@ -36,8 +36,7 @@ def write_page(
     sections = []
     for done, (why, episode) in enumerate(picked, 1):
         sections.append(_episode(findings, episode, why, source.read(episode.key)))
-        if progress is not None:
-            progress(done, len(picked))
+        progress(done, len(picked))
     try:
         atomic_write(path, _render(findings, sections))
     except OSError as error:

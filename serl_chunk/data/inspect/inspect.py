@@ -26,7 +26,7 @@ def inspect(
     horizon: int | None = None,
     max_episodes: int | None = None,
     all_frames: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> InspectionReport:
     """Read the episodes of `source` (the first `max_episodes`) once, one at a time.
 
@@ -56,8 +56,7 @@ def inspect(
             episodes.append(info)
             tally = tally or Tally(key, episode, spec)
             found += own + tally.add(key, episode)
-        if progress is not None:
-            progress(done, len(wanted))
+        progress(done, len(wanted))
     findings = InspectionReport(
         path=str(source.path),
         format=source.format,

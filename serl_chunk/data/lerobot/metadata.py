@@ -22,20 +22,9 @@ _AT_ONCE = 256  # episodes of a row group of the table of episodes
 _VECTORS = (ds.STATE, ds.ACTION)
 
 
-def write_metadata(folder: Path, layout: Json, staged: Sequence[Json], shards: PendingShards) -> None:
-    """Write `meta`, `info.json` last. The data and video files are complete, the episodes still in their places."""
-    metadata = _Metadata(folder, layout, staged, shards)
-    if layout["version"] == ds.V30:
-        metadata.write_episodes()
-        metadata.write_statistics()
-        metadata.write_tasks()
-    else:
-        metadata.write_lines()
-    metadata.write_sidecar()
-    metadata.write_info()
+class Metadata:
+    """Writer of `meta`. The data and video files are complete, the episodes still in their places."""
 
-
-class _Metadata:
     def __init__(self, folder: Path, layout: Json, staged: Sequence[Json], shards: PendingShards) -> None:
         self.folder, self.layout, self.staged, self.shards = folder, layout, staged, shards
         self.columns = [*_VECTORS, *ds.SCALARS]
@@ -45,6 +34,17 @@ class _Metadata:
         self.counts = {camera: np.zeros((3, 256), np.int64) for camera in layout["cameras"]}
         dims = {ds.STATE: layout["state_dim"], ds.ACTION: layout["action_dim"]}
         self.streams = {name: Statistics(dim, tuple(_QUANTILES.values())) for name, dim in dims.items()}
+
+    def write(self) -> None:
+        """Write all of it, `info.json` last."""
+        if self.layout["version"] == ds.V30:
+            self.write_episodes()
+            self.write_statistics()
+            self.write_tasks()
+        else:
+            self.write_lines()
+        self.write_sidecar()
+        self.write_info()
 
     def write_episodes(self) -> None:
         """`meta/episodes`: place and statistics of each episode; accumulates those of all."""

@@ -26,7 +26,7 @@ import numpy as np
 from serl_chunk.data.lerobot import dataset_layout as ds
 from serl_chunk.data.lerobot import sidecar, video
 from serl_chunk.data.lerobot.arrow import pa, write_arrow
-from serl_chunk.data.lerobot.metadata import write_metadata
+from serl_chunk.data.lerobot.metadata import Metadata
 from serl_chunk.data.lerobot.rows import Histogram, check_stamps, newest, write_rows
 from serl_chunk.data.lerobot.shards import ROWS, SIDECAR, STAGING, PendingShards
 from serl_chunk.data.source import Json
@@ -40,28 +40,16 @@ MODES, CODECS = ("image", "video"), ("png", "jpeg")
 
 @dataclasses.dataclass(frozen=True)
 class LeRobotSink:
-    """A `data.source.Sink`.
+    """A `data.source.Sink`."""
 
-    Args:
-        folder: of the data set.
-        version: "v3.0" or "v2.1".
-        mode: "image" keeps every frame as a file of its own, without loss; "video" keeps mp4 files.
-        image_codec: "png" or "jpeg", of frames that are not stored as one of them already: such are copied.
-        task: text of the task of episodes that have none.
-        data_file_mb, video_file_mb: size (MB) at which a file is closed and the next one begun (v3.0).
-        tolerance_s: largest difference (s) of a stamp from its place at the rate; None takes any steps for equal.
-
-    Raises ConfigError for values that are none of these.
-    """
-
-    folder: Path
-    version: str = ds.V30
-    mode: str = "image"
-    image_codec: str = "png"
-    task: str = ""
-    data_file_mb: float = 100.0
+    folder: Path  # of the data set
+    version: str = ds.V30  # or "v2.1"
+    mode: str = "image"  # every frame is a file of its own, without loss; "video": mp4 files
+    image_codec: str = "png"  # or "jpeg"; frames that are stored as one of them already are copied
+    task: str = ""  # text of the task of episodes that have none
+    data_file_mb: float = 100.0  # size at which a file is closed and the next one begun (v3.0)
     video_file_mb: float = 200.0
-    tolerance_s: float | None = 1e-4
+    tolerance_s: float | None = 1e-4  # largest distance of a stamp from its place at the rate; None: any
 
     def __post_init__(self) -> None:
         for name, values in (("version", ds.VERSIONS), ("mode", MODES), ("image_codec", CODECS)):
@@ -144,7 +132,7 @@ class LeRobotSink:
         if not shards.complete():
             shards.set_tasks([entry["task"] for entry in staged])
             shards.settle(staged, to_the_end=True)
-            write_metadata(self.folder, layout, staged, shards)
+            Metadata(self.folder, layout, staged, shards).write()
         shutil.rmtree(self.folder / STAGING, ignore_errors=True)
 
     def _write_video(self, path: Path, layout: Json, name: str, rows: SparseRows, n: int) -> Histogram:

@@ -25,6 +25,7 @@ from serl_chunk.io import atomic_write, os_reason
 from serl_chunk.types import STATE, ConfigError, DataError, Episode, RobotSpec
 
 FILE = "norm_stats.json"
+Progress = Callable[[int, int], None]
 
 
 class NormStats(NamedTuple):
@@ -238,7 +239,7 @@ def chunks(episode: Episode, what: StatsRequest, ticks: np.ndarray) -> np.ndarra
     return out
 
 
-def compute(source: Source, what: StatsRequest, progress: Callable[[int, int], None] | None = None) -> StatsResult:
+def compute(source: Source, what: StatsRequest, progress: Progress = lambda read, to_read: None) -> StatsResult:
     """Compute the statistics of all episodes of `source`, or of `what.max_samples` of their steps.
 
     Reads the episodes once, twice where there are more numbers than `what.keep`; drawing a subset takes a pass more.
@@ -270,7 +271,7 @@ def compute(source: Source, what: StatsRequest, progress: Callable[[int, int], N
 class _Samples:
     """The samples of a source, which can be iterated over more than once."""
 
-    def __init__(self, source: Source, what: StatsRequest, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(self, source: Source, what: StatsRequest, progress: Progress) -> None:
         self.source, self.what, self.progress = source, what, progress
         self.keys = source.keys()
         if not self.keys:
@@ -314,8 +315,7 @@ class _Samples:
                 )
             self.lengths[i] = episode.steps.n
             self.read += 1
-            if self.progress is not None:
-                self.progress(self.read, self.to_read)
+            self.progress(self.read, self.to_read)
             yield i, episode
 
 

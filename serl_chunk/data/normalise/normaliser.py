@@ -99,11 +99,8 @@ def fit_normaliser(spec: RobotSpec, config: NormaliserConfig, horizon: int, epis
     """Fit to demonstrations `episodes`, to `config.norm_stats`, or to the specification where there are neither.
 
     Without demonstrations states pass unchanged, `absolute_range` is the same, and `relative` has a scale of 5 % of the
-    range per tick, at most the whole range.
-
-    Raises:
-        ConfigError: `absolute_demo` without demonstrations, or `norm_stats` that do not fit.
-        DataError: episodes or statistics of another size.
+    range per tick, at most the whole range. Raises ConfigError for `absolute_demo` without demonstrations or for
+    `norm_stats` that do not fit, and DataError for episodes or statistics of another size.
     """
     s, a = spec.state_dim, spec.action_dim
     low, high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)

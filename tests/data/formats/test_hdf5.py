@@ -86,12 +86,12 @@ def test_compressed_frames_are_smaller(tmp_path, joints_spec, make_episode):
 def test_only_the_chosen_cameras_are_read(tmp_path, spec, make_episode):
     path = tmp_path / "a.hdf5"
     write_episode(path, make_episode(spec, 4), spec)
-    wrist = read_episode(path, spec, cameras=["wrist"])
+    wrist = read_episode(path, spec, cameras=("wrist",))
     assert sorted(wrist.steps.sparse) == ["images/wrist"]
     assert sorted(wrist.end.final_observation) == ["images/wrist", "state"]
     assert not read_episode(path, spec, cameras=()).steps.sparse
     with pytest.raises(DataError, match=naming("front", "/observations/images", "top", "wrist")):
-        read_episode(path, spec, cameras=["front"])
+        read_episode(path, spec, cameras=("front",))
 
 
 def test_files_from_before_the_policys_age_are_read_and_lack_nothing_else(tmp_path, spec, make_episode):
@@ -364,4 +364,4 @@ def test_an_unknown_camera_is_refused_by_name(tmp_path, spec, make_episode):
     fewer = dataclasses.replace(spec, cameras=spec.cameras[:1])
     with pytest.raises(DataError, match=naming("arm3", "wrist", "top")):
         read_episode(path, fewer)
-    assert sorted(read_episode(path, fewer, cameras=["top"]).steps.sparse) == ["images/top"]
+    assert sorted(read_episode(path, fewer, cameras=("top",)).steps.sparse) == ["images/top"]
