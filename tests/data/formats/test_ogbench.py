@@ -96,7 +96,7 @@ def test_a_share_is_one_of_the_steps(tmp_path: Path, proportion: float, kept: in
 
 def test_a_share_of_nothing_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "cube.npz", arrays())
-    with pytest.raises(ConfigError, match=naming("proportion", 0, "(0, 1]", "steps")):
+    with pytest.raises(ConfigError, match=naming("proportion", 0, "(0, 1]")):
         read_all(path, proportion=0.0)
 
 
