@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 
 import numpy as np
@@ -146,5 +145,5 @@ def test_records_out_of_order_are_refused(tmp_path, spec, make_episode):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path, spec):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=naming("file/demos", os.strerror(errno.ENOTDIR))):
+    with pytest.raises(ConfigError, match=naming("file", "is a file", "expected a folder")):
         EpisodeWriter(tmp_path / "file" / "demos", spec)
