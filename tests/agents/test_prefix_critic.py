@@ -119,7 +119,7 @@ def test_v_follows_the_target_heads_of_the_prefix_critic_and_bootstraps_the_long
     assert not same(plain["v"], moved["v"])
     assert same(plain["q"], moved["q"])
     assert same(plain["prefix"], moved["prefix"])
-    value = jax.nn.sigmoid(agent.critic.v.apply({"params": state.critic["v"]}, batch.next_observations["state"])[:, 0])
+    value = jax.nn.sigmoid(agent.critic.value_output(state.critic, batch.next_observations["state"]))
     wanted = batch.rewards @ (DISCOUNT ** np.arange(5, dtype=np.float32)) + batch.discount_n * batch.mask * value
     np.testing.assert_allclose(agent.critic_target(state.critic, state, batch, {}), wanted, atol=1e-6)
 

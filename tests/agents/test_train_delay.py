@@ -143,10 +143,10 @@ def two_modes(train_delay: str) -> tuple[float, float]:
     same_side, jump = [], []
     for side in (-0.6, 0.6):
         prefix = (jnp.full((4, 1), side), jnp.array([1.0, 1.0, 0.0, 0.0]))
-        chunks = np.asarray(agent.flow.sample(state.policy, {"state": jnp.zeros(4)}, noise, prefix))[..., 0]
+        chunks = np.asarray(agent.net.sample(state.policy, {"state": jnp.zeros(4)}, noise, prefix))[..., 0]
         same_side.append((np.sign(chunks[:, 2:]) == np.sign(side)).all(1).mean())
         jump.append(np.abs(chunks[:, 2] - side).mean())
-    free = np.asarray(agent.flow.sample(state.policy, {"state": jnp.zeros(4)}, noise))[..., 0]
+    free = np.asarray(agent.net.sample(state.policy, {"state": jnp.zeros(4)}, noise))[..., 0]
     assert 0.25 < (free > 0).mean() < 0.75  # without a prefix both modes are there
     return float(np.mean(same_side)), float(np.mean(jump))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from coded_episodes import LIMIT, SPEC, Checker, Coded, config, feed, make, normaliser
-from coded_replay import CollectingReplay
+from coded_replay import CollectingReplay, read_held
 from errors import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -173,7 +173,7 @@ def test_put_back_from_records_it_is_the_same():
     for session, record in records:
         first.insert(session, record)
     for session, episode_id in first.episodes():  # whole episodes in place of live blocks
-        for record in first.read(session, episode_id):
+        for record in read_held(first, session, episode_id):
             second.insert(session, record)
     a, b = (r.sample(np.random.default_rng(0), 500) for r in (first, second))
     np.testing.assert_array_equal(a.rewards, b.rewards)

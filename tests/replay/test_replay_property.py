@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 from coded_episodes import SPEC, Checker, config, feed, make, normaliser
+from coded_replay import read_held
 
 from serl_chunk.replay.replay import DEMO_SESSION, Replay
 from serl_chunk.types import Amend, Outcome, Source
@@ -87,7 +88,7 @@ def test_resumed_from_what_was_read_back():
     feed(first, episodes, rng)
     second = build(cfg)
     for session, episode_id in first.episodes():
-        begin, steps, end = first.read(session, episode_id)
+        begin, steps, end = read_held(first, session, episode_id)
         for record in (begin, steps, end):
             second.insert(session, record)
     kept = {key[1] for key in second.episodes()}
