@@ -32,8 +32,7 @@ from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.normalise.normaliser import fit_normaliser
-from serl_chunk.replay.batch_loader import BatchStream
-from serl_chunk.replay.replay import Replay
+from serl_chunk.replay.replay import BatchLoader, Replay
 from serl_chunk.robots.fake import render as renderer
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
@@ -69,17 +68,17 @@ def update_seconds(config: ExperimentConfig, demos: Path, seconds: float) -> dic
     normaliser = fit_normaliser(spec, config.normaliser, config.chunk.carried, episodes)
     replay = Replay(spec, config, normaliser, image_keys=cameras, bc_on=config.agent.bc_on)
     replay.add_demo(*episodes)
-    stream = BatchStream(replay, rng, config.learner.batch_size, 1, put=jax.device_put, prefetch=0)
+    loader = BatchLoader(replay, rng, config.learner.batch_size, put=jax.device_put)
     state = agent.init(jax.random.key(0))
     times: dict[str, list[float]] = {"update": [], "policy": [], "draw": []}
-    warm = stream.next()
+    warm = loader.next(1)
     state, _ = agent.update(state, warm)  # these two compile
     state, metrics = agent.update_policy(state, warm)
     jax.block_until_ready(metrics)
     begin = time.perf_counter()
     while len(times["draw"]) < 3 or time.perf_counter() - begin < seconds:
         t0 = time.perf_counter()
-        batch = jax.block_until_ready(stream.next())
+        batch = jax.block_until_ready(loader.next(1))
         t1 = time.perf_counter()
         state, metrics = agent.update(state, batch)
         jax.block_until_ready(metrics)
@@ -89,7 +88,7 @@ def update_seconds(config: ExperimentConfig, demos: Path, seconds: float) -> dic
         t3 = time.perf_counter()
         for name, value in (("draw", t1 - t0), ("update", t2 - t1), ("policy", t3 - t2)):
             times[name].append(value)
-    stream.close()
+    loader.close()
     return {name: statistics.median(values) for name, values in times.items()}
 
 

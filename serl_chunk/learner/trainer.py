@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import jax
 import numpy as np
 
 from serl_chunk.learner.offline_data import InitialData, OfflineData
@@ -22,9 +23,9 @@ from serl_chunk.learner.schedule import (
     resume_hint,
     resumed_phase,
 )
-from serl_chunk.replay.batch_loader import BatchLoader, updates_at_once
+from serl_chunk.replay.replay import BatchLoader
 from serl_chunk.runs.status_line import StatusFields
-from serl_chunk.types import ChunkBatch
+from serl_chunk.types import CameraSpec, ChunkBatch
 
 if TYPE_CHECKING:
     from serl_chunk.learner.learner import Learner
@@ -32,6 +33,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ON_DATA = (*PRETRAINING, Phase.OFFLINE)  # phases of the demonstrations alone
+SCAN = 20  # updates in one compiled call of a phase before training: amortises the dispatch
+PIECE_BYTES = 256 << 20  # of their images; several such pieces are in memory at a time
+
+
+def updates_at_once(batch_size: int, cameras: Sequence[CameraSpec]) -> int:
+    """Return how many batches go to the device as one piece in the phases before training; 1 at least."""
+    pixels = sum(c.height * c.width * 3 for c in cameras)  # of an observation; a window has two
+    return max(1, min(SCAN, PIECE_BYTES // max(1, 2 * batch_size * pixels)))
 
 
 class Trainer(Protocol):
@@ -69,7 +78,8 @@ class PhaseTrainer(Trainer):
         self._data = OfflineData(replay, data, seek=step, seen=learner.value_range.demonstrations)
         self.schedule = TrainingSchedule(c, learner.router)
         self._rng = np.random.default_rng(learner.config.seed)
-        self._batches = BatchLoader(replay, self._rng, c.batch_size, learner.config.replay.prefetch if threaded else 0)
+        prefetch = learner.config.replay.prefetch if threaded else 0
+        self._batches = BatchLoader(replay, self._rng, c.batch_size, put=jax.device_put, prefetch=prefetch)
         cameras = [learner.spec.camera(k) for k in learner.config.agent.image_keys]
         self._updates_at_once = updates_at_once(c.batch_size, cameras)
         critic = self._agent.has_critic
@@ -171,9 +181,8 @@ class PhaseTrainer(Trainer):
         return f"{self.phases.index(self.phase) + 1}/{len(self.phases)} {self.phase}"
 
     def _next_batch(self, updates: int) -> ChunkBatch:
-        stream = self._batches.stream(updates, "demo" if self.phase in ON_DATA else None)
         with self._learner.stats.timed("sampling"):
-            return stream.next()
+            return self._batches.next(updates, "demo" if self.phase in ON_DATA else None)
 
     def _pretrain(self, total: int, update: Callable[..., Any], following: Phase) -> bool:
         learner = self._learner

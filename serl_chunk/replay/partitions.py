@@ -10,11 +10,17 @@ import numpy as np
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.replay.episode import Key, Partition, StoredEpisode, effective_rewards, interventions, returns_to_go
 from serl_chunk.replay.feature_cache import Embedder
-from serl_chunk.replay.index_sets import IndexSet, StratifiedSampler, Windows
 from serl_chunk.replay.memory import STORES
 from serl_chunk.replay.qc_sampler import QCWindowSampler
 from serl_chunk.replay.step_storage import StepStorage, bytes_of, final_rows
-from serl_chunk.replay.windows import BcOn, eligible_starts, imitation_weights
+from serl_chunk.replay.windows import (
+    BcOn,
+    IndexSet,
+    StratifiedSampler,
+    Windows,
+    eligible_starts,
+    imitation_weights,
+)
 from serl_chunk.types import CameraSpec, ConfigError, DataError, Episode, Outcome, RobotSpec, Source
 
 

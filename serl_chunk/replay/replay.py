@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -250,3 +251,51 @@ def _lead(batch: ChunkBatch, updates: int, batch_size: int) -> ChunkBatch:
         return None if value is None else value.reshape(updates, batch_size, *value.shape[1:])
 
     return ChunkBatch(*(split(v) for v in batch))
+
+
+class BatchLoader:
+    """Batches of windows for compiled calls, prepared ahead by a thread where `prefetch` is set.
+
+    With `prefetch=0` a batch is drawn by `next`, and a seed reproduces a run. With `prefetch=P` a thread keeps up to P
+    batches ready; only it uses `rng`. Every batch has fresh arrays: JAX reads them after a call has returned, and may
+    keep them as the device array itself.
+
+    Args:
+        put: applied to every batch where it is prepared, for example to copy it to a device.
+    """
+
+    def __init__(
+        self, replay: Replay, rng: np.random.Generator, batch_size: int,
+        *, put: Callable[[ChunkBatch], Any] = lambda batch: batch, prefetch: int = 0,
+    ) -> None:  # fmt: skip
+        self._replay, self._rng, self._batch_size = replay, rng, batch_size
+        self._put, self._prefetch = put, prefetch
+        self._of: tuple[int, Half | None] | None = None  # what `_ready` was drawn for
+        self._ready: deque[Future[Any]] = deque()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+
+    def next(self, updates: int, half: Half | None = None) -> Any:
+        """Return the next batch, arrays of shape [updates, batch_size, ...], after `put`; see `Replay.sample`.
+
+        Another size or half drops what was prepared. Raises what the preparing thread raised.
+        """
+        if not self._prefetch:
+            return self._prepare(updates, half)
+        if self._of != (updates, half):
+            self.close()
+            self._of = updates, half
+        while len(self._ready) < self._prefetch:
+            self._ready.append(self._thread.submit(self._prepare, updates, half))
+        batch = self._ready[0].result()  # an error stays in front: a later call raises it again
+        self._ready.popleft()
+        self._ready.append(self._thread.submit(self._prepare, updates, half))
+        return batch
+
+    def _prepare(self, updates: int, half: Half | None) -> Any:
+        return self._put(self._replay.sample(self._rng, self._batch_size, updates, half=half))
+
+    def close(self) -> None:
+        """End the thread and drop what it prepared, from the data of before; `next` starts another one."""
+        self._thread.shutdown(cancel_futures=True)
+        self._ready.clear()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")

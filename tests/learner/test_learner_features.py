@@ -26,7 +26,7 @@ from serl_chunk.learner.checks import check_replay_memory
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.models.encoder import Impala
-from serl_chunk.replay.batch_loader import BatchStream
+from serl_chunk.replay.replay import BatchLoader
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.folder import open_run
 from serl_chunk.types import Episode
@@ -82,7 +82,8 @@ def episode_of(demos: str, config: ExperimentConfig) -> Episode:
 @pytest.mark.slow
 def test_a_run_trains_on_features_and_acts_on_pixels(demos, tmp_path, caplog, monkeypatch):
     drawn = []
-    monkeypatch.setattr(BatchStream, "next", lambda self, take=BatchStream.next: drawn.append(take(self)) or drawn[-1])
+    take = BatchLoader.next
+    monkeypatch.setattr(BatchLoader, "next", lambda *args: drawn.append(take(*args)) or drawn[-1])
     config = experiment()
     learner, summary = train_local(config, [demos], str(tmp_path))
     assert (learner.trainer.phase, learner.updates) == (Phase.DONE, 12)

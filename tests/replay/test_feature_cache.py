@@ -14,10 +14,9 @@ from errors import naming
 
 from serl_chunk.learner.offline_data import FRAMES, FeaturePrecomputation
 from serl_chunk.replay import replay as replay_module
-from serl_chunk.replay.batch_loader import BatchStream
 from serl_chunk.replay.feature_cache import FrameFeatures, feature_bytes
 from serl_chunk.replay.memory import estimate_bytes
-from serl_chunk.replay.replay import DEMO_SESSION, Replay
+from serl_chunk.replay.replay import DEMO_SESSION, BatchLoader, Replay
 from serl_chunk.types import Amend, CameraSpec, ConfigError, DataError, SparseRows
 
 pytestmark = pytest.mark.compiles
@@ -126,7 +125,7 @@ def test_batches_are_right_while_records_come_in_from_elsewhere():
     episodes = [make(RNG(k), k) for k in range(150)]
     replay, embed = replay_of(cfg)
     feed(replay, episodes[:5], RNG(0))
-    stream = BatchStream(replay, RNG(0), 64, 2, prefetch=2)
+    loader = BatchLoader(replay, RNG(0), 64, prefetch=2)
     checker = Checker(episodes, cfg)
     done, errors = threading.Event(), []
 
@@ -143,12 +142,12 @@ def test_batches_are_right_while_records_come_in_from_elsewhere():
     writer.start()
     count = 0
     while not done.is_set() or count < 5:
-        batch = stream.next()
+        batch = loader.next(2)
         flat = type(batch)(*(_flat(v) for v in batch))
         checker.check(with_pixels(flat), writing=True)
         count += 1
     writer.join()
-    stream.close()
+    loader.close()
     assert not errors
     assert len(embed.looked) > 500
 

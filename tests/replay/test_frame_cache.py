@@ -10,9 +10,8 @@ from coded_replay import RNG, build, coded, read_held, windows
 from deferred_episodes import Files, One, lazy
 from errors import naming
 
-from serl_chunk.replay.batch_loader import BatchStream
 from serl_chunk.replay.frame_cache import FrameCache, cached_frames, copy_frames, frame_caches
-from serl_chunk.replay.replay import DEMO_SESSION, Replay
+from serl_chunk.replay.replay import DEMO_SESSION, BatchLoader, Replay
 from serl_chunk.types import CameraSpec, ConfigError, DataError, Source, SparseRows
 
 
@@ -201,10 +200,10 @@ def test_a_file_that_broke_meanwhile_is_named_where_the_batch_is_taken():
     sparse = episode.steps.sparse | {"images/a": SparseRows(images.index, Broken(images.values))}
     replay = build(config(), image_keys=("a",))
     replay.add_demo(episode._replace(steps=dataclasses.replace(episode.steps, sparse=sparse)))
-    stream = BatchStream(replay, RNG(0), 8, 1, prefetch=1)
+    loader = BatchLoader(replay, RNG(0), 8, prefetch=1)
     with pytest.raises(DataError, match=r"cut\.mp4, frame \d+"):
-        stream.next()
-    stream.close()
+        loader.next(1)
+    loader.close()
 
 
 def test_frames_of_another_size_are_refused_when_they_come_and_when_they_change():

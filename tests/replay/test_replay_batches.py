@@ -5,8 +5,7 @@ import pytest
 from coded_episodes import SPEC, config, feed, make, normaliser
 from errors import naming
 
-from serl_chunk.replay.batch_loader import BatchStream
-from serl_chunk.replay.replay import Replay
+from serl_chunk.replay.replay import BatchLoader, Replay
 from serl_chunk.types import DataError
 
 
@@ -21,14 +20,14 @@ def replay():
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_batches_are_the_same_with_and_without_the_thread(replay, prefetch):
     reference = np.random.default_rng(7)
-    stream = BatchStream(replay, np.random.default_rng(7), 8, 3, prefetch=prefetch)
+    loader = BatchLoader(replay, np.random.default_rng(7), 8, prefetch=prefetch)
     for _ in range(6):
-        batch, expected = stream.next(), replay.sample(reference, 8, 3)
+        batch, expected = loader.next(3), replay.sample(reference, 8, 3)
         assert batch.actions.shape == (3, 8, 6, 2)
         assert batch.observations["images/a"].shape == (3, 8, 2, 4, 3)
         assert batch.delay.shape == (3, 8)
         np.testing.assert_array_equal(batch.observations["state"], expected.observations["state"])
-    stream.close()
+    loader.close()
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -39,33 +38,33 @@ def test_put_is_applied_where_the_batch_is_prepared(replay, prefetch):
         threads.append(threading.current_thread().name.removesuffix("_0"))
         return {"wrapped": batch}
 
-    stream = BatchStream(replay, np.random.default_rng(0), 4, 1, put=put, prefetch=prefetch)
-    assert set(stream.next()) == {"wrapped"}
-    stream.close()
+    loader = BatchLoader(replay, np.random.default_rng(0), 4, put=put, prefetch=prefetch)
+    assert set(loader.next(1)) == {"wrapped"}
+    loader.close()
     assert set(threads) == {"batches" if prefetch else threading.current_thread().name}
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_no_two_batches_share_memory(replay, prefetch):
-    stream = BatchStream(replay, np.random.default_rng(0), 16, 2, prefetch=prefetch)
-    batches = [stream.next() for _ in range(5)]
+    loader = BatchLoader(replay, np.random.default_rng(0), 16, prefetch=prefetch)
+    batches = [loader.next(2) for _ in range(5)]
     arrays = [
         [*b.observations.values(), *b.next_observations.values(), b.actions, b.rewards, b.bc_weight] for b in batches
     ]
     for i, first in enumerate(arrays):
         for second in arrays[i + 1 :]:
             assert not any(np.shares_memory(a, b) for a in first for b in second)
-    stream.close()
+    loader.close()
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_error_reaches_the_caller_every_time(prefetch):
     empty = Replay(SPEC, config(), normaliser(6))
-    stream = BatchStream(empty, np.random.default_rng(0), 4, 1, prefetch=prefetch)
+    loader = BatchLoader(empty, np.random.default_rng(0), 4, prefetch=prefetch)
     for _ in range(2):
         with pytest.raises(DataError, match=naming(4, 0)):
-            stream.next()
-    stream.close()
+            loader.next(1)
+    loader.close()
 
 
 def test_batches_prepared_before_an_error_are_still_given(replay):
@@ -77,12 +76,12 @@ def test_batches_prepared_before_an_error_are_still_given(replay):
             raise ValueError("device full")
         return batch
 
-    stream = BatchStream(replay, np.random.default_rng(0), 4, 1, put=put, prefetch=5)
-    assert stream.next() is prepared[0]
-    assert stream.next() is prepared[1]
+    loader = BatchLoader(replay, np.random.default_rng(0), 4, put=put, prefetch=5)
+    assert loader.next(1) is prepared[0]
+    assert loader.next(1) is prepared[1]
     with pytest.raises(ValueError, match="device full"):
-        stream.next()
-    stream.close()
+        loader.next(1)
+    loader.close()
 
 
 def test_no_more_than_prefetch_batches_wait(replay):
@@ -94,20 +93,31 @@ def test_no_more_than_prefetch_batches_wait(replay):
         prepared.release()
         return batch
 
-    stream = BatchStream(replay, np.random.default_rng(0), 4, 1, put=put, prefetch=2)
-    stream.next()
+    loader = BatchLoader(replay, np.random.default_rng(0), 4, put=put, prefetch=2)
+    loader.next(1)
     for _ in range(3):  # one taken, two waiting
         assert prepared.acquire(timeout=10)
-    stream.close()  # joins the thread: it has not begun another
+    loader.close()  # joins the thread: it has not begun another
     assert len(count) == 3
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_close_ends_the_thread_and_the_stream(replay, prefetch):
-    stream = BatchStream(replay, np.random.default_rng(0), 4, 1, prefetch=prefetch)
-    stream.next()
-    stream.close()
-    stream.close()
-    assert not any(t.name.startswith("batches") for t in threading.enumerate())
-    with pytest.raises(RuntimeError, match=naming("closed")):
-        stream.next()
+def test_close_ends_the_thread_until_the_next_batch(replay, prefetch):
+    loader = BatchLoader(replay, np.random.default_rng(0), 4, prefetch=prefetch)
+    for _ in range(2):
+        loader.next(1)
+        loader.close()
+        loader.close()
+        assert not any(t.name.startswith("batches") for t in threading.enumerate())
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_another_size_or_half_drops_what_was_prepared(prefetch):
+    class Drawn:
+        def sample(self, rng, batch_size, updates, *, half):
+            return updates, half
+
+    loader = BatchLoader(Drawn(), np.random.default_rng(0), 4, prefetch=prefetch)
+    for size_and_half in [(1, None), (3, None), (3, "demo"), (3, None)]:
+        assert loader.next(*size_and_half) == loader.next(*size_and_half) == size_and_half
+    loader.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serl_chunk.replay.batch_loader import PIECE_BYTES, SCAN, updates_at_once
+from serl_chunk.learner.trainer import PIECE_BYTES, SCAN, updates_at_once
 from serl_chunk.types import CameraSpec
 
 
