@@ -19,6 +19,7 @@ from serl_chunk.types import (
     STATE,
     STEP_COLUMNS,
     Begin,
+    ConfigError,
     DataError,
     End,
     Episode,
@@ -77,6 +78,32 @@ def check_finite(where: object, name: str, values: np.ndarray, row: str, remedy:
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         at = int(np.argwhere(~np.isfinite(values))[0][0])
         raise DataError(f"{where}: {name} is not finite at {row} {at}. {remedy}")
+
+
+def check_times(where: str, stamp: np.ndarray) -> None:
+    """Raise DataError where the time stamps float64[T] of an episode go back."""
+    back = np.flatnonzero(np.diff(stamp) < 0)
+    if len(back):
+        i = int(back[0]) + 1
+        raise DataError(
+            f"{where}: time goes back at step {i}, from {stamp[i - 1]:.6f} s to {stamp[i]:.6f} s. Correct its time "
+            "stamps or leave the episode out"
+        )
+
+
+def check_rate(where: str, stamp: np.ndarray, hz: float | None, tolerance_s: float) -> None:
+    """Raise DataError where a time stamp of float64[T] is not within `tolerance_s` of its place at the rate `hz`."""
+    if hz is None:
+        raise ConfigError("compares time stamps with the rate, which is unknown. Pass hz", parameter="tolerance_s")
+    taken, expected = stamp - stamp[0], np.arange(len(stamp)) / hz
+    off = np.flatnonzero(np.abs(taken - expected) > tolerance_s)
+    if len(off):
+        i = int(off[0])
+        raise DataError(
+            f"{where}: step {i} was taken {taken[i]:.6f} s after the first one (expected {expected[i]:.6f} s at "
+            f"{hz:g} Hz). Raise tolerance_s (now {tolerance_s:g}) to take the steps for equal, correct hz, or leave "
+            "the episode out"
+        )
 
 
 def check_width(where: object, spec: RobotSpec, what: str, expected: int, name: str, values: np.ndarray) -> None:

@@ -12,14 +12,12 @@ from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import DupFd
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from serl_chunk.data.source import Json, Sink, Source
+from serl_chunk.data.validate import check_rate, check_times
 from serl_chunk.io import os_reason
-from serl_chunk.types import IMAGE_PREFIX, ConfigError, DataError, StepBlock
+from serl_chunk.types import IMAGE_PREFIX, ConfigError, DataError
 
 QUEUED = 8  # jobs a process has; where one takes long, so many episodes lie on disk twice
 
@@ -73,7 +71,9 @@ def stage(work: ConversionSpec, job: EpisodeJob) -> Result:
     where = f"{work.source.path}: episode {job.key}"
     try:
         episode = work.source.read(job.key)
-        check_stamps(where, episode.steps, work.source.hz, work.tolerance_s)
+        check_times(where, episode.steps.stamp)
+        if work.tolerance_s is not None:
+            check_rate(where, episode.steps.stamp, work.source.hz, work.tolerance_s)
         staged = work.sink.stage(work.layout, job.number, episode)
     except DataError as error:
         reason = str(error)
@@ -91,30 +91,6 @@ def stage(work: ConversionSpec, job: EpisodeJob) -> Result:
     images = [rows.values for name, rows in steps.sparse.items() if name.startswith(IMAGE_PREFIX)]
     nbytes = steps.action.nbytes + sum(v.nbytes for v in steps.observation.values()) + sum(i.nbytes for i in images)
     return Staged(job, staged, steps.n, sum(map(len, images)), nbytes)
-
-
-def check_stamps(where: str, steps: StepBlock, hz: float | None, tolerance_s: float | None) -> None:
-    """Raise DataError where time goes back, or step i is not within `tolerance_s` of i / hz after the first one."""
-    gaps = np.diff(steps.stamp)
-    back = np.flatnonzero(gaps < 0)
-    if len(back):
-        i = int(back[0]) + 1
-        raise DataError(
-            f"{where}: time goes back at step {i}, from {steps.stamp[i - 1]:.6f} s to {steps.stamp[i]:.6f} s. Correct "
-            "its time stamps or leave the episode out"
-        )
-    if tolerance_s is None:
-        return
-    if hz is None:
-        raise ConfigError("compares time stamps with the rate, which is unknown. Pass hz", parameter="tolerance_s")
-    taken = steps.stamp - steps.stamp[0]
-    off = np.flatnonzero(np.abs(taken - np.arange(steps.n) / hz) > tolerance_s)
-    if len(off):
-        i = int(off[0])
-        raise DataError(
-            f"{where}: step {i} was taken {taken[i]:.6f} s after the first one (expected {i / hz:.6f} s at {hz:g} Hz). "
-            f"Raise tolerance_s (now {tolerance_s:g}) or leave the episode out"
-        )
 
 
 class SerialPool:
@@ -139,25 +115,11 @@ class SerialPool:
         """End, also amid a job."""
 
 
-class _Held:
-    """A file descriptor that a worker inherits and keeps open, and with it the lock on its file."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _inherit, (DupFd(self._descriptor),)
-
-
-def _inherit(copy: Any) -> _Held:
-    return _Held(copy.detach())
-
-
 class ProcessPool:
     """As `SerialPool`, in `n` processes started anew (`spawn`), since a fork would copy this one's threads.
 
     Each has `QUEUED` jobs at most, the one it works on included: it need not wait while this process writes a file.
-    They end with this process, however that ends. `held` is a descriptor that they keep open until then.
+    They end with this process, however that ends, and keep the file descriptor `held` open until then.
     A job whose process died is a `WorkerFault`.
     """
 
@@ -166,12 +128,11 @@ class ProcessPool:
         self._where = work.source.path
         self._workers: list[tuple[BaseProcess, Connection]] = []
         self._jobs: list[deque[EpisodeJob]] = []  # of each worker, the one it works on first
+        lock = Connection(os.dup(held))  # the one thing with a descriptor that a spawned process can be passed
         try:
             for i in range(n):
                 ours, theirs = context.Pipe()
-                process = context.Process(
-                    target=_serve, args=(work, theirs, _Held(held)), name=f"convert-{i}", daemon=True
-                )
+                process = context.Process(target=_serve, args=(work, theirs, lock), name=f"convert-{i}", daemon=True)
                 process.start()
                 theirs.close()
                 self._workers.append((process, ours))
@@ -179,6 +140,8 @@ class ProcessPool:
         except BaseException:
             self.close()
             raise
+        finally:
+            lock.close()
 
     def idle(self) -> int:
         return QUEUED * len(self._jobs) - sum(map(len, self._jobs))
@@ -224,7 +187,7 @@ def _death(status: int | None) -> str:
     return f"the process that converted it {how}. Resume, or leave the episode out"
 
 
-def _serve(work: ConversionSpec, connection: Connection, held: _Held) -> None:
+def _serve(work: ConversionSpec, connection: Connection, held: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the parent decides
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -237,28 +237,23 @@ def _more(n: int) -> str:
 
 
 def _camera(key: str, episode: Episode, rows: SparseRows, all_frames: bool, found: list[Issue]) -> CameraStats:
-    state = episode.steps.observation[STATE]
     frames, (height, width) = len(rows.index), rows.values.shape[1:3]
-    firsts = np.arange(frames - 1)
-    if not all_frames and len(firsts) > PAIRS:
-        firsts = np.linspace(0, frames - 2, PAIRS).astype(int)
-    span = state.max(0) - state.min(0)
+    firsts = range(frames - 1)
+    if not all_frames and frames - 1 > PAIRS:
+        firsts = np.linspace(0, frames - 2, PAIRS).astype(int).tolist()
+    state = episode.steps.observation[STATE]
+    change = np.abs(np.diff(state[rows.index], axis=0))
+    moving = (change > MOVED * (state.max(0) - state.min(0))).any(1)
     decoded = pairs = identical = moved = frozen = blank = 0
-    at, last = -1, np.empty(0)
+    image = np.empty(0)
     try:
-        for first in firsts if len(firsts) else [0]:
-            for i in (first, first + 1):
-                if i == at or i >= frames:
-                    continue
-                before, last, at = last, np.asarray(rows.values[int(i)]), int(i)
-                decoded += 1
-                blank += bool((last == last[0, 0]).all())
-                if i == first + 1:
-                    same = np.array_equal(before, last)
-                    change = np.abs(state[rows.index[i]] - state[rows.index[i - 1]])
-                    moving = bool((change > MOVED * span)[span > 0].any())
-                    pairs, identical, moved = pairs + 1, identical + same, moved + moving
-                    frozen += same and moving
+        for i in sorted({0, *firsts, *(first + 1 for first in firsts)}):
+            before, image = image, np.asarray(rows.values[i])
+            decoded += 1
+            blank += bool((image == image[0, 0]).all())
+            if i - 1 in firsts:
+                same, moves = np.array_equal(before, image), bool(moving[i - 1])
+                pairs, identical, moved, frozen = pairs + 1, identical + same, moved + moves, frozen + (same and moves)
     except DataError as error:
         found.append(Issue("fault", "frames", str(error), key))
     return CameraStats(height, width, frames, decoded, pairs, identical, moved, frozen, blank)
@@ -268,31 +263,32 @@ def summary_lines(findings: InspectionReport) -> list[tuple[str, str]]:
     """Return name and text of each fact, in reading order."""
     if not findings.episodes:
         return [("episodes", f"none could be read, of {findings.looked_at}")]
-    out = [("episodes", _episodes(findings))]
-    out.append(("steps", f"{findings.steps:,}; an episode {_spread([e.length for e in findings.episodes])}"))
-    out.append(("rate", _rate(findings)))
-    for name, dims in (("state", findings.state), ("action", findings.action)):
-        out.append((name, _dims(dims)))
-    for name, cameras in findings.cameras().items():
-        sizes = ", ".join(f"{w}x{h}" for h, w in sorted({(c.height, c.width) for c in cameras}))
-        per_step = sum(c.frames for c in cameras) / max(
-            1, sum(e.length for e in findings.episodes if name in e.cameras)
-        )
-        pairs, same = sum(c.pairs for c in cameras), sum(c.identical for c in cameras)
-        text = f"{sizes} pixels, " + ("a frame every step" if per_step == 1 else f"{per_step:.3g} frames a step")
-        out.append((f"camera {name}", text + (f"; {same} of {pairs} pairs of frames identical" if pairs else "")))
-    if not findings.cameras():
-        out.append(("cameras", "none"))
-    out.append(("tasks", _tasks(findings)))
+    episodes = findings.episodes
     outcomes = ", ".join(f"{findings.count(o)} {o}" for o in Outcome if findings.count(o))
-    terminated = sum(e.terminated for e in findings.episodes)
-    out.append(("outcomes", f"{outcomes}; {terminated} terminated, {len(findings.episodes) - terminated} truncated"))
-    rewards, rewarded = [e.reward for e in findings.episodes], sum(bool(e.rewarded) for e in findings.episodes)
-    out.append(("rewards", f"sum of an episode {_spread(rewards)}; {rewarded:,} with a reward"))
+    terminated, rewarded = sum(e.terminated for e in episodes), sum(bool(e.rewarded) for e in episodes)
     shares = ", ".join(f"{name.lower()} {share:.1%}" for name, share in findings.shares.items())
-    segments = sum(e.segments for e in findings.episodes)
-    out.append(("who acted", shares + (f"; {plural(segments, 'intervention')}" if segments else "")))
-    return out
+    segments = sum(e.segments for e in episodes)
+    cameras = [(f"camera {name}", _pictures(findings, name, stats)) for name, stats in findings.cameras().items()]
+    return [
+        ("episodes", _episodes(findings)),
+        ("steps", f"{findings.steps:,}; an episode {_spread([e.length for e in episodes])}"),
+        ("rate", _rate(findings)),
+        ("state", _dims(findings.state)),
+        ("action", _dims(findings.action)),
+        *(cameras or [("cameras", "none")]),
+        ("tasks", _tasks(findings)),
+        ("outcomes", f"{outcomes}; {terminated} terminated, {len(episodes) - terminated} truncated"),
+        ("rewards", f"sum of an episode {_spread([e.reward for e in episodes])}; {rewarded:,} with a reward"),
+        ("who acted", shares + (f"; {plural(segments, 'intervention')}" if segments else "")),
+    ]
+
+
+def _pictures(findings: InspectionReport, name: str, stats: Sequence[CameraStats]) -> str:
+    sizes = ", ".join(f"{w}x{h}" for h, w in sorted({(c.height, c.width) for c in stats}))
+    per_step = sum(c.frames for c in stats) / max(1, sum(e.length for e in findings.episodes if name in e.cameras))
+    pairs, same = sum(c.pairs for c in stats), sum(c.identical for c in stats)
+    text = f"{sizes} pixels, " + ("a frame every step" if per_step == 1 else f"{per_step:.3g} frames a step")
+    return text + (f"; {same} of {pairs} pairs of frames identical" if pairs else "")
 
 
 def _episodes(findings: InspectionReport) -> str:

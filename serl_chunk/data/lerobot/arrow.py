@@ -33,6 +33,7 @@ class _Late:
 
 
 pa: Any = _Late("pyarrow")
+pc: Any = _Late("pyarrow.compute")
 pq: Any = _Late("pyarrow.parquet")
 
 

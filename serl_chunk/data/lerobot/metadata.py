@@ -73,10 +73,6 @@ class Metadata:
 
     def write_statistics(self) -> None:
         """`meta/stats.json`, after `write_episodes`."""
-        again = [name for name, stream in self.streams.items() if stream.unsettled]
-        for values in self._values() if again else ():
-            for name in again:
-                self.streams[name].refine(values[name])
         out = {name: _of_stream(stream) for name, stream in self.streams.items()}
         for name in ds.SCALARS:  # one column at a time: 8 bytes a step
             parts = [pq.read_table(str(p), columns=[name]).column(0).to_numpy() for p in self._paths()]

@@ -15,7 +15,7 @@ from serl_chunk.data.lerobot import dataset_layout as ds
 from serl_chunk.data.lerobot.arrow import Schema, Table, pa, write_arrow
 from serl_chunk.data.source import Json
 from serl_chunk.data.validate import cameras_of
-from serl_chunk.types import STATE, DataError, Episode, Outcome, Source, SparseRows
+from serl_chunk.types import STATE, Episode, Outcome, Source, SparseRows
 
 SAMPLED = 8  # frames of an episode and camera that go into the statistics
 _WIDEST = 160  # pixels of a frame's side that go into them, about
@@ -95,19 +95,6 @@ def _huggingface(layout: Json) -> Json:
             n = feature["shape"][0]
             out[name] = value if n == 1 else {"feature": value, "length": n, "_type": kind}
     return {"info": {"features": out}}
-
-
-def check_stamps(where: str, stamp: np.ndarray, hz: float, tolerance_s: float) -> None:
-    """Raise DataError where the steps were not taken at the rate `hz`. Stamps that are all 0 are unknown, and pass."""
-    off = np.abs(stamp - stamp[0] - np.arange(len(stamp)) / hz)
-    late = np.flatnonzero(off > tolerance_s)
-    if len(late) and stamp.any():
-        t = int(late[0])
-        raise DataError(
-            f"{where}: step {t} was taken {stamp[t] - stamp[0]:.6f} s after the first one (expected {t / hz:.6f} s at "
-            f"{hz:g} Hz, within {tolerance_s:g} s); a LeRobot data set has equal steps. Raise tolerance_s to take them "
-            "for equal, correct hz, or leave the episode out"
-        )
 
 
 def write_rows(path: Path, where: str, layout: Json, episode: Episode) -> dict[str, Histogram]:

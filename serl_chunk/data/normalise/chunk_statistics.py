@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from serl_chunk.data.normalise.running_statistics import KEEP, Moments, Statistics
+from serl_chunk.data.normalise.running_statistics import Moments, Statistics
 from serl_chunk.data.source import Source
 from serl_chunk.io import atomic_write, os_reason
 from serl_chunk.types import STATE, ConfigError, DataError, Episode, RobotSpec
@@ -137,7 +137,6 @@ class StatsRequest:
     max_samples: int | None = None  # a random subset of so many steps, drawn without repetition; None for all
     seed: int = 0  # of that subset
     std_floor: float = STD_FLOOR  # see the module's text
-    keep: int = KEEP  # numbers held in memory; beyond that the data is read twice
 
     def __post_init__(self) -> None:
         for name, value in (("horizon", self.horizon), ("max_samples", self.max_samples)):
@@ -242,8 +241,8 @@ def chunks(episode: Episode, what: StatsRequest, ticks: np.ndarray) -> np.ndarra
 def compute(source: Source, what: StatsRequest, progress: Progress = lambda read, to_read: None) -> StatsResult:
     """Compute the statistics of all episodes of `source`, or of `what.max_samples` of their steps.
 
-    Reads the episodes once, twice where there are more numbers than `what.keep`; drawing a subset takes a pass more.
-    `progress` is called with (episodes read, episodes to read) after each one; both grow with the passes.
+    Reads the episodes once, twice for a subset. `progress` is called with (episodes read, episodes to read) after each
+    one; both grow with the passes.
 
     Raises:
         DataError: an episode cannot be read, has other dimensions than the first, or there is none.
@@ -252,15 +251,9 @@ def compute(source: Source, what: StatsRequest, progress: Progress = lambda read
     samples = _Samples(source, what, progress)
     statistics: list[Statistics] = []
     for vectors in samples.rows():
-        statistics = statistics or [Statistics(v.shape[1], keep=what.keep) for v in vectors]
+        statistics = statistics or [Statistics(v.shape[1]) for v in vectors]
         for s, values in zip(statistics, vectors, strict=True):
             s.add(values)
-    if any(s.unsettled for s in statistics):
-        unsettled = [s.unsettled for s in statistics]  # of the first pass: refining settles at once
-        for vectors in samples.rows():
-            for s, values, again in zip(statistics, vectors, unsettled, strict=True):
-                if again:
-                    s.refine(values)
     measured = [_measured(s.moments, s.quantile(), what.std_floor) for s in statistics]
     steps = int(samples.lengths.sum())
     vectors_of = dict(zip(("state", "actions"), measured, strict=True))

@@ -1,28 +1,22 @@
-"""Statistics of streams of vectors: moments by merging, and quantiles that are exact in bounded memory.
+"""Statistics of streams of vectors: moments by merging, and exact quantiles in bounded memory.
 
 Quantiles are those of numpy's default: the order statistics around rank `q * (n - 1)`, linearly interpolated. Up to
-`keep` values are held and sorted in the end. Of more values, a histogram over the upper 16 of a float32's 32 bits is
-kept for each dimension (65,536 counts; 2.5 MB with those of the second pass). Bit patterns order as the numbers do, so
-the bin of an order statistic is known exactly, and
-
-- after one pass the middle of that bin is returned, wrong by at most 2**-8 (0.4 %) of the order statistic's size
-  (2**-134 where it is smaller than 2**-126);
-- after a second pass over the same values, which counts the lower 16 bits inside these few bins, it is exact.
+`KEEP` values are held in memory, more in a temporary file, and one dimension at a time is sorted in the end.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import IO
 
 import numpy as np
 
+from serl_chunk.io import os_reason
 from serl_chunk.types import DataError
 
-KEEP = 20_000_000  # values held for exact quantiles: 80 MB as float32
-RELATIVE_ERROR = 2.0**-8  # of an order statistic after one pass over more values than are kept
-_BINS = 1 << 16
-_FLUSH = 1 << 20  # values counted at once: a histogram of many bins must not be made for every few rows
+KEEP = 20_000_000  # values held in memory: 80 MB as float32
 
 
 @dataclasses.dataclass
@@ -70,119 +64,59 @@ class Moments:
 
 
 class Statistics:
-    """Moments and quantiles of a stream of vectors of `dim` values, taken as float32; `keep` of these may be held.
+    """Moments and quantiles of a stream of vectors of `dim` values, taken as float32."""
 
-    Call `add` with all values. If `unsettled` is then True, call `refine` with the same values again, in any order and
-    any blocks, for exact quantiles; the module's text has the error without.
-    """
-
-    def __init__(self, dim: int, quantiles: Sequence[float] = (0.01, 0.99), keep: int = KEEP) -> None:
+    def __init__(self, dim: int, quantiles: Sequence[float] = (0.01, 0.99)) -> None:
         self.moments = Moments.empty(dim)
-        self._dim, self._quantiles, self._keep = dim, tuple(quantiles), keep
+        self._dim, self._quantiles = dim, np.array(quantiles)
         self._held: list[np.ndarray] = []
-        self._n_held = 0
-        self._counts: np.ndarray | None = None  # int64[D, 65536] once there are more values than may be held
-        self._refined: dict[tuple[int, int], np.ndarray] = {}  # (dimension, bin) -> counts of the lower 16 bits
-
-    @property
-    def unsettled(self) -> bool:
-        """Exact quantiles need a second pass."""
-        return self._counts is not None and not self._refined
+        self._n_held = 0  # values
+        self._file: IO[bytes] | None = None  # float32 rows that came before those held
 
     def add(self, values: np.ndarray) -> None:
         """Add rows float[N, D]. Raises DataError where one is not finite or has another length."""
-        values = self._checked(values)
-        self.moments = self.moments.merged(Moments.of(values))
-        self._held.append(values.copy())  # the caller may reuse its buffer
-        self._n_held += values.size
-        if self._n_held > (self._keep if self._counts is None else min(self._keep, _FLUSH)):
-            self._flush()
-
-    def refine(self, values: np.ndarray) -> None:
-        """Count the same rows in a second pass. Raises DataError as `add` does."""
-        self._flush()
-        if not self._refined:
-            assert self._counts is not None
-            for d in range(self._dim):
-                for k in {self._bin_of(d, r) for r in self._all_ranks()}:
-                    self._refined[d, k] = np.zeros(_BINS, np.int64)
-        upper, lower = _halves(self._checked(values))
-        for (d, k), counts in self._refined.items():
-            counts += np.bincount(lower[upper[:, d] == k, d], minlength=_BINS)
-
-    def quantile(self) -> np.ndarray:
-        """Return float64[Q, D]. Raises DataError of no vectors, and where the second pass had other values."""
-        if not self.moments.count:
-            raise DataError("statistics: there is no step")
-        if self._counts is None:
-            values = np.concatenate(self._held)
-            ranks = self._all_ranks()
-            ordered = np.empty((len(ranks), self._dim))
-            for d in range(self._dim):  # one copy of a column at a time
-                ordered[:, d] = np.partition(values[:, d], ranks)[ranks]
-            at = {(d, r): ordered[i, d] for i, r in enumerate(ranks) for d in range(self._dim)}
-        else:
-            self._flush()
-            at = {(d, r): self._order_statistic(d, r) for r in self._all_ranks() for d in range(self._dim)}
-        out = np.empty((len(self._quantiles), self._dim))
-        for i, (below, above, part) in enumerate(map(self._ranks, self._quantiles)):
-            for d in range(self._dim):
-                out[i, d] = at[d, below] + part * (at[d, above] - at[d, below])
-        return out
-
-    def _checked(self, values: np.ndarray) -> np.ndarray:
         if values.ndim != 2 or values.shape[1] != self._dim:
             raise DataError(f"statistics: values have the shape {list(values.shape)}, expected [N, {self._dim}]")
         if not np.isfinite(values).all():
             row, column = np.argwhere(~np.isfinite(values))[0]
             raise DataError(f"statistics: row {row} has {values[row, column]} in dimension {column}, expected finite")
-        return values.astype(np.float32, copy=False)
+        rows = values.astype(np.float32)  # a copy: the caller may reuse its buffer
+        self.moments = self.moments.merged(Moments.of(rows))
+        self._held.append(rows)
+        self._n_held += rows.size
+        if self._n_held > KEEP:
+            self._spill()
 
-    def _flush(self) -> None:
-        if not self._held or (self._counts is None and self._n_held <= self._keep):
-            return
-        if self._counts is None:
-            self._counts = np.zeros((self._dim, _BINS), np.int64)
-        values, self._held, self._n_held = np.concatenate(self._held), [], 0
-        for d in range(self._dim):
-            self._counts[d] += np.bincount(_halves(values[:, d])[0], minlength=_BINS)
-
-    def _ranks(self, q: float) -> tuple[int, int, float]:
-        """Return the ranks around a quantile, and its place between them in [0, 1)."""
+    def quantile(self) -> np.ndarray:
+        """Return float64[Q, D]. Raises DataError of no vectors."""
+        if not self.moments.count:
+            raise DataError("statistics: there is no step")
         last = self.moments.count - 1
-        at = q * last
-        below = int(at)
-        return below, min(below + 1, last), at - below
+        at = self._quantiles * last
+        below = at.astype(np.int64)
+        above = np.minimum(below + 1, last)
+        out = np.empty((len(at), self._dim))
+        for d, column in enumerate(self._columns()):
+            ordered = np.partition(column, np.unique([below, above]))
+            low, high = ordered[below].astype(np.float64), ordered[above].astype(np.float64)
+            out[:, d] = low + (at - below) * (high - low)
+        return out
 
-    def _all_ranks(self) -> list[int]:
-        return sorted({r for q in self._quantiles for r in self._ranks(q)[:2]})
+    def _columns(self) -> Iterator[np.ndarray]:
+        blocks = self._held
+        if self._file is not None:
+            blocks = [np.memmap(self._file, np.float32, "r").reshape(-1, self._dim), *blocks]
+        for d in range(self._dim):
+            yield np.concatenate([block[:, d] for block in blocks])
 
-    def _bin_of(self, d: int, rank: int) -> int:
-        assert self._counts is not None
-        return int(np.searchsorted(np.cumsum(self._counts[d]), rank, side="right"))
-
-    def _order_statistic(self, d: int, rank: int) -> float:
-        assert self._counts is not None
-        k = self._bin_of(d, rank)
-        lower = _BINS // 2
-        if self._refined:
-            counts = self._refined[d, k]
-            if counts.sum() != self._counts[d, k]:
-                raise DataError("statistics: the second pass has other values than the first. Did the data change?")
-            before = int(self._counts[d, :k].sum())
-            lower = int(np.searchsorted(np.cumsum(counts), rank - before, side="right"))
-        return _number(k, lower)
-
-
-def _halves(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return upper and lower 16 bits of keys that order as the numbers float32 do."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    keys = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))  # negative numbers order the other way round
-    return (keys >> 16).astype(np.int64), (keys & 0xFFFF).astype(np.int64)
-
-
-def _number(upper: int, lower: int) -> float:
-    """Invert `_halves`."""
-    key = (upper << 16) | lower
-    bits = key & 0x7FFFFFFF if key >> 31 else ~key & 0xFFFFFFFF
-    return float(np.uint32(bits).view(np.float32))
+    def _spill(self) -> None:
+        try:
+            self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as this object)
+            for block in self._held:
+                block.tofile(self._file)
+        except OSError as error:
+            raise DataError(
+                f"statistics: {tempfile.gettempdir()} has no room for their values ({os_reason(error)}). Make room "
+                "there, or set TMPDIR to another folder"
+            ) from error
+        self._held, self._n_held = [], 0
