@@ -148,4 +148,4 @@ class NullSink:
 
     def step(self, record: Step) -> None: ...
 
-    end = amend = begin
+    end = begin

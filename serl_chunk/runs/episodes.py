@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serl_chunk.data.formats.hdf5_writer import amended
 from serl_chunk.data.frames import Encoded, Frames, decode_image, with_repeated_frames
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
 from serl_chunk.data.validate import check_episode
@@ -197,7 +196,7 @@ class RunSource:
         except WireError as error:
             raise DataError(f"{where}: an entry of the journal is no record: {error}; leave it out") from error
         for amend in entry.amends:
-            episode = amended(episode, amend)
+            episode = episode._replace(end=amend.correct(episode.end))
         if self._options.task and not begin.task:
             episode = episode._replace(begin=begin._replace(task=self._options.task))
         check_episode(where, episode, self._options.spec or self.spec)

@@ -22,7 +22,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from serl_chunk.data.formats.hdf5_io import frames_of, member, names, numbers
+from serl_chunk.data.formats.hdf5_io import array, frames_of, member, names
 from serl_chunk.data.frames import FileVersion, observation_at
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.data.validate import (
@@ -45,13 +45,6 @@ def joint_columns(spec: RobotSpec) -> list[int]:
     """Return the state indices of `qpos`: the joints in the order of the actions, else the whole state."""
     joints = list(spec.joint_of_action)
     return joints if joints and min(joints) >= 0 else list(range(spec.state_dim))
-
-
-def array(path: Path, file: h5py.File, name: str, dtype: Any = None) -> np.ndarray:
-    """Read the dataset `name` (as `dtype`). Raises DataError where it is missing, not numeric or not safe to read."""
-    values = np.asarray(numbers(path, file, name)[()])
-    with np.errstate(over="ignore"):  # what overflows becomes infinite, and is refused as such
-        return values if dtype is None else values.astype(dtype, copy=False)
 
 
 def attribute_text(value: Any) -> str:
@@ -93,7 +86,7 @@ def open_aloha(
     spec = options.spec
     if reward is None and options.success is not None:
         reward = float(options.success)
-    qpos, action = array(path, file, "/observations/qpos", np.float32), _action(path, file, spec)
+    qpos, action = array(path, file, "/observations/qpos"), _action(path, file, spec)
     if qpos.ndim != 2 or action.ndim != 2 or len(qpos) != len(action):
         raise DataError(f"{path}: /observations/qpos {qpos.shape} and /action {action.shape} must be [T, J] and [T, A]")
     n = len(action)
@@ -129,12 +122,12 @@ def open_aloha(
 
 def _action(path: Path, file: h5py.File, spec: RobotSpec | None) -> np.ndarray:
     """The commands, with those of the mobile base behind them where the robot has them too."""
-    action = array(path, file, "/action", np.float32)
+    action = array(path, file, "/action")
     if spec is None or "base_action" not in names(file) or action.ndim != 2:
         return action
     if spec.action_dim != action.shape[1] + BASE_ACTIONS:
         return action
-    base = array(path, file, "/base_action", np.float32)
+    base = array(path, file, "/base_action")
     if base.shape != (len(action), BASE_ACTIONS):
         raise DataError(f"{path}: /base_action is {list(base.shape)}, expected [{len(action)}, {BASE_ACTIONS}]")
     return np.concatenate([action, base], axis=1)
@@ -145,7 +138,7 @@ def _who_acted(path: Path, file: h5py.File, n: int) -> tuple[Source, np.ndarray]
     decision_tick = np.full(n, -1, np.int32)
     if "chunk_starts" not in names(file):
         return Source.SCRIPTED if file.attrs.get("sim", False) else Source.HUMAN, decision_tick
-    starts = array(path, file, "/chunk_starts")
+    starts = array(path, file, "/chunk_starts", None)
     if not are_ticks(starts, n) and starts.shape == (n,) and np.isin(starts, (0, 1)).all():
         starts = np.flatnonzero(starts)
     _check_ticks(path, "/chunk_starts", starts, n, f", or {n} flags")
@@ -157,7 +150,7 @@ def _who_acted(path: Path, file: h5py.File, n: int) -> tuple[Source, np.ndarray]
 def _image_ticks(path: Path, file: h5py.File, n: int) -> np.ndarray:
     if "image_indices" not in names(file):
         return np.arange(n, dtype=np.int32)
-    ticks = array(path, file, "/image_indices")
+    ticks = array(path, file, "/image_indices", None)
     _check_ticks(path, "/image_indices", ticks, n)
     return ticks.astype(np.int32)
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import h5py
 import numpy as np
 
-from serl_chunk.data.formats.hdf5_io import looks_like, member, numbers, opened, rows
+from serl_chunk.data.formats.hdf5_io import array, looks_like, member, numbers, opened
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
 from serl_chunk.data.validate import (
     Columns,
@@ -73,7 +73,7 @@ class D4rlSource:
                 both = f"{[*shapes['next_observations']]}, observations {[*shapes['observations']]}"
                 raise DataError(f"{path}: next_observations {both}")
             terminal = file["terminals"][()].astype(bool)
-            reward = rows(file["rewards"])
+            reward = array(path, file, "rewards")
             check_finite(path, "rewards", reward, "row", "Download the file again")
             self._by, closed = self._ends(file, terminal, n)
         self._sparse = bool(np.isin(reward, (0, 1)).all() and reward.max() == 1)
@@ -93,12 +93,12 @@ class D4rlSource:
         start, stop, closed = self._spans[index_of(self._keys, key, self.path)]
         with opened(self.path) as file:
             state, action, reward = (
-                rows(numbers(self.path, file, name, _NEEDED[name]), start, stop)
+                array(self.path, file, name, ndim=_NEEDED[name], at=slice(start, stop))
                 for name in ("observations", "actions", "rewards")
             )
             final: Observation | None = None
             if self._successors:
-                final = {STATE: rows(numbers(self.path, file, "next_observations", 2), stop - 1, stop)[0]}
+                final = {STATE: array(self.path, file, "next_observations", ndim=2, at=stop - 1)}
             elif closed == "terminal":
                 final = {STATE: state[-1].copy()}
         success = self._sparse and closed == "terminal" and reward[-1] == 1

@@ -30,16 +30,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from serl_chunk.data.formats.aloha import (
-    IMAGES,
-    array,
-    attribute_text,
-    cameras_in,
-    joint_columns,
-    open_aloha,
-    recorded_hz,
-)
-from serl_chunk.data.formats.hdf5_io import close_files, frames_of, member, names, new_hdf5, opened
+from serl_chunk.data.formats.aloha import IMAGES, attribute_text, cameras_in, joint_columns, open_aloha, recorded_hz
+from serl_chunk.data.formats.hdf5_io import array, close_files, frames_of, member, names, new_hdf5, opened
 from serl_chunk.data.frames import FileVersion, Frames
 from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.data.validate import check_episode
@@ -264,8 +256,8 @@ def _read(path: Path, version: FileVersion, file: h5py.File, options: ReadOption
         raise DataError(f"{path}: /rl has schema {schema} (expected {SCHEMA}). Update serl_chunk")
     begin = Begin(*(attribute_text(attribute(name)) for name in Begin._fields))
     begin = begin._replace(task=begin.task or options.task)
-    state = array(path, file, "/rl/state" if "state" in there else "/observations/qpos", np.float32)
-    action = array(path, file, "/action", np.float32)
+    state = array(path, file, "/rl/state" if "state" in there else "/observations/qpos")
+    action = array(path, file, "/action")
     absent = {name: value for name, value in ABSENT_COLUMNS.items() if name not in there}
     columns = {
         name: np.full(len(action), absent[name], dtype) if name in absent else array(path, file, f"/rl/{name}", dtype)
@@ -278,7 +270,7 @@ def _read(path: Path, version: FileVersion, file: h5py.File, options: ReadOption
         sparse[IMAGE_PREFIX + camera] = SparseRows(index, frames)
     for name in member(path, rl, "decision") or ():
         index = array(path, file, f"/rl/decision_index/{name}", np.int32)
-        sparse[DECISION_PREFIX + name] = SparseRows(index, array(path, file, f"/rl/decision/{name}"))
+        sparse[DECISION_PREFIX + name] = SparseRows(index, array(path, file, f"/rl/decision/{name}", None))
     reward, outcome = rl.attrs.get("end_reward"), attribute_text(attribute("outcome"))
     if outcome not in list(Outcome):
         raise DataError(f"{path}: /rl outcome is {outcome!r}; valid: {', '.join(Outcome)}")
@@ -315,8 +307,8 @@ def _read_final(path: Path, file: h5py.File, cameras: Sequence[str] | None) -> O
     group = member(path, file, "/rl/final_observation")
     if group is None:
         return None
-    final = {STATE: array(path, file, "/rl/final_observation/state", np.float32)}
+    final = {STATE: array(path, file, "/rl/final_observation/state")}
     for camera in member(path, group, "images") or ():
         if cameras is None or camera in cameras:
-            final[IMAGE_PREFIX + camera] = array(path, file, f"/rl/final_observation/images/{camera}")
+            final[IMAGE_PREFIX + camera] = array(path, file, f"/rl/final_observation/images/{camera}", None)
     return final

@@ -1,11 +1,6 @@
 """Low-level HDF5: untrusted files opened with errors that name the fault, and files written piece by piece.
 
 Nothing in a file is trusted: it may name other files of this machine, or declare arrays far larger than itself.
-
-When a write fails (a full disk), the HDF5 library (seen with 2.0) cannot close the file any more and kills the process.
-Here it writes through an object that keeps the first error for our own code and reports success from then on. That
-covers every error of a disk, where reserving the space beforehand covers a full one only (and not on file systems that
-copy on write), and costs no second process and no copy of the file in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +11,6 @@ import io
 import math
 import os
 import re
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,16 +18,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from serl_chunk.data.frames import (
-    Encoded,
-    FileVersion,
-    Frames,
-    OpenFiles,
-    Shape,
-    decode_image,
-    encoded_file,
-    image_size,
-)
+from serl_chunk.data.frames import Encoded, FileVersion, Frames, OpenFiles, decode_image, encoded_file, image_size
 from serl_chunk.io import os_reason
 from serl_chunk.types import DataError, SerlChunkError
 
@@ -178,11 +163,13 @@ def numbers(where: object, group: h5py.Group, name: str, ndim: int | None = None
     return dataset
 
 
-def rows(dataset: h5py.Dataset, start: int = 0, stop: int | None = None) -> np.ndarray:
-    """Read rows `start <= i < stop` as float32. Raises DataError."""
-    checked(dataset.file.filename, dataset)
+def array(
+    where: object, group: h5py.Group, name: str, dtype: Any = np.float32, *, ndim: int | None = None, at: Any = ()
+) -> np.ndarray:
+    """Read `numbers`, or their rows `at`, as `dtype` (None: the stored one). Raises DataError."""
+    values = np.asarray(numbers(where, group, name, ndim)[at])
     with np.errstate(over="ignore"):  # what overflows becomes infinite, and is refused as such
-        return np.asarray(dataset[start:stop]).astype(np.float32, copy=False)
+        return values if dtype is None else values.astype(dtype, copy=False)
 
 
 # Since 1.10 (2016) HDF5 checksums most of its structures, so that damage is noticed rather than believed.
@@ -196,73 +183,54 @@ def new_hdf5(path: Path) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
     That function and the end raise the OSError of an earlier write; the caller then removes `path`. Raises
     FileExistsError where `path` exists.
     """
-    with path.open("xb+", buffering=0) as raw:
-        output = _Output(raw.fileno())
+    with _Output(path, "xb+") as output:
         with h5py.File(output, "w", libver=LIBVER) as file:
             yield file, output.check
         output.check()
-        os.fsync(raw.fileno())
+        os.fsync(output.fileno())
 
 
-class _Output(io.RawIOBase):
-    """A file for h5py's driver for Python file objects; none of the methods that it calls raises."""
+class _Output(io.FileIO):
+    """A file for h5py's driver for Python file objects, which seeks before each access.
 
-    def __init__(self, descriptor: int) -> None:
-        super().__init__()
-        self._descriptor, self._position = descriptor, 0
-        self._failure: BaseException | None = None
+    When a write fails (a full disk), the HDF5 library (seen with 2.0) cannot close the file any more and kills the
+    process. So this object keeps the first error for `check` and reports success from then on.
+    """
+
+    _failure: BaseException | None = None
 
     def check(self) -> None:
         if self._failure is not None:
             raise self._failure
 
-    def _attempt(self, call: Callable[[], Any]) -> None:
-        if self._failure is None:
-            try:
-                call()
-            except BaseException as error:  # a KeyboardInterrupt too; `check` raises it
-                self._failure = error
+    @contextlib.contextmanager
+    def _attempt(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:  # a KeyboardInterrupt too
+            self._failure = self._failure or error
 
     def write(self, data: Any) -> int:
-        view, start = memoryview(data).cast("B"), self._position
-
-        def call() -> None:
-            done = 0
+        view = memoryview(data).cast("B")
+        done = len(view) if self._failure else 0
+        with self._attempt():
+            start = self.tell()
             while done < len(view):
-                done += os.pwrite(self._descriptor, view[done:], start + done)
-
-        self._attempt(call)
-        self._position += len(view)
+                done += os.pwrite(self.fileno(), view[done:], start + done)
         return len(view)
 
     def readinto(self, data: Any) -> int:
-        view, start = memoryview(data).cast("B"), self._position
+        view = memoryview(data).cast("B")
         view[:] = bytes(len(view))  # zeros behind the file's end
-
-        def call() -> None:
-            there = os.pread(self._descriptor, len(view), start)
-            view[: len(there)] = there
-
-        self._attempt(call)
-        self._position += len(view)
+        with self._attempt():
+            super().readinto(view)
         return len(view)
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        if whence == os.SEEK_END:
-            offset += os.fstat(self._descriptor).st_size
-        self._position = self._position + offset if whence == os.SEEK_CUR else offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
     def truncate(self, size: int | None = None) -> int:
-        length = self._position if size is None else size
-        self._attempt(lambda: os.ftruncate(self._descriptor, length))
+        length = self.tell() if size is None else size
+        with self._attempt():
+            super().truncate(length)
         return length
-
-    def flush(self) -> None:
-        """Nothing is held back."""
 
 
 class _Opened:
@@ -281,29 +249,50 @@ open_files = OpenFiles(_Opened, 32)  # a data loader jumps between episodes
 close_files = open_files.close
 
 
-class _Hdf5Frames(Frames):
-    """Rows of dataset `name` at `ticks` int[M]; `swap`: the channels are stored as blue, green, red."""
+class Hdf5Frames(Frames):
+    """Rows of dataset `name` at `ticks` int[M].
+
+    `coded`: they are JPEG files (or PNG) uint8[M, L], padded with zeros to one length, else images uint8[M, H, W, 3].
+    `swap`: the channels are stored as blue, green, red.
+    """
 
     def __init__(
-        self, path: Path, version: FileVersion, name: str, shape: Shape, ticks: np.ndarray, swap: bool
+        self, path: Path, version: FileVersion, name: str, ticks: np.ndarray, shape: Any, *, coded: bool, swap: bool
     ) -> None:
         super().__init__(shape, np.arange(len(ticks)))
-        self._path, self._version, self._name, self._ticks, self._swap = path, version, name, ticks, swap
+        self._path, self._version, self._name, self._ticks = path, version, name, ticks
+        self._coded, self._swap = coded, swap
 
     def decode(self, at: int) -> np.ndarray:
-        image = self._image(at)
+        if self._coded:
+            image = decode_image(self._file(at), self._where(at), self.shape[1:])
+        else:
+            image = self._read(at, at)
         return np.ascontiguousarray(image[..., ::-1]) if self._swap else image
 
-    @abstractmethod
-    def _image(self, at: int) -> np.ndarray:
-        """The image in the order of its stored channels."""
+    def encoded_at(self, at: int) -> Encoded | None:
+        if not self._coded or self._swap:  # with swapped channels the file is no image of RGB
+            return None
+        return encoded_file(self._file(at), self._where(at), self.shape[1:])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        n = len(self)
+        if copy is False or self._coded or self._swap or n == 0 or (np.diff(self._at) != 1).any():
+            return super().__array__(dtype, copy)
+        first = int(self._at[0])
+        out = self._read(first, slice(first, first + n))  # consecutive rows are read at once
+        return out if dtype is None else out.astype(dtype)
+
+    def _file(self, at: int) -> bytes:
+        # The length of a row is what remains without its zeros: no JPEG or PNG file ends in one.
+        return self._read(at, at).tobytes().rstrip(b"\0")
 
     def _where(self, at: int) -> str:
         return f"{self._path}: the frame at tick {int(self._ticks[at])} of {self._name}"
 
-    def _read(self, at: int, get: Callable[[h5py.Dataset], Any]) -> Any:
+    def _read(self, at: int, rows: int | slice) -> np.ndarray:
         try:
-            return open_files.use(self._path, self._version, lambda file: get(file.dataset(self._name)))
+            return open_files.use(self._path, self._version, lambda file: file.dataset(self._name)[rows])
         except DataError:
             raise
         except ERRORS as error:
@@ -312,36 +301,6 @@ class _Hdf5Frames(Frames):
                 f"{self._where(at)} cannot be read: the file is truncated or damaged ({error}). Remove it or record it "
                 "again"
             ) from error
-
-
-class RawHdf5Frames(_Hdf5Frames):
-    """Frames of a dataset uint8[M, H, W, 3]."""
-
-    def _image(self, at: int) -> np.ndarray:
-        return self._read(at, lambda dataset: dataset[at])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        n = len(self)
-        if copy is False or self._swap or n == 0 or (np.diff(self._at) != 1).any():
-            return super().__array__(dtype, copy)
-        first = int(self._at[0])  # consecutive rows are read at once
-        out = self._read(first, lambda dataset: dataset[first : first + n])
-        return out if dtype is None else out.astype(dtype)
-
-
-class JpegHdf5Frames(_Hdf5Frames):
-    """Frames of a dataset uint8[M, L] whose rows are JPEG files (or PNG), padded with zeros to one length."""
-
-    def _image(self, at: int) -> np.ndarray:
-        return decode_image(self._file(at), self._where(at), self.shape[1:])
-
-    def encoded_at(self, at: int) -> Encoded | None:
-        # With swapped channels the file is no image of RGB.
-        return None if self._swap else encoded_file(self._file(at), self._where(at), self.shape[1:])
-
-    def _file(self, at: int) -> bytes:
-        # The length of a row is what remains without its zeros: no JPEG or PNG file ends in one.
-        return self._read(at, lambda dataset: dataset[at].tobytes()).rstrip(b"\0")
 
 
 def frames_of(path: Path, version: FileVersion, file: h5py.File, name: str, ticks: np.ndarray, swap: bool) -> Frames:
@@ -354,8 +313,9 @@ def frames_of(path: Path, version: FileVersion, file: h5py.File, name: str, tick
         )
     if len(dataset) != len(ticks):
         raise DataError(f"{path}: {name} has {len(dataset)} rows, its ticks have the shape {ticks.shape}")
-    if dataset.ndim == 4 or not len(dataset):
-        shape = dataset.shape[1:] if dataset.ndim == 4 else (0, 0, 3)
-        return RawHdf5Frames(path, version, name, shape, ticks, swap)
-    size = image_size(dataset[0].tobytes(), f"{path}: the frame at tick {int(ticks[0])} of {name}")
-    return JpegHdf5Frames(path, version, name, (*size, 3), ticks, swap)
+    coded = dataset.ndim == 2 and len(dataset) > 0
+    shape = dataset.shape[1:] if dataset.ndim == 4 else (0, 0, 3)
+    if coded:
+        first = f"{path}: the frame at tick {int(ticks[0])} of {name}"
+        shape = (*image_size(dataset[0].tobytes(), first), 3)
+    return Hdf5Frames(path, version, name, ticks, shape, coded=coded, swap=swap)

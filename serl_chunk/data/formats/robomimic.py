@@ -22,6 +22,7 @@ import numpy as np
 
 from serl_chunk.data.demos import SUCCESS_REWARD
 from serl_chunk.data.formats.hdf5_io import (
+    array,
     frames_of,
     group_of,
     listing,
@@ -30,7 +31,6 @@ from serl_chunk.data.formats.hdf5_io import (
     names,
     numbers,
     opened,
-    rows,
 )
 from serl_chunk.data.frames import FileVersion
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
@@ -100,14 +100,14 @@ class RobomimicSource:
         with opened(self.path) as file:
             demo = group_of(where, group_of(where, file, "data"), key)
             obs = group_of(where, demo, "obs")
-            action = rows(numbers(where, demo, "actions", 2))
+            action = array(where, demo, "actions", ndim=2)
             n = len(action)
             if n == 0:
                 raise DataError(f"{where}: no steps. Leave it out of episodes")
             stated = demo.attrs.get("num_samples", n)
             if stated != n:
                 raise DataError(f"{where}: actions have {n} rows, num_samples is {stated}; the file is incomplete")
-            reward = rows(numbers(where, demo, "rewards", 1)) if "rewards" in names(demo) else np.zeros(n, np.float32)
+            reward = array(where, demo, "rewards", ndim=1) if "rewards" in names(demo) else np.zeros(n, np.float32)
             sparse = {}
             for camera in self._cameras:
                 name = f"{obs.name}/{camera}{_SUFFIX}"
@@ -158,7 +158,7 @@ class RobomimicSource:
                 count["unfinished"] += "next_obs" not in names(demo)
                 count["missing"] += "rewards" not in names(demo)
                 if "rewards" in names(demo):
-                    reward = rows(numbers(where, demo, "rewards", 1))
+                    reward = array(where, demo, "rewards", ndim=1)
                     count["after"] += bool((reward[:-1] >= SUCCESS_REWARD).any())
                     count["shaped"] += bool(((reward > 0) & (reward < SUCCESS_REWARD)).any())
         return count
@@ -166,7 +166,7 @@ class RobomimicSource:
     def _states(self, where: str, obs: h5py.Group, n: int) -> np.ndarray:
         parts = []
         for name in self._state_keys:
-            values = rows(numbers(f"{where}, {obs.name}", obs, name))
+            values = array(f"{where}, {obs.name}", obs, name)
             if len(values) != n:
                 raise DataError(f"{where}: {obs.name}/{name} has {len(values)} rows, actions {n}")
             parts.append(values.reshape(n, -1))

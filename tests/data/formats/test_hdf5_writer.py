@@ -10,7 +10,7 @@ from errors import naming
 
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
-from serl_chunk.types import Amend, Begin, ConfigError, DataError, End, Episode, Outcome, Source, Step
+from serl_chunk.types import Begin, ConfigError, DataError, End, Episode, Outcome, Source, Step
 
 
 def _feed(writer: EpisodeWriter, episode: Episode) -> None:
@@ -71,44 +71,7 @@ def test_keep_chooses(tmp_path, spec, make_episode):
         for k, outcome in enumerate((Outcome.FAILURE, Outcome.SUCCESS, Outcome.UNKNOWN)):
             _feed(writer, _outcome(make_episode(spec, 3, seed=k), outcome))
     assert [read_episode(p).begin.episode_id for p in writer.written] == ["e1"]
-    assert writer.rejected == 2
     assert os.listdir(tmp_path) == ["episode_0.hdf5"]
-
-
-def test_amendments_change_the_folder(tmp_path, spec, make_episode):
-    with EpisodeWriter(tmp_path, spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS) as writer:
-        _feed(writer, _outcome(make_episode(spec, 3, seed=0), Outcome.SUCCESS))
-        _feed(writer, _outcome(make_episode(spec, 3, seed=1), Outcome.SUCCESS))
-        _feed(writer, _outcome(make_episode(spec, 3, seed=2), Outcome.UNKNOWN))
-        writer.amend(Amend("e0", discard=True))
-        writer.amend(Amend("e1", reward=0.5))
-        writer.flush()
-        assert (len(writer.written), writer.rejected) == (1, 2)
-        _feed(writer, _outcome(make_episode(spec, 3, seed=3), Outcome.FAILURE))
-        writer.amend(Amend("e3", outcome=Outcome.SUCCESS, outcome_by="operator", terminated=True, reward=1.0))
-        writer.flush()
-        assert (len(writer.written), writer.rejected) == (2, 2)
-        writer.amend(Amend("e3", outcome=Outcome.FAILURE))
-    (path,) = writer.written
-    assert read_episode(path, spec).end.reward == 0.5
-    assert os.listdir(tmp_path) == [path.name]
-
-
-def test_a_late_success_saves_an_episode(tmp_path, spec, make_episode):
-    with EpisodeWriter(tmp_path, spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS) as writer:
-        _feed(writer, make_episode(spec, 3))
-        writer.amend(Amend("e0", outcome=Outcome.SUCCESS, outcome_by="operator", terminated=True, reward=1.0))
-    end = read_episode(writer.written[0], spec).end
-    assert (end.outcome, end.outcome_by, end.reward) == (Outcome.SUCCESS, "operator", 1.0)
-    assert (end.terminated, end.truncated, writer.rejected) == (True, False, 0)
-
-
-def test_amending_a_stranger_is_an_error(tmp_path, spec):
-    writer = EpisodeWriter(tmp_path, spec)
-    writer.amend(Amend("ghost", discard=True))
-    with pytest.raises(DataError, match=naming("ghost")):
-        writer.flush()
-    writer.close()
 
 
 def test_a_failed_write_reaches_the_caller_once_and_the_writer_goes_on(tmp_path, spec, joints_spec, make_episode):
