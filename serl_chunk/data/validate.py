@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,6 @@ from serl_chunk.types import (
     Observation,
     Outcome,
     RobotSpec,
-    Source,
     SparseRows,
     StepBlock,
 )
@@ -248,41 +247,17 @@ def make_steps(
     )
 
 
-class Columns(NamedTuple):
-    """Columns of an imported episode of T steps; the first three become float32."""
-
-    state: np.ndarray  # [T, S]
-    action: np.ndarray  # [T, A]
-    reward: np.ndarray  # [T]
-    source: np.ndarray | Source  # [T], or that of all steps
-
-
 def imported_episode(
-    where: str,
-    name: str,
-    columns: Columns,
-    ending: Ending,
-    options: ReadOptions,
-    *,
-    hz: float | None,
-    task: str = "",
-    sparse: dict[str, SparseRows] | None = None,
+    where: str, name: str, steps: StepBlock, ending: Ending, options: ReadOptions, task: str = ""
 ) -> Episode:
-    """Build a checked episode.
+    """Build a checked episode of `steps`, whose id is replaced.
 
-    Its id is `name` and twelve digits that depend on states and actions: names like demo_0 occur in every data set.
+    The id is `name` and twelve digits that depend on states and actions: names like demo_0 occur in every data set.
     Raises DataError starting with `where`.
     """
-    state, action, reward, source = columns
-    for column, values in (("reward", reward), ("source", np.asarray(source))):
-        if values.ndim and len(values) != len(action):
-            raise DataError(
-                f"{where}: {column} has {len(values)} rows, /action has {len(action)}; the file is incomplete"
-            )
-    steps = make_steps("", state, action, hz, sparse, reward=reward, source=source)
     episode_id = f"{name}-{content_id(steps.observation[STATE], steps.action)}"
-    final, terminated, outcome, end_reward = ending
-    end = End(episode_id, steps.n, final, terminated, not terminated, outcome, "import", end_reward)
+    final, terminated, outcome, reward = ending
+    end = End(episode_id, steps.n, final, terminated, not terminated, outcome, "import", reward)
     begin = Begin(episode_id, task=task or options.task)
     episode = Episode(begin, dataclasses.replace(steps, episode_id=episode_id), end)
     check_episode(where, episode, options.spec)
@@ -322,12 +297,11 @@ def resolve_rate(options: ReadOptions, recorded: float | None = None, where: obj
     return options.hz or (options.spec.control_hz if options.spec else None)
 
 
-def index_of(keys: list[str], key: str, path: Path) -> int:
-    """Return the index of `key` in `keys`. Raises DataError."""
-    try:
-        return keys.index(key)
-    except ValueError:
-        raise DataError(f"{path}: no episode {key!r}; it has {len(keys)}, {keys[0]!r} to {keys[-1]!r}") from None
+def check_key(keys: Collection[str], key: str, path: Path) -> None:
+    """Raise DataError unless `key` is one of `keys`."""
+    if key not in keys:
+        first, *_, last = [*keys, *keys]
+        raise DataError(f"{path}: no episode {key!r}; it has {len(keys)}, {first!r} to {last!r}")
 
 
 def natural_sort_key(text: str) -> list[tuple[int, int, str]]:

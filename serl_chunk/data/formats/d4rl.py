@@ -22,12 +22,12 @@ import numpy as np
 from serl_chunk.data.formats.hdf5_io import array, looks_like, member, numbers, opened
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
 from serl_chunk.data.validate import (
-    Columns,
     Ending,
     check_columns,
     check_finite,
+    check_key,
     imported_episode,
-    index_of,
+    make_steps,
     resolve_rate,
 )
 from serl_chunk.io import plural
@@ -79,18 +79,19 @@ class D4rlSource:
         self._sparse = bool(np.isin(reward, (0, 1)).all() and reward.max() == 1)
         self.rewards_mark_success = bool(np.isin(reward, (0, 1)).all() or np.isin(reward, (-1, 0)).all())
         spans = self._spans_of(closed, terminal)
-        self._keys = take_fraction([str(s.start) for s in spans], options.proportion, [s.stop - s.start for s in spans])
-        self._spans = spans[: len(self._keys)]
+        keys = take_fraction([str(s.start) for s in spans], options.proportion, [s.stop - s.start for s in spans])
+        self._spans = dict(zip(keys, spans, strict=False))
 
     def keys(self) -> list[str]:
         """See Source: the row of the first step."""
-        return list(self._keys)
+        return list(self._spans)
 
     def lengths(self) -> list[int]:
-        return [s.stop - s.start for s in self._spans]
+        return [s.stop - s.start for s in self._spans.values()]
 
     def read(self, key: str) -> Episode:
-        start, stop, closed = self._spans[index_of(self._keys, key, self.path)]
+        check_key(self._spans, key, self.path)
+        start, stop, closed = self._spans[key]
         with opened(self.path) as file:
             state, action, reward = (
                 array(self.path, file, name, ndim=_NEEDED[name], at=slice(start, stop))
@@ -103,12 +104,11 @@ class D4rlSource:
                 final = {STATE: state[-1].copy()}
         success = self._sparse and closed == "terminal" and reward[-1] == 1
         ending = Ending(final, closed == "terminal", Outcome.SUCCESS if success else Outcome.UNKNOWN)
-        where, name = f"{self.path}, row {start}", f"{self.path.stem}-{start}"
-        columns = Columns(state, action, reward, self._source())
-        return imported_episode(where, name, columns, ending, self._options, hz=self.hz)
+        steps = make_steps("", state, action, self.hz, reward=reward, source=self._source())
+        return imported_episode(f"{self.path}, row {start}", f"{self.path.stem}-{start}", steps, ending, self._options)
 
     def notes(self) -> list[str]:
-        closed = Counter(span.closed for span in self._spans)
+        closed = Counter(span.closed for span in self._spans.values())
         truncated = plural(closed.total() - closed["terminal"], "truncated episode")
         shown = {
             f"episodes end by {self._by}": True,

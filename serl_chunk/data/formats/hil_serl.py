@@ -14,8 +14,9 @@ policy's; other files are taken for demonstrations.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,11 +25,11 @@ import numpy as np
 from serl_chunk.data.formats.hil_serl_transitions import Transitions, load_transitions
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
 from serl_chunk.data.validate import (
-    Columns,
     Ending,
+    check_key,
     choose_cameras,
     imported_episode,
-    index_of,
+    make_steps,
     resolve_rate,
     sorted_files,
 )
@@ -38,18 +39,11 @@ from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, DataError, Episod
 _SUFFIXES = (".pkl", ".pickle")
 
 
-class _Part(NamedTuple):
-    """Transitions `start <= i < stop` of file number `file`."""
+class _Span(NamedTuple):
+    """Transitions `start <= i < stop` of all files in a row, closed by "success", "done", "limit", "gap" or "last"."""
 
-    file: int
     start: int
     stop: int
-
-
-class _Span(NamedTuple):
-    """The parts of an episode, and what closed it: "success", "done", "limit", "gap" or "last"."""
-
-    parts: tuple[_Part, ...]
     closed: str
 
 
@@ -71,8 +65,7 @@ class HilSerlSource:
         self.path, self._options = path, options
         self.hz = resolve_rate(options)
         self._files, self._marks = _files_of(path)
-        self._spans: list[_Span] | None = None
-        self._keys: list[str] = []
+        self._firsts: list[int] = []  # number of each file's first transition, and that of all
         self._counts: Counter[str] = Counter()
         self._cameras: dict[str, str] = {}  # name here -> name in the files
         self._ignored: tuple[str, ...] = ()
@@ -84,13 +77,14 @@ class HilSerlSource:
 
     def keys(self) -> list[str]:
         """See Source: file and number of the first transition."""
-        self._index()
-        return list(self._keys)
+        return list(self._spans)
 
     def read(self, key: str) -> Episode:
         """See Source. Its images are arrays: a pickle cannot be read in parts."""
-        parts, closed = self._index()[index_of(self.keys(), key, self.path)]
+        check_key(self._spans, key, self.path)
+        span = self._spans[key]
         columns: dict[str, list[np.ndarray]] = {}
+        parts = self._parts(span)
         for file, start, stop in parts:
             t = self._load(file)
             values = {"state": t.state, "action": t.action, "reward": t.reward, "source": self._sources(file, t)}
@@ -98,21 +92,21 @@ class HilSerlSource:
                 columns.setdefault(name, []).append(value[start:stop])
             for camera, stored in self._cameras.items():
                 columns.setdefault(IMAGE_PREFIX + camera, []).append(self._rgb(t.frames(stored, start, stop)))
-        whole = {name: np.concatenate(pieces) for name, pieces in columns.items()}
-        last = parts[-1].stop - 1
+        last = stop - 1
         final = {STATE: t.next_state[last]}
         for camera, stored in self._cameras.items():
             final[IMAGE_PREFIX + camera] = self._rgb(t.next_frame(stored, last))
-        ticks = np.arange(len(whole["action"]), dtype=np.int32)
-        first = self._files[parts[0].file]
-        columns_of = Columns(whole["state"], whole["action"], whole["reward"], whole["source"])
-        sparse = {k: SparseRows(ticks, v) for k, v in whole.items() if k.startswith(IMAGE_PREFIX)}
-        ending = self._ending(closed, final, float(t.reward[last]))
-        where, name = f"{first}, transition {parts[0].start}", f"{first.stem}-{parts[0].start}"
-        return imported_episode(where, name, columns_of, ending, self._options, hz=self.hz, sparse=sparse)
+        whole = {name: np.concatenate(pieces) for name, pieces in columns.items()}
+        state, action, reward, source = (whole.pop(name) for name in ("state", "action", "reward", "source"))
+        ticks = np.arange(len(action), dtype=np.int32)
+        sparse = {name: SparseRows(ticks, frames) for name, frames in whole.items()}
+        steps = make_steps("", state, action, self.hz, sparse, reward=reward, source=source)
+        path, first = self._files[parts[0][0]], parts[0][1]
+        ending = self._ending(span.closed, final, float(reward[-1]))
+        return imported_episode(f"{path}, transition {first}", f"{path.stem}-{first}", steps, ending, self._options)
 
     def notes(self) -> list[str]:
-        closed = Counter(span.closed for span in self._index())
+        closed = Counter(span.closed for span in self._spans.values())
         count = self._counts
         failed = self._options.success is False
         fate = "failures, as failure sets" if failed else "truncated, outcome unknown (failure sets it)"
@@ -171,39 +165,36 @@ class HilSerlSource:
         by_infos = np.where(t.human, Source.HUMAN, np.where(idle, Source.HOLD, Source.POLICY))
         return np.where(t.has_infos, by_infos, source).astype(np.uint8)
 
-    def _index(self) -> list[_Span]:
-        if self._spans is not None:
-            return self._spans
+    @functools.cached_property
+    def _spans(self) -> dict[str, _Span]:
+        """The episodes by their keys. Reads every file."""
         for mark in self._marks:
             self._interventions.update(load_transitions(mark).digests())
-        spans: list[_Span] = []
-        parts: list[_Part] = []
-        end: np.ndarray | None = None  # the state in which the open episode's last transition ended
         shapes: tuple[Any, ...] = ()
+        columns = []
         for file, path in enumerate(self._files):
             t = self._load(file)
             shapes = self._same_shapes(path, t, shapes)
             self._count(path, t)
-            start = 0
-            for i in range(len(t.done)):
-                if end is not None and not np.array_equal(end, t.state[i]):
-                    parts += [_Part(file, start, i)] if i > start else []
-                    spans.append(_Span(tuple(parts), "gap"))
-                    parts, start = [], i
-                end = t.next_state[i]
-                self._counts["early"] += int(t.success[i] and not t.done[i])
-                if t.done[i]:
-                    closed = "success" if t.success[i] else "limit" if t.mask[i] else "done"
-                    spans.append(_Span((*parts, _Part(file, start, i + 1)), closed))
-                    self._counts["raised"] += int(closed == "success" and t.reward[i] <= 0)
-                    parts, start, end = [], i + 1, None
-            parts += [_Part(file, start, len(t.done))] if start < len(t.done) else []
-        if parts:
-            spans.append(_Span(tuple(parts), "last"))
-        keys = [f"{self._files[s.parts[0].file].name}:{s.parts[0].start}" for s in spans]
-        self._keys = take_fraction(keys, self._options.proportion)
-        self._spans = spans[: len(self._keys)]
-        return self._spans
+            columns.append((t.state, t.next_state, t.reward, t.done, t.mask, t.success))
+        self._firsts = [0, *np.cumsum([len(done) for *_, done, _, _ in columns]).tolist()]
+        state, after, reward, done, mask, success = map(np.concatenate, zip(*columns, strict=True))
+        goes_on = np.append((state[1:] == after[:-1]).all(axis=1), False)
+        stops = (np.flatnonzero(done | ~goes_on) + 1).tolist()
+        kinds = np.select([done & success, done & (mask != 0), done], ["success", "limit", "done"], "gap").tolist()
+        if not done[-1]:
+            kinds[-1] = "last"
+        self._counts.update(early=(success & ~done).sum(), raised=(done & success & (reward <= 0)).sum())
+        spans = [_Span(start, stop, kinds[stop - 1]) for start, stop in itertools.pairwise([0, *stops])]
+        begun = [self._parts(span)[0] for span in spans]
+        keys = take_fraction([f"{self._files[file].name}:{i}" for file, i, _ in begun], self._options.proportion)
+        return dict(zip(keys, spans, strict=False))
+
+    def _parts(self, span: _Span) -> list[tuple[int, int, int]]:
+        """The files that hold the span, with the first of its transitions in each and the one after the last."""
+        bounds = enumerate(itertools.pairwise(self._firsts))
+        parts = [(i, max(span.start, first) - first, min(span.stop, end) - first) for i, (first, end) in bounds]
+        return [part for part in parts if part[1] < part[2]]
 
     def _count(self, path: Path, t: Transitions) -> None:
         known, n = int(t.has_infos.sum()), len(t.done)
@@ -260,5 +251,6 @@ def _matches(path: Path) -> bool:
     return path.suffix.lower() in _SUFFIXES if path.is_file() else any(map(_pickles, _folders(path)))
 
 
-_open: Callable[[Path, ReadOptions], HilSerlSource] = HilSerlSource
-FORMAT = Format("hil_serl", "HIL-SERL's pickled transitions: a .pkl file, a folder of them, or a run", _matches, _open)
+FORMAT = Format(
+    "hil_serl", "HIL-SERL's pickled transitions: a .pkl file, a folder of them, or a run", _matches, HilSerlSource
+)

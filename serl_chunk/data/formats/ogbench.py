@@ -14,10 +14,11 @@ trajectory is one episode with rewards of 0 and an unknown outcome.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,12 +29,12 @@ from serl_chunk.data.formats.hdf5_io import FLOOR, MAX_RATIO, raise_machine_faul
 from serl_chunk.data.formats.success_labels import Segment, SuccessMask, cut_at_successes
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
 from serl_chunk.data.validate import (
-    Columns,
     Ending,
     check_columns,
     check_finite,
+    check_key,
     imported_episode,
-    index_of,
+    make_steps,
     resolve_rate,
     sorted_files,
 )
@@ -43,14 +44,15 @@ from serl_chunk.types import STATE, DataError, Episode, Outcome, Source
 _DAMAGED = (EOFError, KeyError, ValueError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
-class Header(NamedTuple):
-    """Shape and dtype of an array, from its header."""
-
+class _Header(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
 
-def headers(path: Path) -> dict[str, Header]:
+_READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+def headers(path: Path) -> dict[str, _Header]:
     """Return the headers of all arrays in the file, without reading these. Raises DataError where one is unsafe."""
     out = {}
     with _errors(path), zipfile.ZipFile(path) as file:
@@ -65,28 +67,27 @@ def headers(path: Path) -> dict[str, Header]:
                 )
             with file.open(member) as data:
                 version = np.lib.format.read_magic(data)  # type: ignore[arg-type]
-                if version not in ((1, 0), (2, 0)):
+                if version not in _READ_HEADER:
                     raise DataError(f"{path}: {name} is in version {version[0]}.{version[1]} of numpy's format")
-                read = np.lib.format.read_array_header_1_0
-                if version == (2, 0):
-                    read = np.lib.format.read_array_header_2_0
-                shape, _, dtype = read(data)  # type: ignore[arg-type]
+                shape, _, dtype = _READ_HEADER[version](data)  # type: ignore[arg-type]
                 start = data.tell()
             if dtype.hasobject:
                 raise DataError(f"{path}: {name} is an array of objects, a pickle that could run code: not read")
             if member.file_size != start + math.prod(shape) * dtype.itemsize:
                 raise DataError(f"{path}: {name} does not have the size in its header. Download the file again")
-            out[name] = Header(shape, dtype)
+            out[name] = _Header(shape, dtype)
     return out
 
 
 def load(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Read the arrays `names`, read-only. Raises DataError. Check their `headers` first."""
+    """Read the arrays `names`, read-only; check their `headers` first. Raises DataError."""
     with _errors(path), np.load(path, allow_pickle=False) as file:
         # By its whole name: numpy prefers a member without the suffix, whose header was not checked.
         arrays: dict[str, np.ndarray] = {name: file[f"{name}.npy"] for name in names}
-    for array in arrays.values():
+    for name, array in arrays.items():
         array.flags.writeable = False
+        if name != "button_states":
+            check_finite(path, name, array, "row", "Download the file again or leave it out")
     return arrays
 
 
@@ -126,8 +127,6 @@ class OgbenchSource:
         self.path, self._options = path, options
         self.hz = resolve_rate(options)
         self._files = shard_files(path) if path.is_dir() else [path]
-        self._spans: list[_Span] | None = None
-        self._keys: list[str] = []
         self._empty = self._open = self._solved = 0
         self._labelled: bool | None = None
         self._own: int = 0  # files whose own labels are used
@@ -139,15 +138,15 @@ class OgbenchSource:
 
     def keys(self) -> list[str]:
         """See Source: file and row of the first step."""
-        self._index()
-        return list(self._keys)
+        return list(self._spans)
 
     def lengths(self) -> list[int]:
-        return [s.stop - s.start for s in self._index()]
+        return [s.stop - s.start for s in self._spans.values()]
 
     def read(self, key: str) -> Episode:
         """See Source. States and actions are read-only views of the file's arrays."""
-        file, start, stop, success = self._index()[index_of(self.keys(), key, self.path)]
+        check_key(self._spans, key, self.path)
+        file, start, stop, success = self._spans[key]
         arrays = self._load(file)
         reward = np.zeros(stop - start, np.float32)
         final = {STATE: np.array(arrays["observations"][stop], np.float32)}
@@ -159,12 +158,14 @@ class OgbenchSource:
             ending = Ending(final, True, Outcome.SUCCESS)
         elif not self._labelled and self._options.success is False:
             ending = Ending(final, True, Outcome.FAILURE)
-        columns = Columns(arrays["observations"][start:stop], arrays["actions"][start:stop], reward, Source.SCRIPTED)
-        where, name = f"{self._files[file]}, row {start}", f"{self._files[file].stem}-{start}"
-        return imported_episode(where, name, columns, ending, self._options, hz=self.hz, task=self._options.env)
+        state, action = (arrays[name][start:stop] for name in ("observations", "actions"))
+        steps = make_steps("", state, action, self.hz, reward=reward, source=Source.SCRIPTED)
+        path = self._files[file]
+        where, name = f"{path}, row {start}", f"{path.stem}-{start}"
+        return imported_episode(where, name, steps, ending, self._options, self._options.env)
 
     def notes(self) -> list[str]:
-        spans = self._index()
+        spans = self._spans.values()
         dense = self._options.env_reward == "dense"
         reward = "1 minus the parts still to be done" if dense else "1 at a success and 0 elsewhere"
         kept = self._options.solved == "keep"
@@ -185,15 +186,15 @@ class OgbenchSource:
         }
         return [note for note, show in shown.items() if show]
 
-    def _index(self) -> list[_Span]:
-        if self._spans is None:
-            spans = [_Span(i, *segment) for i in range(len(self._files)) for segment in self._segments(i)]
-            if not spans:
-                raise DataError(f"{self.path}: no trajectory has a step")
-            keys = [f"{self._files[s.file].stem}:{s.start}" for s in spans]
-            self._keys = take_fraction(keys, self._options.proportion, [s.stop - s.start for s in spans])
-            self._spans = spans[: len(self._keys)]
-        return self._spans
+    @functools.cached_property
+    def _spans(self) -> dict[str, _Span]:
+        """The episodes by their keys. Reads the labels in every file."""
+        spans = [_Span(i, *segment) for i in range(len(self._files)) for segment in self._segments(i)]
+        if not spans:
+            raise DataError(f"{self.path}: no trajectory has a step")
+        keys = [f"{self._files[s.file].stem}:{s.start}" for s in spans]
+        keys = take_fraction(keys, self._options.proportion, [s.stop - s.start for s in spans])
+        return dict(zip(keys, spans, strict=False))
 
     def _segments(self, file: int) -> list[Segment]:
         path = self._files[file]
@@ -202,7 +203,7 @@ class OgbenchSource:
         keeps = self._options.env_if_judged and "rewards" in there and "qpos" not in there
         env = "" if keeps else self._options.env
         labels = tuple(k for k in (_JUDGED if env else _LABELS) if k in there)
-        arrays = _read(path, ("terminals", *labels))
+        arrays = load(path, ("terminals", *labels))
         ends = np.flatnonzero(arrays["terminals"])
         n = len(arrays["terminals"])
         if not len(ends) or ends[-1] != n - 1:
@@ -237,7 +238,7 @@ class OgbenchSource:
         if self._held is None or self._held[0] != file:
             self._held = None  # first, so that there never are two
             _checked_headers(self._files[file])
-            self._held = (file, _read(self._files[file], ("observations", "actions")))
+            self._held = (file, load(self._files[file], ("observations", "actions")))
         return self._held[1]
 
 
@@ -257,7 +258,7 @@ def _labels(path: Path, env: str, arrays: dict[str, np.ndarray], width: int) -> 
     return None
 
 
-def _checked_headers(path: Path) -> Mapping[str, Header]:
+def _checked_headers(path: Path) -> dict[str, _Header]:
     """The file's arrays, if they are those of an OGBench data set of states; raises DataError before any is read."""
     there = headers(path)
     missing = [k for k in _NEEDED if k not in there]
@@ -280,14 +281,6 @@ def _checked_headers(path: Path) -> Mapping[str, Header]:
     if n < 2:
         raise DataError(f"{path}: {plural(n, 'row')}; a trajectory has two or more")
     return there
-
-
-def _read(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    arrays = load(path, names)
-    for name, values in arrays.items():
-        if name != "button_states":
-            check_finite(path, name, values, "row", "Download the file again or leave it out")
-    return arrays
 
 
 def _matches(path: Path) -> bool:

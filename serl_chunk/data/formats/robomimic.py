@@ -35,11 +35,11 @@ from serl_chunk.data.formats.hdf5_io import (
 from serl_chunk.data.frames import FileVersion
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
 from serl_chunk.data.validate import (
-    Columns,
     Ending,
+    check_key,
     choose_cameras,
     imported_episode,
-    index_of,
+    make_steps,
     natural_sort_key,
     resolve_rate,
 )
@@ -94,7 +94,7 @@ class RobomimicSource:
         return list(self._keys)
 
     def read(self, key: str) -> Episode:
-        index_of(self._keys, key, self.path)
+        check_key(self._keys, key, self.path)
         where = f"{self.path}, {key}"
         version = FileVersion.of(self.path)
         with opened(self.path) as file:
@@ -108,6 +108,8 @@ class RobomimicSource:
             if stated != n:
                 raise DataError(f"{where}: actions have {n} rows, num_samples is {stated}; the file is incomplete")
             reward = array(where, demo, "rewards", ndim=1) if "rewards" in names(demo) else np.zeros(n, np.float32)
+            if len(reward) != n:
+                raise DataError(f"{where}: reward has {len(reward)} rows, /action has {n}; the file is incomplete")
             sparse = {}
             for camera in self._cameras:
                 name = f"{obs.name}/{camera}{_SUFFIX}"
@@ -118,11 +120,9 @@ class RobomimicSource:
             if final is None:
                 # No target looks past a termination: for one that was not stored, the last observation stands in.
                 final = {STATE: state[-1].copy(), **{k: np.asarray(v.values[n - 1]) for k, v in sparse.items()}}
-            columns, ending = Columns(state, action, reward, self._source()), self._ending(reward, after, final)
-            name = f"{self.path.stem}-{key}"
-            return imported_episode(
-                where, name, columns, ending, self._options, hz=self.hz, task=self._task, sparse=sparse
-            )
+            steps = make_steps("", state, action, self.hz, sparse, reward=reward, source=self._source())
+            ending = self._ending(reward, after, final)
+            return imported_episode(where, f"{self.path.stem}-{key}", steps, ending, self._options, self._task)
 
     def notes(self) -> list[str]:
         count = self._survey()
