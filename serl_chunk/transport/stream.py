@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from serl_chunk.transport.wire import records
-from serl_chunk.types import Record
-
-LOST = "lost"  # kind of an item that stands for records that a damaged disk took
+from serl_chunk.transport.wire.records import Item
 
 
 class Verdict(enum.Enum):
@@ -23,29 +21,6 @@ class Verdict(enum.Enum):
     ORPHAN = "orphan"  # it comes next, and its episode is not open
     DUPLICATE = "duplicate"  # all of its numbers have passed
     GAP = "gap"  # numbers before it are missing
-
-
-class Item(NamedTuple):
-    """The part of a record that the numbering of a stream depends on."""
-
-    kind: str  # of records.KINDS, or LOST
-    first: int  # lowest sequence number
-    span: int  # sequence numbers it takes: steps of a block, else 1
-    episode: str = ""
-    lost_steps: int = 0  # of a LOST item: how many of its numbers were steps
-
-    @classmethod
-    def of(cls, record: Record, first: int) -> Item:
-        """Return the item of a record numbered from `first`."""
-        return cls(records.kind_of(record), first, records.count_of(record), record.episode_id)
-
-    @property
-    def end(self) -> int:
-        return self.first + self.span
-
-    @property
-    def steps(self) -> int:
-        return self.span if self.kind == records.STEPS else self.lost_steps
 
 
 class SessionState(NamedTuple):
@@ -85,7 +60,7 @@ class SessionState(NamedTuple):
             steps, offset = (steps + n, offset) if delivered else (steps, offset + n)
         elif item.kind == records.BEGIN:
             episode = item.episode
-        elif item.kind == LOST:
+        elif item.kind == records.LOST:
             offset, episode = offset + item.lost_steps, None
         elif item.kind == records.END and delivered:
             episode = None

@@ -25,8 +25,9 @@ from serl_chunk.runs.journal_index import JournalFile
 from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
-from serl_chunk.transport.stream import Item, SessionState, Verdict
+from serl_chunk.transport.stream import SessionState, Verdict
 from serl_chunk.transport.wire import codec, records
+from serl_chunk.transport.wire.records import Item
 from serl_chunk.types import Begin, Episode, Step, StepBlock
 
 KEYS = ("a", "b")

@@ -20,10 +20,10 @@ from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.storage.journal import Losses
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
-from serl_chunk.transport.stream import Item
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.transport.wire.codec import DTYPES, Limits, WireError
 from serl_chunk.transport.wire.handshake import Hello
+from serl_chunk.transport.wire.records import Item
 from serl_chunk.transport.wire.snapshots import Manifest, Published, Pull, answer_pull
 from serl_chunk.types import Begin, DataError, End, Snapshot, StepBlock
 

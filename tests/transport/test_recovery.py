@@ -16,9 +16,9 @@ from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
-from serl_chunk.transport.stream import LOST
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.transport.wire.handshake import REFUSED
+from serl_chunk.transport.wire.records import LOST
 from serl_chunk.types import Begin, ConfigError, DataError, StepBlock
 
 

@@ -15,10 +15,9 @@ from serl_chunk.transport.client.flow import Flow, Sent
 from serl_chunk.transport.sockets import Counters, Waker, try_send
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.spool import Kept, Spool
-from serl_chunk.transport.stream import Item
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.transport.wire.parts import MAX_PART_BYTES, encode_part
-from serl_chunk.transport.wire.records import MAX_BLOCK_BYTES, PackedRecord, QueuedRecord
+from serl_chunk.transport.wire.records import MAX_BLOCK_BYTES, Item, PackedRecord, QueuedRecord
 from serl_chunk.types import Amend, Begin, DataError, End, Record, Step, StepBlock
 
 log = logging.getLogger(__name__)

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable
 
 from serl_chunk.transport.server.sessions import TOKEN_BYTES, Session, SessionInfo, Sessions
-from serl_chunk.transport.server.sockets import ServerSockets, plain_bytes
+from serl_chunk.transport.server.sockets import ServerSockets
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.transport.stream import LOST, Item, Verdict
+from serl_chunk.transport.stream import Verdict
 from serl_chunk.transport.wire import codec, handshake, message_types, records
-from serl_chunk.transport.wire.codec import Frame, WireError, size_of
+from serl_chunk.transport.wire.codec import Frame, WireError, buffer_of
 from serl_chunk.transport.wire.parts import PART, Assembly, Part, decode_part
+from serl_chunk.transport.wire.records import LOST, Item
 from serl_chunk.types import DataError, Record, StepBlock
 
 log = logging.getLogger(__name__)
@@ -58,11 +59,12 @@ class RecordReceiver:
         """Take in a message; raises WireError for one that is none."""
         if not frames:
             raise WireError("no frames")
-        if size_of(frames[:1]) != TOKEN_BYTES:  # before it is copied
+        token = buffer_of(frames[0])
+        if token.nbytes != TOKEN_BYTES:  # before it is copied
             raise WireError("no token")
         self._turned_at = time.monotonic()
         self.end_episodes()
-        session = self._sessions.begin_record(plain_bytes(frames[0]))
+        session = self._sessions.begin_record(bytes(token))
         if session is None:
             self._counters["stale"] += 1
             return

@@ -16,15 +16,13 @@ from serl_chunk.transport.server.control_channel import ControlChannel, Welcome
 from serl_chunk.transport.server.record_channel import RecordReceiver
 from serl_chunk.transport.server.sessions import SessionInfo, Sessions
 from serl_chunk.transport.server.snapshot_channel import Fetch, SnapshotChannel
-from serl_chunk.transport.server.sockets import PeerRateLimiter, ServerSockets, address_of
+from serl_chunk.transport.server.sockets import ServerSockets
 from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.transport.wire.codec import Frame, WireError
 from serl_chunk.types import ConfigError, Record, SerlChunkError, Snapshot
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.02  # how long a changed allowance waits at most where `push_allowances` is not called
-_BATCH = 64  # messages taken from one socket before the others get their turn
 
 
 class LearnerServer:
@@ -182,40 +180,19 @@ class LearnerServer:
             raise
 
     def _serve_data(self) -> None:
-        peers = PeerRateLimiter(self._sockets.config.max_malformed)
         while not self._stop:
             ready = self._sockets.wait_data(_POLL_S)
             self._receiver.end_episodes()
             if ready:
-                self._handle("data", self._receiver.receive, peers)
+                self._sockets.deliver("data", self._receiver.receive)
             self._receiver.acknowledge()
             self._receiver.maintain(time.monotonic())
 
     def _serve_control(self) -> None:
         handlers = {"control": self._control.receive, "snapshots": self._control.receive_snapshots}
-        peers = PeerRateLimiter(self._sockets.config.max_malformed)
         while not self._stop:
             ready = self._sockets.wait_control(_POLL_S)
             for channel, handler in handlers.items():
                 if channel in ready:
-                    self._handle(channel, handler, peers)
+                    self._sockets.deliver(channel, handler)
             self._control.tick()
-
-    def _handle(self, channel: str, handler: Callable[[bytes, list[Frame]], None], peers: PeerRateLimiter) -> None:
-        """Hand a channel's messages to its handler, up to a batch."""
-        counters = self._sockets.counters[channel]
-        for _ in range(_BATCH):
-            frames = self._sockets.receive(channel)
-            if frames is None:
-                return
-            identity = frames[0].bytes
-            if peers.is_blocked(channel, identity):
-                counters["ignored"] += 1
-                continue
-            try:
-                handler(identity, list(frames[1:]))
-            except WireError as e:
-                counters["malformed"] += 1
-                self._sockets.complain(channel, address_of(frames), f"malformed: {e}")
-                if peers.record_error(channel, identity):
-                    self._sockets.complain(channel, address_of(frames), "too many malformed: not read for now")

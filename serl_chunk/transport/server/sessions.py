@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from serl_chunk.transport.stream import Item, SessionState
+from serl_chunk.transport.stream import SessionState
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import Hello
 from serl_chunk.transport.wire.parts import Assembly
+from serl_chunk.transport.wire.records import Item
 from serl_chunk.types import SerlChunkError
 
 TOKEN_BYTES = 16

@@ -7,6 +7,7 @@ import errno
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -17,7 +18,7 @@ from serl_chunk.transport.security.client import Outcome
 from serl_chunk.transport.security.server import Authenticator, ServerKeys
 from serl_chunk.transport.server.connection_guard import ConnectionGuard
 from serl_chunk.transport.sockets import CHANNELS, Clock, Counters, Waker, endpoint, try_receive, try_send
-from serl_chunk.transport.wire.codec import MAX_HEADER_BYTES, Frame, Limits, shown
+from serl_chunk.transport.wire.codec import MAX_HEADER_BYTES, Frame, Limits, WireError, shown
 from serl_chunk.transport.wire.parts import MAX_PART_BYTES
 from serl_chunk.types import ConfigError
 
@@ -71,6 +72,7 @@ _FAILED_HANDSHAKES = {
     Outcome.CLOSED: "a connection that ended before it named a key: a port scan, or an actor without a key",
 }
 _REMEMBERED = 256  # complaints that are not logged again
+_BATCH = 64  # messages taken from one socket before the others get their turn
 _LINES = 30  # complaints logged in a minute; more are only counted
 _SHARED = ("malformed", "ignored", "stale", "refused", "lost", "replies_dropped")
 _DATA_COUNTERS = (
@@ -95,6 +97,8 @@ class ServerSockets:
         self.limits = Limits(config.max_message_bytes, config.max_arrays)
         control = Counters(*_CONTROL_COUNTERS)
         self.counters = {"data": Counters(*_DATA_COUNTERS), "snapshots": control, "control": control}  # by thread
+        data_peers, peers = (PeerRateLimiter(config.max_malformed) for _ in range(2))
+        self._peers = {"data": data_peers, "snapshots": peers, "control": peers}  # likewise
         self.wakers = {"data": Waker(), "control": Waker()}  # of both threads
         self._outgoing: collections.deque[tuple[bytes, list[Frame]]] = collections.deque()
         self._complaints: collections.OrderedDict[tuple[str, str, str], None] = collections.OrderedDict()
@@ -160,14 +164,29 @@ class ServerSockets:
                         self.complain("control", "an unknown peer", _FAILED_HANDSHAKES[outcome])
         return {channel for channel, s in self._sockets.items() if s in ready and channel != "data"}
 
-    def receive(self, channel: str) -> list[zmq.Frame] | None:
-        """Return the next message, its sender's identity first; None where there is none."""
-        frames = try_receive(self._sockets[channel])
-        if frames is not None:
+    def deliver(self, channel: str, handler: Callable[[bytes, list[Frame]], None]) -> None:
+        """Call `handler` with identity and frames of messages that have come, up to a batch of them.
+
+        A WireError that it raises counts against the message's sender.
+        """
+        counters, peers = self.counters[channel], self._peers[channel]
+        for _ in range(_BATCH):
+            frames = try_receive(self._sockets[channel])
+            if frames is None:
+                self.guard.drained += channel == "data"
+                return
             self.guard.count(channel, frames)
-        elif channel == "data":
-            self.guard.drained += 1
-        return frames
+            identity = frames[0].bytes
+            if peers.is_blocked(channel, identity):
+                counters["ignored"] += 1
+                continue
+            try:
+                handler(identity, list(frames[1:]))
+            except WireError as e:
+                counters["malformed"] += 1
+                self.complain(channel, address_of(frames), f"malformed: {e}")
+                if peers.record_error(channel, identity):
+                    self.complain(channel, address_of(frames), "too many malformed: not read for now")
 
     def _on_cut(self, channel: str, why: str) -> None:
         self.counters["control"]["connections_cut"] += 1
@@ -218,8 +237,3 @@ def address_of(frames: list[Any]) -> str:
         return str(frames[-1].get("Peer-Address")).removeprefix("::ffff:") if frames else "unknown"
     except zmq.ZMQError:  # a transport without addresses
         return "unknown"
-
-
-def plain_bytes(frame: Frame) -> bytes:
-    """A small frame's content."""
-    return frame.bytes if isinstance(frame, zmq.Frame) else bytes(frame)

@@ -1,4 +1,4 @@
-"""File system calls of a journal: a folder with one owner, whole writes, free space."""
+"""The folder of a journal: its one owner, its free space."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from serl_chunk.types import ConfigError
 
 LOCK = "lock"
-_IOV_MAX = 1024  # buffers that one writev takes
 _TRIES = 100
 
 
@@ -51,20 +49,6 @@ def remove_folder(folder: Path) -> None:
     for path in sorted(folder.iterdir(), key=lambda p: p.name == LOCK):
         path.unlink()
     folder.rmdir()
-
-
-def write_all(fd: int, buffers: Sequence[bytes | memoryview]) -> None:
-    """Write every byte, in as few calls as the system allows. Raises OSError, possibly after a part."""
-    left = [memoryview(b).cast("B") for b in buffers if memoryview(b).nbytes]
-    while left:
-        done = os.writev(fd, left[:_IOV_MAX])
-        if not done:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        while left and done >= left[0].nbytes:
-            done -= left[0].nbytes
-            del left[0]
-        if done:
-            left[0] = left[0][done:]
 
 
 def free_bytes(folder: Path) -> int:

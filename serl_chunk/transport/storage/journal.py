@@ -2,9 +2,8 @@
 
 An entry is a list of frames (a wire message, and what its owner adds) with an increasing number. It is *written* when
 `append` returns: it then survives the death of this process. It is *synced* some time later, and then survives a power
-cut. Opening a journal cuts a torn tail, which is one entry at most, skips damaged entries, moves files without a
-readable entry to `<folder>_damaged`, and reports all of it. The next number is above every one that such a file may
-have held.
+cut. Opening a journal cuts a torn tail, which is one entry at most, skips damaged entries, and moves files without a
+readable entry to `<folder>_damaged`; the next number is above every one that such a file may have held.
 """
 
 from __future__ import annotations
@@ -16,11 +15,14 @@ import logging
 import os
 import re
 import secrets
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import xxhash
 
 from serl_chunk.io import fsync_path
 from serl_chunk.transport.storage import files, segment
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 
 SUFFIX = ".journal"
 DAMAGED = "_damaged"  # behind the name of a journal's folder: where files without a readable entry go
+_IOV_MAX = 1024  # buffers that one writev takes
 _MAX_FULL = 4  # segments that may wait for their fsync while the next is written: a slower disk slows the writer
 
 
@@ -82,10 +85,8 @@ class Journal:
         sync_interval: seconds between fsyncs; 0 makes every `append` wait for one.
         preamble: frames for the first entry of every segment, so that dropping older ones loses no state.
 
-    Raises:
-        ConfigError: another process has it open.
-        JournalError: the folder cannot be written.
-        DataError: a segment cannot be read.
+    Raises ConfigError where another process has it open, JournalError where the folder cannot be written, DataError
+    where a segment cannot be read.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class Journal:
     def _recover(self) -> Losses:
         damaged = damaged_bytes = torn = 0
         paths = sorted(p for p in self.folder.glob(f"*{SUFFIX}") if re.fullmatch("[0-9]{20}", p.stem))
-        mended = [path for path in paths if self._mend(path)]
+        mended = [path for path in paths if segment.mend(path)]
         aside: list[Path] = []
         for path, following in itertools.zip_longest(paths, paths[1:]):
             newest, first, size = following is None, int(path.stem), path.stat().st_size
@@ -161,14 +162,6 @@ class Journal:
         self.synced = self.next
         return Losses(damaged, damaged_bytes, torn, tuple(mended), tuple(aside))
 
-    @staticmethod
-    def _mend(path: Path) -> bool:
-        try:
-            return segment.mend(path)
-        except OSError as e:  # the copy of its salt serves, now and the next time
-            log.warning("the first sector of %s cannot be mended: %s", path, e.strerror)
-            return False
-
     def _move_aside(self, path: Path) -> Path:
         folder = self.folder.with_name(self.folder.name + DAMAGED)
         folder.mkdir(exist_ok=True)
@@ -183,7 +176,7 @@ class Journal:
         A whole segment is in memory at a time. Raises DataError where one cannot be read.
         """
         firsts = [first for first, _, _ in self._segments]
-        for first, following in zip(firsts, [*firsts[1:], self.next], strict=False):
+        for first, following in itertools.pairwise([*firsts, self.next]):
             if following <= start:
                 continue
             for found in segment.scan(self._path(first)):
@@ -191,10 +184,7 @@ class Journal:
                     yield Entry(found.number, Place(first, found.offset, found.size), found.frames)
 
     def fetch(self, place: Place) -> list[memoryview]:
-        """Return the frames of an entry.
-
-        Raises DataError where it is gone or damaged, JournalError where it cannot be read now.
-        """
+        """Return an entry's frames. Raises DataError where it is gone or damaged, JournalError for another time."""
         path = self._path(place.segment)
         try:
             with path.open("rb", buffering=0) as file:
@@ -209,10 +199,7 @@ class Journal:
         return found.frames
 
     def append(self, frames: Sequence[Buffer]) -> Place:
-        """Write one entry.
-
-        Raises JournalError, and DataError for frames that no entry can hold; the journal is unchanged then.
-        """
+        """Write one entry. Raises JournalError, and DataError for what no entry can hold: nothing has changed then."""
         if self._fd is None or self._segments[-1][1] - segment.HEADER_BYTES >= self._segment_bytes:
             self._begin_segment()
         return self._write(frames)
@@ -220,12 +207,12 @@ class Journal:
     def _write(self, frames: Sequence[Buffer]) -> Place:
         assert self._fd is not None
         first, size, _ = self._segments[-1]
-        buffers, total = segment.pack(self.next, frames, self._salt)
+        buffers, total = pack(self.next, frames, self._salt)
         try:
             if self._torn:
                 os.ftruncate(self._fd, size)
             self._torn = True
-            files.write_all(self._fd, buffers)
+            write_all(self._fd, buffers)
             if self._interval == 0:
                 self._sync_name()
                 os.fsync(self._fd)
@@ -251,7 +238,7 @@ class Journal:
             # O_EXCL: a leftover of this number holds no sound entry, or `next` would be behind it.
             path.unlink(missing_ok=True)
             self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
-            files.write_all(self._fd, [segment.header(salt)])
+            write_all(self._fd, [segment.header(salt)])
             self._named = True
         except OSError as e:
             self._abandon(path)
@@ -301,7 +288,7 @@ class Journal:
         return freed
 
     def segments(self) -> list[tuple[int, int, float]]:
-        """Return (number of its first entry, bytes, wall time of its last write) of each segment, oldest first."""
+        """Return (first number, bytes, wall time of its last write) of each segment, oldest first."""
         return list(self._segments)
 
     def sync(self) -> None:
@@ -355,7 +342,6 @@ class Journal:
         self._due.set()
         if self._syncer is not None:
             self._syncer.join()
-            self._syncer = None
         if self._fd is not None:
             self._full.append(self._fd)
             self._fd = None
@@ -373,3 +359,37 @@ class Journal:
 
     def _path(self, first: int) -> Path:
         return self.folder / f"{first:020d}{SUFFIX}"
+
+
+def pack(number: int, frames: Sequence[Buffer], salt: int) -> tuple[list[Buffer], int]:
+    """Return the buffers of an entry and their total size. The frames are not copied.
+
+    Raises DataError for more frames, or larger ones, than an entry can hold.
+    """
+    lengths = [f.nbytes if isinstance(f, memoryview) else len(f) for f in frames]
+    if len(lengths) > segment.MAX_FRAMES or max(lengths, default=0) > segment.MAX_FRAME_BYTES:
+        raise DataError(
+            f"an entry of {len(lengths)} frames, the largest of {max(lengths, default=0)} bytes, cannot be written: "
+            f"at most {segment.MAX_FRAMES} frames of {segment.MAX_FRAME_BYTES} bytes can"
+        )
+    digest = xxhash.xxh3_64(seed=salt)
+    for frame in frames:
+        digest.update(frame)
+    table = struct.pack(f"<{len(lengths)}I", *lengths)
+    rest = segment.HEAD.pack(segment.MARKER, 0, digest.intdigest(), number, len(lengths))[segment.CHECKED :] + table
+    head = segment.MARKER + struct.pack("<I", segment.check(rest, salt)) + rest
+    return [head, *frames], len(head) + sum(lengths)
+
+
+def write_all(fd: int, buffers: Sequence[Buffer]) -> None:
+    """Write every byte, in as few calls as the system allows. Raises OSError, possibly after a part."""
+    left = [memoryview(b).cast("B") for b in buffers if memoryview(b).nbytes]
+    while left:
+        done = os.writev(fd, left[:_IOV_MAX])
+        if not done:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        while left and done >= left[0].nbytes:
+            done -= left[0].nbytes
+            del left[0]
+        if done:
+            left[0] = left[0][done:]

@@ -18,10 +18,11 @@ import msgpack
 
 from serl_chunk.transport.storage import files
 from serl_chunk.transport.storage.journal import Entry, Journal, JournalError
-from serl_chunk.transport.storage.segment import Buffer, buffer_of
-from serl_chunk.transport.stream import Item, SessionState, Verdict
+from serl_chunk.transport.storage.segment import Buffer
+from serl_chunk.transport.stream import SessionState, Verdict
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.transport.wire.codec import Frame, Limits, WireError
+from serl_chunk.transport.wire.records import Item
 from serl_chunk.types import Amend, ConfigError, Record
 
 log = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class RecordStore:
     def append(self, state: SessionState, item: Item, frames: Iterable[Frame], *, delivered: bool) -> int:
         """Write a record of a session that is at `state` before it. Returns the entry's number. Raises JournalError."""
         tag = msgpack.packb((RECORD, state, delivered))
-        place = self.journal.append([tag, *map(buffer_of, frames)])
+        place = self.journal.append([tag, *map(codec.buffer_of, frames)])
         after = self.states[state.session] = state.after(item, delivered=delivered)
         self._steps[place.segment] += after.steps + after.steps_offset - state.steps - state.steps_offset
         return self.journal.next - 1

@@ -1,4 +1,4 @@
-"""One file of a journal: entries of raw frames, each with checksums, appended and never changed.
+"""The format of one file of a journal, and how it is read: entries of raw frames, each with checksums.
 
 A segment begins with `MAGIC` and a random salt, written three times so that a flipped bit in it does no harm. Both are
 repeated behind the first sector: a disk that loses one sector loses the entries in it, and not the salt of the others.
@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import logging
 import os
 import re
 import struct
@@ -30,28 +31,24 @@ from typing import NamedTuple
 
 import xxhash
 
-from serl_chunk.transport.wire.codec import Frame
 from serl_chunk.types import DataError
 
 MAGIC = b"SERLJRN\x02"
 MAGIC_1 = b"SERLJRN\x01"  # read, no longer written
 MARKER = b"\xa5\x5aJE"
-_HEAD = struct.Struct("<4sIQQI")
-_CHECKED = 8  # the part of the head behind marker and check starts here
+HEAD = struct.Struct("<4sIQQI")
+CHECKED = 8  # the part of the head behind marker and check starts here
 _SALT = struct.Struct("<QQQ")
 _SECTOR = 4096  # bytes that a disk gives back or does not
 _COPY_BYTES = len(MAGIC) + _SALT.size
 HEADER_BYTES = _SECTOR + _COPY_BYTES
 MAX_FRAMES = 1 << 16
-_MAX_FRAME_BYTES = 2**32 - 1
+MAX_FRAME_BYTES = 2**32 - 1
+
+log = logging.getLogger(__name__)
 
 Buffer = bytes | memoryview
 Read = Callable[[int, int], bytes | memoryview]  # (offset, size) -> that part of a segment; raises OSError
-
-
-def buffer_of(frame: Frame) -> Buffer:
-    """Return the bytes of a message's frame, not copied."""
-    return frame if isinstance(frame, bytes | memoryview) else frame.buffer
 
 
 class Found(NamedTuple):
@@ -111,43 +108,24 @@ def _is_sound(copy: bytes, *, old: bool = False) -> bool:
 
 
 def mend(path: Path) -> bool:
-    """Rewrite a damaged first sector from the copy behind it. Returns whether that was needed and possible.
-
-    Raises OSError; nothing is lost then.
-    """
-    with path.open("rb+", buffering=0) as file:
-        fd = file.fileno()
-        first, second = (_copy(lambda at, size: os.pread(fd, size, at), place) for place in (0, _SECTOR))
-        if first == second or _is_sound(first, old=True) or not _is_sound(second):
-            return False
-        os.pwrite(fd, second.ljust(_SECTOR, b"\0"), 0)  # all of it: a part of a sector would have to be read first
-        os.fsync(fd)
+    """Rewrite a damaged first sector from the copy behind it. Returns whether that was needed and possible."""
+    try:
+        with path.open("rb+", buffering=0) as file:
+            fd = file.fileno()
+            first, second = (_copy(lambda at, size: os.pread(fd, size, at), place) for place in (0, _SECTOR))
+            if first == second or _is_sound(first, old=True) or not _is_sound(second):
+                return False
+            os.pwrite(fd, second.ljust(_SECTOR, b"\0"), 0)  # all of it: a part of a sector would have to be read first
+            os.fsync(fd)
+    except OSError as e:  # the copy of its salt serves, now and the next time
+        log.warning("the first sector of %s cannot be mended: %s", path, e.strerror)
+        return False
     return True
 
 
 def most_entries(nbytes: int) -> int:
     """Return more than the entries that so many damaged bytes can have held."""
-    return nbytes // _HEAD.size + 1
-
-
-def pack(number: int, frames: Sequence[Buffer], salt: int) -> tuple[list[Buffer], int]:
-    """Return the buffers of an entry and their total size. The frames are not copied.
-
-    Raises DataError for more frames, or larger ones, than an entry can hold.
-    """
-    lengths = [f.nbytes if isinstance(f, memoryview) else len(f) for f in frames]
-    if len(lengths) > MAX_FRAMES or max(lengths, default=0) > _MAX_FRAME_BYTES:
-        raise DataError(
-            f"an entry of {len(lengths)} frames, the largest of {max(lengths, default=0)} bytes, cannot be written: "
-            f"at most {MAX_FRAMES} frames of {_MAX_FRAME_BYTES} bytes can"
-        )
-    digest = xxhash.xxh3_64(seed=salt)
-    for frame in frames:
-        digest.update(frame)
-    table = struct.pack(f"<{len(lengths)}I", *lengths)
-    rest = _HEAD.pack(MARKER, 0, digest.intdigest(), number, len(lengths))[_CHECKED:] + table
-    head = MARKER + struct.pack("<I", _check(rest, salt)) + rest
-    return [head, *frames], len(head) + sum(lengths)
+    return nbytes // HEAD.size + 1
 
 
 def scan(path: Path) -> Iterator[Found | Damage]:
@@ -213,14 +191,14 @@ def _begins_header(data: bytes) -> bool:
 def _is_torn(memory: memoryview, pos: int, salt: int) -> bool:
     """Whether the rest of a file is the beginning of one entry, whose `append` thus never returned."""
     rest = memory[pos:]
-    if len(rest) < _HEAD.size:
+    if len(rest) < HEAD.size:
         return True
-    marker, _, _, _, count = _HEAD.unpack_from(rest)
+    marker, _, _, _, count = HEAD.unpack_from(rest)
     if marker != MARKER or count > MAX_FRAMES:
         return False
     found = _entry(memory, pos, salt)
     cut = found is not None and not isinstance(found, Found) and found[1] > len(memory)
-    return cut or _HEAD.size + 4 * count > len(rest)
+    return cut or HEAD.size + 4 * count > len(rest)
 
 
 def parse(data: bytes, candidates: Sequence[int]) -> Found | None:
@@ -229,20 +207,21 @@ def parse(data: bytes, candidates: Sequence[int]) -> Found | None:
     return next((found for found in entries if isinstance(found, Found)), None)
 
 
-def _check(rest: Buffer, salt: int) -> int:
+def check(rest: Buffer, salt: int) -> int:
+    """Return the checksum of an entry's head from CHECKED on, with the lengths behind it."""
     return xxhash.xxh3_64_intdigest(rest, seed=salt) & 0xFFFFFFFF
 
 
 def _entry(memory: memoryview, pos: int, salt: int) -> Found | tuple[int, int] | None:
     """Return the entry at `pos`; (number, end) where its frames are damaged or missing; None without a sound head."""
-    frames_at = pos + _HEAD.size
+    frames_at = pos + HEAD.size
     if frames_at > len(memory):
         return None
-    marker, check, digest, number, count = _HEAD.unpack_from(memory, pos)
+    marker, sum_, digest, number, count = HEAD.unpack_from(memory, pos)
     if marker != MARKER or count > MAX_FRAMES:
         return None
     body = frames_at + 4 * count
-    if body > len(memory) or _check(memory[pos + _CHECKED : body], salt) != check:
+    if body > len(memory) or check(memory[pos + CHECKED : body], salt) != sum_:
         return None
     lengths = struct.unpack_from(f"<{count}I", memory, frames_at)
     end = body + sum(lengths)

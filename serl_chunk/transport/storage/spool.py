@@ -21,10 +21,10 @@ import msgpack
 from serl_chunk.io import atomic_write
 from serl_chunk.transport.storage import files
 from serl_chunk.transport.storage.journal import Journal, JournalError, Place
-from serl_chunk.transport.storage.segment import Buffer, buffer_of
-from serl_chunk.transport.stream import LOST, Item
+from serl_chunk.transport.storage.segment import Buffer
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.transport.wire.codec import Frame, Limits, WireError
+from serl_chunk.transport.wire.records import LOST, Item
 from serl_chunk.types import Begin, DataError, End, Outcome, StepBlock
 
 log = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ class Spool:
 
     def append(self, item: Item, frames: list[Frame]) -> None:
         """Record one message, numbered from `next`. Raises JournalError, and has changed nothing then."""
-        place = self._journal.append([_RECORD, *map(buffer_of, frames)])
+        place = self._journal.append([_RECORD, *map(codec.buffer_of, frames)])
         cache = self._cached + place.size <= _CACHE_BYTES
         self._keep(item, self._journal.next - 1, place, frames if cache else None)
 

@@ -110,7 +110,7 @@ def decode(frames: Sequence[Frame], limits: Limits) -> Message:
     """Return the message in `frames`. Raises WireError for anything else, before any array is built."""
     if not frames:
         raise WireError("a message without frames")
-    buffers = [f.buffer if isinstance(f, zmq.Frame) else memoryview(f) for f in frames]
+    buffers = [buffer_of(f) for f in frames]
     total = sum(b.nbytes for b in buffers)
     if total > limits.max_message_bytes:
         raise WireError(f"a message of {total} bytes; the limit is {limits.max_message_bytes}")
@@ -198,11 +198,14 @@ def view(buffer: memoryview, path: str, dtype: np.dtype[Any], shape: tuple[int, 
     return array
 
 
+def buffer_of(frame: Frame) -> memoryview:
+    """Return the bytes of a frame, not copied."""
+    return frame.buffer if isinstance(frame, zmq.Frame) else memoryview(frame)
+
+
 def size_of(frames: Sequence[Frame]) -> int:
     """Return the bytes of all frames together."""
-    return sum(
-        len(f) if isinstance(f, bytes) else f.nbytes if isinstance(f, memoryview) else len(f.buffer) for f in frames
-    )
+    return sum(buffer_of(f).nbytes for f in frames)
 
 
 def field(header: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import zmq
 
 from serl_chunk.transport.wire import codec
 from serl_chunk.transport.wire.codec import Frame, Limits, Message, WireError
@@ -37,7 +36,7 @@ class Part(NamedTuple):
 
 def encode_part(first: int, span: int, frames: Sequence[Frame], offset: int, nbytes: int) -> list[Frame]:
     """Return the part of a record that begins at byte `offset`; not copied where it lies within one frame."""
-    buffers = [f.buffer if isinstance(f, zmq.Frame) else memoryview(f) for f in frames]
+    buffers = [codec.buffer_of(f) for f in frames]
     header = {"first": first, "span": span, "sizes": [b.nbytes for b in buffers], "offset": offset}
     pieces, start, end = [], 0, offset + nbytes
     for b in buffers:

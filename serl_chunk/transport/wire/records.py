@@ -15,7 +15,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from serl_chunk.types import (
 
 BEGIN, STEPS, END, AMEND = "begin", "steps", "end", "amend"
 KINDS = (BEGIN, STEPS, END, AMEND)
+LOST = "lost"  # stands for records that a damaged disk took
 _KIND_OF: dict[type, str] = dict(zip((Begin, StepBlock, End, Amend), KINDS, strict=True))
 
 _NONE = type(None)
@@ -48,16 +49,28 @@ _LAST_SOURCE = max(Source)
 _MAX_REWARD = float(np.finfo(np.float32).max)
 
 
-def kind_of(record: Record) -> str:
-    """The wire's name of a record's type."""
-    if type(record) not in _KIND_OF:
-        raise WireError(f"{type(record).__name__} is not a record")
-    return _KIND_OF[type(record)]
+class Item(NamedTuple):
+    """The part of a record that the numbering of a stream depends on (`transport/stream.py`)."""
 
+    kind: str  # of KINDS, or LOST
+    first: int  # lowest sequence number
+    span: int  # sequence numbers it takes: steps of a block, else 1
+    episode: str = ""
+    lost_steps: int = 0  # of a LOST item: how many of its numbers were steps
 
-def count_of(record: Record) -> int:
-    """How many sequence numbers a record takes."""
-    return record.n if isinstance(record, StepBlock) else 1
+    @classmethod
+    def of(cls, record: Record, first: int) -> Item:
+        """Return the item of a record numbered from `first`."""
+        span = record.n if isinstance(record, StepBlock) else 1
+        return cls(_KIND_OF[type(record)], first, span, record.episode_id)
+
+    @property
+    def end(self) -> int:
+        return self.first + self.span
+
+    @property
+    def steps(self) -> int:
+        return self.span if self.kind == STEPS else self.lost_steps
 
 
 _MAX_BLOCK_STEPS = 512
@@ -157,7 +170,7 @@ def encode_record(record: Record, first: int, *, jpeg_quality: int = 0) -> list[
         case Amend():
             header.update(record._asdict(), reward=_plain(record.reward))
             header["outcome"] = None if record.outcome is None else record.outcome.value
-    return codec.encode(kind_of(record), header, arrays)
+    return codec.encode(_KIND_OF[type(record)], header, arrays)
 
 
 def _plain(value: float | None) -> float | None:

@@ -17,9 +17,10 @@ from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.server.sessions import RefuseError, Sessions
 from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.storage.spool import Spool
-from serl_chunk.transport.stream import Item, SessionState
+from serl_chunk.transport.stream import SessionState
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.handshake import Hello, UnreachableError
+from serl_chunk.transport.wire.records import Item
 from serl_chunk.types import Begin, ConfigError, StepBlock
 
 HELLO = Hello("s", 1, "a", CONTRACT, "", -1, 0, 5, 0, 3)

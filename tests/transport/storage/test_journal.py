@@ -24,7 +24,7 @@ from properties import examples
 from transport_tools import eventually
 
 from serl_chunk.transport.storage import files, segment
-from serl_chunk.transport.storage.journal import Journal, JournalError, Losses, Place
+from serl_chunk.transport.storage.journal import Journal, JournalError, Losses, Place, pack
 from serl_chunk.transport.storage.segment import HEADER_BYTES
 from serl_chunk.types import ConfigError, DataError
 
@@ -159,7 +159,7 @@ def old_segment(path: Path, entries, salt=0x0123456789ABCDEF) -> None:
     with path.open("wb") as file:
         file.write(segment.MAGIC_1 + struct.pack("<QQQ", salt, salt, salt))
         for number, entry in enumerate(entries, int(path.stem)):
-            file.writelines(segment.pack(number, entry, salt)[0])
+            file.writelines(pack(number, entry, salt)[0])
 
 
 def aside(folder) -> list[bytes]:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from properties import examples
 
 from serl_chunk.transport.storage import segment
+from serl_chunk.transport.storage.journal import pack
 from serl_chunk.transport.storage.segment import HEADER_BYTES, MARKER, Damage, Found
 from serl_chunk.types import DataError
 
@@ -31,7 +32,7 @@ def written(path: Path, contents, salt=SALT, first=0) -> list[int]:
     with path.open("wb") as file:
         file.write(segment.header(salt))
         for number, entry in enumerate(contents, first):
-            buffers, size = segment.pack(number, entry, salt)
+            buffers, size = pack(number, entry, salt)
             file.writelines(buffers)
             offsets.append(offsets[-1] + size)
     return offsets
@@ -114,7 +115,7 @@ def test_two_damaged_entries_are_one_hole_or_two(path):
 @pytest.mark.parametrize("salt", [SALT + 1, 0])
 def test_entries_inside_of_frames_are_none(path, salt):
     """Neither where the entry around them is damaged nor where it is torn; only the file's salt makes an entry."""
-    forged = b"".join(segment.pack(1, [b"forged"], salt)[0])
+    forged = b"".join(pack(1, [b"forged"], salt)[0])
     offsets = written(path, [[b"a"], [b"-" * 9, forged, forged], [b"c"]])
     data = bytearray(path.read_bytes())
     data[offsets[1] + 9] ^= 4
@@ -190,4 +191,4 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 
 def test_what_no_entry_can_hold_is_refused():
     with pytest.raises(DataError, match=naming(segment.MAX_FRAMES + 1, segment.MAX_FRAMES)):
-        segment.pack(0, [b""] * (segment.MAX_FRAMES + 1), SALT)
+        pack(0, [b""] * (segment.MAX_FRAMES + 1), SALT)

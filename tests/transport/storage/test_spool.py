@@ -23,8 +23,8 @@ from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.storage import spool as spool_module
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.spool import Kept, Spool
-from serl_chunk.transport.stream import LOST, Item
 from serl_chunk.transport.wire import codec, records
+from serl_chunk.transport.wire.records import LOST, Item
 from serl_chunk.types import Begin, ConfigError, DataError, End, Outcome, StepBlock
 
 

@@ -16,7 +16,7 @@ from serl_chunk.types import Amend, Begin, End, Outcome, SparseRows, StepBlock
 
 def round_trip(record, first=7):
     message = codec.decode([bytes(f) for f in records.encode_record(record, first)], LIMITS)
-    assert message.kind == records.kind_of(record)
+    assert message.kind == records.Item.of(record, 0).kind
     got_first, got = records.decode_record(message)
     assert got_first == first
     return got
