@@ -13,7 +13,7 @@ from typing import NamedTuple
 from serl_chunk.cli.data.options import parse_scores
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import OgbenchConfig, RobotConfig
-from serl_chunk.data.demos import Demonstrations, DemoSet, NoDemosFoundError, find_demos, load_demos
+from serl_chunk.data.demos import DemoSet, NoDemosFoundError, find_demos, load_demos
 from serl_chunk.data.formats.ogbench import OgbenchSource
 from serl_chunk.data.rotating_dataset import ShardedSource
 from serl_chunk.data.source import ReadOptions
@@ -134,7 +134,6 @@ def open_dataset(
     dataset = ShardedSource(
         demo_options.dataset, options,
         replace_interval=config.replay.dataset_replace_interval, seed=config.seed, updates=updates,
-        open_shard=lambda path, options: Demonstrations(OgbenchSource(path, options), spec),
     )  # fmt: skip
     for note in dataset.notes:
         logger.info(f"data set: {note}")

@@ -96,7 +96,7 @@ def load_demos(
         digest = "" if file is None else file_digest(file)
         if file is None or digest not in digests:
             whole = source.read(key)
-            _check_rate(source, spec)
+            check_rate(source, spec)
             origin = Origin(source.path, source.format, key, digest or content_digest(whole))
             digest = digest or _with_images(origin.digest, whole)
             alike = numbers.setdefault(numbers_digest(whole), [])
@@ -127,7 +127,8 @@ def _ended(source: Source, episode: Episode) -> tuple[Episode, int]:
     return end_at_first_success(episode) if getattr(source, "rewards_mark_success", True) else (episode, 0)
 
 
-def _check_rate(source: Source, spec: RobotSpec) -> None:
+def check_rate(source: Source, spec: RobotSpec) -> None:
+    """Raise DataError where `source` was recorded at another rate than the robot's."""
     if source.hz is not None and abs(source.hz - spec.control_hz) > 1e-3 * spec.control_hz:
         raise DataError(
             f"{source.path}: recorded at {source.hz:g} steps a second, robot {spec.name} runs at {spec.control_hz:g}: "
@@ -232,25 +233,6 @@ def _with_images(digest: str, episode: Episode) -> str:
             for i in sorted({0, n // 2, n - 1}):
                 images.update(np.ascontiguousarray(rows.values[i]).tobytes())
     return images.hexdigest()
-
-
-class Demonstrations:
-    """A source whose episodes are checked and ended at their first success, as by `load_demos`."""
-
-    def __init__(self, source: Source, spec: RobotSpec) -> None:
-        self._source, self._spec = source, spec
-        self.format, self.path, self.hz = source.format, source.path, source.hz
-
-    def keys(self) -> list[str]:
-        return self._source.keys()
-
-    def read(self, key: str) -> Episode:
-        episode = self._source.read(key)
-        _check_rate(self._source, self._spec)
-        return _ended(self._source, episode)[0]
-
-    def notes(self) -> list[str]:
-        return self._source.notes()
 
 
 def end_at_first_success(episode: Episode) -> tuple[Episode, int]:

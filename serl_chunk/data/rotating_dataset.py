@@ -1,9 +1,4 @@
-"""A data set larger than memory: a folder of shards, of which one at a time is loaded.
-
-Every `replace_interval` calls of `advance` the next shard, which a thread has read meanwhile, replaces the current one.
-So at most two are in memory, if the caller keeps no reference to the previous one; one, in addition to the caller's
-copy, if the caller takes the episodes with `take`.
-"""
+"""A data set larger than memory: a folder of OGBench's shards, of which one at a time is loaded."""
 
 from __future__ import annotations
 
@@ -14,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from serl_chunk.data.demos import check_rate
 from serl_chunk.data.formats.ogbench import OgbenchSource, shard_files
-from serl_chunk.data.source import ReadOptions, Source, decode_images
+from serl_chunk.data.source import ReadOptions
 from serl_chunk.types import ConfigError, Episode
-
-Open = Callable[[Path, ReadOptions], Source]
 
 
 def _start(read: Callable[[], list[Episode]], name: str) -> Future[list[Episode]]:
@@ -38,26 +32,20 @@ def _start(read: Callable[[], list[Episode]], name: str) -> Future[list[Episode]
 class ShardedSource:
     """The episodes of one shard of a folder, and of another one later.
 
+    Every `replace_interval` calls of `advance` the next shard, which a thread has read meanwhile, replaces the current
+    one. So at most two are in memory, if the caller keeps no reference to the previous one; one, in addition to the
+    caller's copy, if the caller takes the episodes with `take`. A single shard is never replaced, and no thread runs.
+
     The order of the shards is drawn for every pass from `seed`, each shard once a pass and none twice in a row.
-    `options.proportion` applies to every shard: the first of its episodes, whole ones, with that share of its steps.
-    With a single shard nothing is replaced and no thread runs.
 
     Args:
         folder: .npz files of OGBench; `*-val.npz` are left out.
-        replace_interval: calls of `advance` between two shards.
-        seed: of the order.
+        options: of every shard; `proportion` is that of its steps.
         updates: start as after so many calls of `advance`, for a resumed run; the shards before are not read.
     """
 
     def __init__(
-        self,
-        folder: Path | str,
-        options: ReadOptions,
-        *,
-        replace_interval: int,
-        seed: int = 0,
-        updates: int = 0,
-        open_shard: Open = OgbenchSource,
+        self, folder: Path | str, options: ReadOptions, *, replace_interval: int, seed: int = 0, updates: int = 0
     ) -> None:
         if replace_interval < 1:
             raise ConfigError(
@@ -65,13 +53,13 @@ class ShardedSource:
             )
         self.path = Path(folder).expanduser()
         self.files = shard_files(self.path)
-        self._options, self._interval, self._open = options, replace_interval, open_shard
+        self._options, self._interval = options, replace_interval
         self._rng = np.random.default_rng(seed)
         self._order: list[int] = []  # the shards of the first so many turns
         self._turn, self._calls = divmod(updates, self._interval)
         self._next: Future[list[Episode]] | None = None
         self.notes: list[str] = []  # of the first shard that was read; the others are of its kind
-        self.episodes: list[Episode] = self._read(self._turn, self.notes)  # of the shard in use; none after `take`
+        self.episodes = self._read(self._turn)  # of the shard in use; none after `take`
         self._load_next()
 
     @property
@@ -79,7 +67,7 @@ class ShardedSource:
         return self.files[self._number(self._turn)]
 
     def advance(self) -> bool:
-        """Count one update; returns True where `episodes` now are those of another shard.
+        """Count one update; return True where `episodes` now are those of another shard.
 
         Waits only where the next shard is due and not read yet. Raises DataError as soon as the next shard is found
         unreadable; the current one stays.
@@ -118,12 +106,6 @@ class ShardedSource:
             wait([self._next])
             self._next = None
 
-    def __enter__(self) -> ShardedSource:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _number(self, turn: int) -> int:
         while len(self._order) <= turn:
             order = [int(i) for i in self._rng.permutation(len(self.files))]
@@ -137,9 +119,10 @@ class ShardedSource:
             turn = self._turn + 1
             self._next = _start(lambda: self._read(turn), f"shard {self.files[self._number(turn)].name}")
 
-    def _read(self, turn: int, notes: list[str] | None = None) -> list[Episode]:
-        source = self._open(self.files[self._number(turn)], self._options)
-        episodes = [decode_images(source.read(key)) for key in source.keys()]
-        if notes is not None:
-            notes += source.notes()
+    def _read(self, turn: int) -> list[Episode]:
+        source = OgbenchSource(self.files[self._number(turn)], self._options)
+        episodes = [source.read(key) for key in source.keys()]
+        if self._options.spec is not None:
+            check_rate(source, self._options.spec)
+        self.notes = self.notes or source.notes()
         return episodes

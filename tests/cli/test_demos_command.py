@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import types
@@ -13,13 +14,13 @@ import numpy as np
 import pytest
 from errors import naming
 
-from serl_chunk.cli import demos as demos_command
 from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.demos import DemoOptions, open_dataset, read_demos
 from serl_chunk.cli.learner import build_learner, train_offline
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.cli.record import run_record
+from serl_chunk.data import rotating_dataset
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats import success_labels
 from serl_chunk.data.rotating_dataset import ShardedSource
@@ -120,12 +121,13 @@ def test_only_the_learner_keeps_a_shard_and_a_run_that_goes_on_reads_the_one_it_
     for i in range(4):
         write(tmp_path / "shards" / f"cube-{i}.npz", value=100.0 * i)
     updates = turn * FAKE.replay.dataset_replace_interval
-    with ShardedSource(tmp_path / "shards", ReadOptions(), replace_interval=1, seed=FAKE.seed) as walked:
+    shards = ShardedSource(tmp_path / "shards", ReadOptions(), replace_interval=1, seed=FAKE.seed)
+    with contextlib.closing(shards) as walked:
         for _ in range(turn):
             walked.advance()
     read: list[Path] = []
-    opened = demos_command.OgbenchSource
-    monkeypatch.setattr(demos_command, "OgbenchSource", lambda path, said: read.append(path) or opened(path, said))
+    opened = rotating_dataset.OgbenchSource
+    monkeypatch.setattr(rotating_dataset, "OgbenchSource", lambda path, said: read.append(path) or opened(path, said))
     monkeypatch.setattr(learner_command, "Learner", Taken)
     monkeypatch.setattr(learner_command.CheckpointStore, "steps", lambda self: [0, updates] if turn else [])
     run = open_run(FAKE, SPEC, str(tmp_path / "run"))

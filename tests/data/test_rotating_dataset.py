@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import threading
@@ -9,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from serl_chunk.data.source import ReadOptions
 from serl_chunk.types import ConfigError, DataError, Episode
 
 WAIT = 10.0
+SOURCE = "serl_chunk.data.rotating_dataset.OgbenchSource"
 
 
 def write(folder: Path, i: int, trajectories: int = 2) -> Path:
@@ -38,6 +41,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def sharded(*args: Any, **options: Any) -> contextlib.closing[ShardedSource]:
+    return contextlib.closing(ShardedSource(*args, **options))
+
+
 def shard_of(source: ShardedSource) -> int:
     (value,) = {int(e.steps.observation["state"][0, 0]) for e in source.episodes}
     assert source.current.name == f"shard-{value}.npz"
@@ -45,7 +52,7 @@ def shard_of(source: ShardedSource) -> int:
 
 
 def turns(folder: Path, n: int, **options: int) -> list[int]:
-    with ShardedSource(folder, ReadOptions(), replace_interval=1, **options) as source:
+    with sharded(folder, ReadOptions(), replace_interval=1, **options) as source:
         seen = [shard_of(source)]
         for _ in range(n - 1):
             assert source.advance()
@@ -64,7 +71,7 @@ def test_every_pass_has_every_shard_in_an_order_of_its_own(folder: Path) -> None
 
 
 def test_a_shard_stays_for_the_interval(folder: Path) -> None:
-    with ShardedSource(folder, ReadOptions(), replace_interval=5) as source:
+    with sharded(folder, ReadOptions(), replace_interval=5) as source:
         for _ in range(3):
             before = source.episodes
             assert [source.advance() for _ in range(4)] == [False] * 4
@@ -77,7 +84,7 @@ def test_a_shard_stays_for_the_interval(folder: Path) -> None:
 @pytest.mark.parametrize("before", [0, 2])
 def test_seeking_leads_where_advancing_does(folder: Path, updates: int, before: int) -> None:
     walked, skipped = (ShardedSource(folder, ReadOptions(), replace_interval=3, seed=5) for _ in range(2))
-    with walked, skipped:
+    with contextlib.closing(walked), contextlib.closing(skipped):
         for _ in range(before):
             walked.advance(), skipped.advance()
         for _ in range(updates):
@@ -89,19 +96,19 @@ def test_seeking_leads_where_advancing_does(folder: Path, updates: int, before: 
 
 
 def test_beginning_later_leads_there_too_and_back(folder: Path) -> None:
-    with ShardedSource(folder, ReadOptions(), replace_interval=3, seed=5) as source:
+    with sharded(folder, ReadOptions(), replace_interval=3, seed=5) as source:
         at = []
         for _ in range(20):
             at.append((shard_of(source), source.advance()))
     for updates in (0, 2, 7, 12):
-        with ShardedSource(folder, ReadOptions(), replace_interval=3, seed=5, updates=updates) as source:
+        with sharded(folder, ReadOptions(), replace_interval=3, seed=5, updates=updates) as source:
             for expected in at[updates:]:
                 assert (shard_of(source), source.advance()) == expected
             source.seek(1)
             assert [(shard_of(source), source.advance()) for _ in range(8)] == at[1:9]
 
 
-def test_seeking_reads_the_shard_it_leads_to_alone(folder: Path) -> None:
+def test_seeking_reads_the_shard_it_leads_to_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
     class Noted(OgbenchSource):
@@ -109,25 +116,26 @@ def test_seeking_reads_the_shard_it_leads_to_alone(folder: Path) -> None:
             read.append(key.split(":")[0])
             return super().read(key)
 
-    with ShardedSource(folder, ReadOptions(), replace_interval=1, open_shard=Noted) as source:
+    monkeypatch.setattr(SOURCE, Noted)
+    with sharded(folder, ReadOptions(), replace_interval=1) as source:
         source.seek(1_000)
         now = source.current.stem
     assert len(read) == 2 * 4  # the first, the one after it, the one wanted, and the one after that
     assert now in read
     read.clear()
-    with ShardedSource(folder, ReadOptions(), replace_interval=1, open_shard=Noted, updates=1_000) as source:
+    with sharded(folder, ReadOptions(), replace_interval=1, updates=1_000) as source:
         assert read[:2] == [now] * 2  # the one wanted at once
     assert len(read) == 2 * 2
     read.clear()
 
 
 def test_what_is_to_be_known_of_the_first_shard(folder: Path) -> None:
-    with ShardedSource(folder, ReadOptions(), replace_interval=1) as source:
+    with sharded(folder, ReadOptions(), replace_interval=1) as source:
         assert any("no rewards in the data" in note for note in source.notes)
 
 
 def test_taken_episodes_are_the_callers_alone(folder: Path) -> None:
-    with ShardedSource(folder, ReadOptions(), replace_interval=1) as source:
+    with sharded(folder, ReadOptions(), replace_interval=1) as source:
         alive = [weakref.ref(e.steps.observation["state"]) for e in source.take()]
         gc.collect()
         assert not any(ref() is not None for ref in alive)
@@ -136,7 +144,7 @@ def test_taken_episodes_are_the_callers_alone(folder: Path) -> None:
         assert shard_of(source) >= 0
 
 
-def test_two_shards_are_in_memory_at_most(folder: Path) -> None:
+def test_two_shards_are_in_memory_at_most(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[weakref.ref[np.ndarray]] = []
     most = 0
     gc.collect()
@@ -152,7 +160,8 @@ def test_two_shards_are_in_memory_at_most(folder: Path) -> None:
             most = max(most, sum(r() is not None for r in alive))
             return episode
 
-    with ShardedSource(folder, ReadOptions(), replace_interval=1, open_shard=Counted) as source:
+    monkeypatch.setattr(SOURCE, Counted)
+    with sharded(folder, ReadOptions(), replace_interval=1) as source:
         for _ in range(8):
             source.advance()
     assert len(alive) >= 9
@@ -170,9 +179,10 @@ class Gate(OgbenchSource):
         return super().read(key)
 
 
-def test_it_waits_only_where_the_next_shard_is_due_and_not_read(folder: Path) -> None:
+def test_it_waits_only_where_the_next_shard_is_due_and_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SOURCE, Gate)
     Gate.open.clear()
-    with ShardedSource(folder, ReadOptions(), replace_interval=3, open_shard=Gate) as source:
+    with sharded(folder, ReadOptions(), replace_interval=3) as source:
         first = source.episodes
         assert [source.advance(), source.advance()] == [False, False]  # the thread is kept from reading meanwhile
         assert source.episodes is first
@@ -191,7 +201,7 @@ def test_an_error_of_the_thread_is_raised_before_the_shard_is_due(folder: Path) 
     for path in folder.iterdir():
         if path != first.current:
             path.write_bytes(b"PK broken")
-    with ShardedSource(folder, ReadOptions(), replace_interval=10_000, seed=1) as source:
+    with sharded(folder, ReadOptions(), replace_interval=10_000, seed=1) as source:
         with pytest.raises(DataError, match=naming(folder, "zip")):
             poll(source.advance)
         assert source.current == first.current
@@ -208,7 +218,7 @@ def poll(call: Callable[[], bool]) -> None:
 
 def test_proportion_and_single_shards(tmp_path: Path) -> None:
     write(tmp_path, 0, trajectories=4)
-    with ShardedSource(tmp_path, ReadOptions(proportion=0.5), replace_interval=1) as source:
+    with sharded(tmp_path, ReadOptions(proportion=0.5), replace_interval=1) as source:
         assert [e.steps.n for e in source.episodes] == [2, 2]
         before = threading.active_count()
         assert not any(source.advance() for _ in range(10))
@@ -227,7 +237,7 @@ def test_a_share_of_a_shard_is_one_of_its_steps(tmp_path: Path) -> None:
             masks=1.0 - solved,
         )
     options = ReadOptions(solved="keep", proportion=0.4)
-    with ShardedSource(tmp_path, options, replace_interval=1) as source:
+    with sharded(tmp_path, options, replace_interval=1) as source:
         for _ in range(2):
             assert [e.steps.n for e in source.episodes] == [4]  # of 4, 1, 1, 1 and 4
             source.advance()
