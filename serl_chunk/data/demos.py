@@ -8,14 +8,14 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from serl_chunk.data.formats import choose, matching
 from serl_chunk.data.frames import observation_at
 from serl_chunk.data.source import Format, ReadOptions, Source, take_fraction
-from serl_chunk.data.validate import natural_sort_key
+from serl_chunk.data.validate import natural_sort_key, sorted_files
 from serl_chunk.io import os_reason
 from serl_chunk.types import IMAGE_PREFIX, STATE, STEP_COLUMNS, ConfigError, DataError, End, Episode, Outcome, RobotSpec
 
@@ -74,45 +74,50 @@ def load_demos(
         DataError: a file is damaged or of another robot; names the file and the field.
     """
     options = options or ReadOptions()
-    proportion = options.proportion  # of all paths together
     chosen = options.cameras if cameras is None else tuple(cameras)
-    options = dataclasses.replace(options, spec=spec, cameras=chosen, proportion=1.0)
-    sources = [open_demos(path, options, format, more) for path in find_demos(paths, options, format, more)]
+    of_each = dataclasses.replace(options, spec=spec, cameras=chosen, proportion=1.0)  # options': of all together
+    sources = [open_demos(path, of_each, format, more) for path in find_demos(paths, options, format, more)]
+    wanted: list[tuple[Source, str]] = []
     for source in sources:
         getattr(source, "hold", lambda: None)()  # of a running run: its loaded part stays unchanged
-    wanted = [(source, key) for source in sources for key in source.keys()]
-    empty = next((source for source in sources if not any(source is s for s, _ in wanted)), None)
-    if empty is not None:
-        raise ConfigError(f"{empty.path}: no episode that could be a demonstration ({empty.format})")
+        keys = source.keys()
+        if not keys:
+            raise ConfigError(f"{source.path}: no episode that could be a demonstration ({source.format})")
+        wanted += [(source, key) for key in keys]
     if wanted:
-        wanted = wanted[: len(take_fraction([key for _, key in wanted], proportion, _lengths(sources)))]
+        wanted = take_fraction(wanted, options.proportion, _lengths(sources))
     loaded = DemoSet([], [], [], 0, 0, "", tuple(dict.fromkeys(note for source in sources for note in source.notes())))
-    digests: set[str] = set()
+    digests: set[str] = set()  # copies' too, so that the order of the paths does not matter
     numbers: dict[str, list[int]] = {}  # digest of an episode's numbers -> the loaded ones that have it
     ids: set[str] = set()
     dropped = 0
     for source, key in wanted:
         file = file_of(source, key)
         digest = "" if file is None else file_digest(file)
-        if file is None or digest not in digests:
-            whole = source.read(key)
-            check_rate(source, spec)
-            origin = Origin(source.path, source.format, key, digest or content_digest(whole))
-            digest = digest or _with_images(origin.digest, whole)
-            alike = numbers.setdefault(numbers_digest(whole), [])
-            if digest not in digests and not any(_look_alike(loaded.episodes[k], whole) for k in alike):
-                alike.append(len(loaded.episodes))
-                episode, after = _ended(source, whole)
-                if episode.begin.episode_id in ids:  # stores distinguish episodes by id alone
-                    episode = _renamed(episode, f"{episode.begin.episode_id}-{digest[:12]}")
-                ids.add(episode.begin.episode_id)
-                dropped += after
-                loaded.episodes.append(episode)
-                # Only the source of all folders has the reward of this one.
-                alone = file is not None and key not in getattr(source, "rewards", {})
-                loaded.origins.append(origin._replace(path=file, key=file.name) if file and alone else origin)
-                loaded.files.append(file or source.path)
-            digests.add(digest)  # a copy's too, so that the order of the paths does not matter
+        if digest in digests:
+            continue
+        whole = source.read(key)
+        check_rate(source, spec)
+        origin = Origin(source.path, source.format, key, digest or content_digest(whole))
+        digest = digest or _with_images(origin.digest, whole)
+        alike = numbers.setdefault(numbers_digest(whole), [])
+        known = digest in digests or any(_look_alike(loaded.episodes[k], whole) for k in alike)
+        digests.add(digest)
+        if known:
+            continue
+        alike.append(len(loaded.episodes))
+        episode, after = whole, 0
+        if getattr(source, "rewards_mark_success", True):
+            episode, after = end_at_first_success(whole)
+        if episode.begin.episode_id in ids:  # stores distinguish episodes by id alone
+            episode = _renamed(episode, f"{episode.begin.episode_id}-{digest[:12]}")
+        ids.add(episode.begin.episode_id)
+        dropped += after
+        loaded.episodes.append(episode)
+        # Only the source of all folders has the reward of this one.
+        alone = file is not None and key not in getattr(source, "rewards", {})
+        loaded.origins.append(origin._replace(path=file, key=file.name) if file and alone else origin)
+        loaded.files.append(file or source.path)
     digest = hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()[:16] if digests else ""
     return loaded._replace(dropped_steps=dropped, duplicates=len(wanted) - len(loaded.episodes), digest=digest)
 
@@ -121,10 +126,6 @@ def _lengths(sources: Sequence[Source]) -> list[int] | None:
     """Steps of every episode of `sources`; None where one must read them to count: then episodes are counted."""
     each = [source.lengths() if hasattr(source, "lengths") else None for source in sources]
     return None if None in each else [n for lengths in each for n in lengths or ()]
-
-
-def _ended(source: Source, episode: Episode) -> tuple[Episode, int]:
-    return end_at_first_success(episode) if getattr(source, "rewards_mark_success", True) else (episode, 0)
 
 
 def check_rate(source: Source, spec: RobotSpec) -> None:
@@ -265,11 +266,12 @@ def _expand(text: str, format: str | None, more: Sequence[Format], scored: bool)
         if path.exists():
             return [path]
         matches = (Path(p) for p in glob.glob(str(path), recursive=True))
-        files = sorted((p for p in matches if p.is_file() or _is_data_set(p, format, more)), key=_natural)
+        found = (p for p in matches if p.is_file() or _is_data_set(p, format, more))
+        files = sorted(found, key=lambda p: natural_sort_key(str(p)))
         if not files:
             raise NoDemosFoundError(f"no demonstration matches {text!r}. {_VALID}")
         return files
-    files = sorted((p for p in path.glob("*.hdf5") if p.is_file()), key=_natural)
+    files = sorted_files(p for p in path.glob("*.hdf5") if p.is_file())
     if files and format in (None, _HDF5) and not scored:
         return files
     if format is None and matching(path, more) is None:
@@ -277,10 +279,6 @@ def _expand(text: str, format: str | None, more: Sequence[Format], scored: bool)
         holds = ", ".join(f"{count} {suffix}" for suffix, count in sorted(suffixes.items())) or "no file"
         raise NoDemosFoundError(f"demonstration folder {text!r} has no *.hdf5 file (it has: {holds}). {_VALID}")
     return [path]
-
-
-def _natural(path: Path) -> Any:
-    return natural_sort_key(str(path))
 
 
 def _is_data_set(folder: Path, format: str | None, more: Sequence[Format]) -> bool:

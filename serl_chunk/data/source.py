@@ -1,12 +1,4 @@
-"""Protocols of formats: a source that episodes are read from, and a sink that they are written to.
-
-A source lists the episodes at a path and reads them one by one. It is a plain value: worker processes get copies, so it
-keeps no file open between calls. Images come as `Frames`, which decode on access.
-
-A sink's episode is *staged* by a worker process, all of it or nothing, then *placed* by the main process in the order
-of the source. So episodes are encoded in parallel, numbered in order although some are left out, and an interruption at
-any moment costs the episodes that were being staged. `data.convert` drives it.
-"""
+"""Protocols of formats: a source that episodes are read from, and a sink that they are written to."""
 
 from __future__ import annotations
 
@@ -14,11 +6,13 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from serl_chunk.types import ConfigError, Episode, Observation, RobotSpec, SparseRows
+from serl_chunk.types import ConfigError, Episode, RobotSpec, SparseRows
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +30,7 @@ class ReadOptions:
     task: str = ""  # text of the task
     success: bool | None = None  # outcome of episodes whose files record none; None leaves it unknown
     scores: tuple[tuple[str, float], ...] = ()  # folder name -> reward of its episodes (score_5 -> 1, score_1 -> 0)
-    reward_every_step: bool = (
-        False  # not on the last alone (ACRLPD): a value is the time left, not the chance of success
-    )
+    reward_every_step: bool = False  # as in ACRLPD: a value is then the time left, not the chance of success
     env: str = ""  # task whose rewards are computed from stored states (OGBench)
     env_if_judged: bool = False  # `env` is a default: files with labels but without the states to judge keep theirs
     env_reward: Literal["sparse", "dense"] = "sparse"  # 1 at success and 0 elsewhere, or 1 minus the parts to be done
@@ -53,7 +45,10 @@ class ReadOptions:
 
 
 class Source(Protocol):
-    """Episodes of one format at one path."""
+    """Episodes of one format at one path, listed and read one by one.
+
+    A plain value: worker processes get copies, so it keeps no file open between calls.
+    """
 
     format: str  # name of a Format
     path: Path
@@ -86,21 +81,17 @@ def decode_images(episode: Episode) -> Episode:
     """Return `episode` with every image decoded: uint8 arrays in place of Frames."""
     begin, steps, end = episode
     sparse = {k: SparseRows(rows.index, np.asarray(rows.values)) for k, rows in steps.sparse.items()}
-    final: Observation | None = end.final_observation
-    if final is not None:
-        final = {k: np.asarray(v) for k, v in final.items()}
-    return Episode(begin, dataclasses.replace(steps, sparse=sparse), end._replace(final_observation=final))
+    if end.final_observation is not None:
+        end = end._replace(final_observation={k: np.asarray(v) for k, v in end.final_observation.items()})
+    return Episode(begin, dataclasses.replace(steps, sparse=sparse), end)
 
 
-def take_fraction(keys: list[str], proportion: float, lengths: Sequence[int] | None = None) -> list[str]:
+def take_fraction(keys: list[T], proportion: float, lengths: Sequence[int] | None = None) -> list[T]:
     """Return the first `proportion` of the episodes, whole ones, at least one.
 
     With the `lengths` of all of them, as many as come nearest to that share of the steps: published shares are of a
-    data set's rows, and where solved steps are kept many of OGBench's episodes have one. Raises ConfigError.
+    data set's rows, and where solved steps are kept many of OGBench's episodes have one.
     """
-    if not 0 < proportion <= 1:
-        of = "episodes" if lengths is None else "steps"
-        raise ConfigError(f"a share of the {of} must lie in (0, 1], got {proportion:g}", parameter="proportion")
     if lengths is None:
         return keys[: max(1, round(proportion * len(keys)))]
     steps = np.cumsum(lengths)
@@ -111,7 +102,12 @@ Json = dict[str, Any]  # plain values that survive JSON unchanged
 
 
 class Sink(Protocol):
-    """A data set being written to a folder. A plain value: worker processes get copies."""
+    """A data set being written to a folder. A plain value: worker processes get copies.
+
+    An episode is *staged* by a worker process, all of it or nothing, then *placed* by the main process in the order of
+    the source. So episodes are encoded in parallel, numbered in order although some are left out, and an interruption
+    at any moment costs the episodes that were being staged. `data.convert` drives it.
+    """
 
     def layout(self, sample: Episode, hz: float | None) -> Json:
         """Return what all episodes have in common, from one of them: dimensions, cameras and their sizes, rate.

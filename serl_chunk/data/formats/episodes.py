@@ -104,11 +104,12 @@ class EpisodeFiles:
         action = member(key, file, "action")
         if isinstance(action, h5py.Dataset) and spec is not None:
             read |= {"base_action"} if spec.action_dim == action.shape[-1] + BASE_ACTIONS else set()
-        datasets: list[str] = []
-        file.visititems(lambda name, item: datasets.append(name) if isinstance(item, h5py.Dataset) else None)
-        for name in sorted(set(datasets) - read):
-            notes.append(f"{name} is not read" + (f": {_NOT_READ[name]}" if name in _NOT_READ else ""))
-        return notes
+        there: list[str] = []
+        file.visititems(lambda name, item: there.append(name) if isinstance(item, h5py.Dataset) else None)
+        unread = sorted(set(there) - read)
+        return notes + [
+            f"{name} is not read" + (f": {_NOT_READ[name]}" if name in _NOT_READ else "") for name in unread
+        ]
 
 
 def _matches(path: Path) -> bool:
@@ -135,15 +136,11 @@ def _find(path: Path, options: ReadOptions) -> tuple[dict[str, Path], dict[str, 
             f"{path}: the rewards of the episodes in {', '.join(unknown)} are unknown. Set scores to "
             f"{','.join(f'{name}=REWARD' for name in unknown)} (and the others', if any), or read one folder alone"
         )
-    files = {file.name: file for file in _files(path)}
-    rewards: dict[str, float] = {}
-    for name, folder in folders.items():
-        for file in _files(folder):
-            files[f"{name}/{file.name}"] = file
-            rewards[f"{name}/{file.name}"] = scores[name]
+    scored = {f"{name}/{file.name}": (file, scores[name]) for name, at in folders.items() for file in _files(at)}
+    files = {file.name: file for file in _files(path)} | {key: file for key, (file, _) in scored.items()}
     if not files:
         raise DataError(f"{path}: no *.hdf5 file, and no folder with such files. Pass a folder of episodes")
-    return files, rewards
+    return files, {key: reward for key, (_, reward) in scored.items()}
 
 
 def _files(folder: Path) -> list[Path]:

@@ -12,7 +12,7 @@ where its last step is a success; steps after a success inside it are kept, `dem
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,7 @@ from serl_chunk.data.validate import (
 from serl_chunk.io import plural
 from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Episode, Observation, Outcome, Source, SparseRows
 
-STATE_KEYS = (
-    "robot0_eef_pos",
-    "robot0_eef_quat",
-    "robot0_gripper_qpos",
-    "robot1_eef_pos",
-    "robot1_eef_quat",
-    "robot1_gripper_qpos",
-    "object",
-)
+STATE_KEYS = (*(f"robot{i}_{part}" for i in (0, 1) for part in ("eef_pos", "eef_quat", "gripper_qpos")), "object")
 """Parts of a state, in this order; data sets of one arm have no robot1, those of images mostly no object."""
 _SUFFIX = "_image"
 
@@ -67,11 +59,10 @@ class RobomimicSource:
     def __init__(self, path: Path, options: ReadOptions) -> None:
         self.path, self._options = path, options
         with opened(path) as file:
-            data = member(path, file, "data")
-            found = data if isinstance(data, h5py.Group) else {}
-            demos = sorted((n for n in found if n.startswith("demo")), key=natural_sort_key)
-            if not demos or not isinstance(data, h5py.Group):
+            demos = _demos_in(path, file)
+            if not demos:
                 raise DataError(f"{path}: no group data/demo_0; this is no robomimic data set, or an empty one")
+            data = group_of(path, file, "data")
             self._keys = take_fraction(demos, options.proportion)
             environment = _environment(path, data.attrs.get("env_args"))
             obs = group_of(f"{path}, {demos[0]}", group_of(path, data, demos[0]), "obs")
@@ -110,11 +101,11 @@ class RobomimicSource:
             reward = array(where, demo, "rewards", ndim=1) if "rewards" in names(demo) else np.zeros(n, np.float32)
             if len(reward) != n:
                 raise DataError(f"{where}: reward has {len(reward)} rows, /action has {n}; the file is incomplete")
-            sparse = {}
+            sparse, ticks = {}, np.arange(n, dtype=np.int32)
             for camera in self._cameras:
                 name = f"{obs.name}/{camera}{_SUFFIX}"
-                frames = frames_of(self.path, version, file, name, np.arange(n), self._options.color == "bgr")
-                sparse[IMAGE_PREFIX + camera] = SparseRows(np.arange(n, dtype=np.int32), frames)
+                frames = frames_of(self.path, version, file, name, ticks, self._options.color == "bgr")
+                sparse[IMAGE_PREFIX + camera] = SparseRows(ticks, frames)
             state = self._states(where, obs, n)
             after = final = self._final(where, demo, n)
             if final is None:
@@ -200,13 +191,9 @@ def _recorded_hz(path: Path, value: Any) -> float | None:
     """`control_freq` as a rate, None where it is none; raises DataError."""
     if not isinstance(value, int | float) or not value > 0:
         return None
-    try:
-        hz = float(value)
-    except OverflowError:  # JSON has integers of any length
-        hz = math.inf
-    if math.isinf(hz):
+    if value > sys.float_info.max:  # JSON has integers of any length
         raise DataError(f"{path}: control_freq in env_args is no rate in steps a second. Correct it or remove it")
-    return hz
+    return float(value)
 
 
 def _environment(path: Path, text: Any) -> dict[str, Any]:
@@ -219,12 +206,14 @@ def _environment(path: Path, text: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _matches(path: Path) -> bool:
-    def fits(file: h5py.File) -> bool:
-        data = member(path, file, "data")
-        return isinstance(data, h5py.Group) and any(name.startswith("demo") for name in data)
+def _demos_in(path: Path, file: h5py.File) -> list[str]:
+    data = member(path, file, "data")
+    found = data if isinstance(data, h5py.Group) else ()
+    return sorted((name for name in found if name.startswith("demo")), key=natural_sort_key)
 
-    return looks_like(path, fits)
+
+def _matches(path: Path) -> bool:
+    return looks_like(path, lambda file: bool(_demos_in(path, file)))
 
 
 FORMAT = Format("robomimic", "robomimic's HDF5 data set of many demonstrations", _matches, RobomimicSource)

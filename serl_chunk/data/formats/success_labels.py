@@ -8,6 +8,7 @@ published numbers come from ours with `reward.offset=-1` (docs/benchmarks.md).
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,7 +99,7 @@ def relabel_for_task(where: str, task: str, arrays: dict[str, np.ndarray], width
         env: Any = ogbench.make_env_and_datasets(task, env_only=True)
     except Exception as error:  # gymnasium's errors have no base of their own below Exception
         raise ConfigError(f"OGBench cannot make {task} ({error}). Example: {_EXAMPLE}", parameter="env") from error
-    try:
+    with contextlib.closing(env):
         shape = env.observation_space.shape
         if shape != (width,):
             raise DataError(
@@ -112,6 +113,4 @@ def relabel_for_task(where: str, task: str, arrays: dict[str, np.ndarray], width
                 f"{where}: env={task} cannot judge these states ({error}). It needs qpos, and button_states where "
                 f"there are buttons; the file has: {', '.join(arrays) or 'neither'}"
             ) from error
-    finally:
-        env.close()
     return label_states(where, rows["rewards"], rows["masks"])
