@@ -55,19 +55,25 @@ def raise_machine_fault(where: object, error: Exception) -> None:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[h5py.File]:
-    """Open the file at `path` for reading. Raises DataError for damage, else MachineError or NoMemoryError."""
+def file_faults(
+    where: object, fault: str, remedy: str = "", *, errors: type[Exception] | tuple[type[Exception], ...] = ERRORS
+) -> Iterator[None]:
+    """Raise `errors` of the block as DataError with the `fault`, or as `raise_machine_fault` does."""
     try:
-        with h5py.File(path, "r") as file:
-            yield file
+        yield
     except DataError:
         raise
-    except ERRORS as error:
-        raise_machine_fault(path, error)
-        raise DataError(
-            f"{path}: the file is truncated, damaged or not HDF5 ({os_reason(error)}). Copy or record it "
-            "again, or leave it out"
-        ) from error
+    except errors as error:
+        raise_machine_fault(where, error)
+        raise DataError(f"{where}: {fault} ({os_reason(error)}){remedy and f'. {remedy}'}") from error
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[h5py.File]:
+    """Open the file at `path` for reading. Raises as `file_faults`."""
+    fault = "the file is truncated, damaged or not HDF5"
+    with file_faults(path, fault, "Copy or record it again, or leave it out"), h5py.File(path, "r") as file:
+        yield file
 
 
 def looks_like(path: Path, fits: Callable[[h5py.File], bool]) -> bool:
@@ -291,16 +297,8 @@ class Hdf5Frames(Frames):
         return f"{self._path}: the frame at tick {int(self._ticks[at])} of {self._name}"
 
     def _read(self, at: int, rows: int | slice) -> np.ndarray:
-        try:
+        with file_faults(self._where(at), "the file is truncated or damaged", "Remove it or record it again"):
             return open_files.use(self._path, self._version, lambda file: file.dataset(self._name)[rows])
-        except DataError:
-            raise
-        except ERRORS as error:
-            raise_machine_fault(self._where(at), error)
-            raise DataError(
-                f"{self._where(at)} cannot be read: the file is truncated or damaged ({error}). Remove it or record it "
-                "again"
-            ) from error
 
 
 def frames_of(path: Path, version: FileVersion, file: h5py.File, name: str, ticks: np.ndarray, swap: bool) -> Frames:

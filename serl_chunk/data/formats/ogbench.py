@@ -18,14 +18,13 @@ import functools
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from serl_chunk.data.formats import success_labels
-from serl_chunk.data.formats.hdf5_io import FLOOR, MAX_RATIO, raise_machine_fault
+from serl_chunk.data.formats.hdf5_io import ERRORS, FLOOR, MAX_RATIO, file_faults
 from serl_chunk.data.formats.success_labels import Segment, SuccessMask, cut_at_successes
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
 from serl_chunk.data.validate import (
@@ -38,10 +37,10 @@ from serl_chunk.data.validate import (
     resolve_rate,
     sorted_files,
 )
-from serl_chunk.io import os_reason, plural
+from serl_chunk.io import plural
 from serl_chunk.types import STATE, DataError, Episode, Outcome, Source
 
-_DAMAGED = (EOFError, KeyError, ValueError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_DAMAGED = (*ERRORS, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 class _Header(NamedTuple):
@@ -91,15 +90,8 @@ def load(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     return arrays
 
 
-@contextlib.contextmanager
-def _errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except DataError:
-        raise
-    except (OSError, MemoryError, *_DAMAGED) as error:
-        raise_machine_fault(path, error)
-        raise DataError(f"{path}: not a whole .npz file ({os_reason(error)}). Download the file again") from error
+def _errors(path: Path) -> contextlib.AbstractContextManager[None]:
+    return file_faults(path, "not a whole .npz file", "Download the file again", errors=_DAMAGED)
 
 
 # array -> dimensions, kinds of dtype

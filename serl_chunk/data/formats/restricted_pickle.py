@@ -1,9 +1,8 @@
 """Pickles of plain values and numpy arrays, read without running anything in them.
 
-A pickle is a small program. Python's own unpickler imports and calls the names in it; this module interprets the
-program itself. It keeps a stack of plain values, and builds arrays from the bytes in the calls that a pickle of numpy
-arrays makes. No class or function is looked up, imported or called, so nothing outside the list below can run: it is
-refused with its name.
+A pickle is a small program. Python's own unpickler imports and calls the names in it. This module interprets the
+program itself and looks up, imports or calls nothing: arrays are built from the bytes in the calls that a pickle of
+numpy arrays makes, and what is not on this list is refused with its name.
 
     values      None, bool, int, float, complex, str, bytes, bytearray
     containers  list, tuple, dict, set, frozenset; keys and members are str or bytes
@@ -22,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from serl_chunk.data.formats.hdf5_io import raise_machine_fault
+from serl_chunk.data.formats.hdf5_io import file_faults
 from serl_chunk.data.formats.pickled_arrays import (
     KNOWN_GLOBALS,
     DisallowedPickleError,
@@ -36,7 +35,6 @@ from serl_chunk.data.formats.pickled_arrays import (
     set_order,
     shortened,
 )
-from serl_chunk.io import os_reason
 from serl_chunk.types import DataError
 
 _REFUSED = {
@@ -52,12 +50,8 @@ _ADMITTED = "only numbers, texts, lists, tuples, dicts and numpy arrays of numbe
 
 def load_plain(path: Path) -> Any:
     """Return the value pickled at `path`, its arrays read-only. Raises DataError for what this module's list lacks."""
-    try:
-        with path.open("rb") as file:
-            return _Machine(path, file, os.fstat(file.fileno()).st_size).run()
-    except OSError as error:
-        raise_machine_fault(path, error)
-        raise DataError(f"{path}: cannot read the file ({os_reason(error)})") from error
+    with file_faults(path, "cannot read the file", errors=OSError), path.open("rb") as file:
+        return _Machine(path, file, os.fstat(file.fileno()).st_size).run()
 
 
 class _Bounded:
@@ -134,10 +128,13 @@ class _Machine:
         self._top()
         return self._stack.pop()
 
-    def mark(self, _: Any) -> None:
+    def pop_n(self, n: int) -> list[Any]:
+        return [self.pop() for _ in range(n)][::-1]
+
+    def mark(self) -> None:
         self._marks.append(len(self._stack))
 
-    def pop_mark(self, _: Any = None) -> list[Any]:
+    def pop_mark(self) -> list[Any]:
         if not self._marks:
             raise MalformedPickleError("a mark is missing")
         start = self._marks.pop()
@@ -145,7 +142,7 @@ class _Machine:
         del self._stack[start:]
         return items
 
-    def pop_or_unmark(self, _: Any) -> None:
+    def pop_or_unmark(self) -> None:
         if self._marks and self._marks[-1] == len(self._stack):
             self._marks.pop()
         else:
@@ -162,7 +159,7 @@ class _Machine:
             raise DisallowedPickleError("makes more lists, tuples and dicts than a file of its size needs")
         self._stack.append(container)
 
-    def memoize(self, _: Any) -> None:
+    def memoize(self) -> None:
         top = self._top()
         if type(top) is PendingArray:
             top.memo.append(len(self._memo))
@@ -171,31 +168,20 @@ class _Machine:
     def put(self, index: int) -> None:
         if index != len(self._memo):  # every pickler counts; a hole would only cost memory
             raise MalformedPickleError(f"memo {index} follows memo {len(self._memo) - 1}")
-        self.memoize(None)
+        self.memoize()
 
     def get(self, index: int) -> None:
         if not 0 <= index < len(self._memo):
             raise MalformedPickleError(f"there is no memo {index}")
         self._stack.append(self._memo[index])
 
-    def append(self, _: Any) -> None:
-        value = self.pop()
-        self._container(list).append(value)
-
-    def appends(self, _: Any) -> None:
-        items = self.pop_mark()
+    def append(self, items: list[Any]) -> None:
         self._container(list).extend(items)
 
-    def set_item(self, _: Any) -> None:
-        value, key = self.pop(), self.pop()
-        self._container(dict)[checked_key(key)] = value
-
-    def set_items(self, _: Any) -> None:
-        items = self.pop_mark()
+    def set_items(self, items: list[Any]) -> None:
         self._container(dict).update(_pairs(items))
 
-    def add_items(self, _: Any) -> None:
-        items = self.pop_mark()
+    def add_items(self, items: list[Any]) -> None:
         self._container(set).update(map(checked_key, items))
 
     def _container(self, kind: type) -> Any:
@@ -204,13 +190,9 @@ class _Machine:
             raise DisallowedPickleError(f"adds items to something that is no {kind.__name__}")
         return top
 
-    def tuple_of(self, n: int) -> None:
-        items = [self.pop() for _ in range(n)]
-        self.contain(tuple(reversed(items)))
-
     def name(self, argument: Any) -> None:
         if argument is None:
-            name, module = self.pop(), self.pop()
+            module, name = self.pop_n(2)
             if type(name) is not str or type(module) is not str:
                 raise DisallowedPickleError("names something by values that are no texts")
         else:
@@ -220,13 +202,13 @@ class _Machine:
             raise DisallowedPickleError(f"names {shortened(module)}.{shortened(name)}")
         self._stack.append(Global(known))
 
-    def reduce(self, _: Any) -> None:
-        arguments, function = self.pop(), self.pop()
+    def reduce(self) -> None:
+        function, arguments = self.pop_n(2)
         if type(function) is not Global or type(arguments) is not tuple:
             raise DisallowedPickleError("calls something that is no function")
         self.contain(call(function.name, arguments))
 
-    def build(self, _: Any) -> None:
+    def build(self) -> None:
         state, target = self.pop(), self._top()
         if type(target) is PendingDType:
             set_order(target, state)
@@ -247,9 +229,9 @@ def _pairs(items: list[Any]) -> dict[Any, Any]:
 _Operation = Callable[[_Machine, Any], Any]
 _OPERATIONS: dict[str, _Operation] = {
     **dict.fromkeys(("PROTO", "FRAME"), lambda m, a: None),
-    "MARK": _Machine.mark,
-    "POP": _Machine.pop_or_unmark,
-    "POP_MARK": _Machine.pop_mark,
+    "MARK": lambda m, a: m.mark(),
+    "POP": lambda m, a: m.pop_or_unmark(),
+    "POP_MARK": lambda m, a: m.pop_mark(),
     "NONE": lambda m, a: m.push(None),
     "NEWTRUE": lambda m, a: m.push(True),
     "NEWFALSE": lambda m, a: m.push(False),
@@ -259,24 +241,24 @@ _OPERATIONS: dict[str, _Operation] = {
     "BYTEARRAY8": _Machine.contain,
     "EMPTY_LIST": lambda m, a: m.contain([]),
     "LIST": lambda m, a: m.contain(m.pop_mark()),
-    "APPEND": _Machine.append,
-    "APPENDS": _Machine.appends,
+    "APPEND": lambda m, a: m.append(m.pop_n(1)),
+    "APPENDS": lambda m, a: m.append(m.pop_mark()),
     "EMPTY_TUPLE": lambda m, a: m.push(()),
     "TUPLE": lambda m, a: m.contain(tuple(m.pop_mark())),
-    "TUPLE1": lambda m, a: m.tuple_of(1),
-    "TUPLE2": lambda m, a: m.tuple_of(2),
-    "TUPLE3": lambda m, a: m.tuple_of(3),
+    "TUPLE1": lambda m, a: m.contain(tuple(m.pop_n(1))),
+    "TUPLE2": lambda m, a: m.contain(tuple(m.pop_n(2))),
+    "TUPLE3": lambda m, a: m.contain(tuple(m.pop_n(3))),
     "EMPTY_DICT": lambda m, a: m.contain({}),
     "DICT": lambda m, a: m.contain(_pairs(m.pop_mark())),
-    "SETITEM": _Machine.set_item,
-    "SETITEMS": _Machine.set_items,
+    "SETITEM": lambda m, a: m.set_items(m.pop_n(2)),
+    "SETITEMS": lambda m, a: m.set_items(m.pop_mark()),
     "EMPTY_SET": lambda m, a: m.contain(set()),
-    "ADDITEMS": _Machine.add_items,
+    "ADDITEMS": lambda m, a: m.add_items(m.pop_mark()),
     "FROZENSET": lambda m, a: m.contain(frozenset(map(checked_key, m.pop_mark()))),
     **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), _Machine.put),
-    "MEMOIZE": _Machine.memoize,
+    "MEMOIZE": lambda m, a: m.memoize(),
     **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _Machine.get),
     **dict.fromkeys(("GLOBAL", "STACK_GLOBAL"), _Machine.name),
-    "REDUCE": _Machine.reduce,
-    "BUILD": _Machine.build,
+    "REDUCE": lambda m, a: m.reduce(),
+    "BUILD": lambda m, a: m.build(),
 }
