@@ -163,16 +163,23 @@ class Cluster:
         """What learner and actor share."""
         return ["--exp_name", exp_name, "--port", str(self.port), *settings(**changes)]
 
-    def learner(self, run: Path, *more: str, **changes: object) -> Process:
+    def learner(self, run: Path, *more: str, kind: type[Process] = Process, **changes: object) -> Process:
         """A learner of the run folder `run`."""
         return self.start(
             *self.flags(**changes), "--learner", "--debug", "--demo_path", str(self.demos),
-            "--checkpoint_path", str(run), *more,
+            "--checkpoint_path", str(run), *more, kind=kind,
         )  # fmt: skip
 
-    def actor(self, *more: str, prefix: Sequence[str] = (), exp_name: str = "fake_aloha", **changes: object) -> Process:
+    def actor(
+        self,
+        *more: str,
+        prefix: Sequence[str] = (),
+        exp_name: str = "fake_aloha",
+        kind: type[Process] = Process,
+        **changes: object,
+    ) -> Process:
         """An actor, of a learner on this machine unless `more` names its `--ip`."""
-        return self.start(*self.flags(exp_name, **changes), "--actor", *more, prefix=prefix)
+        return self.start(*self.flags(exp_name, **changes), "--actor", *more, prefix=prefix, kind=kind)
 
     def both(self, run: Path, *more: str, **changes: object) -> Process:
         """The launcher of a learner and an actor."""

@@ -1,7 +1,7 @@
 """Files that commit f1f5725 wrote are still read as it read them: runs, spools, settings and data sets.
 
-`tests/data/f1f5725/README.md` says how they were made. Nothing here names a module or a setting of the product: the
-command line's arguments are files of that folder too.
+`tests/data/f1f5725/README.md` says how they were made. Nothing here names a setting of the product: the command line's
+arguments are files of that folder too.
 """
 
 import collections
@@ -12,10 +12,14 @@ import shutil
 import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from unittest import mock
 
 import h5py
 import pytest
+from commands import Command
 from processes import PATIENCE, Cluster, checkpoints, cluster
+
+from serl_chunk.runs.folder import RunFolder
 
 parquet = pytest.importorskip("pyarrow.parquet")
 
@@ -23,6 +27,7 @@ FILES = Path(__file__).parents[1] / "data" / "f1f5725"
 ARGUMENTS = json.loads((FILES / "arguments.json").read_text())  # of command lines, by what they are for
 EXPECTED = json.loads((FILES / "digests.json").read_text())
 RENAMED = {"adjacent": "qc", "together": "joint"}  # values that have another name since
+INTERRUPTED = 130  # exit status
 CHANGED = "config changed since the last start"
 pytestmark = pytest.mark.timeout(4 * PATIENCE)
 
@@ -122,7 +127,8 @@ def test_the_run_goes_on_and_every_record_of_the_spool_arrives_once(command: Clu
     learner.signal(signal.SIGTERM)
     output = learner.ends()
     assert CHANGED not in output
-    command.start("data", "export", str(run), "--format", "hdf5", "--out", str(tmp_path / "out")).ends()
+    out = str(tmp_path / "out")
+    command.start("data", "export", str(run), "--format", "hdf5", "--out", out, kind=Command).ends()
 
     arrived, steps = collections.defaultdict(list), 0
     for file in (tmp_path / "out").glob("*.hdf5"):
@@ -167,7 +173,7 @@ def test_its_checkpoint_is_evaluated_as_it_was(command: Cluster, files):
 
 def test_its_report_has_its_figures(command: Cluster, files):
     run = files / "run"
-    command.start("report", str(run)).ends()
+    command.start("report", str(run), kind=Command).ends()
     text = re.sub(r"<[^>]+>", " ", (run / "report.html").read_text())
     for name in ("step", "env_steps", "human_ticks"):
         shown = max(row[name] for row in rows(run))
@@ -178,7 +184,8 @@ def test_its_report_has_its_figures(command: Cluster, files):
 def test_its_episodes_are_exported_as_they_were(command: Cluster, files, tmp_path):
     for to in ("lerobot", "hdf5"):
         out = str(tmp_path / to)
-        command.start("data", "export", str(files / "run"), "--format", to, "--out", out, "--workers", "0").ends()
+        export = ("data", "export", str(files / "run"), "--format", to, "--out", out, "--workers", "0")
+        command.start(*export, kind=Command).ends()
     assert tables(tmp_path / "lerobot") == tables(FILES / "exported") == EXPECTED["exported_tables"]
     assert episodes(tmp_path / "hdf5") == EXPECTED["journal"]
     then, now = (
@@ -189,20 +196,23 @@ def test_its_episodes_are_exported_as_they_were(command: Cluster, files, tmp_pat
 
 def test_its_demonstrations_are_found_where_it_noted_them(command: Cluster, files, tmp_path):
     out = str(tmp_path / "out")
-    command.start("data", "export", str(files / "run"), "--store", "demo", "--format", "hdf5", "--out", out).ends()
+    export = ("data", "export", str(files / "run"), "--store", "demo", "--format", "hdf5", "--out", out)
+    command.start(*export, kind=Command).ends()
     assert episodes(tmp_path / "out") == EXPECTED["episodes_states"]
 
 
 @pytest.mark.parametrize("name", ["episodes_states", "episodes_images", "exported"])
 def test_data_are_read_bit_for_bit(command: Cluster, files, tmp_path, name):
-    command.start("data", "convert", str(files / name), "--to", "hdf5", "--out", str(tmp_path / "out")).ends()
+    convert = ("data", "convert", str(files / name), "--to", "hdf5", "--out", str(tmp_path / "out"))
+    command.start(*convert, kind=Command).ends()
     assert episodes(tmp_path / "out") == EXPECTED[name]
 
 
 def test_an_interrupted_conversion_goes_on(command: Cluster, files):
     source, out = files / "episodes_states", files / "converted"
     before = moved(out / "conversion.jsonl", source)
-    command.start("data", "convert", str(source), "--to", "lerobot", "--out", str(out), "--resume").ends()
+    convert = ("data", "convert", str(source), "--to", "lerobot", "--out", str(out), "--resume")
+    command.start(*convert, kind=Command).ends()
     after = [json.loads(line) for line in (out / "conversion.jsonl").read_text().splitlines()]
     assert after[:4] == before[:4]  # the head and the episode that had arrived
     assert after[-1] == {"kind": "finished"}
@@ -211,8 +221,16 @@ def test_an_interrupted_conversion_goes_on(command: Cluster, files):
 
 @pytest.mark.parametrize("name", ["settings_a", "settings_b"])
 def test_settings_keep_their_values(command: Cluster, files, name):
+    run, write = files / name, RunFolder.write_config
     then = json.loads((FILES / name / "config.json").read_text())
-    output, now = started(command, files / name, ARGUMENTS[name])
+
+    def write_and_interrupt(folder: RunFolder) -> None:
+        write(folder)
+        raise KeyboardInterrupt
+
+    with mock.patch.object(RunFolder, "write_config", write_and_interrupt):
+        output = start_and_interrupt(command, run, ARGUMENTS[name])
+    now = json.loads((run / "config.json").read_text())
     assert CHANGED not in output
     assert now["run_id"] == then["run_id"]
     assert not renamed(values(then)) - values(now)
@@ -220,7 +238,8 @@ def test_settings_keep_their_values(command: Cluster, files, name):
 
 @pytest.mark.parametrize("name", ["settings_a", "settings_b"])
 def test_a_start_with_other_settings_says_each_of_them(command: Cluster, files, name):
-    output, _ = started(command, files / name, ARGUMENTS[f"not_{name}"])
+    with mock.patch("serl_chunk.cli.learner.Learner", side_effect=KeyboardInterrupt):  # before networks are built
+        output = start_and_interrupt(command, files / name, ARGUMENTS[f"not_{name}"])
     assert changes(output) == sorted(renamed(EXPECTED["changes"][name]).elements())
 
 
@@ -234,12 +253,7 @@ def renamed(texts: Iterable[str] | Mapping[str, int]) -> collections.Counter[str
     return out
 
 
-def started(command: Cluster, run: Path, settings: list[str]) -> tuple[str, dict]:
-    """Start with these settings and kill it before it trains; return its output and the `config.json` it wrote."""
-    file = run / "config.json"
-    before = file.stat().st_ino
+def start_and_interrupt(command: Cluster, run: Path, settings: list[str]) -> str:
+    """Start with these settings, which a patched part of the start interrupts; return the output."""
     flags = ("--local", "--debug", "--demo_path", str(command.demos), "--checkpoint_path", str(run))
-    process = command.start(*settings, *flags)
-    process.until(lambda: file.stat().st_ino != before, "config.json was not written")
-    process.kill()
-    return process.output, json.loads(file.read_text())
+    return command.start(*settings, *flags, kind=Command).ends(INTERRUPTED)

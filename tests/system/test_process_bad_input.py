@@ -7,6 +7,7 @@ import signal
 import h5py
 import numpy as np
 import pytest
+from commands import Command
 from processes import LISTENING, PATIENCE, SMALL, checkpoints, resumed_at
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
@@ -22,24 +23,25 @@ def sentence(output: str) -> str:
 
 
 def test_an_unknown_experiment_names_the_nearest(processes):
-    said = sentence(processes.start("--exp_name", "fake_alhoa", "--learner").ends(WRONG_USAGE))
+    said = sentence(processes.start("--exp_name", "fake_alhoa", "--learner", kind=Command).ends(WRONG_USAGE))
     assert "--exp_name: unknown experiment 'fake_alhoa' (did you mean 'fake_aloha'?). Valid: " in said
     assert "aloha_transfer_cube" in said
 
 
 def test_an_evaluation_needs_its_number_of_episodes(processes):
-    said = sentence(processes.actor("--eval_checkpoint_step", "20").ends(WRONG_USAGE))
+    said = sentence(processes.actor("--eval_checkpoint_step", "20", kind=Command).ends(WRONG_USAGE))
     assert "--eval_n_trajs" in said
 
 
 def test_a_host_that_does_not_exist(processes):
-    said = sentence(processes.actor("--ip", "no-such-host.invalid").ends(WRONG_USAGE))
+    said = sentence(processes.actor("--ip", "no-such-host.invalid", kind=Command).ends(WRONG_USAGE))
     assert "--ip: no such host: 'no-such-host.invalid'" in said
 
 
 def test_a_network_bind_needs_keys(processes, tmp_path):
     (tmp_path / "keys").write_text("a file where a folder has to be")
-    learner = processes.learner(tmp_path / "run", "--bind", "0.0.0.0", "--keys", str(tmp_path / "keys"))
+    keys = ("--keys", str(tmp_path / "keys"))
+    learner = processes.learner(tmp_path / "run", "--bind", "0.0.0.0", *keys, kind=Command)
     said = sentence(learner.ends(WRONG_USAGE))
     assert f"--bind=0.0.0.0 needs keys: the key folder {tmp_path / 'keys'} cannot be used" in said
     assert "--insecure" in said
@@ -71,7 +73,7 @@ def test_a_demonstration_of_another_robot_names_both_dimensions(processes, tmp_p
         file["action"] = np.zeros((20, 7), np.float32)
         file["observations/qpos"] = np.zeros((20, 7), np.float32)
         file["observations/qvel"] = np.zeros((20, 7), np.float32)
-    said = sentence(processes.learner(tmp_path / "run").ends(FAILED))
+    said = sentence(processes.learner(tmp_path / "run", kind=Command).ends(FAILED))
     assert str(processes.demos) in said
     assert "fake_aloha has 14 actions" in said
     assert "/action has 7" in said
@@ -79,7 +81,8 @@ def test_a_demonstration_of_another_robot_names_both_dimensions(processes, tmp_p
 
 def test_an_empty_demonstration_path_is_refused(processes, tmp_path):
     run = ("--checkpoint_path", str(tmp_path / "run"), "--demo_path", "")
-    said = sentence(processes.start(*processes.flags(), "--learner", "--debug", *run).ends(WRONG_USAGE))
+    command = processes.start(*processes.flags(), "--learner", "--debug", *run, kind=Command)
+    said = sentence(command.ends(WRONG_USAGE))
     assert "--demo_path: a path is empty. " in said
 
 
@@ -88,7 +91,7 @@ def test_a_truncated_demonstration_is_named(processes, tmp_path):
     damaged = folder / "episode_2.hdf5"
     damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
     processes.demos = folder
-    said = sentence(processes.learner(tmp_path / "run").ends(FAILED))
+    said = sentence(processes.learner(tmp_path / "run", kind=Command).ends(FAILED))
     assert f"{damaged}: the file is truncated, damaged or not HDF5" in said
     assert "record it again" in said
 
@@ -109,8 +112,8 @@ def test_actor_and_learner_of_two_experiments(listening):
         "def experiment():\n"
         "    return dataclasses.replace(load_experiment('fake_aloha'), name='other_name')\n"
     )
-    longer = listening.cluster.actor(chunk__horizon=7)
-    renamed = listening.cluster.actor(exp_name=str(file))
+    longer = listening.cluster.actor(kind=Command, chunk__horizon=7)
+    renamed = listening.cluster.actor(kind=Command, exp_name=str(file))
     said = sentence(longer.ends(FAILED))
     assert "chunk.horizon is '5' at the learner and '7' at the actor" in said
     assert "--config.chunk.horizon=5" in said
@@ -121,10 +124,10 @@ def test_actor_and_learner_of_two_experiments(listening):
 
 
 def test_a_second_learner_takes_neither_port_nor_folder(listening):
-    port = listening.cluster.learner(listening.cluster.folder / "second", **LISTENING)
+    port = listening.cluster.learner(listening.cluster.folder / "second", kind=Command, **LISTENING)
     folder = listening.cluster.start(
         "--exp_name", "fake_aloha", "--port", str(listening.cluster.port + 100), "--learner", "--debug",
-        "--checkpoint_path", str(listening.run),
+        "--checkpoint_path", str(listening.run), kind=Command,
     )  # fmt: skip
     said = sentence(port.ends(WRONG_USAGE))
     assert f"port {listening.cluster.port} of 127.0.0.1 is in use" in said

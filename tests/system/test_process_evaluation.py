@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+from commands import Command
 from processes import LISTENING, PATIENCE
 
 from serl_chunk.runs.metrics import read_metrics
@@ -41,7 +42,7 @@ def test_a_run_is_evaluated_without_a_learner(processes, trained, tmp_path):
 
 def test_a_missing_checkpoint_lists_those_that_exist(processes, trained):
     actor = processes.actor(
-        "--eval_checkpoint_step", "33", "--eval_n_trajs", "1", "--checkpoint_path", str(trained.run)
+        "--eval_checkpoint_step", "33", "--eval_n_trajs", "1", "--checkpoint_path", str(trained.run), kind=Command
     )
     assert "has no checkpoint '33'; it has: 0, 20, 40 (or latest, best)" in actor.ends(1)
 
@@ -67,6 +68,6 @@ def test_a_checkpoint_is_fetched_from_a_learner(listening):
 
 def test_fetching_a_missing_checkpoint_lists_those_that_exist(listening):
     actor = listening.cluster.actor(
-        "--ip", "127.0.0.1", "--eval_checkpoint_step", "33", "--eval_n_trajs", "1", **LISTENING
+        "--ip", "127.0.0.1", "--eval_checkpoint_step", "33", "--eval_n_trajs", "1", kind=Command, **LISTENING
     )
     assert "has no checkpoint '33'; it has: 0, 20 (or latest, best)" in actor.ends(1)
