@@ -1,7 +1,4 @@
-"""The data shapes that cross rooms: records, specifications and training batches.
-
-Nothing here imports another module of the package, JAX or a device library: who needs the shapes alone starts fast.
-"""
+"""The data shapes that cross rooms: records, specifications and training batches. Imports numpy alone."""
 
 from __future__ import annotations
 
@@ -30,8 +27,7 @@ Observation = dict[str, np.ndarray]
 class SerlChunkError(Exception):
     """Base of the package's errors: what is wrong, what is valid, and the remedy, printed without a traceback.
 
-    `parameter` is the setting or argument at fault, as the library names it (`agent.lr`). It starts the text of the
-    error; the command line shows the flag that sets it instead.
+    `parameter` is the setting or argument at fault (`agent.lr`). It starts the text; the command line shows its flag.
     """
 
     def __init__(self, message: str = "", *, parameter: str = "") -> None:
@@ -76,15 +72,14 @@ class CameraSpec:
 
 @dataclasses.dataclass(frozen=True)
 class RobotSpec:
-    """What learner and actor must agree on about a robot; needs no device to build.
+    """A robot as learner and actor must agree on it; needs no device to build.
 
     Args:
-        name: robot name, for example `fake_aloha`.
         control_hz: ticks per second.
         state_dim: S, the length of `observation["state"]`.
         action_low, action_high: limits of a command, in the robot's units, length A.
-        joint_of_action: for each action dimension, the index in the state that measures the joint it commands, or -1
-            where none does (then `relative` actions fall back to absolute there).
+        joint_of_action: the state's index of the joint that each action dimension commands, -1 where none is measured
+            (`relative` actions are absolute there).
         grippers: action dimensions that are grippers; always absolute.
         cameras: cameras an observation may carry.
         max_episode_steps: time limit T in ticks.
@@ -124,7 +119,7 @@ class RobotSpec:
         return 1.0 / self.control_hz
 
     def camera(self, name: str) -> CameraSpec:
-        """The camera called `name`; raises ConfigError listing the valid names."""
+        """Return the camera called `name`; raises ConfigError listing the valid names."""
         cameras = {c.name: c for c in self.cameras}
         if name not in cameras:
             raise ConfigError(f"robot {self.name!r} has no camera {name!r}. Valid: {', '.join(cameras) or 'none'}")
@@ -141,7 +136,7 @@ class RobotSpec:
         return cls(**values)
 
     def digest(self) -> str:
-        """Sixteen hex digits that change when any field does."""
+        """Return sixteen hex digits that change when any field does."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -157,15 +152,15 @@ class Begin(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one tick records.
+    """One tick of an episode.
 
-    `observation` is before the action; `action float32[A]` is the command the driver accepted, in the robot's units;
-    `decision_tick` is the tick of the observation from which the executed action's chunk was computed, -1 unless
-    `source` is POLICY; `stamp` is monotonic seconds on the robot; `policy_age` is the seconds since the parameters of
-    `policy_version` were complete on the robot, -1 where there are none. `decision` is present only on the tick whose
-    observation a chunk was computed from. `lost_ticks` is not 0 after a gap alone: so many control periods passed that
-    this step does not follow the one before it, and its observation may be from before the gap. `repeats` has, for
-    cameras that were read and are not in `observation`, the earlier tick of the episode that recorded the same frame.
+    `observation` is before the action; `action float32[A]` is the command the driver accepted, in the robot's units.
+    `decision_tick` is the tick of the observation from which the executed chunk was computed, -1 unless `source` is
+    POLICY; on that tick, `decision` holds what was recorded of the computation. `stamp` is monotonic seconds on the
+    robot. `policy_age` is the seconds since the parameters of `policy_version` were complete on the robot, -1 without
+    any. `lost_ticks` is above 0 after a gap alone: so many control periods passed that this step does not follow the
+    one before it, and its observation may be from before the gap. `repeats`: for each camera that was read and is not
+    in `observation`, the earlier tick of the episode that recorded the same frame.
     """
 
     tick: int
@@ -185,9 +180,8 @@ class Step(NamedTuple):
 class End(NamedTuple):
     """Last record of an episode.
 
-    `final_observation` is None where the actor died, or a gap was before it: the last step's observation then serves as
-    the final one, and that step starts and extends no window. `reward`, if not None, corrects the last step's.
-    `repeats` is as a Step's, of the final observation.
+    Without `final_observation` (the actor died, or a gap was before it) the last step's observation serves as the final
+    one, and that step starts and extends no window. `reward`, if given, corrects the last step's. `repeats`: see Step.
     """
 
     episode_id: str
@@ -212,7 +206,7 @@ class Amend(NamedTuple):
     discard: bool = False
 
     def correct(self, end: End) -> End:
-        """`end` with the fields that are given here; `discard` is the caller's to act on."""
+        """Return `end` with the fields that are given here; `discard` is the caller's to act on."""
         if self.outcome is not None:
             end = end._replace(outcome=self.outcome, outcome_by=self.outcome_by)
         if self.terminated is not None:
@@ -239,7 +233,7 @@ ABSENT_COLUMNS: dict[str, float] = {"policy_age": -1, "lost_ticks": 0}  # of fil
 
 
 def gap_tolerance(period: float) -> float:
-    """Seconds by which a tick of `period` seconds may be late; what is later comes after a gap, and is no jitter."""
+    """Return the seconds by which a tick of `period` seconds may be late; a later one comes after a gap."""
     return max(2 * period, 0.08)
 
 
@@ -248,8 +242,8 @@ class StepBlock:
     """N >= 1 consecutive steps of one episode, in columns: the wire message, journal entry and replay row.
 
     `observation` holds the names present on every step (`state float32[N, S]`), `sparse` those present on some
-    (`images/<camera>` uint8[M, H, W, 3], `decision/<name>`, `repeat/<camera>` int32[M]: the ticks that recorded the
-    frames of steps whose camera gave no new one). Step i of the block is tick `first_tick + i`.
+    (`images/<camera>` uint8[M, H, W, 3], `decision/<name>`, `repeat/<camera>` int32[M]: see `Step.repeats`). Step i of
+    the block is tick `first_tick + i`.
     """
 
     episode_id: str
@@ -271,10 +265,7 @@ class StepBlock:
 
     @classmethod
     def from_steps(cls, episode_id: str, steps: list[Step]) -> StepBlock:
-        """Columns of consecutive `steps`. Raises DataError on a gap in the ticks.
-
-        Copies every array, except those of a single step, which is what a live robot sends.
-        """
+        """Stack consecutive `steps`; raises DataError on a gap in the ticks. A single step's arrays are not copied."""
         columns: dict[str, tuple[Any, ...]] = dict(zip(Step._fields, zip(*steps, strict=True), strict=True))
         first = steps[0].tick
         if columns["tick"] != tuple(range(first, first + len(steps))):
@@ -287,39 +278,33 @@ class StepBlock:
             rows |= {REPEAT_PREFIX + k: np.int32(tick) for k, tick in (s.repeats or {}).items()}
             for key, value in rows.items():
                 sparse.setdefault(key, {})[i] = value
+        observation = {k: _stack([o[k] for o in columns["observation"]], np.float32) for k in dense}
         return cls(
-            episode_id=episode_id,
-            first_tick=first,
-            observation={k: _stack([o[k] for o in columns["observation"]], np.float32) for k in dense},
-            action=_stack(columns["action"], np.float32),
+            episode_id,
+            first,
+            observation,
+            _stack(columns["action"], np.float32),
             **{name: np.array(columns[name], dtype) for name, dtype in STEP_COLUMNS.items()},
             sparse={k: SparseRows(np.array([*v], np.int32), _stack([*v.values()])) for k, v in sparse.items()},
         )
 
     def observation_at(self, i: int) -> Observation:
-        """The observation of step i, with the images that step carries."""
-        out = {k: v[i] for k, v in self.observation.items()}
-        for key, rows in self.sparse.items():
-            if key.startswith(IMAGE_PREFIX):
-                for at in np.flatnonzero(rows.index == i):
-                    out[key] = rows.values[at]
-        return out
+        """Return the observation of step i, with the images that step carries."""
+        images = {k: rows for k, rows in self.sparse.items() if k.startswith(IMAGE_PREFIX)}
+        shown = {k: rows.values[at] for k, rows in images.items() for at in np.flatnonzero(rows.index == i)}
+        return {k: v[i] for k, v in self.observation.items()} | shown
 
     def slice(self, start: int, stop: int) -> StepBlock:
-        """Steps `start <= i < stop` as a block of their own (views, not copies)."""
+        """Return steps `start <= i < stop` as a block of their own (views, not copies)."""
         sparse = {}
         for key, rows in self.sparse.items():
             keep = (rows.index >= start) & (rows.index < stop)
             if keep.any():
                 sparse[key] = SparseRows((rows.index[keep] - start).astype(np.int32), rows.values[keep])
-        part = slice(start, stop)
-        return StepBlock(
-            self.episode_id,
-            self.first_tick + start,
-            observation={k: v[part] for k, v in self.observation.items()},
-            action=self.action[part],
-            **{name: getattr(self, name)[part] for name in STEP_COLUMNS},
-            sparse=sparse,
+        columns: dict[str, Any] = {name: getattr(self, name)[start:stop] for name in ("action", *STEP_COLUMNS)}
+        observation = {k: v[start:stop] for k, v in self.observation.items()}
+        return dataclasses.replace(
+            self, first_tick=self.first_tick + start, observation=observation, sparse=sparse, **columns
         )
 
 
@@ -342,13 +327,12 @@ Record = Begin | StepBlock | End | Amend
 class ChunkBatch(NamedTuple):
     """B training windows in model space (normalised observations, chunks in about [-1, 1]).
 
-    `actions[b, i]` is the action executed i ticks after the window's first observation; `valid` marks steps that exist;
+    `actions[b, i]` is the action executed i ticks after the window's first observation; `valid` marks steps that exist.
     `rewards` are scaled, per step, 0 where the critic's return does not reach; `mask` is 0 where the task terminated
-    inside the return's n steps; `discount_n` is gamma**n, n = min(R, T - t), R the steps of the return (the critic's
-    horizon unless n-step returns are configured). `weight` is the window's in the critic's loss: 1, but for the
-    published sampler's windows that cross an end. L is the policy's H, or what the critic scores where that is more.
-    `mc_return` is the discounted sum of the effective rewards from the window's first step to its episode's
-    termination, of demonstrations that the task terminated; -inf where it is not known.
+    inside the return's n steps; `discount_n` is gamma**n, n = min(R, T - t), R the steps of the return. L is the
+    policy's H, or what the critic scores where that is more. `weight` is the window's in the critic's loss, 1 except
+    for the published sampler's windows that cross an end. `mc_return` is the discounted sum of the effective rewards
+    from the window's first step to its episode's termination, of demonstrations that the task terminated; else -inf.
     """
 
     observations: dict[str, Array]  # state float32[B, S]; images/<camera> uint8[B, H, W, 3]
@@ -395,4 +379,4 @@ class SnapshotSource(Protocol):
     """Provides the newest policy parameters."""
 
     def latest(self) -> Snapshot | None:
-        """The newest complete snapshot, or None before the first."""
+        """Return the newest complete snapshot, or None before the first."""

@@ -16,14 +16,13 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
 
     `reset` and `step` return `{"state": float32[S]}`. Cameras are read by `read_images` on request, because rendering
     or decoding three cameras costs more than a control tick. Built with `images="always"`, both also return
-    `images/<camera>`, as plain gymnasium users expect.
+    `images/<camera>`.
 
     Actions are `float32[A]` in the robot's units. `info["success"]` is a bool; `info["failure"]` marks a declared
     failure; `info["executed_action"]` is the command after the driver's limits (absent: unchanged).
-    `info["intervene_action"]` is present on ticks on which the environment itself let a human intervene.
-    `info["executed_action"]` is then what the driver made of the human's command, and `info["intervene_images"]` is
-    `{"images/<camera>": uint8[H, W, 3]}` of the observation that the human acted on, if it was not requested. An
-    environment truncates itself at its time limit.
+    `info["intervene_action"]` is present on ticks on which the environment itself let a human intervene;
+    `executed_action` is then what the driver made of it, and `info["intervene_images"]` has the frames of the
+    observation that the human acted on, if they were not requested. An environment truncates itself at its time limit.
 
     Optional: `make_expert() -> Expert`, a scripted demonstrator, and `make_scripted_human() -> InterventionSource`.
     """
@@ -45,10 +44,10 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
 
     def frame_numbers(self) -> Mapping[str, int]:
         """Return the sequence numbers of the last returned frames by camera; a camera without one is left out.
+        Optional.
 
-        Optional. A camera that is slower than the control rate gives the same frame on several ticks. It is recorded
-        once, and later ticks refer to it. Frames with different numbers are not compared; all others are the same only
-        if their bytes are, so that a stuck counter loses no frame.
+        A camera that is slower than the control rate repeats frames, which are recorded once. Frames with different
+        numbers are not compared; others are the same only if their bytes are, so that a stuck counter loses no frame.
         """
         return {}
 
@@ -62,13 +61,10 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
         self.robot_spec, self.images = spec, images
         self._low, self._high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
         self.action_space = gymnasium.spaces.Box(self._low, self._high, dtype=np.float32)
-        spaces: dict[str, gymnasium.Space[Any]] = {
-            STATE: gymnasium.spaces.Box(-np.inf, np.inf, (spec.state_dim,), np.float32)
-        }
-        if images == "always":
-            for c in spec.cameras:
-                spaces[IMAGE_PREFIX + c.name] = gymnasium.spaces.Box(0, 255, (c.height, c.width, 3), np.uint8)
-        self.observation_space = gymnasium.spaces.Dict(spaces)  # type: ignore[assignment]
+        box, cameras = gymnasium.spaces.Box, spec.cameras if images == "always" else ()
+        frames = {IMAGE_PREFIX + c.name: box(0, 255, (c.height, c.width, 3), np.uint8) for c in cameras}
+        state = {STATE: box(-np.inf, np.inf, (spec.state_dim,), np.float32)}
+        self.observation_space = gymnasium.spaces.Dict({**state, **frames})  # type: ignore[assignment]
 
     def _observed(self, state: np.ndarray) -> Observation:
         return {STATE: state, **(self.read_images() if self.images == "always" else {})}
@@ -80,17 +76,16 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
         except (TypeError, ValueError):  # LeRobot's robots name their motors: a dictionary
             values = np.array(action, object)
         if values.dtype != np.float32 or values.shape != self._low.shape or not np.isfinite(values).all():
-            raise DataError(
-                f"robot {self.robot_spec.name}: {name} must be {len(self._low)} finite numbers, got {values}"
-            )
+            wanted = f"{len(self._low)} finite numbers"
+            raise DataError(f"robot {self.robot_spec.name}: {name} must be {wanted}, got {values}")
         return values
 
 
 class SimulatedEnv(RobotEnv):
     """A simulated task that ends at its success or at the time limit.
 
-    `reset(seed=...)` reproduces the start state; its `options` are not used. `step` raises DataError for an action
-    that is not A finite numbers and for a simulation that has diverged.
+    `reset(seed=...)` reproduces the start state. `step` raises DataError for an action that is not A finite numbers and
+    for a simulation that has diverged.
     """
 
     tick = 0  # since the reset
@@ -158,8 +153,7 @@ class InterventionSource(Protocol):
     def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
         """Return the human's command for this tick, or None to leave the robot to the policy.
 
-        `decision_tick` is True if the policy would decide at this tick (queue empty): a scripted human returns control
-        there.
+        `decision_tick`: the policy would decide at this tick; a scripted human returns control there.
         """
 
     def close(self) -> None:

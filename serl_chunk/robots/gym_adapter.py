@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from serl_chunk.config.fields import require
 from serl_chunk.config.loader import user_error
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.extras import choose_opengl, opengl_error
@@ -111,7 +112,7 @@ def gym_spec(config: GymConfig) -> RobotSpec:
 
 
 class GymAdapter(RobotEnv):
-    """The environment that `config.make` builds, as a RobotEnv; the module describes observations, rewards and ends.
+    """The environment that `config.make` builds, as a RobotEnv.
 
     `read_images` returns the frames of the last observation. With `fake_env` only the spaces are used. Raises
     ConfigError if the environment's spaces cannot be used, with a suitable wrapper, and if it cannot render.
@@ -148,7 +149,7 @@ class GymAdapter(RobotEnv):
         try:
             self._last, info = self.env.reset(seed=seed, options=options)
         except Exception as error:  # the first frame may be drawn here
-            if (sentence := opengl_error(error, f"the environment of robot {self.robot_spec.name!r}")) is not None:
+            if sentence := opengl_error(error, f"the environment of robot {self.robot_spec.name!r}"):
                 raise sentence from error
             raise
         self._tick, self._shown, self._numbers = 0, False, _frame_numbers(info)
@@ -158,9 +159,9 @@ class GymAdapter(RobotEnv):
         """Execute `action float32[A]`, clipped to the action space.
 
         `info["executed_action"] float32[A]` is the environment's own report, else the human's action, else the clipped
-        one. `info["intervene_action"] float32[A]` is present on a human's ticks only, whatever the environment calls
-        it. Raises DataError for an action (the human's too) that is not A finite numbers, for an unknown report of an
-        intervention, and for a reward that is not finite.
+        one. `info["intervene_action"] float32[A]` is present on a human's ticks only. Raises DataError for an action
+        (the human's too) that is not A finite numbers, for an unknown report of an intervention, and for a reward that
+        is not finite.
         """
         given = np.clip(self._checked(action), self._low, self._high)
         # Clipped again in the environment's type: a float64 limit may lie within its float32 neighbour.
@@ -180,14 +181,12 @@ class GymAdapter(RobotEnv):
             info["intervene_images"] = seen
         info["executed_action"] = self._checked(info.get("executed_action", given), 'info["executed_action"]')
         info["success"] = success = succeeded(info)
-        # float(reward.item()) rather than float(reward): HIL-SERL's classifiers give arrays of one element.
-        given_reward = float(np.asarray(reward).item())
+        given_reward = float(np.asarray(reward).item())  # HIL-SERL's classifiers give arrays of one element
         if not np.isfinite(given_reward):
             raise DataError(f"robot {self.robot_spec.name!r}: the reward is not finite (got {given_reward})")
 
         judged = success or is_true(info.get("failure"))
-        ended_by_limit = self._tick >= self.robot_spec.max_episode_steps or is_true(info.get("rerecord_episode"))
-        if ended_by_limit and not judged:
+        if self._tick >= self.robot_spec.max_episode_steps or is_true(info.get("rerecord_episode")):
             terminated, truncated = False, True
         terminated = bool(terminated) or judged
         return self._observe(), given_reward, terminated, bool(truncated) and not terminated, info
@@ -236,29 +235,23 @@ class GymAdapter(RobotEnv):
 
 def _spec(config: GymConfig, env: gymnasium.Env[Any, Any], box: spaces.Box, layout: ObservationLayout) -> RobotSpec:
     """Return the specification; raise ConfigError for dimensions that do not exist and for a late time limit."""
-    limit = getattr(env.unwrapped, "max_episode_length", None)  # HIL-SERL's
-    if isinstance(limit, int) and limit < config.max_episode_steps:
-        raise ConfigError(
-            f"later than the environment's own end, which looks like a failure (got {config.max_episode_steps}, "
-            f"expected at most its max_episode_length={limit}). Set robot.max_episode_steps={limit}",
-            parameter="robot.max_episode_steps",
-        )
-    dim = box.shape[0]
-    joints = config.joint_of_action or (-1,) * dim
-    if len(joints) != dim:
-        raise ConfigError(
-            f"must have {dim} entries, one per action dimension, got {len(joints)}", parameter="robot.joint_of_action"
-        )
-    if any(not 0 <= g < dim for g in config.grippers):
-        raise ConfigError(
-            f"must be action dimensions in 0..{dim - 1}, got {config.grippers}", parameter="robot.grippers"
-        )
+    limit, steps = getattr(env.unwrapped, "max_episode_length", None), config.max_episode_steps  # HIL-SERL's
+    late = (
+        f"later than the environment's own end, which looks like a failure (got {steps}, expected at most its "
+        f"max_episode_length={limit}). Set robot.max_episode_steps={limit}"
+    )
+    require(not isinstance(limit, int) or limit >= steps, "robot.max_episode_steps", late)
+    dim, joints = box.shape[0], config.joint_of_action or (-1,) * box.shape[0]
+    count = f"must have {dim} entries, one per action dimension, got {len(joints)}"
+    require(len(joints) == dim, "robot.joint_of_action", count)
+    place = f"must be action dimensions in 0..{dim - 1}, got {config.grippers}"
+    require(all(0 <= g < dim for g in config.grippers), "robot.grippers", place)
     return RobotSpec(
         name=config.robot_name,
         control_hz=config.control_hz,
         state_dim=layout.state_dim,
-        action_low=tuple(float(x) for x in box.low),
-        action_high=tuple(float(x) for x in box.high),
+        action_low=tuple(map(float, box.low)),
+        action_high=tuple(map(float, box.high)),
         joint_of_action=joints,
         grippers=config.grippers,
         cameras=tuple(spec for _, spec in layout.cameras),
@@ -283,7 +276,7 @@ def _checked_actions(space: spaces.Space[Any]) -> spaces.Box:
             f"the action space must have the shape (A,), got {space.shape}. Flatten it with "
             "gymnasium.wrappers.TransformAction, or remove a wrapper that executes several actions per step"
         )
-    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+    if not np.isfinite([space.low, space.high]).all():
         raise ConfigError(
             f"the action space must have finite limits, got {space}. Declare them, or wrap the environment with "
             "gymnasium.wrappers.RescaleAction"
@@ -302,25 +295,22 @@ def _entries(space: spaces.Space[Any], path: Path) -> Iterator[tuple[Path, space
 
 def _without_time(shape: tuple[int, ...], name: str) -> tuple[int, ...]:
     """Return `shape` without a leading time axis of 1: (1, D) -> (D,), (1, H, W, 3) -> (H, W, 3); a scalar is (1,)."""
-    if shape == ():
-        return (1,)
-    if len(shape) in (2, 4) and shape[-1] != 0:
-        if shape[0] != 1:
-            raise ConfigError(
-                f"observation {name!r}: a history of {shape[0]} observations is not supported (got shape {shape}). "
-                "Configure the environment for one (HIL-SERL: ChunkingWrapper(obs_horizon=1)). A camera's frames need "
-                "three colours, (H, W, 3)"
-            )
-        return shape[1:]
-    return shape
+    if len(shape) not in (2, 4) or shape[-1] == 0:
+        return shape or (1,)
+    if shape[0] != 1:
+        raise ConfigError(
+            f"observation {name!r}: a history of {shape[0]} observations is not supported (got shape {shape}). "
+            "Configure the environment for one (HIL-SERL: ChunkingWrapper(obs_horizon=1)). A camera's frames need "
+            "three colours, (H, W, 3)"
+        )
+    return shape[1:]
 
 
 def _at(observation: Any, path: Path) -> Any:
     """Return the entry of a nested observation at `path`; raise DataError if it is missing."""
     for key in path:
         if not isinstance(observation, Mapping) or key not in observation:
-            raise DataError(
-                f"the environment's observation lacks {'/'.join(path)!r}, which its observation space declares"
-            )
+            name = "/".join(path)
+            raise DataError(f"the environment's observation lacks {name!r}, which its observation space declares")
         observation = observation[key]
     return observation

@@ -1,7 +1,6 @@
 """Checkpoints of a run: the agent's state, the policy alone, and the meta data of a resume. Only orbax user.
 
-Every leaf is saved under its path with a checksum, and these with the other meta data under a checksum of their own, so
-that a restore names what is missing, misshapen or damaged.
+Every leaf and the meta data have checksums, so that a restore names what is missing, misshapen or damaged.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 Flat = dict[str, np.ndarray]
 _TIMED = "checkpoints_timed"  # folder of the run in which `TimedCheckpoints` keeps the newest state
-TIMED_PERIOD = 60.0  # seconds from one timed checkpoint to the next
-TIMED_SHARE = 0.05  # of wall time that they may take: with copying, writing and verifying
 
 
 class CheckpointError(SerlChunkError):
@@ -126,17 +123,16 @@ def read_item(path: Path, item: str) -> tuple[Flat, dict[str, Any]]:
 
 
 class _Entry(NamedTuple):
-    step: float  # of a timed one whose meta is damaged: infinite, so that it is tried, and reported, first
+    step: float  # infinite for a timed one with damaged meta, so that it is tried, and reported, first
     updates: int  # of every kind since the run began: what two of the same step differ in
     periodic: bool
     path: Path
 
     @classmethod
     def of(cls, path: Path, *, periodic: bool) -> _Entry:
-        step: float
         try:
             meta = _unseal(json.loads((path / "meta" / "metadata").read_text()))
-            step, updates = int(meta["step"]), int(meta.get("updates", -1))
+            step, updates = float(meta["step"]), int(meta.get("updates", -1))
         except (OSError, ValueError, LookupError, TypeError):
             step, updates = math.inf, -1
         return cls(int(path.name) if periodic else step, updates, periodic, path)
@@ -147,10 +143,7 @@ class _Entry(NamedTuple):
 
 
 class CheckpointStore:
-    """`<run>/checkpoints/<step>/`, the newest `keep`, written asynchronously and atomically.
-
-    It also reads what `TimedCheckpoints` writes, `<run>/checkpoints_timed/`.
-    """
+    """`<run>/checkpoints/<step>/`, the newest `keep`, written asynchronously and atomically; reads timed ones too."""
 
     def __init__(self, run_dir: Path, *, keep: int = 20) -> None:
         self.run_dir = Path(run_dir).absolute()
@@ -170,19 +163,16 @@ class CheckpointStore:
         return self._manager
 
     def steps(self) -> list[int]:
-        """Steps of the _finished checkpoints of the period, ascending; a timed one is not among them."""
+        """Return the steps of the finished periodic checkpoints, ascending."""
         return sorted(map(int, _finished(self._dir)))
 
     def newest(self) -> int | None:
-        """Step of the newest _finished checkpoint, timed or not; None without any."""
+        """Return the step of the newest finished checkpoint, timed or not; None without any."""
         return max((int(e.step) for e in self._entries() if e.step < math.inf), default=None)
 
     def _entries(self) -> list[_Entry]:
-        folder = self.run_dir / _TIMED
-        timed = [_Entry.of(folder / name, periodic=False) for name in _finished(folder)]
-        if not timed:
-            return [_Entry(step, -1, True, self._dir / str(step)) for step in self.steps()]
-        return sorted([*timed, *(_Entry.of(self._dir / str(step), periodic=True) for step in self.steps())])
+        folders = ((self._dir, True), (self.run_dir / _TIMED, False))
+        return sorted(_Entry.of(f / name, periodic=periodic) for f, periodic in folders for name in _finished(f))
 
     def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> bool:
         """Copy to the host and write in the background; False (logged, counted) where writing failed.
@@ -233,8 +223,7 @@ class CheckpointStore:
         Damaged ones are logged, and moved to `checkpoints_damaged/` once an older one verifies.
 
         Raises:
-            CheckpointError: all are damaged (nothing is moved then), or the one that verifies does not fit this agent:
-                another network shape is a mistake, not damage.
+            CheckpointError: all are damaged (nothing is moved then), or the one that verifies does not fit this agent.
         """
         entries, damaged = self._entries(), []
         for entry in reversed(entries):
@@ -247,13 +236,13 @@ class CheckpointStore:
                 continue
             self._move_aside(damaged)
             return Restored(int(entry.step), self._assemble(template, leaves, entry.path), meta, normaliser)
-        if entries:
-            raise CheckpointError(
-                f"none of the checkpoints [{', '.join(e.label for e in entries)}] in {self._dir} can be read. Retry "
-                "where the disk may have been away, restore the folder from a backup, or start afresh in another one",
-                parameter="checkpoint_path",
-            )
-        return None
+        if not entries:
+            return None
+        raise CheckpointError(
+            f"none of the checkpoints [{', '.join(e.label for e in entries)}] in {self._dir} can be read. Retry "
+            "where the disk may have been away, restore the folder from a backup, or start afresh in another one",
+            parameter="checkpoint_path",
+        )
 
     def _move_aside(self, damaged: list[_Entry]) -> None:
         aside = self.run_dir / "checkpoints_damaged"
@@ -290,42 +279,36 @@ class CheckpointStore:
         return PolicyCheckpoint(int(entry.step), params, normaliser, meta)
 
     def _assemble(self, template: Any, leaves: Flat, path: Path) -> Any:
-        where = f"checkpoint {path.name} in {path.parent}"
-        paths, treedef = jax.tree_util.tree_flatten_with_path(template)
+        misfit = f"checkpoint {path.name} in {path.parent} does not fit this agent"
         advice = f"Resume with the configuration of {self.run_dir / 'config.json'}, or choose another run folder"
-        unknown = sorted(set(leaves) - {jax.tree_util.keystr(leaf_path) for leaf_path, _ in paths})
-        out = []
-        for leaf_path, leaf in paths:
+
+        def restored(leaf_path: Any, leaf: Any) -> Any:
             key = jax.tree_util.keystr(leaf_path)
             is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
             expected = jax.eval_shape(jax.random.key_data, leaf) if is_key else leaf
-            if key not in leaves or leaves[key].shape != expected.shape or leaves[key].dtype != expected.dtype:
-                found = f"{leaves[key].dtype}{leaves[key].shape}" if key in leaves else "absent"
-                raise CheckpointError(
-                    f"{where} does not fit this agent: {key} is {found}, expected "
-                    f"{expected.dtype}{expected.shape}. {advice}"
-                )
-            value = jax.numpy.array(leaves[key])
-            out.append(jax.random.wrap_key_data(value) if is_key else value)
-        if unknown:
-            raise CheckpointError(f"{where} does not fit this agent, which has no {unknown[0]}. {advice}")
-        return jax.tree_util.tree_unflatten(treedef, out)
+            value = leaves.pop(key, None)
+            if value is None or value.shape != expected.shape or value.dtype != expected.dtype:
+                found = "absent" if value is None else f"{value.dtype}{value.shape}"
+                wanted = f"{expected.dtype}{expected.shape}"
+                raise CheckpointError(f"{misfit}: {key} is {found}, expected {wanted}. {advice}")
+            array = jax.numpy.array(value)
+            return jax.random.wrap_key_data(array) if is_key else array
+
+        state = jax.tree_util.tree_map_with_path(restored, template)
+        if leaves:
+            raise CheckpointError(f"{misfit}, which has no {min(leaves)}. {advice}")
+        return state
 
 
 class TimedCheckpoints:
     """`<run>/checkpoints_timed/<number>/`, written on a thread; the one before is removed once the new one verifies.
 
     A killed learner resumes from it. Between two are `period` seconds, or more where they would take more than `share`
-    (0..1) of wall time.
+    (0..1) of wall time: with copying, writing and verifying.
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        *,
-        period: float = TIMED_PERIOD,
-        share: float = TIMED_SHARE,
-        now: Callable[[], float] = time.monotonic,
+        self, run_dir: Path, *, period: float = 60.0, share: float = 0.05, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._dir = Path(run_dir).absolute() / _TIMED
         self._period, self._share, self._now = period, share, now
@@ -342,10 +325,8 @@ class TimedCheckpoints:
         self._next = max(self._next, self._now() + self._period)
 
     def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> None:
-        """Copy to the host and write in the background, after a write that is under way.
+        """Copy to the host and write in the background; after a failure, which is logged, the one before stays."""
 
-        A failure is reported and counted; the one before then stays.
-        """
         self.wait()
         began = self._now()
         items, info = _items_of(step, state, policy, normaliser, meta)

@@ -4,10 +4,8 @@ One JSON object a line, in four kinds, each with `wall` (seconds of running time
 over restarts), `step` (critic updates), `env_steps` and `human_ticks`:
 
 - `train`: losses, values, rates, waits, timers and replay counts, under HIL-SERL's names where they mean the same;
-- `episode`: one finished episode: `actor_id`, `episode/r`, `episode/l`, `succeed` (0 or 1, null where unknown),
-  `intervention_steps`, `intervention_count`, `phase`, `success_without_intervention` (share of the last 20 judged
-  episodes that succeeded without a human, helped ones in the denominator), `number` (of the run's episodes), and per
-  decision `q` (the critic's value of the chosen chunk) and `g` (the discounted return realised from there);
+- `episode`: one finished episode (`EPISODE_FIELDS`), and per decision `q` and `g` (`MetricsLog.episode`). `succeed` is
+  0, 1 or null; `success_without_intervention` is a share of the last 20 judged episodes, helped ones included;
 - `eval`: one evaluation of one checkpoint; its counters are the checkpoint's;
 - `event`: a text about the run.
 
@@ -36,16 +34,15 @@ logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 KINDS = ("train", "episode", "eval", "event")
-# argument -> name in the row
-EPISODE_FIELDS = {
-    "actor_id": "actor_id", "ret": "episode/r", "length": "episode/l", "succeed": "succeed",
-    "intervention_steps": "intervention_steps", "intervention_count": "intervention_count", "phase": "phase",
-    "success_without_intervention": "success_without_intervention", "number": "number",
-}  # fmt: skip
-EVALUATION_FIELDS = {name: name for name in (
+EPISODE_FIELDS = (
+    "actor_id", "ret", "length", "succeed", "intervention_steps", "intervention_count", "phase",
+    "success_without_intervention", "number",
+)  # fmt: skip
+EVALUATION_FIELDS = (
     "success_rate", "n", "low", "high", "mode", "mean_time_s", "mean_length", "checkpoint", "mean_return",
     "seconds", "by", "starts_repeat",
-)}  # fmt: skip
+)  # fmt: skip
+_ROW_NAMES = {"ret": "episode/r", "length": "episode/l"}  # argument -> name in the row, where they differ
 _RESUMED = re.compile(r"resumed at step (\d+)")
 
 Row = dict[str, Any]
@@ -60,19 +57,14 @@ class Counters(NamedTuple):
 
 
 class RunMetrics(dict[str, list[Row]]):
-    """Rows by kind, in file order; the kinds in `KINDS` are always there.
+    """Rows by kind, in file order; the kinds in `KINDS` are always there."""
 
-    `bad_lines` counts lines that are no row, `superseded` the rows left out because a resume undid them.
-    """
-
-    bad_lines: int = 0
-    superseded: int = 0
+    bad_lines: int = 0  # lines that are no row
+    superseded: int = 0  # rows left out because a resume undid them
 
     def last(self) -> Row | None:
-        """Return the row with the greatest running time, or None in an empty run.
-
-        Evaluations do not count while there is anything else: they may be of any earlier checkpoint.
-        """
+        """Return the row with the greatest running time, or None in an empty run."""
+        # Evaluations may be of any earlier checkpoint.
         rows = [row for kind, of_kind in self.items() if kind != "eval" for row in of_kind] or self["eval"]
         return max(rows, key=lambda row: row["wall"], default=None)
 
@@ -116,10 +108,8 @@ def succeeded_alone(row: Row) -> bool:
 
 
 def _is_superseded(row: Row, step: int, resumed: Row) -> bool:
-    if row["kind"] == "event":
-        return False
     if row["kind"] != "episode":
-        return bool(row["step"] > step)
+        return row["kind"] != "event" and bool(row["step"] > step)
     number, episodes = row.get("number"), resumed.get("episodes")
     if number is None or episodes is None:  # runs of version 0.1
         return bool(row["env_steps"] > resumed["env_steps"])
@@ -128,9 +118,10 @@ def _is_superseded(row: Row, step: int, resumed: Row) -> bool:
 
 def parse_row(line: bytes) -> Row | None:
     """Return a line as a row; None if it is not JSON, or without its kind and counters."""
-    row = None
-    with contextlib.suppress(ValueError):
+    try:
         row = json.loads(line)
+    except ValueError:
+        return None
     if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
         return None
     needed = (row.get("wall"), *(row.get(name) for name in Counters._fields))
@@ -141,13 +132,12 @@ class MetricsLog:
     """Appends rows to `run_dir/metrics.jsonl` and mirrors their numbers to wandb. Safe to call from several threads.
 
     Each row is one appending `write` to an unbuffered file: it outlives a kill of this process, and an evaluation may
-    add its row while the learner writes. A torn last line, as a power cut leaves it, costs that row and is reported.
-    Rows that a full disk refuses are counted and reported by the next row that succeeds.
+    add its row while the learner writes. A torn last line costs that row and is reported. Rows that a full disk refuses
+    are counted and reported by the next row that succeeds.
 
     Args:
         run_dir: the run folder; created if absent, continued if not.
         wandb_project: None switches the mirror off (`--debug`); `wandb_name`, `config` and `offline` are its.
-        clock: monotonic seconds; injected by tests.
     """
 
     def __init__(
@@ -158,14 +148,13 @@ class MetricsLog:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         path = self.run_dir / METRICS_FILE
         last, rest = _read_end(path)
-        self._counters = Counters(last["step"], last["env_steps"], last["human_ticks"]) if last else Counters(0, 0, 0)
-        self._wall_before = last["wall"] if last else 0.0
+        self._counters = Counters(*(last[name] for name in Counters._fields))
+        self._wall_before = last["wall"]
         self._clock, self._start = clock, clock()
         self._paused_at: float | None = None
         self._lock = threading.RLock()
         self._nonfinite_logged: set[str] = set()
-        # A short write or a power cut left the start of a line behind. It is not cut off: a learner that is alive may
-        # be about to complete it, while an evaluation opens the file.
+        # The start of a line that a power cut left is not cut off: a running learner may be about to complete it.
         self._mid_line = bool(rest)
         self._lost_rows = 0
         self._mirror = None
@@ -274,30 +263,28 @@ class MetricsLog:
             logger.warning("cannot write %s (%s): training goes on, its metrics are lost", self._file.name, reason)
 
 
-def _row(names: Mapping[str, str], fields: Mapping[str, Any]) -> Row:
-    if unknown := fields.keys() - names.keys():
+def _row(names: Sequence[str], fields: Mapping[str, Any]) -> Row:
+    if unknown := fields.keys() - set(names):
         raise TypeError(f"unknown fields of a metric row: {', '.join(sorted(unknown))}")
-    return {name: fields.get(argument) for argument, name in names.items()}
+    return {_ROW_NAMES.get(name, name): fields.get(name) for name in names}
 
 
-def _read_end(path: Path) -> tuple[Row | None, bytes]:
-    """The last row of a file, and what follows its last newline: nothing in a whole file."""
+def _read_end(path: Path) -> tuple[Row, bytes]:
+    """Return the last row of a file, of zeros without one, and the bytes after its last newline."""
     data = path.read_bytes() if path.exists() else b""
-    rows = (parse_row(line) for line in reversed(data.splitlines()))
-    return next((row for row in rows if row is not None), None), data[data.rfind(b"\n") + 1 :]
+    rows = filter(None, map(parse_row, reversed(data.splitlines())))
+    return next(rows, dict.fromkeys(("wall", *Counters._fields), 0)), data[data.rfind(b"\n") + 1 :]
 
 
 def _plain(key: str, value: Any, nonfinite: list[str]) -> Any:
     """`value` as JSON has it; a number that is not finite becomes None and its key is added to `nonfinite`."""
     if hasattr(value, "tolist"):  # numpy and JAX, scalars and arrays
         value = value.tolist()
-    if value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return value
+    if isinstance(value, float) and not math.isfinite(value):
         nonfinite.append(key)
         return None
+    if value is None or isinstance(value, str | int | float):
+        return value
     if isinstance(value, list | tuple):
         return [_plain(key, item, nonfinite) for item in value]
     raise DataError(f"metric {key!r} is a {type(value).__name__}; a metric is a number, a text or a list of numbers")

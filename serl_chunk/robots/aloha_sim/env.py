@@ -1,8 +1,7 @@
 """gym-aloha's TransferCube and Insertion (MuJoCo) behind the package's environment contract.
 
-Models, start poses, start regions of the objects and reward stages are gym-aloha's. Its environment class is not used:
-it renders three 480x640 images on every step (2-7 steps/s), ignores the requested image size and declares a wrong
-action box.
+Models, start poses, start regions and reward stages are gym-aloha's. Its environment class is not used: it renders
+three 480x640 images on every step (2-7 steps/s), ignores the requested image size and declares a wrong action box.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from serl_chunk import extras
+from serl_chunk.config.fields import require
 from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.robots.base import Expert
 from serl_chunk.robots.mujoco_camera import MujocoCamera, MujocoEnv
@@ -38,31 +38,25 @@ _OBJECTS_FROM = 16  # 7 numbers an object follow: position and quaternion
 
 
 def aloha_sim_spec(config: AlohaSimConfig) -> RobotSpec:
-    """Return the specification of `aloha_sim`.
+    """Return the specification of `aloha_sim`; raises ConfigError for an unknown or repeated camera.
 
-    Actions are `float32[14]`: left arm (6 absolute joint positions, rad), left gripper (0 closed .. 1 open), the
-    same for the right arm. gym-aloha itself declares -1..1 for all of them, which cannot even hold its start
-    pose. The state is the measured joints in the same order and units, then the objects' poses (the cube; or peg and
-    socket) if `config.cube_in_state`. The model's fingers move between about 0.06 and 0.97 of the gripper's range only;
-    the range stays 0..1 because gym-aloha's data use it.
-
-    Raises ConfigError for an unknown or repeated camera.
+    Actions are `float32[14]`: left arm (6 absolute joint positions, rad), left gripper (0 closed .. 1 open), the same
+    for the right arm; gym-aloha's own box, -1..1, cannot hold its start pose. The state is the measured joints in the
+    same order and units, then the objects' poses (the cube; or peg and socket) if `config.cube_in_state`. The model's
+    fingers move between about 0.06 and 0.97 only; the range stays 0..1 because gym-aloha's data use it.
     """
-    unknown = [name for name in config.cameras if name not in CAMERAS]
-    if unknown:
-        raise ConfigError(
-            f"aloha_sim has no such camera ({unknown[0]}, expected {', '.join(CAMERAS)})", parameter="robot.cameras"
-        )
-    if len(set(config.cameras)) != len(config.cameras):
-        raise ConfigError(f"a camera is named twice ({', '.join(config.cameras)})", parameter="robot.cameras")
-    low, high = (*ARM_LOW, 0.0), (*ARM_HIGH, 1.0)
+    for name in config.cameras:
+        valid = ", ".join(CAMERAS)
+        require(name in CAMERAS, "robot.cameras", f"aloha_sim has no such camera ({name}, expected {valid})")
+    once, named = len(set(config.cameras)) == len(config.cameras), ", ".join(config.cameras)
+    require(once, "robot.cameras", f"a camera is named twice ({named})")
     objects = len(SCENES[config.env_name].starts)
     return RobotSpec(
         name=config.kind if config.env_name == "transfer_cube" else f"{config.kind} {config.env_name}",
         control_hz=CONTROL_HZ,
         state_dim=JOINTS + (objects * OBJECT_POSE if config.cube_in_state else 0),
-        action_low=low * 2,
-        action_high=high * 2,
+        action_low=(*ARM_LOW, 0.0) * 2,
+        action_high=(*ARM_HIGH, 1.0) * 2,
         joint_of_action=tuple(range(JOINTS)),
         grippers=(6, 13),
         cameras=tuple(CameraSpec(name, config.image_size, config.image_size) for name in config.cameras),
@@ -109,24 +103,22 @@ def transfer_cube_stage(contacts: Contacts) -> int:
 def insertion_stage(contacts: Contacts) -> int:
     """1: both hands touch their object, 2: and both are off the table, 3: peg and socket touch in the air, 4: the pin.
 
-    The pin sits inside the socket, 2 cm from its mouth; the peg's touching it is the success, in the air or not
-    (gym-aloha, InsertionTask.get_reward).
+    The pin sits inside the socket, 2 cm from its mouth; touching it is the success (gym-aloha,
+    InsertionTask.get_reward).
     """
     if _touch(contacts, _PEG, _PIN):
         return 4
-    lifted = not _touch(contacts, _PEG, _TABLE) and not any(_touch(contacts, part, _TABLE) for part in _SOCKET)
-    if lifted and any(_touch(contacts, _PEG, part) for part in _SOCKET):
+    touched = {name for name in (_TABLE, _PEG, _LEFT_FINGER) if any(_touch(contacts, part, name) for part in _SOCKET)}
+    lifted = not _touch(contacts, _PEG, _TABLE) and _TABLE not in touched
+    if lifted and _PEG in touched:
         return 3
-    held = any(_touch(contacts, part, _LEFT_FINGER) for part in _SOCKET) and _touch(contacts, _PEG, _RIGHT_FINGER)
+    held = _LEFT_FINGER in touched and _touch(contacts, _PEG, _RIGHT_FINGER)
     return (2 if lifted else 1) if held else 0
 
 
 SCENES: dict[str, Scene] = {
     "transfer_cube": Scene(
-        "bimanual_viperx_transfer_cube.xml",
-        (((0.0, 0.4), (0.2, 0.6)),),
-        frozenset({_CUBE}),
-        transfer_cube_stage,
+        "bimanual_viperx_transfer_cube.xml", (((0.0, 0.4), (0.2, 0.6)),), frozenset({_CUBE}), transfer_cube_stage
     ),
     "insertion": Scene(
         "bimanual_viperx_insertion.xml",
@@ -153,11 +145,8 @@ def _import_simulator(model_file: str) -> tuple[Any, Path]:
 class AlohaSimEnv(MujocoEnv):
     """Two simulated ViperX arms: the right one hands the left one a cube, or puts its peg into the left one's socket.
 
-    `step` (20 ms) returns reward 1 and terminates at gym-aloha's reward 4 (the left finger touches the cube off the
-    table; the peg touches the pin inside the socket), else reward 0. `info["stage"]` is gym-aloha's reward, 0..4; the
-    functions `*_stage` define its values.
-
-    Raises ConfigError if the simulator is not installed, or has no such camera.
+    `step` (20 ms) returns reward 1 and terminates at gym-aloha's reward 4 (`info["stage"]`, see `*_stage`), else reward
+    0. Raises ConfigError if the simulator is not installed, or has no such camera.
     """
 
     def __init__(self, config: AlohaSimConfig, *, images: str = "on_request") -> None:

@@ -1,12 +1,12 @@
 """Scripted demonstrators of aloha_sim: way-points of both grippers, turned into joints in closed form.
 
-The usual recipe (ACT's `record_sim_episodes.py`) rolls out a second, mocap-driven simulation and replays its joints;
-that simulation broke with MuJoCo 3.0. A ViperX whose forearm does not roll is a waist plus a planar arm, so the
-joints of a grip point follow from trigonometry, and the model's position control tracks them to a few millirad.
+A ViperX whose forearm does not roll is a waist plus a planar arm, so the joints of a grip point follow from
+trigonometry, and the model's position control tracks them to a few millirad. (ACT's mocap-driven simulation,
+`record_sim_episodes.py`, broke with MuJoCo 3.0.)
 
-Peg and socket of the insertion lie along x, wherever they start, and have to stay so: that expert turns forearm and
-wrist so that a hand always faces along x, whatever the waist does. It measures how the grasps shifted both objects once
-they are in the air, and corrects the last stretch.
+Peg and socket of the insertion lie along x and have to stay so: that expert turns forearm and wrist so that a hand
+always faces along x. It measures how the grasps shifted both objects once they are in the air, and corrects the last
+stretch.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ NOISE_MEMORY = 0.95  # of the noise, per tick: a time constant of 0.4 s
 class PlannedExpert:
     """Plays commands per tick, `float64[T, 14]`, that a subclass plans; after the last one it is held.
 
-    `noise` (rad, default 0) is the standard deviation of a smooth disturbance added to every arm joint's command, for
-    demonstrations that differ; the grippers stay clean.
+    `noise` (rad, default 0) is the deviation of a smooth disturbance of every arm joint's command; the grippers stay
+    clean.
     """
 
     def __init__(self, env: AlohaSimEnv) -> None:
@@ -83,7 +83,7 @@ GRIP = 0.069744 + 0.15  # wrist to the grip point between the finger tips
 def shoulder_and_elbow(reach: np.ndarray, height: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the joints (rad, of the inputs' shape) that bring the wrist to `reach` and `height` (m) from the shoulder.
 
-    Both lie in the arm's plane. A position out of reach gives the nearest reachable one on the line from the shoulder.
+    A position out of reach gives the nearest reachable one on the line from the shoulder.
     """
     upper = np.hypot(ELBOW_X, ELBOW_Z)
     cosine = (reach**2 + height**2 - upper**2 - FOREARM**2) / (2 * upper * FOREARM)
@@ -113,8 +113,7 @@ def follow(waypoints: list[Waypoint], solve: Callable[..., np.ndarray], start: n
     Args:
         waypoints: the first one is where the arm is already, or is reached from `start`.
         solve: inverse kinematics, `(position float64[N, 3], pitch float64[N], roll float64[N]) -> float64[N, 6]`.
-        start: measured joints, `float64[7]`. The stretch from there is a curve in joint space: the pose it leaves is
-            arbitrary, the air there is free.
+        start: measured joints, `float64[7]`. From there the arm moves on a curve in joint space: the air there is free.
     """
     parts = []
     if start is not None:
@@ -129,16 +128,20 @@ def follow(waypoints: list[Waypoint], solve: Callable[..., np.ndarray], start: n
     return np.concatenate(parts)
 
 
+def follow_both(
+    left: list[Waypoint], right: list[Waypoint], solve: Callable[..., np.ndarray], joints: np.ndarray | None = None
+) -> np.ndarray:
+    """Plan commands of both arms by `follow`, `float64[T, 14]`; `joints float64[14]` are the measured ones."""
+    starts = (None, None) if joints is None else (joints[:7], joints[7:])
+    arms = zip((left, right), (False, True), starts, strict=True)
+    return np.concatenate([follow(way, partial(solve, right=r), start) for way, r, start in arms], axis=1)
+
+
 def arm_joints(position: np.ndarray, pitch: np.ndarray, roll: np.ndarray, *, right: bool) -> np.ndarray:
-    """Return joints that bring an arm's grip point to `position` with the forearm unrolled.
+    """Return joints `float64[N, 6]` (rad) for a grip point at `position` `float64[N, 3]` (m), the forearm unrolled.
 
-    Args:
-        position: `float64[N, 3]`, m, in the world.
-        pitch, roll: `float64[N]`, rad; the approach axis points `pitch` below the horizontal, away from the base.
-        right: which arm.
-
-    Returns: `float64[N, 6]`, rad. A position out of reach gives the joints of the nearest reachable one along the
-        line from the shoulder.
+    The approach axis points `pitch` (`float64[N]`, rad) below the horizontal, away from the base. A position out of
+    reach gives the nearest reachable one on the line from the shoulder.
     """
     side = -1.0 if right else 1.0  # the right base is turned by pi about the vertical
     ahead = side * position[:, 0] + BASE_X
@@ -154,7 +157,7 @@ class AlohaSimExpert(PlannedExpert):
     """Picks the cube with the right arm and hands it to the left one, open loop from the cube's true pose.
 
     Of the start states 0 to 49, 50 succeed at a `noise` of 0 and at 0.01 rad, 48 at 0.02 and 40 at 0.03
-    (`benchmarks/aloha_sim_speed.py --noise`). Success comes at about tick 164 of 205.
+    (`benchmarks/aloha_sim_speed.py --noise`), at about tick 164 of 205.
     """
 
     def plan(self) -> np.ndarray:
@@ -179,8 +182,7 @@ class AlohaSimExpert(PlannedExpert):
             Waypoint(175, HANDOVER, CLOSED, level, turned),
             Waypoint(205, HANDOVER, CLOSED, level, turned),
         ]
-        arms = ((left, joints[:7], False), (right, joints[7:], True))
-        return np.concatenate([follow(way, partial(arm_joints, right=r), start) for way, start, r in arms], axis=1)
+        return follow_both(left, right, arm_joints, joints)
 
 
 # m, of the grip points; the centres lie at 0.010 and 0.022, and 0.004 grinds on the table
@@ -191,17 +193,10 @@ PUSHED = 0.042  # m, of each from MEET at the end; the peg meets the pin at 0.05
 
 
 def facing_joints(position: np.ndarray, *_: np.ndarray, right: bool) -> np.ndarray:
-    """Return joints for a grip point at `position`, the hand `PITCH` down and the fingers closing along y.
+    """Return joints `float64[N, 6]` (rad) for a grip point at `position` `float64[N, 3]` (m), fingers closing along y.
 
-    The wrist's three axes meet in a point, so the first three joints place that point and the others turn the hand:
-    R = Rx(forearm) Ry(wrist) Rx(hand), by its closed-form angles.
-
-    Args:
-        position: `float64[N, 3]`, m, in the world.
-        right: which arm.
-
-    Returns: `float64[N, 6]`, rad. A position out of reach gives those of the nearest reachable one on the line from
-        the shoulder.
+    The hand is `PITCH` down. The wrist's three axes meet in a point, so the first three joints place that point and the
+    others turn the hand: R = Rx(forearm) Ry(wrist) Rx(hand), by its closed-form angles. Out of reach: as `arm_joints`.
     """
     side = -1.0 if right else 1.0
     x = side * position[:, 0] + BASE_X - GRIP * np.cos(PITCH)  # of the wrist, in the base's frame
@@ -229,28 +224,24 @@ class InsertionExpert(PlannedExpert):
     def plan(self) -> np.ndarray:
         """Plan up to facing each other, `float64[_SETTLED, 14]`."""
         peg, socket = self._env.object_poses
-        commands = []
-        for right, thing, z in ((False, socket, SOCKET_GRASP_Z), (True, peg, PEG_GRASP_Z)):
-            around = np.array([thing[0], thing[1], z])
-            faced = MEET + _vector(APART if right else -APART)
-            way = [
-                Waypoint(_ABOVE, around + _vector(z=0.09), OPEN),
-                Waypoint(_DOWN, around, OPEN),
-                Waypoint(_CLOSE, around, CLOSED),
-                Waypoint(_LIFTED, around + _vector(z=0.08), CLOSED),
-                Waypoint(_FACED, faced, CLOSED),
-                Waypoint(_SETTLED, faced, CLOSED),
-            ]
-            start = self._env.joints[7 * right : 7 * right + 7]
-            commands.append(follow(way, partial(facing_joints, right=right), start))
-        return np.concatenate(commands, axis=1)
+        ways = []
+        for thing, z, apart in ((socket, SOCKET_GRASP_Z, -APART), (peg, PEG_GRASP_Z, APART)):
+            around, faced = np.array([thing[0], thing[1], z]), MEET + _vector(apart)
+            ways.append(
+                [
+                    Waypoint(_ABOVE, around + _vector(z=0.09), OPEN),
+                    Waypoint(_DOWN, around, OPEN),
+                    Waypoint(_CLOSE, around, CLOSED),
+                    Waypoint(_LIFTED, around + _vector(z=0.08), CLOSED),
+                    Waypoint(_FACED, faced, CLOSED),
+                    Waypoint(_SETTLED, faced, CLOSED),
+                ]
+            )
+        return follow_both(*ways, facing_joints, self._env.joints)
 
     def replan(self, tick: int) -> np.ndarray | None:
         """Add the push, once both objects hang still."""
-        if tick != _SETTLED:
-            return None
-        peg, socket = self._env.object_poses[:, :3]
-        return push(peg, socket)
+        return push(*self._env.object_poses[:, :3]) if tick == _SETTLED else None
 
 
 # Ticks at which the stretches of the approach end. The arms follow their commands late: _SETTLED lets them arrive.
@@ -259,11 +250,9 @@ _ALIGNED, _IN = 20, 60  # the same for the push, from _SETTLED on
 
 
 def push(peg: np.ndarray, socket: np.ndarray) -> np.ndarray:
-    """Plan the last stretch, `float64[_IN, 14]`, from both centres `float64[3]` (m) as measured before it.
-
-    The peg's hand compensates the difference of both objects across the way they move.
-    """
+    """Plan the last stretch, `float64[_IN, 14]`, from both centres `float64[3]` (m) as measured before it."""
     faced, mirrored = MEET + _vector(APART), MEET - _vector(APART)
+    # The peg's hand compensates the difference of both objects across the way they move.
     across = _vector(y=socket[1] - peg[1], z=socket[2] - peg[2])
     # Offset of the grips along the way: the objects decide when they meet.
     along = _vector((peg[0] - socket[0]) / 2 - APART)
@@ -277,8 +266,7 @@ def push(peg: np.ndarray, socket: np.ndarray) -> np.ndarray:
         Waypoint(_ALIGNED, faced + across, CLOSED),
         Waypoint(_IN, MEET + _vector(PUSHED) + across - along, CLOSED),
     ]
-    arms = ((left, False), (right, True))
-    return np.concatenate([follow(way, partial(facing_joints, right=r)) for way, r in arms], axis=1)
+    return follow_both(left, right, facing_joints)
 
 
 def _vector(x: float = 0.0, y: float = 0.0, z: float = 0.0) -> np.ndarray:

@@ -1,9 +1,9 @@
 """Closed-form kinematics of two six-joint arms that face each other over a table.
 
-The arm has the joints and link lengths of an ALOHA follower (ViperX-300: waist, shoulder, elbow, forearm
-roll, wrist angle, wrist rotate; metres and radians). World frame: x to the right (from the left arm's base to
-the right arm's), z up, table at z = 0. Scalars and `math` throughout: on 6 joints this is an order of magnitude
-faster than numpy, and the environment's speed is decided here.
+The arm is an ALOHA follower (ViperX-300: waist, shoulder, elbow, forearm roll, wrist angle, wrist rotate; metres and
+radians). World frame: x to the right (from the left arm's base to the right arm's), z up, table at z = 0. Scalars and
+`math` throughout: on 6 joints this is an order of magnitude faster than numpy, and the environment's speed is decided
+here.
 """
 
 from __future__ import annotations
@@ -76,34 +76,23 @@ def forward(arm: int, joints: Sequence[float]) -> ArmPose:
         """Turn a vector of the arm's plane (radial, sideways, up) by the waist and the base."""
         return facing * (v[0] * c1 - v[1] * s1), facing * (v[0] * s1 + v[1] * c1), v[2]
 
+    # Axes as (radial, sideways, up); the forearm's y and z are turned by the roll.
+    forearm, rolled_y, rolled_z = (cp, 0.0, -sp), (s4 * sp, c4, s4 * cp), (c4 * sp, -s4, c4 * cp)
     elbow = (UPPER_X * c2 + UPPER_Z * s2, 0.0, -UPPER_X * s2 + UPPER_Z * c2)
-    wrist = (elbow[0] + FOREARM * cp, 0.0, elbow[2] - FOREARM * sp)
-    # Forearm axes (radial, sideways, up): x = (cp, 0, -sp), y = (0, 1, 0), z = (sp, 0, cp); roll turns y and z.
-    rolled_y = (s4 * sp, c4, s4 * cp)
-    rolled_z = (c4 * sp, -s4, c4 * cp)
-    hand_x = (c5 * cp - s5 * rolled_z[0], -s5 * rolled_z[1], -c5 * sp - s5 * rolled_z[2])
-    hand_z = (s5 * cp + c5 * rolled_z[0], c5 * rolled_z[1], -s5 * sp + c5 * rolled_z[2])
-    left = (c6 * rolled_y[0] + s6 * hand_z[0], c6 * rolled_y[1] + s6 * hand_z[1], c6 * rolled_y[2] + s6 * hand_z[2])
-    up = (c6 * hand_z[0] - s6 * rolled_y[0], c6 * hand_z[1] - s6 * rolled_y[1], c6 * hand_z[2] - s6 * rolled_y[2])
-    grip = (wrist[0] + HAND * hand_x[0], HAND * hand_x[1], wrist[2] + HAND * hand_x[2])
+    wrist = plus(elbow, FOREARM, forearm)
+    hand_x, hand_z = weighted(c5, forearm, -s5, rolled_z), weighted(s5, forearm, c5, rolled_z)
+    left, up = weighted(c6, rolled_y, s6, hand_z), weighted(c6, hand_z, -s6, rolled_y)
     shoulder = (BASE_X[arm], 0.0, SHOULDER_Z)
-    return ArmPose(
-        shoulder,
-        _add(shoulder, world(elbow)),
-        _add(shoulder, world(wrist)),
-        _add(shoulder, world(grip)),
-        world(hand_x),
-        world(left),
-        world(up),
-    )
+    joints_at = (plus(shoulder, 1.0, world(place)) for place in (elbow, wrist, plus(wrist, HAND, hand_x)))
+    return ArmPose(shoulder, *joints_at, world(hand_x), world(left), world(up))
 
 
 def inverse(arm: int, target: Point) -> list[float]:
     """Return six joints that bring the grip point of `arm` to `target`, without roll: a function of the target alone.
 
-    The elbow is up, and the wrist bends less the further the target is, so that shoulder, elbow and wrist share
-    a radial motion (all are limited to the same rate). Out of reach, the arm stretches (or folds) towards the
-    target as far as its joint limits allow.
+    The elbow is up, and the wrist bends less the further the target is, so that shoulder, elbow and wrist share a
+    radial motion (one rate limits all). Out of reach, the arm stretches (or folds) towards the target within its
+    limits.
     """
     x, y = _FACING[arm] * (target[0] - BASE_X[arm]), _FACING[arm] * target[1]
     radius, height = math.hypot(x, y), target[2] - SHOULDER_Z
@@ -127,5 +116,11 @@ def _clip(value: float, low: float, high: float) -> float:
     return low if value < low else high if value > high else value
 
 
-def _add(a: Point, b: Point) -> Point:
-    return a[0] + b[0], a[1] + b[1], a[2] + b[2]
+def weighted(a: float, u: Point, b: float, v: Point) -> Point:
+    """Return a * u + b * v."""
+    return a * u[0] + b * v[0], a * u[1] + b * v[1], a * u[2] + b * v[2]
+
+
+def plus(point: Point, distance: float, direction: Point) -> Point:
+    """Return the point `distance` (m) from `point` along `direction`."""
+    return weighted(1.0, point, distance, direction)

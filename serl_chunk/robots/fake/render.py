@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serl_chunk.robots.fake.kinematics import LEFT, RIGHT, ArmPose, Point, forward
+from serl_chunk.robots.fake.kinematics import LEFT, RIGHT, ArmPose, Point, forward, plus
 from serl_chunk.robots.fake.spec import ARM_DIM, CUBE_SIZE, PLACE
 
 Colour = tuple[int, int, int]
@@ -21,10 +21,10 @@ _FLOOR = np.array([70, 70, 75], np.uint8)
 _SKY = np.array([150, 160, 170], np.uint8)
 _TARGET = np.array([40, 90, 220], np.uint8)
 _TARGET_RADIUS = 0.04  # metres
-_CUBE: Colour = (210, 40, 40)
+RED: Colour = (210, 40, 40)  # of a cube or block
 _CUBE_HELD: Colour = (40, 190, 70)
 _ARM: tuple[Colour, Colour] = ((60, 60, 70), (105, 70, 45))
-_HAND: tuple[Colour, Colour] = ((120, 120, 170), (190, 130, 70))
+HAND: tuple[Colour, Colour] = ((120, 120, 170), (190, 130, 70))
 FINGER: Colour = (15, 15, 15)
 
 PALM = 0.06  # metres from the palm to the fingertips
@@ -68,7 +68,7 @@ def render(name: str, size: int, joints: Sequence[float], cube: Point, held: boo
     rods = [rod for arm in (LEFT, RIGHT) for rod in _arm_rods(arm, poses[arm], joints[arm * ARM_DIM + 6])]
     half = CUBE_SIZE / 4  # a short upright rod of the cube's width and height
     low, high = (cube[0], cube[1], cube[2] - half), (cube[0], cube[1], cube[2] + half)
-    rods.append(Rod(low, high, CUBE_SIZE / 2, _CUBE_HELD if held else _CUBE))
+    rods.append(Rod(low, high, CUBE_SIZE / 2, _CUBE_HELD if held else RED))
     return draw(image, camera, rods)
 
 
@@ -82,30 +82,23 @@ def draw(image: np.ndarray, camera: Camera, rods: Sequence[Rod]) -> np.ndarray:
 
 def _wrist_camera(pose: ArmPose) -> Camera:
     """Return a camera above the wrist that looks at the grip point and turns with the hand."""
-    eye = _along(pose.wrist, pose.up, 0.08)
-    aim = (pose.grip[0] - eye[0], pose.grip[1] - eye[1], pose.grip[2] - eye[2])
-    length = math.sqrt(_dot(aim, aim))
-    ahead = (aim[0] / length, aim[1] / length, aim[2] / length)
-    right = (-pose.left[0], -pose.left[1], -pose.left[2])
-    down = (
-        ahead[1] * right[2] - ahead[2] * right[1],
-        ahead[2] * right[0] - ahead[0] * right[2],
-        ahead[0] * right[1] - ahead[1] * right[0],
-    )
-    return Camera(eye, right, down, ahead, 1.2)
+    eye = plus(pose.wrist, 0.08, pose.up)
+    aim = np.subtract(pose.grip, eye)
+    ahead, right = aim / math.sqrt(_dot(aim, aim)), np.negative(pose.left)
+    return Camera(eye, point(right), point(np.cross(ahead, right)), point(ahead), 1.2)
 
 
 def _arm_rods(arm: int, pose: ArmPose, opening: float) -> list[Rod]:
     """Return links, palm and fingers of one arm; `opening` from 0 to 1."""
-    palm = _along(pose.grip, pose.forward, -PALM)
+    palm = plus(pose.grip, -PALM, pose.forward)
     rods = [
         Rod(pose.shoulder, pose.elbow, 0.035, _ARM[arm]),
         Rod(pose.elbow, pose.wrist, 0.03, _ARM[arm]),
-        Rod(pose.wrist, palm, 0.025, _HAND[arm]),
+        Rod(pose.wrist, palm, 0.025, HAND[arm]),
     ]
     for side in (-1.0, 1.0):
         spread = side * (0.006 + FINGER_TRAVEL * opening)
-        rods.append(Rod(_along(palm, pose.left, spread), _along(pose.grip, pose.left, spread), 0.007, FINGER))
+        rods.append(Rod(plus(palm, spread, pose.left), plus(pose.grip, spread, pose.left), 0.007, FINGER))
     return rods
 
 
@@ -138,9 +131,9 @@ def background(camera: Camera, size: int, place: Point = PLACE) -> np.ndarray:
     return image
 
 
-def _in_camera(camera: Camera, point: Point) -> Point:
-    """Return `point` in the camera's axes: right, down, ahead (depth), metres."""
-    d = (point[0] - camera.eye[0], point[1] - camera.eye[1], point[2] - camera.eye[2])
+def _in_camera(camera: Camera, place: Point) -> Point:
+    """Return `place` in the camera's axes: right, down, ahead (depth), metres."""
+    d = plus(place, -1.0, camera.eye)
     return _dot(d, camera.right), _dot(d, camera.down), _dot(d, camera.ahead)
 
 
@@ -171,10 +164,10 @@ def _paint(image: np.ndarray, focal: float, start: Point, end: Point, rod: Rod) 
     image[top:bottom, left:right][inside] = rod.colour
 
 
-def _along(point: Point, direction: Point, distance: float) -> Point:
-    (x, y, z), (dx, dy, dz) = point, direction
-    return x + distance * dx, y + distance * dy, z + distance * dz
+def point(v: np.ndarray) -> Point:
+    """Return `float64[3]` as Python's floats, which leave float32 images in their type."""
+    return float(v[0]), float(v[1]), float(v[2])
 
 
-def _dot(a: Point, b: Point) -> float:
+def _dot(a: Point | np.ndarray, b: Point | np.ndarray) -> float:
     return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]

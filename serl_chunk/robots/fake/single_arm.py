@@ -12,8 +12,7 @@ import numpy as np
 
 from serl_chunk.config.robots import FakeSingleArmConfig, ScriptedHumanConfig
 from serl_chunk.robots.base import Expert, InterventionSource, SimulatedEnv
-from serl_chunk.robots.fake.kinematics import Point
-from serl_chunk.robots.fake.render import FINGER, FINGER_TRAVEL, PALM, Camera, Colour, Rod, background, draw
+from serl_chunk.robots.fake.render import FINGER, FINGER_TRAVEL, HAND, PALM, RED, Camera, Rod, background, draw, point
 from serl_chunk.robots.fake.scripted_human import InterveningHuman
 from serl_chunk.types import CameraSpec, RobotSpec
 
@@ -43,9 +42,6 @@ HOME = (0.48, 0.0, 0.2)  # m, of the grip point, the hand straight down
 START_NOISE = 0.02  # m, uniform +-, of the start's position
 START_TURN_NOISE = 0.1  # rad, the same of the hand's turn about each axis
 DOWN = np.array([[1.0, 0.0, 0.0], [0.0, -1.0, 0.0], [0.0, 0.0, -1.0]])  # columns: x, finger and forward axis
-
-_BLOCK: Colour = (210, 40, 40)
-_HAND: Colour = (120, 120, 170)
 
 STALL_TICKS = 8  # without a rise of the progress measure before the human reacts; 0.8 s at 10 Hz
 _HUMAN = ScriptedHumanConfig(stall_ticks=STALL_TICKS, correction_ticks=(5, 15), speed=(0.5, 0.8), noise=0.1)
@@ -194,12 +190,12 @@ def render(name: str, env: FakeSingleArmEnv) -> np.ndarray:
         eye = np.array([1.15, 0.0, 0.5])
         camera = _looking(eye, np.array([0.5, 0.0, 0.05]) - eye, np.array([0.0, 1.0, 0.0]), 1.9)
     palm = env.position - PALM * forward
-    rods = [Rod(_point(palm - 0.12 * forward), _point(palm), 0.03, _HAND)]
+    rods = [Rod(point(palm - 0.12 * forward), point(palm), 0.03, HAND[0])]
     for side in (-1.0, 1.0):
         spread = side * (0.006 + FINGER_TRAVEL * env.opening) * finger
-        rods.append(Rod(_point(palm + spread), _point(env.position + spread), 0.007, FINGER))
+        rods.append(Rod(point(palm + spread), point(env.position + spread), 0.007, FINGER))
     half = (BLOCK_LENGTH - BLOCK_WIDTH) / 2 * np.array([np.cos(env.yaw), np.sin(env.yaw), 0.0])
-    rods.append(Rod(_point(env.block - half), _point(env.block + half), BLOCK_WIDTH / 2, _BLOCK))
+    rods.append(Rod(point(env.block - half), point(env.block + half), BLOCK_WIDTH / 2, RED))
     return draw(background(camera, env.config.image_size, PLACE), camera, rods)
 
 
@@ -208,11 +204,7 @@ def _looking(eye: np.ndarray, ahead: np.ndarray, right: np.ndarray, focal: float
     ahead = ahead / np.linalg.norm(ahead)
     right = right - (right @ ahead) * ahead
     right = right / np.linalg.norm(right)
-    return Camera(_point(eye), _point(right), _point(np.cross(ahead, right)), _point(ahead), focal)
-
-
-def _point(v: np.ndarray) -> Point:
-    return float(v[0]), float(v[1]), float(v[2])
+    return Camera(point(eye), point(right), point(np.cross(ahead, right)), point(ahead), focal)
 
 
 class SingleArmExpert:
@@ -271,8 +263,7 @@ class SingleArmExpert:
         if distance < _CLOSE_WITHIN and abs(env.misalignment) < _ALIGNED:
             return env.block, -1.0
         if env.opening < 0.95:  # has begun to close
-            missed = env.opening <= FINGERS_CLOSED
-            return env.block, 1.0 if missed else -1.0
+            return env.block, 1.0 if env.opening <= FINGERS_CLOSED else -1.0  # missed it, or goes on
         down = np.linalg.norm((env.position - env.block)[:2]) < _AROUND and abs(env.misalignment) < _ALIGNED
         return (env.block if down else env.block + np.array([0.0, 0.0, _HOVER])), 1.0
 
