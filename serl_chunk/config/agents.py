@@ -14,6 +14,7 @@ from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.fields import CRITIC, Group, Requirement, acting, needs, require, setting, shaping, widths
 from serl_chunk.config.gripper import GripperConfig
 
+_PREFIXED = needs("agent.prefix_critic", True)
 _IMPROVED = Requirement("agent.improve.steps above 0", lambda c: c.agent.improve.steps > 0)
 _IMITATED = Requirement("agent.improve.imitate above 0", lambda c: c.agent.improve.imitate > 0)
 
@@ -63,10 +64,10 @@ class AgentConfig(Group, path="agent."):
     prefix_critic: bool = shaping(False, "a second critic scores the executed actions; policies and targets use it")
     prefix_expectile: float = setting(
         0.8,
-        "of the first critic's value over how the data go on; 0.5: the mean",
+        "of the first critic's value over the data's futures; 0.5: the mean",
         least=0.5,
         below=1,
-        requires=needs("agent.prefix_critic", True),
+        requires=_PREFIXED,
     )
     prefix_lengths: int = acting(1, "lengths the prefix critic can score: equal parts of the executed actions", least=1)
     replan_spread: float | None = acting(None, "disagreement of heads that ends a chunk; none: never", least=0)
@@ -164,14 +165,13 @@ class FlowConfig(Group, path="agent.flow."):
 
 
 def _check_flow(agent: AcfqlConfig | BcConfig, *, acts: bool, remedy: str) -> None:
-    """Check the settings that acfql and bc share; `acts` says whether the flow itself acts."""
+    """Check the settings that acfql and bc share; `acts`: the flow itself acts."""
     # fmt: off
     require(agent.update_order != "joint" or agent.policy_updates == 1, "agent.policy_updates",
         f"must be 1 with agent.update_order=joint, got {agent.policy_updates}: the policy takes one step for each of "
         "the critic's")
-    flow = agent.flow
-    require(flow.train_delay == "none" or acts, "agent.flow.train_delay",
-        f"{flow.train_delay} needs {remedy}: the other policy has no input for committed actions")
+    require(agent.flow.train_delay == "none" or acts, "agent.flow.train_delay",
+        f"{agent.flow.train_delay} needs {remedy}: the other policy has no input for committed actions")
 
 
 def _check_noise(agent: AcfqlConfig | BcConfig) -> None:
@@ -183,6 +183,7 @@ def _check_noise(agent: AcfqlConfig | BcConfig) -> None:
 
 _OF_POLICY = (needs("agent.target", "policy"), needs("agent.actor_type", "best-of-n"))
 _DISTILLED = (needs("agent.actor_type", "distill-ddpg"),)
+_QC_CRITIC = partial(CriticConfig, ensemble=4, target_subset=4, target_aggregate="mean", loss="bounded", tau=0.01)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,10 +192,7 @@ class AcfqlConfig(AgentConfig):
 
     kind: ClassVar[str] = "acfql"
 
-    critic: CriticConfig = setting(
-        partial(CriticConfig, ensemble=4, target_subset=4, target_aggregate="mean", loss="bounded", tau=0.01),
-        "the critic",
-    )
+    critic: CriticConfig = setting(_QC_CRITIC, "the critic")
     flow: FlowConfig = setting(FlowConfig, "the flow policy")
     policy_ema: float = 0.999
     acting_critic: Literal["online", "target"] = "target"
@@ -222,6 +220,10 @@ class AcfqlConfig(AgentConfig):
             "gradient already. Set it to 0.")
 
 
+_BY_FLOW = needs("agent.policy", "flow", note="the Gaussian's layers are agent.hidden")
+_GAUSSIAN = needs("agent.policy", "gaussian", note="the flow's layers are agent.flow.hidden")
+
+
 @dataclasses.dataclass(frozen=True)
 class BcConfig(AgentConfig):
     """Behaviour cloning, by flow matching or with a Gaussian; on demonstrations and interventions it is HG-DAgger."""
@@ -231,15 +233,9 @@ class BcConfig(AgentConfig):
     candidates: int = 1
     bc_on: Literal["all", "demo", "demo+interventions", "+successes", "interventions"] = "demo+interventions"
     policy: Literal["flow", "gaussian"] = shaping("flow", "the kind of policy")
-    flow: FlowConfig = setting(
-        FlowConfig,
-        "the flow policy",
-        requires=needs("agent.policy", "flow", note="the Gaussian's layers are agent.hidden"),
-    )
+    flow: FlowConfig = setting(FlowConfig, "the flow policy", requires=_BY_FLOW)
     hidden: tuple[int, ...] = widths(
-        (256, 256),
-        "widths of the Gaussian policy's hidden layers (TanhNormal)",
-        requires=needs("agent.policy", "gaussian", note="the flow's layers are agent.flow.hidden"),
+        (256, 256), "widths of the Gaussian policy's hidden layers (TanhNormal)", requires=_GAUSSIAN
     )
     policy_ema: float = 0.999
     policy_updates: int = setting(3, "policy updates per update, with the same batch and new noise", least=1)

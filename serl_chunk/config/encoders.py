@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Literal
 
-from serl_chunk.config.fields import CAMERAS, Group, Requirement, needs, require, setting, shaping
+from serl_chunk.config.fields import CAMERAS, Group, Requirement, needs, require, setting, shaping, widths
 
 Kind = Literal["conv", "impala", "resnet10"]
 Pooling = Literal["flatten", "mean", "spatial"]
+
+_CHANNELS = needs("agent.encoder.kind", "conv", "impala", note="ResNet-10 has channels of its own")
+_STATE = needs("agent.use_state", True)
+_EMBEDDED = Requirement(
+    "cameras in agent.image_keys, or agent.encoder.state_latent above 0",
+    lambda c: bool(c.agent.image_keys) or c.agent.encoder.state_latent > 0,
+)
+_of_cameras = partial(shaping, requires=CAMERAS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,43 +28,24 @@ class EncoderConfig(Group, path="agent.encoder."):
     """
 
     kind: Kind = shaping(
-        "conv",
-        "conv: a few convolutions; impala: its residual network; resnet10: with group norm, as HIL-SERL's",
-        requires=CAMERAS,
+        "conv", "a few convolutions, impala's residual network, or HIL-SERL's ResNet-10 (group norm)", requires=CAMERAS
     )
-    features: tuple[int, ...] = shaping(
-        (16, 32, 32),
-        "channels of conv's stride-2 convolutions, or of impala's sections",
-        items=1,
-        least=1,
-        requires=(CAMERAS, needs("agent.encoder.kind", "conv", "impala", note="ResNet-10 has channels of its own")),
+    features: tuple[int, ...] = widths(
+        (16, 32, 32), "channels of conv's stride-2 convolutions, or of impala's sections", requires=(CAMERAS, _CHANNELS)
     )
     pooling: Pooling = shaping(
-        "flatten",
-        "of the backbone's features: all, their mean, or spatial: 8 learned weightings of places (HIL-SERL)",
-        requires=CAMERAS,
+        "flatten", "all features, their mean, or 8 learned weightings of places (spatial, HIL-SERL's)", requires=CAMERAS
     )
-    latent: int = shaping(64, "width of a camera's embedding; HIL-SERL's is 256", least=1, requires=CAMERAS)
-    share_cameras: bool = shaping(True, "one set of weights for all cameras, or one for each", requires=CAMERAS)
+    latent: int = _of_cameras(64, "width of a camera's embedding; HIL-SERL's is 256", least=1)
+    share_cameras: bool = _of_cameras(True, "one set of weights for all cameras, or one for each")
     state_latent: int = shaping(
-        0,
-        "width of the state's embedding (HIL-SERL's is 64); 0: the state as it is",
-        least=0,
-        off=0,
-        requires=needs("agent.use_state", True),
+        0, "width of the state's embedding (HIL-SERL's is 64); 0: the state as it is", least=0, off=0, requires=_STATE
     )
     # critic: policies read the features of the critic that acts, without a gradient (HIL-SERL).
     trained_by: Literal["each", "critic"] = shaping(
-        "each",
-        "each network has an encoder that its loss trains, or the critic's loss alone trains one for all",
-        requires=(
-            Requirement(
-                "cameras in agent.image_keys, or agent.encoder.state_latent above 0",
-                lambda c: bool(c.agent.image_keys) or c.agent.encoder.state_latent > 0,
-            )
-        ),
+        "each", "each network's loss trains an encoder of its own, or the critic's one for all", requires=_EMBEDDED
     )
-    frozen_backbone: bool = shaping(False, "keep resnet10's convolutions; heads train", requires=CAMERAS)
+    frozen_backbone: bool = _of_cameras(False, "keep resnet10's convolutions; heads train")
     # A frame that is shifted anew each time has no features to keep.
     cache_features: bool = setting(False, "store the frozen backbone's features of each frame in place of pixels")
     weights: str = setting("", ".npz of the backbone's initial weights (`serl-chunk data encoder`), at the learner")

@@ -1,7 +1,7 @@
 """An experiment: one tree of frozen dataclasses, validated where it is built, and here across its parts.
 
-An experiment's file finds all parts but the agent's and the robot's in this module. Rates are per tick, times in
-seconds, sizes in steps unless a name says otherwise.
+An experiment's file finds most parts in this module. Rates are per tick, times in seconds, sizes in steps unless a name
+says otherwise.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class NormaliserConfig(Group, path="normaliser."):
 
 
 def infinite_horizon_return(reward: float, discount: float) -> float:
-    """The discounted sum of `reward` on every tick from now on."""
+    """Return the discounted sum of `reward` on every tick from now on."""
     return reward / (1 - discount)
 
 
@@ -108,14 +108,19 @@ class RewardConfig(Group, path="reward."):
 
 
 def possible_returns(reward: RewardConfig, discount: float) -> tuple[float, float]:
-    """The least and the greatest discounted return from any step on, for recorded rewards of 0, and 1 at a success.
+    """Return the least and the greatest discounted return from any step on, for recorded rewards of 0, and 1 at a
+    success.
 
-    k steps of the offset c and an end e return c (1 - gamma^k) / (1 - gamma) + gamma^k e, which lies between e and
-    c / (1 - gamma); e is a success, a declared failure, or none (a truncated episode counts as going on for ever).
-    One intervention costs its penalty; an episode with several may return less, which a critic of a range cannot show.
+    k steps of the offset c and an end e return c (1 - gamma^k) / (1 - gamma) + gamma^k e, which lies between e and c /
+    (1 - gamma); e is a success, a declared failure, or none (a truncated episode counts as going on for ever). One
+    intervention costs its penalty; an episode with several may return less, which a critic of a range cannot show.
     """
     ends = infinite_horizon_return(reward.offset, discount), reward.scale + reward.offset, reward.failure_reward
     return min(ends) - reward.intervention_penalty, max(ends)
+
+
+_REALTIME = needs("actor.clock", "realtime")
+_INTERVENED = Requirement("actor.intervention", lambda c: c.actor.intervention != "none")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,24 +130,16 @@ class ActorConfig(Group, path="actor."):
     clock: Literal["lockstep", "realtime"] = acting("lockstep", "wait for every chunk (simulators), or keep the rate")
     delay_ticks: int = derived(0, "lockstep: from a decision's observation to its chunk", unit="ticks", least=0)
     inference: Literal["auto", "sync", "async"] = derived(
-        "auto",
-        "auto: sync if the 99th percentile of inference is below half a tick",
-        requires=needs("actor.clock", "realtime"),
+        "auto", "auto: sync if the 99th percentile of inference is below half a tick", requires=_REALTIME
     )
     adaptive_execution: bool = acting(False, "plan anew after the steps that a decision asks for (agent.replan_spread)")
     # auto: every tick where frames come with the observation (gym environments), else decisions.
     frames: Literal["auto", "every_tick", "decisions"] = setting(
-        "auto",
-        "cameras are recorded on every tick, or at decisions, at the ends of their windows and by humans",
-        requires=CAMERAS,
+        "auto", "record cameras on every tick, or at decisions, their windows' ends and by humans", requires=CAMERAS
     )
     intervention: str = setting("none", "none, scripted, or the path of a recorded intervention file")
     max_human_ticks: int = setting(
-        0,
-        "interventions of a run end after so long; 0: no limit",
-        unit="ticks",
-        least=0,
-        requires=Requirement("actor.intervention", lambda c: c.actor.intervention != "none"),
+        0, "interventions of a run end after so long; 0: no limit", unit="ticks", least=0, requires=_INTERVENED
     )
     max_episodes: int = setting(0, "0: until the learner is done", unit="episodes", least=0)
 
@@ -178,12 +175,11 @@ class ExperimentConfig(Group):
     def _check(self) -> None:
         # fmt: off
         agent, chunk, loop, reward = self.agent, self.chunk, self.learner, self.reward
-        if reward.offset < 0:
-            worst = infinite_horizon_return(reward.offset, self.discount)
-            named = math.floor(worst * 1e4) / 1e4  # the value in the message, once set, is within the bound
-            require(reward.failure_reward <= worst, "reward.failure_reward",
-                f"must be at most offset/(1-discount)={named:.12g} with reward.offset={reward.offset}, got "
-                f"{reward.failure_reward}: every step costs something, so failing early would pay")
+        worst = infinite_horizon_return(reward.offset, self.discount)
+        named = math.floor(worst * 1e4) / 1e4  # the value in the message, once set, is within the bound
+        require(reward.offset >= 0 or reward.failure_reward <= worst, "reward.failure_reward",
+            f"must be at most offset/(1-discount)={named:.12g} with reward.offset={reward.offset}, got "
+            f"{reward.failure_reward}: every step costs something, so failing early would pay")
         if isinstance(agent, BcConfig):
             require(reward.intervention_penalty == 0, "reward.intervention_penalty",
                 f"must be 0 for bc, which learns from no reward, got {reward.intervention_penalty:g}. Set it to 0, or "
@@ -196,9 +192,8 @@ class ExperimentConfig(Group):
         require(agent.critic.target_floor == "none" or self.replay.windows == "episode", "agent.critic.target_floor",
             "mc needs the return to an episode's end, and windows of replay.windows=qc belong to no episode. Set "
             "replay.windows=episode, or agent.critic.target_floor=none.")
-        of_humans = agent.bc_on in ("interventions", "demo+interventions")
         only_demos = (self.replay.windows, self.replay.demo_fraction) == ("qc", 1) and loop.online_steps != 0
-        require(not (of_humans and only_demos), "agent.bc_on",
+        require(agent.bc_on not in ("interventions", "demo+interventions") or not only_demos, "agent.bc_on",
             f"{agent.bc_on} imitates human steps online, and replay.windows=qc with replay.demo_fraction=1 draws "
             "demonstrations alone. Set replay.windows=episode, or agent.bc_on=demo.")
         self._check_shared_encoder()

@@ -1,4 +1,4 @@
-"""Settings as dataclass fields that carry their meaning: help, unit, range, and what reads them.
+"""Settings as dataclass fields with their meaning: help, unit, range, and requirements.
 
 The checks of values and of unused settings, `serl-chunk config` and the handshake's contract read this metadata.
 """
@@ -15,8 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from serl_chunk.io import plural
 from serl_chunk.types import ConfigError
 
-ABSENT = object()
-"""Stands for the value of a setting that a configuration does not have."""
+ABSENT = object()  # the value of a setting that a configuration does not have
 
 
 class Requirement(NamedTuple):
@@ -83,7 +82,7 @@ class Setting(NamedTuple):
         return f"{'at most' if self.below is None else 'below'} {high[0]}" if high else ""
 
     def holds(self, number: float) -> bool:
-        """Whether a number is in the range and finite, or a duration; NaN never is."""
+        """Return whether a number is in the range and finite, or a duration; NaN never is."""
         return (
             (self.unit in ("s", "days") or math.isfinite(number))
             and (self.least is None or number >= self.least)
@@ -127,7 +126,7 @@ class Group:
     PATH: ClassVar[str] = ""
 
     def __init_subclass__(cls, path: str | None = None) -> None:
-        """Set what stands in front of the fields' names, with a dot at its end; subclasses inherit it."""
+        """Set the prefix of the fields' names, with a dot at its end; subclasses inherit it."""
         cls.PATH = cls.PATH if path is None else path
 
     def __post_init__(self) -> None:
@@ -137,11 +136,8 @@ class Group:
             if problem := _problem(value, meaning, hint):
                 raise ConfigError(f"must be {problem}, got {value!r}", parameter=self.PATH + name)
         for base in reversed(own.__mro__):
-            base.__dict__.get("_check", _no_check)(self)
-
-
-def _no_check(group: Group) -> None:
-    pass
+            if check := base.__dict__.get("_check"):
+                check(self)
 
 
 def _problem(value: Any, meaning: Setting, hint: Any) -> str:
@@ -176,7 +172,7 @@ def _choices(hint: Any) -> tuple[Any, ...]:
 
 
 def choices_in_words(values: Sequence[Any]) -> str:
-    """Return what a field may hold, for a message; an empty text, which would be invisible, is `nothing`."""
+    """Return the values that a field may hold, for a message; an empty text, which would be invisible, is `nothing`."""
     named = ", ".join(str(v) for v in values if v != "")
     return f"{named}, or nothing" if "" in values else named
 
@@ -198,26 +194,29 @@ class Leaf(NamedTuple):
     acts: str
 
 
-def leaves(config: Any) -> Iterator[Leaf]:
-    """Iterate over all settings of a configuration, in the order of their declaration."""
-    yield from _leaves(config, ABSENT, "", (), "")
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return a new default of a field, or ABSENT."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return ABSENT if field.default is dataclasses.MISSING else field.default
 
 
-def _leaves(group: Any, default: Any, prefix: str, requires: tuple[Requirement, ...], acts: str) -> Iterator[Leaf]:
-    own: Any = type(group)
+def leaves(
+    config: Any, default: Any = ABSENT, prefix: str = "", requires: tuple[Requirement, ...] = (), acts: str = ""
+) -> Iterator[Leaf]:
+    """Iterate over all settings of a configuration, in the order of their declaration.
+
+    The other arguments are of a group within it: its default, its path with a dot, and what its fields inherit.
+    """
+    own: Any = type(config)
     fields = {f.name: f for f in dataclasses.fields(own)}
     for name, (meaning, _) in settings_of(own).items():
-        value, field = getattr(group, name), fields[name]
-        if type(default) is own:
-            usual = getattr(default, name)
-        elif field.default_factory is not dataclasses.MISSING:
-            usual = field.default_factory()
-        else:
-            usual = ABSENT if field.default is dataclasses.MISSING else field.default
+        value = getattr(config, name)
+        usual = getattr(default, name) if type(default) is own else default_of(fields[name])
         below = (*requires, *meaning.requires)
         acting = acts if meaning.acts is None else meaning.acts
         if dataclasses.is_dataclass(value):
-            yield from _leaves(value, usual, f"{prefix}{name}.", below, acting)
+            yield from leaves(value, usual, f"{prefix}{name}.", below, acting)
         else:
             yield Leaf(prefix + name, value, usual, meaning, below, acting)
 
@@ -232,15 +231,12 @@ def as_text(value: Any) -> str:
 def check_unused(config: Any, paths: Iterable[str]) -> None:
     """Raise ConfigError for the first of the settings `paths` (dotted) that has no effect in this experiment.
 
-    An experiment's file may set the number of bins for users who choose a critic of bins. A number of bins on the
-    command line is expected to have an effect.
+    An experiment's file may set what another choice would read; a value on the command line is expected to have an
+    effect.
     """
     known = {leaf.path: leaf for leaf in leaves(config)}
     for leaf in (known[path] for path in paths if path in known):
         for requirement in leaf.requires:
-            if leaf.value != leaf.setting.off and not requirement.met(config):
-                raise ConfigError(
-                    f"the value {as_text(leaf.value)} has no effect, it needs {requirement.needs}. Set that too, or "
-                    "leave it out.",
-                    parameter=leaf.path,
-                )
+            wrong = f"the value {as_text(leaf.value)} has no effect, it needs {requirement.needs}"
+            met = leaf.value == leaf.setting.off or requirement.met(config)
+            require(met, leaf.path, f"{wrong}. Set that too, or leave it out.")

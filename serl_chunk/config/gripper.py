@@ -8,11 +8,7 @@ from typing import Literal
 from serl_chunk.config.fields import CRITIC, LEARNED_GRIPPER, Group, acting, derived, require, setting, shaping, widths
 
 SetupMode = Literal[
-    "",
-    "single-arm-fixed-gripper",
-    "dual-arm-fixed-gripper",
-    "single-arm-learned-gripper",
-    "dual-arm-learned-gripper",
+    "", "single-arm-fixed-gripper", "dual-arm-fixed-gripper", "single-arm-learned-gripper", "dual-arm-learned-gripper"
 ]
 HIL_SERL_CHOICES = (-1.0, 0.0, 1.0)  # close, hold, open
 _LEARNED_CRITIC = (LEARNED_GRIPPER, CRITIC)
@@ -37,11 +33,7 @@ class GripperConfig(Group, path="agent.gripper."):
     epsilon: float = acting(0.02, "probability of a random choice", least=0, most=1, requires=LEARNED_GRIPPER)
     # Discrete BCQ (Fujimoto 2019): 0.3. 0 considers all, as HIL-SERL; 1 is imitation alone.
     mask_unreachable: float = setting(
-        0.3,
-        "ignore choices that imitation gives less than this share of the likeliest one's probability",
-        least=0,
-        most=1,
-        requires=_LEARNED_CRITIC,
+        0.3, "least share of the likeliest choice's imitation probability", least=0, most=1, requires=_LEARNED_CRITIC
     )
     hidden: tuple[int, ...] = widths((256, 256), "widths of grasp critic and imitation", requires=LEARNED_GRIPPER)
     lr: float | None = setting(None, "learning rate (Adam); none: agent.lr", above=0, requires=LEARNED_GRIPPER)

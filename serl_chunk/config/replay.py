@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Literal
 
 from serl_chunk.config.fields import CAMERAS, Group, needs, require, setting
 
-_PIXELS = needs("agent.encoder.cache_features", False, note="features stand for decoded frames")
+_SUCCESSES = needs("agent.bc_on", "+successes")
+_DECODED = (CAMERAS, needs("agent.encoder.cache_features", False, note="features stand for decoded frames"))
+_bytes = partial(setting, unit="bytes", least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,13 +21,8 @@ class ReplayConfig(Group, path="replay."):
     demo_capacity: int = setting(100_000, "demonstrations; more is refused, never evicted", unit="steps", least=1)
     human_capacity: int = setting(50_000, "kept of evicted episodes with interventions", unit="steps", least=1)
     image_capacity: int = setting(20_000, "frames per camera and store", unit="frames", least=1, requires=CAMERAS)
-    frame_cache_bytes: int = setting(
-        1 << 30,
-        "decoded frames kept of demonstrations whose images stay in their files; 0: none",
-        unit="bytes",
-        least=0,
-        off=0,
-        requires=(CAMERAS, _PIXELS),
+    frame_cache_bytes: int = _bytes(
+        1 << 30, "decoded frames kept of demonstrations with images in files; 0: none", off=0, requires=_DECODED
     )
     demo_fraction: float | Literal["uniform"] = setting(0.5, "demonstrations in a batch", least=0, most=1)
     positive_fraction: float | None = setting(None, "successes among demonstrations; none: all alike", above=0, below=1)
@@ -35,11 +33,7 @@ class ReplayConfig(Group, path="replay."):
     # The policy acts with pictures of age 0.
     max_image_age: int = setting(0, "age of a window's picture", unit="ticks", least=0, requires=CAMERAS)
     exclude_before_takeover: int = setting(
-        40,
-        "part of a successful episode before an intervention that is not imitated",
-        unit="ticks",
-        least=0,
-        requires=needs("agent.bc_on", "+successes"),
+        40, "part of a success before an intervention that is not imitated", unit="ticks", least=0, requires=_SUCCESSES
     )
     intervention_windows: Literal["keep", "cut"] = setting("keep", "a window may go on into human steps, or ends there")
     prefetch: int = setting(2, "batches prepared ahead by a thread; 0: the training thread samples", least=0)

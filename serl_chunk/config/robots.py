@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from serl_chunk.config.fields import Group, needs, require, setting
 
+_SCRIPTED = needs("actor.intervention", "scripted")
 _image_size = partial(setting, unit="pixels, square", least=8)
 
 
@@ -75,10 +76,7 @@ class FakeAlohaConfig(RobotConfig):
     image_size: int = _image_size(64, "size of camera frames")
     observe_objects: bool = setting(True, "the cube is in the state; else only cameras show it")
     scripted_human: ScriptedHumanConfig = setting(
-        ScriptedHumanConfig,
-        "the human of actor.intervention=scripted",
-        acts="",
-        requires=needs("actor.intervention", "scripted"),
+        ScriptedHumanConfig, "the human of actor.intervention=scripted", acts="", requires=_SCRIPTED
     )
 
 

@@ -6,7 +6,9 @@ action has the same effect. robomimic itself is not needed.
 
 from __future__ import annotations
 
+import json
 import logging
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,32 +60,7 @@ def robomimic_spec(config: RobomimicConfig) -> RobotSpec:
     )
 
 
-_MOVE = [0.05, 0.05, 0.05, 0.5, 0.5, 0.5]  # metres and radians of an action of 1
-_CONTROLLER = {
-    "type": "BASIC",
-    "body_parts": {
-        "right": {
-            "type": "OSC_POSE",
-            "input_max": 1,
-            "input_min": -1,
-            "output_max": _MOVE,
-            "output_min": [-x for x in _MOVE],
-            "kp": 150,
-            "damping_ratio": 1,
-            "impedance_mode": "fixed",
-            "kp_limits": [0, 300],
-            "damping_ratio_limits": [0, 10],
-            "position_limits": None,
-            "orientation_limits": None,
-            "uncouple_pos_ori": True,
-            "input_type": "delta",
-            "input_ref_frame": "world",
-            "interpolation": None,
-            "ramp_ratio": 0.2,
-            "gripper": {"type": "GRIP"},
-        }
-    },
-}
+_CONTROLLER = Path(__file__).with_name("robomimic_controller.json")  # an action of 1 is 5 cm or 0.5 rad
 _COLLISION = 0  # the group of the shapes that robosuite collides with, next to the visible ones
 
 
@@ -104,7 +81,7 @@ class RobomimicEnv(MujocoEnv):
         self.simulation: Any = package.make(
             TASKS[config.env_name].environment,
             robots="Panda",
-            controller_configs=_CONTROLLER,
+            controller_configs=json.loads(_CONTROLLER.read_text()),
             control_freq=CONTROL_HZ,
             has_renderer=False,
             has_offscreen_renderer=False,

@@ -237,7 +237,7 @@ class InsertionExpert(PlannedExpert):
                     Waypoint(_SETTLED, faced, CLOSED),
                 ]
             )
-        return follow_both(*ways, facing_joints, self._env.joints)
+        return follow_both(ways[0], ways[1], facing_joints, self._env.joints)
 
     def replan(self, tick: int) -> np.ndarray | None:
         """Add the push, once both objects hang still."""

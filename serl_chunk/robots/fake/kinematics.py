@@ -83,8 +83,10 @@ def forward(arm: int, joints: Sequence[float]) -> ArmPose:
     hand_x, hand_z = weighted(c5, forearm, -s5, rolled_z), weighted(s5, forearm, c5, rolled_z)
     left, up = weighted(c6, rolled_y, s6, hand_z), weighted(c6, hand_z, -s6, rolled_y)
     shoulder = (BASE_X[arm], 0.0, SHOULDER_Z)
-    joints_at = (plus(shoulder, 1.0, world(place)) for place in (elbow, wrist, plus(wrist, HAND, hand_x)))
-    return ArmPose(shoulder, *joints_at, world(hand_x), world(left), world(up))
+    elbow_at, wrist_at, grip_at = (
+        plus(shoulder, 1.0, world(place)) for place in (elbow, wrist, plus(wrist, HAND, hand_x))
+    )
+    return ArmPose(shoulder, elbow_at, wrist_at, grip_at, world(hand_x), world(left), world(up))
 
 
 def inverse(arm: int, target: Point) -> list[float]:

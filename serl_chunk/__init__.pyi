@@ -1,0 +1,39 @@
+"""The names that users import from `serl_chunk`. `__init__.py` reads this table."""
+
+# ruff: noqa: I001 - one statement for each module
+from serl_chunk.actor.evaluate import evaluate as evaluate
+from serl_chunk.actor.service import ActorService as ActorService
+from serl_chunk.agents.registry import make_agent as make_agent
+from serl_chunk.config.agents import (
+    AcfqlConfig as AcfqlConfig,
+    AcrlpdConfig as AcrlpdConfig,
+    BcConfig as BcConfig,
+    FlowConfig as FlowConfig,
+    ImproveConfig as ImproveConfig,
+)
+from serl_chunk.config.critics import CriticConfig as CriticConfig
+from serl_chunk.config.encoders import EncoderConfig as EncoderConfig
+from serl_chunk.config.experiment import (
+    ActorConfig as ActorConfig,
+    ChunkConfig as ChunkConfig,
+    ExperimentConfig as ExperimentConfig,
+    LearnerConfig as LearnerConfig,
+    NormaliserConfig as NormaliserConfig,
+    ReplayConfig as ReplayConfig,
+    RewardConfig as RewardConfig,
+    TransportConfig as TransportConfig,
+)
+from serl_chunk.config.gripper import GripperConfig as GripperConfig
+from serl_chunk.config.loader import load_experiment as load_experiment
+from serl_chunk.config.robots import (
+    AlohaSimConfig as AlohaSimConfig,
+    FakeAlohaConfig as FakeAlohaConfig,
+    FakeSingleArmConfig as FakeSingleArmConfig,
+    GymConfig as GymConfig,
+    OgbenchConfig as OgbenchConfig,
+    RobomimicConfig as RobomimicConfig,
+)
+from serl_chunk.replay.replay import Replay as Replay
+from serl_chunk.robots.registry import make_env as make_env
+from serl_chunk.transport.client.link import LearnerLink as LearnerLink
+from serl_chunk.transport.server.server import LearnerServer as LearnerServer
