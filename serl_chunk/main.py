@@ -54,7 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(arguments: list[str]) -> int:
-    """Run one command; expected errors become one line and an exit status."""
     try:
         if arguments and arguments[0] in COMMANDS:
             return COMMANDS[arguments[0]].run(arguments[1:])
@@ -91,7 +90,6 @@ def _with_flag(error: SerlChunkError, arguments: Sequence[str]) -> str:
 
 
 def _os_error(error: OSError) -> str:
-    """Return an error of the operating system as an object, what failed, the reason and a remedy."""
     if isinstance(error, NotADirectoryError) and error.filename is not None:
         return folder_fault(Path(os.fsdecode(error.filename)), error)
     named = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)

@@ -30,7 +30,6 @@ def affects_acting(path: str) -> bool:
 
 @functools.cache
 def _acts() -> dict[str, str]:
-    """Path -> `Setting.acts`, of all kinds of agents."""
     kinds = (AcfqlConfig(), AcrlpdConfig(), BcConfig())
     configs = (ExperimentConfig("", FakeAlohaConfig(), agent) for agent in kinds)
     return {leaf.path: leaf.acts for config in configs for leaf in leaves(config)}

@@ -150,13 +150,11 @@ def user_error(error: BaseException, where: str, file: Path | None = None) -> Co
 
 
 def _is_users(file: Path) -> bool:
-    """Whether a file belongs neither to Python, nor to an installed package, nor to this one."""
     folders = (Path(__file__).resolve().parents[1], Path(sysconfig.get_paths()["stdlib"]))
     return "site-packages" not in file.parts and not any(file.is_relative_to(folder) for folder in folders)
 
 
 def _shown(file: Path) -> str:
-    """Return a path as a user of this folder would write it."""
     return str(file.relative_to(Path.cwd()) if file.is_absolute() and file.is_relative_to(Path.cwd()) else file)
 
 

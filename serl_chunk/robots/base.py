@@ -55,7 +55,6 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
         raise NotImplementedError
 
     def _set_spaces(self, spec: RobotSpec, images: str) -> None:
-        """Declare `robot_spec`, `action_space` and `observation_space` from `spec`."""
         if images not in ("on_request", "always"):
             raise ValueError(f'images must be "on_request" or "always", got {images!r}')
         self.robot_spec, self.images = spec, images

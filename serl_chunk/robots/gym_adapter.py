@@ -216,7 +216,6 @@ class GymAdapter(RobotEnv):
         self.env.close()
 
     def _made_by(self, factory: str, methods: tuple[str, ...], otherwise: str) -> Any:
-        """Call the environment's `factory`; raise ConfigError if it is missing or its result lacks `methods`."""
         name, needed = self.robot_spec.name, ", ".join(f"{m}()" for m in methods)
         if not self.env.has_wrapper_attr(factory):
             raise ConfigError(
@@ -234,7 +233,6 @@ class GymAdapter(RobotEnv):
 
 
 def _spec(config: GymConfig, env: gymnasium.Env[Any, Any], box: spaces.Box, layout: ObservationLayout) -> RobotSpec:
-    """Return the specification; raise ConfigError for dimensions that do not exist and for a late time limit."""
     limit, steps = getattr(env.unwrapped, "max_episode_length", None), config.max_episode_steps  # HIL-SERL's
     late = (
         f"later than the environment's own end, which looks like a failure (got {steps}, expected at most its "
@@ -260,7 +258,6 @@ def _spec(config: GymConfig, env: gymnasium.Env[Any, Any], box: spaces.Box, layo
 
 
 def _frame_numbers(info: Mapping[str, Any]) -> dict[str, int]:
-    """Return `info["frame_numbers"]` by camera; raise DataError if it is not a map to integers."""
     numbers = info.get("frame_numbers", {})
     if not isinstance(numbers, Mapping) or not all(isinstance(n, int | np.integer) for n in numbers.values()):
         raise DataError(f'info["frame_numbers"] must map cameras to whole numbers, got {numbers!r}')
@@ -268,7 +265,6 @@ def _frame_numbers(info: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _checked_actions(space: spaces.Space[Any]) -> spaces.Box:
-    """Return `space`; raise ConfigError unless it is a one-dimensional Box of finite real limits."""
     if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
         raise ConfigError(f"the action space must be a Box of floating-point numbers, got {space}")
     if len(space.shape) != 1:
@@ -285,7 +281,6 @@ def _checked_actions(space: spaces.Space[Any]) -> spaces.Box:
 
 
 def _entries(space: spaces.Space[Any], path: Path) -> Iterator[tuple[Path, spaces.Space[Any]]]:
-    """Yield every leaf of nested Dict spaces with its path, in sorted order."""
     if isinstance(space, spaces.Dict):
         for key in sorted(space.spaces):
             yield from _entries(space.spaces[key], (*path, key))
@@ -307,7 +302,6 @@ def _without_time(shape: tuple[int, ...], name: str) -> tuple[int, ...]:
 
 
 def _at(observation: Any, path: Path) -> Any:
-    """Return the entry of a nested observation at `path`; raise DataError if it is missing."""
     for key in path:
         if not isinstance(observation, Mapping) or key not in observation:
             name = "/".join(path)

@@ -56,7 +56,6 @@ def hil_serl_robot(
 
 
 def _check(env: Any, name: str, task: HilSerlTask, file: str) -> None:
-    """Refuse an environment of another control mode or without one of the policy's cameras."""
     shape = getattr(getattr(env, "action_space", None), "shape", None)
     if shape is not None and shape != (task.action_dim,):
         raise ConfigError(

@@ -1,13 +1,8 @@
 """Reads reports of interventions and success from an environment's `info`, in the known dialects.
 
-| report | HIL-SERL | gym-hil and LeRobot |
-|---|---|---|
-| a human acted on this tick | `intervene_action` is present | a true `is_intervention` |
-| the human's command | `intervene_action` | `teleop_action` (once `action_intervention`), on every tick |
-| success | `succeed` | `success`, `next.success` (the operator's key) |
-| the episode is to be recorded again | | `rerecord_episode` |
-
-LeRobot's processors use members of an enumeration, `TeleopEvents.IS_INTERVENTION`, as keys: their values are read.
+HIL-SERL: `intervene_action` on a human's ticks alone, `succeed`. gym-hil and LeRobot: a true `is_intervention` with
+`teleop_action` (once `action_intervention`), which is there on every tick; `success`, `next.success` (the operator's
+key) and `rerecord_episode`. LeRobot's keys are members of an enumeration, `TeleopEvents`: their values are read.
 """
 
 from __future__ import annotations

@@ -85,7 +85,6 @@ def _text_checksum(meta: Any) -> int:
 def _items_of(
     step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]
 ) -> tuple[dict[str, Flat], dict[str, Any]]:
-    """Return the arrays of a checkpoint by item, copied to the host, and its meta with their checksums."""
     items = {"state": host_leaves(state), "policy": policy, "normaliser": normaliser}
     sums = {name: _checksums(flat) for name, flat in items.items()}
     return items, {**meta, "step": step, "serl_chunk": version_info()._asdict(), "checksums": sums}

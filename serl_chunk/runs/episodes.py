@@ -14,16 +14,9 @@ import numpy as np
 from serl_chunk.data.frames import Encoded, Frames, decode_image, with_repeated_frames
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
 from serl_chunk.data.validate import check_episode
+from serl_chunk.runs import journal_index
 from serl_chunk.runs.folder import CONFIG
-from serl_chunk.runs.journal_index import (
-    LIMITS,
-    EpisodeIndexEntry,
-    Index,
-    JournalFile,
-    error_summaries,
-    read_index,
-    segments_of,
-)
+from serl_chunk.runs.journal_index import LIMITS, EpisodeIndexEntry, Index, JournalFile, segments_of
 from serl_chunk.transport.storage import segment
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.transport.wire.codec import Message, WireError
@@ -95,12 +88,10 @@ JOURNAL = Path("journal") / "online"  # in the run folder
 class RunSource:
     """The closed episodes of a run's journal, as the learner's replay has them, in the order in which they ended.
 
-    Takes no lock and writes nothing. Images are read from the journal when they are looked at, which a learner that
-    goes on prevents once it drops their segments, unless they are held (`hold`). `keys` indexes the journal, again
-    where it has grown; `read` then reads one episode's entries only.
-
-    Of `options`, `spec` (None takes the run's), `cameras`, `task` and `proportion` are used. Raises ConfigError where
-    the folder is no run, or its run kept no journal.
+    Takes no lock and writes nothing. Images are read from the journal when they are looked at, which fails once the
+    learner has dropped their segments, unless they are held (`hold`). `keys` indexes the journal, again where it has
+    grown. Of `options`, `spec` (None takes the run's), `cameras`, `task` and `proportion` are used. Raises ConfigError
+    where the folder is no run, or its run kept no journal.
     """
 
     format = "run"
@@ -131,16 +122,13 @@ class RunSource:
         """See data.source.Source: SESSION/EPISODE."""
         if self._index is None or self._index.segments != tuple(segments_of(self._folder)):
             self._hold()
-            self._index = read_index(self._folder)
+            self._index = journal_index.read_index(self._folder)
             self._hold()  # those that the learner began meanwhile
         keys = list(self._index.episodes)
         return keys if self._options.proportion == 1 else take_fraction(keys, self._options.proportion)
 
     def hold(self) -> None:
-        """Keep the segments that `keys` finds from now on open, so that they can be read when the learner dropped them.
-
-        The disk gets that room back when source and episodes are deleted. Copies in other processes do not inherit it.
-        """
+        """Keep the segments that `keys` finds from now on open, so that the learner may drop them."""
         self._held, self._index = {}, None
 
     def _hold(self) -> None:
@@ -155,11 +143,11 @@ class RunSource:
         return self.__dict__ | {"_held": None}
 
     def notes(self) -> list[str]:
-        """What is not among the episodes that `keys` gave last, and why."""
-        return error_summaries(self._indexed().counts)
+        """Return what is not among the episodes that `keys` gave last, and why."""
+        return journal_index.error_summaries(self._indexed().counts)
 
     def about(self, key: str) -> EpisodeIndexEntry:
-        """Index entry of an episode: outcome, steps, human steps. Raises DataError for another key."""
+        """Return the index entry of an episode: outcome, steps, human steps. Raises DataError for another key."""
         episodes = self._indexed().episodes
         if key not in episodes:
             raise DataError(f"{self.path}: the journal has no closed episode {key}; list its episodes again")
@@ -205,16 +193,15 @@ class RunSource:
     def _segment(self, stack: contextlib.ExitStack, number: int, where: str) -> JournalFile:
         if self._held is not None and number in self._held:
             return self._held[number]
-        out = JournalFile(self._folder, number)
+        file = JournalFile(self._folder, number)
         try:
-            out.hold()
+            file.hold()
         except OSError as error:
-            raise out.error(where, error) from error
-        stack.callback(out.release)
-        return out
+            raise file.error(where, error) from error
+        stack.callback(file.release)
+        return file
 
     def _fetch(self, segments: dict[int, JournalFile], place: list[int], where: str, frames: _Images) -> Message:
-        """One entry's message; the images of a block of steps go to `frames` instead."""
         number, offset, size = place
         file = segments[number]
         data = _pread(file, offset, size, where)
@@ -241,7 +228,7 @@ class _Images:
         self._ticks: dict[str, list[np.ndarray]] = {}
 
     def take(self, message: Message, number: int, offset: int, data: bytes) -> Message:
-        """A block of steps without its images. `data` is its entry's, at `offset` of segment `number`."""
+        """Return a block of steps without its images. `data` is its entry's, at `offset` of segment `number`."""
         arrays = dict(message.arrays)
         first = codec.count(message.header, "first_tick")
         base = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
@@ -277,7 +264,6 @@ class _Images:
         return message._replace(arrays=arrays)
 
     def rows(self, segments: dict[int, JournalFile]) -> dict[str, SparseRows]:
-        """The frames, with the ticks they belong to."""
         out = {}
         for key, pieces in self._pieces.items():
             h, w, c = self._shapes[key]
@@ -307,12 +293,12 @@ def joined(blocks: list[StepBlock], images: dict[str, SparseRows]) -> StepBlock:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder looks like a run's."""
+    """Return whether a folder looks like a run's."""
     return (path / CONFIG).is_file() and ((path / "journal").is_dir() or (path / "run.lock").is_file())
 
 
 def read_json(file: Path) -> Any:
-    """A JSON file of a run; raises ConfigError."""
+    """Read a JSON file of a run; raises ConfigError."""
     try:
         return json.loads(file.read_text())
     except FileNotFoundError:
@@ -322,7 +308,7 @@ def read_json(file: Path) -> Any:
 
 
 def spec_of_run(path: Path) -> RobotSpec:
-    """The robot of a run; raises ConfigError."""
+    """Return the robot of a run; raises ConfigError."""
     try:
         return RobotSpec.from_json(read_json(path / CONFIG)["robot_spec"])
     except (KeyError, TypeError, AttributeError) as error:

@@ -32,9 +32,8 @@ def save(run: Path, step: int, purpose: str, results: list[dict[str, Any]], diff
 def resolve_step(run: Path, store: CheckpointStore, wanted: str) -> int:
     """Resolve `latest`, `best` or a number; raises CheckpointError with the existing checkpoints.
 
-    `latest` may be a timed one; the others are those of `learner.checkpoint_period`.
-    `best` is the highest success rate among validation evaluations (`--eval_validation`) with the run's own settings,
-    whose start states are not those of reported figures; of several of one checkpoint, the one of most episodes counts.
+    `latest` may be a timed one; the others are periodic. `best` has the highest success rate among validations with the
+    run's own settings, whose start states are not those of reported figures; that of most episodes counts.
     """
     steps, newest = store.steps(), store.newest()
     listing = ", ".join(map(str, steps)) or "none"
@@ -56,8 +55,9 @@ def resolve_step(run: Path, store: CheckpointStore, wanted: str) -> int:
                 ) from e
         if not rates:
             raise CheckpointError(
-                f"no checkpoint of {run} has been validated with the run's settings, so none is best: "
-                f"evaluate some with --eval_validation first. Checkpoints: {listing}"
+                f"no checkpoint of {run} has been validated with the run's settings, so none is best. Evaluate some "
+                f"as validation first (checkpoints: {listing})",
+                parameter="eval_validation",
             )
         return max(rates, key=lambda s: (rates[s][1], s))
     if not (wanted.isascii() and wanted.isdigit()) or int(wanted) not in steps:

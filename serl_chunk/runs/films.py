@@ -20,15 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 def film_training_episodes(run: Path, n: int) -> int:
-    """Write mp4 files of the newest `n` training episodes that have frames to `videos/training/`, for the report.
+    """Write mp4 files of the newest `n` training episodes that have frames to `videos/training/`; return their number.
 
     An episode belongs to the row of `metrics.jsonl` in the same place, counted from the end, if their lengths agree;
-    others are not filmed. Returns how many films there are now.
-
-    Raises:
-        ConfigError: the run has no journal, or imageio's ffmpeg is missing.
-        DataError: its `metrics.jsonl` is missing.
-        VideoError: ffmpeg failed.
+    others are not filmed. Raises ConfigError (no journal, or no ffmpeg), DataError (no `metrics.jsonl`) and VideoError.
     """
     ffmpeg_program()
     source, rows = RunSource(run), read_metrics(run)["episode"]

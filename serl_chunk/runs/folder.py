@@ -38,7 +38,7 @@ class RunFolder(NamedTuple):
     run_id: str
     resumed: bool
     lock: IO[str]
-    config: dict[str, Any]  # what `write_config` writes
+    config: dict[str, Any]  # for `write_config`
     fresh: bool = False  # this process made it
 
     @contextlib.contextmanager
@@ -75,21 +75,17 @@ def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | N
     try:
         fresh = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
-        lock = (path / "run.lock").open("w")
+        with contextlib.ExitStack() as stack:
+            lock = stack.enter_context((path / "run.lock").open("w"))
+            saved, resumed = _claim(path, lock, config, spec)
+            stack.pop_all()
     except OSError as error:
         raise ConfigError(folder_fault(path, error), parameter="checkpoint_path") from error
-    try:
-        saved, resumed = _claim(path, lock, config, spec)
-    except BaseException as error:
-        lock.close()
-        if isinstance(error, OSError):
-            raise ConfigError(folder_fault(path, error), parameter="checkpoint_path") from error
-        raise
     return RunFolder(path, saved["run_id"], resumed, lock, saved, fresh)
 
 
 def _claim(path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec) -> tuple[dict[str, Any], bool]:
-    """Lock the folder; returns what its config.json is to hold, and whether it held a run before."""
+    """Lock the folder; return the new content of its config.json, and whether it held a run before."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -113,7 +109,7 @@ def _claim(path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec)
 
 
 def _log_origin(path: Path, old: dict[str, Any], config: ExperimentConfig) -> None:
-    """Log what wrote the run so far where that was another version; raises ConfigError for fields unknown to this."""
+    """Log the version that wrote the run where it was another; raises ConfigError for fields unknown to this one."""
     file = path / CONFIG
     if unknown := _unknown_fields({k: v for k, v in old.items() if k not in OWN_FIELDS}, config):
         raise ConfigError(
@@ -144,7 +140,7 @@ def _process() -> dict[str, str]:
 
 
 def _unknown_fields(saved: Mapping[str, Any], config: Any, prefix: str = "") -> list[str]:
-    """Paths of the settings in `saved` that `config`, a dataclass, lacks; another kind's are left out."""
+    """Return paths of the settings in `saved` that `config`, a dataclass, lacks; another kind's are left out."""
     names = {field.name for field in dataclasses.fields(config)}
     if saved.get("kind", "") != getattr(config, "kind", ""):
         return []

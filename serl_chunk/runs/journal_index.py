@@ -1,7 +1,7 @@
 """Index of a run's journal: where its episodes lie, in segments that the learner may drop meanwhile.
 
-One pass over the entries takes no lock and writes nothing. It reads them as `RecordStore.replay` and the replay do:
-rows that were never delivered, holes, episodes without an end and amendments mean the same.
+One pass over the entries takes no lock and writes nothing. It treats undelivered rows, holes, episodes without an end
+and amendments as `RecordStore.replay` and the replay do.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _LEFT = 64  # files that the rest of the process may want to open
 
 
 class JournalFile:
-    """One file of a journal. Nothing in it ever changes.
+    """One file of a journal, whose content never changes.
 
-    Held, it stays readable when its learner has dropped it: an open file outlives its name, needs no place to be
-    linked to, and leaves nothing behind where this process is killed. A copy in another process is not held.
+    Held, it stays readable when its learner has dropped it: an open file outlives its name, and leaves nothing behind
+    where this process is killed. A copy in another process is not held.
     """
 
     def __init__(self, folder: Path, number: int) -> None:
@@ -59,14 +59,14 @@ class JournalFile:
             self._fd = -1
 
     def pread(self, offset: int, size: int) -> bytes:
-        """`size` bytes from `offset` on, fewer at its end. Raises OSError, which `error` puts into words."""
+        """Return `size` bytes from `offset` on, fewer at its end. Raises OSError; see `error`."""
         if self._fd >= 0:
             return os.pread(self._fd, size, offset)
         with self.path.open("rb", buffering=0) as file:
             return os.pread(file.fileno(), size, offset)
 
     def error(self, where: str, cause: OSError) -> DataError:
-        """The error of a file that cannot be held or read; the text begins with `where`."""
+        """Return the error of a file that cannot be held or read; the text begins with `where`."""
         if not isinstance(cause, FileNotFoundError):
             return DataError(f"{where}: {self.path} cannot be read: {cause.strerror}")
         return DataError(
@@ -82,12 +82,12 @@ def _open(path: Path) -> int:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
-        if resource.RLIM_INFINITY != soft < fd + _LEFT:
-            os.close(fd)
-            raise ConfigError(
-                f"{path.parent}: its segments are kept open while they are used, and this process may have {soft} "
-                "files open at most: raise that (ulimit -n), or give a data set that `serl-chunk data export` wrote"
-            )
+    if resource.RLIM_INFINITY != soft < fd + _LEFT:
+        os.close(fd)
+        raise ConfigError(
+            f"{path.parent}: its segments are kept open while they are used, and this process may have {soft} "
+            "files open at most: raise that (ulimit -n), or give a data set that `serl-chunk data export` wrote"
+        )
     return fd
 
 
@@ -96,11 +96,11 @@ LIMITS = Limits(1 << 40, 1 << 16)  # the learner that accepted these messages ha
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeIndexEntry:
-    """A closed episode of the journal. `places` int64[K, 3] are segment, offset and size of its entries, in order."""
+    """A closed episode of the journal."""
 
     key: str  # SESSION/EPISODE
     actor_id: str
-    places: np.ndarray
+    places: np.ndarray  # int64[K, 3]: segment, offset and size of its entries, in order
     ended: bool  # its End is the last of them; False: its actor died, or what followed is lost
     length: int  # steps
     human_steps: int
@@ -136,12 +136,12 @@ _SAYS = {
 
 
 def error_summaries(counts: Counter[str]) -> list[str]:
-    """Lines for the operator about the errors of an index."""
+    """Return a line for each kind of error in an index."""
     return [f"{counts[name]} {says}" for name, says in _SAYS.items() if counts[name]]
 
 
 def segments_of(folder: Path) -> list[tuple[str, int]]:
-    """Name and size of the journal's files, oldest first; those that vanish meanwhile are left out."""
+    """Return name and size of the journal's files, oldest first; those that vanish meanwhile are left out."""
     out = []
     for path in sorted(p for p in folder.glob(f"*{SUFFIX}") if re.fullmatch("[0-9]{20}", p.stem)):
         with contextlib.suppress(FileNotFoundError):
@@ -160,12 +160,11 @@ def read_index(folder: Path) -> Index:
 
 
 def _entries(path: Path, *, last: bool, counts: Counter[str]) -> Iterator[Found]:
-    """The whole entries of a segment. A torn tail is what a learner that is writing looks like."""
     try:
         for found in scan(path):
             if isinstance(found, Found):
                 yield found
-            elif not (found.torn and last):
+            elif not (found.torn and last):  # a learner that is writing has a torn tail
                 counts["damaged"] += 1
     except DataError:
         if path.exists():
@@ -183,6 +182,11 @@ class _Open:
     discarded: bool = False
     newest: tuple[int, int] = (0, 0)  # steps of the last block, and the human steps among them
 
+    def add_steps(self, place: tuple[int, int, int], source: np.ndarray) -> None:
+        self.places.append(place)
+        self.newest = len(source), int((source == Source.HUMAN).sum())
+        self.length, self.human = self.length + self.newest[0], self.human + self.newest[1]
+
     def take_back(self) -> None:
         if self.newest[0]:
             self.places.pop()
@@ -191,7 +195,7 @@ class _Open:
 
 
 class _Pass:
-    """The state of one pass. Sessions are followed by their sequence numbers, as the learner's own restart does."""
+    """The state of one pass, which follows sessions by their sequence numbers, as the learner's own restart does."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -285,10 +289,7 @@ class _Pass:
             self.counts["orphans"] += len(source)
             self._hole(session)
         else:
-            episode.places.append(place)
-            episode.newest = len(source), int((source == Source.HUMAN).sum())
-            episode.length += episode.newest[0]
-            episode.human += episode.newest[1]
+            episode.add_steps(place, source)
 
     def _hole(self, session: str, why: str = "cut") -> None:
         """Records of the session are missing here: a hole in an episode is never closed up."""
@@ -305,11 +306,9 @@ class _Pass:
             self.counts["empty"] += 1
         else:
             self.counts[why] += end is None
-            places, ended = np.array(episode.places, np.int64).reshape(-1, 3), end is not None
-            end = end or End(name, episode.length, None, False, True, Outcome.UNKNOWN, "learner")
-            self.closed[key] = EpisodeIndexEntry(
-                key, episode.actor_id, places, ended, episode.length, episode.human, end
-            )
+            places, ended, n = np.array(episode.places, np.int64).reshape(-1, 3), end is not None, episode.length
+            end = end or End(name, n, None, False, True, Outcome.UNKNOWN, "learner")
+            self.closed[key] = EpisodeIndexEntry(key, episode.actor_id, places, ended, n, episode.human, end)
 
     def _amend(self, session: str, amend: Amend) -> None:
         key, episode = f"{session}/{amend.episode_id}", self.open.get(session)

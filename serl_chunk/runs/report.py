@@ -1,6 +1,6 @@
 """The report of a run: `report.html`, which contains its plots, and `report.png`, both made from the run folder alone.
 
-Works on a run that has just begun, is still going, or was killed: a sentence stands for what is not there yet.
+A sentence stands for each part that a run has not recorded yet.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from serl_chunk.viz.plots import draw_or_say_why, new_figure, panels_svg, to_png
 
 STARTS = {True: "held-out", False: "ignore the seed", None: "not compared"}  # of an evaluation's `starts_repeat`
 _OF_HUMANS = (
-    " A success without intervention is the policy's own; its share is of all episodes, also of those that a human "
-    "saved: what counts are evaluations, without interventions."
+    " A success without intervention is the policy's own; its share is of all episodes, including those that a human "
+    "saved. Evaluations, which have no interventions, decide."
 )
 _EVALUATION_COLUMNS = (
     "checkpoint", "policy", "episodes", "success", "95 % interval", "starts", "mean time", "mean length", "after",
@@ -61,9 +61,9 @@ def headline(metrics: RunMetrics, config: Mapping[str, Any]) -> list[tuple[str, 
     judged = [row for row in panels.judged_episodes(metrics) if row.get("phase") != "warmup"][-WINDOW:]
     warmup = sum(row.get("phase") == "warmup" for row in episodes)
     return [
-        (f"Success without intervention, last {WINDOW} episodes", _share(map(succeeded_alone, judged), len(judged))),
+        (f"Success without intervention, last {WINDOW} episodes", _share([*map(succeeded_alone, judged)])),
         ("Evaluation", _evaluation_sentence(metrics["eval"])),
-        (f"Success with or without intervention, last {WINDOW}", _share((r["succeed"] for r in judged), len(judged))),
+        (f"Success with or without intervention, last {WINDOW}", _share([r["succeed"] for r in judged])),
         ("Duration", format_duration(last["wall"])),
         ("Critic updates", f"{last['step']:,}"),
         ("Environment steps", f"{last['env_steps']:,}"),
@@ -73,13 +73,11 @@ def headline(metrics: RunMetrics, config: Mapping[str, Any]) -> list[tuple[str, 
 
 
 def _figures(metrics: RunMetrics, limits: tuple[float, float] | None) -> list[Html]:
-    """Build every figure of the page, in reading order; `limits`: the range of a bounded critic."""
     axes = panels.axes_of(metrics)
     n, rolling = len(metrics["episode"]), f"the mean of the last {WINDOW} episodes"
     no_episode = "No episode has finished in this run yet."
     no_training = "No training step has been logged in this run yet."
-    losses = panels.loss_keys(metrics)
-    intervened = panels.has_changed(metrics, "human_ticks")
+    losses, intervened = panels.loss_keys(metrics), panels.has_changed(metrics, "human_ticks")
     no_human = "No human has acted in this run." if n else no_episode
 
     def over(draw: Callable[..., bool], *first: tuple[str, str]) -> list[Draw]:
@@ -130,7 +128,6 @@ def _figures(metrics: RunMetrics, limits: tuple[float, float] | None) -> list[Ht
 
 
 def _summary(metrics: RunMetrics, headline: str, limits: tuple[float, float] | None) -> bytes:
-    """Draw four panels as a PNG file of 1400x1000: success, intervention share, Q against return, losses."""
     losses = panels.loss_keys(metrics)
     axis = panels.AXES[0] if panels.has_changed(metrics, "env_steps") else panels.UPDATES
     drawn: list[tuple[str, Draw]] = [
@@ -148,7 +145,6 @@ def _summary(metrics: RunMetrics, headline: str, limits: tuple[float, float] | N
 
 
 def _evaluation_sentence(rows: Sequence[Row]) -> str:
-    """Describe the newest evaluation of the mean policy; of the sampled one where there is no other."""
     known = [row for row in rows if row.get("success_rate") is not None]
     if not known:
         return "not evaluated yet"
@@ -194,8 +190,8 @@ def _human(last: Row, hz: float | None) -> str:
     return f"{ticks:,}" + (f" ({', '.join(details)})" if details else "")
 
 
-def _share(good: Any, n: int) -> str:
-    total = sum(good)
+def _share(good: Sequence[Any]) -> str:
+    total, n = sum(good), len(good)
     return f"{total} of {n} ({_percent(total / n)})" if n else "none yet"
 
 

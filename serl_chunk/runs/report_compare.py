@@ -78,7 +78,6 @@ def differing_settings(configs: Sequence[dict[str, Any]]) -> list[tuple[str, ...
 
 
 def _names(runs: Sequence[Path]) -> list[str]:
-    """Return the folders' names, with their parents' where these are not enough."""
     parts = [run.resolve().parts for run in runs]
     depth = next(d for d in range(1, max(map(len, parts)) + 1) if len({p[-d:] for p in parts}) == len(parts))
     return ["/".join(p[-depth:]) for p in parts]
@@ -122,8 +121,6 @@ _PLOTS: tuple[tuple[str, str, str, Curve, bool], ...] = (  # title, y axis, capt
 def _curves(
     names: Sequence[str], runs: Sequence[RunMetrics], title: str, ylabel: str, caption: str, curve: Curve, share: bool
 ) -> Html:
-    """Build a section of one curve a run, over critic updates, environment steps and wall time."""
-
     def panel(key: str, label: str) -> Draw:
         def draw(ax: Axes) -> bool:
             drawn = False

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.fields import ABSENT, default_of
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.config.renamed import current_config
 from serl_chunk.config.robots import RobotConfig
@@ -48,11 +49,10 @@ def origin(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the versions, host and command line of the process that wrote `config.json`, as (name, value)."""
     package, process = config.get("serl_chunk") or {}, config.get("process") or {}
     version = package.get("version", NOT_RECORDED)
+    fields = {"Python": "python", "JAX": "jax", "Host": "host", "Command line": "command"}
     return [
         ("serl_chunk", f"{version}, commit {package['commit']}" if package.get("commit") else version),
-        *((name, process.get(key, NOT_RECORDED)) for name, key in (("Python", "python"), ("JAX", "jax"))),
-        ("Host", process.get("host", NOT_RECORDED)),
-        ("Command line", process.get("command", NOT_RECORDED)),
+        *((name, process.get(key, NOT_RECORDED)) for name, key in fields.items()),
     ]
 
 
@@ -86,7 +86,6 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _defaults(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fields' defaults, of this run's kinds of robot and agent where they are the package's."""
     defaults = _of_fields(ExperimentConfig)
     for name, base in (("robot", RobotConfig), ("agent", AgentConfig)):
         group = config.get(name)
@@ -96,13 +95,8 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_fields(kind: type) -> dict[str, Any]:
-    out = {}
-    for field in dataclasses.fields(kind):
-        if field.default is not dataclasses.MISSING:
-            out[field.name] = to_dict(field.default)
-        elif field.default_factory is not dataclasses.MISSING:
-            out[field.name] = to_dict(field.default_factory())
-    return out
+    values = ((field.name, default_of(field)) for field in dataclasses.fields(kind))
+    return {name: to_dict(value) for name, value in values if value is not ABSENT}
 
 
 def _subclasses(base: Any) -> Iterator[Any]:
@@ -128,12 +122,9 @@ def episodes_section(run: Path, metrics: RunMetrics, config: Mapping[str, Any]) 
         ("Evaluation", _evaluated(run), "No evaluation has kept its episodes."),
         ("Training", _trained(run, metrics), "No episode has finished in this run yet."),
     ):
-        films = [(quote(row.film.as_posix()), row.caption) for row in rows if row.film is not None]
+        films = [(row.film, row.caption) for row in rows if row.film]
         filmed = filmed or bool(films)
-        cells = [
-            (*row[:-2], "" if row.film is None else element("a", "film", href=quote(row.film.as_posix())))
-            for row in rows[: SHOWN + FOLDED]
-        ]
+        cells = [(*row[:-2], element("a", "film", href=row.film) if row.film else "") for row in rows[: SHOWN + FOLDED]]
         more = cells[SHOWN:]
         parts += [
             element("h3", title),
@@ -153,7 +144,7 @@ _COLUMNS = ("episode", "outcome", "steps", "return", "human", "after", "film")
 
 
 class _Episode(NamedTuple):
-    """A row of a table of episodes; `film` is relative to the run folder."""
+    """A row of a table of episodes."""
 
     episode: str
     outcome: str
@@ -162,7 +153,7 @@ class _Episode(NamedTuple):
     human: str
     after: str
     caption: str
-    film: Path | None
+    film: str  # address relative to the run folder; empty without a film
 
 
 def _trained(run: Path, metrics: RunMetrics) -> list[_Episode]:
@@ -177,14 +168,13 @@ def _trained(run: Path, metrics: RunMetrics) -> list[_Episode]:
         human = _share(row.get("intervention_steps"), length)
         name = f"{number} (warm-up)" if row.get("phase") == "warmup" else str(number)
         caption = f"training episode {number}: {outcome}, {plural(length, 'step')}, human {human}"
-        film = _existing(run, TRAINING_FILMS.parent / films[number]) if number in films else None
+        film = _existing(run, TRAINING_FILMS.parent / films[number]) if number in films else ""
         after = f"{row['env_steps']:,} steps"
         rows.append(_Episode(name, outcome, length, _number(row.get("episode/r")), human, after, caption, film))
     return rows
 
 
 def _evaluated(run: Path) -> list[_Episode]:
-    """Return the episodes in `evaluations/*.json`, of the newest file first; damaged files are left out."""
     rows: list[_Episode] = []
     for file in sorted(run.glob("evaluations/*.json"), key=lambda file: file.stat().st_mtime, reverse=True):
         try:
@@ -207,8 +197,8 @@ def _evaluated(run: Path) -> list[_Episode]:
     return rows
 
 
-def _existing(run: Path, film: Path) -> Path | None:
-    return film if (run / film).is_file() else None
+def _existing(run: Path, film: Path) -> str:
+    return quote(film.as_posix()) if (run / film).is_file() else ""
 
 
 def _share(human: int | None, length: int) -> str:

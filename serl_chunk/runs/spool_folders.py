@@ -1,4 +1,4 @@
-"""Folders in which an actor keeps what the learner does not have yet."""
+"""Folders of records that an actor keeps until the learner has them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ _MESSAGE_BYTES = 2048  # of a step beside its arrays
 
 
 class SpoolFolders:
-    """The spools of one actor, a folder for each run under `root/<experiment>/<actor id>`.
-
-    Raises ConfigError for an actor id that is no folder's name.
-    """
+    """The spools of one actor, `root/<experiment>/<actor id>/<run>`; raises ConfigError for an unsuitable actor id."""
 
     def __init__(self, config: ExperimentConfig, actor_id: str, root: Path | None = None) -> None:
         if not re.fullmatch(r"[\w.-]{1,100}", actor_id) or actor_id.startswith("."):
@@ -33,10 +30,7 @@ class SpoolFolders:
         self._transport, self._run = config.transport, ""
 
     def open(self, run: str) -> Spool:
-        """The spool of a run; what an actor before this one left in it is sent first.
-
-        Raises ConfigError where another actor has it, and as Spool.
-        """
+        """Open the spool of a run, whose content is sent first; raises ConfigError where another actor has it."""
         if not re.fullmatch(r"[\w-]{1,64}", run):  # it came over the network and becomes a folder
             raise DataError(f"the learner calls its run {run!r}, which cannot name a folder")
         self._run, t = run, self._transport
@@ -49,7 +43,7 @@ class SpoolFolders:
             ) from e
 
     def left_behind(self) -> list[tuple[Path, int]]:
-        """Spools of other runs that hold something, with their bytes."""
+        """Return the spools of other runs that hold something, with their bytes."""
         found = []
         for folder in sorted(self.folder.glob("*")) if self.folder.is_dir() else []:
             # Files of the open spool go while they are counted; those moved aside wait for no learner.
@@ -65,6 +59,6 @@ class SpoolFolders:
 
 
 def largest_episode_bytes(spec: RobotSpec, config: ExperimentConfig) -> int:
-    """Bytes one episode may take in a spool: the longest, with a frame of every used camera on every tick."""
+    """Return the most bytes of one episode in a spool: the longest, with a frame of every used camera on every tick."""
     images = sum(c.height * c.width * 3 for c in map(spec.camera, config.agent.image_keys))
     return spec.max_episode_steps * (_MESSAGE_BYTES + 4 * (spec.state_dim + spec.action_dim) + images)

@@ -1,4 +1,4 @@
-"""One line that says where a run stands and who waits for whom."""
+"""One line with the progress of a run and the side that waits for the other."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ logger = logging.getLogger(STATUS_LOGGER)
 
 
 class StatusFields(TypedDict, total=False):
-    """What the line can show; what is absent or None is left out."""
+    """Values of the line; those that are absent or None are left out."""
 
-    phase_number: int  # of the phase among those of this run, from 1 ...
-    phase_total: int  # ... and how many those are
-    done: int  # of a phase with a known end: so many ...
-    total: int  # ... out of so many; gives the time left
+    phase_number: int  # of the phase among the `phase_total` of this run, from 1
+    phase_total: int
+    done: int  # of the `total` of a phase with a known end; gives the time left
+    total: int
     paused: float  # seconds so far in which nothing was trained, such as evaluations; the time left goes without them
-    evaluating: bool  # whether training stands still for an evaluation just now
+    evaluating: bool  # training stands still for an evaluation
     step: int  # critic updates
     updates_per_s: float
     env_steps: int
@@ -100,18 +100,19 @@ class StatusLine:
             self._show(now, draw=draw, log=begins or now - self._logged_at >= LOG_PERIOD)
 
     def _show(self, now: float, *, draw: bool, log: bool) -> None:
-        if not (log or (draw and self._screen is not None)):
+        screen = self._screen if draw else None
+        if screen is None and not log:
             return
         line = format_status(self._phase, self._fields, self._seconds_left(now))
-        if draw and self._screen is not None:
+        if screen is not None:
             self._drawn_at = now
-            self._screen.state(line)
+            screen.state(line)
         if log:
             self._logged_at, self._stale = now, False
             logger.info(line)
 
     def _seconds_left(self, now: float) -> float | None:
-        """Time to the end of the phase at its mean speed; None before `ETA_SHARE` of what is left of it is done."""
+        """Return the time to the phase's end at its mean speed; None before `ETA_SHARE` of the rest of it is done."""
         done, total = self._fields.get("done"), self._fields.get("total")
         if self._start is None or done is None or total is None:
             return None
@@ -133,7 +134,7 @@ _COUNTS: dict[str, Callable[[Any], str]] = {
 
 
 def format_status(phase: str, fields: StatusFields, seconds_left: float | None = None) -> str:
-    """The line as text: `3/5 warm-up 4/20 | eta 2:05 | ... | normal pacing: learner is ahead | snapshot 24`."""
+    """Return the line: `3/5 warm-up 4/20 | eta 2:05 | ... | normal pacing: learner is ahead | snapshot 24`."""
     progress = phase
     if "phase_number" in fields and "phase_total" in fields:
         progress = f"{fields['phase_number']}/{fields['phase_total']} {phase}"
@@ -157,20 +158,18 @@ def format_status(phase: str, fields: StatusFields, seconds_left: float | None =
 
 
 def pacing(fields: StatusFields) -> str:
-    """Which side is ahead and waits for the other: `normal pacing: learner is ahead, needs 312 more steps`."""
+    """Return which side is ahead and waits for the other: `normal pacing: learner is ahead, needs 312 more steps`."""
     learner, actor = fields["learner_wait"], fields["actor_wait"]
-    left, due = fields.get("may_record"), fields.get("updates_due", 0)
+    left, due, names = fields.get("may_record"), fields.get("updates_due", 0), fields.get("actors")
     if max(learner, actor) < WAITING:
         return "both busy"
     # The shares are of the past; a first update that is being compiled holds up actors alone.
     if learner >= actor and not (left == 0 and due):
         missing = fields.get("steps_missing", 0)
         needed = f", needs {plural(missing, 'more step')}" if missing else ""
-        if fields.get("actors") == ():
-            return f"no actor is connected: learner waits{needed}"
-        return f"normal pacing: learner is ahead{needed}"
+        ahead = "no actor is connected: learner waits" if names == () else "normal pacing: learner is ahead"
+        return ahead + needed
     if left is None:
         return "normal pacing: actor is ahead"
-    names = fields.get("actors", ())
-    who = names[0] if len(names) == 1 else "actors"
+    who = names[0] if names and len(names) == 1 else "actors"
     return f"normal pacing: actor is ahead, {plural(due, 'update')} due, {who} may record {plural(left, 'more step')}"

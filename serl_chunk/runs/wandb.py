@@ -36,7 +36,7 @@ class WandbMirror:
     ) -> None:
         self._on_failure = on_failure
         self._run: Any = None
-        self._try("start", lambda: self._start(run_dir, settings, offline))
+        self._run = self._try("start", lambda: _start_wandb(run_dir, settings, offline))
 
     def log(self, numbers: Mapping[str, float]) -> None:
         """Show one row of numbers; does nothing where the mirror is off."""
@@ -49,23 +49,17 @@ class WandbMirror:
             self._try("finish", lambda: self._run.finish())
         self._run = None
 
-    def _start(self, run_dir: Path, settings: Mapping[str, Any], offline: bool) -> None:
-        self._run = _start_wandb(run_dir, settings, offline)
-
-    def _try(self, what: str, call: Callable[[], Any]) -> None:
+    def _try(self, what: str, call: Callable[[], Any]) -> Any:
         try:
-            call()
+            return call()
         except Exception as error:  # see above: there is no list of what wandb raises
-            self._run = None
-            text = (
-                f"wandb: {what} failed ({type(error).__name__}: {error}). It is off from here on, metrics.jsonl goes on"
-            )
+            self._run, reason = None, f"{type(error).__name__}: {error}"
+            text = f"wandb: {what} failed ({reason}). It is off from here on, metrics.jsonl goes on"
             logger.warning(text)
             self._on_failure(text)
 
 
 def _start_wandb(run_dir: Path, settings: Mapping[str, Any], offline: bool) -> Any:
-    """A wandb run that continues the one whose id the run folder holds, if any."""
     try:
         import wandb  # takes a second to import, and is not needed where the mirror is off
     except ImportError as error:
@@ -90,7 +84,7 @@ def _start_wandb(run_dir: Path, settings: Mapping[str, Any], offline: bool) -> A
 
 
 def _wandb_usable() -> bool:
-    """Whether wandb's server answers and there is a key for it; otherwise wandb would wait, or ask on the terminal."""
+    """Return whether wandb's server answers and there is a key; else wandb would wait, or prompt on the terminal."""
     url = urllib.parse.urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
     host = url.hostname or ""
     if not (os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")):

@@ -134,7 +134,6 @@ def _touch(contacts: Contacts, a: str, b: str) -> bool:
 
 
 def _import_simulator(model_file: str) -> tuple[Any, Path]:
-    """Return MuJoCo and the path of one of gym-aloha's models; raise ConfigError if one is not installed."""
     package = importlib.util.find_spec("gym_aloha")
     simulator = extras.mujoco("robot aloha_sim", "aloha-sim")
     if package is None or not package.submodule_search_locations:
@@ -178,7 +177,6 @@ class AlohaSimEnv(MujocoEnv):
         return InsertionExpert(self) if self._env_name == "insertion" else AlohaSimExpert(self)
 
     def _start(self, seed: int | None) -> dict[str, Any]:
-        """Set the arms to the start pose and draw a place for every object."""
         self._mujoco.mj_resetData(self.model, self._data)
         self._data.qpos[:16] = START_ARM * 2
         self._data.ctrl[:] = START_ARM * 2

@@ -71,7 +71,6 @@ class ScriptedExpert:
         return np.clip(command, task.ACTION_LOW, task.ACTION_HIGH).astype(np.float32)
 
     def _goals(self) -> tuple[tuple[Point, float], tuple[Point, float]]:
-        """Return the target of the grip point and the fingers' opening of the left and the right arm."""
         env = self._env
         wait_left, wait_right = (READY[LEFT], _OPEN), (READY[RIGHT], _OPEN)
         if env.holder == LEFT:

@@ -89,7 +89,6 @@ def _wrist_camera(pose: ArmPose) -> Camera:
 
 
 def _arm_rods(arm: int, pose: ArmPose, opening: float) -> list[Rod]:
-    """Return links, palm and fingers of one arm; `opening` from 0 to 1."""
     palm = plus(pose.grip, -PALM, pose.forward)
     rods = [
         Rod(pose.shoulder, pose.elbow, 0.035, _ARM[arm]),

@@ -245,7 +245,6 @@ class SingleArmExpert:
         return np.clip(np.append(moving, opening), -1.0, 1.0).astype(np.float32)
 
     def _goal(self) -> tuple[np.ndarray, float]:
-        """Where the grip point should go (m), and the fingers' velocity."""
         env = self._env
         place = np.array(PLACE)
         if env.held:
