@@ -142,10 +142,9 @@ class _Conversion:
     def prepare(self) -> None:
         if not self.manifest.of_kind("keys"):  # a source may grow or shrink until a resume, which needs these
             self.manifest.append({"kind": "keys", "keys": list(self.keys)})
-        layouts = self.manifest.of_kind("layout")
-        self.layout: Json = layouts[0]["layout"] if layouts else self.decide_layout()
-        if not layouts:
-            self.manifest.append({"kind": "layout", "layout": self.layout})
+        if not self.manifest.of_kind("layout"):
+            self.manifest.append({"kind": "layout", "layout": self.decide_layout()})
+        self.layout: Json = self.manifest.of_kind("layout")[0]["layout"]
         staged = [e["staged"] for e in self.manifest.of_kind("placed")]
         self.already = self.sink.placed(self.layout, staged)
         self.manifest.keep_placed(self.already)
@@ -177,11 +176,8 @@ class _Conversion:
             return
         work = ConversionSpec(self.source, self.sink, self.layout, tolerance_s)
         n = min(workers, len(self.keys) - self.decided)
-        pool = ProcessPool(work, n, self.manifest.descriptor) if n else SerialPool(work)
-        try:
+        with contextlib.closing(ProcessPool(work, n, self.manifest.descriptor) if n else SerialPool(work)) as pool:
             self.drive(pool, window=max(1, QUEUED * n))
-        finally:
-            pool.close()
 
     def drive(self, pool: SerialPool | ProcessPool, window: int) -> None:
         """Keep the pool busy, at most `window` episodes ahead of the one to be placed next."""

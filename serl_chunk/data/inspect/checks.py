@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -18,6 +19,8 @@ JUMP_RANGE = 0.2  # ... that is this share of its range ...
 JUMP_RARE = 2.0  # ... and this many times the change that one step in a hundred exceeds
 APART = 0.5  # mean distance between command and joint, in ranges of the joint
 FROZEN = 0.05  # share of the pairs with a moving state whose frames are equal
+
+_remark = functools.partial(Issue, "remark")
 
 
 class Jump(NamedTuple):
@@ -50,12 +53,12 @@ def cameras(data: InspectionReport) -> Iterator[Issue]:
                 f"camera {name}: {frozen} of {moved} pairs of consecutive frames are identical although the state "
                 f"moved, most of them in {worst.key}; does the camera run at the rate of the steps?"
             )
-            yield Issue("remark", "duplicate frames", text, worst.key)
+            yield _remark("duplicate frames", text, worst.key)
         if blank := sum(c.blank for c in stats):
             first = next(e for e in having if e.cameras[name].blank)
             decoded = sum(c.decoded for c in stats)
             text = f"camera {name}: {blank} of {decoded} frames are of one colour, the first in {first.key}"
-            yield Issue("remark", "blank frames", text, first.key)
+            yield _remark("blank frames", text, first.key)
 
 
 def time(data: InspectionReport) -> Iterator[Issue]:
@@ -63,15 +66,14 @@ def time(data: InspectionReport) -> Iterator[Issue]:
     measured, declared = data.measured_hz, data.declared_hz
     if data.episodes and all(e.period is None and e.length > 1 for e in data.episodes):
         text = "the episodes have no time stamps" + ("" if declared else ", and no rate is declared. Give hz")
-        yield Issue("remark", "rate", text)
+        yield _remark("rate", text)
         return
     if measured and declared and abs(measured / declared - 1) > RATE:
-        text = f"the stamps are {measured:.4g} Hz, {declared:.4g} Hz is declared; which one is true?"
-        yield Issue("remark", "rate", text)
+        yield _remark("rate", f"the stamps are {measured:.4g} Hz, {declared:.4g} Hz is declared; which one is true?")
     for e in data.episodes:
         if measured and e.period and abs(1 / e.period / measured - 1) > RATE:
             text = f"{e.key}: {1 / e.period:.4g} Hz by its stamps, {measured:.4g} Hz in most episodes"
-            yield Issue("remark", "rate", text, e.key)
+            yield _remark("rate", text, e.key)
 
 
 def dimensions(data: InspectionReport) -> Iterator[Issue]:
@@ -82,11 +84,10 @@ def dimensions(data: InspectionReport) -> Iterator[Issue]:
         switches["state"] = {data.spec.joint_of_action[j] for j in data.spec.grippers}
     for name, dims in (("state", data.state), ("action", data.action)):
         if still := [f"{j} (at {d.mean:.3g})" for j, d in enumerate(dims) if d.constant]:
-            yield Issue("remark", "constant", f"{name}: constant in {_listed(still)}")
+            yield _remark("constant", f"{name}: constant in {_listed(still)}")
         clipped = [f"{j} ({_extreme(d)})" for j, d in enumerate(dims) if _clipped(d) and j not in switches[name]]
         if clipped:
-            text = f"{name}: at its extreme value on many steps in {_listed(clipped)}; clipped?"
-            yield Issue("remark", "clipped", text)
+            yield _remark("clipped", f"{name}: at its extreme value on many steps in {_listed(clipped)}; clipped?")
     if data.spec is not None and len(data.action) == data.spec.action_dim:
         beyond = []
         for j, (d, low, high) in enumerate(zip(data.action, data.spec.action_low, data.spec.action_high, strict=True)):
@@ -94,8 +95,7 @@ def dimensions(data: InspectionReport) -> Iterator[Issue]:
             if d.low < low - slack or d.high > high + slack:
                 beyond.append(f"{j} ({d.low:.5g}..{d.high:.5g}, limits {low:.5g}..{high:.5g})")
         if beyond:
-            text = f"action: beyond the limits of {data.spec.name} in {_listed(beyond)}"
-            yield Issue("remark", "limits", text)
+            yield _remark("limits", f"action: beyond the limits of {data.spec.name} in {_listed(beyond)}")
 
 
 def jumps(data: InspectionReport, largest: Sequence[Jump]) -> Iterator[Issue]:
@@ -114,7 +114,7 @@ def jumps(data: InspectionReport, largest: Sequence[Jump]) -> Iterator[Issue]:
         if size > JUMP_RANGE * _range(d) and size > JUMP * usual[j] and size > JUMP_RARE * rare[j]:
             what = f"jumps by {size:.3g}" + (" for one tick" if jump.spike else "")
             text = f"{jump.episode}: tick {jump.tick}: action {j} {what}, its usual change is {usual[j]:.2g}"
-            yield Issue("remark", "jump", text, jump.episode, jump.tick)
+            yield _remark("jump", text, jump.episode, jump.tick)
 
 
 def followed(data: InspectionReport, distance: np.ndarray | None) -> Iterator[Issue]:
@@ -128,7 +128,7 @@ def followed(data: InspectionReport, distance: np.ndarray | None) -> Iterator[Is
     ]
     if apart:
         text = f"action: far from the measured joint in {_listed(apart)}; are these differences, or in other units?"
-        yield Issue("remark", "mismatch", text)
+        yield _remark("mismatch", text)
 
 
 def rewards(data: InspectionReport) -> Iterator[Issue]:
@@ -136,25 +136,23 @@ def rewards(data: InspectionReport) -> Iterator[Issue]:
     if data.episodes and not any(e.rewarded for e in data.episodes):
         unknown = data.count(Outcome.UNKNOWN) == len(data.episodes)
         text = "no step has a reward" + (", and no episode an outcome. Give success or scores" if unknown else "")
-        yield Issue("remark", "reward", text)
+        yield _remark("reward", text)
         return
     for e in data.episodes:
         if e.outcome is Outcome.SUCCESS and not e.rewarded:
-            yield Issue("remark", "reward", f"{e.key}: a success without any reward", e.key)
+            yield _remark("reward", f"{e.key}: a success without any reward", e.key)
 
 
 def episodes(data: InspectionReport, horizon: int | None) -> Iterator[Issue]:
     """Find episodes that are shorter than a chunk, and those that occur twice."""
     for e in data.episodes:
         if horizon is not None and e.length < horizon:
-            text = f"{e.key}: {e.length} steps, fewer than the {horizon} of a chunk"
-            yield Issue("remark", "short", text, e.key)
+            yield _remark("short", f"{e.key}: {e.length} steps, fewer than the {horizon} of a chunk", e.key)
     first: dict[str, EpisodeInfo] = {}
     for e in data.episodes:
         other = first.setdefault(e.digest, e)
         if other is not e:
-            text = f"{e.key}: the same states and actions as {other.key}"
-            yield Issue("remark", "duplicate episode", text, e.key)
+            yield _remark("duplicate episode", f"{e.key}: the same states and actions as {other.key}", e.key)
 
 
 def _range(d: Dimension) -> float:

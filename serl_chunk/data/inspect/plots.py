@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,14 +34,6 @@ FRAMES = 8  # of each camera and episode on a strip
 THUMBNAIL = 144  # pixels, width of a frame on a strip
 
 
-class Panel(NamedTuple):
-    """One small plot: a state value, an action value, or both over one another."""
-
-    title: str
-    state: int | None
-    action: int | None
-
-
 def draw_overview(findings: InspectionReport) -> bytes:
     """Draw lengths, rewards, and the changes of each action dimension from step to step, as PNG."""
     with new_figure(11, 3.0) as figure:
@@ -68,12 +60,12 @@ def draw_trajectories(episode: Episode, spec: RobotSpec | None, marks: Sequence[
     human = _runs(steps.source == Source.HUMAN)
     with new_figure(11, 1.35 * rows + 0.75) as figure:
         axes = list(figure.subplots(rows, COLUMNS, squeeze=False, sharex=True).flat)
-        for ax, panel in zip(axes, shown, strict=False):
-            if panel.state is not None:
-                ax.plot(ticks, state[:, panel.state], color=BLUE)
-            if panel.action is not None:
-                ax.plot(ticks, action[:, panel.action], "--", color=VERMILLION)
-            ax.set_title(panel.title, fontsize=8, pad=4)
+        for ax, (title, i, j) in zip(axes, shown, strict=False):
+            if i is not None:
+                ax.plot(ticks, state[:, i], color=BLUE)
+            if j is not None:
+                ax.plot(ticks, action[:, j], "--", color=VERMILLION)
+            ax.set_title(title, fontsize=8, pad=4)
         if dense:
             axes[len(shown)].plot(ticks, steps.reward, color=GREEN)
             axes[len(shown)].set_title("reward", fontsize=8, pad=4)
@@ -119,19 +111,19 @@ def draw_strip(rows: SparseRows) -> tuple[bytes, list[int]]:
     return buffer.getvalue(), [int(rows.index[i]) for i in chosen]
 
 
-def _panels(s: int, a: int, spec: RobotSpec | None) -> list[Panel]:
-    """List actions over the joints they command, then the state values that no action commands."""
+def _panels(s: int, a: int, spec: RobotSpec | None) -> list[tuple[str, int | None, int | None]]:
+    """List actions over the joints they command, then the other state values: title, state value and action value."""
     if spec is not None and spec.action_dim == a and spec.state_dim == s:
         joints = list(spec.joint_of_action)
     else:
         joints = list(range(a)) if s == a else [-1] * a
-    panels = []
+    panels: list[tuple[str, int | None, int | None]] = []
     for j, joint in enumerate(joints):
         if joint < 0:
-            panels.append(Panel(f"action {j}", None, j))
+            panels.append((f"action {j}", None, j))
         else:
-            panels.append(Panel(f"state {joint}, action {j}" if joint != j else f"state and action {j}", joint, j))
-    return panels + [Panel(f"state {i}", i, None) for i in range(s) if i not in joints]
+            panels.append((f"state {joint}, action {j}" if joint != j else f"state and action {j}", joint, j))
+    return panels + [(f"state {i}", i, None) for i in range(s) if i not in joints]
 
 
 def _histogram(ax: Axes, values: Sequence[float], label: str, colour: str) -> None:
@@ -171,8 +163,7 @@ def _widen(ax: Axes) -> None:
     low, high = ax.get_ylim()
     least = 1e-3 * max(1.0, abs(low), abs(high))
     if high - low < least:
-        middle = (low + high) / 2
-        ax.set_ylim(middle - least, middle + least)
+        ax.set_ylim((low + high) / 2 - least, (low + high) / 2 + least)
 
 
 def _runs(mask: np.ndarray) -> list[tuple[int, int]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from serl_chunk.data.validate import content_id
 from serl_chunk.io import format_duration, plural
 from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Episode, Outcome, RobotSpec, Source, SparseRows
 
@@ -202,7 +202,7 @@ def episode_info(key: str, episode: Episode, *, all_frames: bool) -> tuple[Episo
         seconds=seconds,
         period=period,
         cameras=cameras,
-        digest=hashlib.sha256(steps.observation[STATE].tobytes() + steps.action.tobytes()).hexdigest()[:16],
+        digest=content_id(steps.observation[STATE], steps.action, 16),
     )
     return info, found
 
@@ -285,7 +285,7 @@ def summary_lines(findings: InspectionReport) -> list[tuple[str, str]]:
 
 def _pictures(findings: InspectionReport, name: str, stats: Sequence[CameraStats]) -> str:
     sizes = ", ".join(f"{w}x{h}" for h, w in sorted({(c.height, c.width) for c in stats}))
-    per_step = sum(c.frames for c in stats) / max(1, sum(e.length for e in findings.episodes if name in e.cameras))
+    per_step = sum(c.frames for c in stats) / sum(e.length for e in findings.episodes if name in e.cameras)
     pairs, same = sum(c.pairs for c in stats), sum(c.identical for c in stats)
     text = f"{sizes} pixels, " + ("a frame every step" if per_step == 1 else f"{per_step:.3g} frames a step")
     return text + (f"; {same} of {pairs} pairs of frames identical" if pairs else "")

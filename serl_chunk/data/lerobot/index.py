@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,35 +20,24 @@ _INCOMPLETE = "the data set is not complete (lerobot would download it)"
 _DAMAGED = "the file is truncated, damaged or not Parquet"
 
 
-@dataclasses.dataclass(frozen=True)
-class EpisodePlace:
+class EpisodePlace(NamedTuple):
     """Place of an episode: rows `first <= r < first + length` of a Parquet file."""
 
     file: Path
     first: int
     length: int
-    index: int  # of its first row in the data set
+    from_index: int  # of its first row in the data set
     videos: dict[str, tuple[Path, float]]  # feature -> video and the episode's first second in it
 
 
-@dataclasses.dataclass(frozen=True)
-class Index:
+class Index(NamedTuple):
     """A data set's own description."""
 
-    path: Path  # its folder
     version: str  # "v3.0" or "v2.1"
     fps: float | None  # steps a second, None where it is not recorded
     features: Json  # as in info.json
     tasks: tuple[str, ...]  # texts by task_index
-    lengths: np.ndarray  # int64[N], steps of each episode
-    files: list[Path]  # data file of each episode
-    first: np.ndarray  # int64[N], its first row there
-    videos: dict[str, tuple[list[Path], np.ndarray]]  # feature -> video of each episode, float64[N], its first second
-
-    def place(self, i: int) -> EpisodePlace:
-        start = int(self.lengths[:i].sum())
-        videos = {key: (paths[i], float(seconds[i])) for key, (paths, seconds) in self.videos.items()}
-        return EpisodePlace(self.files[i], int(self.first[i]), int(self.lengths[i]), start, videos)
+    episodes: list[EpisodePlace]
 
 
 def read_index(path: Path) -> Index:
@@ -57,7 +45,8 @@ def read_index(path: Path) -> Index:
     file = path / ds.INFO
     info = _info(file)
     version = str(info.get("codebase_version", ""))
-    if not version.startswith("v3.") and version != ds.V21:
+    v21 = version == ds.V21
+    if not version.startswith("v3.") and not v21:
         raise DataError(
             f"{file}: codebase_version is {version!r} (expected v3.0 or v2.1). Convert older ones with lerobot: python "
             "-m lerobot.datasets.v30.convert_dataset_v21_to_v30"
@@ -72,25 +61,24 @@ def read_index(path: Path) -> Index:
     fps = info.get("fps")
     if fps is not None and not (isinstance(fps, int | float) and fps > 0):
         raise DataError(f"{file}: fps is {fps!r}, not a rate in steps a second")
-    known = ds.PATTERNS[ds.V21 if version == ds.V21 else ds.V30]
+    known = ds.PATTERNS[ds.V21 if v21 else ds.V30]
     patterns = ds.Patterns(info.get("data_path") or known.data, info.get("video_path") or known.video)
     try:
         ds.file_of(patterns.data, 0), ds.file_of(patterns.video, 0, "camera")
-        if version != ds.V21:
+        if not v21:
             patterns.video.format(video_key="camera", chunk_index=0, file_index=0)
     except (LookupError, ValueError, AttributeError) as error:
         raise DataError(f"{file}: data_path or video_path is no pattern of file names ({error})") from error
-    common: Json = {"path": path, "version": version, "fps": fps, "features": features}
-    videos = [name for name, feature in features.items() if feature["dtype"] == "video"]
-    index = (_index_v21 if version == ds.V21 else _index_v30)(common, patterns, videos)
-    n = info.get("total_episodes", len(index.lengths))
-    if n != len(index.lengths):
+    episodes = (_episodes_v21 if v21 else _episodes_v30)(path, features, patterns)
+    tasks = _tasks_v21(path / "meta/tasks.jsonl") if v21 else _tasks_v30(path / ds.TASKS)
+    n = info.get("total_episodes", len(episodes))
+    if n != len(episodes):
         raise DataError(
-            f"{file}: total_episodes is {n}, the table of episodes has {len(index.lengths)}; the data set is incomplete"
+            f"{file}: total_episodes is {n}, the table of episodes has {len(episodes)}; the data set is incomplete"
         )
-    if not len(index.lengths):
+    if not episodes:
         raise DataError(f"{path}: a data set without episodes")
-    return index
+    return Index(version, fps, features, tasks, episodes)
 
 
 def check_columns(path: Path, schema: Any, features: Json) -> None:
@@ -109,22 +97,27 @@ def check_columns(path: Path, schema: Any, features: Json) -> None:
         )
 
 
-def _index_v21(common: Json, patterns: ds.Patterns, videos: list[str]) -> Index:
-    path: Path = common["path"]
-    lengths = _lengths_v21(path)
-    each, zeros = range(len(lengths)), np.zeros(len(lengths), np.int64)
-    return Index(
-        **common,
-        tasks=_tasks_v21(path),
-        lengths=lengths,
-        files=[path / ds.file_of(patterns.data, i) for i in each],
-        first=zeros,
-        videos={key: ([path / ds.file_of(patterns.video, i, key) for i in each], zeros) for key in videos},
-    )
+def _videos(features: Json) -> list[str]:
+    return [name for name, feature in features.items() if feature["dtype"] == "video"]
 
 
-def _index_v30(common: Json, patterns: ds.Patterns, videos: list[str]) -> Index:
-    path: Path = common["path"]
+def _episodes_v21(path: Path, features: Json, patterns: ds.Patterns) -> list[EpisodePlace]:
+    file = path / "meta/episodes.jsonl"
+    rows = _lines(file, ("episode_index", "length"))
+    if [row["episode_index"] for row in rows] != list(range(len(rows))):
+        raise DataError(f"{file}: line i must be episode i, from 0 on and without holes")
+    out, start = [], 0
+    for i, length in enumerate(row["length"] for row in rows):
+        if type(length) is not int or length < 1:
+            raise DataError(f"{file}: line {i + 1}: length is {length!r}, not a number of steps")
+        videos = {key: (path / ds.file_of(patterns.video, i, key), 0.0) for key in _videos(features)}
+        out.append(EpisodePlace(path / ds.file_of(patterns.data, i), 0, length, start, videos))
+        start += length
+    return out
+
+
+def _episodes_v30(path: Path, features: Json, patterns: ds.Patterns) -> list[EpisodePlace]:
+    videos = _videos(features)
     tables = _several(path, "meta/episodes")
     columns = _metadata(tables[0]).schema.to_arrow_schema().names
     parts = ("chunk_index", "file_index", "from_timestamp")
@@ -156,7 +149,7 @@ def _index_v30(common: Json, patterns: ds.Patterns, videos: list[str]) -> Index:
     files, rows = _several(path, "data"), []
     for file in files:
         about = _metadata(file)
-        check_columns(file, about.schema.to_arrow_schema(), common["features"])
+        check_columns(file, about.schema.to_arrow_schema(), features)
         rows.append(about.num_rows)
     ends = np.cumsum(rows)
     if ends[-1] != start[-1]:
@@ -171,22 +164,17 @@ def _index_v30(common: Json, patterns: ds.Patterns, videos: list[str]) -> Index:
             f"{files[int(file_of[spanning[0]])]}: episode {int(spanning[0])} begins in this file and ends in the next. "
             "Write the data set again with whole episodes a file"
         )
-    found, known = {}, dict[str, Path]()
-    for key in videos:
-        chunks, numbers, seconds = (column[f"videos/{key}/{part}"] for part in parts)
-        names = (
-            patterns.video.format(video_key=key, chunk_index=int(chunk), file_index=int(file))
-            for chunk, file in zip(chunks, numbers, strict=True)
-        )
-        found[key] = [known.setdefault(name, path / name) for name in names], seconds  # a file has many episodes
-    return Index(
-        **common,
-        tasks=_tasks_v30(path / ds.TASKS),
-        lengths=lengths,
-        files=[files[int(number)] for number in file_of],
-        first=start[:-1] - np.concatenate([[0], ends])[file_of],
-        videos=found,
-    )
+
+    def video(key: str, i: int) -> tuple[Path, float]:
+        chunk, number, second = (column[f"videos/{key}/{part}"][i] for part in parts)
+        name = patterns.video.format(video_key=key, chunk_index=int(chunk), file_index=int(number))
+        return path / name, float(second)
+
+    rows_before = np.concatenate([[0], ends])[file_of]
+    return [
+        EpisodePlace(files[int(file)], int(begin - before), int(n), int(begin), {key: video(key, i) for key in videos})
+        for i, (file, before, begin, n) in enumerate(zip(file_of, rows_before, start[:-1], lengths, strict=True))
+    ]
 
 
 def _tasks_v30(path: Path) -> tuple[str, ...]:
@@ -217,22 +205,11 @@ def _tasks_v30(path: Path) -> tuple[str, ...]:
 
 
 def _tasks_v21(path: Path) -> tuple[str, ...]:
-    rows = _lines(path / "meta/tasks.jsonl", ("task_index", "task"))
+    rows = _lines(path, ("task_index", "task"))
     texts = {row["task_index"]: str(row["task"]) for row in rows if type(row["task_index"]) is int}
     if sorted(texts) != list(range(len(rows))):
-        raise DataError(f"{path / 'meta/tasks.jsonl'}: tasks must be numbered from 0 on, without holes")
+        raise DataError(f"{path}: tasks must be numbered from 0 on, without holes")
     return tuple(texts[i] for i in range(len(texts)))
-
-
-def _lengths_v21(path: Path) -> np.ndarray:
-    file = path / "meta/episodes.jsonl"
-    rows = _lines(file, ("episode_index", "length"))
-    if [row["episode_index"] for row in rows] != list(range(len(rows))):
-        raise DataError(f"{file}: line i must be episode i, from 0 on and without holes")
-    for number, row in enumerate(rows, 1):
-        if type(row["length"]) is not int or row["length"] < 1:
-            raise DataError(f"{file}: line {number}: length is {row['length']!r}, not a number of steps")
-    return np.array([row["length"] for row in rows], np.int64)
 
 
 def _several(path: Path, folder: str) -> list[Path]:

@@ -121,7 +121,7 @@ class Metadata:
 
     def write_sidecar(self) -> None:
         schema = sidecar.schema(staged=False)
-        rows = ({"episode_index": i, **self.shards.sidecar_row(i)} for i in range(len(self.staged)))
+        rows = ({"episode_index": i, **self.shards.sidecar(i)} for i in range(len(self.staged)))
         tables = _tables(rows, schema, sidecar.GROUP)
         write_parquet(self.shards.part("beside"), self.folder / ds.SIDE, schema, tables)
 
@@ -169,7 +169,7 @@ class Metadata:
             for name, stream in self.streams.items():
                 stream.add(values[name])
             out = {name: _of_values(values[name]) for name in self.columns}
-            for each in self.shards.sidecar(i, "histograms"):
+            for each in self.shards.sidecar(i)["histograms"]:
                 counts = np.frombuffer(each["counts"], np.int64).reshape(3, 256)
                 self.counts[each["name"]] += counts
                 self.frames[each["name"]] += each["frames"]

@@ -55,13 +55,13 @@ class LeRobotSource:
     format: str = "lerobot"
 
     def keys(self) -> list[str]:
-        return take_fraction([f"episode_{i:06d}" for i in range(len(self.index.lengths))], self.options.proportion)
+        return take_fraction([f"episode_{i:06d}" for i in range(len(self.index.episodes))], self.options.proportion)
 
     def read(self, key: str) -> Episode:
         """See Source. An episode that is not ours ends as by `_ended`."""
         number = int(key.removeprefix("episode_"))
         where = f"{self.path}: episode {number}"
-        place = self.index.place(number)
+        place = self.index.episodes[number]
         if not place.file.is_file():
             raise DataError(f"{where}: no file {place.file}; the data set is not complete")
         try:
@@ -128,7 +128,7 @@ class LeRobotSource:
         table: Any = None
         try:
             for key in self.keys():
-                place = self.index.place(int(key.removeprefix("episode_")))
+                place = self.index.episodes[int(key.removeprefix("episode_"))]
                 if place.file != file:
                     file, table = place.file, pq.read_table(str(place.file), columns=[*successes, *rewards])
                 rows = table.slice(place.first, place.length)
@@ -326,7 +326,7 @@ def open_lerobot(path: Path, options: ReadOptions) -> LeRobotSource:
 
 def _check_order(where: str, number: int, place: EpisodePlace, columns: dict[str, np.ndarray]) -> None:
     n = place.length
-    index = np.arange(place.index, place.index + n)
+    index = np.arange(place.from_index, place.from_index + n)
     wanted = {ds.EPISODE_INDEX: np.full(n, number), ds.FRAME_INDEX: np.arange(n), ds.INDEX: index}
     for name, values in wanted.items():
         wrong = np.flatnonzero(columns[name][:, 0] != values) if name in columns else values[:0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,15 +131,12 @@ def _on_every_row(
 ) -> Iterator[bytes]:
     """The image file of the newest frame on each of `n` steps: the stored one where there is one, else a new one."""
     frames, quality = rows.values, None if layout["image_codec"] == "png" else layout["jpeg_quality"]
-    at, data = -1, b""
-    for frame in newest(rows.index, n):
-        while at < frame:
-            at += 1
-            stored = frames.encoded(at) if isinstance(frames, Frames) else None
-            image: Any = None if stored else frames[at]
-            data = stored.data if stored is not None else _encode(image, quality)
-            histogram.add(at, data if stored else image, f"{where}: frame {at} of camera {name}")
-        yield data
+    for at, times in enumerate(np.bincount(newest(rows.index, n))):
+        stored = frames.encoded(at) if isinstance(frames, Frames) else None
+        image: Any = None if stored else frames[at]
+        data = stored.data if stored is not None else _encode(image, quality)
+        histogram.add(at, data if stored else image, f"{where}: frame {at} of camera {name}")
+        yield from itertools.repeat(data, times)
 
 
 def _columns(layout: Json, episode: Episode) -> dict[str, np.ndarray]:

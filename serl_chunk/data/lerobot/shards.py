@@ -12,7 +12,6 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from serl_chunk.data.lerobot import dataset_layout as ds
 from serl_chunk.data.lerobot import video
@@ -54,11 +53,8 @@ class PendingShards:
                 start, total = i + 1, 0
         return out + [range(start, len(staged))] * (to_the_end and start < len(staged))
 
-    def sidecar(self, index: int, column: str) -> Any:
-        """Return one value of a placed episode's row, see `sidecar.schema`."""
-        return read_arrow(self._placed(index) / SIDECAR).column(column)[0].as_py()
-
-    def sidecar_row(self, index: int) -> Json:
+    def sidecar(self, index: int) -> Json:
+        """Return a placed episode's row, see `sidecar.schema`."""
         return read_arrow(self._placed(index) / SIDECAR).to_pylist()[0]
 
     def part(self, name: str) -> Path:
@@ -141,7 +137,7 @@ class PendingShards:
         if name == ROWS:
             self._merge_rows(part, path, group, parts, number)
         else:
-            lengths = [self.sidecar(i, "length") for i in group]
+            lengths = [self.sidecar(i)["length"] for i in group]
             video.join(part, parts, lengths, self._layout["hz"])
             publish(part, path)
         self._drop(name, group)
@@ -154,7 +150,7 @@ class PendingShards:
             at = first
             for episode, each in zip(group, parts, strict=True):
                 table = read_arrow(each)
-                yield placed_table(table, self._layout, episode, at, tasks[self.sidecar(episode, "task")])
+                yield placed_table(table, self._layout, episode, at, tasks[self.sidecar(episode)["task"]])
                 at += table.num_rows
 
         write_parquet(part, path, schema(self._layout, placed=True), tables(), **parquet_options(self._layout))

@@ -116,40 +116,36 @@ def restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]
     `wanted`: cameras. Raises DataError, starting with `where`, where the row belongs to other steps or is damaged.
     """
     try:
-        return _restored(where, row, task, steps, wanted)
+        if row["length"] != steps.n or row["digest"] != content_id(steps.observation[STATE], steps.action, 16):
+            raise DataError(
+                f"{where} is not the one that was written: its steps or its place were changed since, and "
+                f"meta/serl_chunk.parquet no longer fits. {_REMEDY}"
+            )
+        begin = Begin(task=task, **{name: row[name] for name in _BEGIN})
+        reward = steps.reward.copy()
+        reward[-1] = row["last_reward"]
+        sparse: dict[str, SparseRows] = {}
+        ticks = {each["name"]: _ticks(each, steps.n) for each in row["image_ticks"]}
+        for key, rows in steps.sparse.items():
+            index = ticks.get(key.removeprefix(IMAGE_PREFIX))
+            sparse[key] = rows if index is None else SparseRows(index, rows.values[index])
+        for each in row["decisions"]:
+            dtype = np.dtype(each["dtype"])
+            if dtype.kind not in "biuf":
+                raise ValueError(f"decision/{each['name']} holds {dtype}, not numbers")
+            values = np.frombuffer(each["data"], dtype).reshape(each["shape"]).copy()
+            sparse[DECISION_PREFIX + each["name"]] = SparseRows(_ticks(each, steps.n), values)
+        if row["outcome"] not in list(Outcome):
+            raise ValueError(f"outcome is {row['outcome']!r}; valid: {', '.join(Outcome)}")
+        final, outcome = _final(where, row, wanted), Outcome(row["outcome"])
+        ending = row["terminated"], row["truncated"], outcome, row["outcome_by"], row["end_reward"]
+        end = End(begin.episode_id, steps.n, final, *ending)
+        whole = dataclasses.replace(steps, episode_id=begin.episode_id, reward=reward, sparse=sparse)
+        return Episode(begin, whole, end)
     except DataError:
         raise
     except (LookupError, ValueError, TypeError) as error:
         raise DataError(f"{where}: its row in meta/serl_chunk.parquet is damaged ({error}). {_REMEDY}") from error
-
-
-def _restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]) -> Episode:
-    if row["length"] != steps.n or row["digest"] != content_id(steps.observation[STATE], steps.action, 16):
-        raise DataError(
-            f"{where} is not the one that was written: its steps or its place were changed since, and "
-            f"meta/serl_chunk.parquet no longer fits. {_REMEDY}"
-        )
-    begin = Begin(task=task, **{name: row[name] for name in _BEGIN})
-    reward = steps.reward.copy()
-    reward[-1] = row["last_reward"]
-    sparse: dict[str, SparseRows] = {}
-    ticks = {each["name"]: _ticks(each, steps.n) for each in row["image_ticks"]}
-    for key, rows in steps.sparse.items():
-        index = ticks.get(key.removeprefix(IMAGE_PREFIX))
-        sparse[key] = rows if index is None else SparseRows(index, rows.values[index])
-    for each in row["decisions"]:
-        dtype = np.dtype(each["dtype"])
-        if dtype.kind not in "biuf":
-            raise ValueError(f"decision/{each['name']} holds {dtype}, not numbers")
-        values = np.frombuffer(each["data"], dtype).reshape(each["shape"]).copy()
-        sparse[DECISION_PREFIX + each["name"]] = SparseRows(_ticks(each, steps.n), values)
-    if row["outcome"] not in list(Outcome):
-        raise ValueError(f"outcome is {row['outcome']!r}; valid: {', '.join(Outcome)}")
-    final, outcome = _final(where, row, wanted), Outcome(row["outcome"])
-    ending = row["terminated"], row["truncated"], outcome, row["outcome_by"], row["end_reward"]
-    end = End(begin.episode_id, steps.n, final, *ending)
-    whole = dataclasses.replace(steps, episode_id=begin.episode_id, reward=reward, sparse=sparse)
-    return Episode(begin, whole, end)
 
 
 def _ticks(each: Row, n: int) -> np.ndarray:

@@ -16,6 +16,7 @@ uninterrupted one write the same bytes.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -139,12 +140,10 @@ class LeRobotSink:
         histogram = Histogram(len(rows.index))
 
         def frames() -> Iterator[np.ndarray]:
-            at, image = -1, np.empty(0)
-            for frame in newest(rows.index, n):
-                if frame != at:
-                    at, image = int(frame), rows.values[int(frame)]
-                    histogram.add(at, image, name)
-                yield image
+            for at, times in enumerate(np.bincount(newest(rows.index, n))):
+                image = rows.values[at]
+                histogram.add(at, image, name)
+                yield from itertools.repeat(image, times)
 
         height, width = layout["cameras"][name]
         video.encode(path, frames(), height, width, layout["hz"], layout["videos"][name])

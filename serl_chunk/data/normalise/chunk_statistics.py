@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -182,10 +183,7 @@ def parse_mask(text: str) -> tuple[bool, ...]:
     """Parse openpi's `6,-1,6,-1`: six dimensions that are differences, one that is not, ...; raises ConfigError."""
     out: list[bool] = []
     for part in text.split(","):
-        try:
-            n = int(part)
-        except ValueError:
-            n = 0
+        n = int(part) if re.fullmatch(r"\s*[-+]?\d+\s*", part) else 0
         if not n:
             raise ConfigError(
                 f"{part.strip()!r} is no run length. Write 6,-1,6,-1 for six dimensions that are differences, one that "
