@@ -17,24 +17,22 @@ Table = Any  # pyarrow.Table
 Schema = Any  # pyarrow.Schema
 
 
-class _Late:
-    def __init__(self, name: str) -> None:
-        self._name = name
+class LateModule:
+    """The module `name`, imported on first use. Raises ConfigError where it is missing: `need` and the error."""
+
+    def __init__(self, name: str, need: str = "LeRobot data sets need pyarrow, which is not installed") -> None:
+        self._name, self._need = name, need
 
     def __getattr__(self, attribute: str) -> Any:
         try:
-            module = importlib.import_module(self._name)
+            return getattr(importlib.import_module(self._name), attribute)
         except ImportError as error:
-            raise ConfigError(
-                f"LeRobot data sets need pyarrow, which is not installed ({error}). Run pip install "
-                "'serl-chunk[lerobot]'"
-            ) from error
-        return getattr(module, attribute)
+            raise ConfigError(f"{self._need} ({error}). Run pip install 'serl-chunk[lerobot]'") from error
 
 
-pa: Any = _Late("pyarrow")
-pc: Any = _Late("pyarrow.compute")
-pq: Any = _Late("pyarrow.parquet")
+pa: Any = LateModule("pyarrow")
+pc: Any = LateModule("pyarrow.compute")
+pq: Any = LateModule("pyarrow.parquet")
 
 
 def write_arrow(path: Path, schema: Schema, batches: Iterable[Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,28 +48,15 @@ class Metadata:
 
     def write_episodes(self) -> None:
         """`meta/episodes`: place and statistics of each episode; accumulates those of all."""
-        integer, real = pa.int64(), pa.float64()
-        place = ("chunk_index", "file_index")
-        columns: dict[str, Any] = {ds.EPISODE_INDEX: integer, "tasks": pa.list_(pa.string()), "length": integer}
-        columns |= {f"data/{name}": integer for name in place}
-        columns |= {"dataset_from_index": integer, "dataset_to_index": integer}
-        columns |= {f"meta/episodes/{name}": integer for name in place}
-        for camera in self.layout["videos"]:
-            key = f"videos/{ds.CAMERA}{camera}"
-            columns |= {f"{key}/{name}": integer for name in place}
-            columns |= {f"{key}/{name}": real for name in ("from_timestamp", "to_timestamp")}
-        for feature in (*self.columns, *(ds.CAMERA + c for c in self.layout["cameras"])):
-            kind = pa.list_(pa.list_(pa.list_(real))) if feature.startswith(ds.CAMERA) else pa.list_(real)
-            columns |= {f"stats/{feature}/{name}": kind for name in ("min", "max", "mean", "std", *_QUANTILES)}
-            columns[f"stats/{feature}/count"] = pa.list_(integer)
-        schema = pa.schema(list(columns.items()))
-
-        def rows() -> Iterator[Json]:
-            for row, statistics in zip(self._places(), self._statistics(), strict=True):
-                yield row | {f"stats/{f}/{name}": v for f, each in statistics.items() for name, v in each.items()}
-
-        path = self.folder / ds.file_of(ds.EPISODES, 0)
-        write_parquet(self.shards.part("episodes"), path, schema, _tables(rows(), schema, _AT_ONCE))
+        names = ("min", "max", "mean", "std", *_QUANTILES, "count")
+        rows = (
+            place | {f"stats/{feature}/{name}": each[name] for feature, each in statistics.items() for name in names}
+            for place, statistics in zip(self._places(), self._statistics(), strict=True)
+        )
+        first = next(rows)
+        schema = pa.Table.from_pylist([first]).schema
+        tables = _tables(itertools.chain([first], rows), schema, _AT_ONCE)
+        write_parquet(self.shards.part("episodes"), self.folder / ds.file_of(ds.EPISODES, 0), schema, tables)
 
     def write_statistics(self) -> None:
         """`meta/stats.json`, after `write_episodes`."""
@@ -79,7 +66,7 @@ class Metadata:
             out[name] = _of_values(np.concatenate(parts)[:, None])
         for camera, counts in self.counts.items():
             out[ds.CAMERA + camera] = _of_frames(counts, self.frames[camera])
-        self._write("stats.json", json.dumps(out, indent=4))
+        self._write("stats.json", [json.dumps(out, indent=4)])
 
     def write_tasks(self) -> None:
         """`meta/tasks.parquet`: lerobot looks a text up by its place, in pandas' index."""
@@ -114,10 +101,7 @@ class Metadata:
             for i, stats in enumerate(self._statistics())
         )
         for name, rows in (("tasks", tasks), ("episodes", episodes), ("episodes_stats", statistics)):
-            path = self.folder / "meta" / f"{name}.jsonl"
-            with self.shards.part(name).open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            publish(self.shards.part(name), path)
+            self._write(f"{name}.jsonl", (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
     def write_sidecar(self) -> None:
         schema = sidecar.schema(staged=False)
@@ -146,22 +130,24 @@ class Metadata:
             info |= {"data_files_size_in_mb": layout["data_file_mb"], "video_files_size_in_mb": layout["video_file_mb"]}
         else:
             info |= {"total_videos": n * len(layout["videos"]), "total_chunks": -(-n // ds.CHUNK)}
-        self._write("info.json", json.dumps(info, indent=4, ensure_ascii=False))
+        self._write("info.json", [json.dumps(info, indent=4, ensure_ascii=False)])
 
     def _places(self) -> Iterator[Json]:
+        """Of every episode: its columns of the table of episodes, in their order there."""
         first = np.concatenate([[0], np.cumsum(self.lengths)]).tolist()
-        places = [_place("data", number) for number, group in enumerate(self.files) for _ in group]
+        files = [number for number, group in enumerate(self.files) for _ in group]
+        videos: list[Json] = [{} for _ in self.staged]
         for camera in self.layout["videos"]:
             key = f"videos/{ds.CAMERA}{camera}"
             for number, group in enumerate(self.shards.groups(f"{camera}.mp4", self.staged)):
                 for i in group:
                     at = [(first[k] - first[group.start]) / self.layout["hz"] for k in (i, i + 1)]
                     times = {f"{key}/from_timestamp": at[0], f"{key}/to_timestamp": at[1]}
-                    places[i] = places[i] | _place(key, number) | times
-        for i, (entry, place) in enumerate(zip(self.staged, places, strict=True)):
+                    videos[i] |= _place(key, number) | times
+        for i, entry in enumerate(self.staged):
             row = {ds.EPISODE_INDEX: i, "tasks": [entry["task"]], "length": entry["length"]}
             rows = {"dataset_from_index": first[i], "dataset_to_index": first[i + 1]}
-            yield place | _place("meta/episodes", 0) | row | rows
+            yield row | _place("data", files[i]) | rows | _place("meta/episodes", 0) | videos[i]
 
     def _statistics(self) -> Iterator[Json]:
         """Of every episode: feature -> statistics. Adds to all streams and counts."""
@@ -187,9 +173,10 @@ class Metadata:
     def _paths(self) -> list[Path]:
         return [self.shards.file(ROWS, number) for number in range(len(self.files))]
 
-    def _write(self, name: str, text: str) -> None:
+    def _write(self, name: str, lines: Iterable[str]) -> None:
         part = self.shards.part(name)
-        part.write_text(text, encoding="utf-8")
+        with part.open("w", encoding="utf-8") as file:
+            file.writelines(lines)
         publish(part, self.folder / "meta" / name)
 
 

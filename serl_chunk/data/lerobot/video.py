@@ -6,7 +6,6 @@ in two steps, and files can be joined packet by packet.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -15,25 +14,18 @@ from typing import Any
 import numpy as np
 
 from serl_chunk.data.frames import FileVersion, Frames, OpenFiles, Shape
-from serl_chunk.types import ConfigError, DataError
+from serl_chunk.data.lerobot.arrow import LateModule
+from serl_chunk.types import DataError
 
 _QUALITY = 20  # x264's quantiser: 18 is visually lossless
 _AHEAD = 32  # frames that are decoded rather than sought past
 
 
-def _av() -> Any:
-    try:
-        return importlib.import_module("av")
-    except ImportError as error:
-        raise ConfigError(
-            f"videos need PyAV, which is not installed ({error}). Run pip install 'serl-chunk[lerobot]', or set mode "
-            "to image"
-        ) from error
+av: Any = LateModule("av", "videos need PyAV (or set mode to image), which is not installed")
 
 
 def codec_for(height: int, width: int) -> dict[str, str]:
     """Return {"encoder", "codec", "pix_fmt"}: H.264, or MPEG-4 where PyAV was built without it."""
-    av = _av()
     if "libx264" in av.codecs_available:
         # Colour at half resolution, which every player shows, needs even sides.
         even = height % 2 == 0 and width % 2 == 0
@@ -47,7 +39,7 @@ def _rate(hz: float) -> Fraction:
 
 def encode(path: Path, frames: Iterable[np.ndarray], height: int, width: int, hz: float, codec: dict[str, str]) -> None:
     """Write `frames` uint8[H, W, 3] to the new mp4 file `path`, `hz` a second. Raises OSError."""
-    av, rate = _av(), _rate(hz)
+    rate = _rate(hz)
     with av.open(str(path), "w", format="mp4") as container:
         # The same episode must become the same bytes. One thread, since their number changes them (episodes are encoded
         # in parallel anyway). A fixed quantiser and no look at frames to come: with x264's rate control (crf), small
@@ -72,7 +64,7 @@ def encode(path: Path, frames: Iterable[np.ndarray], height: int, width: int, hz
 
 def join(path: Path, parts: Sequence[Path], lengths: Sequence[int], hz: float) -> None:
     """Join the videos `parts`, which have `lengths` frames, in `path` without encoding them again."""
-    av, rate = _av(), _rate(hz)
+    rate = _rate(hz)
     with av.open(str(path), "w", format="mp4") as out:
         target, at = None, 0
         for part, length in zip(parts, lengths, strict=True):
@@ -99,7 +91,7 @@ class _Video:
     """An open video and the position of its decoder."""
 
     def __init__(self, path: Path) -> None:
-        self._container = _av().open(str(path))
+        self._container = av.open(str(path))
         self.close = self._container.close
         if not self._container.streams.video:
             raise ValueError("there is no video in it")
@@ -161,7 +153,7 @@ class VideoFrames(Frames):
             found, image = _videos.use(self._path, self._version, lambda video: video.frame_at(seconds))
         except DataError as error:
             raise DataError(f"{self._where}, step {at}: {error}") from error
-        except (OSError, ValueError, ArithmeticError, _av().FFmpegError) as error:
+        except (OSError, ValueError, ArithmeticError, av.FFmpegError) as error:
             raise DataError(
                 f"{where}: the frame at {seconds:.4f} s cannot be decoded ({error}): the video is truncated or "
                 "damaged, or PyAV lacks its codec"
