@@ -11,18 +11,7 @@ import numpy as np
 
 from serl_chunk.data.inspect.results import InspectionReport
 from serl_chunk.types import STATE, Episode, RobotSpec, Source, SparseRows
-from serl_chunk.viz.plots import (
-    BLUE,
-    GREEN,
-    INK,
-    PURPLE,
-    VERMILLION,
-    draw_no_data,
-    legend_above,
-    new_figure,
-    to_png,
-    whole_numbers,
-)
+from serl_chunk.viz import plots as viz
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,12 +25,12 @@ THUMBNAIL = 144  # pixels, width of a frame on a strip
 
 def draw_overview(findings: InspectionReport) -> bytes:
     """Draw lengths, rewards, and the changes of each action dimension from step to step, as PNG."""
-    with new_figure(11, 3.0) as figure:
+    with viz.new_figure(11, 3.0) as figure:
         lengths, rewards, changes = figure.subplots(1, 3)
-        _histogram(lengths, [e.length for e in findings.episodes], "steps of an episode", BLUE)
-        _histogram(rewards, [e.reward for e in findings.episodes], "sum of an episode's rewards", GREEN)
+        _histogram(lengths, [e.length for e in findings.episodes], "steps of an episode", viz.BLUE)
+        _histogram(rewards, [e.reward for e in findings.episodes], "sum of an episode's rewards", viz.GREEN)
         _changes(changes, findings.changes)
-        return to_png(figure)
+        return viz.to_png(figure)
 
 
 def draw_trajectories(episode: Episode, spec: RobotSpec | None, marks: Sequence[int]) -> tuple[bytes, int]:
@@ -58,26 +47,26 @@ def draw_trajectories(episode: Episode, spec: RobotSpec | None, marks: Sequence[
     n = len(shown) + dense
     rows = math.ceil(n / COLUMNS)
     human = _runs(steps.source == Source.HUMAN)
-    with new_figure(11, 1.35 * rows + 0.75) as figure:
+    with viz.new_figure(11, 1.35 * rows + 0.75) as figure:
         axes = list(figure.subplots(rows, COLUMNS, squeeze=False, sharex=True).flat)
         for ax, (title, i, j) in zip(axes, shown, strict=False):
             if i is not None:
-                ax.plot(ticks, state[:, i], color=BLUE)
+                ax.plot(ticks, state[:, i], color=viz.BLUE)
             if j is not None:
-                ax.plot(ticks, action[:, j], "--", color=VERMILLION)
+                ax.plot(ticks, action[:, j], "--", color=viz.VERMILLION)
             ax.set_title(title, fontsize=8, pad=4)
         if dense:
-            axes[len(shown)].plot(ticks, steps.reward, color=GREEN)
+            axes[len(shown)].plot(ticks, steps.reward, color=viz.GREEN)
             axes[len(shown)].set_title("reward", fontsize=8, pad=4)
         for ax in axes[n:]:
             ax.remove()
         for i, ax in enumerate(axes[:n]):
             for first, past in human:
-                ax.axvspan(first, past, color=PURPLE, alpha=0.2, lw=0)
+                ax.axvspan(first, past, color=viz.PURPLE, alpha=0.2, lw=0)
             for tick in [] if dense else rewarded.tolist():
-                ax.axvline(tick, color=GREEN, lw=1.2, ls=":")
+                ax.axvline(tick, color=viz.GREEN, lw=1.2, ls=":")
             for tick in marks:
-                ax.axvline(tick, color=INK, lw=1.0, ls="-.", zorder=0.5)  # beneath what it points at
+                ax.axvline(tick, color=viz.INK, lw=1.0, ls="-.", zorder=0.5)  # beneath what it points at
             ax.margins(x=0.01)
             ax.tick_params(labelsize=7, length=2)
             ax.locator_params(nbins=4, min_n_ticks=2)
@@ -86,14 +75,14 @@ def draw_trajectories(episode: Episode, spec: RobotSpec | None, marks: Sequence[
                 ax.tick_params(labelbottom=True)
                 ax.set_xlabel("tick", fontsize=7, labelpad=1)
         entries = [
-            ("state", BLUE, "-"),
-            ("action", VERMILLION, "--"),
-            *[("a human acts", PURPLE, "area")] * bool(human),
-            *[("reward", GREEN, ":")] * bool(len(rewarded) and not dense),
-            *[("see the findings", INK, "-.")] * bool(marks),
+            ("state", viz.BLUE, "-"),
+            ("action", viz.VERMILLION, "--"),
+            *[("a human acts", viz.PURPLE, "area")] * bool(human),
+            *[("reward", viz.GREEN, ":")] * bool(len(rewarded) and not dense),
+            *[("see the findings", viz.INK, "-.")] * bool(marks),
         ]
-        legend_above(figure, entries)
-        return to_png(figure), len(panels) - len(shown)
+        viz.legend_above(figure, entries)
+        return viz.to_png(figure), len(panels) - len(shown)
 
 
 def draw_strip(rows: SparseRows) -> tuple[bytes, list[int]]:
@@ -138,23 +127,23 @@ def _histogram(ax: Axes, values: Sequence[float], label: str, colour: str) -> No
         ax.hist(values, bins=min(40, 2 * math.ceil(math.sqrt(len(values)))), color=colour)
     ax.set_xlabel(label)
     ax.set_ylabel("episodes")
-    whole_numbers(ax.yaxis, 5)
+    viz.whole_numbers(ax.yaxis, 5)
 
 
 def _changes(ax: Axes, changes: np.ndarray | None) -> None:
     if changes is None or not (changes[3] > 0).any():
-        draw_no_data(ax, "the actions never change" if changes is not None else "no two steps to compare")
+        viz.draw_no_data(ax, "the actions never change" if changes is not None else "no two steps to compare")
         return
     at = np.arange(changes.shape[1])
-    styles = (("median", "o", BLUE), ("90 %", "s", GREEN), ("99 %", "^", PURPLE), ("largest", "x", VERMILLION))
-    for values, (label, marker, colour) in zip(changes, styles, strict=True):
+    labels, colours = ("median", "90 %", "99 %", "largest"), (viz.BLUE, viz.GREEN, viz.PURPLE, viz.VERMILLION)
+    for values, label, marker, colour in zip(changes, labels, "os^x", colours, strict=True):
         moving = values > 0  # a logarithm has no place for those that stand still
         ax.plot(at[moving], values[moving], marker, color=colour, ms=4, label=label)
     ax.set_yscale("log")
     ax.set_xlim(-0.6, len(at) - 0.4)
     ax.set_xlabel("action dimension")
     ax.set_ylabel("change from step to step")
-    whole_numbers(ax.xaxis, 8)
+    viz.whole_numbers(ax.xaxis, 8)
     ax.legend(ncols=4, loc="lower center", bbox_to_anchor=(0.45, 1.0), columnspacing=0.8, handletextpad=0.2)
 
 

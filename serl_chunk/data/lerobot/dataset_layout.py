@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 V30, V21 = "v3.0", "v2.1"
-VERSIONS = (V30, V21)
 STATE, ACTION = "observation.state", "action"
 CAMERA = "observation.images."
 REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"

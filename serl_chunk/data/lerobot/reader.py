@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from serl_chunk.data import validate
 from serl_chunk.data.frames import FileVersion, Frames
 from serl_chunk.data.lerobot import dataset_layout as ds
 from serl_chunk.data.lerobot import sidecar
@@ -16,16 +18,6 @@ from serl_chunk.data.lerobot.index import EpisodePlace, Index, check_columns, re
 from serl_chunk.data.lerobot.stored_frames import ParquetFrames
 from serl_chunk.data.lerobot.video import VideoFrames
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
-from serl_chunk.data.validate import (
-    check_episode,
-    check_finite,
-    choose_cameras,
-    content_id,
-    finished,
-    make_steps,
-    resolve_rate,
-    unfinished,
-)
 from serl_chunk.types import (
     IMAGE_PREFIX,
     STATE,
@@ -92,12 +84,12 @@ class LeRobotSource:
             episode = sidecar.restored(where, self._sidecar(where, number), task, steps, set(self.cameras))
         else:
             # Each data set has an episode_000000.
-            episode_id = f"{key}-{content_id(steps.observation[STATE], steps.action)}"
+            episode_id = f"{key}-{validate.content_id(steps.observation[STATE], steps.action)}"
             steps = dataclasses.replace(steps, episode_id=episode_id)
             has_reward = any(name in columns for name in ds.REWARDS)
             success = columns[ds.SUCCESS][:, 0] if ds.SUCCESS in columns else None
             episode = _ended(where, Begin(episode_id, task=task), steps, success, has_reward, self.options)
-        check_episode(where, episode, self.options.spec)
+        validate.check_episode(where, episode, self.options.spec)
         return episode
 
     def notes(self) -> list[str]:
@@ -119,24 +111,22 @@ class LeRobotSource:
 
     def _notes_on_outcomes(self) -> list[str]:
         """Guesses and additions of `_ended`, counted over the episodes that are read."""
-        rewards = [name for name in ds.REWARDS if name in self.index.features][:1]
-        successes = [name for name in (ds.SUCCESS,) if name in self.index.features]
-        if not successes and not (rewards and self.options.success):
+        success, reward = (
+            next((name for name in names if name in self.index.features), "") for names in ((ds.SUCCESS,), ds.REWARDS)
+        )
+        if not success and not (reward and self.options.success):
             return []
+        wanted = [name for name in (success, reward) if name]
         unknown = lacking = 0
-        file: Path | None = None
-        table: Any = None
         try:
-            for key in self.keys():
-                place = self.index.episodes[int(key.removeprefix("episode_"))]
-                if place.file != file:
-                    file, table = place.file, pq.read_table(str(place.file), columns=[*successes, *rewards])
-                rows = table.slice(place.first, place.length)
-                found = {name: matrix(name, rows.column(name))[:, 0] for name in (*successes, *rewards)}
-                reward = found[rewards[0]] if rewards else None
-                outcome = _outcome(found.get(ds.SUCCESS), reward, self.options)
-                unknown += outcome is Outcome.UNKNOWN
-                lacking += reward is not None and _lacks_reward(outcome, reward)
+            for file, places in itertools.groupby(self.index.episodes[: len(self.keys())], lambda place: place.file):
+                table = pq.read_table(str(file), columns=wanted)
+                columns = {name: matrix(name, table.column(name))[:, 0] for name in wanted}
+                for place in places:
+                    part = {name: c[place.first : place.first + place.length] for name, c in columns.items()}
+                    outcome = _outcome(part.get(success), part.get(reward), self.options)
+                    unknown += outcome is Outcome.UNKNOWN
+                    lacking += reward in part and _lacks_reward(outcome, part[reward])
         except (DataError, OSError, ValueError, LookupError, TypeError, pa.ArrowException):
             return []  # `read` raises with the episode
         notes = []
@@ -178,7 +168,7 @@ class LeRobotSource:
                 f"{where}: {name} holds {values.dtype}[{values.shape[1]}] a row (expected a vector of numbers of "
                 f"{list(shape)}, as in meta/info.json)"
             )
-        check_finite(where, name, values, "step", "Leave the episode out or record it again")
+        validate.check_finite(where, name, values, "step", "Leave the episode out or record it again")
         return values
 
     def _seconds(self, where: str, columns: dict[str, np.ndarray], n: int) -> np.ndarray:
@@ -213,7 +203,7 @@ class LeRobotSource:
         rewards = [columns[name][:, 0] for name in ds.REWARDS if name in columns][:1]
         given: dict[str, Any] = {"source": source, "lost_ticks": self._lost_ticks(extra.get("stamp"), n)} | extra
         given["reward"] = rewards[0] if rewards else 0
-        return make_steps("", columns[ds.STATE], columns[ds.ACTION], self.hz, **given)
+        return validate.make_steps("", columns[ds.STATE], columns[ds.ACTION], self.hz, **given)
 
     def _lost_ticks(self, stamp: np.ndarray | None, n: int) -> np.ndarray:
         """LeRobot has no place for gaps; they follow from float64[n], the times at which the robot's ticks began."""
@@ -288,7 +278,7 @@ def _ended(
             if success is not None:
                 reason = f"{ds.SUCCESS} is nowhere true, which may be a failure or not. Set failure if it is"
             raise DataError(f"{where}: no reward to give on every step: {reason}")
-        return unfinished(begin, steps)
+        return validate.unfinished(begin, steps)
     reward = steps.reward.copy()
     end = max(n - 2, 0)  # the last row is left out
     if has_reward:
@@ -303,7 +293,7 @@ def _ended(
             reward[end] = 1.0  # else a critic would learn that success has no value
     else:
         reward[0 if options.reward_every_step else end :] = float(outcome is Outcome.SUCCESS)
-    return finished(where, begin, steps, steps.observation_at(n - 1), reward, outcome)
+    return validate.finished(where, begin, steps, steps.observation_at(n - 1), reward, outcome)
 
 
 def open_lerobot(path: Path, options: ReadOptions) -> LeRobotSource:
@@ -319,8 +309,8 @@ def open_lerobot(path: Path, options: ReadOptions) -> LeRobotSource:
             if camera in found:
                 raise DataError(f"{path / ds.INFO}: {feature} and {found[camera]} are both camera {camera!r}")
             found[camera] = feature
-    cameras = {c: found[c] for c in choose_cameras(path, sorted(found), options.cameras)}
-    hz = resolve_rate(options, index.fps, path / ds.INFO)
+    cameras = {c: found[c] for c in validate.choose_cameras(path, sorted(found), options.cameras)}
+    hz = validate.resolve_rate(options, index.fps, path / ds.INFO)
     return LeRobotSource(path, options, index, cameras, (path / ds.SIDE).exists(), hz)
 
 

@@ -74,28 +74,26 @@ class Histogram:
 
 
 def schema(layout: Json, *, placed: bool) -> Schema:
-    """Return the schema of the data files, or (`placed` False) of an episode that has no place yet."""
-    dims = {ds.STATE: layout["state_dim"], ds.ACTION: layout["action_dim"]}
-    fields = {name: pa.float32() if dim == 1 else pa.list_(pa.float32(), dim) for name, dim in dims.items()}
-    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    fields |= {ds.CAMERA + c: image for c in layout["cameras"] if c not in layout["videos"]}
-    fields |= {n: pa.from_numpy_dtype(dtype) for n, dtype in ds.SCALARS.items() if placed or n not in _PLACED}
-    metadata = {"huggingface": json.dumps(_huggingface(layout))} if placed else None
-    return pa.schema(list(fields.items()), metadata=metadata)
+    """Return the schema of the data files, or (`placed` False) of an episode that has no place yet.
 
-
-def _huggingface(layout: Json) -> Json:
-    """The features as the `datasets` library reads them; lerobot ignores them, viewers do not."""
-    kind = "List" if layout["version"] == ds.V30 else "Sequence"  # openpi's lerobot has an older library
-    out: Json = {}
+    Its metadata are the features as the `datasets` library reads them; lerobot ignores them, viewers do not.
+    """
+    fields: Json = {}
+    features: Json = {}
     for name, feature in ds.features(layout).items():
         if feature["dtype"] == "image":
-            out[name] = {"_type": "Image"}
+            fields[name] = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+            features[name] = {"_type": "Image"}
         elif feature["dtype"] != "video":
-            value = {"dtype": feature["dtype"], "_type": "Value"}
-            n = feature["shape"][0]
-            out[name] = value if n == 1 else {"feature": value, "length": n, "_type": kind}
-    return {"info": {"features": out}}
+            (n,), dtype = feature["shape"], pa.from_numpy_dtype(np.dtype(feature["dtype"]))
+            fields[name] = dtype if n == 1 else pa.list_(dtype, n)
+            features[name] = {"dtype": feature["dtype"], "_type": "Value"}
+            if n > 1:
+                kind = "List" if layout["version"] == ds.V30 else "Sequence"  # openpi's lerobot has an older library
+                features[name] = {"feature": features[name], "length": n, "_type": kind}
+    if not placed:
+        return pa.schema([(name, kind) for name, kind in fields.items() if name not in _PLACED])
+    return pa.schema(list(fields.items()), metadata={"huggingface": json.dumps({"info": {"features": features}})})
 
 
 def write_rows(path: Path, where: str, layout: Json, episode: Episode) -> dict[str, Histogram]:

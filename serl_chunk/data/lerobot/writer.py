@@ -21,10 +21,10 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from serl_chunk.data.lerobot import dataset_layout as ds
 from serl_chunk.data.lerobot import sidecar, video
 from serl_chunk.data.lerobot.arrow import pa, write_arrow
 from serl_chunk.data.lerobot.metadata import Metadata
@@ -36,7 +36,6 @@ from serl_chunk.io import fsync_path
 from serl_chunk.types import ConfigError, DataError, Episode, SparseRows
 
 _JPEG_QUALITY = 95
-MODES, CODECS = ("image", "video"), ("png", "jpeg")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,22 +43,17 @@ class LeRobotSink:
     """A `data.source.Sink`."""
 
     folder: Path  # of the data set
-    version: str = ds.V30  # or "v2.1"
-    mode: str = "image"  # every frame is a file of its own, without loss; "video": mp4 files
-    image_codec: str = "png"  # or "jpeg"; frames that are stored as one of them already are copied
+    version: Literal["v3.0", "v2.1"] = "v3.0"
+    mode: Literal["image", "video"] = "image"  # every frame a file of its own, without loss, or mp4 files
+    image_codec: Literal["png", "jpeg"] = "png"  # frames that are stored as one of them already are copied
     task: str = ""  # text of the task of episodes that have none
     data_file_mb: float = 100.0  # size at which a file is closed and the next one begun (v3.0)
     video_file_mb: float = 200.0
     tolerance_s: float | None = 1e-4  # largest distance of a stamp from its place at the rate; None: any
 
     def __post_init__(self) -> None:
-        for name, values in (("version", ds.VERSIONS), ("mode", MODES), ("image_codec", CODECS)):
-            if getattr(self, name) not in values:
-                raise ConfigError(f"must be one of {', '.join(values)}, got {getattr(self, name)!r}", parameter=name)
-        for name in ("data_file_mb", "video_file_mb", "tolerance_s"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"must be above 0, got {value}", parameter=name)
+        if self.tolerance_s is not None and not self.tolerance_s > 0:
+            raise ConfigError(f"must be above 0, got {self.tolerance_s}", parameter="tolerance_s")
 
     def layout(self, sample: Episode, hz: float | None) -> Json:
         if hz is None or not hz > 0:

@@ -246,54 +246,50 @@ def compute(source: Source, what: StatsRequest, progress: Progress = lambda read
         DataError: an episode cannot be read, has other dimensions than the first, or there is none.
         ConfigError: the mask does not fit the episodes.
     """
-    samples = _Samples(source, what, progress)
+    episodes = _Episodes(source, progress)
+    everything = range(len(episodes.keys))
+    ticks: list[np.ndarray] | None = None
+    if what.max_samples is not None:
+        for _ in episodes.read(everything):
+            pass  # how long they are
+        ticks = _drawn(what.max_samples, what.seed, episodes.lengths)
     statistics: list[Statistics] = []
-    for vectors in samples.rows():
-        statistics = statistics or [Statistics(v.shape[1]) for v in vectors]
-        for s, values in zip(statistics, vectors, strict=True):
-            s.add(values)
+    for i, episode in episodes.read([i for i in everything if ticks is None or len(ticks[i])]):
+        state, action = episode.steps.observation[STATE], episode.steps.action
+        statistics = statistics or [Statistics(values.shape[1]) for values in (state, action)]
+        of = np.arange(len(action)) if ticks is None else ticks[i]
+        size = max(1, _BLOCK // (what.horizon * action.shape[1]))
+        for part in np.split(of, range(size, len(of), size)):
+            statistics[0].add(state[part])
+            statistics[1].add(np.concatenate(chunks(episode, what, part)))
     measured = [_measured(s.moments, s.quantile(), what.std_floor) for s in statistics]
-    steps = int(samples.lengths.sum())
-    vectors_of = dict(zip(("state", "actions"), measured, strict=True))
-    used = steps if samples.chosen is None else len(samples.chosen)
-    return StatsResult(vectors_of, what, len(samples.keys), steps, used)
+    vectors = dict(zip(("state", "actions"), measured, strict=True))
+    return StatsResult(vectors, what, len(everything), int(episodes.lengths.sum()), statistics[0].moments.count)
 
 
-class _Samples:
-    """The samples of a source, which can be iterated over more than once."""
+def _drawn(n: int, seed: int, lengths: np.ndarray) -> list[np.ndarray] | None:
+    """Draw `n` steps; returns those of each episode in increasing order, None where there are no more than `n`."""
+    ends = np.cumsum(lengths)
+    if n >= ends[-1]:
+        return None
+    chosen = np.sort(np.random.default_rng(seed).choice(int(ends[-1]), n, replace=False))
+    parts = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
+    return [part - start for part, start in zip(parts, ends - lengths, strict=True)]
 
-    def __init__(self, source: Source, what: StatsRequest, progress: Progress) -> None:
-        self.source, self.what, self.progress = source, what, progress
+
+class _Episodes:
+    """The episodes of a source, which must be of one robot; counts those that are read."""
+
+    def __init__(self, source: Source, progress: Progress) -> None:
+        self.source, self.progress = source, progress
         self.keys = source.keys()
         if not self.keys:
             raise DataError(f"{source.path}: there is no episode")
-        self.lengths = np.zeros(len(self.keys), np.int64)
-        self.chosen: np.ndarray | None = None  # increasing numbers of steps, counted through all episodes
+        self.lengths = np.zeros(len(self.keys), np.int64)  # of those read so far
         self.dims: tuple[int, int] | None = None
-        self.read = self.to_read = 0
-        if what.max_samples is not None:
-            for _ in self._episodes(range(len(self.keys))):
-                pass  # how long they are
-            if what.max_samples < (n := int(self.lengths.sum())):
-                self.chosen = np.sort(np.random.default_rng(what.seed).choice(n, what.max_samples, replace=False))
+        self.done = self.to_read = 0
 
-    def rows(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield states float32[N, S] and the actions of their chunks float32[N * H, A], some at a time."""
-        ends = np.cumsum(self.lengths)
-        ticks: list[np.ndarray] | None = None
-        if self.chosen is not None:
-            parts = np.split(self.chosen, np.searchsorted(self.chosen, ends[:-1]))
-            ticks = [part - (end - n) for part, end, n in zip(parts, ends, self.lengths, strict=True)]
-        wanted = [i for i in range(len(self.keys)) if ticks is None or len(ticks[i])]
-        for i, episode in self._episodes(wanted):
-            steps = episode.steps
-            of = np.arange(steps.n) if ticks is None else ticks[i]
-            size = max(1, _BLOCK // (self.what.horizon * steps.action.shape[1]))
-            for k in range(0, len(of), size):
-                part = of[k : k + size]
-                yield steps.observation[STATE][part], np.concatenate(chunks(episode, self.what, part))
-
-    def _episodes(self, numbers: Sequence[int]) -> Iterator[tuple[int, Episode]]:
+    def read(self, numbers: Sequence[int]) -> Iterator[tuple[int, Episode]]:
         self.to_read += len(numbers)
         for i in numbers:
             episode = self.source.read(self.keys[i])
@@ -305,8 +301,8 @@ class _Samples:
                     f"(expected {self.dims[0]} and {self.dims[1]}). Compute statistics of one robot's episodes"
                 )
             self.lengths[i] = episode.steps.n
-            self.read += 1
-            self.progress(self.read, self.to_read)
+            self.done += 1
+            self.progress(self.done, self.to_read)
             yield i, episode
 
 
