@@ -15,9 +15,9 @@ from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
 from serl_chunk.data.source import Json, Sink, Source
-from serl_chunk.data.validate import check_rate, check_times
+from serl_chunk.data.validate import cameras_of, check_rate, check_times
 from serl_chunk.io import os_reason
-from serl_chunk.types import IMAGE_PREFIX, ConfigError, DataError
+from serl_chunk.types import ConfigError, DataError
 
 QUEUED = 8  # jobs a process has; where one takes long, so many episodes lie on disk twice
 
@@ -88,8 +88,8 @@ def stage(work: ConversionSpec, job: EpisodeJob) -> Result:
     except Exception:
         return WorkerFault(job, f"{where}: a mistake in this program, not in your data:\n{traceback.format_exc()}")
     steps = episode.steps
-    images = [rows.values for name, rows in steps.sparse.items() if name.startswith(IMAGE_PREFIX)]
-    nbytes = steps.action.nbytes + sum(v.nbytes for v in steps.observation.values()) + sum(i.nbytes for i in images)
+    images = [rows.values for rows in cameras_of(episode).values()]
+    nbytes = sum(values.nbytes for values in (steps.action, *steps.observation.values(), *images))
     return Staged(job, staged, steps.n, sum(map(len, images)), nbytes)
 
 
@@ -178,12 +178,10 @@ class ProcessPool:
 
 
 def _death(status: int | None) -> str:
-    if status is None or status >= 0:
-        how = f"ended with status {status}"
-    else:
-        how = f"was killed by {signal.Signals(-status).name}"
-        if -status == signal.SIGKILL:
-            how += " (out of memory? Use fewer workers)"
+    how = f"ended with status {status}"
+    if status is not None and status < 0:
+        memory = " (out of memory? Use fewer workers)" if -status == signal.SIGKILL else ""
+        how = f"was killed by {signal.Signals(-status).name}{memory}"
     return f"the process that converted it {how}. Resume, or leave the episode out"
 
 

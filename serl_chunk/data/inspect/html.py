@@ -10,8 +10,9 @@ import numpy as np
 from serl_chunk.data.inspect import plots
 from serl_chunk.data.inspect.results import EpisodeInfo, InspectionReport, summary_lines
 from serl_chunk.data.source import Source
+from serl_chunk.data.validate import cameras_of
 from serl_chunk.io import atomic_write, os_reason, plural
-from serl_chunk.types import IMAGE_PREFIX, DataError, Episode
+from serl_chunk.types import DataError, Episode
 from serl_chunk.viz.page import Html, element, facts, figure, note, page, section
 
 RANDOM = 2  # episodes drawn at random, in addition to the first, the shortest and the longest ...
@@ -94,14 +95,12 @@ def _episode(findings: InspectionReport, episode: EpisodeInfo, why: str, content
     caption = "State and action over the ticks." + (f" {left} further values are not shown." if left else "")
     alt = f"Line charts of the state and action values of episode {episode.key}"
     parts = [note(about), *(element("p", f.text) for f in own), figure(drawn, alt, caption)]
-    for key, rows in sorted(content.steps.sparse.items()):
-        if key.startswith(IMAGE_PREFIX) and len(rows.index):
-            name = f"camera {key.removeprefix(IMAGE_PREFIX)}"
-            try:
-                strip, ticks = plots.draw_strip(rows)
-            except DataError as error:
-                parts.append(element("p", f"{name}: {error}"))
-                continue
-            under = element("div", *(element("span", f"tick {tick}") for tick in ticks), class_="ticks")
-            parts.append(figure(strip, f"Frames of {name}", name, under))
+    for camera, rows in cameras_of(content).items():
+        try:
+            strip, ticks = plots.draw_strip(rows)
+        except DataError as error:
+            parts.append(element("p", f"camera {camera}: {error}"))
+            continue
+        under = element("div", *(element("span", f"tick {tick}") for tick in ticks), class_="ticks")
+        parts.append(figure(strip, f"Frames of camera {camera}", f"camera {camera}", under))
     return section(episode.key, *parts)

@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from serl_chunk.data.validate import content_id
+from serl_chunk.data.validate import cameras_of, content_id
 from serl_chunk.io import format_duration, plural
-from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Episode, Outcome, RobotSpec, Source, SparseRows
+from serl_chunk.types import STATE, DataError, Episode, Outcome, RobotSpec, Source, SparseRows
 
 Severity = Literal["fault", "remark"]
 
@@ -174,11 +174,7 @@ def episode_info(key: str, episode: Episode, *, all_frames: bool) -> tuple[Episo
     """
     begin, steps, end = episode
     found: list[Issue] = []
-    cameras = {
-        name.removeprefix(IMAGE_PREFIX): _camera(key, episode, rows, all_frames, found)
-        for name, rows in sorted(steps.sparse.items())
-        if name.startswith(IMAGE_PREFIX) and len(rows.index)
-    }
+    cameras = {name: _camera(key, episode, rows, all_frames, found) for name, rows in cameras_of(episode).items()}
     try:  # training needs the frames of the final observation
         for value in (end.final_observation or {}).values():
             np.asarray(value)
