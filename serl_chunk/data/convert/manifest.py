@@ -41,12 +41,11 @@ class Manifest:
     def __init__(self, folder: Path, settings: Json, *, resume: bool) -> None:
         self.path = folder / NAME
         self.entries: list[Json] = []
-        self._ends: list[int] = []  # where each entry's line ends
         _refuse_other_files(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # A process with a copy of it holds the lock too.
-            self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
             raise ConfigError(f"{folder}: cannot write a data set there: {os_reason(error)}") from error
         try:
@@ -62,7 +61,11 @@ class Manifest:
                 )
             if not self.entries:
                 self.append({"kind": "conversion", "settings": settings})
-            _refuse_other_settings(folder, self.entries[0].get("settings", {}), settings)
+            if changes := difference(self.entries[0].get("settings", {}), settings):
+                raise ConfigError(
+                    f"{folder}: this conversion has other settings: {'; '.join(changes)}. Resume it with the same, or "
+                    "convert into a new folder"
+                )
         except BaseException:
             self.close()
             raise
@@ -73,13 +76,11 @@ class Manifest:
     def append(self, entry: Json) -> None:
         """Add an entry; it is on disk when this returns. Raises OSError."""
         line = json.dumps(entry, allow_nan=False).encode() + b"\n"
-        at = self._ends[-1] if self._ends else 0
-        while line:
-            written = os.pwrite(self.descriptor, line, at)
-            at, line = at + written, line[written:]
+        rest = line
+        while rest:
+            rest = rest[os.write(self.descriptor, rest) :]
         os.fsync(self.descriptor)
-        self.entries.append(json.loads(json.dumps(entry)))
-        self._ends.append(at)
+        self.entries.append(json.loads(line))
 
     def keep_placed(self, n: int) -> None:
         """Remove the (n + 1)-th `placed` entry and everything after it."""
@@ -123,14 +124,13 @@ class Manifest:
                 raise DataError(f"{self.path}: line {number} is damaged ({error}). Convert into a new folder") from None
             end += len(line) + 1
             self.entries.append(entry)
-            self._ends.append(end)
         if end < len(data):
             os.ftruncate(self.descriptor, end)
 
     def _cut(self, n: int) -> None:
-        os.ftruncate(self.descriptor, self._ends[n - 1] if n else 0)
+        os.ftruncate(self.descriptor, sum(map(len, self.path.read_bytes().splitlines(keepends=True)[:n])))
         os.fsync(self.descriptor)
-        del self.entries[n:], self._ends[n:]
+        del self.entries[n:]
 
 
 def _refuse_other_files(folder: Path) -> None:
@@ -141,11 +141,3 @@ def _refuse_other_files(folder: Path) -> None:
     names = sorted(os.listdir(folder))
     if names and NAME not in names:
         raise ConfigError(f"{folder}: has other files ({', '.join(names[:3])}, ...). Give an empty or new folder")
-
-
-def _refuse_other_settings(folder: Path, begun: Json, now: Json) -> None:
-    if changes := difference(begun, now):
-        raise ConfigError(
-            f"{folder}: this conversion has other settings: {'; '.join(changes)}. Resume it with the same, or convert "
-            "into a new folder"
-        )

@@ -264,11 +264,13 @@ def summary_lines(findings: InspectionReport) -> list[tuple[str, str]]:
     terminated, rewarded = sum(e.terminated for e in episodes), sum(bool(e.rewarded) for e in episodes)
     shares = ", ".join(f"{name.lower()} {share:.1%}" for name, share in findings.shares.items())
     segments = sum(e.segments for e in episodes)
+    measured = f"{findings.measured_hz:.4g} Hz by the time stamps" if findings.measured_hz else "no time stamps"
+    declared = f"{findings.declared_hz:.4g} Hz declared" if findings.declared_hz else "none declared"
     cameras = [(f"camera {name}", _pictures(findings, name, stats)) for name, stats in findings.cameras().items()]
     return [
         ("episodes", _episodes(findings)),
         ("steps", f"{findings.steps:,}; an episode {_spread([e.length for e in episodes])}"),
-        ("rate", _rate(findings)),
+        ("rate", f"{measured}, {declared}"),
         ("state", _dims(findings.state)),
         ("action", _dims(findings.action)),
         *(cameras or [("cameras", "none")]),
@@ -294,12 +296,6 @@ def _episodes(findings: InspectionReport) -> str:
         out += f" (the first of {findings.available:,})"
     seconds = sum(e.seconds or 0 for e in findings.episodes)
     return out + (f", {format_duration(seconds)} in all" if seconds else "")
-
-
-def _rate(findings: InspectionReport) -> str:
-    measured, declared = findings.measured_hz, findings.declared_hz
-    by_stamps = f"{measured:.4g} Hz by the time stamps" if measured else "no time stamps"
-    return f"{by_stamps}, " + (f"{declared:.4g} Hz declared" if declared else "none declared")
 
 
 def _dims(dims: tuple[Dimension, ...]) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from serl_chunk.io import fsync_path
-from serl_chunk.types import ConfigError, DataError
+from serl_chunk.io import fsync_path, os_reason
+from serl_chunk.types import ConfigError, DataError, SerlChunkError
 
 Table = Any  # pyarrow.Table
 Schema = Any  # pyarrow.Schema
@@ -33,6 +34,17 @@ class LateModule:
 pa: Any = LateModule("pyarrow")
 pc: Any = LateModule("pyarrow.compute")
 pq: Any = LateModule("pyarrow.parquet")
+
+
+@contextlib.contextmanager
+def reading(fault: str, remedy: str = "") -> Iterator[None]:
+    """Raise DataError in place of the errors that damaged files cause: `fault`, the reason, and `remedy`."""
+    try:
+        yield
+    except SerlChunkError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, pa.ArrowException) as error:
+        raise DataError(f"{fault} ({os_reason(error)}){remedy}") from error
 
 
 def write_arrow(path: Path, schema: Schema, batches: Iterable[Any]) -> None:

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from serl_chunk.data.lerobot import dataset_layout as ds
-from serl_chunk.data.lerobot.arrow import pa, pq
+from serl_chunk.data.lerobot.arrow import pa, pq, reading
 from serl_chunk.data.source import Json
-from serl_chunk.io import os_reason
 from serl_chunk.types import DataError
 
 _INCOMPLETE = "the data set is not complete (lerobot would download it)"
@@ -221,12 +220,10 @@ def _several(path: Path, folder: str) -> list[Path]:
 
 @contextlib.contextmanager
 def _reading(path: Path, fault: str) -> Iterator[None]:
-    try:
+    with reading(f"{path}: {fault}"):
+        if not path.exists():
+            raise DataError(f"{path}: no such file; {_INCOMPLETE}")
         yield
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; {_INCOMPLETE}") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: {fault} ({os_reason(error)})") from error
 
 
 def _info(path: Path) -> Json:

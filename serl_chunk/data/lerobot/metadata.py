@@ -60,7 +60,10 @@ class Metadata:
 
     def write_statistics(self) -> None:
         """`meta/stats.json`, after `write_episodes`."""
-        out = {name: _of_stream(stream) for name, stream in self.streams.items()}
+        out = {}
+        for name, stream in self.streams.items():
+            m = stream.moments
+            out[name] = _lists(m.low, m.high, m.mean, m.std, m.count, stream.quantile())
         for name in ds.SCALARS:  # one column at a time: 8 bytes a step
             parts = [pq.read_table(str(p), columns=[name]).column(0).to_numpy() for p in self._paths()]
             out[name] = _of_values(np.concatenate(parts)[:, None])
@@ -195,12 +198,6 @@ def _of_values(values: np.ndarray) -> Json:
     x = values.astype(np.float64)
     quantiles = np.quantile(x, list(_QUANTILES.values()), axis=0)
     return _lists(x.min(0), x.max(0), x.mean(0), x.std(0), len(x), quantiles)
-
-
-def _of_stream(statistics: Statistics) -> Json:
-    """Of the values added to `statistics`, which has the quantiles of _QUANTILES."""
-    m = statistics.moments
-    return _lists(m.low, m.high, m.mean, m.std, m.count, statistics.quantile())
 
 
 def _lists(low: Any, high: Any, mean: Any, std: Any, count: int, quantiles: np.ndarray) -> Json:

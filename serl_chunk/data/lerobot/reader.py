@@ -13,7 +13,7 @@ from serl_chunk.data import validate
 from serl_chunk.data.frames import FileVersion, Frames
 from serl_chunk.data.lerobot import dataset_layout as ds
 from serl_chunk.data.lerobot import sidecar
-from serl_chunk.data.lerobot.arrow import matrix, pa, pq
+from serl_chunk.data.lerobot.arrow import matrix, pa, pq, reading
 from serl_chunk.data.lerobot.index import EpisodePlace, Index, check_columns, read_index
 from serl_chunk.data.lerobot.stored_frames import ParquetFrames
 from serl_chunk.data.lerobot.video import VideoFrames
@@ -56,13 +56,9 @@ class LeRobotSource:
         place = self.index.episodes[number]
         if not place.file.is_file():
             raise DataError(f"{where}: no file {place.file}; the data set is not complete")
-        try:
+        with reading(f"{where}: {place.file} is truncated, damaged or not Parquet"):
             version = FileVersion.of(place.file)
             columns, groups = self._read_columns(where, place)
-        except DataError:
-            raise
-        except (OSError, ValueError, LookupError) as error:
-            raise DataError(f"{where}: {place.file} is truncated, damaged or not Parquet ({error})") from error
         _check_order(where, number, place, columns)
         seconds = self._seconds(where, columns, place.length)
         steps = self._steps(columns, place.length)
@@ -226,22 +222,14 @@ class LeRobotSource:
         return "; ".join(t for t in texts if t) or self.options.task
 
     def _sidecar(self, where: str, number: int) -> dict[str, Any]:
-        path = self.path / ds.SIDE
-        try:
+        path, remedy = self.path / ds.SIDE, ". Remove it to read only LeRobot's own columns"
+        with reading(f"{where}: {path} is damaged, or of other episodes", remedy):
             with pq.ParquetFile(str(path)) as file:
                 group, row = divmod(number, sidecar.GROUP)
-                rows = file.read_row_group(group).slice(row, 1).to_pylist()
-            if rows[0][ds.EPISODE_INDEX] != number:
-                raise LookupError(f"row {number} is of episode {rows[0][ds.EPISODE_INDEX]}")
-            missing = [name for name in sidecar.schema(staged=False).names if name not in rows[0]]
-            if missing:
-                raise LookupError(f"no column {missing[0]}")
-        except (OSError, ValueError, LookupError, pa.ArrowException) as error:
-            raise DataError(
-                f"{where}: {path} is damaged, or of other episodes ({error}). Remove it to read only LeRobot's own "
-                "columns"
-            ) from error
-        return rows[0]
+                found: dict[str, Any] = file.read_row_group(group).slice(row, 1).to_pylist()[0]
+            if found[ds.EPISODE_INDEX] != number:
+                raise LookupError(f"row {number} is of episode {found[ds.EPISODE_INDEX]}")
+        return found
 
 
 def _outcome(success: np.ndarray | None, reward: np.ndarray | None, options: ReadOptions) -> Outcome:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from serl_chunk.data.frames import decode_image
-from serl_chunk.data.lerobot.arrow import Schema, pa
+from serl_chunk.data.lerobot.arrow import Schema, pa, reading
 from serl_chunk.data.lerobot.rows import Histogram, lossless_file
 from serl_chunk.data.validate import content_id
 from serl_chunk.types import (
@@ -115,7 +115,7 @@ def restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]
 
     `wanted`: cameras. Raises DataError, starting with `where`, where the row belongs to other steps or is damaged.
     """
-    try:
+    with reading(f"{where}: its row in meta/serl_chunk.parquet is damaged", f". {_REMEDY}"):
         if row["length"] != steps.n or row["digest"] != content_id(steps.observation[STATE], steps.action, 16):
             raise DataError(
                 f"{where} is not the one that was written: its steps or its place were changed since, and "
@@ -137,15 +137,15 @@ def restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]
             sparse[DECISION_PREFIX + each["name"]] = SparseRows(_ticks(each, steps.n), values)
         if row["outcome"] not in list(Outcome):
             raise ValueError(f"outcome is {row['outcome']!r}; valid: {', '.join(Outcome)}")
-        final, outcome = _final(where, row, wanted), Outcome(row["outcome"])
-        ending = row["terminated"], row["truncated"], outcome, row["outcome_by"], row["end_reward"]
+        final: Observation | None = None
+        if row["final_state"] is not None:
+            images = {each["name"]: each["data"] for each in row["final_images"] if each["name"] in wanted}
+            final = {IMAGE_PREFIX + k: decode_image(v, f"{where}: the final frame") for k, v in images.items()}
+            final = {STATE: np.array(row["final_state"], np.float32)} | final
+        ending = row["terminated"], row["truncated"], Outcome(row["outcome"]), row["outcome_by"], row["end_reward"]
         end = End(begin.episode_id, steps.n, final, *ending)
         whole = dataclasses.replace(steps, episode_id=begin.episode_id, reward=reward, sparse=sparse)
         return Episode(begin, whole, end)
-    except DataError:
-        raise
-    except (LookupError, ValueError, TypeError) as error:
-        raise DataError(f"{where}: its row in meta/serl_chunk.parquet is damaged ({error}). {_REMEDY}") from error
 
 
 def _ticks(each: Row, n: int) -> np.ndarray:
@@ -155,13 +155,3 @@ def _ticks(each: Row, n: int) -> np.ndarray:
     if len(wrong):
         raise ValueError(f"{each['name']} at tick {wrong[0]} of {n}")
     return ticks
-
-
-def _final(where: str, row: Row, wanted: set[str]) -> Observation | None:
-    if row["final_state"] is None:
-        return None
-    final = {STATE: np.array(row["final_state"], np.float32)}
-    for each in row["final_images"]:
-        if each["name"] in wanted:
-            final[IMAGE_PREFIX + each["name"]] = decode_image(each["data"], f"{where}: the final frame")
-    return final

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from serl_chunk.data.frames import Encoded, FileVersion, Frames, Shape, decode_image, encoded_file
-from serl_chunk.data.lerobot.arrow import pc, pq
+from serl_chunk.data.lerobot.arrow import pc, pq, reading
 from serl_chunk.types import DataError
 
 _KEPT_BYTES = 256_000_000  # of image files in memory, of columns that can only be read as a whole; one column at least
@@ -95,7 +95,7 @@ class ParquetFrames(Frames):
     def _file(self, at: int) -> bytes:
         group = int(np.searchsorted(self._groups, at, side="right")) - 1
         row, key = at - int(self._groups[group]), (self._path, self._version, group, self._column)
-        try:
+        with reading(f"{self._name(at)} cannot be read: the file is truncated or damaged"):
             self._version.check(self._path)
             places = _places(*key)
             if places is None:
@@ -103,10 +103,6 @@ class ParquetFrames(Frames):
             else:
                 with self._path.open("rb", buffering=0) as file:
                     data = os.pread(file.fileno(), int(places[row, 1]), int(places[row, 0]))
-        except DataError:
-            raise
-        except (OSError, ValueError, LookupError) as error:
-            raise DataError(f"{self._name(at)} cannot be read ({error}): the file is truncated or damaged") from error
         if data is None:
             raise DataError(
                 f"{self._name(at)} has no bytes: its image is a file elsewhere, or was never written; only images in "
