@@ -32,15 +32,10 @@ EXTRA_COLUMNS: dict[str, np.dtype[Any]] = {
 }
 SCALARS: dict[str, np.dtype[Any]] = {
     REWARD: np.dtype(np.float32),
-    DONE: np.dtype(np.bool_),
-    SUCCESS: np.dtype(np.bool_),
-    INTERVENTION: np.dtype(np.bool_),
+    **dict.fromkeys((DONE, SUCCESS, INTERVENTION), np.dtype(np.bool_)),
     **{EXTRA + name: dtype for name, dtype in EXTRA_COLUMNS.items()},
     TIMESTAMP: np.dtype(np.float32),
-    FRAME_INDEX: np.dtype(np.int64),
-    EPISODE_INDEX: np.dtype(np.int64),
-    INDEX: np.dtype(np.int64),
-    TASK_INDEX: np.dtype(np.int64),
+    **dict.fromkeys((FRAME_INDEX, EPISODE_INDEX, INDEX, TASK_INDEX), np.dtype(np.int64)),
 }
 """Columns of one value a row, in their order: those of LeRobot last."""
 READ = (STATE, ACTION, *REWARDS, SUCCESS, INTERVENTION, *(EXTRA + n for n in EXTRA_COLUMNS), *list(SCALARS)[-5:])

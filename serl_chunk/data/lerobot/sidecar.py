@@ -1,4 +1,4 @@
-"""Sidecar table `meta/serl_chunk.parquet` with fields that LeRobot lacks: one row an episode, row i of episode i.
+"""Sidecar table `meta/serl_chunk.parquet`, which lerobot ignores: fields that LeRobot lacks, in row i of episode i.
 
     episode_index, length   int64     as in LeRobot's own tables
     digest                  string    of the states and actions that it belongs to: see `validate.content_id`

@@ -96,21 +96,15 @@ class Normaliser:
 
 
 def fit_normaliser(spec: RobotSpec, config: NormaliserConfig, horizon: int, episodes: Sequence[Episode]) -> Normaliser:
-    """Fit to demonstrations `episodes`, to `config.norm_stats`, or to the specification where there are neither.
+    """Fit to demonstrations `episodes` of that robot, to `config.norm_stats`, or, with neither, to the specification.
 
     Without demonstrations states pass unchanged, `absolute_range` is the same, and `relative` has a scale of 5 % of the
     range per tick, at most the whole range. Raises ConfigError for `absolute_demo` without demonstrations or for
-    `norm_stats` that do not fit, and DataError for episodes or statistics of another size.
+    `norm_stats` that do not fit, and DataError for statistics of another size.
     """
     s, a = spec.state_dim, spec.action_dim
     low, high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
     states = [e.steps.observation[STATE] for e in episodes]
-    for e, st in zip(episodes, states, strict=True):
-        if st.shape[1] != s or e.steps.action.shape[1] != a:
-            raise DataError(
-                f"episode {e.begin.episode_id}: state and action have {st.shape[1]} and {e.steps.action.shape[1]} "
-                f"dimensions, robot {spec.name!r} has {s} and {a}"
-            )
     mean, std = np.zeros(s, np.float32), np.ones(s, np.float32)
     if config.state and config.norm_stats:
         of_state = _vector(config, "state", s, spec)
@@ -188,9 +182,8 @@ def _demonstrated_range(
         base = np.where(joint >= 0, st[:, np.maximum(joint, 0)], 0)
         stretch = np.cumsum(e.steps.lost_ticks > 0)
         for i in range(min(horizon, len(action))):
-            offset = action[i:] - base[: len(action) - i]
-            if stretch[-1:].any():  # only actions that no gap parts from the observation
-                offset = offset[stretch[i:] == stretch[: len(action) - i]]
+            together = stretch[i:] == stretch[: len(action) - i]  # no gap parts the action from the observation
+            offset = (action[i:] - base[: len(action) - i])[together]
             if not len(offset):
                 break
             low[i], high[i] = np.minimum(low[i], offset.min(0)), np.maximum(high[i], offset.max(0))
