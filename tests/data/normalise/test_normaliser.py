@@ -136,7 +136,8 @@ def test_statistics_of_many_steps_keep_their_digits(joints_spec, make_episode):
     small = make_episode(joints_spec, 2, image_ticks={})
     n = 2**17
     state = np.full((n, 2), 1000.1, np.float32)
-    steps = dataclasses.replace(small.steps, observation={"state": state}, action=np.zeros((n, 2), np.float32))
+    columns = {"action": np.zeros((n, 2), np.float32), "lost_ticks": np.zeros(n, np.int32)}
+    steps = dataclasses.replace(small.steps, observation={"state": state}, **columns)
     norm = fit_normaliser(joints_spec, NormaliserConfig(), 1, [small._replace(steps=steps)])
     np.testing.assert_allclose(norm.state_mean, state[0], rtol=1e-6)
     np.testing.assert_array_equal(norm.state_std, np.float32(0.01))
