@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 import jax
 import numpy as np
 from support.loopback import connected, other_process, serving
+from support.ports import free_port
 
 from serl_chunk.actor.service import ActorService
 from serl_chunk.actor.stats import EpisodeSummary
@@ -30,7 +31,6 @@ from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.normalise.normaliser import fit_normaliser
 from serl_chunk.robots.registry import make_env
 from serl_chunk.transport.client.link import LearnerLink
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.types import Amend, Begin, End, SerlChunkError, Snapshot, Step
 
 CRITIC = CriticConfig(hidden=(704, 704), ensemble=4, target_subset=4, target_aggregate="mean", loss="bounded")

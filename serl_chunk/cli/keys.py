@@ -1,6 +1,6 @@
 """`serl-chunk keys`, and the keys that a learner or an actor starts with.
 
-`transport/security/keys.py` has the threat model.
+`docs/architecture/transport.md` has the threat model.
 """
 
 from __future__ import annotations

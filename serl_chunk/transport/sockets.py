@@ -10,7 +10,6 @@ import collections
 import contextlib
 import ctypes
 import ipaddress
-import random
 import socket
 from collections.abc import Callable, Sequence
 
@@ -32,7 +31,6 @@ class Counters(collections.Counter[str]):
 
 DEFAULT_PORT = 5588
 CHANNELS = ("data", "snapshots", "control")  # ports p, p + 1, p + 2
-_RANDOM = random.SystemRandom()  # a seeded generator gives two processes the same ports
 COPY_BELOW = 65536  # bytes; libzmq's zero-copy bookkeeping costs more than copying less than this
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # combining them takes a microsecond each time
 # A peer whose machine is gone is dropped after so long, by the system's own probes and resends. libzmq's heartbeats
@@ -146,19 +144,6 @@ def check_port(port: int) -> None:
     if not 1 <= port <= last:
         message = f"must be 1..{last}, got {port}: the transport uses that port and the two after it"
         raise ConfigError(message, parameter="port")
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port p such that p, p+1 and p+2 can be bound now. Another process may still take it first."""
-    for _ in range(200):
-        # Outgoing connections get ports from 32768 up, so that none takes these.
-        port = _RANDOM.randrange(10000, 32000)
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
-            for offset in range(len(CHANNELS)):
-                s = held.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
-                s.bind((host, port + offset))
-            return port
-    raise ConfigError(f"no three consecutive free ports found on {host}")
 
 
 _send = ctypes.PyDLL(None).send  # the system's; unlike socket.send it is called without releasing the interpreter

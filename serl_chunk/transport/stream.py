@@ -1,7 +1,6 @@
-"""The state machine of a record stream: a session's state and a record give a verdict and the next state.
+"""The state machine of a record stream: a session's state and an item give a verdict and the next state.
 
-The learner's sessions, its journal, the actor's spool and the index of a run's journal follow it. It holds numbers and
-names, no arrays, files or sockets.
+The learner's sessions, its journal and the index of a run's journal follow it. It holds numbers and names alone.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 from errors import naming
+from ports import free_port
 
 from serl_chunk.actor import service
 from serl_chunk.cli import actor, local
@@ -19,7 +20,6 @@ from serl_chunk.cli.process import load, spec_of
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.folder import open_run
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.wire.handshake import RefusedError
 from serl_chunk.types import ConfigError, DataError
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from errors import naming
+from ports import free_port
 
 from serl_chunk.cli import keys as commands
 from serl_chunk.config.transport import TransportConfig
@@ -16,7 +17,6 @@ from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.security.keys import ClientKeys, JoinToken, fingerprint
 from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.server.server import LearnerServer
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.wire.handshake import RefusedError
 from serl_chunk.types import ConfigError
 

@@ -114,7 +114,7 @@ def test_a_setting_that_an_actor_acts_by_is_named_where_it_differs(path):
     value = last[1]
     assert f"{path} is " in sentence
     assert f"at the learner and {value!r} at the actor" in sentence
-    assert "Start both with the same --exp_name, the same configuration" in sentence
+    assert "Start both with the same experiment, configuration" in sentence
 
 
 def test_settings_that_nothing_looks_at_are_not_compared():

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 from errors import naming
 from point_robot import experiment
+from ports import free_port
 
 from serl_chunk.learner import service as service_module
 from serl_chunk.learner.service import LearnerService
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.folder import open_run
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.types import ConfigError
 
 

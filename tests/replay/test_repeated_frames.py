@@ -13,6 +13,7 @@ from coded_replay import RNG, build, coded, read_held
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from journal_runs import LIMITS, Run, assert_equal
+from ports import free_port
 from properties import examples
 from transport_tools import linked, serving
 
@@ -22,7 +23,6 @@ from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.data.frames import with_repeated_frames
 from serl_chunk.runs.episodes import JOURNAL, RunSource
 from serl_chunk.runs.journal_index import JournalFile
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.stream import SessionState, Verdict

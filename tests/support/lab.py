@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from counting_robot import LENGTH, LOG
+from ports import free_port
 from processes import Cluster, Process, learner_totals
 from system_accounts import Account, settle
 
 from serl_chunk.runs.metrics import read_metrics
-from serl_chunk.transport.sockets import free_port
 
 ROBOT = str(Path(__file__).with_name("counting_robot.py"))
 TAIL = 5  # steps a killed actor may have handed over and not recorded; two ticks are promised where the machine is idle

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from serl_chunk.transport.sockets import free_port
+from ports import free_port
 
 PATIENCE = 120.0  # seconds before a test gives up; a busy machine is slow, a deadlock is for ever
 SMALL = {

@@ -12,9 +12,8 @@ import time
 import pytest
 from flaky_proxy import flaky
 from lab import LENGTH, TAIL, Lab
+from ports import free_port
 from processes import actor_totals, learner_totals
-
-from serl_chunk.transport.sockets import free_port
 
 
 def cores() -> list[int]:

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+from ports import free_port
 from processes import PATIENCE
 
 from serl_chunk.config.agents import AcrlpdConfig
@@ -16,7 +17,6 @@ from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.replay.replay import Replay
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.server.server import LearnerServer
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import Begin, ConfigError, End, Outcome, RobotSpec, Source, Step

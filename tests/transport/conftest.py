@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import transport_tools
 from key_tools import Clock
+from ports import free_port
 
 from serl_chunk.transport.security.server import ServerKeys
-from serl_chunk.transport.sockets import free_port
 
 
 @pytest.fixture(autouse=True)

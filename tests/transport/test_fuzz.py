@@ -12,11 +12,11 @@ import time
 
 import numpy as np
 import pytest
+from ports import free_port
 from transport_mutations import Mutator, Vandal, declared_sizes, valid_messages
 from transport_tools import CONFIG, CONTRACT, LIMITS, Inbox, end, linked, send_episode, serving, step
 from transport_tools import RawActor as Actor
 
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.storage.journal import Losses
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool

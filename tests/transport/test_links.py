@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 from flaky_proxy import flaky
+from ports import free_port
 from transport_tools import CONFIG, LIMITS, Inbox, end, eventually, linked, send_episode, serving, step
 
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.storage.journal import Journal, JournalError
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool

@@ -14,6 +14,7 @@ import pytest
 import zmq
 from errors import naming
 from flaky_proxy import flaky
+from ports import free_port
 from transport_tools import CONFIG, CONTRACT, LIMITS, Inbox, eventually, linked, send_episode, serving
 
 from serl_chunk.cli.doctor import probe
@@ -21,7 +22,7 @@ from serl_chunk.cli.doctor.probe import DiagnosticsClient, KeyRefusedError, prob
 from serl_chunk.transport.security.client import use_keys
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.security.server import ServerKeys
-from serl_chunk.transport.sockets import Counters, free_port
+from serl_chunk.transport.sockets import Counters
 from serl_chunk.transport.wire import codec, handshake, message_types
 from serl_chunk.transport.wire.codec import WireError
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from flaky_proxy import flaky
 from key_tools import joined
+from ports import free_port
 from transport_tools import CONFIG, LIMITS, eventually, linked, serving
 
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.types import Begin, End, Outcome, Snapshot, Source, Step, StepBlock

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import zmq
 from errors import naming
+from ports import free_port
 from transport_tools import CONFIG, Inbox, RawActor, end, eventually, linked, send_episode, serving, step
 
 from serl_chunk.config.transport import TransportConfig
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.wire import codec, message_types, records
 from serl_chunk.transport.wire.handshake import RefusedError
 from serl_chunk.types import Amend, Begin, DataError, Outcome, SerlChunkError, StepBlock

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.transport.sockets import free_port
+from support.ports import free_port
 from support.transport_baselines.figures import Figures
 from support.transport_baselines.processes import ACTORS, Deployment
 from support.worker import BENCHMARKS, environment

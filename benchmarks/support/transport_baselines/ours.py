@@ -15,11 +15,11 @@ from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.server.server import LearnerServer
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import Begin, End, Outcome, Record, Snapshot, Source, Step, StepBlock
+from support.ports import free_port
 from support.transport_baselines import workload
 from support.transport_baselines.workload import EPISODE, Parameters, Row
 

@@ -31,8 +31,7 @@ _GOODBYE_MS = 200  # how long `close` waits for its goodbye to leave
 class Connection:
     """Owns three DEALER sockets and a thread: sends what the outbox holds, pulls the newest snapshot.
 
-    Attributes that other threads read are written whole, and `news` is notified after each change. An error that
-    waiting cannot cure (a refusal) stops the thread and stays in `error`.
+    Attributes that other threads read are written whole; `news` is notified after each change.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Connection:
         return 0.0 if (since := self._disconnected_at) is None else time.monotonic() - since
 
     def close(self) -> None:
-        """Send a goodbye and stop. What is not acknowledged stays in the spool: call `flush` before."""
+        """Stop with a goodbye. What is not acknowledged stays in the spool: call `flush` before."""
         self._closing = True
         self._waker.wake()
         if self._thread.ident is not None:
@@ -168,7 +167,6 @@ class Connection:
         self._disconnect(why)
 
     def _check_keys(self) -> None:
-        """Report why the key exchange failed, and try again where that may help."""
         if (trouble := self._key_exchange.trouble(known=self._connections > 0)) is None:
             return
         if trouble.final:
@@ -348,7 +346,6 @@ class Connection:
 
 
 def _arrived(h: dict[str, Any]) -> Arrived:
-    """How far the session's stream has arrived by a learner's answer, parts included."""
     partial = codec.field(h, "partial", (dict, type(None))) or {"first": 0, "received": 0}
     seq, nbytes = codec.count(h, "taken"), codec.count(partial, "received")
     return Arrived(seq, codec.count(partial, "first") if nbytes else -1, nbytes)

@@ -32,11 +32,10 @@ class Flow:
 
     The window begins small with every connection. It doubles while what fills it arrives in half the aimed time, or
     grows fourfold on a fast link, and shrinks where it takes longer, the round trip aside: congestion control above
-    TCP's, whose buffers hide a slow link.
+    TCP's, whose buffers hide a slow link. `most` bytes are on their way on the fastest link, `largest` in a message.
     """
 
     def __init__(self, *, most: int, largest: int, timeout_s: float, clock: Clock = time.monotonic) -> None:
-        """`most`: bytes that may be on their way on the fastest link. `largest`: bytes of a message there."""
         self.in_flight = 0  # bytes
         self.arrived = 0  # bytes since the start
         self._most, self._largest = most, largest
@@ -47,7 +46,6 @@ class Flow:
         self.restart()
 
     def restart(self) -> None:
-        """Reset for a new connection, possibly over another link."""
         self.in_flight = 0
         self._set_window(self._first_window)
         self._pace = 0.0  # seconds per byte; 0 for unknown
@@ -65,7 +63,6 @@ class Flow:
         return self.message_bytes
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether a message of so many bytes may be sent now."""
         if not self.in_flight or self.in_flight + nbytes <= self._window:
             return True
         self._limited = True
@@ -136,11 +133,9 @@ class AdaptiveTimeout:
         self._carried = self._total
 
     def succeed(self) -> None:
-        """The connection carries everything there is."""
         self._futile = 0
 
     def give_up(self) -> None:
-        """The connection is closed: nothing arrived in time."""
         self._futile = 0 if self._total > self._carried else min(_MOST_DOUBLINGS, self._futile + 1)
         self._carried = self._total
         for f in self._flows:

@@ -30,11 +30,7 @@ _REPORT_EVERY_S = 3.0  # how often a waiting actor reports it
 def backlog_line(kept: int, limit: int, episode: int, away: float, stalled: str, *, begun: bool) -> str:
     """Describe a backlog, for example `learner away for 12 s, spool 34 MiB`; empty where the learner keeps up.
 
-    Args:
-        kept, limit, episode: bytes not acknowledged, kept at most, and of the largest episode.
-        away: seconds since the connection was lost; 0 while there is one.
-        stalled: why a connected learner takes nothing.
-        begun: an episode is open, and counted at its largest.
+    Bytes are those not acknowledged, kept at most, and of the largest episode; `begun`: one is open, counted as such.
     """
     parts = []
     if away >= AWAY:
@@ -58,7 +54,6 @@ class _Patience:
 
     @property
     def left(self) -> float:
-        """Seconds until the next report or the time-out."""
         rest = math.inf if self._timeout is None else self._start + self._timeout - time.monotonic()
         return max(0.0, min(_REPORT_EVERY_S, rest))
 
@@ -78,9 +73,8 @@ class _Patience:
 class LearnerLink(Connection):
     """A RecordSink and SnapshotSource whose other end is a learner.
 
-    Records are queued whatever the network does, and kept until the learner has them. When the learner disappears, the
-    link waits for it and continues when it returns. An error that waiting cannot cure (a refusal) stops the thread:
-    `error` has it, `can_begin` and `flush` report it.
+    Records are queued whatever the network does, and kept until the learner has them. The link waits for a learner that
+    disappears. An error that waiting cannot cure stops the thread: `can_begin` and `flush` report it.
     """
 
     def __init__(
@@ -92,8 +86,7 @@ class LearnerLink(Connection):
             contract: must equal the learner's.
             spools: opens the spool of a run; None for a link that sends no records and writes no files.
             largest_episode_bytes: an episode may begin only while the spool has room for that much.
-            keys: of this machine; `connect` joins with them where that is due. On loopback they are left out for a
-                learner that uses none.
+            keys: of this machine; `connect` joins with them where that is due.
 
         Raises ConfigError for a bad host, and for a spool that could never hold one episode.
         """
@@ -139,7 +132,6 @@ class LearnerLink(Connection):
             return self.welcome
 
     def _join(self, patience: _Patience) -> None:
-        """Register this machine's key with the learner, where that is due."""
         while self._keys is not None and self._keys.ticket is not None:
             try:
                 self._keys = enroll(self._keys, self._config, self._host, self._port, max(0.1, patience.left))
@@ -186,12 +178,8 @@ class LearnerLink(Connection):
         """Return the newest complete snapshot of the current `welcome.origin`; its arrays are read-only."""
         return self._snapshots.held
 
-    def latest_info(self) -> dict[str, Any]:
-        """Return the plain values published with `latest()`."""
-        return self._snapshots.info
-
     def fetch_checkpoint(self, step: str, timeout: float) -> tuple[Snapshot, dict[str, Any]]:
-        """Return parameters of a checkpoint ("latest", "best" or its step) and plain values about it.
+        """Return a checkpoint ("latest", "best" or its step) and plain values about it.
 
         Raises FetchError with the learner's reason, UnreachableError after `timeout` seconds.
         """
@@ -212,7 +200,6 @@ class LearnerLink(Connection):
         return request.result
 
     def stats(self) -> dict[str, float]:
-        """Return counts since the start, current sizes and ages."""
         snapshot, away, out, spool = self.latest(), self.away, self._out, self._out.spool
         arrived = None if snapshot is None else snapshot.arrived
         return {

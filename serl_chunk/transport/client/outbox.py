@@ -70,7 +70,7 @@ class Sender:
         self._resume = Arrived(0)  # what the learner has of the record that was under way
 
     def take(self, spool: Spool) -> None:
-        """Continue with another spool, nothing of which has been sent to this learner."""
+        """Continue with a spool of which nothing has been sent to this learner."""
         self.spool, self._sent_once = spool, spool.acked
         self.restart(Arrived(0))
 
@@ -86,7 +86,6 @@ class Sender:
         self.wait()
 
     def pump(self, socket: zmq.Socket[bytes], token: bytes) -> None:
-        """Send what the credit, the link and the socket take."""
         self.blocked = False
         if not self._in_flight:
             self.progress_at = time.monotonic()
@@ -119,7 +118,6 @@ class Sender:
             self._sent_once = max(self._sent_once, item.end)
 
     def _next_kept(self) -> Kept | None:
-        """What is to be sent next; None where there is nothing, or the disk cannot be read now."""
         kept, trouble = None, ""
         try:
             kept = None if self.spool is None else self.spool.at(self._next)
@@ -131,7 +129,7 @@ class Sender:
         return kept
 
     def acknowledged(self, seq: int, *, gap: bool = False, arrived: Arrived | None = None) -> None:
-        """The learner holds everything below `seq` durably; with `gap`, it requests what follows `arrived` again."""
+        """Note that the learner holds everything below `seq`; with `gap`, send again what follows `arrived`."""
         if (spool := self.spool) is None:
             return
         arrived = arrived or Arrived(seq)
@@ -147,7 +145,7 @@ class Sender:
             self.in_flight_bytes -= self._in_flight.popleft()[1]
 
     def wait(self) -> None:
-        """Count as progress: what is in flight is not late, for the learner cannot take anything now."""
+        """Count as progress: the learner cannot take anything now."""
         self.progress_at = time.monotonic()
 
 
@@ -188,8 +186,7 @@ class Outbox:
         self._free_at, self._free_bytes = -1e9, 1 << 62
 
     @property
-    def spool(self) -> Spool | None:
-        """The spool of the run that the learner belongs to; None before that is known."""
+    def spool(self) -> Spool | None:  # of the learner's run; None before that is known
         return self.sender.spool
 
     # The control thread.
@@ -262,7 +259,6 @@ class Outbox:
 
     @property
     def queued(self) -> int:
-        """Records that are not in a spool yet."""
         return self._handed - self._packed
 
     @property
@@ -389,6 +385,5 @@ class Outbox:
         return spool.next if self.flushed and spool.retire() else None
 
     def close(self) -> None:
-        """Release the spools; what is not acknowledged stays in them."""
         for spool in filter(None, (self._former, self.spool)):
             spool.close()

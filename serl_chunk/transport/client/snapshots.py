@@ -38,7 +38,6 @@ class FetchRequest:
     done: threading.Event = dataclasses.field(default_factory=threading.Event)
 
     def finish(self, result: tuple[Snapshot, dict[str, Any]] | SerlChunkError) -> None:
-        """Give the caller a checkpoint and its plain values, or the error to raise."""
         self.result = result
         self.done.set()
 
@@ -48,7 +47,6 @@ class SnapshotClient:
 
     def __init__(self, piece_bytes: int, timeout_s: float) -> None:
         self.held: Snapshot | None = None
-        self.info: dict[str, Any] = {}  # plain values published with the newest complete snapshot
         self.version = -1  # newest complete snapshot of `origin`
         self.origin = PolicyOrigin()  # of the learner that the connection is to, and so of `held`
         self.received_bytes = 0
@@ -68,10 +66,9 @@ class SnapshotClient:
         self._announcement_s = timeout_s  # how long an announcement may take
 
     def connected(self, origin: PolicyOrigin) -> None:
-        """Begin a connection: subscribe anew, and request again what did not arrive.
+        """Subscribe anew, and request again what did not arrive. Leaves are kept, by their digests.
 
         Snapshots of another origin (run or normaliser) are dropped: parameters never act with another normaliser.
-        Leaves are kept, by their digests.
         """
         self._subscribed = False
         self._announced = None
@@ -151,7 +148,6 @@ class SnapshotClient:
         return changed
 
     def _current(self) -> Pull | None:
-        """Return the pull to continue; begin one where that is due."""
         if self._pull is not None and not self._given_up:
             return self._pull
         if self.fetches:
@@ -185,7 +181,6 @@ class SnapshotClient:
             try_send(socket, codec.encode(snapshots.RELEASE, {"token": token}))
             fetch.finish((snapshot, pull.manifest.info))
             return
-        self.info = pull.manifest.info
         self.held = snapshot._replace(arrived=time.monotonic())
         self.version = snapshot.version
         if self._announced is not None and self._announced.version <= self.version:

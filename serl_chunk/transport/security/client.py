@@ -80,10 +80,7 @@ def mechanism_at(host: str, port: int, timeout: float = _GREETING_S) -> str | No
 
 
 def explain(outcome: Outcome | None, secured: bool, host: str, port: int) -> Outcome | None:
-    """Return an outcome at the actor's side with the reason for CLOSED; None where the other side just went away.
-
-    The side that hangs up first leaves the other one without a reason. `secured`: keys were used.
-    """
+    """Return an outcome with the reason for CLOSED; None where the other side just went away. `secured`: with keys."""
     if outcome is not Outcome.CLOSED:
         return outcome
     spoken = mechanism_at(host, port)
@@ -128,7 +125,7 @@ class KeyExchange:
         return s
 
     def outcomes(self) -> list[Outcome]:
-        """Return the outcomes of handshakes since the last call, the newest last."""
+        """Return those since the last call, the newest last."""
         found = []
         while self.monitor is not None and self.monitor.poll(0):
             event = recv_monitor_message(self.monitor)
@@ -203,11 +200,10 @@ class UnencryptedPeerError(RefusedError):
 
 
 def enroll(keys: ClientKeys, config: TransportConfig, host: str, port: int, timeout: float) -> ClientKeys:
-    """Have the learner at `host:port` write down the key of this machine; returns and saves the keys to use then.
+    """Have a learner write down the key of this machine, unless it did; returns and saves the keys to use then.
 
-    Does nothing on a machine that has joined. Raises UnreachableError where no learner answers within `timeout`
-    seconds, UnencryptedPeerError where it uses no keys, RefusedError where it is another one or the one-time key is not
-    valid.
+    Raises UnreachableError where no learner answers within `timeout` seconds, UnencryptedPeerError where it uses no
+    keys, RefusedError where it is another one or the one-time key is not valid.
     """
     where = f"{host}:{port}"
     if keys.ticket is None:

@@ -1,30 +1,7 @@
 """Keys: the machines that a learner admits, and the learner that a robot PC trusts.
 
-Every learner that other machines can reach has a CURVE key pair (Curve25519, ZeroMQ's own protocol), and so has every
-robot PC. Without the learner's public key at the robot PC and the robot's at the learner there is no connection. The
-three sockets then carry nothing but authenticated, encrypted messages, under keys made for one connection.
-
-**Joining.** A robot's secret never travels. `serl-chunk keys add NAME` (and the first learner that listens on a
-network) prints one line with the learner's public key and a *one-time* pair. The robot PC makes a pair of its own,
-connects with the one-time key and sends its public key, encrypted. The learner writes it under NAME and forgets the
-one-time key. `keys join` does that where the learner can be reached, the actor's first connection where it cannot. The
-one-time key allows nothing but this exchange, once, within ten minutes by the learner's clock. The file is replaced
-before the answer is sent, so an answer that is lost costs nothing: the robot's own key is known then.
-
-**Protection.** An attacker without a key who reaches the ports, or reads or changes what passes, cannot read, feed,
-impersonate the learner or replay. An old line (in a shell's history, a chat) is worth nothing. A revoked key is
-refused, and a session that uses it is cut within a second or so.
-
-**Limits.** An attacker who reads the line before the robot has used it can join instead of it: the robot's own
-`keys join` then fails, and `keys list` shows the stranger. While a command runs, its line is in the list of processes.
-An admitted robot is trusted: it may send records under any actor id, and fetch the policy. Keys decide who connects,
-not what a peer may do. A user who can read these files, or is root on either machine, has the keys. An attacker who
-reaches a port can make it work on handshakes, and an open connection of a revoked key stays open, unread, until its
-owner closes it. On loopback there are no keys unless `--keys` requires them, at the learner or at the actor: other
-users of the machine are trusted. An actor with `--keys` sends nothing to a learner without keys, on loopback too, for
-that may be the near end of a tunnel.
-
-Files, all 0600 in folders of mode 0700; those that others can read are refused:
+`docs/architecture/transport.md` describes joining, the protection and its limits. Files, all 0600 in folders of mode
+0700; those that others can read are refused:
 
     server.json           the learner's pair
     allowed/NAME.json     at the learner: a robot's public key, or a one-time public key and until when it is valid
@@ -64,10 +41,9 @@ _MAX_CHARACTERS = 4096
 
 
 def default_folder() -> Path:
-    """`$XDG_CONFIG_HOME/serl-chunk/keys`, or `~/.config/serl-chunk/keys`."""
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    root = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".config"
-    return root / "serl-chunk" / "keys"
+    """Return `$XDG_CONFIG_HOME/serl-chunk/keys`, or `~/.config/serl-chunk/keys`."""
+    base = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    return (base if base.is_absolute() else Path("~/.config").expanduser()) / "serl-chunk" / "keys"
 
 
 def add_line(folder: Path, port: int, name: str = "NAME") -> str:
@@ -198,7 +174,6 @@ class ClientKeys:
         return self.folder / "learners" / f"{fingerprint(self.server)}.json"
 
     def discard(self) -> None:
-        """Remove the file: no learner accepts these keys."""
         self.file.unlink(missing_ok=True)
 
     def save(self) -> None:

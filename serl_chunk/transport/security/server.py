@@ -125,28 +125,18 @@ class ServerKeys:
             seen = self._seen = entries, [self._client(folder / name) for name, *_ in entries]
         return seen[1]
 
-    def known(self, public: str) -> Client | None:
-        """Return the client with this key or one-time key; None for neither. Raises ConfigError."""
-        return next((c for c in self.clients() if public in (c.public, c.ticket)), None)
-
-    def may_connect(self, public: str) -> bool:
-        """Whether this is the key of a robot that has joined and was not revoked. Raises ConfigError."""
-        client = self.known(public)
-        return client is not None and client.public == public and client.state(self._clock()) == "joined"
-
-    def may_join(self, ticket: str) -> Client | None:
-        """Return the client that may join with this one-time key now, or None. Raises ConfigError."""
-        client = self.known(ticket)
-        invited = client is not None and client.ticket == ticket and client.state(self._clock()) == "invited"
-        return client if invited else None
+    def role(self, public: str) -> tuple[Client | None, Literal["connect", "join", ""]]:
+        """Return the client with this key or one-time key and what it may do; "" for nothing. Raises ConfigError."""
+        client = next((c for c in self.clients() if public in (c.public, c.ticket)), None)
+        state = "" if client is None else client.state(self._clock())
+        if client is not None and state == "joined" and client.public == public:
+            return client, "connect"
+        return client, "join" if state == "invited" else ""
 
     def invite(self, name: str, hosts: Sequence[str], port: int) -> JoinToken:
         """Make a one-time key for `name`, in place of an older one that was not used.
 
-        Args:
-            hosts, port: where a robot will find the learner, as far as this machine can tell.
-
-        Raises ConfigError for a name that has joined already, or cannot be one.
+        `hosts`, `port`: of the learner. Raises ConfigError for a name that has joined already, or cannot be one.
         """
         if not _NAME.fullmatch(name):
             raise ConfigError(
@@ -166,9 +156,9 @@ class ServerKeys:
     def enrol(self, ticket: str, public: str) -> str | None:
         """Write `public` in place of a one-time key; its name, or None where that is not valid. Raises ConfigError."""
         with locked(self.folder):
-            client = self.may_join(ticket)
-            if client is None or self.known(public) is not None:  # another's key: revoking one would revoke both
-                return None
+            client, role = self.role(ticket)
+            if client is None or role != "join" or self.role(public)[0] is not None:
+                return None  # another's key, among others: revoking one would revoke both
             self._write(Client(client.name, public, None, 0.0, self._clock(), False))
             return client.name
 
@@ -262,14 +252,12 @@ class Authenticator:
     def _role(self, public: str) -> tuple[Client | None, Literal["connect", "join", "", None]]:
         """Return a key's client and what it may do: "" for nothing, None while the folder cannot be read."""
         try:
-            client = self._keys.known(public)
-            joins = client is not None and self._keys.may_join(public) is not None
-            connects = self._keys.may_connect(public)
+            client, role = self._keys.role(public)
         except ConfigError as e:
             self._cannot(e)
             return None, None
         self._failed = ""
-        return client, "connect" if connects else "join" if joins else ""
+        return client, role
 
     def _cannot(self, error: ConfigError) -> None:
         if str(error) != self._failed:
@@ -277,7 +265,7 @@ class Authenticator:
             logger.error("keys cannot be checked, so no new peer is admitted: %s", error)
 
     def gone(self, public: str) -> bool:
-        """Whether a key that was admitted would not be now. An unreadable folder revokes nothing."""
+        """Return whether a key that was admitted would not be now. An unreadable folder revokes nothing."""
         return self._role(public)[1] in ("", "join")
 
     def name_of(self, public: str) -> str:

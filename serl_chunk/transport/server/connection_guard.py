@@ -42,7 +42,6 @@ class _Connection:
 
     @property
     def pending(self) -> int:
-        """Bytes received since the last complete message."""
         return self.received - self.completed_at
 
 

@@ -188,7 +188,6 @@ class ControlChannel:
     # What happens without a message.
 
     def _drop_revoked(self, authenticator: Authenticator) -> None:
-        """Cut the sessions whose key was revoked. With another key they may continue."""
         for session in self._sessions:
             if session.live and authenticator.gone(session.key):
                 sentence = authenticator.revoked(session.key)

@@ -52,7 +52,7 @@ class RecordReceiver:
         self._touched: set[Session] = set()  # sent something since the last acknowledgement
 
     def retain(self) -> None:
-        """From now on old segments are dropped: the store has been read back."""
+        """Begin to drop old segments: the store has been read back."""
         self._trim_at = 0.0
 
     def receive(self, identity: bytes, frames: list[Frame]) -> None:
@@ -100,7 +100,6 @@ class RecordReceiver:
         self._take(session, first, record, whole)
 
     def _assemble(self, session: Session, part: Part) -> list[Frame] | None:
-        """The frames of the record that this part completes; None where it completes none."""
         self._counters["parts"] += 1
         expected = session.state.expected
         if part.end <= expected:  # of a record that is here
@@ -191,10 +190,7 @@ class RecordReceiver:
         return True
 
     def waits(self, seconds: float) -> str:
-        """Why no record is taken now; empty where they are. For any thread.
-
-        `seconds`: how long one record may wait for the disk or the replay before that is a reason.
-        """
+        """Return why no record is taken now, for one a wait of so many `seconds`; empty where they are. Any thread."""
         waited = time.monotonic() - self._turned_at
         return self.stalled or (
             f"a record has been waiting for the learner's disk or replay for {waited:.0f} s" if waited > seconds else ""
@@ -231,13 +227,11 @@ class RecordReceiver:
                     self._acknowledge(session)
 
     def acknowledge(self) -> None:
-        """Answer every session that has sent something since the last call."""
         for session in self._touched:
             self._acknowledge(session)
         self._touched.clear()
 
     def _acknowledge(self, session: Session, *, gap: bool = False) -> None:
-        """Cumulative: everything below `next` was taken."""
         if not session.refused:
             fields = {"next": self.safe(session), "gap": gap, **self.allowance_fields(session), **session.arrived}
             self._sockets.send("data", session.data_id, codec.encode(message_types.ACK, fields))
@@ -278,7 +272,7 @@ class RecordReceiver:
             self._end(session, gone=True)
 
     def end_later(self, session: Session, *, gone: bool, settle: bool = False, retire: bool = False) -> None:
-        """The session fell silent, or is `gone`. For the control thread.
+        """Note, on the control thread, that a session fell silent, or is `gone`.
 
         `settle`: numbers were stepped over. `retire`: its actor has ended it, and all of it is here.
         """

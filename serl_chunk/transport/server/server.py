@@ -28,10 +28,9 @@ _POLL_S = 0.02  # how long a changed allowance waits at most where `push_allowan
 class LearnerServer:
     """Receives the actors' records exactly once and in order; sends snapshots and allowances.
 
-    Two threads own three ROUTER sockets. The data thread takes records in and calls `on_record` and `on_silent`: where
-    they or the journal are slow, acknowledgements wait and nothing else. The control thread answers heartbeats, hellos
-    and pulls, and calls `welcome` and `allowance`. A peer's bytes can be refused, counted or dropped; they cannot stop
-    the threads. An unforeseen exception, a callback's included, stops both: then `check` raises.
+    The data thread takes records in and calls `on_record` and `on_silent`: where they or the journal are slow,
+    acknowledgements wait and nothing else. The control thread answers heartbeats, hellos and pulls, and calls `welcome`
+    and `allowance`. An unforeseen exception, a callback's included, stops both: then `check` raises.
     """
 
     def __init__(
@@ -55,13 +54,12 @@ class LearnerServer:
         """
         Args:
             bind, port: address to listen on; `port` and the two after it are used.
-            contract: named values an actor must share; compared as strings.
+            contract: named values an actor must share.
             welcome: returns plain values and arrays for a new actor. A SerlChunkError refuses it for now.
             on_record: takes one record; the acknowledgement follows its return. DataError refuses the session.
                 A `Begin` may follow an episode without an `End`: the actor died in it. Arrays are read-only views.
-            allowance: session id -> number of that session's steps (as delivered to `on_record`) it may have
-                recorded in all; None for no limit. Cheap: called many times a second while the session lives, by either
-                thread. Each change is sent to the actor at once: return the same number while that suffices.
+            allowance: session id -> how many steps (as delivered to `on_record`) it may have recorded in all; None for
+                no limit. Called often, by either thread. Each change is sent: return the same while that suffices.
             on_silent: (session, gone). A session left, or was silent for `episode_timeout` seconds (default
                 `config.timeout_s`). With `gone` its open episode is over, else it may go on.
             fetch: reads a checkpoint, in its own thread.
@@ -129,11 +127,9 @@ class LearnerServer:
 
     @property
     def stalled(self) -> str:
-        """Why no record is taken now; empty where they are."""
         return self._receiver.stalled
 
     def push_allowances(self) -> None:
-        """Send the actors their allowances, which changed."""
         self._sockets.wakers["control"].wake()
 
     def check(self) -> None:
@@ -142,7 +138,6 @@ class LearnerServer:
             raise SerlChunkError(f"the transport stopped: {type(self._error).__name__}: {self._error}") from self._error
 
     def stats(self) -> dict[str, float]:
-        """Return counts since the start."""
         data, control = self._sockets.counters["data"], self._sockets.counters["control"]
         return {
             **{name: data[name] + control[name] for name in (*data, *control)},

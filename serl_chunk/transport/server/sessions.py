@@ -75,7 +75,6 @@ class Session:
 
     @property
     def arrived(self) -> dict[str, Any]:
-        """Where its actor is to go on, as fields of a message."""
         a = self.assembly
         return {"taken": self.state.expected, "partial": a and {"first": a.first, "received": a.received}}
 
@@ -88,7 +87,6 @@ class Session:
             self.live, self.closed = True, False
 
     def is_silent(self, now: float, timeout_s: float) -> bool:
-        """Whether nothing has come over its connection for longer than its link explains."""
         return now - self.heard > min(max(timeout_s, self.timeout_s), _MAX_TIMEOUTS * timeout_s)
 
     def report(self, now: float) -> dict[str, Any]:
@@ -109,20 +107,16 @@ class Admission(NamedTuple):
 
 
 class Sessions:
-    """The table of sessions; decides who is admitted. The lock is never held while a record waits for disk or replay.
+    """The table of sessions, and their admission. The lock is never held while a record waits for disk or replay.
 
     One session at a time may be `taking` a record. It stays in the table meanwhile, and its stream is changed by no
-    admission: otherwise a welcome would name the record that is being written as the next one.
+    admission: otherwise a welcome would name the record that is being written as the next one. `recall` returns the
+    state of a session that is not in the table any more.
     """
 
     def __init__(
-        self,
-        contract: dict[str, str],
-        run: str,
-        limit: int,
-        recall: Callable[[str], SessionState | None] = lambda session: None,
+        self, contract: dict[str, str], run: str, limit: int, recall: Callable[[str], SessionState | None]
     ) -> None:
-        """`recall` gives the place of a session that is not in the table any more."""
         self._contract, self._run, self._limit, self._recall = contract, run, limit, recall
         self._by_session: dict[str, Session] = {}
         self._by_token: dict[bytes, Session] = {}
@@ -144,7 +138,7 @@ class Sessions:
             self.release()
 
     def begin_record(self, token: bytes) -> Session | None:
-        """The session whose present connection has this token, heard and kept as by `taking` until `release`."""
+        """Return the session whose current connection has this token, kept as by `taking` until `release`."""
         with self.lock:
             session = self._taking = self._by_token.get(token)
             if session is not None:
@@ -152,7 +146,6 @@ class Sessions:
             return session
 
     def release(self) -> None:
-        """Nothing is being taken in any more."""
         with self.lock:
             self._taking = None
             self._idle.notify_all()
@@ -169,14 +162,14 @@ class Sessions:
             self._by_session[state.session] = session  # last: another thread counts those that are live
 
     def check(self, hello: Hello) -> None:
-        """Raise RefuseError, with the sentence to send, where both sides do not mean the same."""
+        """Raise RefuseError, with the sentence to send, where both sides differ."""
         if hello.protocol == handshake.PROTOCOL and hello.run != self._run:
             raise RefuseError(f"this learner runs {self._run!r} now, not {hello.run!r}", retry=True)
         if sentence := handshake.compare_protocol(hello.protocol) or self.compare(hello.contract):
             raise RefuseError(sentence)
 
     def compare(self, contract: dict[str, str]) -> str:
-        """The sentence that refuses an actor with this contract; empty where nothing differs."""
+        """Return the sentence that refuses an actor with this contract; empty where nothing differs."""
         return handshake.compare(self._contract, contract)
 
     def admit(self, hello: Hello, peer: str, now: float) -> Admission:
@@ -249,7 +242,7 @@ class Sessions:
             if s.live and s.info.actor_id == hello.actor_id:
                 raise RefuseError(
                     f"another live session has the actor id {hello.actor_id!r} (from {s.info.peer}): stop that actor, "
-                    "or give this one another --actor_id",
+                    "or give this one another actor id",
                     retry=True,
                 )
         live = sum(s.live for s in others)
@@ -277,10 +270,10 @@ class Sessions:
             self._by_token.pop(session.token, None)
 
     def leave(self, session: Session, *, keep_parts: int = 0) -> None:
-        """A session ended its connection, or fell silent: its actor id is free, its stream is remembered.
+        """End a session's connection: its actor id is free, its stream is remembered.
 
-        `keep_parts`: bytes of records under assembly that all silent sessions together may keep; the longest silent
-        loses its own first. On a link that is away now and then, a large record would otherwise never arrive.
+        `keep_parts`: bytes of records under assembly that all silent sessions together may keep, the latest first: on
+        a link that is away now and then, a large record would otherwise never arrive.
         """
         with self.lock:
             session.live = False
@@ -295,7 +288,7 @@ class Sessions:
                     s.assembly = None
 
     def close(self, session: Session, *, gone: bool) -> bool:
-        """The session fell silent, or is `gone` and cannot come back; False where that was noted already."""
+        """Note that a session fell silent, or is `gone` for good; False where that was noted already."""
         with self.lock:
             if session.closed and (session.gone or not gone):
                 return False

@@ -24,14 +24,13 @@ _MAX_OLDER = 4  # older versions that are kept for sessions in the middle of a p
 
 
 class SnapshotChannel:
-    """Announces the newest snapshot and answers pulls by digest.
+    """Announces the newest snapshot of a run and answers pulls by digest.
 
     Kept are the newest snapshot, at most four older versions that are being pulled, and checkpoints that are being
     pulled. `publish` is called by one thread, the other methods by the control thread.
     """
 
     def __init__(self, sockets: ServerSockets, sessions: Sessions, run: str, fetch: Fetch | None) -> None:
-        """`run`: id of the run, which every snapshot and checkpoint is sent with."""
         self.newest: Published | None = None
         self._sockets, self._sessions, self._run, self._fetch = sockets, sessions, run, fetch
         self._counters = sockets.counters["snapshots"]
@@ -43,7 +42,6 @@ class SnapshotChannel:
 
     @property
     def version(self) -> int:
-        """-1 before the first."""
         return self.newest.manifest.version if self.newest else -1
 
     @property
@@ -78,7 +76,6 @@ class SnapshotChannel:
             raise WireError(f"unknown kind {message.kind!r}")
 
     def _announce(self, session: Session) -> None:
-        """Announce the newest snapshot to a session that waits for one, once."""
         newest = self.newest
         if newest is None or session.holds is None or newest.manifest.version <= session.holds:
             return
@@ -137,5 +134,4 @@ class SnapshotChannel:
             self._pulled = {name: p for name, p in self._pulled.items() if p.manifest.version != version}
 
     def close(self) -> None:
-        """Wait for a checkpoint that is being read, and stop."""
         self._reader.shutdown(cancel_futures=True)

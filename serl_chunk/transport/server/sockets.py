@@ -31,12 +31,11 @@ _MAX_TRACKED_PEERS = 1024  # connections; the one blamed least recently makes ro
 class PeerRateLimiter:
     """Counts malformed messages by connection, and forgets them with time. Used by one thread.
 
-    A peer is a connection: an honest actor may share an attacker's address, behind a tunnel for instance. A message
-    that is dropped unread does not count, so that a flood costs one decoding a second.
+    Not by address: an honest actor may share an attacker's, behind a tunnel for instance. A message that is dropped
+    unread does not count, so that a flood costs one decoding a second. `limit`: what a connection may send at once.
     """
 
     def __init__(self, limit: int, clock: Clock = time.monotonic) -> None:
-        """`limit`: malformed messages that a connection may send at once."""
         self._limit, self._clock = limit, clock
         self._levels: collections.OrderedDict[tuple[str, bytes], tuple[float, float]] = collections.OrderedDict()
 
@@ -89,10 +88,10 @@ class ServerSockets:
 
     The data socket belongs to the data thread; the others, libzmq's requests about keys and the monitors to the control
     thread. What cannot be sent or understood is counted, and logged once per peer and kind: neither raises.
+    Raises ConfigError for a port in use or a foreign address.
     """
 
     def __init__(self, config: TransportConfig, bind: str, port: int, keys: ServerKeys | None = None) -> None:
-        """Raises ConfigError for a port in use or a foreign address."""
         self.config = config
         self.limits = Limits(config.max_message_bytes, config.max_arrays)
         control = Counters(*_CONTROL_COUNTERS)
@@ -193,7 +192,7 @@ class ServerSockets:
         self.complain(channel, "some peer", why)
 
     def send(self, channel: str, identity: bytes, frames: list[Frame]) -> bool:
-        """Send to one peer; one that is gone or does not read is counted. Every answer is repeatable."""
+        """Send to one peer. One that is gone or does not read is counted: every answer is repeatable."""
         sent = bool(identity) and try_send(self._sockets[channel], [identity, *frames])
         self.counters[channel]["replies_dropped"] += not sent
         return sent
@@ -224,7 +223,6 @@ class ServerSockets:
             logger.warning("%s message from %s: %s (logged once, counted always)", channel, peer, shown(what))
 
     def close(self) -> None:
-        """Release the ports and drop what was not sent."""
         self.guard.close()
         self._context.destroy(linger=0)
         for waker in self.wakers.values():

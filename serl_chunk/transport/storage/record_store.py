@@ -44,18 +44,13 @@ class Stored(NamedTuple):
 
 
 class RecordStore:
-    """The learner's journal. One thread writes; `replay` comes before the first write.
+    """The learner's journal, see Journal. One thread writes; `replay` comes before the first write.
 
     Args:
-        folder: of the journal.
-        limits: of a message that is read back.
         min_steps: the newest steps that are kept, as a restarted learner's replay can hold.
         max_bytes: older segments are dropped beyond it, whatever `min_steps`; 0 drops what `min_steps` does not need.
         max_age: seconds after which a segment is dropped where `min_steps` permits; None for never.
-        sync_interval, segment_bytes: see Journal.
         writer: version of the program, noted at the head of every segment.
-
-    Raises ConfigError where another process has the folder, JournalError where it cannot be written.
     """
 
     def __init__(
@@ -68,7 +63,6 @@ class RecordStore:
         self._writer = writer
         self._steps: collections.Counter[int] = collections.Counter()  # in each segment, named by its first entry
         self.journal = Journal(folder, segment_bytes=segment_bytes, sync_interval=sync_interval, preamble=self._table)
-        self.dropped_bytes = 0
         self.unreadable = 0  # entries that are whole and yet no record
 
     def replay(self) -> Iterator[Stored]:
@@ -123,7 +117,6 @@ class RecordStore:
         return Stored(entry.number, session, actor_id, first, record, delivered and place.judge(item) is Verdict.NEW)
 
     def _lose(self, known: SessionState | None) -> None:
-        """Note that records of a session are missing behind a state."""
         if known is not None and known.open_episode is not None:
             self._holed[known.session].add(known.open_episode)
 
@@ -172,7 +165,6 @@ class RecordStore:
         freed = self.journal.drop_before(keep_from)
         for first in [first for first in self._steps if first < self.journal.first]:
             del self._steps[first]
-        self.dropped_bytes += freed
         return freed
 
     @property

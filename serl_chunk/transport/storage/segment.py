@@ -1,8 +1,8 @@
 """The format of one file of a journal, and how it is read: entries of raw frames, each with checksums.
 
-A segment begins with `MAGIC` and a random salt, written three times so that a flipped bit in it does no harm. Both are
-repeated behind the first sector: a disk that loses one sector loses the entries in it, and not the salt of the others.
-Version 1 had them once, and the entries followed. An entry is a head, the lengths of its frames, and the frames:
+A segment begins with `MAGIC` and a random salt, three times so that a flipped bit does no harm. Both are repeated
+behind the first sector, whose loss is then not that of the salt; version 1 had them once, and the entries followed. An
+entry is a head, the lengths of its frames, and the frames:
 
     marker  4 bytes   | finds the next entry behind a damaged one
     check   uint32    | of everything in the head behind it, and of the lengths
@@ -88,7 +88,6 @@ def salts(read: Read) -> list[int]:
 
 
 def _copy(read: Read, at: int) -> bytes:
-    """Read a copy of magic and salt; empty where the disk fails to."""
     try:
         return bytes(read(at, _COPY_BYTES))
     except OSError:
@@ -129,9 +128,9 @@ def most_entries(nbytes: int) -> int:
 
 
 def scan(path: Path) -> Iterator[Found | Damage]:
-    """Yield every entry of a file, and the damage between them. Raises DataError where it cannot be read at all.
+    """Yield every entry of a file, which stays in memory as long as a frame, and the damage between them.
 
-    The file stays in memory as long as any of the frames.
+    Raises DataError where it cannot be read at all.
     """
     data = _load(path)
     size = len(data)
@@ -182,7 +181,6 @@ def _beginning(data: bytes, memory: memoryview) -> tuple[int | None, int]:
 
 
 def _begins_header(data: bytes) -> bool:
-    """Whether these few bytes are the beginning of a header."""
     if len(data) < _COPY_BYTES:
         return data[: len(MAGIC)] in (MAGIC[: len(data)], MAGIC_1[: len(data)])
     return header(_majority(data)).startswith(data)

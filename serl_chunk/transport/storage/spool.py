@@ -1,7 +1,7 @@
-"""The records that an actor keeps on disk until the learner has them: they survive the actor's process.
+"""The records that an actor keeps on disk until the learner has them.
 
-Each run and actor has its own folder: records of one run never enter another. A new process continues the session under
-a higher incarnation number, by which the learner shuts the old process out.
+Each run and actor has its own folder. A new process continues the session under a higher incarnation number, by which
+the learner shuts the old process out.
 """
 
 from __future__ import annotations
@@ -57,13 +57,9 @@ class Kept(NamedTuple):
 class Spool:
     """A session's records, in order, from `first` (kept) over `acked` (the learner has all below) to `next`.
 
-    Used by the network thread, except for the byte counts, which any thread may read. Acknowledged records are kept
-    until their segment and episode are complete: a learner that lost everything receives the open episode whole.
-
-    Args:
-        folder: created if absent, removed by `close` once all is acknowledged.
-        limits: of a message that is read back.
-        sync_interval: seconds between fsyncs.
+    Used by the network thread, except for the byte counts. Acknowledged records are kept until their segment and
+    episode are complete: a learner that lost everything receives the open episode whole. `folder` is created if absent,
+    and removed by `close` once all is acknowledged; `sync_interval`: seconds between fsyncs.
 
     Raises ConfigError where another process has the folder, JournalError where it cannot be written, DataError where it
     cannot be read, or lacks the session of its records.
@@ -198,7 +194,7 @@ class Spool:
         return self._journal.nbytes
 
     def append(self, item: Item, frames: list[Frame]) -> None:
-        """Record one message, numbered from `next`. Raises JournalError, and has changed nothing then."""
+        """Keep one message, numbered from `next`. Raises JournalError, and has changed nothing then."""
         place = self._journal.append([_RECORD, *map(codec.buffer_of, frames)])
         cache = self._cached + place.size <= _CACHE_BYTES
         self._keep(item, self._journal.next - 1, place, frames if cache else None)
@@ -237,7 +233,6 @@ class Spool:
         return self.acked - before
 
     def _trim(self) -> None:
-        """Drop whole segments of what is acknowledged and not of the open episode."""
         keep = self.acked if self._open_at is None else self._open_at
         i = self._index(keep)
         number = self._entries[i].number if i < len(self._entries) else self._journal.next
@@ -255,10 +250,7 @@ class Spool:
         self._open_at = None
 
     def at(self, seq: int) -> Kept | None:
-        """Return the item that holds `seq`; None where `seq` is `next`.
-
-        A record that the disk has lost becomes LOST. Raises JournalError where it may be readable later.
-        """
+        """Return the item that holds `seq`, LOST where the disk lost it; None at `next`. Raises JournalError."""
         if (i := self._index(seq)) == len(self._entries):
             return None
         entry = self._entries[i]
@@ -276,7 +268,6 @@ class Spool:
         return Kept(item, frames, entry.nbytes)
 
     def _index(self, seq: int) -> int:
-        """Index of the entry that holds `seq`; the number of entries where none does."""
         i = bisect.bisect_right(self._entries, seq, key=lambda e: e.item.first) - 1
         return i if i >= 0 and seq < self._entries[i].item.end else len(self._entries)
 
@@ -293,5 +284,4 @@ class Spool:
         return files.free_bytes(self.folder)
 
     def close(self) -> None:
-        """Release the folder; remove it where all is acknowledged: a later process begins its own session."""
         self._journal.close(remove=self.acked == self.next)

@@ -120,10 +120,7 @@ def admitted(message: Message) -> Message:
 
 
 def compare(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Return what differs between the learner's contract and an actor's, with the remedy; empty where nothing does.
-
-    The actor's operator reads it, so that it names flags of the command line.
-    """
+    """Return what differs between the learner's contract and an actor's, with the remedy; empty where nothing does."""
     differing = [name for name in dict.fromkeys([*mine, *theirs]) if mine.get(name) != theirs.get(name)]
     if len(differing) > 1:  # other shapes are a consequence
         differing = [name for name in differing if name != "network"]
@@ -137,7 +134,7 @@ def compare(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
         shown.append(f"{setting} is {_part(a)} at the learner and {_part(b)} at the actor")
         if "." in setting and a is not None and b is not None:
             flags.append(f"--config.{setting}={a}")
-    advice = "Start both with the same --exp_name, the same configuration and the same version of serl-chunk."
+    advice = "Start both with the same experiment, configuration and version of serl-chunk."
     if set(_SPACES) & set(differing) and not {"experiment", "robot", "control_hz"} & set(differing):
         advice = (
             "Check the environment first: its observations, cameras and actions must be declared alike on both "

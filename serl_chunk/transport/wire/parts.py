@@ -93,7 +93,6 @@ class Assembly:
         return True
 
     def frames(self) -> list[Frame] | None:
-        """Return the record's read-only frames once it is complete."""
         if self.received < len(self._bytes):
             return None
         whole, ends = self._bytes.data.toreadonly(), itertools.accumulate(self._sizes)

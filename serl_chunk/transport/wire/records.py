@@ -1,12 +1,9 @@
 """Records as messages, with images raw or as JPEG.
 
-The actor makes the message of a record once, and it is what gets sent and resent. Every record has a sequence number
-within its session; a block of N steps takes N numbers, `first` is its lowest. Decoding validates everything a reader
-relies on, so that a record that was accepted cannot break a later reader; the pixels of JPEG images excepted, which are
-decoded where they are used.
-
-JPEG (`transport.jpeg_quality`) is lossy: ten to seventeen times smaller at quality 95 on camera images, at a tenth of a
-millisecond per 128x128 frame.
+Every record has a sequence number within its session; a block of N steps takes N numbers, `first` is its lowest.
+Decoding validates everything a reader relies on, the pixels of JPEG images excepted: a record that was accepted cannot
+break a later reader. JPEG (`transport.jpeg_quality`) is lossy: ten to seventeen times smaller at quality 95 on camera
+images, at a tenth of a millisecond per 128x128 frame.
 """
 
 from __future__ import annotations
@@ -60,7 +57,6 @@ class Item(NamedTuple):
 
     @classmethod
     def of(cls, record: Record, first: int) -> Item:
-        """Return the item of a record numbered from `first`."""
         span = record.n if isinstance(record, StepBlock) else 1
         return cls(_KIND_OF[type(record)], first, span, record.episode_id)
 
@@ -138,7 +134,7 @@ def _shapes(step: Step) -> dict[str, Any]:
 
 
 def encode_record(record: Record, first: int, *, jpeg_quality: int = 0) -> list[Frame]:
-    """Frames of `record`, whose lowest sequence number is `first`; images as JPEG where a quality (1..100) is given.
+    """Return frames of `record`, numbered from `first`; images as JPEG where a quality (1..100) is given.
 
     Raises WireError for a value that cannot travel.
     """

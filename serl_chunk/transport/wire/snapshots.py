@@ -149,10 +149,7 @@ class Published:
 
 
 def answer_pull(request: Message, published: Iterable[Published], max_bytes: int) -> list[Frame]:
-    """Return the piece that a pull requests, or a `gone` where a leaf is in none of `published`.
-
-    Raises WireError for bytes that do not exist, or too many.
-    """
+    """Return the piece that a pull requests, or a `gone` where a leaf is in none of `published`. Raises WireError."""
     rows, stores = request.header.get("ranges"), list(published)
     views: dict[str, np.ndarray] = {}
     total = 0
@@ -173,11 +170,7 @@ class Pull:
     """A snapshot on its way in: the leaves that arrived, the ranges that are requested, the ranges that are left."""
 
     def __init__(self, manifest: Manifest, held: Mapping[bytes, np.ndarray], earlier: Pull | None = None) -> None:
-        """
-        Args:
-            held: complete leaves that the client has, by digest. They are not requested.
-            earlier: a pull that is given up. What arrived of it is kept where the digests are equal.
-        """
+        """`held`: complete leaves by digest, not requested. `earlier`: a pull given up, whose equal leaves are kept."""
         self.manifest = manifest
         self._leaves = {leaf.digest: leaf for leaf in manifest.leaves}  # equal leaves are requested once
         known = held if earlier is None else {**held, **earlier.arrived}
@@ -228,7 +221,7 @@ class Pull:
         return ranges or None
 
     def put_back(self, ranges: tuple[Range, ...]) -> bool:
-        """Leave ranges to another request: they were not sent, or the server lacks them. False: none is needed."""
+        """Leave ranges that were not sent, or that the server lacks, to another request. False: none is needed."""
         wanted = self._requested.pop(ranges, ())
         self._left.extendleft(reversed(wanted))
         return bool(wanted)
@@ -238,10 +231,7 @@ class Pull:
             self.put_back(ranges)
 
     def receive(self, message: Message) -> tuple[Range, ...] | None:
-        """Take in a piece and return its ranges; None for one that is repeated or not requested.
-
-        Raises WireError for one that is not what it says.
-        """
+        """Take in a piece and return its ranges; None for one that is not awaited. Raises WireError."""
         ranges = decode_ranges(message.header)
         if ranges not in self._requested:
             return None

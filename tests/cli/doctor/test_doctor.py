@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ports import free_port
 
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.doctor import doctor
@@ -32,7 +33,6 @@ from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.server.server import LearnerServer
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.codec import Limits

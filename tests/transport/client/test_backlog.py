@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from errors import naming
+from ports import free_port
 from transport_tools import CONFIG, Inbox, eventually, linked, send_episode, serving
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.link import backlog_line
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.types import Begin, DataError
 
 MIB = 1 << 20

@@ -100,10 +100,10 @@ def test_damaged_files_are_named(learner, content, part):
 @pytest.mark.parametrize("revoked", ["true", "null", "0", '"no"'])
 def test_only_a_plain_no_means_not_revoked(learner, tmp_path, revoked):
     keys = joined(learner, tmp_path / "robot")
-    assert learner.may_connect(keys.pair.public)
+    assert learner.role(keys.pair.public)[1] == "connect"
     file = learner.folder / "allowed" / "left.json"
     file.write_text(file.read_text().replace('"revoked": false', f'"revoked": {revoked}'))
-    assert not learner.may_connect(keys.pair.public)
+    assert learner.role(keys.pair.public)[1] == ""
 
 
 def test_secrets_are_in_no_text_of_the_keys(learner, tmp_path, caplog, capsys, port):

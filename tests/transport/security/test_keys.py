@@ -14,13 +14,13 @@ import pytest
 import zmq
 from errors import naming
 from key_tools import HERE, invited, joined, tell
+from ports import free_port
 from transport_tools import CONFIG, CONTRACT, Inbox, RawActor, eventually, linked, send_episode, serving
 
 from serl_chunk.transport.security import client
 from serl_chunk.transport.security.client import Outcome, UnencryptedPeerError, enroll, explain, mechanism_at, use_keys
 from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, JoinToken, Pair, to_bytes
 from serl_chunk.transport.security.server import VALID_SECONDS, ServerKeys
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.wire import codec, handshake, message_types
 from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
@@ -42,7 +42,7 @@ def test_a_robot_joins_at_its_first_connection_and_stays(learner, tmp_path, port
         stats = server.stats()
     assert inbox.episodes() == {e: [float(i) for i in range(30)] for e in "ab"}
     assert stats["keys_refused"] == stats["malformed"] == stats["handshakes_failed"] == 0
-    assert learner.may_connect(keys.pair.public)
+    assert learner.role(keys.pair.public)[1] == "connect"
     assert {c.name for c in learner.clients()} == {"left", THIS_MACHINE}
 
 
@@ -271,7 +271,7 @@ def test_no_machine_joins_with_the_key_of_another(learner, tmp_path):
     for public in (first.pair.public, second.ticket.public):
         assert learner.enrol(second.ticket.public, public) is None
     learner.revoke("a-name-before-the-other")
-    assert learner.may_connect(first.pair.public)
+    assert learner.role(first.pair.public)[1] == "connect"
 
 
 def test_new_keys_of_a_learner_let_no_machine_in_that_knew_the_old_ones(learner, tmp_path, clock):
@@ -281,7 +281,7 @@ def test_new_keys_of_a_learner_let_no_machine_in_that_knew_the_old_ones(learner,
     assert made
     assert new.pair != learner.pair
     assert [c.name for c in new.clients()] == [THIS_MACHINE]
-    assert not new.may_connect(keys.pair.public)
+    assert new.role(keys.pair.public)[1] == ""
     again = joined(new, tmp_path / "robot")  # under the same name
     assert ClientKeys.find(tmp_path / "robot", HERE) == again
 
@@ -298,7 +298,7 @@ def test_a_one_time_key_opens_nothing_but_joining(learner, tmp_path, port):
         assert server.stats()["sessions"] == 0
         for public in (b"", b"x" * 31, b"x" * 33, "text", None):
             assert tell_nothing(port, keys, codec.encode(message_types.ENROL, {"public": public}))
-        assert learner.may_join(keys.ticket.public) is not None  # and it is not used up by that
+        assert learner.role(keys.ticket.public)[1] == "join"  # and it is not used up by that
         # A key that has joined cannot write another one down.
         own = joined(learner, tmp_path / "other", "right")
         answer = tell(port, own, own.pair, codec.encode(message_types.ENROL, {"public": to_bytes(Pair.new().public)}))

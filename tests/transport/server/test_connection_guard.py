@@ -13,9 +13,10 @@ import time
 
 import pytest
 from key_tools import invited
+from ports import free_port
 from transport_tools import CONFIG, Inbox, RawActor, eventually, linked, send_episode, serving
 
-from serl_chunk.transport.sockets import CHANNELS, free_port
+from serl_chunk.transport.sockets import CHANNELS
 from serl_chunk.transport.wire import codec, message_types
 
 BOUND = 200 << 20  # bytes that the process may grow by

@@ -7,9 +7,9 @@ import time
 
 import pytest
 from errors import naming
+from ports import free_port
 from transport_tools import CONFIG, LIMITS, Inbox, RawActor, eventually, linked, send_episode, serving
 
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.handshake import RefusedError

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import zmq
+from ports import free_port
 from transport_tools import CONFIG, Inbox, eventually, linked, send_episode, serving
 
 from serl_chunk.transport.server.sockets import PeerRateLimiter
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.wire import codec, handshake, message_types
 
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from ports import free_port
 from transport_tools import CONFIG, Inbox, RawActor, eventually, serving, step
 
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.wire import codec, message_types, records
 from serl_chunk.transport.wire.handshake import REFUSED
 from serl_chunk.transport.wire.parts import PART, encode_part

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 from errors import naming
+from ports import free_port
 from transport_tools import CONFIG, CONTRACT, LIMITS, Inbox, RawActor, eventually, linked, send_episode, serving, step
 
 from serl_chunk.transport import sockets
@@ -15,7 +16,6 @@ from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.server import sessions
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.server.sessions import RefuseError, Sessions
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.stream import SessionState
 from serl_chunk.transport.wire import records
@@ -66,7 +66,7 @@ def test_two_live_actors_with_one_id():
     ):
         with linked(port) as first:
             session = first._out.spool.session
-            with pytest.raises(UnreachableError, match=naming("'a'", "127.0.0.1", "--actor_id")):
+            with pytest.raises(UnreachableError, match=naming("'a'", "127.0.0.1", "another actor id")):
                 second.connect(timeout=0.5)
             send_episode(first, "e", 3)
             assert first.flush(10)
@@ -212,7 +212,7 @@ def test_bad_addresses_are_named():
 
 
 def table(limit=2):
-    return Sessions(CONTRACT, "run", limit)
+    return Sessions(CONTRACT, "run", limit, {}.get)
 
 
 def test_too_many_sessions():

@@ -16,10 +16,10 @@ import pytest
 from errors import naming
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from ports import free_port
 from properties import examples
 from transport_tools import LIMITS, Inbox, end, eventually, linked, send_episode, serving, step
 
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.storage import spool as spool_module
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.spool import Kept, Spool

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from errors import naming
+from ports import free_port
 from transport_tools import CONTRACT, LIMITS, linked, serving
 
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.wire import codec, handshake
 from serl_chunk.transport.wire.codec import WireError
 from serl_chunk.transport.wire.handshake import Hello, RefusedError
@@ -45,7 +45,7 @@ def test_spaces_that_differ_are_blamed_on_the_environment_first():
     theirs = CONTRACT | {"state_dim": "20", "robot_specs": "b"}
     sentence = handshake.compare(CONTRACT | {"state_dim": "19", "robot_specs": "a"}, theirs)
     assert "Check the environment first: " in sentence
-    assert "fake_env=True. Then: start both with the same --exp_name" in sentence
+    assert "fake_env=True. Then: start both with the same experiment" in sentence
     rates = ({"control_hz": hz, "robot_specs": hz} for hz in ("10", "20"))
     assert "fake_env" not in handshake.compare(*rates)  # a setting of the configuration
     others = ({"experiment": name, "state_dim": str(len(name))} for name in ("a", "bb"))

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from errors import naming
 from PIL import Image, JpegImagePlugin
+from ports import free_port
 from transport_tools import CONFIG, LIMITS, RawActor, eventually, linked, serving
 
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.transport.wire.codec import WireError
 from serl_chunk.transport.wire.jpeg import MAX_DECODED_BYTES, MAX_PIXELS, JpegImages, encode_jpeg, jpeg_images

@@ -12,10 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from errors import naming
+from ports import free_port
 from transport_tools import CONFIG, LIMITS, RawActor, eventually, linked, serving
 
 from serl_chunk.transport.client.snapshots import FetchError, SnapshotClient
-from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.wire import codec, snapshots
 from serl_chunk.transport.wire.codec import Message, WireError
 from serl_chunk.transport.wire.snapshots import Manifest, Published, Pull, answer_pull
@@ -52,7 +52,6 @@ def test_a_snapshot_arrives_whole_and_unchanged_leaves_are_not_sent_again():
         server.publish(Snapshot(1, params), {"loss": 0.5})
         assert link.wait_until(lambda: link.latest() is not None, 10)
         assert_same(link.latest(), 1, params)
-        assert link.latest_info() == {"loss": 0.5}
         before = link.stats()["snapshot_bytes"], server.stats()["snapshot_bytes"]
         assert before[0] >= 10 << 20
         changed = {**params, "head/b": np.float32(2)}

@@ -1,0 +1,22 @@
+"""Free ports for a learner in a benchmark."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+
+_RANDOM = random.SystemRandom()  # a seeded generator gives two processes the same ports
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port p such that p, p+1 and p+2 can be bound now. Another process may still take it first."""
+    for _ in range(200):
+        # Outgoing connections get ports from 32768 up, so that none takes these.
+        port = _RANDOM.randrange(10000, 32000)
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for offset in range(3):
+                s = held.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+                s.bind((host, port + offset))
+            return port
+    raise RuntimeError(f"no three consecutive free ports found on {host}")
