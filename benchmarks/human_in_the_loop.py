@@ -24,6 +24,7 @@ from learn_fake_aloha import N_DEMOS, REPORT_SEED_BASE, evaluate_checkpoint
 from support.cli_args import add_settings, chosen, keep_plan, settings, split
 
 from serl_chunk.agents.registry import make_agent
+from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.experiment import ExperimentConfig
@@ -130,7 +131,7 @@ def run(name: str, seed: int, demos: Path, args: argparse.Namespace) -> dict[str
     keep_plan(args.out / f"{name}_{seed}.plan", plan, folder)
     if file.exists():
         return json.loads(file.read_text())
-    learner, _ = train_local(config, [str(demos)], str(folder))
+    learner, _ = train_local(config, RunOptions([str(demos)], str(folder)))
     if learner.updates < config.learner.max_steps:
         raise SystemExit(f"{name} seed {seed} was interrupted at step {learner.updates}; run the same command again")
     env, store = make_env(config.robot), CheckpointStore(folder)

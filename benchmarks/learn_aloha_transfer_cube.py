@@ -17,6 +17,7 @@ from learn_fake_aloha import REPORT_SEED_BASE, evaluate_checkpoint
 from support.cli_args import add_settings, settings
 
 from serl_chunk.agents.registry import make_agent
+from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.loader import load_experiment
@@ -66,7 +67,7 @@ def main() -> None:
     config = apply_overrides(load_experiment("aloha_transfer_cube"), overrides)
     demos, run = args.out / "demos", args.out / f"seed_{args.seed}"
     run_record(config, N_DEMOS, str(demos), policy="scripted", noise=NOISE, cameras=())
-    train_local(config, [str(demos)], str(run))
+    train_local(config, RunOptions([str(demos)], str(run)))
     env, store = make_env(config.robot), CheckpointStore(run)
     agent = make_agent(config, env.robot_spec)
     walls = {r["step"]: r["wall"] for r in read_metrics(run)["train"]}

@@ -22,6 +22,7 @@ from support.cli_args import add_settings, chosen, differing, keep_plan, setting
 from serl_chunk.actor.evaluate import VALIDATION_SEED_BASE, evaluate
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.registry import make_agent
+from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig
@@ -124,7 +125,7 @@ def run_variant(name: str, seed: int, demos: Path, out: Path, n: int, config: Ex
     if result_file.exists():
         return json.loads(result_file.read_text())
     paths = [] if name == "no_demos" else [str(demos)]
-    learner, _ = train_local(config, paths, str(run))
+    learner, _ = train_local(config, RunOptions(paths, str(run)))
     if learner.updates < config.learner.max_steps:
         raise SystemExit(f"{name} seed {seed} was interrupted at step {learner.updates}; run the same command again")
     env, store = make_env(config.robot), CheckpointStore(run)
@@ -184,7 +185,7 @@ def run_bc(seed: int, demos: Path, out: Path, n: int, config: ExperimentConfig) 
             )  # fmt: skip
             run = out / f"bc_{seed}_{actions}_{updates}"
             started = time.perf_counter()
-            train_local(replace(c, seed=seed), [str(demos)], str(run))
+            train_local(replace(c, seed=seed), RunOptions([str(demos)], str(run)))
             env, store = make_env(c.robot), CheckpointStore(run)
             agent = make_agent(c, env.robot_spec)
             point = evaluate_checkpoint(c, env, agent, store, 0, n, VALIDATION_SEED_BASE)

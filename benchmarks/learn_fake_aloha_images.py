@@ -25,6 +25,7 @@ from support.cli_args import add_settings, differing, keep_plan, settings
 
 from serl_chunk.actor.evaluate import VALIDATION_SEED_BASE
 from serl_chunk.agents.registry import make_agent
+from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.experiment import ExperimentConfig
@@ -116,7 +117,7 @@ def train(config: ExperimentConfig, demos: Path, run: Path, cost: dict[str, floa
     clock, begin = RenderClock(), time.perf_counter()
     store = CheckpointStore(run)
     first = max(store.steps(), default=None)
-    learner, _ = train_local(config, [str(demos)], str(run))
+    learner, _ = train_local(config, RunOptions([str(demos)], str(run)))
     wall = time.perf_counter() - begin
     if learner.updates < config.learner.max_steps:
         raise SystemExit(f"interrupted at step {learner.updates}; run the same command again")

@@ -31,6 +31,7 @@ from support.cli_args import add_settings, keep_plan, settings
 from serl_chunk.actor.evaluate import EVAL_SEED_BASE, evaluate
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.registry import make_agent
+from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.agents import AcfqlConfig
@@ -322,7 +323,7 @@ def run(seed: int, out: Path, n: int, texts: Sequence[tuple[str, str]]) -> dict[
         return json.loads(file.read_text())
     alone = apply_overrides(experiment(operated=False), [*texts, ("seed", str(seed))])
     run_record(alone, N_DEMOS, str(out / "demos"), policy="scripted", noise=None, cameras=())
-    learner, _ = train_local(config, [str(out / "demos")], str(folder))
+    learner, _ = train_local(config, RunOptions([str(out / "demos")], str(folder)))
     if learner.updates < config.learner.max_steps:
         raise SystemExit(f"seed {seed} was interrupted at step {learner.updates}; run the same command again")
     metrics, store = read_metrics(folder), CheckpointStore(folder)

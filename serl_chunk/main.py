@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(arguments: list[str]) -> int:
+    Parser.flags.clear()
     try:
         if arguments and arguments[0] in COMMANDS:
             return COMMANDS[arguments[0]].run(arguments[1:])
@@ -82,11 +83,11 @@ def _failed(error: Exception, text: str, status: int) -> int:
 
 def _with_flag(error: SerlChunkError, arguments: Sequence[str]) -> str:
     """Return the error's text with the flag that sets the parameter at fault in place of its name."""
-    if not error.parameter or not str(error).startswith(f"{error.parameter}: "):
+    if not error.parameter:
         return str(error)
-    from serl_chunk.cli.flags import flag_of
+    from serl_chunk.cli.process import flag_of
 
-    return flag_of(error.parameter, arguments, Parser.flags) + str(error)[len(error.parameter) :]
+    return f"{flag_of(error.parameter, arguments, Parser.flags)}: {error.message}"
 
 
 def _os_error(error: OSError) -> str:

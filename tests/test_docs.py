@@ -49,7 +49,7 @@ STUBBED = (
     "serl_chunk.cli.launch.run_both",
     "serl_chunk.cli.learner.run_learner",
     "serl_chunk.cli.learner.run_offline",
-    "serl_chunk.cli.evaluate.run_evaluation",
+    "serl_chunk.cli.evaluation.run_evaluation",
     "serl_chunk.cli.actor.run_training_actor",
     "serl_chunk.cli.record.run_record",
     "serl_chunk.runs.report.build_report",
@@ -60,10 +60,10 @@ STUBBED = (
     "serl_chunk.cli.keys.run_revoke",
     "serl_chunk.cli.doctor.doctor.run_doctor",
     "serl_chunk.cli.data.convert.run_convert",
-    "serl_chunk.cli.data.export.run_export",
+    "serl_chunk.cli.data.convert.run_export",
     "serl_chunk.cli.data.inspect.run_inspect",
     "serl_chunk.cli.data.inspect.run_check",
-    "serl_chunk.cli.data.stats.run_stats",
+    "serl_chunk.cli.data.inspect.run_stats",
 )
 
 
@@ -249,7 +249,7 @@ def test_the_tutorial_runs_end_to_end(
     tiny = [("agent.critic.hidden", "8"), ("agent.critic.ensemble", "2"), ("agent.critic.target_subset", "2"),
             ("agent.flow.hidden", "8"), ("agent.flow.steps", "1"), ("agent.policy_updates", "1")]  # fmt: skip
     config = apply_overrides(arguments["config"], [*((f"learner.{k}", str(v)) for k, v in small), *tiny])
-    learner, summary = train_local(config, arguments["demo_paths"], arguments["checkpoint_path"])
+    learner, summary = train_local(config, arguments["options"])
     assert learner.updates == 4
     assert summary.episodes >= 3
     assert summary.delivered

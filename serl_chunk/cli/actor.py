@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 from collections.abc import Callable
@@ -11,39 +10,19 @@ from pathlib import Path
 from serl_chunk.actor.link import open_link
 from serl_chunk.actor.service import ActorService, ActorSummary
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.keys import actor_keys, actor_name
+from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.logs import log_to_file
 from serl_chunk.cli.process import warn_of_lockstep
 from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.io import WaitLog, format_bytes, plural
 from serl_chunk.runs.spool_folders import SpoolFolders, largest_episode_bytes
-from serl_chunk.transport.security.keys import ClientKeys
 
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class LearnerAddress:
-    """The address of a learner, and the name and keys of this machine there."""
-
-    ip: str
-    port: int
-    actor_id: str | None = None  # None: the name of this machine's key
-    keys: str | None = None  # the key folder; None: the default one
-    insecure: bool = False  # use no keys
-
-    def credentials(self) -> tuple[str, ClientKeys | None]:
-        """The actor's id and keys. Raises ConfigError where they do not go together."""
-        keys = actor_keys(self.ip, self.keys, insecure=self.insecure)
-        return actor_name(self.actor_id, keys, self.ip), keys
-
-
 def run_training_actor(config: ExperimentConfig, address: LearnerAddress, spool_path: str | None = None) -> int:
-    """Collect episodes with the learner's newest policy until it is done, Ctrl-C, SIGTERM or SIGHUP.
-
-    `spool_path`: folder for what the learner does not have yet.
-    """
+    """Collect episodes with the learner's newest policy until it is done or a signal comes; spool to `spool_path`."""
     actor_id, keys = address.credentials()
     warn_of_lockstep(config)
     stop = threading.Event()

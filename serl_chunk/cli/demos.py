@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from serl_chunk.cli.data.options import parse_scores
+from serl_chunk.cli.data.options import recorded_facts
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import OgbenchConfig, RobotConfig
 from serl_chunk.data.demos import DemoSet, NoDemosFoundError, find_demos, load_demos
@@ -18,22 +17,9 @@ from serl_chunk.data.formats.ogbench import OgbenchSource
 from serl_chunk.data.rotating_dataset import ShardedSource
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.runs.episodes import FORMAT
-from serl_chunk.types import ConfigError, DataError, RobotSpec
+from serl_chunk.types import ConfigError, RobotSpec
 
 logger = logging.getLogger(__name__)
-
-_READ_OPTIONS = {field.name for field in dataclasses.fields(ReadOptions)}
-
-
-@contextlib.contextmanager
-def _learner_flags() -> Iterator[None]:
-    """Name the flag of a learner, which begins with demo_, where `serl-chunk data` has one without it."""
-    try:
-        yield
-    except (ConfigError, DataError) as error:
-        if error.parameter not in _READ_OPTIONS:
-            raise
-        raise type(error)(error.message, parameter=f"demo_{error.parameter}") from error
 
 
 class DemoOptions(NamedTuple):
@@ -46,18 +32,13 @@ class DemoOptions(NamedTuple):
     @classmethod
     def of(cls, flags: argparse.Namespace) -> DemoOptions:
         """Read the flags `--demo_color` and so on; raises ConfigError."""
-        success = True if flags.demo_success else False if flags.demo_failure else None
-        scores = parse_scores(flags.demo_scores, "--demo_scores")
         keep_solved = flags.demo_keep_solved
         if flags.demo_solved is not None:
             keep_solved = flags.demo_solved == "keep"
             current = "--demo_keep_solved" if keep_solved else "--no-demo_keep_solved"
             logger.warning(f"--demo_solved {flags.demo_solved} is now {current}")
-        with _learner_flags():
-            options = ReadOptions(
-                color=flags.demo_color, hz=flags.demo_hz, success=success, scores=scores, env=flags.demo_env,
-                proportion=flags.demo_proportion, solved="keep" if keep_solved else "drop",
-            )  # fmt: skip
+        options = recorded_facts(flags, prefix="demo_")
+        options = dataclasses.replace(options, solved="keep" if keep_solved else "drop")
         return cls(options, flags.demo_format, flags.dataset_dir)
 
     def of_robot(self, robot: RobotConfig) -> DemoOptions:
@@ -71,19 +52,22 @@ class DemoOptions(NamedTuple):
         return self._replace(options=options)
 
 
-def read_demos(
-    config: ExperimentConfig,
-    spec: RobotSpec,
-    paths: Sequence[str],
-    demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
-) -> DemoSet:
+class RunOptions(NamedTuple):
+    """What a training run is started with, apart from the experiment."""
+
+    demo_paths: Sequence[str] = ()
+    checkpoint_path: str | None = None  # the run folder; None for a new one
+    demo_options: DemoOptions = DemoOptions()
+    wandb: bool = False  # whether the metrics are sent to Weights & Biases
+
+
+def read_demos(config: ExperimentConfig, spec: RobotSpec, paths: Sequence[str], demo_options: DemoOptions) -> DemoSet:
     """Read the demonstrations of `--demo_path`, and log their number; raises DataError or ConfigError."""
     check_data(config, paths, demo_options)
-    with _learner_flags():
-        demos = load_demos(
-            paths, spec, cameras=config.agent.image_keys, options=demo_options.options, format=demo_options.format,
-            more=(FORMAT,),
-        )  # fmt: skip
+    demos = load_demos(
+        paths, spec, cameras=config.agent.image_keys, options=demo_options.options, format=demo_options.format,
+        more=(FORMAT,),
+    )  # fmt: skip
     if paths:
         _check_task(demo_options, sorted({origin.format for origin in demos.origins}))
         steps = sum(e.steps.n for e in demos.episodes)
@@ -107,8 +91,7 @@ def _check_task(demo_options: DemoOptions, read: Sequence[str]) -> None:
 def check_data(config: ExperimentConfig, paths: Sequence[str], demo_options: DemoOptions) -> None:
     """Raise ConfigError where `--demo_path` or `--dataset_dir` leads to nothing, before a run has a folder."""
     try:
-        with _learner_flags():
-            find_demos(paths, demo_options.options, demo_options.format, (FORMAT,))
+        find_demos(paths, demo_options.options, demo_options.format, (FORMAT,))
     except NoDemosFoundError as error:
         raise ConfigError(append_hint(error.message, config), parameter=error.parameter) from error
     if demo_options.dataset is not None and not Path(demo_options.dataset).expanduser().is_dir():
@@ -123,10 +106,7 @@ def append_hint(message: str, config: ExperimentConfig) -> str:
 def open_dataset(
     config: ExperimentConfig, spec: RobotSpec, demo_options: DemoOptions, updates: int = 0
 ) -> ShardedSource | None:
-    """Open the shards of `--dataset_dir`, None where it is not given; raises DataError or ConfigError.
-
-    `updates`: those that a resumed run has made, so that it begins with the shard it had.
-    """
+    """Open the shards of `--dataset_dir`, if given, at the one of a resumed run's `updates`; DataError, ConfigError."""
     if demo_options.dataset is None:
         return None
     check_data(config, (), demo_options)

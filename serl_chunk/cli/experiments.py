@@ -1,4 +1,4 @@
-"""`serl-chunk experiments`, `config` and `new`: what can be run, with which settings, and a start of one's own."""
+"""`serl-chunk experiments`, `presets`, `config` and `new`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import Leaf, as_text, leaves, range_in_words
 from serl_chunk.config.loader import known_experiments, load_experiment, packaged_folder
 from serl_chunk.config.overrides import to_dict
+from serl_chunk.config.presets import PRESETS
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.types import ConfigError, SerlChunkError
 
@@ -34,12 +35,16 @@ def _described(name: str, path: Path) -> tuple[str, str]:
     return (robot.robot_name if isinstance(robot, GymConfig) else robot.kind), purpose
 
 
-def run_config(config: ExperimentConfig, field: str = "") -> int:
-    """Print the settings of an experiment: those of the group `field`, or all.
+def run_presets() -> int:
+    """Print the presets, one a line."""
+    width = max(map(len, PRESETS))
+    for name, preset in PRESETS.items():
+        print(f"{name:{width}}  {preset.description}")
+    return 0
 
-    Raises:
-        ConfigError: the experiment has no such setting or group.
-    """
+
+def run_config(config: ExperimentConfig, field: str = "") -> int:
+    """Print the settings of an experiment: those of the group `field`, or all. Raises ConfigError for another one."""
     all_leaves = list(leaves(config))
     shown = [leaf for leaf in all_leaves if not field or leaf.path == field or leaf.path.startswith(f"{field}.")]
     if not shown:
@@ -81,11 +86,7 @@ def _print_one(config: ExperimentConfig, leaf: Leaf) -> None:
 
 
 def run_new(file: str) -> int:
-    """Write an experiment template to `file` and print the next commands.
-
-    Raises:
-        ConfigError: the file exists, is no .py file, or lies in no folder.
-    """
+    """Write an experiment template to the new .py file `file`, and print the next commands. Raises ConfigError."""
     path = Path(file).expanduser()
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise ConfigError(f"{file}: an experiment is a Python file with a name such as my_robot.py")

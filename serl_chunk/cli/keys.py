@@ -24,7 +24,7 @@ from serl_chunk.transport.security.keys import (
     fingerprint,
 )
 from serl_chunk.transport.security.server import ServerKeys
-from serl_chunk.transport.sockets import DEFAULT_PORT, is_loopback
+from serl_chunk.transport.sockets import DEFAULT_PORT, check_port, is_loopback
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 from serl_chunk.types import ConfigError
 
@@ -41,10 +41,7 @@ def key_folder(folder: str | None) -> Path:
 
 
 def learner_keys(bind: str, folder: str | None, *, insecure: bool) -> ServerKeys | None:
-    """Return the keys of a learner that listens on `bind`, made where there are none; None where it needs none.
-
-    Raises ConfigError where it needs keys and cannot have them.
-    """
+    """Return the keys of a learner that listens on `bind`, made if absent; None if it needs none; ConfigError."""
     if insecure or (folder is None and is_loopback(bind)):
         return None
     try:
@@ -106,6 +103,22 @@ def actor_name(actor_id: str | None, keys: ClientKeys | None, ip: str) -> str:
     return actor_id or keys.name
 
 
+@dataclasses.dataclass(frozen=True)
+class LearnerAddress:
+    """The address of a learner, and the name and keys of this machine there."""
+
+    ip: str
+    port: int
+    actor_id: str | None = None  # None: the name of this machine's key
+    keys: str | None = None  # the key folder; None: the default one
+    insecure: bool = False  # use no keys
+
+    def credentials(self) -> tuple[str, ClientKeys | None]:
+        """Return the actor's id and keys. Raises ConfigError where they do not go together."""
+        keys = actor_keys(self.ip, self.keys, insecure=self.insecure)
+        return actor_name(self.actor_id, keys, self.ip), keys
+
+
 def how_to_join(keys: ServerKeys, invitation: JoinToken) -> str:
     """Return the line to paste, with its limits."""
     return (
@@ -141,8 +154,10 @@ def run_init(folder: str | None) -> int:
     return 0
 
 
-def run_add(folder: str | None, name: str, *, host: str | None, port: int) -> int:
-    """Print the line with which one robot PC joins."""
+def run_add(folder: str | None, name: str, *, host: str | None, port: int | None) -> int:
+    """Print the line with which one robot PC joins. `port`: the learner's first, None for the default one."""
+    port = DEFAULT_PORT if port is None else port
+    check_port(port)
     keys = ServerKeys.open(key_folder(folder))
     print(how_to_join(keys, keys.invite(name, addresses("0.0.0.0") if host is None else [host], port)))
     return 0

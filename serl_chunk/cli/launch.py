@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from types import FrameType
+from typing import IO
 
-from serl_chunk.cli.log_multiplexer import Relay
-from serl_chunk.cli.logs import LIVE, current_screen
+from serl_chunk.cli.logs import LIVE, Screen, current_screen
 from serl_chunk.cli.signals import INTERRUPTED, SIGNALS, exit_at_once_while, never, note_signal
 
 PROGRAM = (sys.executable, "-m", "serl_chunk")
@@ -20,6 +23,8 @@ STOP_GRACE = 60.0  # seconds a child has for its last checkpoint or its last rec
 DONE_GRACE = 5.0  # seconds an actor has to end after its learner; an unconnected one would wait forever
 OUTPUT_GRACE = 2.0  # seconds for the output of ended processes; a grandchild may hold their pipe open
 WATCH_PERIOD = 0.1  # seconds between looks at the processes
+READ_BYTES = 1 << 16
+PIECES = re.compile(r"([^\r\n]*)(\r\n|\r|\n|$)")  # of a read: text, and what ended it
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +40,7 @@ def core_sets(pin: bool) -> tuple[set[int] | None, set[int] | None]:
     return set(cores[:-1]), {cores[-1]}
 
 
-def run_both(
-    arguments: Sequence[str], *, pin: bool, ip: str = "127.0.0.1", program: Sequence[str] = PROGRAM
-) -> int:  # fmt: skip
+def run_both(arguments: Sequence[str], *, pin: bool, ip: str, program: Sequence[str] = PROGRAM) -> int:
     """Start `serl-chunk ARGUMENTS` with --learner and with --actor; end both when one fails. Signals are passed on.
 
     Their output is shown as `learner | LINE` and `actor | LINE`. `pin`: reserve a core for the actor. `ip`: the
@@ -47,7 +50,7 @@ def run_both(
     exit_at_once_while(never)  # the children end first
     relay = Relay(current_screen())
     pair = _Pair(relay)
-    heard = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]  # as nohup wants
+    heard = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]  # as under nohup
     before = {number: signal.signal(number, pair.stop) for number in heard}
     try:
         learner_cores, actor_cores = core_sets(pin)
@@ -74,7 +77,7 @@ class _Pair:
         if self._stopping:
             return
         environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-        if self._relay.live:
+        if self._relay.screen.live:
             environment[LIVE] = "1"
         # A terminal's Ctrl-C would reach the whole foreground group in addition to the parent's signal.
         child = subprocess.Popen(
@@ -140,11 +143,68 @@ class _Pair:
             child.wait()
 
 
+class Relay:
+    """Copies the output of several processes to a screen, line by line, as `NAME | LINE`.
+
+    A line that ends in a line feed stays. One that ends in a carriage return is a state: the newest is kept at the
+    bottom of a terminal until another follows, and a carriage return before a line feed makes it stay.
+    """
+
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+        self._lock = threading.Lock()
+        self._states: dict[str, str] = {}  # name -> its state; the last one is shown
+        self._threads: list[threading.Thread] = []
+
+    def follow(self, name: str, pipe: IO[bytes]) -> None:
+        """Copy `pipe`, in a thread, until it ends; closes it."""
+        thread = threading.Thread(target=self._copy, args=(name, pipe), name=f"relay-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def close(self, timeout: float) -> None:
+        """Wait until every pipe has ended, at most `timeout` seconds for each: a grandchild may hold one open."""
+        for thread in self._threads:
+            thread.join(timeout)
+
+    def _copy(self, name: str, pipe: IO[bytes]) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        text, returned = "", False  # the line so far, and whether a carriage return was the last character
+        with pipe:
+            while data := os.read(pipe.fileno(), READ_BYTES):
+                for part, ending in PIECES.findall(decoder.decode(data)):
+                    text += part
+                    with self._lock:
+                        if "\r" in ending and text:
+                            self._states.pop(name, None)
+                            self._states[name] = text
+                            self._show_state()
+                        if "\n" in ending:
+                            stays = "\r" in ending or (returned and not text)  # a read may cut "\r\n" in two
+                            self._line(name, self._end_state(name) if stays else text)
+                    if ending:
+                        text, returned = "", ending == "\r"
+        with self._lock:
+            if last := text or self._end_state(name):
+                self._line(name, last)
+
+    def _line(self, name: str, text: str) -> None:
+        self.screen.line(f"{name} | {text}".rstrip())
+
+    def _end_state(self, name: str) -> str:
+        if text := self._states.pop(name, ""):
+            self._show_state()
+        return text
+
+    def _show_state(self) -> None:
+        name, text = next(reversed(self._states.items()), ("", ""))
+        self.screen.state(f"{name} | {text}" if text else "")
+
+
 def _end(returncode: int) -> str:
-    """The end of a process as text."""
     return f"ended with status {returncode}" if returncode > 0 else f"was ended by {signal.Signals(-returncode).name}"
 
 
 def _status(returncode: int) -> int:
-    """An exit status as in a shell; the launcher's SIGTERM during a start counts as an interruption."""
+    """Return the exit status as in a shell; the launcher's SIGTERM during a start counts as an interruption."""
     return INTERRUPTED if returncode == -signal.SIGTERM else 128 - returncode if returncode < 0 else returncode

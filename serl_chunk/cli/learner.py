@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from threading import Event
 
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.demos import DemoOptions, append_hint, check_data, open_dataset, read_demos
+from serl_chunk.cli.demos import RunOptions, append_hint, check_data, open_dataset, read_demos
+from serl_chunk.cli.evaluation import OwnEvaluation, check_simulator
 from serl_chunk.cli.keys import invite_first, learner_keys
-from serl_chunk.cli.learner_evaluation import OwnEvaluation, check_simulator
 from serl_chunk.cli.logs import log_to_file, status_line
 from serl_chunk.cli.process import print_config, spec_of
 from serl_chunk.cli.signals import GRACE, TELLING, before_exit, exit_at_once_while, never, stop_on_signals
@@ -34,7 +33,7 @@ from serl_chunk.runs.metrics import MetricsLog
 from serl_chunk.runs.report import build_report
 from serl_chunk.runs.status_line import StatusLine
 from serl_chunk.transport.sockets import check_port, is_loopback
-from serl_chunk.types import ConfigError, DataError, Episode, RobotSpec, Snapshot
+from serl_chunk.types import ConfigError, DataError, Episode, RobotSpec
 
 logger = logging.getLogger(__name__)
 
@@ -45,26 +44,23 @@ STOPPED = "the learner was stopped"  # the reason that actors receive
 
 def build_learner(
     config: ExperimentConfig,
-    demo_paths: Sequence[str],
+    options: RunOptions,
     run: RunFolder,
     spec: RobotSpec,
     *,
     publish: Publish,
     threaded: bool,
-    wandb: bool,
-    demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
     stopping: Callable[[], bool] = lambda: False,
 ) -> Learner:
     """Build the learner of a run with its data, metrics and (on resume) its checkpoint; the caller closes both.
 
-    `stopping`: whether the process is to end; polled by what takes long. Raises ConfigError, DataError or
-    CheckpointError.
+    Long operations poll `stopping` and then end. Raises ConfigError, DataError or CheckpointError.
     """
     check_simulator(config)
     agent = make_agent(config, spec)
     check_replay_memory(config, spec, agent)  # before data are read and networks compiled
-    demo_options = demo_options.of_robot(config.robot)
-    demos = read_demos(config, spec, demo_paths, demo_options)
+    demo_options = options.demo_options.of_robot(config.robot)
+    demos = read_demos(config, spec, options.demo_paths, demo_options)
     dataset = open_dataset(config, spec, demo_options, CheckpointStore(run.path).newest() or 0)
     data = InitialData(demos.episodes, dataset)
     try:
@@ -76,13 +72,15 @@ def build_learner(
     normaliser = _normaliser(config, spec, run, fitted)
     del fitted
     metrics = MetricsLog(
-        run.path, wandb_project="serl-chunk" if wandb else None, wandb_name=f"{config.name}-{run.path.name}",
+        run.path, wandb_project="serl-chunk" if options.wandb else None, wandb_name=f"{config.name}-{run.path.name}",
         config=to_dict(config),
     )  # fmt: skip
     evaluate: OwnEvaluation | None = None
-    try:
+    with contextlib.ExitStack() as failed:
+        failed.callback(metrics.close)  # wandb would wait for this run's end
         if config.learner.eval_interval:
             evaluate = OwnEvaluation(config, agent, stopping)
+            failed.callback(evaluate.close)
         learner = Learner(
             config, spec, agent, normaliser, data, metrics, publish=publish, threaded=threaded, evaluate=evaluate
         )
@@ -91,17 +89,13 @@ def build_learner(
             write_json(run.path / DEMOS, note_of(demos, demo_options.options))
         except OSError as error:
             raise ConfigError(f"{run.path / DEMOS} cannot be written: {os_reason(error)}") from error
-    except BaseException:
-        metrics.close()  # wandb would wait for this run's end
-        if evaluate is not None:
-            evaluate.close()
-        raise
+        failed.pop_all()
     logger.info(replay_size(config, learner.replay.estimated_bytes))
     return learner
 
 
 def _normaliser(config: ExperimentConfig, spec: RobotSpec, run: RunFolder, episodes: Sequence[Episode]) -> Normaliser:
-    """Fitted to what there is; where that cannot be, a resumed run's own, which it keeps in any case."""
+    """Return one fitted to the data; where that is impossible a resumed run's own, which it keeps in any case."""
     try:
         return fit_normaliser(spec, config.normaliser, config.chunk.carried, episodes)
     except (ConfigError, DataError) as error:
@@ -112,55 +106,51 @@ def _normaliser(config: ExperimentConfig, spec: RobotSpec, run: RunFolder, episo
         return Normaliser.from_arrays(saved.meta["normaliser_mode"], saved.normaliser)
 
 
+def prepare(config: ExperimentConfig, options: RunOptions) -> RobotSpec:
+    """Log the effective settings and check that the data exist; returns the robot's specification."""
+    spec = spec_of(config)
+    print_config(config, spec)
+    check_data(config, options.demo_paths, options.demo_options)
+    return spec
+
+
 @contextlib.contextmanager
-def locked_run(run: RunFolder) -> Iterator[tuple[StatusLine, contextlib.ExitStack]]:
-    """Lock the folder of a run, with its log file and a status line; yields that and a stack that ends before them."""
+def locked_run(
+    config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | None
+) -> Iterator[tuple[RunFolder, StatusLine, contextlib.ExitStack]]:
+    """Open and lock a run's folder, with its log file and a status line; the stack that is yielded ends before them."""
+    run = open_run(config, spec, checkpoint_path)
+    before_exit(run.discard_fresh)
     with status_line() as status, contextlib.ExitStack() as stack:
         stack.enter_context(run.locked())
         log_to_file(run.path / LOG)
-        yield status, stack
+        yield run, status, stack
 
 
 def run_learner(
-    config: ExperimentConfig,
-    demo_paths: Sequence[str],
-    checkpoint_path: str | None,
-    *,
-    bind: str,
-    port: int,
-    insecure: bool,
-    wandb: bool,
-    keys: str | None = None,
-    demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
+    config: ExperimentConfig, options: RunOptions, *, bind: str, port: int, insecure: bool, keys: str | None = None
 ) -> int:
     """Train until `max_steps` or a signal, then write the last checkpoint and the report.
 
     `keys`: the key folder, where it is not the default one. A learner that other machines reach makes what it lacks.
-    `demo_options`: how the demonstrations are read.
     """
     check_port(port)
-    spec = spec_of(config)
-    print_config(config, spec)
-    check_data(config, demo_paths, demo_options)
+    spec = prepare(config, options)
     agent = make_agent(config, spec)  # first: where it is refused there is no folder yet
-    run = open_run(config, spec, checkpoint_path)
-    before_exit(run.discard_fresh)
-    with locked_run(run) as (status, stack):
+    with locked_run(config, spec, options.checkpoint_path) as (run, status, stack):
         server_keys = learner_keys(bind, keys, insecure=insecure)
         shared = contract(config, spec, agent.network_shape())
         service = LearnerService(config, run, shared, bind=bind, port=port, insecure=insecure, keys=server_keys)
         stack.callback(service.close)
         if insecure and not is_loopback(bind):
             logger.warning(f"--insecure: any machine that reaches {bind}:{port} can feed and read this run")
-        stop, started = threading.Event(), threading.Event()
+        stop, started = Event(), Event()
         stop_on_signals(stop, STOPPING, started.is_set)
         service.server.start()
         if server_keys is not None:
             invite_first(server_keys, bind, port)
-        learner = build_learner(
-            config, demo_paths, run, spec,
-            publish=service.server.publish, threaded=True, wandb=wandb, demo_options=demo_options, stopping=stop.is_set,
-        )  # fmt: skip
+        publish = service.server.publish
+        learner = build_learner(config, options, run, spec, publish=publish, threaded=True, stopping=stop.is_set)
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
         service.attach(learner)
@@ -176,80 +166,68 @@ def run_learner(
                 status.update(str(learner.trainer.phase), service.status())
 
         before_exit(tell_actors)
-        exit_at_once_while(lambda: not learner.has_trained, GRACE)  # its first update is being compiled
-        learner.run(stop, tick)
-        exit_at_once_while(never)
+        _train(learner, stop, tick)
         status.update(str(learner.trainer.phase), service.status())
         service.finish("training is complete" if learner.trainer.done else STOPPED)
-        log_final_checkpoint(learner)
+        _log_final_checkpoint(learner)
     return finish_run(learner)
 
 
-def run_offline(config: ExperimentConfig, demo_paths: Sequence[str], run: str | None, **options: Any) -> int:
-    """Train until `offline_steps` or a signal, then write the last checkpoint and the report.
-
-    `run`: its folder. `options`: `wandb`, `threaded` and `demo_options` of `train_offline`.
-    """
-    return finish_run(train_offline(config, demo_paths, run, signals=True, **options))
+def run_offline(config: ExperimentConfig, options: RunOptions, *, threaded: bool) -> int:
+    """Train until `offline_steps` or a signal, then write the last checkpoint and the report."""
+    stop, started = Event(), Event()
+    stop_on_signals(stop, STOPPING, started.is_set)
+    return finish_run(train_offline(config, options, stop=stop, started=started, threaded=threaded))
 
 
 def train_offline(
     config: ExperimentConfig,
-    demo_paths: Sequence[str],
-    checkpoint_path: str | None,
+    options: RunOptions,
     *,
-    stop: threading.Event | None = None,
-    signals: bool = False,
-    wandb: bool = False,
+    stop: Event | None = None,
+    started: Event | None = None,
     threaded: bool = False,
-    demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
 ) -> Learner:
-    """Train until `offline_steps`, `stop` or, with `signals`, a signal; returns the closed learner.
+    """Train until `offline_steps` or `stop`; returns the closed learner.
 
-    `threaded`: batches are prepared in parallel to the training thread; without, a seed reproduces a run. Raises as
-    `build_learner`.
+    `started` is set as soon as `stop` is polled. `threaded`: batches are prepared in parallel to the training thread;
+    without, a seed reproduces a run. Raises as `build_learner`.
     """
-    stop = stop or threading.Event()
-    spec = spec_of(config)
-    print_config(config, spec)
-    check_data(config, demo_paths, demo_options)
-    run = open_run(config, spec, checkpoint_path)
-    with locked_run(run) as (status, stack):
-        started = threading.Event()
-        if signals:
-            stop_on_signals(stop, STOPPING, started.is_set)
-            before_exit(run.discard_fresh)
+    stop, started = stop or Event(), started or Event()
+    spec = prepare(config, options)
+    with locked_run(config, spec, options.checkpoint_path) as (run, status, stack):
         learner = build_learner(
-            config, demo_paths, run, spec,
-            publish=_to_no_actor, threaded=threaded, wandb=wandb, demo_options=demo_options, stopping=stop.is_set,
-        )  # fmt: skip
+            config, options, run, spec, publish=lambda *_: None, threaded=threaded, stopping=stop.is_set
+        )
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
         logger.info(f"offline only, without a network; run folder {run.path}")
         started.set()
-        if signals:
-            exit_at_once_while(lambda: not learner.has_trained, GRACE)
-        learner.run(stop, lambda: status.update(str(learner.trainer.phase), learner.status()))
-        exit_at_once_while(never)
-        status.update(str(learner.trainer.phase), learner.status())
-        log_final_checkpoint(learner)
+
+        def show() -> None:
+            status.update(str(learner.trainer.phase), learner.status())
+
+        _train(learner, stop, show)
+        show()
+        _log_final_checkpoint(learner)
     return learner
 
 
-def _to_no_actor(snapshot: Snapshot, info: dict[str, Any]) -> None: ...
+def _train(learner: Learner, stop: Event, tick: Callable[[], None]) -> None:
+    exit_at_once_while(lambda: not learner.has_trained, GRACE)  # its first update is being compiled
+    learner.run(stop, tick)
+    exit_at_once_while(never)
 
 
-def log_final_checkpoint(learner: Learner) -> None:
-    """Log whether closing a learner writes a checkpoint."""
+def _log_final_checkpoint(learner: Learner) -> None:
     nothing = f"stopped during {learner.trainer.phase}: nothing to write"
     logger.info("writing the last checkpoint" if learner.writes_checkpoint else nothing)
 
 
 def finish_run(learner: Learner) -> int:
     """Log a closed learner's totals and write its report; returns 1 where something could not be written, else 0."""
-    path = learner.checkpoints.run_dir
+    path, status = learner.checkpoints.run_dir, 0
     logger.info(f"{learner.updates} updates, {learner.env_steps} online steps, {learner.human_ticks} human ticks")
-    status = 0
     logger.info("writing the report")  # which takes seconds, on a busy machine many of them
     try:
         logger.info(f"report: {build_report(path)}")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
+from threading import Event
 from typing import Any
 
 from serl_chunk.actor.link import RunProgress
 from serl_chunk.actor.service import ActorService, ActorSummary
 from serl_chunk.cli.actor import report_session
-from serl_chunk.cli.demos import DemoOptions, check_data
-from serl_chunk.cli.learner import STOPPING, build_learner, finish_run, locked_run
-from serl_chunk.cli.process import print_config, spec_of, warn_of_lockstep
-from serl_chunk.cli.signals import before_exit, exit_at_once_while, never, stop_on_signals
+from serl_chunk.cli.demos import RunOptions
+from serl_chunk.cli.learner import STOPPING, build_learner, finish_run, locked_run, prepare
+from serl_chunk.cli.process import warn_of_lockstep
+from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.learner.learner import Learner
-from serl_chunk.runs.folder import open_run
 from serl_chunk.types import Amend, Begin, ConfigError, End, SerlChunkError, Snapshot, Step, StepBlock
 
 SESSION = "local/0"
@@ -26,9 +24,9 @@ class LocalLink:
 
     allowance: int | None = None  # the learner works inside the actor's decisions: neither runs ahead
     error: SerlChunkError | None = None
+    learner: Learner  # set before the actor's loop begins
 
     def __init__(self) -> None:
-        self.learner: Learner | None = None
         self.steps_recorded = 0
         self._snapshot: Snapshot | None = None
         self._episode = ""
@@ -39,12 +37,7 @@ class LocalLink:
 
     @property
     def finished(self) -> str | None:
-        return "training is complete" if self._learner.trainer.done else None
-
-    @property
-    def _learner(self) -> Learner:
-        assert self.learner is not None, "attach a learner first"
-        return self.learner
+        return "training is complete" if self.learner.trainer.done else None
 
     def latest(self) -> Snapshot | None:
         return self._snapshot
@@ -62,7 +55,7 @@ class LocalLink:
 
     def begin(self, record: Begin) -> None:
         self._episode = record.episode_id
-        self._learner.router.insert(SESSION, record)
+        self.learner.router.insert(SESSION, record)
 
     def step(self, record: Step) -> None:
         self._steps.append(record)
@@ -70,70 +63,46 @@ class LocalLink:
 
     def end(self, record: End) -> None:
         self.hand_on()
-        self._learner.router.insert(SESSION, record)
+        self.learner.router.insert(SESSION, record)
 
     def amend(self, record: Amend) -> None:
-        self._learner.router.insert(SESSION, record)
+        self.learner.router.insert(SESSION, record)
 
     def hand_on(self) -> None:
         """Insert the steps collected so far."""
         if self._steps:
-            self._learner.router.insert(SESSION, StepBlock.from_steps(self._episode, self._steps))
+            self.learner.router.insert(SESSION, StepBlock.from_steps(self._episode, self._steps))
             self._steps = []
 
 
-def run_local(
-    config: ExperimentConfig,
-    demo_paths: Sequence[str],
-    checkpoint_path: str | None,
-    *,
-    wandb: bool,
-    demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
-) -> int:
-    """Train in this process until `max_steps` or a signal. `demo_options`: how the demonstrations are read."""
-    stop, started = threading.Event(), threading.Event()
+def run_local(config: ExperimentConfig, options: RunOptions) -> int:
+    """Train in this process until `max_steps` or a signal."""
+    stop, started = Event(), Event()
     stop_on_signals(stop, STOPPING, started.is_set)
-    learner, summary = train_local(
-        config, demo_paths, checkpoint_path, stop=stop, started=started, wandb=wandb, demo_options=demo_options
-    )
+    learner, summary = train_local(config, options, stop=stop, started=started)
     report_session(summary, config)
     return finish_run(learner)
 
 
 def train_local(
-    config: ExperimentConfig,
-    demo_paths: Sequence[str],
-    checkpoint_path: str | None,
-    *,
-    stop: threading.Event | None = None,
-    started: threading.Event | None = None,
-    wandb: bool = False,
-    demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
+    config: ExperimentConfig, options: RunOptions, *, stop: Event | None = None, started: Event | None = None
 ) -> tuple[Learner, ActorSummary]:
     """Train as `run_local`, for benchmarks and tests; returns the closed learner and the actor's summary.
 
-    `started`: set as soon as `stop` is polled.
-
-    Raises ConfigError for the realtime clock, and what `build_learner` and `ActorService` raise.
+    `started` is set as soon as `stop` is polled. Raises ConfigError for the realtime clock, and what `build_learner`
+    and `ActorService` raise.
     """
     if config.actor.clock != "lockstep":
         raise ConfigError("--local runs in lockstep only: --config.actor.clock=lockstep, or use --learner and --actor")
-    stop = stop or threading.Event()
-    spec = spec_of(config)
-    print_config(config, spec)
+    stop, started = stop or Event(), started or Event()
     warn_of_lockstep(config)
-    check_data(config, demo_paths, demo_options)
-    run = open_run(config, spec, checkpoint_path)
-    with locked_run(run) as (status, stack):
-        before_exit(run.discard_fresh)
+    spec = prepare(config, options)
+    with locked_run(config, spec, options.checkpoint_path) as (run, status, stack):
         exit_at_once_while(never)  # an open robot is closed, however long it takes
         link = LocalLink()
         actor = ActorService(config, actor_id="local", link=link, stop=stop, report_every=50)
         stack.callback(actor.close)
-        learner = build_learner(
-            config, demo_paths, run, spec,
-            publish=link.publish, threaded=False, wandb=wandb, demo_options=demo_options, stopping=stop.is_set,
-        )  # fmt: skip
+        learner = build_learner(config, options, run, spec, publish=link.publish, threaded=False, stopping=stop.is_set)
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
         stack.callback(actor.stop_robot)  # before the learner writes its last checkpoint
@@ -144,8 +113,7 @@ def train_local(
             status.update(str(learner.trainer.phase), learner.status())
 
         learner.tick = show  # within an evaluation
-        if started is not None:
-            started.set()
+        started.set()
 
         def work() -> None:
             link.hand_on()

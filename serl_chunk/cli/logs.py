@@ -31,16 +31,9 @@ logger = logging.getLogger(__name__)
 
 
 class Screen:
-    """Lines on a stream that is no terminal, which has no room for a state."""
+    """Lines on a standard output that is no terminal, which has no room for a state."""
 
     live = False  # whether it shows states
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._given = stream
-
-    @property
-    def stream(self) -> TextIO:
-        return sys.stdout if self._given is None else self._given
 
     def line(self, text: str) -> None:
         """Print `text`, which may have several lines."""
@@ -53,8 +46,8 @@ class Screen:
         """Turn the newest state into a line."""
 
     def _write(self, text: str) -> None:
-        self.stream.write(text)
-        self.stream.flush()
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 class RelayedScreen(Screen):
@@ -78,12 +71,11 @@ class TerminalScreen(Screen):
 
     live = True
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self) -> None:
         from rich.console import Console
 
-        super().__init__(stream)
         self._lock = threading.RLock()
-        self._console = Console(file=self.stream, force_terminal=True)
+        self._console = Console(file=sys.stdout, force_terminal=True)
         self._live: Live | None = None
         self._text = ""
 
@@ -123,7 +115,7 @@ class TerminalScreen(Screen):
 
 
 def screen() -> Screen:
-    """The screen that suits standard output."""
+    """Return the screen that suits standard output."""
     if os.environ.get(LIVE):
         return RelayedScreen()
     return TerminalScreen() if sys.stdout.isatty() else Screen()
@@ -155,7 +147,7 @@ class ScreenHandler(logging.Handler):
 
 
 class FileHandler(logging.Handler):
-    """Appends records to a file, on a thread of its own. Until `open` they are kept in memory.
+    """Appends records to a file, on a separate thread; they are kept in memory until `open`.
 
     Where the file cannot be written, one warning is logged and the file is given up.
     """
@@ -196,7 +188,6 @@ class FileHandler(logging.Handler):
             self._early.append(line)
 
     def close(self) -> None:
-        """Wait for what is queued, a limited time."""
         super().close()
         if self._drain(FLUSH_SECONDS) and self._file is not None:
             with contextlib.suppress(OSError):
@@ -255,7 +246,7 @@ def logging_to_stdout() -> Iterator[None]:
 
 
 def add_log_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that `configure` reads."""
+    """Add the flags that `configure` reads."""
     parser.add_argument("--log_level", choices=LEVELS, default="info", help="least level shown (default: info)")
     parser.add_argument("--log_file", metavar="FILE", help="file for all levels (default: a .log in the run folder)")
 
@@ -275,12 +266,12 @@ def log_to_file(path: Path) -> None:
 
 
 def current_screen() -> Screen:
-    """The screen of this process."""
+    """Return the screen of this process."""
     return screen() if _screen is None else _screen.screen
 
 
 def status_line() -> StatusLine:
-    """A status line on the screen of this process."""
+    """Return a status line on the screen of this process."""
     return StatusLine(None if _screen is None or not _screen.screen.live else _screen.screen)
 
 

@@ -24,10 +24,8 @@ FLUSH_SECONDS = 5.0  # at the end of a run, for what is queued
 class BackgroundStream(io.TextIOBase):
     """A text stream that queues what is written, and neither blocks nor raises, whatever `stream` does.
 
-    A line is queued when it is complete or flushed, so that lines of several threads stay whole.
-
-    Args:
-        on_error: called once, by the queue's thread, when `stream` fails; nothing more is then written to it.
+    A line is queued when it is complete or flushed, so that lines of several threads stay whole. When `stream` fails,
+    the queue's thread calls `on_error` once, and nothing more is written to it.
     """
 
     def __init__(
@@ -70,7 +68,6 @@ class BackgroundStream(io.TextIOBase):
         return self._stream.isatty()
 
     def fileno(self) -> int:
-        """The stream's descriptor. Raises OSError where it has none."""
         if self._descriptor is None:
             raise io.UnsupportedOperation("fileno")
         return self._descriptor
@@ -106,20 +103,18 @@ class OutputThread:
         self._chars = 0
         self._writing = False
         self._ended = False
-        self.dropped = 0  # lines so far
-        self._not_noted = 0  # dropped lines that the output does not mention yet
+        self.dropped = self._noted = 0  # lines so far, and those of them that the output mentions
         threading.Thread(target=self._run, name="output", daemon=True).start()
 
     def put(self, stream: BackgroundStream, text: str) -> None:
         with self._changed:
             if not self._ended:
                 if self._chars + len(text) > QUEUE_CHARS:
-                    lines = text.count("\n")
-                    self.dropped, self._not_noted = self.dropped + lines, self._not_noted + lines
-                    return
-                self._note(stream)
-                self._append(stream, text)
-                self._changed.notify_all()
+                    self.dropped += text.count("\n")
+                else:
+                    self._note(stream)
+                    self._append(stream, text)
+                    self._changed.notify_all()
                 return
             written = not self._pieces and not self._writing
         if written:  # printed by a library at the interpreter's end
@@ -139,11 +134,9 @@ class OutputThread:
         return True
 
     def _note(self, stream: BackgroundStream) -> None:
-        if self._not_noted:
-            self._append(
-                stream, f"WARNING: {self._not_noted} lines of output were dropped: the output accepted nothing\n"
-            )
-            self._not_noted = 0
+        if lines := self.dropped - self._noted:
+            self._append(stream, f"WARNING: {lines} lines of output were dropped: the output accepted nothing\n")
+            self._noted = self.dropped
 
     def _append(self, stream: BackgroundStream, text: str) -> None:
         self._pieces.append((stream, text))

@@ -1,16 +1,21 @@
-"""Shared by commands: the experiment with its overrides, and lines for a terminal."""
+"""The experiment of a command line: its flags and overrides, and lines about it for the log.
+
+Flags have the names that HIL-SERL and Q-chunking gave them.
+"""
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import logging
-import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from serl_chunk.config.compatibility import gripper_in_words
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.fields import check_unused, settings_of
 from serl_chunk.config.loader import load_experiment
-from serl_chunk.config.presets import configured
+from serl_chunk.config.presets import COMPAT, configured
 from serl_chunk.config.renamed import current_overrides
 from serl_chunk.extras import choose_opengl
 from serl_chunk.robots.registry import robot_spec
@@ -19,11 +24,102 @@ from serl_chunk.types import ConfigError, RobotSpec
 logger = logging.getLogger(__name__)
 
 
+class Alias(NamedTuple):
+    """`--FLAG VALUE` for `--config.PATH=VALUE`."""
+
+    flag: str
+    path: str
+    metavar: str
+    help: str
+
+
+OF_BOTH_SIDES = (
+    Alias("horizon_length", "chunk.horizon", "H", "actions in a chunk"),
+    Alias("setup_mode", "agent.gripper.setup_mode", "MODE", "HIL-SERL's {single,dual}-arm-{fixed,learned}-gripper"),
+    Alias("env_name", "robot.env_name", "NAME", "environment, for robots that have several"),
+)
+OF_THE_LEARNER = (
+    Alias("pretrain_steps", "learner.pretrain_steps", "N", "imitation updates on demonstrations before actors begin"),
+    Alias("offline_steps", "learner.offline_steps", "N", "updates on demonstrations before actors begin"),
+    Alias("online_steps", "learner.online_steps", "N", "online steps after which training ends; 0: offline only"),
+    Alias("start_training", "learner.training_starts", "N", "online steps before training"),
+    Alias("utd_ratio", "learner.utd_ratio", "R", "critic updates per online step"),
+    Alias("eval_interval", "learner.eval_interval", "N", "updates between the learner's own evaluations (simulators)"),
+    Alias("eval_episodes", "learner.eval_episodes", "K", "episodes of each"),
+    Alias("video_episodes", "learner.video_episodes", "K", "of them, how many are filmed"),
+    Alias("dataset_replace_interval", "replay.dataset_replace_interval", "N", "updates between two shards"),
+)
+SPARSE = "robot.reward"  # what --sparse sets
+BOOLEANS = {"true": "sparse", "1": "sparse", "yes": "sparse", "false": "dense", "0": "dense", "no": "dense"}
+
+
+def add_experiment_flags(parser: argparse._ActionsContainer) -> None:
+    """Add those that select the experiment; a learner and its actors get the same."""
+    parser.add_argument(
+        "--preset", metavar="NAME", help="an algorithm instead of the experiment's; `serl-chunk presets` lists them"
+    )
+    parser.add_argument(
+        "--compat", metavar="CODE", help=f"the conventions of published code instead of ours: {', '.join(COMPAT)}"
+    )
+    add_aliases(parser, OF_BOTH_SIDES)
+    parser.add_argument(
+        "--sparse", nargs="?", const="true", metavar="BOOL",
+        help="robot.reward: 1 at success alone; --sparse=false: for each part of the task, for robots that have both",
+    )  # fmt: skip
+
+
+def add_aliases(parser: argparse._ActionsContainer, aliases: Sequence[Alias]) -> None:
+    """Add the flags of `aliases`."""
+    for alias in aliases:
+        parser.add_argument(f"--{alias.flag}", metavar=alias.metavar, help=f"{alias.help} ({alias.path})")
+
+
+def load_flags(flags: argparse.Namespace, rest: Sequence[str]) -> ExperimentConfig:
+    """Return the experiment with its flags and the overrides in `rest`. ConfigError also for unused settings."""
+    given = _given(flags)
+    overrides = split_overrides(rest, [f"--{name}" for name in vars(flags)])
+    for path, _ in overrides:
+        if path in given:
+            raise ConfigError(f"--config.{path} sets the same field. Give one of them.", parameter=path)
+    values = [*given.items(), *overrides]
+    seed = [("seed", str(flags.seed))] if getattr(flags, "seed", None) is not None else []
+    config = load(flags.exp_name, [*values, *seed], preset=flags.preset, compat=flags.compat)
+    check_unused(config, [path for path, _ in values])
+    return config
+
+
+def _given(flags: argparse.Namespace) -> dict[str, str]:
+    """Return path -> text of the given flags of this module."""
+    given = {alias.path: getattr(flags, alias.flag, None) for alias in (*OF_BOTH_SIDES, *OF_THE_LEARNER)}
+    if flags.sparse is not None:
+        if flags.sparse.lower() not in BOOLEANS:
+            raise ConfigError(f"got {flags.sparse!r}, expected true or false", parameter="sparse")
+        given[SPARSE] = BOOLEANS[flags.sparse.lower()]
+    return {path: text for path, text in given.items() if text is not None}
+
+
+def flag_of(parameter: str, arguments: Sequence[str], flags: Collection[str]) -> str:
+    """Return the flag that sets a parameter of the library, as a user would give it next to `arguments`.
+
+    An alias where it was used (`--utd_ratio`), else the one of `flags` (those of the command) with that name, for a
+    learner behind `demo_`, else `--config.PATH` for a setting of the experiment; the parameter itself without a flag.
+    """
+    used = {argument.partition("=")[0] for argument in arguments}
+    aliases = {alias.path: f"--{alias.flag}" for alias in (*OF_BOTH_SIDES, *OF_THE_LEARNER)} | {SPARSE: "--sparse"}
+    if aliases.get(parameter) in used:
+        return aliases[parameter]
+    for name in (parameter, f"demo_{parameter}"):
+        if f"--{name}" in flags:
+            return f"--{name}"
+    group, dot, _ = parameter.partition(".")
+    settable = group in settings_of(ExperimentConfig) and parameter not in ("robot.make", "robot.check_devices")
+    return f"--config.{parameter}" if settable and (dot or group == "discount") else parameter
+
+
 def split_overrides(rest: Sequence[str], known: Sequence[str] = ()) -> list[tuple[str, str]]:
     """Return `--config.a.b=value` and `--config.a.b value` as (path, text); raise ConfigError for anything else.
 
-    `known`: flags of the command, of which the error names the nearest. Former names become the current ones, each
-    with a line that gives the new name.
+    `known`: flags of the command, of which the error names the nearest. Former names are replaced, with a log line.
     """
     out: list[tuple[str, str]] = []
     items = list(rest)
@@ -46,14 +142,9 @@ def split_overrides(rest: Sequence[str], known: Sequence[str] = ()) -> list[tupl
 
 
 def load(
-    exp_name: str | None,
-    overrides: Sequence[tuple[str, str]],
-    seed: int | None = None,
-    *,
-    preset: str | None = None,
-    compat: str | None = None,
+    exp_name: str | None, overrides: Sequence[tuple[str, str]], *, preset: str | None = None, compat: str | None = None
 ) -> ExperimentConfig:
-    """Return the experiment with `--preset`, `--compat`, and last `--config.…` and `--seed`, which win."""
+    """Return the experiment with `--preset`, `--compat` and, last, the `overrides` (path, text), which win."""
     if exp_name is None:
         raise ConfigError(
             "missing. Give a packaged experiment (fake_aloha), one in ./experiments, or a .py file; `serl-chunk "
@@ -63,16 +154,12 @@ def load(
     for path, _ in overrides:
         if path in ("preset", "compat"):
             raise ConfigError(f"--config.{path} only records what was applied. Use --{path}.")
-    extra = [] if seed is None else [("seed", str(seed))]
     choose_opengl()  # before the experiment's file, which may import MuJoCo
-    return configured(load_experiment(exp_name), [*overrides, *extra], preset=preset, compat=compat)
+    return configured(load_experiment(exp_name), overrides, preset=preset, compat=compat)
 
 
 def print_config(config: ExperimentConfig, spec: RobotSpec) -> None:
-    """Log the effective values that the operator checks before a run, with warnings for unsuitable ones.
-
-    Raises ConfigError where `agent.image_keys` names a camera that the robot does not have.
-    """
+    """Log the effective settings, with warnings for unsuitable ones. Raises ConfigError for an unknown camera."""
     for key in config.agent.image_keys:
         spec.camera(key)
     reach = config.discount**spec.max_episode_steps
@@ -88,10 +175,10 @@ def print_config(config: ExperimentConfig, spec: RobotSpec) -> None:
             f"decoupled: {chunk.executed} actions are executed and scored by a critic that learns from one of "
             f"{chunk.critic_steps}"
         )
-    preset = f"preset {config.preset}" if config.preset else ""
-    compat = f"conventions of the published code {config.compat}" if config.compat else ""
-    if preset or compat:
-        logger.info(", ".join(filter(None, (preset, compat))))
+    applied = [f"preset {config.preset}"] if config.preset else []
+    applied += [f"conventions of the published code {config.compat}"] if config.compat else []
+    if applied:
+        logger.info(", ".join(applied))
     r = config.reward
     charged = f", the step before an intervention {r.intervention_penalty:g} less" if r.intervention_penalty else ""
     logger.info(
@@ -128,10 +215,5 @@ def warn_of_lockstep(config: ExperimentConfig) -> None:
 
 
 def spec_of(config: ExperimentConfig) -> RobotSpec:
-    """The robot's specification, without its devices."""
+    """Return the robot's specification, without its devices."""
     return robot_spec(config.robot)
-
-
-def interactive() -> bool:
-    """Whether standard output is a terminal."""
-    return sys.stdout.isatty()

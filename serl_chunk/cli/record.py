@@ -38,10 +38,8 @@ def run_record(
     The loop is the actor's (`EpisodeRunner`), with a demonstrator as its policy; `cameras` are recorded at every tick.
     `noise`: standard deviation of the expert's noise, rad; None leaves the expert's own.
 
-    Raises:
-        ConfigError: also for an expert that hardly ever succeeds and for files in `out` of another robot or without
-            one of `cameras`.
-        DataError: a file in `out` is damaged.
+    Raises ConfigError, also for an expert that hardly ever succeeds and for files in `out` of another robot or without
+    one of `cameras`, and DataError for a damaged file there.
     """
     if policy != "scripted":
         raise ConfigError(f"--policy={policy}: only scripted is there; recording by hand comes with device support")
@@ -50,15 +48,16 @@ def run_record(
     folder = Path(out).expanduser()
     files = list(folder.glob("episode_*.hdf5")) if folder.is_dir() else []
     there = len(files)
-    seed = _next_seed(folder, files, spec_of(config).name, cameras)
+    spec = spec_of(config)
+    for name in cameras:
+        spec.camera(name)
+    seed = _next_seed(folder, files, spec.name, cameras)
     if there >= n_demos:
         logger.info(f"{folder} already holds {plural(there, 'demonstration')}")
         return 0
     exit_at_once_while(never)  # an open robot is closed, however long it takes
     with contextlib.ExitStack() as files_stack, contextlib.ExitStack() as stack:  # the robot is closed first
         env = stack.enter_context(contextlib.closing(make_env(config.robot)))
-        for name in cameras:
-            env.robot_spec.camera(name)  # before the folder is made
         expert = _expert(env, noise)
         writer = EpisodeWriter(
             folder, env.robot_spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS, sim=not config.robot.real
@@ -112,11 +111,7 @@ def _kept_files_reported(writer: EpisodeWriter, folder: Path, there: int, n_demo
 
 
 def _next_seed(folder: Path, files: Sequence[Path], robot: str, cameras: Sequence[str]) -> int:
-    """The start state after those of recorded `files`: failures have no file, so counting files would repeat some.
-
-    Raises ConfigError where a file is of another robot or lacks frames that are wanted, DataError for a damaged one.
-    """
-    starts = []
+    starts = []  # failures have no file, so that counting files would repeat some
     for file in files:
         begin = read_episode(file, cameras=()).begin
         if begin.robot not in ("", robot):

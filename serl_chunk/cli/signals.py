@@ -84,12 +84,8 @@ def stop_on_signals(stop: threading.Event, how: str, listening: Callable[[], boo
 def exit_at_once_while(expendable: Callable[[], bool], grace: float = 0.0) -> None:
     """Replace the condition under which a signal ends the process without unwinding it.
 
-    Args:
-        expendable: whether nothing has to be saved and no robot is open; called on another thread.
-        grace: seconds for which it must hold after a signal.
-
-    Raises:
-        KeyboardInterrupt: a signal has just passed under the previous condition.
+    `expendable`, called on another thread: whether nothing has to be saved and no robot is open. It must hold for
+    `grace` seconds after the signal. Raises KeyboardInterrupt where one has just passed under the previous condition.
     """
     global _expendable, _grace
     if not _answering:
@@ -100,10 +96,7 @@ def exit_at_once_while(expendable: Callable[[], bool], grace: float = 0.0) -> No
 
 
 def before_exit(cleanup: Callable[[], object]) -> None:
-    """Call `cleanup`, the last one first, on a thread where a signal ends the process without unwinding it.
-
-    Errors of `cleanup` are dropped.
-    """
+    """Call `cleanup`, the last one first, where a signal ends the process without unwinding it; errors are dropped."""
     if _answering:
         _cleanups.append(cleanup)
 
@@ -116,7 +109,7 @@ def note_signal(number: int) -> None:
 
 
 def exit_status(status: int) -> int:
-    """`status`, or that of a closed terminal where it ended a process without a failure."""
+    """Return `status`, or that of a closed terminal where it ended a process without a failure."""
     return HANGUP if _first == signal.SIGHUP and status in (0, INTERRUPTED) else status
 
 

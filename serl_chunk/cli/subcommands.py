@@ -1,6 +1,6 @@
-"""The commands beside training, and what all of them parse with: `serl-chunk record`, `data`, `report`, `keys`, ...
+"""The commands other than training: `serl-chunk record`, `data`, `report`, `keys`, ...
 
-A command's own modules are imported when it runs: `serl-chunk keys` waits for no JAX.
+A command's modules are imported when it runs: `serl-chunk keys` waits for no JAX.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ class Parser(argparse.ArgumentParser):
     """Raises ConfigError instead of printing its usage and exiting: one sentence, like every other mistake."""
 
     flags: ClassVar[set[str]] = set()
-    """Flags of all parsers used by this process, with their dashes."""
+    """Flags of the current command, with their dashes."""
 
     def parse_known_args(self, *args: Any, **keywords: Any) -> Any:
-        """Parse as ArgumentParser does, and keep the flags that there are for error messages."""
         Parser.flags.update(self._option_string_actions)
         return super().parse_known_args(*args, **keywords)
 
@@ -35,7 +34,7 @@ def _parser(name: str, description: str) -> Parser:
 
 
 def quiet_libraries() -> None:
-    """Orbax narrates every save, and XLA every start, where a user looks for our own lines."""
+    """Silence Orbax at saves and XLA at the start, whose lines would hide those of this package."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from absl import logging
 
@@ -53,27 +52,22 @@ def _record(arguments: list[str]) -> int:
         "--cameras", metavar="NAMES",
         help="cameras to record, separated by commas, or all, or none (default: those the experiment's agent looks at)",
     )  # fmt: skip
-    from serl_chunk.cli.flags import add_experiment_flags, load_flags
+    from serl_chunk.cli.process import add_experiment_flags, load_flags, spec_of
 
     add_experiment_flags(p)
     add_log_flags(p)
     flags, rest = p.parse_known_args(arguments)
     configure(flags)
-    from serl_chunk.cli.process import spec_of
+    from serl_chunk.cli.data.options import parse_cameras
     from serl_chunk.cli.record import run_record
 
     config = load_flags(flags, rest)
-    cameras = config.agent.image_keys
+    spec, cameras = spec_of(config), config.agent.image_keys
     if flags.cameras is not None:
-        cameras = tuple(c for c in flags.cameras.split(",") if c)
-        if cameras == ("all",):
-            cameras = tuple(c.name for c in spec_of(config).cameras)
-        elif cameras == ("none",):
-            cameras = ()
+        named = parse_cameras(flags.cameras)
+        cameras = tuple(c.name for c in spec.cameras) if named is None else named
         if twice := [c for i, c in enumerate(cameras) if c in cameras[:i]]:
             raise ConfigError(f"{twice[0]!r} is named twice. Remove one of them.", parameter="cameras")
-    for camera in cameras:
-        spec_of(config).camera(camera)
     return run_record(config, flags.n_demos, flags.out, policy=flags.policy, noise=flags.noise, cameras=cameras)
 
 
@@ -85,7 +79,7 @@ def _report(arguments: list[str]) -> int:
     flags = p.parse_args(arguments)
     if len(flags.run) > 1:
         if flags.films:
-            raise ConfigError("--films is for the report of one run. Remove it, or give one run")
+            raise ConfigError("is for the report of one run. Remove it, or give one run", parameter="films")
         from serl_chunk.runs.report_compare import build_comparison
 
         print(build_comparison(flags.run, flags.out))
@@ -104,7 +98,7 @@ def _report(arguments: list[str]) -> int:
 
 def _presets(arguments: list[str]) -> int:
     _parser("presets", "List the algorithms that --preset names.").parse_args(arguments)
-    from serl_chunk.cli.flags import run_presets
+    from serl_chunk.cli.experiments import run_presets
 
     return run_presets()
 
@@ -121,7 +115,7 @@ def _config(arguments: list[str]) -> int:
     p.add_argument("exp_name", metavar="EXP", help="a packaged experiment, one in ./experiments, or a .py file")
     p.add_argument("field", nargs="?", default="", metavar="FIELD", help="a setting or a group, such as agent.critic")
     from serl_chunk.cli.experiments import run_config
-    from serl_chunk.cli.flags import add_experiment_flags, load_flags
+    from serl_chunk.cli.process import add_experiment_flags, load_flags
 
     add_experiment_flags(p)
     flags, rest = p.parse_known_args(arguments)
@@ -138,9 +132,14 @@ def _new(arguments: list[str]) -> int:
 
 
 def _data(arguments: list[str]) -> int:
-    from serl_chunk.cli.data.command import run_data
+    from serl_chunk.cli.data import convert, inspect
 
-    return run_data(arguments, Parser)
+    p = _parser("data", "Episodes at rest: into this project's formats and out of them, and what is in them.")
+    commands = p.add_subparsers(dest="command", required=True, metavar="convert|export|inspect|check|stats|encoder")
+    convert.add_parsers(commands)
+    inspect.add_parsers(commands)
+    flags = p.parse_args(arguments)
+    return int(flags.run(flags))
 
 
 def _keys(arguments: list[str]) -> int:
@@ -153,40 +152,29 @@ def _keys(arguments: list[str]) -> int:
     folder.add_argument("--keys", metavar="DIR", help="the key folder (default: ~/.config/serl-chunk/keys)")
     commands = p.add_subparsers(dest="command", required=True, metavar="init|add|join|list|revoke")
     commands.add_parser("init", parents=[folder], help="learner's machine: make its keys")
-    add = commands.add_parser(
-        "add", parents=[folder], help="learner's machine: print the line with which one robot PC joins"
-    )
+    add = commands.add_parser("add", parents=[folder], help="learner's machine: print the line of one robot PC")
     add.add_argument("name", metavar="NAME", help="what to call the robot PC")
     add.add_argument("--host", help="where the robot PC finds the learner (default: this machine's address)")
     add.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
     join = commands.add_parser("join", parents=[folder], help="robot PC: take the line that the learner's side printed")
     join.add_argument("line", metavar="LINE", help="the line's last word; valid once, for ten minutes")
-    join.add_argument("--ip", help="where the learner is, if not where the line says")
+    join.add_argument("--ip", help="where the learner is, if not at the line's address")
     commands.add_parser("list", parents=[folder], help="who may connect here, and which learners were joined from here")
     revoke = commands.add_parser("revoke", parents=[folder], help="learner's machine: let a robot PC in no more")
     revoke.add_argument("name", metavar="NAME", help="one that `serl-chunk keys list` names")
-    flags = p.parse_args(arguments)
+    flags = vars(p.parse_args(arguments))
     from serl_chunk.cli import keys
-    from serl_chunk.transport.sockets import DEFAULT_PORT, check_port
 
-    if flags.command == "add":
-        port = DEFAULT_PORT if flags.port is None else flags.port
-        check_port(port)
-        return keys.run_add(flags.keys, flags.name, host=flags.host, port=port)
-    if flags.command == "join":
-        return keys.run_join(flags.keys, flags.line, ip=flags.ip)
-    if flags.command == "revoke":
-        return keys.run_revoke(flags.keys, flags.name)
-    return keys.run_init(flags.keys) if flags.command == "init" else keys.run_list(flags.keys)
+    run: Callable[..., int] = getattr(keys, f"run_{flags.pop('command')}")
+    return run(flags.pop("keys"), **flags)
 
 
 def _doctor(arguments: list[str]) -> int:
     p = _parser(
         "doctor",
-        "On the robot PC, with the actor's flags: says what stands between it and the learner, with the "
-        "remedy of everything that is not right. Ports, keys, version, experiment, round trip, throughput, clock, "
-        "disks, devices, and whether the link carries what the experiment records. Takes seconds, records nothing, and "
-        "may be run while actors work. Exit status 1 where something failed.",
+        "On the robot PC, with the actor's flags: checks ports, keys, version, experiment, round trip, throughput, "
+        "clock, disks, devices, and whether the link carries what the experiment records, with a remedy for each "
+        "fault. Takes seconds, records nothing, and may run while actors work. Exit status 1 where something failed.",
     )
     p.add_argument("--exp_name", help="the experiment; without it, what depends on one is left out")
     p.add_argument("--ip", default="127.0.0.1", help="the learner's host name or address (default: 127.0.0.1)")
@@ -196,12 +184,12 @@ def _doctor(arguments: list[str]) -> int:
     p.add_argument("--actor_id", help="name that the robot will have; it is not taken meanwhile (default: as --actor)")
     p.add_argument("--spool_path", metavar="DIR", help="where the actor will keep its records; runs/spool unless given")
     p.add_argument("--json", metavar="FILE", help="also write the checks and their figures there")
-    from serl_chunk.cli.flags import add_experiment_flags, load_flags
+    from serl_chunk.cli.process import add_experiment_flags, load_flags
 
     add_experiment_flags(p)
     flags, rest = p.parse_known_args(arguments)
-    from serl_chunk.cli.doctor.doctor import LearnerAddress, run_doctor
-    from serl_chunk.cli.keys import actor_keys, actor_name
+    from serl_chunk.cli.doctor.doctor import run_doctor
+    from serl_chunk.cli.keys import LearnerAddress
     from serl_chunk.transport.sockets import DEFAULT_PORT
 
     if flags.keys is not None and flags.insecure:
@@ -211,13 +199,8 @@ def _doctor(arguments: list[str]) -> int:
     quiet_libraries()
     config = load_flags(flags, rest) if flags.exp_name is not None else None
     port = DEFAULT_PORT if flags.port is None else flags.port
-    try:
-        own_keys = actor_keys(flags.ip, flags.keys, insecure=flags.insecure)
-    except ConfigError:  # one of the checks says so
-        own_keys = None
-    actor_id = actor_name(flags.actor_id, own_keys, flags.ip)
-    where = LearnerAddress(flags.ip, port, flags.keys, flags.insecure, actor_id, flags.spool_path)
-    return run_doctor(config, where, flags.json)
+    where = LearnerAddress(flags.ip, port, flags.actor_id, flags.keys, flags.insecure)
+    return run_doctor(config, where, flags.spool_path, flags.json)
 
 
 class Command(NamedTuple):

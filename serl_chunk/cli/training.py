@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.cli.flags import add_experiment_flags, add_learner_flags, load_flags
 from serl_chunk.cli.logs import add_log_flags, configure
+from serl_chunk.cli.process import OF_THE_LEARNER, add_aliases, add_experiment_flags, load_flags
 from serl_chunk.cli.subcommands import COMMANDS, Parser, quiet_libraries
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.types import ConfigError
@@ -108,7 +108,7 @@ def training_parser() -> Parser:
     add("demo_failure", "they failed", modes="lbo")
     add("demo_scores", "rewards by folder, such as score_5=1,score_1=0", "DIR=R,...", "lbo")
     group = learner
-    add_learner_flags(learner)
+    add_aliases(learner, OF_THE_LEARNER)
     add("checkpoint_path", "run folder: created, or resumed (default: runs/EXP_NAME/TIME)", "DIR", "lboe")
     add("bind", "address to listen on (default: this machine only); 0.0.0.0 for all, with keys, made if absent",
         "ADDRESS", "lb", default=LOOPBACK)  # fmt: skip
@@ -143,7 +143,7 @@ def short_help(parser: Parser) -> str:
 
 
 def run_training(arguments: list[str]) -> int:
-    """Train, act or evaluate as the flags say, or print help or the version; return the exit status."""
+    """Train, act or evaluate according to the flags, or print help or the version; return the exit status."""
     parser = training_parser()
     flags, rest = parser.parse_known_args(arguments)
     if not arguments or flags.help or flags.help_all:
@@ -167,7 +167,7 @@ def run_training(arguments: list[str]) -> int:
     address = LearnerAddress(flags.ip or LOOPBACK, _port(flags), flags.actor_id, flags.keys, flags.insecure)
     if mode == "a":
         return run_training_actor(config, address, flags.spool_path)
-    from serl_chunk.cli.evaluate import EvaluationOptions, run_evaluation
+    from serl_chunk.cli.evaluation import EvaluationOptions, run_evaluation
 
     options = EvaluationOptions(
         flags.eval_checkpoint_step, flags.eval_n_trajs, flags.save_video, flags.eval_stochastic, flags.eval_validation
@@ -194,29 +194,25 @@ def _run_both(flags: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _run_learning(config: ExperimentConfig, flags: argparse.Namespace) -> int:
-    from serl_chunk.cli.demos import DemoOptions
+    from serl_chunk.cli.demos import DemoOptions, RunOptions
 
-    data, options = (flags.demo_path, flags.checkpoint_path), DemoOptions.of(flags)
-    wandb = not flags.debug
+    options = RunOptions(flags.demo_path, flags.checkpoint_path, DemoOptions.of(flags), wandb=not flags.debug)
     if config.learner.online_steps == 0:
         from serl_chunk.cli.learner import run_offline
 
-        return run_offline(config, *data, wandb=wandb, threaded=not flags.local, demo_options=options)
+        return run_offline(config, options, threaded=not flags.local)
     if flags.local:
         from serl_chunk.cli.local import run_local
 
-        return run_local(config, *data, wandb=wandb, demo_options=options)
+        return run_local(config, options)
     from serl_chunk.cli.learner import run_learner
 
-    return run_learner(
-        config, *data, bind=flags.bind, port=_port(flags), insecure=flags.insecure, wandb=wandb, keys=flags.keys,
-        demo_options=options,
-    )  # fmt: skip
+    return run_learner(config, options, bind=flags.bind, port=_port(flags), insecure=flags.insecure, keys=flags.keys)
 
 
 def _mode(flags: argparse.Namespace) -> str:
     """Return the letter of what the flags start; raise ConfigError for contradictions."""
-    evaluating = flags.eval_n_trajs > 0  # without it, 0 asks for none, as in HIL-SERL
+    evaluating = flags.eval_n_trajs > 0  # without it, 0 means none, as in HIL-SERL
     if not (flags.learner or flags.actor or flags.local):
         raise ConfigError("no mode selected. Give --learner, --actor, both, or --local.")
     if flags.local and (flags.learner or flags.actor):
@@ -242,26 +238,22 @@ def check_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace, conf
                 parameter=action.dest,
             )
     given = {name for name, value in vars(flags).items() if value not in (None, False)}
+    offline = config.learner.online_steps == 0 and not evaluating
+    own = "it is about a learner's own evaluations. Add --eval_interval N; that of a checkpoint has --eval_n_trajs and "
     for wrong, name, text in (
-        ({"checkpoint_path", "ip"} <= given and evaluating, "ip", "--checkpoint_path too says where the checkpoint is"),
-        ({"keys", "checkpoint_path"} <= given and evaluating, "keys", "it is for a learner at --ip; --checkpoint_path"
-         " needs none"),
-        ({"keys", "insecure"} <= given, "insecure", "it means no keys, and --keys is given"),
+        (evaluating and {"checkpoint_path", "ip"} <= given, "ip",
+         "--checkpoint_path names the checkpoint too. Remove one of them."),
+        (evaluating and {"checkpoint_path", "keys"} <= given, "keys",
+         "it is for a learner at --ip; --checkpoint_path needs none. Remove one of them."),
+        ({"keys", "insecure"} <= given, "insecure", "it means no keys, and --keys is given. Remove one of them."),
+        ("eval_episodes" in given and not config.learner.eval_interval, "eval_episodes", f"{own}--save_video."),
+        ("video_episodes" in given and not config.learner.eval_interval, "video_episodes", f"{own}--save_video."),
+        ("dataset_replace_interval" in given and "dataset_dir" not in given, "dataset_replace_interval",
+         "it is about the shards of a data set. Add --dataset_dir DIR."),
+        (offline and flags.actor, "online_steps", "0 trains without actors. Remove --actor."),
+        (offline and (flags.bind != LOOPBACK or {"port", "keys", "insecure"} & given), "online_steps",
+         "0 has no network. Remove --bind, --port, --keys and --insecure."),
     ):  # fmt: skip
         if wrong:
-            raise ConfigError(f"{text}. Remove one of them.", parameter=name)
-    own = "a learner's own evaluations. Add --eval_interval N; that of a checkpoint has --eval_n_trajs and --save_video"
-    for flag, missing, text in (
-        ("eval_episodes", not config.learner.eval_interval, own),
-        ("video_episodes", not config.learner.eval_interval, own),
-        ("dataset_replace_interval", "dataset_dir" not in given, "the shards of a data set. Add --dataset_dir DIR"),
-    ):
-        if flag in given and missing:
-            raise ConfigError(f"it is about {text}.", parameter=flag)
-    if config.learner.online_steps != 0 or evaluating:
-        return mode
-    if flags.actor:
-        raise ConfigError("0 trains without actors. Remove --actor.", parameter="online_steps")
-    if flags.bind != LOOPBACK or {"port", "keys", "insecure"} & given:
-        raise ConfigError("0 has no network. Remove --bind, --port, --keys and --insecure.", parameter="online_steps")
+            raise ConfigError(text, parameter=name)
     return mode

@@ -11,9 +11,9 @@ from errors import naming
 from serl_chunk.actor.link import normaliser_of
 from serl_chunk.actor.policy import PolicyError
 from serl_chunk.actor.service import ActorService, ActorSummary
-from serl_chunk.cli import actor, evaluate
-from serl_chunk.cli.actor import LearnerAddress
-from serl_chunk.cli.evaluate import EvaluationOptions
+from serl_chunk.cli import actor, evaluation
+from serl_chunk.cli.evaluation import EvaluationOptions
+from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.config.agents import BcConfig, FlowConfig
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
@@ -149,6 +149,6 @@ def test_a_normaliser_that_is_not_the_one_its_welcome_names_is_refused(normalise
 def test_an_evaluation_decodes_no_checkpoint_with_another_ones_normaliser(monkeypatch, config, normaliser):
     """The learner was replaced between its welcome and the checkpoint."""
     link = Link(welcome(normaliser))
-    monkeypatch.setattr(evaluate, "open_link", lambda *_, **__: link)
+    monkeypatch.setattr(evaluation, "open_link", lambda *_, **__: link)
     with pytest.raises(PolicyError, match=naming("normaliser", "its own", normaliser.digest(), 40)):
-        evaluate.run_evaluation(config, EvaluationOptions("latest", 1), ADDRESS)
+        evaluation.run_evaluation(config, EvaluationOptions("latest", 1), ADDRESS)

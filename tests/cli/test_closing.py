@@ -10,10 +10,11 @@ from errors import naming
 from ports import free_port
 
 from serl_chunk.actor import service
-from serl_chunk.cli import actor, local
-from serl_chunk.cli import evaluate as evaluate_command
+from serl_chunk.cli import actor
+from serl_chunk.cli import evaluation as evaluate_command
 from serl_chunk.cli.actor import LearnerAddress, run_training_actor
-from serl_chunk.cli.evaluate import EvaluationOptions, run_evaluation
+from serl_chunk.cli.demos import RunOptions
+from serl_chunk.cli.evaluation import EvaluationOptions, run_evaluation
 from serl_chunk.cli.learner import run_learner
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.process import load, spec_of
@@ -74,12 +75,10 @@ def test_a_learner_that_cannot_start_lets_go_of_ports_and_folder(tmp_path, capsy
         with pytest.raises(ConfigError, match=naming(tmp_path / "none", "HDF5")):
             run_learner(
                 CONFIG,
-                [str(tmp_path / "none")],
-                str(tmp_path / "run"),
+                RunOptions([str(tmp_path / "none")], str(tmp_path / "run")),
                 bind="127.0.0.1",
                 port=port,
                 insecure=False,
-                wandb=False,
             )
     open_run(CONFIG, spec_of(CONFIG), str(tmp_path / "run")).lock.close()
     capsys.readouterr()
@@ -88,7 +87,7 @@ def test_a_learner_that_cannot_start_lets_go_of_ports_and_folder(tmp_path, capsy
 def test_a_learner_whose_agent_is_refused_leaves_no_folder(tmp_path, capsys):
     config = load("fake_aloha", [("agent.gripper.setup_mode", "single-arm-learned-gripper")])
     with pytest.raises(ConfigError, match=naming("agent.gripper.setup_mode", "single-arm-learned-gripper", 1, 2)):
-        run_learner(config, [], str(tmp_path / "run"), bind="127.0.0.1", port=free_port(), insecure=False, wandb=False)
+        run_learner(config, RunOptions([], str(tmp_path / "run")), bind="127.0.0.1", port=free_port(), insecure=False)
     assert not (tmp_path / "run").exists()
     capsys.readouterr()
 
@@ -102,12 +101,12 @@ def test_a_refused_actor_closes_its_robot(monkeypatch, closed):
 
 def test_local_training_that_cannot_start_closes_its_robot_and_folder(tmp_path, closed, capsys):
     with pytest.raises(ConfigError, match=naming(tmp_path / "none", "HDF5")):
-        train_local(CONFIG, [str(tmp_path / "none")], str(tmp_path / "run"))
+        train_local(CONFIG, RunOptions([str(tmp_path / "none")], str(tmp_path / "run")))
     assert closed == []  # nothing was opened yet
     assert not (tmp_path / "run").exists()
     (tmp_path / "damaged.hdf5").write_bytes(b"no HDF5 at all")
     with pytest.raises(DataError, match=naming("damaged.hdf5", "HDF5")):
-        train_local(CONFIG, [str(tmp_path / "damaged.hdf5")], str(tmp_path / "run"))
+        train_local(CONFIG, RunOptions([str(tmp_path / "damaged.hdf5")], str(tmp_path / "run")))
     assert closed == ["robot", "human"]
     open_run(CONFIG, spec_of(CONFIG), str(tmp_path / "run")).lock.close()
     capsys.readouterr()
@@ -120,7 +119,7 @@ def test_lockstep_on_a_real_robot_is_warned_of_once_at_every_start(tmp_path, mon
     for module in (service, evaluate_command):
         monkeypatch.setattr(module, "make_env", unplugged)
     monkeypatch.setattr(actor, "stop_on_signals", lambda *_: None)
-    monkeypatch.setattr(local, "spec_of", lambda config: spec_of(CONFIG))
+    monkeypatch.setattr("serl_chunk.cli.learner.spec_of", lambda config: spec_of(CONFIG))
     real = dataclasses.replace(CONFIG, robot=GymConfig(make=lambda fake_env: None, is_real=True))
     timed = dataclasses.replace(real, actor=dataclasses.replace(real.actor, clock="realtime"))
 
@@ -139,4 +138,7 @@ def test_lockstep_on_a_real_robot_is_warned_of_once_at_every_start(tmp_path, mon
     for start in (train, evaluate):
         assert [warnings(start, c) for c in (real, timed, CONFIG)] == [1, 0, 0]
     for config, expected in ((real, 1), (CONFIG, 0)):  # which refuses the other clock
-        assert warnings(lambda c: train_local(c, [str(tmp_path / "none")], str(tmp_path / "run")), config) == expected
+        assert (
+            warnings(lambda c: train_local(c, RunOptions([str(tmp_path / "none")], str(tmp_path / "run"))), config)
+            == expected
+        )

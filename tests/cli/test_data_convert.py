@@ -183,18 +183,18 @@ def test_without_a_terminal_a_line_is_printed_every_few_seconds(capsys, monkeypa
     clock = [100.0]
     monkeypatch.setattr(convert.time, "monotonic", lambda: clock[0])
     with shown_progress("converting", sys.stdout) as show:
-        display = convert._Display(show)
-        display.update(Progress(2, 10, 0, 0, 0, 0.0))  # two were there before
+        display = convert._display(show)
+        display(Progress(2, 10, 0, 0, 0, 0.0))  # two were there before
         for done in range(3, 7):
             clock[0] += 2.0
-            display.update(Progress(done, 10, 1, (done - 2) * 100, (done - 2) * 10**7, clock[0] - 100))
+            display(Progress(done, 10, 1, (done - 2) * 100, (done - 2) * 10**7, clock[0] - 100))
     assert capsys.readouterr().out.splitlines() == ["5 of 10 episodes, 50 frames/s, 5 MB/s decoded, 1 bad, 10 s left"]
 
 
 def test_a_terminal_gets_a_bar(monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     shown = []
-    convert._Display(lambda *a: shown.append(a)).update(Progress(1, 2, 0, 50, 10**6, 0.5))
+    convert._display(lambda *a: shown.append(a))(Progress(1, 2, 0, 50, 10**6, 0.5))
     assert shown == [(1, 2, "100 frames/s, 2 MB/s decoded")]
 
 

@@ -17,7 +17,7 @@ from journal_runs import Run, assert_equal
 
 from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.data.options import open_any
-from serl_chunk.cli.demos import DemoOptions
+from serl_chunk.cli.demos import DemoOptions, RunOptions
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
 from serl_chunk.data.source import ReadOptions, decode_images
@@ -239,7 +239,7 @@ def test_a_learner_notes_its_demonstrations(tmp_path):
     spec = robot_spec(settings.robot)
     run = open_run(settings, spec, str(tmp_path / "run"))
     learner = learner_command.build_learner(
-        settings, [demos], run, spec, publish=lambda s, i: None, threaded=False, wandb=False
+        settings, RunOptions([demos]), run, spec, publish=lambda s, i: None, threaded=False
     )
     learner.metrics.close()
     noted = json.loads((tmp_path / "run" / DEMOS).read_text())
@@ -264,5 +264,5 @@ def test_flags_say_how_demonstrations_are_read():
     flags.demo_scores = "score_5=1,score_1=0"
     assert DemoOptions.of(flags).options.scores == (("score_5", 1.0), ("score_1", 0.0))
     flags.demo_scores = "score_5"
-    with pytest.raises(ConfigError, match=naming("--demo_scores", "score_5", "FOLDER=REWARD")):
+    with pytest.raises(ConfigError, match=naming("scores", "score_5", "FOLDER=REWARD")):
         DemoOptions.of(flags)

@@ -15,7 +15,7 @@ import pytest
 from errors import naming
 
 from serl_chunk.cli import learner as learner_command
-from serl_chunk.cli.demos import DemoOptions, open_dataset, read_demos
+from serl_chunk.cli.demos import DemoOptions, RunOptions, open_dataset, read_demos
 from serl_chunk.cli.learner import build_learner, train_offline
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.process import load, spec_of
@@ -73,7 +73,7 @@ def test_a_relabelled_file_keeps_its_labels_unless_a_task_was_asked_for(
 
 def test_where_data_can_be_had_is_said_where_there_are_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=naming(tmp_path / "absent.npz", TOLD)):
-        read_demos(OGBENCH, SPEC, [str(tmp_path / "absent.npz")])
+        read_demos(OGBENCH, SPEC, [str(tmp_path / "absent.npz")], DemoOptions())
     with pytest.raises(ConfigError, match=naming("--dataset_dir", tmp_path / "absent", TOLD)):
         open_dataset(OGBENCH, SPEC, DemoOptions(dataset=str(tmp_path / "absent")))
     wrong = DemoOptions(format="no_such")
@@ -133,8 +133,8 @@ def test_only_the_learner_keeps_a_shard_and_a_run_that_goes_on_reads_the_one_it_
     run = open_run(FAKE, SPEC, str(tmp_path / "run"))
     with run.lock:
         learner = build_learner(
-            FAKE, [], run, SPEC, publish=lambda snapshot, info: None, threaded=False, wandb=False,
-            demo_options=DemoOptions(dataset=str(tmp_path / "shards")),
+            FAKE, RunOptions([], demo_options=DemoOptions(dataset=str(tmp_path / "shards"))), run, SPEC,
+            publish=lambda snapshot, info: None, threaded=False,
         )  # fmt: skip
     gc.collect()
     assert learner.shard
@@ -147,7 +147,7 @@ def test_a_mistyped_path_leaves_no_run_behind(tmp_path: Path, train: Any) -> Non
     run = tmp_path / "runs" / "first"
     for paths, dataset in (([str(tmp_path / "absent")], None), ([], str(tmp_path / "absent"))):
         with pytest.raises(ConfigError, match=naming(tmp_path / "absent")):
-            train(FAKE, paths, str(run), demo_options=DemoOptions(dataset=dataset))
+            train(FAKE, RunOptions(paths, str(run), demo_options=DemoOptions(dataset=dataset)))
     assert not run.parent.exists()
 
 
@@ -159,13 +159,13 @@ def test_a_refused_start_leaves_no_run_behind(tmp_path: Path, train: Any) -> Non
     for paths, said in (([], "demo_path"), ([str(bad)], "bad.npz")):
         config = dataclasses.replace(FAKE, learner=dataclasses.replace(FAKE.learner, pretrain_steps=1))
         with pytest.raises((ConfigError, DataError), match=naming(said)):
-            train(config, paths, str(tmp_path / "run"))
+            train(config, RunOptions(paths, str(tmp_path / "run")))
         assert not (tmp_path / "run").exists()
     old = open_run(FAKE, SPEC, str(tmp_path / "old"))
     with old.locked():
         old.write_config()
     with pytest.raises((ConfigError, DataError), match=naming("bad.npz")):
-        train(FAKE, [str(bad)], str(tmp_path / "old"))
+        train(FAKE, RunOptions([str(bad)], str(tmp_path / "old")))
     assert (tmp_path / "old" / "config.json").exists()
 
 
@@ -190,8 +190,8 @@ def test_a_start_that_fails_leaves_the_notes_of_the_life_before(
         folder = open_run(config, SPEC, str(run))
         try:
             build_learner(
-                config, [str(path)], folder, SPEC,
-                publish=lambda s, i: None, threaded=False, wandb=False,
+                config, RunOptions([str(path)]), folder, SPEC,
+                publish=lambda s, i: None, threaded=False,
             ).metrics.close()  # fmt: skip
         finally:
             folder.lock.close()
@@ -212,7 +212,7 @@ def test_what_is_wrong_with_data_names_the_learners_flags(tmp_path: Path):
     for name in ("good", "bad"):
         run_record(FAKE, 1, str(tmp_path / name), policy="scripted", noise=None, cameras=())
     with pytest.raises(DataError, match=naming("bad, good", "scores", "bad=REWARD,good=REWARD")):
-        read_demos(FAKE, SPEC, [str(tmp_path)])
+        read_demos(FAKE, SPEC, [str(tmp_path)], DemoOptions())
 
 
 def test_a_proportion_outside_the_range_is_refused():

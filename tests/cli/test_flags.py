@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from errors import naming
 
-from serl_chunk.cli.flags import OF_BOTH_SIDES, OF_THE_LEARNER
-from serl_chunk.cli.process import load, print_config, spec_of
+from serl_chunk.cli.demos import RunOptions
+from serl_chunk.cli.process import OF_BOTH_SIDES, OF_THE_LEARNER, load, print_config, spec_of
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.config.presets import PRESETS
@@ -53,12 +53,12 @@ def test_each_alias_sets_its_field(called):
     flags = {a.flag: (a.path, values.get(a.flag, "7")) for a in (*OF_BOTH_SIDES, *OF_THE_LEARNER)}
     given = [w for flag, (_, value) in flags.items() if value for w in (f"--{flag}", value)]
     assert main([*RUN, "--learner", "--dataset_dir", "d", *given]) == 0
-    [(name, (config, *_), keywords)] = called
+    [(name, (config, options), _)] = called
     assert name == "run_learner"
     for path, value in flags.values():
         if value:
             assert field(config, path) == float(value)
-    assert keywords["demo_options"].dataset == "d"
+    assert options.demo_options.dataset == "d"
 
 
 def test_the_environment_and_its_reward(called, tmp_path):
@@ -106,9 +106,9 @@ def test_offline_only_needs_no_network(called):
     offline = [*RUN, "--offline_steps", "9", "--online_steps", "0", "--demo_path", "d", "--checkpoint_path", "r"]
     assert main([*offline, "--learner", "--debug"]) == 0
     assert main([*offline, "--local"]) == 0
-    assert [(n, a[1:], k["threaded"], k["wandb"]) for n, a, k in called] == [
-        ("run_offline", (["d"], "r"), True, False),
-        ("run_offline", (["d"], "r"), False, True),
+    assert [(n, a[1], k["threaded"]) for n, a, k in called] == [
+        ("run_offline", RunOptions(["d"], "r"), True),
+        ("run_offline", RunOptions(["d"], "r", wandb=True), False),
     ]
 
 

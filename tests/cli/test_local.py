@@ -12,6 +12,7 @@ from errors import naming
 
 from serl_chunk.actor.service import ActorService
 from serl_chunk.cli import local
+from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import SESSION, LocalLink, train_local
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.config.agents import BcConfig, FlowConfig
@@ -77,7 +78,7 @@ def test_real_time_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(
         ConfigError, match=naming("--local", "--config.actor.clock", "lockstep", "--learner", "--actor")
     ):
-        train_local(config, [], str(tmp_path / "run"))
+        train_local(config, RunOptions([], str(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
 
 
@@ -87,7 +88,7 @@ def test_a_stop_before_the_start_ends_cleanly(tmp_path, capsys):
     stop.set()
     agent = BcConfig(flow=FlowConfig(hidden=(8,)))
     config = dataclasses.replace(load("fake_aloha", overrides), agent=agent)
-    learner, summary = train_local(config, [], str(tmp_path / "run"), stop=stop)
+    learner, summary = train_local(config, RunOptions([], str(tmp_path / "run")), stop=stop)
     assert (learner.updates, summary.episodes, summary.reason) == (0, 0, "stopped by the operator")
     assert learner.trainer.phase is Phase.PRETRAIN
     open_run(config, spec_of(config), str(tmp_path / "run")).lock.close()  # no process holds it any more
@@ -111,6 +112,6 @@ def test_a_resumed_run_goes_on_counting_human_ticks(tmp_path, monkeypatch, capsy
     stop.set()
     overrides = [("learner.pretrain_steps", "0"), ("actor.intervention", "none")]
     config = dataclasses.replace(load("fake_aloha", overrides), agent=BcConfig(flow=FlowConfig(hidden=(8,))))
-    train_local(config, [], str(tmp_path / "run"), stop=stop)
+    train_local(config, RunOptions([], str(tmp_path / "run")), stop=stop)
     assert [handed_over[k] for k in ("human_ticks", "episodes", "env_steps")] == [27, 3, 0]
     capsys.readouterr()

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.process import load
 from serl_chunk.cli.record import run_record
@@ -51,7 +52,7 @@ def test_it_trains_on_what_it_did_itself(tmp_path: Path, case: str) -> None:
     cameras = config.agent.image_keys
     run_record(load(name, [t for t in texts if t[0].startswith("robot")]), 2, str(tmp_path / "demos"),
                policy="scripted", noise=None, cameras=cameras)  # fmt: skip
-    learner, actor = train_local(config, [str(tmp_path / "demos")], str(tmp_path / "run"))
+    learner, actor = train_local(config, RunOptions([str(tmp_path / "demos")], str(tmp_path / "run")))
     assert (learner.trainer.phase, learner.updates) == (Phase.DONE, 40)
     # Of an image agent those that begin at decisions, three to five ticks apart.
     assert learner.replay.ready.online > 0.1 * learner.env_steps

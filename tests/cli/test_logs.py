@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from serl_chunk.cli import logs
-from serl_chunk.cli.log_multiplexer import Relay
+from serl_chunk.cli.launch import Relay
 from serl_chunk.cli.logs import LIVE, Screen, TerminalScreen, add_log_flags, configure, log_to_file, logging_to_stdout
 from serl_chunk.runs.status_line import StatusLine
 
@@ -135,8 +135,9 @@ def test_a_terminal_keeps_the_state_below_lines(terminal, monkeypatch):
     assert re.sub(r"\x1b\[[^m]*m", "", text).split("\n")[-2].endswith("INFO    after")
 
 
-def test_a_narrow_terminal_shows_the_whole_state(terminal):
-    screen = TerminalScreen(terminal)
+def test_a_narrow_terminal_shows_the_whole_state(terminal, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", terminal)
+    screen = TerminalScreen()
     screen.state(" ".join(["word"] * 30) + " last")
     assert "last" in terminal.getvalue()
     screen.line("line")

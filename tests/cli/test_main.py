@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from errors import naming
 
-from serl_chunk.cli.actor import LearnerAddress
-from serl_chunk.cli.demos import DemoOptions
-from serl_chunk.cli.evaluate import EvaluationOptions
+from serl_chunk.cli.demos import RunOptions
+from serl_chunk.cli.evaluation import EvaluationOptions
+from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.subcommands import COMMANDS
 from serl_chunk.main import main
 from serl_chunk.types import ConfigError, DataError
@@ -42,7 +42,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, 
     def replace(path: str) -> None:
         monkeypatch.setattr(path, lambda *a, **k: calls.append((path.rpartition(".")[2], a, k)) or 0)
 
-    for path in ("local.run_local", "launch.run_both", "learner.run_learner", "evaluate.run_evaluation",
+    for path in ("local.run_local", "launch.run_both", "learner.run_learner", "evaluation.run_evaluation",
                  "actor.run_training_actor", "record.run_record"):  # fmt: skip
         replace(f"serl_chunk.cli.{path}")
     return calls
@@ -205,18 +205,17 @@ def test_flags_reach_the_learner(called):
              "--checkpoint_path", "run", "--debug", "--seed", "3", "--config.agent.lr=0.5",
              "--demo_color", "bgr", "--demo_success", "--demo_format", "episodes"]  # fmt: skip
     assert main([*RUN, *flags]) == 0
-    [(name, (config, demos, run), keywords)] = called
+    [(name, (config, (demos, run, demo_options, wandb)), keywords)] = called
     assert (name, demos, run, config.seed, config.agent.lr) == ("run_learner", ["a", "b"], "run", 3, 0.5)
-    demo_options = keywords.pop("demo_options")
     assert (demo_options.options.color, demo_options.options.success, demo_options.format) == ("bgr", True, "episodes")
-    assert keywords == {"bind": "0.0.0.0", "port": 7000, "insecure": True, "wandb": False, "keys": None}
+    assert keywords == {"bind": "0.0.0.0", "port": 7000, "insecure": True, "keys": None}
+    assert not wandb
 
 
 def test_a_learner_listens_to_this_machine_unless_told_otherwise(called):
     assert main([*RUN, "--learner"]) == 0
-    assert called[0][2] == {
-        "bind": "127.0.0.1", "port": 5588, "insecure": False, "wandb": True, "keys": None, "demo_options": DemoOptions()
-    }  # fmt: skip
+    assert called[0][1][1] == RunOptions([], wandb=True)
+    assert called[0][2] == {"bind": "127.0.0.1", "port": 5588, "insecure": False, "keys": None}
 
 
 def test_flags_reach_the_actor(called):

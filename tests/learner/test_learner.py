@@ -14,6 +14,7 @@ from serl_chunk.actor.evaluate import evaluate
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.spec import agent_spec
 from serl_chunk.cli import learner as learner_command
+from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import LocalLink, train_local
 from serl_chunk.config.agents import BcConfig, FlowConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
@@ -52,7 +53,7 @@ def published(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_phases_counters_and_a_run_that_is_the_same_twice(demos, tmp_path, published):
     config = experiment(critic_pretrain_steps=20)
-    (first, summary), (second, _) = (train_local(config, [demos], str(tmp_path / n)) for n in "ab")
+    (first, summary), (second, _) = (train_local(config, RunOptions([demos], str(tmp_path / n))) for n in "ab")
 
     events = [r["text"] for r in by_kind(tmp_path / "a")["event"] if r["text"].startswith("phase: ")]
     order = [p for p in Phase if p not in (Phase.PRETRAIN, Phase.OFFLINE)]  # of the latter there are no steps
@@ -82,10 +83,10 @@ def test_phases_counters_and_a_run_that_is_the_same_twice(demos, tmp_path, publi
 
 def test_a_resumed_run_goes_on(demos, tmp_path, published, caplog):
     run = str(tmp_path / "run")
-    before, _ = train_local(experiment(), [demos], run)
+    before, _ = train_local(experiment(), RunOptions([demos], run))
     versions = list(published)
     caplog.clear()
-    after, summary = train_local(experiment(max_steps=100), [demos], run)
+    after, summary = train_local(experiment(max_steps=100), RunOptions([demos], run))
     said = caplog.text
     assert "learner.max_steps: 60 -> 100" in said
     assert f"resumed at step 60, {before.env_steps} online steps, 12 demonstrations" in said
@@ -106,7 +107,7 @@ def test_a_resumed_run_goes_on(demos, tmp_path, published, caplog):
     assert after.checkpoints.steps() == [0, 40, 60, 80, 100]
 
     caplog.clear()
-    done, summary = train_local(experiment(max_steps=100), [demos], run)
+    done, summary = train_local(experiment(max_steps=100), RunOptions([demos], run))
     assert "resumed at step 100: training is complete" in caplog.text
     assert (done.updates, summary.steps) == (100, 0)
     assert done.checkpoints.steps() == [0, 40, 60, 80, 100]
@@ -122,11 +123,11 @@ def test_a_resumed_policy_chooses_with_its_trained_critic(demos, tmp_path, monke
 
     monkeypatch.setattr(LocalLink, "publish", record)
     run = str(tmp_path / "run")
-    train_local(experiment(), [demos], run)
+    train_local(experiment(), RunOptions([demos], run))
     assert counts[0] == 1  # imitation alone, until the critic has seen failures
     assert set(counts[1:]) == {0}  # all there are
     counts.clear()
-    train_local(experiment(max_steps=80), [demos], run)
+    train_local(experiment(max_steps=80), RunOptions([demos], run))
     assert set(counts) == {0}
 
 
@@ -139,7 +140,7 @@ def test_a_critic_that_was_never_updated_chooses_nothing(demos, tmp_path, monkey
         publish(self, snapshot, info)
 
     monkeypatch.setattr(LocalLink, "publish", record)
-    train_local(experiment(critic_warmup_steps=0), [demos], str(tmp_path / "run"))
+    train_local(experiment(critic_warmup_steps=0), RunOptions([demos], str(tmp_path / "run")))
     before = [count for step, count in published if step == 0]
     assert len(before) == 2  # when the actors begin, and when training does
     assert set(before) == {1}
@@ -162,18 +163,18 @@ def test_training_waits_where_everything_was_discarded(demos, tmp_path, monkeypa
 
 def test_pretraining_without_demonstrations_is_refused_with_the_remedy(tmp_path):
     with pytest.raises(ConfigError, match=naming("demo_path", "learner.pretrain_steps", 0)):
-        train_local(experiment(), [], str(tmp_path / "run"))
+        train_local(experiment(), RunOptions([], str(tmp_path / "run")))
     learner, _ = train_local(
-        experiment(pretrain_steps=0, critic_warmup_steps=0, max_steps=20), [], str(tmp_path / "other")
+        experiment(pretrain_steps=0, critic_warmup_steps=0, max_steps=20), RunOptions([], str(tmp_path / "other"))
     )
     assert learner.updates == 20
 
 
 def test_changed_demonstrations_do_not_shift_a_resumed_networks_inputs(demos, tmp_path, caplog):
     run = str(tmp_path / "run")
-    before, _ = train_local(experiment(), [demos], run)
+    before, _ = train_local(experiment(), RunOptions([demos], run))
     caplog.clear()
-    after, _ = train_local(experiment(max_steps=80), [record_demos(tmp_path / "more", 3)], run)
+    after, _ = train_local(experiment(max_steps=80), RunOptions([record_demos(tmp_path / "more", 3)], run))
     said = "the demonstrations or normaliser settings changed since the checkpoint: its normaliser is kept"
     assert said in caplog.text
     assert after.normaliser.digest() == before.normaliser.digest()
@@ -182,14 +183,14 @@ def test_changed_demonstrations_do_not_shift_a_resumed_networks_inputs(demos, tm
 def test_another_transform_of_actions_is_refused_on_resume(demos, tmp_path):
     run = tmp_path / "run"
     config = experiment()
-    train_local(config, [demos], str(run))
+    train_local(config, RunOptions([demos], str(run)))
     kept = (run / "config.json").read_text()
     other = "absolute_demo" if config.normaliser.actions != "absolute_demo" else "relative"
     changed = dataclasses.replace(config, normaliser=dataclasses.replace(config.normaliser, actions=other))
     with pytest.raises(
         ConfigError, match=naming("normaliser.actions", other, config.normaliser.actions, "checkpoint_path")
     ):
-        train_local(changed, [demos], str(run))
+        train_local(changed, RunOptions([demos], str(run)))
     assert (run / "config.json").read_text() == kept
 
 
@@ -197,7 +198,7 @@ def build(config, demos, run, *, threaded=False, publish=lambda snapshot, info: 
     """A learner on its own: no actor, no sockets."""
     spec = robot_spec(config.robot)
     folder = open_run(config, spec, str(run))
-    return learner_command.build_learner(config, [demos], folder, spec, publish=publish, threaded=threaded, wandb=False)
+    return learner_command.build_learner(config, RunOptions([demos]), folder, spec, publish=publish, threaded=threaded)
 
 
 def test_a_learner_without_actors_says_that_it_waits(demos, tmp_path, monkeypatch):
@@ -279,7 +280,7 @@ def success_rate(config, run, step: int) -> float:
 def test_reinforcement_learning_overtakes_the_imitation_it_starts_from(demos, tmp_path):
     config = experiment(pretrain_steps=600, critic_warmup_steps=100, warmup_episodes=8, max_steps=1_200,
                         steps_per_update=50, checkpoint_period=0, log_period=200)  # fmt: skip
-    learner, _ = train_local(config, [demos], str(tmp_path / "run"))
+    learner, _ = train_local(config, RunOptions([demos], str(tmp_path / "run")))
     assert learner.checkpoints.steps() == [0, 1_200]
     imitation, learned = (success_rate(config, tmp_path / "run", step) for step in (0, 1_200))
     assert learned >= 0.8
@@ -297,7 +298,7 @@ def test_an_agent_without_a_critic_draws_no_batch_for_one(demos, tmp_path, monke
     monkeypatch.setattr(Replay, "sample", counted)
     config = experiment(cta_ratio=2, critic_pretrain_steps=20, critic_warmup_steps=20)
     config = dataclasses.replace(config, agent=BcConfig(flow=FlowConfig(hidden=(16,), steps=2)))
-    learner, _ = train_local(config, [demos], str(tmp_path / "run"))
+    learner, _ = train_local(config, RunOptions([demos], str(tmp_path / "run")))
     assert (learner.trainer.phase, learner.updates) == (Phase.DONE, config.learner.max_steps)
     assert drawn.count(20) == config.learner.pretrain_steps // 20  # of the policy's pretraining alone
     assert drawn.count(1) == config.learner.max_steps // 2  # one for each compiled update, not two

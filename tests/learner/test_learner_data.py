@@ -11,6 +11,7 @@ from point_robot import experiment, record_demos
 
 from serl_chunk.agents.acfql import Acfql
 from serl_chunk.cli import demos as demos_command
+from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.learner import build_learner, train_offline
 from serl_chunk.cli.local import train_local
 from serl_chunk.config.experiment import ChunkConfig, NormaliserConfig
@@ -55,7 +56,7 @@ def cut_to(patch: pytest.MonkeyPatch, steps: int, outcome: Outcome = Outcome.UNK
 
 def test_offline_training_without_data_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=naming("learner.offline_steps", "demo_path", "dataset_dir")):
-        train_offline(experiment(**OFFLINE), [], str(tmp_path))
+        train_offline(experiment(**OFFLINE), RunOptions([], str(tmp_path)))
     with pytest.raises(ConfigError, match=naming("learner.online_steps", 0, "learner.offline_steps")):
         experiment(pretrain_steps=0, online_steps=0)
     with pytest.raises(ConfigError, match=naming("learner.online_steps", 20, "learner.training_starts")):
@@ -147,8 +148,8 @@ def test_a_run_goes_on_with_its_own_normaliser_where_no_new_one_can_be_made(demo
     spec = robot_spec(config.robot)
     alone = dataclasses.replace(config, learner=dataclasses.replace(config.learner, pretrain_steps=0, offline_steps=0))
     without = lambda config, run: build_learner(  # noqa: E731
-        config, [], open_run(config, spec, run), spec,
-        publish=lambda snapshot, info: None, threaded=False, wandb=False,
+        config, RunOptions([]), open_run(config, spec, run), spec,
+        publish=lambda snapshot, info: None, threaded=False,
     )  # fmt: skip
     learner = without(alone, run)
     assert learner.normaliser.digest() == digest
@@ -183,5 +184,5 @@ def test_a_replay_beyond_the_memory_is_refused_before_networks_are_built(tmp_pat
     config = experiment(pretrain_steps=0)
     config = dataclasses.replace(config, replay=dataclasses.replace(config.replay, capacity=10**12))
     with pytest.raises(ConfigError, match=naming("replay.capacity", "MiB are available")):
-        train_local(config, [], str(tmp_path / "run"))
+        train_local(config, RunOptions([], str(tmp_path / "run")))
     assert not (tmp_path / "run").exists()

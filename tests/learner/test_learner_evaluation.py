@@ -20,8 +20,9 @@ from point_robot import Ditherer, PointEnv, experiment, record_demos
 from serl_chunk.actor import evaluate as evaluate_module
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.evaluate import EVAL_SEED_BASE
+from serl_chunk.cli.demos import RunOptions
+from serl_chunk.cli.evaluation import OwnEvaluation
 from serl_chunk.cli.learner import build_learner, train_offline
-from serl_chunk.cli.learner_evaluation import OwnEvaluation
 from serl_chunk.cli.local import train_local
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
@@ -66,7 +67,7 @@ def test_multiples_are_due_once_each_and_ends_where_they_are_none():
 
 def test_the_curve_of_a_run_from_offline_to_online(demos, tmp_path):
     config = experiment(offline_steps=50, max_steps=40, checkpoint_period=0, **EVALUATED)
-    learner, _ = train_local(config, [demos], str(tmp_path))
+    learner, _ = train_local(config, RunOptions([demos], str(tmp_path)))
     assert evaluated(tmp_path) == [20, 40, 50, 60, 80, 90]  # 50: the offline phase ends there; 90: training does
     rows = read_metrics(tmp_path)["eval"]
     for row in rows:
@@ -104,9 +105,9 @@ def test_training_is_the_same_with_evaluations_and_without(demos, tmp_path, monk
 
     monkeypatch.setattr(OwnEvaluation, "__call__", watched)
     config = experiment(offline_steps=30, max_steps=30)
-    plain, _ = train_local(config, [demos], str(tmp_path / "plain"))
+    plain, _ = train_local(config, RunOptions([demos], str(tmp_path / "plain")))
     config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, **EVALUATED))
-    watched_run, _ = train_local(config, [demos], str(tmp_path / "watched"))
+    watched_run, _ = train_local(config, RunOptions([demos], str(tmp_path / "watched")))
     assert kept == [True] * 4
     left, right = host_leaves(plain.state), host_leaves(watched_run.state)
     for path in left:
@@ -127,8 +128,8 @@ def test_the_time_of_evaluations_is_no_time_of_training(demos, tmp_path, monkeyp
     config = experiment(**OFFLINE | EVALUATED)
     spec = robot_spec(config.robot)
     learner = build_learner(
-        config, [demos], open_run(config, spec, str(tmp_path)), spec,
-        publish=lambda snapshot, info: None, threaded=False, wandb=False,
+        config, RunOptions([demos]), open_run(config, spec, str(tmp_path)), spec,
+        publish=lambda snapshot, info: None, threaded=False,
     )  # fmt: skip
     start = time.perf_counter()
     wall = learner.metrics.wall()
@@ -155,12 +156,12 @@ def test_an_evaluation_that_is_cut_short_is_made_up_for(demos, tmp_path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(PointEnv, "step", stopping)
-        half = train_offline(config, [demos], str(tmp_path), stop=stop)
+        half = train_offline(config, RunOptions([demos], str(tmp_path)), stop=stop)
     assert half.updates == 20
     assert evaluated(tmp_path) == []
-    train_offline(config, [demos], str(tmp_path))
+    train_offline(config, RunOptions([demos], str(tmp_path)))
     assert evaluated(tmp_path) == [20, 40, 50]
-    train_offline(config, [demos], str(tmp_path))  # it is over: nothing is evaluated again
+    train_offline(config, RunOptions([demos], str(tmp_path)))  # it is over: nothing is evaluated again
     assert evaluated(tmp_path) == [20, 40, 50]
 
 
@@ -168,10 +169,10 @@ def test_a_real_robot_is_not_moved_by_a_learner(demos, tmp_path):
     config = experiment(**OFFLINE | EVALUATED)
     real = dataclasses.replace(config, robot=dataclasses.replace(config.robot, is_real=True))
     with pytest.raises(ConfigError, match=naming("learner.eval_interval", 20, "--eval_checkpoint_step")):
-        train_offline(real, [demos], str(tmp_path / "real"))
+        train_offline(real, RunOptions([demos], str(tmp_path / "real")))
     live = dataclasses.replace(config, actor=dataclasses.replace(config.actor, clock="realtime"))
     with pytest.raises(ConfigError, match=naming("learner.eval_interval", "--config.actor.clock", "lockstep")):
-        train_offline(live, [demos], str(tmp_path / "live"))
+        train_offline(live, RunOptions([demos], str(tmp_path / "live")))
     with pytest.raises(ConfigError, match=naming("learner.video_episodes", 4, "learner.eval_episodes", 3)):
         experiment(video_episodes=4, **EVALUATED)
 
@@ -221,7 +222,7 @@ class FakeVideo:
 @pytest.fixture
 def filmed(monkeypatch: pytest.MonkeyPatch):
     """An experiment that films 2 of 3 episodes."""
-    monkeypatch.setattr("serl_chunk.cli.learner_evaluation.ffmpeg_program", lambda: "ffmpeg")
+    monkeypatch.setattr("serl_chunk.cli.evaluation.ffmpeg_program", lambda: "ffmpeg")
     monkeypatch.setattr(evaluate_module, "EpisodeVideo", FakeVideo)
     config = experiment(**OFFLINE | EVALUATED, video_episodes=2)
     robot = GymConfig(make=FilmedPoint, robot_name="point", max_episode_steps=10)
@@ -242,7 +243,7 @@ def filmed_demos(folder: Path, config) -> str:
 def test_what_filming_needs_is_looked_at_before_anything_is_trained(demos, tmp_path, filmed, monkeypatch):
     blind = dataclasses.replace(filmed, robot=experiment().robot)
     with pytest.raises(ConfigError, match=naming("learner.video_episodes", 2, "point", 0)):
-        train_offline(blind, [demos], str(tmp_path / "blind"))
+        train_offline(blind, RunOptions([demos], str(tmp_path / "blind")))
 
     def dark(self, state):
         raise RuntimeError("no EGL here")
@@ -251,7 +252,7 @@ def test_what_filming_needs_is_looked_at_before_anything_is_trained(demos, tmp_p
     with pytest.raises(
         ConfigError, match=naming("learner.video_episodes", 2, "RuntimeError: no EGL here", "MUJOCO_GL")
     ):
-        train_offline(filmed, [demos], str(tmp_path / "dark"))
+        train_offline(filmed, RunOptions([demos], str(tmp_path / "dark")))
 
 
 def test_an_evaluation_that_fails_ends_no_training(tmp_path, filmed, monkeypatch, caplog):
@@ -264,7 +265,7 @@ def test_an_evaluation_that_fails_ends_no_training(tmp_path, filmed, monkeypatch
             raise VideoError("could not write it: the disk is full")
 
     monkeypatch.setattr(FakeVideo, "finish", broken)
-    learner = train_offline(filmed, [demos], str(tmp_path / "run"))
+    learner = train_offline(filmed, RunOptions([demos], str(tmp_path / "run")))
     assert (learner.trainer.phase, learner.updates) == (Phase.DONE, 50)
     assert evaluated(tmp_path / "run") == [20, 50]
     said = caplog.text
@@ -279,7 +280,7 @@ def test_a_simulator_that_gives_up_costs_one_evaluation_and_no_training(tmp_path
     class Unstable(Exception):
         """As simulators have them: no SerlChunkError, no OSError."""
 
-    def gives_up(*_: object) -> None:
+    def gives_up(*_: object, **__: object) -> None:
         raise Unstable("the arm left the world")
 
     config = experiment(**OFFLINE | EVALUATED)
@@ -287,17 +288,17 @@ def test_a_simulator_that_gives_up_costs_one_evaluation_and_no_training(tmp_path
     learner = SimpleNamespace(
         counters=lambda: Counters(40, 0, 0), metrics=SimpleNamespace(run_dir=tmp_path), normaliser=None
     )
-    monkeypatch.setattr(OwnEvaluation, "_result", gives_up)
+    monkeypatch.setattr("serl_chunk.cli.evaluation.evaluate_snapshot", gives_up)
     own(learner, Snapshot(40, {}))
     [line] = caplog.messages
     assert line.startswith("the evaluation at step 40 failed and is left out; training goes on ")
     assert f"(Unstable: the arm left the world, raised in {__file__}, line " in line
     assert list(tmp_path.iterdir()) == []
 
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(OwnEvaluation, "_result", interrupted)
+    monkeypatch.setattr("serl_chunk.cli.evaluation.evaluate_snapshot", interrupted)
     with pytest.raises(KeyboardInterrupt):  # no failure of the simulator's
         own(learner, Snapshot(40, {}))
     own.close()
@@ -308,7 +309,7 @@ def test_one_process_shows_that_it_evaluates(demos, tmp_path, monkeypatch):
     monkeypatch.setattr(
         StatusLine, "update", lambda self, phase, fields: shown.append(fields["evaluating"])
     )  # fmt: skip
-    train_local(experiment(max_steps=20, **EVALUATED), [demos], str(tmp_path))
+    train_local(experiment(max_steps=20, **EVALUATED), RunOptions([demos], str(tmp_path)))
     assert shown.count(True) > EVALUATED["eval_episodes"]  # within the episodes
     assert not shown[-1]
 
@@ -326,7 +327,7 @@ def test_films_of_an_evaluation_that_was_cut_short_are_removed(tmp_path, filmed,
     kept.parent.mkdir(parents=True)
     kept.touch()
     monkeypatch.setattr(FakeVideo, "finish", stopping)
-    train_offline(filmed, [demos], str(tmp_path / "run"), stop=stop)
+    train_offline(filmed, RunOptions([demos], str(tmp_path / "run")), stop=stop)
     assert evaluated(tmp_path / "run") == []
     assert list(kept.parent.iterdir()) == [kept]
 
@@ -337,8 +338,8 @@ def test_what_else_goes_on_does_so_during_an_evaluation(demos, tmp_path):
 
     def build(run: str) -> Learner:
         return build_learner(
-            config, [demos], open_run(config, spec, str(tmp_path / run)), spec,
-            publish=lambda snapshot, info: None, threaded=False, wandb=False,
+            config, RunOptions([demos]), open_run(config, spec, str(tmp_path / run)), spec,
+            publish=lambda snapshot, info: None, threaded=False,
         )  # fmt: skip
 
     seen: list[bool] = []

@@ -11,6 +11,7 @@ from learner_tools import by_kind, quick_agents
 
 from serl_chunk.agents import vision
 from serl_chunk.cli import learner as learner_command
+from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.agents import AcrlpdConfig
@@ -85,7 +86,7 @@ def test_a_run_trains_on_features_and_acts_on_pixels(demos, tmp_path, caplog, mo
     take = BatchLoader.next
     monkeypatch.setattr(BatchLoader, "next", lambda *args: drawn.append(take(*args)) or drawn[-1])
     config = experiment()
-    learner, summary = train_local(config, [demos], str(tmp_path))
+    learner, summary = train_local(config, RunOptions([demos], str(tmp_path)))
     assert (learner.trainer.phase, learner.updates) == (Phase.DONE, 12)
     assert summary.steps == learner.env_steps > 12
     assert drawn
@@ -103,8 +104,8 @@ def test_a_run_trains_on_features_and_acts_on_pixels(demos, tmp_path, caplog, mo
 def build(config: ExperimentConfig, demos: str, run) -> Learner:
     spec = robot_spec(config.robot)
     return learner_command.build_learner(
-        config, [demos], open_run(config, spec, str(run)), spec,
-        publish=lambda snapshot, info: None, threaded=False, wandb=False,
+        config, RunOptions([demos]), open_run(config, spec, str(run)), spec,
+        publish=lambda snapshot, info: None, threaded=False,
     )  # fmt: skip
 
 

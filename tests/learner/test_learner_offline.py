@@ -12,7 +12,7 @@ from learner_tools import by_kind, learner_of, let_go, quick_agents
 from point_robot import experiment, record_demos
 
 from serl_chunk.cli import demos as demos_command
-from serl_chunk.cli.demos import DemoOptions
+from serl_chunk.cli.demos import DemoOptions, RunOptions
 from serl_chunk.cli.learner import build_learner, train_offline
 from serl_chunk.cli.local import LocalLink, train_local
 from serl_chunk.config.agents import ImproveConfig
@@ -81,7 +81,7 @@ def phases(run: Path) -> list[str]:
 
 def test_offline_to_online_keeps_everything_and_counts_apart(demos, tmp_path, candidates):
     config = experiment(offline_steps=40, max_steps=60)
-    learner, summary = train_local(config, [demos], str(tmp_path))
+    learner, summary = train_local(config, RunOptions([demos], str(tmp_path)))
     assert phases(tmp_path) == ["critic pretrain", "offline", "warm-up", "critic warm-up", "train", "done"]
     assert (learner.trainer.offline_updates, learner.trainer.online_updates, learner.updates) == (40, 60, 100)
     # Pretraining of the policy alone comes on top, and the critic's warm-up: the optimiser has seen them all.
@@ -98,7 +98,7 @@ def test_offline_to_online_keeps_everything_and_counts_apart(demos, tmp_path, ca
 
 
 def test_a_critic_that_has_seen_failures_offline_chooses_at_once(demos, tmp_path, candidates, failing):
-    train_local(experiment(offline_steps=40, max_steps=20), [demos], str(tmp_path))
+    train_local(experiment(offline_steps=40, max_steps=20), RunOptions([demos], str(tmp_path)))
     assert set(candidates) == {0}
 
 
@@ -123,12 +123,12 @@ def test_imitating_what_climbs_a_critic_of_successes_is_warned_of(
 def test_training_ends_after_so_many_online_steps_and_their_updates(demos, tmp_path):
     config = experiment(offline_steps=20, online_steps=61, max_steps=100_000, utd_ratio=0.5, max_lag_steps=10,
                         checkpoint_period=0)  # fmt: skip
-    learner, _ = train_local(config, [demos], str(tmp_path))
+    learner, _ = train_local(config, RunOptions([demos], str(tmp_path)))
     assert learner.trainer.phase is Phase.DONE
     assert 61 <= learner.env_steps <= 61 + 2  # it acts in chunks of 2
     begun = next(r for r in by_kind(tmp_path)["event"] if r["text"] == "phase: critic warm-up")["env_steps"]
     assert learner.trainer.online_updates == (61 - begun) // 2
-    again, summary = train_local(config, [demos], str(tmp_path))
+    again, summary = train_local(config, RunOptions([demos], str(tmp_path)))
     assert (again.trainer.phase, again.updates, summary.steps) == (Phase.DONE, learner.updates, 0)
 
 
@@ -136,8 +136,8 @@ def test_actors_may_record_no_more_steps_than_training_wants(demos, tmp_path):
     config = experiment(online_steps=50, training_starts=20)
     spec = robot_spec(config.robot)
     learner = build_learner(
-        config, [demos], open_run(config, spec, str(tmp_path)), spec,
-        publish=lambda snapshot, info: None, threaded=False, wandb=False,
+        config, RunOptions([demos]), open_run(config, spec, str(tmp_path)), spec,
+        publish=lambda snapshot, info: None, threaded=False,
     )  # fmt: skip
     learner.router.env_steps = 20
     assert learner.trainer.steps_allowed() == 30
@@ -151,29 +151,30 @@ def test_actors_may_record_no_more_steps_than_training_wants(demos, tmp_path):
 
 def test_offline_only_and_on_from_there(demos, tmp_path, caplog):
     run = tmp_path / "run"
-    learner = train_offline(experiment(**OFFLINE), [demos], str(run))
+    learner = train_offline(experiment(**OFFLINE), RunOptions([demos], str(run)))
     assert (learner.trainer.phase, learner.updates, learner.env_steps) == (Phase.DONE, 40, 0)
     assert phases(run) == ["critic pretrain", "offline", "done"]
     assert learner.checkpoints.steps() == [0, 20, 40]
 
     caplog.clear()
-    done = train_offline(experiment(**OFFLINE), [demos], str(run))
+    done = train_offline(experiment(**OFFLINE), RunOptions([demos], str(run)))
     assert (done.trainer.phase, done.updates) == (Phase.DONE, 40)
     said = caplog.text
     assert "resumed at step 40: training is complete (raise learner.offline_steps to go on, or do not set" in said
 
-    longer = train_offline(experiment(**OFFLINE | {"offline_steps": 60}), [demos], str(run))
+    longer = train_offline(experiment(**OFFLINE | {"offline_steps": 60}), RunOptions([demos], str(run)))
     assert (longer.trainer.phase, longer.updates, int(longer.state.critic_updates)) == (Phase.DONE, 60, 60)
 
     online, _ = train_local(
-        experiment(**OFFLINE | {"offline_steps": 60, "online_steps": None, "max_steps": 20}), [demos], str(run)
+        experiment(**OFFLINE | {"offline_steps": 60, "online_steps": None, "max_steps": 20}),
+        RunOptions([demos], str(run)),
     )
     assert (online.trainer.phase, online.trainer.offline_updates, online.trainer.online_updates) == (Phase.DONE, 60, 20)
     assert int(online.state.critic_updates) == 60 + 20 + 20
 
 
 def test_a_run_stopped_offline_goes_on_as_if_it_had_not_been(demos, tmp_path):
-    whole = train_offline(experiment(**OFFLINE), [demos], str(tmp_path / "whole"))
+    whole = train_offline(experiment(**OFFLINE), RunOptions([demos], str(tmp_path / "whole")))
     stop, run = threading.Event(), str(tmp_path / "stopped")
     update = PhaseTrainer._update
 
@@ -184,16 +185,16 @@ def test_a_run_stopped_offline_goes_on_as_if_it_had_not_been(demos, tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PhaseTrainer, "_update", stopping)
-        half = train_offline(experiment(**OFFLINE), [demos], run, stop=stop)
+        half = train_offline(experiment(**OFFLINE), RunOptions([demos], run), stop=stop)
     assert (half.trainer.phase, half.updates) == (Phase.OFFLINE, 25)
     assert half.checkpoints.steps() == [0, 20, 25]
-    rest = train_offline(experiment(**OFFLINE), [demos], run)
+    rest = train_offline(experiment(**OFFLINE), RunOptions([demos], run))
     assert (rest.trainer.phase, rest.updates, rest.trainer.offline_updates) == (Phase.DONE, 40, 40)
     same_state(whole, rest)
 
 
 def test_a_run_that_was_killed_offline_goes_on_from_its_newest_checkpoint(demos, tmp_path):
-    whole = train_offline(experiment(**OFFLINE), [demos], str(tmp_path / "whole"))
+    whole = train_offline(experiment(**OFFLINE), RunOptions([demos], str(tmp_path / "whole")))
 
     class Killed(Exception):
         pass
@@ -214,8 +215,8 @@ def test_a_run_that_was_killed_offline_goes_on_from_its_newest_checkpoint(demos,
         patch.setattr(PhaseTrainer, "_update", killed)
         patch.setattr(Learner, "close", let_go)
         with pytest.raises(Killed):
-            train_offline(experiment(**OFFLINE), [demos], run)
-    rest = train_offline(experiment(**OFFLINE), [demos], run)
+            train_offline(experiment(**OFFLINE), RunOptions([demos], run))
+    rest = train_offline(experiment(**OFFLINE), RunOptions([demos], run))
     assert rest.checkpoints.steps() == [0, 20, 40]
     same_state(whole, rest)
     steps = [r["step"] for r in by_kind(Path(run))["train"]]
@@ -228,7 +229,7 @@ def test_the_data_stay_whatever_comes_online(demos, tmp_path, fraction):
     config = dataclasses.replace(
         config, replay=dataclasses.replace(config.replay, demo_fraction=fraction, capacity=60, demo_capacity=300)
     )
-    learner, _ = train_local(config, [demos], str(tmp_path))
+    learner, _ = train_local(config, RunOptions([demos], str(tmp_path)))
     stats = learner.replay.stats()
     assert learner.env_steps > 60  # the ring has turned
     assert stats["replay/evicted_episodes"] > 0
@@ -272,23 +273,23 @@ def test_shards_take_turns_and_a_resume_finds_the_right_one(demos, tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PhaseTrainer, "_update", watched)
-        whole = train_offline(config, [demos], str(tmp_path / "whole"), demo_options=demo_options)
+        whole = train_offline(config, RunOptions([demos], str(tmp_path / "whole"), demo_options=demo_options))
         turns = [seen[step] for step in (0, 10, 20, 30)]
         assert all(seen[step] == turns[step // 10] for step in range(35))
         assert len(set(turns[:3])) == 3  # each once before one comes again
         first = dict(seen)
         run, stop = str(tmp_path / "run"), threading.Event()
         half = dataclasses.replace(config, learner=dataclasses.replace(config.learner, offline_steps=25))
-        train_offline(half, [demos], run, demo_options=demo_options, stop=stop)
+        train_offline(half, RunOptions([demos], run, demo_options=demo_options), stop=stop)
         seen.clear()
-        rest = train_offline(config, [demos], run, demo_options=demo_options)
+        rest = train_offline(config, RunOptions([demos], run, demo_options=demo_options))
     assert seen == {step: first[step] for step in range(25, 35)}
     same_state(whole, rest)
 
 
 def test_what_was_applied_is_recorded(demos, tmp_path):
     config = dataclasses.replace(experiment(**OFFLINE | {"offline_steps": 1}), preset="qc", compat="qc")
-    train_offline(config, [demos], str(tmp_path))
+    train_offline(config, RunOptions([demos], str(tmp_path)))
     saved = read_config(tmp_path)
     assert (saved["preset"], saved["compat"]) == ("qc", "qc")
 
@@ -320,8 +321,8 @@ def test_an_update_that_was_interrupted_does_not_end_the_offline_phase(demos, tm
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrainingStats, "updated", interrupted)
         with pytest.raises(error):
-            train_offline(experiment(**OFFLINE), [demos], str(tmp_path))
-    rest = train_offline(experiment(**OFFLINE), [demos], str(tmp_path))
+            train_offline(experiment(**OFFLINE), RunOptions([demos], str(tmp_path)))
+    rest = train_offline(experiment(**OFFLINE), RunOptions([demos], str(tmp_path)))
     assert (rest.trainer.phase, rest.updates, rest.trainer.offline_updates) == (Phase.DONE, 40, 40)
 
 
@@ -389,7 +390,7 @@ def test_owed_updates_without_their_steps_end_with_a_word(demos, tmp_path, caplo
 
 def test_a_warm_up_that_takes_all_online_steps_is_cut_short(demos, tmp_path, caplog):
     config = experiment(pretrain_steps=0, online_steps=50, training_starts=20, warmup_episodes=20)
-    learner, _ = train_local(config, [demos], str(tmp_path))
+    learner, _ = train_local(config, RunOptions([demos], str(tmp_path)))
     assert (learner.trainer.phase, learner.trainer.online_updates) == (Phase.DONE, 50 - 20)
     said = caplog.text
     assert "the warm-up ends early: all 50 online steps came, in 5 of learner.warmup_episodes=20" in said
@@ -407,9 +408,9 @@ def test_the_last_steps_of_a_resumed_run_without_a_journal_are_trained_on(demos,
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PhaseTrainer, "_update", stopping)
-        before, _ = train_local(config, [demos], str(tmp_path), stop=stop)
+        before, _ = train_local(config, RunOptions([demos], str(tmp_path)), stop=stop)
     assert before.trainer.phase is Phase.TRAIN
-    learner, summary = train_local(config, [demos], str(tmp_path))
+    learner, summary = train_local(config, RunOptions([demos], str(tmp_path)))
     assert summary.steps <= 20 + 2  # fewer than training_starts
     assert (learner.trainer.phase, learner.trainer.online_updates) == (Phase.DONE, 80)
 
@@ -443,9 +444,9 @@ def test_an_offline_phase_that_is_prolonged_sees_no_online_step(demos, tmp_path,
 
 
 def test_after_online_updates_more_offline_ones_are_no_remedy(demos, tmp_path, caplog):
-    train_local(experiment(pretrain_steps=0, max_steps=10, checkpoint_period=0), [demos], str(tmp_path))
+    train_local(experiment(pretrain_steps=0, max_steps=10, checkpoint_period=0), RunOptions([demos], str(tmp_path)))
     caplog.clear()
-    done = train_offline(experiment(**OFFLINE), [demos], str(tmp_path))
+    done = train_offline(experiment(**OFFLINE), RunOptions([demos], str(tmp_path)))
     assert (done.trainer.phase, done.trainer.offline_updates) == (Phase.DONE, 0)
     said = caplog.text
     assert "after online updates the offline phase is over; do not set learner.online_steps=0 to go on online" in said

@@ -78,10 +78,10 @@ def test_pretraining_that_was_stopped_goes_on_as_if_it_had_not_been(demos, tmp_p
 
 def online(config, demos: str) -> list[Episode]:
     """Episodes as of an actor: the demonstrations under other names."""
-    from serl_chunk.cli.demos import read_demos
+    from serl_chunk.cli.demos import DemoOptions, read_demos
     from serl_chunk.robots.registry import robot_spec
 
-    episodes = read_demos(config, robot_spec(config.robot), [demos]).episodes
+    episodes = read_demos(config, robot_spec(config.robot), [demos], DemoOptions()).episodes
     return [
         Episode(
             e.begin._replace(episode_id=f"x{i}"),

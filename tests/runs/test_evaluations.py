@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from errors import naming
 
-from serl_chunk.cli.evaluate import _differences, _recorded
+from serl_chunk.cli.evaluation import _differences, _recorded
 from serl_chunk.cli.process import load
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore

@@ -31,8 +31,8 @@ def test_overrides_are_split_at_the_sign_or_the_next_word():
         split_overrides(["--config.seed", "--config.discount=0.9"])  # another flag is no value
 
 
-def test_the_seed_flag_wins_and_the_experiment_must_be_named():
-    assert load("fake_aloha", [("seed", "1"), ("agent.lr", "0.5")], seed=9).seed == 9
+def test_the_last_override_wins_and_the_experiment_must_be_named():
+    assert load("fake_aloha", [("seed", "1"), ("agent.lr", "0.5"), ("seed", "9")]).seed == 9
     assert load("fake_aloha", [("agent.lr", "0.5")]).agent.lr == 0.5
     with pytest.raises(ConfigError, match=naming("exp_name", "fake_aloha")):
         load(None, [])

@@ -15,6 +15,7 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import IMPLEMENTATIONS
 from serl_chunk.agents.spec import agent_spec
 from serl_chunk.cli import learner as learner_command
+from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.learner import build_learner
 from serl_chunk.learner.learner import Learner
 from serl_chunk.robots.registry import robot_spec
@@ -57,8 +58,8 @@ def learner_of(config, demos: str, run: Path) -> Learner:
     """A learner on its own, without an actor."""
     spec = robot_spec(config.robot)
     return build_learner(
-        config, [demos], open_run(config, spec, str(run)), spec,
-        publish=lambda snapshot, info: None, threaded=False, wandb=False,
+        config, RunOptions([demos]), open_run(config, spec, str(run)), spec,
+        publish=lambda snapshot, info: None, threaded=False,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import pytest
 from coded_replay import read_held
 from gymnasium import spaces
 
+from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.config.agents import AcfqlConfig, FlowConfig
 from serl_chunk.config.critics import CriticConfig
@@ -102,7 +103,7 @@ def experiment() -> ExperimentConfig:
 def test_a_hil_serl_robot_trains_from_images_and_interventions(tmp_path, dialect):
     config = experiment()
     robot = dataclasses.replace(config.robot, make=lambda fake_env: dialect())
-    learner, summary = train_local(dataclasses.replace(config, robot=robot), [], str(tmp_path / "run"))
+    learner, summary = train_local(dataclasses.replace(config, robot=robot), RunOptions([], str(tmp_path / "run")))
 
     assert learner.updates == 12
     metrics = read_metrics(tmp_path / "run")

@@ -1,10 +1,12 @@
-"""`serl-chunk data convert`: episodes of any format into HDF5 files or a LeRobot data set."""
+"""`serl-chunk data convert`, `export` and `encoder`: writes episodes of any format or of a run, and encoder weights."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import importlib.util
+import itertools
+import json
 import math
 import os
 import sys
@@ -21,27 +23,39 @@ from serl_chunk.cli.data.options import (
     keys_of,
     open_any,
     options_of,
-    parse_episodes,
+    parse_cameras,
     shown_progress,
 )
 from serl_chunk.data.convert.convert import ConversionError, Progress, Report, convert
 from serl_chunk.data.convert.manifest import NAME as MANIFEST
+from serl_chunk.data.encoder_weights import read_resnet10, write_weights
 from serl_chunk.data.formats.episodes import EpisodeFiles
 from serl_chunk.data.source import Json, ReadOptions, Sink, Source
-from serl_chunk.types import ConfigError, DataError
+from serl_chunk.runs.demos import RunDemos
+from serl_chunk.runs.episodes import RunSource, is_run
+from serl_chunk.types import ConfigError, DataError, Outcome
+from serl_chunk.types import Source as Acted
 
+ONLY = ("success", "interventions")
+_HEAD = 3  # lines of a manifest among which the list of its episodes is
 _EVERY = 5.0  # seconds between lines where there is no terminal
 _REASONS = 20  # skipped episodes whose reasons are printed; the manifest has them all
 
 
 def add_parsers(commands: Any) -> None:
     """Add this module's commands."""
+    _add_convert(commands)
+    _add_export(commands)
+    _add_encoder(commands)
+
+
+def _add_convert(commands: Any) -> None:
     p = commands.add_parser(
         "convert",
         help="into HDF5 files, or a LeRobot data set",
         description="Write the episodes at PATH as a data set. An episode is in it whole or not at all; --resume "
         "continues after an interruption at any moment. Exit status 0 where every episode was converted, also where "
-        "bad ones were left out as --skip-bad asks; 1 where one was bad without it.",
+        "bad ones were left out with --skip-bad; 1 where one was bad without it.",
         allow_abbrev=False,
     )
     add_reading(p)
@@ -57,34 +71,105 @@ def add_parsers(commands: Any) -> None:
     p.set_defaults(run=run_convert)
 
 
+def _add_export(commands: Any) -> None:
+    p = commands.add_parser(
+        "export",
+        help="a run's episodes, also while it goes on",
+        description="Write the episodes that a run has recorded, as its journal has them, as a data set. Nothing of "
+        "the run is changed, and its learner may be at work: what is recorded later is for another export. --resume "
+        "continues after an interruption at any moment, with the episodes that were there when it began.",
+        allow_abbrev=False,
+    )
+    p.add_argument("path", metavar="RUN", help="a run folder")
+    p.add_argument("--format", dest="to", required=True, choices=TARGETS, help="to write; lerobot is v3.0")
+    p.add_argument(
+        "--store", choices=("online", "demo"), default="online",
+        help="what its actors recorded, or the demonstrations it was started with (default: online)",
+    )  # fmt: skip
+    p.add_argument("--only", choices=ONLY, help="successful episodes, or those in which a human acted (default: all)")
+    p.add_argument("--cameras", metavar="A,B", help="whose frames are exported: names, all, or none (default: all)")
+    p.add_argument("--task", default="", help="text of the task where the run recorded none")
+    add_writing(p)
+    p.set_defaults(run=run_export, max_samples=None, tolerance_s=None)
+
+
+def _add_encoder(commands: Any) -> None:
+    p = commands.add_parser(
+        "encoder",
+        help="HIL-SERL's pretrained ResNet-10 as a file for agent.encoder.weights",
+        description="Make the file that --config.agent.encoder.weights names (with --config.agent.encoder.kind="
+        "resnet10) of the pickle that HIL-SERL publishes, resnet10_params.pkl. Nothing in the pickle is run.",
+        allow_abbrev=False,
+    )
+    p.set_defaults(run=run_encoder)
+    p.add_argument("path", metavar="FROM", help="resnet10_params.pkl")
+    p.add_argument("out", metavar="TO", help="the file to write, .npz; must not exist")
+
+
 def run_convert(flags: argparse.Namespace) -> int:
     """Convert, and return the exit status. Raises ConfigError, DataError."""
-    check_target(flags)
+    _check_target(flags)
     options = options_of(flags)
     source = open_any(flags.path, options, flags.from_format)
-    keys = keys_of(source, parse_episodes(flags.episodes))
-    return write_data_set(flags, options, source, keys, max_samples=flags.max_samples, tolerance_s=flags.tolerance_s)
+    keys = keys_of(source, flags.episodes)
+    return _write_data_set(flags, options, source, keys)
 
 
-def write_data_set(
-    flags: argparse.Namespace,
-    options: ReadOptions,
-    source: Source,
-    keys: Sequence[str],
-    notes: Sequence[str] = (),
-    *,
-    max_samples: int | None = None,
-    tolerance_s: float | None = None,
+def run_export(flags: argparse.Namespace) -> int:
+    """Export, and return the exit status. Raises ConfigError, DataError."""
+    run = Path(flags.path).expanduser()
+    if not is_run(run):
+        raise ConfigError(f"{run} is not a run folder. `serl-chunk data convert` reads files and data sets")
+    _check_target(flags)
+    options = ReadOptions(cameras=parse_cameras(flags.cameras), task=flags.task)
+    source = RunSource(run, options) if flags.store == "online" else RunDemos(run, options)
+    keys, notes = source.keys(), []
+    whole = len(keys)
+    if flags.only is not None:
+        keys = [key for key in keys if _is(source, key, flags.only)]
+        notes.append(f"{len(keys)} of {whole} episodes are chosen by --only {flags.only}")
+    if not keys:
+        filtered = f", none by --only {flags.only}" if flags.only else ""
+        raise ConfigError(f"{run}: no episode to export ({whole} in store {flags.store}{filtered})")
+    if flags.resume and (begun := _keys_begun_with(Path(flags.out).expanduser())) is not None:
+        if newer := len(set(keys) - set(begun)):
+            notes.append(f"{newer} episodes ended after this export began: export them into another folder")
+        keys = begun
+    return _write_data_set(flags, options, source, keys, notes)
+
+
+def _is(source: RunSource | RunDemos, key: str, only: str) -> bool:
+    if isinstance(source, RunSource):
+        about = source.about(key)
+        outcome, human = about.outcome, about.human_steps
+    else:
+        episode = source.read(key)
+        outcome, human = episode.end.outcome, int((episode.steps.source == Acted.HUMAN).sum())
+    return outcome is Outcome.SUCCESS if only == "success" else human > 0
+
+
+def _keys_begun_with(folder: Path) -> list[str] | None:
+    """Return the episodes with which the export in `folder` began, dropped ones included; None for no export."""
+    try:
+        with (folder / MANIFEST).open() as file:
+            entries = (json.loads(line) for line in itertools.islice(file, _HEAD))
+            return next(([str(key) for key in e["keys"]] for e in entries if e["kind"] == "keys"), None)
+    except (OSError, ValueError, LookupError, TypeError):  # the conversion itself raises what is wrong there
+        return None
+
+
+def _write_data_set(
+    flags: argparse.Namespace, options: ReadOptions, source: Source, keys: Sequence[str], notes: Sequence[str] = ()
 ) -> int:
-    """Convert the episodes `keys` of `source` with the flags of `add_writing`, and return the exit status."""
+    """Convert the episodes `keys` of `source`, and return the exit status."""
     folder = Path(flags.out).expanduser()
     if options.spec is None:
         options = dataclasses.replace(options, spec=getattr(source, "spec", None))
     joints: tuple[int, ...] | None = None
     if flags.to == "hdf5" and options.spec is None and isinstance(source, EpisodeFiles):
         joints = source.joints()
-    tolerance_s = None if tolerance_s is None or math.isinf(tolerance_s) else tolerance_s
-    sink, target = _sink(flags, folder, options, joints, tolerance_s)
+    tolerance_s = None if flags.tolerance_s is None or math.isinf(flags.tolerance_s) else flags.tolerance_s
+    sink, target = _sink(flags, options, joints, tolerance_s)
     notes = [*source.notes(), *notes]
     if flags.to == "hdf5" and options.spec is None and joints is None:
         notes.append("the robot is not known: /observations/qpos is the whole state; --exp_name keeps its joints alone")
@@ -101,9 +186,9 @@ def write_data_set(
                 workers=workers,
                 resume=flags.resume,
                 skip_bad=flags.skip_bad,
-                progress=_Display(show).update,
+                progress=_display(show),
                 settings={"reading": _plain(options), "target": target},
-                max_samples=max_samples,
+                max_samples=flags.max_samples,
                 tolerance_s=tolerance_s if flags.to == "hdf5" else None,
             )
     except ConversionError as error:
@@ -118,7 +203,7 @@ def write_data_set(
     return 1 if report.skipped and not flags.skip_bad else 0
 
 
-def check_target(flags: argparse.Namespace) -> None:
+def _check_target(flags: argparse.Namespace) -> None:
     """Raise ConfigError where flags of `add_writing` exclude each other, or the library for an upload is missing."""
     if flags.to == "hdf5":
         for name in ("mode", "image_codec", "repo_id", "push_to_hub"):
@@ -128,20 +213,17 @@ def check_target(flags: argparse.Namespace) -> None:
         raise ConfigError("--compress is for HDF5. Remove it, or choose an --image_codec")
     if flags.mode == "video" and flags.image_codec:
         raise ConfigError("--image_codec is for --mode image. Remove it, or --mode video")
-    if flags.push_to_hub and not flags.repo_id:
-        raise ConfigError("--push_to_hub needs --repo_id USER/NAME")
     if flags.push_to_hub:
+        if not flags.repo_id:
+            raise ConfigError("--push_to_hub needs --repo_id USER/NAME")
         _hub()
 
 
 def _sink(
-    flags: argparse.Namespace,
-    folder: Path,
-    options: ReadOptions,
-    joints: tuple[int, ...] | None,
-    tolerance_s: float | None,
+    flags: argparse.Namespace, options: ReadOptions, joints: tuple[int, ...] | None, tolerance_s: float | None
 ) -> tuple[Sink, Json]:
     """Return the target, and its settings that the data set depends on."""
+    folder = Path(flags.out).expanduser()
     if flags.to == "hdf5":
         from serl_chunk.data.formats.hdf5_writer import Hdf5Sink
 
@@ -195,24 +277,38 @@ def _push(folder: Path, repo_id: str, target: str) -> None:
     print(f"uploaded to {repo_id}, tag {tag}", flush=True)
 
 
-class _Display:
-    """Progress: a bar in a terminal, else a line every few seconds."""
+def _display(show: Callable[..., None]) -> Callable[[Progress], None]:
+    """Return a function that shows progress: with `show` in a terminal, else a line every few seconds."""
+    printed, before = time.monotonic(), None
 
-    def __init__(self, show: Callable[..., None]) -> None:
-        self._show = show
-        self._last = time.monotonic()
-        self._before: int | None = None  # episodes done when this process began
-
-    def update(self, now: Progress) -> None:
-        if self._before is None:
-            self._before = now.done
+    def update(now: Progress) -> None:
+        nonlocal printed, before
+        before = now.done if before is None else before  # episodes done when this process began
         seconds = max(now.seconds, 1e-9)
         rate = f"{now.frames / seconds:.0f} frames/s, {now.nbytes / seconds / 1e6:.0f} MB/s decoded"
-        if now.skipped:
-            rate += f", {now.skipped} bad"
-        self._show(now.done, now.total, rate)
-        if not sys.stdout.isatty() and time.monotonic() - self._last >= _EVERY:
-            self._last = time.monotonic()
-            done = now.done - self._before
+        rate += f", {now.skipped} bad" if now.skipped else ""
+        show(now.done, now.total, rate)
+        if not sys.stdout.isatty() and time.monotonic() - printed >= _EVERY:
+            printed, done = time.monotonic(), now.done - before
             left = f", {(now.total - now.done) * now.seconds / done:.0f} s left" if done else ""
             print(f"{now.done} of {now.total} episodes, {rate}{left}", flush=True)
+
+    return update
+
+
+def run_encoder(flags: argparse.Namespace) -> int:
+    """Write the file, and return 0. Raises ConfigError and DataError."""
+    source, out = Path(flags.path).expanduser(), Path(flags.out).expanduser()
+    if out.suffix != ".npz":
+        raise ConfigError(f"{out}: weights are written as .npz. Give a name that ends in .npz")
+    if out.exists():
+        raise ConfigError(f"{out} exists. Give another name, or remove it")
+    if not out.parent.is_dir():
+        raise ConfigError(f"{out.parent} is no folder. Make it first")
+    weights, left_out = read_resnet10(source)
+    write_weights(out, weights)
+    numbers = sum(w.size for w in weights.values())
+    print(f"{out}: {len(weights)} arrays, {numbers / 1e6:.3f} million weights")
+    if left_out:
+        print(f"skipped parameters not present in the backbone: {', '.join(left_out)}")
+    return 0

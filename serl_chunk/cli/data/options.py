@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
+from rich import progress
+from rich.console import Console
+
+from serl_chunk.cli.process import load, spec_of
+from serl_chunk.data.formats import open_source
 from serl_chunk.data.source import ReadOptions, Source
-from serl_chunk.types import ConfigError, RobotSpec
+from serl_chunk.runs.episodes import FORMAT
+from serl_chunk.types import ConfigError
 
 TARGETS = ("hdf5", "lerobot", "lerobot-v2.1")
 MAX_WORKERS = 16  # by default: a worker holds a few hundred MB
@@ -63,19 +70,17 @@ def add_writing(p: argparse.ArgumentParser) -> None:
 
 def options_of(flags: argparse.Namespace) -> ReadOptions:
     """Return the options that the flags of `add_reading` set; raises ConfigError."""
-    success = True if flags.success else False if flags.failure else None
-    return ReadOptions(
-        spec=_spec(flags.exp_name),
-        cameras=parse_cameras(flags.cameras),
-        color=flags.color,
-        hz=flags.hz,
-        task=flags.task,
-        success=success,
-        scores=parse_scores(flags.scores),
-        reward_every_step=flags.reward_every_step,
-        env=flags.env,
-        proportion=flags.proportion,
-    )
+    spec = None if flags.exp_name is None else spec_of(load(flags.exp_name, []))
+    options = dataclasses.replace(recorded_facts(flags), spec=spec, cameras=parse_cameras(flags.cameras))
+    return dataclasses.replace(options, task=flags.task, reward_every_step=flags.reward_every_step)
+
+
+def recorded_facts(flags: argparse.Namespace, prefix: str = "") -> ReadOptions:
+    """Return the options for which a learner has flags too, with `prefix` in their names; raises ConfigError."""
+    given = {name.removeprefix(prefix): value for name, value in vars(flags).items() if name.startswith(prefix)}
+    success = True if given["success"] else False if given["failure"] else None
+    same = {name: given[name] for name in ("color", "hz", "env", "proportion")}
+    return ReadOptions(success=success, scores=parse_scores(given["scores"]), **same)
 
 
 def parse_cameras(text: str | None) -> tuple[str, ...] | None:
@@ -87,52 +92,35 @@ def parse_cameras(text: str | None) -> tuple[str, ...] | None:
 
 def open_any(path: str, options: ReadOptions, format: str | None) -> Source:
     """Open a source as `data.formats.open_source` does, run folders too."""
-    from serl_chunk.data.formats import open_source
-    from serl_chunk.runs.episodes import FORMAT
-
     return open_source(path, options, format, (FORMAT,))
 
 
-def parse_scores(text: str | None, flag: str = "--scores") -> tuple[tuple[str, float], ...]:
+def parse_scores(text: str | None) -> tuple[tuple[str, float], ...]:
     """Parse `score_5=1,score_1=0`; raises ConfigError."""
     out = []
-    for part in (text or "").split(","):
-        if not part.strip():
-            continue
+    for part in filter(str.strip, (text or "").split(",")):
         name, _, value = part.partition("=")
-        try:
-            reward = float(value)
-            if not math.isfinite(reward):
-                raise ValueError
-            out.append((name.strip(), reward))
-        except ValueError:
-            raise ConfigError(f"{flag}: {part!r} is not FOLDER=REWARD, such as score_5=1") from None
+        with contextlib.suppress(ValueError):
+            if math.isfinite(reward := float(value)):
+                out.append((name.strip(), reward))
+                continue
+        raise ConfigError(f"{part!r} is not FOLDER=REWARD, such as score_5=1", parameter="scores")
     return tuple(out)
 
 
-def _spec(exp_name: str | None) -> RobotSpec | None:
-    if exp_name is None:
-        return None
-    from serl_chunk.cli.process import load, spec_of
-
-    return spec_of(load(exp_name, []))
-
-
-def keys_of(source: Source, chosen: Sequence[int] | None) -> list[str]:
-    """Return the episodes to read: all, or those with the given numbers. Raises ConfigError for one out of range."""
+def keys_of(source: Source, text: str | None) -> list[str]:
+    """Return the episodes to read: those with the numbers in `text` (`0,3,7-12`), or all. Raises ConfigError."""
     keys = source.keys()
-    if chosen is None:
+    if text is None:
         return keys
+    chosen = _parse_episodes(text)
     wrong = [i for i in chosen if not 0 <= i < len(keys)]
     if wrong:
         raise ConfigError(f"{source.path} has episodes 0..{len(keys) - 1}, not {wrong[-1]}", parameter="episodes")
     return [keys[i] for i in chosen]
 
 
-def parse_episodes(text: str | None) -> list[int] | None:
-    """Parse `0,3,7-12`; None for all. Raises ConfigError."""
-    if text is None:
-        return None
+def _parse_episodes(text: str) -> list[int]:
     out: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -149,9 +137,6 @@ def parse_episodes(text: str | None) -> list[int] | None:
 @contextlib.contextmanager
 def shown_progress(title: str, file: TextIO | None = None) -> Iterator[Callable[..., None]]:
     """Show a bar if `file`, stderr by default, is a terminal; yield the function (done, total, note) that moves it."""
-    from rich import progress
-    from rich.console import Console
-
     file = file or sys.stderr
     columns = (
         progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -36,9 +38,6 @@ class Check(NamedTuple):
         indent = "\n" + " " * 31
         return line + indent + "-> " + self.remedy.replace("\n", indent) if self.remedy else line
 
-    def to_json(self) -> dict[str, Any]:
-        return {**self._asdict(), "figures": dict(self.figures)}
-
 
 def ok(name: str, said: str, **figures: float) -> Check:
     """Return a check without a remedy."""
@@ -54,12 +53,12 @@ def failed(name: str, said: str, remedy: str = "", **figures: float) -> Check:
     """Return a failure. Without a `remedy` the last sentence of `said` is one."""
     if not remedy:
         first, _, last = said.rpartition(". ")
-        said, remedy = (first, last) if first else (said, "the sentence says what to change")
+        said, remedy = (first, last) if first else (said, "correct what this line names")
     return Check(name, "FAIL", said, remedy, figures)
 
 
 def per_second(nbytes: float) -> str:
-    """Return a rate, in the units that links are sold in (10^6)."""
+    """Return a rate in the units of network links (10^6)."""
     return f"{nbytes / 1e6:.1f} MB/s" if nbytes >= 1e6 else f"{nbytes / 1e3:.1f} kB/s"
 
 
@@ -79,9 +78,9 @@ def require_free(name: str, path: str) -> None:
 
 
 def tunnel(ip: str, port: int) -> str:
-    """Return the command that makes a learner's ports those of this machine."""
-    there = "GPU_BOX" if sockets.is_loopback(ip) else ip
-    return "ssh " + " ".join(f"-L {p}:127.0.0.1:{p}" for p in range(port, port + len(CHANNELS))) + f" {there}"
+    """Return the command that forwards a learner's ports to this machine."""
+    forwards = " ".join(f"-L {p}:127.0.0.1:{p}" for p in range(port, port + len(CHANNELS)))
+    return f"ssh {forwards} {'GPU_BOX' if sockets.is_loopback(ip) else ip}"
 
 
 _PORT_ADVICE = {
@@ -95,7 +94,7 @@ _PORT_ADVICE = {
 
 
 def check_ports(found: list[PortProbe], ip: str, port: int) -> Iterator[Check]:
-    """Check each port; the remedy stands where a trouble is first met."""
+    """Check each port; only the first port with a fault gets the remedy in full."""
     through = f"\nor through SSH, and then with --ip 127.0.0.1:\n  {tunnel(ip, port)}"
     explained: dict[str, int] = {}
     for r in found:
@@ -109,11 +108,11 @@ def check_ports(found: list[PortProbe], ip: str, port: int) -> Iterator[Check]:
 
 
 CHECK_S = 3.0  # seconds that a robot's own check may take
-_MAKERS = ("046D:C6", "256F:")  # of 3Dconnexion devices, in HID_ID's vendor and product
+_MAKERS = re.compile(r"\w+:\w*(046D:\w*C6\w\w|256F:\w*)")  # HID_ID (bus:vendor:product) of 3Dconnexion devices
 
 
 def check_devices(config: ExperimentConfig, spec: RobotSpec, root: Path = Path("/")) -> Iterator[Check]:
-    """Run the robot's own check, look for cameras and a SpaceMouse. `root`: of the file system; for tests."""
+    """Run the robot's own check, look for cameras and a SpaceMouse. `root`: of the file system, for tests."""
     cameras = ", ".join(config.agent.image_keys)
     own = config.robot.check_devices if isinstance(config.robot, GymConfig) else None
     if not config.robot.real:
@@ -122,14 +121,20 @@ def check_devices(config: ExperimentConfig, spec: RobotSpec, root: Path = Path("
     elif own is not None:
         yield _robot(own)
     else:
-        missing = "the experiment brings no check (GymConfig(check_devices=...))"
-        yield ok("devices", f"none needed: {missing}, and a robot is not moved to find out")
+        missing = "the experiment has no check (GymConfig(check_devices=...))"
+        yield ok("devices", f"none needed: {missing}, and doctor moves no robot")
         if cameras:
             here = ", ".join(sorted(str(p.relative_to(root)) for p in (root / "dev").glob("video*")))
-            found = f"here are {here}" if here else "this machine shows no video device"
-            remedy = "plug them in (ls /dev/video*); cameras on a network do not show here, and are fine"
+            found = f"found {here}" if here else "this machine has no video device"
+            remedy = "plug them in (ls /dev/video*); cameras on a network are not listed here, and are fine"
             yield warning("cameras", f"the experiment uses {cameras}; {found}", remedy, fine=bool(here))
-    yield from _spacemouse(root)
+    for folder in sorted((root / "sys/class/hidraw").glob("hidraw*")):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            lines = (folder / "device/uevent").read_text().splitlines()
+            fields = dict(line.split("=", 1) for line in lines if "=" in line)
+            if _MAKERS.fullmatch(fields.get("HID_ID", "")):
+                yield _spacemouse(root / "dev" / folder.name, fields.get("HID_NAME", "3Dconnexion device"))
+                return
 
 
 def _robot(own: Callable[[], Sequence[str]]) -> Check:
@@ -150,23 +155,10 @@ def _robot(own: Callable[[], Sequence[str]]) -> Check:
     return ok("devices", "the robot's own check finds everything")
 
 
-def _spacemouse(root: Path) -> Iterator[Check]:
-    for folder in sorted((root / "sys/class/hidraw").glob("hidraw*")):
-        try:
-            lines = (folder / "device/uevent").read_text().splitlines()
-        except (OSError, UnicodeDecodeError):
-            continue
-        fields = dict(line.split("=", 1) for line in lines if "=" in line)
-        _, vendor, product = [*fields.get("HID_ID", "").split(":"), "", "", ""][:3]
-        if f"{vendor[-4:]}:{product[-4:]}".startswith(_MAKERS):
-            yield _spacemouse_at(root / "dev" / folder.name, fields.get("HID_NAME", "3Dconnexion device"))
-            return
-
-
-def _spacemouse_at(node: Path, name: str) -> Check:
+def _spacemouse(node: Path, name: str) -> Check:
     if not os.access(node, os.R_OK | os.W_OK):
         remedy = 'a udev rule for vendor 256f (3Dconnexion) with MODE="0666" or a group of yours, then plug it in again'
-        return warning("SpaceMouse", f"{name} is plugged in, and this user may not open {node}", remedy)
+        return warning("SpaceMouse", f"{name} is plugged in, but this user may not open {node}", remedy)
     try:
         import pyspacemouse
 

@@ -1,4 +1,4 @@
-"""`serl-chunk doctor`: what stands between this machine and a learner, one line for each thing, with its remedy."""
+"""`serl-chunk doctor`: checks everything between this machine and a learner, one line each, with its remedy."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from serl_chunk.cli.doctor import checks
 from serl_chunk.cli.doctor.checks import Check, duration, failed, ok, per_second, warning
 from serl_chunk.cli.doctor.probe import DiagnosticsClient, KeyRefusedError, RoundTrip, probe_ports
-from serl_chunk.cli.keys import actor_keys
+from serl_chunk.cli.keys import LearnerAddress, actor_keys, actor_name
 from serl_chunk.cli.process import spec_of
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
@@ -38,34 +37,25 @@ CLOCK_S = 5.0  # seconds of difference worth mentioning
 LITTLE_DISK = 1 << 30  # bytes
 _SAME_VERSION = "install the same version of serl-chunk on both machines"
 _SILENT = (
-    "check --port: another program may have it. A learner that answers nothing hangs, or has many doctors to answer: "
-    "try again, see its own output, and start it again; what actors keep is not lost"
+    "check --port: another program may have it. A learner without an answer hangs, or has many doctors to answer: "
+    "try again, read its own output, and start it again; what actors keep is not lost"
 )
 _LOSS = "look for loss on the link (ping)"
 _FEW_DOCTORS = "a learner answers few doctors at a time: try again in a minute"
 
 
-class LearnerAddress(NamedTuple):
-    """The learner to look at, as an actor's flags name it."""
-
-    ip: str
-    port: int
-    keys: str | None  # folder
-    insecure: bool
-    actor_id: str
-    spool_path: str | None
-
-
-def run_doctor(config: ExperimentConfig | None, where: LearnerAddress, json_file: str | None = None) -> int:
+def run_doctor(
+    config: ExperimentConfig | None, where: LearnerAddress, spool_path: str | None = None, json_file: str | None = None
+) -> int:
     """Print every check; returns 1 where one of them failed, else 0. Takes at most about 15 seconds.
 
-    Without an experiment, what depends on it is left out. Raises ConfigError for a port or a file that cannot be.
+    Without an experiment, what depends on it is left out. Raises ConfigError for an invalid port or file.
     """
     sockets.check_port(where.port)
     if json_file is not None:
         checks.require_free("json", json_file)
     done = []
-    for check in run_checks(config, where):
+    for check in run_checks(config, where, spool_path):
         print(check, flush=True)
         done.append(check)
     bad, warned, good = (sum(c.status == status for c in done) for status in ("FAIL", "warning", "ok"))
@@ -73,14 +63,21 @@ def run_doctor(config: ExperimentConfig | None, where: LearnerAddress, json_file
     if json_file is not None:
         report = {
             "experiment": None if config is None else config.name, "ip": where.ip, "port": where.port,
-            "ok": not bad, "checks": [c.to_json() for c in done],
+            "ok": not bad, "checks": [c._asdict() for c in done],
         }  # fmt: skip
         Path(json_file).write_text(json.dumps(report, indent=2) + "\n")
     return 1 if bad else 0
 
 
-def run_checks(config: ExperimentConfig | None, where: LearnerAddress) -> Iterator[Check]:
-    """Yield the checks as they are done."""
+def run_checks(
+    config: ExperimentConfig | None, where: LearnerAddress, spool_path: str | None = None
+) -> Iterator[Check]:
+    """Yield the checks as they are done. Raises ConfigError where `actor_id` is not the name of the key."""
+    try:
+        keys = actor_keys(where.ip, where.keys, insecure=where.insecure)
+    except ConfigError:  # which the check of the key reports
+        keys = None
+    actor = actor_name(where.actor_id, keys, where.ip)
     spec, trouble = None, None
     if config is not None:
         try:
@@ -96,9 +93,9 @@ def run_checks(config: ExperimentConfig | None, where: LearnerAddress) -> Iterat
     if found[-1].trouble:
         yield Check("learner", "-", "not checked: its control port cannot be reached")
     else:
-        yield from _LearnerChecks(config, spec, where).checks()
+        yield from _LearnerChecks(config, spec, where, actor).checks()
     if config is not None and spec is not None:
-        yield checks.check_spool(config, spec, where.actor_id, where.spool_path)
+        yield checks.check_spool(config, spec, actor, spool_path)
         yield from checks.check_devices(config, spec)
 
 
@@ -111,8 +108,10 @@ def _cannot_build(config: ExperimentConfig, e: Exception) -> Check:
 class _LearnerChecks:
     """Checks of a learner that can be reached. `spec`: None where there is no experiment."""
 
-    def __init__(self, config: ExperimentConfig | None, spec: RobotSpec | None, where: LearnerAddress) -> None:
-        self._config, self._spec, self._where = config, spec, where
+    def __init__(
+        self, config: ExperimentConfig | None, spec: RobotSpec | None, where: LearnerAddress, actor: str
+    ) -> None:
+        self._config, self._spec, self._where, self._actor = config, spec, where, actor
         self._transport = TransportConfig() if config is None else config.transport
         self._until = time.monotonic() + NETWORK_S
         self._keys: ClientKeys | None = None
@@ -130,16 +129,16 @@ class _LearnerChecks:
             # Building the agent imports JAX: seconds that are not the network's.
             shared, trouble = self._contract()
             self._until = max(self._until, time.monotonic() + ANSWER_S + THROUGHPUT_S)
-            status = prober.inspect(StatusRequest(w.actor_id, shared), self._left(ANSWER_S))
-            yield self._learner(run, status)
-            yield self._actor_id(status)
+            status = prober.inspect(StatusRequest(self._actor, shared), self._left(ANSWER_S))
+            yield _learner(run, f"{w.ip}:{w.port}", status)
+            yield _actor_id(self._actor, status)
             yield _disk(status)
             yield self._key(prober.secured, status.key, joined)
             yield from self._experiment(shared, trouble, status)
             yield from self._measure(prober, status)
         except UnreachableError as e:
             own = "its own output" in str(e).lower()
-            yield failed("learner", str(e), "see that output" if own else _SILENT)
+            yield failed("learner", str(e), "read that output" if own else _SILENT)
         except (RefusedError, ConfigError) as e:
             if prober is None or isinstance(e, KeyRefusedError | ConfigError):
                 yield failed("key", str(e))
@@ -150,7 +149,7 @@ class _LearnerChecks:
                 prober.close()
 
     def _join(self) -> bool:
-        """Join as an actor's first connection would; whether that was just now."""
+        """Join as an actor's first connection would; return whether that happened just now."""
         w = self._where
         keys = self._keys = actor_keys(w.ip, w.keys, insecure=w.insecure)
         if keys is None or keys.ticket is None:
@@ -173,36 +172,13 @@ class _LearnerChecks:
         except (ImportError, SerlChunkError) as e:
             return {}, _cannot_build(self._config, e)
 
-    # Its status.
-
-    def _learner(self, run: str, s: LearnerStatus) -> Check:
-        version = f"snapshot {s.version}" if s.version >= 0 else "no snapshot yet"
-        where = f"{self._where.ip}:{self._where.port}"
-        said = f"run {run} at {where}, protocol {handshake.PROTOCOL}, {version}, {s.actors} actors connected"
-        if s.finished is not None:
-            remedy = "resume it with a higher learner.max_steps, or start a new run"
-            return warning("learner", f"{said}; training is over: {s.finished}", remedy)
-        if s.not_ready:
-            return warning("learner", f"{said}; not ready: {s.not_ready}", "wait: actors do, by themselves")
-        return ok("learner", said)
-
-    def _actor_id(self, s: LearnerStatus) -> Check:
-        name, actor_id = "actor id", self._where.actor_id
-        if s.taken_by:
-            remedy = "if it is not this robot's own, start this one with another --actor_id"
-            return warning(name, f"an actor called {actor_id!r} is connected, from {s.taken_by}", remedy)
-        if s.actors >= s.max_actors:
-            remedy = "stop one, or start the learner with a higher --config.transport.max_sessions"
-            return failed(name, f"{s.actors} actors are connected, which is the limit", remedy)
-        return ok(name, f"{actor_id!r} is free")
-
     def _key(self, secured: bool, name: str, joined: bool) -> Check:
         if secured and self._keys is not None:
             just_now = ", joined just now" if joined else ""
             print_of = fingerprint(self._keys.pair.public)
-            return ok("key", f"accepted as {name!r} ({print_of}){just_now}; all is encrypted")
+            return ok("key", f"accepted as {name!r} ({print_of}){just_now}; the connection is encrypted")
         if sockets.is_loopback(self._where.ip):
-            return ok("key", "none asked for: this address is reached from this machine only, or by a tunnel")
+            return ok("key", "none needed: only this machine, or a tunnel, reaches this address")
         said = "none: the learner runs with --insecure, any machine that reaches its ports can feed and read it"
         return warning("key", said, "start it without --insecure, and join from here with the line that it prints")
 
@@ -215,8 +191,6 @@ class _LearnerChecks:
             yield failed("experiment", s.differs)
         elif shared:  # else it cannot be built here, which another check reports
             yield ok("experiment", f"{self._config.name}: all {len(shared)} values that both must share agree")
-
-    # Measurements.
 
     def _measure(self, prober: DiagnosticsClient, s: LearnerStatus) -> Iterator[Check]:
         trips = prober.round_trips(TRIPS, self._left(ANSWER_S))
@@ -234,15 +208,37 @@ class _LearnerChecks:
             yield checks.check_snapshots(s.version, s.snapshot_bytes, rate, self._config)
 
 
+def _learner(run: str, where: str, s: LearnerStatus) -> Check:
+    version = f"snapshot {s.version}" if s.version >= 0 else "no snapshot yet"
+    said = f"run {run} at {where}, protocol {handshake.PROTOCOL}, {version}, {s.actors} actors connected"
+    if s.finished is not None:
+        remedy = "resume it with a higher learner.max_steps, or start a new run"
+        return warning("learner", f"{said}; training is over: {s.finished}", remedy)
+    if s.not_ready:
+        return warning("learner", f"{said}; not ready: {s.not_ready}", "wait: actors do so by themselves")
+    return ok("learner", said)
+
+
+def _actor_id(actor: str, s: LearnerStatus) -> Check:
+    name = "actor id"
+    if s.taken_by:
+        remedy = "if it is not this robot's own, start this one with another --actor_id"
+        return warning(name, f"an actor called {actor!r} is connected, from {s.taken_by}", remedy)
+    if s.actors >= s.max_actors:
+        remedy = "stop one, or start the learner with a higher --config.transport.max_sessions"
+        return failed(name, f"{s.actors} actors are connected, which is the limit", remedy)
+    return ok(name, f"{actor!r} is free")
+
+
 def _disk(s: LearnerStatus) -> Check:
     name = "learner's disk"
     if s.stalled:
-        remedy = "make room there: it goes on by itself, and actors keep their steps until then"
+        remedy = "free space there: it continues by itself, and actors keep their steps until then"
         return failed(name, f"nothing is acknowledged: {s.stalled}", remedy)
     if s.free_bytes < 0:
         return ok(name, "it keeps no journal (transport.journal=False)")
     said, fine = f"{format_bytes(s.free_bytes)} left for its journal", s.free_bytes >= LITTLE_DISK
-    remedy = "make room there: where it is full nothing is acknowledged, and actors keep their steps"
+    remedy = "free space there: with a full disk nothing is acknowledged, and actors keep their steps"
     return warning(name, said, remedy, fine=fine, learner_free_bytes=s.free_bytes)
 
 
@@ -253,7 +249,7 @@ def _round_trip(trips: list[RoundTrip]) -> Check:
     times = [t.seconds for t in trips]
     median, longest = statistics.median(times), max(times)
     said = f"{duration(median)} (median of {len(times)}, longest {duration(longest)})"
-    remedy = "a realtime actor does not mind; one in lockstep waits that long for allowances. Find a nearer learner"
+    remedy = "an actor in lockstep waits that long for allowances (a realtime one does not). Find a nearer learner"
     return warning(name, said, remedy, fine=median < FAR, round_trip_s=median, round_trip_max_s=longest)
 
 
@@ -262,5 +258,5 @@ def _clock(best: RoundTrip) -> Check:
     said = f"the learner's is {duration(abs(best.offset))} {ahead} (within {duration(best.seconds / 2)})"
     if abs(best.offset) <= CLOCK_S:
         return ok("clock", f"{said}; no record depends on it", clock_offset_s=best.offset)
-    remedy = "synchronise both (NTP): no record depends on it, but times in logs will not fit together"
+    remedy = "synchronise both (NTP): no record depends on it, but times in their logs will differ"
     return warning("clock", said, remedy, clock_offset_s=best.offset)

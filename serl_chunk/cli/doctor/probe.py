@@ -40,18 +40,18 @@ def probe_ports(host: str, port: int, timeout: float) -> list[PortProbe]:
     """Connect to `port` and the two after it, all at once; takes at most `timeout` seconds.
 
     Data and snapshots must also greet as ZeroMQ does: a tunnel accepts connections that lead nowhere, and is "mute".
-    (The control port shows that by its answers.)
     """
     silent = f"no answer in {timeout:g} s"
     found = {c: PortProbe(c, port + i, "silent", silent, timeout) for i, c in enumerate(CHANNELS)}
 
     def knock(channel: str) -> None:
-        start = time.monotonic()
-        trouble, detail = _knock(host, found[channel].port, timeout / 2)
+        start, where = time.monotonic(), found[channel].port
+        trouble, detail = _knock(host, where, timeout / 2)
         seconds = time.monotonic() - start
-        if not trouble and channel != "control" and mechanism_at(host, found[channel].port, timeout / 2) is None:
+        # The control port's answers show whether it is a learner's.
+        if not trouble and channel != "control" and mechanism_at(host, where, timeout / 2) is None:
             trouble, detail = "mute", "it accepts connections and does not greet"
-        found[channel] = found[channel]._replace(trouble=trouble, detail=detail, seconds=seconds)
+        found[channel] = PortProbe(channel, where, trouble, detail, seconds)
 
     # Daemons: the system's look-up of a name can take longer than the operator waits, and cannot be stopped.
     threads = [threading.Thread(target=knock, args=(channel,), daemon=True) for channel in CHANNELS]
@@ -107,10 +107,7 @@ class DiagnosticsClient:
         self._number = 0  # of the newest echo
 
     def identify(self, timeout: float) -> str:
-        """Connect, and return the id of the run that the learner works on.
-
-        Raises KeyRefusedError for a key, RefusedError for another protocol, UnreachableError where no learner answers.
-        """
+        """Connect, and return the learner's run. Raises KeyRefusedError, RefusedError (protocol), UnreachableError."""
         who = codec.encode(message_types.WHO, {"protocol": handshake.PROTOCOL})
         return codec.text(self._request(who, message_types.IDENTITY, timeout).header, "run", 128)
 
@@ -157,16 +154,14 @@ class DiagnosticsClient:
             s.poll(round(1000 * min(0.05, seconds)), zmq.POLLIN | zmq.POLLOUT if more else zmq.POLLIN)
             now = time.monotonic()
             while (message := self._receive()) is not None:
-                began, nbytes = 0.0, 0
-                with contextlib.suppress(WireError):
-                    if message.kind == message_types.ECHOED:
-                        began, nbytes = under_way.pop(Echo.decode(message).number, (0.0, 0))
-                if not nbytes:
-                    continue
-                arrived.append((now, arrived[-1][1] + nbytes))
-                quickest = min(quickest, now - began)
-                if now - began < _QUICK_S + 2 * quickest:
-                    size = min(2 * size, largest)
+                with contextlib.suppress(WireError, KeyError):
+                    if message.kind != message_types.ECHOED:
+                        continue
+                    began, nbytes = under_way.pop(Echo.decode(message).number)
+                    arrived.append((now, arrived[-1][1] + nbytes))
+                    quickest = min(quickest, now - began)
+                    if now - began < _QUICK_S + 2 * quickest:
+                        size = min(2 * size, largest)
         return _rate(arrived), arrived[-1][1]
 
     def close(self) -> None:
@@ -191,8 +186,7 @@ class DiagnosticsClient:
         """
         first, number = kind == message_types.IDENTITY, self._number
         why = f"the learner at {self._where} did not answer"
-        if first:
-            why = f"something listens at {self._where} but does not answer as a learner"
+        why = f"something listens at {self._where} but does not answer as a learner" if first else why
         deadline, send_at = time.monotonic() + timeout, 0.0
         while (now := time.monotonic()) < deadline:
             if self._socket is None:

@@ -129,12 +129,15 @@ def _find(path: Path, options: ReadOptions) -> tuple[dict[str, Path], dict[str, 
     absent = sorted(set(dict(options.scores)) - set(folders))
     if absent:
         there = ", ".join(folders) or "none"
-        raise DataError(f"{path}: scores names {', '.join(absent)}, folders with episodes are: {there}")
+        raise DataError(
+            f"{path} has no episodes in {', '.join(absent)}. Folders with episodes: {there}", parameter="scores"
+        )
     unknown = sorted(set(folders) - set(scores), key=natural_sort_key)
     if unknown:
         raise DataError(
-            f"{path}: the rewards of the episodes in {', '.join(unknown)} are unknown. Set scores to "
-            f"{','.join(f'{name}=REWARD' for name in unknown)} (and the others', if any), or read one folder alone"
+            f"the rewards of the episodes in {', '.join(unknown)} of {path} are unknown. Set it to "
+            f"{','.join(f'{name}=REWARD' for name in unknown)} (and the others', if any), or read one folder alone",
+            parameter="scores",
         )
     scored = {f"{name}/{file.name}": (file, scores[name]) for name, at in folders.items() for file in _files(at)}
     files = {file.name: file for file in _files(path)} | {key: file for key, (file, _) in scored.items()}

@@ -19,8 +19,9 @@ from ports import free_port
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.doctor import doctor
 from serl_chunk.cli.doctor.checks import Check, duration, failed, per_second, tunnel
-from serl_chunk.cli.doctor.doctor import LearnerAddress, run_checks
+from serl_chunk.cli.doctor.doctor import run_checks
 from serl_chunk.cli.doctor.probe import RoundTrip
+from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.process import spec_of
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
@@ -85,7 +86,7 @@ def learner(port: int, shared: dict[str, str], **changes: Any) -> Iterator[Learn
 
 
 def where(port: int, **changes: Any) -> LearnerAddress:
-    return LearnerAddress(HERE, port, None, False, "actor", None)._replace(**changes)
+    return dataclasses.replace(LearnerAddress(HERE, port), **changes)
 
 
 def checks_of(config: ExperimentConfig | None, at: LearnerAddress) -> dict[str, Check]:
@@ -111,7 +112,7 @@ def test_all_is_well(config, shared, tmp_path, capsys):
         server.publish(Snapshot(3, {"w": np.zeros(1000, np.float32)}), {})
         while server.stats()["snapshot_version"] != 3:
             time.sleep(0.01)
-        assert doctor.run_doctor(config, where(port), "out.json") == 0
+        assert doctor.run_doctor(config, where(port), None, "out.json") == 0
         assert records == []
         assert server.sessions() == []
     store.close()
@@ -130,7 +131,7 @@ def test_all_is_well(config, shared, tmp_path, capsys):
     assert abs(figures["clock_offset_s"]) < 0.1
     assert figures["snapshot_bytes"] == 4000
     assert "run r1" in out
-    assert "none asked for" in out
+    assert "none needed" in out
     assert not list(tmp_path.glob("runs/**"))  # it looks and leaves nothing
 
 
@@ -427,7 +428,7 @@ def test_a_learner_without_keys(config, shared, keys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))  # in whose folder keys lie that no flag asks for
     dataclasses.replace(invited(keys, folder), ticket=None).save()
     with learner(port, shared):
-        assert checks_of(config, where(port))["key"].said.startswith("none asked for")
+        assert checks_of(config, where(port))["key"].said.startswith("none needed")
         assert failures(checks_of(config, where(port, keys=str(folder)))) == ["key"]
         monkeypatch.setattr("serl_chunk.transport.sockets.is_loopback", lambda host: False)
         monkeypatch.setattr("serl_chunk.transport.security.client.is_loopback", lambda host: False)
@@ -463,11 +464,11 @@ def test_flags(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "run_doctor", lambda *a: calls.append(a) or 0)
     assert main(["doctor", "--exp_name", "fake_aloha", "--ip", "gpu", "--port", "7000", "--keys", "k", "--actor_id",
                  "left", "--spool_path", "s", "--json", "f", "--config.chunk.horizon=7"]) == 0  # fmt: skip
-    config, at, file = calls.pop()
-    assert (config.name, config.chunk.horizon, file) == ("fake_aloha", 7, "f")
-    assert at == LearnerAddress("gpu", 7000, "k", False, "left", "s")
+    config, at, spool, file = calls.pop()
+    assert (config.name, config.chunk.horizon, spool, file) == ("fake_aloha", 7, "s", "f")
+    assert at == LearnerAddress("gpu", 7000, "left", "k")
     assert main(["doctor", "--ip", "gpu", "--insecure"]) == 0
-    assert calls.pop() == (None, LearnerAddress("gpu", 5588, None, True, "actor", None), None)
+    assert calls.pop() == (None, LearnerAddress("gpu", 5588, insecure=True), None, None)
     for wrong in (["--keys", "k", "--insecure"], ["--config.chunk.horizon=7"], ["--wrong"], ["--exp_name", "none"]):
         assert main(["doctor", *wrong]) == 2
     assert not calls

@@ -305,7 +305,9 @@ def test_folders_of_document_000_have_their_rewards(tmp_path):
 
 def test_any_folder_can_be_given_a_reward_and_none_is_left_without(tmp_path):
     _scored(tmp_path, "score_5", "score_3", "notes_to_self")
-    with pytest.raises(DataError, match=naming("notes_to_self", "score_3", "scores to notes_to_self=REWARD")):
+    with pytest.raises(
+        DataError, match=naming("notes_to_self", "score_3", "scores: the rewards", "notes_to_self=REWARD")
+    ):
         FORMAT.open(tmp_path, RGB)
     scores = (("score_5", 1.0), ("score_3", 0.5), ("notes_to_self", 0.0))
     source = FORMAT.open(tmp_path, ReadOptions(scores=scores, reward_every_step=True))

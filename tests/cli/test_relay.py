@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from serl_chunk.cli.log_multiplexer import Relay
+from serl_chunk.cli.launch import Relay
 from serl_chunk.cli.logs import Screen
 
 
@@ -21,7 +21,7 @@ class LiveScreen(Screen):
 def relayed(*chunks: bytes, live: bool = False) -> str:
     """What comes out of a relay for one process that writes `chunks`, each seen by a read of its own."""
     out = io.StringIO()
-    relay = Relay((LiveScreen if live else Screen)(out))
+    relay = Relay((LiveScreen if live else Screen)())
     for_reading, for_writing = os.pipe()
     pending = iter(chunks)
     read = os.read
@@ -30,7 +30,8 @@ def relayed(*chunks: bytes, live: bool = False) -> str:
         return next(pending, b"") if fd == for_reading else read(fd, n)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("serl_chunk.cli.log_multiplexer.os.read", one_chunk)
+        patch.setattr("serl_chunk.cli.launch.os.read", one_chunk)
+        patch.setattr("sys.stdout", out)
         relay.follow("learner", os.fdopen(for_reading, "rb"))
         relay.close(10)
     os.close(for_writing)
@@ -68,9 +69,10 @@ def test_a_screen_gets_the_newest_state_of_any_process_until_it_stays():
     assert relayed(b"1 of 3\r2", live=True) == "<learner | 1 of 3>learner | 2\n"
 
 
-def test_two_processes_share_the_output():
+def test_two_processes_share_the_output(monkeypatch):
     out = io.StringIO()
-    relay = Relay(Screen(out))
+    monkeypatch.setattr("sys.stdout", out)
+    relay = Relay(Screen())
     pipes = [os.pipe() for _ in "ab"]
     for name, (for_reading, _) in zip("ab", pipes, strict=True):
         relay.follow(name, os.fdopen(for_reading, "rb"))
