@@ -90,7 +90,7 @@ def check_times(where: str, stamp: np.ndarray) -> None:
         )
 
 
-def check_rate(where: str, stamp: np.ndarray, hz: float | None, tolerance_s: float) -> None:
+def check_equal_steps(where: str, stamp: np.ndarray, hz: float | None, tolerance_s: float) -> None:
     """Raise DataError where a time stamp of float64[T] is not within `tolerance_s` of its place at the rate `hz`."""
     if hz is None:
         raise ConfigError("compares time stamps with the rate, which is unknown. Pass hz", parameter="tolerance_s")

@@ -172,10 +172,8 @@ class _Conversion:
 
     def run(self, workers: int, tolerance_s: float | None) -> None:
         self.report_progress()
-        if self.enough():
-            return
         work = ConversionSpec(self.source, self.sink, self.layout, tolerance_s)
-        n = min(workers, len(self.keys) - self.decided)
+        n = 0 if self.enough() else min(workers, len(self.keys) - self.decided)
         with contextlib.closing(ProcessPool(work, n, self.manifest.descriptor) if n else SerialPool(work)) as pool:
             self.drive(pool, window=max(1, QUEUED * n))
 

@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
 from serl_chunk.data.source import Json, Sink, Source
-from serl_chunk.data.validate import cameras_of, check_rate, check_times
+from serl_chunk.data.validate import cameras_of, check_equal_steps, check_times
 from serl_chunk.io import os_reason
 from serl_chunk.types import ConfigError, DataError
 
@@ -73,7 +73,7 @@ def stage(work: ConversionSpec, job: EpisodeJob) -> Result:
         episode = work.source.read(job.key)
         check_times(where, episode.steps.stamp)
         if work.tolerance_s is not None:
-            check_rate(where, episode.steps.stamp, work.source.hz, work.tolerance_s)
+            check_equal_steps(where, episode.steps.stamp, work.source.hz, work.tolerance_s)
         staged = work.sink.stage(work.layout, job.number, episode)
     except DataError as error:
         reason = str(error)

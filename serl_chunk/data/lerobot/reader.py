@@ -222,8 +222,8 @@ class LeRobotSource:
         return "; ".join(t for t in texts if t) or self.options.task
 
     def _sidecar(self, where: str, number: int) -> dict[str, Any]:
-        path, remedy = self.path / ds.SIDE, ". Remove it to read only LeRobot's own columns"
-        with reading(f"{where}: {path} is damaged, or of other episodes", remedy):
+        path = self.path / ds.SIDE
+        with reading(f"{where}: {path} is damaged, or of other episodes", f". {sidecar.REMEDY}"):
             with pq.ParquetFile(str(path)) as file:
                 group, row = divmod(number, sidecar.GROUP)
                 found: dict[str, Any] = file.read_row_group(group).slice(row, 1).to_pylist()[0]

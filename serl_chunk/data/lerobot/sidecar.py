@@ -42,7 +42,7 @@ from serl_chunk.types import (
 GROUP = 16  # episodes of a row group: reading one reads these
 Row = dict[str, Any]
 _BEGIN = tuple(name for name in Begin._fields if name != "task")
-_REMEDY = "Remove that file to read only LeRobot's own columns"
+REMEDY = "Remove that file to read only LeRobot's own columns"
 
 
 def schema(staged: bool) -> Schema:
@@ -115,11 +115,11 @@ def restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]
 
     `wanted`: cameras. Raises DataError, starting with `where`, where the row belongs to other steps or is damaged.
     """
-    with reading(f"{where}: its row in meta/serl_chunk.parquet is damaged", f". {_REMEDY}"):
+    with reading(f"{where}: its row in meta/serl_chunk.parquet is damaged", f". {REMEDY}"):
         if row["length"] != steps.n or row["digest"] != content_id(steps.observation[STATE], steps.action, 16):
             raise DataError(
                 f"{where} is not the one that was written: its steps or its place were changed since, and "
-                f"meta/serl_chunk.parquet no longer fits. {_REMEDY}"
+                f"meta/serl_chunk.parquet no longer fits. {REMEDY}"
             )
         begin = Begin(task=task, **{name: row[name] for name in _BEGIN})
         reward = steps.reward.copy()

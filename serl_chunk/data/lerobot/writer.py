@@ -31,7 +31,7 @@ from serl_chunk.data.lerobot.metadata import Metadata
 from serl_chunk.data.lerobot.rows import Histogram, newest, write_rows
 from serl_chunk.data.lerobot.shards import ROWS, SIDECAR, STAGING, PendingShards
 from serl_chunk.data.source import Json
-from serl_chunk.data.validate import cameras_of, check_episode, check_rate, check_shapes, shapes_of
+from serl_chunk.data.validate import cameras_of, check_episode, check_equal_steps, check_shapes, shapes_of
 from serl_chunk.io import fsync_path
 from serl_chunk.types import ConfigError, DataError, Episode, SparseRows
 
@@ -83,7 +83,7 @@ class LeRobotSink:
         check_episode(where, episode, None)
         check_shapes(where, episode, layout)
         if self.tolerance_s is not None and episode.steps.stamp.any():  # all 0: unknown
-            check_rate(where, episode.steps.stamp, layout["hz"], self.tolerance_s)
+            check_equal_steps(where, episode.steps.stamp, layout["hz"], self.tolerance_s)
         final = self.folder / STAGING / f"staged_{number}"
         part = final.with_name(f"{final.name}.part")
         for left in (part, final):
