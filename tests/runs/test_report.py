@@ -124,7 +124,7 @@ def test_curves_stand_over_steps_human_ticks_and_time(full, key):
 
 
 def test_a_run_with_a_human_shows_how_far_to_trust_its_success(full):
-    assert "what counts are evaluations, without interventions" in Page(full).texts["success"]
+    assert "Evaluations, which have no interventions, decide" in Page(full).texts["success"]
 
 
 def test_the_headline_numbers_are_those_of_the_run(full):
