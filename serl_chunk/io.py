@@ -16,13 +16,8 @@ _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """Yield a temporary path next to `path`, which replaces `path` when the block ends without an error.
 
-    A reader finds the old file or the new one, never a part. The temporary file is removed after an error.
-
-    Args:
-        durable: wait until content and name are on disk, so that they survive a power cut.
-
-    Raises:
-        OSError: the file could not be written or renamed.
+    A reader finds the old file or the new one, never a part. The temporary file is removed after an error. With
+    `durable`, content and name are on disk at the end, so that they survive a power cut. Raises OSError.
     """
     part = path.with_name(f".{path.name}.part{os.getpid()}{path.suffix}")
     try:
@@ -88,11 +83,8 @@ def format_duration(seconds: float) -> str:
 
 
 class WaitLog:
-    """Logs a condition that lasts, for example a wait: at most every `period` seconds, its remedy on the first line.
-
-    Args:
-        period: seconds between two lines.
-        clock: monotonic seconds; injected by tests.
+    """Logs a condition that lasts: at most every `period` seconds, its remedy on the first line. `clock`: monotonic
+    seconds.
     """
 
     def __init__(

@@ -1,7 +1,5 @@
-"""HIL-SERL's settings: of its four published tasks, and of its vision.
-
-Numbers from HIL-SERL (Luo et al. 2024), `examples/experiments/*/config.py`: discount, cameras of the policy, episode
-length, control mode (`setup_mode`) and checkpoint period.
+"""HIL-SERL's settings (Luo et al. 2024): of its four published tasks (`examples/experiments/*/config.py`), and its
+vision.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from serl_chunk.types import ConfigError
 
 
 class HilSerlTask(NamedTuple):
-    """What HIL-SERL's configuration of one task says."""
+    """HIL-SERL's configuration of one task."""
 
     words: str  # the task, recorded with every episode
     setup_mode: SetupMode
@@ -45,14 +43,6 @@ TASKS: dict[str, HilSerlTask] = {
 }  # fmt: skip
 
 
-_ACTIONS: dict[str, int] = {  # of HIL-SERL's wrappers: six numbers an arm, and one for a gripper that is there
-    "single-arm-fixed-gripper": 6,
-    "single-arm-learned-gripper": 7,
-    "dual-arm-fixed-gripper": 12,
-    "dual-arm-learned-gripper": 14,
-}
-
-
 def hil_serl_task(
     name: str,
     *,
@@ -60,11 +50,11 @@ def hil_serl_task(
     cameras: Sequence[str] | None = None,
     action_dim: int | None = None,
 ) -> HilSerlTask:
-    """The settings of the task `name`, with what your robot has otherwise.
-
-    Another `setup_mode` has the number of actions of HIL-SERL's wrappers, unless `action_dim` says it; the gripper of a
-    learned one is the last number of each arm. `cameras` are those of the policy. Raises ConfigError, with what is
+    """Return the settings of the task `name`, with those in which your robot differs; raises ConfigError with what is
     valid.
+
+    Another `setup_mode` has the number of actions of HIL-SERL's wrappers, unless `action_dim` is given; the gripper of
+    a learned one is the last number of each arm. `cameras` are those of the policy.
     """
     if name not in TASKS:
         raise ConfigError(f"HIL-SERL has no task {name!r}; valid: {', '.join(TASKS)}")
@@ -74,19 +64,21 @@ def hil_serl_task(
     if setup_mode is None and action_dim is None:
         return task
     mode = setup_mode or task.setup_mode
-    if mode not in _ACTIONS:
+    if mode not in get_args(SetupMode):
         valid = ", ".join(m for m in get_args(SetupMode) if m)
         raise ConfigError(f"{name}: setup_mode={mode!r} is none of HIL-SERL's; valid: {valid}")
-    dim = action_dim or (task.action_dim if mode == task.setup_mode else _ACTIONS[mode])
-    arms = 2 if mode.startswith("dual") else 1
+    arms, learned = 2 if mode.startswith("dual") else 1, "learned" in mode
+    # HIL-SERL's wrappers have six numbers an arm, and one for a gripper that is there.
+    dim = action_dim or (task.action_dim if mode == task.setup_mode else arms * (6 + learned))
     if dim % arms:
         raise ConfigError(f"{name}: setup_mode={mode} has two arms, and action_dim={dim} is not even")
-    grippers = tuple((arm + 1) * dim // arms - 1 for arm in range(arms)) if "learned" in mode else ()
+    grippers = tuple((arm + 1) * dim // arms - 1 for arm in range(arms)) if learned else ()
     return task._replace(setup_mode=mode, action_dim=dim, grippers=grippers)
 
 
 def hil_serl_encoder(weights: str) -> EncoderConfig:
-    """HIL-SERL's vision (docs/algorithms/vision.md): a frozen ResNet-10, and heads that the critic's loss trains.
+    """Return HIL-SERL's vision (docs/algorithms/vision.md): a frozen ResNet-10, and heads that the critic's loss
+    trains.
 
     `weights` is the file that `serl-chunk data encoder` makes of HIL-SERL's; the learner alone reads it.
     """

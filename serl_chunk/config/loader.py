@@ -27,7 +27,7 @@ def packaged_folder() -> Path:
 
 
 def known_experiments() -> dict[str, Path]:
-    """`name -> file` of the packaged experiments and of those in ./experiments, which win."""
+    """Return `name -> file` of the packaged experiments and of those in ./experiments, which win."""
     found = {}
     for folder in (packaged_folder(), Path.cwd() / "experiments"):
         if folder.is_dir():
@@ -44,12 +44,10 @@ def _variant_of(name: str) -> tuple[str, str, str]:
 
 
 def load_experiment(name: str) -> ExperimentConfig:
-    """The experiment `name`, from a file that must define `experiment() -> ExperimentConfig`.
+    """Return the experiment `name`, from a file that must define `experiment() -> ExperimentConfig`.
 
-    `name:variant` calls `experiment(variant)`, where the file's function takes one text.
-
-    Raises ConfigError: for an unknown name, listing the valid names and the nearest one; for a file that fails, with
-    its line and the exception. What a configuration itself refuses is passed on as it is.
+    `name:variant` calls `experiment(variant)`. Raises ConfigError for an unknown name, with the valid ones and the
+    nearest, and for a file that fails, with its line and the exception. A configuration's own errors are passed on.
     """
     name, colon, variant = _variant_of(name)
     if name.endswith(".py"):
@@ -62,9 +60,8 @@ def load_experiment(name: str) -> ExperimentConfig:
             meant = {**{known: known for known in experiments}, **(_hil_serl_tasks() if not colon else {})}
             near = difflib.get_close_matches(name, meant, 1)
             hint = f" (did you mean {meant[near[0]]!r}?)" if near else ""
-            raise ConfigError(
-                f"unknown experiment {name!r}{hint}. Valid: {_names()}, or the path of a .py file", parameter="exp_name"
-            )
+            wrong = f"unknown experiment {name!r}{hint}. Valid: {_names()}, or the path of a .py file"
+            raise ConfigError(wrong, parameter="exp_name")
         path = experiments[name]
     module = _load(path)
     factory = getattr(module, "experiment", None)
@@ -85,7 +82,7 @@ def load_experiment(name: str) -> ExperimentConfig:
 
 
 def _hil_serl_tasks() -> dict[str, str]:
-    """HIL-SERL's names of its tasks, and ours of the experiments that they are -> what `--exp_name` calls them."""
+    """Return HIL-SERL's names of its tasks, and ours, with the value of `--exp_name` for each."""
     template = "hil_serl_template"
     return {name: f"{template}:{task}" for task in TASKS for name in (task, f"hil_serl_{task}")}
 
@@ -113,10 +110,10 @@ def _load(path: Path) -> ModuleType:
 
 
 def _import_from(file: Path) -> None:
-    """Let `file`, and what it calls later, import the modules beside it, as a script of Python may.
+    """Let `file`, and what it calls later, import the modules next to it, as a script of Python may.
 
-    ./experiments comes last, and so does a folder with a file that is called as an installed package is: `ogbench.py`
-    would hide the package that its robot needs. The packaged experiments import nothing from beside them.
+    ./experiments comes last, and so does a folder with a file named as an installed package: `ogbench.py` would hide
+    the package that its robot needs. The packaged experiments import nothing from next to them.
     """
     folder = str(file.parent)
     if folder in sys.path or file.parent == packaged_folder().resolve():
@@ -130,9 +127,8 @@ def _import_from(file: Path) -> None:
 def user_error(error: BaseException, where: str, file: Path | None = None) -> ConfigError:
     """Return an exception of the user's code as one sentence with its file and line.
 
-    Args:
-        where: what was called, such as `make()`.
-        file: the file at fault, where it is known; else the last one outside Python and this package is named.
+    `where` is what was called, such as `make()`; `file` is the file at fault, else the last one outside Python and this
+    package is named.
     """
     frames = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:  # the code that does not parse never ran: it has no frame
@@ -144,8 +140,7 @@ def user_error(error: BaseException, where: str, file: Path | None = None) -> Co
     place = f"{_shown(file or path)}:{line}" if line else _shown(file or path)
     last = frames[-1][0] if frames else path
     elsewhere = f", raised at {last}:{frames[-1][1]}" if own and last.resolve() != path.resolve() else ""
-    hint = _import_remedy(path, error) if isinstance(error, ImportError) else rename_hint(error)
-    remedy = f". {hint}" if hint else ""
+    remedy = f". {hint}" if (hint := _remedy(path, error)) else ""
     return ConfigError(f"{place}: {type(error).__name__}: {error} (in {where}{elsewhere}){remedy}")
 
 
@@ -158,8 +153,8 @@ def _shown(file: Path) -> str:
     return str(file.relative_to(Path.cwd()) if file.is_absolute() and file.is_relative_to(Path.cwd()) else file)
 
 
-def _import_remedy(file: Path, error: ImportError) -> str:
-    if hint := rename_hint(error):
+def _remedy(file: Path, error: BaseException) -> str:
+    if (hint := rename_hint(error)) or not isinstance(error, ImportError):
         return hint
     if isinstance(error, ModuleNotFoundError):
         return f"Install it for {sys.executable}, or put the module into {file.resolve().parent}."

@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 def apply_overrides(config: T, overrides: Iterable[tuple[str, str]], changes: Mapping[str, Any] | None = None) -> T:
-    """`config` with each (dotted path, text) replaced, the text parsed by the field's annotation.
+    """Return `config` with each (dotted path, text) replaced, the text parsed by the field's annotation.
 
-    `changes` are values of `config`'s own fields that come first; overrides win over them. All are applied before
-    anything is validated again, so that two fields that must agree can be changed together. Raises ConfigError naming
-    the path, what is valid there and the nearest field.
+    `changes` are values of `config`'s own fields; overrides win over them. All are applied before anything is validated
+    again, so that two fields that must agree can be changed together. Raises ConfigError naming the path, what is valid
+    there and the nearest field.
     """
     tree: dict[str, Any] = {}
     for path, text in overrides:
@@ -51,10 +51,10 @@ def _rebuild(config: Any, tree: dict[str, Any], prefix: str, before: Mapping[str
             if not dataclasses.is_dataclass(old):
                 raise ConfigError(f"it is a value ({old!r}) without fields of its own", parameter=here)
             changes[name] = _rebuild(old, value, here + ".", {})
+        elif dataclasses.is_dataclass(old):
+            fields = ", ".join(f.name for f in dataclasses.fields(old))
+            raise ConfigError(f"it is a group. Set one of its fields: {fields}", parameter=here)
         else:
-            if dataclasses.is_dataclass(old):
-                fields = ", ".join(f.name for f in dataclasses.fields(old))
-                raise ConfigError(f"it is a group. Set one of its fields: {fields}", parameter=here)
             changes[name] = parse(value[1], hints[name], value[0])
     return dataclasses.replace(config, **changes)
 
@@ -64,22 +64,15 @@ def parse(text: str, annotation: Any, path: str) -> Any:
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation is str:
         return text
-    if annotation is bool:
-        if text.lower() in ("true", "1", "yes", "on"):
-            return True
-        if text.lower() in ("false", "0", "no", "off"):
-            return False
-        raise _unreadable(text, "true or false", path)
+    if annotation in _WORDS:
+        if text.lower() not in _WORDS[annotation]:
+            raise _unreadable(text, "true or false" if annotation is bool else "none", path)
+        return _WORDS[annotation][text.lower()]
     if annotation in (int, float):
         try:
-            # 1e6 is a common way to write a step count
-            return annotation(text) if annotation is float else _integer(text)
+            return float(text) if annotation is float else _integer(text)
         except (ValueError, OverflowError):  # int(float("inf"))
             raise _unreadable(text, "an integer" if annotation is int else "a number", path) from None
-    if annotation is type(None):
-        if text.lower() in ("none", "null"):
-            return None
-        raise _unreadable(text, "none", path)
     if origin is Literal:
         for value in args:
             if text == str(value):
@@ -103,6 +96,12 @@ def parse(text: str, annotation: Any, path: str) -> Any:
     )
 
 
+_WORDS: dict[Any, dict[str, bool | None]] = {
+    bool: dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False),
+    type(None): {"none": None, "null": None},
+}
+
+
 def _unreadable(text: str, expected: str, path: str) -> ConfigError:
     return ConfigError(f"got {text!r}, expected {expected}", parameter=path)
 
@@ -110,9 +109,9 @@ def _unreadable(text: str, expected: str, path: str) -> ConfigError:
 def _integer(text: str) -> int:
     try:
         return int(text)
-    except ValueError:
+    except ValueError:  # 1e6 is a common way to write a step count
         value = float(text)
-        if value != int(value):
+        if not value.is_integer():
             raise ValueError(text) from None
         return int(value)
 

@@ -1,16 +1,15 @@
 """Named algorithms, as changes of an experiment: `--preset qc`, and `--compat qc` for the published conventions.
 
-A preset replaces the agent and the lengths. The robot, the data and (except for HG-DAgger) the training loop stay the
-experiment's. Its numbers, sizes included, are those that Li, Zhou and Levine (2025) list for it. `compat` then replaces
-our conventions by those of the published code (Q-chunking's for "qc"); docs/algorithms.md has the reason of each
-difference. Both are changes of an experiment's fields, validated together with those of the command line.
+A preset replaces the agent and the lengths; its numbers, sizes included, are those of Li, Zhou and Levine (2025).
+`compat` replaces our conventions by those of the published code (docs/algorithms.md gives the reason of each
+difference). Both are validated together with the overrides of the command line.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig, ImproveConfig
@@ -31,26 +30,23 @@ Changes = dict[str, Any]  # fields of an ExperimentConfig -> their new values
 
 
 class Preset(NamedTuple):
-    """One algorithm: a line for --help, and what it changes of an experiment, given the discount it will have."""
+    """One algorithm as changes of an experiment, given the discount it will have."""
 
-    description: str
+    description: str  # for --help
     changes: Callable[[ExperimentConfig, float], Changes]
 
 
 def _lengths(config: ExperimentConfig, horizon: int, return_steps: int | None = None) -> ChunkConfig:
-    return dataclasses.replace(
-        config.chunk, horizon=horizon, critic_horizon=None, execute_steps=None, return_steps=return_steps
-    )
+    return replace(config.chunk, horizon=horizon, critic_horizon=None, execute_steps=None, return_steps=return_steps)
 
 
 def _rewards_of(config: ExperimentConfig, discount: float) -> RewardConfig:
     """-1 until success and 0 at it: what the published weights (alpha, temperature) are scaled for."""
     worst = infinite_horizon_return(-1.0, discount)  # of failing: as bad as never succeeding
-    return dataclasses.replace(config.reward, scale=1.0, offset=-1.0, failure_reward=worst)
+    return replace(config.reward, scale=1.0, offset=-1.0, failure_reward=worst)
 
 
 def _common(config: ExperimentConfig) -> Changes:
-    """What an agent keeps of the experiment's: its inputs, and what its robot's grippers are."""
     a = config.agent
     return {"image_keys": a.image_keys, "use_state": a.use_state, "encoder": a.encoder, "gripper": a.gripper}
 
@@ -81,13 +77,13 @@ def _gaussian(config: ExperimentConfig, discount: float, horizon: int, bc_alpha:
 def _clone(config: ExperimentConfig, policy: Any, bc_on: Any = "all") -> Changes:
     encoder = config.agent.encoder
     if encoder.trained_by == "critic":  # a clone has none
-        encoder = dataclasses.replace(encoder, trained_by="each")
+        encoder = replace(encoder, trained_by="each")
     agent = BcConfig(
         **_common(config) | {"encoder": encoder},
         policy=policy, flow=FLOW, hidden=HIDDEN, policy_updates=1, policy_ema=0.0, bc_on=bc_on,
     )  # fmt: skip
     # Clones learn from no reward; the penalty of an intervention is the experiment's for agents that do.
-    reward = dataclasses.replace(config.reward, intervention_penalty=0.0)
+    reward = replace(config.reward, intervention_penalty=0.0)
     return {"agent": agent, "chunk": _lengths(config, HORIZON), "reward": reward}
 
 
@@ -95,10 +91,10 @@ def _hg_dagger(config: ExperimentConfig, policy: Any) -> Changes:
     """Cloning of demonstrations, then of these and human steps online (Kelly 2019; HIL-SERL's train_hgdagger)."""
     learner = config.learner
     if not learner.pretrain_steps:
-        learner = dataclasses.replace(learner, pretrain_steps=HG_DAGGER_PRETRAIN)
+        learner = replace(learner, pretrain_steps=HG_DAGGER_PRETRAIN)
     return _clone(config, policy, "demo+interventions") | {
         # The demonstration half has the windows that start on a human step too: every row is imitated.
-        "replay": dataclasses.replace(config.replay, demo_fraction=1.0),
+        "replay": replace(config.replay, demo_fraction=1.0),
         "learner": learner,
     }
 
@@ -127,29 +123,28 @@ PRESETS: dict[str, Preset] = {
 }  # fmt: skip
 
 
+Overrides = Sequence[tuple[str, str]]  # dotted path, text
+
+
 def configured(
-    config: ExperimentConfig,
-    overrides: Sequence[tuple[str, str]] = (),
-    *,
-    preset: str | None = None,
-    compat: str | None = None,
+    config: ExperimentConfig, overrides: Overrides = (), *, preset: str | None = None, compat: str | None = None
 ) -> ExperimentConfig:
     """Return `config` with a preset, published conventions and overrides, applied in this order; raises ConfigError.
 
     Only the result is validated: an override may repair what the others leave invalid. Its discount is theirs too.
     """
-    given = [text for path, text in overrides if path == "discount"]
-    discount = parse(given[-1], float, "discount") if given else config.discount
+    given = dict(overrides)
+    discount = parse(given["discount"], float, "discount") if "discount" in given else config.discount
     if not 0 < discount < 1:
         return apply_overrides(config, overrides)  # which refuses it
     changes = _preset_changes(config, preset, discount) if preset is not None else {}
     if compat is not None:
-        if (preset or config.preset) in NOT_OF_COMPAT:
-            raise ConfigError(
-                f"{compat} excludes preset={preset or config.preset}: the published code has no HG-DAgger, and its "
-                "sampler draws no interventions. Leave compat out.",
-                parameter="compat",
-            )
+        wrong = (
+            f"{compat} excludes preset={preset or config.preset}: the published code has no HG-DAgger, and its sampler"
+        )
+        require(
+            (preset or config.preset) not in NOT_OF_COMPAT, "compat", f"{wrong} draws no interventions. Leave it out."
+        )
         agent, chunk = changes.get("agent", config.agent), changes.get("chunk", config.chunk)
         changes |= _compat_changes(config, agent, chunk, compat, discount)
     changes |= _composed_anew(changes.get("agent", config.agent), overrides)
@@ -157,21 +152,18 @@ def configured(
     return apply_overrides(config, overrides, changes)
 
 
-def _composed_anew(agent: AgentConfig, overrides: Sequence[tuple[str, str]]) -> Changes:
-    """Grippers that an override makes fixed, or learned, have none of what the experiment says of the other kind."""
-    given = {path: text for path, text in overrides if path in ("agent.gripper.setup_mode", "agent.gripper.mode")}
+def _composed_anew(agent: AgentConfig, overrides: Overrides) -> Changes:
+    """Return a fresh gripper where an override turns a fixed one into a learned one or back."""
+    given = dict(overrides)
     said = given.get("agent.gripper.mode", ""), *given.get("agent.gripper.setup_mode", "").split("-")
     other = {"learned": "fixed", "fixed": "learned"}.get(agent.gripper.composition)
     if other is None or other not in said:
         return {}
-    chosen = {"agent.gripper.choices", "agent.gripper.setup_mode"} & {path for path, _ in overrides}
-    require(
-        other == "fixed" or bool(chosen),
-        "agent.gripper.mode",
-        "learned has nothing to choose among: this gripper is fixed. Set agent.gripper.choices, or a learned-gripper "
-        "setup_mode in place of it.",
-    )
-    return {"agent": dataclasses.replace(agent, gripper=GripperConfig())}
+    chosen = {"agent.gripper.choices", "agent.gripper.setup_mode"} & given.keys()
+    wrong = "learned has nothing to choose among: this gripper is fixed"
+    remedy = "Set agent.gripper.choices, or a learned-gripper setup_mode in place of it."
+    require(other == "fixed" or bool(chosen), "agent.gripper.mode", f"{wrong}. {remedy}")
+    return {"agent": replace(agent, gripper=GripperConfig())}
 
 
 def _preset_changes(config: ExperimentConfig, name: str, discount: float) -> Changes:
@@ -185,23 +177,20 @@ def _preset_changes(config: ExperimentConfig, name: str, discount: float) -> Cha
 OF_CHUNKS = {"bfn-n": "qc", "fql-n": "qc-fql"}  # presets of single actions and longer returns -> theirs of chunks
 
 
-def _check_single_actions(preset: str, horizon: int, overrides: Sequence[tuple[str, str]]) -> None:
-    """The published scripts give the returns of these agents as `--horizon_length`, which is the chunk's here."""
+def _check_single_actions(preset: str, horizon: int, overrides: Overrides) -> None:
+    """Refuse a horizon: the published scripts give the returns of these agents as `--horizon_length`, our chunk's."""
     if preset not in OF_CHUNKS:
         return
-    given = [text for path, text in overrides if path == "chunk.horizon"]
-    horizon = parse(given[-1], int, "chunk.horizon") if given else horizon
-    if horizon > 1:
-        raise ConfigError(
-            f"must be 1 with preset={preset}, which executes single actions, got {horizon}. Leave it out: the "
-            f"length of the returns is chunk.return_steps; for chunks use preset={OF_CHUNKS[preset]}.",
-            parameter="chunk.horizon",
-        )
+    given = dict(overrides).get("chunk.horizon")
+    horizon = horizon if given is None else parse(given, int, "chunk.horizon")
+    wrong = f"must be 1 with preset={preset}, which executes single actions, got {horizon}"
+    remedy = f"the length of the returns is chunk.return_steps; for chunks use preset={OF_CHUNKS[preset]}"
+    require(horizon <= 1, "chunk.horizon", f"{wrong}. Leave it out: {remedy}.")
 
 
 def _without_adaptive(config: ExperimentConfig) -> Changes:
     # No agent that follows sets `agent.replan_spread`.
-    return {"actor": dataclasses.replace(config.actor, adaptive_execution=False)}
+    return {"actor": replace(config.actor, adaptive_execution=False)}
 
 
 COMPAT = ("qc",)
@@ -215,18 +204,14 @@ def _compat_changes(
         raise ConfigError(f"unknown published code {name!r}. Valid: {', '.join(COMPAT)}", parameter="compat")
     if agent.prefix_critic:  # is switched off: the critic left scores the whole chunk, which is then executed
         returned = chunk.return_steps if chunk.returned >= chunk.horizon else None
-        chunk = dataclasses.replace(chunk, critic_horizon=None, execute_steps=None, return_steps=returned)
+        chunk = replace(chunk, critic_horizon=None, execute_steps=None, return_steps=returned)
     return _without_adaptive(config) | {
         "agent": _published(agent),
         "chunk": chunk,
-        "reward": dataclasses.replace(_rewards_of(config, discount), intervention_penalty=0.0),
-        "replay": dataclasses.replace(
-            config.replay, windows="qc", terminal_windows="drop", intervention_windows="keep"
-        ),
-        "normaliser": dataclasses.replace(
-            config.normaliser, actions="absolute_range", state=False, norm_stats="", demo_range=1.0
-        ),
-        "learner": dataclasses.replace(config.learner, eval_mode="sampled", critic_warmup_steps=0),
+        "reward": replace(_rewards_of(config, discount), intervention_penalty=0.0),
+        "replay": replace(config.replay, windows="qc", terminal_windows="drop", intervention_windows="keep"),
+        "normaliser": replace(config.normaliser, actions="absolute_range", state=False, norm_stats="", demo_range=1.0),
+        "learner": replace(config.learner, eval_mode="sampled", critic_warmup_steps=0),
         "compat": name,
     }
 
@@ -254,7 +239,7 @@ def _published(agent: AgentConfig) -> AgentConfig:
     changes = _OF_ALL_AGENTS | {"encoder": encoder}
     if not isinstance(agent, BcConfig):
         of_flow = isinstance(agent, AcfqlConfig)
-        changes["critic"] = dataclasses.replace(
+        changes["critic"] = replace(
             agent.critic, loss="squared", target_floor="none", target_average="old",
             target_subset=agent.critic.ensemble, tau=0.005, tail="repeat",
             activation="gelu" if of_flow else "relu", layer_norm="after" if of_flow else "before",
@@ -262,9 +247,9 @@ def _published(agent: AgentConfig) -> AgentConfig:
     if isinstance(agent, AcrlpdConfig):
         changes |= _OF_ACRLPD
     elif isinstance(agent, AcfqlConfig | BcConfig):
-        changes |= {"flow": dataclasses.replace(agent.flow, **_OF_FLOWS), "policy_updates": 1}
+        changes |= {"flow": replace(agent.flow, **_OF_FLOWS), "policy_updates": 1}
         if isinstance(agent, AcfqlConfig):
             changes |= _OF_ACFQL | {"pretrain_candidates": agent.candidates}
     else:
         raise ConfigError(f"Q-chunking has no agent {agent.kind!r}. Use acfql, acrlpd or bc.", parameter="compat")
-    return dataclasses.replace(agent, **changes)
+    return replace(agent, **changes)

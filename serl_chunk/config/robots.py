@@ -44,22 +44,22 @@ class RobotConfig(Group, path="robot."):
 
     @property
     def real(self) -> bool:
-        """Whether this is a physical robot, which a random action can damage."""
+        """Return whether this is a physical robot, which a random action can damage."""
         return False
 
     @property
     def frames_with_observation(self) -> bool:
-        """Whether its environment gives camera frames with every observation (`RobotEnv.frames_with_observation`)."""
+        """Return whether its environment gives camera frames with every observation."""
         return False
 
     @property
     def negative_rewards(self) -> bool:
-        """Whether a step's reward may be below 0 before `ExperimentConfig.reward` changes it."""
+        """Return whether a step's reward may be below 0 before `ExperimentConfig.reward` changes it."""
         return False
 
     @property
     def data_hint(self) -> str:
-        """A source of demonstrations of this robot, as a sentence; empty where there is none."""
+        """Return a source of demonstrations of this robot, as a sentence; empty where there is none."""
         return ""
 
 
@@ -98,10 +98,7 @@ class FakeSingleArmConfig(RobotConfig):
 
 @dataclasses.dataclass(frozen=True)
 class AlohaSimConfig(RobotConfig):
-    """gym-aloha's TransferCube or Insertion (MuJoCo), behind the same contract.
-
-    The default `task` is the one of `env_name`; another text stays.
-    """
+    """gym-aloha's TransferCube or Insertion (MuJoCo); the default `task` is that of `env_name`, another stays."""
 
     kind: ClassVar[str] = "aloha_sim"
     TASKS: ClassVar[dict[str, str]] = {
@@ -178,10 +175,9 @@ class GymConfig(RobotConfig):
     """Any gymnasium environment: the way to bring your own robot.
 
     `make(fake_env, evaluating)` builds it. With `fake_env=True` (the learner) only its spaces are used, so a driver may
-    skip its devices; `evaluating=True` is for episodes that are only evaluated. A factory of one parameter gets
-    `fake_env` alone. `info` is read as HIL-SERL, gym-hil and LeRobot name humans and success
-    (`serl_chunk/robots/info_keys.py`). `check_devices` is for `serl-chunk doctor`: it returns a sentence for each
-    device that is missing, within seconds and without moving anything.
+    skip its devices; `evaluating=True` is for episodes that are only evaluated, and optional in a factory. `info` is
+    read as HIL-SERL, gym-hil and LeRobot name humans and success (`serl_chunk/robots/info_keys.py`). `check_devices` is
+    for `serl-chunk doctor`: it returns a sentence for each missing device, within seconds and without a movement.
     """
 
     kind: ClassVar[str] = "gym"

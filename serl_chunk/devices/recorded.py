@@ -1,8 +1,8 @@
-"""Interventions from a file: what a human commanded once, commanded again on the same ticks.
+"""Interventions from a file: a human's commands, repeated on the same ticks.
 
-The file is a NumPy `.npz` without pickles, one row per tick on which the human was in control:
-`episode int[N]` (0 for the first reset) and `tick int[N]`, each pair once, `action float32[N, A]` in the robot's units,
-finite, and `idle bool[N]` (in control, but not moving the robot).
+The file is a NumPy `.npz` without pickles, one row per tick on which the human was in control: `episode int[N]` (0 for
+the first reset) and `tick int[N]`, each pair once, `action float32[N, A]` in the robot's units, finite, and `idle
+bool[N]` (in control, but not moving the robot).
 """
 
 from __future__ import annotations
@@ -27,14 +27,10 @@ _LAYOUT = (  # column, dimensions, kinds of dtype
 def save_interventions(
     path: Path | str, *, episode: np.ndarray, tick: np.ndarray, action: np.ndarray, idle: np.ndarray
 ) -> None:
-    """Write recorded interventions for `ReplayedIntervention`, columns as of the module; replaces a file at `path`.
-
-    Raises DataError for columns that `ReplayedIntervention` would refuse.
-    """
-    path = Path(path)
-    columns = {"episode": episode, "tick": tick, "action": action, "idle": idle}
-    columns = _checked({name: np.asarray(values) for name, values in columns.items()}, str(path))
-    with atomic_path(path, durable=True) as part, part.open("wb") as file:
+    """Write recorded interventions, columns as of the module, to `path`, replacing it; raises DataError for others."""
+    given = zip(COLUMNS, map(np.asarray, (episode, tick, action, idle)), strict=True)
+    columns = _checked(dict(given), str(path))
+    with atomic_path(Path(path), durable=True) as part, part.open("wb") as file:
         np.savez(file, **columns)  # type: ignore[arg-type]  # mypy takes them for `allow_pickle`
 
 
@@ -89,7 +85,7 @@ def _load(path: Path) -> dict[str, np.ndarray]:
 
 
 def _checked(columns: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
-    """The columns in their stored types; raises DataError for wrong types, shapes, values or repeated ticks."""
+    """Return the columns in their stored types; raises DataError for wrong types, shapes, values or repeated ticks."""
     episode, tick, action, _ = (columns[c] for c in COLUMNS)
     for column, ndim, kinds, wanted in _LAYOUT:
         values = columns[column]

@@ -9,10 +9,10 @@ from serl_chunk.types import ConfigError
 
 
 def make_intervention(source: str, env: RobotEnv) -> InterventionSource | None:
-    """The intervention source `none`, `scripted` (from `env.make_scripted_human()`) or the path of a recorded one.
+    """Return the intervention source `none`, `scripted` (from `env.make_scripted_human()`) or the path of a recorded
+    one.
 
-    Raises ConfigError where it is none of these or `env` has no scripted human, and DataError where the file is no such
-    recording.
+    Raises ConfigError for another one, or without a scripted human, and DataError where the file is no such recording.
     """
     if source == "none":
         return None

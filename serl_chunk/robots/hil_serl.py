@@ -24,9 +24,9 @@ def hil_serl_robot(
 ) -> GymConfig:
     """Return HIL-SERL's task `name` on the environment that `make_robot(name, fake_env, evaluating)` builds.
 
-    The parameter `evaluating` is optional; the rest is as in `hil_serl_task`. Building the environment raises
-    ConfigError if `make_robot`, in `file`, is still a stub (NotImplementedError), if the number of actions is not the
-    control mode's, and if a camera of the policy is missing.
+    `evaluating` is optional; the rest is as in `hil_serl_task`. Building the environment raises ConfigError for a
+    `make_robot` (in `file`) that is still a stub, for another number of actions than the control mode's, and for a
+    missing camera of the policy.
     """
     task = hil_serl_task(name, setup_mode=setup_mode, cameras=cameras, action_dim=action_dim)
 

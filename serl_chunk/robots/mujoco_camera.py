@@ -14,10 +14,11 @@ from serl_chunk.types import ConfigError
 
 
 class MujocoCamera:
-    """Renders a model's cameras as squares of `size` pixels, without shadows and multisampling.
+    """Renders a model's cameras as squares of `size` pixels, without shadows and multisampling (90 % of a frame's
+    time).
 
-    Those two cost 90 % of a frame's time. Nothing is opened before the first frame. All calls must come from one
-    thread, because an OpenGL context belongs to one. Geoms of the groups `hidden` are not shown.
+    Nothing is opened before the first frame. All calls must come from one thread, because an OpenGL context belongs to
+    one. Geoms of the groups `hidden` are not shown.
     """
 
     def __init__(self, mujoco: Any, model: Any, size: int, hidden: Sequence[int] = ()) -> None:
@@ -50,8 +51,7 @@ class MujocoCamera:
             raise ConfigError(f"MuJoCo cannot create an OpenGL context ({error}): {OPENGL_HINT}") from error
         renderer.scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = False
         renderer.scene.flags[self._mujoco.mjtRndFlag.mjRND_REFLECTION] = False
-        # At exit, MuJoCo destroys the display before this object; hooks run in reverse order, so this one frees the
-        # context in time.
+        # At exit, MuJoCo destroys the display before this object. Hooks run in reverse order: this one is in time.
         atexit.register(renderer.close)
         self._renderer = renderer
         return renderer
@@ -60,8 +60,8 @@ class MujocoCamera:
 class MujocoEnv(SimulatedEnv):
     """A simulation in MuJoCo; `_open_camera` returns its renderer and `_moment` its `MjData`.
 
-    Nothing is rendered before `read_images` is called. All its calls must come from one thread, because an OpenGL
-    context belongs to one. They raise ConfigError if no OpenGL context can be made.
+    Nothing is rendered before `read_images` is called, from one thread. It raises ConfigError without an OpenGL
+    context.
     """
 
     _camera: MujocoCamera | None = None

@@ -1,7 +1,7 @@
 """OGBench's single-task manipulation environments, and their specifications without the simulator.
 
-For a single task OGBench's own environments judge the state *before* an action: an episode continues for one step after
-its success. Here the state after it decides, as in the data (`data/formats/success_labels.py`).
+OGBench's own single tasks judge the state *before* an action: an episode continues for one step after its success. Here
+the state after it decides, as in the data (`data/formats/success_labels.py`).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ ENVIRONMENTS = {  # dimension of the state, time limit in ticks
 
 
 def ogbench_spec(config: OgbenchConfig) -> RobotSpec:
-    """Return the specification of an OGBench environment.
+    """Return the specification of an OGBench environment; raises ConfigError for an unknown one.
 
     Actions are `float32[5]` in -1..1, differences that no state measures (see `ACTIONS`). The state is OGBench's own
-    observation: joints, gripper, objects. Name and a dense reward are part of the specification's name, so that a
-    learner refuses an actor that solves another task. Raises ConfigError for an unknown environment.
+    observation: joints, gripper, objects. The specification's name tells tasks and a dense reward apart for the
+    handshake.
     """
     name = config.env_name
     if name not in _names():
@@ -75,13 +75,11 @@ def _names() -> list[str]:
 
 
 class OgbenchEnv(MujocoEnv):
-    """One task of cube, scene or puzzle, states only; a tick is 50 ms.
+    """One task of cube, scene or puzzle, states only; a tick is 50 ms. Start states are OGBench's own for a seed.
 
-    `step` returns 1 and terminates when the task is solved. Before that it returns 0, or with `config.reward="dense"`
-    1 minus `info["missing"]`, the number of parts (cubes, buttons, drawer, window) that are not yet in place. Start
-    states are OGBench's own for a seed.
-
-    Raises ConfigError if OGBench is not installed or too old.
+    `step` returns 1 and terminates when the task is solved. Before that it returns 0, or with `config.reward="dense"` 1
+    minus `info["missing"]`, the number of parts (cubes, buttons, drawer, window) that are not yet in place. Raises
+    ConfigError if OGBench is not installed or too old.
     """
 
     def __init__(self, config: OgbenchConfig, *, images: str = "on_request") -> None:

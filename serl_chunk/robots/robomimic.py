@@ -1,7 +1,7 @@
 """robomimic's tasks in robosuite with low-dimensional observations, and their specifications.
 
-The settings of the simulation are those of robomimic's data sets of version 1.5 (their `env_args`), so that a recorded
-action has the same effect. robomimic itself is not needed.
+The settings are those of robomimic's data sets of version 1.5 (their `env_args`), so that a recorded action has the
+same effect. robomimic itself is not needed.
 """
 
 from __future__ import annotations
@@ -65,12 +65,10 @@ _COLLISION = 0  # the group of the shapes that robosuite collides with, next to 
 
 
 class RobomimicEnv(MujocoEnv):
-    """Lift, can or square with a Panda arm; a tick is 50 ms.
+    """Lift, can or square with a Panda arm; a tick is 50 ms. Raises ConfigError if robosuite is not installed.
 
     `step` returns reward 1 and terminates if the task is solved after it, else 0. Every reset draws the objects anew,
     and their size if the task has a range of sizes.
-
-    Raises ConfigError if robosuite is not installed.
     """
 
     def __init__(self, config: RobomimicConfig, *, images: str = "on_request") -> None:

@@ -82,7 +82,7 @@ def evaluations(metrics: RunMetrics) -> list[Row]:
 
 
 def draw_success(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
-    """Rolling share of episodes that succeeded, and that did without intervention; evaluations with their intervals.
+    """Draw the rolling shares of episodes that succeeded, with and without intervention, and evaluations.
 
     Both shares are of all episodes: a curve of the unaided ones alone starts high while humans do the difficult ones.
     """
@@ -164,9 +164,8 @@ def decisions(rows: Iterable[Row]) -> Decisions:
 def binned(d: Decisions, bins: int = BINS) -> list[Bin]:
     """Return `bins` equally large groups of decisions, ordered by value; fewer where there are fewer decisions.
 
-    The interval counts episodes, not decisions: those of one episode share its fate. It is the normal one with the
-    variance of a mean over clusters, sum_e (sum_{i in e} (g_i - m))^2 * E / ((E - 1) N^2), for E episodes and N
-    decisions (Liang and Zeger 1986, for a mean).
+    The interval counts episodes, not decisions. It is the normal one with the variance of a mean over clusters, sum_e
+    (sum_{i in e} (g_i - m))^2 * E / ((E - 1) N^2), for E episodes and N decisions (Liang and Zeger 1986, for a mean).
     """
     out = []
     for group in np.array_split(np.argsort(d.value, kind="stable"), min(bins, len(d.value))):
@@ -190,7 +189,7 @@ def value_range(config: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def calibration_panel(limits: tuple[float, float] | None) -> Draw:
-    """Panel of the realised discounted return over the critic's value, one point a decision.
+    """Return a panel of the realised discounted return over the critic's value, one point a decision.
 
     Bins of decisions without intervention (of all where every episode had one) have their mean and its 95 % interval.
     On the line of equality the critic is calibrated. `limits` are a bounded critic's.
@@ -202,10 +201,8 @@ def calibration_panel(limits: tuple[float, float] | None) -> Draw:
         intervened = decisions(row for row in rows if row.get("intervention_count"))
         if not len(alone.value) and not len(intervened.value):
             return False
-        for d, label, marker, colour in (
-            (intervened, "with intervention", "x", VERMILLION),
-            (alone, "without", ".", BLUE),
-        ):
+        groups = ((intervened, "with intervention", "x", VERMILLION), (alone, "without", ".", BLUE))
+        for d, label, marker, colour in groups:
             if len(d.value):
                 ax.plot(*downsample(d.value, d.realised), marker, color=colour, ms=4, alpha=0.3, label=label)
         ends = np.concatenate([*alone[:2], *intervened[:2], limits or ()])

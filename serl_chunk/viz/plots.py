@@ -1,8 +1,7 @@
 """Figures in one style, as PNG or SVG bytes. The only module that imports matplotlib, on use.
 
 Figures are built without pyplot: no global state, no display, safe next to a training thread. Colours are Okabe and
-Ito's, which colour-blind readers tell apart and which keep a contrast of 3:1 on white and on near-black. A marker or a
-line style repeats what a colour shows.
+Ito's, which colour-blind readers tell apart; a marker or a line style repeats what a colour shows.
 """
 
 from __future__ import annotations

@@ -50,9 +50,9 @@ def framed(image: np.ndarray, human: bool) -> np.ndarray:
 class EpisodeVideo:
     """One episode's video, encoded by a thread so that the caller of `add` does not wait for the encoder.
 
-    The file has a temporary name in the folder of `path` until `finish`; memory holds only what is not encoded yet. The
-    frames go to ffmpeg's standard input; imageio's own writer would fork this process, JAX's threads and all. Films
-    play in real time up to `MAX_FPS` ticks a second, else slower. Raises ConfigError where imageio's ffmpeg is missing.
+    The file has a temporary name in the folder of `path` until `finish`. The frames go to ffmpeg's standard input,
+    because imageio's own writer would fork this process, JAX's threads and all. Films play in real time up to `MAX_FPS`
+    ticks a second, else slower. Raises ConfigError where imageio's ffmpeg is missing.
     """
 
     def __init__(self, path: Path, control_hz: float) -> None:

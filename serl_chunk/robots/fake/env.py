@@ -24,18 +24,16 @@ _LIMITS = tuple(zip(task.ACTION_LOW, task.ACTION_HIGH, _RATES, strict=True))
 class FakeAlohaEnv(SimulatedEnv):
     """Pick the cube with the right arm, hand it to the left arm, release it at a fixed place.
 
-    Actions are absolute joint targets, `float32[14]` (left arm 0-5, left gripper 6, right arm 7-12, right
-    gripper 13), clipped to the joint limits and then to 0.06 rad (grippers 0.2) from the current joints;
-    `info["executed_action"]` is what remains. The state is `float32[23]`: 14 joints, then 5 times the cube's
-    position and each grip point relative to the cube, in metres. It contains neither time nor progress nor
-    place. Without `observe_objects` it is the 14 joints: `float32[14]`.
+    Actions are absolute joint targets, `float32[14]` (left arm 0-5, left gripper 6, right arm 7-12, right gripper 13),
+    clipped to the joint limits and then to 0.06 rad (grippers 0.2) from the current joints; `info["executed_action"]`
+    is what remains. The state is `float32[23]`: 14 joints, then 5 times the cube's position and each grip point
+    relative to the cube, in metres; without `observe_objects` the joints alone.
 
-    Fingers grasp only by closing: their opening must cross 0.4 downwards while the grip point is within
-    `grasp_tolerance` of the cube's centre and in the arm's own half (or 5 cm past the middle). The cube
-    stops the fingers at 0.3 and moves with the grip point; the arm that closed on it last holds it. Opened
-    fingers let it fall to the table below. The arms' bases are too far apart for one arm to do all of it.
-    Reward is 1 and the episode terminates when the left arm releases the cube within `place_tolerance` of
-    the place (in three dimensions: dropping it from above does not count); else 0.
+    Fingers grasp by closing: their opening must cross 0.4 downwards while the grip point is within `grasp_tolerance` of
+    the cube's centre and in the arm's own half (or 5 cm past the middle). The cube stops the fingers at 0.3 and moves
+    with the grip point; the arm that closed on it last holds it. Opened fingers let it fall. The arms' bases are too
+    far apart for one arm to do all of it. Reward is 1 and the episode terminates when the left arm releases the cube
+    within `place_tolerance` of the place (in three dimensions: dropping it from above does not count); else 0.
     """
 
     def __init__(self, config: FakeAlohaConfig, *, images: str = "on_request") -> None:
@@ -46,13 +44,10 @@ class FakeAlohaEnv(SimulatedEnv):
     def place(
         self, joints: Sequence[float], cube: Point, holder: int = NO_ARM, offset: Point = (0.0, 0.0, 0.0)
     ) -> None:
-        """Set the state of the task.
+        """Set the state of the task: 14 `joints` (radians, gripper openings), the `cube`'s centre (m), and its
+        `holder`.
 
-        Args:
-            joints: 14, radians and gripper openings.
-            cube: its centre, metres.
-            holder: LEFT, RIGHT or NO_ARM.
-            offset: cube - grip point of the holder, metres.
+        `holder` is LEFT, RIGHT or NO_ARM; `offset` is cube - grip point of the holder, metres.
         """
         self.joints = list(joints)
         self.grips = [grip_point(LEFT, self.joints, 0), grip_point(RIGHT, self.joints, task.ARM_DIM)]

@@ -33,11 +33,10 @@ def fetching_arm(cube_x: float) -> int:
 class ScriptedExpert:
     """Pick, hand over, place; re-opens after a missed grasp and fetches a dropped cube with the nearer arm.
 
-    Every command is the measured joints, a step of at most `speed` times the rate limits towards the goal, and
-    smooth noise. Between calls it keeps nothing but the noise: there is no script position to lose.
+    Every command is the measured joints, a step of at most `speed` times the rate limits towards the goal, and smooth
+    noise, which is all that it keeps between calls.
 
     Args:
-        env: the environment to act in; read, never changed.
         speed: the least and the most, from which `reset` draws the share of the joint rate limit used.
         noise: standard deviation of the noise on every joint, radians.
     """

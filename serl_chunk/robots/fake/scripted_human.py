@@ -77,7 +77,7 @@ class InterveningHuman:
         return int(self._rng.integers(ticks[0], ticks[1], endpoint=True))
 
     def _happens(self, rate: float) -> bool:
-        """True in a share `rate` of the calls; a rate of 0 draws nothing and leaves later draws unchanged."""
+        """Return True in a share `rate` of the calls; a rate of 0 draws nothing and leaves later draws unchanged."""
         return rate > 0 and bool(self._rng.random() < rate)
 
     def _watch(self) -> None:
@@ -93,13 +93,11 @@ class InterveningHuman:
 
 
 class ScriptedHuman(InterveningHuman):
-    """Intervenes after a stall or a drop of the fake ALOHA's cube.
+    """Intervenes after a stall or a drop of the fake ALOHA's cube, with a human's faults.
 
-    Human faults are part of it. The reaction comes late, and not at all if the policy recovers meanwhile. The
-    correction is slower and twice as noisy as a demonstration and stops when its time is up rather than when the
-    problem is solved. Before control returns there are idle ticks. If `config` requests it, the human also misses
-    occasions (and watches on until the next one), and fumbles corrections: fingers then open where they should close,
-    and close where they should open.
+    The reaction comes late, and not at all if the policy recovers meanwhile. The correction is slower and twice as
+    noisy as a demonstration, and stops when its time is up rather than when the problem is solved. Idle ticks follow.
+    If `config` requests it, the human also misses occasions, and fumbles corrections: fingers do the opposite.
     """
 
     def __init__(self, env: FakeAlohaEnv, config: ScriptedHumanConfig) -> None:

@@ -1,7 +1,4 @@
-"""The fake single arm: a hand over a table, commanded by velocities, a block to pick up and place, and two cameras.
-
-Its scripted demonstrator and scripted human decide from the environment's state alone.
-"""
+"""The fake single arm: a hand over a table, commanded by velocities, a block to pick up and place, and two cameras."""
 
 from __future__ import annotations
 
@@ -75,16 +72,15 @@ class FakeSingleArmEnv(SimulatedEnv):
     """Pick the block up and release it at a fixed place, with end-effector velocities as HIL-SERL's robots take them.
 
     Actions are `float32[7]` in [-1, 1]: the grip point's velocity in the world (times 0.3 m/s), the hand's angular
-    velocity in the world (times 1.5 rad/s) and the fingers' (times 4 openings/s, positive opens); zeros hold still.
-    The hand stays in its workspace and within 0.6 rad of straight down. The state is `float32[15]`: opening, 5 times
-    the grip point's position (m), the hand's forward and finger axes (unit vectors), then with `observe_objects` 5
-    times the block's centre relative to the grip point and the cosine and sine of twice its yaw (its two ends look
-    alike). It contains neither time nor progress nor place.
+    velocity in the world (times 1.5 rad/s) and the fingers' (times 4 openings/s, positive opens); zeros hold still. The
+    hand stays in its workspace and within 0.6 rad of straight down. The state is `float32[15]`: opening, 5 times the
+    grip point's position (m), the hand's forward and finger axes (unit vectors), then with `observe_objects` 5 times
+    the block's centre relative to the grip point and the cosine and sine of twice its yaw (its two ends look alike).
 
-    Fingers grasp only by closing: their opening must cross 0.4 downwards while the grip point is within
-    `grasp_tolerance` of the block's centre and the finger axis within `grasp_angle` of the block's short side. The
-    block stops the fingers at 0.3 and moves with the hand. Opened fingers let it fall to the table below. Reward is 1
-    and the episode terminates when it is released within `place_tolerance` of the place (in three dimensions); else 0.
+    Fingers grasp by closing: their opening must cross 0.4 downwards while the grip point is within `grasp_tolerance` of
+    the block's centre and the finger axis within `grasp_angle` of its short side. The block stops the fingers at 0.3
+    and moves with the hand. Opened fingers let it fall. Reward is 1 and the episode terminates when it is released
+    within `place_tolerance` of the place (in three dimensions); else 0.
     """
 
     def __init__(self, config: FakeSingleArmConfig, *, images: str = "on_request") -> None:
@@ -208,12 +204,10 @@ def _looking(eye: np.ndarray, ahead: np.ndarray, right: np.ndarray, focal: float
 
 
 class SingleArmExpert:
-    """Goes above the block, turns to it, grasps, carries, places; opens again after a missed grasp.
-
-    Between calls it keeps nothing but its noise: it can begin anywhere.
+    """Goes above the block, turns to it, grasps, carries, places; opens again after a missed grasp. Keeps only its
+    noise.
 
     Args:
-        env: the environment to act in; read, never changed.
         speed: range from which `reset` draws the share of full speed used.
         noise: standard deviation of smooth noise on the six velocities, in units of full speed.
     """
