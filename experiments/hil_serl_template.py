@@ -1,18 +1,18 @@
 """HIL-SERL's four tasks on your robot: their settings, and the one function that you have to fill in.
 
-    cp FOLDER/hil_serl_template.py my_robot.py        FOLDER: where this file lies; then fill in make_robot
+    cp FOLDER/hil_serl_template.py my_robot.py        FOLDER: the folder of this file; then fill in make_robot
     serl-chunk --exp_name my_robot.py:usb_pickup_insertion --learner --demo_path demos/usb --checkpoint_path runs/usb
     serl-chunk --exp_name my_robot.py:usb_pickup_insertion --actor --ip GPU_BOX
 
-After the colon stands the task: ram_insertion (the default), usb_pickup_insertion, object_handover or egg_flip.
-`make_robot(task, fake_env, evaluating)` returns an environment as HIL-SERL's `get_environment` does. Its observations,
-the Env's own `{"state": {...}, "images": {...}}` or the wrappers' `{"state": (1, D), "<camera>": (1, 128, 128, 3)}`,
-its actions of 3, 6, 7, 12 or 14 numbers in [-1, 1] and its `info` (`succeed`, `intervene_action`) are understood.
-HIL-SERL itself does not run in this Python: docs/your_robot.md lists what to copy and change.
+The task follows the colon: ram_insertion (the default), usb_pickup_insertion, object_handover or egg_flip.
+`make_robot(task, fake_env, evaluating)` returns an environment as HIL-SERL's `get_environment` does. It may have the
+Env's own observations, `{"state": {...}, "images": {...}}`, or those of the wrappers,
+`{"state": (1, D), "<camera>": (1, 128, 128, 3)}`; actions of 3, 6, 7, 12 or 14 numbers in [-1, 1]; and an `info` with
+`succeed` and `intervene_action`. HIL-SERL itself does not run in this Python: docs/your_robot.md lists the files to
+copy and change.
 
-What your robot has otherwise than HIL-SERL's for that task is said in SETUP_MODE, CAMERAS and ACTION_DIM below; WEIGHTS
-gives it HIL-SERL's vision. The flag `--setup_mode` says what becomes of the grippers among these actions: with a fixed
-one they are held as they are.
+Set SETUP_MODE, CAMERAS and ACTION_DIM below where your robot differs from HIL-SERL's for the task. WEIGHTS selects
+HIL-SERL's vision. The flag `--setup_mode` sets the use of the grippers among these actions; a fixed one is not moved.
 """
 
 import dataclasses
@@ -27,40 +27,41 @@ from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.robots.hil_serl import hil_serl_robot
 
-# None: as HIL-SERL has them for the task. A fixed gripper is no action (6 numbers, or 12 for two arms), a learned one
-# is the last of its arm (7, or 14); set another number of actions in ACTION_DIM.
+# None: HIL-SERL's for the task. A fixed gripper is no action (6 numbers, or 12 for two arms). A learned one is the last
+# action of its arm (7, or 14). Set another number of actions in ACTION_DIM.
 SETUP_MODE: SetupMode | None = None  # for example "single-arm-fixed-gripper"
 CAMERAS: tuple[str, ...] | None = None  # of the policy, for example ("wrist_1", "side")
 ACTION_DIM: int | None = None
-# For HIL-SERL's vision the file that `serl-chunk data encoder` makes of its ResNet-10, at the learner; "" is a small
-# network trained from scratch.
+# HIL-SERL's vision: the file that `serl-chunk data encoder` makes of its ResNet-10, at the learner. "": a small network
+# that is trained from scratch.
 WEIGHTS = ""
 
 
 def make_robot(task: str, fake_env: bool, evaluating: bool) -> Any:
-    """Your robot's gymnasium environment for `task`. With `fake_env` only its spaces are used: open no device then.
+    """Return your robot's gymnasium environment for `task`.
 
-    `evaluating` is True for episodes that are only evaluated.
+    With `fake_env` only its spaces are used: open no device then. `evaluating` is True for episodes that are only
+    evaluated.
 
     For example, with copies of HIL-SERL's Env classes and wrappers in a file my_env.py next to this one:
 
         from my_env import get_environment
         return get_environment(task, fake_env=fake_env, classifier=True)
 
-    The classifier, as in HIL-SERL, on both machines: egg_flip's wrapper adds a number to the state, and learner
-    (fake_env) and actor must declare the same.
+    Use the classifier on both machines, as in HIL-SERL: egg_flip's wrapper adds a number to the state, and learner
+    (fake_env) and actor must declare the same state.
     """
     raise NotImplementedError("make_robot() is to be filled in")
 
 
 def experiment(task: str = "ram_insertion") -> ExperimentConfig:
-    """The chosen task's cameras, grippers, discount, length and checkpoint period; the agent and its loop are ours."""
+    """Return the task's experiment: HIL-SERL's cameras, grippers, discount, length and checkpoint period, our agent."""
     settings = hil_serl_task(task, setup_mode=SETUP_MODE, cameras=CAMERAS, action_dim=ACTION_DIM)
     gripper = GripperConfig(setup_mode=settings.setup_mode)
-    if gripper.composition == "learned":  # HIL-SERL's price of a change, which a bounded critic's range does not hold
+    if gripper.composition == "learned":  # HIL-SERL's cost of a change lies outside a bounded critic's range
         gripper = dataclasses.replace(gripper, penalty=-0.02, loss="squared")
     return ExperimentConfig(
-        name=f"hil_serl_{task}",  # of run folders and spools: a task does not go on with another's
+        name=f"hil_serl_{task}",  # also of run folders and spools, so that tasks do not mix
         robot=hil_serl_robot(task, make_robot, __file__, setup_mode=SETUP_MODE, cameras=CAMERAS, action_dim=ACTION_DIM),
         agent=AcfqlConfig(
             image_keys=settings.cameras,

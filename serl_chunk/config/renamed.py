@@ -5,7 +5,6 @@ Last used by f1f5725. Settings keep their meaning under the new name.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,10 +16,7 @@ SETTINGS = {
     "transport.silence": "transport.timeout_s",
     "transport.snapshots": "transport.snapshot_dtype",
 }
-VALUES = {
-    ("agent.update_order", "together"): "joint",
-    ("replay.windows", "adjacent"): "qc",
-}
+VALUES = {("agent.update_order", "together"): "joint", ("replay.windows", "adjacent"): "qc"}
 ADDED = {"actor.frames": "auto"}  # settings that f1f5725 did not have, and the value that its files stand for
 MODULES = {
     "serl_chunk.actor.timing": "serl_chunk.actor.clock",
@@ -77,17 +73,13 @@ def current_config(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
 
 def rename_hint(error: BaseException) -> str:
     """Return what replaced the module, class or setting that `error` misses; empty where it is none of the former."""
-    text = str(error)
+    names: dict[str, str] = {}
     if isinstance(error, ImportError):
-        for names in (MODULES, CLASSES):
-            for old, new in names.items():
-                if re.search(rf"'{re.escape(old)}'", text):
-                    return f"{old} is now {new}"
-    if isinstance(error, TypeError) and (found := re.search(r"unexpected keyword argument '(\w+)'", text)):
-        for old, new in SETTINGS.items():
-            if old.rpartition(".")[2] == found[1]:
-                return f"{old} is now {new}"
-    return ""
+        names = {f"'{old}'": old for old in MODULES | CLASSES}
+    elif isinstance(error, TypeError):
+        names = {f"unexpected keyword argument '{old.rpartition('.')[2]}'": old for old in SETTINGS}
+    known = MODULES | CLASSES | SETTINGS
+    return next((f"{old} is now {known[old]}" for part, old in names.items() if part in str(error)), "")
 
 
 def _current_path(path: str) -> str:

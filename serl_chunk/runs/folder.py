@@ -66,9 +66,8 @@ class RunFolder(NamedTuple):
 def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | None) -> RunFolder:
     """Create or resume the run folder, and log what changed since the previous process.
 
-    Raises:
-        ConfigError: another learner holds the folder, it is of another experiment or of a newer version, or it cannot
-            be used.
+    Raises ConfigError if another learner holds the folder, or it is of another experiment, of a newer version or
+    unusable.
     """
     new = Path("runs") / config.name / datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     path = new if checkpoint_path is None else Path(checkpoint_path).expanduser()

@@ -31,8 +31,7 @@ _EVALUATION_COLUMNS = (
 def build_report(run_dir: str | os.PathLike[str]) -> Path:
     """Write `report.html` and `report.png` into the run folder, replacing older ones whole; return the former's path.
 
-    Raises:
-        DataError: `run_dir` is not a run folder (it has no `metrics.jsonl`), or its `config.json` is not JSON.
+    Raises DataError if `run_dir` is not a run folder (it has no `metrics.jsonl`), or its `config.json` is not JSON.
     """
     run = Path(run_dir)
     metrics, config = read_metrics(run), read_settings(run)

@@ -30,11 +30,9 @@ _DASHES = ("-", "--", "-.", ":")
 def build_comparison(run_dirs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str] | None = None) -> Path:
     """Write one HTML page that compares two runs or more, replacing an older one whole, and return its path.
 
-    By default it is `report_vs_<names of the others>.html` in the first run.
-
-    Raises:
-        ConfigError: a run is given twice.
-        DataError: a folder is no run, its `config.json` is not JSON, or the page cannot be written.
+    By default it is `report_vs_<names of the others>.html` in the first run. Raises ConfigError for a run that is given
+    twice, and DataError for a folder that is no run, a `config.json` that is not JSON, or a page that cannot be
+    written.
     """
     runs = [Path(run) for run in run_dirs]
     if len({run.resolve() for run in runs}) < len(runs):
