@@ -96,7 +96,7 @@ def parse(text: str, annotation: Any, path: str) -> Any:
     )
 
 
-_WORDS: dict[Any, dict[str, bool | None]] = {
+_WORDS: dict[Any, dict[str, Any]] = {
     bool: dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False),
     type(None): {"none": None, "null": None},
 }
