@@ -37,7 +37,7 @@ def read_resnet10(path: Path) -> Converted:
     weights = {}
     for name, shape in resnet10_leaves().items():
         if name not in found:
-            raise DataError(f"{path}: lacks {_renamed(name, back=True)!r}; is it HIL-SERL's resnet10_params.pkl?")
+            raise DataError(f"{path}: lacks {_renamed(name, _THEIRS)!r}; is it HIL-SERL's resnet10_params.pkl?")
         theirs, value = found[name]
         if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype.kind != "f":
             what = f"{value.dtype}{value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
@@ -71,11 +71,9 @@ def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
             yield f"{above}{key}", value
 
 
-_NAMES = (("ResNetBlock_", "block_"), ("Conv_", "conv_"), ("MyGroupNorm_", "norm_"))
+_NAMES = {"ResNetBlock_": "block_", "Conv_": "conv_", "MyGroupNorm_": "norm_"}
+_THEIRS = {ours: theirs for theirs, ours in _NAMES.items()}
 
 
-def _renamed(name: str, *, back: bool = False) -> str:
-    for pair in _NAMES:
-        old, new = reversed(pair) if back else pair
-        name = re.sub(rf"(^|/){old}(\d)/", rf"\1{new}\2/", name)
-    return name
+def _renamed(name: str, names: Mapping[str, str] = _NAMES) -> str:
+    return re.sub(rf"(?<![^/])({'|'.join(names)})(?=\d/)", lambda match: names[match[0]], name)

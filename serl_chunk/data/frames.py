@@ -32,9 +32,8 @@ class Encoded(NamedTuple):
 class Frames(ABC):
     """Images uint8[N, H, W, 3], RGB, of one camera, decoded on each access.
 
-    Behaves like such an array for `len`, `shape`, `dtype`, `ndim` and `nbytes`. An integer index gives the image
-    uint8[H, W, 3]; a slice, a mask or an array of integers gives the Frames of these; `np.asarray` decodes all.
-    Subclasses hold paths and never open files, so that a process can send them to another one.
+    An integer index gives the image uint8[H, W, 3]; a slice, a mask or an array of integers gives the Frames of these;
+    `np.asarray` decodes all. Subclasses hold paths and never open files, so that a process can send them to another.
 
     Args:
         shape: [H, W, 3] of every frame.
@@ -79,10 +78,10 @@ class Frames(ABC):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("frames are decoded: there is no array to share")
-        out = np.empty(self.shape, np.uint8)
+        out = np.empty(self.shape, dtype or np.uint8)
         for i in range(len(self)):
             out[i] = self[i]
-        return out if dtype is None else out.astype(dtype)
+        return out
 
 
 class SingleFrame:
@@ -92,9 +91,7 @@ class SingleFrame:
     ndim = 3
 
     def __init__(self, frames: Frames) -> None:
-        self._frames = frames
-        self.shape = frames.shape[1:]
-        self.nbytes = frames.nbytes
+        self._frames, self.shape, self.nbytes = frames, frames.shape[1:], frames.nbytes
 
     @property
     def encoded(self) -> Encoded | None:
@@ -109,8 +106,7 @@ class SingleFrame:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("a frame is decoded: there is no array to share")
-        image: np.ndarray = self._frames[0]
-        return image if dtype is None else image.astype(dtype)
+        return np.asarray(self._frames[0], dtype)
 
 
 @contextlib.contextmanager

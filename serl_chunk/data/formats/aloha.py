@@ -22,7 +22,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from serl_chunk.data.formats.hdf5_io import array, frames_of, member, names
+from serl_chunk.data.formats.hdf5_io import array, dataset_of, frames_of, member, names
 from serl_chunk.data.frames import FileVersion, observation_at
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.data.validate import (
@@ -79,9 +79,7 @@ def open_aloha(
     Such a file lacks the observation after its last action. Where the outcome is not known (no `reward`,
     `options.success` None) the episode is `validate.unfinished`. Where it is, the episode is `validate.finished` with
     the reward (1 for success, 0 for failure), which all steps have with `options.reward_every_step`. The source is
-    POLICY where the file has chunk starts, SCRIPTED in simulation (the file's attribute `sim`), else HUMAN. Stamps
-    count from 0 at the file's rate, else the options', else the robot's, and are all 0 where none is known.
-
+    POLICY where the file has chunk starts, SCRIPTED in simulation (the file's attribute `sim`), else HUMAN.
     """
     spec = options.spec
     if reward is None and options.success is not None:
@@ -94,15 +92,18 @@ def open_aloha(
         raise DataError(f"{path}: an episode without steps. Remove the file")
     episode_id = f"{path.stem}-{content_id(qpos, action)}"  # every folder has an episode_0
     source, decision_tick = _who_acted(path, file, n)
-    image_ticks = _image_ticks(path, file, n)
+    image_ticks = np.arange(n, dtype=np.int32)
+    if "image_indices" in names(file):
+        indices = array(path, file, "/image_indices", None)
+        _check_ticks(path, "/image_indices", indices, n)
+        image_ticks = indices.astype(np.int32)
     sparse = {}
     for camera in cameras_in(path, file, options.cameras):
         name = f"{IMAGES}/{camera}"
-        images = member(path, file, name)
-        rows = images.shape[:1] if isinstance(images, h5py.Dataset) else ()
-        if rows and rows[0] != len(image_ticks):
+        images = dataset_of(path, file, name)
+        if images.shape and len(images) != len(image_ticks):
             of = f"/action has {n} rows" if len(image_ticks) == n else f"/image_indices names {len(image_ticks)} ticks"
-            raise DataError(f"{path}: {name} has {rows[0]} frames, {of}")
+            raise DataError(f"{path}: {name} has {len(images)} frames, {of}")
         frames = frames_of(path, version, file, name, image_ticks, _is_bgr(path, file, options.color))
         sparse[IMAGE_PREFIX + camera] = SparseRows(image_ticks, frames)
     state, hz = _state(path, qpos, action, spec), resolve_rate(options, recorded_hz(path, file), path)
@@ -123,9 +124,8 @@ def open_aloha(
 def _action(path: Path, file: h5py.File, spec: RobotSpec | None) -> np.ndarray:
     """The commands, with those of the mobile base behind them where the robot has them too."""
     action = array(path, file, "/action")
-    if spec is None or "base_action" not in names(file) or action.ndim != 2:
-        return action
-    if spec.action_dim != action.shape[1] + BASE_ACTIONS:
+    wanted = spec is not None and action.ndim == 2 and spec.action_dim == action.shape[1] + BASE_ACTIONS
+    if not wanted or "base_action" not in names(file):
         return action
     base = array(path, file, "/base_action")
     if base.shape != (len(action), BASE_ACTIONS):
@@ -135,24 +135,14 @@ def _action(path: Path, file: h5py.File, spec: RobotSpec | None) -> np.ndarray:
 
 def _who_acted(path: Path, file: h5py.File, n: int) -> tuple[Source, np.ndarray]:
     """The source of all steps and int32[T] decision ticks, those of the chunks that `chunk_starts` marks."""
-    decision_tick = np.full(n, -1, np.int32)
     if "chunk_starts" not in names(file):
-        return Source.SCRIPTED if file.attrs.get("sim", False) else Source.HUMAN, decision_tick
+        return Source.SCRIPTED if file.attrs.get("sim", False) else Source.HUMAN, np.full(n, -1, np.int32)
     starts = array(path, file, "/chunk_starts", None)
     if not are_ticks(starts, n) and starts.shape == (n,) and np.isin(starts, (0, 1)).all():
         starts = np.flatnonzero(starts)
     _check_ticks(path, "/chunk_starts", starts, n, f", or {n} flags")
-    started = np.searchsorted(starts, np.arange(n), side="right") - 1
-    decision_tick[started >= 0] = starts[started[started >= 0]]
-    return Source.POLICY, decision_tick
-
-
-def _image_ticks(path: Path, file: h5py.File, n: int) -> np.ndarray:
-    if "image_indices" not in names(file):
-        return np.arange(n, dtype=np.int32)
-    ticks = array(path, file, "/image_indices", None)
-    _check_ticks(path, "/image_indices", ticks, n)
-    return ticks.astype(np.int32)
+    started = np.searchsorted(starts, np.arange(n), side="right")
+    return Source.POLICY, np.append(-1, starts)[started].astype(np.int32)
 
 
 def _check_ticks(path: Path, name: str, ticks: np.ndarray, n: int, valid: str = "") -> None:

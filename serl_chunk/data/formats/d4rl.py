@@ -47,11 +47,7 @@ class _Span(NamedTuple):
 
 
 class D4rlSource:
-    """See the module. Only the positions of the episodes are kept in memory.
-
-    `rewards_mark_success`: whether a reward of 1 or more is a success, after which an episode may be cut: where all
-    rewards are 0 and 1, or -1 and 0. Dense rewards reach 1 on the way.
-    """
+    """Episodes in one file; see the module. Only their positions are kept in memory."""
 
     format = "d4rl"
 
@@ -77,6 +73,7 @@ class D4rlSource:
             check_finite(path, "rewards", reward, "row", "Download the file again")
             self._by, closed = self._ends(file, terminal, n)
         self._sparse = bool(np.isin(reward, (0, 1)).all() and reward.max() == 1)
+        # Dense rewards reach 1 on the way: no episode may be cut there.
         self.rewards_mark_success = bool(np.isin(reward, (0, 1)).all() or np.isin(reward, (-1, 0)).all())
         spans = self._spans_of(closed, terminal)
         keys = take_fraction([str(s.start) for s in spans], options.proportion, [s.stop - s.start for s in spans])

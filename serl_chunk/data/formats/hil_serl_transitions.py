@@ -67,9 +67,7 @@ def load_transitions(path: Path) -> Transitions:
             raise DataError(f"{path}: transition {i} has no {' and no '.join(missing)}; it has: {keys}")
         for key in _OBSERVATIONS:
             if type(row[key]) is not dict or STATE not in row[key]:
-                raise DataError(
-                    f"{path}: transition {i}: {key} must be a dict with a 'state' (SERLObsWrapper makes it)"
-                )
+                raise DataError(f"{path}: transition {i}: {key} must be a dict with 'state' (SERLObsWrapper makes it)")
     cameras, ignored = _cameras(path, rows)
     infos = [info if type(info := row.get("infos")) is dict else None for row in rows]
     reward, done = _scalars(path, rows, "rewards"), _scalars(path, rows, "dones") != 0
@@ -98,7 +96,7 @@ def _vectors(path: Path, values: list[Any], name: str) -> np.ndarray:
     """Rows [D] or [1, D] as finite float32[N, D]."""
     out: list[np.ndarray] = []
     for i, value in enumerate(values):
-        array = value if isinstance(value, np.ndarray) else np.asarray(None)
+        array = np.asarray(value if isinstance(value, np.ndarray) else None)
         if array.ndim == 2 and len(array) == 1:
             array = array[0]
         if array.ndim != 1 or array.dtype.kind not in "biuf" or (out and array.shape != out[0].shape):
@@ -121,7 +119,7 @@ def _scalars(path: Path, rows: list[dict[str, Any]], name: str) -> np.ndarray:
 
 
 def _number(path: Path, i: int, name: str, value: Any) -> float:
-    array = np.asarray(value) if isinstance(value, bool | int | float | np.generic | np.ndarray) else np.asarray(None)
+    array = np.asarray(value if isinstance(value, bool | int | float | np.generic | np.ndarray) else None)
     if array.size != 1 or array.dtype.kind not in "biuf" or not np.isfinite(array).all():
         raise DataError(f"{path}: transition {i}: {name} is {_kind(value)}, expected one finite number")
     return float(array.reshape(()))

@@ -102,7 +102,7 @@ _KNOWN = _NEEDED | _LABELS | _JUDGED
 
 
 class _Span(NamedTuple):
-    """Rows `start <= row <= stop` of file number `file`; the state of `stop` is the final observation."""
+    """A `Segment` of file number `file`; the state in row `stop` is the final observation."""
 
     file: int
     start: int
@@ -111,7 +111,7 @@ class _Span(NamedTuple):
 
 
 class OgbenchSource:
-    """See the module. The arrays of the file that was read last are kept in memory."""
+    """Episodes in a file or a folder; see the module. The arrays of the file that was read last stay in memory."""
 
     format = "ogbench"
 
@@ -210,17 +210,13 @@ class OgbenchSource:
                     "not give. Set env to the task"
                 )
             self._dense[file] = 1 - mask.missing.astype(np.float32)
+        success = np.zeros(n, bool) if mask is None else mask.success
         out = []
-        start = 0
-        for end in map(int, ends):
+        for start, end in zip([0, *(ends[:-1] + 1).tolist()], ends.tolist(), strict=True):
             self._empty += end == start
-            if mask is None:
-                out += [Segment(start, end, False)] if end > start else []
-            else:
-                cuts = cut_at_successes(mask.success[start : end + 1], keep_solved=self._options.solved == "keep")
-                self._solved += int(mask.success[start:end].sum())
-                out += [Segment(start + a, start + b, reached) for a, b, reached in cuts]
-            start = end + 1
+            self._solved += int(success[start:end].sum())
+            cuts = cut_at_successes(success[start : end + 1], keep_solved=self._options.solved == "keep")
+            out += [Segment(start + a, start + b, reached) for a, b, reached in cuts]
         if self._labelled not in (None, mask is not None):
             raise DataError(f"{path}: some files have rewards and others have none. Set env to a task")
         self._labelled = mask is not None
