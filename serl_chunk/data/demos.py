@@ -15,7 +15,7 @@ import numpy as np
 from serl_chunk.data.formats import choose, matching
 from serl_chunk.data.frames import observation_at
 from serl_chunk.data.source import Format, ReadOptions, Source, take_fraction
-from serl_chunk.data.validate import natural_sort_key, sorted_files
+from serl_chunk.data.validate import cameras_of, natural_sort_key, sorted_files
 from serl_chunk.io import os_reason
 from serl_chunk.types import IMAGE_PREFIX, STATE, STEP_COLUMNS, ConfigError, DataError, End, Episode, Outcome, RobotSpec
 
@@ -39,7 +39,7 @@ class Origin(NamedTuple):
 
 
 class DemoSet(NamedTuple):
-    """Demonstrations as loaded: every content once, each ended at its first success, images as the source has them."""
+    """Loaded demonstrations: every content once, each ended at its first success, images as the source has them."""
 
     episodes: list[Episode]
     origins: list[Origin]  # of episodes[k]
@@ -69,9 +69,8 @@ def load_demos(
         more: formats in addition to those of `data.formats`; tried first.
 
     Raises:
-        NoDemosFoundError: a path is empty or matches no demonstration.
-        ConfigError: a file cannot be read as `format`.
-        DataError: a file is damaged or of another robot; names the file and the field.
+        ConfigError: a file cannot be read as `format`; NoDemosFoundError: a path is empty or matches no demonstration.
+        DataError: a file is damaged or of another robot.
     """
     options = options or ReadOptions()
     chosen = options.cameras if cameras is None else tuple(cameras)
@@ -151,7 +150,7 @@ def find_demos(
 
 
 def open_demos(path: Path, options: ReadOptions, format: str | None, more: Sequence[Format] = ()) -> Source:
-    """Open the source at `path`, of `format` or the one it looks like. Raises ConfigError, DataError."""
+    """As `formats.open_source`; its errors name `demo_format`."""
     return choose(path, format, more, parameter="demo_format").open(path, options)
 
 
@@ -202,16 +201,16 @@ def _look_alike(a: Episode, b: Episode) -> bool:
 
     A few of the ticks that both have are compared, in blocks: JPEG and video change pixels, and hardly their means.
     """
-    cameras = [{k: v for k, v in e.steps.sparse.items() if k.startswith(IMAGE_PREFIX) and len(v.index)} for e in (a, b)]
-    if set(cameras[0]) != set(cameras[1]):
+    cameras, others = cameras_of(a), cameras_of(b)
+    if set(cameras) != set(others):
         return False
-    for key in cameras[0]:
-        rows = [c[key] for c in cameras]
-        if rows[0].values.shape[1:] != rows[1].values.shape[1:]:
+    for name, rows in cameras.items():
+        other = others[name]
+        if rows.values.shape[1:] != other.values.shape[1:]:
             return False
-        ticks, *places = np.intersect1d(rows[0].index, rows[1].index, return_indices=True)
+        ticks, at, at_other = np.intersect1d(rows.index, other.index, return_indices=True)
         for i in sorted({0, len(ticks) // 2, len(ticks) - 1}) if len(ticks) else ():
-            one, two = (_blocks(np.asarray(r.values[int(p[i])])) for r, p in zip(rows, places, strict=True))
+            one, two = _blocks(rows.values[int(at[i])]), _blocks(other.values[int(at_other[i])])
             if np.abs(one - two).max() > _SAME_GREY:
                 return False
     return True
@@ -228,11 +227,10 @@ def _blocks(image: np.ndarray) -> np.ndarray:
 def _with_images(digest: str, episode: Episode) -> str:
     """`digest` with a few frames of each camera: the same motions in front of other cameras differ."""
     images = hashlib.sha256(digest.encode())
-    for key, rows in sorted(episode.steps.sparse.items()):
-        if key.startswith(IMAGE_PREFIX) and (n := len(rows.index)):
-            images.update(key.encode())
-            for i in sorted({0, n // 2, n - 1}):
-                images.update(np.ascontiguousarray(rows.values[i]).tobytes())
+    for name, rows in cameras_of(episode).items():
+        images.update((IMAGE_PREFIX + name).encode())
+        for i in sorted({0, len(rows.index) // 2, len(rows.index) - 1}):
+            images.update(np.ascontiguousarray(rows.values[i]).tobytes())
     return images.hexdigest()
 
 
@@ -248,8 +246,8 @@ def end_at_first_success(episode: Episode) -> tuple[Episode, int]:
     first, n = int(at[0]), steps.n
     by = end.outcome_by if end.outcome is Outcome.SUCCESS else "reward"
     if first == n - 1:
-        # No target looks past a termination, so that where the actor died right at the success the last observation
-        # may stand in for the one that was not recorded; as an unfinished episode it would lose its only reward.
+        # Where the actor died right at the success, the last observation stands in for the one that was not recorded:
+        # no target looks past a termination, and an unfinished episode would lose its only reward.
         final = end.final_observation or observation_at(steps, n - 1)
         end = end._replace(final_observation=final, terminated=True, truncated=False)
         return Episode(begin, steps, end._replace(outcome=Outcome.SUCCESS, outcome_by=by)), 0

@@ -34,10 +34,9 @@ _OTHER_ROBOT = "is this a demonstration of another robot?"
 
 
 def check_episode(where: str, episode: Episode, spec: RobotSpec | None) -> None:
-    """Raise DataError, starting with `where`, unless `episode` is whole, finite and of the robot `spec`.
+    """Raise DataError, starting with `where`, unless `episode` is whole, finite and of the robot `spec` (None: any).
 
     Whole: ticks from 0, columns of one length, one episode id, frames `uint8[M, H, W, 3]` at increasing ticks.
-    Finite: states, actions and rewards. `spec` None skips the comparison with a robot.
     """
     begin, steps, end = episode
     n = steps.n
@@ -126,8 +125,7 @@ def are_ticks(values: np.ndarray, n: int) -> bool:
     """Return whether `values` are one or more ticks of an episode of `n` steps, in increasing order."""
     if values.dtype.kind not in "iu" or values.ndim != 1 or not len(values):
         return False
-    wide = values.astype(np.int64)
-    return bool(wide[0] >= 0 and wide[-1] < n and (np.diff(wide) > 0).all())
+    return bool((np.diff(values.astype(np.int64), prepend=-1, append=n) > 0).all())
 
 
 def _check_frames(where: str, key: str, frames: np.ndarray, ndim: int, spec: RobotSpec | None) -> None:
@@ -279,8 +277,8 @@ def finished(
 ) -> Episode:
     """Build an episode of known outcome from T rows, the last of which lacks the observation after its action.
 
-    The last observation becomes `final`; the last action and reward, of float32[T], are left out. The T - 1 steps that
-    remain end in a termination. Raises DataError where none remains.
+    The last observation becomes `final`; the last action and reward, of float32[T], are left out. Raises DataError
+    where no step remains.
     """
     if steps.n < 2:
         raise DataError(f"{where}: an episode with an outcome needs at least 2 steps, it has {steps.n}")

@@ -5,9 +5,9 @@
 An episode ends at `terminals` and `timeouts`. Where the file has no timeouts, it also ends where the next observation
 is not the next row's (`next_observations`), or after the robot's longest episode (`ReadOptions.spec`).
 
-Without `next_observations` the observation after an episode's last action is not stored: a terminated episode's last
-observation stands in for it, because no target looks past a termination; a truncated one has none, and its last step
-starts and extends no window. Rewards stay unchanged; where all are 0 or 1, a termination with 1 is a success.
+Without `next_observations` the observation after the last action is not stored: a terminated episode's last observation
+stands in for it, because no target looks past a termination; a truncated one has none. Rewards stay unchanged; where
+all are 0 or 1, a termination with 1 is a success.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ One file is one episode of T steps; J joints, A actions, S state values, M_c fra
 
 (*) the whole state for a robot whose actions are not all measured by a joint. `compress` keeps ALOHA's meaning (JPEG
 rows) and is always False here: smaller files use HDF5's own lossless filter, which every reader undoes.
-Plain ALOHA and ACT files have no `/rl`; `serl_chunk.data.formats.aloha` reads those.
+Plain ALOHA and ACT files have no `/rl`; `aloha` reads those.
 """
 
 from __future__ import annotations
@@ -61,13 +61,9 @@ def write_episode(
 ) -> None:
     """Write `episode` to `path` so that a crash at any moment leaves either the whole file there or none.
 
-    Args:
-        path: the final name; its folder must exist.
-        replace: False raises FileExistsError where `path` exists, even if another process created it meanwhile.
-        options: of `write_file`.
-
-    Raises:
-        DataError: the episode is inconsistent or not of this robot, or the file cannot be written (full disk).
+    `replace` False raises FileExistsError where `path` exists, even if another process created it meanwhile; `options`
+    are those of `write_file`. Raises DataError: the episode is inconsistent or not of this robot, or the file cannot be
+    written (full disk, no folder).
     """
     path = Path(path)
     # Not *.hdf5, so that the remains of a killed process are never taken for an episode.
@@ -78,10 +74,9 @@ def write_episode(
         fsync_path(path.parent)
     except FileExistsError:
         raise
-    except OSError as error:  # a full disk
+    except OSError as error:
         raise DataError(
-            f"{path}: cannot write the episode ({os_reason(error)}). Check the folder, its free space and the "
-            "record's values"
+            f"{path}: cannot write the episode ({os_reason(error)}). Check the folder and its free space"
         ) from error
     finally:
         part.unlink(missing_ok=True)
@@ -138,10 +133,9 @@ def read_episode(path: Path | str, spec: RobotSpec | None = None, **options: Any
 
 
 def open_episode(path: Path, options: ReadOptions, reward: float | None = None) -> Episode:
-    """Read the episode at `path`, checked, its frames still in the file.
+    """Read the episode at `path`, checked, its frames still in the file; `reward` as in `aloha.open_aloha`.
 
-    `reward`: see `aloha.open_aloha`. Raises DataError, also where the file records another rate than the options, and
-    MachineError and NoMemoryError (`hdf5_io`) where the file may be whole.
+    Raises DataError, also where the file records another rate than the options, and as `hdf5_io.file_faults`.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file")
@@ -292,15 +286,11 @@ def joints_in(file: h5py.File) -> tuple[int, ...] | None:
     if member("", file, "/rl/state") is None:
         return None
     state, qpos = file["/rl/state"][()], file["/observations/qpos"][()]
-    left = list(range(state.shape[1]))
-    columns = []
+    columns: list[int] = []
     for joint in qpos.T:
-        found = next((i for i in left if np.array_equal(state[:, i], joint)), None)
-        if found is None:
-            return None
-        left.remove(found)
-        columns.append(found)
-    return tuple(columns)
+        found = (i for i in range(state.shape[1]) if i not in columns and np.array_equal(state[:, i], joint))
+        columns.append(next(found, -1))
+    return None if -1 in columns else tuple(columns)
 
 
 def _read_final(path: Path, file: h5py.File, cameras: Sequence[str] | None) -> Observation | None:

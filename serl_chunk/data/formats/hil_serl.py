@@ -1,8 +1,8 @@
 """HIL-SERL's pickled transitions: demonstrations, and the buffers an actor wrote during a run.
 
-The files hold one flat list of transitions (`hil_serl_transitions`) and no episodes. An episode ends at `dones`, and
-before a transition that does not begin in the state in which the previous one ended (compared exactly): then it has no
-recorded end. Buffers (`buffer/transitions_1000.pkl`, ...) are cut anywhere; an episode goes on in the next file.
+The files hold one flat list of transitions and no episodes. An episode ends at `dones`, and before a transition that
+does not begin in the state in which the previous one ended (compared exactly): then it has no recorded end. Buffers
+(`buffer/transitions_1000.pkl`, ...) are cut anywhere; an episode goes on in the next file.
 
 Time limits are stored as terminal states. An end without success may therefore be a failure or a time-out: it is read
 as truncated with an unknown outcome, or as a failure with `ReadOptions.success` False.
@@ -48,11 +48,7 @@ class _Span(NamedTuple):
 
 
 class HilSerlSource:
-    """Episodes in one pickle or a folder of them; see the module.
-
-    The transitions of the file that was read last are kept in memory. The first call reads every file once, to find the
-    beginnings of episodes.
-    """
+    """Episodes in one pickle or a folder of them. The transitions of the file that was read last stay in memory."""
 
     format = "hil_serl"
 
@@ -156,14 +152,12 @@ class HilSerlSource:
     def _sources(self, file: int, t: Transitions) -> np.ndarray:
         """The source of each action, uint8[N]."""
         path = self._files[file]
+        human: Any = _is_demo(path) or not _is_buffer(path)
         if self._marks and not _is_demo(path):
-            human = np.array([digest in self._interventions for digest in t.digests()])
-        else:
-            human = np.full(len(t.done), _is_demo(path) or not _is_buffer(path))
-        source = np.where(human, Source.HUMAN, Source.POLICY)
+            human = [digest in self._interventions for digest in t.digests()]
         idle = (t.action == 0).all(axis=1)
-        by_infos = np.where(t.human, Source.HUMAN, np.where(idle, Source.HOLD, Source.POLICY))
-        return np.where(t.has_infos, by_infos, source).astype(np.uint8)
+        cases = {Source.HUMAN: np.where(t.has_infos, t.human, human), Source.HOLD: t.has_infos & idle}
+        return np.select([*cases.values()], [*cases], Source.POLICY).astype(np.uint8)
 
     @functools.cached_property
     def _spans(self) -> dict[str, _Span]:

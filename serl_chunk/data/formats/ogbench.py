@@ -4,11 +4,10 @@ A trajectory of T steps has T + 1 rows: the last one, where `terminals` is 1, ho
 action without effect. It becomes T steps and a final observation.
 
 Data sets have no rewards. With `ReadOptions.env`, OGBench labels the states that solve this task; files that were
-relabelled before have `rewards` and mostly `masks`; with `env_if_judged` those keep their labels that have no states to
-judge. Either way an episode ends with reward 1 at the step that reaches a success, and the trajectory goes on as the
-next episode (`success_labels.cut_at_successes`). Before that a step has reward 0, or with
-`ReadOptions.env_reward="dense"` 1 minus the parts of the task that are still to be done after it. Without a task a
-trajectory is one episode with rewards of 0 and an unknown outcome.
+relabelled before have `rewards` and mostly `masks`. Either way an episode ends with reward 1 at the step that reaches a
+success, and the trajectory goes on as the next episode (`success_labels.cut_at_successes`). Before that a step has
+reward 0, or with `env_reward="dense"` 1 minus the parts of the task that are still to be done after it. Without a task
+a trajectory is one episode with rewards of 0 and an unknown outcome.
 """
 
 from __future__ import annotations

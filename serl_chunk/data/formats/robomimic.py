@@ -5,8 +5,8 @@
     /mask/<filter key>: lists of demonstrations, not applied: all are read
 
 The state is the concatenation of the observations of robomimic's own low-dimensional agents. A success is a step with a
-reward of 1 (robomimic's rewards are 0 and 1; those of `dense` files reach 1 at success only). An episode is terminated
-where its last step is a success; steps after a success inside it are kept, `demos.end_at_first_success` drops them.
+reward of 1 (rewards of `dense` files reach 1 at success only). An episode is terminated where its last step is one;
+steps after a success inside it are kept, `demos.end_at_first_success` drops them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SUFFIX = "_image"
 
 
 class RobomimicSource:
-    """See the module."""
+    """Demonstrations in one file; see the module."""
 
     format = "robomimic"
 

@@ -1,9 +1,8 @@
 """Success labels of recorded states (OGBench), and cutting of data that go on after a success.
 
 Here a step that reaches success has reward 1 and terminates, every other step has 0. Published results of Q-chunking
-(and of methods it is compared with) use rewards that are -1 until success and 0 from then on. Both are equivalent: with
-the discount g, a state k steps before success has the value v = g^(k - 1) here and (g v - 1) / (1 - g) there. The
-published numbers come from ours with `reward.offset=-1` (docs/benchmarks.md).
+use -1 until success and 0 from then on, which `reward.offset=-1` gives (docs/benchmarks.md). Both are equivalent: with
+the discount g, a state k steps before success has the value v = g^(k - 1) here and (g v - 1) / (1 - g) there.
 """
 
 from __future__ import annotations
