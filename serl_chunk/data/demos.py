@@ -14,8 +14,8 @@ import numpy as np
 
 from serl_chunk.data.formats import choose, matching
 from serl_chunk.data.frames import observation_at
-from serl_chunk.data.source import Format, ReadOptions, Source, take_fraction
-from serl_chunk.data.validate import cameras_of, natural_sort_key, sorted_files
+from serl_chunk.data.source import Format, ReadOptions, Source, natural_sort_key, sorted_files, take_fraction
+from serl_chunk.data.validate import cameras_of
 from serl_chunk.io import os_reason
 from serl_chunk.types import IMAGE_PREFIX, STATE, STEP_COLUMNS, ConfigError, DataError, End, Episode, Outcome, RobotSpec
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from serl_chunk.types import ConfigError, Episode, RobotSpec, SparseRows
+from serl_chunk.types import ConfigError, DataError, Episode, RobotSpec, SparseRows
 
 T = TypeVar("T")
 
@@ -42,6 +43,14 @@ class ReadOptions:
             raise ConfigError(f"must be above 0, got {self.hz:g}", parameter="hz")
         if not 0 < self.proportion <= 1:
             raise ConfigError(f"must lie in (0, 1], got {self.proportion:g}", parameter="proportion")
+
+    def rate(self, recorded: float | None = None, where: object = "") -> float | None:
+        """Return the steps a second: the file's (DataError where `hz` differs), `hz`, or the robot's."""
+        if not recorded:
+            return self.hz or (self.spec.control_hz if self.spec else None)
+        if self.hz is not None and not math.isclose(recorded, self.hz, rel_tol=1e-6):
+            raise DataError(f"{where}: recorded at {recorded:g} Hz, not at hz={self.hz:g}. Leave hz out")
+        return recorded
 
 
 class Source(Protocol):
@@ -84,6 +93,17 @@ def decode_images(episode: Episode) -> Episode:
     if end.final_observation is not None:
         end = end._replace(final_observation={k: np.asarray(v) for k, v in end.final_observation.items()})
     return Episode(begin, dataclasses.replace(steps, sparse=sparse), end)
+
+
+def natural_sort_key(text: str) -> list[tuple[int, int, str]]:
+    """Return a sort key under which `demo_2` comes before `demo_10`."""
+    parts = re.findall(r"\d+|\D+", text, flags=re.ASCII)
+    return [(0, int(p), p) if p.isascii() and p.isdigit() else (1, 0, p) for p in parts]
+
+
+def sorted_files(paths: Iterable[Path]) -> list[Path]:
+    """Sort paths of one folder by name, `demo_2` before `demo_10`."""
+    return sorted(paths, key=lambda p: natural_sort_key(p.name))
 
 
 def take_fraction(keys: list[T], proportion: float, lengths: Sequence[int] | None = None) -> list[T]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -286,28 +284,8 @@ def finished(
     return Episode(begin, steps, End(begin.episode_id, steps.n, final, True, False, outcome, outcome_by="import"))
 
 
-def resolve_rate(options: ReadOptions, recorded: float | None = None, where: object = "") -> float | None:
-    """Return the steps a second of the file (DataError where the options differ), the options, or the robot."""
-    if recorded:
-        if options.hz is not None and not math.isclose(recorded, options.hz, rel_tol=1e-6):
-            raise DataError(f"{where}: recorded at {recorded:g} Hz, not at hz={options.hz:g}. Leave hz out")
-        return recorded
-    return options.hz or (options.spec.control_hz if options.spec else None)
-
-
 def check_key(keys: Collection[str], key: str, path: Path) -> None:
     """Raise DataError unless `key` is one of `keys`."""
     if key not in keys:
         first, *_, last = [*keys, *keys]
         raise DataError(f"{path}: no episode {key!r}; it has {len(keys)}, {first!r} to {last!r}")
-
-
-def natural_sort_key(text: str) -> list[tuple[int, int, str]]:
-    """Return a sort key under which `demo_2` comes before `demo_10`."""
-    parts = re.findall(r"\d+|\D+", text, flags=re.ASCII)
-    return [(0, int(p), p) if p.isascii() and p.isdigit() else (1, 0, p) for p in parts]
-
-
-def sorted_files(paths: Iterable[Path]) -> list[Path]:
-    """Sort paths of one folder by name, `demo_2` before `demo_10`."""
-    return sorted(paths, key=lambda p: natural_sort_key(p.name))

@@ -20,7 +20,6 @@ from serl_chunk.data.formats import d4rl, episodes, hdf5, hdf5_io, hil_serl, ogb
 from serl_chunk.data.formats.hdf5 import open_episode
 from serl_chunk.data.formats.hdf5_io import MachineError, NoMemoryError, checked, member, opened, raise_machine_fault
 from serl_chunk.data.source import ReadOptions
-from serl_chunk.data.validate import resolve_rate
 from serl_chunk.main import main
 from serl_chunk.types import DataError
 
@@ -331,7 +330,7 @@ def test_a_rate_that_contradicts_the_files(tmp_path: Path) -> None:
         assert robomimic.RobomimicSource(path, ReadOptions(hz=hz)).hz == 20
     with pytest.raises(DataError, match=naming("a.hdf5", 20, 10, "hz")):
         robomimic.RobomimicSource(path, RGB)
-    assert resolve_rate(RGB) == 10
+    assert RGB.rate() == 10
 
 
 @pytest.mark.parametrize("hz", ["Infinity", "1" + 400 * "0"])

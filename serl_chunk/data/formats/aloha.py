@@ -32,7 +32,6 @@ from serl_chunk.data.validate import (
     content_id,
     finished,
     make_steps,
-    resolve_rate,
     unfinished,
 )
 from serl_chunk.types import IMAGE_PREFIX, Begin, DataError, Episode, Outcome, RobotSpec, Source, SparseRows
@@ -106,7 +105,7 @@ def open_aloha(
             raise DataError(f"{path}: {name} has {len(images)} frames, {of}")
         frames = frames_of(path, version, file, name, image_ticks, _is_bgr(path, file, options.color))
         sparse[IMAGE_PREFIX + camera] = SparseRows(image_ticks, frames)
-    state, hz = _state(path, qpos, action, spec), resolve_rate(options, recorded_hz(path, file), path)
+    state, hz = _state(path, qpos, action, spec), options.rate(recorded_hz(path, file), path)
     steps = make_steps(episode_id, state, action, hz, sparse, source=source, decision_tick=decision_tick)
     begin = Begin(episode_id, task=attribute_text(file.attrs.get("task", "")) or options.task)
     if reward is None:

@@ -21,15 +21,7 @@ import numpy as np
 
 from serl_chunk.data.formats.hdf5_io import array, looks_like, member, numbers, opened
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
-from serl_chunk.data.validate import (
-    Ending,
-    check_columns,
-    check_finite,
-    check_key,
-    imported_episode,
-    make_steps,
-    resolve_rate,
-)
+from serl_chunk.data.validate import Ending, check_columns, check_finite, check_key, imported_episode, make_steps
 from serl_chunk.io import plural
 from serl_chunk.types import STATE, ConfigError, DataError, Episode, Observation, Outcome, Source
 
@@ -55,7 +47,7 @@ class D4rlSource:
         if options.success is not None:
             raise ConfigError(f"{path}: D4RL's data records rewards and terminations. Leave success and failure out")
         self.path, self._options = path, options
-        self.hz = resolve_rate(options)
+        self.hz = options.rate()
         self._after_goal = 0
         with opened(path) as file:
             there = {name: ndim for name, ndim in _OPTIONAL.items() if member(path, file, name) is not None}

@@ -16,8 +16,7 @@ import h5py
 from serl_chunk.data.formats.aloha import BASE_ACTIONS, IMAGES, recorded_hz
 from serl_chunk.data.formats.hdf5 import joints_in, open_episode
 from serl_chunk.data.formats.hdf5_io import ERRORS, member, names
-from serl_chunk.data.source import Format, ReadOptions, take_fraction
-from serl_chunk.data.validate import natural_sort_key, resolve_rate, sorted_files
+from serl_chunk.data.source import Format, ReadOptions, natural_sort_key, sorted_files, take_fraction
 from serl_chunk.types import DataError, Episode
 
 SUFFIXES = (".hdf5", ".h5")
@@ -44,7 +43,7 @@ class EpisodeFiles:
 
     def __post_init__(self) -> None:
         recorded, where = self._first(lambda key, file: (recorded_hz(self.path, file), self.files[key])) or (None, "")
-        self.hz = resolve_rate(self.options, recorded, where)
+        self.hz = self.options.rate(recorded, where)
 
     @property
     def rewards_mark_success(self) -> bool:

@@ -23,16 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from serl_chunk.data.formats.hil_serl_transitions import Transitions, load_transitions
-from serl_chunk.data.source import Format, ReadOptions, take_fraction
-from serl_chunk.data.validate import (
-    Ending,
-    check_key,
-    choose_cameras,
-    imported_episode,
-    make_steps,
-    resolve_rate,
-    sorted_files,
-)
+from serl_chunk.data.source import Format, ReadOptions, sorted_files, take_fraction
+from serl_chunk.data.validate import Ending, check_key, choose_cameras, imported_episode, make_steps
 from serl_chunk.io import plural
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, DataError, Episode, Outcome, Source, SparseRows
 
@@ -59,7 +51,7 @@ class HilSerlSource:
                 "into successes. Leave success out; failure sets the outcome of episodes without a success"
             )
         self.path, self._options = path, options
-        self.hz = resolve_rate(options)
+        self.hz = options.rate()
         self._files, self._marks = _files_of(path)
         self._firsts: list[int] = []  # number of each file's first transition, and that of all
         self._counts: Counter[str] = Counter()

@@ -25,17 +25,8 @@ import numpy as np
 from serl_chunk.data.formats import success_labels
 from serl_chunk.data.formats.hdf5_io import ERRORS, FLOOR, MAX_RATIO, file_faults
 from serl_chunk.data.formats.success_labels import Segment, SuccessMask, cut_at_successes
-from serl_chunk.data.source import Format, ReadOptions, take_fraction
-from serl_chunk.data.validate import (
-    Ending,
-    check_columns,
-    check_finite,
-    check_key,
-    imported_episode,
-    make_steps,
-    resolve_rate,
-    sorted_files,
-)
+from serl_chunk.data.source import Format, ReadOptions, sorted_files, take_fraction
+from serl_chunk.data.validate import Ending, check_columns, check_finite, check_key, imported_episode, make_steps
 from serl_chunk.io import plural
 from serl_chunk.types import STATE, DataError, Episode, Outcome, Source
 
@@ -116,7 +107,7 @@ class OgbenchSource:
 
     def __init__(self, path: Path, options: ReadOptions) -> None:
         self.path, self._options = path, options
-        self.hz = resolve_rate(options)
+        self.hz = options.rate()
         self._files = shard_files(path) if path.is_dir() else [path]
         self._empty = self._open = self._solved = 0
         self._labelled: bool | None = None

@@ -33,16 +33,8 @@ from serl_chunk.data.formats.hdf5_io import (
     opened,
 )
 from serl_chunk.data.frames import FileVersion
-from serl_chunk.data.source import Format, ReadOptions, take_fraction
-from serl_chunk.data.validate import (
-    Ending,
-    check_key,
-    choose_cameras,
-    imported_episode,
-    make_steps,
-    natural_sort_key,
-    resolve_rate,
-)
+from serl_chunk.data.source import Format, ReadOptions, natural_sort_key, take_fraction
+from serl_chunk.data.validate import Ending, check_key, choose_cameras, imported_episode, make_steps
 from serl_chunk.io import plural
 from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Episode, Observation, Outcome, Source, SparseRows
 
@@ -78,7 +70,7 @@ class RobomimicSource:
         self._task = str(environment.get("env_name", ""))
         arguments = environment.get("env_kwargs")
         recorded = arguments.get("control_freq") if isinstance(arguments, dict) else None
-        self.hz = resolve_rate(options, _recorded_hz(path, recorded), path)
+        self.hz = options.rate(_recorded_hz(path, recorded), path)
 
     def keys(self) -> list[str]:
         """See Source: the names of the demonstrations."""

@@ -298,7 +298,7 @@ def open_lerobot(path: Path, options: ReadOptions) -> LeRobotSource:
                 raise DataError(f"{path / ds.INFO}: {feature} and {found[camera]} are both camera {camera!r}")
             found[camera] = feature
     cameras = {c: found[c] for c in validate.choose_cameras(path, sorted(found), options.cameras)}
-    hz = validate.resolve_rate(options, index.fps, path / ds.INFO)
+    hz = options.rate(index.fps, path / ds.INFO)
     return LeRobotSource(path, options, index, cameras, (path / ds.SIDE).exists(), hz)
 
 
