@@ -22,7 +22,7 @@ from serl_chunk.cli.process import load, spec_of
 from serl_chunk.cli.record import run_record
 from serl_chunk.data import rotating_dataset
 from serl_chunk.data.demos import load_demos
-from serl_chunk.data.formats import success_labels
+from serl_chunk.data.formats import ogbench
 from serl_chunk.data.rotating_dataset import ShardedSource
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.learner.offline_data import InitialData
@@ -63,7 +63,7 @@ def test_a_relabelled_file_keeps_its_labels_unless_a_task_was_asked_for(
         asked.append(task)
         raise DataError("asked")
 
-    monkeypatch.setattr(success_labels, "relabel_for_task", judge)
+    monkeypatch.setattr(ogbench, "relabel_for_task", judge)
     by_flag = DemoOptions(ReadOptions(env="other-task")).of_robot(OGBENCH.robot)
     for options, file in ((by_flag.options, path), (demo_options.options, write(tmp_path / "bare.npz", labels=False))):
         with pytest.raises(DataError, match="asked"):

@@ -10,19 +10,12 @@ from pathlib import Path
 from serl_chunk.data.source import Format, ReadOptions, Source
 from serl_chunk.types import ConfigError
 
-_MODULES = (
-    "serl_chunk.data.lerobot.reader",
-    "serl_chunk.data.formats.robomimic",
-    "serl_chunk.data.formats.d4rl",
-    "serl_chunk.data.formats.episodes",
-    "serl_chunk.data.formats.hil_serl",
-    "serl_chunk.data.formats.ogbench",
-)
+_MODULES = ("lerobot.reader", *(f"formats.{name}" for name in ("robomimic", "d4rl", "episodes", "hil_serl", "ogbench")))
 
 
 def formats(more: Sequence[Format] = ()) -> dict[str, Format]:
     """Return name -> format: `more` formats of other rooms, then this room's."""
-    found = (importlib.import_module(name).FORMAT for name in _MODULES)
+    found = (importlib.import_module(f"serl_chunk.data.{name}").FORMAT for name in _MODULES)
     return {f.name: f for f in more} | {f.name: f for f in found}
 
 

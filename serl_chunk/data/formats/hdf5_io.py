@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import math
 import os
@@ -241,14 +242,9 @@ class _Output(io.FileIO):
 
 class _Opened:
     def __init__(self, path: Path) -> None:
-        self._file = h5py.File(path, "r")
-        self._datasets: dict[str, h5py.Dataset] = {}
-        self.close = self._file.close
-
-    def dataset(self, name: str) -> h5py.Dataset:
-        if name not in self._datasets:  # looking one up takes longer than reading a frame
-            self._datasets[name] = self._file[name]
-        return self._datasets[name]
+        file = h5py.File(path, "r")
+        self.close = file.close
+        self.dataset = functools.cache(file.__getitem__)  # looking one up takes longer than reading a frame
 
 
 open_files = OpenFiles(_Opened, 32)  # a data loader jumps between episodes

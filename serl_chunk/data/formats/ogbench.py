@@ -22,9 +22,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serl_chunk.data.formats import success_labels
 from serl_chunk.data.formats.hdf5_io import ERRORS, FLOOR, MAX_RATIO, file_faults
-from serl_chunk.data.formats.success_labels import Segment, SuccessMask, cut_at_successes
+from serl_chunk.data.formats.success_labels import (
+    Segment,
+    SuccessMask,
+    cut_at_successes,
+    label_states,
+    relabel_for_task,
+)
 from serl_chunk.data.source import Format, ReadOptions, sorted_files, take_fraction
 from serl_chunk.data.validate import Ending, check_columns, check_finite, check_key, imported_episode, make_steps
 from serl_chunk.io import plural
@@ -191,7 +196,12 @@ class OgbenchSource:
         if not len(ends) or ends[-1] != n - 1:
             self._open += 1
             ends = np.append(ends, n - 1)
-        mask = _labels(path, env, arrays, there["observations"].shape[1])
+        mask: SuccessMask | None = None
+        if env:
+            judged = {name: arrays[name] for name in labels}
+            mask = relabel_for_task(str(path), env, judged, there["observations"].shape[1])
+        elif "rewards" in arrays:
+            mask = label_states(str(path), arrays["rewards"], arrays.get("masks"))
         self._own += mask is not None and not env
         if self._options.env_reward == "dense":
             if mask is None or mask.missing is None:
@@ -226,14 +236,6 @@ def shard_files(folder: Path) -> list[Path]:
     if not files:
         raise DataError(f"{folder}: no .npz file in it (*-val.npz are not read). Pass a folder of shards")
     return files
-
-
-def _labels(path: Path, env: str, arrays: dict[str, np.ndarray], width: int) -> SuccessMask | None:
-    if env:
-        return success_labels.relabel_for_task(str(path), env, {k: arrays[k] for k in _JUDGED if k in arrays}, width)
-    if "rewards" in arrays:
-        return success_labels.label_states(str(path), arrays["rewards"], arrays.get("masks"))
-    return None
 
 
 def _checked_headers(path: Path) -> dict[str, _Header]:

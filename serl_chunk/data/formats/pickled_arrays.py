@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -30,34 +31,29 @@ class DisallowedPickleError(Exception):
     """The pickle names something that is not on the list."""
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Global:
     """A class or function on the list, as a name: there is nothing to call."""
 
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class PendingDType:
     """A numpy dtype under construction: its code, and the byte order that follows in a BUILD."""
 
-    __slots__ = ("code", "order")
-
-    def __init__(self, code: str) -> None:
-        self.code, self.order = code, "="
+    code: str
+    order: str = "="
 
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(self.code).newbyteorder("=" if self.order == "|" else self.order)  # type: ignore[arg-type]
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class PendingArray:
     """A numpy array under construction, without shape or dtype before its BUILD."""
 
-    __slots__ = ("memo",)
-
-    def __init__(self) -> None:
-        self.memo: list[int] = []  # where the memo holds it, to be replaced by the array
+    memo: list[int] = dataclasses.field(default_factory=list)  # where the memo holds it, to be replaced by the array
 
 
 def shortened(text: str) -> str:

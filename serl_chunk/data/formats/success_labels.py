@@ -8,6 +8,7 @@ the discount g, a state k steps before success has the value v = g^(k - 1) here 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,17 +36,10 @@ def cut_at_successes(success: np.ndarray, *, keep_solved: bool = False) -> list[
     Args:
         success: bool[T + 1], of the states; step t leads from state t to t + 1.
     """
-    segments = []
-    start, last = 0, len(success) - 1
-    while start < last:
-        if success[start] and not keep_solved:
-            start += 1
-            continue
-        ahead = np.flatnonzero(success[start + 1 :])
-        stop = start + 1 + int(ahead[0]) if len(ahead) else last
-        segments.append(Segment(start, stop, bool(len(ahead))))
-        start = stop
-    return segments
+    last = len(success) - 1
+    bounds = itertools.pairwise([0, *(np.flatnonzero(success[1:]) + 1).tolist(), last])
+    spans = ((start + int(success[start] and not keep_solved), stop) for start, stop in bounds)
+    return [Segment(start, stop, bool(success[stop])) for start, stop in spans if start < stop]
 
 
 class SuccessMask(NamedTuple):
