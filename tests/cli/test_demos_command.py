@@ -129,7 +129,7 @@ def test_only_the_learner_keeps_a_shard_and_a_run_that_goes_on_reads_the_one_it_
     opened = rotating_dataset.OgbenchSource
     monkeypatch.setattr(rotating_dataset, "OgbenchSource", lambda path, said: read.append(path) or opened(path, said))
     monkeypatch.setattr(learner_command, "Learner", Taken)
-    monkeypatch.setattr(learner_command.CheckpointStore, "steps", lambda self: [0, updates] if turn else [])
+    monkeypatch.setattr(learner_command.CheckpointStore, "newest", lambda self: updates if turn else None)
     run = open_run(FAKE, SPEC, str(tmp_path / "run"))
     with run.lock:
         learner = build_learner(
