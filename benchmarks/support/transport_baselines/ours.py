@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from serl_chunk.actor.clock import responsive_interpreter
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.link import LearnerLink
@@ -97,9 +99,9 @@ class Learner:
     def publish(self) -> float:
         """Publish other parameters than the last; seconds the call took."""
         self._version += 1
-        snapshot = Snapshot(self._version, self._parameters.next())
-        start = time.monotonic()
-        self._server.publish(snapshot, {"at": start})  # one clock for all processes of a machine
+        parameters = self._parameters.next()
+        start = time.monotonic()  # one clock for all processes of a machine
+        self._server.publish(Snapshot(self._version, {**parameters, "at": np.array(start)}), {})
         return time.monotonic() - start
 
     def publish_often(self, seconds: float, period: float) -> dict[str, float]:
@@ -189,7 +191,8 @@ class Actor:
 
     def published_at(self) -> float:
         """When the newest parameters here were published, by the monotonic clock; 0 for none."""
-        return float(self._link.latest_info().get("at", 0.0))
+        newest = self._link.latest()
+        return 0.0 if newest is None else float(newest.params["at"])
 
     def collect(self, n: int, period: float) -> dict[str, float]:
         """Record `n` steps with cameras, one every `period` seconds, whether the learner is there or not."""
