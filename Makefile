@@ -30,8 +30,12 @@ demo: $(VENV)/installed
 # What one worker compiled the others need not: see tests/conftest.py.
 QUICKLY := --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 \
     --xla_llvm_disable_expensive_passes=true
-# Tests of one file stay together: they share fixtures and what was traced for them.
-PYTEST = XLA_FLAGS="$(QUICKLY) $$XLA_FLAGS" $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(PYTEST_FLAGS)
+# One more than cores, for system tests wait more than they compute; four fill a machine of 16 GB.
+WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 1))")
+# Tests of one file stay together: they share fixtures and what was traced for them. Long files come first: see
+# tests/conftest.py.
+PYTEST = XLA_FLAGS="$(QUICKLY) $$XLA_FLAGS" $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile \
+    --no-loadscope-reorder $(PYTEST_FLAGS)
 
 test: $(VENV)/installed
 	$(PYTEST)

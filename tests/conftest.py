@@ -18,6 +18,8 @@ SLOW = 1800  # seconds until a slow test is given up, where it does not say itse
 KEPT = 2.5e9  # bytes; what is compiled is kept for the next modules up to here
 CACHE = "JAX_COMPILATION_CACHE_DIR"
 CACHE_LEAST = "JAX_PERSISTENT_CACHE_MIN"
+TESTS = Path(__file__).parent
+LONG = ("", "agents", "learner", "system")  # folders whose files take longest
 EXAMPLES = "SERL_CHUNK_TEST_EXAMPLES"  # the hypothesis profile: see tests/support/properties.py
 
 logging.getLogger("serl_chunk").setLevel(logging.INFO)  # for `caplog`
@@ -49,7 +51,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark property tests, and give slow tests a time limit of their own; that of pyproject.toml is for the others."""
+    """Mark property tests, and give slow tests a time limit of their own; that of pyproject.toml is for the others.
+
+    Files that wait for processes and files that compile come first, in turn: what waits leaves its core to what
+    compiles, and at the end of the queue only short files are left.
+    """
+    place: dict[Path, tuple[int, str]] = {}  # of a file: its number within its folder, the folder
+    counts = dict.fromkeys(LONG, 0)
+    for path in dict.fromkeys(item.path for item in items):
+        folder = path.relative_to(TESTS).parts[0] if path.parent != TESTS and path.is_relative_to(TESTS) else ""
+        place[path] = (counts[folder], folder) if folder in LONG else (len(items), "")
+        if folder in LONG:
+            counts[folder] += 1
+    items.sort(key=lambda item: place[item.path])
     for item in items:
         if is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker("property")

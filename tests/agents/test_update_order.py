@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import build, config_of, critic, make_batches, on_device, same
+from agent_tools import build, config_of, critic, fresh, make_batches, on_device, same
 
 TOGETHER = ["acfql-policy-distill-together", "acrlpd-together"]
 
@@ -29,17 +29,10 @@ def test_together_each_gradient_is_taken_at_the_parameters_before_the_step(varia
     state, batch = agent.init(jax.random.key(0)), first(make_batches(agent.spec))
     draws = agent.critic_draws(jax.random.key(1), batch), agent.policy_draws(jax.random.key(2), batch)
 
-    @jax.jit
-    def steps(s):
-        critic_alone = agent.step(s, batch, {"critic": draws[0]})[0]
-        return (
-            agent.step(s, batch, dict(zip(("critic", "policy"), draws, strict=True)))[0],
-            critic_alone,
-            agent.step(s, batch, {"policy": draws[1]})[0],
-            agent.step(critic_alone, batch, {"policy": draws[1]})[0],
-        )
-
-    joint, critic_alone, policy_alone, in_turn = steps(state)
+    step = jax.jit(lambda s, **d: agent.step(s, batch, d)[0])
+    joint = step(state, critic=draws[0], policy=draws[1])
+    critic_alone, policy_alone = step(state, critic=draws[0]), step(state, policy=draws[1])
+    in_turn = step(critic_alone, policy=draws[1])
     for name in ("critic", "critic_opt", "target", "critic_updates"):
         assert close(getattr(joint, name), getattr(critic_alone, name)), name
     for name in ("policy", "policy_opt", "policy_average", "temperature", "policy_updates"):
@@ -49,11 +42,10 @@ def test_together_each_gradient_is_taken_at_the_parameters_before_the_step(varia
 
 @pytest.mark.parametrize("variant", TOGETHER)
 def test_together_every_batch_of_an_update_trains_both_and_compiles_once(variant):
-    agent = build(config_of(variant))
-    state = agent.init(jax.random.key(0))
+    agent, state = fresh(variant)
     for seed in range(2):
-        state, metrics = agent.update(state, jax.device_put(make_batches(agent.spec, 3, seed=seed)))
-    assert (int(state.critic_updates), int(state.policy_updates)) == (6, 6)
+        state, metrics = agent.update(state, on_device(agent.spec, seed))
+    assert (int(state.critic_updates), int(state.policy_updates)) == (4, 4)
     assert {"critic/critic_loss", "actor/actor_loss"} <= metrics.keys()
     assert all(np.isfinite(v) for v in metrics.values())
     assert agent.update._cache_size() == 1
@@ -81,9 +73,10 @@ def test_a_row_of_no_weight_teaches_the_critic_nothing_and_counts_in_the_divisor
     spoiled = half._replace(rewards=half.rewards.at[4:].add(9.0), mask=half.mask.at[4:].set(0.0))
     gradient = jax.jit(lambda b, d: jax.grad(lambda c: agent._critic_loss(c, state, b, d)[0])(state.critic))
     assert close(gradient(half, draws), gradient(spoiled, draws))
-    small = jax.tree.map(lambda x: x[:4], batch)
-    fewer = {k: v if k == "heads" else v[:4] for k, v in draws.items()}
-    assert close(gradient(half, draws), jax.tree.map(lambda g: g / 2, gradient(small, fewer)))
+    twice = lambda x: jnp.concatenate([x[:4], x[:4]])  # noqa: E731
+    same_draws = {k: v if k == "heads" else twice(v) for k, v in draws.items()}
+    alone = gradient(jax.tree.map(twice, batch), same_draws)
+    assert close(gradient(half, draws), jax.tree.map(lambda g: g / 2, alone))
 
 
 @pytest.mark.parametrize("variant", ["acfql-policy-distill", "acrlpd"])

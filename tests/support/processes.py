@@ -223,6 +223,14 @@ def checkpoints(run: Path) -> list[int]:
     return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
 
 
+def sentence(output: str) -> str:
+    """The command's last word: one line, no traceback."""
+    assert "Traceback" not in output
+    last = output.strip().splitlines()[-1]
+    assert last.startswith("serl-chunk: "), output
+    return last
+
+
 def _numbers(pattern: str, output: str) -> tuple[int, int]:
     found = re.findall(pattern, output)
     assert len(found) == 1, f"expected {pattern!r} once in:\n{output}"

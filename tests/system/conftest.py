@@ -2,12 +2,14 @@
 
 import os
 import shutil
-import signal
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from processes import LISTENING, Cluster, Process, cluster
+
+from serl_chunk.transport.security.keys import ClientKeys
+from serl_chunk.transport.security.server import ServerKeys
 
 
 class Listening(NamedTuple):
@@ -19,7 +21,7 @@ class Listening(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """A run that one learner and one actor completed."""
+    """A run that one learner and one actor completed, over encrypted connections on one machine."""
 
     run: Path
     output: str  # of both
@@ -74,12 +76,13 @@ def trained(tmp_path_factory, demos, environment):
     """A completed run, for reading only."""
     folder = tmp_path_factory.mktemp("trained")
     with cluster(folder, demos, environment) as c:
-        return Trained(folder / "run", c.both(folder / "run").ends())
+        keys = ("--bind", "0.0.0.0", "--keys", str(folder / "keys"))
+        return Trained(folder / "run", c.both(folder / "run", *keys).ends())
 
 
 @pytest.fixture(scope="session")
 def listening(tmp_path_factory, trained, demos, environment):
-    """See Listening; tests leave it as it is. It must end cleanly at last."""
+    """See Listening; tests leave it as it is."""
     folder = tmp_path_factory.mktemp("listening")
     run = trained.copy(folder / "run")
     for file in (run / "checkpoints" / "40" / "state").rglob("*"):
@@ -89,8 +92,6 @@ def listening(tmp_path_factory, trained, demos, environment):
         learner = c.learner(run, **LISTENING)
         learner.says("listening on")
         yield Listening(run, learner, c)
-        learner.signal(signal.SIGTERM)
-        learner.ends()
 
 
 @pytest.fixture
@@ -98,3 +99,13 @@ def processes(tmp_path, demos, environment):
     """A cluster for one test."""
     with cluster(tmp_path, demos, environment) as c:
         yield c
+
+
+@pytest.fixture
+def joined(tmp_path):
+    """(Key folder of a learner, that of a robot which has joined it as `left`)."""
+    keys, _ = ServerKeys.ensure(tmp_path / "gpu")
+    own = ClientKeys.accept(tmp_path / "robot", keys.invite("left", ["127.0.0.1"], 0))
+    assert keys.enrol(own.ticket.public, own.pair.public) == "left"
+    own.at(["127.0.0.1"], joined=True)
+    return str(tmp_path / "gpu"), str(tmp_path / "robot")

@@ -48,8 +48,7 @@ def files(tmp_path) -> Path:
 @pytest.fixture
 def command(tmp_path, files, environment):
     """Return what starts `serl-chunk` in processes, all of which end with the test."""
-    as_then = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"}
-    with cluster(tmp_path / "output", files / "episodes_states", environment | as_then) as c:
+    with cluster(tmp_path / "output", files / "episodes_states", environment) as c:
         yield c
 
 
@@ -156,9 +155,10 @@ def test_its_checkpoint_is_evaluated_as_it_was(command: Cluster, files):
     [file] = (run / "evaluations").iterdir()
     then = json.loads(file.read_text())
     file.unlink()
+    as_then = "XLA_FLAGS=--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     command.start(
         *ARGUMENTS["run"], "--actor", "--eval_checkpoint_step", "latest", "--eval_n_trajs", "3",
-        "--checkpoint_path", str(run),
+        "--checkpoint_path", str(run), prefix=("env", as_then),
     ).ends()  # fmt: skip
     now = json.loads(file.read_text())
     ran = [episode for results in (then["results"], now["results"]) for r in results for episode in r["episodes"]]

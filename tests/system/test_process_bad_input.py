@@ -1,6 +1,5 @@
 """What goes wrong before or beside a run: one sentence that says what to do, the right exit status, no hang."""
 
-import re
 import shutil
 import signal
 
@@ -8,18 +7,10 @@ import h5py
 import numpy as np
 import pytest
 from commands import Command
-from processes import LISTENING, PATIENCE, SMALL, checkpoints, resumed_at
+from processes import PATIENCE, SMALL, sentence
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
 WRONG_USAGE, FAILED, INTERRUPTED = 2, 1, 130
-
-
-def sentence(output: str) -> str:
-    """The command's last word: one line, no traceback."""
-    assert "Traceback" not in output
-    last = output.strip().splitlines()[-1]
-    assert last.startswith("serl-chunk: "), output
-    return last
 
 
 def test_an_unknown_experiment_names_the_nearest(processes):
@@ -94,46 +85,6 @@ def test_a_truncated_demonstration_is_named(processes, tmp_path):
     said = sentence(processes.learner(tmp_path / "run", kind=Command).ends(FAILED))
     assert f"{damaged}: the file is truncated, damaged or not HDF5" in said
     assert "record it again" in said
-
-
-def test_a_damaged_newest_checkpoint_falls_back_loudly(listening):
-    output = listening.learner.output
-    assert re.search(r"WARNING .*checkpoint.* 40\b.*Falling back", output.replace("\n", " "))
-    assert "Falling back to the checkpoint before it" in output
-    assert resumed_at(output)[0] == 20
-    assert checkpoints(listening.run) == [0, 20]
-
-
-def test_actor_and_learner_of_two_experiments(listening):
-    file = listening.cluster.folder / "other_name.py"
-    file.write_text(
-        "import dataclasses\n"
-        "from serl_chunk.config.loader import load_experiment\n"
-        "def experiment():\n"
-        "    return dataclasses.replace(load_experiment('fake_aloha'), name='other_name')\n"
-    )
-    longer = listening.cluster.actor(kind=Command, chunk__horizon=7)
-    renamed = listening.cluster.actor(kind=Command, exp_name=str(file))
-    said = sentence(longer.ends(FAILED))
-    assert "chunk.horizon is '5' at the learner and '7' at the actor" in said
-    assert "--config.chunk.horizon=5" in said
-    assert "kernel" not in said
-    said = sentence(renamed.ends(FAILED))
-    assert "experiment is 'fake_aloha' at the learner and 'other_name' at the actor" in said
-    assert listening.learner.running
-
-
-def test_a_second_learner_takes_neither_port_nor_folder(listening):
-    port = listening.cluster.learner(listening.cluster.folder / "second", kind=Command, **LISTENING)
-    folder = listening.cluster.start(
-        "--exp_name", "fake_aloha", "--port", str(listening.cluster.port + 100), "--learner", "--debug",
-        "--checkpoint_path", str(listening.run), kind=Command,
-    )  # fmt: skip
-    said = sentence(port.ends(WRONG_USAGE))
-    assert f"port {listening.cluster.port} of 127.0.0.1 is in use" in said
-    said = sentence(folder.ends(WRONG_USAGE))
-    assert f"{listening.run} is in use by another learner" in said
-    assert listening.learner.running
 
 
 def test_the_settings_are_those_of_the_package():

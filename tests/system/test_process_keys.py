@@ -4,11 +4,11 @@ import dataclasses
 import re
 
 import pytest
-from processes import LISTENING, PATIENCE, actor_totals, learner_totals
+from commands import Command
+from processes import PATIENCE, actor_totals, learner_totals
 
 from serl_chunk.transport.security.client import mechanism_at
 from serl_chunk.transport.security.keys import ClientKeys, Pair
-from serl_chunk.transport.security.server import ServerKeys
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
 HERE = "127.0.0.1"
@@ -59,43 +59,15 @@ def test_one_pasted_line_lets_one_robot_in(processes, tmp_path):
         assert known.pair.secret not in text
 
 
-def test_both_processes_on_one_machine_need_no_line(processes, tmp_path):
-    both = processes.both(tmp_path / "run", "--bind", "0.0.0.0", "--keys", str(tmp_path / "keys"))
-    output = both.ends()
-    assert re.search(r"(?m)^learner \| .*INFO .*listening on 0\.0\.0\.0", output)
-    assert re.search(r"(?m)^actor \| .*actor ended", output)
-    assert (tmp_path / "keys" / "server.json").exists()
-
-
-@pytest.fixture
-def robot(tmp_path):
-    """(key folder of a learner, that of a robot which has joined it as `left`)."""
-    keys, _ = ServerKeys.ensure(tmp_path / "gpu")
-    own = ClientKeys.accept(tmp_path / "robot", keys.invite("left", [HERE], 0))
-    assert keys.enrol(own.ticket.public, own.pair.public) == "left"
-    own.at([HERE], joined=True)
-    return str(tmp_path / "gpu"), str(tmp_path / "robot")
-
-
-def test_keys_that_are_asked_for_are_binding_through_a_tunnel(listening, processes, robot):
-    """A learner on loopback without keys may be anything at the other end: an actor with `--keys` sends it nothing."""
-    asked = processes.start(
-        *listening.cluster.flags(**LISTENING), "--actor", "--keys", robot[1], "--spool_path", robot[1]
-    )
-    said = asked.ends(FAILED)
-    assert f"the learner at {HERE}:{listening.cluster.port} runs without keys" in said
-    assert "Traceback" not in said
-    assert "actor left connected" not in listening.learner.output
-
-
-def test_on_loopback_an_actor_with_a_key_is_encrypted_and_has_its_name(processes, tmp_path, robot):
-    learner = processes.learner(tmp_path / "run", "--keys", robot[0])
+def test_on_loopback_an_actor_with_a_key_is_encrypted_and_has_its_name(processes, tmp_path, joined):
+    short = {"learner__pretrain_steps": 0, "learner__critic_warmup_steps": 0, "learner__max_steps": 10}
+    learner = processes.learner(tmp_path / "run", "--keys", joined[0], **short)
     learner.says("listening on")
     assert mechanism_at(HERE, processes.port) == "CURVE"
-    other = processes.actor("--keys", robot[1], "--actor_id", "right").ends(WRONG_USAGE)
+    other = processes.actor("--keys", joined[1], "--actor_id", "right", kind=Command, **short).ends(WRONG_USAGE)
     assert "--actor_id=right: the learner knows this machine's key as 'left'" in other
-    _, steps = actor_totals(processes.actor("--keys", robot[1], "--spool_path", str(tmp_path / "spool")).ends())
-    output = learner.ends()
-    assert learner_totals(output) == (40, steps)
+    actor = processes.actor("--keys", joined[1], "--spool_path", str(tmp_path / "spool"), **short)
+    _, steps = actor_totals(actor.ends())
+    assert learner_totals(learner.ends()) == (10, steps)
     [segment] = (tmp_path / "run" / "journal" / "online").glob("*.journal")
     assert b"left-" in segment.read_bytes()  # its episodes' names begin with its own

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import Command
 from counting_robot import CLOSED
 from lab import LENGTH, Lab
 from processes import PATIENCE, Cluster, Process, checkpoints, cluster
@@ -192,8 +193,8 @@ def test_ctrl_c_during_pretraining_leaves_a_checkpoint_that_a_resume_goes_on_fro
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGHUP, HANGUP)])
 def test_an_interrupted_recording_tells_what_it_kept(processes, tmp_path, number, status):
     out = tmp_path / "recorded"
-    processes.start("record", "--exp_name", "fake_aloha", "--n_demos", "2", "--out", str(out)).ends()
     arguments = ["record", "--exp_name", "fake_aloha", "--out", str(out), "--n_demos"]
+    processes.start(*arguments, "2", kind=Command).ends()
     process = processes.start(*arguments, "100000")
     process.until(lambda: len(list(out.glob("episode_*.hdf5"))) >= 4, "nothing was recorded")
     process.signal(number)
@@ -201,4 +202,4 @@ def test_an_interrupted_recording_tells_what_it_kept(processes, tmp_path, number
     kept = len(list(out.glob("*.hdf5")))
     assert f"{out} holds {kept} of 100000 demonstrations, {kept - 2} of them new" in output
     assert "Run the same command again" in output
-    assert f"already holds {kept} demonstrations" in processes.start(*arguments, str(kept)).ends()
+    assert f"already holds {kept} demonstrations" in processes.start(*arguments, str(kept), kind=Command).ends()

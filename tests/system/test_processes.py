@@ -14,27 +14,6 @@ ENDLESS = {"learner__max_steps": 1_000_000}
 TICKS = 40  # of the longest episode
 
 
-def test_a_run_leaves_its_files_and_counts_every_step(trained):
-    run, output = trained
-    assert all(line.startswith(("learner |", "actor |")) for line in output.splitlines()), output
-    episodes, steps = actor_totals(output)
-    assert learner_totals(output) == (40, steps)
-    for name in ("config.json", "metrics.jsonl", "report.html", "report.png"):
-        assert (run / name).stat().st_size > 0, name
-    assert checkpoints(run) == [0, 20, 40]
-    rows = read_metrics(run)["episode"]
-    assert len(rows) == episodes
-    assert sum(row["episode/l"] for row in rows) == steps
-
-
-def test_a_completed_run_that_is_started_again_ends(processes, trained, tmp_path):
-    """Its learner is gone before its actor is there."""
-    run = trained.copy(tmp_path / "run")
-    output = processes.both(run).ends()
-    assert "resumed at step 40: training is complete" in output
-    assert checkpoints(run) == [0, 20, 40]
-
-
 def test_two_actors_wait_for_their_learner_and_feed_it_until_it_is_told_to_stop(processes, tmp_path):
     run = tmp_path / "run"
     actors = {name: processes.actor("--actor_id", name, **ENDLESS) for name in ("left", "right")}
