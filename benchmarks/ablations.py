@@ -13,6 +13,7 @@ difference), all seeds together: what other seeds would do is not in them, so th
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -127,6 +128,11 @@ def difference_interval(a: Count, b: Count) -> tuple[float, float]:
 
 def configuration(experiment: str, texts: Sequence[str]) -> ExperimentConfig:
     """The experiment with settings `field=value`; of two for one field the later one counts. Raises ConfigError."""
+    return _configuration(experiment, tuple(texts))
+
+
+@functools.cache  # each option is compared with all before it
+def _configuration(experiment: str, texts: tuple[str, ...]) -> ExperimentConfig:
     last = dict(map(split, texts))
     preset = last.pop(PRESET, None)
     return configured(load_experiment(experiment), list(last.items()), preset=preset)
