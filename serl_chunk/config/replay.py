@@ -43,6 +43,7 @@ class ReplayConfig(Group, path="replay."):
         require(self.positive_fraction is None or self.demo_fraction not in ("uniform", 0), "replay.positive_fraction",
             f"{self.positive_fraction} has no effect without a part of demonstrations. Set replay.demo_fraction above "
             "0, or set it to none.")
-        for name, value in (("terminal_windows", "drop"), ("intervention_windows", "keep")):
+        of_episodes = {"terminal_windows": "drop", "intervention_windows": "keep", "positive_fraction": None}
+        for name, value in of_episodes.items():
             require(self.windows == "episode" or getattr(self, name) == value, "replay.windows",
                 f"qc needs replay.{name}={value}, got {getattr(self, name)}: its windows belong to no episode")

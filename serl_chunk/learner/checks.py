@@ -6,14 +6,12 @@ import logging
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from serl_chunk.agents.base import Agent
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
-from serl_chunk.replay.episode import effective_rewards, returns_to_go
+from serl_chunk.replay.episode import realised_returns
 from serl_chunk.replay.memory import available_bytes, check_memory
-from serl_chunk.types import ConfigError, Episode, Outcome, RobotSpec
+from serl_chunk.types import ConfigError, Episode, RobotSpec
 
 logger = logging.getLogger(__name__)
 
@@ -21,27 +19,18 @@ _DUST = 1e-6  # of sums of float32 rewards
 
 
 class ValueRange:
-    """Warns once where a realised return lies outside of `agent.critic.value_low` .. `value_high`.
-
-    Targets beyond the range are clipped. The rewards of a user's environment show in its episodes alone.
-    """
+    """Warns once where a realised return lies outside of `agent.critic.value_low` .. `value_high`: it is clipped."""
 
     def __init__(self, config: ExperimentConfig) -> None:
         self._critic, self._reward, self._discount = config.agent.critic, config.reward, config.discount
         self._silent = self._critic.loss == "squared"
 
     def demonstrations(self, episodes: Sequence[Episode]) -> None:
-        for begin, steps, end in episodes:
+        for e in episodes:
             if self._silent:
                 return
-            if not steps.n:
-                continue
-            rewards = np.array(steps.reward, np.float32)
-            if end.reward is not None:
-                rewards[-1] = end.reward
-            failed = end.outcome == Outcome.FAILURE
-            returns = returns_to_go(effective_rewards(rewards, self._reward, failed=failed), self._discount)
-            self.check(f"demonstration {begin.episode_id}", float(returns.min()), float(returns.max()))
+            returns = realised_returns(e, self._reward, self._discount)
+            self.check(f"demonstration {e.begin.episode_id}", float(returns.min()), float(returns.max()))
 
     def check(self, what: str, least: float, most: float) -> None:
         """Warn, the first time, where the returns of `what` are not within the range."""

@@ -1,8 +1,4 @@
-"""The learner of one run: what every way of training needs. Its trainer decides what is trained when.
-
-`Learner.work` does one bounded piece of work and returns whether there was any. The same loop serves a process of its
-own, which sleeps when there is none, and the single-process mode, where the actor then goes on.
-"""
+"""The learner of one run: what every way of training needs. Its trainer decides what is trained when."""
 
 from __future__ import annotations
 
@@ -77,8 +73,7 @@ class Learner:
         self.value_range = ValueRange(config)
         self.updates = 0  # critic updates of the offline and the online phase
         self.human_ticks = self.episodes = 0
-        self.has_trained = False  # whether this process has made an update, of whatever kind
-        self._unsaved = False  # whether it has since the newest checkpoint
+        self.has_trained = self._unsaved = False  # whether this process made an update: at all, since a checkpoint
         self._human_held = 0  # steps of previous processes' interventions that outlived the online partition
         self.trainer = PhaseTrainer(self, data, threaded=threaded, step=None if restored is None else restored.step)
         self._publisher = SnapshotPublisher(agent, publish, metrics.run_dir, threaded=threaded)
@@ -135,18 +130,13 @@ class Learner:
             self.checkpoint(timed=True)
         if self.evaluate_if_due():  # before anything is changed: a resume makes up for one that was cut short
             return True
-        if self._precompute is not None and self._computed_features(self._precompute):
-            return True
-        return self.trainer.work()
-
-    def _computed_features(self, precompute: FeaturePrecomputation) -> bool:
-        """Before the first update, features of the stored frames: a stop ends it, and a journal has been read."""
-        if not self.trainer.done:
+        # Before the first update, so that a stop may end it; a journal has been read by now.
+        if self._precompute is not None and not self.trainer.done:
             with self.stats.aside():
-                if precompute.work():
+                if self._precompute.work():
                     return True
         self._precompute = None
-        return False
+        return self.trainer.work()
 
     def updated(self, updates: int, metrics: Metrics) -> None:
         """Count a compiled call of `updates` updates, of whatever kind."""
@@ -154,10 +144,7 @@ class Learner:
         self.stats.updated(updates, metrics)
 
     def evaluate_if_due(self, *, now: bool = False) -> bool:
-        """Evaluate the current policy where the schedule wants it (`now`: an end does); False where it does not.
-
-        Nothing that training draws from is touched, and the time it takes is no time of training.
-        """
+        """Evaluate the current policy where the schedule wants it (`now`: an end does); False where it does not."""
         if self._evaluate is None or not self._eval_schedule.due(self.updates, now=now):
             return False
         with self.stats.evaluation():
@@ -226,7 +213,7 @@ class Learner:
         return self._unsaved or self.trainer.counts_steps
 
     def close(self) -> None:
-        """Write the final checkpoint, hand over the last snapshot, stop the threads; failures are logged."""
+        """Write the final checkpoint, publish the last snapshot, stop the threads; failures are logged."""
         self.trainer.close()
         self._count_episodes()
         # Before and between the phases that count steps the final checkpoint is a timed one.

@@ -63,9 +63,8 @@ class OfflineData:
             replay.replace_demos(first)
         self.episodes = len(demos) + len(first)  # at the start
         # A critic that has seen successes alone misleads an actor that chooses by it. Of a data set: the parts so far.
-        self.has_failures = _fail(demos) or _fail(first)
-        seen(demos)
-        seen(first)
+        self.has_failures = _fail([*demos, *first])
+        seen([*demos, *first])
 
     def require_imitated(self, agent: AgentConfig) -> None:
         """Raise ConfigError where a pretrained policy would imitate none of the steps that are there at the start."""
@@ -115,15 +114,11 @@ def _fail(episodes: Sequence[Episode]) -> bool:
 
 
 class FeaturePrecomputation:
-    """Computes features of the frames that are stored when training begins, in pieces and with progress lines.
-
-    Frames that come in meanwhile are left to the batches that show them.
-    """
+    """Computes features of the frames that are stored when training begins; later ones are left to the batches."""
 
     def __init__(self, replay: Replay, now: Callable[[], float] = time.monotonic) -> None:
         self._replay, self._now = replay, now
-        self._total = -1  # frames that lacked features at the first call
-        self._done = 0
+        self._total, self._done = -1, 0  # frames that lacked features at the first call
         self._begun = self._logged = 0.0
 
     def work(self) -> bool:
@@ -136,11 +131,10 @@ class FeaturePrecomputation:
         computed = self._replay.embed_frames(FRAMES)
         # Fewer may be left than there were: episodes leave.
         self._done = min(self._total, self._done + computed) if computed else self._total
+        now = self._now()
         if self._done == self._total:
-            logger.info(
-                "features of %s stored frames computed in %.1f s", f"{self._total:,}", self._now() - self._begun
-            )
-        elif self._now() - self._logged >= LOG_PERIOD:
-            self._logged = self._now()
-            logger.info("computing features of stored frames: %s of %s", f"{self._done:,}", f"{self._total:,}")
+            logger.info(f"features of {self._total:,} stored frames computed in {now - self._begun:.1f} s")
+        elif now - self._logged >= LOG_PERIOD:
+            self._logged = now
+            logger.info(f"computing features of stored frames: {self._done:,} of {self._total:,}")
         return True

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import threading
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,9 @@ class SnapshotPublisher:
     The copy is dispatched before the next update donates the state. Only the newest waiting copy is kept. With
     `threaded=False` (single-process mode) the call itself publishes, so that a seed reproduces a run.
 
-    The version is written to `<run>/snapshot_version` before it is used: versions never go back, not even
-    after a resume from an older checkpoint. It is one `write` over digits of the same width: a kill leaves the old
-    version or the new one, and a disk that is full by now has the room. A version that cannot be written is not
-    published: that is logged and counted (`failed_writes`), training continues, and the next call tries again.
+    The version is written to `<run>/snapshot_version` before it is used: versions never go back, not even after a
+    resume from an older checkpoint. One that cannot be written is not published: that is logged, and the next call
+    tries again.
     """
 
     def __init__(self, agent: Agent, publish: Publish, run_dir: Path, *, threaded: bool) -> None:
@@ -44,12 +44,8 @@ class SnapshotPublisher:
         self._keep_version(self.version)
         self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
         self.error: BaseException | None = None  # what stopped the thread
-        self._changed = threading.Condition()
-        self._waiting: tuple[Snapshot, dict[str, Any]] | None = None  # the newest alone, not flattened, and its info
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True) if threaded else None
-        if self._thread is not None:
-            self._thread.start()
+        self._waiting: deque[tuple[Snapshot, dict[str, Any]]] = deque(maxlen=1)  # not flattened, and its info
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="publisher") if threaded else None
 
     def publish(self, params: Any, info: dict[str, Any], *, normaliser: str = "") -> int:
         """Publish a parameter tree under the next version; returns the newest version that was published.
@@ -66,14 +62,14 @@ class SnapshotPublisher:
         if self._thread is None:
             self._hand_over(snapshot, info)
         else:
-            with self._changed:
-                self._waiting = snapshot, info
-                self._changed.notify()
+            self._waiting.append((snapshot, info))
+            self._thread.submit(self._publish_waiting)
         return self.version
 
     def _keep_version(self, version: int) -> bool:
         """Write a version; False where that failed. The first failure in a row is logged."""
         try:
+            # Digits of one width: a kill leaves the old version or the new one, and a full disk has the room.
             data = f"{version:0{VERSION_DIGITS}d}\n".encode()
             if os.pwrite(self._version_file, data, 0) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -95,26 +91,17 @@ class SnapshotPublisher:
     def _hand_over(self, snapshot: Snapshot, info: dict[str, Any]) -> None:
         self._publish(snapshot._replace(params=self._agent.flatten_params(snapshot.params)), info)
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting is not None or self._closing)
-                waiting, self._waiting = self._waiting, None
-            if waiting is None:
-                return
-            try:
-                self._hand_over(*waiting)
-            except BaseException as error:  # raised again in the training thread by the next publish
-                self.error = error
-                return
+    def _publish_waiting(self) -> None:
+        try:
+            if self._waiting and self.error is None:  # an earlier call may have published it
+                self._hand_over(*self._waiting.pop())
+        except BaseException as error:  # raised again in the training thread by the next publish
+            self.error = error
 
     def close(self) -> None:
         """Publish the copy that waits, then stop the thread; `error` is set if that failed."""
         if self._thread is not None:
-            with self._changed:
-                self._closing = True
-                self._changed.notify()
-            self._thread.join()
+            self._thread.shutdown()
         if self._version_file >= 0:
             os.close(self._version_file)
             self._version_file = -1

@@ -1,27 +1,18 @@
-"""Passes actors' records to what learns from them, and counts the steps and episodes that they add."""
+"""Passes actors' records to the replay, and counts the steps and episodes that they add."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from serl_chunk.replay.episode import EpisodeStats
 from serl_chunk.replay.episode_builder import Added
+from serl_chunk.replay.replay import Replay
 from serl_chunk.types import DataError, Record
 
 logger = logging.getLogger(__name__)
-
-
-class Collector(Protocol):
-    """Takes actors' records: the replay. A trainer that learns from whole episodes alone would bring another."""
-
-    def insert(self, session: str, record: Record) -> Added:
-        """Take the next record of a session; raises DataError where it cannot be one."""
-
-    def close_session(self, session: str, *, gone: bool = False) -> Added:
-        """Close the open episode of an actor that fell silent; `gone`: it cannot come back."""
 
 
 class Received(NamedTuple):
@@ -33,10 +24,10 @@ class Received(NamedTuple):
 
 
 class RecordRouter:
-    """Routes records to a collector. One thread inserts; the thread that trains takes what was finished."""
+    """Routes records to the replay. One thread inserts; the thread that trains takes what was finished."""
 
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
         self._changed = threading.Condition()
         self._finished: list[EpisodeStats] = []
         self._position = 0  # journal entries that the counters cover
@@ -55,11 +46,11 @@ class RecordRouter:
 
     def insert(self, session: str, record: Record, position: int | None = None) -> None:
         """Route a record; `position`: entries of the journal, its own included. Raises DataError where it misfits."""
-        self._count(self._collector.insert(session, record), position)
+        self._count(self._replay.insert(session, record), position)
 
     def close_session(self, session: str, *, gone: bool, position: int | None = None) -> None:
-        """Route that an actor fell silent, or is permanently disconnected (`gone`)."""
-        self._count(self._collector.close_session(session, gone=gone), position)
+        """Note that an actor fell silent, or is permanently disconnected (`gone`)."""
+        self._count(self._replay.close_session(session, gone=gone), position)
 
     def _count(self, added: Added, position: int | None) -> None:
         with self._changed:
@@ -73,7 +64,7 @@ class RecordRouter:
         """Put back what a previous process received: (journal entry, session, record), oldest first; returns the steps.
 
         No record: the session was closed there, perhaps within an episode. What the checkpoint's counters cover fills
-        the collector and is not counted again. A record that does not fit (the experiment was changed) is left out.
+        the replay and is not counted again. A record that does not fit (the experiment was changed) is left out.
         """
         counted, self._position = self._position, 0
         steps = refused = 0
@@ -82,9 +73,9 @@ class RecordRouter:
                 self._position = number + 1
             try:
                 if record is None:
-                    added = self._collector.close_session(session, gone=True)
+                    added = self._replay.close_session(session, gone=True)
                 else:
-                    added = self._collector.insert(session, record)
+                    added = self._replay.insert(session, record)
             except DataError as error:
                 refused += 1
                 if refused == 1:

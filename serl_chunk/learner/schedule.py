@@ -68,33 +68,6 @@ class TrainingProgress:
         return cls(**{name: value for name, value in meta.items() if name in names})
 
 
-def resumed_phase(
-    config: LearnerConfig, saved: str, *, offline_updates: int, online_updates: int, over: bool, missed: bool
-) -> Phase:
-    """Return the phase in which a run goes on whose checkpoint was written in phase `saved`.
-
-    `over`: no online update is to follow. `missed`: a stop cut short the evaluation that a phase ends with.
-    """
-    if saved in PRETRAINING:  # of step 0: nothing else has begun
-        return Phase(saved)
-    if not online_updates:
-        more = offline_updates < config.offline_steps  # also where it was over, and `offline_steps` was raised
-        if more or (missed and saved == Phase.OFFLINE):
-            return Phase.OFFLINE
-    if over:
-        return Phase.TRAIN if missed and saved == Phase.TRAIN else Phase.DONE
-    return Phase.WARMUP
-
-
-def resume_hint(config: LearnerConfig, *, online_updates: int, steps_over: bool) -> str:
-    """Return what to change so that a finished run goes on."""
-    if config.online_steps == 0:
-        if online_updates:
-            return "after online updates the offline phase is over; do not set learner.online_steps=0 to go on online"
-        return "raise learner.offline_steps to go on, or do not set learner.online_steps=0 to go on online"
-    return f"raise learner.{'online_steps' if steps_over else 'max_steps'} to go on"
-
-
 @dataclasses.dataclass
 class RateLimiter:
     """Keeps critic updates near `utd_ratio` times the online steps recorded since `start`.
@@ -107,36 +80,35 @@ class RateLimiter:
     _base_steps: int | None = None
     updates: int = 0  # critic updates done since `start`
 
-    def start(self, online_steps: int) -> None:
-        self._base_steps = online_steps
-        self.updates = 0
-
-    def restore(self, online_steps: int, updates: int, owed: float = 0.0) -> None:
-        """Continue after a resume: of the updates that `online_steps` allow, `updates` were done, `owed` not."""
+    def start(self, online_steps: int, updates: int = 0, owed: float = 0.0) -> None:
+        """Begin; after a resume, of the updates that `online_steps` allow, `updates` were done and `owed` were not."""
         self._base_steps = online_steps - round((updates + owed) / self.utd_ratio)
         self.updates = updates
 
+    @property
+    def started(self) -> bool:
+        return self._base_steps is not None
+
+    def _earned(self, online_steps: int) -> float | None:
+        """Updates since `start` that so many steps allow, parts of one included; None before it."""
+        return None if self._base_steps is None else (online_steps - self._base_steps) * self.utd_ratio
+
     def owed(self, online_steps: int) -> float | None:
-        """What `restore` needs to go on as if nothing had been: updates, also parts of one; None before `start`."""
-        if self._base_steps is None:
-            return None
-        return (online_steps - self._base_steps) * self.utd_ratio - self.updates
+        """Updates, also parts of one, with which `start` goes on as if nothing had been; None before `start`."""
+        return None if (earned := self._earned(online_steps)) is None else earned - self.updates
 
     def updates_allowed(self, online_steps: int) -> int | None:
         """Critic updates since `start` that so many steps allow, those done included; None before `start`."""
-        if self._base_steps is None:
-            return None
-        return max(0, math.floor((online_steps - self._base_steps) * self.utd_ratio + 1e-6))
+        return None if (earned := self._earned(online_steps)) is None else max(0, math.floor(earned + 1e-6))
 
     def may_update(self, online_steps: int, count: int) -> bool:
         """Whether `count` more critic updates are covered by the steps recorded so far."""
-        if self._base_steps is None:
-            return False
+        earned = self._earned(online_steps)
         # 100 steps at 0.29 allow 29 updates, not the 28 that rounding leaves.
-        return self.updates + count <= (online_steps - self._base_steps) * self.utd_ratio + 1e-6
+        return earned is not None and self.updates + count <= earned + 1e-6
 
     def steps_missing(self, online_steps: int, count: int) -> int:
-        """How many more steps `count` more critic updates wait for; 0 where they are covered, or before `start`."""
+        """Steps that `count` more critic updates wait for; 0 where they are covered, or before `start`."""
         if self._base_steps is None:
             return 0
         need = math.ceil((self.updates + count - 1e-6) / self.utd_ratio)
@@ -163,7 +135,6 @@ class TrainingSchedule:
     def __init__(self, config: LearnerConfig, router: RecordRouter) -> None:
         self._config, self._router = config, router
         self.limiter = RateLimiter(config.utd_ratio, config.max_lag_steps)
-        self._begun = False  # whether steps allow updates already; after a resume, as in the previous process
 
     @property
     def steps_used(self) -> int:
@@ -173,8 +144,7 @@ class TrainingSchedule:
 
     @property
     def steps_over(self) -> bool:
-        wanted = self._config.online_steps
-        return wanted is not None and self._router.env_steps >= wanted
+        return (wanted := self._config.online_steps) is not None and self._router.env_steps >= wanted
 
     @property
     def starts_after(self) -> int:
@@ -206,13 +176,11 @@ class TrainingSchedule:
     def steps_allowed(self, phase: Phase) -> int | None:
         if phase is Phase.OFFLINE:  # `offline_steps` was raised: steps that come now are of an old policy
             return 0
+        wanted, steps = self._config.online_steps, self._router.env_steps
         # The warm-up waits for steps whatever the limiter of a previous process allows.
-        allowed = None if phase is Phase.WARMUP else self.limiter.steps_allowed(self._router.env_steps)
-        wanted = self._config.online_steps
-        if wanted is None:
-            return allowed
-        left = max(0, wanted - self._router.env_steps)
-        return left if allowed is None else min(left, allowed)
+        allowed = None if phase is Phase.WARMUP else self.limiter.steps_allowed(steps)
+        limits = [allowed, None if wanted is None else max(0, wanted - steps)]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def steps_missing(self, phase: Phase, episodes: int) -> int:
         c = self._config
@@ -222,15 +190,14 @@ class TrainingSchedule:
 
     def begin(self, online_updates: int) -> None:
         """Start counting after the warm-up. `online_updates`: updates done before the last resume."""
-        c, steps = self._config, self._router.env_steps
-        if self._begun:
+        steps = self._router.env_steps
+        if self.limiter.started:  # by `resume`
             return
-        self._begun = True
         if online_updates:  # a checkpoint without what was owed
-            self.limiter.restore(self.steps_used, online_updates)
+            self.limiter.start(self.steps_used, online_updates)
         else:
             # Steps that the warm-up took from training's share allow updates, for there will be no others.
-            self.limiter.start(min(c.training_starts, steps) if self.steps_over else steps)
+            self.limiter.start(min(self._config.training_starts, steps) if self.steps_over else steps)
 
     def did_update(self) -> None:
         self.limiter.did_update(self._config.cta_ratio)
@@ -239,8 +206,30 @@ class TrainingSchedule:
         """Go on as the previous process would have; `owed` None: it had not begun, or did not record it."""
         # Not the steps themselves: under another ratio they would allow far more updates, or none for long.
         if owed is not None:
-            self.limiter.restore(self._router.env_steps, online_updates, owed)
-            self._begun = True
+            self.limiter.start(self._router.env_steps, online_updates, owed)
+
+    def resumed_phase(self, saved: str, *, offline_updates: int, online_updates: int, missed: bool) -> Phase:
+        """Return the phase in which a run goes on whose checkpoint was written in phase `saved`.
+
+        `missed`: a stop cut short the evaluation that a phase ends with.
+        """
+        if saved in PRETRAINING:  # of step 0: nothing else has begun
+            return Phase(saved)
+        if not online_updates:
+            more = offline_updates < self._config.offline_steps  # also of a phase that was over, now longer
+            if more or (missed and saved == Phase.OFFLINE):
+                return Phase.OFFLINE
+        if self.is_over(online_updates):
+            return Phase.TRAIN if missed and saved == Phase.TRAIN else Phase.DONE
+        return Phase.WARMUP
+
+    def resume_hint(self, online_updates: int) -> str:
+        """Return what to change so that a finished run goes on."""
+        if self._config.online_steps != 0:
+            return f"raise learner.{'online_steps' if self.steps_over else 'max_steps'} to go on"
+        if online_updates:
+            return "after online updates the offline phase is over; do not set learner.online_steps=0 to go on online"
+        return "raise learner.offline_steps to go on, or do not set learner.online_steps=0 to go on online"
 
 
 BY_LEARNER = "learner"  # `by` of the rows that such an evaluation writes
@@ -249,9 +238,7 @@ BY_LEARNER = "learner"  # `by` of the rows that such an evaluation writes
 class Evaluate(Protocol):
     """Evaluates a learner's policy on held-out starts and records the result."""
 
-    def __call__(self, learner: Learner, snapshot: Snapshot) -> None:
-        """Evaluate the snapshot of the learner's current step, and record the result unless it was cut short."""
-
+    def __call__(self, learner: Learner, snapshot: Snapshot) -> None: ...  # of its current step
     def close(self) -> None: ...
 
 

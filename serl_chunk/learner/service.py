@@ -47,8 +47,7 @@ class LearnerService:
         insecure: without keys, permit an address that other machines reach.
         keys: of the machines that may connect; None for all.
 
-    Raises:
-        ConfigError: the address or the journal cannot be used.
+    Raises ConfigError where the address or the journal cannot be used.
     """
 
     def __init__(

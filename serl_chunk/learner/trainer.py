@@ -1,28 +1,17 @@
-"""The present way of training: pretrain, train offline, warm up, train on what actors record.
-
-`Trainer` is what a `Learner` needs of any way to train; another one is built in `Learner.__init__` in its place.
-"""
+"""The phases of training: pretrain, train offline, warm up, train on what actors record."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from serl_chunk.learner.offline_data import InitialData, OfflineData
-from serl_chunk.learner.schedule import (
-    PRETRAINING,
-    Phase,
-    TrainingProgress,
-    TrainingSchedule,
-    phases_of,
-    resume_hint,
-    resumed_phase,
-)
+from serl_chunk.learner.schedule import PRETRAINING, Phase, TrainingProgress, TrainingSchedule, phases_of
 from serl_chunk.replay.replay import BatchLoader
 from serl_chunk.runs.status_line import StatusFields
 from serl_chunk.types import CameraSpec, ChunkBatch
@@ -43,29 +32,11 @@ def updates_at_once(batch_size: int, cameras: Sequence[CameraSpec]) -> int:
     return max(1, min(SCAN, PIECE_BYTES // max(1, 2 * batch_size * pixels)))
 
 
-class Trainer(Protocol):
-    """Decides what its learner does next, and changes the learner's `state` and `updates`."""
+class PhaseTrainer:
+    """Decides what its learner does next, in phases, and changes the learner's `state` and `updates`.
 
-    @property
-    def done(self) -> bool: ...  # the run is at its end
-    @property
-    def pretrained(self) -> bool: ...  # the critic has seen no failure yet
-    @property
-    def policy_trained(self) -> bool: ...  # the policy that acts was trained on online steps
-    @property
-    def counts_steps(self) -> bool: ...  # a final checkpoint is that of its step
-    def check_data(self) -> None: ...  # raises ConfigError where the data cannot be trained on
-    def log_if_empty(self) -> None: ...
-    def steps_allowed(self) -> int | None: ...  # that lockstep actors may record now; None: no limit
-    def status(self) -> StatusFields: ...
-    def work(self) -> bool: ...  # one piece of work; False where there is none until more steps arrive
-    def progress(self, env_steps: int) -> dict[str, Any]: ...  # fields of TrainingProgress
-    def resume(self, saved: TrainingProgress, *, missed_evaluation: bool) -> None: ...
-    def close(self) -> None: ...
-
-
-class PhaseTrainer(Trainer):
-    """Trains in phases, of which a run has those whose lengths are set.
+    A run has the phases whose lengths are set. Another way to train has these public members, and is built in
+    `Learner.__init__` in its place.
 
     Args:
         learner: whose state is trained; its counters are 0.
@@ -83,11 +54,13 @@ class PhaseTrainer(Trainer):
         cameras = [learner.spec.camera(k) for k in learner.config.agent.image_keys]
         self._updates_at_once = updates_at_once(c.batch_size, cameras)
         critic = self._agent.has_critic
-        self._critic_pretrain_steps = c.critic_pretrain_steps if critic else 0
-        self._critic_warmup_steps = c.critic_warmup_steps if critic else 0
+        self._lengths = {  # updates of the phases that train the policy or the critic alone
+            Phase.PRETRAIN: c.pretrain_steps,
+            Phase.CRITIC_PRETRAIN: c.critic_pretrain_steps if critic else 0,
+            Phase.CRITIC_WARMUP: c.critic_warmup_steps if critic else 0,
+        }
         self.phases = phases_of(c, has_critic=critic)
-        self.phase = Phase.PRETRAIN
-        self.phase_updates = 0
+        self.phase, self.phase_updates = Phase.PRETRAIN, 0
         self._critic_warmed = 0  # updates of a critic's warm-up that a previous process was stopped in
         self._offline_updates: int | None = None  # those of the offline phase; None: all, it is not over
 
@@ -107,7 +80,7 @@ class PhaseTrainer(Trainer):
     def pretrained(self) -> bool:
         """Whether the critic has seen no failure yet: neither online, nor in the data of an offline phase."""
         # A resumed run passes through the warm-up too, with a critic that has seen online data.
-        if (self.phase is Phase.TRAIN and self._critic_warmup_steps) or self.online_updates:
+        if (self.phase is Phase.TRAIN and self._lengths[Phase.CRITIC_WARMUP]) or self.online_updates:
             return False
         return not (self.offline_updates and self._data.has_failures)
 
@@ -118,23 +91,24 @@ class PhaseTrainer(Trainer):
 
     @property
     def counts_steps(self) -> bool:
+        """Whether a final checkpoint is that of its step."""
         return self.phase in (Phase.OFFLINE, Phase.TRAIN, Phase.DONE)
 
     def steps_allowed(self) -> int | None:
+        """Steps that lockstep actors may record now; None without a limit."""
         return self.schedule.steps_allowed(self.phase)
 
     def status(self) -> StatusFields:
         """Progress within the phase, and how many steps and updates the two sides wait for."""
         c, learner = self._config, self._learner
-        offline = (self.offline_updates, c.offline_steps)
-        online = (self.online_updates, self.schedule.updates_wanted(self.online_updates))
-        done, total = {
-            Phase.PRETRAIN: (self.phase_updates, c.pretrain_steps),
-            Phase.CRITIC_PRETRAIN: (self.phase_updates, self._critic_pretrain_steps),
-            Phase.OFFLINE: offline,
-            Phase.WARMUP: (learner.episodes, c.warmup_episodes),
-            Phase.CRITIC_WARMUP: (self.phase_updates, self._critic_warmup_steps),
-        }.get(self.phase, offline if c.online_steps == 0 else online)
+        if self.phase in self._lengths:
+            done, total = self.phase_updates, self._lengths[self.phase]
+        elif self.phase is Phase.WARMUP:
+            done, total = learner.episodes, c.warmup_episodes
+        elif self.phase is Phase.OFFLINE or c.online_steps == 0:
+            done, total = self.offline_updates, c.offline_steps
+        else:
+            done, total = self.online_updates, self.schedule.updates_wanted(self.online_updates)
         fields: StatusFields = {"done": done, "total": total}
         if self.phase in self.phases:
             fields |= {"phase_number": self.phases.index(self.phase) + 1, "phase_total": len(self.phases)}
@@ -146,19 +120,20 @@ class PhaseTrainer(Trainer):
         return fields
 
     def work(self) -> bool:
-        c, agent = self._config, self._agent
+        """Do one piece of work; False where there is none until more steps arrive."""
+        agent = self._agent
         match self.phase:
             case Phase.PRETRAIN:
-                return self._pretrain(c.pretrain_steps, agent.update_policy, Phase.CRITIC_PRETRAIN)
+                return self._pretrain(agent.update_policy, Phase.CRITIC_PRETRAIN)
             case Phase.CRITIC_PRETRAIN:
-                following = Phase.OFFLINE if c.offline_steps else Phase.WARMUP
-                return self._pretrain(self._critic_pretrain_steps, agent.update_critic, following)
+                following = Phase.OFFLINE if self._config.offline_steps else Phase.WARMUP
+                return self._pretrain(agent.update_critic, following)
             case Phase.OFFLINE:
                 return self._train_offline()
             case Phase.WARMUP:
                 return self._warm_up()
             case Phase.CRITIC_WARMUP:
-                return self._pretrain(self._critic_warmup_steps, agent.update_critic, Phase.TRAIN)
+                return self._pretrain(agent.update_critic, Phase.TRAIN)
         return self.phase is Phase.TRAIN and self._train()
 
     def log_if_empty(self) -> None:
@@ -171,23 +146,21 @@ class PhaseTrainer(Trainer):
         self.phase, self.phase_updates = phase, 0
         self._learner.metrics.event(f"phase: {phase}", self._learner.counters())
         if phase in self.phases:
-            logger.info("phase: %s", self.phase_title)
+            logger.info("phase: %s", self._phase_title)
 
     @property
-    def phase_title(self) -> str:
+    def _phase_title(self) -> str:
         """`3/5 warm-up`: the phase among those that this run has; the name alone where it is none of them."""
-        if self.phase not in self.phases:
-            return str(self.phase)
-        return f"{self.phases.index(self.phase) + 1}/{len(self.phases)} {self.phase}"
+        number = f"{self.phases.index(self.phase) + 1}/{len(self.phases)} " if self.phase in self.phases else ""
+        return f"{number}{self.phase}"
 
     def _next_batch(self, updates: int) -> ChunkBatch:
         with self._learner.stats.timed("sampling"):
             return self._batches.next(updates, "demo" if self.phase in ON_DATA else None)
 
-    def _pretrain(self, total: int, update: Callable[..., Any], following: Phase) -> bool:
-        learner = self._learner
+    def _pretrain(self, update: Callable[..., Any], following: Phase) -> bool:
+        learner, n, total = self._learner, self._updates_at_once, self._lengths[self.phase]
         if self.phase_updates < total:
-            n = self._updates_at_once
             learner.state, metrics = update(learner.state, self._next_batch(n))
             self.phase_updates += n
             learner.updated(n, metrics)
@@ -229,7 +202,7 @@ class PhaseTrainer(Trainer):
         return (updates - self._config.cta_ratio) // period != updates // period
 
     def _checkpoint_if_due(self) -> None:
-        if self._config.checkpoint_period and self._crossed(self._config.checkpoint_period):
+        if (period := self._config.checkpoint_period) and self._crossed(period):
             self._learner.checkpoint()
 
     def _warm_up(self) -> bool:
@@ -263,13 +236,14 @@ class PhaseTrainer(Trainer):
     def _train(self) -> bool:
         learner, c = self._learner, self._config
         if self.schedule.is_over(self.online_updates):
-            if not learner.evaluate_if_due(now=True):
-                if not self.online_updates:
-                    logger.warning(
-                        "training ends without an update: %d online steps are fewer than learner.utd_ratio=%g requires",
-                        self.schedule.steps_used, c.utd_ratio,
-                    )  # fmt: skip
-                self._enter(Phase.DONE)
+            if learner.evaluate_if_due(now=True):
+                return True
+            if not self.online_updates:
+                logger.warning(
+                    "training ends without an update: %d online steps are fewer than learner.utd_ratio=%g requires",
+                    self.schedule.steps_used, c.utd_ratio,
+                )  # fmt: skip
+            self._enter(Phase.DONE)
             return True
         if not self.schedule.may_update:
             return False
@@ -288,14 +262,15 @@ class PhaseTrainer(Trainer):
     def check_data(self) -> None:
         """Raise ConfigError where the phase trains on data that hold no window, or imitates none of their steps."""
         c, phase = self._config, self.phase
-        pretrains = phase in PRETRAINING and (c.pretrain_steps or self._critic_pretrain_steps)
-        offline = phase in ON_DATA and self._learner.updates < c.offline_steps
+        if phase not in ON_DATA:
+            return
+        pretrains = phase in PRETRAINING and (c.pretrain_steps or self._lengths[Phase.CRITIC_PRETRAIN])
         # With online steps, human ones may be demonstrations: a journal may follow.
-        if (pretrains or offline) and not self._learner.env_steps:
+        if (pretrains or self._learner.updates < c.offline_steps) and not self._learner.env_steps:
             self._data.require_window()
             if phase is Phase.PRETRAIN and c.pretrain_steps:
                 self._data.require_imitated(self._learner.config.agent)
-        if self._agent.imitates_critic and c.offline_steps and phase in ON_DATA and not self._data.has_failures:
+        if self._agent.imitates_critic and c.offline_steps and not self._data.has_failures:
             logger.warning(
                 "agent.improve.imitate in an offline phase on successes alone: the policy imitates chunks that climb a "
                 "critic which has seen no failure. Set agent.improve.imitate=0 until that phase is over, or add failed "
@@ -314,13 +289,12 @@ class PhaseTrainer(Trainer):
 
     def resume(self, saved: TrainingProgress, *, missed_evaluation: bool) -> None:
         """Go on from a checkpoint, whose counters the learner has; `missed_evaluation`: a stop cut one short."""
-        c = self._config
         self._rng.bit_generator.state = dict(saved.sampler_rng)
         self._offline_updates = saved.offline_updates
         self.schedule.resume(self.online_updates, saved.updates_owed)
-        self.phase = resumed_phase(
-            c, saved.phase, offline_updates=self.offline_updates, online_updates=self.online_updates,
-            over=self.schedule.is_over(self.online_updates), missed=missed_evaluation,
+        self.phase = self.schedule.resumed_phase(
+            saved.phase, offline_updates=self.offline_updates, online_updates=self.online_updates,
+            missed=missed_evaluation,
         )  # fmt: skip
         if self.phase in ON_DATA:
             self._offline_updates = None
@@ -329,13 +303,13 @@ class PhaseTrainer(Trainer):
         elif not self.online_updates and saved.phase == Phase.CRITIC_WARMUP:
             self._critic_warmed = saved.phase_updates
         elif not self.online_updates and saved.phase == Phase.TRAIN:
-            self._critic_warmed = c.critic_warmup_steps
+            self._critic_warmed = self._config.critic_warmup_steps
         step = self._learner.updates
         if self.done:
-            hint = resume_hint(c, online_updates=self.online_updates, steps_over=self.schedule.steps_over)
+            hint = self.schedule.resume_hint(self.online_updates)
             logger.info("resumed at step %d: training is complete (%s)", step, hint)
             return
-        where = f", in phase {self.phase_title}" if self.phase in ON_DATA else ""
+        where = f", in phase {self._phase_title}" if self.phase in ON_DATA else ""
         where += f" after update {self.phase_updates}" if self.phase in PRETRAINING else ""
         steps, demos = self._learner.env_steps, self._data.episodes
         logger.info("resumed at step %d, %d online steps, %d demonstrations%s", step, steps, demos, where)

@@ -29,8 +29,7 @@ class TrainingStats:
         # Since the last row, but for `_updates`, which counts on.
         self._start = time.perf_counter()
         self._updates = self._logged_updates = self._env_steps = 0
-        self._waited = 0.0
-        self._seconds = {"sampling": 0.0, "actors_waited": 0.0}
+        self._waited, self._seconds = 0.0, {"sampling": 0.0, "actors_waited": 0.0}
         self.rates: dict[str, float] = {}
         self.waiting = (0.0, 0.0)  # recent shares of time the learner waited for steps, and actors for updates
         self._recent: deque[bool] = deque(maxlen=RECENT)  # whether the policy alone succeeded
@@ -39,10 +38,10 @@ class TrainingStats:
 
     @property
     def success_without_intervention(self) -> float | None:
-        """Share of the last 20 judged episodes, helped ones included, that succeeded without a human; None before one.
+        """Share of the last 20 judged episodes that succeeded without a human; None before one.
 
-        A helped episode counts as none: left out of both counts, it would make the policy look the better the more
-        often a human saves it.
+        A helped episode counts as no success: left out, it would make the policy look better the more often a human
+        saves it.
         """
         return sum(self._recent) / len(self._recent) if self._recent else None
 

@@ -46,21 +46,16 @@ _Q = "decision/q"
 
 
 class EpisodeStats(NamedTuple):
-    """Figures of one finished online episode.
-
-    `decisions` pairs the recorded value `q` of a decision with the discounted sum of effective rewards that followed.
-    `human_ticks` counts the ticks of the human's segments, idle ones included.
-    """
+    """Figures of one finished online episode."""
 
     session: str
     episode_id: str
     length: int  # steps, T
     episode_return: float  # sum of the rewards as recorded
-    decisions: tuple[tuple[float, float], ...]  # (q, realised discounted return)
+    decisions: tuple[tuple[float, float], ...]  # (recorded value q, discounted effective rewards that followed)
     success: bool | None  # None where the actor died in it: unknown
-    human_ticks: int
+    human_ticks: int  # of the human's segments, idle ones included
     segments: int
-    outcome: Outcome
     returns: tuple[float, float] = (0.0, 0.0)  # the least and the greatest discounted one from any of its steps
 
 
@@ -71,7 +66,7 @@ class StoredEpisode:
     `rows[t]` is the storage row of step t; after the end, `rows[length]` is the row of the final observation.
     """
 
-    key: tuple[str, str]  # (session, episode id)
+    key: Key
     begin: Begin
     demonstration: bool
     cameras: int
@@ -138,11 +133,9 @@ def human_segments(source: np.ndarray, decision_tick: np.ndarray | None = None) 
     """Return the runs of ticks on which a human had the robot: int64[K, 2], first and past-last tick.
 
     A segment starts on a HUMAN tick and goes on through HUMAN and HOLD ticks: a human who holds still is in control.
-    HOLD ticks that follow the policy belong to no segment. Given `decision_tick` int32[T], a segment ends where the
-    policy decided again: from there on the robot waits for the chunk (a delay).
+    Given `decision_tick` int32[T], it ends where the policy decided again: from there on the robot waits for the chunk.
     """
-    n = len(source)
-    human = source == Source.HUMAN
+    n, human = len(source), source == Source.HUMAN
     # The last tick at or before each tick that was not HOLD decides whose the HOLD is.
     decided = np.maximum.accumulate(np.where(source != Source.HOLD, np.arange(n), -1))
     owned = np.concatenate([[False], (decided >= 0) & human[np.maximum(decided, 0)], [False]])
@@ -160,8 +153,8 @@ def human_segments(source: np.ndarray, decision_tick: np.ndarray | None = None) 
 def interventions(source: np.ndarray) -> np.ndarray:
     """Return the ticks between which a human took the robot over, from source uint8[T]: int64[K, 2], increasing.
 
-    First column: the last tick on which the robot acted by itself; second: the first human tick. HOLD ticks may lie
-    between them. A human who had the robot from the beginning, or after HOLD ticks alone, is left out.
+    First column: the last tick on which the robot acted by itself, of which there must be one; second: the first human
+    tick. HOLD ticks may lie between them.
     """
     begins = human_segments(source)[:, 0]
     acted = np.flatnonzero(source != Source.HOLD)
@@ -198,19 +191,17 @@ def effective_rewards(reward: np.ndarray, config: RewardConfig, *, failed: bool)
     """Return the rewards that are trained on, float32[T]; `failed`: they end in a declared failure."""
     out = reward * config.scale + config.offset
     if failed:
-        out[-1] = config.failure_reward
+        out[-1:] = config.failure_reward
     return out
 
 
-def realised_returns(episode: Episode, config: RewardConfig, discount: float) -> np.ndarray | None:
-    """Return a demonstration's return from each step on, float64[T]; None where the task did not end it."""
+def realised_returns(episode: Episode, config: RewardConfig, discount: float) -> np.ndarray:
+    """Return a demonstration's discounted effective rewards from each step on, then 0: float64[T + 1]."""
     _, steps, end = episode
-    if not end.terminated or not steps.n:
-        return None
     reward = np.array(steps.reward, np.float32)
     if end.reward is not None:
-        reward[-1] = end.reward
-    return returns_to_go(effective_rewards(reward, config, failed=end.outcome == Outcome.FAILURE), discount)[:-1]
+        reward[-1:] = end.reward
+    return returns_to_go(effective_rewards(reward, config, failed=end.outcome == Outcome.FAILURE), discount)
 
 
 def summarise(
@@ -231,6 +222,5 @@ def summarise(
         success=None if episode.last < episode.length else episode.outcome == Outcome.SUCCESS,
         human_ticks=int((segments[:, 1] - segments[:, 0]).sum()),
         segments=len(segments),
-        outcome=episode.outcome,
         returns=(float(to_go.min()), float(to_go.max())),
     )

@@ -62,7 +62,7 @@ class EpisodeBuilder:
         return finished
 
     def demonstrations(self, session: str, episodes: Sequence[Episode], returns: Sequence[np.ndarray | None]) -> None:
-        """Add demonstrations whose arrays were checked, with their realised returns float64[T] where known."""
+        """Add demonstrations whose arrays were checked, with realised returns float64[T] where known."""
         for (begin, steps, end), realised in zip(episodes, returns, strict=True):
             self._begin(session, begin, self._partitions.demo)
             self._current[session].returns = realised
@@ -74,8 +74,7 @@ class EpisodeBuilder:
         episode = self._held(session, block.episode_id)
         if episode is None:
             return self._orphan(block)
-        first = episode.length
-        if block.first_tick != first:
+        if block.first_tick != (first := episode.length):
             what = "came twice" if block.first_tick < first else "before them are missing"
             raise DataError(
                 f"episode {block.episode_id} of session {session!r}: steps from tick {block.first_tick} on arrived, "

@@ -33,11 +33,8 @@ Fetch = Callable[[], object]  # fills in a part of a batch, without a lock; rais
 class FrameFeatures:
     """Features of one camera's frames by their slots; safe to use from several threads.
 
-    Each write of a frame calls `placed`: features that were computed of the one before are not kept. Memory becomes
-    resident as it is filled.
-
-    Args:
-        places: slots at first; more are made as frames need them.
+    Each write of a frame calls `placed`: features that were computed of the one before are not kept. `places`: slots at
+    first; more are made as frames need them. Memory becomes resident as it is filled.
     """
 
     def __init__(self, embed: Embedder, camera: CameraSpec, places: int) -> None:
@@ -46,7 +43,7 @@ class FrameFeatures:
         self._holds = np.zeros(places, np.uint8)
         self._writes = np.zeros(places, np.int64)
         self._lock = threading.Lock()
-        self.asked = self.computed = 0  # frames that batches showed, and features computed, so far
+        self.computed = 0  # so far
 
     @property
     def nbytes(self) -> int:
@@ -85,7 +82,6 @@ class FrameFeatures:
     def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return fresh features float16[B, h, w, C] of `slots` int64[B], and bool[B], which of them are defined."""
         with self._lock:
-            self.asked += len(slots)
             return self._values[slots], self._holds[slots] == _KNOWN
 
     def writes(self, slots: np.ndarray) -> np.ndarray:
@@ -105,27 +101,3 @@ class FrameFeatures:
             slots = slots[same]
             self._values[slots] = values[same]
             self._holds[slots] = _KNOWN
-
-    def compute(
-        self,
-        slots: np.ndarray,
-        writes: np.ndarray,
-        images: np.ndarray,
-        load: Fetch | None,
-        missing: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
-    ) -> int:
-        """Compute the features of different frames and keep them; returns of how many.
-
-        Args:
-            slots, writes: int64[K], where the frames lie, and how often each place was written when they were taken.
-            images: uint8[K, H, W, 3]; `load` fills in those that are in files.
-            missing: a batch that lacks them: `out[at] = those of frames[which]`, at and which int64[M].
-        """
-        if load is not None:
-            load()
-        values = self.embed(images)
-        if missing is not None:
-            out, at, which = missing
-            out[at] = values[which]
-        self.keep(slots, writes, values)
-        return len(images)

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _SMALL = 4096  # bytes of an image below which a loop over them costs more than a copy
 _LOGGED = 3  # frames that could not be decoded and are logged one by one
-THREADS = 4  # decoding: image libraries and files release the interpreter for most of their work
+_THREADS = 4  # decoding: image libraries and files release the interpreter for most of their work
 
 
 class FrameCache:
@@ -29,7 +29,7 @@ class FrameCache:
     Safe to use from several threads. Memory: `capacity` frames, and 24 bytes for each frame that is deferred.
     """
 
-    def __init__(self, camera: CameraSpec, capacity: int, threads: ThreadPoolExecutor | None = None) -> None:
+    def __init__(self, camera: CameraSpec, capacity: int, threads: ThreadPoolExecutor) -> None:
         self.camera, self.capacity = camera, capacity
         self.images = np.empty((capacity, camera.height, camera.width, 3), np.uint8)
         self._holds = np.full(capacity, -1, np.int64)  # frame in each place
@@ -37,8 +37,8 @@ class FrameCache:
         self._filled = 0  # places from here on are untouched
         self._sources: list[Frames] = []
         self._count = 0
-        self._source, self._index = np.empty(0, np.int64), np.empty(0, np.int64)  # of each frame
-        self._place = np.empty(0, np.int64)  # of each frame, -1 where it is not decoded
+        # Of each frame; the place is -1 where it is not decoded.
+        self._source, self._index, self._place = (np.empty(0, np.int64) for _ in range(3))
         self._clock = self.asked = self.decoded = 0
         self._threads, self._lock = threads, threading.Lock()
 
@@ -56,18 +56,16 @@ class FrameCache:
     def add(self, frames: Frames) -> np.ndarray:
         """Defer `frames`; returns their numbers, int64[N]."""
         with self._lock:
-            first, n = self._count, len(frames)
-            if first + n > len(self._place):
-                size = max(first + n, 2 * len(self._place))
-                self._source, self._index, self._place = (
-                    np.concatenate([a, np.full(size - len(a), -1, np.int64)])
-                    for a in (self._source, self._index, self._place)
-                )
-            self._source[first : first + n] = len(self._sources)
-            self._index[first : first + n] = np.arange(n)
+            first, end = self._count, self._count + len(frames)
+            if end > len(self._place):
+                more = np.full(max(end, 2 * len(self._place)) - len(self._place), -1, np.int64)
+                columns = self._source, self._index, self._place
+                self._source, self._index, self._place = (np.concatenate([a, more]) for a in columns)
+            self._source[first:end] = len(self._sources)
+            self._index[first:end] = np.arange(len(frames))
             self._sources.append(frames)
-            self._count += n
-            return np.arange(first, first + n)
+            self._count = end
+            return np.arange(first, end)
 
     def fill(self, out: np.ndarray, at: np.ndarray, numbers: np.ndarray) -> None:
         """Set `out[at[k]]` to frame `numbers[k]`, for `out` uint8[B, H, W, 3]; each is decoded at most once.
@@ -88,7 +86,7 @@ class FrameCache:
             cuts = np.flatnonzero(np.diff(self._source[missing])) + 1
             decoded = np.empty((len(missing), *self.images.shape[1:]), np.uint8)
             parts = list(zip(np.split(missing, cuts), np.split(decoded, cuts), strict=True))
-            spread = map if self._threads is None or len(parts) == 1 else self._threads.map
+            spread = map if len(parts) == 1 else self._threads.map
             list(spread(lambda pair: self._decode(*pair), parts))
             self.decoded += len(missing)
             copy_frames(out, at[~known], decoded, which)
@@ -110,11 +108,9 @@ class FrameCache:
         fresh = min(len(numbers), self.capacity - self._filled)
         places = np.arange(self._filled, self._filled + fresh)
         self._filled += fresh
-        if fresh < len(numbers):
-            # Not of the places that were just taken.
-            more, filled = len(numbers) - fresh, self.capacity - fresh
-            oldest = np.argpartition(self._used[:filled], more - 1)[:more]
-            places = np.concatenate([places, oldest])
+        if more := len(numbers) - fresh:
+            used = self._used[: self.capacity - fresh]  # not the places that were just taken
+            places = np.concatenate([places, np.argpartition(used, more - 1)[:more]])
         replaced = self._holds[places]
         self._place[replaced[replaced >= 0]] = -1
         self._holds[places], self._used[places], self._place[numbers] = numbers, self._clock, places
@@ -128,9 +124,6 @@ class EncodedFrames:
         self._images, self._camera = images, camera
         self._waiting: dict[int, Any] = {}
         self.undecodable = 0
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
     def put(self, slots: np.ndarray, values: Any) -> None:
         """Frame k of `values` uint8[N, H, W, 3] belongs in slot k of `slots`; of JPEG files when it is first shown."""
@@ -171,8 +164,7 @@ def copy_frames(out: np.ndarray, at: np.ndarray, images: np.ndarray, places: np.
 
 def frame_caches(cameras: Sequence[CameraSpec], nbytes: int, most: int) -> list[FrameCache]:
     """Make one cache per camera, of as many frames each as fit into `nbytes` together, `most` at most."""
-    frames = cached_frames(cameras, nbytes, most)
-    threads = ThreadPoolExecutor(THREADS, thread_name_prefix="frames") if cameras else None
+    frames, threads = cached_frames(cameras, nbytes, most), ThreadPoolExecutor(_THREADS, thread_name_prefix="frames")
     return [FrameCache(camera, frames, threads) for camera in cameras]
 
 

@@ -22,11 +22,10 @@ def estimate_bytes(
 ) -> int:
     """Return the bytes of a replay whose partitions are full: columns, index views, free lists, images.
 
-    `features`: bytes of a frame's features, of each camera, where they are kept; then no decoded image of
-    demonstrations' files is.
+    `features`: bytes of a frame's features, of each camera; then no decoded image of demonstrations' files is kept.
     """
     floats = 4 * (spec.state_dim + spec.action_dim + 5)  # reward, effective, mc_return, is_demo, bc_weight
-    fixed = 1 + 4 + 4 + 8 + 4 + 8 + 4 + 8 + 8  # source, tick, decision, version, age, stamp, lost, succ, pred
+    fixed = 1 + 4 + 4 + 4 + 8 + 8  # source, tick, decision, lost, succ, pred
     fixed += 1 + 1 + 1 + 1  # live, terminal, cut, recent
     index = (3 if config.positive_fraction is None else 5) * 16 + 8  # views, free list
     index += 16 if config.windows == "qc" else 0  # the order of the steps, while it is drawn up anew
@@ -40,20 +39,15 @@ def estimate_bytes(
     return rows * per_row + STORES * config.image_capacity * per_frame + cached_bytes + feature_bytes
 
 
-def online_steps_held(config: ExperimentConfig) -> int:
-    """Return the steps that the online partition holds when full, at the rate at which `actor.frames` records."""
-    r = config.replay
-    return min(r.capacity, int(r.image_capacity / config.frames_per_tick)) if config.agent.image_keys else r.capacity
-
-
 def replay_size(config: ExperimentConfig, nbytes: int) -> str:
     """Return a line about a full replay, which takes `nbytes`, and its online steps where frames limit them."""
-    line, held = f"replay: {nbytes / 2**20:.0f} MiB when full", online_steps_held(config)
-    if held == config.replay.capacity:
+    line, r = f"replay: {nbytes / _MIB:.0f} MiB when full", config.replay
+    held = int(r.image_capacity / config.frames_per_tick) if config.agent.image_keys else r.capacity
+    if held >= r.capacity:
         return line
     return (
-        f"{line}, of which about {held} online steps: replay.image_capacity={config.replay.image_capacity} frames of "
-        f"each camera are fewer than replay.capacity={config.replay.capacity} steps need "
+        f"{line}, of which about {held} online steps: replay.image_capacity={r.image_capacity} frames of "
+        f"each camera are fewer than replay.capacity={r.capacity} steps need "
         f"({config.frames_per_tick:.2g} a tick, actor.frames={config.actor.frames})"
     )
 

@@ -13,19 +13,14 @@ from serl_chunk.replay.feature_cache import Embedder
 from serl_chunk.replay.memory import STORES
 from serl_chunk.replay.qc_sampler import QCWindowSampler
 from serl_chunk.replay.step_storage import StepStorage, bytes_of, final_rows
-from serl_chunk.replay.windows import (
-    BcOn,
-    IndexSet,
-    StratifiedSampler,
-    Windows,
-    eligible_starts,
-    imitation_weights,
-)
+from serl_chunk.replay.windows import BcOn, IndexSet, StratifiedSampler, eligible_starts, imitation_weights
 from serl_chunk.types import CameraSpec, ConfigError, DataError, Episode, Outcome, RobotSpec, Source
+
+Windows = IndexSet | StratifiedSampler | QCWindowSampler  # that a half of a batch is drawn from
 
 
 class Partitions:
-    """The partitions `online`, `demo` and `human`, over one storage and three index views; for one thread at a time.
+    """The partitions `online`, `demo` and `human`, over one storage; for one thread at a time.
 
     Demonstrations stay. Online episodes leave whole, oldest first; those with interventions move to the human
     partition, without being copied, and leave that one the same way.
@@ -116,10 +111,7 @@ class Partitions:
             self.storage.release(episode)
 
     def relabel(self, episode: StoredEpisode, first: int = 0) -> None:
-        """Set effective rewards, realised returns and imitation weights of the steps from tick `first` on.
-
-        Realised returns are known of demonstrations that the task ended, which come whole (`first` is 0).
-        """
+        """Set effective rewards, realised returns and imitation weights of the steps from tick `first` on."""
         storage, reward = self.storage, self._config.reward
         rows = episode.rows[first : episode.length]
         source = storage.source[rows]
@@ -127,7 +119,7 @@ class Partitions:
         storage.effective[rows] = effective_rewards(storage.reward[rows], reward, failed=failed)
         # Corrections may move either, and call this for the whole episode.
         storage.mc_return[rows] = -np.inf
-        if episode.terminated and episode.demonstration:
+        if episode.terminated and episode.demonstration:  # which comes whole: `first` is 0
             known, episode.returns = episode.returns, None  # for once: a correction changes them
             if known is None:
                 known = returns_to_go(storage.effective[rows], self._config.discount)[:-1]
@@ -167,20 +159,15 @@ class Partitions:
         episode.eligible += len(ticks)
         episode.excluded += excluded
         rows = episode.rows[ticks]
-        if episode.demonstration:
-            self.view_demo.add(rows)
-            self.view_all.add(rows)
-            if self._balanced and episode.end is not None:
-                windows = episode.rows[self.view_demo.contains(episode.rows)]
-                self._balanced[episode.outcome != Outcome.SUCCESS].add(windows)
-            return
         intervened = rows[self.storage.source[rows] == Source.HUMAN]
-        self.view_demo.add(intervened)
-        if episode.key in self.human.episodes:
-            self.view_all.add(intervened)
-        else:
+        evicted = episode.key in self.human.episodes
+        self.view_demo.add(rows if episode.demonstration else intervened)
+        self.view_all.add(intervened if evicted else rows)
+        if not episode.demonstration and not evicted:
             self.view_online.add(rows)
-            self.view_all.add(rows)
+        if self._balanced and episode.demonstration and episode.end is not None:
+            windows = episode.rows[self.view_demo.contains(episode.rows)]
+            self._balanced[episode.outcome != Outcome.SUCCESS].add(windows)
 
     def unindex(self, episode: StoredEpisode) -> None:
         self._hide(episode.rows)
@@ -210,10 +197,9 @@ class Partitions:
     def check_room(self, episodes: Sequence[Episode], *, leaving: Sequence[StoredEpisode]) -> None:
         """Raise ConfigError naming the capacity to set unless demonstrations fit once those of `leaving` have left."""
         storage, partition = self.storage, self.demo
-        rows = partition.rows - sum(len(e.rows) for e in leaving)
+        rows = partition.rows - sum(len(e.rows) for e in leaving) + sum(e.steps.n + 1 for e in episodes)
         frames = partition.frames - sum((e.frame_counts for e in leaving), np.zeros_like(partition.frames))
         for _, steps, end in episodes:
-            rows += steps.n + 1
             frames += storage.frames_in(steps.sparse, demonstration=True)
             frames += storage.frames_in(final_rows(end.final_observation), demonstration=True)
         if rows > partition.max_rows or (frames > partition.max_frames).any():
@@ -243,8 +229,8 @@ class Partitions:
         eligible, excluded = sum(e.eligible for e in episodes), sum(e.excluded for e in episodes)
         storage, views = self.storage, (3 + len(self._balanced)) * self.view_all.nbytes
         images = bytes_of((*storage.images, *storage.deferred, *storage.features))
-        decoded = sum(cache.held_bytes for cache in storage.deferred)
-        missed = sum(cache.decoded for cache in storage.deferred)
+        caches = storage.deferred
+        decoded = sum(c.held_bytes for c in caches)
         held = sum(im[0].nbytes * slots.used for im, slots in zip(storage.images, storage.frame_slots, strict=True))
         per_row = (storage.nbytes - images + views) / storage.row_slots.capacity
         out: dict[str, float] = {f"{s.name}_rows": s.rows for s in self.all}
@@ -259,9 +245,9 @@ class Partitions:
             "demo_windows": len(self.windows_demo),
             "windows": len(self.windows_all),
             "excluded_share": excluded / max(1, eligible + excluded),
-            "deferred_frames": sum(map(len, storage.deferred)),
+            "deferred_frames": sum(map(len, caches)),
             "frame_cache_bytes": decoded,
-            "frame_cache_misses": missed / max(1, sum(c.asked for c in storage.deferred)),
+            "frame_cache_misses": sum(c.decoded for c in caches) / max(1, sum(c.asked for c in caches)),
             "bytes": held + decoded + features + int(per_row * storage.row_slots.used),
             "reserved_bytes": storage.nbytes + views,
         }

@@ -2,9 +2,9 @@
 
 The code of Li, Zhou and Levine (2025) draws a row uniformly and takes the H rows from there on, as they lie in its
 buffer. Where an episode ends among them, the critic's loss leaves the window out unless the end comes with its last
-row, and imitation stops there. In published offline data a trajectory goes on after a success. Our data cut it into
-episodes, which join here again: a demonstration that begins in the very state in which a terminated one ended goes on
-with it, so that a window across the two keeps its weight, and its mask is 0.
+row, and imitation stops there. A published trajectory goes on after a success, where our data cut it: a demonstration
+that begins in the very state in which a terminated one ended goes on with it here, and a window across the two keeps
+its weight; its mask is 0.
 """
 
 from __future__ import annotations
@@ -18,26 +18,10 @@ import numpy as np
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.replay.step_storage import StepStorage
-from serl_chunk.types import STATE, CameraSpec, ChunkBatch, ConfigError
+from serl_chunk.types import STATE, ChunkBatch
 
 if TYPE_CHECKING:
     from serl_chunk.replay.episode import Partition
-
-
-def check_adjacent(config: ExperimentConfig, cameras: Sequence[CameraSpec]) -> None:
-    """Raise ConfigError where `config` requires what these windows do not have."""
-    if cameras:
-        names = ", ".join(c.name for c in cameras)
-        raise ConfigError(
-            f"qc has states only, and agent.image_keys names {names}. Leave agent.image_keys out, or set "
-            "replay.windows=episode",
-            parameter="replay.windows",
-        )
-    if (share := config.replay.positive_fraction) is not None:
-        raise ConfigError(
-            f"qc has no episodes to balance by replay.positive_fraction={share}. Leave one of them out",
-            parameter="replay.windows",
-        )
 
 
 class Rows(NamedTuple):
@@ -86,8 +70,7 @@ def gather_qc_windows(
     """Gather windows of storage rows `rows` int64[B, L], L = max(horizon, returned), in model space; arrays are fresh.
 
     As `gather_adjacent`, with the storage's own marks of demonstrated and, unless `bc_all`, imitated steps. An end lies
-    where a row's successor is not the next of the window: also where the actor died, or is still writing. It is none
-    where a demonstrated trajectory goes on (see the module).
+    where a row's successor is not the window's next, unless a demonstrated trajectory goes on there.
     """
     (b, length), horizon, returned = rows.shape, config.chunk.carried, config.chunk.returned
     at, after = rows.ravel(), storage.succ[rows]
@@ -128,10 +111,8 @@ class PartitionOrder:
     """Steps of one partition by their episodes' age; rows of closed episodes in front are kept until one changes."""
 
     def __init__(self, partition: Partition) -> None:
-        self._partition = partition
-        self._settled = np.empty(0, np.int64)
-        self._episodes = 0  # of `_settled`
-        self._changes = partition.changes
+        self._partition, self._changes = partition, -1
+        self._settled, self._episodes = np.empty(0, np.int64), 0  # and of how many
 
     def parts(self) -> list[np.ndarray]:
         """Storage rows of the steps whose next observation is known, one array after the other."""
@@ -146,7 +127,7 @@ class PartitionOrder:
 
 
 class QCWindowSampler:
-    """`Windows` of `length` neighbouring steps of a few partitions, one after the other."""
+    """Windows of `length` neighbouring steps of a few partitions, one after the other."""
 
     def __init__(self, partitions: Sequence[Partition], length: int) -> None:
         self._orders, self._length = [PartitionOrder(s) for s in partitions], length
@@ -155,6 +136,7 @@ class QCWindowSampler:
         return max(0, sum(map(len, self._parts())) - self._length + 1)
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw windows with replacement: storage rows of their steps, int64[*shape, length]."""
         parts = self._parts()
         ends = np.cumsum([len(p) for p in parts])
         starts = rng.integers(ends[-1] - self._length + 1, size=shape)

@@ -1,4 +1,4 @@
-"""The learner's memory: takes the records of any number of sessions, gives training windows."""
+"""The learner's memory: takes the records of any number of sessions, gives batches of training windows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from serl_chunk.replay.episode_builder import Added, EpisodeBuilder
 from serl_chunk.replay.feature_cache import Embedder, Fetch, feature_bytes
 from serl_chunk.replay.memory import available_bytes, check_memory, estimate_disk_bytes
 from serl_chunk.replay.partitions import Partitions
-from serl_chunk.replay.qc_sampler import check_adjacent, gather_qc_windows
+from serl_chunk.replay.qc_sampler import gather_qc_windows
 from serl_chunk.replay.windows import BcOn, gather
 from serl_chunk.types import ChunkBatch, ConfigError, DataError, Episode, Record, RobotSpec
 
@@ -28,7 +28,6 @@ _COUNTED = (  # reported from the start, so that a metric's absence never means 
     "discarded_episodes", "empty_episodes", "orphan_records", "orphan_steps",
 )  # fmt: skip
 
-
 Half = Literal["demo", "online"]
 
 
@@ -36,9 +35,9 @@ class Ready(NamedTuple):
     """Counts that a training loop waits for."""
 
     steps: int  # online steps ever inserted
-    online: int  # windows the online half draws from
-    demo: int  # windows the demonstration half draws from
-    windows: int  # distinct windows in either
+    online: int  # windows that the online half draws from
+    demo: int  # and the demonstration half
+    windows: int  # distinct ones in either
 
 
 class Replay:
@@ -56,7 +55,7 @@ class Replay:
             once for each stored frame, at the latest when a batch first shows it.
 
     Raises ConfigError for an unknown camera, a capacity below one episode, more memory than there is, or
-    `replay.windows=qc` with images or `replay.positive_fraction`.
+    `replay.windows=qc` with images.
     """
 
     def __init__(
@@ -74,8 +73,12 @@ class Replay:
         features = [] if embed is None else [feature_bytes(embed, camera) for camera in cameras]
         self.estimated_bytes = check_memory(spec, config.replay, cameras, available_bytes(), features)
         self.estimated_disk_bytes = estimate_disk_bytes(spec, config.replay, cameras)
-        if config.replay.windows == "qc":
-            check_adjacent(config, cameras)
+        if config.replay.windows == "qc" and cameras:
+            raise ConfigError(
+                f"qc has states only, and agent.image_keys names {', '.join(image_keys)}. Leave agent.image_keys out, "
+                "or set replay.windows=episode",
+                parameter="replay.windows",
+            )
         self._config, self._normaliser, self._bc_on = config, normaliser, bc_on
         self._count: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
         self._partitions = Partitions(spec, config, cameras, bc_on, self._count, embed)
@@ -86,54 +89,49 @@ class Replay:
     def add_demo(self, *episodes: Episode) -> None:
         """Add demonstrations, which are never evicted. Images that come as `Frames` stay in their files.
 
-        Raises ConfigError where they do not fit (nothing is added), and DataError where one is not of this robot or is
+        Raises ConfigError where they do not fit (nothing is added), and DataError where one is of another robot or is
         there already, or where there is none for `replay.positive_fraction`.
         """
         self._put_demos(episodes, DEMO_SESSION)
 
-    def replace_demos(self, episodes: Sequence[Episode], tag: str = DATASET_SESSION) -> None:
-        """Replace the demonstrations of the last call with this `tag` by copies of `episodes`; all others stay.
+    def replace_demos(self, episodes: Sequence[Episode]) -> None:
+        """Replace the demonstrations of the last call by copies of `episodes`; those of `add_demo` stay.
 
         No batch mixes old and new ones. What `replay.positive_fraction` balances is checked when the first ones come.
-        Raises as `add_demo`, and DataError for images that are still in their files (`Frames`). The old episodes then
-        stay.
+        Raises as `add_demo`, and DataError for images in their files (`Frames`); the old episodes then stay.
         """
-        if tag == DEMO_SESSION:
-            raise ValueError(f"the tag {tag!r} is that of `add_demo`, whose demonstrations stay")
-        self._put_demos(episodes, tag)
+        self._put_demos(episodes, DATASET_SESSION)
 
-    def _put_demos(self, episodes: Sequence[Episode], tag: str) -> None:
-        held, stay = self._partitions, tag == DEMO_SESSION
+    def _put_demos(self, episodes: Sequence[Episode], session: str) -> None:
+        held, stay = self._partitions, session == DEMO_SESSION
         # What needs nothing but the episodes comes first: robots' records and batches wait for the lock.
         held.check_demos(episodes, files=stay)
-        returns = [realised_returns(e, self._config.reward, self._config.discount) for e in episodes]
+        reward, discount = self._config.reward, self._config.discount
+        returns = [realised_returns(e, reward, discount)[:-1] if e.end.terminated else None for e in episodes]
         with self._lock:
-            leaving = [] if stay else [e for key, e in held.demo.episodes.items() if key[0] == tag]
+            leaving = [] if stay else [e for key, e in held.demo.episodes.items() if key[0] == session]
             held.check_room(episodes, leaving=leaving)
             held.remove(*leaving)
-            self._builder.demonstrations(tag, episodes, returns)
+            self._builder.demonstrations(session, episodes, returns)
             if not leaving:
                 held.check_balance()
 
     def insert(self, session: str, record: Record) -> Added:
-        """Insert the next record of `session`; return the steps stored and the episode that it finished.
-
-        Raises as `EpisodeBuilder`.
-        """
+        """Insert the next record of `session`; return what it added. Raises as `EpisodeBuilder`."""
         with self._lock:
             return self._builder.insert(session, record)
 
     def close_session(self, session: str, *, gone: bool = False) -> Added:
-        """Close the open episode of a silent actor as truncated, without a final observation.
+        """Close a silent actor's open episode as truncated, without a final observation.
 
-        An actor that comes back opens it again. With `gone` it cannot come back, and the episode is finished.
+        An actor that comes back opens it again. With `gone` it cannot, and the episode is finished.
         """
         with self._lock:
             return self._builder.close_session(session, gone=gone)
 
     @property
     def empty_half(self) -> Half | None:
-        """The half that has no window to give while the other fills whole batches; None where there is none such."""
+        """The half that has no window while the other fills whole batches; None where there is none such."""
         share, ready = self._config.replay.demo_fraction, self.ready
         if isinstance(share, str) or not ready.windows:
             return None
@@ -150,12 +148,11 @@ class Replay:
     def sample(
         self, rng: np.random.Generator, batch_size: int, updates: int | None = None, *, half: Half | None = None
     ) -> ChunkBatch:
-        """`batch_size` windows drawn with replacement; with `updates` = U, every array has a leading axis U.
+        """Draw `batch_size` windows with replacement; with `updates` = U, every array has a leading axis U.
 
         Each batch takes `round(demo_fraction * batch_size)` windows of the demonstration half, first, and the rest
-        of the online half; an empty half gives its share to the other. With `half` that half alone gives them, whatever
-        the configuration says. The arrays are fresh and belong to the caller. Raises DataError while there is no
-        complete window.
+        of the online half; an empty half gives its share to the other. With `half` that half alone gives them. The
+        arrays are fresh and belong to the caller. Raises DataError while there is no complete window.
         """
         with self._lock:
             batch, pending = self._gather(self._draw(rng, 1 if updates is None else updates, batch_size, half))
@@ -173,12 +170,10 @@ class Replay:
         if half is None and isinstance(share, str):  # "uniform"
             parts = [(held.windows_all, batch_size)]
         else:
-            if half is not None or isinstance(share, str):
-                n = batch_size if half == "demo" else 0
-            elif not len(demo) or not len(online):
-                n = batch_size if len(demo) else 0
-            else:
+            if half is None and not isinstance(share, str) and len(demo) and len(online):
                 n = int(share * batch_size + 0.5)
+            else:
+                n = batch_size if half == "demo" or (half is None and len(demo)) else 0
             parts = [(demo, n), (online, batch_size - n)]
         if not all(len(windows) for windows, count in parts if count):
             steps = sum(e.length for partition in held.all for e in partition.episodes.values())
@@ -223,11 +218,10 @@ class Replay:
         """Compute features of up to `limit` stored frames that lack them, without the lock; returns of how many."""
         with self._lock:
             compute = self._partitions.storage.unseen(limit)
-        return 0 if compute is None else compute()
+        return 0 if compute is None else len(compute())
 
     def episodes(self) -> list[Key]:
-        """(session, episode id) of every episode held, demonstrations under `DEMO_SESSION` or the tag of
-        `replace_demos`; oldest first per partition."""
+        """Return (session, episode id) of every episode held, oldest first per partition."""
         with self._lock:
             return [key for partition in self._partitions.all for key in partition.episodes]
 
@@ -254,14 +248,11 @@ def _lead(batch: ChunkBatch, updates: int, batch_size: int) -> ChunkBatch:
 
 
 class BatchLoader:
-    """Batches of windows for compiled calls, prepared ahead by a thread where `prefetch` is set.
+    """Batches of windows for compiled calls; `put` is applied to each where it is prepared.
 
     With `prefetch=0` a batch is drawn by `next`, and a seed reproduces a run. With `prefetch=P` a thread keeps up to P
     batches ready; only it uses `rng`. Every batch has fresh arrays: JAX reads them after a call has returned, and may
-    keep them as the device array itself.
-
-    Args:
-        put: applied to every batch where it is prepared, for example to copy it to a device.
+    keep them as the device array itself. Without `close` the process exits after the batches that are being prepared.
     """
 
     def __init__(

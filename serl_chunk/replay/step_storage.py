@@ -17,7 +17,6 @@ from serl_chunk.types import (
     IMAGE_PREFIX,
     REPEAT_PREFIX,
     STATE,
-    STEP_COLUMNS,
     CameraSpec,
     DataError,
     Observation,
@@ -28,7 +27,7 @@ from serl_chunk.types import (
 
 
 class FreeList:
-    """The free ones of `capacity` places. Returned places are handed out first: memory not needed is never touched."""
+    """The free ones of `capacity` places. Returned ones are handed out first: memory not needed is never touched."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -50,9 +49,9 @@ class FreeList:
         old = min(n, self._n_returned)
         self._n_returned -= old
         again = self._returned[self._n_returned : self._n_returned + old]
-        out = np.concatenate([again, np.arange(self._fresh, self._fresh + n - old)])
-        self._fresh += n - old
-        return out
+        fresh = np.arange(self._fresh, self._fresh + n - old)
+        self._fresh += len(fresh)
+        return np.concatenate([again, fresh])
 
     def give_back(self, places: np.ndarray) -> None:
         self._returned[self._n_returned : self._n_returned + len(places)] = places
@@ -60,6 +59,7 @@ class FreeList:
 
 
 NO_FRAME = np.iinfo(np.int32).max  # age of a camera that has not been read in the episode so far
+HELD_COLUMNS = ("reward", "source", "decision_tick", "lost_ticks")  # of `STEP_COLUMNS`: nothing here reads the others
 
 
 class StepStorage:
@@ -92,9 +92,6 @@ class StepStorage:
         self.source = np.empty(n, np.uint8)
         self.tick = np.empty(n, np.int32)
         self.decision_tick = np.empty(n, np.int32)
-        self.policy_version = np.empty(n, np.int64)
-        self.policy_age = np.empty(n, np.float32)
-        self.stamp = np.empty(n, np.float64)
         self.lost_ticks = np.zeros(n, np.int32)
         self.succ = np.empty(n, np.int64)
         self.pred = np.empty(n, np.int64)  # the tick before's row; an episode's first row leads to itself
@@ -155,9 +152,12 @@ class StepStorage:
 
     def frames_in(self, rows: Mapping[str, SparseRows], *, demonstration: bool) -> np.ndarray:
         """Frames per camera that sparse rows would add to `images`, int64[C]."""
-        found = [rows.get(IMAGE_PREFIX + c.name) for c in self.cameras]
-        stay = [r is None or (demonstration and isinstance(r.values, Frames)) for r in found]
-        return np.array([0 if s or r is None else len(r.index) for r, s in zip(found, stay, strict=True)], np.int64)
+        counts = np.zeros(len(self.cameras), np.int64)
+        for c, camera in enumerate(self.cameras):
+            found = rows.get(IMAGE_PREFIX + camera.name)
+            if found is not None and not (demonstration and isinstance(found.values, Frames)):
+                counts[c] = len(found.index)
+        return counts
 
     def deferred_in(self, block: StepBlock, final: Observation | None) -> bool:
         both = [rows.get(IMAGE_PREFIX + c.name) for rows in (block.sparse, final_rows(final)) for c in self.cameras]
@@ -170,7 +170,7 @@ class StepStorage:
         self.state[rows] = block.observation[STATE]
         self.action[rows] = block.action
         self.tick[rows] = np.arange(episode.length, episode.length + n)
-        for name in STEP_COLUMNS:
+        for name in HELD_COLUMNS:
             getattr(self, name)[rows] = getattr(block, name)
         for c, camera in enumerate(self.cameras):
             new, same = block.sparse.get(IMAGE_PREFIX + camera.name), block.sparse.get(REPEAT_PREFIX + camera.name)
@@ -184,7 +184,7 @@ class StepStorage:
         """Write the checked final observation of an `End`, or a copy of the last one, behind the last step."""
         rows = self.row_slots.take(1)
         last = episode.rows[-1]
-        for column in (self.action, *(getattr(self, name) for name in STEP_COLUMNS)):
+        for column in (self.action, *(getattr(self, name) for name in HELD_COLUMNS)):
             column[rows] = column[last]  # never read as a step; defined all the same
         self.reward[rows] = self.lost_ticks[rows] = 0
         self.tick[rows] = episode.length
@@ -201,8 +201,7 @@ class StepStorage:
     ) -> None:
         """Store `new` frames of camera c and point `rows` at the newest frame each of them may show.
 
-        `same` are the rows whose frame is that of an earlier tick. Where that is not the newest one there, it is not
-        held, and the row has none of its own.
+        `same`: the rows that show an earlier tick's frame again. One that is not the newest there is not held.
         """
         first_tick, (index, values) = episode.length, new or (np.empty(0, np.int32), None)
         if isinstance(values, Frames) and episode.demonstration:  # demonstrations stay, and their files with them
@@ -267,7 +266,7 @@ class StepStorage:
     def images_at(self, c: int, slots: np.ndarray) -> tuple[np.ndarray, Fetch | None]:
         """Images uint8[B, H, W, 3] of camera c at `slots` int64[B], and what fills in those in files.
 
-        Demonstrations with files never leave: no lock has to be held for them.
+        Demonstrations with files never leave: filling in needs no lock.
         """
         held = len(self.images[c])
         self.encoded[c].settle(slots)
@@ -292,20 +291,32 @@ class StepStorage:
             return FEATURE_PREFIX + name, values, None
         at = np.flatnonzero(~known)
         different, which = np.unique(slots[at], return_inverse=True)
-        return FEATURE_PREFIX + name, values, self._compute(c, different, (values, at, which))
+        compute = self._features_of(c, different)
 
-    def _compute(
-        self, c: int, slots: np.ndarray, missing: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
-    ) -> Callable[[], int]:
-        features = self.features[c]
-        return functools.partial(features.compute, slots, features.writes(slots), *self.images_at(c, slots), missing)
+        def fill() -> None:
+            values[at] = compute()[which]
 
-    def unseen(self, limit: int) -> Callable[[], int] | None:
-        """What computes the features of up to `limit` frames of a camera that lack them; None where no frame does."""
+        return FEATURE_PREFIX + name, values, fill
+
+    def _features_of(self, c: int, slots: np.ndarray) -> Callable[[], np.ndarray]:
+        """Return what computes the features of different frames int64[K] and keeps them, without a lock."""
+        features, (images, load) = self.features[c], self.images_at(c, slots)
+        writes = features.writes(slots)
+
+        def compute() -> np.ndarray:
+            if load is not None:
+                load()
+            values = features.embed(images)
+            features.keep(slots, writes, values)
+            return values
+
+        return compute
+
+    def unseen(self, limit: int) -> Callable[[], np.ndarray] | None:
+        """Return what computes the features of up to `limit` frames of a camera that lack them; None: no frame does."""
         for c, features in enumerate(self.features):
-            slots = features.first_missing(limit)
-            if len(slots):
-                return self._compute(c, slots)
+            if len(slots := features.first_missing(limit)):
+                return self._features_of(c, slots)
         return None
 
     def release(self, episode: StoredEpisode) -> None:
@@ -325,5 +336,5 @@ def bytes_of(parts: Iterable[Any]) -> int:
 
 def final_rows(observation: Observation | None) -> dict[str, SparseRows]:
     """Return the images of a final observation as rows of one step."""
-    images = {key: value for key, value in (observation or {}).items() if key != STATE}
-    return {key: SparseRows(np.zeros(1, np.int32), image[None]) for key, image in images.items()}
+    values = (observation or {}).items()
+    return {key: SparseRows(np.zeros(1, np.int32), image[None]) for key, image in values if key != STATE}

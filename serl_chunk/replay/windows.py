@@ -8,7 +8,7 @@ the critic's horizon, or more for n-step returns. Its target is `sum_i gamma^i r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -62,8 +62,7 @@ def imitation_weights(
 ) -> np.ndarray:
     """Return the weight of each step of an episode in an imitation loss, float32[T], from source uint8[T].
 
-    Never imitated are holds, failed demonstrations, and policy steps shortly before an intervention: those had to be
-    corrected.
+    Never imitated are holds, failed demonstrations, and policy steps shortly before an intervention.
     """
     human = source == Source.HUMAN
     if bc_on == "all":
@@ -84,20 +83,11 @@ def imitation_weights(
     return (chosen & (source != Source.HOLD)).astype(np.float32)
 
 
-class Windows(Protocol):
-    """Windows that a half of a batch is drawn from."""
-
-    def __len__(self) -> int: ...
-
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Draw with replacement: storage rows of windows' starts, int64[shape], or of all their steps."""
-
-
 class IndexSet:
     """A set of integers in `0 <= row < capacity` that adds, removes and draws without a Python loop.
 
-    Members lie densely in one array, so that a draw is one lookup; a removal moves the members at the array's end
-    into the holes. Their order is therefore arbitrary, but depends on the sequence of calls alone.
+    Members lie densely in one array; a removal moves those at its end into the holes. Their order is therefore
+    arbitrary, but depends on the sequence of calls alone.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -111,10 +101,6 @@ class IndexSet:
     @property
     def nbytes(self) -> int:
         return self._members.nbytes + self._position.nbytes
-
-    @property
-    def rows(self) -> np.ndarray:
-        return self._members[: self._count].copy()
 
     def contains(self, rows: np.ndarray) -> np.ndarray:
         """Which of `rows` int64[K] are members, bool[K]."""
@@ -142,6 +128,7 @@ class IndexSet:
         self._count = end
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw members with replacement, int64[shape]."""
         return self._members[rng.integers(self._count, size=shape)]
 
 
@@ -174,10 +161,9 @@ def gather(
     """Gather the windows that start at storage rows `starts` int64[B], in model space; every array is fresh.
 
     Also returns what fills in images, or their features, that the batch still lacks. Beyond an episode's end the last
-    executed action is repeated (in the robot's units, then encoded), `valid` and `rewards` are 0. There are `returned`
-    rewards, which may be fewer or more than the actions. `delay[b]` is the index of the first action that came from a
-    decision on the window's first observation, or 0. With `replay.intervention_windows=cut` a window also ends at an
-    intervention after its first step (`storage.cut`): as at an episode's end, but its mask is 1.
+    executed action is repeated (in the robot's units, then encoded), `valid` and `rewards` are 0. There may be fewer or
+    more rewards than actions. With `replay.intervention_windows=cut` a window also ends at an intervention after its
+    first step (`storage.cut`): as at an episode's end, but its mask is 1. Fields: docs/architecture/replay.md.
     """
     horizon, returned = config.chunk.carried, config.chunk.returned
     b, reach = len(starts), max(horizon, returned)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.learner.schedule import Phase, TrainingProgress, phases_of, resume_hint, resumed_phase
+from serl_chunk.learner.schedule import Phase, TrainingProgress, TrainingSchedule, phases_of
+
+
+def schedule(**settings) -> TrainingSchedule:
+    return TrainingSchedule(LearnerConfig(**settings), SimpleNamespace(env_steps=500))  # type: ignore[arg-type]
 
 
 def test_notes_survive_a_file_and_other_notes():
@@ -27,29 +32,26 @@ def test_notes_of_an_older_run():
     [
         ("train", {}, Phase.WARMUP),
         ("offline", {"offline_updates": 5}, Phase.OFFLINE),
-        ("train", {"offline_updates": 5, "online_updates": 1, "over": True}, Phase.DONE),
+        ("train", {"offline_updates": 5, "online_updates": 3}, Phase.DONE),
         ("offline", {"offline_updates": 10, "missed": True}, Phase.OFFLINE),
-        ("train", {"online_updates": 3, "over": True, "missed": True}, Phase.TRAIN),
-        ("done", {"online_updates": 3, "over": True, "missed": True}, Phase.DONE),
+        ("train", {"online_updates": 3, "missed": True}, Phase.TRAIN),
+        ("done", {"online_updates": 3, "missed": True}, Phase.DONE),
     ],
 )
 def test_where_a_run_goes_on(saved, changes, expected):
-    state = {"offline_updates": 10, "online_updates": 0, "over": False, "missed": False} | changes
-    assert resumed_phase(LearnerConfig(offline_steps=10), saved, **state) is expected
+    state = {"offline_updates": 10, "online_updates": 0, "missed": False} | changes
+    assert schedule(offline_steps=10, max_steps=3).resumed_phase(saved, **state) is expected
 
 
 def test_how_to_go_on_names_what_to_raise():
-    config = LearnerConfig(offline_steps=10, online_steps=0)
-    told = {
-        "raise learner.offline_steps": resume_hint(config, online_updates=0, steps_over=True),
-        "do not set learner.online_steps=0": resume_hint(config, online_updates=4, steps_over=True),
-        "raise learner.online_steps": resume_hint(
-            dataclasses.replace(config, online_steps=500), online_updates=4, steps_over=True
-        ),
-        "learner.max_steps": resume_hint(LearnerConfig(), online_updates=4, steps_over=False),
-    }
-    for remedy, text in told.items():
-        assert remedy in text
+    offline = {"offline_steps": 10, "online_steps": 0}
+    for remedy, settings, online_updates in (
+        ("raise learner.offline_steps", offline, 0),
+        ("do not set learner.online_steps=0", offline, 4),
+        ("raise learner.online_steps", {"online_steps": 500}, 4),
+        ("learner.max_steps", {}, 4),
+    ):
+        assert remedy in schedule(**settings).resume_hint(online_updates)
 
 
 @pytest.mark.parametrize(

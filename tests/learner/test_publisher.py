@@ -104,7 +104,7 @@ def test_an_error_of_the_thread_is_raised_by_the_next_publication(tmp_path):
 
     p = SnapshotPublisher(Flattener(), broken, tmp_path, threaded=True)
     p.publish(tree(1), {})
-    p._thread.join()
+    p._thread.shutdown()
     with pytest.raises(OSError, match="the socket is gone"):
         p.publish(tree(2), {})
     p.close()

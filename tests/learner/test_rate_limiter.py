@@ -37,7 +37,7 @@ def test_an_actor_runs_ahead_by_the_permitted_lag():
 
 def test_a_resume_goes_on_where_the_ratio_stood():
     limiter = RateLimiter(0.25, 100)
-    limiter.restore(1_000, 50)
+    limiter.start(1_000, 50)
     assert not limiter.may_update(1_003, 1)
     assert limiter.may_update(1_004, 1)
     assert limiter.steps_allowed(1_000) == 100
@@ -51,10 +51,10 @@ def test_what_was_owed_is_owed_after_a_resume():
     limiter.did_update(10)
     owed = limiter.owed(203)
     resumed, faster = RateLimiter(0.25, 100), RateLimiter(1.0, 100)
-    resumed.restore(203, 10, owed)
+    resumed.start(203, 10, owed)
     assert [resumed.updates_due(n) for n in (203, 204)] == [limiter.updates_due(n) for n in (203, 204)] == [15, 16]
     assert resumed.updates_allowed(204) == 26
-    faster.restore(203, 10, owed)  # another ratio is one for new steps
+    faster.start(203, 10, owed)  # another ratio is one for new steps
     assert [faster.updates_due(n) for n in (203, 204)] == [16, 17]
 
 
@@ -101,7 +101,7 @@ def test_one_side_may_always_go_on_and_the_ratio_holds(ratio, per_update, spare,
     limiter = RateLimiter(ratio, lag)
     limiter.start(base)
     if resumed:
-        limiter.restore(base, resumed)
+        limiter.start(base, resumed)
     steps, first, done = base, limiter.updates, 0
     for _ in range(200):
         if limiter.may_update(steps, per_update):

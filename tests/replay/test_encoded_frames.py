@@ -84,7 +84,7 @@ def test_frames_that_were_never_shown_go_with_their_episode():
         feed(Insert(replay), [episode], RNG(0))
     held = replay._partitions.storage
     slots = sum(s.used for s in held.frame_slots)
-    assert 0 < sum(map(len, held.encoded)) <= slots
+    assert 0 < sum(len(encoded._waiting) for encoded in held.encoded) <= slots
     assert Encoded.decoded == 0
 
 

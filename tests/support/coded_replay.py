@@ -4,6 +4,7 @@ import numpy as np
 from coded_episodes import SPEC, Coded, normaliser
 
 from serl_chunk.replay.replay import Replay
+from serl_chunk.replay.step_storage import HELD_COLUMNS
 from serl_chunk.types import IMAGE_PREFIX, STATE, STEP_COLUMNS, DataError, Episode, SparseRows, StepBlock
 
 RNG = np.random.default_rng
@@ -37,7 +38,7 @@ def windows(replay, checker, *, n=3_000, **kw):
 
 
 def read_held(replay, session, episode_id):
-    """Return a copy of a closed episode as the replay holds it: its cameras only, without decision records."""
+    """Return a copy of a closed episode as the replay holds it: its cameras only, 0 in the columns it lacks."""
     held, storage = replay._partitions.find((session, episode_id)), replay._partitions.storage
     if held is None or held.end is None:
         raise DataError(f"the replay holds no closed episode {episode_id!r} of session {session!r}")
@@ -50,7 +51,8 @@ def read_held(replay, session, episode_id):
             sparse[key] = SparseRows(taken.astype(np.int32), _decoded(storage, c, storage.frame[steps[taken], c]))
         if storage.age[final, c] == 0:
             last[key] = _decoded(storage, c, storage.frame[final : final + 1, c])[0]
-    columns = {name: getattr(storage, name)[steps] for name in ("action", *STEP_COLUMNS)}
+    columns = {name: np.zeros(held.length, dtype) for name, dtype in STEP_COLUMNS.items()}
+    columns |= {name: getattr(storage, name)[steps] for name in ("action", *HELD_COLUMNS)}
     block = StepBlock(
         episode_id=episode_id, first_tick=0, observation={STATE: storage.state[steps]}, sparse=sparse, **columns
     )
