@@ -34,7 +34,7 @@ from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.data.normalise.normaliser import fit_normaliser
-from serl_chunk.replay.feature_cache import feature_bytes
+from serl_chunk.replay.frame_cache import feature_bytes
 from serl_chunk.replay.replay import Replay
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.types import Begin, End, Episode, Outcome, RobotSpec, SparseRows, StepBlock

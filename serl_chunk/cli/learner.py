@@ -20,8 +20,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
 from serl_chunk.io import os_reason
-from serl_chunk.learner.checks import check_replay_memory
-from serl_chunk.learner.learner import Learner
+from serl_chunk.learner.learner import Learner, check_replay_memory
 from serl_chunk.learner.offline_data import InitialData
 from serl_chunk.learner.publisher import Publish
 from serl_chunk.learner.service import LearnerService

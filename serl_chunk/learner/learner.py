@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -15,18 +16,18 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.state import AgentState, Metrics
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
-from serl_chunk.learner.checks import ValueRange, restored_normaliser
-from serl_chunk.learner.offline_data import FeaturePrecomputation, InitialData
+from serl_chunk.learner.offline_data import InitialData, precompute_features
 from serl_chunk.learner.publisher import Publish, SnapshotPublisher
 from serl_chunk.learner.router import Received, RecordRouter
 from serl_chunk.learner.schedule import EvalSchedule, Evaluate, TrainingProgress, last_evaluated
 from serl_chunk.learner.trainer import PhaseTrainer
-from serl_chunk.learner.training_stats import TrainingStats
+from serl_chunk.learner.training_stats import TrainingStats, ValueRange
+from serl_chunk.replay.memory import available_bytes, check_memory
 from serl_chunk.replay.replay import Replay
 from serl_chunk.runs.checkpoints import CheckpointStore, Restored, TimedCheckpoints
 from serl_chunk.runs.metrics import Counters, MetricsLog, read_metrics
 from serl_chunk.runs.status_line import StatusFields
-from serl_chunk.types import Record, RobotSpec, Snapshot
+from serl_chunk.types import ConfigError, Record, RobotSpec, Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Learner:
         embed = agent.frame_embedder(self.state)  # with the weights that the run has: they never change
         self.replay = Replay(spec, config, normaliser, image_keys=a.image_keys, bc_on=a.bc_on, embed=embed)
         self.router = RecordRouter(self.replay)
-        self._precompute = None if embed is None else FeaturePrecomputation(self.replay)
+        self._precompute = None if embed is None else precompute_features(self.replay)
         self.value_range = ValueRange(config)
         self.updates = 0  # critic updates of the offline and the online phase
         self.human_ticks = self.episodes = 0
@@ -133,7 +134,7 @@ class Learner:
         # Before the first update, so that a stop may end it; a journal has been read by now.
         if self._precompute is not None and not self.trainer.done:
             with self.stats.aside():
-                if self._precompute.work():
+                if next(self._precompute, 0):
                     return True
         self._precompute = None
         return self.trainer.work()
@@ -238,3 +239,30 @@ class Learner:
         if self._evaluate is not None:
             self._eval_schedule.last = last_evaluated(read_metrics(self.metrics.run_dir))
         self.trainer.resume(saved, missed_evaluation=self._eval_schedule.due(self.updates, now=True))
+
+
+def check_replay_memory(config: ExperimentConfig, spec: RobotSpec, agent: Agent) -> int:
+    """Return the bytes of a full replay; raises ConfigError where memory has fewer, or a camera is unknown.
+
+    The replay's own check comes after the compilation of the networks, which this one does not need.
+    """
+    cameras = [spec.camera(key) for key in config.agent.image_keys]
+    features = [2 * math.prod(shape) for shape in agent.cached_shapes()]  # float16
+    return check_memory(spec, config.replay, cameras, available_bytes(), features)
+
+
+def restored_normaliser(saved: Normaliser, fresh: Normaliser, *, same_data: bool) -> Normaliser:
+    """Return `saved`, the checkpoint's; raises ConfigError where it transforms actions in another way than `fresh`.
+
+    `same_data`: whether `fresh` was fitted to all data; of a data set it is another part, as a rule.
+    """
+    if saved.mode != fresh.mode:
+        raise ConfigError(
+            f"{fresh.mode} is not what this run's networks were trained with ({saved.mode}). Leave it as it was, or "
+            "start afresh with another checkpoint_path",
+            parameter="normaliser.actions",
+        )
+    if same_data and saved.digest() != fresh.digest():
+        # Statistics of other demonstrations under an old network would shift every input.
+        logger.info("the demonstrations or normaliser settings changed since the checkpoint: its normaliser is kept")
+    return saved

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from serl_chunk.config.agents import AgentConfig
@@ -113,28 +113,21 @@ def _fail(episodes: Sequence[Episode]) -> bool:
     return any(e.end.outcome is not Outcome.SUCCESS for e in episodes)
 
 
-class FeaturePrecomputation:
-    """Computes features of the frames that are stored when training begins; later ones are left to the batches."""
+def precompute_features(replay: Replay, now: Callable[[], float] = time.monotonic) -> Iterator[int]:
+    """Compute features of the frames that are stored at the first `next`, a piece each, with progress lines.
 
-    def __init__(self, replay: Replay, now: Callable[[], float] = time.monotonic) -> None:
-        self._replay, self._now = replay, now
-        self._total, self._done = -1, 0  # frames that lacked features at the first call
-        self._begun = self._logged = 0.0
-
-    def work(self) -> bool:
-        """Do one piece; False where none is left. Raises DataError for a demonstration's file that cannot be read."""
-        if self._total < 0:
-            self._total = self._replay.frames_unseen
-            self._begun = self._logged = self._now()
-        if self._done >= self._total:
-            return False
-        computed = self._replay.embed_frames(FRAMES)
+    Later frames are left to the batches that show them. Yields the frames done; raises DataError for a demonstration's
+    file that cannot be read.
+    """
+    total, done = replay.frames_unseen, 0
+    begun = logged = now()
+    while done < total:
+        computed = replay.embed_frames(FRAMES)
         # Fewer may be left than there were: episodes leave.
-        self._done = min(self._total, self._done + computed) if computed else self._total
-        now = self._now()
-        if self._done == self._total:
-            logger.info(f"features of {self._total:,} stored frames computed in {now - self._begun:.1f} s")
-        elif now - self._logged >= LOG_PERIOD:
-            self._logged = now
-            logger.info(f"computing features of stored frames: {self._done:,} of {self._total:,}")
-        return True
+        done = min(total, done + computed) if computed else total
+        if done == total:
+            logger.info(f"features of {total:,} stored frames computed in {now() - begun:.1f} s")
+        elif now() - logged >= LOG_PERIOD:
+            logged = now()
+            logger.info(f"computing features of stored frames: {done:,} of {total:,}")
+        yield done

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
 
 from serl_chunk.agents.state import Metrics
-from serl_chunk.replay.episode import EpisodeStats
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.replay.episode import EpisodeStats, realised_returns
 from serl_chunk.replay.replay import Replay
 from serl_chunk.runs.metrics import Counters, MetricsLog
+from serl_chunk.types import Episode
+
+logger = logging.getLogger(__name__)
 
 RECENT = 20  # episodes in the success without intervention
 MEASURE_AFTER = 2.0  # seconds without a metric row from which a waiting learner renews what the status line shows
+_DUST = 1e-6  # of sums of float32 rewards
 
 
 class TrainingStats:
@@ -130,3 +136,30 @@ class TrainingStats:
             phase=phase, success_without_intervention=self.success_without_intervention, number=number,
             q=[q for q, _ in e.decisions], g=[g for _, g in e.decisions],
         )  # fmt: skip
+
+
+class ValueRange:
+    """Warns once where a realised return lies outside of `agent.critic.value_low` .. `value_high`: it is clipped."""
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        self._critic, self._reward, self._discount = config.agent.critic, config.reward, config.discount
+        self._silent = self._critic.loss == "squared"
+
+    def demonstrations(self, episodes: Sequence[Episode]) -> None:
+        for e in episodes:
+            if self._silent:
+                return
+            returns = realised_returns(e, self._reward, self._discount)
+            self.check(f"demonstration {e.begin.episode_id}", float(returns.min()), float(returns.max()))
+
+    def check(self, what: str, least: float, most: float) -> None:
+        """Warn, the first time, where the returns of `what` are not within the range."""
+        c = self._critic
+        if self._silent or (least >= c.value_low - _DUST and most <= c.value_high + _DUST):
+            return
+        self._silent = True
+        logger.warning(
+            f"{what} has returns of {least:.4g} to {most:.4g}, outside of the range of agent.critic.loss={c.loss}, "
+            f"{c.value_low:g} to {c.value_high:g}: they are clipped, and look alike to the critic. Set "
+            "agent.critic.value_low and value_high to hold every return, or reward.scale, or agent.critic.loss=squared"
+        )

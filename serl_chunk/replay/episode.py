@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,8 @@ class Partition:
     frames: np.ndarray  # int64[C]
     rows: int = 0
     episodes: dict[Key, StoredEpisode] = dataclasses.field(default_factory=dict)
-    changes: int = 0  # to closed episodes: they left, were corrected, or opened again
+    # `StoredEpisode.followed` of the oldest ones, all closed, and how many those are.
+    _settled: tuple[np.ndarray, int] = (np.empty(0, np.int64), 0)
 
     def fits(self, rows: int, frames: np.ndarray) -> bool:
         return self.rows + rows <= self.max_rows and bool((self.frames + frames <= self.max_frames).all())
@@ -34,12 +36,25 @@ class Partition:
 
     def pop(self, episode: StoredEpisode) -> None:
         del self.episodes[episode.key]
-        self.changes += 1
+        self.unsettle()
         self.grow(-len(episode.rows), -episode.frame_counts)
 
     def grow(self, rows: int, frames: np.ndarray) -> None:
         self.rows += rows
         self.frames += frames
+
+    def followed(self) -> list[np.ndarray]:
+        """Rows of the steps whose next observation is known, oldest episode first, one array after the other."""
+        settled, n = self._settled
+        rest = list(itertools.islice(self.episodes.values(), n, None))
+        closed = list(itertools.takewhile(lambda e: e.end is not None, rest))
+        if closed:
+            self._settled = np.concatenate([settled, *(e.followed for e in closed)]), n + len(closed)
+        return [self._settled[0], *(e.followed for e in rest[len(closed) :])]
+
+    def unsettle(self) -> None:
+        """Note that a closed episode left, was corrected, or opened again."""
+        self._settled = np.empty(0, np.int64), 0
 
 
 _Q = "decision/q"

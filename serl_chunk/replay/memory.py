@@ -8,8 +8,7 @@ from pathlib import Path
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.replay import ReplayConfig
-from serl_chunk.replay.feature_cache import PLACE_BYTES
-from serl_chunk.replay.frame_cache import cached_frames
+from serl_chunk.replay.frame_cache import PLACE_BYTES, cached_frames
 from serl_chunk.types import CameraSpec, ConfigError, RobotSpec
 
 STORES = 3  # online, demonstrations, and episodes kept for their interventions

@@ -9,7 +9,7 @@ import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.replay.episode import Key, Partition, StoredEpisode, effective_rewards, interventions, returns_to_go
-from serl_chunk.replay.feature_cache import Embedder
+from serl_chunk.replay.frame_cache import Embedder
 from serl_chunk.replay.memory import STORES
 from serl_chunk.replay.qc_sampler import QCWindowSampler
 from serl_chunk.replay.step_storage import StepStorage, bytes_of, final_rows
@@ -171,7 +171,7 @@ class Partitions:
 
     def unindex(self, episode: StoredEpisode) -> None:
         self._hide(episode.rows)
-        self.of(episode).changes += 1
+        self.of(episode).unsettle()
         episode.indexed = episode.eligible = episode.excluded = 0
 
     def _hide(self, rows: np.ndarray) -> None:

@@ -9,19 +9,16 @@ its weight; its mask is 0.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.replay.episode import Partition
 from serl_chunk.replay.step_storage import StepStorage
 from serl_chunk.types import STATE, ChunkBatch
-
-if TYPE_CHECKING:
-    from serl_chunk.replay.episode import Partition
 
 
 class Rows(NamedTuple):
@@ -107,30 +104,11 @@ def _goes_on(storage: StepStorage, last: np.ndarray, final: np.ndarray, first: n
     return same & (storage.tick[first] == 0) & (storage.is_demo[last] > 0) & (storage.is_demo[first] > 0)
 
 
-class PartitionOrder:
-    """Steps of one partition by their episodes' age; rows of closed episodes in front are kept until one changes."""
-
-    def __init__(self, partition: Partition) -> None:
-        self._partition, self._changes = partition, -1
-        self._settled, self._episodes = np.empty(0, np.int64), 0  # and of how many
-
-    def parts(self) -> list[np.ndarray]:
-        """Storage rows of the steps whose next observation is known, one array after the other."""
-        if self._changes != self._partition.changes:
-            self._settled, self._episodes, self._changes = np.empty(0, np.int64), 0, self._partition.changes
-        rest = list(itertools.islice(self._partition.episodes.values(), self._episodes, None))
-        closed = list(itertools.takewhile(lambda e: e.end is not None, rest))
-        if closed:
-            self._settled = np.concatenate([self._settled, *(e.followed for e in closed)])
-            self._episodes += len(closed)
-        return [self._settled, *(e.followed for e in rest[len(closed) :])]
-
-
 class QCWindowSampler:
     """Windows of `length` neighbouring steps of a few partitions, one after the other."""
 
     def __init__(self, partitions: Sequence[Partition], length: int) -> None:
-        self._orders, self._length = [PartitionOrder(s) for s in partitions], length
+        self._partitions, self._length = partitions, length
 
     def __len__(self) -> int:
         return max(0, sum(map(len, self._parts())) - self._length + 1)
@@ -149,4 +127,4 @@ class QCWindowSampler:
         return out
 
     def _parts(self) -> list[np.ndarray]:
-        return [part for order in self._orders for part in order.parts()]
+        return [rows for partition in self._partitions for rows in partition.followed()]

@@ -14,7 +14,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.replay.episode import Key, realised_returns
 from serl_chunk.replay.episode_builder import Added, EpisodeBuilder
-from serl_chunk.replay.feature_cache import Embedder, Fetch, feature_bytes
+from serl_chunk.replay.frame_cache import Embedder, Fetch, feature_bytes
 from serl_chunk.replay.memory import available_bytes, check_memory, estimate_disk_bytes
 from serl_chunk.replay.partitions import Partitions
 from serl_chunk.replay.qc_sampler import gather_qc_windows

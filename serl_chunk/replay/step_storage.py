@@ -10,8 +10,7 @@ import numpy as np
 
 from serl_chunk.data.frames import Frames
 from serl_chunk.replay.episode import StoredEpisode
-from serl_chunk.replay.feature_cache import Embedder, Fetch, FrameFeatures
-from serl_chunk.replay.frame_cache import EncodedFrames, copy_frames, frame_caches
+from serl_chunk.replay.frame_cache import Embedder, EncodedFrames, Fetch, FrameFeatures, copy_frames, frame_caches
 from serl_chunk.types import (
     FEATURE_PREFIX,
     IMAGE_PREFIX,

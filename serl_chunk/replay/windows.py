@@ -15,7 +15,7 @@ import numpy as np
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.replay.episode import human_segments
-from serl_chunk.replay.feature_cache import Fetch
+from serl_chunk.replay.frame_cache import Fetch
 from serl_chunk.replay.step_storage import StepStorage
 from serl_chunk.types import STATE, ChunkBatch, Outcome, Source
 

@@ -23,8 +23,7 @@ from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.source import decode_images
-from serl_chunk.learner.checks import check_replay_memory
-from serl_chunk.learner.learner import Learner
+from serl_chunk.learner.learner import Learner, check_replay_memory
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.models.encoder import Impala
 from serl_chunk.replay.replay import BatchLoader

@@ -10,7 +10,6 @@ from metric_logs import open_log
 from serl_chunk.learner.training_stats import TrainingStats
 from serl_chunk.replay.episode import EpisodeStats
 from serl_chunk.runs.metrics import Counters, read_metrics
-from serl_chunk.types import Outcome
 
 
 def episode(number: int, *, success: bool | None, human_ticks: int = 0) -> EpisodeStats:
@@ -23,7 +22,6 @@ def episode(number: int, *, success: bool | None, human_ticks: int = 0) -> Episo
         human_ticks=human_ticks,
         segments=int(human_ticks > 0),
         decisions=(),
-        outcome=Outcome.SUCCESS if success else Outcome.UNKNOWN,
     )
 
 

@@ -12,9 +12,9 @@ from coded_replay import RNG, build, coded, read_held
 from deferred_episodes import Files, lazy
 from errors import naming
 
-from serl_chunk.learner.offline_data import FRAMES, FeaturePrecomputation
+from serl_chunk.learner.offline_data import FRAMES, precompute_features
 from serl_chunk.replay import replay as replay_module
-from serl_chunk.replay.feature_cache import FrameFeatures, feature_bytes
+from serl_chunk.replay.frame_cache import FrameFeatures, feature_bytes
 from serl_chunk.replay.memory import estimate_bytes
 from serl_chunk.replay.replay import DEMO_SESSION, BatchLoader, Replay
 from serl_chunk.types import Amend, CameraSpec, ConfigError, DataError, SparseRows
@@ -180,7 +180,7 @@ def test_a_file_that_cannot_be_read_is_named():
     replay, _ = replay_of(config())
     replay.add_demo(episode._replace(steps=dataclasses.replace(episode.steps, sparse=sparse)))
     with pytest.raises(DataError, match=r"cut\.mp4, frame \d+"):
-        FeaturePrecomputation(replay, print).work()
+        next(precompute_features(replay))
 
 
 # -- memory
@@ -231,9 +231,9 @@ def test_what_is_there_at_first_is_computed_in_pieces_and_logged(caplog):
     total = replay.frames_unseen
     assert total == 4 * 40 * 2
     clock = itertools.count(0, 3.0)
-    work = FeaturePrecomputation(replay, lambda: next(clock))
+    work = precompute_features(replay, lambda: next(clock))
     rounds = 0
-    while work.work():
+    while next(work, 0):
         rounds += 1
         if rounds == 2:  # what comes in meanwhile is not waited for
             feed(replay, [coded(9, 39)], RNG(0))
@@ -242,7 +242,7 @@ def test_what_is_there_at_first_is_computed_in_pieces_and_logged(caplog):
     assert replay.frames_unseen == total + 80 - sum(embed.sizes)
     assert caplog.messages[0] == "computing features of stored frames: 128 of 320"
     assert caplog.messages[-1].startswith("features of 320 stored frames computed in ")
-    assert not FeaturePrecomputation(replay_of(config())[0]).work()
+    assert not list(precompute_features(replay_of(config())[0]))
     assert len(caplog.messages) == 3
 
 

@@ -9,7 +9,7 @@ from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
-from serl_chunk.learner.checks import ValueRange
+from serl_chunk.learner.training_stats import ValueRange
 from serl_chunk.types import Begin, End, Episode, Outcome, Source, Step, StepBlock
 
 
