@@ -19,7 +19,7 @@ from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.learner.offline_data import InitialData, precompute_features
 from serl_chunk.learner.publisher import Publish, SnapshotPublisher
 from serl_chunk.learner.router import Received, RecordRouter
-from serl_chunk.learner.schedule import EvalSchedule, Evaluate, TrainingProgress, last_evaluated
+from serl_chunk.learner.schedule import BY_LEARNER, EvalSchedule, Evaluate, TrainingProgress
 from serl_chunk.learner.trainer import PhaseTrainer
 from serl_chunk.learner.training_stats import TrainingStats, ValueRange
 from serl_chunk.replay.memory import available_bytes, check_memory
@@ -237,7 +237,8 @@ class Learner:
         self.human_ticks, self.episodes, self._human_held = saved.human_ticks, saved.episodes, saved.human_steps_held
         self.metrics.resumed(self.counters(), self.episodes)
         if self._evaluate is not None:
-            self._eval_schedule.last = last_evaluated(read_metrics(self.metrics.run_dir))
+            rows = read_metrics(self.metrics.run_dir)["eval"]
+            self._eval_schedule.last = max((row["step"] for row in rows if row.get("by") == BY_LEARNER), default=0)
         self.trainer.resume(saved, missed_evaluation=self._eval_schedule.due(self.updates, now=True))
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.learner.router import RecordRouter
-from serl_chunk.runs.metrics import RunMetrics
 from serl_chunk.types import Snapshot
 
 if TYPE_CHECKING:
@@ -254,8 +253,3 @@ class EvalSchedule:
         if not self.interval or step == self.last:
             return False
         return now or step // self.interval != self.last // self.interval
-
-
-def last_evaluated(metrics: RunMetrics) -> int:
-    """Step of a run's newest evaluation by its learner; 0 without any."""
-    return max((row["step"] for row in metrics["eval"] if row.get("by") == BY_LEARNER), default=0)

@@ -40,14 +40,8 @@ FINISH_GRACE = 10.0  # seconds the actors have to deliver what is left after the
 class LearnerService:
     """Serves actors for a learner, which is attached when it has read its data and checkpoint.
 
-    Args:
-        config, run: the run, in whose folder the journal lies.
-        contract: named values that actors must share.
-        bind, port: address to listen on; `port` and the two after it are used.
-        insecure: without keys, permit an address that other machines reach.
-        keys: of the machines that may connect; None for all.
-
-    Raises ConfigError where the address or the journal cannot be used.
+    The journal lies in the folder of `run`; the other arguments are those of `LearnerServer`. Raises ConfigError where
+    the address or the journal cannot be used.
     """
 
     def __init__(
@@ -186,7 +180,7 @@ def _open_store(config: ExperimentConfig, run: Path) -> RecordStore:
     store = RecordStore(
         run / JOURNAL, Limits(t.max_message_bytes, t.max_arrays), min_steps=r.capacity + r.human_capacity,
         max_bytes=t.journal_bytes, max_age=86400 * t.journal_days or None, sync_interval=t.sync_interval,
-            writer=version_info().text,
+        writer=version_info().text,
     )  # fmt: skip
     if any(store.journal.losses):
         logger.warning(f"journal {store.journal.folder}: {store.journal.losses}")

@@ -57,8 +57,7 @@ class StepShares:
     def closed(self, session: str) -> None:
         """Take back what a session has not used that left, or fell silent."""
         with self._lock:
-            if (share := self._live.pop(session, None)) is not None:
-                share.granted = min(share.granted, share.delivered)
+            self._take_back(session)
 
     def allowed(self, session: str) -> int | None:
         """Return the steps that a live session may have recorded in all; None: no limit. Poll it often."""
@@ -77,10 +76,13 @@ class StepShares:
             self._share_out(left, now)
             return max(share.granted, share.delivered) if left else share.delivered
 
+    def _take_back(self, session: str) -> None:
+        if (share := self._live.pop(session, None)) is not None:
+            share.granted = min(share.granted, share.delivered)
+
     def _share_out(self, left: int, now: float) -> None:
         for session in [s for s, share in self._live.items() if share.polled_at < now - self._gone_s]:
-            share = self._live.pop(session)
-            share.granted = min(share.granted, share.delivered)
+            self._take_back(session)
         live = list(self._live.values())
         free = left - sum(share.outstanding(now) for share in live)
         fair = max(1, left // len(live))

@@ -12,7 +12,7 @@ from serl_chunk.replay.episode import Key, Partition, StoredEpisode, effective_r
 from serl_chunk.replay.frame_cache import Embedder
 from serl_chunk.replay.memory import STORES
 from serl_chunk.replay.qc_sampler import QCWindowSampler
-from serl_chunk.replay.step_storage import StepStorage, bytes_of, final_rows
+from serl_chunk.replay.step_storage import StepStorage, final_rows
 from serl_chunk.replay.windows import BcOn, IndexSet, StratifiedSampler, eligible_starts, imitation_weights
 from serl_chunk.types import CameraSpec, ConfigError, DataError, Episode, Outcome, RobotSpec, Source
 
@@ -228,11 +228,10 @@ class Partitions:
         episodes = [e for s in self.all for e in s.episodes.values()]
         eligible, excluded = sum(e.eligible for e in episodes), sum(e.excluded for e in episodes)
         storage, views = self.storage, (3 + len(self._balanced)) * self.view_all.nbytes
-        images = bytes_of((*storage.images, *storage.deferred, *storage.features))
         caches = storage.deferred
         decoded = sum(c.held_bytes for c in caches)
         held = sum(im[0].nbytes * slots.used for im, slots in zip(storage.images, storage.frame_slots, strict=True))
-        per_row = (storage.nbytes - images + views) / storage.row_slots.capacity
+        per_row = (storage.nbytes - storage.image_nbytes + views) / storage.row_slots.capacity
         out: dict[str, float] = {f"{s.name}_rows": s.rows for s in self.all}
         out |= {f"{s.name}_episodes": len(s.episodes) for s in self.all}
         out |= {f"{s.name}_frames": int(s.frames.sum()) for s in self.all}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -113,9 +112,13 @@ class StepStorage:
 
     @property
     def nbytes(self) -> int:
-        columns = [v for v in vars(self).values() if isinstance(v, np.ndarray)]
-        parts = (*columns, *self.images, self.row_slots, *self.frame_slots, *self.deferred, *self.features)
-        return bytes_of(parts)
+        columns = (v.nbytes for v in vars(self).values() if isinstance(v, np.ndarray))
+        return sum(columns) + sum(slots.nbytes for slots in (self.row_slots, *self.frame_slots)) + self.image_nbytes
+
+    @property
+    def image_nbytes(self) -> int:
+        """Bytes of images and their features."""
+        return sum(a.nbytes for parts in (self.images, self.deferred, self.features) for a in parts)
 
     def check(self, block: StepBlock) -> None:
         """Raise DataError unless the arrays of `block` fit this robot and hold finite numbers."""
@@ -326,11 +329,6 @@ class StepStorage:
                 self.frame_slots[c].give_back(part)
                 if self.features:
                     self.features[c].released(part)
-
-
-def bytes_of(parts: Iterable[Any]) -> int:
-    """Add up the `nbytes` of `parts`."""
-    return sum(part.nbytes for part in parts)
 
 
 def final_rows(observation: Observation | None) -> dict[str, SparseRows]:

@@ -46,12 +46,9 @@ def eligible_starts(
     if len(cuts):
         stop = max(stop, int(cuts[-1]))  # whatever begins before a cut is complete with it
     start = np.arange(first, max(first, stop))
-    end = np.minimum(start + returned, last)
-    if len(cuts):
-        end = np.minimum(end, np.append(cuts, last)[np.searchsorted(cuts, start, side="right")])
-    if len(gaps):
-        within = end < np.append(gaps, last + 1)[np.searchsorted(gaps, start)]
-        start, end = start[within], end[within]
+    end = np.minimum(start + returned, np.append(cuts, last)[np.searchsorted(cuts, start, side="right")])
+    within = end < np.append(gaps, last + 1)[np.searchsorted(gaps, start)]
+    start, end = start[within], end[within]
     bootstraps = ~((end == last) & terminated)
     good = recent[start] & (recent[end] | ~bootstraps)
     return start[good], int((~good).sum())
