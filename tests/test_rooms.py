@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib
 import subprocess
 import sys
@@ -56,7 +57,14 @@ def room_of(path: Path) -> str:
     return part.removesuffix(".py")
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """The module's tree."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def imports(path: Path) -> list[tuple[int, str]]:
     """(line, dotted name) of everything a module imports, wherever in it, but not what only a type checker sees."""
 
     def visit(node: ast.AST) -> Iterator[tuple[int, str]]:
@@ -71,7 +79,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
         for child in ast.iter_child_nodes(node):
             yield from visit(child)
 
-    yield from visit(ast.parse(path.read_text()))
+    return list(visit(parsed(path)))
 
 
 def test_every_room_is_in_the_rule():
@@ -242,9 +250,9 @@ def reads(tree: ast.AST) -> set[str]:
 
 def test_every_setting_is_read():
     """Outside config, or by a property of its own class that is read there; validating a value is not using it."""
-    used = set().union(*(reads(ast.parse(p.read_text())) for p in modules() if room_of(p) != "config"))
+    used = set().union(*(reads(parsed(p)) for p in modules() if room_of(p) != "config"))
     for path in (PACKAGE / "config").glob("*.py"):
-        for function in (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)):
+        for function in (n for n in ast.walk(parsed(path)) if isinstance(n, ast.FunctionDef)):
             derived = any(isinstance(d, ast.Name) and d.id == "property" for d in function.decorator_list)
             if derived and function.name in used:
                 used |= reads(function)
@@ -257,7 +265,7 @@ def test_every_setting_is_read():
 def test_every_module_and_public_name_of_it_is_documented():
     missing = []
     for path in modules():
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         where = str(path.relative_to(ROOT))
         if tree.body and ast.get_docstring(tree) is None:
             missing.append(where)
@@ -277,7 +285,7 @@ def test_nothing_unpickles():
         if name.split(".")[0] in unsafe or name.startswith("msgpack_numpy.")
     ]
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             allowed = isinstance(node, ast.keyword) and node.arg == "allow_pickle"
             if allowed and not (isinstance(node.value, ast.Constant) and node.value.value is False):
                 wrong.append(f"{path.relative_to(ROOT)}:{node.value.lineno} allow_pickle")
@@ -317,8 +325,7 @@ def test_nothing_unpickles_by_another_name():
     assert len(paths) > len(modules())
     wrong = []
     for path in paths:
-        text = path.read_text()
-        wrong += [f"{path.relative_to(ROOT)}:{line} {what}" for line, what in unsafe_reads(ast.parse(text))]
+        wrong += [f"{path.relative_to(ROOT)}:{line} {what}" for line, what in unsafe_reads(parsed(path))]
         wrong += [
             f"{path.relative_to(ROOT)}:{line} imports {name}"
             for line, name in imports(path)
@@ -342,7 +349,7 @@ def test_nothing_asks_at_a_terminal_or_runs_text(name):
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in modules()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
     ]
     assert not wrong
