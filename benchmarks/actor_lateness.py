@@ -162,7 +162,6 @@ def measure(seconds: float, mb_per_s: float | None, in_process: bool) -> dict[st
         "ticks": summary.steps,
         "episodes": summary.episodes,
         "starved_ticks": summary.starved_ticks,
-        "mean_delay_ticks": float(np.mean([e.mean_delay for e in episodes])),
         "snapshot_mb": snapshot_mb,
         "snapshots": snapshots,
         "wall_seconds": time.monotonic() - started,

@@ -311,7 +311,7 @@ def evaluated(config: ExperimentConfig, store: CheckpointStore, step: int, n: in
     result = evaluate(env, policy, config, n=n, seed_base=EVAL_SEED_BASE)
     env.close()
     figures = {k: v for k, v in result.to_json().items() if k != "episodes"}
-    return {"step": step, "env_steps": checkpoint.meta["env_steps"], **figures, "human_ticks": result.total.human_ticks}
+    return {"step": step, "env_steps": checkpoint.meta["env_steps"], **figures, "human_ticks": result.human_ticks}
 
 
 def run(seed: int, out: Path, n: int, texts: Sequence[tuple[str, str]]) -> dict[str, Any]:

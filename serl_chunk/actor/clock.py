@@ -1,7 +1,7 @@
 """The control clock: an injected source of time, absolute deadlines and their lateness, and what keeps them.
 
-Garbage is collected between episodes: with 227,000 objects alive, which JAX and what it compiled are, a full collection
-takes 111 to 118 ms, five ticks of a robot at 50 Hz.
+Garbage is collected between episodes: with JAX's 227,000 objects a full collection takes 111 to 118 ms, five ticks of a
+robot at 50 Hz.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONGEST_PAUSE = 600.0  # seconds; an episode that lasts longer collects where th
 
 
 class Clock(Protocol):
-    """A source of time. Tests pass a simulated one."""
+    """A source of time."""
 
     def now(self) -> float:
         """Return monotonic seconds."""
@@ -62,15 +62,13 @@ class Lateness(NamedTuple):
 class Deadlines:
     """Tick t of an episode begins at `start + t * period`, whatever earlier ticks took.
 
-    A tick that begins more than a whole period late moves the grid by whole periods and counts them: running
-    the missed ticks back to back would command the robot several times as fast as planned.
+    A tick that begins more than a whole period late moves the grid by whole periods and counts them: running the
+    missed ticks back to back would command the robot several times as fast as planned.
     """
 
     def __init__(self, clock: Clock, period: float) -> None:
-        self._clock = clock
-        self.period = period
-        self._start = clock.now()
-        self.began = self._start  # when the last tick that was waited for began, in the clock's seconds
+        self._clock, self.period = clock, period
+        self._start = self.began = clock.now()  # `began`: when the last tick that was waited for began
         self.lateness: list[float] = []  # seconds, one per tick
         self.missed_periods = 0
         self.tolerance = gap_tolerance(period)  # seconds; what comes later comes after a gap
@@ -105,12 +103,10 @@ def responsive_interpreter() -> Iterator[None]:
 
 
 class GarbageSchedule:
-    """Moves garbage collections out of the episodes of a realtime actor. One control thread uses it."""
+    """Moves garbage collections out of the episodes of a realtime actor."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._frozen = False
-        self._collected = clock.now()
+        self._clock, self._frozen, self._collected = clock, False, clock.now()
 
     def freeze(self) -> None:
         """Leave current objects, compiled programs above all, out of every later collection."""
@@ -120,10 +116,7 @@ class GarbageSchedule:
 
     @contextlib.contextmanager
     def episode(self) -> Iterator[None]:
-        """Collect nothing until the block is left, then everything; an error is passed on at once.
-
-        Within it the control thread gets the interpreter soon.
-        """
+        """Collect nothing until the block is left, then everything; an error is passed on at once."""
         enabled = gc.isenabled()
         gc.disable()
         self._collected = self._clock.now()

@@ -10,19 +10,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from serl_chunk.actor.chunk_queue import ChunkQueue
+from serl_chunk.actor.chunk_queue import ChunkQueue, TickAction
 from serl_chunk.actor.clock import Clock, Deadlines, GarbageSchedule, Lateness, MonotonicClock
 from serl_chunk.actor.hold import HoldPolicy, hold_warning, with_kept
-from serl_chunk.actor.inference import Inference
+from serl_chunk.actor.inference import InferenceThread
 from serl_chunk.actor.intervention import Interventions
-from serl_chunk.actor.planner import (
-    ExpertPlanner,
-    LockstepPlanner,
-    Planner,
-    TickAction,
-    realtime_planner,
-    slow_step_warning,
-)
+from serl_chunk.actor.planner import ExpertPlanner, LockstepPlanner, Planner, realtime_planner, slow_step_warning
 from serl_chunk.actor.policy import ChunkPolicy, Decision, Request
 from serl_chunk.actor.recorder import EpisodeRecorder, LazyObservation, NullSink
 from serl_chunk.actor.stats import EpisodeSummary, commanded_jerk
@@ -60,16 +53,13 @@ class EpisodeRunner:
     Args:
         policy: a policy whose chunks are executed, a scripted demonstrator, or None: the robot holds unless a human
             acts.
-        config: its `chunk`, `actor`, `agent.gripper`, `reward.failure_reward` and `robot` are read.
         cameras: recorded in addition to those the policy looks at. Of a demonstration, on every tick. Of a policy, on
             every tick or (`actor.frames`) at every decision, under intervention and in the end record, of an image
             agent also where the windows end that begin there (`chunk.returned` ticks later).
         human_ticks_before: of the run's earlier sessions, which count for `actor.max_human_ticks`.
-        actor_id: the beginning of episode ids that are not given.
         clock: of the realtime loop and of `wall_seconds`. Without a policy a real robot is paced, a simulator is not.
         inference: of the realtime loop; a thread of its own by default.
-        before_decision: lockstep only, called before every decision; may wait (rate limiter) or work (learning in
-            the same process).
+        before_decision: lockstep only, called before every decision; may wait, or learn in the same process.
         stop: polled on every tick. A string truncates the episode there and is recorded as `outcome_by`.
         observer: called on every tick with its number, for video; it delays the robot.
 
@@ -79,8 +69,8 @@ class EpisodeRunner:
     def __init__(
         self, env: RobotEnv, policy: ChunkPolicy | Expert | None, sink: RecordSink,
         *, config: ExperimentConfig, cameras: tuple[str, ...] = (), intervention: InterventionSource | None = None,
-        human_ticks_before: int = 0, actor_id: str = "actor", clock: Clock | None = None,
-        inference: Inference | None = None, before_decision: Callable[[], None] | None = None,
+        human_ticks_before: int = 0, clock: Clock | None = None,
+        inference: InferenceThread | None = None, before_decision: Callable[[], None] | None = None,
         stop: Callable[[], str | None] = no_stop, observer: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
         actor, spec = config.actor, env.robot_spec
@@ -97,7 +87,7 @@ class EpisodeRunner:
             spec.camera(name)
         self.spec = spec
         self.interventions = Interventions(intervention, spec, actor.max_human_ticks, human_ticks_before)
-        self._env, self._config, self._sink, self._actor_id = env, config, sink, actor_id
+        self._env, self._config, self._sink = env, config, sink
         self._clock, self._inference, self._stop, self._observer = clock or MonotonicClock(), inference, stop, observer
         self._hold_policy = HoldPolicy(spec)
         self._low, self._high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
@@ -144,9 +134,8 @@ class EpisodeRunner:
     ) -> EpisodeSummary:
         """Run one episode; see `begin`.
 
-        An error of the environment, the policy or the inference thread closes the episode as truncated and is raised.
-        In real time the first one is preceded by the warm-up of inference: between a reset and its first tick nothing
-        commands the robot.
+        An error closes the episode as truncated and is raised. In real time the first one is preceded by the warm-up of
+        inference: between a reset and its first tick nothing commands the robot.
         """
         self._warm_up(explore)
         with self._garbage.episode() if self._garbage is not None else contextlib.nullcontext():
@@ -158,7 +147,8 @@ class EpisodeRunner:
                         self.accept(self._policy.decide(request))
                     self.tick()
             except BaseException:
-                self.abort()
+                if self.end is None:
+                    self._close(self._observed.observation, outcome_by="crash")
                 raise
             return self.summary()
 
@@ -166,7 +156,7 @@ class EpisodeRunner:
         """Reset the robot with `seed`; the episode's first `random_steps` ticks execute uniformly random commands."""
         self._warm_up(explore)
         spec, planner, self._began_at = self.spec, self._planner, self._clock.now()
-        self._episode_id = episode_id or f"{self._actor_id}-{self._episodes:06d}"
+        self._episode_id = episode_id or f"actor-{self._episodes:06d}"
         begin = Begin(self._episode_id, self._config.robot.task, spec.name, spec.digest(), init_state=f"seed-{seed}")
         self._recorder = EpisodeRecorder(self._sink, begin)
         self._observed = LazyObservation(self._env, self._env.reset(seed=seed)[0], self._cameras)
@@ -303,14 +293,10 @@ class EpisodeRunner:
         elif holds and self._garbage is not None:
             self._garbage.holding()
 
-    def abort(self) -> None:
-        if self.end is None:
-            self._close(self._observed.observation, outcome_by="crash")
-
     def summary(self) -> EpisodeSummary:
         """The finished episode in figures. Warns of stalls, and once of an environment whose steps fill the tick."""
         assert self.end is not None
-        stats, deadlines, delays = self._stats, self._deadlines, self._planner.delays
+        stats, deadlines = self._stats, self._deadlines
         if deadlines is not None:
             if not self._rate_judged and len(self._step_seconds) >= RATE_TICKS:
                 self._rate_judged = True
@@ -329,7 +315,6 @@ class EpisodeRunner:
             values, clipped = self._decided
             stats.clipped_share = (self._policy.clipped - clipped) / max(1, self._policy.values - values)
         stats.jerk = commanded_jerk(self._actions, self.spec.control_hz)
-        stats.decisions, stats.mean_delay = len(delays), float(np.mean(delays)) if delays else 0.0
         stats.wall_seconds = self._clock.now() - self._began_at
         return stats
 

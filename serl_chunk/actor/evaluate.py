@@ -14,7 +14,6 @@ import rich.table
 
 from serl_chunk.actor.clock import Clock
 from serl_chunk.actor.episode import EpisodeRunner, no_stop
-from serl_chunk.actor.inference import Inference
 from serl_chunk.actor.policy import ActingAgent, ChunkPolicy
 from serl_chunk.actor.recorder import NullSink
 from serl_chunk.actor.stats import EpisodeSummary, RolloutStats
@@ -39,11 +38,11 @@ class Interval(NamedTuple):
     high: float
 
 
-def wilson_interval(successes: int, n: int, z: float = 1.959964) -> Interval:
-    """Wilson's score interval of `successes` in `n` trials, 95 % by default (Wilson 1927). (0, 1) for n = 0."""
+def wilson_interval(successes: int, n: int) -> Interval:
+    """Wilson's 95 % score interval of `successes` in `n` trials (Wilson 1927); (0, 1) for n = 0."""
     if n == 0:
         return Interval(0.0, 1.0)
-    p = successes / n
+    p, z = successes / n, 1.959964
     centre = p + z * z / (2 * n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
@@ -57,72 +56,56 @@ _EPISODE_FIELDS = (
 )  # fmt: skip
 
 
-@dataclasses.dataclass
-class EvalResult:
-    """An evaluation: its episodes and their figures."""
+@dataclasses.dataclass(kw_only=True)
+class EvalResult(RolloutStats):
+    """The episodes of an evaluation."""
 
     mode: Literal["mean", "sampled"]  # "mean": the deterministic policy; "sampled": with its exploration noise
     seed_base: int  # episode i started from seed_base + i
     policy_version: int
     tick_seconds: float
-    episodes: list[EpisodeSummary] = dataclasses.field(default_factory=list)
     starts_repeat: bool | None = None  # whether two resets with one seed agree; None: not compared (a real robot)
-    total: RolloutStats = dataclasses.field(default_factory=RolloutStats)
-
-    def add(self, episode: EpisodeSummary) -> None:
-        self.episodes.append(episode)
-        self.total.merge(episode)
-
-    @property
-    def n(self) -> int:
-        return len(self.episodes)
-
-    @property
-    def success_rate(self) -> float:
-        return self.total.success_rate
+    summaries: list[EpisodeSummary] = dataclasses.field(default_factory=list)
 
     @property
     def interval(self) -> Interval:
-        return wilson_interval(self.total.successes, self.n)
+        return wilson_interval(self.successes, self.episodes)
 
     @property
     def mean_time_s(self) -> float | None:
         """Seconds on the control clock that successful episodes took; None without a success."""
-        total = self.total
-        return total.success_steps / total.successes * self.tick_seconds if total.successes else None
+        return self.success_steps / self.successes * self.tick_seconds if self.successes else None
 
     def figures(self) -> dict[str, Any]:
         """Those of a metric row (`MetricsLog.evaluation`), which a file has too."""
-        total, rate = self.total, {"success_rate": self.success_rate, "n": self.n, **self.interval._asdict()}
-        means = {"mean_time_s": self.mean_time_s, "mean_length": total.mean_length, "mean_return": total.mean_return}
-        return rate | {"mode": self.mode} | means
+        rate = {"success_rate": self.success_rate, "n": self.episodes, **self.interval._asdict(), "mode": self.mode}
+        return rate | {k: getattr(self, k) for k in ("mean_time_s", "mean_length", "mean_return")}
 
     def to_json(self) -> dict[str, Any]:
         return {
             "success_rate": self.success_rate,
-            "n": self.n,
-            "successes": self.total.successes,
+            "n": self.episodes,
+            "successes": self.successes,
             **self.figures(),
             "seed_base": self.seed_base,
             "starts_repeat": self.starts_repeat,
             "policy_version": self.policy_version,
-            "episodes": [{k: getattr(e, k) for k in _EPISODE_FIELDS} for e in self.episodes],
+            "episodes": [{k: getattr(e, k) for k in _EPISODE_FIELDS} for e in self.summaries],
         }
 
     def __str__(self) -> str:
         low, high = self.interval
         rate = f"{self.success_rate:.1%} success ({100 * low:.0f} .. {100 * high:.0f} %)"
-        return f"{rate} in {plural(self.n, 'episode')}, {self.total.mean_length:.0f} ticks on average"
+        return f"{rate} in {plural(self.episodes, 'episode')}, {self.mean_length:.0f} ticks on average"
 
 
 def results_table(results: list[EvalResult]) -> rich.table.Table:
-    """Build a table for a terminal with one row per result."""
-    human = sum(r.total.human_ticks for r in results)
+    human = sum(r.human_ticks for r in results)
     who = "no interventions" if human == 0 else f"NOT the policy alone: a human acted on {human} ticks"
     repeat = all(r.starts_repeat is not False for r in results)
     starts = "held-out starts" if repeat else "starts that ignore the seed"
     table = rich.table.Table(title=f"evaluation, {starts}, {who}")
-    starved = any(r.total.starved_ticks for r in results)
+    starved = any(r.starved_ticks for r in results)
     for column in ("policy", "success", "95 % interval", "n", "time of successes", "length", *["starved"] * starved):
         table.add_column(column, justify="left" if column == "policy" else "right")
     for r in results:
@@ -130,21 +113,21 @@ def results_table(results: list[EvalResult]) -> rich.table.Table:
             f"{r.mode} (version {r.policy_version})",
             f"{100 * r.success_rate:.1f} %",
             f"{100 * r.interval.low:.1f} .. {100 * r.interval.high:.1f} %",
-            str(r.n),
+            str(r.episodes),
             "-" if r.mean_time_s is None else f"{r.mean_time_s:.2f} s",
-            f"{r.total.mean_length:.1f} ticks",
-            *[f"{r.total.starved_ticks} ticks"] * starved,
+            f"{r.mean_length:.1f} ticks",
+            *[f"{r.starved_ticks} ticks"] * starved,
         )
     return table
 
 
 def summary_line(result: EvalResult, report: str) -> str:
     """Return the last line, which scripts read."""
-    line = f"evaluation: success_rate={result.success_rate:.2f} n={result.n} report={report}"
-    if result.total.human_ticks:
-        line += f" human_ticks={result.total.human_ticks}"
-    if result.total.starved_ticks:
-        line += f" starved_ticks={result.total.starved_ticks}"
+    line = f"evaluation: success_rate={result.success_rate:.2f} n={result.episodes} report={report}"
+    if result.human_ticks:
+        line += f" human_ticks={result.human_ticks}"
+    if result.starved_ticks:
+        line += f" starved_ticks={result.starved_ticks}"
     if result.starts_repeat is False:
         line += " starts_repeat=no"
     return line
@@ -154,7 +137,7 @@ STATE_TOLERANCE = 1e-4  # of a state's number, absolute and relative: a simulato
 FRAME_TOLERANCE = 16  # levels of 0..255 of any pixel: a renderer's noise is less, an object in another place more
 
 
-def start_difference(env: RobotEnv, seed: int, cameras: tuple[str, ...]) -> str | None:
+def _start_difference(env: RobotEnv, seed: int, cameras: tuple[str, ...]) -> str | None:
     """Describe how state or frames of `cameras` differ between two resets with one `seed`; None where they agree."""
     starts = []
     for _ in range(2):
@@ -175,7 +158,7 @@ def start_difference(env: RobotEnv, seed: int, cameras: tuple[str, ...]) -> str 
 def _compare_starts(env: RobotEnv, config: ExperimentConfig, seed: int, cameras: tuple[str, ...]) -> None:
     if env.starts_repeat is not None or config.robot.real:
         return
-    difference = start_difference(env, seed, cameras)
+    difference = _start_difference(env, seed, cameras)
     env.starts_repeat = difference is None
     if difference is not None:
         logger.warning(
@@ -208,15 +191,14 @@ def evaluate(
     env: RobotEnv, policy: ChunkPolicy, config: ExperimentConfig,
     *, n: int, seed_base: int = EVAL_SEED_BASE, deterministic: bool = True, save_video: Path | None = None,
     filmed: int | None = None, progress: Callable[[EvalResult], None] | None = None, clock: Clock | None = None,
-    inference: Inference | None = None, stop: Callable[[], str | None] = no_stop,
+    stop: Callable[[], str | None] = no_stop,
 ) -> EvalResult:  # fmt: skip
     """Run `n` episodes from the start states `seed_base + i`, without interventions; nothing is recorded.
 
     Args:
         config: the training's: its clock, delay and lengths apply here too.
         deterministic: the policy's mean instead of a sample.
-        save_video: a folder for one mp4 per episode, named by its outcome.
-        filmed: how many episodes are filmed, the first ones; None for all.
+        save_video: a folder for one mp4 of each of the first `filmed` episodes (None: all), named by its outcome.
         progress: called after each episode with the result so far.
         stop: polled on every tick; a string ends the evaluation. The episode that it cuts short is not counted.
 
@@ -224,18 +206,22 @@ def evaluate(
     """
     if n < 1:
         raise ConfigError(f"must be at least 1 episode, got {n}", parameter="n")
-    film = _Film(env)
     if save_video is not None and not env.robot_spec.cameras:
         raise ConfigError(
             f"robot {env.robot_spec.name!r} has no camera to film with. Evaluate without films", parameter="save_video"
         )
     _compare_starts(env, config, seed_base, policy.image_keys)
+    film = _Film(env)
     observer = None if save_video is None else film.observe
-    runner = EpisodeRunner(
-        env, policy, film, config=config, clock=clock, inference=inference, stop=stop, observer=observer
-    )
+    runner = EpisodeRunner(env, policy, film, config=config, clock=clock, stop=stop, observer=observer)
     mode: Literal["mean", "sampled"] = "mean" if deterministic else "sampled"
-    result = EvalResult(mode, seed_base, policy.version, env.robot_spec.dt, starts_repeat=env.starts_repeat)
+    result = EvalResult(
+        mode=mode,
+        seed_base=seed_base,
+        policy_version=policy.version,
+        tick_seconds=env.robot_spec.dt,
+        starts_repeat=env.starts_repeat,
+    )
     try:
         for i in range(n):
             if stop() is not None:
@@ -245,7 +231,8 @@ def evaluate(
             summary = runner.run_episode(seed_base + i, explore=not deterministic)
             if summary.ended_by == stop():  # cut short
                 break
-            result.add(summary)
+            result.merge(summary)
+            result.summaries.append(summary)
             if film.video is not None:
                 film.video.add(env.read_images())
                 film.video.finish(f"{mode}_{i:03d}_{summary.outcome}.mp4")

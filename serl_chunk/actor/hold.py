@@ -45,7 +45,7 @@ def hold_warning(config: RobotConfig, spec: RobotSpec) -> str | None:
     """Return a warning where a hold of 0 is a guess; None where the configuration defines the hold.
 
     It is a guess for a user's environment that names neither grippers nor measured joints, and for unmeasured actions
-    whose limits do not have 0 inside. `joint_of_action` of -1 for each confirms that all are differences.
+    whose limits do not have 0 inside.
     """
     if not isinstance(config, GymConfig) or config.joint_of_action:
         return None

@@ -6,7 +6,6 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 import numpy as np
 
@@ -14,32 +13,15 @@ from serl_chunk.actor.clock import Clock
 from serl_chunk.actor.policy import ChunkPolicy, Decision, Request
 
 
-class Inference(Protocol):
-    """Decides elsewhere while the control thread goes on. An error there is raised by `poll` and `wait` here."""
-
-    def submit(self, request: Request) -> None:
-        """Request a decision; it replaces a request that was not begun yet."""
-
-    def poll(self) -> Decision | None:
-        """Return the newest decision that was not taken yet, at once."""
-
-    def wait(self, moment: float) -> Decision | None:
-        """Return the same, waiting for one until `moment` on the clock."""
-
-    def close(self) -> None:
-        """End the thread after the decision under way."""
-
-
 class InferenceThread:
-    """`Inference` by a daemon thread of this process, and one more that loads new parameters.
+    """Decides in a daemon thread while the control thread goes on; one more thread loads new parameters.
 
     They are looked for after each decision. Loading 100 MB takes several ticks: decisions go on meanwhile with the
-    parameters before. A snapshot that comes between two looks serves the decision after the next.
+    parameters before. An error of either thread is raised by `poll` and `wait`.
     """
 
     def __init__(self, policy: ChunkPolicy, clock: Clock) -> None:
-        self._policy = policy
-        self._clock = clock
+        self._policy, self._clock = policy, clock
         self._changed = threading.Condition()
         self._request: Request | None = None
         self._result: Decision | None = None
@@ -54,15 +36,18 @@ class InferenceThread:
             thread.start()
 
     def submit(self, request: Request) -> None:
+        """Request a decision; it replaces a request that was not begun yet."""
         with self._changed:
             self._request = request
             self._changed.notify_all()
 
     def poll(self) -> Decision | None:
+        """Return the newest decision that was not taken yet, at once."""
         with self._changed:
             return self._take()
 
     def wait(self, moment: float) -> Decision | None:
+        """Return the same, waiting for one until `moment` on the clock."""
         with self._changed:
             while self._result is None and self._error is None:
                 left = moment - self._clock.now()
@@ -72,6 +57,7 @@ class InferenceThread:
             return self._take()
 
     def close(self) -> None:
+        """End the threads after the decision under way."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -121,30 +107,26 @@ class DelayEstimate:
     Args:
         ticks: measured before the first episode.
         longest: a chunk that arrives later than this executes nothing.
-        window: measurements that count.
     """
 
-    def __init__(self, ticks: Iterable[int], longest: int, window: int = 64) -> None:
+    def __init__(self, ticks: Iterable[int], longest: int) -> None:
         self._longest = longest
-        self._ticks = deque(ticks, maxlen=window)
+        self._ticks = deque(ticks, maxlen=64)
 
     def add(self, ticks: int) -> None:
         self._ticks.append(ticks)
 
     def expected(self) -> int:
         """Return the ticks to allow for the next decision, at least 1."""
-        if not self._ticks:
-            return 1
-        p95 = float(np.percentile(self._ticks, 95))
-        return min(max(1, math.ceil(p95)), self._longest)
+        return min(max(1, math.ceil(np.percentile(self._ticks, 95))), self._longest)
 
 
-def measure_inference(decide: Callable[[], object], clock: Clock, *, warm_up: int = 3, count: int = 50) -> list[float]:
-    """Measure the seconds of `count` decisions, after `warm_up` that compile and fill caches."""
-    for _ in range(warm_up):
+def measure_inference(decide: Callable[[], object], clock: Clock) -> list[float]:
+    """Measure the seconds of 50 decisions, after 3 that compile and fill caches."""
+    for _ in range(3):
         decide()
     seconds = []
-    for _ in range(count):
+    for _ in range(50):
         before = clock.now()
         decide()
         seconds.append(clock.now() - before)

@@ -13,8 +13,7 @@ class Interventions:
 
     A segment is a run of consecutive ticks under a human; all of them count, also idle ones (recorded as holds). After
     `max_human_ticks`, of which `used` were spent in earlier sessions of the run, the source is no longer polled, also
-    within a segment; 0 sets no limit. Human ticks that an environment itself permits (`info["intervene_action"]`) are
-    counted, and cannot be limited here.
+    within a segment; 0 sets no limit. An environment's own human ticks (`info["intervene_action"]`) are only counted.
     """
 
     def __init__(
@@ -29,16 +28,12 @@ class Interventions:
         if self._source is not None:
             self._source.reset(seed)
 
-    @property
-    def exhausted(self) -> bool:
-        return self._limit > 0 and self.total_ticks >= self._limit
-
     def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
         """The human's command for this tick, float32[A], or None; see `InterventionSource.poll`.
 
         Raises DataError for a command of another length, or one that is not finite.
         """
-        if self._source is None or self.exhausted:
+        if self._source is None or 0 < self._limit <= self.total_ticks:
             return None
         human = self._source.poll(tick, observation, decision_tick)
         if human is None:

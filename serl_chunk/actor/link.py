@@ -22,8 +22,7 @@ class ActorLink(RecordSink, SnapshotSource, Protocol):
         """Steps this session may have recorded in all; None: no limit."""
 
     @property
-    def steps_recorded(self) -> int:
-        """Steps this session has recorded."""
+    def steps_recorded(self) -> int: ...
 
     @property
     def finished(self) -> str | None:
@@ -42,8 +41,7 @@ class ActorLink(RecordSink, SnapshotSource, Protocol):
     def flush(self, timeout: float) -> bool:
         """Wait until the learner has every record; False where it has not after `timeout` seconds."""
 
-    def close(self) -> None:
-        """End the connection."""
+    def close(self) -> None: ...
 
 
 class RunProgress(NamedTuple):

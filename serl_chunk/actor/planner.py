@@ -8,36 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
-from serl_chunk.actor.chunk_queue import ChunkQueue
+from serl_chunk.actor.chunk_queue import ChunkQueue, TickAction
 from serl_chunk.actor.clock import Clock, Deadlines
-from serl_chunk.actor.inference import DelayEstimate, Inference, InferenceThread, measure_inference
+from serl_chunk.actor.inference import DelayEstimate, InferenceThread, measure_inference
 from serl_chunk.actor.policy import ChunkPolicy, Decision, Request
 from serl_chunk.actor.recorder import EpisodeRecorder
 from serl_chunk.robots.base import Expert
 from serl_chunk.types import ConfigError, Observation, Source
 
 
-class TickAction(NamedTuple):
-    """Who acts on a tick, and how."""
-
-    command: np.ndarray  # float32[A], robot units, before the limits
-    source: Source
-    decision_tick: int = -1
-    version: int = -1  # of the policy
-    by_human: bool = False
-
-
 class Planner:
     """No policy: the robot holds unless a human acts. Base of the other planners; the control thread calls them."""
 
     execute_steps = 1  # ticks that a decision serves
-
-    def __init__(self) -> None:
-        self.delays: list[int] = []  # of the chunks that joined since `begin`, in ticks
 
     def begin(self, recorder: EpisodeRecorder, seed: int, *, explore: bool) -> None:
         """Forget what was planned in the previous episode; the environment was reset with `seed`."""
@@ -48,9 +35,7 @@ class Planner:
     def plan(self, tick: int, observe: Callable[[], Observation], hold: np.ndarray) -> Request | None:
         """Return a request whose decision the tick waits for; called where the policy may act, before `action`.
 
-        Args:
-            observe: gives the observation of this tick with the frames that a decision needs.
-            hold: float32[A], what the robot does on ticks without an action.
+        `observe` gives this tick's observation with its frames; `hold` float32[A] acts on ticks without an action.
         """
         return None
 
@@ -62,24 +47,19 @@ class Planner:
         return None
 
     def would_decide(self, tick: int, *, by_human: bool) -> bool:
-        """Return whether a decision is due at `tick`, had an intervention not dropped the plan.
-
-        `by_human`: whether a human acted on the tick before.
-        """
+        """Return whether a decision is due, had an intervention not dropped the plan (`by_human`: on the last tick)."""
         return True
 
     def flush(self) -> None:
         """Forget everything planned or being planned."""
 
-    def close(self) -> None:
-        """End the inference thread, if there is one."""
+    def close(self) -> None: ...
 
 
 class ExpertPlanner(Planner):
     """The scripted demonstrator of an environment acts on every tick."""
 
     def __init__(self, expert: Expert) -> None:
-        super().__init__()
         self._expert = expert
 
     def begin(self, recorder: EpisodeRecorder, seed: int, *, explore: bool) -> None:
@@ -93,22 +73,20 @@ class ChunkPlanner(Planner):
     """Executes the chunks of a policy from a queue."""
 
     def __init__(self, queue: ChunkQueue, policy: ChunkPolicy) -> None:
-        super().__init__()
         self.execute_steps = queue.execute_steps
         self._queue, self._policy = queue, policy
         self._decided_at = 0  # decision tick of the last executed chunk
 
     def begin(self, recorder: EpisodeRecorder, seed: int, *, explore: bool) -> None:
         self.flush()
-        self.delays, self._decided_at = [], 0
-        self._recorder, self._explore = recorder, explore
+        self._decided_at, self._recorder, self._explore = 0, recorder, explore
 
     def action(self, tick: int) -> TickAction | None:
         queued = self._queue.pop(tick)
         if queued is None:
             return None
         self._decided_at = queued.decision_tick
-        return TickAction(queued.action, Source.POLICY, queued.decision_tick, queued.version)
+        return queued
 
     def would_decide(self, tick: int, *, by_human: bool) -> bool:
         if by_human:
@@ -128,9 +106,8 @@ class LockstepPlanner(ChunkPlanner):
 
     A decision is due `delay_ticks` before the planned actions end, so the next chunk follows the current one at index
     `execute_steps`, or where that one requests to be followed (`actor.adaptive_execution`). After a reset or an
-    intervention the robot holds until the delay has passed. No time is measured: two runs from one seed are identical.
-    With a delay above half of the executed steps a second decision is made while the first is under way.
-    `before_decision` may take any time (rate limiter, learning in this process).
+    intervention the robot holds until the delay has passed. With a delay above half of the executed steps a second
+    decision is made while the first is under way. No time is measured, and `before_decision` may take any.
     """
 
     def __init__(
@@ -149,27 +126,26 @@ class LockstepPlanner(ChunkPlanner):
 
     def accept(self, decision: Decision, tick: int) -> None:
         self._recorder.decided(decision.tick, decision.record)
-        delay = self._queue.join(decision, tick + self._delay)
-        assert delay is not None, "execute_steps > delay_ticks is checked where the configuration is built"
-        self.delays.append(delay)
+        joined = self._queue.join(decision, tick + self._delay) is not None
+        assert joined, "execute_steps > delay_ticks is checked where the configuration is built"
 
+
+Mode = Literal["sync", "async"]
+Wanted = Literal["auto", "sync", "async"]
 
 SYNC_SHARE = 0.5  # of a tick: how long the control thread waits for a chunk, and what `auto` requires of inference
 OWN_RATE_SHARE = 0.9  # of a tick: an environment whose steps take more leaves too little for the policy
 
 
 def choose_inference(
-    wanted: Literal["auto", "sync", "async"], seconds: list[float], period: float, execute_steps: int,
-    supports_prefix: bool,
-) -> Literal["sync", "async"]:  # fmt: skip
+    wanted: Wanted, seconds: list[float], period: float, execute_steps: int, supports_prefix: bool
+) -> Mode:
     """Choose `sync` or `async` from measured inference `seconds` and the tick's `period`, in seconds.
 
     Raises ConfigError where inference is too slow for the chunk, or the agent cannot take a delay.
     """
     p50, p99 = np.percentile(seconds, (50, 99))
-    mode = wanted
-    if mode == "auto":
-        mode = "sync" if p99 < SYNC_SHARE * period else "async"
+    mode: Mode = wanted if wanted != "auto" else "sync" if p99 < SYNC_SHARE * period else "async"
     figures = f"inference takes {p50 * 1e3:.1f} ms (p99 {p99 * 1e3:.1f}), a tick {period * 1e3:.1f} ms"
     if mode == "async" and not supports_prefix:
         raise ConfigError(
@@ -203,16 +179,14 @@ class RealtimePlanner(ChunkPlanner):
     `sync`: where nothing is planned, the control thread waits for the chunk, half a period from the tick's beginning
     at most; then the robot holds. A tick that begins late waits as long: the lateness may be the environment's own
     rate, which no hold would make up for. `async`: the next chunk is requested while the current one still has as many
-    actions as inference is expected to take ticks, plus one; it is conditioned on those actions. Those behind the
-    index at which a chunk requests to be followed (`actor.adaptive_execution`) do not count as left. Either way it
-    joins at the index that equals the ticks passed since its observation, and at most one request is under way. A
-    decision of an earlier epoch, or one too late to execute, is dropped, and its step recorded without one.
+    actions as inference is expected to take ticks, plus one; it is conditioned on those actions. Either way it joins
+    at the index that equals the ticks passed since its observation, and at most one request is under way. A decision
+    of an earlier epoch, or one too late to execute, is dropped, and its step recorded without one.
     """
 
     def __init__(
-        self, queue: ChunkQueue, policy: ChunkPolicy, inference: Inference, mode: Literal["sync", "async"],
-        delay: DelayEstimate,
-    ) -> None:  # fmt: skip
+        self, queue: ChunkQueue, policy: ChunkPolicy, inference: InferenceThread, mode: Mode, delay: DelayEstimate
+    ) -> None:
         super().__init__(queue, policy)
         self.mode, self._inference, self._delay = mode, inference, delay
         self._under_way: int | None = None  # decision tick of the request that may still be used
@@ -229,8 +203,7 @@ class RealtimePlanner(ChunkPlanner):
             if tick - self._under_way < self.execute_steps:
                 return None
             self._give_up()
-        count = 0 if self.mode == "sync" else self._delay.expected()
-        margin = 0 if self.mode == "sync" else 1
+        count, margin = (0, 0) if self.mode == "sync" else (self._delay.expected(), 1)
         # A chunk that requests to be followed early still goes on until the next one joins.
         if min(self._queue.remaining(tick), self._queue.due(tick) - tick) > count + margin:
             return None
@@ -250,11 +223,9 @@ class RealtimePlanner(ChunkPlanner):
             return
         self._under_way = None
         self._delay.add(tick - decision.tick)
-        delay = self._queue.join(decision, tick)
-        if delay is None:
+        if self._queue.join(decision, tick) is None:
             self._recorder.release()
         else:
-            self.delays.append(delay)
             self._recorder.decided(decision.tick, decision.record)
 
     def flush(self) -> None:
@@ -271,8 +242,8 @@ class RealtimePlanner(ChunkPlanner):
 
 
 def realtime_planner(
-    queue: ChunkQueue, policy: ChunkPolicy, inference: Inference | None, clock: Clock, period: float,
-    wanted: Literal["auto", "sync", "async"], request: Request,
+    queue: ChunkQueue, policy: ChunkPolicy, inference: InferenceThread | None, clock: Clock, period: float,
+    wanted: Wanted, request: Request,
 ) -> RealtimePlanner:  # fmt: skip
     """Compile and measure inference with `request`, then build the planner and, unless given, its inference thread.
 

@@ -28,21 +28,16 @@ class PolicyError(SerlChunkError):
 
 
 class ActingAgent(Protocol):
-    """The part of an agent (`serl_chunk.agents`) that acting needs."""
+    """The part of an `Agent` that acting needs."""
 
-    supports_prefix: bool  # whether `sample` clamps a chunk to the committed actions of a delayed decision
+    supports_prefix: bool
 
     def sample(
         self, params: Any, observation: Mapping[str, Any], key: jax.Array,
         *, explore: bool, prefix: tuple[Any, Any] | None = None,
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:  # fmt: skip
-        """Return a chunk float32[H, A] in model space, and the agent's entries of the decision's record.
+    ) -> tuple[jax.Array, dict[str, jax.Array]]: ...  # fmt: skip
 
-        `prefix`: the committed actions float32[H, A], zero-padded, and their mask float32[H].
-        """
-
-    def load_params(self, flat: Mapping[str, np.ndarray]) -> Any:
-        """Return a snapshot's arrays as the tree `sample` takes, on the device."""
+    def load_params(self, flat: Mapping[str, np.ndarray]) -> Any: ...
 
 
 class Request(NamedTuple):
@@ -61,7 +56,6 @@ class Decision(NamedTuple):
     actions: np.ndarray  # float32[H, A], robot units, within the robot's limits
     record: dict[str, np.ndarray]  # "chunk" float32[H, A] in model space, and the agent's own entries
     version: int  # of the policy
-    clipped: int = 0  # how many of the H * A values lay beyond the robot's limits
     steps: int | None = None  # index at which the agent would rather follow a newer chunk; None: not given
     tick: int = 0  # of the observation
     epoch: int = 0  # of the chunk queue when the observation was taken
@@ -77,14 +71,12 @@ class _Acting(NamedTuple):
 class ChunkPolicy:
     """Decides with its newest parameters.
 
-    The random key of decision number n is `fold_in(key(seed), n)`: the same observations, parameters and
-    number of decisions give the same chunks. One thread at a time decides; another one may `refresh` meanwhile.
+    The random key of decision number n is `fold_in(key(seed), n)`. One thread at a time decides; another one may
+    `refresh` meanwhile.
 
     Args:
-        agent: its `sample` must be compiled for one observation without a batch axis.
-        source: of newer snapshots; None where `swap` is called by hand.
-        run: whose snapshots are taken from `source`, empty for those of any. Snapshots for another normaliser are
-            never taken.
+        source: of newer snapshots; None where `swap` is called by hand. Those for another normaliser are never taken.
+        run: whose snapshots are taken from `source`, empty for those of any.
     """
 
     def __init__(
@@ -92,8 +84,7 @@ class ChunkPolicy:
         *, image_keys: tuple[str, ...] = (), seed: int = 0, source: SnapshotSource | None = None, run: str = "",
     ) -> None:  # fmt: skip
         self.agent, self.normaliser, self.image_keys = agent, normaliser, image_keys
-        self.values = 0  # H * A values decided so far, and how many of them were clipped
-        self.clipped = 0
+        self.values = self.clipped = 0  # H * A values decided so far, and how many of them were clipped
         self._source = source
         self._origin = PolicyOrigin(run, normaliser.digest())
         self._acting: _Acting | None = None
@@ -144,8 +135,7 @@ class ChunkPolicy:
     def decide(self, request: Request) -> Decision:
         """Compute a chunk; its first d actions are those of the request's prefix.
 
-        Raises PolicyError before the first snapshot, and for an action that is not finite: a diverged policy must not
-        reach a robot.
+        Raises PolicyError before the first snapshot, and for an action that is not finite.
         """
         observation, tick, epoch, explore, prefix = request
         acting = self._acting
@@ -167,13 +157,12 @@ class ChunkPolicy:
                 "the run, and resume it from an earlier checkpoint"
             )
         beyond = (decoded < self._low - self._slack) | (decoded > self._high + self._slack)
-        clipped = int(np.count_nonzero(beyond))
         self.values += decoded.size
-        self.clipped += clipped
+        self.clipped += int(np.count_nonzero(beyond))
         actions = np.clip(decoded, self._low, self._high)
         steps = int(record["steps"]) if "steps" in record else None
         record = {**record, "chunk": np.asarray(chunk)}
-        return Decision(actions, record, acting.version, clipped, steps, tick, epoch)
+        return Decision(actions, record, acting.version, steps, tick, epoch)
 
     def _encode_prefix(self, state: np.ndarray, prefix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         horizon, d = self.normaliser.horizon, len(prefix)

@@ -59,9 +59,8 @@ class LazyObservation:
     """One tick's observation; its cameras are read when they are needed, and once."""
 
     def __init__(self, env: RobotEnv, raw: Observation, cameras: tuple[str, ...]) -> None:
-        self._env, self._raw = env, raw
+        self._env, self._raw, self._cameras = env, raw, cameras
         self._keys = [IMAGE_PREFIX + c for c in cameras]
-        self._cameras = cameras
         # The driver may reuse its buffer; the record must not change afterwards.
         self.observation: Observation = {STATE: np.array(raw[STATE], np.float32)}
         self.frame_numbers: Mapping[str, int] = {}  # of the frames in `observation`, where the robot numbers them
@@ -84,9 +83,9 @@ class LazyObservation:
 class EpisodeRecorder:
     """Hands one episode's records to a sink.
 
-    A step whose observation is being decided on waits for that decision, and later steps wait behind it, so
-    that the sink sees consecutive ticks. The wait is bounded by the caller of `expect`: a decision that comes
-    too late to be executed is released. An episode without a single step leaves no record.
+    A step whose observation is being decided on waits for that decision, and later steps wait behind it, so that the
+    sink sees consecutive ticks. The caller of `expect` bounds the wait by `release`. An episode without a single step
+    leaves no record.
     """
 
     def __init__(self, sink: RecordSink, begin: Begin) -> None:
@@ -109,7 +108,6 @@ class EpisodeRecorder:
             self.release()
 
     def release(self) -> None:
-        """Stop waiting for a decision."""
         self._awaited = None
         waiting, self._waiting = self._waiting, []
         for step in waiting:
@@ -126,7 +124,6 @@ class EpisodeRecorder:
             self._waiting.append(step)
 
     def end(self, end: End, frame_numbers: Mapping[str, int] = MappingProxyType({})) -> None:
-        """Close the episode. `frame_numbers`: as of `step`."""
         self.release()
         if end.final_observation is not None:
             final, repeats = self._frames.take_out(end.length, end.final_observation, frame_numbers)

@@ -17,7 +17,6 @@ import numpy as np
 from serl_chunk.actor.clock import Clock, Lateness, MonotonicClock
 from serl_chunk.actor.episode import EpisodeRunner, no_stop
 from serl_chunk.actor.evaluate import TRAINING_SEED_BASE
-from serl_chunk.actor.inference import Inference
 from serl_chunk.actor.link import ActorLink, RunProgress, normaliser_of, replacement
 from serl_chunk.actor.policy import ActingAgent, ChunkPolicy
 from serl_chunk.actor.stats import EpisodeSummary, RolloutStats
@@ -36,6 +35,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.002  # between looks at an allowance; a control tick is ten times as long
 WELCOME_PERIOD = 0.2  # seconds between looks at a stop while the learner of another run is waited for
 LOG_SECONDS = 5.0  # between lines while waiting
+STATUS_SECONDS = 10.0  # between status lines
 RECENT = 20  # episodes in the success rates of a status line
 FLUSH_TIMEOUT = 30.0  # seconds for the learner to acknowledge what is recorded
 
@@ -53,8 +53,23 @@ class ActorSummary(RolloutStats):
 
 def training_seed(seed: int, actor_id: str, episode: int) -> int:
     """Return a start state that differs by run, actor and episode, and from every held-out one."""
-    words = np.random.SeedSequence([seed, zlib.crc32(actor_id.encode()), episode]).generate_state(1)
-    return TRAINING_SEED_BASE + int(words[0]) % (2**31 - TRAINING_SEED_BASE)
+    (word,) = np.random.SeedSequence([seed, zlib.crc32(actor_id.encode()), episode]).generate_state(1)
+    return TRAINING_SEED_BASE + int(word) % (2**31 - TRAINING_SEED_BASE)
+
+
+class _Throttle:
+    """Lets a line pass once in `seconds` at most."""
+
+    def __init__(self, clock: Clock, seconds: float, *, at_once: bool = True) -> None:
+        self._clock, self._seconds = clock, seconds
+        self._next = clock.now() + (0.0 if at_once else seconds)
+
+    def passes(self) -> bool:
+        now = self._clock.now()
+        if now < self._next:
+            return False
+        self._next = now + self._seconds
+        return True
 
 
 class ActorService:
@@ -67,7 +82,7 @@ class ActorService:
         agent, link: must be set before `run`.
         stop: ends a session; the episode under way is truncated.
         before_decision: lockstep only, called before every decision (learning in the same process).
-        report_every: episodes between status lines.
+        report_every: episodes between status lines, which are also `STATUS_SECONDS` apart.
 
     Raises ConfigError for random steps on a real robot, and what `make_env` and `make_intervention` raise.
     """
@@ -76,9 +91,8 @@ class ActorService:
         self, config: ExperimentConfig,
         *, actor_id: str = "actor", env: RobotEnv | None = None, intervention: InterventionSource | None = None,
         agent: ActingAgent | None = None, link: ActorLink | None = None, stop: threading.Event | None = None,
-        clock: Clock | None = None, inference: Inference | None = None,
-        before_decision: Callable[[], None] | None = None, on_episode: Callable[[EpisodeSummary], None] | None = None,
-        report_every: int = 10,
+        clock: Clock | None = None, before_decision: Callable[[], None] | None = None,
+        on_episode: Callable[[EpisodeSummary], None] | None = None, report_every: int = 10,
     ) -> None:  # fmt: skip
         if config.learner.random_steps > 0 and config.robot.real:
             raise ConfigError(
@@ -87,10 +101,11 @@ class ActorService:
                 parameter="learner.random_steps",
             )
         self.config, self.actor_id, self.agent, self.link = config, actor_id, agent, link
-        self.stop, self._clock, self._inference = stop or threading.Event(), clock or MonotonicClock(), inference
+        self.stop, self._clock = stop or threading.Event(), clock or MonotonicClock()
         self.before_decision, self.on_episode, self._report_every = before_decision, on_episode, report_every
         self.episodes = 0  # of all sessions, which count for `actor.max_episodes`
-        self._waited = 0.0  # seconds of this session
+        # Of this session: seconds of waiting, the newest episodes, and whether their status line came too soon.
+        self._waited, self._recent, self._held_back = 0.0, deque[EpisodeSummary](maxlen=RECENT), False
         self._replaced: Callable[[], str | None] = no_stop
         self.env = env or make_env(config.robot)
         with contextlib.ExitStack() as opened:
@@ -114,10 +129,11 @@ class ActorService:
 
     def close(self) -> None:
         """Close the robot, the intervention device and the link, in this order."""
-        with contextlib.ExitStack() as link:
-            if self.link is not None:
-                link.callback(self.link.close)
+        try:
             self.stop_robot()
+        finally:
+            if self.link is not None:
+                self.link.close()
 
     def serve(self, link: LearnerLink, welcome: Welcome) -> ActorSummary:
         """Run a session for the learner of `welcome`, and more for learners of other runs that take its place."""
@@ -125,16 +141,14 @@ class ActorService:
         while True:
             link.act_for(welcome.run)
             replaced = functools.partial(replacement, link, welcome.origin)
-            begun = RunProgress.of(welcome, self.actor_id)
-            summary = self.run(normaliser_of(welcome), begun, replaced=replaced)
+            summary = self.run(normaliser_of(welcome), RunProgress.of(welcome, self.actor_id), replaced=replaced)
             if not summary.replaced:
                 return summary
             logger.info(
                 f"{summary.reason}: {summary.episodes} episodes, {summary.steps} steps are of the former. Records that "
                 f"its learner lacks stay in the spool of run {welcome.run}"
             )
-            following = self._next_welcome(link) if self._episodes_left() else None
-            if following is None:
+            if not self._episodes_left() or (following := self._next_welcome(link)) is None:
                 return summary
             welcome = following
 
@@ -147,11 +161,11 @@ class ActorService:
     ) -> ActorSummary:
         """Run training episodes until the learner is done, `stop` is set or `actor.max_episodes` is reached.
 
-        The first snapshot is waited for. Under the lockstep clock the actor also waits, before each step, for the
-        learner's allowance; in real time it never waits inside an episode. At the end, and after an error, which is
-        then raised, the episode under way is truncated, the robot is stopped, and the records are delivered. Where
-        `replaced`, polled on every tick, returns a string, the session ends, but the robot stays open, and records that
-        the run's learner lacks stay with the link. Raises the link's error where it broke permanently.
+        Under the lockstep clock the actor waits for the learner's allowance before each step; in real time it never
+        waits inside an episode. At the end, and after an error, which is then raised, the episode under way is
+        truncated, the robot is stopped, and the records are delivered. Where `replaced`, polled on every tick, returns
+        a string, the session ends, but the robot stays open, and records that the run's learner lacks stay with the
+        link. Raises the link's error where it broke permanently.
         """
         config, link, agent = self.config, self.link, self.agent
         assert link is not None
@@ -160,13 +174,13 @@ class ActorService:
         seed = training_seed(config.seed, self.actor_id, begun.episodes)
         keys, spec = config.agent.image_keys, self.env.robot_spec
         policy = ChunkPolicy(agent, normaliser, spec, image_keys=keys, seed=seed, source=link, run=begun.run)
-        self._waited, self._replaced = 0.0, replaced
+        self._waited, self._replaced, self._held_back = 0.0, replaced, False
+        self._recent.clear()
         if isinstance(self._intervention, ReplayedIntervention):
             self._intervention.begin_at(begun.episodes)
         runner = EpisodeRunner(
             self.env, policy, link,
-            config=config, clock=self._clock, inference=self._inference,
-            intervention=self._intervention, human_ticks_before=begun.human_ticks,
+            config=config, clock=self._clock, intervention=self._intervention, human_ticks_before=begun.human_ticks,
             before_decision=self._pace if lockstep else None,
             stop=self._over_or_allowed if lockstep else self._over,
         )  # fmt: skip
@@ -184,10 +198,14 @@ class ActorService:
         if link.error is not None:
             raise link.error
         total.waited_seconds, total.lateness = self._waited, runner.lateness()
-        if not self.stop.is_set() and (reason := replaced()) is not None:
+        reason = None if self.stop.is_set() else replaced()
+        if reason is None:
+            self.stop_robot()
+        if self._held_back:
+            self._log_status(total, policy, link)
+        if reason is not None:
             total.reason, total.replaced = reason, True
             return total
-        self.stop_robot()
         stopped = "stopped by the operator" if self.stop.is_set() else f"{config.actor.max_episodes} episodes done"
         total.reason, total.delivered = link.finished or stopped, link.flush(FLUSH_TIMEOUT)
         if not total.delivered:
@@ -197,8 +215,7 @@ class ActorService:
     def _run_episodes(
         self, runner: EpisodeRunner, policy: ChunkPolicy, link: ActorLink, begun: RunProgress, total: ActorSummary
     ) -> None:
-        recent: deque[EpisodeSummary] = deque(maxlen=RECENT)
-        logged = self._clock.now() - LOG_SECONDS  # the backlog
+        backlog_lines, status_lines = _Throttle(self._clock, LOG_SECONDS), _Throttle(self._clock, STATUS_SECONDS)
         if not self._wait(policy.refresh, lambda: "waiting for the learner's first policy"):
             return
         episode = begun.episodes
@@ -206,8 +223,7 @@ class ActorService:
             if not self._wait(lambda: link.can_begin()[0], lambda: link.can_begin()[1]):
                 return
             backlog = link.backlog(begun=True)
-            if backlog and self._clock.now() - logged >= LOG_SECONDS:
-                logged = self._clock.now()
+            if backlog and backlog_lines.passes():
                 logger.info(backlog)
             summary = runner.run_episode(
                 training_seed(self.config.seed, self.actor_id, episode),
@@ -220,12 +236,17 @@ class ActorService:
                 continue
             self.episodes += 1
             total.merge(summary)
-            recent.append(summary)
+            self._recent.append(summary)
             if self.on_episode is not None:
                 self.on_episode(summary)
             if total.episodes % self._report_every == 0:
-                line = f"episode {total.episodes}: {_in_words(recent)}, policy {policy.version}"
-                logger.info(_joined(f"{line}, waited {self._waited:.0f} s", link.backlog(begun=False)))
+                self._held_back = not status_lines.passes()
+                if not self._held_back:
+                    self._log_status(total, policy, link)
+
+    def _log_status(self, total: ActorSummary, policy: ChunkPolicy, link: ActorLink) -> None:
+        line = f"episode {total.episodes}: {_in_words(self._recent)}, policy {policy.version}"
+        logger.info(_joined(f"{line}, waited {self._waited:.0f} s", link.backlog(begun=False)))
 
     def _episodes_left(self) -> bool:
         limit = self.config.actor.max_episodes
@@ -254,8 +275,7 @@ class ActorService:
         assert link is not None
 
         def permitted() -> bool:
-            allowance = link.allowance
-            return allowance is None or link.steps_recorded < allowance
+            return (allowance := link.allowance) is None or link.steps_recorded < allowance
 
         def why() -> str:
             counts = f"{link.steps_recorded} steps recorded, {link.allowance} allowed"
@@ -265,16 +285,13 @@ class ActorService:
 
     def _wait(self, ready: Callable[[], bool], why: Callable[[], str], *, log_at_once: bool = True) -> bool:
         """Wait for the learner until `ready`; False when the session is over."""
-        began = self._clock.now()
-        logged = began - (LOG_SECONDS if log_at_once else 0.0)
+        began, lines = self._clock.now(), _Throttle(self._clock, LOG_SECONDS, at_once=log_at_once)
         try:
             while not ready():
                 if self._over() is not None:
                     return False
-                now = self._clock.now()
-                if now - logged >= LOG_SECONDS:
-                    logger.info(f"{why()} ({now - began:.0f} s)")
-                    logged = now
+                if lines.passes():
+                    logger.info(f"{why()} ({self._clock.now() - began:.0f} s)")
                 self.stop.wait(POLL_SECONDS)
             return True
         finally:
@@ -283,12 +300,11 @@ class ActorService:
     def _next_welcome(self, link: LearnerLink) -> Welcome | None:
         """Wait for the welcome of the current learner; None for a stop before it. Raises the link's error."""
         logger.info("the robot waits for that learner's welcome: policy, normaliser and counters will be its run's")
-        logged = self._clock.now()
+        lines = _Throttle(self._clock, LOG_SECONDS, at_once=False)
         while not self.stop.is_set():
             if link.wait_until(lambda: link.welcome is not None, WELCOME_PERIOD) and link.welcome is not None:
                 return link.welcome
-            if self._clock.now() - logged >= LOG_SECONDS:
-                logged = self._clock.now()
+            if lines.passes():
                 logger.info(link.waiting)
         return None
 

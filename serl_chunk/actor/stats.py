@@ -42,15 +42,15 @@ class RolloutStats:
 
     @property
     def success_rate(self) -> float:
-        return self.successes / self.episodes if self.episodes else 0.0
+        return self.successes / max(1, self.episodes)
 
     @property
     def mean_return(self) -> float:
-        return self.total_reward / self.episodes if self.episodes else 0.0
+        return self.total_reward / max(1, self.episodes)
 
     @property
     def mean_length(self) -> float:
-        return self.steps / self.episodes if self.episodes else 0.0
+        return self.steps / max(1, self.episodes)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -62,8 +62,6 @@ class EpisodeSummary(RolloutStats):
     ended_by: str = ""  # who ended it: environment, operator, learner, ...
     clipped_share: float = 0.0  # of decided action values beyond the robot's limits
     jerk: float = 0.0  # root mean square third difference of executed actions, robot units / s^3
-    decisions: int = 0  # chunks that joined
-    mean_delay: float = 0.0  # ticks between a chunk's observation and its first executed action
     wall_seconds: float = 0.0  # reset included
     lateness: Lateness = dataclasses.field(default_factory=Lateness)
 

@@ -23,8 +23,8 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.action_selection import critic_score, improve
 from serl_chunk.agents.actor_critic import ActorCritic
-from serl_chunk.agents.flow_policy import FlowPolicy, OneStepPolicy
 from serl_chunk.agents.losses import replace_tail
+from serl_chunk.agents.policies import FlowPolicy, OneStepPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Loss, Metrics, Noise, Observation, Params, Prefix
 from serl_chunk.config.agents import AcfqlConfig
@@ -48,7 +48,7 @@ class Acfql(ActorCritic):
 
     def init(self, rng: jax.Array) -> AgentState:
         k_policy, k_critic, k_state = jax.random.split(rng, 3)
-        observation = self.seen_example(1)
+        observation = self.seen_example()
         policy = self.flow.init(k_policy, observation)
         if self.one_step is not None:
             policy["onestep"] = self.one_step.init(jax.random.fold_in(k_policy, _ONE_STEP), observation)
@@ -57,7 +57,7 @@ class Acfql(ActorCritic):
     def policy_chunks(
         self, policy: Params, observation: Observation, noise: jax.Array, prefix: Prefix | None = None, steps: int = 0
     ) -> jax.Array:
-        """Chunks float32[..., N, H, A] in [-1, 1] of the policy that acts; arguments as of `FlowPolicy.sample`."""
+        """As `FlowPolicy.sample`, of the policy that acts."""
         if self.one_step is not None:
             return self.one_step.sample(policy["onestep"], observation, noise, prefix)
         return self.flow.sample(policy, observation, noise, prefix, steps)
@@ -76,16 +76,14 @@ class Acfql(ActorCritic):
         return draws | self.critic.head_noise(k_heads)
 
     def next_chunk(self, state: AgentState, observations: Observation, noise: jax.Array) -> jax.Array:
-        """The policy's chunk at o', flat float32[B, Hc*A], from noise float32[B, N, D].
+        """The best of N chunks of the policy at o' by the online critic (QC, equation 7; N = 1: FQL's a').
 
-        It is the best of N by the online critic; the target critic values it (QC, equation 7). With N = 1 it is the
-        one-step policy's a' = clip(mu(o', z)).
+        Flat float32[B, Hc*A], from noise float32[B, N, D]. The target critic values it.
         """
 
         def choose(observations: Observation, noise: jax.Array) -> jax.Array:
             chunks = self.policy_chunks(state.policy, observations, noise, steps=self.config.target_flow_steps or 0)
-            chunks = self.acting_critic.truncate_flatten(chunks)  # [B, N, Hc*A]
-            return chunks[:, 0] if chunks.shape[1] == 1 else self.best_candidate(state.critic, observations, chunks)
+            return self.best_candidate(state.critic, observations, self.acting_critic.truncate_flatten(chunks))
 
         return map_blocks(choose, (observations, noise), rows=noise.shape[1])
 
@@ -109,10 +107,8 @@ class Acfql(ActorCritic):
         target = self.critic_target(critic, state, batch, draws)
         loss, metrics, features = self.regression(critic, batch, actions, target)
         if self.config.target == "expectile":
-            chunk, seen = (
-                self.acting_critic.truncate_flatten(actions),
-                self.critic.features(state.target, batch.observations),
-            )
+            chunk = self.acting_critic.truncate_flatten(actions)
+            seen = self.critic.features(state.target, batch.observations)
             q = self.acting_critic.target_values(state.target, draws, seen, chunk)
             # The value head reads the encoder without training it: the Q loss alone shapes the features.
             output = self.critic.value_output(critic, jax.lax.stop_gradient(features))
@@ -124,8 +120,8 @@ class Acfql(ActorCritic):
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """The flow's; for distill-ddpg "distill" float32[B, D], standard normal.
 
-        Where improved chunks are imitated also "improve" float32[B, N, D], from which their candidates start, and
-        "improve_x0" and "improve_t" as the flow's "x0" and "t".
+        Where improved chunks are imitated also "improve" float32[B, N, D], from which their candidates start, and the
+        flow's "improve_x0" and "improve_t" on them.
         """
         draws = self.flow.draws(key, batch)
         if self.config.improve.imitate:

@@ -17,9 +17,8 @@ import optax
 
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.base import descend
-from serl_chunk.agents.flow_policy import with_prefix
-from serl_chunk.agents.gaussian_policy import GaussianPolicy
 from serl_chunk.agents.losses import replace_tail
+from serl_chunk.agents.policies import GaussianPolicy, with_prefix
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Loss, Metrics, Noise, Observation, Params, Prefix, Updated
 from serl_chunk.config.agents import AcrlpdConfig
@@ -46,35 +45,28 @@ class Acrlpd(ActorCritic):
 
     def init(self, rng: jax.Array) -> AgentState:
         k_encoder, k_net, k_critic, k_state = jax.random.split(rng, 4)
-        observation = self.seen_example(1)
+        observation = self.seen_example()
         policy = self.gaussian.init_from(k_encoder, k_net, observation)
         state = self.initial_state(k_state, k_critic, policy, observation)
         temperature = {"log_alpha": jnp.log(jnp.asarray(self.config.init_temperature, jnp.float32))}
         return state.replace(temperature=temperature, temperature_opt=self.temperature_optimiser.init(temperature))
 
     def joint_log_prob(self, log_prob: jax.Array) -> jax.Array:
-        """The mean or sum of log-probabilities per dimension float32[..., H*A] of compared actions: float32[...]."""
+        """Mean or sum over compared actions of log-probabilities per dimension float32[..., H*A]: float32[...]."""
         return self.compared_dimensions * jnp.mean(log_prob[..., : self.compared_dim], -1)
 
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
-        """The heads', "next" and, where the tail is sampled, "tail" float32[B, D], standard normal.
-
-        With several `target_candidates` "next" is float32[B, N, D].
-        """
+        """The heads', "next" float32[B, D] (several `target_candidates`: [B, N, D]) and, if sampled, "tail" [B, D]."""
         k_next, k_heads, k_tail = jax.random.split(key, 3)
-        shape = (batch.actions.shape[0], self.chunk_dim)
-        n = self.config.target_candidates
-        following = shape if n == 1 else (shape[0], n, shape[1])
+        b, n = batch.actions.shape[0], self.config.target_candidates
+        following = (b, self.chunk_dim) if n == 1 else (b, n, self.chunk_dim)
         draws = {"next": jax.random.normal(k_next, following)} | self.critic.head_noise(k_heads)
         if self.config.critic.tail == "policy":
-            draws["tail"] = jax.random.normal(k_tail, shape)
+            draws["tail"] = jax.random.normal(k_tail, (b, self.chunk_dim))
         return draws
 
     def next_chunk(self, state: AgentState, observations: Observation, noise: jax.Array) -> jax.Array:
-        """The best of N policy samples by the online critic, flat float32[B, Hc*A], from noise float32[B, N, D].
-
-        The target critic values it, as in Q-chunking's best of N (Li, Zhou and Levine 2025, equation 7).
-        """
+        """As `Acfql.next_chunk`, of samples of the Gaussian."""
 
         def choose(observations: Observation, noise: jax.Array) -> jax.Array:
             dist = self.gaussian.distribution(state.policy, observations)
@@ -100,16 +92,13 @@ class Acrlpd(ActorCritic):
 
     def _critic_loss(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Noise) -> Loss:
         """Mean over heads of the regression of Q_k to `critic_target`, and a prefix critic's to Q."""
-        target, tail = self.critic_target(state, batch, draws), None
+        target, actions = self.critic_target(state, batch, draws), batch.actions
         if "tail" in draws:
-            tail_flat, _ = self.gaussian.distribution(state.policy, batch.observations).sample_and_log_prob(
-                draws["tail"]
-            )
-            tail = self.gaussian.chunks(tail_flat)
-        return self.regression(critic, batch, replace_tail(batch, tail), target)[:2]
+            dist = self.gaussian.distribution(state.policy, batch.observations)
+            actions = replace_tail(batch, self.gaussian.chunks(dist.sample_and_log_prob(draws["tail"])[0]))
+        return self.regression(critic, batch, actions, target)[:2]
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
-        """Of the sampled action: "pi" float32[B, D], standard normal."""
         return {"pi": jax.random.normal(key, (batch.actions.shape[0], self.chunk_dim))}
 
     def _policy_loss(self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Noise, bc_only: bool) -> Loss:
@@ -149,10 +138,7 @@ class Acrlpd(ActorCritic):
         return state, {**metrics, "temperature/temperature_loss": loss}
 
     def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> jax.Array:
-        """Standard normal; not exploring, the first candidate is the mode and the others are always the same."""
-        if explore:
-            return self.exploration_noise(key, self.config.candidates)
-        return jax.random.normal(jax.random.key(0), (self.config.candidates, self.chunk_dim)).at[0].set(0.0)
+        return self.gaussian.candidate_noise(key, observation, self.config.candidates, explore=explore)
 
     def act(self, params: Params, observation: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
         one = self.gaussian.distribution(params["policy"], observation)

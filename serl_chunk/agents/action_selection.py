@@ -14,25 +14,22 @@ import jax.numpy as jnp
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.losses import aggregate_heads
 from serl_chunk.agents.state import Observation, Params
-from serl_chunk.config.agents import AgentConfig, ImproveConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, ImproveConfig
 
 
-def candidate_limit(config: AgentConfig, *, pretrained: bool, climbs: bool = False) -> jax.Array:
+def candidate_limit(config: AcfqlConfig | AcrlpdConfig, *, pretrained: bool) -> jax.Array:
     """Number of candidates that `best_of_n` compares when acting, int32 scalar; 0 for all.
 
     Above 0 the critic is not trusted: no chunk climbs it, and no actor replans on its advice. Where chunks would climb
-    (`climbs`) or replan, a limit of one is therefore published for one candidate too.
+    or replan, a limit of one is therefore published for one candidate too.
     """
-    few = config.pretrain_candidates
-    limited = few < config.candidates or ((climbs or config.replan_spread is not None) and few == 1)
+    few, uses_critic = config.pretrain_candidates, config.improve.steps > 0 or config.replan_spread is not None
+    limited = few < config.candidates or (uses_critic and few == 1)
     return jnp.asarray(few if pretrained and limited else 0, jnp.int32)
 
 
 def best_of_n(values: jax.Array, chunks: jax.Array, published: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The chunk of the highest value among N candidates, its value float32[], and its index int32[].
-
-    N is the acting side's `agent.candidates`; `published` (`candidate_limit`) bounds it unless 0.
-    """
+    """The chunk of the highest value among `published` candidates (`candidate_limit`), its value and its index."""
     limit = jnp.where(published == 0, len(values), published)
     masked = jnp.where(jnp.arange(len(values)) < limit, values, -jnp.inf)
     best = jnp.argmax(masked)
@@ -75,8 +72,8 @@ def gradient_ascent(
 
     The clip is to [-1, 1] and, per dimension, to `radius` around the start. `rate` alone sets a step's length, as a
     critic's slope depends on the rewards' scale and vanishes where a sigmoid saturates. A step can pass a maximum, so
-    the best chunk on the way counts, the start included. Actions with `free` float32[..., H] of 0 do not move. Each
-    chunk's score must depend on that chunk alone.
+    the start and every chunk on the way count. Actions with `free` float32[..., H] of 0 do not move. Each chunk's
+    score must depend on that chunk alone.
     """
     movable = jnp.broadcast_to(free[..., None] > 0, start.shape)
     low, high = jnp.clip(start - radius, -1.0, 1.0), jnp.clip(start + radius, -1.0, 1.0)
@@ -103,10 +100,9 @@ def gradient_ascent(
 
 
 def improve(score: ScoreOf, chunks: jax.Array, values: jax.Array, free: jax.Array, config: ImproveConfig) -> Ranked:
-    """The best chunk float32[..., H, A] after the k best of N candidates have climbed, and its rank float32[...].
+    """The best chunk float32[..., H, A] after the k best of N have climbed (`gradient_ascent`), and its rank.
 
-    Candidates float32[..., N, H, A] are ranked by `values` float32[..., N]; actions with `free` float32[..., H] of 0
-    do not move.
+    Candidates float32[..., N, H, A] are ranked by `values` float32[..., N].
     """
     _, index = jax.lax.top_k(values, min(config.top, values.shape[-1]))
     start = jnp.take_along_axis(chunks, index[..., None, None], axis=-3)

@@ -1,4 +1,4 @@
-"""What agents with a chunk critic share: parameters, the critic's regression, and the best of N candidates."""
+"""Base of the agents with a chunk critic: parameters, the critic's regression, and the best of N candidates."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class ActorCritic(Agent):
     def initial_state(
         self, key: jax.Array, k_critic: jax.Array, policy: Params, observation: Observation
     ) -> AgentState:
-        """A state of `policy` and a fresh critic; `key` becomes its `rng`."""
         critic = self.critic.init(k_critic, observation)
         if self.prefix is not None:
             features = self.critic.features(critic, observation)
@@ -40,6 +39,8 @@ class ActorCritic(Agent):
 
     def best_candidate(self, critic: Params, observations: Observation, chunks: jax.Array) -> jax.Array:
         """Of flat chunks float32[B, N, Hc*A] the one that `acting_critic` values most, float32[B, Hc*A]."""
+        if chunks.shape[1] == 1:
+            return chunks[:, 0]
         best = jnp.argmax(self.acting_critic.candidate_values(critic, observations, chunks), axis=1)
         return jnp.take_along_axis(chunks, best[:, None, None], axis=1)[:, 0]
 
@@ -63,9 +64,9 @@ class ActorCritic(Agent):
     def choose(
         self, params: Params, observation: Observation, chunks: jax.Array, prefix: Prefix
     ) -> tuple[jax.Array, Metrics, jax.Array]:
-        """The chunk float32[H, A] that acts, of candidates float32[N, H, A], and the decision's record.
+        """The chunk float32[H, A] that acts, of candidates float32[N, H, A], the decision's record, and the candidate.
 
-        The third result is the index int32[] of the best candidate, before it is improved (`improve.steps`).
+        The latter is the index int32[] of the best one before it is improved (`improve.steps`).
         """
         truncate, published = self.acting_critic.truncate_flatten, params["candidates"]
         values = self.acting_critic.candidate_values(params["critic"], observation, truncate(chunks))
@@ -85,5 +86,5 @@ class ActorCritic(Agent):
         return {
             "policy": self.acting_policy(state),
             "critic": {k: critic[k] for k in ("encoder", self.acting_critic.heads)},
-            "candidates": candidate_limit(self.config, pretrained=pretrained, climbs=self.config.improve.steps > 0),
+            "candidates": candidate_limit(self.config, pretrained=pretrained),
         } | self.shared_params(state)

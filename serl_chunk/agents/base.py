@@ -1,7 +1,6 @@
 """Base of the agents: pure functions over one state, compiled once per shape.
 
-Losses become compiled updates (gradient steps of critic and policy, and scans of them); this module adds acting, and
-the parameter trees that travel to actors.
+Losses become compiled updates; this module adds acting, and the parameter trees that travel to actors.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.traverse_util import flatten_dict
 
-from serl_chunk.agents.exploration import chunk_noise
 from serl_chunk.agents.losses import soft_update
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
 from serl_chunk.agents.state import (
@@ -29,7 +28,6 @@ from serl_chunk.agents.state import (
     Prefix,
     Updated,
     flatten_params,
-    param_shapes,
     unflatten_params,
 )
 from serl_chunk.agents.vision import FrameEmbedder, Vision
@@ -45,7 +43,6 @@ _BACKBONE = 3  # folded into a key that updates split and fold 0 to 2 into
 
 
 def descend(optimiser: optax.GradientTransformation, grads: Params, opt: Any, params: Params) -> tuple[Params, Any]:
-    """The parameters after one step of `optimiser`, and its state."""
     updates, opt = optimiser.update(grads, opt, params)
     return optax.apply_updates(params, updates), opt
 
@@ -61,11 +58,11 @@ class Agent(abc.ABC):
 
     `update(state, batches)` takes batches with a leading axis U and runs U critic updates in one compiled scan. The
     policy's update follows the last, or runs on each batch (`update_order`). `update_policy` and `update_critic` run
-    one half (pretraining and critic warm-up). Where the critic trains the encoder that the policy reads,
-    `update_critic` also lets the policy imitate on each batch, so that it follows the features. All three donate the
-    state: use the one they return.
+    one half; where the critic trains the policy's encoder, the latter lets the policy imitate on each batch, so that it
+    follows the features. All three donate the state: use the one they return.
 
-    Losses are functions of explicit draws: `critic_draws` and `policy_draws` make them from a key; `step` takes them.
+    Losses are functions of the parameters they train, with `state` a constant, and of explicit draws: `critic_draws`
+    and `policy_draws` make them from a key; `step` takes them.
     """
 
     supports_prefix = True  # whether `sample` takes the committed actions of a delayed decision
@@ -104,14 +101,10 @@ class Agent(abc.ABC):
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise: ...
 
     def _critic_loss(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Noise) -> Loss:
-        """The critic's loss as a function of `critic`; `state` is a constant."""
         raise NotImplementedError
 
     def _policy_loss(self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Noise, bc_only: bool) -> Loss:
-        """The policy's loss on the `policy_part` of a batch, as a function of `policy`; `state` is a constant.
-
-        With `bc_only` the part of the loss that needs no critic.
-        """
+        """The policy's loss on the `policy_part` of a batch; with `bc_only` the part of it that needs no critic."""
         raise NotImplementedError
 
     def batches_used(self, updates: int) -> int:
@@ -205,10 +198,7 @@ class Agent(abc.ABC):
         return jax.grad(loss, has_aux=True)(state.policy)
 
     def _whole(self, state: AgentState) -> AgentState:
-        """`state` with the acting critic's encoder, a constant, in the policy where the critic trains the encoder.
-
-        One encoder then serves updates and acting, and travels once. With `acting_critic=target` it is the average.
-        """
+        """`state` with the acting critic's encoder, a constant, in the policy where the critic trains the encoder."""
         if self.config.encoder.trained_by == "each":
             return state
         encoder = jax.lax.stop_gradient(self.choosing_params(state)["encoder"])
@@ -238,14 +228,10 @@ class Agent(abc.ABC):
         return state if self.config.policy_ema else state.replace(policy_average=state.policy)
 
     def choosing_params(self, state: AgentState) -> Params:
-        """Parameters of the critic that compares candidates: online, or their average (`acting_critic`)."""
         return state.target if self.config.acting_critic == "target" else state.critic
 
     def _augment(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
-        """Both observations shifted at random with independent offsets (DrQ), with a frozen backbone's features.
-
-        The backbone reads each image once for all networks.
-        """
+        """Both observations shifted at random with independent offsets (DrQ), with a frozen backbone's features."""
         both, pixels = [batch.observations, batch.next_observations], self.config.encoder.shift
         if self.config.image_keys and pixels:
             keys = jax.random.split(jax.random.fold_in(state.rng, _AUGMENTATION))
@@ -280,7 +266,7 @@ class Agent(abc.ABC):
     def pretrained(self, state: AgentState) -> AgentState:
         """A fresh state with the weights of `encoder.weights` in every backbone. Raises ConfigError.
 
-        Only the start of a run needs the file: a checkpoint and a snapshot contain the weights.
+        Only the start of a run needs the file.
         """
         return self.vision.pretrained(state)
 
@@ -298,8 +284,7 @@ class Agent(abc.ABC):
             prefix = (prefix[0][:h], prefix[1][:h])
         return self._sample(params, dict(observation), key, prefix, explore=explore)
 
-    def flatten_params(self, params: Params) -> dict[str, np.ndarray]:
-        return flatten_params(params)
+    flatten_params = staticmethod(flatten_params)
 
     def load_params(self, flat: Mapping[str, np.ndarray]) -> Params:
         """The inverse of `flatten_params`; raises ConfigError as `unflatten_params`."""
@@ -307,34 +292,30 @@ class Agent(abc.ABC):
 
     @functools.cached_property
     def _abstract_params(self) -> Params:
-        """Shapes of the travelling parameters; cached, because tracing at every swap would delay a robot."""
+        """Shapes of the travelling parameters; tracing at every swap would delay a robot."""
         return jax.eval_shape(lambda: self.policy_params(self.init(jax.random.key(0))))
 
     def network_shape(self) -> str:
         """The travelling parameters' paths and shapes as one text, for the handshake."""
-        return param_shapes(self._abstract_params)
+        leaves = sorted(flatten_dict(self._abstract_params, sep="/").items())
+        return ";".join(f"{path}{tuple(leaf.shape)}" for path, leaf in leaves)
 
-    def example_observation(self, batch: int | None = None) -> dict[str, jax.Array]:
-        lead = () if batch is None else (batch,)
-        out: dict[str, jax.Array] = {STATE: jnp.zeros((*lead, self.spec.state_dim), jnp.float32)}
+    def seen_example(self) -> dict[str, jax.Array]:
+        """A batch of one observation as networks read it, all zeros."""
+        out: dict[str, jax.Array] = {STATE: jnp.zeros((1, self.spec.state_dim), jnp.float32)}
         for c in self.spec.cameras:
-            out[IMAGE_PREFIX + c.name] = jnp.zeros((*lead, c.height, c.width, 3), jnp.uint8)
+            if self.vision.frozen:
+                out[FEATURE_PREFIX + c.name] = jnp.zeros((1, *self.vision.feature_shape(c)), jnp.float16)
+            else:
+                out[IMAGE_PREFIX + c.name] = jnp.zeros((1, c.height, c.width, 3), jnp.uint8)
         if self.spec.gripper_inputs:
-            out[GRIPPER] = jnp.zeros((*lead, self.spec.gripper_inputs), jnp.float32)
-        return out
-
-    def seen_example(self, batch: int) -> dict[str, jax.Array]:
-        """`example_observation` with a frozen backbone's features in place of images."""
-        out = self.example_observation(batch)
-        for c in self.spec.cameras if self.vision.frozen else ():
-            del out[IMAGE_PREFIX + c.name]
-            out[FEATURE_PREFIX + c.name] = jnp.zeros((batch, *self.vision.feature_shape(c)), jnp.float16)
+            out[GRIPPER] = jnp.zeros((1, self.spec.gripper_inputs), jnp.float32)
         return out
 
     def fresh_state(
         self, key: jax.Array, policy: Params, critic: Params | None = None, *, averaged: tuple[str, ...] = ()
     ) -> AgentState:
-        """A state of fresh networks; `key` becomes its `rng`, `averaged` names the critic's parts in the target."""
+        """A state of fresh networks; `averaged` names the critic's parts in the target."""
         critic = critic or {}
         return AgentState(
             rng=key,
@@ -350,14 +331,11 @@ class Agent(abc.ABC):
         )
 
     def shared_params(self, state: AgentState) -> Params:
-        """The part of `policy_params` that all networks share: {"frozen"} where a backbone is frozen."""
+        """The part of `policy_params` that all networks share."""
         return {"frozen": state.frozen} if self.vision.frozen else {}
 
     def frame_embedder(self, state: AgentState) -> FrameEmbedder | None:
-        """Computes features of stored frames for `encoder.cache_features`; None where it is off.
-
-        Batches then have `features/<camera>` in place of `images/<camera>`; actors and evaluations use pixels.
-        """
+        """Computes features of stored frames for `encoder.cache_features`; None where it is off."""
         return FrameEmbedder(self.vision, state.frozen) if self.caches_features else None
 
     def cached_shapes(self) -> list[tuple[int, int, int]]:
@@ -365,7 +343,6 @@ class Agent(abc.ABC):
         return [self.vision.feature_shape(c) for c in self.spec.cameras] if self.caches_features else []
 
     def acting_policy(self, state: AgentState) -> Params:
-        """The policy that acts: the average, or the newest where `policy_ema` is 0."""
         return state.policy_average if self.config.policy_ema else state.policy
 
     def _sample_chunk(
@@ -376,8 +353,3 @@ class Agent(abc.ABC):
             encoder = params["critic"].get("encoder", {})  # an empty one does not travel
             params = {**params, "policy": self.with_encoder(params["policy"], encoder)}
         return self.act(params, observation, self.acting_noise(key, observation, explore=explore), prefix)
-
-    def exploration_noise(self, key: jax.Array, count: int) -> jax.Array:
-        """Standard normal noise of `count` chunks, float32[count, H*A], smooth where `exploration_knots` say so."""
-        knots = self.config.exploration_knots
-        return chunk_noise(key, count, self.spec.horizon, self.spec.action_dim, knots)

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.base import Agent
-from serl_chunk.agents.flow_policy import FlowPolicy, with_prefix
-from serl_chunk.agents.gaussian_policy import GaussianPolicy
+from serl_chunk.agents.policies import FlowPolicy, GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Loss, Metrics, Noise, Observation, Params, Prefix, Updated
 from serl_chunk.config.agents import BcConfig
@@ -31,7 +30,7 @@ class Bc(Agent):
 
     def init(self, rng: jax.Array) -> AgentState:
         k_policy, k_state = jax.random.split(rng)
-        return self.fresh_state(k_state, self.net.init(k_policy, self.seen_example(1)))
+        return self.fresh_state(k_state, self.net.init(k_policy, self.seen_example()))
 
     def batches_used(self, updates: int) -> int:
         """One batch for the policy, or one for each critic step (`update_order=joint`)."""
@@ -41,7 +40,7 @@ class Bc(Agent):
         return {}
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
-        return self.net.draws(key, batch) if isinstance(self.net, FlowPolicy) else {}
+        return self.net.draws(key, batch)
 
     def _critic_gradient(self, state: AgentState, batch: ChunkBatch, draws: Noise) -> tuple[Params, Metrics]:
         return {}, {}
@@ -53,24 +52,15 @@ class Bc(Agent):
         return self.step(state, batch, {"critic": {}})
 
     def _policy_loss(self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Noise, bc_only: bool) -> Loss:
-        """Flow matching, or -log pi per dimension, over the steps that `bc` marks."""
-        if isinstance(self.net, FlowPolicy):
-            loss = self.net.loss(policy, batch, draws)
-        else:
-            loss = self.net.imitation(self.net.distribution(policy, batch.observations), batch, batch.bc_weight)
+        """Flow matching, or -log pi per dimension, over the steps that `bc_weight` marks."""
+        loss = self.net.loss(policy, batch, draws)
         return loss, {"actor/bc_loss": loss, "actor/bc_share": jnp.mean(batch.bc_weight)}
 
     def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
-        if isinstance(self.net, FlowPolicy):
-            return self.net.candidate_noise(key, observation, 1, explore=explore)
-        # Without noise, the Gaussian's mode.
-        return self.exploration_noise(key, 1) if explore else jnp.zeros((1, self.chunk_dim))
+        return self.net.candidate_noise(key, observation, 1, explore=explore)
 
     def act(self, params: Params, observation: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
-        if isinstance(self.net, FlowPolicy):
-            return self.net.sample(params["policy"], observation, noise, prefix)[0], {}
-        flat, _ = self.net.distribution(params["policy"], observation).sample_and_log_prob(noise[0])
-        return with_prefix(self.net.chunks(flat)[None], prefix)[0], {}
+        return self.net.sample(params["policy"], observation, noise, prefix)[0], {}
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         return {"policy": self.acting_policy(state)} | self.shared_params(state)

@@ -13,7 +13,7 @@ from serl_chunk.agents.encoded import Encoded
 from serl_chunk.agents.losses import aggregate_heads, bootstrap_target, expectile_weight
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
 from serl_chunk.agents.state import Metrics, Observation, Params
-from serl_chunk.agents.value_heads import critic_values, initial_bias, outputs_per_head, regression_loss, support_of
+from serl_chunk.agents.value_heads import critic_values, initial_bias, regression_loss
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.ensemble import each, mean_values, one_by_one, summed_loss
 from serl_chunk.models.mlp import CriticEnsemble, Mlp
@@ -32,8 +32,7 @@ class ChunkCritic(Encoded):
         self.steps = spec.critic_steps  # actions that are scored
         self.config = c = config.critic
         self.choose_by, self.choose_std = config.choose_by, config.choose_std
-        self.support, self.width = support_of(c), outputs_per_head(c)
-        self.spec = spec
+        self.spec, self.width = spec, c.bins if c.loss == "hl_gauss" else 1
         layers = (c.hidden, self.width, c.layer_norm, initial_bias(c), c.activation, config.kernel_init)
         self.head: Any = Mlp(*layers)
         self.q: Any = CriticEnsemble(*layers, ensemble=c.ensemble)
@@ -48,7 +47,6 @@ class ChunkCritic(Encoded):
         return params
 
     def init_heads(self, key: jax.Array, features: jax.Array) -> Params:
-        """Fresh heads, for features float32[B, F] of the encoder."""
         chunk = self.truncate_flatten(jnp.zeros((*features.shape[:-1], self.steps, self.spec.action_dim), jnp.float32))
         return self.q.init(key, jnp.concatenate([features, chunk], axis=-1))["params"]
 
@@ -83,11 +81,11 @@ class ChunkCritic(Encoded):
 
     def expected_value(self, outputs: jax.Array) -> jax.Array:
         """Values float32[...] of raw outputs of Q heads or the value head."""
-        return critic_values(outputs, self.config.loss, self.support)
+        return critic_values(outputs, self.config)
 
     def head_loss(self, outputs: jax.Array, target: jax.Array, weight: jax.Array | float) -> jax.Array:
         """`regression_loss` of raw outputs [..., B] (or with bins) to a target float32[B]: float32[]."""
-        return regression_loss(outputs, target, self.config.loss, weight, self.support)
+        return regression_loss(outputs, target, self.config, weight)
 
     def expectile_loss(self, outputs: jax.Array, target: jax.Array, expectile: float, weight: jax.Array) -> jax.Array:
         """`head_loss` whose fixed point is the expectile of the targets of equal inputs: float32[].
@@ -158,7 +156,6 @@ class ChunkCritic(Encoded):
         return aggregate_heads(self.values({self.heads: heads}, features, chunk), self.config.target_aggregate)
 
     def target(self, batch: ChunkBatch, next_value: jax.Array) -> jax.Array:
-        """`bootstrap_target` with the floor that is configured, float32[B]."""
         return bootstrap_target(batch, self.spec.discount, next_value, self.config.target_floor)
 
     def metrics(self, loss: jax.Array, outputs: jax.Array, target: jax.Array, batch: ChunkBatch) -> Metrics:

@@ -33,6 +33,8 @@ from serl_chunk.types import ChunkBatch, ConfigError
 
 Build = Callable[[AgentSpec], Agent]
 
+_GRASP = 4  # folded into keys of which `split` takes 0 to 3 at most
+
 
 class ArmAndGripper(Agent):
     """The arm's agent learns and acts in its own dimensions; a subclass decides about the grippers."""
@@ -99,9 +101,6 @@ class FixedGripper(ArmAndGripper):
         return self.merged(chunk, jnp.full((self.spec.horizon, len(self.grippers)), value), prefix), record
 
 
-_GRASP = 4  # folded into keys of which `split` takes 0 to 3 at most
-
-
 class LearnedGripper(ArmAndGripper):
     """A grasp critic chooses the grippers' values, and the arm's agent the rest.
 
@@ -121,7 +120,7 @@ class LearnedGripper(ArmAndGripper):
         self.grasp_optimiser = self._network_optimiser(g.lr or config.lr)
 
     def init(self, rng: jax.Array) -> AgentState:
-        critic, policy = self.net.init(jax.random.fold_in(rng, _GRASP), self.seen_example(1))
+        critic, policy = self.net.init(jax.random.fold_in(rng, _GRASP), self.seen_example())
         grasp: dict[str, Params] = {}
         for name, copy, params in (("policy", "policy_average", policy), ("critic", "target", critic)):
             if name == "policy" or self.has_critic:
@@ -146,7 +145,7 @@ class LearnedGripper(ArmAndGripper):
         return best_option(self.net.outputs(grasp["critic"], observations), allowed)
 
     def arm_batch(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
-        """The batch of the arm's agent, whose critic may see the choice: the executed one, at o' the preferred."""
+        """The batch of the arm's agent. Its critic may see the choice: the executed one, at o' the preferred."""
         arm = super().arm_batch(state, batch)
         if not (self.config.gripper.critic_sees_gripper and self.has_critic):
             return arm
@@ -161,7 +160,6 @@ class LearnedGripper(ArmAndGripper):
         return values.reshape(*values.shape[:-2], -1)
 
     def grasp_critic_loss(self, critic: Params, grasp: Params, batch: ChunkBatch) -> Loss:
-        """`grasp_loss` as a function of `critic`; `grasp` is a constant."""
         g = self.config.gripper
         rewards = jnp.sum(batch.rewards, axis=-1)
         penalties = jnp.zeros_like(rewards)
@@ -177,9 +175,14 @@ class LearnedGripper(ArmAndGripper):
         outputs, option = self.net.outputs(critic, batch.observations), self.executed(batch)
         # The choice of a part that begins after the episode's end had no effect.
         weight = self._of_parts(batch.valid)[..., 0] * batch.weight[:, None]
-        loss = grasp_loss(outputs, option, target, self.net.kind, weight, self.net.support)
+        loss = grasp_loss(outputs, option, target, self.net.config, weight)
         values = self.net.expected_value(select_action(outputs, option))
-        return loss, self.net.metrics(loss, values, target, rewards)
+        return loss, {
+            "grasp_critic/grasp_critic_loss": loss,
+            "grasp_critic/predicted_grasp_qs": jnp.mean(values),
+            "grasp_critic/target_grasp_qs": jnp.mean(target),
+            "grasp_critic/grasp_rewards": jnp.mean(rewards),
+        }
 
     def grasp_policy_loss(self, policy: Params, batch: ChunkBatch) -> Loss:
         """`choice_imitation` as a function of `policy`; a part's weight is the mean of its steps' weights."""
@@ -235,12 +238,11 @@ class LearnedGripper(ArmAndGripper):
         return jnp.where(drawn[..., 0] < self.config.gripper.epsilon, any_of, best)
 
     def act(self, params: Params, observation: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
-        """Choose for the grippers first, because the arm's critic may see that; the record has choice and value."""
+        """Choose for the grippers first, because the arm's critic may see the choice."""
         grasp = params["gripper"]
         option = self.choose(grasp, observation, noise["gripper"])
-        of_arm = {k: v for k, v in params.items() if k != "gripper"}
         inputs = {**observation, GRIPPER: self._seen(option)}
-        arm, record = self.act_arm(of_arm, inputs, noise["arm"], prefix)
+        arm, record = self.act_arm(params, inputs, noise["arm"], prefix)
         record = {**record, "gripper": self.choices.decode(option)}
         if self.has_critic:
             record["gripper_q"] = select_action(self.net.values(grasp["critic"], observation), option)

@@ -26,10 +26,3 @@ class Encoded:
     def features(self, params: Params, observation: Observation) -> jax.Array:
         """Observation features float32[..., F]."""
         return self.encoder.apply({"params": params.get("encoder", {})}, observation)
-
-
-class EncodedPolicy(Encoded):
-    """Base of policies, whose encoder is the critic's where `encoder.trained_by` is so."""
-
-    def __init__(self, config: AgentConfig) -> None:
-        super().__init__(config, own=config.encoder.trained_by == "each")

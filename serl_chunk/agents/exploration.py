@@ -14,9 +14,8 @@ import numpy as np
 def knot_weights(horizon: int, knots: int) -> np.ndarray:
     """W float32[H, K]: standard normal values z at K >= 1 knots become standard normal noise W z at each of H steps.
 
-    The knots lie evenly from the first step to the last. Between them a Catmull-Rom cubic is drawn, with the outermost
-    values repeated beyond the ends. Each row has length 1, which makes the variance 1 at every step, and not smaller
-    between knots. One knot gives the whole chunk one value; as many knots as steps, independent ones.
+    The knots lie evenly from the first step to the last, with a Catmull-Rom cubic between them and the outermost values
+    repeated beyond the ends. Each row has length 1, which makes the variance 1 at every step.
     """
     if knots == 1:
         return np.ones((horizon, 1), np.float32)
@@ -26,18 +25,12 @@ def knot_weights(horizon: int, knots: int) -> np.ndarray:
     cubic = 0.5 * np.stack(
         [-(t**3) + 2 * t**2 - t, 3 * t**3 - 5 * t**2 + 2, -3 * t**3 + 4 * t**2 + t, t**3 - t**2], axis=-1
     )
-    weights = np.zeros((horizon, knots))
-    for i in range(4):
-        np.add.at(weights, (np.arange(horizon), np.clip(left - 1 + i, 0, knots - 1)), cubic[:, i])
+    weights = sum(cubic[:, i, None] * np.eye(knots)[np.clip(left - 1 + i, 0, knots - 1)] for i in range(4))
     return (weights / np.linalg.norm(weights, axis=1, keepdims=True)).astype(np.float32)
 
 
 def chunk_noise(key: jax.Array, count: int, horizon: int, action_dim: int, knots: int) -> jax.Array:
-    """Noise of `count` chunks float32[count, H*A], each number standard normal.
-
-    knots = 0: all are independent. Else every dimension of the action is smooth over the chunk (`knot_weights`), and
-    independent of the other dimensions and chunks.
-    """
+    """Standard normal noise of `count` chunks, float32[count, H*A]: independent, or smooth in time through `knots`."""
     if knots == 0:
         return jax.random.normal(key, (count, horizon * action_dim))
     at_knots = jax.random.normal(key, (count, knots, action_dim))

@@ -1,14 +1,14 @@
 """The grasp critic: Q of a few values of the grippers, for each part of a chunk that one value is held for.
 
-HIL-SERL (Luo et al. 2024) learns a gripper next to a continuous arm by double DQN (van Hasselt et al. 2016) over close,
-hold and open. Here a decision is for a chunk: every part j of `hold_steps` ticks has its own branches, and the target
-is averaged over branches as in branching Q-networks (Tavakoli et al. 2018). With one part, and one choice for all
-grippers, this is double DQN on the semi-Markov problem whose actions are whole chunks. A classifier imitates the
-humans' choices, and the maximum is over choices that it finds likely enough (discrete BCQ, Fujimoto et al. 2019).
+HIL-SERL (Luo et al. 2024) learns a gripper by double DQN (van Hasselt et al. 2016) over close, hold and open. Here a
+decision is for a chunk: every part j of `hold_steps` ticks has its own branches, and the target is averaged over them
+(branching Q-networks, Tavakoli et al. 2018). A classifier imitates the humans' choices, and the maximum is over choices
+that it finds likely enough (discrete BCQ, Fujimoto et al. 2019).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, Literal
 
@@ -18,10 +18,10 @@ import numpy as np
 
 from serl_chunk.agents.encoded import Encoded
 from serl_chunk.agents.losses import bootstrap_target, imitation_mean
-from serl_chunk.agents.state import Metrics, Observation, Params
-from serl_chunk.agents.value_heads import UNIT, Kind, Support, critic_values, regression_loss, support_of
+from serl_chunk.agents.state import Observation, Params
+from serl_chunk.agents.value_heads import critic_values, regression_loss
 from serl_chunk.config.agents import AgentConfig
-from serl_chunk.config.critics import Floor
+from serl_chunk.config.critics import CriticConfig, Floor
 from serl_chunk.models.mlp import Mlp
 from serl_chunk.types import ChunkBatch
 
@@ -179,14 +179,14 @@ def grasp_target(
 
 
 def grasp_loss(
-    outputs: jax.Array, option: jax.Array, target: jax.Array, kind: Kind, weight: jax.Array, support: Support = UNIT
+    outputs: jax.Array, option: jax.Array, target: jax.Array, config: CriticConfig, weight: jax.Array
 ) -> jax.Array:
     """Mean over windows, parts and branches of the regression of Q_{jp}(o, c_{jp}) to y (Tavakoli 2018).
 
     Raw outputs float32[B, J, P, O], executed options int32[B, J, P], y float32[B], weights float32[B, J].
     """
     chosen = jnp.moveaxis(select_action(outputs, option), 0, -1)  # [J, P, B]
-    return regression_loss(chosen, target, kind, jnp.broadcast_to(weight.T[:, None], chosen.shape), support)
+    return regression_loss(chosen, target, config, jnp.broadcast_to(weight.T[:, None], chosen.shape))
 
 
 def choice_imitation(
@@ -206,24 +206,25 @@ class GraspCritic(Encoded):
         super().__init__(config)
         g, self.choices = config.gripper, choices
         # One number an option; where the arm's critic has a known range, in bins or not, Q is bounded by it.
-        self.kind: Kind = "squared" if "squared" in (g.loss, config.critic.loss) else "bounded"
-        self.support = support_of(config.critic)
-        c, size = config.critic, math.prod(choices.shape)
-        bias = c.initial_logit if self.kind == "bounded" else 0.0
+        squared = "squared" in (g.loss, config.critic.loss)
+        self.config = c = dataclasses.replace(config.critic, loss="squared" if squared else "bounded")
+        size, bias = math.prod(choices.shape), 0.0 if squared else c.initial_logit
         self.q: Any = Mlp(g.hidden, size, c.layer_norm, bias, c.activation, config.kernel_init)
         self.classifier: Any = self.q.clone(out_bias=0.0)
 
     def init(self, key: jax.Array, observation: Observation) -> tuple[Params, Params]:
         """Fresh parameters (of Q, of the imitation), for a batch of observations."""
-        out = []
-        for k, net in zip(jax.random.split(key), (self.q, self.classifier), strict=True):
-            k_encoder, k_net = jax.random.split(k)
+
+        def fresh(key: jax.Array, net: Any) -> Params:
+            k_encoder, k_net = jax.random.split(key)
             encoder, features = self.init_encoder(k_encoder, observation)
-            out.append(encoder | {"net": net.init(k_net, features)["params"]})
-        return out[0], out[1]
+            return encoder | {"net": net.init(k_net, features)["params"]}
+
+        k_q, k_classifier = jax.random.split(key)
+        return fresh(k_q, self.q), fresh(k_classifier, self.classifier)
 
     def outputs(self, critic: Params, observation: Observation) -> jax.Array:
-        """Raw outputs of Q, float32[..., J, P, O]."""
+        """Raw, float32[..., J, P, O]."""
         return self._apply(self.q, critic, observation)
 
     def values(self, critic: Params, observation: Observation) -> jax.Array:
@@ -231,19 +232,11 @@ class GraspCritic(Encoded):
         return self.expected_value(self.outputs(critic, observation))
 
     def expected_value(self, outputs: jax.Array) -> jax.Array:
-        return critic_values(outputs, self.kind, self.support)
+        return critic_values(outputs, self.config)
 
     def logits(self, policy: Params, observation: Observation) -> jax.Array:
         """Of the imitated probabilities, float32[..., J, P, O]."""
         return self._apply(self.classifier, policy, observation)
-
-    def metrics(self, loss: jax.Array, values: jax.Array, target: jax.Array, rewards: jax.Array) -> Metrics:
-        return {
-            "grasp_critic/grasp_critic_loss": loss,
-            "grasp_critic/predicted_grasp_qs": jnp.mean(values),
-            "grasp_critic/target_grasp_qs": jnp.mean(target),
-            "grasp_critic/grasp_rewards": jnp.mean(rewards),
-        }
 
     def _apply(self, net: Any, params: Params, observation: Observation) -> jax.Array:
         out = net.apply({"params": params["net"]}, self.features(params, observation))

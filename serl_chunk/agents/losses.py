@@ -7,6 +7,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from serl_chunk.config.critics import Aggregate, Floor
 from serl_chunk.types import ChunkBatch
 
 
@@ -16,14 +17,11 @@ def chunk_return(rewards: jax.Array, discount: float) -> jax.Array:
     return jnp.sum(rewards * powers[None], axis=-1)  # no product of matrices, which a GPU would round to TF32
 
 
-def bootstrap_target(
-    batch: ChunkBatch, discount: float, next_value: jax.Array, floor: Literal["none", "mc"] = "none"
-) -> jax.Array:
+def bootstrap_target(batch: ChunkBatch, discount: float, next_value: jax.Array, floor: Floor = "none") -> jax.Array:
     """y = R + gamma^n * mask * V(o_{t+n}), without a gradient: float32[B].
 
-    mc: max(y, G), G the return that was realised from o_t to the task's termination (`batch.mc_return`, -inf where it
-    is not known). What a demonstrator achieved, the best policy achieves at least: the reference values of Cal-QL
-    (Nakamoto et al. 2023), applied to the target.
+    mc: max(y, G), G the realised return from o_t to the task's termination (`batch.mc_return`, -inf where unknown):
+    the reference values of Cal-QL (Nakamoto et al. 2023), applied to the target.
     """
     y = chunk_return(batch.rewards, discount) + batch.discount_n * batch.mask * next_value
     if floor == "mc":
@@ -39,19 +37,18 @@ def expectile_weight(target: jax.Array, value: jax.Array, expectile: float) -> j
 def imitation_mean(error: jax.Array, bc: jax.Array, divisor: Literal["weights", "batch"] = "weights") -> jax.Array:
     """Mean of `error` float32[B, H, A] under the sampler's imitation weights `bc` float32[B, H].
 
-    weights: divides by the weights' sum, so that the share of imitated steps does not change the loss's size; a
-    batch with nothing to imitate gives 0. batch: divides by the number of steps, whatever they weigh.
+    weights: divides by the weights' sum, and gives 0 where nothing is imitated. batch: divides by the number of steps.
     """
     total = jnp.sum(bc) if divisor == "weights" else jnp.float32(bc.size)
     return jnp.sum(error * bc[..., None]) / jnp.maximum(total * error.shape[-1], 1.0)
 
 
-def replace_tail(batch: ChunkBatch, sampled: jax.Array | None) -> jax.Array:
-    """The batch's actions float32[B, L, A]; those after a termination (`valid` 0) from `sampled`, where given."""
-    return batch.actions if sampled is None else jnp.where(batch.valid[..., None] > 0, batch.actions, sampled)
+def replace_tail(batch: ChunkBatch, sampled: jax.Array) -> jax.Array:
+    """The batch's actions float32[B, L, A]; those after a termination (`valid` 0) from `sampled`."""
+    return jnp.where(batch.valid[..., None] > 0, batch.actions, sampled)
 
 
-def aggregate_heads(values: jax.Array, how: Literal["mean", "min"], deviations: float = 0.0) -> jax.Array:
+def aggregate_heads(values: jax.Array, how: Aggregate, deviations: float = 0.0) -> jax.Array:
     """Mean or minimum over the leading ensemble axis; of the mean, less `deviations` of the heads' deviations.
 
     mean_k Q_k - lambda * std_k Q_k (population deviation) is a lower bound that tightens where heads agree.

@@ -27,9 +27,8 @@ from serl_chunk.models.mlp import CriticEnsemble
 class PrefixCritic(ChunkCritic):
     """Q_k(o, a_0..a_{m-1}) for k < K and every m of `lengths`, the last of which is e = `spec.prefix_steps`.
 
-    Parameters: the heads, {"prefix"}, next to the long critic's; its encoder is read and not trained. Number and size
-    of the heads are those of the long critic. With several lengths the heads' inputs are e actions, 0 from the m-th on,
-    and a mask of the first m; with one length the actions alone.
+    Parameters: the heads, {"prefix"}, next to the long critic's and of their number and size; its encoder is read and
+    not trained. With several lengths the heads' inputs are e actions, 0 from the m-th on, and a mask of the first m.
     """
 
     heads: ClassVar[str] = "prefix"
@@ -51,9 +50,8 @@ class PrefixCritic(ChunkCritic):
             return super().truncate_flatten(chunk)
         shown = (jnp.arange(self.steps) < (self.steps if length is None else length)).astype(jnp.float32)
         shown = jnp.broadcast_to(shown, (*chunk.shape[:-2], self.steps))
-        return jnp.concatenate(
-            [super().truncate_flatten(chunk[..., : self.steps, :] * shown[..., None]), shown], axis=-1
-        )
+        flat = super().truncate_flatten(chunk[..., : self.steps, :] * shown[..., None])
+        return jnp.concatenate([flat, shown], axis=-1)
 
     def distil(
         self, params: Params, features: jax.Array, actions: jax.Array, teacher: jax.Array, weight: jax.Array
@@ -62,9 +60,9 @@ class PrefixCritic(ChunkCritic):
 
             L = mean over k, lengths m and windows of |kappa - 1(q_k < Q_m,k)| l(Q_m,k(o, a_0..a_{m-1}), q_k)
 
-        with l the critic's loss (squared, or a cross-entropy) and q_k = Q_h,k(o, a_0..a_{h-1}) of the online long
-        critic, the constant `teacher` float32[K, B]. Head k learns from head k, so that the heads stay as different as
-        their teachers. "prefix" alone gets a gradient. Features float32[B, F], actions float32[B, L, A], L at least e.
+        with l the critic's loss and q_k = Q_h,k(o, a_0..a_{h-1}) of the online long critic, the constant `teacher`
+        float32[K, B]. Head k learns from head k, so that the heads stay as different as their teachers. "prefix" alone
+        gets a gradient. Features float32[B, F], actions float32[B, L, A], L at least e.
         """
         count, n = self.config.ensemble, len(self.lengths)
         chunk = jnp.concatenate([self.truncate_flatten(actions, m) for m in self.lengths])
@@ -95,12 +93,10 @@ class PrefixCritic(ChunkCritic):
 
             s_m = std over k of [Q_m,k(o, a_0..a_{m-1}) - Q_m1,k(o, a_0..a_{m1-1})]
 
-        in which their values of the state and of the first actions cancel. `steps` is the last of the lengths up to
-        which no s_m exceeds `agent.replan_spread`: m_1 at least, e at most. (Our own rule; no published one.)
-        While the critic is not `trusted` bool[] (`pretrain_candidates`), it is e.
-
-        Returns, for the decision's record, "steps" int32[] and "spread" float32[N], s_m of the N lengths; nothing where
-        `agent.replan_spread` is none.
+        in which their values of the state and of the first actions cancel. "steps" int32[] is the last of the lengths
+        up to which no s_m exceeds `agent.replan_spread` (our own rule; no published one), or e while the critic is not
+        `trusted` bool[] (`pretrain_candidates`). "spread" float32[N] is s_m of the N lengths. Both are for the
+        decision's record; nothing where `agent.replan_spread` is none.
         """
         if self.replan_spread is None:
             return {}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from serl_chunk.agents.base import Agent
 
 
-# configuration class -> (module, class) of its implementation
+# configuration -> module and class of its implementation
 IMPLEMENTATIONS: dict[type[AgentConfig], tuple[str, str]] = {
     AcfqlConfig: ("serl_chunk.agents.acfql", "Acfql"),
     AcrlpdConfig: ("serl_chunk.agents.acrlpd", "Acrlpd"),

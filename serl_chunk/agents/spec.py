@@ -1,4 +1,4 @@
-"""The sizes that an agent is built for. Importing this module imports no JAX."""
+"""The sizes that an agent is built for; imports no JAX."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GRIPPER = "gripper"  # entry of an observation: a discrete gripper's choice for 
 
 @dataclasses.dataclass(frozen=True)
 class AgentSpec:
-    """The sizes an agent is built for."""
+    """The sizes that an agent is built for."""
 
     state_dim: int
     action_dim: int

@@ -71,8 +71,3 @@ def unflatten_params(flat: Mapping[str, np.ndarray], expected: Params) -> Params
     if unknown:
         raise ConfigError(f"the snapshot carries {unknown[0]!r}, which this agent does not have")
     return unflatten_dict({k: jnp.array(v) for k, v in flat.items()}, sep="/")  # jnp.array copies
-
-
-def param_shapes(params: Params) -> str:
-    """Paths and shapes of arrays, or of their shapes (`jax.eval_shape`), as one text."""
-    return ";".join(f"{k}{tuple(v.shape)}" for k, v in sorted(flatten_dict(params, sep="/").items()))

@@ -18,8 +18,8 @@ from serl_chunk.models.encoder import make_backbone
 from serl_chunk.models.resnet import read_weights
 from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, CameraSpec, ConfigError
 
-# Frames in one call: large blocks, then small ones, the last filled up. With two sizes a few new frames cost no large
-# batch, and nothing is compiled again whatever their number.
+# Frames in one call: large blocks, then small ones, the last filled up, so that few frames cost no large batch, and
+# nothing is compiled again whatever their number.
 SIZES = (64, 8)
 
 
@@ -76,7 +76,7 @@ class Vision:
         return self._backbone.init(key, jnp.zeros((1, 32, 32, 3), jnp.uint8))["params"]
 
     def feature_shape(self, camera: CameraSpec) -> tuple[int, int, int]:
-        """(h, w, C) of one frame's features, computed without weights."""
+        """(h, w, C) of one frame's features."""
         frozen = jax.eval_shape(lambda: self.init(jax.random.key(0)))
         frame = jax.ShapeDtypeStruct((1, camera.height, camera.width, 3), jnp.uint8)
         height, width, channels = jax.eval_shape(self.embed, frozen, frame).shape[1:]

@@ -179,10 +179,10 @@ def _differences(saved: dict[str, Any], recorded: list[str]) -> list[str]:
 
 
 def _show_progress(result: EvalResult, n: int) -> None:
-    line = f"{result.mode} policy: {result.n}/{n} episodes, {result.total.successes} successes"
+    line = f"{result.mode} policy: {result.episodes}/{n} episodes, {result.successes} successes"
     if sys.stdout.isatty():
         print(f"\r{line}", end="", flush=True)
-    elif result.n % PROGRESS_EPISODES == 0:
+    elif result.episodes % PROGRESS_EPISODES == 0:
         logger.info(line)
 
 
@@ -267,9 +267,9 @@ class OwnEvaluation:
                 f"({type(error).__name__}: {error}{_origin(error)})"
             )
             return
-        if result.n < c.eval_episodes:
+        if result.episodes < c.eval_episodes:
             _remove_new(videos, before)
-            logger.info(f"the evaluation at step {step} was cut short: its {result.n} episodes are not kept")
+            logger.info(f"the evaluation at step {step} was cut short: its {result.episodes} episodes are not kept")
             return
         seconds = time.perf_counter() - start
         figures = {**result.figures(), "starts_repeat": result.starts_repeat, "seconds": seconds, "by": BY_LEARNER}

@@ -17,14 +17,10 @@ class TanhNormal(NamedTuple):
     log_std: jax.Array
 
     def mode(self) -> jax.Array:
-        """tanh(mean), the deterministic action."""
         return jnp.tanh(self.mean)
 
     def sample_and_log_prob(self, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The sample of standard normal `noise` and its log-probability per dimension, without an atanh.
-
-        Noise 0 gives the mode.
-        """
+        """The sample of standard normal `noise` (0: the mode) and its log-probability per dimension, with no atanh."""
         u = self.mean + jnp.exp(self.log_std) * noise
         return jnp.tanh(u), self._log_prob_of_pre_tanh(u)
 

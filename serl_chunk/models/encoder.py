@@ -35,10 +35,7 @@ class SpatialEmbeddings(nn.Module):
 
 
 def pooled(x: jax.Array, pooling: Pooling) -> jax.Array:
-    """A feature map float32[..., H, W, C] as a vector of H*W*C numbers, C (`mean`) or 8C (`spatial`).
-
-    Call it in a compact module, which gets the weights of `spatial`.
-    """
+    """A feature map float32[..., H, W, C] as H*W*C numbers, C (`mean`) or 8C (`spatial`: weights of the caller)."""
     if pooling == "mean":
         return jnp.mean(x, axis=(-3, -2))
     if pooling == "spatial":
@@ -151,8 +148,7 @@ class ObservationEncoder(nn.Module):
     """Concatenates the state (where used) and every camera's embedding: float32[..., F].
 
     The normalised state float32[..., S] enters as it is, or through Dense, LayerNorm and tanh of width `state_latent`.
-    A camera's input is its frame `images/<camera>`, or, with a frozen backbone, what the backbone made of it,
-    `features/<camera>`.
+    A camera's input is its frame `images/<camera>`, or a frozen backbone's `features/<camera>`.
     """
 
     image_keys: Sequence[str]

@@ -1,7 +1,7 @@
 """Ensembles of equal networks, computed one network after the other where that is faster.
 
-On a CPU the activations of one network stay in a core's cache; those of ten networks side by side are written to memory
-and read back (benchmarks/updates.py measures the gain). Accelerators are faster with all networks at once.
+On a CPU the activations of one network stay in a core's cache (benchmarks/updates.py measures the gain); accelerators
+are faster with all networks at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ ValuesOfHead = Callable[[Tree, jax.Array], jax.Array]
 
 
 def one_by_one(heads: int) -> bool:
-    """Whether `heads` networks are computed one after the other."""
     return heads > 1 and jax.default_backend() == "cpu"
 
 

@@ -67,9 +67,8 @@ def integrate(
     """Euler-integrate `noise` float32[..., D] to a chunk, clipped to [-1, 1].
 
     `committed` is a prefix and a mask, float32[D] each. Dimensions where the mask is 1 follow the straight path from
-    their noise to the prefix (the decided part of the chunk), and the free dimensions are generated with them. With
-    `clean` they are the prefix from the first step on, for a velocity field that was trained so (training-time RTC,
-    Black et al. 2025).
+    their noise to the prefix, and the free ones are generated with them. With `clean` they are the prefix from the
+    first step on, for a velocity field that was trained so (training-time RTC, Black et al. 2025).
     """
     x = noise
     if committed is None:
@@ -87,8 +86,6 @@ def integrate(
 def interpolate(noise: jax.Array, t: jax.Array, chunk: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Training points of conditional flow matching (Lipman 2023, straight paths).
 
-    From noise and chunks float32[B, D] and times float32[B]: x_t = (1 - t) noise + t chunk, and the target velocity
-    chunk - noise.
+    From noise and chunks float32[B, D] and times float32[B]: x_t = (1 - t) noise + t chunk, and the target velocity.
     """
-    x = (1 - t[..., None]) * noise + t[..., None] * chunk
-    return x, chunk - noise
+    return (1 - t[..., None]) * noise + t[..., None] * chunk, chunk - noise

@@ -86,9 +86,9 @@ def _blocks(init: Callable[..., jax.Array], count: int) -> Callable[..., jax.Arr
 
 
 class SharedDense(nn.Module):
-    """A Dense of `shared` and x concatenated, with the products of `shared` computed apart: float32[..., width].
+    """A Dense of `shared` and x concatenated, float32[..., width], faster where many x have the same `shared`.
 
-    Parameters and, but for the order of a sum, results are equal. It is faster where many x have the same `shared`.
+    Parameters and, but for the order of a sum, results are equal.
     """
 
     width: int
@@ -106,8 +106,8 @@ class SharedDense(nn.Module):
 class Mlp(nn.Module):
     """Dense, activation and LayerNorm for each hidden width, then a Dense of width `out`: float32[..., out].
 
-    `shared` float32[..., S] are inputs in front of x float32[..., F], with axes of size 1 where x has many: observation
-    features of several candidates or passes. The parameters are those for both in one array.
+    `shared` float32[..., S] are inputs in front of x float32[..., F], with axes of size 1 where x has many (of one
+    observation). The parameters are those for both in one array.
     """
 
     hidden: Sequence[int]

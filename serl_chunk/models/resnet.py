@@ -53,8 +53,7 @@ class Block(nn.Module):
 class ResNet10(nn.Module):
     """uint8[..., H, W, 3] -> float32[..., ceil(H/32), ceil(W/32), 512], before the pooling.
 
-    4.906 million parameters; `config.encoders.resnet10_leaves` lists them. Images keep their size, where HIL-SERL
-    scales them to 128 x 128.
+    `config.encoders.resnet10_leaves` lists its parameters. Images keep their size; HIL-SERL scales them to 128 x 128.
     """
 
     @nn.compact

@@ -59,7 +59,6 @@ def test_every_action_is_the_chunks_at_tick_minus_decision_tick(delay, horizon, 
     starts = list(chunk_starts(steps))
     assert [s.decision_tick for s in starts] == [k * (execute - delay) for k in range(len(starts))]
     assert {s.tick - s.decision_tick for s in starts} == {delay}
-    assert summary.mean_delay == delay
     # The committed actions a decision was told are those that its first `delay` ticks executed.
     for s in starts:
         np.testing.assert_array_equal(
@@ -217,7 +216,7 @@ def test_human_ticks_are_limited_over_episodes():
     summaries = [runner.run_episode(seed, explore=True) for seed in range(3)]
     assert [s.human_ticks for s in summaries] == [10, 3, 0]
     assert [s.segments for s in summaries] == [1, 1, 0]
-    assert runner.interventions.exhausted
+    assert runner.interventions.total_ticks == 13
 
 
 def test_the_environments_own_intervention():

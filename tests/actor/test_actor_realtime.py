@@ -87,8 +87,8 @@ def ticks_of(steps, source):
 def test_sync_in_time_never_holds():
     rig = Rig("sync", itertools.repeat(5 * MS))
     summary, steps = rig.run()
-    assert [s.decision_tick for s in chunk_starts(steps)] == [0, 8, 16, 24]
-    assert (summary.mean_delay, summary.starved_ticks, summary.decisions) == (0, 0, 4)
+    assert [(s.decision_tick, s.tick) for s in chunk_starts(steps)] == [(t, t) for t in (0, 8, 16, 24)]
+    assert summary.starved_ticks == 0
 
 
 def test_sync_too_late_holds_and_joins_by_count():
@@ -105,7 +105,7 @@ def test_sync_is_not_starved_by_an_environment_that_keeps_its_own_rate():
     rig = Rig("sync", itertools.repeat(5 * MS), costs=[DT + 0.2 * MS] * 120, length=120)
     summary, steps = rig.run()
     assert [s.decision_tick for s in chunk_starts(steps)] == list(range(0, 120, 8))
-    assert (summary.starved_ticks, summary.hold_ticks, summary.mean_delay) == (0, 0, 0)
+    assert (summary.starved_ticks, summary.hold_ticks) == (0, 0)
     assert summary.lateness.max_ms > 10
     assert summary.lateness.missed_periods == 4  # 15 waits of 5 ms and 119 steps of 0.2 ms beyond their tick: 99 ms
     apart = np.diff([s.stamp for s in steps])  # true times: no tick is rushed, and only those of decisions wait
@@ -413,11 +413,11 @@ def test_async_without_prefix_is_refused():
 
 
 def test_delay_estimate_forgets_and_is_bounded():
-    estimate = DelayEstimate([], longest=7, window=10)
+    estimate = DelayEstimate([0], longest=7)
     assert estimate.expected() == 1
     estimate.add(50)
     assert estimate.expected() == 7
-    for _ in range(10):
+    for _ in range(64):
         estimate.add(2)
     assert estimate.expected() == 2
 
@@ -429,4 +429,4 @@ def test_warm_up_is_not_measured():
     def decide():
         clock.time += next(costs)
 
-    np.testing.assert_allclose(measure_inference(decide, clock, count=4), [3 * MS] * 4)
+    np.testing.assert_allclose(measure_inference(decide, clock), [3 * MS] * 50)

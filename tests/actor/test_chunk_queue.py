@@ -25,7 +25,7 @@ def queue_of(execute_steps: int) -> ChunkQueue:
 
 def value(queue: ChunkQueue, tick: int) -> float | None:
     queued = queue.pop(tick)
-    return None if queued is None else float(queued.action[0])
+    return None if queued is None else float(queued.command[0])
 
 
 def test_an_empty_queue_has_nothing():

@@ -57,14 +57,18 @@ def test_an_evaluation_and_its_figures():
     env, agent = EverySecond(length=15), NoisyAgent(8)
     seen = []
     result = evaluate(
-        env, make_policy(agent), make_config(), n=5, progress=lambda r: seen.append((r.n, r.episodes[-1].success))
+        env,
+        make_policy(agent),
+        make_config(),
+        n=5,
+        progress=lambda r: seen.append((r.episodes, r.summaries[-1].success)),
     )
     assert env.seeds == [EVAL_SEED_BASE] * 2 + [EVAL_SEED_BASE + i for i in range(5)]  # the first two are compared
     assert agent.explored == {False}
     assert seen == [(1, False), (2, True), (3, False), (4, True), (5, False)]
-    assert (result.n, result.total.successes, result.success_rate) == (5, 2, 0.4)
+    assert (result.episodes, result.successes, result.success_rate) == (5, 2, 0.4)
     assert result.mean_time_s == pytest.approx(10 * DT)
-    assert result.total.mean_length == pytest.approx((3 * 15 + 2 * 10) / 5)
+    assert result.mean_length == pytest.approx((3 * 15 + 2 * 10) / 5)
     data = json.loads(json.dumps(result.to_json()))
     assert (data["mode"], data["n"], data["policy_version"]) == ("mean", 5, 3)
     assert data["low"] < 0.4 < data["high"]
@@ -79,7 +83,7 @@ def test_sampled_policy_validation_starts_and_delay():
     assert env.seeds[2:] == [VALIDATION_SEED_BASE, VALIDATION_SEED_BASE + 1]
     assert agent.explored == {True}
     assert result.mode == "sampled"
-    assert result.episodes[0].mean_delay == 2
+    assert result.summaries[0].hold_ticks == 2
 
 
 def test_no_success_has_no_time():
@@ -96,7 +100,7 @@ def test_a_stop_leaves_the_episode_it_cuts_short_out():
         n=5,
         stop=lambda: "operator" if len(env.seeds) == 5 and env.tick == 4 else None,
     )
-    assert result.n == 2
+    assert result.episodes == 2
 
 
 def test_the_table():
@@ -176,7 +180,7 @@ def test_a_real_robot_is_not_moved_to_compare_starts():
 def test_a_human_who_acts_inside_the_environment_is_named():
     env = EverySecond(length=15, human={2: np.zeros(2, np.float32), 3: np.zeros(2, np.float32)})
     result = evaluate(env, make_policy(NoisyAgent(8)), make_config(), n=2)
-    assert result.total.human_ticks == 4
+    assert result.human_ticks == 4
     assert [e["human_ticks"] for e in result.to_json()["episodes"]] == [2, 2]
     text = io.StringIO()
     rich.console.Console(file=text, width=120).print(results_table([result]))
@@ -184,13 +188,14 @@ def test_a_human_who_acts_inside_the_environment_is_named():
     assert summary_line(result, "r.html") == "evaluation: success_rate=0.50 n=2 report=r.html human_ticks=4"
 
 
-def test_starved_ticks_are_shown_where_there_are_any():
+def test_starved_ticks_are_shown_where_there_are_any(monkeypatch):
     clock, policy = SimClock(), make_policy(NoisyAgent(8))
     late = SimInference(policy, clock, itertools.repeat(15e-3))  # half a tick of 20 ms is 10
     config = make_config(actor=ActorConfig(clock="realtime", inference="sync"))
     env = EverySecond(length=15, clock=clock)
-    result = evaluate(env, policy, config, n=2, clock=clock, inference=late)
-    assert result.total.starved_ticks == sum(e["starved_ticks"] for e in result.to_json()["episodes"]) == 4
+    monkeypatch.setattr("serl_chunk.actor.planner.InferenceThread", lambda policy, clock: late)
+    result = evaluate(env, policy, config, n=2, clock=clock)
+    assert result.starved_ticks == sum(e["starved_ticks"] for e in result.to_json()["episodes"]) == 4
     text = io.StringIO()
     rich.console.Console(file=text, width=120).print(results_table([result]))
     assert "starved" in text.getvalue()
@@ -248,7 +253,7 @@ def test_a_film_is_coloured_on_the_ticks_on_which_a_human_acts(tmp_path, monkeyp
 def test_only_the_first_episodes_are_filmed_where_that_is_wanted(tmp_path):
     pytest.importorskip("imageio_ffmpeg", reason=NO_VIDEO)
     result = evaluate(EverySecond(), make_policy(NoisyAgent(8)), make_config(), n=3, save_video=tmp_path, filmed=1)
-    assert result.n == 3
+    assert result.episodes == 3
     assert [p.name[:8] for p in tmp_path.iterdir()] == ["mean_000"]
 
 

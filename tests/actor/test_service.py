@@ -142,6 +142,28 @@ def test_episodes_are_recorded_and_delivered(said):
     assert all(100 * s.policy_version <= s.policy_age < 100 * s.policy_version + 60 for s in link.steps)
 
 
+def test_status_lines_of_a_fast_simulator_are_seconds_apart(said):
+    class SetClock(MonotonicClock):
+        time = 0.0
+
+        def now(self):
+            return self.time
+
+    clock, episodes = SetClock(), []
+
+    def on_episode(summary):
+        episodes.append(summary)
+        clock.time += 4.0
+
+    run(FakeLink(), config=config_of(max_episodes=7), clock=clock, on_episode=on_episode, report_every=1)
+    assert [line.split(":")[0] for line in said] == [f"episode {n}" for n in (1, 4, 7)]
+    run(FakeLink(), config=config_of(max_episodes=3), clock=clock, on_episode=on_episode, report_every=1)
+    # Too soon after the first one, the last is logged at the end.
+    assert [line.split(":")[0] for line in said][3:] == ["episode 1", "episode 3"]
+    run(FakeLink(), config=config_of(max_episodes=3), clock=clock, on_episode=on_episode, report_every=4)
+    assert len(said) == 5
+
+
 def test_an_actors_line_counts_helped_episodes_too(said):
     """A human who helps in every second episode: the policy's own successes are half of all, and not all of a half."""
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from agent_tools import bandit, bandit_error, build, config_of, on_device
 
-from serl_chunk.agents.flow_policy import FlowPolicy
+from serl_chunk.agents.policies import FlowPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.config.agents import FlowConfig
 

@@ -18,6 +18,7 @@ from serl_chunk.agents.grasp_critic import (
     select_action,
 )
 from serl_chunk.agents.spec import AgentSpec
+from serl_chunk.config.critics import CriticConfig
 
 THREE = (-1.0, 0.0, 1.0)
 
@@ -138,7 +139,9 @@ def test_the_loss_is_of_the_executed_choice_where_it_had_an_effect():
     outputs = jnp.array([[[[1.0, 3.0]], [[5.0, 2.0]]], [[[1.0, 3.0]], [[5.0, 2.0]]]])
     option = jnp.array([[[1], [0]], [[0], [1]]], jnp.int32)
     exists = jnp.array([[1.0, 1.0], [1.0, 0.0]])
-    loss = grasp_loss(outputs, option, jnp.array([2.0, 0.0]), "squared", exists * jnp.array([[1.0], [0.5]]))
+    loss = grasp_loss(
+        outputs, option, jnp.array([2.0, 0.0]), CriticConfig(loss="squared"), exists * jnp.array([[1.0], [0.5]])
+    )
     assert float(loss) == pytest.approx((1 + 9 + 0.5 * 1) / 4)
 
 

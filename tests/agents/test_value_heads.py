@@ -12,39 +12,57 @@ import pytest
 from agent_tools import build, config_of, critic, make_batches
 
 from serl_chunk.agents.losses import expectile_weight
-from serl_chunk.agents.value_heads import Support, critic_values, initial_bias, regression_loss, support_of, target_bins
+from serl_chunk.agents.value_heads import (
+    bin_centres,
+    bin_edges,
+    bin_width,
+    critic_values,
+    initial_bias,
+    regression_loss,
+    target_bins,
+)
 from serl_chunk.config.critics import CriticConfig
 
-COSTS = Support(low=-100.0, high=0.0, bins=41)
+
+def ranged(loss="hl_gauss", low=0.0, high=1.0, bins=101, sigma_bins=0.75):
+    return CriticConfig(loss=loss, value_low=low, value_high=high, bins=bins, sigma_bins=sigma_bins)
+
+
+COSTS, UNIT = ranged(low=-100.0, high=0.0, bins=41), ranged()
+BOUNDED = ranged("bounded")
 AGENTS = Path(__file__).resolve().parents[2] / "serl_chunk" / "agents"
 
 
 def test_a_bounded_value_and_its_loss_are_those_of_the_unit_range_scaled():
     outputs, places = jnp.linspace(-4, 4, 9), jnp.linspace(-0.2, 1.2, 9)
-    values = critic_values(outputs, "bounded", COSTS)
-    np.testing.assert_allclose(values, -100 + 100 * critic_values(outputs, "bounded"), rtol=1e-6)
-    scaled = regression_loss(outputs, -100 + 100 * places, "bounded", 1.0, COSTS)
-    assert float(scaled) == pytest.approx(float(regression_loss(outputs, places, "bounded")), rel=1e-5)
+    costs = ranged("bounded", -100.0, 0.0)
+    values = critic_values(outputs, costs)
+    np.testing.assert_allclose(values, -100 + 100 * critic_values(outputs, BOUNDED), rtol=1e-6)
+    scaled = regression_loss(outputs, -100 + 100 * places, costs)
+    assert float(scaled) == pytest.approx(float(regression_loss(outputs, places, BOUNDED)), rel=1e-5)
 
 
-@pytest.mark.parametrize("support", [Support(), COSTS, Support(-3.0, 7.0, 12, 1.0), Support(0.0, 1.0, 101, 0.5)])
-def test_the_bins_of_a_target_have_it_as_their_mean_and_the_deviation_that_is_set(support):
-    y = np.linspace(support.low, support.high, 23).astype(np.float32)
-    share = np.asarray(target_bins(jnp.asarray(y), support), np.float64)
+@pytest.mark.parametrize(
+    "config", [UNIT, COSTS, ranged(low=-3.0, high=7.0, bins=12, sigma_bins=1.0), ranged(sigma_bins=0.5)]
+)
+def test_the_bins_of_a_target_have_it_as_their_mean_and_the_deviation_that_is_set(config):
+    y = np.linspace(config.value_low, config.value_high, 23).astype(np.float32)
+    share = np.asarray(target_bins(jnp.asarray(y), config), np.float64)
     assert share.min() >= 0
     np.testing.assert_allclose(share.sum(-1), 1, atol=1e-5)
-    mean = share @ support.centres
-    np.testing.assert_allclose(mean, y, atol=0.012 * support.width)
-    spread = np.sqrt((share * (support.centres - mean[:, None]) ** 2).sum(-1))
-    within = np.sqrt(support.sigma_bins**2 + 1 / 12) * support.width  # of a bin's own width, Sheppard's correction
+    centres, width = bin_centres(config), bin_width(config)
+    mean = share @ centres
+    np.testing.assert_allclose(mean, y, atol=0.012 * width)
+    spread = np.sqrt((share * (centres - mean[:, None]) ** 2).sum(-1))
+    within = np.sqrt(config.sigma_bins**2 + 1 / 12) * width  # of a bin's own width, Sheppard's correction
     np.testing.assert_allclose(spread, within, rtol=0.03)
 
 
 def test_bins_by_hand():
-    support = Support(0.0, 1.0, 8, 0.5)  # of eight bins, one and a half beyond each end
-    assert support.width == pytest.approx(1 / 5)
-    np.testing.assert_allclose(support.edges, -0.3 + 0.2 * np.arange(9), atol=1e-6)
-    share = target_bins(jnp.array([0.4]), support)[0]  # the centre of bin 3, which reaches one deviation either way
+    config = ranged(bins=8, sigma_bins=0.5)  # of eight bins, one and a half beyond each end
+    assert bin_width(config) == pytest.approx(1 / 5)
+    np.testing.assert_allclose(bin_edges(config), -0.3 + 0.2 * np.arange(9), atol=1e-6)
+    share = target_bins(jnp.array([0.4]), config)[0]  # the centre of bin 3, which reaches one deviation either way
     np.testing.assert_allclose(share[3], 0.6827, atol=1e-3)
     np.testing.assert_allclose(share[2], (0.9973 - 0.6827) / 2, atol=1e-3)
 
@@ -62,13 +80,13 @@ def test_the_loss_is_the_cross_entropy_of_the_bins_and_least_at_the_target():
     logs = np.asarray(outputs, np.float64)
     logs = logs - np.log(np.exp(logs).sum(-1, keepdims=True))
     rows = -(np.asarray(target_bins(target, COSTS))[None] * logs).sum(-1)
-    loss = regression_loss(outputs, target, "hl_gauss", weight, COSTS)
+    loss = regression_loss(outputs, target, COSTS, weight)
     assert float(loss) == pytest.approx((rows * np.asarray(weight)).mean(), rel=1e-5)
     learnt = jnp.log(target_bins(target, COSTS) + 1e-12)  # the loss is convex in the logits, and flat here
-    gradient = jax.grad(lambda o: regression_loss(o, target, "hl_gauss", 1.0, COSTS))
+    gradient = jax.grad(lambda o: regression_loss(o, target, COSTS))
     np.testing.assert_allclose(gradient(learnt), 0, atol=1e-6)
     assert np.abs(gradient(outputs[0])).max() > 1e-3
-    np.testing.assert_allclose(critic_values(learnt, "hl_gauss", COSTS), target, atol=0.012 * COSTS.width)
+    np.testing.assert_allclose(critic_values(learnt, COSTS), target, atol=0.012 * bin_width(COSTS))
 
 
 def test_an_expectile_weight_lifts_the_value_of_bins_above_the_mean():
@@ -78,12 +96,12 @@ def test_an_expectile_weight_lifts_the_value_of_bins_above_the_mean():
         def step(_: int, x: jax.Array) -> jax.Array:
             def loss(o: jax.Array) -> jax.Array:
                 outputs = jnp.broadcast_to(o, (5, 101))
-                weight = expectile_weight(samples, critic_values(outputs, "hl_gauss"), expectile)
-                return regression_loss(outputs, samples, "hl_gauss", weight)
+                weight = expectile_weight(samples, critic_values(outputs, UNIT), expectile)
+                return regression_loss(outputs, samples, UNIT, weight)
 
             return x - 3 * jax.grad(loss)(x)
 
-        return float(critic_values(jax.lax.fori_loop(0, 600, step, jnp.zeros(101)), "hl_gauss"))
+        return float(critic_values(jax.lax.fori_loop(0, 600, step, jnp.zeros(101)), UNIT))
 
     mean, high = settled(0.5), settled(0.8)
     assert mean == pytest.approx(0.48, abs=0.01)
@@ -98,7 +116,7 @@ def test_an_expectile_weight_lifts_the_value_of_bins_above_the_mean():
 def test_a_fresh_critic_says_what_the_initial_logit_says(loss, low, high):
     config = CriticConfig(loss=loss, value_low=low, value_high=high, initial_logit=-2.0)
     bias = jnp.asarray(initial_bias(config), jnp.float32)
-    value = float(critic_values(bias, loss, support_of(config)))
+    value = float(critic_values(bias, config))
     assert value == pytest.approx(low + (high - low) * 0.1192, abs=0.002 * (high - low))
 
 

@@ -230,7 +230,7 @@ def test_a_shared_encoder_without_parameters_needs_not_travel():
     flat = {k: np.zeros(v.shape, v.dtype) for k, v in flatten_dict(agent._abstract_params, sep="/").items()}
     received = agent.load_params(flat)
     assert "encoder" not in received["critic"]
-    chunk, _ = agent.sample(received, agent.example_observation(), jax.random.key(0), explore=False)
+    chunk, _ = agent.sample(received, {"state": np.zeros(4, np.float32)}, jax.random.key(0), explore=False)
     assert chunk.shape == (3, 2)
 
 

@@ -170,7 +170,7 @@ class ListSink:
 
 
 class SimInference:
-    """`Inference` on a simulated clock: one decision at a time, each taking the next of `latencies` seconds."""
+    """`InferenceThread` on a simulated clock: one decision at a time, each taking the next of `latencies` seconds."""
 
     def __init__(self, policy: ChunkPolicy, clock: SimClock, latencies: Iterable[float]) -> None:
         self._policy, self._clock, self._latencies = policy, clock, iter(latencies)

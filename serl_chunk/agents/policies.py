@@ -1,4 +1,4 @@
-"""The flow-matching chunk policy that acfql and bc share, and the one-step policy that acfql distils from it."""
+"""Chunk policies: the flow and the Gaussian, of acfql, acrlpd and bc, and the one-step policy distilled from a flow."""
 
 from __future__ import annotations
 
@@ -7,17 +7,31 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.encoded import EncodedPolicy
+from serl_chunk.agents.encoded import Encoded
 from serl_chunk.agents.exploration import chunk_noise
 from serl_chunk.agents.losses import imitation_mean
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Noise, Observation, Params, Prefix
-from serl_chunk.config.agents import AgentConfig, FlowConfig
+from serl_chunk.config.agents import AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
+from serl_chunk.models.distributions import EDGE, TanhNormal
 from serl_chunk.models.flow import VelocityField, integrate, interpolate
 from serl_chunk.models.mlp import Mlp
 from serl_chunk.types import STATE, ChunkBatch
 
 _DELAY = 4  # folded into a key that is split in two
+_LOG_STD_MAX = 2.0
+
+
+class _ChunkPolicy(Encoded):
+    """Base: a network of flat chunks float32[..., H*A]."""
+
+    def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
+        super().__init__(config, own=config.encoder.trained_by == "each")
+        self.config, self.spec, self.chunk_dim = config, spec, spec.horizon * spec.action_dim
+
+    def chunks(self, flat: jax.Array) -> jax.Array:
+        """float32[..., H*A] as float32[..., H, A]."""
+        return flat.reshape(*flat.shape[:-1], self.spec.horizon, self.spec.action_dim)
 
 
 def _layers(config: AgentConfig, flow: FlowConfig) -> dict[str, Any]:
@@ -25,7 +39,7 @@ def _layers(config: AgentConfig, flow: FlowConfig) -> dict[str, Any]:
     return {"norm": norm, "activation": flow.activation, "kernel_init": config.kernel_init}
 
 
-class FlowPolicy(EncodedPolicy):
+class FlowPolicy(_ChunkPolicy):
     """Chunks by integrating a learned velocity field. Parameters: {"encoder", "flow"}.
 
     With `train_delay` the field has H more inputs, 1 where an action is given, and sees those actions as they are at
@@ -33,17 +47,16 @@ class FlowPolicy(EncodedPolicy):
     """
 
     def __init__(self, config: AgentConfig, flow: FlowConfig, spec: AgentSpec) -> None:
-        super().__init__(config)
-        self.config, self.flow, self.spec = config, flow, spec
-        self.prefixed = flow.train_delay != "none"
+        super().__init__(config, spec)
+        self.flow, self.prefixed = flow, flow.train_delay != "none"
         layers = {**_layers(config, flow), "time": flow.time, "fourier_dim": flow.fourier_dim}
-        self.field: Any = VelocityField(flow.hidden, spec.horizon * spec.action_dim, **layers)
+        self.field: Any = VelocityField(flow.hidden, self.chunk_dim, **layers)
 
     def init(self, key: jax.Array, observation: Observation) -> Params:
         k_encoder, k_flow = jax.random.split(key)
         encoder, features = self.init_encoder(k_encoder, observation)
         batch = features.shape[:-1]
-        x = jnp.zeros((*batch, self.spec.horizon * self.spec.action_dim), jnp.float32)
+        x = jnp.zeros((*batch, self.chunk_dim), jnp.float32)
         inputs = self._inputs(features, jnp.zeros((*batch, self.spec.horizon)))
         flow = self.field.init(k_flow, inputs, x, jnp.zeros(batch))["params"]
         return encoder | {"flow": flow}
@@ -53,13 +66,10 @@ class FlowPolicy(EncodedPolicy):
         return jnp.concatenate([features, given], axis=-1) if self.prefixed else features
 
     def draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
-        """ "x0" float32[B, D], standard normal, and "t" float32[B], uniform in [0, 1), for `loss`.
-
-        With train_delay=sampled also "delay" int32[B], uniform in 0..train_delay_max.
-        """
+        """ "x0" float32[B, D], standard normal, "t" float32[B], uniform in [0, 1), and "delay" int32[B] if sampled."""
         k_noise, k_time = jax.random.split(key)
-        b, dim = batch.actions.shape[0], self.spec.horizon * self.spec.action_dim
-        draws = {"x0": jax.random.normal(k_noise, (b, dim)), "t": jax.random.uniform(k_time, (b,))}
+        b = batch.actions.shape[0]
+        draws = {"x0": jax.random.normal(k_noise, (b, self.chunk_dim)), "t": jax.random.uniform(k_time, (b,))}
         if self.flow.train_delay == "sampled":
             draws["delay"] = jax.random.randint(jax.random.fold_in(key, _DELAY), (b,), 0, self.flow.train_delay_max + 1)
         return draws
@@ -75,8 +85,7 @@ class FlowPolicy(EncodedPolicy):
     def loss(self, params: Params, batch: ChunkBatch, draws: Noise, given: jax.Array | None = None) -> jax.Array:
         """Conditional flow matching, mean over steps by `bc_weight` of |v(o, x_t, t) - (a - z)|^2: float32[].
 
-        Draws "x0" and "t". Where `given` float32[B, H] (`prefix_mask`) is 1, x_t is the action itself, and the step has
-        no weight.
+        Where `given` float32[B, H] (`prefix_mask`) is 1, x_t is the action itself, and the step has no weight.
         """
         given = self.prefix_mask(batch, draws) if given is None else given
         chunks, weight = batch.actions, batch.bc_weight
@@ -97,28 +106,25 @@ class FlowPolicy(EncodedPolicy):
         Prefixes are float32[..., H, A] and [..., H]; `steps` of Euler's method, 0: the policy's number.
         """
         features = self.features(params, observation)
-        h, a = self.spec.horizon, self.spec.action_dim
-        given, committed = jnp.zeros((*features.shape[:-1], h)), None
+        given, committed = jnp.zeros((*features.shape[:-1], self.spec.horizon)), None
         if prefix is not None:
             given = jnp.asarray(prefix[1])
-            flat_prefix = prefix[0].reshape(*features.shape[:-1], 1, h * a)
-            committed = (flat_prefix, jnp.repeat(given, a, axis=-1)[..., None, :])
+            flat_prefix = prefix[0].reshape(*features.shape[:-1], 1, self.chunk_dim)
+            committed = (flat_prefix, jnp.repeat(given, self.spec.action_dim, axis=-1)[..., None, :])
 
         inputs = self._inputs(features, given)[..., None, :]
 
         def velocity(x: jax.Array, t: jax.Array) -> jax.Array:
             return self.field.apply({"params": params["flow"]}, inputs, x, t, repeated=True)
 
-        flat = integrate(velocity, noise, steps or self.flow.steps, committed, clean=self.prefixed)
-        return flat.reshape(*flat.shape[:-1], h, a)
+        return self.chunks(integrate(velocity, noise, steps or self.flow.steps, committed, clean=self.prefixed))
 
     def candidate_noise(self, key: jax.Array, observation: Observation, count: int, *, explore: bool) -> jax.Array:
         """Starting noise of N candidates float32[N, D], scaled from `noise_low` for the first to 1 for the last.
 
-        A flow policy reproduces its demonstrators' tremor from the noise it starts with. Less noise gives chunks nearer
-        to the mode, and best-of-N decides between the two. Not exploring, the noise is a function of the observation:
-        the policy is deterministic, but does not repeat a draw where the robot got stuck. Exploring, it is smooth over
-        the chunk with `exploration_knots` (`chunk_noise`).
+        A flow policy reproduces its demonstrators' tremor from the noise it starts with; less noise gives chunks nearer
+        to the mode. Not exploring, the noise is a function of the observation: the policy is deterministic, but does
+        not repeat a draw where the robot got stuck.
         """
         if not explore:
             bits = jax.lax.bitcast_convert_type(observation[STATE].astype(jnp.float32), jnp.uint32)
@@ -129,18 +135,17 @@ class FlowPolicy(EncodedPolicy):
         return scale[:, None] * chunk_noise(key, count, self.spec.horizon, self.spec.action_dim, knots)
 
 
-class OneStepPolicy(EncodedPolicy):
+class OneStepPolicy(_ChunkPolicy):
     """Chunks mu(o, z) by one pass from noise z (FQL, Park 2025). Parameters: {"encoder", "net"}."""
 
     def __init__(self, config: AgentConfig, flow: FlowConfig, spec: AgentSpec) -> None:
-        super().__init__(config)
-        self.spec = spec
-        self.net: Any = Mlp(flow.hidden, spec.horizon * spec.action_dim, **_layers(config, flow))
+        super().__init__(config, spec)
+        self.net: Any = Mlp(flow.hidden, self.chunk_dim, **_layers(config, flow))
 
     def init(self, key: jax.Array, observation: Observation) -> Params:
         k_encoder, k_net = jax.random.split(key)
         encoder, features = self.init_encoder(k_encoder, observation)
-        noise = jnp.zeros((*features.shape[:-1], self.spec.horizon * self.spec.action_dim), jnp.float32)
+        noise = jnp.zeros((*features.shape[:-1], self.chunk_dim), jnp.float32)
         net = self.net.init(k_net, jnp.concatenate([features, noise], -1))["params"]
         return encoder | {"net": net}
 
@@ -148,15 +153,67 @@ class OneStepPolicy(EncodedPolicy):
         """mu before it is clipped, float32[..., N, H, A] from noise float32[..., N, H*A]."""
         features = self.features(params, observation)
         features = jnp.broadcast_to(features[..., None, :], (*noise.shape[:-1], features.shape[-1]))
-        flat = self.net.apply({"params": params["net"]}, jnp.concatenate([features, noise], -1))
-        return flat.reshape(*flat.shape[:-1], self.spec.horizon, self.spec.action_dim)
+        return self.chunks(self.net.apply({"params": params["net"]}, jnp.concatenate([features, noise], -1)))
 
     def sample(
         self, params: Params, observation: Observation, noise: jax.Array, prefix: Prefix | None = None
     ) -> jax.Array:
-        """As FlowPolicy.sample; committed actions are no input of this policy, and replace its own."""
+        """As `FlowPolicy.sample`; committed actions are no input of this policy, and replace its own."""
         chunks = jnp.clip(self.raw(params, observation, noise), -1.0, 1.0)
         return chunks if prefix is None else with_prefix(chunks, prefix)
+
+
+class GaussianPolicy(_ChunkPolicy):
+    """TanhNormal over flat chunks. Parameters: {"encoder", "net"}; the net's outputs are means, then log sigmas."""
+
+    def __init__(self, config: AcrlpdConfig | BcConfig, spec: AgentSpec) -> None:
+        super().__init__(config, spec)
+        layer_norm, self.log_std_min, self.bc_clip = True, -10.0, EDGE
+        if isinstance(config, AcrlpdConfig):
+            layer_norm, self.log_std_min, self.bc_clip = config.policy_layer_norm, config.log_std_min, config.bc_clip
+        self.net: Any = Mlp(
+            config.hidden,
+            2 * self.chunk_dim,
+            norm="before" if layer_norm else "none",
+            kernel_init=config.kernel_init,
+            # Published code has one layer for means and one for log sigmas, which matters for xavier's fan-out.
+            out_blocks=1 if config.kernel_init == "lecun_normal" else 2,
+        )
+
+    def init(self, key: jax.Array, observation: Observation) -> Params:
+        k_encoder, k_net = jax.random.split(key)
+        return self.init_from(k_encoder, k_net, observation)
+
+    def init_from(self, k_encoder: jax.Array, k_net: jax.Array, observation: Observation) -> Params:
+        encoder, features = self.init_encoder(k_encoder, observation)
+        return encoder | {"net": self.net.init(k_net, features)["params"]}
+
+    def distribution(self, params: Params, observation: Observation) -> TanhNormal:
+        outputs = self.net.apply({"params": params["net"]}, self.features(params, observation))
+        mean, log_std = jnp.split(outputs, 2, axis=-1)
+        return TanhNormal(mean, jnp.clip(log_std, self.log_std_min, _LOG_STD_MAX))
+
+    def imitation(self, dist: TanhNormal, batch: ChunkBatch, bc: jax.Array) -> jax.Array:
+        """Mean over the steps that `bc` float32[B, H] marks of -log pi(a | o) per dimension."""
+        flat = batch.actions.reshape(batch.actions.shape[0], -1)
+        return -imitation_mean(self.chunks(dist.log_prob(flat, self.bc_clip)), bc, self.config.bc_mean)
+
+    def draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
+        return {}
+
+    def loss(self, params: Params, batch: ChunkBatch, draws: Noise) -> jax.Array:
+        return self.imitation(self.distribution(params, batch.observations), batch, batch.bc_weight)
+
+    def candidate_noise(self, key: jax.Array, observation: Observation, count: int, *, explore: bool) -> jax.Array:
+        """Standard normal; not exploring, the first candidate is the mode and the others are always the same."""
+        if explore:
+            return chunk_noise(key, count, self.spec.horizon, self.spec.action_dim, self.config.exploration_knots)
+        return jax.random.normal(jax.random.key(0), (count, self.chunk_dim)).at[0].set(0.0)
+
+    def sample(self, params: Params, observation: Observation, noise: jax.Array, prefix: Prefix) -> jax.Array:
+        """Chunks float32[N, H, A] for one observation, from noise float32[N, H*A]."""
+        dist = TanhNormal(*(jnp.broadcast_to(x, noise.shape) for x in self.distribution(params, observation)))
+        return with_prefix(self.chunks(dist.sample_and_log_prob(noise)[0]), prefix)
 
 
 def with_prefix(chunks: jax.Array, prefix: Prefix) -> jax.Array:
