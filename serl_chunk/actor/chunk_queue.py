@@ -52,10 +52,9 @@ class ChunkQueue:
         self.epoch += 1
 
     def join(self, chunk: Decision, tick: int) -> int | None:
-        """Let `chunk` replace the plan from `tick` on (the current one, or a later one with a simulated delay).
+        """Let `chunk` replace the plan from `tick` on; returns its delay in ticks, its first executed index.
 
-        Returns its delay in ticks, its first executed index; None where it is refused: planned in another epoch, too
-        late to execute any of it, or older than a chunk that has joined already.
+        None where it is refused: of another epoch, too late to execute any of it, or older than a chunk that joined.
         """
         delay = tick - chunk.tick
         stale = bool(self._chunks) and chunk.tick <= self._chunks[-1][1].tick
@@ -81,7 +80,6 @@ class ChunkQueue:
         return max(tick, newest.tick + steps)
 
     def remaining(self, tick: int) -> int:
-        """Count the consecutive ticks from `tick` on that have an action."""
         return next(n for n in itertools.count() if self._at(tick + n) is None)
 
     def committed(self, tick: int, count: int, hold: np.ndarray) -> np.ndarray:

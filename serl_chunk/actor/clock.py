@@ -24,8 +24,7 @@ LONGEST_PAUSE = 600.0  # seconds; an episode that lasts longer collects where th
 class Clock(Protocol):
     """A source of time."""
 
-    def now(self) -> float:
-        """Return monotonic seconds."""
+    def now(self) -> float: ...
 
     def sleep_until(self, moment: float) -> None:
         """Return at `moment`, or at once where it has passed."""

@@ -126,7 +126,6 @@ class EpisodeRunner:
         self._planner.close()
 
     def lateness(self) -> Lateness:
-        """Of every tick of the session."""
         return Lateness.of(self._late, self._missed_periods)
 
     def run_episode(
@@ -185,8 +184,7 @@ class EpisodeRunner:
     def due(self) -> Request | None:
         """Begin the next tick, in real time at its deadline, and choose who acts: a human, chance or the policy.
 
-        Returns:
-            The request whose decision the tick waits for, or None. In real time inference serves the requests.
+        Returns the request whose decision the tick waits for; in real time none does.
         """
         tick, observed = self._tick, self._observed
         if self._deadlines is None:
@@ -323,7 +321,6 @@ class EpisodeRunner:
         return -1 if self._policy is None else self._policy.version
 
     def _look(self) -> Observation:
-        """This tick's observation with frames: it is acted on, and a window begins there if its end has some."""
         self._note_window()
         return self._observed.with_frames()
 

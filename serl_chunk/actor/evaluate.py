@@ -77,7 +77,6 @@ class EvalResult(RolloutStats):
         return self.success_steps / self.successes * self.tick_seconds if self.successes else None
 
     def figures(self) -> dict[str, Any]:
-        """Those of a metric row (`MetricsLog.evaluation`), which a file has too."""
         rate = {"success_rate": self.success_rate, "n": self.episodes, **self.interval._asdict(), "mode": self.mode}
         return rate | {k: getattr(self, k) for k in ("mean_time_s", "mean_length", "mean_return")}
 
@@ -100,6 +99,7 @@ class EvalResult(RolloutStats):
 
 
 def results_table(results: list[EvalResult]) -> rich.table.Table:
+    """Build a table for a terminal with one row per result."""
     human = sum(r.human_ticks for r in results)
     who = "no interventions" if human == 0 else f"NOT the policy alone: a human acted on {human} ticks"
     repeat = all(r.starts_repeat is not False for r in results)

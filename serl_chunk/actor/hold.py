@@ -28,7 +28,6 @@ class HoldPolicy:
         return np.clip(rest, self._low, self._high).astype(np.float32)
 
     def next(self, action: np.ndarray) -> np.ndarray:
-        """Return the hold after `action` float32[A] was executed."""
         return np.where(self._is_position, action, self._no_motion)
 
 
@@ -42,11 +41,7 @@ def with_kept(command: np.ndarray, hold: np.ndarray, dimensions: tuple[int, ...]
 
 
 def hold_warning(config: RobotConfig, spec: RobotSpec) -> str | None:
-    """Return a warning where a hold of 0 is a guess; None where the configuration defines the hold.
-
-    It is a guess for a user's environment that names neither grippers nor measured joints, and for unmeasured actions
-    whose limits do not have 0 inside.
-    """
+    """Return a warning where a hold of 0 is a guess; None where the configuration defines the hold."""
     if not isinstance(config, GymConfig) or config.joint_of_action:
         return None
     free = [i for i, joint in enumerate(spec.joint_of_action) if joint < 0 and i not in spec.grippers]

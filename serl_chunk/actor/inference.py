@@ -57,7 +57,6 @@ class InferenceThread:
             return self._take()
 
     def close(self) -> None:
-        """End the threads after the decision under way."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -117,7 +116,6 @@ class DelayEstimate:
         self._ticks.append(ticks)
 
     def expected(self) -> int:
-        """Return the ticks to allow for the next decision, at least 1."""
         return min(max(1, math.ceil(np.percentile(self._ticks, 95))), self._longest)
 
 

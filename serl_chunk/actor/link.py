@@ -30,7 +30,7 @@ class ActorLink(RecordSink, SnapshotSource, Protocol):
 
     @property
     def error(self) -> SerlChunkError | None:
-        """The error that broke the link permanently."""
+        """What broke the link permanently."""
 
     def can_begin(self) -> tuple[bool, str]:
         """Return whether an episode may begin, and the reason where not."""

@@ -1,8 +1,4 @@
-"""Planners: what acts on the ticks that no human commands, and when a policy's chunks take effect.
-
-Under the lockstep clock the environment waits for a chunk. In real time inference runs next to the control thread and
-its chunks join by counted ticks.
-"""
+"""Planners: they choose the actions of ticks that no human commands, and when a policy's chunks take effect."""
 
 from __future__ import annotations
 
@@ -29,8 +25,7 @@ class Planner:
     def begin(self, recorder: EpisodeRecorder, seed: int, *, explore: bool) -> None:
         """Forget what was planned in the previous episode; the environment was reset with `seed`."""
 
-    def start(self, deadlines: Deadlines) -> None:
-        """Begin the ticks of a realtime episode."""
+    def start(self, deadlines: Deadlines) -> None: ...
 
     def plan(self, tick: int, observe: Callable[[], Observation], hold: np.ndarray) -> Request | None:
         """Return a request whose decision the tick waits for; called where the policy may act, before `action`.
@@ -40,7 +35,6 @@ class Planner:
         return None
 
     def accept(self, decision: Decision, tick: int) -> None:
-        """Take the decision that `plan` requested on this tick."""
         raise NotImplementedError
 
     def action(self, tick: int) -> TickAction | None:
@@ -245,10 +239,7 @@ def realtime_planner(
     queue: ChunkQueue, policy: ChunkPolicy, inference: InferenceThread | None, clock: Clock, period: float,
     wanted: Wanted, request: Request,
 ) -> RealtimePlanner:  # fmt: skip
-    """Compile and measure inference with `request`, then build the planner and, unless given, its inference thread.
-
-    `period`: of a tick, in seconds. Raises ConfigError as `choose_inference`.
-    """
+    """Compile and measure inference, then build the planner and, unless given, its thread; see `choose_inference`."""
     policy.refresh()
     seconds = measure_inference(lambda: policy.decide(request), clock)
     mode = choose_inference(wanted, seconds, period, queue.execute_steps, policy.agent.supports_prefix)

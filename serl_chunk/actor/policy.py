@@ -101,10 +101,7 @@ class ChunkPolicy:
         return -1 if (acting := self._acting) is None else acting.version
 
     def swap(self, snapshot: Snapshot) -> None:
-        """Use the parameters of `snapshot` from the next decision on.
-
-        Raises PolicyError for one that needs another normaliser, ConfigError for one of another network.
-        """
+        """Decide by `snapshot` from now on. Raises PolicyError: another normaliser; ConfigError: another network."""
         needs = snapshot.origin.normaliser
         if needs not in ("", self._origin.normaliser):
             raise PolicyError(

@@ -66,7 +66,6 @@ class LazyObservation:
         self.frame_numbers: Mapping[str, int] = {}  # of the frames in `observation`, where the robot numbers them
 
     def with_frames(self) -> Observation:
-        """The observation with the frames of every recorded camera."""
         if any(k not in self.observation for k in self._keys):
             there = all(k in self._raw for k in self._keys)
             frames = self._raw if there else self._env.read_images(self._cameras)
@@ -102,7 +101,6 @@ class EpisodeRecorder:
         self._awaited = tick
 
     def decided(self, tick: int, record: dict[str, np.ndarray]) -> None:
-        """Attach the decision on the observation of `tick`."""
         self._decisions[tick] = record
         if self._awaited == tick:
             self.release()

@@ -124,7 +124,6 @@ class ActorService:
         self.close()
 
     def stop_robot(self) -> None:
-        """Close the robot, then the intervention device."""
         self._robot.close()
 
     def close(self) -> None:
@@ -253,7 +252,6 @@ class ActorService:
         return limit == 0 or self.episodes < limit
 
     def _over(self) -> str | None:
-        """Who ended the session; None while it goes on."""
         if self.stop.is_set():
             return "operator"
         link = self.link

@@ -29,7 +29,6 @@ class RolloutStats:
     gaps: int = 0  # stalls after which the plan was dropped and no window of training goes on
 
     def merge(self, other: RolloutStats) -> None:
-        """Add the counts of `other`."""
         for field in dataclasses.fields(RolloutStats):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 

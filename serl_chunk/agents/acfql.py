@@ -2,8 +2,7 @@
 
 The flow imitates. *best-of-n* (QC): the critic chooses among N of its chunks. *distill-ddpg* (QC-FQL): a one-step
 policy, kept near the flow, climbs the critic and acts. The critic's target is either V, an expectile of Q over the data
-(IQL; fast, as it needs no policy sample), or the target critic's value of the chunk that the policy would choose, as
-published.
+(IQL), or the target critic's value of the chunk that the policy would choose, as published.
 
 With `prefix_critic` (decoupled Q-chunking, Li, Park and Levine 2025) the critic Q_h of h actions teaches Q_e of the e
 executed ones, and chunks are compared by Q_e:
@@ -13,7 +12,7 @@ executed ones, and chunks are compared by Q_e:
     V(o)                  <-  expectile of Q_e                 by the target (averaged) heads of Q_e; V' = V, online
     or V'                  =  Q_e(o', a')                      by the target heads, a' chosen by the online heads of Q_e
 
-Only Q_e has a target network. At acting, candidates are compared by Q_e, online or target as `acting_critic` says.
+Only Q_e has a target network, and candidates are compared by Q_e.
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ class Acfql(ActorCritic):
     def policy_chunks(
         self, policy: Params, observation: Observation, noise: jax.Array, prefix: Prefix | None = None, steps: int = 0
     ) -> jax.Array:
-        """As `FlowPolicy.sample`, of the policy that acts."""
         if self.one_step is not None:
             return self.one_step.sample(policy["onestep"], observation, noise, prefix)
         return self.flow.sample(policy, observation, noise, prefix, steps)
@@ -76,10 +74,7 @@ class Acfql(ActorCritic):
         return draws | self.critic.head_noise(k_heads)
 
     def next_chunk(self, state: AgentState, observations: Observation, noise: jax.Array) -> jax.Array:
-        """The best of N chunks of the policy at o' by the online critic (QC, equation 7; N = 1: FQL's a').
-
-        Flat float32[B, Hc*A], from noise float32[B, N, D]. The target critic values it.
-        """
+        """The best of N chunks at o' by the online critic (QC, equation 7), flat, from noise float32[B, N, D]."""
 
         def choose(observations: Observation, noise: jax.Array) -> jax.Array:
             chunks = self.policy_chunks(state.policy, observations, noise, steps=self.config.target_flow_steps or 0)
@@ -137,10 +132,7 @@ class Acfql(ActorCritic):
     def improved_chunks(
         self, policy: Params, state: AgentState, batch: ChunkBatch, noise: jax.Array, given: jax.Array
     ) -> jax.Array:
-        """The policy's chunks at o_t after they climbed the critic, float32[B, H, A], from noise float32[B, N, D].
-
-        Actions where `given` float32[B, H] is 1 are the batch's and stay (training with a delay).
-        """
+        """Chunks at o_t that climbed the critic, float32[B, H, A]; `given` float32[B, H] marks actions that stay."""
         truncate = self.acting_critic.truncate_flatten
 
         def best(observations: Observation, noise: jax.Array, actions: jax.Array, given: jax.Array) -> jax.Array:

@@ -4,9 +4,8 @@ Differences from the published code: log-probabilities are averaged over the H*A
 does not exceed Q <= 1 as H grows; the target holds no entropy by default; the imitation term is weighted by
 `bc_weight`.
 
-With `prefix_critic` (decoupled Q-chunking, Li, Park and Levine 2025) the critic Q_h of h actions is regressed to
-R + gamma^n mask Q_e'(o', a'), and the critic of the e executed ones, Q_e, to an expectile of the online Q_h. Only Q_e
-has a target network (Q_e'); the policy climbs the online Q_e, and candidates are compared by Q_e.
+With `prefix_critic` (decoupled Q-chunking, see prefix_critic.py) the critic Q_h of h actions is regressed to
+R + gamma^n mask Q_e'(o', a'). Only Q_e has a target network (Q_e'); the policy climbs the online Q_e.
 """
 
 from __future__ import annotations
@@ -66,7 +65,6 @@ class Acrlpd(ActorCritic):
         return draws
 
     def next_chunk(self, state: AgentState, observations: Observation, noise: jax.Array) -> jax.Array:
-        """As `Acfql.next_chunk`, of samples of the Gaussian."""
 
         def choose(observations: Observation, noise: jax.Array) -> jax.Array:
             dist = self.gaussian.distribution(state.policy, observations)
@@ -91,7 +89,6 @@ class Acrlpd(ActorCritic):
         return self.critic.target(batch, next_value if penalty is None else next_value - penalty)
 
     def _critic_loss(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Noise) -> Loss:
-        """Mean over heads of the regression of Q_k to `critic_target`, and a prefix critic's to Q."""
         target, actions = self.critic_target(state, batch, draws), batch.actions
         if "tail" in draws:
             dist = self.gaussian.distribution(state.policy, batch.observations)

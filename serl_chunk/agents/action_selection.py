@@ -1,7 +1,4 @@
-"""Selection among candidate chunks: best of N, and chunks that climb the critic (PA-RL: Mark et al. 2024).
-
-The k best of N candidates take m steps up the critic, near their start, and the best chunk on the way is taken.
-"""
+"""Selection among candidate chunks: best of N, and chunks that climb the critic (PA-RL: Mark et al. 2024)."""
 
 from __future__ import annotations
 
@@ -100,10 +97,7 @@ def gradient_ascent(
 
 
 def improve(score: ScoreOf, chunks: jax.Array, values: jax.Array, free: jax.Array, config: ImproveConfig) -> Ranked:
-    """The best chunk float32[..., H, A] after the k best of N have climbed (`gradient_ascent`), and its rank.
-
-    Candidates float32[..., N, H, A] are ranked by `values` float32[..., N].
-    """
+    """The best chunk after the k best, by `values` float32[..., N], of N have climbed (`gradient_ascent`); its rank."""
     _, index = jax.lax.top_k(values, min(config.top, values.shape[-1]))
     start = jnp.take_along_axis(chunks, index[..., None, None], axis=-3)
     free, rate = free[..., None, :], config.rate

@@ -47,10 +47,7 @@ class ActorCritic(Agent):
     def regression(
         self, critic: Params, batch: ChunkBatch, actions: jax.Array, target: jax.Array
     ) -> tuple[jax.Array, Metrics, jax.Array]:
-        """The regression of Q(o, actions float32[B, L, A]) to a target float32[B], a prefix critic's to Q included.
-
-        Returns the loss float32[], its metrics, and the features float32[B, F] of the batch's observations.
-        """
+        """The loss of regressing Q(o, actions) to a target float32[B], and a prefix critic to Q; metrics; features."""
         features = self.critic.features(critic, batch.observations)
         chunk = self.critic.truncate_flatten(actions)
         loss, outputs = self.critic.regression(critic, features, chunk, target, batch.weight)
@@ -64,10 +61,7 @@ class ActorCritic(Agent):
     def choose(
         self, params: Params, observation: Observation, chunks: jax.Array, prefix: Prefix
     ) -> tuple[jax.Array, Metrics, jax.Array]:
-        """The chunk float32[H, A] that acts, of candidates float32[N, H, A], the decision's record, and the candidate.
-
-        The latter is the index int32[] of the best one before it is improved (`improve.steps`).
-        """
+        """The chunk that acts of candidates float32[N, H, A], the decision's record, and the best one's index."""
         truncate, published = self.acting_critic.truncate_flatten, params["candidates"]
         values = self.acting_critic.candidate_values(params["critic"], observation, truncate(chunks))
         chunk, q, best = best_of_n(values, chunks, published)

@@ -43,12 +43,12 @@ _BACKBONE = 3  # folded into a key that updates split and fold 0 to 2 into
 
 
 def descend(optimiser: optax.GradientTransformation, grads: Params, opt: Any, params: Params) -> tuple[Params, Any]:
+    """The parameters after one step of `optimiser`, and its state."""
     updates, opt = optimiser.update(grads, opt, params)
     return optax.apply_updates(params, updates), opt
 
 
 def _scan(step: Callable[[AgentState, Any], Updated], state: AgentState, xs: Any, length: int | None = None) -> Updated:
-    """`jax.lax.scan` with each metric's mean."""
     state, metrics = jax.lax.scan(step, state, xs, length=length)
     return state, jax.tree.map(jnp.mean, metrics)
 
@@ -155,7 +155,6 @@ class Agent(abc.ABC):
         return _scan(lambda s, _: self._drawn_step(s, batch, "policy", bc_only=bc_only), state, None, updates)
 
     def _drawn_step(self, state: AgentState, batch: ChunkBatch, *parts: str, bc_only: bool = False) -> Updated:
-        """`step` with the parts' draws, from the state's key."""
         rng, draws = state.rng, {}
         for part in parts:
             rng, key = jax.random.split(rng)
@@ -167,8 +166,7 @@ class Agent(abc.ABC):
     ) -> Updated:
         """One gradient step of "critic", "policy" or both, those that `draws` names.
 
-        Each is updated by its gradient at the parameters before the step (Q-chunking's code), the critic with its
-        target and the policy with a temperature where the agent has one.
+        Each is updated by its gradient at the parameters before the step (Q-chunking's code).
         """
         metrics: Metrics = {}
         if "critic" in draws:
@@ -264,10 +262,7 @@ class Agent(abc.ABC):
         """The parameters that `sample` needs, `shared_params` among them; `pretrained`: the critic saw no failure."""
 
     def pretrained(self, state: AgentState) -> AgentState:
-        """A fresh state with the weights of `encoder.weights` in every backbone. Raises ConfigError.
-
-        Only the start of a run needs the file.
-        """
+        """A fresh state with the weights of `encoder.weights`, a run's start, in every backbone. Raises ConfigError."""
         return self.vision.pretrained(state)
 
     def sample(
@@ -290,9 +285,8 @@ class Agent(abc.ABC):
         """The inverse of `flatten_params`; raises ConfigError as `unflatten_params`."""
         return unflatten_params(flat, self._abstract_params)
 
-    @functools.cached_property
+    @functools.cached_property  # tracing at every swap would delay a robot
     def _abstract_params(self) -> Params:
-        """Shapes of the travelling parameters; tracing at every swap would delay a robot."""
         return jax.eval_shape(lambda: self.policy_params(self.init(jax.random.key(0))))
 
     def network_shape(self) -> str:
@@ -331,7 +325,6 @@ class Agent(abc.ABC):
         )
 
     def shared_params(self, state: AgentState) -> Params:
-        """The part of `policy_params` that all networks share."""
         return {"frozen": state.frozen} if self.vision.frozen else {}
 
     def frame_embedder(self, state: AgentState) -> FrameEmbedder | None:

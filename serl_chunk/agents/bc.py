@@ -1,7 +1,4 @@
-"""Behaviour cloning, by flow matching or with a Gaussian.
-
-Fed demonstrations and interventions it is HG-DAgger (Kelly 2019).
-"""
+"""Behaviour cloning, by flow matching or with a Gaussian; with interventions it is HG-DAgger (Kelly 2019)."""
 
 from __future__ import annotations
 

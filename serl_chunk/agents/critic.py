@@ -62,10 +62,7 @@ class ChunkCritic(Encoded):
         return jnp.concatenate([features, observation[GRIPPER]], axis=-1)
 
     def outputs(self, q: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
-        """Raw outputs of Q heads with parameters `q`, float32[K, ...]; hl_gauss: [K, ..., bins].
-
-        Features may have axes of size 1 where there are many flat chunks.
-        """
+        """Raw, float32[K, ...], hl_gauss: [K, ..., bins]. Features may have axes of size 1 for many flat chunks."""
         heads = CriticEnsemble.heads(q)
         apart = features.shape[:-1] != chunk.shape[:-1]
         x, shared = (chunk, features) if apart else (jnp.concatenate([features, chunk], axis=-1), None)
@@ -80,7 +77,6 @@ class ChunkCritic(Encoded):
         return last[..., 0] if self.width == 1 else last
 
     def expected_value(self, outputs: jax.Array) -> jax.Array:
-        """Values float32[...] of raw outputs of Q heads or the value head."""
         return critic_values(outputs, self.config)
 
     def head_loss(self, outputs: jax.Array, target: jax.Array, weight: jax.Array | float) -> jax.Array:
@@ -114,7 +110,6 @@ class ChunkCritic(Encoded):
         return summed_loss(loss, CriticEnsemble.heads(params[self.heads]), x, (target, weight))
 
     def values(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
-        """Q_k float32[K, ...]."""
         return self.expected_value(self.outputs(params[self.heads], features, chunk))
 
     def mean_value(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
@@ -129,10 +124,7 @@ class ChunkCritic(Encoded):
         return mean_values(values, heads, jnp.concatenate([features, chunk], axis=-1))
 
     def candidate_values(self, params: Params, observation: Observation, chunks: jax.Array) -> jax.Array:
-        """The values float32[..., N] that compare flat chunks float32[..., N, Hc*A] of one observation, encoded once.
-
-        The heads' mean, less `choose_std` of their deviations, or their minimum (`choose_by`).
-        """
+        """The values float32[..., N] that compare flat chunks float32[..., N, Hc*A] of one observation."""
         features = self.features(params, observation)[..., None, :]
         return aggregate_heads(self.values(params, features, chunks), self.choose_by, self.choose_std)
 

@@ -89,11 +89,7 @@ class ArmAndGripper(Agent):
 
 
 class FixedGripper(ArmAndGripper):
-    """Grippers get `fixed_value` and are not learned.
-
-    Without a value this agent gives 0, and the actor keeps the opening at reset (`GripperConfig.kept`), which is known
-    in the robot's units alone.
-    """
+    """Grippers get `fixed_value`; without one 0, and the actor keeps the opening at reset (`GripperConfig.kept`)."""
 
     def act(self, params: Params, observation: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
         chunk, record = self.act_arm(params, observation, noise, prefix)
@@ -105,7 +101,7 @@ class LearnedGripper(ArmAndGripper):
     """A grasp critic chooses the grippers' values, and the arm's agent the rest.
 
     `state.grasp`: "critic", "target" and "critic_opt" of Q; "policy", "policy_average" and "policy_opt" of the imitated
-    probabilities. An agent without a critic (bc) has the latter three, and imitates.
+    probabilities, with bc the latter three alone.
     """
 
     def __init__(self, config: AgentConfig, spec: AgentSpec, build: Build) -> None:
@@ -238,7 +234,6 @@ class LearnedGripper(ArmAndGripper):
         return jnp.where(drawn[..., 0] < self.config.gripper.epsilon, any_of, best)
 
     def act(self, params: Params, observation: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
-        """Choose for the grippers first, because the arm's critic may see the choice."""
         grasp = params["gripper"]
         option = self.choose(grasp, observation, noise["gripper"])
         inputs = {**observation, GRIPPER: self._seen(option)}

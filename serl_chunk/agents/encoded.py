@@ -24,5 +24,4 @@ class Encoded:
         return encoder if self._own else {}, self.features(encoder, observation)
 
     def features(self, params: Params, observation: Observation) -> jax.Array:
-        """Observation features float32[..., F]."""
         return self.encoder.apply({"params": params.get("encoder", {})}, observation)

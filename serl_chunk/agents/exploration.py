@@ -1,7 +1,7 @@
 """Exploration noise of a chunk: independent from step to step, or smooth through a few knots.
 
-Independent noise on 50 actions a second shakes a robot and averages out before it leads anywhere. Noise that is drawn
-at K knots and interpolated keeps its direction for a part of the chunk, as coloured noise does (Eberhard et al. 2023).
+Independent noise on 50 actions a second shakes a robot and averages out before it leads anywhere. Noise drawn at knots
+and interpolated keeps its direction for a part of the chunk, as coloured noise does (Eberhard et al. 2023).
 """
 
 from __future__ import annotations

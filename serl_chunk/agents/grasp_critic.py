@@ -170,9 +170,8 @@ def grasp_target(
 ) -> jax.Array:
     """y = R + penalties + gamma^n mask mean_{j,p} Q'_{jp}(o', c*_{jp}), without a gradient: float32[B].
 
-    `chosen` float32[B, J, P] are the target network's values of the options c* that the online network prefers (double
-    DQN, van Hasselt 2016; mean over branches, Tavakoli 2018); `penalties` is float32[B]. The floor of
-    `bootstrap_target` is applied before the penalties.
+    `chosen` float32[B, J, P] are the target network's values of the options c* that the online network prefers;
+    `penalties` is float32[B]. The floor of `bootstrap_target` is applied before the penalties.
     """
     y = bootstrap_target(batch, discount, jnp.mean(chosen, axis=(1, 2)), floor)
     return jax.lax.stop_gradient(y + penalties)
@@ -197,7 +196,7 @@ def choice_imitation(
 
 
 class GraspCritic(Encoded):
-    """Q_{jp}(o, c) and the imitated probabilities of the same options.
+    """Q_{jp}(o, c) and the imitated probabilities of the same options, float32[..., J, P, O].
 
     Parameters of either: {"encoder", "net"}. Each has an encoder of its own, trained by its own loss alone.
     """
@@ -213,7 +212,6 @@ class GraspCritic(Encoded):
         self.classifier: Any = self.q.clone(out_bias=0.0)
 
     def init(self, key: jax.Array, observation: Observation) -> tuple[Params, Params]:
-        """Fresh parameters (of Q, of the imitation), for a batch of observations."""
 
         def fresh(key: jax.Array, net: Any) -> Params:
             k_encoder, k_net = jax.random.split(key)
@@ -224,18 +222,15 @@ class GraspCritic(Encoded):
         return fresh(k_q, self.q), fresh(k_classifier, self.classifier)
 
     def outputs(self, critic: Params, observation: Observation) -> jax.Array:
-        """Raw, float32[..., J, P, O]."""
         return self._apply(self.q, critic, observation)
 
     def values(self, critic: Params, observation: Observation) -> jax.Array:
-        """Q float32[..., J, P, O]."""
         return self.expected_value(self.outputs(critic, observation))
 
     def expected_value(self, outputs: jax.Array) -> jax.Array:
         return critic_values(outputs, self.config)
 
     def logits(self, policy: Params, observation: Observation) -> jax.Array:
-        """Of the imitated probabilities, float32[..., J, P, O]."""
         return self._apply(self.classifier, policy, observation)
 
     def _apply(self, net: Any, params: Params, observation: Observation) -> jax.Array:

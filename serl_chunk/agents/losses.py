@@ -49,10 +49,7 @@ def replace_tail(batch: ChunkBatch, sampled: jax.Array) -> jax.Array:
 
 
 def aggregate_heads(values: jax.Array, how: Aggregate, deviations: float = 0.0) -> jax.Array:
-    """Mean or minimum over the leading ensemble axis; of the mean, less `deviations` of the heads' deviations.
-
-    mean_k Q_k - lambda * std_k Q_k (population deviation) is a lower bound that tightens where heads agree.
-    """
+    """Minimum over the leading ensemble axis, or mean_k Q_k - deviations * std_k Q_k (population deviation)."""
     if how == "min":
         return jnp.min(values, axis=0)
     mean = jnp.mean(values, axis=0)

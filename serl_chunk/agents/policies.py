@@ -30,7 +30,6 @@ class _ChunkPolicy(Encoded):
         self.config, self.spec, self.chunk_dim = config, spec, spec.horizon * spec.action_dim
 
     def chunks(self, flat: jax.Array) -> jax.Array:
-        """float32[..., H*A] as float32[..., H, A]."""
         return flat.reshape(*flat.shape[:-1], self.spec.horizon, self.spec.action_dim)
 
 
@@ -158,7 +157,6 @@ class OneStepPolicy(_ChunkPolicy):
     def sample(
         self, params: Params, observation: Observation, noise: jax.Array, prefix: Prefix | None = None
     ) -> jax.Array:
-        """As `FlowPolicy.sample`; committed actions are no input of this policy, and replace its own."""
         chunks = jnp.clip(self.raw(params, observation, noise), -1.0, 1.0)
         return chunks if prefix is None else with_prefix(chunks, prefix)
 

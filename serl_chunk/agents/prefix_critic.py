@@ -1,7 +1,7 @@
 """The second critic of decoupled Q-chunking: the value of the first actions of a longer chunk.
 
-A critic of many actions propagates rewards quickly, but a policy of as many is hard to learn and slow to react. So the
-long critic Q_h(o, a_0..a_{h-1}) only teaches, and chunks are compared by a critic of the e < h executed actions,
+A critic of many actions propagates rewards quickly, but a policy of as many is hard to learn. So the long critic
+Q_h(o, a_0..a_{h-1}) only teaches, and chunks are compared by a critic of the e < h executed actions,
 
     Q_e(o, a_0..a_{e-1}) = the kappa-expectile, over the continuations in the data, of Q_h(o, a_0..a_{h-1}),
 
@@ -42,10 +42,7 @@ class PrefixCritic(ChunkCritic):
         self.replan_spread = config.replan_spread
 
     def truncate_flatten(self, chunk: jax.Array, length: int | None = None) -> jax.Array:
-        """The heads' input for the first `length` actions, or e, of chunks float32[..., L, A], L at least e.
-
-        float32[..., e * A], and with several lengths float32[..., e * A + e].
-        """
+        """The heads' input of the first `length` actions, or e: float32[..., e * A (+ e with several lengths)]."""
         if len(self.lengths) == 1:
             return super().truncate_flatten(chunk)
         shown = (jnp.arange(self.steps) < (self.steps if length is None else length)).astype(jnp.float32)

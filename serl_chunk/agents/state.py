@@ -48,10 +48,9 @@ def flatten_params(params: Params) -> dict[str, np.ndarray]:
 
 
 def unflatten_params(flat: Mapping[str, np.ndarray], expected: Params) -> Params:
-    """The inverse of `flatten_params`, copied to the device.
+    """The inverse of `flatten_params`, copied to the device; `expected` has the shapes and dtypes.
 
-    `expected` has the arrays, or their shapes and dtypes (`jax.eval_shape`). Raises ConfigError with the first path
-    that is missing, unknown, or of another shape or dtype.
+    Raises ConfigError with the first path that is missing, unknown, or of another shape or dtype.
     """
     leaves = flatten_dict(expected, sep="/")
     for path, leaf in leaves.items():

@@ -20,12 +20,14 @@ def bin_width(config: CriticConfig) -> float:
 
 
 def bin_edges(config: CriticConfig) -> np.ndarray:
+    """float32[bins + 1]."""
     width = bin_width(config)
     first = config.value_low - SIGMAS * config.sigma_bins * width
     return (first + width * np.arange(config.bins + 1)).astype(np.float32)
 
 
 def bin_centres(config: CriticConfig) -> np.ndarray:
+    """float32[bins]."""
     edges = bin_edges(config).astype(np.float64)
     return ((edges[1:] + edges[:-1]) / 2).astype(np.float32)
 

@@ -26,13 +26,12 @@ SIZES = (64, 8)
 class FrameEmbedder:
     """uint8[N, H, W, 3] -> float16[N, h, w, C] on the host, for any N: the features that an update would compute.
 
-    Compiles twice per size of image. Keeps a copy of the weights, because updates donate theirs. Safe to call from any
-    thread.
+    Compiles twice per size of image. Safe to call from any thread.
     """
 
     def __init__(self, vision: Vision, frozen: Params) -> None:
         self.shape = vision.feature_shape  # of a camera
-        self._frozen = jax.tree.map(jnp.copy, frozen)
+        self._frozen = jax.tree.map(jnp.copy, frozen)  # updates donate theirs
         self._embed = jax.jit(vision.embed)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
@@ -76,7 +75,6 @@ class Vision:
         return self._backbone.init(key, jnp.zeros((1, 32, 32, 3), jnp.uint8))["params"]
 
     def feature_shape(self, camera: CameraSpec) -> tuple[int, int, int]:
-        """(h, w, C) of one frame's features."""
         frozen = jax.eval_shape(lambda: self.init(jax.random.key(0)))
         frame = jax.ShapeDtypeStruct((1, camera.height, camera.width, 3), jnp.uint8)
         height, width, channels = jax.eval_shape(self.embed, frozen, frame).shape[1:]

@@ -44,8 +44,6 @@ def pooled(x: jax.Array, pooling: Pooling) -> jax.Array:
 
 
 class _Convolution(nn.Module):
-    """A 3x3 convolution with a bias."""
-
     features: int
 
     @nn.compact
@@ -55,10 +53,7 @@ class _Convolution(nn.Module):
 
 
 class Impala(nn.Module):
-    """uint8[..., H, W, 3] -> float32[..., H', W', features[-1]]; each section halves H and W, rounding up.
-
-    A section is a 3x3 convolution, a 3x3 max pool of stride 2 and two residual blocks of two convolutions.
-    """
+    """uint8[..., H, W, 3] -> float32[..., H', W', features[-1]]; each section halves H and W, rounding up."""
 
     features: Sequence[int]
 
@@ -188,12 +183,7 @@ def make_backbone(kind: Kind, features: Sequence[int]) -> nn.Module:
 
 
 def random_shift(key: jax.Array, observation: Mapping[str, jax.Array], pixels: int) -> dict[str, jax.Array]:
-    """Shift every image of a batch uint8[B, H, W, 3] by up to `pixels`, edges repeated (DrQ, Kostrikov 2021).
-
-    One offset per sample, the same for all of its cameras.
-    """
-    if pixels == 0:
-        return dict(observation)
+    """Shift a sample's images uint8[B, H, W, 3] alike by up to `pixels`, edges repeated (DrQ, Kostrikov 2021)."""
     batch = observation[STATE].shape[0]
     offsets = jax.random.randint(key, (batch, 2), 0, 2 * pixels + 1)
 

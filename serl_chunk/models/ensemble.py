@@ -21,6 +21,7 @@ ValuesOfHead = Callable[[Tree, jax.Array], jax.Array]
 
 
 def one_by_one(heads: int) -> bool:
+    """Whether `heads` networks are computed one after the other."""
     return heads > 1 and jax.default_backend() == "cpu"
 
 
@@ -65,10 +66,9 @@ summed_loss.defvjp(_summed_forward, _summed_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def mean_values(values: ValuesOfHead, heads: Tree, inputs: jax.Array) -> jax.Array:
-    """The mean over k of `values(heads[k], inputs)` float32[B], for inputs float32[B, F].
+    """The mean over k of `values(heads[k], inputs)` float32[B], with a gradient to the inputs float32[B, F] alone.
 
-    Each row's value must depend on its own inputs alone. The gradient is with respect to `inputs`; the heads are
-    constants.
+    Each row's value must depend on its own inputs alone.
     """
     return jnp.mean(each(lambda head: values(head, inputs), heads), axis=0)
 

@@ -84,8 +84,5 @@ def integrate(
 
 
 def interpolate(noise: jax.Array, t: jax.Array, chunk: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Training points of conditional flow matching (Lipman 2023, straight paths).
-
-    From noise and chunks float32[B, D] and times float32[B]: x_t = (1 - t) noise + t chunk, and the target velocity.
-    """
+    """Points x_t, at t float32[B] on straight paths of float32[B, D], and velocities of flow matching (Lipman 2023)."""
     return (1 - t[..., None]) * noise + t[..., None] * chunk, chunk - noise

@@ -264,7 +264,6 @@ def test_random_latencies(mode, horizon, latencies, oversleep, human):
                 assert not human & set(range(s.decision_tick, s.tick + 1))
         starts = [s.decision_tick for s in chunk_starts(steps)]
         assert starts == sorted(set(starts))
-        assert summary.decisions >= len(starts)
 
 
 def test_a_decision_under_way_at_an_intervention_is_dropped():
