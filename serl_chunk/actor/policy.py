@@ -130,10 +130,7 @@ class ChunkPolicy:
         return self._acting is not None
 
     def decide(self, request: Request) -> Decision:
-        """Compute a chunk; its first d actions are those of the request's prefix.
-
-        Raises PolicyError before the first snapshot, and for an action that is not finite.
-        """
+        """Compute a chunk. Raises PolicyError before the first snapshot, and for an action that is not finite."""
         observation, tick, epoch, explore, prefix = request
         acting = self._acting
         if acting is None:

@@ -1,7 +1,4 @@
-"""Base of the agents: pure functions over one state, compiled once per shape.
-
-Losses become compiled updates; this module adds acting, and the parameter trees that travel to actors.
-"""
+"""Base of the agents: pure functions over one state, compiled once per shape."""
 
 from __future__ import annotations
 
@@ -268,14 +265,11 @@ class Agent(abc.ABC):
     def sample(
         self, params: Params, observation: Observation, key: jax.Array, *, explore: bool, prefix: Prefix | None = None
     ) -> tuple[jax.Array, Metrics]:
-        """A chunk float32[H, A] in model space for one normalised observation (no batch axis).
-
-        A `prefix` longer than a chunk (the normaliser of a critic of more actions) is cut.
-        """
+        """A chunk float32[H, A] in model space for one normalised observation (no batch axis)."""
         h = self.spec.horizon
         if prefix is None:
             prefix = (np.zeros((h, self.spec.action_dim), np.float32), np.zeros(h, np.float32))
-        elif len(prefix[1]) > h:
+        elif len(prefix[1]) > h:  # of the normaliser of a critic of more actions
             prefix = (prefix[0][:h], prefix[1][:h])
         return self._sample(params, dict(observation), key, prefix, explore=explore)
 

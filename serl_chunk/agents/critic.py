@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.encoded import Encoded
 from serl_chunk.agents.losses import aggregate_heads, bootstrap_target, expectile_weight
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
 from serl_chunk.agents.state import Metrics, Observation, Params
 from serl_chunk.agents.value_heads import critic_values, initial_bias, regression_loss
+from serl_chunk.agents.vision import Encoded
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.ensemble import each, mean_values, one_by_one, summed_loss
 from serl_chunk.models.mlp import CriticEnsemble, Mlp

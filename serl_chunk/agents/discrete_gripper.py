@@ -1,8 +1,4 @@
-"""Agents whose grippers are no continuous dimensions: fixed, or chosen by a grasp critic.
-
-`ArmAndGripper` runs any chunked continuous agent on the other action dimensions, with its own losses, optimisers and
-part of the state. The grippers' part is `AgentState.grasp`.
-"""
+"""Agents whose grippers are no continuous dimensions: fixed, or chosen by a grasp critic (`AgentState.grasp`)."""
 
 from __future__ import annotations
 
@@ -37,7 +33,7 @@ _GRASP = 4  # folded into keys of which `split` takes 0 to 3 at most
 
 
 class ArmAndGripper(Agent):
-    """The arm's agent learns and acts in its own dimensions; a subclass decides about the grippers."""
+    """Any agent learns and acts in the other, the arm's dimensions; a subclass decides about the grippers."""
 
     def __init__(self, config: AgentConfig, spec: AgentSpec, build: Build, *, gripper_inputs: int = 0) -> None:
         super().__init__(config, spec)

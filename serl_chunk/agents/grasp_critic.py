@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from serl_chunk.agents.encoded import Encoded
 from serl_chunk.agents.losses import bootstrap_target, imitation_mean
 from serl_chunk.agents.state import Observation, Params
 from serl_chunk.agents.value_heads import critic_values, regression_loss
+from serl_chunk.agents.vision import Encoded
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.critics import CriticConfig, Floor
 from serl_chunk.models.mlp import Mlp

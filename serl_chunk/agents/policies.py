@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.encoded import Encoded
 from serl_chunk.agents.exploration import chunk_noise
 from serl_chunk.agents.losses import imitation_mean
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Noise, Observation, Params, Prefix
+from serl_chunk.agents.vision import Encoded
 from serl_chunk.config.agents import AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
 from serl_chunk.models.distributions import EDGE, TanhNormal
 from serl_chunk.models.flow import VelocityField, integrate, interpolate

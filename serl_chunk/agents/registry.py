@@ -14,7 +14,6 @@ from serl_chunk.types import ConfigError, RobotSpec
 if TYPE_CHECKING:
     from serl_chunk.agents.base import Agent
 
-
 # configuration -> module and class of its implementation
 IMPLEMENTATIONS: dict[type[AgentConfig], tuple[str, str]] = {
     AcfqlConfig: ("serl_chunk.agents.acfql", "Acfql"),

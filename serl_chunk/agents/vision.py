@@ -1,4 +1,4 @@
-"""Frozen backbones: the features that networks read, in an update and of stored frames."""
+"""Encoders of observations, and frozen backbones: the features that networks read, in an update and of frames."""
 
 from __future__ import annotations
 
@@ -14,9 +14,26 @@ from serl_chunk.agents.state import AgentState, Observation, Params
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.encoders import resnet10_leaves
 from serl_chunk.models.convolutions import map_blocks
-from serl_chunk.models.encoder import make_backbone
+from serl_chunk.models.encoder import ObservationEncoder, make_backbone
 from serl_chunk.models.resnet import read_weights
 from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, CameraSpec, ConfigError
+
+
+class Encoded:
+    """Base of critics and policies. Without an `own` encoder the critic's is put in (`Agent.with_encoder`)."""
+
+    def __init__(self, config: AgentConfig, *, own: bool = True) -> None:
+        self._own = own
+        self.encoder: Any = ObservationEncoder(config.image_keys, config.use_state, config.encoder)
+
+    def init_encoder(self, key: jax.Array, observation: Observation) -> tuple[Params, jax.Array]:
+        """Fresh parameters, {"encoder"} or nothing, and the features float32[B, F] of a batch of observations."""
+        encoder = {"encoder": self.encoder.init(key, observation).get("params", {})}
+        return encoder if self._own else {}, self.features(encoder, observation)
+
+    def features(self, params: Params, observation: Observation) -> jax.Array:
+        return self.encoder.apply({"params": params.get("encoder", {})}, observation)
+
 
 # Frames in one call: large blocks, then small ones, the last filled up, so that few frames cost no large batch, and
 # nothing is compiled again whatever their number.

@@ -51,10 +51,7 @@ class Block(nn.Module):
 
 
 class ResNet10(nn.Module):
-    """uint8[..., H, W, 3] -> float32[..., ceil(H/32), ceil(W/32), 512], before the pooling.
-
-    `config.encoders.resnet10_leaves` lists its parameters. Images keep their size; HIL-SERL scales them to 128 x 128.
-    """
+    """uint8[..., H, W, 3] -> float32[..., ceil(H/32), ceil(W/32), 512]; HIL-SERL first scales images to 128 x 128."""
 
     @nn.compact
     def __call__(self, image: jax.Array) -> jax.Array:
