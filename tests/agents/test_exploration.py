@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from agent_tools import build, config_of, make_batches
 
-from serl_chunk.agents.exploration import chunk_noise, knot_weights
+from serl_chunk.agents.policies import chunk_noise, knot_weights
 
 HORIZON, ACTIONS, COUNT = 12, 2, 4000
 
