@@ -41,7 +41,11 @@ def with_kept(command: np.ndarray, hold: np.ndarray, dimensions: tuple[int, ...]
 
 
 def hold_warning(config: RobotConfig, spec: RobotSpec) -> str | None:
-    """Return a warning where a hold of 0 is a guess; None where the configuration defines the hold."""
+    """Return a warning where a hold of 0 is a guess; None where the configuration defines the hold.
+
+    It is a guess for a user's environment that names neither grippers nor measured joints, and for unmeasured actions
+    whose limits do not have 0 inside.
+    """
     if not isinstance(config, GymConfig) or config.joint_of_action:
         return None
     free = [i for i, joint in enumerate(spec.joint_of_action) if joint < 0 and i not in spec.grippers]
