@@ -102,9 +102,9 @@ def test_a_run_of_one_task_is_no_run_of_another(tmp_path):
 def test_what_a_copy_cannot_import_is_said_with_the_line(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     copy = filled(tmp_path, "from beside_me import Env", "return Env()")
-    with pytest.raises(
-        ConfigError, match=naming("make()", copy, 53, "ModuleNotFoundError", "beside_me", sys.executable)
-    ):
+    line = copy.read_text().splitlines().index("    from beside_me import Env") + 1
+    named = naming("make()", copy, line, "ModuleNotFoundError", "beside_me", sys.executable)
+    with pytest.raises(ConfigError, match=named):
         registry.make_env(load_experiment(str(copy)).robot)
     (tmp_path / "beside_me.py").write_text("import no_such_robot")
     with pytest.raises(ConfigError, match=naming("beside_me.py", 1, "ModuleNotFoundError", "no_such_robot")):
