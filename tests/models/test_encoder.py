@@ -94,7 +94,7 @@ def test_no_shift_changes_nothing():
     shifted = random_shift(jax.random.key(0), observation, 0)
     assert shifted.keys() == observation.keys()
     for key, value in observation.items():
-        assert shifted[key] is value
+        np.testing.assert_array_equal(shifted[key], value)
 
 
 def test_a_shift_moves_the_content_by_one_offset_per_sample_for_all_cameras():
