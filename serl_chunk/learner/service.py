@@ -124,7 +124,7 @@ class LearnerService:
             self._store.close()
 
     def _actors(self) -> tuple[str, ...]:
-        return tuple(s["actor_id"] for s in self.server.sessions() if s["live"])
+        return tuple(s.info.actor_id for s in self.server.sessions() if s.live)
 
     def _ready(self) -> Learner:
         if self._learner is None:

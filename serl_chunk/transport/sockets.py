@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import functools
 import ipaddress
 import socket
 from collections.abc import Callable, Sequence
@@ -112,23 +113,18 @@ def connect(s: zmq.Socket[bytes], host: str, port: int) -> None:
     libzmq tries one address of a name, the IPv6 one where that is allowed: a learner that listens on IPv4 is then not
     found under a name that has both.
     """
-    s.setsockopt(zmq.IPV6, not _has_ipv4(host))
+    s.setsockopt(zmq.IPV6, 0)
+    with contextlib.suppress(OSError, UnicodeError):  # unknown now; libzmq tries again
+        s.setsockopt(zmq.IPV6, socket.AF_INET not in _families(host))
     try:
         s.connect(endpoint(host, port))
     except zmq.ZMQError as e:
         raise ConfigError(f"{host!r} is no host ({e.strerror}). Give the learner's name or IP address alone") from e
 
 
-_ipv4: dict[str, bool] = {}  # whether a host has such an address, as last looked up
-
-
-def _has_ipv4(host: str) -> bool:
-    if host not in _ipv4:  # once: while the network is away a look-up may take many seconds
-        try:
-            _ipv4[host] = any(info[0] == socket.AF_INET for info in socket.getaddrinfo(host, None))
-        except (OSError, UnicodeError):  # unknown now; libzmq tries again
-            return True
-    return _ipv4[host]
+@functools.cache  # while the network is away a look-up may take many seconds
+def _families(host: str) -> set[int]:
+    return {info[0] for info in socket.getaddrinfo(host, None)}
 
 
 def is_loopback(bind: str) -> bool:

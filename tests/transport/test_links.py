@@ -191,7 +191,7 @@ def test_a_restarted_learner_knows_every_session_from_its_journal(tmp_path):
                 link.end(end(f"e{life}", 30))
                 assert link.flush(10)
                 assert server.stats()["duplicates"] == server.stats()["lost"] == 0
-                assert (server.sessions()[0]["steps"], known > 0) == (30 * (life + 1), life > 0)
+                assert (server.sessions()[0].state.steps, known > 0) == (30 * (life + 1), life > 0)
             store.close()
     rows = stored(RecordStore(tmp_path / "journal", LIMITS, min_steps=10**6))
     assert [first for _, first, _ in rows] == sorted({first for _, first, _ in rows})
@@ -210,7 +210,7 @@ def test_a_full_disk_at_the_learner_stops_acknowledgements_and_nothing_else(tmp_
         return append(self, *args, **kwargs)
 
     monkeypatch.setattr(RecordStore, "append", perhaps)
-    monkeypatch.setattr(RecordStore, "free_bytes", lambda self: 0 if full["now"] else 1 << 40)
+    monkeypatch.setattr(RecordStore, "has_room", property(lambda self: not full["now"]))
     with serving(port, on_record=inbox, store=store) as server, linked(port, spools=spools(tmp_path / "spool")) as link:
         send_episode(link, "before", 5)
         assert link.flush(10)

@@ -114,7 +114,7 @@ def test_no_actor_is_admitted_displaced_or_forgotten():
                 assert p.inspect(StatusRequest("a", CONTRACT), 5).taken_by == ""
                 with linked(port, actor_id="a"):  # the id is free meanwhile
                     pass
-        assert {s["actor_id"] for s in server.sessions()} == {"a"}
+        assert {s.info.actor_id for s in server.sessions()} == {"a"}
     assert len(inbox.episodes()) == 2
 
 

@@ -203,7 +203,7 @@ def test_an_episode_that_is_given_up_is_given_up_once(tmp_path):
         server.resume()
         second = RawActor(port, session="another")
         second.control.send_multipart(codec.encode("bye", {"token": second.token}))
-        eventually(lambda: not any(s["live"] for s in server.sessions()))
+        eventually(lambda: not any(s.live for s in server.sessions()))
         second.close()
         first = RawActor(port, incarnation=2)
         assert first.welcome.header["next"] == 3
@@ -242,7 +242,7 @@ def test_a_session_that_was_long_forgotten_goes_on_where_it_was(tmp_path, monkey
             with linked(port, actor_id=f"visitor{i}") as link:
                 send_episode(link, f"v{i}", 2)
                 assert link.flush(10)
-        assert "old" not in [s["actor_id"] for s in server.sessions()]
+        assert "old" not in [s.info.actor_id for s in server.sessions()]
         with linked(port, spools=make, actor_id="old") as link:
             send_episode(link, "e2", 3)
             assert link.flush(10)

@@ -117,14 +117,14 @@ def test_a_name_with_both_kinds_of_address_is_reached_over_ipv4(monkeypatch, fam
 
     monkeypatch.setattr(sockets.socket, "getaddrinfo", resolve)
     with zmq.Context() as context, sockets.make_socket(context, zmq.DEALER, TransportConfig()) as s:
-        sockets._ipv4.clear()
+        sockets._families.cache_clear()
         sockets.connect(s, "gpu.lab", 5588)
         assert s.getsockopt(zmq.IPV6) == ipv6
 
 
 def test_a_network_that_is_away_changes_nothing_about_the_address(monkeypatch):
     """A host that has IPv6 alone keeps it while no name server answers, and no caller waits for that."""
-    sockets._ipv4.clear()
+    sockets._families.cache_clear()
     asked = []
 
     def resolve(host, port):

@@ -13,6 +13,7 @@ import zmq
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.flow import Flow, Sent
 from serl_chunk.transport.sockets import Counters, Waker, try_send
+from serl_chunk.transport.storage import files
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.spool import Kept, Spool
 from serl_chunk.transport.wire import codec, records
@@ -252,7 +253,7 @@ class Outbox:
             )
         now = time.monotonic()
         if spool is not None and now - self._free_at > _RETRY_S:
-            self._free_at, self._free_bytes = now, spool.free_bytes()
+            self._free_at, self._free_bytes = now, files.free_bytes(spool.folder)
         if self._free_bytes < 2 * self._largest_episode:
             return f"the disk of the spool has {self._free_bytes >> 20} MiB left: make room"
         return ""

@@ -34,8 +34,8 @@ HOT_S, CALM_S = 0.002, 0.02  # between looks: 20 ms are 2.5 MB at 1 Gb/s
 class _Connection:
     """One accepted connection. The duplicate descriptor keeps its number from being given to another file."""
 
-    def __init__(self, s: socket.socket, now: float) -> None:
-        self.socket, self.accepted_at = s, now
+    def __init__(self, s: socket.socket) -> None:
+        self.socket = s
         self.received = self.completed_at = 0  # bytes; now, and when a message was last seen to be complete
         self.messages = 0
         self.is_cut = False
@@ -59,7 +59,7 @@ class ConnectionGuard:
         self._unfinished = largest_message + UNFINISHED_BYTES
         self._on_cut = on_cut
         self._ports: dict[str, int] = {}
-        self._connections: dict[tuple[str, int], _Connection] = {}
+        self._connections: dict[tuple[str, int], _Connection] = {}  # (channel, descriptor), in the order of acceptance
         self._drained = 0  # at the last look
         # (channel, identity) -> [descriptor, complete messages]: written by the thread that receives.
         self._peers: dict[tuple[str, bytes], list[int]] = {}
@@ -86,8 +86,7 @@ class ConnectionGuard:
             if event == zmq.EVENT_ACCEPTED:
                 self._accepted(channel, value)
             elif event == zmq.EVENT_DISCONNECTED:
-                if (gone := self._connections.pop((channel, value), None)) is not None:
-                    gone.socket.close()
+                self._forget(channel, value)
             else:
                 outcomes.append(outcome_of(event, value))
 
@@ -98,11 +97,14 @@ class ConnectionGuard:
             return
         with contextlib.suppress(OSError, IndexError):
             if s.getsockname()[1] == self._ports[channel]:
-                if (old := self._connections.get((channel, fd))) is not None:
-                    old.socket.close()
-                self._connections[channel, fd] = _Connection(s, time.monotonic())
+                self._forget(channel, fd)
+                self._connections[channel, fd] = _Connection(s)
                 return
         s.close()  # it is gone, and its number is another file's
+
+    def _forget(self, channel: str, fd: int) -> None:
+        if (gone := self._connections.pop((channel, fd), None)) is not None:
+            gone.socket.close()
 
     def count(self, channel: str, frames: list[zmq.Frame]) -> None:
         """Count a complete message. For the thread that receives the channel."""
@@ -153,7 +155,7 @@ class ConnectionGuard:
                 break
             total -= c.pending
             self._cut(key, c, "unfinished message: connections without a session hold too much of such")
-        left = sorted(((key, c) for key, c in strangers if not c.is_cut), key=lambda item: item[1].accepted_at)
+        left = [(key, c) for key, c in strangers if not c.is_cut]  # the oldest first
         for key, c in left[: max(0, len(left) - _STRANGERS)]:
             self._cut(key, c, "too many connections without a session: the oldest one is closed")
 

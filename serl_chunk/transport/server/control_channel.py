@@ -18,6 +18,7 @@ from serl_chunk.transport.server.record_channel import RecordReceiver
 from serl_chunk.transport.server.sessions import RefuseError, Session, Sessions
 from serl_chunk.transport.server.snapshot_channel import SnapshotChannel
 from serl_chunk.transport.server.sockets import ServerSockets, address_of
+from serl_chunk.transport.storage import files
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.wire import codec, handshake, message_types, probe
 from serl_chunk.transport.wire.codec import Frame, Message, WireError
@@ -104,7 +105,7 @@ class ControlChannel:
             not_ready = str(e)
         return probe.LearnerStatus(
             run=self._run_id,
-            differs=self._sessions.compare(request.contract) if request.contract else "",
+            differs=handshake.compare(self._sessions.contract, request.contract) if request.contract else "",
             taken_by=next((s.info.peer for s in live if s.info.actor_id == request.actor_id), ""),
             not_ready=not_ready,
             stalled=self._receiver.stalled,
@@ -114,7 +115,7 @@ class ControlChannel:
             max_actors=self._config.max_sessions,
             version=self._snapshots.version,
             snapshot_bytes=self._snapshots.nbytes,
-            free_bytes=self._store.free_bytes() if self._store else -1,
+            free_bytes=files.free_bytes(self._store.journal.folder) if self._store else -1,
         ).encode()
 
     def _on_hello(self, identity: bytes, hello: handshake.Hello, peer: str, key: str) -> None:
@@ -158,8 +159,6 @@ class ControlChannel:
                 self._sockets.send_outgoing()  # the reason why it has no session, where it was just refused
                 rejoin = codec.encode(message_types.REJOIN, {"token": message.header["token"]})
                 self._sockets.send(channel, identity, rejoin)
-            return None
-        session.hear()
         return session
 
     def _status_fields(self, session: Session) -> dict[str, Any]:

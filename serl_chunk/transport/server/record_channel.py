@@ -64,14 +64,11 @@ class RecordReceiver:
             raise WireError("no token")
         self._turned_at = time.monotonic()
         self.end_episodes()
-        session = self._sessions.begin_record(bytes(token))
-        if session is None:
-            self._counters["stale"] += 1
-            return
-        try:
-            self._receive(session, identity, frames)
-        finally:
-            self._sessions.release()
+        with self._sessions.taking(bytes(token)) as session:
+            if session is None:
+                self._counters["stale"] += 1
+            else:
+                self._receive(session, identity, frames)
 
     def _receive(self, session: Session, identity: bytes, frames: list[Frame]) -> None:
         self._touched.add(session)
@@ -140,7 +137,6 @@ class RecordReceiver:
     def _take(self, session: Session, first: int, record: Record, frames: list[Frame]) -> None:
         item, expected = Item.of(record, first), session.state.expected
         if (known := min(item.span, expected - first)) > 0:
-            session.duplicates += known
             self._counters["duplicates"] += known
         if not self._is_next(session, item):
             return
@@ -155,7 +151,6 @@ class RecordReceiver:
                 self._on_record(session.info, record)
             except DataError as e:
                 self._counters["rejected"] += 1
-                session.orphans += new
                 session.advance(item, delivered=False)  # a successor goes on behind it
                 self.refuse(session, str(e))
                 return
@@ -166,7 +161,6 @@ class RecordReceiver:
             what = f"orphans of {session.info.actor_id}: their episode is not open here"
             self._sockets.complain("data", session.info.peer, what)
             self._counters["orphans"] += new
-            session.orphans += new
         session.advance(item, delivered=delivered)
 
     def _is_next(self, session: Session, item: Item) -> bool:

@@ -14,7 +14,7 @@ from serl_chunk.transport import sockets
 from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.server.control_channel import ControlChannel, Welcome
 from serl_chunk.transport.server.record_channel import RecordReceiver
-from serl_chunk.transport.server.sessions import SessionInfo, Sessions
+from serl_chunk.transport.server.sessions import Session, SessionInfo, Sessions
 from serl_chunk.transport.server.snapshot_channel import Fetch, SnapshotChannel
 from serl_chunk.transport.server.sockets import ServerSockets
 from serl_chunk.transport.storage.record_store import RecordStore
@@ -146,9 +146,8 @@ class LearnerServer:
             "snapshot_version": self._snapshots.version,
         }
 
-    def sessions(self) -> list[dict[str, Any]]:
-        now = time.monotonic()
-        return [s.report(now) for s in self._sessions]
+    def sessions(self) -> list[Session]:
+        return list(self._sessions)
 
     def close(self) -> None:
         """Stop serving and release the ports; what was not acknowledged stays with the actors."""

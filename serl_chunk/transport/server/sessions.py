@@ -48,30 +48,33 @@ class Session:
     """
 
     def __init__(self, state: SessionState, peer: str, now: float, *, new: bool = True) -> None:
-        self.info = SessionInfo(*state[:3], peer)
-        self.token = b""  # of the present connection; messages with another one are stale
-        self.key = ""  # public key of the present connection; empty without keys
-        self.live = True
-        self.closed = False  # on_silent was called for the present silence
-        self.gone = False  # and for good: another took its place
         self.refused = ""  # why it is not welcome any more
+        self.connect(SessionInfo(*state[:3], peer), now)
+        self.live = new
+        # The stream.
+        self.state = state
+        self.started_at = state.expected if new else -1  # `expected` before its first record here
+        self.unsynced: collections.deque[tuple[int, int]] = collections.deque()  # (journal entry, `expected` behind it)
+        self.synced = state.expected  # sequence numbers below it survive a power cut
+        self.assembly: Assembly | None = None  # the record that arrives in parts
+        self.allowances = 0  # how often one was sent
+        self.fetch_request: int | None = None
+
+    def connect(self, info: SessionInfo, now: float) -> None:
+        """Begin a connection, which has no sockets yet."""
+        self.info = info
+        self.token = secrets.token_bytes(TOKEN_BYTES)  # messages with another one are stale
+        self.key = ""  # its public key; empty without keys
+        self.live = True
+        self.closed = False  # on_silent was called for the current silence
+        self.gone = False  # and permanently: another took its place
         self.heard = now
         self.timeout_s = 0.0  # seconds that its heartbeats may take over its link, as its actor reports
         self.data_id = self.control_id = self.snapshots_id = b""  # routing ids of its sockets
         self.finish_told = False
-        # The stream.
-        self.state = state
-        self.started_at = state.expected if new else -1  # `expected` before its first record here
-        self.duplicates = self.orphans = 0
-        self.unsynced: collections.deque[tuple[int, int]] = collections.deque()  # (journal entry, `expected` behind it)
-        self.synced = state.expected  # sequence numbers below it survive a power cut
-        self.assembly: Assembly | None = None  # the record that arrives in parts
         self.gap_told: dict[str, Any] | None = None  # `arrived` when a gap was last reported
         self.allowance_told: int | None = None
-        self.allowances = 0  # how often one was told
-        # Snapshots.
-        self.holds: int | None = None  # version it holds, while it waits for an announcement
-        self.fetch_request: int | None = None
+        self.holds: int | None = None  # version of the snapshot it holds, while it waits for an announcement
 
     @property
     def arrived(self) -> dict[str, Any]:
@@ -88,13 +91,6 @@ class Session:
 
     def is_silent(self, now: float, timeout_s: float) -> bool:
         return now - self.heard > min(max(timeout_s, self.timeout_s), _MAX_TIMEOUTS * timeout_s)
-
-    def report(self, now: float) -> dict[str, Any]:
-        return {
-            **self.info._asdict(), "live": self.live, "silent_s": now - self.heard, "records": self.state.expected,
-            "steps": self.state.steps, "open_episode": self.state.open_episode, "duplicates": self.duplicates,
-            "orphans": self.orphans,
-        }  # fmt: skip
 
 
 class Admission(NamedTuple):
@@ -117,7 +113,7 @@ class Sessions:
     def __init__(
         self, contract: dict[str, str], run: str, limit: int, recall: Callable[[str], SessionState | None]
     ) -> None:
-        self._contract, self._run, self._limit, self._recall = contract, run, limit, recall
+        self.contract, self._run, self._limit, self._recall = contract, run, limit, recall
         self._by_session: dict[str, Session] = {}
         self._by_token: dict[bytes, Session] = {}
         self.lock = threading.RLock()
@@ -128,90 +124,71 @@ class Sessions:
         return iter(list(self._by_session.values()))
 
     @contextlib.contextmanager
-    def taking(self, session: Session) -> Iterator[None]:
-        """Keep the session's stream for the data thread, which takes something in for it."""
-        with self.lock:
-            self._taking = session
-        try:
-            yield
-        finally:
-            self.release()
+    def taking(self, of: Session | bytes) -> Iterator[Session | None]:
+        """Keep the stream of a session for the data thread, which takes something in for it.
 
-    def begin_record(self, token: bytes) -> Session | None:
-        """Return the session whose current connection has this token, kept as by `taking` until `release`."""
+        `of`: the session, or the token of its current connection, from which a message came; None where none has it.
+        """
         with self.lock:
-            session = self._taking = self._by_token.get(token)
-            if session is not None:
+            session = self._taking = self.by_token(of) if isinstance(of, bytes) else of
+        try:
+            yield session
+        finally:
+            with self.lock:
+                self._taking = None
+                self._idle.notify_all()
+
+    def by_token(self, token: bytes) -> Session | None:
+        """Return the session whose current connection has this token, and note that a message came from it."""
+        with self.lock:
+            if (session := self._by_token.get(token)) is not None:
                 session.hear()
             return session
-
-    def release(self) -> None:
-        with self.lock:
-            self._taking = None
-            self._idle.notify_all()
-
-    def by_token(self, token: object) -> Session | None:
-        return self._by_token.get(token) if isinstance(token, bytes) else None
 
     def restore(self, states: Iterable[SessionState], now: float) -> None:
         """Remember the sessions of a previous learner process, silent for now."""
         for state in states:
             # Not `closed`: where its last records are damaged it may be in an episode that its state does not name.
-            session = Session(state, "unknown", now, new=False)
-            session.live = False
-            self._by_session[state.session] = session  # last: another thread counts those that are live
+            self._by_session[state.session] = Session(state, "unknown", now, new=False)
 
     def check(self, hello: Hello) -> None:
         """Raise RefuseError, with the sentence to send, where both sides differ."""
         if hello.protocol == handshake.PROTOCOL and hello.run != self._run:
             raise RefuseError(f"this learner runs {self._run!r} now, not {hello.run!r}", retry=True)
-        if sentence := handshake.compare_protocol(hello.protocol) or self.compare(hello.contract):
+        if sentence := handshake.compare_protocol(hello.protocol) or handshake.compare(self.contract, hello.contract):
             raise RefuseError(sentence)
-
-    def compare(self, contract: dict[str, str]) -> str:
-        """Return the sentence that refuses an actor with this contract; empty where nothing differs."""
-        return handshake.compare(self._contract, contract)
 
     def admit(self, hello: Hello, peer: str, now: float) -> Admission:
         """Open or continue the session of a checked hello; raises RefuseError with the sentence to send."""
         with self.lock:
-            return self._admit(hello, peer, now)
-
-    def _admit(self, hello: Hello, peer: str, now: float) -> Admission:
-        old = self._by_session.get(hello.session)
-        if old is None and (state := self._recall(hello.session)) is not None:
-            old = self._by_session[hello.session] = Session(state, peer, now, new=False)
-            old.live = False
-        if old is not None:
-            self._check_return(old, hello)
-            if self._taking is old:
-                self._await_record(old)
+            old = self._by_session.get(hello.session)
+            if old is None and (state := self._recall(hello.session)) is not None:
+                old = self._by_session[hello.session] = Session(state, peer, now, new=False)
+            if old is not None:
                 self._check_return(old, hello)
-        ousted = self._make_room(hello)
-        lost = 0
-        identity = hello.session, hello.actor_id, hello.incarnation
-        if old is None:
-            start = SessionState(*identity, hello.first, 0, hello.steps_before_first, None)
-            session = self._by_session[hello.session] = Session(start, peer, now)
-        else:
-            session, state = old, old.state
-            if hello.incarnation != old.info.incarnation:
-                old.assembly = None  # where a power cut took its newest records, others have their numbers now
-            state = state._replace(actor_id=hello.actor_id, incarnation=hello.incarnation)
-            if (lost := max(0, hello.first - state.expected)) > 0:
-                offset = hello.steps_before_first - state.steps
-                state = state._replace(expected=hello.first, steps_offset=offset, open_episode=None)
-                old.assembly = None
-            old.state, old.refused = state, ""
-            self.fence(old)
-        session.info = SessionInfo(*identity, peer)
-        session.token = secrets.token_bytes(TOKEN_BYTES)
-        self._by_token[session.token] = session
-        session.live, session.heard, session.finish_told, session.closed, session.gone = True, now, False, False, False
-        session.holds = session.gap_told = session.allowance_told = None
-        session.timeout_s = 0.0
-        session.data_id = session.control_id = session.snapshots_id = b""
-        return Admission(session, old is not None, lost, ousted)
+                if self._taking is old:
+                    self._await_record(old)
+                    self._check_return(old, hello)
+            ousted = self._make_room(hello)
+            lost = 0
+            identity = hello.session, hello.actor_id, hello.incarnation
+            if old is None:
+                start = SessionState(*identity, hello.first, 0, hello.steps_before_first, None)
+                session = self._by_session[hello.session] = Session(start, peer, now)
+            else:
+                session, state = old, old.state
+                if hello.incarnation != old.info.incarnation:
+                    old.assembly = None  # where a power cut took its newest records, others have their numbers now
+                state = state._replace(actor_id=hello.actor_id, incarnation=hello.incarnation)
+                if (lost := max(0, hello.first - state.expected)) > 0:
+                    offset = hello.steps_before_first - state.steps
+                    state = state._replace(expected=hello.first, steps_offset=offset, open_episode=None)
+                    old.assembly = None
+                old.state, old.refused = state, ""
+                self.fence(old)
+            session.connect(SessionInfo(*identity, peer), now)
+            self._by_token[session.token] = session
+            return Admission(session, old is not None, lost, ousted)
 
     def _await_record(self, old: Session) -> None:
         """Wait for what is being taken in of a session; nothing more of its former connection is."""
@@ -265,7 +242,7 @@ class Sessions:
         return ousted
 
     def fence(self, session: Session) -> None:
-        """Forget a session's present connection: what still comes from it is stale."""
+        """Forget a session's current connection: what still comes from it is stale."""
         with self.lock:
             self._by_token.pop(session.token, None)
 
@@ -288,7 +265,7 @@ class Sessions:
                     s.assembly = None
 
     def close(self, session: Session, *, gone: bool) -> bool:
-        """Note that a session fell silent, or is `gone` for good; False where that was noted already."""
+        """Note that a session fell silent, or is permanently `gone`; False where that was noted already."""
         with self.lock:
             if session.closed and (session.gone or not gone):
                 return False

@@ -31,8 +31,8 @@ _MAX_TRACKED_PEERS = 1024  # connections; the one blamed least recently makes ro
 class PeerRateLimiter:
     """Counts malformed messages by connection, and forgets them with time. Used by one thread.
 
-    Not by address: an honest actor may share an attacker's, behind a tunnel for instance. A message that is dropped
-    unread does not count, so that a flood costs one decoding a second. `limit`: what a connection may send at once.
+    Not by address: an honest actor may share an attacker's, behind a tunnel for instance. `limit`: what a connection
+    may send at once. What is dropped unread does not count, so that a flood costs one decoding a second.
     """
 
     def __init__(self, limit: int, clock: Clock = time.monotonic) -> None:
@@ -50,13 +50,7 @@ class PeerRateLimiter:
         return level >= self._limit
 
     def is_blocked(self, channel: str, identity: bytes) -> bool:
-        key = (channel, identity)
-        if key not in self._levels:
-            return False
-        level = self._level(key, self._clock())
-        if level <= 0:
-            del self._levels[key]
-        return level >= self._limit
+        return self._level((channel, identity), self._clock()) >= self._limit
 
     def _level(self, key: tuple[str, bytes], now: float) -> float:
         level, at = self._levels.get(key, (0.0, now))

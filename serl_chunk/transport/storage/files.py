@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -20,24 +21,20 @@ def lock_folder(folder: Path) -> int:
     Raises ConfigError where another process owns it, OSError where it cannot be written.
     """
     for _ in range(_TRIES):
-        try:
+        # What is not found: the previous owner removes the folder at this moment.
+        with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
             folder.mkdir(parents=True, exist_ok=True)
             fd = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-        except FileNotFoundError:
-            continue  # its owner removes it at this moment
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.callback(os.close, fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as e:
+                raise ConfigError(
+                    f"{folder} is in use by another process. Stop that one, or choose another folder"
+                ) from e
             if os.path.samestat(os.fstat(fd), os.stat(folder / LOCK)):
+                stack.pop_all()
                 return fd
-        except FileNotFoundError:
-            pass  # the lock that is ours now was removed
-        except BlockingIOError as e:
-            os.close(fd)
-            raise ConfigError(f"{folder} is in use by another process. Stop that one, or choose another folder") from e
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)
     raise OSError(errno.EBUSY, "another process keeps removing it")
 
 
@@ -57,8 +54,3 @@ def free_bytes(folder: Path) -> int:
         return shutil.disk_usage(folder).free
     except OSError:
         return 0
-
-
-def total_bytes(folder: Path) -> int:
-    """Return the size of a folder's disk. Raises OSError."""
-    return shutil.disk_usage(folder).total

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import itertools
 import logging
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import NamedTuple
 
 import msgpack
 
-from serl_chunk.transport.storage import files
 from serl_chunk.transport.storage.journal import Entry, Journal, JournalError
 from serl_chunk.transport.storage.segment import Buffer
 from serl_chunk.transport.stream import SessionState, Verdict
@@ -171,12 +171,10 @@ class RecordStore:
     def has_room(self) -> bool:
         """Whether a disk that was full is usable again: 64 MiB are free, or a twentieth of a small disk."""
         try:
-            return self.free_bytes() >= min(_ROOM_BYTES, files.total_bytes(self.journal.folder) // 20)
+            disk = shutil.disk_usage(self.journal.folder)
         except OSError:  # the folder is gone, or its mount is
             return False
-
-    def free_bytes(self) -> int:
-        return files.free_bytes(self.journal.folder)
+        return disk.free >= min(_ROOM_BYTES, disk.total // 20)
 
     def close(self) -> None:
         self.journal.close()

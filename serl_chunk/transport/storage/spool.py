@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import msgpack
 
 from serl_chunk.io import atomic_write
-from serl_chunk.transport.storage import files
 from serl_chunk.transport.storage.journal import Journal, JournalError, Place
 from serl_chunk.transport.storage.segment import Buffer
 from serl_chunk.transport.wire import codec, records
@@ -279,9 +278,6 @@ class Spool:
             log.warning("session %s is not marked as ended: %s", self.session, e)
             return False
         return True
-
-    def free_bytes(self) -> int:
-        return files.free_bytes(self.folder)
 
     def close(self) -> None:
         self._journal.close(remove=self.acked == self.next)

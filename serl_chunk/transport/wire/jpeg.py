@@ -1,7 +1,6 @@
 """Images as JPEG files in a message: their heads are checked on arrival, their pixels are decoded where they are used.
 
-A few bytes can decode to gigabytes in half a minute. A receiver therefore reads the size of every image from its head,
-and a spool that is opened again reads nothing more; an image is decoded where it is used.
+A few bytes can decode to gigabytes in half a minute.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class JpegImages:
 
 
 class JpegImage:
-    """An image uint8[H, W, 3] of `images`, which has one. `np.asarray` decodes it, `image[None]` is `images` itself."""
+    """The only image of `images`, uint8[H, W, 3]. `np.asarray` decodes it, `image[None]` is `images` itself."""
 
     dtype = np.dtype(np.uint8)
     ndim = 3
@@ -75,15 +74,8 @@ class JpegImage:
         self.images = images
         self.shape = images.shape[1:]
 
-    @property
-    def nbytes(self) -> int:
-        return self.images.nbytes
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, i: Any) -> Any:
-        return self.images if i is None else self.images[0][i]
+    def __getitem__(self, i: None) -> JpegImages:
+        return self.images
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         image: np.ndarray = self.images.__array__(dtype, copy)[0]

@@ -158,9 +158,8 @@ def encode_record(record: Record, first: int, *, jpeg_quality: int = 0) -> list[
             header.update(record._asdict(), outcome=record.outcome.value, reward=_plain(record.reward))
             header["final_observation"] = record.final_observation is not None
             for key, value in (record.final_observation or {}).items():
-                if isinstance(value, JpegImage) or (jpeg_quality and key.startswith(IMAGE_PREFIX)):
-                    images = value[None] if isinstance(value, JpegImage) else np.asarray(value)[None]
-                    arrays[f"jpeg/{key}"], _ = encode_jpeg(images, jpeg_quality)
+                if jpeg_quality and key.startswith(IMAGE_PREFIX):
+                    arrays[f"jpeg/{key}"], _ = encode_jpeg(np.asarray(value)[None], jpeg_quality)
                 else:
                     arrays[key] = np.asarray(value)
         case Amend():

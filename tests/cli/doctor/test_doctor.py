@@ -34,6 +34,7 @@ from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.server.server import LearnerServer
+from serl_chunk.transport.storage import files
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.codec import Limits
@@ -332,7 +333,7 @@ def test_a_live_actor_of_that_name_is_told_of_and_left_alone(config, shared):
 
 
 def test_a_full_disk_of_the_learner(config, shared, tmp_path, monkeypatch):
-    monkeypatch.setattr(RecordStore, "free_bytes", lambda self: 500 << 20)
+    monkeypatch.setattr(files, "free_bytes", lambda folder: 500 << 20)
     store = RecordStore(tmp_path / "journal", Limits(1 << 26, 64), min_steps=100)
     port = free_port()
     with learner(port, shared, store=store) as server:

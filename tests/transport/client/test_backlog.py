@@ -79,6 +79,6 @@ def test_a_link_without_spools_takes_no_records_and_writes_no_files(tmp_path, mo
             link.begin(Begin("e"))
         assert link.can_begin() == (True, "")
         assert link.flush(1)
-        assert session["live"]
+        assert session.live
         assert {p for p in tmp_path.rglob("*") if p.is_file()} == {p for p in before if p.is_file()}
     eventually(lambda: not list(tmp_path.rglob("*.journal")))

@@ -349,7 +349,7 @@ def test_a_revoked_key_is_cut_and_stays_out(learner, tmp_path, port, caplog):
             send_episode(other, "a", 5)
             assert other.flush(10)  # the others notice nothing
         assert re.match(naming(f"{HERE}:{port}", "left", "revoked"), refusal(port, keys))
-        eventually(lambda: not any(s["live"] for s in server.sessions()))
+        eventually(lambda: not any(s.live for s in server.sessions()))
     assert list(inbox.episodes()) == ["a"]
     assert "revoked key of left" in caplog.text
 
@@ -363,7 +363,7 @@ def test_what_a_revoked_holder_still_sends_is_not_heard(learner, tmp_path, port)
         try:
             assert actor.welcome.kind == handshake.WELCOME
             learner.revoke("left")
-            eventually(lambda: not any(s["live"] for s in server.sessions()))
+            eventually(lambda: not any(s.live for s in server.sessions()))
             before = server.stats()["stale"]
             actor.data.send_multipart([actor.token, *codec.encode("begin", {"first": 0})])
             eventually(lambda: server.stats()["stale"] > before)

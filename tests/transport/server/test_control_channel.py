@@ -50,7 +50,7 @@ def test_heartbeats_hellos_and_refusals_are_answered_while_a_record_waits():
                 other.connect(timeout=10)
             time.sleep(BLOCKED_S)
             assert (link.stats()["connected"], link.stats()["connections"]) == (1, 1)
-            assert {s["actor_id"]: s["live"] for s in server.sessions()}["a"]
+            assert {s.info.actor_id: s.live for s in server.sessions()}["a"]
         finally:
             gate.open.set()
         assert link.flush(10)
@@ -101,7 +101,7 @@ def test_an_actor_that_returns_while_its_record_waits_is_let_in_behind_it():
                 RawActor(port, incarnation=2)
             assert gate.inbox.records == []
             gate.open.set()
-            eventually(lambda: server.sessions()[0]["records"] == 1)
+            eventually(lambda: server.sessions()[0].state.expected == 1)
             new = RawActor(port, incarnation=2)
             assert (new.welcome.header["known"], new.welcome.header["next"]) == (True, 1)
             assert new.record(records.encode_record(Begin("f"), 1)).header["next"] == 2
@@ -132,7 +132,7 @@ def test_an_episode_is_closed_before_its_successor_begins():
             gate.open.clear()
             blocker.data.send_multipart([blocker.token, *records.encode_record(Begin("x"), 0)])
             assert gate.waiting.wait(10)
-            eventually(lambda: not {s["session"]: s["live"] for s in server.sessions()}["old"])
+            eventually(lambda: not {s.info.session: s.live for s in server.sessions()}["old"])
             new = RawActor(port, session="new")  # of the same actor id
             new.data.send_multipart([new.token, *records.encode_record(Begin("f"), 0)])
             time.sleep(0.1)

@@ -83,7 +83,7 @@ def test_two_actors_with_different_ids_feed_one_learner():
         assert a.flush(10)
         assert b.flush(10)
         assert inbox.episodes() == {f"{x}{e}": list(range(20)) for e in range(5) for x in "ab"}
-        assert {s["actor_id"]: s["steps"] for s in server.sessions()} == {"a": 100, "b": 100}
+        assert {s.info.actor_id: s.state.steps for s in server.sessions()} == {"a": 100, "b": 100}
 
 
 def test_a_silent_session_ends_its_episode_once_and_may_come_back():
@@ -98,7 +98,7 @@ def test_a_silent_session_ends_its_episode_once_and_may_come_back():
         try:
             actor.record(records.encode_record(Begin("e"), 0))
             eventually(lambda: inbox.silent == ["raw"])
-            assert server.sessions()[0]["live"] is False
+            assert server.sessions()[0].live is False
             late = StepBlock.from_steps("e", [step(0)])
             assert actor.record(records.encode_record(late, 1)).header["next"] == 2
             assert server.stats()["orphans"] == 0
@@ -116,7 +116,7 @@ def test_a_silent_session_within_the_episode_timeout_continues_its_episode():
         actor = RawActor(port)
         try:
             actor.record(records.encode_record(Begin("e"), 0))
-            eventually(lambda: server.sessions()[0]["live"] is False)
+            eventually(lambda: server.sessions()[0].live is False)
             actor.record(records.encode_record(StepBlock.from_steps("e", [step(0)]), 1))
             assert len(inbox.records) == 2
             assert inbox.silent == []

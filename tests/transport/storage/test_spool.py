@@ -491,7 +491,7 @@ def test_a_killed_actors_records_arrive_once_at_a_learner_that_has_some(tmp_path
         assert inbox.episodes() == {"a": list(range(20)), "b": list(range(7)), "c": list(range(5))}
         (b,) = [r for r in inbox.records if isinstance(r, End) and r.episode_id == "b"]
         assert (b.length, b.outcome_by, b.final_observation, b.truncated) == (7, "restart", None, True)
-        eventually(lambda: not any(s["live"] for s in server.sessions()))
+        eventually(lambda: not any(s.live for s in server.sessions()))
         assert len(server.sessions()) == 1
     assert not folder.exists()
 
