@@ -21,13 +21,7 @@ from serl_chunk.transport.wire.codec import MAX_HEADER_BYTES, Frame
 from serl_chunk.types import ConfigError
 
 Clock = Callable[[], float]
-
-
-class Counters(collections.Counter[str]):
-    """Named counts. Written by one thread, read by any: a reader may be one event behind."""
-
-    def __init__(self, *names: str) -> None:
-        super().__init__(dict.fromkeys(names, 0))  # a zero is visible from the start
+Counters = collections.Counter[str]  # written by one thread, read by any: a reader may be one event behind
 
 
 DEFAULT_PORT = 5588

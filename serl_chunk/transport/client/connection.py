@@ -29,7 +29,7 @@ _GOODBYE_MS = 200  # how long `close` waits for its goodbye to leave
 
 
 class Connection:
-    """Owns three DEALER sockets and a thread: sends what the outbox holds, pulls the newest snapshot.
+    """Three DEALER sockets and a thread, which sends what the outbox holds and pulls the newest snapshot.
 
     Attributes that other threads read are written whole; `news` is notified after each change.
     """
@@ -190,7 +190,6 @@ class Connection:
             self._hello_at = now
 
     def _on_identity(self, run: str) -> None:
-        """Introduce this actor to the run that the learner named: it gets that run's records, and no others."""
         if run != self.run:
             if self.run:
                 log.warning("another run: learner=%s:%d run=%s previous=%s", self._host, self._port, run, self.run)
@@ -255,14 +254,12 @@ class Connection:
         return self._snapshots.pump(self._sockets["snapshots"], token)
 
     def _greet_data(self, token: bytes) -> None:
-        """Name the session: the learner buffers little of a connection without one."""
-        if not self._data_greeted:
+        if not self._data_greeted:  # it names the session: the learner buffers little of a connection without one
             self._data_greeted = try_send(self._sockets["data"], [token, *codec.encode(message_types.PING, {})])
         if self._out.flushed:  # nothing is late
             self._out.sender.wait()
 
     def _receive(self, channel: str, s: zmq.Socket[bytes]) -> bool:
-        """Handle a socket's messages; True where a caller may be waiting for one."""
         changed = False
         while not s.closed:
             if (frames := try_receive(s)) is None:

@@ -1,7 +1,6 @@
 """Flow control: the bytes that may be on their way, the size of messages, and time-outs that fit the link.
 
-Records, snapshots and heartbeats share a link. A slow link takes longer than any time-out for megabytes that are sent
-at once, and the heartbeats behind them would be late.
+Megabytes sent at once would make the heartbeats behind them late on a slow link.
 """
 
 from __future__ import annotations
@@ -106,8 +105,7 @@ class Flow:
             self._first_window = _FIRST_WINDOW
 
     @property
-    def needs_s(self) -> float:
-        """Twice the seconds that the bytes on their way take at the current pace."""
+    def needs_s(self) -> float:  # twice what the bytes on their way take at the current pace
         return 2 * self.in_flight * (self._pace or _UNKNOWN_PACE)
 
 

@@ -73,8 +73,8 @@ class _Patience:
 class LearnerLink(Connection):
     """A RecordSink and SnapshotSource whose other end is a learner.
 
-    Records are queued whatever the network does, and kept until the learner has them. The link waits for a learner that
-    disappears. An error that waiting cannot cure stops the thread: `can_begin` and `flush` report it.
+    Records are kept until the learner has them, and a learner that disappears is waited for. An error that waiting
+    cannot cure stops the thread: `can_begin` and `flush` report it.
     """
 
     def __init__(

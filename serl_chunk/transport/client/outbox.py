@@ -51,13 +51,13 @@ class _Message(NamedTuple):
 class Sender:
     """Sends a spool's entries in order, at most `credit_bytes` of them unacknowledged. For the network thread.
 
-    What the link does not carry at once travels in parts (`wire/parts.py`): the learner reports how far they have come.
+    What the link does not carry at once travels in parts (`wire/parts.py`).
     """
 
     def __init__(self, credit_bytes: int, timeout_s: float) -> None:
         self.spool: Spool | None = None
         self.blocked = False  # the socket took no more; poll it for writing
-        self.unreadable = ""  # why the spool gives nothing back
+        self._unreadable = False  # the spool gives nothing back
         self.retransmitted = 0  # records
         self.progress_at = time.monotonic()  # when the learner last received something, or nothing was in flight
         self.in_flight_bytes = 0  # not acknowledged
@@ -119,14 +119,14 @@ class Sender:
             self._sent_once = max(self._sent_once, item.end)
 
     def _next_kept(self) -> Kept | None:
-        kept, trouble = None, ""
         try:
             kept = None if self.spool is None else self.spool.at(self._next)
         except JournalError as e:
-            trouble = str(e)
-            if not self.unreadable:
+            if not self._unreadable:
                 log.error("%s: it is tried again", e)
-        self.unreadable = trouble
+            kept, self._unreadable = None, True
+        else:
+            self._unreadable = False
         return kept
 
     def acknowledged(self, seq: int, *, gap: bool = False, arrived: Arrived | None = None) -> None:
@@ -163,7 +163,7 @@ class Outbox:
         self.stuck = ""  # why the spool takes nothing
         self.sender = Sender(config.credit_bytes, config.timeout_s)
         self.inherited = 0  # records that the spool held when it was opened and that the learner lacked then
-        self.counters = Counters("abandoned", "set_aside")
+        self.counters = Counters(abandoned=0, set_aside=0)
         self._spools = spools
         self._spool_bytes, self._jpeg_quality = config.spool_bytes, config.jpeg_quality
         self._largest_episode = largest_episode_bytes

@@ -1,7 +1,4 @@
-"""The actor's side of the keys: how sockets use them, why a key exchange fails, and joining.
-
-libzmq reports a refused key to a socket's monitor alone, as a number.
-"""
+"""The actor's side of the keys: their use by sockets, the reasons of failed key exchanges, and joining."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from serl_chunk.transport.wire import codec, handshake, message_types
 from serl_chunk.transport.wire.codec import Frame, Limits, WireError
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 
-HANDSHAKE_EVENTS = (  # of a socket's monitor
+HANDSHAKE_EVENTS = (  # of a socket's monitor, the only place where libzmq reports a refused key
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -100,8 +97,7 @@ class ConnectionFault(NamedTuple):
 class KeyExchange:
     """The keys on an actor's sockets, one connection after another. Used by the network thread.
 
-    On loopback the learner decides: keys are used where it requires them and left out where it does not, unless they
-    are binding.
+    On loopback the learner decides whether keys are used, unless they are binding.
     """
 
     def __init__(self, keys: ClientKeys | None, host: str, port: int) -> None:
@@ -229,9 +225,9 @@ def enroll(keys: ClientKeys, config: TransportConfig, host: str, port: int, time
 def _ask(
     keys: ClientKeys, config: TransportConfig, host: str, port: int, timeout: float, request: list[Frame] | None
 ) -> Outcome | None:
-    """Connect with a key and, once it is accepted, send a request. DONE is success, None no answer in time.
+    """Connect with a key and, once it is accepted, send a request.
 
-    BUSY: the learner could not check the key in that time. CLOSED: the connection was closed again and again.
+    Returns DONE for success, None for no answer in time, BUSY where the learner could not check the key in that time.
     """
     deadline = time.monotonic() + timeout
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -75,7 +75,7 @@ class Pair:
 
 
 class JoinToken(NamedTuple):
-    """What a learner gives to one robot PC, once. It holds a secret, which its `repr` leaves out."""
+    """An invitation of one robot PC. It holds a secret, which its `repr` leaves out."""
 
     server: str  # the learner's public key, Z85
     ticket: str  # secret half of the one-time pair, Z85
@@ -121,7 +121,7 @@ def _check(content: bytes) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class ClientKeys:
-    """What a robot PC needs to talk to one learner."""
+    """The keys of a robot PC for one learner."""
 
     folder: Path
     name: str  # what the learner calls this machine

@@ -91,10 +91,7 @@ class ServerKeys:
 
     @classmethod
     def ensure(cls, folder: Path, clock: Callable[[], float] = time.time) -> tuple[ServerKeys, bool]:
-        """Return the keys in `folder`, and whether they were made just now. Raises ConfigError.
-
-        New keys come with one for this machine, so that actors and evaluations here need not join.
-        """
+        """Return the keys in `folder`, and whether they were made now, with one of this machine. Raises ConfigError."""
         with locked(folder):
             if (folder / "server.json").exists():
                 return cls.open(folder, clock), False
@@ -249,8 +246,7 @@ class Authenticator:
         self._complain("control", address.removeprefix("::ffff:"), what)
         return b"400"
 
-    def _role(self, public: str) -> tuple[Client | None, Literal["connect", "join", "", None]]:
-        """Return a key's client and what it may do: "" for nothing, None while the folder cannot be read."""
+    def _role(self, public: str) -> tuple[Client | None, Literal["connect", "join", "", None]]:  # None: unknown now
         try:
             client, role = self._keys.role(public)
         except ConfigError as e:

@@ -1,8 +1,8 @@
 """Bounds what a peer makes the learner hold before a message is complete.
 
-libzmq limits the size of a frame and the number of complete messages that wait, but not the frames of an unfinished
-message. The kernel counts what a connection has received (TCP_INFO), and this module the messages it has completed. A
-connection that receives too much without completing one is shut down, and libzmq then frees what it held.
+libzmq does not limit the frames of an unfinished message. The kernel counts what a connection has received (TCP_INFO),
+and this module the messages it has completed. A connection that receives too much without completing one is shut down,
+and libzmq then frees what it held.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -58,20 +57,18 @@ class ConnectionGuard:
         self._queued = queued_bytes + queued_bytes // 8 + UNFINISHED_BYTES  # with the frames' heads
         self._unfinished = largest_message + UNFINISHED_BYTES
         self._on_cut = on_cut
-        self._ports: dict[str, int] = {}
         self._connections: dict[tuple[str, int], _Connection] = {}  # (channel, descriptor), in the order of acceptance
         self._drained = 0  # at the last look
         # (channel, identity) -> [descriptor, complete messages]: written by the thread that receives.
         self._peers: dict[tuple[str, bytes], list[int]] = {}
         self.monitors: dict[str, zmq.Socket[bytes]] = {}  # to poll for reading
-        self._owners: list[zmq.Socket[Any]] = []
+        self._watched: dict[str, tuple[zmq.Socket[bytes], int]] = {}  # with their ports
 
     def watch(self, channel: str, s: zmq.Socket[bytes], port: int) -> None:
         """Watch a socket; call it before the socket is bound to `port`."""
         events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | HANDSHAKE_EVENTS
-        self._ports[channel], self.monitors[channel] = port, s.get_monitor_socket(events)
+        self._watched[channel], self.monitors[channel] = (s, port), s.get_monitor_socket(events)
         self.monitors[channel].linger = 0
-        self._owners.append(s)
 
     def read(self, channel: str) -> list[Outcome]:
         """Note accepted and closed connections; returns the outcomes of handshakes, the newest last."""
@@ -96,7 +93,7 @@ class ConnectionGuard:
         except OSError:  # it is gone already
             return
         with contextlib.suppress(OSError, IndexError):
-            if s.getsockname()[1] == self._ports[channel]:
+            if s.getsockname()[1] == self._watched[channel][1]:
                 self._forget(channel, fd)
                 self._connections[channel, fd] = _Connection(s)
                 return
@@ -114,10 +111,7 @@ class ConnectionGuard:
         self._peers[key][1] += 1
 
     def look(self, admitted: Iterable[tuple[str, bytes]]) -> None:
-        """Shut down what exceeds a limit, where a look is due.
-
-        `admitted`: (channel, identity) of the connections of live sessions.
-        """
+        """Shut down what exceeds a limit, where a look is due. `admitted`: (channel, identity) of live sessions."""
         now = time.monotonic()
         if now < self.look_at:
             return
@@ -167,7 +161,7 @@ class ConnectionGuard:
             self._on_cut(key[0], why)
 
     def close(self) -> None:
-        for s in self._owners:
+        for s, _ in self._watched.values():
             if not s.closed:
                 s.disable_monitor()
         for monitor in self.monitors.values():

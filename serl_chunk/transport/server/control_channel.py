@@ -1,8 +1,4 @@
-"""The learner's answers on the control and snapshots channels.
-
-The control thread never touches the disk's queue nor the replay's lock, so that heartbeats, hellos and refusals are
-answered while a record waits for either.
-"""
+"""The learner's answers on the control and snapshots channels, also while a record waits for disk or replay."""
 
 from __future__ import annotations
 
@@ -15,11 +11,10 @@ import numpy as np
 
 from serl_chunk.transport.security.server import Authenticator, user_of
 from serl_chunk.transport.server.record_channel import RecordReceiver
-from serl_chunk.transport.server.sessions import RefuseError, Session, Sessions
+from serl_chunk.transport.server.sessions import RefuseError, Session
 from serl_chunk.transport.server.snapshot_channel import SnapshotChannel
-from serl_chunk.transport.server.sockets import ServerSockets, address_of
+from serl_chunk.transport.server.sockets import RateLimiter, address_of
 from serl_chunk.transport.storage import files
-from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.wire import codec, handshake, message_types, probe
 from serl_chunk.transport.wire.codec import Frame, Message, WireError
 from serl_chunk.types import SerlChunkError
@@ -38,23 +33,15 @@ class ControlChannel:
     """
 
     def __init__(
-        self,
-        sockets: ServerSockets,
-        sessions: Sessions,
-        receiver: RecordReceiver,
-        snapshots: SnapshotChannel,
-        store: RecordStore | None,
-        *,
-        run_id: str,
-        welcome: Welcome,
-        episode_timeout: float,
+        self, receiver: RecordReceiver, snapshots: SnapshotChannel, *, welcome: Welcome, episode_timeout: float
     ) -> None:
         self.finished: str | None = None  # why training is over; the learner's thread sets it
-        self._config, self._sockets, self._sessions = sockets.config, sockets, sessions
-        self._counters, self._limits = sockets.counters["control"], sockets.limits
         self._receiver, self._snapshots = receiver, snapshots
-        self._run_id, self._welcome, self._episode_timeout, self._store = run_id, welcome, episode_timeout, store
-        self._probes = probe.ProbeRateLimit(self._counters)
+        self._sockets, self._sessions = receiver.sockets, receiver.sessions
+        self._config, self._limits = self._sockets.config, self._sockets.limits
+        self._counters = self._sockets.counters["control"]
+        self._run_id, self._welcome, self._episode_timeout = snapshots.run, welcome, episode_timeout
+        self._probes = RateLimiter(probe.AT_ONCE, probe.PER_S)  # of all peers together: one alone could connect again
         self._keys_at = 0.0  # when revoked keys are looked for next
 
     def receive(self, identity: bytes, frames: list[Frame]) -> None:
@@ -72,7 +59,10 @@ class ControlChannel:
         elif message.kind == handshake.HELLO:
             self._on_hello(identity, handshake.Hello.decode(message), address_of(frames), key)
         elif message.kind in (message_types.INSPECT, message_types.ECHO):
-            if self._probes.take():
+            dropped = self._probes.is_reached("")  # its sender notices
+            self._counters["probes_dropped" if dropped else "probes"] += 1
+            if not dropped:
+                self._probes.add("")
                 inspect = message.kind == message_types.INSPECT
                 found = self._inspect(message, key) if inspect else probe.answer_echo(message)
                 self._sockets.send("control", identity, found)
@@ -98,7 +88,7 @@ class ControlChannel:
         """Return the answer that an actor would get, and this learner's state; no peer is admitted."""
         request = probe.StatusRequest.decode(message)
         live = [s for s in self._sessions if s.live]
-        authenticator, not_ready = self._sockets.authenticator, ""
+        authenticator, store, not_ready = self._sockets.authenticator, self._receiver.store, ""
         try:
             self._welcome()
         except SerlChunkError as e:
@@ -115,7 +105,7 @@ class ControlChannel:
             max_actors=self._config.max_sessions,
             version=self._snapshots.version,
             snapshot_bytes=self._snapshots.nbytes,
-            free_bytes=files.free_bytes(self._store.journal.folder) if self._store else -1,
+            free_bytes=files.free_bytes(store.journal.folder) if store else -1,
         ).encode()
 
     def _on_hello(self, identity: bytes, hello: handshake.Hello, peer: str, key: str) -> None:
@@ -151,7 +141,7 @@ class ControlChannel:
         logger.info("actor %s connected from %s%s, with snapshot %d", hello.actor_id, peer, named, hello.version)
 
     def _session(self, message: Message, channel: str, identity: bytes) -> Session | None:
-        """Return the session of a message's token; a peer without one receives a request for a hello."""
+        """Return the session of a message's token; a peer without one is requested to send a hello."""
         session = self._sessions.by_token(codec.field(message.header, "token", bytes))
         if session is None:
             self._counters["stale"] += 1
@@ -183,8 +173,6 @@ class ControlChannel:
         if session is not None:
             session.snapshots_id = identity
             self._snapshots.receive(session, message)
-
-    # What happens without a message.
 
     def _drop_revoked(self, authenticator: Authenticator) -> None:
         for session in self._sessions:

@@ -43,9 +43,9 @@ class RecordReceiver:
     ) -> None:
         """See LearnerServer for the callbacks. With `durability="power"` only what is synced is acknowledged."""
         self.stalled = ""  # why nothing is taken now
-        self._sockets, self._sessions, self._counters = sockets, sessions, sockets.counters["data"]
+        self.sockets, self.sessions, self._counters = sockets, sessions, sockets.counters["data"]
         self._on_record, self._on_silent, self._allowance = on_record, on_silent, allowance
-        self._store, self._wait_for_disk = store, sockets.config.durability == "power" and store is not None
+        self.store, self._wait_for_disk = store, sockets.config.durability == "power" and store is not None
         self._ends: collections.deque[tuple[Session, Callable[[], None]]] = collections.deque()
         self._retry_at, self._trim_at = 0.0, math.inf
         self._turned_at = time.monotonic()  # when the data thread last had nothing that it waited for
@@ -64,7 +64,7 @@ class RecordReceiver:
             raise WireError("no token")
         self._turned_at = time.monotonic()
         self.end_episodes()
-        with self._sessions.taking(bytes(token)) as session:
+        with self.sessions.taking(bytes(token)) as session:
             if session is None:
                 self._counters["stale"] += 1
             else:
@@ -77,14 +77,14 @@ class RecordReceiver:
             return  # unacknowledged, the actor keeps it
         try:
             whole = frames[1:]
-            message = codec.decode(whole, self._sockets.limits)
+            message = codec.decode(whole, self.sockets.limits)
             if message.kind == message_types.PING:  # says whose connection this is; the acknowledgement is the answer
                 return
             if message.kind == PART:
-                assembled = self._assemble(session, decode_part(message, self._sockets.limits))
+                assembled = self._assemble(session, decode_part(message, self.sockets.limits))
                 if assembled is None:
                     return
-                whole, message = assembled, codec.decode(assembled, self._sockets.limits)
+                whole, message = assembled, codec.decode(assembled, self.sockets.limits)
             if message.kind == LOST:
                 self._skip(session, *(codec.count(message.header, name) for name in ("first", "span", "steps")))
                 return
@@ -117,7 +117,7 @@ class RecordReceiver:
 
     def _gap(self, session: Session, what: str) -> None:
         self._counters["gaps"] += 1
-        self._sockets.complain("data", session.info.peer, f"gap: {what}")
+        self.sockets.complain("data", session.info.peer, f"gap: {what}")
         if session.gap_told != session.arrived:  # once: what is in flight has the same gap
             session.gap_told = session.arrived
             self._acknowledge(session, gap=True)
@@ -159,7 +159,7 @@ class RecordReceiver:
                 self._counters["steps"] += new
         else:
             what = f"orphans of {session.info.actor_id}: their episode is not open here"
-            self._sockets.complain("data", session.info.peer, what)
+            self.sockets.complain("data", session.info.peer, what)
             self._counters["orphans"] += new
         session.advance(item, delivered=delivered)
 
@@ -171,10 +171,10 @@ class RecordReceiver:
 
     def _journal(self, session: Session, item: Item, frames: list[Frame], delivered: bool) -> bool:
         """Write a record down before anything else is done with it; False where that failed."""
-        if self._store is None:
+        if self.store is None:
             return True
         try:
-            number = self._store.append(session.state, item, frames, delivered=delivered)
+            number = self.store.append(session.state, item, frames, delivered=delivered)
         except JournalError as e:
             self.stalled, self._retry_at = f"the learner's disk takes no more: {e}", time.monotonic() + _RETRY_S
             log.error("%s. Actors keep their records until there is room", self.stalled)
@@ -191,21 +191,21 @@ class RecordReceiver:
         )
 
     def maintain(self, now: float) -> None:
-        """What is due without a message: old segments, a disk that has room again, acknowledgements of synced rows."""
+        """Do what is due without a message."""
         self._turned_at = now
-        if self._store is None:
+        if self.store is None:
             return
         if self.stalled and now >= self._retry_at:
             self._retry_at = now + _RETRY_S
-            if self._store.has_room:
+            if self.store.has_room:
                 log.warning("the learner's disk has room again")
                 self.stalled = ""
-                for session in self._sessions:
+                for session in self.sessions:
                     if session.live:
                         self._acknowledge(session, gap=True)  # send again what came meanwhile
-        if self._wait_for_disk and self._store.journal.sync_error and not self.stalled:
+        if self._wait_for_disk and self.store.journal.sync_error and not self.stalled:
             # The system reports a failed write once and forgets it: a later fsync that succeeds proves nothing.
-            journal = self._store.journal
+            journal = self.store.journal
             self.stalled = (
                 f"an fsync of {journal.folder} failed ({journal.sync_error}): what was written may not be there. Check "
                 "that disk, then start the learner again"
@@ -214,10 +214,10 @@ class RecordReceiver:
             log.error("%s", self.stalled)
         if now >= self._trim_at:
             self._trim_at = now + _RETRY_S
-            self._store.trim()
+            self.store.trim()
         if self._wait_for_disk:
-            for session in self._sessions:
-                if session.live and session.unsynced and session.unsynced[0][0] < self._store.journal.synced:
+            for session in self.sessions:
+                if session.live and session.unsynced and session.unsynced[0][0] < self.store.journal.synced:
                     self._acknowledge(session)
 
     def acknowledge(self) -> None:
@@ -228,16 +228,16 @@ class RecordReceiver:
     def _acknowledge(self, session: Session, *, gap: bool = False) -> None:
         if not session.refused:
             fields = {"next": self.safe(session), "gap": gap, **self.allowance_fields(session), **session.arrived}
-            self._sockets.send("data", session.data_id, codec.encode(message_types.ACK, fields))
+            self.sockets.send("data", session.data_id, codec.encode(message_types.ACK, fields))
 
     def safe(self, session: Session) -> int:
         """The session's records below this number need not be kept by the actor. For any thread."""
-        if not self._wait_for_disk or self._store is None:
+        if not self._wait_for_disk or self.store is None:
             return session.state.expected
-        with self._sessions.lock:
+        with self.sessions.lock:
             # Read first: the data thread notes a record as not synced before it counts it as expected.
             expected = session.state.expected
-            while session.unsynced and session.unsynced[0][0] < self._store.journal.synced:
+            while session.unsynced and session.unsynced[0][0] < self.store.journal.synced:
                 session.synced = session.unsynced.popleft()[1]
             return session.synced if session.unsynced else expected
 
@@ -247,22 +247,22 @@ class RecordReceiver:
         return None if allowed is None else allowed + session.state.steps_offset
 
     def allowance_fields(self, session: Session) -> dict[str, int | None]:
-        """The allowance for a message, numbered: two sockets carry it, and the older may come later."""
-        with self._sessions.lock:
+        """Return the allowance for a message, numbered: two sockets carry it, and the older may come later."""
+        with self.sessions.lock:
             session.allowance_told = self.allowed(session)
             session.allowances += 1
             return {"allowance": session.allowance_told, "allowance_number": session.allowances}
 
     def refuse(self, session: Session, reason: str) -> None:
-        """End a session for good: what it sends cannot be taken, and going on would lose it."""
+        """End a session permanently: what it sends cannot be taken, and going on would lose it."""
         reason = codec.shown(reason)  # it may quote what the actor sent
         log.error("actor %s (%s) is refused: %s", session.info.actor_id, session.info.peer, reason)
         self._counters["refused"] += 1
         session.refused = reason
-        self._sockets.send_later(session.control_id, handshake.refusal(reason))
-        self._sessions.fence(session)
-        self._sessions.leave(session)
-        if self._sessions.close(session, gone=True):
+        self.sockets.send_later(session.control_id, handshake.refusal(reason))
+        self.sessions.fence(session)
+        self.sessions.leave(session)
+        if self.sessions.close(session, gone=True):
             self._end(session, gone=True)
 
     def end_later(self, session: Session, *, gone: bool, settle: bool = False, retire: bool = False) -> None:
@@ -270,25 +270,25 @@ class RecordReceiver:
 
         `settle`: numbers were stepped over. `retire`: its actor has ended it, and all of it is here.
         """
-        closes = not settle and self._sessions.close(session, gone=gone)
+        closes = not settle and self.sessions.close(session, gone=gone)
 
         def act() -> None:
             if settle:
                 self._settle(session)
                 return
-            if retire and self._store is not None:
-                self._store.retire(session.state)
+            if retire and self.store is not None:
+                self.store.retire(session.state)
             if closes and (gone or not session.live):  # else it is back already
                 self._end(session, gone=gone)
 
         if settle or retire or closes:
             self._ends.append((session, act))
-            self._sockets.wakers["data"].wake()
+            self.sockets.wakers["data"].wake()
 
     def end_episodes(self) -> None:
         while self._ends:
             session, act = self._ends.popleft()
-            with self._sessions.taking(session):
+            with self.sessions.taking(session):
                 act()
 
     def _end(self, session: Session, *, gone: bool) -> None:
@@ -299,10 +299,10 @@ class RecordReceiver:
             self._on_silent(session.info, gone)
 
     def _settle(self, session: Session) -> None:
-        """The session's place changed without a record: write that down. An episode that was open ends there."""
-        if self._store is not None:
+        """Write down that a session's state changed without a record. An episode that was open ends there."""
+        if self.store is not None:
             try:
-                self._store.settle(session.state)
+                self.store.settle(session.state)
             except JournalError as e:  # then a restarted learner learns it from the actor once more
                 log.error("%s", e)
         self._on_silent(session.info, True)

@@ -90,10 +90,8 @@ class LearnerServer:
         self._receiver = RecordReceiver(
             self._sockets, self._sessions, store, on_record=on_record, on_silent=on_silent, allowance=allowance
         )
-        self._control = ControlChannel(
-            self._sockets, self._sessions, self._receiver, self._snapshots, store, run_id=self.run_id, welcome=welcome,
-            episode_timeout=config.timeout_s if episode_timeout is None else episode_timeout,
-        )  # fmt: skip
+        timeout = config.timeout_s if episode_timeout is None else episode_timeout
+        self._control = ControlChannel(self._receiver, self._snapshots, welcome=welcome, episode_timeout=timeout)
         self._threads = [
             threading.Thread(target=self._run, args=(serve,), name=f"serl-chunk-{name}", daemon=True)
             for name, serve in (("server", self._serve_data), ("control", self._serve_control))

@@ -1,4 +1,4 @@
-"""Who is connected to a learner, and which record of each comes next."""
+"""The sessions of a learner's actors and their admission."""
 
 from __future__ import annotations
 
@@ -105,9 +105,8 @@ class Admission(NamedTuple):
 class Sessions:
     """The table of sessions, and their admission. The lock is never held while a record waits for disk or replay.
 
-    One session at a time may be `taking` a record. It stays in the table meanwhile, and its stream is changed by no
-    admission: otherwise a welcome would name the record that is being written as the next one. `recall` returns the
-    state of a session that is not in the table any more.
+    No admission changes the stream of a session that is `taking` a record: its welcome would name the record that is
+    being written as the next one. `recall` returns the state of a session that is not in the table any more.
     """
 
     def __init__(

@@ -26,13 +26,13 @@ _MAX_OLDER = 4  # older versions that are kept for sessions in the middle of a p
 class SnapshotChannel:
     """Announces the newest snapshot of a run and answers pulls by digest.
 
-    Kept are the newest snapshot, at most four older versions that are being pulled, and checkpoints that are being
-    pulled. `publish` is called by one thread, the other methods by the control thread.
+    Older snapshots and checkpoints are kept while they are being pulled. `publish` is called by one thread, the other
+    methods by the control thread.
     """
 
     def __init__(self, sockets: ServerSockets, sessions: Sessions, run: str, fetch: Fetch | None) -> None:
         self.newest: Published | None = None
-        self._sockets, self._sessions, self._run, self._fetch = sockets, sessions, run, fetch
+        self.run, self._sockets, self._sessions, self._fetch = run, sockets, sessions, fetch
         self._counters = sockets.counters["snapshots"]
         self._narrow = sockets.config.snapshot_dtype == "bfloat16"  # of snapshots; checkpoints travel as they are
         self._pulled: dict[str, Published] = {}  # session -> the version it was announced and has not completed
@@ -56,7 +56,7 @@ class SnapshotChannel:
         self._sockets.wakers["control"].wake()
 
     def _of_run(self, snapshot: Snapshot) -> Snapshot:
-        return snapshot._replace(origin=snapshot.origin._replace(run=self._run))
+        return snapshot._replace(origin=snapshot.origin._replace(run=self.run))
 
     def receive(self, session: Session, message: Message) -> None:
         if message.kind == snapshots.SUBSCRIBE:

@@ -1,4 +1,4 @@
-"""The learner's three ROUTER sockets, and the limit on malformed messages of a peer."""
+"""The learner's three ROUTER sockets, and limits on what peers send."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import zmq
@@ -24,37 +24,33 @@ from serl_chunk.types import ConfigError
 
 logger = logging.getLogger(__name__)
 
-FORGIVEN_PER_S = 1.0  # malformed messages of a connection that are forgotten again in a second
-_MAX_TRACKED_PEERS = 1024  # connections; the one blamed least recently makes room
+FORGIVEN_PER_S = 1.0  # malformed messages of a connection
+_MAX_TRACKED = 1024  # keys of a RateLimiter; the one counted least recently makes room
 
 
-class PeerRateLimiter:
-    """Counts malformed messages by connection, and forgets them with time. Used by one thread.
+class RateLimiter:
+    """Counts events by key, and forgets `per_s` of each in a second. Used by one thread."""
 
-    Not by address: an honest actor may share an attacker's, behind a tunnel for instance. `limit`: what a connection
-    may send at once. What is dropped unread does not count, so that a flood costs one decoding a second.
-    """
+    def __init__(self, limit: int, per_s: float, clock: Clock = time.monotonic) -> None:
+        self._limit, self._per_s, self._clock = limit, per_s, clock
+        self._levels: collections.OrderedDict[Hashable, tuple[float, float]] = collections.OrderedDict()
 
-    def __init__(self, limit: int, clock: Clock = time.monotonic) -> None:
-        self._limit, self._clock = limit, clock
-        self._levels: collections.OrderedDict[tuple[str, bytes], tuple[float, float]] = collections.OrderedDict()
-
-    def record_error(self, channel: str, identity: bytes) -> bool:
-        """Count a malformed message; True where the connection's messages are dropped from now on."""
-        key, now = (channel, identity), self._clock()
-        level = self._level(key, now) + 1
+    def add(self, key: Hashable) -> bool:
+        """Count an event; True where the limit is reached."""
+        level, now = self._level(key) + 1, self._clock()
         self._levels[key] = level, now
         self._levels.move_to_end(key)
-        if len(self._levels) > _MAX_TRACKED_PEERS:
+        if len(self._levels) > _MAX_TRACKED:
             self._levels.popitem(last=False)
         return level >= self._limit
 
-    def is_blocked(self, channel: str, identity: bytes) -> bool:
-        return self._level((channel, identity), self._clock()) >= self._limit
+    def is_reached(self, key: Hashable) -> bool:
+        return self._level(key) >= self._limit
 
-    def _level(self, key: tuple[str, bytes], now: float) -> float:
+    def _level(self, key: Hashable) -> float:
+        now = self._clock()
         level, at = self._levels.get(key, (0.0, now))
-        return max(0.0, level - FORGIVEN_PER_S * (now - at))
+        return max(0.0, level - self._per_s * (now - at))
 
 
 # Bytes of a frame: large records travel in parts, what comes on the others is small (a doctor's echo is 1 MiB).
@@ -88,10 +84,12 @@ class ServerSockets:
     def __init__(self, config: TransportConfig, bind: str, port: int, keys: ServerKeys | None = None) -> None:
         self.config = config
         self.limits = Limits(config.max_message_bytes, config.max_arrays)
-        control = Counters(*_CONTROL_COUNTERS)
-        self.counters = {"data": Counters(*_DATA_COUNTERS), "snapshots": control, "control": control}  # by thread
-        data_peers, peers = (PeerRateLimiter(config.max_malformed) for _ in range(2))
-        self._peers = {"data": data_peers, "snapshots": peers, "control": peers}  # likewise
+        data, control = (Counters(dict.fromkeys(names, 0)) for names in (_DATA_COUNTERS, _CONTROL_COUNTERS))
+        self.counters = {"data": data, "snapshots": control, "control": control}  # by thread
+        # Of malformed messages, likewise. Not by address: an honest actor may share an attacker's, behind a tunnel for
+        # instance. What is dropped unread does not count, so that a flood costs one decoding a second.
+        data_peers, peers = (RateLimiter(config.max_malformed, FORGIVEN_PER_S) for _ in range(2))
+        self._peers = {"data": data_peers, "snapshots": peers, "control": peers}
         self.wakers = {"data": Waker(), "control": Waker()}  # of both threads
         self._outgoing: collections.deque[tuple[bytes, list[Frame]]] = collections.deque()
         self._complaints: collections.OrderedDict[tuple[str, str, str], None] = collections.OrderedDict()
@@ -170,7 +168,7 @@ class ServerSockets:
                 return
             self.guard.count(channel, frames)
             identity = frames[0].bytes
-            if peers.is_blocked(channel, identity):
+            if peers.is_reached((channel, identity)):
                 counters["ignored"] += 1
                 continue
             try:
@@ -178,7 +176,7 @@ class ServerSockets:
             except WireError as e:
                 counters["malformed"] += 1
                 self.complain(channel, address_of(frames), f"malformed: {e}")
-                if peers.record_error(channel, identity):
+                if peers.add((channel, identity)):
                     self.complain(channel, address_of(frames), "too many malformed: not read for now")
 
     def _on_cut(self, channel: str, why: str) -> None:

@@ -1,7 +1,6 @@
-"""The records that an actor keeps on disk until the learner has them.
+"""The records that an actor keeps on disk until the learner has them, in a folder for each run and actor.
 
-Each run and actor has its own folder. A new process continues the session under a higher incarnation number, by which
-the learner shuts the old process out.
+A new process continues the session under a higher incarnation number, which shuts the old process out.
 """
 
 from __future__ import annotations

@@ -98,10 +98,7 @@ def raw_bytes(array: np.ndarray) -> np.ndarray:
 
 def dtype_name(dtype: np.dtype[Any], path: str = "array") -> str:
     """Return the wire's name of a dtype. Raises WireError listing the valid ones."""
-    name = _NAMES.get(dtype)
-    if name is None and dtype.byteorder == ">":
-        name = _NAMES.get(dtype.newbyteorder("="))
-    if name is None:
+    if (name := _NAMES.get(dtype.newbyteorder("=") if dtype.byteorder == ">" else dtype)) is None:
         raise WireError(f"{path}: dtype {dtype} cannot be sent; valid are {', '.join(DTYPES)}")
     return name
 
@@ -148,11 +145,9 @@ def _header(buffer: memoryview) -> tuple[str, dict[str, Any], list[Any]]:
         values = msgpack.unpackb(buffer, max_ext_len=0, strict_map_key=True)
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as e:
         raise WireError(f"the header is not msgpack: {type(e).__name__} {e}") from e
-    if not isinstance(values, list) or len(values) != 3:
+    if not isinstance(values, list) or [type(v) for v in values] != [str, dict, list]:
         raise WireError("the header is not [kind, fields, table]")
     kind, header, table = values
-    if not isinstance(kind, str) or not isinstance(header, dict) or not isinstance(table, list):
-        raise WireError("the header is not [kind, fields, table]")
     if not all(isinstance(k, str) for k in header):
         raise WireError("the header has a field whose name is not a string")
     return kind, header, table
@@ -259,6 +254,4 @@ def identifier(header: Mapping[str, Any], name: str, limit: int = 4096) -> str:
 
 def shown(sentence: str) -> str:
     """Return a peer's sentence for a terminal, with what cannot be printed escaped."""
-    if sentence.isprintable():
-        return sentence
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in sentence)

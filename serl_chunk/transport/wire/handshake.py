@@ -155,8 +155,7 @@ def compare_protocol(theirs: int) -> str:
     )
 
 
-def _first_only_in(mine: str | None, theirs: str | None) -> str | None:
-    """Return the first of the parameters' shapes, separated by semicolons, that the other text does not have."""
+def _first_only_in(mine: str | None, theirs: str | None) -> str | None:  # of shapes separated by semicolons
     others = set((theirs or "").split(";"))
     return next((shape for shape in (mine or "").split(";") if shape not in others), None)
 

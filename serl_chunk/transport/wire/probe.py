@@ -11,7 +11,6 @@ import functools
 import time
 from typing import NamedTuple
 
-from serl_chunk.transport.sockets import Clock, Counters
 from serl_chunk.transport.wire import codec, handshake, message_types
 from serl_chunk.transport.wire.codec import Frame, Message, WireError
 
@@ -81,7 +80,7 @@ class Echo(NamedTuple):
         return cls(**codec.fields(message.header, _ECHO))
 
 
-def answer_echo(message: Message, clock: Clock = time.time) -> list[Frame]:
+def answer_echo(message: Message) -> list[Frame]:
     """Return the answer to an echo. Raises WireError where it carries anything but at most MAX_ECHO_BYTES."""
     number = codec.count(message.header, "number")
     if set(message.arrays) - {PAYLOAD}:
@@ -89,24 +88,4 @@ def answer_echo(message: Message, clock: Clock = time.time) -> list[Frame]:
     nbytes = sum(array.nbytes for array in message.arrays.values())
     if nbytes > MAX_ECHO_BYTES:
         raise WireError(f"an echo of {nbytes} bytes; the limit is {MAX_ECHO_BYTES}")
-    return codec.encode(message_types.ECHOED, Echo(number, nbytes, clock())._asdict())
-
-
-class ProbeRateLimit:
-    """Limits and counts the probes of all peers together: a peer alone could connect again. Used by one thread."""
-
-    def __init__(self, counters: Counters, clock: Clock = time.monotonic) -> None:
-        self._counters, self._clock = counters, clock
-        self._left, self._at = float(AT_ONCE), clock()
-
-    def take(self) -> bool:
-        """Whether to answer one more probe; it is dropped otherwise, and its sender notices."""
-        now = self._clock()
-        self._left = min(AT_ONCE, self._left + PER_S * (now - self._at))
-        self._at = now
-        if self._left < 1:
-            self._counters["probes_dropped"] += 1
-            return False
-        self._left -= 1
-        self._counters["probes"] += 1
-        return True
+    return codec.encode(message_types.ECHOED, Echo(number, nbytes, time.time())._asdict())

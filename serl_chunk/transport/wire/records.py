@@ -126,7 +126,7 @@ def pack_steps(queue: deque[QueuedRecord], packed: deque[PackedRecord], block_by
 
 
 def _shapes(step: Step) -> dict[str, Any]:
-    """The shapes of a step's arrays; under "" those that all steps of a block have."""
+    """Return the shapes of a step's arrays; under "" those that all steps of a block have."""
     sparse = {DECISION_PREFIX + k: np.asarray(v) for k, v in (step.decision or {}).items()}
     sparse |= {k: v for k, v in step.observation.items() if k.startswith(IMAGE_PREFIX)}
     dense = {k: v.shape for k, v in step.observation.items() if not k.startswith(IMAGE_PREFIX)}
@@ -169,8 +169,7 @@ def encode_record(record: Record, first: int, *, jpeg_quality: int = 0) -> list[
 
 
 def _plain(value: float | None) -> float | None:
-    """A numpy scalar as a float: msgpack takes only the latter."""
-    return None if value is None else float(value)
+    return None if value is None else float(value)  # msgpack takes no numpy scalar
 
 
 def decode_record(message: Message) -> tuple[int, Record]:
@@ -213,7 +212,7 @@ _AMEND: codec.Checks = {
     "discard": codec.exactly(bool),
 }  # fmt: skip
 _END: codec.Checks = {
-    **_NAMES, "length": codec.count, "reward": _reward,
+    **_NAMES, "length": codec.count, "outcome": _outcome, "reward": _reward,
     **dict.fromkeys(("terminated", "truncated"), codec.exactly(bool)),
 }  # fmt: skip
 
@@ -233,12 +232,9 @@ def _end(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> End:
             _check_array(name, value, np.dtype(np.uint8), 3)
         else:
             _check_array(name, value, np.dtype(np.float32), None)
-    codec.field(header, "outcome", str)
-    outcome = _outcome(header, "outcome")
-    assert outcome is not None
+    codec.field(header, "outcome", str)  # an Amend's may be None
     return End(
         **codec.fields(header, _END),
-        outcome=outcome,
         final_observation=final if present else None,
         repeats=_final_repeats(header) if present else None,
     )

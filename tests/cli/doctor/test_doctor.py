@@ -273,7 +273,7 @@ def test_another_experiment(config, shared):
     assert "normaliser.actions is 'relative' at the learner and 'absolute_range' at the actor" in said
     assert "network is" not in said
     assert "state_dim" not in said
-    assert "--exp_name" in checks["experiment"].remedy
+    assert "the same experiment" in checks["experiment"].remedy
 
 
 def test_another_protocol(config, shared, monkeypatch, capsys):

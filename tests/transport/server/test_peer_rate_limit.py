@@ -8,7 +8,7 @@ import zmq
 from ports import free_port
 from transport_tools import CONFIG, Inbox, eventually, linked, send_episode, serving
 
-from serl_chunk.transport.server.sockets import PeerRateLimiter
+from serl_chunk.transport.server.sockets import RateLimiter
 from serl_chunk.transport.wire import codec, handshake, message_types
 
 
@@ -22,40 +22,40 @@ class Clock:
 
 def test_after_the_limit_one_a_second_is_read():
     clock = Clock()
-    offenders = PeerRateLimiter(3, clock)
-    assert not offenders.is_blocked("data", b"x")
-    assert [offenders.record_error("data", b"x") for _ in range(3)] == [False, False, True]
-    assert offenders.is_blocked("data", b"x")
-    assert not offenders.is_blocked("data", b"y")
-    assert not offenders.is_blocked("control", b"x")
+    offenders = RateLimiter(3, 1.0, clock)
+    assert not offenders.is_reached(("data", b"x"))
+    assert [offenders.add(("data", b"x")) for _ in range(3)] == [False, False, True]
+    assert offenders.is_reached(("data", b"x"))
+    assert not offenders.is_reached(("data", b"y"))
+    assert not offenders.is_reached(("control", b"x"))
     clock.now += 0.01
-    assert not offenders.is_blocked("data", b"x")
-    assert offenders.record_error("data", b"x")
+    assert not offenders.is_reached(("data", b"x"))
+    assert offenders.add(("data", b"x"))
     clock.now += 0.9
-    assert offenders.is_blocked("data", b"x")
+    assert offenders.is_reached(("data", b"x"))
     clock.now += 0.2
-    assert not offenders.is_blocked("data", b"x")
-    assert offenders.record_error("data", b"x")
+    assert not offenders.is_reached(("data", b"x"))
+    assert offenders.add(("data", b"x"))
     clock.now += 10
-    assert not offenders.is_blocked("data", b"x")
-    assert not offenders.record_error("data", b"x")  # all is forgiven
+    assert not offenders.is_reached(("data", b"x"))
+    assert not offenders.add(("data", b"x"))  # all is forgiven
 
 
 def test_rare_mistakes_never_add_up():
     clock = Clock()
-    offenders = PeerRateLimiter(2, clock)
+    offenders = RateLimiter(2, 1.0, clock)
     for _ in range(100):
-        assert not offenders.record_error("data", b"x")
+        assert not offenders.add(("data", b"x"))
         clock.now += 1.0
 
 
 def test_what_is_remembered_is_bounded():
-    offenders = PeerRateLimiter(1, Clock())
+    offenders = RateLimiter(1, 1.0, Clock())
     for i in range(5000):
-        offenders.record_error("data", b"%d" % i)
+        offenders.add(("data", b"%d" % i))
     assert len(offenders._levels) == 1024
-    assert offenders.is_blocked("data", b"4999")
-    assert not offenders.is_blocked("data", b"1")
+    assert offenders.is_reached(("data", b"4999"))
+    assert not offenders.is_reached(("data", b"1"))
 
 
 def test_a_flood_is_dropped_unread_and_counted_while_others_are_served():
