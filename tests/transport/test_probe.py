@@ -314,7 +314,7 @@ def test_ports_are_told_apart():
         assert all(0 < r.seconds < 2 for r in found)
     with socket.create_server((HERE, port)) as listener:
         listener.settimeout(5)
-        assert [r.trouble for r in probe_ports(HERE, port, 1)] == ["mute", "refused", "refused"]
+        assert [r.trouble for r in probe_ports(HERE, port, 1)] == ["no greeting", "refused", "refused"]
     assert {r.trouble for r in probe_ports("no-such-host.invalid", port, 2)} == {"no host"}
 
 
@@ -325,5 +325,5 @@ def test_a_name_that_takes_for_ever_is_not_waited_for(monkeypatch):
 
     monkeypatch.setattr(socket, "create_connection", hang)
     start = time.monotonic()
-    assert [r.trouble for r in probe_ports("absent", 5588, 0.3)] == ["silent"] * 3
+    assert [r.trouble for r in probe_ports("absent", 5588, 0.3)] == ["timeout"] * 3
     assert time.monotonic() - start < 1.5

@@ -40,12 +40,11 @@ class Check(NamedTuple):
 
 
 def ok(name: str, said: str, **figures: float) -> Check:
-    """Return a check without a remedy."""
     return Check(name, "ok", said, "", figures)
 
 
 def warning(name: str, said: str, remedy: str, *, fine: bool = False, **figures: float) -> Check:
-    """Return a check of something that works, but not well unless it is `fine`."""
+    """Return an ok where it is `fine`, else a warning."""
     return ok(name, said, **figures) if fine else Check(name, "warning", said, remedy, figures)
 
 
@@ -85,10 +84,10 @@ def tunnel(ip: str, port: int) -> str:
 
 _PORT_ADVICE = {
     "no host": "give the learner's name or IP address with --ip",
-    "refused": "start the learner (with --bind 0.0.0.0, where it is on another machine), or give its --port{through}",
-    "silent": "check --ip, that the machine is on, and that its firewall lets TCP {port} to {last} in{through}",
-    "mute": "another program has this port, or a tunnel leads to a port where nothing listens: start the learner, or "
-    "give its --port{through}",
+    "refused": "start the learner (with --bind 0.0.0.0, if it is on another machine), or give its --port{through}",
+    "timeout": "check --ip, that the machine is on, and that its firewall lets TCP {port} to {last} in{through}",
+    "no greeting": "start the learner, or give its --port: another program has this one, or a tunnel leads to a port "
+    "where nothing listens{through}",
     "unreachable": "check the network between the two machines, and --ip{through}",
 }
 
@@ -121,12 +120,11 @@ def check_devices(config: ExperimentConfig, spec: RobotSpec, root: Path = Path("
     elif own is not None:
         yield _robot(own)
     else:
-        missing = "the experiment has no check (GymConfig(check_devices=...))"
-        yield ok("devices", f"none needed: {missing}, and doctor moves no robot")
+        yield ok("devices", "none needed: the experiment has no check (GymConfig(check_devices=...))")
         if cameras:
             here = ", ".join(sorted(str(p.relative_to(root)) for p in (root / "dev").glob("video*")))
             found = f"found {here}" if here else "this machine has no video device"
-            remedy = "plug them in (ls /dev/video*); cameras on a network are not listed here, and are fine"
+            remedy = "plug them in (ls /dev/video*); network cameras are not listed here, and are fine"
             yield warning("cameras", f"the experiment uses {cameras}; {found}", remedy, fine=bool(here))
     for folder in sorted((root / "sys/class/hidraw").glob("hidraw*")):
         with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -185,18 +183,11 @@ class Bandwidth(NamedTuple):
 
 
 def expected(config: ExperimentConfig, spec: RobotSpec) -> Bandwidth:
-    """Measure messages of this experiment's shapes, without TCP's own few per cent.
-
-    A camera slower than the control rate sends less: the frames that it repeats are not sent again.
-    """
-    horizon, a = config.chunk.horizon, spec.action_dim
-    observation = {STATE: np.zeros(spec.state_dim, np.float32)}
-    decision = {
-        "chunk": np.zeros((horizon, a), np.float32),
-        "q": np.zeros((), np.float32),
-        "values": np.zeros(getattr(config.agent, "candidates", 1)),
-    }
-    step = Step(0, observation, np.zeros(a, np.float32), 0.0, Source.POLICY, 0, 0, 0.0)
+    """Measure messages of this experiment's shapes. A camera slower than the control rate sends less than that."""
+    observation, action = {STATE: np.zeros(spec.state_dim, np.float32)}, np.zeros(spec.action_dim, np.float32)
+    decision = {"chunk": np.tile(action, (config.chunk.horizon, 1)), "q": np.zeros((), np.float32)}
+    decision["values"] = np.zeros(getattr(config.agent, "candidates", 1))
+    step = Step(0, observation, action, 0.0, Source.POLICY, 0, 0, 0.0)
     plain, decided = _message(step), _message(step._replace(decision=decision))
     frames = 0.0
     for camera in map(spec.camera, config.agent.image_keys):
@@ -234,14 +225,15 @@ def check_bandwidth(need: Bandwidth, measured: float, config: ExperimentConfig) 
 
 
 def _relief(need: Bandwidth, config: ExperimentConfig) -> str:
-    ways = ["fewer or smaller cameras (agent.image_keys), or a faster link"]
+    late = "Nothing is lost, but steps arrive late"
     if need.images < 0.5:
-        return "use a wire instead of radio, or a machine nearer to the learner; nothing is lost, but steps arrive late"
-    if config.frames_every_tick:
-        ways.insert(0, "--config.actor.frames=decisions on the actor (fewer windows to learn from)")
+        return f"use a cable instead of radio, or a machine nearer to the learner. {late}"
+    ways = []
     if not config.transport.jpeg_quality:
-        ways.insert(0, "--config.transport.jpeg_quality=90 on the actor sends about a tenth, slightly changed")
-    return "; or ".join(ways) + ". Nothing is lost, but steps arrive late"
+        ways.append("--config.transport.jpeg_quality=90 on the actor sends about a tenth, slightly changed")
+    if config.frames_every_tick:
+        ways.append("--config.actor.frames=decisions on the actor (fewer windows to learn from)")
+    return "; or ".join([*ways, f"fewer or smaller cameras (agent.image_keys), or a faster link. {late}"])
 
 
 def check_snapshots(version: int, nbytes: int, measured: float, config: ExperimentConfig) -> Check:

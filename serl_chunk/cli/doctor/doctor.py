@@ -25,8 +25,8 @@ from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 from serl_chunk.transport.wire.probe import LearnerStatus, StatusRequest
 from serl_chunk.types import ConfigError, RobotSpec, SerlChunkError
 
-REACH_S = 3.0  # seconds each step may take at most; with an absent learner the first is all there is ...
-NETWORK_S = 10.0  # ... and all that goes over the network together
+REACH_S = 3.0  # seconds that each step may take; without a learner there is only the first
+NETWORK_S = 10.0  # of all steps over the network together
 JOIN_S = 2.0
 IDENTIFY_S = 4.0
 ANSWER_S = 2.0
@@ -37,8 +37,8 @@ CLOCK_S = 5.0  # seconds of difference worth mentioning
 LITTLE_DISK = 1 << 30  # bytes
 _SAME_VERSION = "install the same version of serl-chunk on both machines"
 _SILENT = (
-    "check --port: another program may have it. A learner without an answer hangs, or has many doctors to answer: "
-    "try again, read its own output, and start it again; what actors keep is not lost"
+    "check --port: another program may use it. If the learner hangs or has many doctors to answer, try again, read its "
+    "output, and restart it; actors keep their records"
 )
 _LOSS = "look for loss on the link (ping)"
 _FEW_DOCTORS = "a learner answers few doctors at a time: try again in a minute"
@@ -47,14 +47,11 @@ _FEW_DOCTORS = "a learner answers few doctors at a time: try again in a minute"
 def run_doctor(
     config: ExperimentConfig | None, where: LearnerAddress, spool_path: str | None = None, json_file: str | None = None
 ) -> int:
-    """Print every check; returns 1 where one of them failed, else 0. Takes at most about 15 seconds.
-
-    Without an experiment, what depends on it is left out. Raises ConfigError for an invalid port or file.
-    """
+    """Print every check, in about 15 seconds at most; return 1 if one failed. Raises ConfigError: port or file."""
     sockets.check_port(where.port)
     if json_file is not None:
         checks.require_free("json", json_file)
-    done = []
+    done: list[Check] = []
     for check in run_checks(config, where, spool_path):
         print(check, flush=True)
         done.append(check)
@@ -106,7 +103,7 @@ def _cannot_build(config: ExperimentConfig, e: Exception) -> Check:
 
 
 class _LearnerChecks:
-    """Checks of a learner that can be reached. `spec`: None where there is no experiment."""
+    """Checks of a learner that can be reached. `spec`: None without an experiment that can be built."""
 
     def __init__(
         self, config: ExperimentConfig | None, spec: RobotSpec | None, where: LearnerAddress, actor: str
@@ -179,7 +176,7 @@ class _LearnerChecks:
             return ok("key", f"accepted as {name!r} ({print_of}){just_now}; the connection is encrypted")
         if sockets.is_loopback(self._where.ip):
             return ok("key", "none needed: only this machine, or a tunnel, reaches this address")
-        said = "none: the learner runs with --insecure, any machine that reaches its ports can feed and read it"
+        said = "none: the learner runs with --insecure, so any machine that reaches its ports can feed and read it"
         return warning("key", said, "start it without --insecure, and join from here with the line that it prints")
 
     def _experiment(self, shared: dict[str, str], trouble: Check | None, s: LearnerStatus) -> Iterator[Check]:
@@ -196,11 +193,11 @@ class _LearnerChecks:
         trips = prober.round_trips(TRIPS, self._left(ANSWER_S))
         yield _round_trip(trips)
         rate, nbytes = prober.throughput(self._left(THROUGHPUT_S))
-        if not nbytes:
-            remedy = f"{_LOSS}, and whether something else fills it; {_FEW_DOCTORS}"
-            yield failed("throughput", "not a single kilobyte arrived in time", remedy, bytes_per_s=rate)
-        else:
+        if nbytes:
             yield ok("throughput", f"{per_second(rate)} to the learner, {format_bytes(nbytes)} sent", bytes_per_s=rate)
+        else:
+            remedy = f"{_LOSS} and for other traffic on it; {_FEW_DOCTORS}"
+            yield failed("throughput", "not a single kilobyte arrived in time", remedy, bytes_per_s=rate)
         if trips:
             yield _clock(min(trips))
         if self._config is not None and self._spec is not None and nbytes:
@@ -220,25 +217,22 @@ def _learner(run: str, where: str, s: LearnerStatus) -> Check:
 
 
 def _actor_id(actor: str, s: LearnerStatus) -> Check:
-    name = "actor id"
     if s.taken_by:
         remedy = "if it is not this robot's own, start this one with another --actor_id"
-        return warning(name, f"an actor called {actor!r} is connected, from {s.taken_by}", remedy)
+        return warning("actor id", f"an actor called {actor!r} is connected, from {s.taken_by}", remedy)
     if s.actors >= s.max_actors:
         remedy = "stop one, or start the learner with a higher --config.transport.max_sessions"
-        return failed(name, f"{s.actors} actors are connected, which is the limit", remedy)
-    return ok(name, f"{actor!r} is free")
+        return failed("actor id", f"{s.actors} actors are connected, which is the limit", remedy)
+    return ok("actor id", f"{actor!r} is free")
 
 
 def _disk(s: LearnerStatus) -> Check:
-    name = "learner's disk"
+    name, remedy = "learner's disk", "free space there: while it is full, nothing is acknowledged and actors keep steps"
     if s.stalled:
-        remedy = "free space there: it continues by itself, and actors keep their steps until then"
         return failed(name, f"nothing is acknowledged: {s.stalled}", remedy)
     if s.free_bytes < 0:
         return ok(name, "it keeps no journal (transport.journal=False)")
     said, fine = f"{format_bytes(s.free_bytes)} left for its journal", s.free_bytes >= LITTLE_DISK
-    remedy = "free space there: with a full disk nothing is acknowledged, and actors keep their steps"
     return warning(name, said, remedy, fine=fine, learner_free_bytes=s.free_bytes)
 
 
@@ -246,17 +240,14 @@ def _round_trip(trips: list[RoundTrip]) -> Check:
     name = "round trip"
     if not trips:
         return failed(name, f"none of {TRIPS} pings was answered in {ANSWER_S:g} s", f"{_LOSS}; {_FEW_DOCTORS}")
-    times = [t.seconds for t in trips]
-    median, longest = statistics.median(times), max(times)
-    said = f"{duration(median)} (median of {len(times)}, longest {duration(longest)})"
-    remedy = "an actor in lockstep waits that long for allowances (a realtime one does not). Find a nearer learner"
+    median, longest = statistics.median(t.seconds for t in trips), max(t.seconds for t in trips)
+    said = f"{duration(median)} (median of {len(trips)}, longest {duration(longest)})"
+    remedy = "a lockstep actor waits that long for allowances (a realtime one does not). Find a nearer learner"
     return warning(name, said, remedy, fine=median < FAR, round_trip_s=median, round_trip_max_s=longest)
 
 
 def _clock(best: RoundTrip) -> Check:
     ahead = "ahead" if best.offset > 0 else "behind"
     said = f"the learner's is {duration(abs(best.offset))} {ahead} (within {duration(best.seconds / 2)})"
-    if abs(best.offset) <= CLOCK_S:
-        return ok("clock", f"{said}; no record depends on it", clock_offset_s=best.offset)
-    remedy = "synchronise both (NTP): no record depends on it, but times in their logs will differ"
-    return warning("clock", said, remedy, clock_offset_s=best.offset)
+    remedy = "synchronise both (NTP): no record depends on the clocks, but times in the logs differ"
+    return warning("clock", said, remedy, fine=abs(best.offset) <= CLOCK_S, clock_offset_s=best.offset)

@@ -23,7 +23,7 @@ from serl_chunk.transport.wire.codec import Frame, Limits, Message, WireError
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 from serl_chunk.transport.wire.probe import MAX_ECHO_BYTES, PAYLOAD, Echo, LearnerStatus, StatusRequest
 
-Trouble = Literal["", "no host", "refused", "silent", "mute", "unreachable"]
+Trouble = Literal["", "no host", "refused", "timeout", "no greeting", "unreachable"]
 
 
 class PortProbe(NamedTuple):
@@ -37,24 +37,24 @@ class PortProbe(NamedTuple):
 
 
 def probe_ports(host: str, port: int, timeout: float) -> list[PortProbe]:
-    """Connect to `port` and the two after it, all at once; takes at most `timeout` seconds.
+    """Connect to `port` and the two after it in parallel, in at most `timeout` seconds.
 
-    Data and snapshots must also greet as ZeroMQ does: a tunnel accepts connections that lead nowhere, and is "mute".
+    Data and snapshots must also greet as ZeroMQ does: a tunnel accepts connections that lead nowhere.
     """
-    silent = f"no answer in {timeout:g} s"
-    found = {c: PortProbe(c, port + i, "silent", silent, timeout) for i, c in enumerate(CHANNELS)}
+    late = f"no answer in {timeout:g} s"
+    found = {c: PortProbe(c, port + i, "timeout", late, timeout) for i, c in enumerate(CHANNELS)}
 
-    def knock(channel: str) -> None:
+    def probe(channel: str) -> None:
         start, where = time.monotonic(), found[channel].port
-        trouble, detail = _knock(host, where, timeout / 2)
+        trouble, detail = _connect(host, where, timeout / 2)
         seconds = time.monotonic() - start
         # The control port's answers show whether it is a learner's.
         if not trouble and channel != "control" and mechanism_at(host, where, timeout / 2) is None:
-            trouble, detail = "mute", "it accepts connections and does not greet"
+            trouble, detail = "no greeting", "it accepts connections and does not greet"
         found[channel] = PortProbe(channel, where, trouble, detail, seconds)
 
     # Daemons: the system's look-up of a name can take longer than the operator waits, and cannot be stopped.
-    threads = [threading.Thread(target=knock, args=(channel,), daemon=True) for channel in CHANNELS]
+    threads = [threading.Thread(target=probe, args=(channel,), daemon=True) for channel in CHANNELS]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + timeout
@@ -63,13 +63,13 @@ def probe_ports(host: str, port: int, timeout: float) -> list[PortProbe]:
     return [found[c] for c in CHANNELS]
 
 
-def _knock(host: str, port: int, timeout: float) -> tuple[Trouble, str]:
+def _connect(host: str, port: int, timeout: float) -> tuple[Trouble, str]:
     try:
         socket.create_connection((host, port), timeout).close()
     except UnicodeError as e:  # no name of a host can be like that
         return "no host", str(e)
     except TimeoutError:
-        return "silent", f"no answer in {timeout:g} s"
+        return "timeout", f"no answer in {timeout:g} s"
     except OSError as e:
         kind: Trouble = "refused" if e.errno == errno.ECONNREFUSED else "unreachable"
         return "no host" if isinstance(e, socket.gaierror) else kind, e.strerror or str(e)
@@ -180,11 +180,8 @@ class DiagnosticsClient:
         return codec.encode(message_types.ECHO, {"number": self._number}, arrays)
 
     def _request(self, request: list[Frame], kind: str, timeout: float, again: float = math.inf) -> Message:
-        """Return the answer to a request. A late one is not taken for the next one's: echoes have numbers.
-
-        `again`: seconds after which it is sent once more; a learner drops what is above its limit.
-        """
-        first, number = kind == message_types.IDENTITY, self._number
+        """Return the answer to a request, sent every `again` seconds: a learner drops what exceeds its limit."""
+        first, number = kind == message_types.IDENTITY, self._number  # of an echo, so that no late answer is taken
         why = f"the learner at {self._where} did not answer"
         why = f"something listens at {self._where} but does not answer as a learner" if first else why
         deadline, send_at = time.monotonic() + timeout, 0.0
