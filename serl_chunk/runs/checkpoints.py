@@ -1,7 +1,4 @@
-"""Checkpoints of a run: the agent's state, the policy alone, and the meta data of a resume. Only orbax user.
-
-Every leaf and the meta data have checksums, so that a restore names what is missing, misshapen or damaged.
-"""
+"""Checkpoints of a run by orbax: the agent's state, the policy alone, and a resume's meta data, with checksums."""
 
 from __future__ import annotations
 
@@ -174,10 +171,7 @@ class CheckpointStore:
         return sorted(_Entry.of(f / name, periodic=periodic) for f, periodic in folders for name in _finished(f))
 
     def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> bool:
-        """Copy to the host and write in the background; False (logged, counted) where writing failed.
-
-        A full disk must not end a run whose data is still in memory: the next period tries again.
-        """
+        """Copy to the host and write in the background; False where writing failed, which must not end a run."""
         items, info = _items_of(step, state, policy, normaliser, meta)
         # Orbax would wait here too, but lose this step with the one before it where that one's write failed.
         self.wait()
@@ -219,10 +213,8 @@ class CheckpointStore:
     def restore_state(self, template: Any) -> Restored | None:
         """Restore the newest checkpoint that verifies; None where there is none.
 
-        Damaged ones are logged, and moved to `checkpoints_damaged/` once an older one verifies.
-
-        Raises:
-            CheckpointError: all are damaged (nothing is moved then), or the one that verifies does not fit this agent.
+        Damaged ones are moved to `checkpoints_damaged/` once an older one verifies. Raises CheckpointError where all
+        are damaged (nothing is moved then), or the one that verifies does not fit this agent.
         """
         entries, damaged = self._entries(), []
         for entry in reversed(entries):
@@ -237,11 +229,10 @@ class CheckpointStore:
             return Restored(int(entry.step), self._assemble(template, leaves, entry.path), meta, normaliser)
         if not entries:
             return None
-        raise CheckpointError(
-            f"none of the checkpoints [{', '.join(e.label for e in entries)}] in {self._dir} can be read. Retry "
-            "where the disk may have been away, restore the folder from a backup, or start afresh in another one",
-            parameter="checkpoint_path",
-        )
+        labels = ", ".join(e.label for e in entries)
+        remedy = "Check the disk, restore the folder from a backup, or start afresh in another one"
+        text = f"none of the checkpoints [{labels}] in {self._dir} can be read. {remedy}"
+        raise CheckpointError(text, parameter="checkpoint_path")
 
     def _move_aside(self, damaged: list[_Entry]) -> None:
         aside = self.run_dir / "checkpoints_damaged"
@@ -302,8 +293,7 @@ class CheckpointStore:
 class TimedCheckpoints:
     """`<run>/checkpoints_timed/<number>/`, written on a thread; the one before is removed once the new one verifies.
 
-    A killed learner resumes from it. Between two are `period` seconds, or more where they would take more than `share`
-    (0..1) of wall time: with copying, writing and verifying.
+    Between two are `period` seconds, or more where they would take more than `share` (0..1) of wall time.
     """
 
     def __init__(
@@ -325,7 +315,6 @@ class TimedCheckpoints:
 
     def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> None:
         """Copy to the host and write in the background; after a failure, which is logged, the one before stays."""
-
         self.wait()
         began = self._now()
         items, info = _items_of(step, state, policy, normaliser, meta)
@@ -348,9 +337,8 @@ class TimedCheckpoints:
             self.failed_saves += 1
             shutil.rmtree(path, ignore_errors=True)
             logger.warning(
-                f"the timed checkpoint of step {step} could not be written to {self._dir} "
-                f"({type(error).__name__}: {error}). Training goes on, and it is tried again after a while. If the "
-                "disk is full, free some space."
+                f"the timed checkpoint of step {step} could not be written to {self._dir} ({type(error).__name__}: "
+                f"{error}). Training goes on, and it is tried again after a while. If the disk is full, free space."
             )
         else:
             for other in self._dir.iterdir():  # also what a killed learner left unfinished

@@ -8,12 +8,12 @@ from typing import Any
 
 from serl_chunk.data.demos import DemoSet, Origin, content_digest, file_digest, file_of, open_demos
 from serl_chunk.data.source import ReadOptions, Source, take_fraction
-from serl_chunk.runs.episodes import FORMAT, read_json, spec_of_run
+from serl_chunk.runs.episodes import FORMAT, spec_of_run
+from serl_chunk.runs.folder import read_json
 from serl_chunk.types import DataError, Episode, RobotSpec
 
 DEMOS = "demos.json"  # in the run folder
-# Of ReadOptions: how they were read.
-_OPTIONS = (
+_OPTIONS = (  # of ReadOptions
     "color", "hz", "success", "scores", "reward_every_step", "env", "env_if_judged", "env_reward", "solved", "task",
 )  # fmt: skip
 
@@ -26,10 +26,10 @@ def note_of(demos: DemoSet, options: ReadOptions | None) -> dict[str, Any]:
 
 
 class RunDemos:
-    """See data.source.Source: the demonstrations that a run's `demos.json` names, as their own files have them.
+    """See data.source.Source: the demonstrations of a run's `demos.json`, not cut at their first success.
 
-    They are not cut at their first success, as the learner does. A key is an episode's number. Of `options`, `cameras`,
-    `task` and `proportion` are used; the rest is as the run had it. Raises ConfigError where the run noted none.
+    A key is an episode's number. Of `options`, `cameras`, `task` and `proportion` are used. Raises ConfigError where
+    the run noted none.
     """
 
     format = "run demonstrations"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from serl_chunk.data.frames import Encoded, Frames, decode_image, with_repeated_
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
 from serl_chunk.data.validate import check_episode
 from serl_chunk.runs import journal_index
-from serl_chunk.runs.folder import CONFIG
+from serl_chunk.runs.folder import CONFIG, read_config
 from serl_chunk.runs.journal_index import LIMITS, EpisodeIndexEntry, Index, JournalFile, segments_of
 from serl_chunk.transport.storage import segment
 from serl_chunk.transport.wire import codec, records
@@ -69,17 +68,10 @@ class JournalFrames(Frames):
         if piece.data is not None:
             return piece.data
         file = self._segments[piece.segment]
-        data = _pread(file, piece.offset, piece.size, self._where)
+        data = file.read(piece.offset, piece.size, self._where)
         if len(data) != piece.size:
             raise DataError(f"{self._where}: {file.path} ends inside a frame; it was cut since it was indexed")
         return data
-
-
-def _pread(file: JournalFile, offset: int, size: int, where: str) -> bytes:
-    try:
-        return file.pread(offset, size)
-    except OSError as error:
-        raise file.error(where, error) from error
 
 
 JOURNAL = Path("journal") / "online"  # in the run folder
@@ -88,10 +80,9 @@ JOURNAL = Path("journal") / "online"  # in the run folder
 class RunSource:
     """The closed episodes of a run's journal, as the learner's replay has them, in the order in which they ended.
 
-    Takes no lock and writes nothing. Images are read from the journal when they are looked at, which fails once the
-    learner has dropped their segments, unless they are held (`hold`). `keys` indexes the journal, again where it has
-    grown. Of `options`, `spec` (None takes the run's), `cameras`, `task` and `proportion` are used. Raises ConfigError
-    where the folder is no run, or its run kept no journal.
+    Images are read when they are looked at, which fails once the learner has dropped their segments, unless they are
+    held (`hold`). `keys` indexes the journal, again where it has grown. Of `options`, `spec` (None takes the run's),
+    `cameras`, `task` and `proportion` are used. Raises ConfigError where the folder is no run, or has no journal.
     """
 
     format = "run"
@@ -101,18 +92,14 @@ class RunSource:
         self.spec = spec_of_run(self.path)
         self.hz: float | None = self.spec.control_hz
         if self._options.hz is not None and not math.isclose(self._options.hz, self.hz, rel_tol=1e-6):
-            raise ConfigError(
-                f"{self.path}: this run took {self.hz:g} steps a second, not {self._options.hz:g} (--hz): leave the "
-                "flag out"
-            )
+            text = f"this run took {self.hz:g} steps a second, not {self._options.hz:g}"
+            raise ConfigError(f"{self.path}: {text}. Leave --hz out")
         self._folder = self.path / JOURNAL
         self._index: Index | None = None
         self._held: dict[int, JournalFile] | None = None  # where segments are held: all of them, by number
         if not self._folder.is_dir():
-            raise ConfigError(
-                f"{self.path}: this run kept no journal (there is no {JOURNAL}): its episodes are gone. Journals are "
-                "kept by --learner with transport.journal=True, not by --local"
-            )
+            kept = "a learner keeps one with transport.journal=True, --local does not"
+            raise ConfigError(f"{self.path}: this run has no journal ({JOURNAL}), and so no episodes: {kept}")
         unknown = set(self._options.cameras or ()) - {c.name for c in self.spec.cameras}
         if unknown:
             has = ", ".join(c.name for c in self.spec.cameras) or "none"
@@ -134,10 +121,9 @@ class RunSource:
     def _hold(self) -> None:
         if self._held is None:
             return
-        for name, _ in segments_of(self._folder):
-            segment = JournalFile(self._folder, int(Path(name).stem))
+        for number, _ in segments_of(self._folder):
             with contextlib.suppress(FileNotFoundError):  # dropped this moment: its episodes are not listed
-                self._held.setdefault(int(Path(name).stem), segment).hold()
+                self._held.setdefault(number, JournalFile(self._folder, number)).hold()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_held": None}
@@ -204,7 +190,7 @@ class RunSource:
     def _fetch(self, segments: dict[int, JournalFile], place: list[int], where: str, frames: _Images) -> Message:
         number, offset, size = place
         file = segments[number]
-        data = _pread(file, offset, size, where)
+        data = file.read(offset, size, where)
         found = segment.parse(data, segment.salts(file.pread))
         if found is None:
             raise DataError(f"{where}: {file.path} is damaged at byte {offset}")
@@ -219,7 +205,7 @@ class RunSource:
 
 
 class _Images:
-    """Collects where the frames of an episode's blocks lie. `cameras`: None for all."""
+    """Collects the locations of an episode's frames. `cameras`: None for all."""
 
     def __init__(self, where: str, spec: RobotSpec, cameras: tuple[str, ...] | None) -> None:
         self._where, self._cameras = where, cameras
@@ -293,24 +279,13 @@ def joined(blocks: list[StepBlock], images: dict[str, SparseRows]) -> StepBlock:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder looks like a run's."""
     return (path / CONFIG).is_file() and ((path / "journal").is_dir() or (path / "run.lock").is_file())
-
-
-def read_json(file: Path) -> Any:
-    """Read a JSON file of a run; raises ConfigError."""
-    try:
-        return json.loads(file.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"{file.parent} is not a run folder, or an older one: it has no {file.name}") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
 
 
 def spec_of_run(path: Path) -> RobotSpec:
     """Return the robot of a run; raises ConfigError."""
     try:
-        return RobotSpec.from_json(read_json(path / CONFIG)["robot_spec"])
+        return RobotSpec.from_json(read_config(path)["robot_spec"])
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path / CONFIG} does not describe a run's robot ({error!r})") from error
 

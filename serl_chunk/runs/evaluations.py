@@ -20,10 +20,9 @@ def save(run: Path, step: int, purpose: str, results: list[dict[str, Any]], diff
 
     `differences`: the settings that were not the run's, a line for each.
     """
-    folder = run / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    names = (f"{purpose}_{step}{'' if i == 1 else f'_{i}'}.json" for i in itertools.count(1))
-    path = next(folder / name for name in names if not (folder / name).exists())
+    (run / FOLDER).mkdir(parents=True, exist_ok=True)
+    files = (run / FOLDER / f"{purpose}_{step}{'' if i == 1 else f'_{i}'}.json" for i in itertools.count(1))
+    path = next(file for file in files if not file.exists())
     more = {"differences": list(differences)} if differences else {}
     write_json(path, {"checkpoint": step, "purpose": purpose, "results": results, **more})
     return path
@@ -50,15 +49,12 @@ def resolve_step(run: Path, store: CheckpointStore, wanted: str) -> int:
                     found = max((r["n"], r["success_rate"]) for r in data["results"])
                     rates[data["checkpoint"]] = max(found, rates.get(data["checkpoint"], (0, 0.0)))
             except (OSError, ValueError, LookupError, TypeError) as e:
-                raise CheckpointError(
-                    f"{file} is damaged ({type(e).__name__}: {e}): remove it and evaluate that checkpoint again"
-                ) from e
+                fault = f"{file} is damaged ({type(e).__name__}: {e})"
+                raise CheckpointError(f"{fault}. Remove it and evaluate that checkpoint again") from e
         if not rates:
-            raise CheckpointError(
-                f"no checkpoint of {run} has been validated with the run's settings, so none is best. Evaluate some "
-                f"as validation first (checkpoints: {listing})",
-                parameter="eval_validation",
-            )
+            none = f"no checkpoint of {run} has been validated with the run's settings, so none is best"
+            text = f"{none}. Evaluate some as validation first (checkpoints: {listing})"
+            raise CheckpointError(text, parameter="eval_validation")
         return max(rates, key=lambda s: (rates[s][1], s))
     if not (wanted.isascii() and wanted.isdigit()) or int(wanted) not in steps:
         raise CheckpointError(f"{run} has no checkpoint {wanted!r}; it has: {listing} (or latest, best)")
@@ -66,14 +62,11 @@ def resolve_step(run: Path, store: CheckpointStore, wanted: str) -> int:
 
 
 def wanted_policy(run: Path, store: CheckpointStore, wanted: str) -> PolicyCheckpoint:
-    """The policy that `resolve_step` leads to; raises CheckpointError.
-
-    The run may be going on: a timed checkpoint that the next one replaces meanwhile is looked up again.
-    """
+    """Read the policy that `resolve_step` leads to; raises CheckpointError."""
     while True:
         step = resolve_step(run, store, wanted)
         try:
             return store.restore_policy(step)
-        except CheckpointError:
+        except CheckpointError:  # of a timed one that the next one replaced meanwhile, in a run that goes on
             if wanted != "latest" or resolve_step(run, store, wanted) == step:
                 raise

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def film_training_episodes(run: Path, n: int) -> int:
-    """Write mp4 files of the newest `n` training episodes that have frames to `videos/training/`; return their number.
+    """Film the newest `n` training episodes that have frames to `videos/training/`, and return their number.
 
     An episode belongs to the row of `metrics.jsonl` in the same place, counted from the end, if their lengths agree;
     others are not filmed. Raises ConfigError (no journal, or no ffmpeg), DataError (no `metrics.jsonl`) and VideoError.

@@ -66,8 +66,7 @@ class RunFolder(NamedTuple):
 def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | None) -> RunFolder:
     """Create or resume the run folder, and log what changed since the previous process.
 
-    Raises ConfigError if another learner holds the folder, or it is of another experiment, of a newer version or
-    unusable.
+    Raises ConfigError if another learner uses it, or it is of another experiment or a newer version, or unusable.
     """
     new = Path("runs") / config.name / datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     path = new if checkpoint_path is None else Path(checkpoint_path).expanduser()
@@ -95,10 +94,8 @@ def _claim(path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec)
     if resumed:
         old = read_config(path)
         if old.get("name") != config.name:
-            raise ConfigError(
-                f"{path} is a run of experiment {old.get('name')!r}, not {config.name!r}. Choose another folder",
-                parameter="checkpoint_path",
-            )
+            text = f"{path} is a run of experiment {old.get('name')!r}, not {config.name!r}. Choose another folder"
+            raise ConfigError(text, parameter="checkpoint_path")
         _log_origin(path, old, config)
         new["run_id"] = old.get("run_id", new["run_id"])
         settings = {name: value for name, value in old.items() if name not in _OF_PROCESS}
@@ -111,11 +108,9 @@ def _log_origin(path: Path, old: dict[str, Any], config: ExperimentConfig) -> No
     """Log the version that wrote the run where it was another; raises ConfigError for fields unknown to this one."""
     file = path / CONFIG
     if unknown := _unknown_fields({k: v for k, v in old.items() if k not in OWN_FIELDS}, config):
-        raise ConfigError(
-            f"{file}: this version has no setting {', '.join(unknown)}. Resume the run with {_writer(old)}, or remove "
-            "the setting from the file"
-        )
-    if former := current_config(json.loads(file.read_text()))[1]:
+        remedy = f"Resume the run with {_writer(old)}, or remove the setting from the file"
+        raise ConfigError(f"{file}: this version has no setting {', '.join(unknown)}. {remedy}")
+    if former := current_config(read_json(file))[1]:
         logger.info("%s has former names of settings: %s", file, "; ".join(former))
     number = old.get("format", 0)
     if number < FORMAT:
@@ -161,17 +156,23 @@ def write_json(file: Path, value: Any) -> None:
     atomic_write(file, json.dumps(value, indent=2) + "\n")
 
 
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file of a run folder; raises ConfigError where it is absent or damaged."""
+    try:
+        content = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{file.parent} is not a run folder, or an older one: it has no {file.name}") from None
+    except ValueError as error:
+        raise ConfigError(f"{file} is damaged ({error}). Restore or remove it") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} is damaged: it holds a {type(content).__name__}. Restore or remove it")
+    return content
+
+
 def read_config(run: Path) -> dict[str, Any]:
     """Return `config.json` of a run under current names; raises ConfigError: absent, damaged, of a newer format."""
     file = run / CONFIG
-    try:
-        saved = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"{run} is not a run folder: it has no config.json") from None
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{file} is damaged ({error}). Restore it, or remove it to write it anew") from None
-    if not isinstance(saved, dict):
-        raise ConfigError(f"{file} is damaged: it holds no settings. Restore it, or remove it to write it anew")
+    saved = read_json(file)
     number = saved.get("format", 0)
     if not isinstance(number, int) or number > FORMAT:
         raise ConfigError(

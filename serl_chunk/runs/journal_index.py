@@ -1,7 +1,6 @@
-"""Index of a run's journal: where its episodes lie, in segments that the learner may drop meanwhile.
+"""Index of a run's journal, which takes no lock: where its episodes lie, in segments that the learner may drop.
 
-One pass over the entries takes no lock and writes nothing. It treats undelivered rows, holes, episodes without an end
-and amendments as `RecordStore.replay` and the replay do.
+Undelivered rows, holes, episodes without an end and amendments are treated as by `RecordStore.replay` and the replay.
 """
 
 from __future__ import annotations
@@ -32,11 +31,7 @@ _LEFT = 64  # files that the rest of the process may want to open
 
 
 class JournalFile:
-    """One file of a journal, whose content never changes.
-
-    Held, it stays readable when its learner has dropped it: an open file outlives its name, and leaves nothing behind
-    where this process is killed. A copy in another process is not held.
-    """
+    """One file of a journal. Held, it stays readable when the learner drops it; a pickled copy is not held."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.path, self._number, self._fd = folder / f"{number:020d}{SUFFIX}", number, -1
@@ -48,12 +43,11 @@ class JournalFile:
         self.release()
 
     def hold(self) -> None:
-        """Keep it readable from now on. Raises OSError, and ConfigError where this process has too many files open."""
+        """Keep it open from now on. Raises OSError, and ConfigError where this process has too many files open."""
         if self._fd < 0:
             self._fd = _open(self.path)
 
     def release(self) -> None:
-        """Close it; it is read by its name again."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -65,14 +59,19 @@ class JournalFile:
         with self.path.open("rb", buffering=0) as file:
             return os.pread(file.fileno(), size, offset)
 
+    def read(self, offset: int, size: int, where: str) -> bytes:
+        """As `pread`, but raises DataError."""
+        try:
+            return self.pread(offset, size)
+        except OSError as error:
+            raise self.error(where, error) from error
+
     def error(self, where: str, cause: OSError) -> DataError:
         """Return the error of a file that cannot be held or read; the text begins with `where`."""
         if not isinstance(cause, FileNotFoundError):
             return DataError(f"{where}: {self.path} cannot be read: {cause.strerror}")
-        return DataError(
-            f"{where}: {self.path} is there no more: the learner dropped it, because its replay does not need it "
-            "(transport.journal_bytes keeps more). Leave the episode out (--skip-bad), or list the run's episodes again"
-        )
+        dropped = "was dropped by the learner, whose replay does not need it (transport.journal_bytes keeps more)"
+        return DataError(f"{where}: {self.path} {dropped}. Leave the episode out (--skip-bad), or list them again")
 
 
 def _open(path: Path) -> int:
@@ -84,10 +83,8 @@ def _open(path: Path) -> int:
             soft = hard
     if resource.RLIM_INFINITY != soft < fd + _LEFT:
         os.close(fd)
-        raise ConfigError(
-            f"{path.parent}: its segments are kept open while they are used, and this process may have {soft} "
-            "files open at most: raise that (ulimit -n), or give a data set that `serl-chunk data export` wrote"
-        )
+        remedy = "Raise that (ulimit -n), or give a data set that `serl-chunk data export` wrote"
+        raise ConfigError(f"{path.parent}: needs more open files than the {soft} this process may have. {remedy}")
     return fd
 
 
@@ -117,10 +114,10 @@ class Index(NamedTuple):
 
     episodes: dict[str, EpisodeIndexEntry]
     counts: Counter[str]  # see `error_summaries`
-    segments: tuple[tuple[str, int], ...]  # name and size of the files it was made from
+    segments: tuple[tuple[int, int], ...]  # number and size of the files it was made from
 
 
-_SAYS = {
+_TEXTS = {
     "open": "episodes were not over yet: left out; export again for them",
     "died": "episodes have no end, because their actor died in them: they end as truncated",
     "cut": "episodes lack what followed, because records are damaged or lost: they end as truncated, there",
@@ -137,24 +134,25 @@ _SAYS = {
 
 def error_summaries(counts: Counter[str]) -> list[str]:
     """Return a line for each kind of error in an index."""
-    return [f"{counts[name]} {says}" for name, says in _SAYS.items() if counts[name]]
+    return [f"{counts[name]} {text}" for name, text in _TEXTS.items() if counts[name]]
 
 
-def segments_of(folder: Path) -> list[tuple[str, int]]:
-    """Return name and size of the journal's files, oldest first; those that vanish meanwhile are left out."""
+def segments_of(folder: Path) -> list[tuple[int, int]]:
+    """Return number and size of the journal's files, oldest first; those that vanish meanwhile are left out."""
     out = []
     for path in sorted(p for p in folder.glob(f"*{SUFFIX}") if re.fullmatch("[0-9]{20}", p.stem)):
         with contextlib.suppress(FileNotFoundError):
-            out.append((path.name, path.stat().st_size))
+            out.append((int(path.stem), path.stat().st_size))
     return out
 
 
 def read_index(folder: Path) -> Index:
     """Index the journal in `folder`, one segment in memory at a time; raises DataError for an unreadable one."""
     pass_, segments = _Pass(), segments_of(folder)
-    for name, _ in segments:
-        for found in _entries(folder / name, last=name == segments[-1][0], counts=pass_.counts):
-            pass_.take(int(Path(name).stem), found)
+    for number, _ in segments:
+        path = JournalFile(folder, number).path
+        for found in _entries(path, last=number == segments[-1][0], counts=pass_.counts):
+            pass_.take(number, found)
     pass_.counts["open"] += sum(not e.discarded for e in pass_.open.values())
     return Index(pass_.closed, pass_.counts, tuple(segments))
 
@@ -246,10 +244,8 @@ class _Pass:
             self._states[state.session] = state
 
     def _give_up(self, state: SessionState) -> None:
-        """The session is at `state` without a record that led there; what was open has no end.
-
-        Where fewer steps were delivered than were written down, the learner had refused the newest ones.
-        """
+        """Continue a session at `state`, to which no record led: its open episode has no end."""
+        # The learner refused the newest steps where fewer were delivered than were written down.
         known, episode = self._states.get(state.session), self.open.get(state.session)
         if episode is not None and known is not None and state.steps < known.steps:
             episode.take_back()
@@ -292,7 +288,7 @@ class _Pass:
             episode.add_steps(place, source)
 
     def _hole(self, session: str, why: str = "cut") -> None:
-        """Records of the session are missing here: a hole in an episode is never closed up."""
+        """Close the session's episode where records of it are missing: a hole is never closed up."""
         if session in self.open:
             self._cut.add(f"{session}/{self.open[session].begin.episode_id}")
             self._close(session, None, why)

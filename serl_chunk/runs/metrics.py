@@ -1,16 +1,13 @@
 """The rows of a run's `metrics.jsonl`: their writer, which mirrors them to Weights & Biases, and their reader.
 
-One JSON object a line, in four kinds, each with `wall` (seconds of running time since the run began, continued
-over restarts), `step` (critic updates), `env_steps` and `human_ticks`:
+One JSON object a line, in four kinds, each with `wall` (seconds of running time over all processes of the run), `step`
+(critic updates), `env_steps` and `human_ticks`:
 
 - `train`: losses, values, rates, waits, timers and replay counts, under HIL-SERL's names where they mean the same;
 - `episode`: one finished episode (`EPISODE_FIELDS`), and per decision `q` and `g` (`MetricsLog.episode`). `succeed` is
   0, 1 or null; `success_without_intervention` is a share of the last 20 judged episodes, helped ones included;
 - `eval`: one evaluation of one checkpoint; its counters are the checkpoint's;
-- `event`: a text about the run.
-
-Nothing is rewritten. An event records a resume from the checkpoint of step k; `read_metrics` then leaves out what the
-previous process wrote after it.
+- `event`: a text about the run. `read_metrics` leaves out what a resume undid; nothing is rewritten.
 """
 
 from __future__ import annotations
@@ -82,10 +79,8 @@ def read_metrics(run_dir: str | os.PathLike[str]) -> RunMetrics:
     """
     path = Path(run_dir) / METRICS_FILE
     if not path.is_file():
-        raise DataError(
-            f"{path} does not exist, so {run_dir} is not a run folder. A run folder is a learner's checkpoint_path or "
-            f"runs/<exp_name>/<time>. It holds config.json, checkpoints/ and {METRICS_FILE}."
-        )
+        known = "such as a learner's checkpoint_path or runs/<exp_name>/<time>"
+        raise DataError(f"{run_dir} is not a run folder: it has no {METRICS_FILE}. Give one, {known}.")
     metrics = RunMetrics({kind: [] for kind in KINDS})
     rows: list[Row] = []
     for line in filter(bytes.strip, path.read_bytes().splitlines()):
@@ -103,7 +98,7 @@ def read_metrics(run_dir: str | os.PathLike[str]) -> RunMetrics:
 
 
 def succeeded_alone(row: Row) -> bool:
-    """Whether the episode of `row` succeeded without intervention: one in which a human helped never did."""
+    """Return whether the episode of `row` succeeded without intervention."""
     return bool(row.get("succeed")) and not row.get("intervention_count")
 
 
@@ -132,12 +127,8 @@ class MetricsLog:
     """Appends rows to `run_dir/metrics.jsonl` and mirrors their numbers to wandb. Safe to call from several threads.
 
     Each row is one appending `write` to an unbuffered file: it outlives a kill of this process, and an evaluation may
-    add its row while the learner writes. A torn last line costs that row and is reported. Rows that a full disk refuses
-    are counted and reported by the next row that succeeds.
-
-    Args:
-        run_dir: the run folder; created if absent, continued if not.
-        wandb_project: None switches the mirror off (`--debug`); `wandb_name`, `config` and `offline` are its.
+    add its row while the learner writes. A torn last line and rows that a full disk refuses are reported later. The
+    folder `run_dir` is created if absent. `wandb_project`: None switches the mirror off (`--debug`).
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""The report of a run: `report.html`, which contains its plots, and `report.png`, both made from the run folder alone.
-
-A sentence stands for each part that a run has not recorded yet.
-"""
+"""The report of a run: `report.html`, which contains its plots, and `report.png`, both made from the run folder."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ _EVALUATION_COLUMNS = (
 def build_report(run_dir: str | os.PathLike[str]) -> Path:
     """Write `report.html` and `report.png` into the run folder, replacing older ones whole; return the former's path.
 
-    Raises DataError if `run_dir` is not a run folder (it has no `metrics.jsonl`), or its `config.json` is not JSON.
+    Raises DataError if `run_dir` is not a run folder (it has no `metrics.jsonl`), ConfigError for a bad `config.json`.
     """
     run = Path(run_dir)
     metrics, config = read_metrics(run), read_settings(run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,7 @@ def build_comparison(run_dirs: Sequence[str | os.PathLike[str]], out: str | os.P
     """Write one HTML page that compares two runs or more, replacing an older one whole, and return its path.
 
     By default it is `report_vs_<names of the others>.html` in the first run. Raises ConfigError for a run that is given
-    twice, and DataError for a folder that is no run, a `config.json` that is not JSON, or a page that cannot be
-    written.
+    twice or a damaged `config.json`, DataError for a folder that is no run or a page that cannot be written.
     """
     runs = [Path(run) for run in run_dirs]
     if len({run.resolve() for run in runs}) < len(runs):
@@ -40,22 +39,13 @@ def build_comparison(run_dirs: Sequence[str | os.PathLike[str]], out: str | os.P
     names = _names(runs)
     metrics, configs = [read_metrics(run) for run in runs], [read_settings(run) for run in runs]
     heads = [headline(m, c) for m, c in zip(metrics, configs, strict=True)]
-    columns = ("", *names)
-    numbers = [(rows[0][0], *(value for _, value in rows)) for rows in zip(*heads, strict=True)]
+    differ = table(("setting", *names), differing_settings(configs), "All settings are the same.")
     content = [
         element("p", "Each run has its colour and line style in all plots."),
-        section("Final numbers", table(columns, numbers), key="numbers"),
+        section("Final numbers", _side_by_side(names, heads), key="numbers"),
         *(_curves(names, metrics, *plotted) for plotted in _PLOTS),
-        section(
-            "Settings that differ",
-            table(("setting", *names), differing_settings(configs), "All settings are the same."),
-            key="configuration",
-        ),
-        section(
-            "Origin",
-            table(columns, [(r[0][0], *(v for _, v in r)) for r in zip(*map(origin, configs), strict=True)]),
-            key="origin",
-        ),
+        section("Settings that differ", differ, key="configuration"),
+        section("Origin", _side_by_side(names, map(origin, configs)), key="origin"),
     ]
     path = Path(out) if out is not None else runs[0] / f"report_vs_{'_'.join(names[1:]).replace('/', '-')}.html"
     try:
@@ -73,6 +63,11 @@ def differing_settings(configs: Sequence[dict[str, Any]]) -> list[tuple[str, ...
     paths = dict.fromkeys(path for each in flat for path in each)
     rows = [(path, *(each.get(path, "absent") for each in flat)) for path in paths]
     return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _side_by_side(names: Sequence[str], runs: Iterable[list[tuple[str, str]]]) -> Html:
+    rows = zip(*runs, strict=True)
+    return table(("", *names), [(row[0][0], *(value for _, value in row)) for row in rows])
 
 
 def _names(runs: Sequence[Path]) -> list[str]:

@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from serl_chunk.runs.metrics import Row, RunMetrics, succeeded_alone
-from serl_chunk.viz.plots import (
-    BLUE,
-    GREEN,
-    PURPLE,
-    VERMILLION,
-    add_legend,
-    downsample,
-    draw_no_data,
-    percent_axis,
-    text_colour,
-)
+from serl_chunk.viz import plots
+from serl_chunk.viz.plots import BLUE, GREEN, PURPLE, VERMILLION, add_legend, downsample
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +31,6 @@ STYLES = ((BLUE, "-"), (VERMILLION, "--"), (GREEN, "-."), (PURPLE, ":"))
 
 
 def of(metrics: RunMetrics, draw: Draw) -> Callable[[Axes], bool]:
-    """Bind a panel to the run that it draws."""
     return lambda ax: draw(ax, metrics)
 
 
@@ -61,17 +51,14 @@ def rolling_mean(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def judged_episodes(metrics: RunMetrics) -> list[Row]:
-    """Return the episodes whose outcome is known."""
     return [row for row in metrics["episode"] if row.get("succeed") is not None]
 
 
 def with_return(metrics: RunMetrics) -> list[Row]:
-    """Return the episodes with a return."""
     return [row for row in metrics["episode"] if row.get("episode/r") is not None]
 
 
 def with_steps(metrics: RunMetrics) -> list[Row]:
-    """Return the episodes with a step."""
     return [row for row in metrics["episode"] if row.get("episode/l")]
 
 
@@ -82,10 +69,8 @@ def evaluations(metrics: RunMetrics) -> list[Row]:
 
 
 def draw_success(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
-    """Draw the rolling shares of episodes that succeeded, with and without intervention, and evaluations.
-
-    Both shares are of all episodes: a curve of the unaided ones alone starts high while humans do the difficult ones.
-    """
+    """Draw the rolling shares of episodes that succeeded, with and without intervention, and evaluations."""
+    # Both are shares of all episodes: one of unaided episodes starts high while humans do the difficult ones.
     judged, evaluated = judged_episodes(metrics), evaluations(metrics)
     for succeeded, label, colour, style in (
         ([row["succeed"] for row in judged], "with or without intervention", BLUE, "--"),
@@ -104,7 +89,7 @@ def draw_success(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
                 color=GREEN, capsize=3, ms=5, label=f"evaluation ({mode})",
             )  # fmt: skip
     _shade_warmup(ax, metrics, x_key)
-    percent_axis(ax, "success")
+    plots.percent_axis(ax, "success")
     return bool(judged or evaluated)
 
 
@@ -129,7 +114,7 @@ def draw_intervention(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
         ax.plot(*downsample(x, touched), "--", color=BLUE, label="of episodes")
         ax.plot(*downsample(x, share), color=VERMILLION, label="of steps")
     _shade_warmup(ax, metrics, x_key)
-    percent_axis(ax, "share with a human acting")
+    plots.percent_axis(ax, "share with a human acting")
     return bool(rows)
 
 
@@ -164,8 +149,8 @@ def decisions(rows: Iterable[Row]) -> Decisions:
 def binned(d: Decisions, bins: int = BINS) -> list[Bin]:
     """Return `bins` equally large groups of decisions, ordered by value; fewer where there are fewer decisions.
 
-    The interval counts episodes, not decisions. It is the normal one with the variance of a mean over clusters, sum_e
-    (sum_{i in e} (g_i - m))^2 * E / ((E - 1) N^2), for E episodes and N decisions (Liang and Zeger 1986, for a mean).
+    The interval is the normal one with the variance of a mean over clusters, sum_e (sum_{i in e} (g_i - m))^2 * E /
+    ((E - 1) N^2), for E episodes and N decisions (Liang and Zeger 1986, for a mean).
     """
     out = []
     for group in np.array_split(np.argsort(d.value, kind="stable"), min(bins, len(d.value))):
@@ -189,10 +174,9 @@ def value_range(config: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def calibration_panel(limits: tuple[float, float] | None) -> Draw:
-    """Return a panel of the realised discounted return over the critic's value, one point a decision.
+    """Return a panel of the realised discounted return over the critic's value (`limits`: its range).
 
     Bins of decisions without intervention (of all where every episode had one) have their mean and its 95 % interval.
-    On the line of equality the critic is calibrated. `limits` are a bounded critic's.
     """
 
     def draw(ax: Axes, metrics: RunMetrics) -> bool:
@@ -207,10 +191,10 @@ def calibration_panel(limits: tuple[float, float] | None) -> Draw:
                 ax.plot(*downsample(d.value, d.realised), marker, color=colour, ms=4, alpha=0.3, label=label)
         ends = np.concatenate([*alone[:2], *intervened[:2], limits or ()])
         span = [ends.min(), ends.max()]
-        ax.plot(span, span, "--", color=text_colour(), lw=1, label="equal: calibrated")
+        ax.plot(span, span, "--", color=plots.text_colour(), lw=1, label="equal: calibrated")
         for end, name in zip(limits or (), ("range of the critic", ""), strict=False):
-            ax.axvline(end, color=text_colour(), ls=":", lw=1, label=name)
-            ax.axhline(end, color=text_colour(), ls=":", lw=1)
+            ax.axvline(end, color=plots.text_colour(), ls=":", lw=1, label=name)
+            ax.axhline(end, color=plots.text_colour(), ls=":", lw=1)
         best = alone if len(alone.value) else intervened
         bins = np.array(binned(best))
         ax.errorbar(
@@ -286,7 +270,7 @@ def draw_waits(ax: Axes, metrics: RunMetrics) -> bool:
         for row, s in zip(metrics["train"], seconds, strict=True)
     ]
     drawn = train_panel(WAITS, "")(ax, RunMetrics({"train": shares}))
-    percent_axis(ax, "share of time waiting")
+    plots.percent_axis(ax, "share of time waiting")
     return drawn
 
 
@@ -323,7 +307,7 @@ def panel_over(draw: Callable[[Axes, RunMetrics, str], bool], axis: tuple[str, s
     def panel(ax: Axes, metrics: RunMetrics) -> bool:
         ax.set_xlabel(label)
         if key in NEVER and not has_changed(metrics, key):
-            draw_no_data(ax, NEVER[key])
+            plots.draw_no_data(ax, NEVER[key])
             return False
         drawn = draw(ax, metrics, key)
         if drawn and key in ("step", "env_steps"):  # not in every column
@@ -334,16 +318,15 @@ def panel_over(draw: Callable[[Axes, RunMetrics, str], bool], axis: tuple[str, s
 
 
 def axes_of(metrics: RunMetrics) -> list[tuple[str, str]]:
-    """Return those of `AXES` along which anything happened in this run; wall time always."""
+    """Return those of `AXES` along which the run advanced; wall time always."""
     return [axis for axis in AXES if axis[0] not in NEVER or has_changed(metrics, axis[0])]
 
 
 def has_changed(metrics: RunMetrics, key: str) -> bool:
-    """Whether a counter of the rows is above 0 anywhere."""
     return any(row[key] for rows in metrics.values() for row in rows)
 
 
 def _shade_warmup(ax: Axes, metrics: RunMetrics, x_key: str) -> None:
     if rows := [row for row in metrics["episode"] if row.get("phase") == "warmup"]:
         end = x_values(rows, x_key).max()
-        ax.axvspan(0, end, color=text_colour(), alpha=0.08, lw=0, label="before online training")
+        ax.axvspan(0, end, color=plots.text_colour(), alpha=0.08, lw=0, label="before online training")

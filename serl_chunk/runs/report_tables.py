@@ -14,12 +14,10 @@ from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import ABSENT, default_of
 from serl_chunk.config.overrides import to_dict
-from serl_chunk.config.renamed import current_config
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.io import plural
-from serl_chunk.runs.folder import OWN_FIELDS
+from serl_chunk.runs.folder import CONFIG, OWN_FIELDS, read_config
 from serl_chunk.runs.metrics import RunMetrics
-from serl_chunk.types import DataError
 from serl_chunk.viz.page import Html, element, film, fold, join, note, section, table
 from serl_chunk.viz.video import MAX_FPS
 
@@ -34,15 +32,8 @@ PLAYED = 4  # films of a table with a player; the others are links
 
 
 def read_settings(run: Path) -> dict[str, Any]:
-    """Return a run's `config.json` under current names, {} without one. Raises DataError where it is damaged."""
-    path = run / "config.json"
-    try:
-        config = json.loads(path.read_text()) if path.exists() else {}
-    except ValueError as error:
-        raise DataError(f"{path}: is not JSON ({error}). Restore or delete it: a report can do without it") from error
-    if not isinstance(config, dict):
-        raise DataError(f"{path}: holds a {type(config).__name__}, expected an object of settings. Delete it")
-    return current_config(config)[0]
+    """Return a run's `config.json` as `read_config` does, {} without one: a report can do without it."""
+    return read_config(run) if (run / CONFIG).exists() else {}
 
 
 def origin(config: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -132,10 +123,8 @@ def episodes_section(run: Path, metrics: RunMetrics, config: Mapping[str, Any]) 
             table(_COLUMNS, cells[:SHOWN], missing),
             fold(plural(len(more), "earlier episode"), table(_COLUMNS, more)) if more else Html(),
         ]
-    none = (
-        "No film. Evaluations are filmed with learner.video_episodes or --save_video, training episodes whose frames "
-        "were recorded with serl-chunk report --films N."
-    )
+    how = "evaluations by learner.video_episodes or --save_video, training episodes by serl-chunk report --films N"
+    none = f"No film. Films are made of {how}."
     legend = join([about, element("span", "a human acts", class_="human")]) if filmed else none
     return section("Episodes", note(legend), *parts, key="episodes")
 

@@ -21,11 +21,8 @@ class SpoolFolders:
 
     def __init__(self, config: ExperimentConfig, actor_id: str, root: Path | None = None) -> None:
         if not re.fullmatch(r"[\w.-]{1,100}", actor_id) or actor_id.startswith("."):
-            raise ConfigError(
-                f"cannot name a folder, got {actor_id!r}. Use 1 to 100 letters, digits, '_', '-' and '.', and no '.' "
-                "at the beginning.",
-                parameter="actor_id",
-            )
+            valid = "1 to 100 letters, digits, '_', '-' and '.', not with '.' first"
+            raise ConfigError(f"cannot name a folder, got {actor_id!r}. Use {valid}.", parameter="actor_id")
         self.folder = (root or DEFAULT_ROOT) / config.name / actor_id
         self._transport, self._run = config.transport, ""
 
@@ -37,10 +34,8 @@ class SpoolFolders:
         try:
             return Spool(self.folder / run, Limits(t.max_message_bytes, t.max_arrays), sync_interval=t.sync_interval)
         except ConfigError as e:
-            raise ConfigError(
-                f"an actor {self.folder.name!r} runs already: {e}. Stop that actor, or give this one another name.",
-                parameter="actor_id",
-            ) from e
+            text = f"an actor {self.folder.name!r} runs already: {e}. Stop it, or give this one another name."
+            raise ConfigError(text, parameter="actor_id") from e
 
     def left_behind(self) -> list[tuple[Path, int]]:
         """Return the spools of other runs that hold something, with their bytes."""

@@ -57,10 +57,9 @@ class Screen(Protocol):
 
 
 class StatusLine:
-    """A live line on a screen, and a record of the logger `STATUS_LOGGER` at most every ten seconds.
+    """A live line on a screen, and a record of `STATUS_LOGGER` at most every ten seconds; only that without a screen.
 
     Use as a context manager: leaving it shows the newest state once more. `update` may be called from several threads.
-    Without a `screen` the line is logged only.
     """
 
     def __init__(self, screen: Screen | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 class WandbMirror:
     """The wandb run of one run folder; it never raises.
 
-    wandb fails in many unrelated ways (its own errors, sockets, a dead service process, no disk, not installed). The
-    mirror is a convenience, `metrics.jsonl` the record: a failure is one warning, and the mirror stays off.
+    wandb fails in many unrelated ways (its own errors, sockets, a dead service process, no disk, not installed): a
+    failure is one warning, and the mirror stays off.
 
     Args:
         run_dir: holds wandb's files and the id under which a restart continues the same wandb run.
@@ -75,11 +75,8 @@ def _start_wandb(run_dir: Path, settings: Mapping[str, Any], offline: bool) -> A
     # After a resume `step` may go back, which wandb's own step counter would refuse.
     run.define_metric("*", step_metric="step")
     if mode == "offline":
-        folder = Path(run.dir).parent
-        logger.info(
-            f"wandb is offline (without a key or a network, or by choice): the run is written to {folder}. Upload it "
-            f"later with wandb sync {folder}"
-        )
+        reason = "without a key or a network, or by choice"
+        logger.info(f"wandb is offline ({reason}). Upload the run later with wandb sync {Path(run.dir).parent}")
     return run
 
 

@@ -450,4 +450,4 @@ def test_too_many_segments_for_the_files_a_process_may_open_are_said(tmp_path):
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     assert run_it(200).stdout == "True\n"  # the soft limit is raised
-    assert "may have 66 files open at most" in run_it(66).stderr
+    assert "needs more open files than the 66 this process may have" in run_it(66).stderr

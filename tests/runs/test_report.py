@@ -317,7 +317,7 @@ def test_a_folder_that_is_no_run_and_a_broken_configuration_are_named(tmp_path):
         build_report(tmp_path / "nowhere")
     (tmp_path / METRICS_FILE).write_text("")
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(DataError, match=naming("config.json", "JSON")):
+    with pytest.raises(ConfigError, match=naming("config.json", "damaged")):
         build_report(tmp_path)
 
 
