@@ -82,10 +82,8 @@ def read_demos(config: ExperimentConfig, spec: RobotSpec, paths: Sequence[str], 
 def _check_task(demo_options: DemoOptions, read: Sequence[str]) -> None:
     given = demo_options.options.env and not demo_options.options.env_if_judged
     if given and demo_options.dataset is None and OgbenchSource.format not in read:
-        raise ConfigError(
-            f"--demo_env={demo_options.options.env}: rewards are computed for data of OGBench, and these are of format "
-            f"{', '.join(read)}: leave it out, or give the data it is meant for"
-        )
+        needs = f"computes rewards for data of OGBench (got format {', '.join(read)})"
+        raise ConfigError(f"--demo_env={demo_options.options.env} {needs}. Leave it out, or give such data")
 
 
 def check_data(config: ExperimentConfig, paths: Sequence[str], demo_options: DemoOptions) -> None:

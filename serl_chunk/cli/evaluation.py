@@ -16,14 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import rich.console
 
-from serl_chunk.actor.evaluate import (
-    EVAL_SEED_BASE,
-    VALIDATION_SEED_BASE,
-    EvalResult,
-    evaluate_snapshot,
-    results_table,
-    summary_line,
-)
+from serl_chunk.actor import evaluate
 from serl_chunk.actor.link import normaliser_of, open_link
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import make_agent
@@ -76,10 +69,9 @@ class _Checkpoint(NamedTuple):
 
 
 def run_evaluation(config: ExperimentConfig, options: EvaluationOptions, source: Path | LearnerAddress) -> int:
-    """Evaluate one checkpoint without interventions on held-out start states; prints a table and a last line.
+    """Evaluate one checkpoint without interventions on held-out start states; print a table and a summary line.
 
-    `source`: a run folder, to which the results are written (1 is returned where that fails), or a learner. Raises
-    ConfigError, CheckpointError, or what the connection to the learner fails with.
+    `source`: a learner, or a run folder to which the results are written (else returns 1). Raises SerlChunkError.
     """
     warn_of_lockstep(config)
     exit_at_once_while(never)  # an open robot is closed, however long it takes
@@ -96,9 +88,9 @@ def run_evaluation(config: ExperimentConfig, options: EvaluationOptions, source:
         for mean in (True, False) if options.stochastic else (config.learner.eval_mode == "mean",):
             mode = "mean" if mean else "sampled"
             videos = (run or Path()) / "videos" / f"{checkpoint.snapshot.version}_{mode}"
-            result = evaluate_snapshot(
+            result = evaluate.evaluate_snapshot(
                 env, agent, checkpoint.normaliser, checkpoint.snapshot, config, n=options.n, deterministic=mean,
-                seed_base=VALIDATION_SEED_BASE if options.validation else EVAL_SEED_BASE,
+                seed_base=evaluate.VALIDATION_SEED_BASE if options.validation else evaluate.EVAL_SEED_BASE,
                 save_video=videos if options.save_video else None,
                 progress=lambda so_far: _show_progress(so_far, options.n),
             )  # fmt: skip
@@ -107,7 +99,7 @@ def run_evaluation(config: ExperimentConfig, options: EvaluationOptions, source:
             if options.save_video:
                 logger.info(f"videos: {videos}")
             results.append(result)
-    rich.console.Console().print(results_table(results))
+    rich.console.Console().print(evaluate.results_table(results))
     where, status = "none (a fetched checkpoint has no run folder here)", 0
     if run is not None:
         try:
@@ -115,7 +107,7 @@ def run_evaluation(config: ExperimentConfig, options: EvaluationOptions, source:
         except OSError as error:  # a full disk: the figures are worth more than a traceback
             logger.warning(f"the results could not be written to {run} ({os_reason(error)})")
             where, status = "none (it could not be written)", 1
-    print(summary_line(results[0], where), flush=True)
+    print(evaluate.summary_line(results[0], where), flush=True)
     return status
 
 
@@ -134,10 +126,9 @@ def _of_run(config: ExperimentConfig, agent: Agent, run: Path, step: str) -> _Ch
     try:
         agent.load_params(checkpoint.params)
     except ConfigError as error:
-        raise ConfigError(
-            f"checkpoint {checkpoint.step} of {run} does not fit this agent ({error}). Evaluate with the run's "
-            f"settings ({run / CONFIG}); they differ in: {'; '.join(recorded) or 'nothing that is recorded'}"
-        ) from error
+        differ = f"settings ({run / CONFIG}), which differ in: {'; '.join(recorded) or 'nothing that is recorded'}"
+        misfit = f"checkpoint {checkpoint.step} of {run} does not fit this agent ({error})"
+        raise ConfigError(f"{misfit}. Evaluate with the run's {differ}") from error
     counters = Counters(checkpoint.step, int(checkpoint.meta["env_steps"]), int(checkpoint.meta["human_ticks"]))
     snapshot = Snapshot(checkpoint.step, checkpoint.params)
     return _Checkpoint(snapshot, normaliser, counters, _differences(saved, recorded))
@@ -178,7 +169,7 @@ def _differences(saved: dict[str, Any], recorded: list[str]) -> list[str]:
     return lines
 
 
-def _show_progress(result: EvalResult, n: int) -> None:
+def _show_progress(result: evaluate.EvalResult, n: int) -> None:
     line = f"{result.mode} policy: {result.episodes}/{n} episodes, {result.successes} successes"
     if sys.stdout.isatty():
         print(f"\r{line}", end="", flush=True)
@@ -186,7 +177,7 @@ def _show_progress(result: EvalResult, n: int) -> None:
         logger.info(line)
 
 
-def _save(run: Path, checkpoint: _Checkpoint, results: list[EvalResult], *, validation: bool) -> Path:
+def _save(run: Path, checkpoint: _Checkpoint, results: list[evaluate.EvalResult], *, validation: bool) -> Path:
     """Write an evaluation's file and, unless it chooses checkpoints, its metric rows; returns the run's new report."""
     purpose, step = evaluations.VALIDATION if validation else "evaluation", checkpoint.snapshot.version
     evaluations.save(run, step, purpose, [r.to_json() for r in results], checkpoint.differences)
@@ -200,11 +191,9 @@ def _save(run: Path, checkpoint: _Checkpoint, results: list[EvalResult], *, vali
 class OwnEvaluation:
     """Evaluates on the start states of `--eval_checkpoint_step`; writes rows and `evaluations/learner_<step>.json`.
 
-    The environment is made here, so that what is missing is reported before anything is trained. Random state that
-    simulators share with their process is put back after each evaluation: training is the same with them and without.
-    An evaluation that fails, or is cut short because the process is `stopping`, leaves nothing and ends no training.
-
-    Raises ConfigError for a physical robot, for the realtime clock, and where what `video_episodes` needs is missing.
+    Global random state is restored after each evaluation, so that training does not depend on them. An evaluation that
+    fails, or is cut short because the process is `stopping`, leaves nothing and ends no training. Raises ConfigError
+    for a physical robot, for the realtime clock, and where what `video_episodes` needs is missing.
     """
 
     def __init__(self, config: ExperimentConfig, agent: Agent, stopping: Callable[[], bool]) -> None:
@@ -227,21 +216,19 @@ class OwnEvaluation:
         if not self._env.robot_spec.cameras:
             raise ConfigError(f"robot {name!r} has no camera to film with ({got})", parameter=parameter)
         try:
-            self._env.reset(seed=EVAL_SEED_BASE)
+            self._env.reset(seed=evaluate.EVAL_SEED_BASE)
             self._env.read_images()
         except Exception as error:  # of whatever the simulator draws with
-            raise ConfigError(
-                f"robot {name!r} cannot draw a frame here ({type(error).__name__}: {error}; {got}). "
-                "Set it to 0, or repair the rendering (MUJOCO_GL)",
-                parameter=parameter,
-            ) from error
+            fault = f"robot {name!r} cannot draw a frame here ({type(error).__name__}: {error}; {got})"
+            text = f"{fault}. Set it to 0, or repair the rendering (MUJOCO_GL)"
+            raise ConfigError(text, parameter=parameter) from error
 
     def __call__(self, learner: Learner, snapshot: Snapshot) -> None:
         """See `learner.schedule.Evaluate`; what the learner's `tick` raises is raised."""
         start = time.perf_counter()
         c, counters, run = self._config.learner, learner.counters(), learner.metrics.run_dir
         step, videos = counters.step, run / "videos" / f"{snapshot.version}_{c.eval_mode}"
-        before, in_tick = _files(videos), False
+        before, in_tick = set(videos.glob("*")), False
 
         def watch() -> str | None:
             nonlocal in_tick
@@ -252,7 +239,7 @@ class OwnEvaluation:
 
         try:
             with _random_state_kept():
-                result = evaluate_snapshot(
+                result = evaluate.evaluate_snapshot(
                     self._env, self._agent, learner.normaliser, snapshot, self._config, n=c.eval_episodes,
                     deterministic=c.eval_mode == "mean", stop=watch, filmed=c.video_episodes,
                     save_video=videos if c.video_episodes else None,
@@ -289,33 +276,25 @@ def check_simulator(config: ExperimentConfig) -> None:
     if not config.learner.eval_interval:
         return
     if config.robot.real:
-        raise ConfigError(
-            f"learner.eval_interval={config.learner.eval_interval} on a real robot: a learner evaluates in its own "
-            "process, which has no robot. Set it to 0, and evaluate with --actor --eval_checkpoint_step on the robot PC"
-        )
+        why = f"learner.eval_interval={config.learner.eval_interval}: the learner's process has no real robot"
+        raise ConfigError(f"{why}. Set it to 0, and evaluate with --actor --eval_checkpoint_step on the robot PC")
     if config.actor.clock != "lockstep":
-        raise ConfigError(
-            "learner.eval_interval evaluates in lockstep: --config.actor.clock=lockstep, or leave it 0 and evaluate "
-            "with --actor --eval_checkpoint_step"
-        )
+        remedy = "Set --config.actor.clock=lockstep, or leave it 0 and evaluate with --actor --eval_checkpoint_step"
+        raise ConfigError(f"learner.eval_interval evaluates in lockstep. {remedy}")
 
 
 def _origin(error: Exception) -> str:
-    """Return where an error that is none of ours arose, for the author of the simulator."""
+    """Return where an error of a simulator arose, for its author."""
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SerlChunkError | OSError) or not frames:
         return ""
     return f", raised in {frames[-1].filename}, line {frames[-1].lineno}"
 
 
-def _files(folder: Path) -> set[Path]:
-    return set(folder.iterdir()) if folder.is_dir() else set()
-
-
 def _remove_new(folder: Path, before: set[Path]) -> None:
     """Remove new files of `folder`, and an empty folder, as far as the disk allows."""
     with contextlib.suppress(OSError):
-        for path in _files(folder) - before:
+        for path in set(folder.glob("*")) - before:
             path.unlink()
         if folder.is_dir() and not before:
             folder.rmdir()

@@ -1,7 +1,4 @@
-"""`serl-chunk keys`, and the keys that a learner or an actor starts with.
-
-`docs/architecture/transport.md` has the threat model.
-"""
+"""`serl-chunk keys`, and the keys of a learner or an actor (threat model: `docs/architecture/transport.md`)."""
 
 from __future__ import annotations
 
@@ -47,10 +44,8 @@ def learner_keys(bind: str, folder: str | None, *, insecure: bool) -> ServerKeys
     try:
         keys, new = ServerKeys.ensure(key_folder(folder))
     except ConfigError as error:
-        raise ConfigError(
-            f"--bind={bind} needs keys: {error}. Or give another folder with --keys DIR, listen on 127.0.0.1, or add "
-            "--insecure if every machine on that network may be trusted"
-        ) from error
+        remedy = "Give another --keys DIR, listen on 127.0.0.1, or add --insecure if that network can be trusted"
+        raise ConfigError(f"--bind={bind} needs keys: {error}. {remedy}") from error
     if not is_loopback(bind):  # an actor of this machine may name any of its addresses
         for own in ClientKeys.all(keys.folder):
             if own.server == keys.pair.public:
@@ -73,26 +68,20 @@ def invite_first(keys: ServerKeys, bind: str, port: int) -> None:
 def actor_keys(ip: str, folder: str | None, *, insecure: bool) -> ClientKeys | None:
     """Return the keys of an actor, or an evaluation, for the learner at `ip`; None where there are none.
 
-    A given `folder` is binding: an actor sends nothing without its keys, also on loopback, where a tunnel may begin.
-    Raises ConfigError where the folder has none.
+    A given `folder` is binding, also on loopback, where a tunnel may begin. Raises ConfigError where it has no keys.
     """
     if insecure:
         return None
     keys = ClientKeys.find(key_folder(folder), ip)
     if keys is None and folder is not None:
-        raise ConfigError(
-            f"--keys={folder} has no key for a learner: run `serl-chunk keys add NAME` on the learner's machine, and "
-            f"paste the line it prints here (with --keys {folder})"
-        )
+        remedy = f"Run `serl-chunk keys add NAME` on the learner's machine, paste its line here (--keys {folder})"
+        raise ConfigError(f"--keys={folder} has no key for a learner. {remedy}")
     return dataclasses.replace(keys, binding=True) if keys is not None and folder is not None else keys
 
 
 def actor_name(actor_id: str | None, keys: ClientKeys | None, ip: str) -> str:
-    """Return the id of an actor: the learner's name for its key, where there is one; else `actor`.
-
-    Raises ConfigError for another one than the key's, where keys are certain to be used. The learner's own machine has
-    a key for all its actors, which names none of them.
-    """
+    """Return an actor's id: the name of its key, else `actor`. Raises ConfigError for another than a binding key's."""
+    # The learner's own machine has one key for all its actors, which names none of them.
     if keys is None or keys.name == THIS_MACHINE:
         return actor_id or DEFAULT_ACTOR
     if actor_id not in (None, keys.name) and (keys.binding or not is_loopback(ip)):
@@ -138,9 +127,6 @@ def addresses(bind: str) -> list[str]:
     return [*found, socket.gethostname()]
 
 
-# The subcommands.
-
-
 def run_init(folder: str | None) -> int:
     """Make the keys of this machine's learners."""
     keys, new = ServerKeys.ensure(key_folder(folder))
@@ -164,10 +150,7 @@ def run_add(folder: str | None, name: str, *, host: str | None, port: int | None
 
 
 def run_join(folder: str | None, line: str, *, ip: str | None) -> int:
-    """Make this machine's pair for the learner of a line, and join where the learner can be reached now.
-
-    Raises ConfigError for a line that is none, RefusedError for one that is used up or of another learner.
-    """
+    """Make this machine's keys for the learner of a line, and join it. Raises ConfigError, RefusedError: bad line."""
     keys = ClientKeys.accept(key_folder(folder), JoinToken.decode(line))
     before = next((k for k in ClientKeys.all(keys.folder) if k.server == keys.server), None)
     if before is not None and before.line == keys.line:
@@ -181,10 +164,8 @@ def run_join(folder: str | None, line: str, *, ip: str | None) -> int:
     where = (ip,) if ip is not None else keys.hosts
     try:
         reached = _enrol(keys, where)
-    except UnencryptedPeerError:
-        raise
-    except RefusedError:
-        if not joins_again:
+    except RefusedError as error:
+        if not (joins_again or isinstance(error, UnencryptedPeerError)):
             keys.discard()
         raise
     learner = f"the learner {fingerprint(keys.server)}"
@@ -193,8 +174,7 @@ def run_join(folder: str | None, line: str, *, ip: str | None) -> int:
     elif joins_again:
         raise ConfigError(
             f"{learner} cannot be reached at {_or(where, keys.port)}, and this machine has joined it already "
-            f"({keys.file}, kept): nothing to do, unless its key was revoked. Then start the learner, and join again, "
-            "with --ip HOST if it is somewhere else"
+            f"({keys.file}, kept). If its key was revoked, start the learner and join again (--ip HOST if it moved)"
         )
     else:
         print(
@@ -225,10 +205,8 @@ def _or(hosts: Sequence[str], port: int) -> str:
 def run_list(folder: str | None) -> int:
     """Print the robot PCs admitted to this machine's learners, and the learners that this machine has joined."""
     path = key_folder(folder)
-    now = time.time()
-    empty = True
+    now, joined = time.time(), ClientKeys.all(path)
     if (path / "server.json").exists():
-        empty = False
         keys = ServerKeys.open(path)
         print(f"this machine's learners: {fingerprint(keys.pair.public)} ({path / 'server.json'})")
         for client in keys.clients():
@@ -236,15 +214,14 @@ def run_list(folder: str | None) -> int:
             print_of = fingerprint(client.public) if client.public else "-"
             more = f", {client.until - now:.0f} s left" if state == "invited" else ""
             print(f"  {client.name:24} {state:8} {print_of:12} {_date(client.since)}{more}")
-    for own in ClientKeys.all(path):
-        empty = False
+    elif not joined:
+        print(f"no keys in {path}")
+    for own in joined:
         standing = "to join at the first connection" if own.ticket else "joined"
         print(
             f"learner {fingerprint(own.server)}: this machine is {own.name!r} "
             f"({fingerprint(own.pair.public)}, {standing}, {_date(own.joined)}); seen at {', '.join(own.hosts) or '?'}"
         )
-    if empty:
-        print(f"no keys in {path}")
     return 0
 
 

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def core_sets(pin: bool) -> tuple[set[int] | None, set[int] | None]:
-    """Cores of the learner (all but the last) and of the actor (the last); None for no restriction."""
+    """Return the cores of the learner (all but the last) and of the actor (the last); None for no restriction."""
     if not pin:
         return None, None
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -41,11 +41,10 @@ def core_sets(pin: bool) -> tuple[set[int] | None, set[int] | None]:
 
 
 def run_both(arguments: Sequence[str], *, pin: bool, ip: str, program: Sequence[str] = PROGRAM) -> int:
-    """Start `serl-chunk ARGUMENTS` with --learner and with --actor; end both when one fails. Signals are passed on.
+    """Start `serl-chunk ARGUMENTS` with --learner and with --actor, show their output, and end both when one fails.
 
-    Their output is shown as `learner | LINE` and `actor | LINE`. `pin`: reserve a core for the actor. `ip`: the
-    learner's address for the actor. Returns the exit status of the process that failed first, else 0; 130 where a
-    signal ended one during its start.
+    `pin`: reserve a core for the actor. `ip`: the learner's address for the actor. Returns the exit status of the
+    process that failed first, else 0; 130 where a signal ended one during its start.
     """
     exit_at_once_while(never)  # the children end first
     relay = Relay(current_screen())
@@ -146,8 +145,7 @@ class _Pair:
 class Relay:
     """Copies the output of several processes to a screen, line by line, as `NAME | LINE`.
 
-    A line that ends in a line feed stays. One that ends in a carriage return is a state: the newest is kept at the
-    bottom of a terminal until another follows, and a carriage return before a line feed makes it stay.
+    What ends in a carriage return is a state, kept at the screen's bottom; a line feed right after makes it stay.
     """
 
     def __init__(self, screen: Screen) -> None:
@@ -163,7 +161,7 @@ class Relay:
         thread.start()
 
     def close(self, timeout: float) -> None:
-        """Wait until every pipe has ended, at most `timeout` seconds for each: a grandchild may hold one open."""
+        """Wait for the end of every pipe, at most `timeout` seconds for each: a grandchild may hold one open."""
         for thread in self._threads:
             thread.join(timeout)
 

@@ -51,10 +51,7 @@ def build_learner(
     threaded: bool,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Learner:
-    """Build the learner of a run with its data, metrics and (on resume) its checkpoint; the caller closes both.
-
-    Long operations poll `stopping` and then end. Raises ConfigError, DataError or CheckpointError.
-    """
+    """Build the learner of a run with data, metrics and checkpoint; the caller closes it. Raises SerlChunkError."""
     check_simulator(config)
     agent = make_agent(config, spec)
     check_replay_memory(config, spec, agent)  # before data are read and networks compiled
@@ -129,10 +126,7 @@ def locked_run(
 def run_learner(
     config: ExperimentConfig, options: RunOptions, *, bind: str, port: int, insecure: bool, keys: str | None = None
 ) -> int:
-    """Train until `max_steps` or a signal, then write the last checkpoint and the report.
-
-    `keys`: the key folder, where it is not the default one. A learner that other machines reach makes what it lacks.
-    """
+    """Train until `max_steps` or a signal, then write the last checkpoint and the report. `keys`: the key folder."""
     check_port(port)
     spec = prepare(config, options)
     agent = make_agent(config, spec)  # first: where it is refused there is no folder yet
@@ -187,10 +181,9 @@ def train_offline(
     started: Event | None = None,
     threaded: bool = False,
 ) -> Learner:
-    """Train until `offline_steps` or `stop`; returns the closed learner.
+    """Train until `offline_steps` or `stop`, and return the closed learner; raises as `build_learner`.
 
-    `started` is set as soon as `stop` is polled. `threaded`: batches are prepared in parallel to the training thread;
-    without, a seed reproduces a run. Raises as `build_learner`.
+    `started` is set as soon as `stop` is polled. A seed reproduces a run unless batches are `threaded`.
     """
     stop, started = stop or Event(), started or Event()
     spec = prepare(config, options)

@@ -87,10 +87,9 @@ def run_local(config: ExperimentConfig, options: RunOptions) -> int:
 def train_local(
     config: ExperimentConfig, options: RunOptions, *, stop: Event | None = None, started: Event | None = None
 ) -> tuple[Learner, ActorSummary]:
-    """Train as `run_local`, for benchmarks and tests; returns the closed learner and the actor's summary.
+    """Train as `run_local`, and return the closed learner and the actor's summary. Raises SerlChunkError.
 
-    `started` is set as soon as `stop` is polled. Raises ConfigError for the realtime clock, and what `build_learner`
-    and `ActorService` raise.
+    `started` is set as soon as `stop` is polled.
     """
     if config.actor.clock != "lockstep":
         raise ConfigError("--local runs in lockstep only: --config.actor.clock=lockstep, or use --learner and --actor")

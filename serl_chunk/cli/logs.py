@@ -147,10 +147,7 @@ class ScreenHandler(logging.Handler):
 
 
 class FileHandler(logging.Handler):
-    """Appends records to a file, on a separate thread; they are kept in memory until `open`.
-
-    Where the file cannot be written, one warning is logged and the file is given up.
-    """
+    """Appends records, kept in memory until `open`, to a file on a thread; after an error it warns and gives up."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -209,10 +206,7 @@ _file: FileHandler | None = None
 
 @contextlib.contextmanager
 def logging_to_stdout() -> Iterator[None]:
-    """Show records of this package from INFO on, and those of other libraries from WARNING on, within the block.
-
-    An unexpected error that ends the block, or a thread, is recorded in the log file with its traceback.
-    """
+    """Show records from INFO on (of other libraries: WARNING) in the block; unexpected errors go to the log file."""
     global _screen, _file
     root, package = logging.getLogger(), logging.getLogger(PACKAGE)
     _screen, _file = ScreenHandler(screen()), FileHandler()
@@ -260,13 +254,12 @@ def configure(flags: argparse.Namespace) -> None:
 
 
 def log_to_file(path: Path) -> None:
-    """Append all records of this process to `path`, the earlier ones too; not where it has a log file already."""
+    """Append all records of this process to `path`, earlier ones too, unless it has a log file already."""
     if _file is not None:
         _file.open(path)
 
 
 def current_screen() -> Screen:
-    """Return the screen of this process."""
     return screen() if _screen is None else _screen.screen
 
 

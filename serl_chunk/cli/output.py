@@ -1,8 +1,4 @@
-"""Standard output and error of a run, written by a separate thread.
-
-A terminal may accept nothing for hours (Ctrl-S, a pager, a stopped `tee`) or be closed (a window, an ssh connection).
-Neither may stop or fail the thread that commands a robot.
-"""
+"""Standard output and error of a run, written by a thread: a blocked or closed terminal must not stop a robot's."""
 
 from __future__ import annotations
 
@@ -22,10 +18,9 @@ FLUSH_SECONDS = 5.0  # at the end of a run, for what is queued
 
 
 class BackgroundStream(io.TextIOBase):
-    """A text stream that queues what is written, and neither blocks nor raises, whatever `stream` does.
+    """A text stream that queues complete or flushed lines, and neither blocks nor raises, whatever `stream` does.
 
-    A line is queued when it is complete or flushed, so that lines of several threads stay whole. When `stream` fails,
-    the queue's thread calls `on_error` once, and nothing more is written to it.
+    When `stream` fails, the queue's thread calls `on_error` once, and nothing more is written to it.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""The experiment of a command line: its flags and overrides, and lines about it for the log.
-
-Flags have the names that HIL-SERL and Q-chunking gave them.
-"""
+"""The experiment of a command line: its flags (named as in HIL-SERL and Q-chunking), overrides and log lines."""
 
 from __future__ import annotations
 
@@ -54,13 +51,11 @@ BOOLEANS = {"true": "sparse", "1": "sparse", "yes": "sparse", "false": "dense", 
 
 
 def add_experiment_flags(parser: argparse._ActionsContainer) -> None:
-    """Add those that select the experiment; a learner and its actors get the same."""
+    """Add the flags that change the experiment; a learner and its actors get the same."""
     parser.add_argument(
-        "--preset", metavar="NAME", help="an algorithm instead of the experiment's; `serl-chunk presets` lists them"
+        "--preset", metavar="NAME", help="an algorithm instead of the experiment's (serl-chunk presets)"
     )
-    parser.add_argument(
-        "--compat", metavar="CODE", help=f"the conventions of published code instead of ours: {', '.join(COMPAT)}"
-    )
+    parser.add_argument("--compat", metavar="CODE", help=f"the conventions of published code: {', '.join(COMPAT)}")
     add_aliases(parser, OF_BOTH_SIDES)
     parser.add_argument(
         "--sparse", nargs="?", const="true", metavar="BOOL",
@@ -69,7 +64,6 @@ def add_experiment_flags(parser: argparse._ActionsContainer) -> None:
 
 
 def add_aliases(parser: argparse._ActionsContainer, aliases: Sequence[Alias]) -> None:
-    """Add the flags of `aliases`."""
     for alias in aliases:
         parser.add_argument(f"--{alias.flag}", metavar=alias.metavar, help=f"{alias.help} ({alias.path})")
 
@@ -101,8 +95,8 @@ def _given(flags: argparse.Namespace) -> dict[str, str]:
 def flag_of(parameter: str, arguments: Sequence[str], flags: Collection[str]) -> str:
     """Return the flag that sets a parameter of the library, as a user would give it next to `arguments`.
 
-    An alias where it was used (`--utd_ratio`), else the one of `flags` (those of the command) with that name, for a
-    learner behind `demo_`, else `--config.PATH` for a setting of the experiment; the parameter itself without a flag.
+    An alias that was used (`--utd_ratio`), else one of `flags` (the command's) with that name or `demo_` and that name,
+    else `--config.PATH` for a setting, else the parameter itself.
     """
     used = {argument.partition("=")[0] for argument in arguments}
     aliases = {alias.path: f"--{alias.flag}" for alias in (*OF_BOTH_SIDES, *OF_THE_LEARNER)} | {SPARSE: "--sparse"}
@@ -117,10 +111,7 @@ def flag_of(parameter: str, arguments: Sequence[str], flags: Collection[str]) ->
 
 
 def split_overrides(rest: Sequence[str], known: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Return `--config.a.b=value` and `--config.a.b value` as (path, text); raise ConfigError for anything else.
-
-    `known`: flags of the command, of which the error names the nearest. Former names are replaced, with a log line.
-    """
+    """Return `--config.a.b=value` as (current path, text); raises ConfigError with the nearest of the flags `known`."""
     out: list[tuple[str, str]] = []
     items = list(rest)
     while items:
@@ -146,11 +137,8 @@ def load(
 ) -> ExperimentConfig:
     """Return the experiment with `--preset`, `--compat` and, last, the `overrides` (path, text), which win."""
     if exp_name is None:
-        raise ConfigError(
-            "missing. Give a packaged experiment (fake_aloha), one in ./experiments, or a .py file; `serl-chunk "
-            "experiments` lists them.",
-            parameter="exp_name",
-        )
+        text = "missing. Give a name that `serl-chunk experiments` lists (fake_aloha), or a .py file."
+        raise ConfigError(text, parameter="exp_name")
     for path, _ in overrides:
         if path in ("preset", "compat"):
             raise ConfigError(f"--config.{path} only records what was applied. Use --{path}.")
@@ -171,19 +159,15 @@ def print_config(config: ExperimentConfig, spec: RobotSpec) -> None:
         f"discount**{spec.max_episode_steps} = {reach:.3f}"
     )
     if config.agent.prefix_critic:
-        logger.info(
-            f"decoupled: {chunk.executed} actions are executed and scored by a critic that learns from one of "
-            f"{chunk.critic_steps}"
-        )
-    applied = [f"preset {config.preset}"] if config.preset else []
-    applied += [f"conventions of the published code {config.compat}"] if config.compat else []
-    if applied:
-        logger.info(", ".join(applied))
+        teacher = f"a critic that learns from one of {chunk.critic_steps}"
+        logger.info(f"decoupled: {chunk.executed} actions are executed and scored by {teacher}")
+    applied = {"preset": config.preset, "conventions of the published code": config.compat}
+    if any(applied.values()):
+        logger.info(", ".join(f"{kind} {name}" for kind, name in applied.items() if name))
     r = config.reward
+    text = f"effective reward: {r.scale:g} * reward + {r.offset:g}; a declared failure gives {r.failure_reward:g}"
     charged = f", the step before an intervention {r.intervention_penalty:g} less" if r.intervention_penalty else ""
-    logger.info(
-        f"effective reward: {r.scale:g} * reward + {r.offset:g}; a declared failure gives {r.failure_reward:g}{charged}"
-    )
+    logger.info(text + charged)
     delay, flow = config.actor.delay_ticks, getattr(config.agent, "flow", None)
     if delay and (flow is None or flow.train_delay == "none"):
         acts = getattr(config.agent, "actor_type", getattr(config.agent, "policy", None))
@@ -192,25 +176,20 @@ def print_config(config: ExperimentConfig, spec: RobotSpec) -> None:
             if acts in ("best-of-n", "flow")
             else "Only flows that act themselves can be (agent acfql with actor_type=best-of-n, bc with policy=flow)"
         )
-        logger.warning(
-            f"actor.delay_ticks={delay}: this policy is not trained for actions that are committed during inference. "
-            f"{remedy} (docs/algorithms/delay.md)."
-        )
+        untrained = "this policy is not trained for actions that are committed during inference"
+        logger.warning(f"actor.delay_ticks={delay}: {untrained}. {remedy} (docs/algorithms/delay.md).")
     if reach < 0.05:
         better = 0.2 ** (1 / spec.max_episode_steps)
-        logger.warning(
-            f"discount={config.discount:g}: a success at the time limit is worth only {reach:.2g} at the start, so "
-            f"early steps hardly learn. --config.discount={better:.4f} would make it 0.2."
-        )
+        worth = f"a success at the time limit is worth {reach:.2g} at the start, so early steps hardly learn"
+        logger.warning(f"discount={config.discount:g}: {worth}. --config.discount={better:.4f} would make it 0.2.")
 
 
 def warn_of_lockstep(config: ExperimentConfig) -> None:
     """Warn where a real robot is driven by the clock of simulators."""
     if config.robot.real and config.actor.clock == "lockstep":
         logger.warning(
-            "actor.clock=lockstep on a real robot: within episodes it waits for every chunk to be computed, and in "
-            "training for the learner (with --local, for its updates), without a command meanwhile and without a rate. "
-            "Give --config.actor.clock=realtime to --learner and --actor (--local has no such clock)."
+            "actor.clock=lockstep on a real robot: it receives no command while a chunk is computed, or in training "
+            "while the learner is behind. Give --config.actor.clock=realtime to --learner and --actor (not --local)."
         )
 
 

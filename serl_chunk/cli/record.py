@@ -35,11 +35,9 @@ def run_record(
 ) -> int:
     """Record until `out` holds `n_demos` successful episodes; an interrupted recording goes on where it stopped.
 
-    The loop is the actor's (`EpisodeRunner`), with a demonstrator as its policy; `cameras` are recorded at every tick.
-    `noise`: standard deviation of the expert's noise, rad; None leaves the expert's own.
-
-    Raises ConfigError, also for an expert that hardly ever succeeds and for files in `out` of another robot or without
-    one of `cameras`, and DataError for a damaged file there.
+    `cameras` are recorded at every tick. `noise`: standard deviation of the expert's noise, rad; None: its own. Raises
+    ConfigError, also for an expert that hardly ever succeeds and for files in `out` of another robot or without one of
+    `cameras`, and DataError for a damaged file there.
     """
     if policy != "scripted":
         raise ConfigError(f"--policy={policy}: only scripted is there; recording by hand comes with device support")
@@ -103,10 +101,8 @@ def _kept_files_reported(writer: EpisodeWriter, folder: Path, there: int, n_demo
         yield
     except KeyboardInterrupt:
         new = len(writer.written)
-        logger.info(
-            f"interrupted: {folder} holds {there + new} of {n_demos} demonstrations, {new} of them new. The current "
-            "episode is dropped. Run the same command again to record the rest."
-        )
+        held = f"{folder} holds {there + new} of {n_demos} demonstrations, {new} of them new"
+        logger.info(f"interrupted: {held}. Run the same command again to record the rest.")
         raise
 
 
@@ -115,10 +111,8 @@ def _next_seed(folder: Path, files: Sequence[Path], robot: str, cameras: Sequenc
     for file in files:
         begin = read_episode(file, cameras=()).begin
         if begin.robot not in ("", robot):
-            raise ConfigError(
-                f"{folder} holds demonstrations of the robot {begin.robot!r} ({file.name}), and the experiment's is "
-                f"{robot!r}: give another --out"
-            )
+            other = f"{folder} holds demonstrations of robot {begin.robot!r} ({file.name}), expected {robot!r}"
+            raise ConfigError(f"{other}. Give another --out")
         if match := re.fullmatch(r"seed-(\d+)", begin.init_state):
             starts.append(int(match[1]))
         if cameras:
@@ -133,7 +127,6 @@ def _check_cameras(file: Path, cameras: Sequence[str]) -> None:
         close_files(file)
     missing = [c for c in cameras if IMAGE_PREFIX + c not in seen]
     if missing:
-        raise ConfigError(
-            f"{file.parent} holds demonstrations without frames of camera {missing[0]!r} ({file.name}), and training "
-            "takes all or none: give another --out, remove these, or record without frames (--cameras none)"
-        )
+        remedy = "Give another --out, remove these, or record without frames (--cameras none)"
+        without = f"holds demonstrations without frames of camera {missing[0]!r} ({file.name})"
+        raise ConfigError(f"{file.parent} {without}, and training takes all or none. {remedy}")

@@ -30,7 +30,7 @@ def never() -> bool:
     return False
 
 
-_answering = False  # whether this is the command's own process
+_answering = False  # True in the command's own process
 _first: int | None = None  # the signal that ends this process
 _expendable: Callable[[], bool] = always
 _grace = 0.0
@@ -39,11 +39,8 @@ _cleanups: list[Callable[[], object]] = []
 
 
 def answer_signals() -> None:
-    """Prepare the main thread for signals; call it once, before heavy imports.
-
-    Until `exit_at_once_while` sets another condition, a thread ends the process at once. An exception in the main
-    thread would come minutes late during a compilation, and a native library whose import it interrupts may crash.
-    """
+    """Let a thread end the process at a signal until `exit_at_once_while`; call it before heavy imports."""
+    # An exception in the main thread would come minutes late in a compilation, and crash imports of native libraries.
     global _answering
     _answering = True
     _install(_interrupt)
@@ -56,9 +53,8 @@ def answer_signals() -> None:
 def stop_on_signals(stop: threading.Event, how: str, listening: Callable[[], bool] = lambda: True) -> None:
     """Let a signal set `stop` and log `how` the process ends, and a second one raise KeyboardInterrupt.
 
-    The first also raises it while not `listening`, unless it ends the process at once (`exit_at_once_while`). An
-    ignored SIGHUP (nohup) stays ignored, and one after another signal has no effect: shells and service managers send
-    it in addition. Call it in the main thread.
+    The first also raises it while not `listening`, unless it ends the process at once (`exit_at_once_while`). A SIGHUP
+    after another signal has no effect: shells and service managers send it in addition. Call it in the main thread.
     """
     first = True
 
@@ -84,8 +80,8 @@ def stop_on_signals(stop: threading.Event, how: str, listening: Callable[[], boo
 def exit_at_once_while(expendable: Callable[[], bool], grace: float = 0.0) -> None:
     """Replace the condition under which a signal ends the process without unwinding it.
 
-    `expendable`, called on another thread: whether nothing has to be saved and no robot is open. It must hold for
-    `grace` seconds after the signal. Raises KeyboardInterrupt where one has just passed under the previous condition.
+    `expendable` is called on another thread, and must hold for `grace` seconds after the signal. Raises
+    KeyboardInterrupt where a signal has just passed under the previous condition.
     """
     global _expendable, _grace
     if not _answering:

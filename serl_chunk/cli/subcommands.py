@@ -1,7 +1,4 @@
-"""The commands other than training: `serl-chunk record`, `data`, `report`, `keys`, ...
-
-A command's modules are imported when it runs: `serl-chunk keys` waits for no JAX.
-"""
+"""The commands other than training. Their modules are imported when they run: `serl-chunk keys` waits for no JAX."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from serl_chunk.types import ConfigError
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ConfigError instead of printing its usage and exiting: one sentence, like every other mistake."""
+    """Raises ConfigError instead of printing its usage and exiting."""
 
     flags: ClassVar[set[str]] = set()
     """Flags of the current command, with their dashes."""
@@ -48,10 +45,7 @@ def _record(arguments: list[str]) -> int:
     p.add_argument("--out", required=True, metavar="DIR", help="folder for episode_0.hdf5, episode_1.hdf5, ...")
     p.add_argument("--policy", default="scripted", help="who demonstrates (default: scripted)")
     p.add_argument("--noise", type=float, help="standard deviation of the expert's noise, radians")
-    p.add_argument(
-        "--cameras", metavar="NAMES",
-        help="cameras to record, separated by commas, or all, or none (default: those the experiment's agent looks at)",
-    )  # fmt: skip
+    p.add_argument("--cameras", metavar="A,B", help="cameras to record: names, all, or none (default: the agent's)")
     from serl_chunk.cli.process import add_experiment_flags, load_flags, spec_of
 
     add_experiment_flags(p)

@@ -46,11 +46,8 @@ SHORT = (
 def _epilog() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    return (
-        "Any setting of the experiment is a flag too: --config.agent.lr=1e-4 (serl-chunk config EXP lists them).\n\n"
-        + "\n".join(["commands (each with --help):", *lines])
-        + f"\n\n{EXAMPLES}"
-    )
+    settings = "Any setting of the experiment is a flag too: --config.agent.lr=1e-4 (serl-chunk config EXP lists them)."
+    return "\n".join([settings, "", "commands (each with --help):", *lines, "", EXAMPLES])
 
 
 def training_parser() -> Parser:
@@ -70,7 +67,7 @@ def training_parser() -> Parser:
     def add(name: str, help: str, metavar: str | None = None, modes: str = "labeo", **options: Any) -> None:
         if metavar is not None:
             options["metavar"] = metavar
-        elif "default" not in options and "type" not in options and "choices" not in options:
+        elif options.keys().isdisjoint(("default", "type", "choices")):
             options.setdefault("action", "store_true")
         group.add_argument(f"--{name}", help=help, **options).modes = modes  # type: ignore[attr-defined]
 

@@ -15,17 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.cli.data.options import (
-    MAX_WORKERS,
-    TARGETS,
-    add_reading,
-    add_writing,
-    keys_of,
-    open_any,
-    options_of,
-    parse_cameras,
-    shown_progress,
-)
+from serl_chunk.cli.data import options as data_flags
 from serl_chunk.data.convert.convert import ConversionError, Progress, Report, convert
 from serl_chunk.data.convert.manifest import NAME as MANIFEST
 from serl_chunk.data.encoder_weights import read_resnet10, write_weights
@@ -43,7 +33,6 @@ _REASONS = 20  # skipped episodes whose reasons are printed; the manifest has th
 
 
 def add_parsers(commands: Any) -> None:
-    """Add this module's commands."""
     _add_convert(commands)
     _add_export(commands)
     _add_encoder(commands)
@@ -54,19 +43,18 @@ def _add_convert(commands: Any) -> None:
         "convert",
         help="into HDF5 files, or a LeRobot data set",
         description="Write the episodes at PATH as a data set. An episode is in it whole or not at all; --resume "
-        "continues after an interruption at any moment. Exit status 0 where every episode was converted, also where "
-        "bad ones were left out with --skip-bad; 1 where one was bad without it.",
+        "continues after an interruption at any moment. Exit status 1 where one was bad, without --skip-bad.",
         allow_abbrev=False,
     )
-    add_reading(p)
-    p.add_argument("--to", required=True, choices=TARGETS, help="format to write; lerobot is v3.0, v2.1 is openpi's")
-    add_writing(p)
+    data_flags.add_reading(p)
+    p.add_argument("--to", required=True, choices=data_flags.TARGETS, help="to write; lerobot is v3.0, v2.1 openpi's")
+    data_flags.add_writing(p)
     p.add_argument("--episodes", metavar="0,3,7-12", help="only these, by their place in PATH (default: all)")
     p.add_argument("--max_samples", type=int, metavar="N", help="stop with the episode that brings the steps to N")
     p.add_argument(
         "--tolerance_s", type=float, metavar="S",
-        help="an episode is bad where a step's time stamp is not where the rate has it, within S seconds; LeRobot's "
-        "own time is the number of the step (default: only where time goes back; `data inspect` names gaps)",
+        help="an episode is bad where a time stamp is more than S seconds from where the rate has it (default: only "
+        "where time goes back; `data inspect` names gaps)",
     )  # fmt: skip
     p.set_defaults(run=run_convert)
 
@@ -75,21 +63,18 @@ def _add_export(commands: Any) -> None:
     p = commands.add_parser(
         "export",
         help="a run's episodes, also while it goes on",
-        description="Write the episodes that a run has recorded, as its journal has them, as a data set. Nothing of "
-        "the run is changed, and its learner may be at work: what is recorded later is for another export. --resume "
+        description="Write the episodes in a run's journal as a data set; its learner may be at work. --resume "
         "continues after an interruption at any moment, with the episodes that were there when it began.",
         allow_abbrev=False,
     )
     p.add_argument("path", metavar="RUN", help="a run folder")
-    p.add_argument("--format", dest="to", required=True, choices=TARGETS, help="to write; lerobot is v3.0")
-    p.add_argument(
-        "--store", choices=("online", "demo"), default="online",
-        help="what its actors recorded, or the demonstrations it was started with (default: online)",
-    )  # fmt: skip
+    p.add_argument("--format", dest="to", required=True, choices=data_flags.TARGETS, help="to write; lerobot is v3.0")
+    store = "what its actors recorded, or the demonstrations it was started with (default: online)"
+    p.add_argument("--store", choices=("online", "demo"), default="online", help=store)
     p.add_argument("--only", choices=ONLY, help="successful episodes, or those in which a human acted (default: all)")
     p.add_argument("--cameras", metavar="A,B", help="whose frames are exported: names, all, or none (default: all)")
     p.add_argument("--task", default="", help="text of the task where the run recorded none")
-    add_writing(p)
+    data_flags.add_writing(p)
     p.set_defaults(run=run_export, max_samples=None, tolerance_s=None)
 
 
@@ -109,9 +94,9 @@ def _add_encoder(commands: Any) -> None:
 def run_convert(flags: argparse.Namespace) -> int:
     """Convert, and return the exit status. Raises ConfigError, DataError."""
     _check_target(flags)
-    options = options_of(flags)
-    source = open_any(flags.path, options, flags.from_format)
-    keys = keys_of(source, flags.episodes)
+    options = data_flags.options_of(flags)
+    source = data_flags.open_any(flags.path, options, flags.from_format)
+    keys = data_flags.keys_of(source, flags.episodes)
     return _write_data_set(flags, options, source, keys)
 
 
@@ -121,7 +106,7 @@ def run_export(flags: argparse.Namespace) -> int:
     if not is_run(run):
         raise ConfigError(f"{run} is not a run folder. `serl-chunk data convert` reads files and data sets")
     _check_target(flags)
-    options = ReadOptions(cameras=parse_cameras(flags.cameras), task=flags.task)
+    options = ReadOptions(cameras=data_flags.parse_cameras(flags.cameras), task=flags.task)
     source = RunSource(run, options) if flags.store == "online" else RunDemos(run, options)
     keys, notes = source.keys(), []
     whole = len(keys)
@@ -175,9 +160,9 @@ def _write_data_set(
         notes.append("the robot is not known: /observations/qpos is the whole state; --exp_name keeps its joints alone")
     for note in notes:
         print(f"note: {note}", flush=True)
-    workers = flags.workers if flags.workers is not None else min(_cores(), MAX_WORKERS)
+    workers = flags.workers if flags.workers is not None else min(_cores(), data_flags.MAX_WORKERS)
     try:
-        with shown_progress(f"converting to {folder}", sys.stdout) as show:
+        with data_flags.shown_progress(f"converting to {folder}", sys.stdout) as show:
             report = convert(
                 source,
                 keys,
@@ -297,7 +282,7 @@ def _display(show: Callable[..., None]) -> Callable[[Progress], None]:
 
 
 def run_encoder(flags: argparse.Namespace) -> int:
-    """Write the file, and return 0. Raises ConfigError and DataError."""
+    """Write the file of weights; raises ConfigError and DataError."""
     source, out = Path(flags.path).expanduser(), Path(flags.out).expanduser()
     if out.suffix != ".npz":
         raise ConfigError(f"{out}: weights are written as .npz. Give a name that ends in .npz")

@@ -14,15 +14,7 @@ from serl_chunk.cli.data.options import add_reading, open_any, options_of, shown
 from serl_chunk.cli.doctor.checks import require_free
 from serl_chunk.cli.process import load
 from serl_chunk.data.inspect.results import InspectionReport, Issue, summary_lines
-from serl_chunk.data.normalise.chunk_statistics import (
-    STD_FLOOR,
-    StatsRequest,
-    StatsResult,
-    compute,
-    joints_of,
-    parse_mask,
-    write_norm_stats,
-)
+from serl_chunk.data.normalise import chunk_statistics
 from serl_chunk.data.source import Source
 from serl_chunk.io import format_bytes, os_reason, plural
 from serl_chunk.types import ConfigError
@@ -31,7 +23,6 @@ SHOWN = 5  # findings of one kind on the screen; --json has all
 
 
 def add_parsers(commands: Any) -> None:
-    """Add this module's commands."""
     _add_inspect(commands)
     _add_stats(commands)
 
@@ -73,10 +64,8 @@ def _add_stats(commands: Any) -> None:
     p.set_defaults(run=run_stats)
     add_reading(p)
     p.add_argument("--out", metavar="FILE|DIR", help="a .json file, or the folder of norm_stats.json (default: none)")
-    p.add_argument(
-        "--actions", choices=("absolute", "delta"), default="absolute",
-        help="as recorded, or minus the state at the chunk's start (default: absolute)",
-    )  # fmt: skip
+    actions = "as recorded, or minus the state at the chunk's start (default: absolute)"
+    p.add_argument("--actions", choices=("absolute", "delta"), default="absolute", help=actions)
     p.add_argument(
         "--mask", metavar="N,-M,...",
         help="delta: N dimensions that are differences, M that are not, ...; ALOHA: 6,-1,6,-1 (default: the joints of "
@@ -90,8 +79,8 @@ def _add_stats(commands: Any) -> None:
     p.add_argument("--max_samples", type=int, metavar="N", help="of N steps drawn at random (default: all)")
     p.add_argument("--seed", type=int, default=0, metavar="S", help="of that draw (default: 0)")
     p.add_argument(
-        "--std_floor", type=float, default=STD_FLOOR, metavar="X",
-        help=f"what std is at least, so that a dimension that never moves does not explode (default: {STD_FLOOR})",
+        "--std_floor", type=float, default=chunk_statistics.STD_FLOOR, metavar="X",
+        help="least std, so that a dimension that never moves does not explode (default: %(default)s)",
     )  # fmt: skip
 
 
@@ -212,25 +201,25 @@ def run_stats(flags: argparse.Namespace) -> int:
         raise ConfigError(f"must be at least 0, got {flags.seed}", parameter="seed")
     if not 0 < flags.std_floor < math.inf:
         raise ConfigError(f"must be positive and finite, got {flags.std_floor:g}", parameter="std_floor")
-    mask = None if flags.mask is None else parse_mask(flags.mask)
+    mask = None if flags.mask is None else chunk_statistics.parse_mask(flags.mask)
     if mask is not None and flags.actions == "absolute":
         raise ConfigError("names the actions that are differences. Add --actions delta, or remove it", parameter="mask")
     horizon = _horizon_of(flags)
     if horizon is None and flags.actions == "delta":
         raise ConfigError("delta actions depend on the length of a chunk. Give --horizon (pi0: 50), or --exp_name")
-    joints = joints_of(mask, options.spec) if flags.actions == "delta" else ()
+    joints = chunk_statistics.joints_of(mask, options.spec) if flags.actions == "delta" else ()
     horizon = 1 if horizon is None else horizon
-    what = StatsRequest(flags.actions, joints, horizon, flags.max_samples, flags.seed, flags.std_floor)
+    what = chunk_statistics.StatsRequest(flags.actions, joints, horizon, flags.max_samples, flags.seed, flags.std_floor)
     with shown_progress("reading") as progress:
-        computed = compute(open_any(flags.path, options, flags.from_format), what, progress)
+        computed = chunk_statistics.compute(open_any(flags.path, options, flags.from_format), what, progress)
     _show_stats(computed)
     if flags.out is not None:
         vectors = {name: m.stats for name, m in computed.vectors.items()}
-        print(f"wrote {write_norm_stats(flags.out, vectors, computed.note())}")
+        print(f"wrote {chunk_statistics.write_norm_stats(flags.out, vectors, computed.note())}")
     return 0
 
 
-def _show_stats(computed: StatsResult) -> None:
+def _show_stats(computed: chunk_statistics.StatsResult) -> None:
     """Print the table, a row for each dimension, and which dimensions were changed."""
     what = computed.what
     of = f"all {computed.steps:,} steps"

@@ -35,13 +35,8 @@ def add_reading(p: argparse.ArgumentParser) -> None:
     outcome = p.add_mutually_exclusive_group()
     outcome.add_argument("--success", action="store_true", help="episodes whose files record no outcome succeeded")
     outcome.add_argument("--failure", action="store_true", help="they failed")
-    outcome.add_argument(
-        "--scores", metavar="DIR=R,...", help="rewards of episodes by their folder, such as score_5=1,score_1=0"
-    )
-    p.add_argument(
-        "--reward_every_step", action="store_true",
-        help="give that reward on every step, not the last only: a value then is the time left, not the chance",
-    )  # fmt: skip
+    outcome.add_argument("--scores", metavar="DIR=R,...", help="rewards by folder, such as score_5=1,score_1=0")
+    p.add_argument("--reward_every_step", action="store_true", help="give that reward on every step, not the last only")
     p.add_argument("--env", default="", help="OGBench task whose rewards are computed, cube-single-play-..-task1-v0")
     p.add_argument(
         "--proportion", type=float, default=1.0, metavar="P",
@@ -60,10 +55,8 @@ def add_writing(p: argparse.ArgumentParser) -> None:
         "--skip-bad", "--skip_bad", "--skip_problematic", "--skip-problematic-episodes", dest="skip_bad",
         action="store_true", help="leave bad episodes out and list them at the end; without it the first one ends it",
     )  # fmt: skip
-    p.add_argument(
-        "--workers", type=int, metavar="N",
-        help=f"processes that read and encode (default: the cores, at most {MAX_WORKERS}; 0: this process alone)",
-    )  # fmt: skip
+    processes = f"processes that read and encode (default: the cores, at most {MAX_WORKERS}; 0: this one alone)"
+    p.add_argument("--workers", type=int, metavar="N", help=processes)
     p.add_argument("--repo_id", metavar="USER/NAME", help="name of the data set on the Hugging Face hub")
     p.add_argument("--push_to_hub", action="store_true", help="upload it to --repo_id when it is complete")
 
