@@ -58,6 +58,7 @@ def log_waiting() -> Callable[[str], None]:
 
 
 def report_session(summary: ActorSummary, config: ExperimentConfig) -> None:
+    """Log the totals of an actor's session."""
     logger.info(
         f"actor ended ({summary.reason}): {summary.episodes} episodes, {summary.steps} steps, "
         f"{summary.successes} successes, {summary.human_ticks} human ticks in {summary.segments} interventions, "

@@ -36,6 +36,7 @@ def _described(name: str, path: Path) -> tuple[str, str]:
 
 
 def run_presets() -> int:
+    """Print the presets, one a line."""
     width = max(map(len, PRESETS))
     for name, preset in PRESETS.items():
         print(f"{name:{width}}  {preset.description}")

@@ -260,6 +260,7 @@ def log_to_file(path: Path) -> None:
 
 
 def current_screen() -> Screen:
+    """Return the screen of this process."""
     return screen() if _screen is None else _screen.screen
 
 

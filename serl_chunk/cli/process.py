@@ -64,6 +64,7 @@ def add_experiment_flags(parser: argparse._ActionsContainer) -> None:
 
 
 def add_aliases(parser: argparse._ActionsContainer, aliases: Sequence[Alias]) -> None:
+    """Add the flags of `aliases`."""
     for alias in aliases:
         parser.add_argument(f"--{alias.flag}", metavar=alias.metavar, help=f"{alias.help} ({alias.path})")
 

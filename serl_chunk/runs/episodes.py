@@ -279,6 +279,7 @@ def joined(blocks: list[StepBlock], images: dict[str, SparseRows]) -> StepBlock:
 
 
 def is_run(path: Path) -> bool:
+    """Return whether a folder looks like a run's."""
     return (path / CONFIG).is_file() and ((path / "journal").is_dir() or (path / "run.lock").is_file())
 
 

@@ -31,6 +31,7 @@ STYLES = ((BLUE, "-"), (VERMILLION, "--"), (GREEN, "-."), (PURPLE, ":"))
 
 
 def of(metrics: RunMetrics, draw: Draw) -> Callable[[Axes], bool]:
+    """Bind a panel to the run that it draws."""
     return lambda ax: draw(ax, metrics)
 
 
@@ -51,14 +52,17 @@ def rolling_mean(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def judged_episodes(metrics: RunMetrics) -> list[Row]:
+    """Return the episodes whose outcome is known."""
     return [row for row in metrics["episode"] if row.get("succeed") is not None]
 
 
 def with_return(metrics: RunMetrics) -> list[Row]:
+    """Return the episodes with a return."""
     return [row for row in metrics["episode"] if row.get("episode/r") is not None]
 
 
 def with_steps(metrics: RunMetrics) -> list[Row]:
+    """Return the episodes with a step."""
     return [row for row in metrics["episode"] if row.get("episode/l")]
 
 
@@ -323,6 +327,7 @@ def axes_of(metrics: RunMetrics) -> list[tuple[str, str]]:
 
 
 def has_changed(metrics: RunMetrics, key: str) -> bool:
+    """Return whether a counter of the rows is above 0 anywhere."""
     return any(row[key] for rows in metrics.values() for row in rows)
 
 

@@ -33,6 +33,7 @@ _REASONS = 20  # skipped episodes whose reasons are printed; the manifest has th
 
 
 def add_parsers(commands: Any) -> None:
+    """Add this module's commands."""
     _add_convert(commands)
     _add_export(commands)
     _add_encoder(commands)

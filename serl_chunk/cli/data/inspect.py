@@ -23,6 +23,7 @@ SHOWN = 5  # findings of one kind on the screen; --json has all
 
 
 def add_parsers(commands: Any) -> None:
+    """Add this module's commands."""
     _add_inspect(commands)
     _add_stats(commands)
 

@@ -40,6 +40,7 @@ class Check(NamedTuple):
 
 
 def ok(name: str, said: str, **figures: float) -> Check:
+    """Return a check without a remedy."""
     return Check(name, "ok", said, "", figures)
 
 
