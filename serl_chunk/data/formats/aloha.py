@@ -22,18 +22,10 @@ from typing import Any
 import h5py
 import numpy as np
 
+from serl_chunk.data import validate
 from serl_chunk.data.formats.hdf5_io import array, dataset_of, frames_of, member, names
 from serl_chunk.data.frames import FileVersion, observation_at
 from serl_chunk.data.source import ReadOptions
-from serl_chunk.data.validate import (
-    are_ticks,
-    check_width,
-    choose_cameras,
-    content_id,
-    finished,
-    make_steps,
-    unfinished,
-)
 from serl_chunk.types import IMAGE_PREFIX, Begin, DataError, Episode, Outcome, RobotSpec, Source, SparseRows
 
 IMAGES = "/observations/images"
@@ -67,7 +59,7 @@ def cameras_in(path: Path, file: h5py.File, wanted: tuple[str, ...] | None) -> l
     images = member(path, file, IMAGES)
     if images is not None and not isinstance(images, h5py.Group):
         raise DataError(f"{path}: {IMAGES} is no group of cameras. Record the episode again or leave it out")
-    return choose_cameras(f"{path}: {IMAGES}", sorted(images or ()), wanted)
+    return validate.choose_cameras(f"{path}: {IMAGES}", sorted(images or ()), wanted)
 
 
 def open_aloha(
@@ -89,7 +81,7 @@ def open_aloha(
     n = len(action)
     if n == 0:
         raise DataError(f"{path}: an episode without steps. Remove the file")
-    episode_id = f"{path.stem}-{content_id(qpos, action)}"  # every folder has an episode_0
+    episode_id = f"{path.stem}-{validate.content_id(qpos, action)}"  # every folder has an episode_0
     source, decision_tick = _who_acted(path, file, n)
     image_ticks = np.arange(n, dtype=np.int32)
     if "image_indices" in names(file):
@@ -106,18 +98,18 @@ def open_aloha(
         frames = frames_of(path, version, file, name, image_ticks, _is_bgr(path, file, options.color))
         sparse[IMAGE_PREFIX + camera] = SparseRows(image_ticks, frames)
     state, hz = _state(path, qpos, action, spec), options.rate(recorded_hz(path, file), path)
-    steps = make_steps(episode_id, state, action, hz, sparse, source=source, decision_tick=decision_tick)
+    steps = validate.make_steps(episode_id, state, action, hz, sparse, source=source, decision_tick=decision_tick)
     begin = Begin(episode_id, task=attribute_text(file.attrs.get("task", "")) or options.task)
     if reward is None:
         if options.reward_every_step:
             raise DataError(
                 f"{path}: no reward to give on every step: the file records no outcome. Set success, failure or scores"
             )
-        return unfinished(begin, steps)
+        return validate.unfinished(begin, steps)
     rewards = np.zeros(n, np.float32)
     rewards[0 if options.reward_every_step else n - 2 :] = reward  # the last one is left out
     outcome = Outcome.SUCCESS if reward >= 1 else Outcome.FAILURE if reward <= 0 else Outcome.UNKNOWN
-    return finished(str(path), begin, steps, observation_at(steps, n - 1), rewards, outcome)
+    return validate.finished(str(path), begin, steps, observation_at(steps, n - 1), rewards, outcome)
 
 
 def _action(path: Path, file: h5py.File, spec: RobotSpec | None) -> np.ndarray:
@@ -137,7 +129,7 @@ def _who_acted(path: Path, file: h5py.File, n: int) -> tuple[Source, np.ndarray]
     if "chunk_starts" not in names(file):
         return Source.SCRIPTED if file.attrs.get("sim", False) else Source.HUMAN, np.full(n, -1, np.int32)
     starts = array(path, file, "/chunk_starts", None)
-    if not are_ticks(starts, n) and starts.shape == (n,) and np.isin(starts, (0, 1)).all():
+    if not validate.are_ticks(starts, n) and starts.shape == (n,) and np.isin(starts, (0, 1)).all():
         starts = np.flatnonzero(starts)
     _check_ticks(path, "/chunk_starts", starts, n, f", or {n} flags")
     started = np.searchsorted(starts, np.arange(n), side="right")
@@ -145,7 +137,7 @@ def _who_acted(path: Path, file: h5py.File, n: int) -> tuple[Source, np.ndarray]
 
 
 def _check_ticks(path: Path, name: str, ticks: np.ndarray, n: int, valid: str = "") -> None:
-    if not are_ticks(ticks, n):
+    if not validate.are_ticks(ticks, n):
         raise DataError(
             f"{path}: {name} is {ticks.dtype}{list(ticks.shape)} {ticks.ravel()[:8].tolist()}, expected ticks that "
             f"increase within 0..{n - 1}{valid}"
@@ -157,8 +149,8 @@ def _state(path: Path, qpos: np.ndarray, action: np.ndarray, spec: RobotSpec | N
     if spec is None:
         return qpos
     joints = joint_columns(spec)
-    check_width(path, spec, "actions", spec.action_dim, "/action", action)
-    check_width(path, spec, "joints", len(joints), "/observations/qpos", qpos)
+    validate.check_width(path, spec, "actions", spec.action_dim, "/action", action)
+    validate.check_width(path, spec, "joints", len(joints), "/observations/qpos", qpos)
     if sorted(joints) != list(range(spec.state_dim)):
         raise DataError(
             f"{path}: the state of robot {spec.name} has {spec.state_dim} values, a plain ALOHA file holds its "

@@ -23,13 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from serl_chunk.data.formats.hdf5_io import ERRORS, FLOOR, MAX_RATIO, file_faults
-from serl_chunk.data.formats.success_labels import (
-    Segment,
-    SuccessMask,
-    cut_at_successes,
-    label_states,
-    relabel_for_task,
-)
+from serl_chunk.data.formats.success_labels import Segment, cut_at_successes, label_states, relabel_for_task
 from serl_chunk.data.source import Format, ReadOptions, sorted_files, take_fraction
 from serl_chunk.data.validate import Ending, check_columns, check_finite, check_key, imported_episode, make_steps
 from serl_chunk.io import plural
@@ -196,7 +190,7 @@ class OgbenchSource:
         if not len(ends) or ends[-1] != n - 1:
             self._open += 1
             ends = np.append(ends, n - 1)
-        mask: SuccessMask | None = None
+        mask = None
         if env:
             judged = {name: arrays[name] for name in labels}
             mask = relabel_for_task(str(path), env, judged, there["observations"].shape[1])

@@ -21,17 +21,7 @@ import h5py
 import numpy as np
 
 from serl_chunk.data.demos import SUCCESS_REWARD
-from serl_chunk.data.formats.hdf5_io import (
-    array,
-    frames_of,
-    group_of,
-    listing,
-    looks_like,
-    member,
-    names,
-    numbers,
-    opened,
-)
+from serl_chunk.data.formats.hdf5_io import array, frames_of, group_of, looks_like, member, names, numbers, opened
 from serl_chunk.data.frames import FileVersion
 from serl_chunk.data.source import Format, ReadOptions, natural_sort_key, take_fraction
 from serl_chunk.data.validate import Ending, check_key, choose_cameras, imported_episode, make_steps
@@ -56,21 +46,19 @@ class RobomimicSource:
                 raise DataError(f"{path}: no group data/demo_0; this is no robomimic data set, or an empty one")
             data = group_of(path, file, "data")
             self._keys = take_fraction(demos, options.proportion)
-            environment = _environment(path, data.attrs.get("env_args"))
+            self._task, recorded = _environment(path, data.attrs.get("env_args"))
             obs = group_of(f"{path}, {demos[0]}", group_of(path, data, demos[0]), "obs")
             self._state_keys = [k for k in STATE_KEYS if k in names(obs)]
             if not self._state_keys:
-                raise DataError(f"{path}: obs has no part of a state ({', '.join(STATE_KEYS)}); it has: {listing(obs)}")
+                there = ", ".join(sorted(obs)) or "nothing"
+                raise DataError(f"{path}: obs has no part of a state ({', '.join(STATE_KEYS)}); it has: {there}")
             present = sorted(k.removesuffix(_SUFFIX) for k in obs if k.endswith(_SUFFIX))
             self._cameras = choose_cameras(path, present, options.cameras)
             read = {*self._state_keys, *(f"{camera}{_SUFFIX}" for camera in self._cameras)}
             self._ignored = sorted(set(obs) - read)
             masks = member(path, file, "mask")
             self._masks = sorted(masks) if isinstance(masks, h5py.Group) else []
-        self._task = str(environment.get("env_name", ""))
-        arguments = environment.get("env_kwargs")
-        recorded = arguments.get("control_freq") if isinstance(arguments, dict) else None
-        self.hz = options.rate(_recorded_hz(path, recorded), path)
+        self.hz = options.rate(recorded, path)
 
     def keys(self) -> list[str]:
         """See Source: the names of the demonstrations."""
@@ -179,23 +167,20 @@ class RobomimicSource:
         return Ending(final, True, Outcome.FAILURE)
 
 
-def _recorded_hz(path: Path, value: Any) -> float | None:
-    """`control_freq` as a rate, None where it is none; raises DataError."""
-    if not isinstance(value, int | float) or not value > 0:
-        return None
-    if value > sys.float_info.max:  # JSON has integers of any length
-        raise DataError(f"{path}: control_freq in env_args is no rate in steps a second. Correct it or remove it")
-    return float(value)
-
-
-def _environment(path: Path, text: Any) -> dict[str, Any]:
-    if text is None:
-        return {}
+def _environment(path: Path, text: Any) -> tuple[str, float | None]:
+    """The environment's name and its rate in `env_args`, "" and None where it has none. Raises DataError."""
     try:
-        value = json.loads(text)
+        value = {} if text is None else json.loads(text)
     except (ValueError, TypeError) as error:
         raise DataError(f"{path}: attribute env_args of /data is not JSON ({error}). Download it again") from error
-    return value if isinstance(value, dict) else {}
+    value = value if isinstance(value, dict) else {}
+    arguments = value.get("env_kwargs")
+    hz = arguments.get("control_freq") if isinstance(arguments, dict) else None
+    if not isinstance(hz, int | float) or not hz > 0:
+        return str(value.get("env_name", "")), None
+    if hz > sys.float_info.max:  # JSON has integers of any length
+        raise DataError(f"{path}: control_freq in env_args is no rate in steps a second. Correct it or remove it")
+    return str(value.get("env_name", "")), float(hz)
 
 
 def _demos_in(path: Path, file: h5py.File) -> list[str]:

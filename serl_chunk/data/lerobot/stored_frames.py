@@ -56,11 +56,6 @@ class _Columns:
 _columns = _Columns()
 
 
-@functools.lru_cache(maxsize=1 << 14)  # 16 bytes an image each
-def _places(path: Path, version: FileVersion, group: int, column: str) -> np.ndarray | None:
-    return find_values(path, group, column)
-
-
 class ParquetFrames(Frames):
     """Frames uint8[H, W, 3] = `shape` that are PNG or JPEG files in `column` of structures `bytes`, `path`.
 
@@ -97,7 +92,7 @@ class ParquetFrames(Frames):
         row, key = at - int(self._groups[group]), (self._path, self._version, group, self._column)
         with reading(f"{self._name(at)} cannot be read: the file is truncated or damaged"):
             self._version.check(self._path)
-            places = _places(*key)
+            places = find_values(*key)
             if places is None:
                 data = _columns.get(*key)[row].as_py()
             else:
@@ -111,7 +106,8 @@ class ParquetFrames(Frames):
         return data
 
 
-def find_values(path: Path, group: int, column: str) -> np.ndarray | None:
+@functools.lru_cache(maxsize=1 << 14)  # 16 bytes an image each
+def find_values(path: Path, version: FileVersion, group: int, column: str) -> np.ndarray | None:
     """Return int64[N, 2]: offset and length (bytes) of each image file in row group `group`. Reads the column once.
 
     None where they are compressed, in a dictionary, or absent in some rows.

@@ -291,7 +291,8 @@ def test_an_image_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(stored_frames._columns, "get", lambda *_: pytest.fail("the whole column was read"))
     for t in (39, 0, 20, 21):
         assert (frames[t] == noise[t]).all()
-    places = stored_frames.find_values(folder / "data/chunk-000/file-000.parquet", 0, "observation.images.top")
+    file = folder / "data/chunk-000/file-000.parquet"
+    places = stored_frames.find_values(file, FileVersion.of(file), 0, "observation.images.top")
     assert places is not None
     assert np.diff(places[:, 0] - places[:, 1].cumsum()).max() > 4  # a page's header lies between two of them
 
