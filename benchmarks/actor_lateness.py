@@ -31,7 +31,7 @@ from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.normalise.normaliser import fit_normaliser
 from serl_chunk.robots.registry import make_env
 from serl_chunk.transport.client.link import LearnerLink
-from serl_chunk.types import Amend, Begin, End, SerlChunkError, Snapshot, Step
+from serl_chunk.types import Begin, End, SerlChunkError, Snapshot, Step
 
 CRITIC = CriticConfig(hidden=(704, 704), ensemble=4, target_subset=4, target_aggregate="mean", loss="bounded")
 AGENT = AcfqlConfig(critic=CRITIC, flow=FlowConfig(hidden=(512, 512)))  # 10 MB in all
@@ -77,9 +77,6 @@ class InMemory:
         self.steps_recorded += 1
 
     def end(self, record: End) -> None:
-        """Drop it."""
-
-    def amend(self, record: Amend) -> None:
         """Drop it."""
 
     def latest(self) -> Snapshot:

@@ -75,7 +75,8 @@ def load_demos(
     options = options or ReadOptions()
     chosen = options.cameras if cameras is None else tuple(cameras)
     of_each = dataclasses.replace(options, spec=spec, cameras=chosen, proportion=1.0)  # options': of all together
-    sources = [open_demos(path, of_each, format, more) for path in find_demos(paths, options, format, more)]
+    found = find_demos(paths, options, format, more)
+    sources = [choose(path, format, more, parameter="demo_format").open(path, of_each) for path in found]
     wanted: list[tuple[Source, str]] = []
     for source in sources:
         getattr(source, "hold", lambda: None)()  # of a running run: its loaded part stays unchanged
@@ -143,15 +144,8 @@ def find_demos(
     more: Sequence[Format] = (),
 ) -> list[Path]:
     """Return the files and data sets that `paths` name, as in `load_demos`. Raises NoDemosFoundError."""
-    if isinstance(paths, str | Path):
-        paths = [paths]
     scored = options is not None and bool(options.scores)
     return [found for path in paths for found in _expand(str(path), format, more, scored)]
-
-
-def open_demos(path: Path, options: ReadOptions, format: str | None, more: Sequence[Format] = ()) -> Source:
-    """As `formats.open_source`; its errors name `demo_format`."""
-    return choose(path, format, more, parameter="demo_format").open(path, options)
 
 
 def file_of(source: Source, key: str) -> Path | None:
@@ -199,7 +193,7 @@ def _rewards(episode: Episode) -> np.ndarray:
 def _look_alike(a: Episode, b: Episode) -> bool:
     """Whether the images of two episodes with the same numbers are the same but for their encoding.
 
-    A few of the ticks that both have are compared, in blocks: JPEG and video change pixels, and hardly their means.
+    JPEG and video change pixels, and hardly the means of blocks, which are compared on a few of the common ticks.
     """
     cameras, others = cameras_of(a), cameras_of(b)
     if set(cameras) != set(others):
@@ -210,8 +204,8 @@ def _look_alike(a: Episode, b: Episode) -> bool:
             return False
         ticks, at, at_other = np.intersect1d(rows.index, other.index, return_indices=True)
         for i in sorted({0, len(ticks) // 2, len(ticks) - 1}) if len(ticks) else ():
-            one, two = _blocks(rows.values[int(at[i])]), _blocks(other.values[int(at_other[i])])
-            if np.abs(one - two).max() > _SAME_GREY:
+            difference = _blocks(rows.values[int(at[i])]) - _blocks(other.values[int(at_other[i])])
+            if np.abs(difference).max() > _SAME_GREY:
                 return False
     return True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,11 +53,8 @@ def write_weights(path: Path, weights: Mapping[str, np.ndarray]) -> None:
     An .npz archive whose bytes depend on the weights alone.
     """
     try:
-        with atomic_path(path) as part, zipfile.ZipFile(part, "w") as archive:
-            for name, value in weights.items():
-                # A member's time is the archive format's first, so that the bytes do not depend on the clock.
-                with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, np.ascontiguousarray(value), allow_pickle=False)
+        with atomic_path(path) as part, part.open("wb") as file:
+            np.savez(file, **weights)  # type: ignore[arg-type]  # its members have no time but the format's first
     except OSError as error:
         raise DataError(f"{path}: cannot write the file ({os_reason(error)})") from error
 

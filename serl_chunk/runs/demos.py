@@ -6,7 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.data.demos import DemoSet, Origin, content_digest, file_digest, file_of, open_demos
+from serl_chunk.data.demos import DemoSet, Origin, content_digest, file_digest, file_of
+from serl_chunk.data.formats import choose
 from serl_chunk.data.source import ReadOptions, Source, take_fraction
 from serl_chunk.runs.episodes import FORMAT, spec_of_run
 from serl_chunk.runs.folder import read_json
@@ -65,7 +66,8 @@ class RunDemos:
             self._options, spec=given.spec or self.spec, cameras=given.cameras, task=given.task or self._options.task
         )
         if self._open is None or self._open[0] != at:
-            self._open = (at, open_demos(origin.path, options, origin.format, (FORMAT,)))
+            chosen = choose(origin.path, origin.format, (FORMAT,), parameter="demo_format")
+            self._open = (at, chosen.open(origin.path, options))
         source = self._open[1]
         file, episode = file_of(source, origin.key), source.read(origin.key)
         if (content_digest(episode) if file is None else file_digest(file)) != origin.digest:

@@ -58,7 +58,6 @@ class RefusedEpisode(NamedTuple):
 class WorkerFault(NamedTuple):
     """A failure that is not the episode's: a full disk, no memory, a mistake in the program."""
 
-    job: EpisodeJob
     error: str
     is_config: bool = False
 
@@ -79,14 +78,14 @@ def stage(work: ConversionSpec, job: EpisodeJob) -> Result:
         reason = str(error)
         return RefusedEpisode(job, reason if reason.startswith(str(work.source.path)) else f"{where}: {reason}")
     except ConfigError as error:
-        return WorkerFault(job, str(error), is_config=True)
+        return WorkerFault(str(error), is_config=True)
     except OSError as error:
-        fault = f"{where} could not be converted: {os_reason(error)}. If the disk is full, make room, and resume"
-        return WorkerFault(job, fault)
+        reason = os_reason(error)
+        return WorkerFault(f"{where} could not be converted: {reason}. If the disk is full, make room, and resume")
     except MemoryError as error:
-        return WorkerFault(job, f"{where} does not fit into memory ({error}). Use fewer workers")
+        return WorkerFault(f"{where} does not fit into memory ({error}). Use fewer workers")
     except Exception:
-        return WorkerFault(job, f"{where}: a mistake in this program, not in your data:\n{traceback.format_exc()}")
+        return WorkerFault(f"{where}: a mistake in this program, not in your data:\n{traceback.format_exc()}")
     steps = episode.steps
     images = [rows.values for rows in cameras_of(episode).values()]
     nbytes = sum(values.nbytes for values in (steps.action, *steps.observation.values(), *images))
@@ -120,7 +119,6 @@ class ProcessPool:
 
     Each has `QUEUED` jobs at most, the one it works on included: it need not wait while this process writes a file.
     They end with this process, however that ends, and keep the file descriptor `held` open until then.
-    A job whose process died is a `WorkerFault`.
     """
 
     def __init__(self, work: ConversionSpec, n: int, held: int) -> None:
@@ -164,8 +162,8 @@ class ProcessPool:
                     found.append(ours.recv())  # what it sent before it died counts
                 except (EOFError, OSError):
                     process.join()
-                    job = self._jobs[i][0]
-                    return [WorkerFault(job, f"{self._where}: episode {job.key}: {_death(process.exitcode)}")]
+                    key = self._jobs[i][0].key
+                    return [WorkerFault(f"{self._where}: episode {key}: {_death(process.exitcode)}")]
                 self._jobs[i].popleft()
         return found
 

@@ -240,19 +240,18 @@ def _camera(key: str, episode: Episode, rows: SparseRows, all_frames: bool, foun
     state = episode.steps.observation[STATE]
     change = np.abs(np.diff(state[rows.index], axis=0))
     moving = (change > MOVED * (state.max(0) - state.min(0))).any(1)
-    decoded = pairs = identical = moved = frozen = blank = 0
+    count: Counter[str] = Counter()
     image = np.empty(0)
     try:
         for i in sorted({0, *firsts, *(first + 1 for first in firsts)}):
             before, image = image, np.asarray(rows.values[i])
-            decoded += 1
-            blank += bool((image == image[0, 0]).all())
+            count.update(decoded=1, blank=int((image == image[0, 0]).all()))
             if i - 1 in firsts:
                 same, moves = np.array_equal(before, image), bool(moving[i - 1])
-                pairs, identical, moved, frozen = pairs + 1, identical + same, moved + moves, frozen + (same and moves)
+                count.update(pairs=1, identical=same, moved=moves, frozen=same and moves)
     except DataError as error:
         found.append(Issue("fault", "frames", str(error), key))
-    return CameraStats(height, width, frames, decoded, pairs, identical, moved, frozen, blank)
+    return CameraStats(height, width, frames, **count)
 
 
 def summary_lines(findings: InspectionReport) -> list[tuple[str, str]]:

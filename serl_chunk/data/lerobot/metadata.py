@@ -19,7 +19,6 @@ from serl_chunk.data.source import Json
 
 _QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 _AT_ONCE = 256  # episodes of a row group of the table of episodes
-_VECTORS = (ds.STATE, ds.ACTION)
 
 
 class Metadata:
@@ -27,13 +26,13 @@ class Metadata:
 
     def __init__(self, folder: Path, layout: Json, staged: Sequence[Json], shards: PendingShards) -> None:
         self.folder, self.layout, self.staged, self.shards = folder, layout, staged, shards
-        self.columns = [*_VECTORS, *ds.SCALARS]
         self.lengths = [entry["length"] for entry in staged]
         self.files = shards.groups(ROWS, staged)
         self.frames = dict.fromkeys(layout["cameras"], 0)
         self.counts = {camera: np.zeros((3, 256), np.int64) for camera in layout["cameras"]}
         dims = {ds.STATE: layout["state_dim"], ds.ACTION: layout["action_dim"]}
         self.streams = {name: Statistics(dim, tuple(_QUANTILES.values())) for name, dim in dims.items()}
+        self.columns = [*dims, *ds.SCALARS]
 
     def write(self) -> None:
         """Write all of it, `info.json` last."""
@@ -114,7 +113,6 @@ class Metadata:
 
     def write_info(self) -> None:
         layout, n = self.layout, len(self.staged)
-        v30 = layout["version"] == ds.V30
         patterns = ds.PATTERNS[layout["version"]]
         info = {
             "codebase_version": layout["version"],
@@ -129,7 +127,7 @@ class Metadata:
             "video_path": patterns.video if layout["videos"] else None,
             "features": ds.features(layout),
         }
-        if v30:
+        if layout["version"] == ds.V30:
             info |= {"data_files_size_in_mb": layout["data_file_mb"], "video_files_size_in_mb": layout["video_file_mb"]}
         else:
             info |= {"total_videos": n * len(layout["videos"]), "total_chunks": -(-n // ds.CHUNK)}

@@ -26,7 +26,7 @@ from PIL import Image
 from properties import examples
 
 from serl_chunk.data.formats import choose, open_source
-from serl_chunk.data.frames import Encoded, Frames, decode_image
+from serl_chunk.data.frames import Encoded, FileVersion, Frames, decode_image
 from serl_chunk.data.lerobot import stored_frames
 from serl_chunk.data.lerobot.shards import ROWS, STAGING, PendingShards
 from serl_chunk.data.lerobot.writer import LeRobotSink
