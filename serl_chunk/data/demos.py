@@ -43,7 +43,6 @@ class DemoSet(NamedTuple):
 
     episodes: list[Episode]
     origins: list[Origin]  # of episodes[k]
-    files: list[Path]  # files[k] holds episodes[k]
     dropped_steps: int  # steps after a first success, in all episodes
     duplicates: int  # episodes left out because another one has the same content, in another format perhaps
     digest: str  # sixteen hex digits that depend on the contents only; "" without any
@@ -86,7 +85,7 @@ def load_demos(
         wanted += [(source, key) for key in keys]
     if wanted:
         wanted = take_fraction(wanted, options.proportion, _lengths(sources))
-    loaded = DemoSet([], [], [], 0, 0, "", tuple(dict.fromkeys(note for source in sources for note in source.notes())))
+    loaded = DemoSet([], [], 0, 0, "", tuple(dict.fromkeys(note for source in sources for note in source.notes())))
     digests: set[str] = set()  # copies' too, so that the order of the paths does not matter
     numbers: dict[str, list[int]] = {}  # digest of an episode's numbers -> the loaded ones that have it
     ids: set[str] = set()
@@ -117,7 +116,6 @@ def load_demos(
         # Only the source of all folders has the reward of this one.
         alone = file is not None and key not in getattr(source, "rewards", {})
         loaded.origins.append(origin._replace(path=file, key=file.name) if file and alone else origin)
-        loaded.files.append(file or source.path)
     digest = hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()[:16] if digests else ""
     return loaded._replace(dropped_steps=dropped, duplicates=len(wanted) - len(loaded.episodes), digest=digest)
 

@@ -43,7 +43,7 @@ def read_resnet10(path: Path) -> Converted:
             raise DataError(f"{path}: {theirs!r} is {what}, expected floats of shape {shape}; is it a ResNet-10?")
         if not np.isfinite(value).all():
             raise DataError(f"{path}: {theirs!r} is not finite. Copy the file again")
-        weights[name] = np.asarray(value, np.float32)
+        weights[name] = np.ascontiguousarray(value, np.float32)
     return Converted(weights, sorted(found[name][0] for name in set(found) - set(weights)))
 
 

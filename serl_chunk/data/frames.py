@@ -11,22 +11,14 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from serl_chunk.types import IMAGE_PREFIX, REPEAT_PREFIX, DataError, End, Observation, SparseRows, StepBlock
 
-Codec = Literal["jpeg", "png"]
 Shape = tuple[int, int, int]
-_JPEG, _JPEG_END, _PNG = b"\xff\xd8\xff", b"\xff\xd9", b"\x89PNG\r\n\x1a\n"
-
-
-class Encoded(NamedTuple):
-    """An image file as it is stored."""
-
-    codec: Codec
-    data: bytes
+_JPEG, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 
 
 class Frames(ABC):
@@ -51,11 +43,11 @@ class Frames(ABC):
     def decode(self, at: int) -> np.ndarray:
         """Decode the image uint8[H, W, 3] at position `at`. Raises DataError with the file and the position."""
 
-    def encoded_at(self, at: int) -> Encoded | None:
+    def encoded_at(self, at: int) -> bytes | None:
         """Return the stored file of that image if it is a JPEG or PNG of RGB. Raises DataError."""
         return None
 
-    def encoded(self, i: int) -> Encoded | None:
+    def encoded(self, i: int) -> bytes | None:
         """Return the stored file of frame `i`, or None. Converters copy it instead of encoding."""
         return self.encoded_at(int(self._at[i]))
 
@@ -94,7 +86,7 @@ class SingleFrame:
         self._frames, self.shape, self.nbytes = frames, frames.shape[1:], frames.nbytes
 
     @property
-    def encoded(self) -> Encoded | None:
+    def encoded(self) -> bytes | None:
         return self._frames.encoded(0)
 
     def __len__(self) -> int:
@@ -141,15 +133,15 @@ def image_size(data: bytes, where: str) -> tuple[int, int]:
         return image.height, image.width
 
 
-def encoded_file(data: bytes, where: str, shape: Sequence[int]) -> Encoded | None:
-    """Return `data` as a file that can be copied without decoding, or None where its image is not RGB.
+def encoded_file(data: bytes, where: str, shape: Sequence[int]) -> bytes | None:
+    """Return `data`, a file that can be copied without decoding, or None where its image is not RGB.
 
     Raises DataError starting with `where`: the file is no JPEG or PNG, is cut off, or is not of `shape` [H, W, 3].
     """
     if data.startswith(_JPEG) and not data.endswith(_JPEG_END):
         raise DataError(f"{where}: not a whole JPEG or PNG image (it has no end)")
     with _opened(data, where, shape) as image:
-        return Encoded("png" if data.startswith(_PNG) else "jpeg", data) if image.mode == "RGB" else None
+        return data if image.mode == "RGB" else None
 
 
 class FileVersion(NamedTuple):
@@ -230,8 +222,7 @@ def _single(frames: Any) -> Any:
 def with_repeated_frames(steps: StepBlock, end: End) -> tuple[StepBlock, End]:
     """Replace `repeat/<camera>` and `end.repeats` by the frames of the ticks that they name.
 
-    `steps` are the episode's, from its first one on. A tick that recorded no frame gives none. Images that are `Frames`
-    stay encoded.
+    `steps` are the whole episode's. A tick that recorded no frame gives none. `Frames` stay encoded.
     """
     if end.repeats is None and not any(key.startswith(REPEAT_PREFIX) for key in steps.sparse):
         return steps, end

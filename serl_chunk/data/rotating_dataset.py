@@ -48,9 +48,7 @@ class ShardedSource:
         self, folder: Path | str, options: ReadOptions, *, replace_interval: int, seed: int = 0, updates: int = 0
     ) -> None:
         if replace_interval < 1:
-            raise ConfigError(
-                f"must be at least 1 call of advance(), got {replace_interval}", parameter="replace_interval"
-            )
+            raise ConfigError(f"must be at least 1 update, got {replace_interval}", parameter="replace_interval")
         self.path = Path(folder).expanduser()
         self.files = shard_files(self.path)
         self._options, self._interval = options, replace_interval

@@ -246,10 +246,9 @@ def make_steps(
 def imported_episode(
     where: str, name: str, steps: StepBlock, ending: Ending, options: ReadOptions, task: str = ""
 ) -> Episode:
-    """Build a checked episode of `steps`, whose id is replaced.
+    """Build a checked episode of `steps`. Raises DataError starting with `where`.
 
-    The id is `name` and twelve digits that depend on states and actions: names like demo_0 occur in every data set.
-    Raises DataError starting with `where`.
+    Its id is `name` and twelve digits that depend on states and actions: names like demo_0 occur in every data set.
     """
     episode_id = f"{name}-{content_id(steps.observation[STATE], steps.action)}"
     final, terminated, outcome, reward = ending

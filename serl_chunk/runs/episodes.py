@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serl_chunk.data.frames import Encoded, Frames, decode_image, with_repeated_frames
+from serl_chunk.data.frames import Frames, decode_image, with_repeated_frames
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
 from serl_chunk.data.validate import check_episode
 from serl_chunk.runs import journal_index
@@ -60,9 +60,9 @@ class JournalFrames(Frames):
             return decode_image(data, f"{self._where}, frame {at}", shape)
         return np.frombuffer(data, np.uint8).reshape(shape)
 
-    def encoded_at(self, at: int) -> Encoded | None:
+    def encoded_at(self, at: int) -> bytes | None:
         piece = self._pieces[at]
-        return Encoded("jpeg", self._read(piece)) if piece.jpeg else None
+        return self._read(piece) if piece.jpeg else None
 
     def _read(self, piece: FrameLocation) -> bytes:
         if piece.data is not None:

@@ -40,7 +40,7 @@ def test_files_folders_patterns_and_home(folder, spec, monkeypatch):
     names = ["episode_1.hdf5", "episode_2.hdf5", "episode_10.hdf5"]
     monkeypatch.setenv("HOME", str(folder.parent))
     for paths in ([folder], [str(folder / "*.hdf5")], ["~/demos"], [str(folder.parent / "**" / "*.hdf5")]):
-        assert [p.name for p in load_demos(paths, spec).files] == names
+        assert [o.path.name for o in load_demos(paths, spec).origins] == names
     assert [p.name for p in find_demos([folder / "episode_10.hdf5", folder / "episode_1.hdf5"])] == [
         "episode_10.hdf5",
         "episode_1.hdf5",
@@ -54,7 +54,7 @@ def test_a_name_with_wildcard_characters_is_taken_literally_first(folder, spec):
 
 
 def test_no_paths_are_no_demonstrations(spec):
-    assert load_demos([], spec) == ([], [], [], 0, 0, "", ())
+    assert load_demos([], spec) == ([], [], 0, 0, "", ())
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_pickle_is_read_but_never_run(tmp_path, spec, what):
 def test_every_content_is_loaded_once(folder, spec):
     shutil.copy(folder / "episode_2.hdf5", folder / "episode_3.hdf5")
     demos = load_demos([folder, folder / "episode_1.hdf5"], spec)
-    assert [p.name for p in demos.files] == ["episode_1.hdf5", "episode_2.hdf5", "episode_10.hdf5"]
+    assert [o.path.name for o in demos.origins] == ["episode_1.hdf5", "episode_2.hdf5", "episode_10.hdf5"]
     assert [e.steps.n for e in demos.episodes] == [4, 5, 6]
     assert demos.duplicates == 2
 
@@ -327,9 +327,9 @@ def test_an_empty_data_set_is_said(tmp_path, spec):
 
 def test_frames_of_files_are_left_there_and_are_equal(folder, spec, assert_same):
     demos = load_demos([folder], spec)
-    for episode, file in zip(demos.episodes, demos.files, strict=True):
+    for episode, origin in zip(demos.episodes, demos.origins, strict=True):
         assert isinstance(episode.steps.sparse["images/top"].values, Frames)
-        assert_same(decode_images(episode), read_episode(file, spec))
+        assert_same(decode_images(episode), read_episode(origin.path, spec))
 
 
 def test_options_reach_the_files(tmp_path, joints_spec):
@@ -354,7 +354,7 @@ def test_options_reach_the_files(tmp_path, joints_spec):
         assert episode.end.outcome is outcome
     scores = (("score_5", 1.0), ("score_1", 0.0))
     demos = load_demos([tmp_path], joints_spec, options=ReadOptions(color="rgb", scores=scores))
-    assert sorted((f.parent.name, e.end.outcome) for f, e in zip(demos.files, demos.episodes, strict=True)) == [
+    assert sorted((o.key.split("/")[0], e.end.outcome) for o, e in zip(demos.origins, demos.episodes, strict=True)) == [
         ("score_1", Outcome.FAILURE),
         ("score_5", Outcome.SUCCESS),
     ]
@@ -430,8 +430,8 @@ def test_scored_folders_remember_what_they_are_worth(tmp_path, joints_spec, make
     options = ReadOptions(scores=(("score_5", 1.0), ("score_1", 0.0)), color="rgb")
     demos = load_demos([tmp_path], joints_spec, options=options)
     assert [e.end.outcome for e in demos.episodes] == [Outcome.FAILURE, Outcome.SUCCESS]
-    for origin, episode, file in zip(demos.origins, demos.episodes, demos.files, strict=True):
-        assert (origin.path, file) == (tmp_path, tmp_path / origin.key)
+    for origin, episode in zip(demos.origins, demos.episodes, strict=True):
+        assert origin.path == tmp_path
         source = open_source(origin.path, dataclasses.replace(options, spec=joints_spec), origin.format)
         assert source.read(origin.key).end.outcome is episode.end.outcome
 

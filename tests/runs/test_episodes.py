@@ -318,7 +318,7 @@ def test_jpeg_files_are_kept_as_they_are(tmp_path):
     for key, e in zip(source.keys(), episodes, strict=True):
         read = source.read(key)
         frames, original = read.steps.sparse["images/a"].values, e.steps.sparse["images/a"].values
-        assert frames.encoded(2).codec == "jpeg"
+        assert frames.encoded(2)[:3] == b"\xff\xd8\xff"  # a JPEG file
         assert np.abs(np.asarray(frames).astype(int) - original).mean() < 3
         np.testing.assert_array_equal(frames[4:6][1], frames[5])
         np.testing.assert_array_equal(read.steps.action, e.steps.action)

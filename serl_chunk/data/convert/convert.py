@@ -17,7 +17,6 @@ from serl_chunk.data.convert.workers import (
     EpisodeJob,
     ProcessPool,
     RefusedEpisode,
-    Result,
     SerialPool,
     Staged,
     WorkerFault,
@@ -150,8 +149,7 @@ class _Conversion:
         self.manifest.keep_placed(self.already)
         self.placed = self.manifest.of_kind("placed")
         self.steps = sum(e["steps"] for e in self.placed)
-        self.skipped = len(self.manifest.of_kind("skipped"))
-        self.decided = len(self.placed) + self.skipped
+        self.decided = len(self.placed) + len(self.manifest.of_kind("skipped"))
 
     def decide_layout(self) -> Json:
         """Return the sink's layout, from the first episode that can be read."""
@@ -180,7 +178,7 @@ class _Conversion:
     def drive(self, pool: SerialPool | ProcessPool, window: int) -> None:
         """Keep the pool busy, at most `window` episodes ahead of the one to be placed next."""
         begun, limit = self.decided, len(self.keys)
-        ready: dict[int, Result] = {}
+        ready: dict[int, Staged | RefusedEpisode] = {}
         while not self.enough():
             while begun < min(limit, self.decided + window) and pool.idle():
                 pool.submit(EpisodeJob(begun, self.keys[begun]))
@@ -197,7 +195,7 @@ class _Conversion:
     def enough(self) -> bool:
         return self.decided == len(self.keys) or (self.max_samples is not None and self.steps >= self.max_samples)
 
-    def decide(self, result: Result) -> None:
+    def decide(self, result: Staged | RefusedEpisode) -> None:
         number, key = result.job
         if isinstance(result, Staged):
             sizes = {"steps": result.steps, "frames": result.frames, "bytes": result.nbytes}
@@ -208,18 +206,17 @@ class _Conversion:
             self.steps += result.steps
             self.frames += result.frames
             self.nbytes += result.nbytes
-        elif isinstance(result, RefusedEpisode):
-            if not self.skip_bad:
-                raise _bad_episode(result.reason)
+        elif not self.skip_bad:
+            raise _bad_episode(result.reason)
+        else:
             self.manifest.append({"kind": "skipped", "number": number, "key": key, "reason": result.reason})
-            self.skipped += 1
         self.decided += 1
         self.report_progress()
 
     def report_progress(self) -> None:
         if self.progress is not None:
-            seconds = time.monotonic() - self.began
-            self.progress(Progress(self.decided, len(self.keys), self.skipped, self.frames, self.nbytes, seconds))
+            seconds, skipped = time.monotonic() - self.began, self.decided - len(self.placed)
+            self.progress(Progress(self.decided, len(self.keys), skipped, self.frames, self.nbytes, seconds))
 
     def finish(self) -> None:
         if not self.placed:

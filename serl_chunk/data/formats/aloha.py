@@ -85,9 +85,9 @@ def open_aloha(
     source, decision_tick = _who_acted(path, file, n)
     image_ticks = np.arange(n, dtype=np.int32)
     if "image_indices" in names(file):
-        indices = array(path, file, "/image_indices", None)
-        _check_ticks(path, "/image_indices", indices, n)
-        image_ticks = indices.astype(np.int32)
+        image_ticks = array(path, file, "/image_indices", None)
+        _check_ticks(path, "/image_indices", image_ticks, n)
+        image_ticks = image_ticks.astype(np.int32)
     sparse = {}
     for camera in cameras_in(path, file, options.cameras):
         name = f"{IMAGES}/{camera}"

@@ -39,7 +39,7 @@ class _Span(NamedTuple):
 
 
 class D4rlSource:
-    """Episodes in one file; see the module. Only their positions are kept in memory."""
+    """Episodes in one file, by the rows of their first steps; see the module. Only positions are kept in memory."""
 
     format = "d4rl"
 
@@ -72,7 +72,6 @@ class D4rlSource:
         self._spans = dict(zip(keys, spans, strict=False))
 
     def keys(self) -> list[str]:
-        """See Source: the row of the first step."""
         return list(self._spans)
 
     def lengths(self) -> list[int]:

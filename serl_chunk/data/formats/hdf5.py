@@ -61,9 +61,8 @@ def write_episode(
 ) -> None:
     """Write `episode` to `path` so that a crash at any moment leaves either the whole file there or none.
 
-    `replace` False raises FileExistsError where `path` exists, even if another process created it meanwhile; `options`
-    are those of `write_file`. Raises DataError: the episode is inconsistent or not of this robot, or the file cannot be
-    written (full disk, no folder).
+    `replace` False raises FileExistsError where `path` exists, even if another process created it meanwhile; `options`:
+    of `write_file`. Raises DataError for an inconsistent episode, one of another robot, a full disk or no folder.
     """
     path = Path(path)
     # Not *.hdf5, so that the remains of a killed process are never taken for an episode.
@@ -91,7 +90,7 @@ def write_file(
     sim: bool | None = None,
     hz: float | None = None,
     joints: Sequence[int] | None = None,
-    where: str = "",
+    where: str,
 ) -> None:
     """Write `episode` durably to the new file `part`; lazy frames (`data.frames.Frames`) are decoded one by one.
 
@@ -103,7 +102,6 @@ def write_file(
 
     Raises DataError starting with `where`, and OSError where the disk is at fault; the caller then removes `part`.
     """
-    where = where or str(part)
     check_episode(where, episode, spec)
     if spec is not None:
         joints, hz = joint_columns(spec), spec.control_hz if hz is None else hz
@@ -236,7 +234,6 @@ def _publish(part: Path, path: Path, replace: bool) -> None:
 
 
 def _read(path: Path, version: FileVersion, file: h5py.File, options: ReadOptions) -> Episode:
-    """The episode in `file`, unchecked, its frames still there."""
     rl = file["rl"]
     there = names(rl)
 

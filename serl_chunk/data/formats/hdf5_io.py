@@ -19,7 +19,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from serl_chunk.data.frames import Encoded, FileVersion, Frames, OpenFiles, decode_image, encoded_file, image_size
+from serl_chunk.data.frames import FileVersion, Frames, OpenFiles, decode_image, encoded_file, image_size
 from serl_chunk.io import os_reason
 from serl_chunk.types import DataError, SerlChunkError
 
@@ -272,7 +272,7 @@ class Hdf5Frames(Frames):
             image = self._read(at, at)
         return np.ascontiguousarray(image[..., ::-1]) if self._swap else image
 
-    def encoded_at(self, at: int) -> Encoded | None:
+    def encoded_at(self, at: int) -> bytes | None:
         if not self._coded or self._swap:  # with swapped channels the file is no image of RGB
             return None
         return encoded_file(self._file(at), self._where(at), self.shape[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -97,15 +98,13 @@ class EpisodeWriter:
         episode = Episode(begin, *with_repeated_frames(block, end))
         if not self._keep(episode):
             return
-        path = None
-        while path is None:
+        while True:
             path = self._directory / f"episode_{self._next}.hdf5"
             self._next += 1
-            try:
+            with contextlib.suppress(FileExistsError):  # another writer took the number
                 write_episode(path, episode, self._spec, sim=self._sim, replace=False)
-            except FileExistsError:  # another writer took the number
-                path = None
-        self.written.append(path)
+                self.written.append(path)
+                return
 
 
 @dataclasses.dataclass(frozen=True)

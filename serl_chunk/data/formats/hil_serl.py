@@ -62,7 +62,6 @@ class Transitions(NamedTuple):
         return np.stack([row["observations"][camera].reshape(shape) for row in self.rows[start:stop]])
 
     def next_frame(self, camera: str, i: int) -> np.ndarray:
-        """Return the image uint8[H, W, 3] after step `i`, as stored."""
         return np.array(self.rows[i]["next_observations"][camera].reshape(self.cameras[camera]))
 
     def digests(self) -> list[bytes]:
@@ -180,7 +179,7 @@ class _Span(NamedTuple):
 
 
 class HilSerlSource:
-    """Episodes in one pickle or a folder of them. The transitions of the file that was read last stay in memory."""
+    """Episodes of pickles, by file and first transition. The transitions of the last file read stay in memory."""
 
     format = "hil_serl"
 
@@ -204,7 +203,6 @@ class HilSerlSource:
         return self.__dict__ | {"_held": None}  # other processes read for themselves
 
     def keys(self) -> list[str]:
-        """See Source: file and number of the first transition."""
         return list(self._spans)
 
     def read(self, key: str) -> Episode:

@@ -90,17 +90,8 @@ _JUDGED = {"qpos": (2, "f"), "button_states": (2, "biuf")}
 _KNOWN = _NEEDED | _LABELS | _JUDGED
 
 
-class _Span(NamedTuple):
-    """A `Segment` of file number `file`; the state in row `stop` is the final observation."""
-
-    file: int
-    start: int
-    stop: int
-    success: bool
-
-
 class OgbenchSource:
-    """Episodes in a file or a folder; see the module. The arrays of the file that was read last stay in memory."""
+    """Episodes of a file or folder, by file and first row; see the module. The last file's arrays stay in memory."""
 
     format = "ogbench"
 
@@ -118,16 +109,15 @@ class OgbenchSource:
         return self.__dict__ | {"_held": None}  # other processes read for themselves
 
     def keys(self) -> list[str]:
-        """See Source: file and row of the first step."""
         return list(self._spans)
 
     def lengths(self) -> list[int]:
-        return [s.stop - s.start for s in self._spans.values()]
+        return [s.stop - s.start for _, s in self._spans.values()]
 
     def read(self, key: str) -> Episode:
         """See Source. States and actions are read-only views of the file's arrays."""
         check_key(self._spans, key, self.path)
-        file, start, stop, success = self._spans[key]
+        file, (start, stop, success) = self._spans[key]
         arrays = self._load(file)
         reward = np.zeros(stop - start, np.float32)
         final = {STATE: np.array(arrays["observations"][stop], np.float32)}
@@ -156,7 +146,7 @@ class OgbenchSource:
             by += f" (it has no qpos to judge {self._options.env} by: they must be of that task)"
         shown = {
             "every action is taken for a script's (OGBench's data was collected without humans)": True,
-            f"successes by {by}: {plural(sum(s.success for s in spans), 'episode')} of {len(spans)} ends in one; "
+            f"successes by {by}: {plural(sum(s.success for _, s in spans), 'episode')} of {len(spans)} ends in one; "
             f"{plural(self._solved, 'step')} that begin in a solved state {fate}; the reward is {reward} "
             f"(OGBench's own is one less{'' if dense else ', or less,'} and one step later)": self._labelled,
             "no rewards in the data: all are 0 and no outcome is known; env names a task": not self._labelled
@@ -168,13 +158,13 @@ class OgbenchSource:
         return [note for note, show in shown.items() if show]
 
     @functools.cached_property
-    def _spans(self) -> dict[str, _Span]:
-        """The episodes by their keys. Reads the labels in every file."""
-        spans = [_Span(i, *segment) for i in range(len(self._files)) for segment in self._segments(i)]
+    def _spans(self) -> dict[str, tuple[int, Segment]]:
+        """File and rows of the episodes by their keys. Reads the labels in every file."""
+        spans = [(i, segment) for i in range(len(self._files)) for segment in self._segments(i)]
         if not spans:
             raise DataError(f"{self.path}: no trajectory has a step")
-        keys = [f"{self._files[s.file].stem}:{s.start}" for s in spans]
-        keys = take_fraction(keys, self._options.proportion, [s.stop - s.start for s in spans])
+        keys = [f"{self._files[i].stem}:{s.start}" for i, s in spans]
+        keys = take_fraction(keys, self._options.proportion, [s.stop - s.start for _, s in spans])
         return dict(zip(keys, spans, strict=False))
 
     def _segments(self, file: int) -> list[Segment]:

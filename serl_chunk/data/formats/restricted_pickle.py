@@ -1,8 +1,8 @@
 """Pickles of plain values and numpy arrays, read without running anything in them.
 
-A pickle is a small program. Python's own unpickler imports and calls the names in it. This module interprets the
-program itself and looks up, imports or calls nothing: arrays are built from the bytes in the calls that a pickle of
-numpy arrays makes, and what is not on this list is refused with its name.
+A pickle is a small program, and Python's unpickler imports and calls the names in it. This module interprets the
+program and looks up, imports or calls nothing: arrays are built from the bytes in the calls that a pickle of numpy
+arrays makes, and what is not on this list is refused with its name.
 
     values      None, bool, int, float, complex, str, bytes, bytearray
     containers  list, tuple, dict, set, frozenset; keys and members are str or bytes
@@ -19,7 +19,7 @@ import dataclasses
 import math
 import os
 import pickletools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -300,20 +300,11 @@ class _Machine:
             raise MalformedPickleError(f"there is no memo {index}")
         self._stack.append(self._memo[index])
 
-    def append(self, items: list[Any]) -> None:
-        self._container(list).extend(items)
-
-    def set_items(self, items: list[Any]) -> None:
-        self._container(dict).update(_pairs(items))
-
-    def add_items(self, items: list[Any]) -> None:
-        self._container(set).update(map(_checked_key, items))
-
-    def _container(self, kind: type) -> Any:
-        top = self._top()
-        if type(top) is not kind:
+    def extend(self, kind: type, items: Iterable[Any]) -> None:
+        if type(self._top()) is not kind:
             raise DisallowedPickleError(f"adds items to something that is no {kind.__name__}")
-        return top
+        top = self._stack[-1]
+        (top.extend if kind is list else top.update)(items)
 
     def name(self, argument: Any) -> None:
         if argument is None:
@@ -344,14 +335,13 @@ class _Machine:
             raise DisallowedPickleError("sets the state of an object that is no array")
 
 
-def _pairs(items: list[Any]) -> dict[Any, Any]:
+def _pairs(items: list[Any]) -> Iterator[tuple[Any, Any]]:
     if len(items) % 2:
         raise MalformedPickleError("a key has no value")
-    return {_checked_key(k): v for k, v in zip(items[::2], items[1::2], strict=True)}
+    yield from zip(map(_checked_key, items[::2]), items[1::2], strict=True)
 
 
-_Operation = Callable[[_Machine, Any], Any]
-_OPERATIONS: dict[str, _Operation] = {
+_OPERATIONS: dict[str, Callable[[_Machine, Any], Any]] = {
     **dict.fromkeys(("PROTO", "FRAME"), lambda m, a: None),
     "MARK": lambda m, a: m.mark(),
     "POP": lambda m, a: m.pop_or_unmark(),
@@ -365,19 +355,19 @@ _OPERATIONS: dict[str, _Operation] = {
     "BYTEARRAY8": _Machine.contain,
     "EMPTY_LIST": lambda m, a: m.contain([]),
     "LIST": lambda m, a: m.contain(m.pop_mark()),
-    "APPEND": lambda m, a: m.append(m.pop_n(1)),
-    "APPENDS": lambda m, a: m.append(m.pop_mark()),
+    "APPEND": lambda m, a: m.extend(list, m.pop_n(1)),
+    "APPENDS": lambda m, a: m.extend(list, m.pop_mark()),
     "EMPTY_TUPLE": lambda m, a: m.push(()),
     "TUPLE": lambda m, a: m.contain(tuple(m.pop_mark())),
     "TUPLE1": lambda m, a: m.contain(tuple(m.pop_n(1))),
     "TUPLE2": lambda m, a: m.contain(tuple(m.pop_n(2))),
     "TUPLE3": lambda m, a: m.contain(tuple(m.pop_n(3))),
     "EMPTY_DICT": lambda m, a: m.contain({}),
-    "DICT": lambda m, a: m.contain(_pairs(m.pop_mark())),
-    "SETITEM": lambda m, a: m.set_items(m.pop_n(2)),
-    "SETITEMS": lambda m, a: m.set_items(m.pop_mark()),
+    "DICT": lambda m, a: m.contain(dict(_pairs(m.pop_mark()))),
+    "SETITEM": lambda m, a: m.extend(dict, _pairs(m.pop_n(2))),
+    "SETITEMS": lambda m, a: m.extend(dict, _pairs(m.pop_mark())),
     "EMPTY_SET": lambda m, a: m.contain(set()),
-    "ADDITEMS": lambda m, a: m.add_items(m.pop_mark()),
+    "ADDITEMS": lambda m, a: m.extend(set, map(_checked_key, m.pop_mark())),
     "FROZENSET": lambda m, a: m.contain(frozenset(map(_checked_key, m.pop_mark()))),
     **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), _Machine.put),
     "MEMOIZE": lambda m, a: m.memoize(),

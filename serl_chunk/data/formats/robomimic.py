@@ -61,7 +61,6 @@ class RobomimicSource:
         self.hz = options.rate(recorded, path)
 
     def keys(self) -> list[str]:
-        """See Source: the names of the demonstrations."""
         return list(self._keys)
 
     def read(self, key: str) -> Episode:

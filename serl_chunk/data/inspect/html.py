@@ -169,13 +169,10 @@ def draw_trajectories(episode: Episode, spec: RobotSpec | None, marks: Sequence[
             if i + COLUMNS >= n:  # nothing below it
                 ax.tick_params(labelbottom=True)
                 ax.set_xlabel("tick", fontsize=7, labelpad=1)
-        entries = [
-            ("state", plots.BLUE, "-"),
-            ("action", plots.VERMILLION, "--"),
-            *[("a human acts", plots.PURPLE, "area")] * bool(human),
-            *[("reward", plots.GREEN, ":")] * bool(len(rewarded) and not dense),
-            *[("see the findings", plots.INK, "-.")] * bool(marks),
-        ]
+        entries = [("state", plots.BLUE, "-"), ("action", plots.VERMILLION, "--")]
+        entries += [("a human acts", plots.PURPLE, "area")] * bool(human)
+        entries += [("reward", plots.GREEN, ":")] * bool(len(rewarded) and not dense)
+        entries += [("see the findings", plots.INK, "-.")] * bool(marks)
         plots.legend_above(drawing, entries)
         return plots.to_png(drawing), len(panels) - len(shown)
 
@@ -203,17 +200,14 @@ def _panels(s: int, a: int, spec: RobotSpec | None) -> list[tuple[str, int | Non
         joints = list(range(a)) if s == a else [-1] * a
     panels: list[tuple[str, int | None, int | None]] = []
     for j, joint in enumerate(joints):
-        if joint < 0:
-            panels.append((f"action {j}", None, j))
-        else:
-            panels.append((f"state {joint}, action {j}" if joint != j else f"state and action {j}", joint, j))
+        both = f"state and action {j}" if joint == j else f"state {joint}, action {j}"
+        panels.append((f"action {j}", None, j) if joint < 0 else (both, joint, j))
     return panels + [(f"state {i}", i, None) for i in range(s) if i not in joints]
 
 
 def _histogram(ax: Axes, values: Sequence[float], label: str, colour: str) -> None:
-    different = np.unique(values)
+    different, counts = np.unique(values, return_counts=True)
     if len(different) <= 12:  # a bar for each, not bins between them
-        counts = [int(np.sum(np.asarray(values) == v)) for v in different]
         ax.bar(range(len(different)), counts, color=colour, width=0.7 if len(different) > 1 else 0.25)
         ax.set_xticks(range(len(different)), [f"{v:.4g}" for v in different], rotation=45 if len(different) > 6 else 0)
         ax.set_xlim(-0.6, len(different) - 0.4)

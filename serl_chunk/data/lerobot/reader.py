@@ -196,9 +196,8 @@ class LeRobotSource:
         human = columns.get(ds.INTERVENTION)
         source = Source.HUMAN if human is None else np.where(human[:, 0] > 0, Source.HUMAN, Source.POLICY)
         extra = {name: columns[ds.EXTRA + name][:, 0] for name in ds.EXTRA_COLUMNS if ds.EXTRA + name in columns}
-        rewards = [columns[name][:, 0] for name in ds.REWARDS if name in columns][:1]
         given: dict[str, Any] = {"source": source, "lost_ticks": self._lost_ticks(extra.get("stamp"), n)} | extra
-        given["reward"] = rewards[0] if rewards else 0
+        given["reward"] = next((columns[name][:, 0] for name in ds.REWARDS if name in columns), 0)
         return validate.make_steps("", columns[ds.STATE], columns[ds.ACTION], self.hz, **given)
 
     def _lost_ticks(self, stamp: np.ndarray | None, n: int) -> np.ndarray:
@@ -233,9 +232,8 @@ class LeRobotSource:
 
 
 def _outcome(success: np.ndarray | None, reward: np.ndarray | None, options: ReadOptions) -> Outcome:
-    """A success where `next.success` [T] is true on any row; without that column, with `options.success`, or else where
-    the reward of the last row is at least 1. Only `options.success` False makes a failure of a column that is nowhere
-    true.
+    """A success is a true `next.success` [T] on any row; without that column, `options.success`, or a last reward of 1
+    or more. Only `options.success` False makes a failure of a column that is nowhere true.
     """
     if success is not None and (success > 0).any():
         return Outcome.SUCCESS

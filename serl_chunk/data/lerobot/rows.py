@@ -41,7 +41,7 @@ def _encode(image: np.ndarray, jpeg_quality: int | None = None) -> bytes:
 def lossless_file(image: np.ndarray | SingleFrame) -> bytes:
     """Return the image file of one frame: the stored one where there is one, else a PNG."""
     stored = image.encoded if isinstance(image, SingleFrame) else None
-    return _encode(np.asarray(image)) if stored is None else stored.data
+    return stored or _encode(np.asarray(image))
 
 
 def newest(ticks: np.ndarray, n: int) -> np.ndarray:
@@ -130,7 +130,7 @@ def _on_every_row(
     for at, times in enumerate(np.bincount(newest(rows.index, n))):
         stored = frames.encoded(at) if isinstance(frames, Frames) else None
         image: Any = None if stored else frames[at]
-        data = stored.data if stored is not None else _encode(image, quality)
+        data = stored or _encode(image, quality)
         histogram.add(at, data if stored else image, f"{where}: frame {at} of camera {name}")
         yield from itertools.repeat(data, times)
 

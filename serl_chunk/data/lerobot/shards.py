@@ -7,6 +7,7 @@ folder are the pending episodes, and a file of the data set appears in one step.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -62,9 +63,7 @@ class PendingShards:
 
     def clean_up(self, n: int) -> int:
         """Remove unplaced episodes and partial files; returns how many of `n` episodes have a place, from 0 on."""
-        there = 0
-        while there < n and self._placed(there).is_dir():
-            there += 1
+        there = next((i for i in range(n) if not self._placed(i).is_dir()), n)
         for path in self._staging.glob("*") if self._staging.is_dir() else ():
             kind, _, number = path.name.partition("_")
             if kind == "placed" and number.isdigit() and int(number) < there:
@@ -122,10 +121,7 @@ class PendingShards:
         """Number of files so far, at most one an episode."""
         if self._layout["version"] == ds.V21:
             return index
-        number = 0
-        while self.file(name, number).exists():
-            number += 1
-        return number
+        return next(number for number in itertools.count() if not self.file(name, number).exists())
 
     def _merge(self, name: str, number: int, group: range) -> None:
         path = self.file(name, number)
@@ -135,25 +131,21 @@ class PendingShards:
             raise DataError(f"{missing[0]}: no such file; {path.name} needs it. Convert into a new folder")
         part = self.part(path.name)
         if name == ROWS:
-            self._merge_rows(part, path, group, parts, number)
+            first = _rows_until(self.file(ROWS, number - 1)) if number else 0
+            tables = self._tables(group, parts, first)
+            write_parquet(part, path, schema(self._layout, placed=True), tables, **parquet_options(self._layout))
         else:
             lengths = [self.sidecar(i)["length"] for i in group]
             video.join(part, parts, lengths, self._layout["hz"])
             publish(part, path)
         self._drop(name, group)
 
-    def _merge_rows(self, part: Path, path: Path, group: range, parts: Sequence[Path], number: int) -> None:
-        tasks = {text: i for i, text in enumerate(self.tasks())}
-        first = _rows_until(self.file(ROWS, number - 1)) if number else 0
-
-        def tables() -> Iterator[Table]:
-            at = first
-            for episode, each in zip(group, parts, strict=True):
-                table = read_arrow(each)
-                yield placed_table(table, self._layout, episode, at, tasks[self.sidecar(episode)["task"]])
-                at += table.num_rows
-
-        write_parquet(part, path, schema(self._layout, placed=True), tables(), **parquet_options(self._layout))
+    def _tables(self, group: range, parts: Sequence[Path], first: int) -> Iterator[Table]:
+        tasks = self.tasks()
+        for episode, part in zip(group, parts, strict=True):
+            table = read_arrow(part)
+            yield placed_table(table, self._layout, episode, first, tasks.index(self.sidecar(episode)["task"]))
+            first += table.num_rows
 
     def _drop(self, name: str, group: range) -> None:
         for i in group:

@@ -139,9 +139,9 @@ def restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]
             raise ValueError(f"outcome is {row['outcome']!r}; valid: {', '.join(Outcome)}")
         final: Observation | None = None
         if row["final_state"] is not None:
-            images = {each["name"]: each["data"] for each in row["final_images"] if each["name"] in wanted}
-            final = {IMAGE_PREFIX + k: decode_image(v, f"{where}: the final frame") for k, v in images.items()}
-            final = {STATE: np.array(row["final_state"], np.float32)} | final
+            final = {STATE: np.array(row["final_state"], np.float32)}
+            for each in (image for image in row["final_images"] if image["name"] in wanted):
+                final[IMAGE_PREFIX + each["name"]] = decode_image(each["data"], f"{where}: the final frame")
         ending = row["terminated"], row["truncated"], Outcome(row["outcome"]), row["outcome_by"], row["end_reward"]
         end = End(begin.episode_id, steps.n, final, *ending)
         whole = dataclasses.replace(steps, episode_id=begin.episode_id, reward=reward, sparse=sparse)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk.data.frames import Encoded, FileVersion, Frames, Shape, decode_image, encoded_file
+from serl_chunk.data.frames import FileVersion, Frames, Shape, decode_image, encoded_file
 from serl_chunk.data.lerobot.arrow import pc, pq, reading
 from serl_chunk.types import DataError
 
@@ -81,7 +81,7 @@ class ParquetFrames(Frames):
     def decode(self, at: int) -> np.ndarray:
         return decode_image(self._file(at), self._name(at), self.shape[1:])
 
-    def encoded_at(self, at: int) -> Encoded | None:
+    def encoded_at(self, at: int) -> bytes | None:
         return encoded_file(self._file(at), self._name(at), self.shape[1:])
 
     def _name(self, at: int) -> str:

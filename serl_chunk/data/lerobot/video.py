@@ -68,23 +68,21 @@ def join(path: Path, parts: Sequence[Path], lengths: Sequence[int], hz: float) -
     with av.open(str(path), "w", format="mp4") as out:
         target, at = None, 0
         for part, length in zip(parts, lengths, strict=True):
+            start = at
             with av.open(str(part)) as container:
                 source = container.streams.video[0]
-                if target is None:
-                    target = out.add_stream_from_template(source)
-                n = 0
+                target = target or out.add_stream_from_template(source)
                 for packet in container.demux(source):
                     if packet.size == 0:  # the demuxer's end
                         continue
                     # Frames are equally spaced: whole numbers of them, whatever units the file counts in.
-                    packet.pts = packet.dts = at + n
+                    packet.pts = packet.dts = at
                     packet.duration, packet.time_base = 1, 1 / rate
                     packet.stream = target
                     out.mux(packet)
-                    n += 1
-            if n != length:
-                raise DataError(f"{part}: the video has {n} frames (expected {length}); is the disk at fault?")
-            at += length
+                    at += 1
+            if at - start != length:
+                raise DataError(f"{part}: the video has {at - start} frames (expected {length}); is the disk at fault?")
 
 
 class _Video:

@@ -60,17 +60,14 @@ class LeRobotSink:
             raise DataError("a LeRobot data set needs a rate, which is unknown here. Set hz")
         pa.int64()  # raises where pyarrow is missing
         shapes = shapes_of(sample)
-        for name in shapes["cameras"]:
-            if "/" in name:
-                raise DataError(f"camera {name!r}: LeRobot admits no slash in a name. Rename it")
-        videos: Json = {}
-        if self.mode == "video":
-            videos = {name: video.codec_for(*size) for name, size in shapes["cameras"].items()}
+        if slashed := [name for name in shapes["cameras"] if "/" in name]:
+            raise DataError(f"camera {slashed[0]!r}: LeRobot admits no slash in a name. Rename it")
+        filmed = shapes["cameras"] if self.mode == "video" else {}
         return {
             "version": self.version,
             "hz": float(hz),
             **shapes,
-            "videos": videos,
+            "videos": {name: video.codec_for(*size) for name, size in filmed.items()},
             "image_codec": self.image_codec,
             "jpeg_quality": _JPEG_QUALITY,
             "robot_type": sample.begin.robot or "unknown",

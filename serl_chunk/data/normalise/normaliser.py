@@ -40,7 +40,7 @@ class Normaliser:
             object.__setattr__(self, name, value)
         s, h, a = self.state_mean.size, len(np.atleast_1d(self.centre)), self.joint.size
         shapes = ((s,), (s,), (h, a), (h, a), (a,))
-        got = tuple(getattr(self, name).shape for name in self._ARRAYS)
+        got = tuple(value.shape for value in self.to_arrays().values())
         if got != shapes or h < 1:
             raise DataError(
                 f"normaliser: {', '.join(self._ARRAYS)} must have shapes [S], [S], [H, A], [H, A], [A]: {got}"

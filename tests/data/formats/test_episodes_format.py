@@ -138,8 +138,8 @@ def test_jpeg_files_are_handed_out_as_they_are_stored(tmp_path):
     frames = _read(file.path).steps.sparse["images/cam_left_wrist"].values
     for i in (0, 5):
         stored = frames.encoded(i)
-        assert stored == ("jpeg", _jpeg(file.frames[i, 1]))
-        np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(stored.data))), frames[i])
+        assert stored == _jpeg(file.frames[i, 1])
+        np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(stored))), frames[i])
     assert frames[3:].encoded(2) == frames.encoded(5)
     assert _read(aloha(tmp_path / "b.hdf5").path).steps.sparse["images/cam_high"].values.encoded(0) is None
 

@@ -144,4 +144,4 @@ def test_we_read_what_lerobot_writes(tmp_path: Path, mode: str):
     if mode == "image":
         stored = source.read(source.keys()[0]).steps.sparse["images/top"].values.encoded(2)
         assert stored is not None
-        assert (decode_image(stored.data, "") == given["top0"][2]).all()
+        assert (decode_image(stored, "") == given["top0"][2]).all()

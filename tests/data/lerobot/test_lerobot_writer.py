@@ -26,7 +26,7 @@ from PIL import Image
 from properties import examples
 
 from serl_chunk.data.formats import choose, open_source
-from serl_chunk.data.frames import Encoded, FileVersion, Frames, decode_image
+from serl_chunk.data.frames import FileVersion, Frames, decode_image
 from serl_chunk.data.lerobot import stored_frames
 from serl_chunk.data.lerobot.shards import ROWS, STAGING, PendingShards
 from serl_chunk.data.lerobot.writer import LeRobotSink
@@ -39,14 +39,14 @@ Same = Callable[[Episode, Episode], None]
 class HeldFrames(Frames):
     """Frames that are in memory as image files."""
 
-    def __init__(self, shape: tuple[int, int, int], files: list[Encoded], where: str) -> None:
+    def __init__(self, shape: tuple[int, int, int], files: list[bytes], where: str) -> None:
         super().__init__(shape, np.arange(len(files)))
         self._files, self._where = files, where
 
     def decode(self, at: int) -> np.ndarray:
-        return decode_image(self._files[at].data, f"{self._where}, frame {at}", self.shape[1:])
+        return decode_image(self._files[at], f"{self._where}, frame {at}", self.shape[1:])
 
-    def encoded_at(self, at: int) -> Encoded | None:
+    def encoded_at(self, at: int) -> bytes | None:
         return self._files[at]
 
 
@@ -142,8 +142,8 @@ def test_one_state_value_and_no_camera(tmp_path: Path, assert_same: Same):
 
 def test_stored_images_are_copied_byte_for_byte(tmp_path: Path):
     begin, steps, end = episode_of(0, 6)
-    files = [Encoded("jpeg", image_file(smooth(0, t), "JPEG")) for t in range(5)]
-    files.append(Encoded("png", image_file(smooth(0, 5), "PNG")))
+    files = [image_file(smooth(0, t), "JPEG") for t in range(5)]
+    files.append(image_file(smooth(0, 5), "PNG"))
     steps.sparse["images/top"] = SparseRows(np.arange(6, dtype=np.int32), HeldFrames((HEIGHT, WIDTH, 3), files, "mem"))
     source = open_source(write(LeRobotSink(tmp_path), [Episode(begin, steps, end)]), ReadOptions())
     frames = source.read("episode_000000").steps.sparse["images/top"].values
