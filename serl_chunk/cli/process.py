@@ -57,10 +57,8 @@ def add_experiment_flags(parser: argparse._ActionsContainer) -> None:
     )
     parser.add_argument("--compat", metavar="CODE", help=f"the conventions of published code: {', '.join(COMPAT)}")
     add_aliases(parser, OF_BOTH_SIDES)
-    parser.add_argument(
-        "--sparse", nargs="?", const="true", metavar="BOOL",
-        help="robot.reward: 1 at success alone; --sparse=false: for each part of the task, for robots that have both",
-    )  # fmt: skip
+    sparse = "robot.reward: 1 at success alone; --sparse=false: for each part of the task, for robots that have both"
+    parser.add_argument("--sparse", nargs="?", const="true", metavar="BOOL", help=sparse)
 
 
 def add_aliases(parser: argparse._ActionsContainer, aliases: Sequence[Alias]) -> None:

@@ -27,7 +27,7 @@ class WandbMirror:
     Args:
         run_dir: holds wandb's files and the id under which a restart continues the same wandb run.
         settings: arguments of `wandb.init`: project, name and config.
-        offline: keep wandb's files for a later `wandb sync`, as without a key or a network. WANDB_MODE overrides it.
+        offline: keep wandb's files for a later `wandb sync`; WANDB_MODE overrides it.
         on_failure: called with the warning that is logged when the mirror goes off.
     """
 

@@ -52,11 +52,8 @@ def _add_convert(commands: Any) -> None:
     data_flags.add_writing(p)
     p.add_argument("--episodes", metavar="0,3,7-12", help="only these, by their place in PATH (default: all)")
     p.add_argument("--max_samples", type=int, metavar="N", help="stop with the episode that brings the steps to N")
-    p.add_argument(
-        "--tolerance_s", type=float, metavar="S",
-        help="an episode is bad where a time stamp is more than S seconds from where the rate has it (default: only "
-        "where time goes back; `data inspect` names gaps)",
-    )  # fmt: skip
+    tolerance = "seconds by which a time stamp of a good episode may be off its rate (default: time must not go back)"
+    p.add_argument("--tolerance_s", type=float, metavar="S", help=tolerance)
     p.set_defaults(run=run_convert)
 
 

@@ -67,22 +67,14 @@ def _add_stats(commands: Any) -> None:
     p.add_argument("--out", metavar="FILE|DIR", help="a .json file, or the folder of norm_stats.json (default: none)")
     actions = "as recorded, or minus the state at the chunk's start (default: absolute)"
     p.add_argument("--actions", choices=("absolute", "delta"), default="absolute", help=actions)
-    p.add_argument(
-        "--mask", metavar="N,-M,...",
-        help="delta: N dimensions that are differences, M that are not, ...; ALOHA: 6,-1,6,-1 (default: the joints of "
-        "--exp_name's robot)",
-    )  # fmt: skip
-    p.add_argument(
-        "--horizon", type=int, metavar="H",
-        help="actions of a chunk; behind an episode's end the last one is repeated (default: --exp_name's, else 1 for "
-        "absolute actions)",
-    )  # fmt: skip
+    mask = "delta: N dimensions are differences, M are not, ...; ALOHA: 6,-1,6,-1 (default: --exp_name's joints)"
+    p.add_argument("--mask", metavar="N,-M,...", help=mask)
+    horizon = "actions of a chunk, the last one repeated at an episode's end (default: --exp_name's, or 1 for absolute)"
+    p.add_argument("--horizon", type=int, metavar="H", help=horizon)
     p.add_argument("--max_samples", type=int, metavar="N", help="of N steps drawn at random (default: all)")
     p.add_argument("--seed", type=int, default=0, metavar="S", help="of that draw (default: 0)")
-    p.add_argument(
-        "--std_floor", type=float, default=chunk_statistics.STD_FLOOR, metavar="X",
-        help="least std, so that a dimension that never moves does not explode (default: %(default)s)",
-    )  # fmt: skip
+    floor = "least std, so that a dimension that never moves does not explode (default: %(default)s)"
+    p.add_argument("--std_floor", type=float, default=chunk_statistics.STD_FLOOR, metavar="X", help=floor)
 
 
 def run_inspect(flags: argparse.Namespace) -> int:

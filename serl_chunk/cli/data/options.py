@@ -38,10 +38,8 @@ def add_reading(p: argparse.ArgumentParser) -> None:
     outcome.add_argument("--scores", metavar="DIR=R,...", help="rewards by folder, such as score_5=1,score_1=0")
     p.add_argument("--reward_every_step", action="store_true", help="give that reward on every step, not the last only")
     p.add_argument("--env", default="", help="OGBench task whose rewards are computed, cube-single-play-..-task1-v0")
-    p.add_argument(
-        "--proportion", type=float, default=1.0, metavar="P",
-        help="read the first P of the episodes (of OGBench's and D4RL's data: of the steps, in whole episodes)",
-    )  # fmt: skip
+    proportion = "read the first P of the episodes (of OGBench's and D4RL's data: of the steps, in whole episodes)"
+    p.add_argument("--proportion", type=float, default=1.0, metavar="P", help=proportion)
 
 
 def add_writing(p: argparse.ArgumentParser) -> None:
