@@ -1,7 +1,4 @@
-"""The state machine of a record stream: a session's state and an item give a verdict and the next state.
-
-The learner's sessions, its journal and the index of a run's journal follow it. It holds numbers and names alone.
-"""
+"""The state machine of a record stream: a session's state and an item give a verdict and the next state."""
 
 from __future__ import annotations
 

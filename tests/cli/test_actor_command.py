@@ -70,7 +70,7 @@ def welcome(normaliser: Normaliser, run: str = "run", *, episodes: int = 3, env_
     learner = types.SimpleNamespace(
         normaliser=normaliser, episodes=episodes, env_steps=env_steps, human_ticks=human_ticks
     )
-    return Welcome(*welcome_of(learner), run, 1)
+    return Welcome(*welcome_of(learner), run)
 
 
 def start(monkeypatch, tmp_path, config, link, run) -> int:

@@ -208,9 +208,7 @@ class Connection:
 
     def _on_welcome(self, message: Message) -> None:
         h = message.header
-        welcome = Welcome(
-            codec.field(h, "fields", dict), message.arrays, codec.text(h, "run"), codec.field(h, "version", int)
-        )
+        welcome = Welcome(codec.field(h, "fields", dict), message.arrays, codec.text(h, "run"))
         self._out.connected(known=codec.field(h, "known", bool), seq=codec.count(h, "next"), arrived=_arrived(h))
         self._snapshots.connected(welcome.origin)
         now = time.monotonic()

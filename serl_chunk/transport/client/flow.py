@@ -27,11 +27,11 @@ class Sent(NamedTuple):
 
 
 class Flow:
-    """The bytes on their way in one direction. Used by the network thread.
+    """The bytes on their way in one direction: congestion control above TCP's, whose buffers hide a slow link.
 
     The window begins small with every connection. It doubles while what fills it arrives in half the aimed time, or
-    grows fourfold on a fast link, and shrinks where it takes longer, the round trip aside: congestion control above
-    TCP's, whose buffers hide a slow link. `most` bytes are on their way on the fastest link, `largest` in a message.
+    grows fourfold on a fast link, and shrinks where it takes longer, the round trip aside. `most` bytes are on their
+    way on the fastest link, `largest` in a message.
     """
 
     def __init__(self, *, most: int, largest: int, timeout_s: float, clock: Clock = time.monotonic) -> None:

@@ -151,11 +151,9 @@ class Sender:
 
 
 class Outbox:
-    """A session's outgoing stream.
+    """A session's outgoing stream: a queue that the control thread fills, a spool that the network thread sends.
 
-    The control thread calls `begin`, `step`, `end` and `amend`: each checks the order and appends to a queue. The
-    network thread calls the rest. Consecutive steps that wait in the queue travel as one block. Without `spools` it
-    takes no records and writes no files.
+    Consecutive steps that wait in the queue travel as one block. Without `spools` there are no records and no files.
     """
 
     def __init__(self, config: TransportConfig, spools: Spools | None, largest_episode_bytes: int = 0) -> None:

@@ -47,13 +47,11 @@ class Outcome(enum.Enum):
 
 def outcome_of(event: int, value: int) -> Outcome:
     """Return the meaning of one of HANDSHAKE_EVENTS."""
-    mismatch = value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
-    meanings: dict[int, Outcome] = {
-        zmq.EVENT_HANDSHAKE_SUCCEEDED: Outcome.DONE,
-        zmq.EVENT_HANDSHAKE_FAILED_AUTH: Outcome.DENIED if value == _DENIED else Outcome.BUSY,
-        zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: Outcome.CLOSED,
-    }
-    return meanings.get(event, Outcome.MISMATCH if mismatch else Outcome.FOREIGN)
+    if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+        return Outcome.DENIED if value == _DENIED else Outcome.BUSY
+    if event in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
+        return Outcome.DONE if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else Outcome.CLOSED
+    return Outcome.MISMATCH if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH else Outcome.FOREIGN
 
 
 def use_keys(s: zmq.Socket[bytes], server: str, pair: Pair) -> None:

@@ -1,7 +1,6 @@
 """The learner's side of the keys: the folder of allowed keys, and the answers to libzmq's requests about them (ZAP).
 
-The server's control thread answers: a handshake waits for it as a heartbeat does. libzmq names the key in every message
-of a connection ("User-Id"), and refuses every connection while no thread answers.
+The server's control thread answers. libzmq names the key in every message of a connection ("User-Id").
 """
 
 from __future__ import annotations
@@ -131,9 +130,9 @@ class ServerKeys:
         return client, "join" if state == "invited" else ""
 
     def invite(self, name: str, hosts: Sequence[str], port: int) -> JoinToken:
-        """Make a one-time key for `name`, in place of an older one that was not used.
+        """Make a one-time key for `name`, in place of an unused one. `hosts`, `port`: of the learner.
 
-        `hosts`, `port`: of the learner. Raises ConfigError for a name that has joined already, or cannot be one.
+        Raises ConfigError for a name that has joined already, or cannot be one.
         """
         if not _NAME.fullmatch(name):
             raise ConfigError(

@@ -45,10 +45,7 @@ class _Connection:
 
 
 class ConnectionGuard:
-    """Watches the connections of some sockets. Used by the control thread.
-
-    Where the kernel does not count bytes (outside Linux), it only limits their number.
-    """
+    """Watches connections for the control thread; limits only their number where the kernel counts no bytes."""
 
     def __init__(self, queued_bytes: int, largest_message: int, on_cut: Callable[[str, str], None]) -> None:
         """`queued_bytes`: in flight of a session whose records wait. `on_cut`: (channel, why), once for each."""
@@ -172,11 +169,10 @@ class ConnectionGuard:
 
 
 def _received(s: socket.socket) -> int:
-    try:
+    with contextlib.suppress(OSError, AttributeError, struct.error):  # it has gone, or the system does not count
         info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
-    except (OSError, AttributeError):
-        return 0
-    return int(struct.unpack_from("=Q", info, _RECEIVED_AT)[0]) if len(info) >= _RECEIVED_AT + 8 else 0
+        return int(struct.unpack_from("=Q", info, _RECEIVED_AT)[0])
+    return 0
 
 
 def _descriptor_of(frames: list[zmq.Frame]) -> int:

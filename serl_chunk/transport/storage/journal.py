@@ -1,9 +1,8 @@
 """An append-only sequence of entries on disk, in segments: the learner's store and the actor's spool.
 
-An entry is a list of frames (a wire message, and what its owner adds) with an increasing number. It is *written* when
-`append` returns: it then survives the death of this process. It is *synced* some time later, and then survives a power
-cut. Opening a journal cuts a torn tail, which is one entry at most, skips damaged entries, and moves files without a
-readable entry to `<folder>_damaged`; the next number is above every one that such a file may have held.
+An entry is a list of frames with an increasing number. Once `append` returns it survives the death of this process,
+and once it is *synced* a power cut. Opening a journal cuts a torn tail, which is one entry at most, skips damaged
+entries, and moves files without a readable entry to `<folder>_damaged`; new numbers are above all that these may hold.
 """
 
 from __future__ import annotations

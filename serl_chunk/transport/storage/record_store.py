@@ -129,10 +129,7 @@ class RecordStore:
         return self.journal.next - 1
 
     def settle(self, state: SessionState) -> None:
-        """Move a session to `state` without a record, and without an open episode.
-
-        Raises JournalError; the next segment's table has the state nevertheless.
-        """
+        """Write down a state that no record led to. Raises JournalError; the next segment's table has it anyway."""
         self.states[state.session] = state
         self.journal.append([msgpack.packb((PLACE, state))])
 

@@ -1,8 +1,7 @@
 """The format of one file of a journal, and how it is read: entries of raw frames, each with checksums.
 
 A segment begins with `MAGIC` and a random salt, three times so that a flipped bit does no harm. Both are repeated
-behind the first sector, whose loss is then not that of the salt; version 1 had them once, and the entries followed. An
-entry is a head, the lengths of its frames, and the frames:
+behind the first sector; version 1 had them once. An entry is a head, the lengths of its frames, and the frames:
 
     marker  4 bytes   | finds the next entry behind a damaged one
     check   uint32    | of everything in the head behind it, and of the lengths
@@ -12,8 +11,8 @@ entry is a head, the lengths of its frames, and the frames:
     length  uint32 each
 
 Little-endian throughout; checksums are XXH3, seeded with the salt, so that bytes inside a frame cannot pass for an
-entry. A file that ends inside an entry has a *torn tail*, which a killed process leaves. An entry whose checksum does
-not match is *damaged*; those behind it are still read. Without a copy of the salt all of the file is damaged.
+entry. A killed process leaves a *torn tail*, an entry that is not finished. An entry whose checksum does not match is
+*damaged*; those behind it are still read. Without a copy of the salt all of the file is damaged.
 """
 
 from __future__ import annotations
@@ -128,10 +127,7 @@ def most_entries(nbytes: int) -> int:
 
 
 def scan(path: Path) -> Iterator[Found | Damage]:
-    """Yield every entry of a file, which stays in memory as long as a frame, and the damage between them.
-
-    Raises DataError where it cannot be read at all.
-    """
+    """Yield the entries of a file, all of it in memory, and the damage between. Raises DataError if unreadable."""
     data = _load(path)
     size = len(data)
     if not size:
@@ -238,7 +234,7 @@ def _load(path: Path) -> bytes:
         if e.errno != errno.EIO:
             raise DataError(f"{path} cannot be read: {e.strerror}") from e
     with path.open("rb") as file:
-        fd, data = file.fileno(), bytearray(os.fstat(file.fileno()).st_size)
+        fd, data = file.fileno(), bytearray(path.stat().st_size)
         for at in range(0, len(data), _SECTOR):
             with contextlib.suppress(OSError):
                 sector = os.pread(fd, min(_SECTOR, len(data) - at), at)

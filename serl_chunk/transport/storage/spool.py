@@ -56,8 +56,8 @@ class Spool:
     """A session's records, in order, from `first` (kept) over `acked` (the learner has all below) to `next`.
 
     Used by the network thread, except for the byte counts. Acknowledged records are kept until their segment and
-    episode are complete: a learner that lost everything receives the open episode whole. `folder` is created if absent,
-    and removed by `close` once all is acknowledged; `sync_interval`: seconds between fsyncs.
+    episode are complete: a learner that lost everything receives the open episode whole. `close` removes `folder` once
+    all is acknowledged; `sync_interval`: seconds between fsyncs.
 
     Raises ConfigError where another process has the folder, JournalError where it cannot be written, DataError where it
     cannot be read, or lacks the session of its records.
@@ -175,10 +175,7 @@ class Spool:
                 lost.item = lost.item._replace(lost_steps=lost.item.lost_steps + missing)
 
     def _reach(self, seq: int, number: int) -> None:
-        """Continue the stream at `seq` with entry `number`. A LOST item takes the place of missing numbers.
-
-        Raises ValueError where `seq` has passed.
-        """
+        """Continue the stream at `seq` with entry `number`, LOST items before it. Raises ValueError where it passed."""
         if not self._entries and self.next == 0:
             self.first = self.acked = self.next = seq
         elif seq > self.next:
@@ -209,10 +206,7 @@ class Spool:
         return [msgpack.packb(table)]
 
     def acknowledge(self, seq: int) -> int:
-        """Count everything below `seq` as received by the learner. Returns the newly acknowledged numbers.
-
-        A number inside a block leaves that whole block unacknowledged: the learner trims it.
-        """
+        """Count everything below `seq`, whole blocks only, as received by the learner. Returns how many are new."""
         before = self.acked
         for i in range(self._index(self.acked), len(self._entries)):
             entry, item = self._entries[i], self._entries[i].item

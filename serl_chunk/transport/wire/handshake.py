@@ -1,8 +1,8 @@
 """The handshake: an actor's hello, the comparison of both contracts, the welcome or a refusal.
 
-An actor's `hello` is answered by a `welcome` or by a refusal in one sentence. Both sides bring a *contract*, a flat
-map of named fields (specs, rate, lengths, delay policy, action transform, agent); they must be equal. The outer form
-of `hello` and of a refusal is the same in every protocol version, so that the sentence always arrives.
+Both sides bring a *contract*, a flat map of named fields (specs, rate, lengths, delay policy, action transform, agent);
+they must be equal. The outer form of `hello` and of a refusal is the same in every protocol version, so that the
+refusal's sentence always arrives.
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ class Welcome(NamedTuple):
     fields: dict[str, Any]  # plain values
     arrays: dict[str, np.ndarray]  # read-only; the normaliser's, for example
     run: str  # id of the run; snapshot versions never go back within one
-    version: int  # newest snapshot published, -1 for none
 
     @property
     def origin(self) -> PolicyOrigin:

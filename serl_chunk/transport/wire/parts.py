@@ -1,8 +1,7 @@
 """Parts of a record that is too large for one message, as messages.
 
-A record's frames, one after another, are a row of bytes; a part is a range of it. Parts are sent in order, each is
-acknowledged for flow, and the learner decodes the record once the last one is there. The largest part holds a full
-block of steps, so that on a fast link only single steps with large images travel in parts.
+A part is a range of the bytes of a record's frames. Parts are sent in order, and each is acknowledged. The largest one
+holds a full block of steps, so that on a fast link only single steps with large images travel in parts.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def encode_part(first: int, span: int, frames: Sequence[Frame], offset: int, nby
 
 
 def decode_part(message: Message, limits: Limits) -> Part:
-    """The part in a decoded message; raises WireError, also for a part of a record beyond the limits."""
+    """Return the part in a message. Raises WireError, also for a part of a record beyond the limits."""
     h = message.header
     sizes = codec.field(h, "sizes", list)
     if not 1 <= len(sizes) <= limits.max_arrays + 1:

@@ -1,8 +1,7 @@
 """Probes of `serl-chunk doctor`, and the learner's answers.
 
-A probe opens no session: it takes no actor id, counts towards no limit, and ousts no actor. An *inspection* requests
-the answer that an actor with this id and contract would get, an *echo* carries bytes that are counted, timed and
-dropped. Both are answered in few bytes, and at a limited rate.
+A probe opens no session, and so ousts no actor. An *inspection* requests the answer that an actor with this id and
+contract would get, an *echo* carries bytes that are counted. Both are answered in few bytes, and at a limited rate.
 """
 
 from __future__ import annotations

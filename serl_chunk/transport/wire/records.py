@@ -1,9 +1,8 @@
 """Records as messages, with images raw or as JPEG.
 
 Every record has a sequence number within its session; a block of N steps takes N numbers, `first` is its lowest.
-Decoding validates everything a reader relies on, the pixels of JPEG images excepted: a record that was accepted cannot
-break a later reader. JPEG (`transport.jpeg_quality`) is lossy: ten to seventeen times smaller at quality 95 on camera
-images, at a tenth of a millisecond per 128x128 frame.
+Decoding validates everything a reader relies on, the pixels of JPEG images excepted. JPEG is lossy: ten to seventeen
+times smaller at quality 95 on camera images, at a tenth of a millisecond per 128x128 frame.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Snapshots: announced by a manifest of leaf digests, pulled in pieces, newest only.
 
-The learner announces a manifest. The actor requests ranges of the leaves whose digests it lacks, several pieces in
-flight. A range names a digest and no version: what arrived of a leaf serves every manifest that lists its digest, also
-one of a restarted learner. A snapshot is complete when every leaf of its manifest is there.
+The actor requests ranges of the leaves whose digests it lacks, several pieces in flight. A range names a digest and no
+version: what arrived of a leaf serves every manifest that lists its digest, also one of a restarted learner.
 """
 
 from __future__ import annotations

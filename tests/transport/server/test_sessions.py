@@ -33,7 +33,7 @@ def test_the_welcome_carries_plain_values_and_arrays():
         welcome = link.connect()
         assert welcome.fields == {"digest": "x", "n": 3}
         np.testing.assert_array_equal(welcome.arrays["mean"], [0, 1, 2])
-        assert (welcome.run, welcome.version) == ("run", -1)
+        assert welcome.run == "run"
 
 
 def test_an_absent_learner_is_waited_for(monkeypatch):
