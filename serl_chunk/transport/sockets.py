@@ -1,4 +1,4 @@
-"""ZeroMQ sockets with every limit set, counters, and the wake-up of a polling thread.
+"""ZeroMQ sockets with every limit set, and the wake-up of a polling thread.
 
 A socket belongs to one thread. Data, snapshots and control have a socket each (ports p, p+1, p+2), so that
 acknowledgements and heartbeats never wait behind a blob.

@@ -114,7 +114,8 @@ class Connection:
 
     def _poll_once(self) -> None:
         if not self._sockets and time.monotonic() >= self._open_at:
-            self._open()
+            self._sockets = {c: self._key_exchange.connect(self._context, self._config, c) for c in CHANNELS}
+            self._hello_at = None
         poller = zmq.Poller()
         if (monitor := self._key_exchange.monitor) is not None:
             poller.register(monitor, zmq.POLLIN)
@@ -140,11 +141,6 @@ class Connection:
             changed |= self._serve(self._token)
         if changed:
             self._notify()
-
-    def _open(self) -> None:
-        for channel in CHANNELS:
-            self._sockets[channel] = self._key_exchange.connect(self._context, self._config, channel)
-        self._hello_at = None
 
     def _disconnect(self, why: str, retry_in: float = 0.0) -> None:
         """Drop the connection; the next turn opens another. What was in flight is sent again."""

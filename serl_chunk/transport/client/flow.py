@@ -55,7 +55,6 @@ class Flow:
         self._first_window = _LEAST_WINDOW
 
     def cut(self, nbytes: int) -> int:
-        """Return how many of `nbytes` may travel in one message."""
         if nbytes <= self.message_bytes:
             return nbytes
         self._limited = True
@@ -77,7 +76,6 @@ class Flow:
         self.in_flight -= sent.nbytes
 
     def arrive(self, sent: Sent) -> None:
-        """Count a message that has arrived, and adapt the window."""
         now = self._clock()
         self.in_flight -= sent.nbytes
         self.arrived += sent.nbytes

@@ -230,8 +230,7 @@ class Outbox:
     # Any thread.
 
     @property
-    def kept_bytes(self) -> int:
-        """Bytes the learner has not acknowledged, queued ones included."""
+    def kept_bytes(self) -> int:  # not acknowledged, queued ones included
         return (self.spool.unacked_bytes if self.spool else 0) + self._handed_bytes - self._packed_bytes
 
     @property

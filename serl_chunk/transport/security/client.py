@@ -119,7 +119,6 @@ class KeyExchange:
         return s
 
     def outcomes(self) -> list[Outcome]:
-        """Return those since the last call, the newest last."""
         found = []
         while self.monitor is not None and self.monitor.poll(0):
             event = recv_monitor_message(self.monitor)
@@ -183,8 +182,6 @@ def sentence(outcome: Outcome | None, keys: ClientKeys | None, where: str) -> st
         )
     return f"what answers at {where} is no learner"
 
-
-# Joining.
 
 _LIMITS = Limits(1 << 16, 1)
 

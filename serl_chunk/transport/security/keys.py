@@ -186,10 +186,7 @@ class ClientKeys:
         write(self.file, value)
 
     def at(self, hosts: Sequence[str], *, joined: bool = False) -> ClientKeys:
-        """Return these keys with more addresses of the learner; saved where they change. Raises ConfigError.
-
-        `joined`: this machine has joined that learner, so that the one-time key is forgotten.
-        """
+        """Return these keys with more addresses, without the one-time key if `joined`; saved. Raises ConfigError."""
         ticket = None if joined else self.ticket
         keys = dataclasses.replace(self, ticket=ticket, hosts=tuple(dict.fromkeys((*self.hosts, *hosts))))
         if keys != self:
@@ -205,9 +202,6 @@ def to_text(key: bytes) -> str:
 def to_bytes(key: str) -> bytes:
     """Decode Z85 to 32 bytes."""
     return z85.decode(key.encode())
-
-
-# Files: JSON, 0600, written whole or not at all. A file that others can read is refused.
 
 
 def damaged(path: Path, what: str) -> ConfigError:

@@ -247,12 +247,12 @@ class Authenticator:
 
     def _role(self, public: str) -> tuple[Client | None, Literal["connect", "join", "", None]]:  # None: unknown now
         try:
-            client, role = self._keys.role(public)
+            found = self._keys.role(public)
         except ConfigError as e:
             self._cannot(e)
             return None, None
         self._failed = ""
-        return client, role
+        return found
 
     def _cannot(self, error: ConfigError) -> None:
         if str(error) != self._failed:

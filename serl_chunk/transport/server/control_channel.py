@@ -45,7 +45,6 @@ class ControlChannel:
         self._keys_at = 0.0  # when revoked keys are looked for next
 
     def receive(self, identity: bytes, frames: list[Frame]) -> None:
-        """Answer a message of the control channel; raises WireError for one that is none."""
         message = codec.decode(frames, self._limits)
         authenticator = self._sockets.authenticator
         key = user_of(frames) if authenticator is not None else ""
@@ -85,7 +84,6 @@ class ControlChannel:
             raise WireError(f"unknown kind {message.kind!r}")
 
     def _inspect(self, message: Message, key: str) -> list[Frame]:
-        """Return the answer that an actor would get, and this learner's state; no peer is admitted."""
         request = probe.StatusRequest.decode(message)
         live = [s for s in self._sessions if s.live]
         authenticator, store, not_ready = self._sockets.authenticator, self._receiver.store, ""
@@ -167,7 +165,6 @@ class ControlChannel:
         self._sockets.send("control", session.control_id, codec.encode(message_types.STATUS, fields))
 
     def receive_snapshots(self, identity: bytes, frames: list[Frame]) -> None:
-        """Answer a message of the snapshots channel; raises WireError for one that is none."""
         message = codec.decode(frames, self._limits)
         session = self._session(message, "snapshots", identity)
         if session is not None:

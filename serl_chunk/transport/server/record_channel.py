@@ -56,7 +56,6 @@ class RecordReceiver:
         self._trim_at = 0.0
 
     def receive(self, identity: bytes, frames: list[Frame]) -> None:
-        """Take in a message; raises WireError for one that is none."""
         if not frames:
             raise WireError("no frames")
         token = buffer_of(frames[0])
@@ -191,7 +190,6 @@ class RecordReceiver:
         )
 
     def maintain(self, now: float) -> None:
-        """Do what is due without a message."""
         self._turned_at = now
         if self.store is None:
             return
@@ -231,7 +229,7 @@ class RecordReceiver:
             self.sockets.send("data", session.data_id, codec.encode(message_types.ACK, fields))
 
     def safe(self, session: Session) -> int:
-        """The session's records below this number need not be kept by the actor. For any thread."""
+        """Return the number below which the actor need not keep the session's records. For any thread."""
         if not self._wait_for_disk or self.store is None:
             return session.state.expected
         with self.sessions.lock:
@@ -242,7 +240,7 @@ class RecordReceiver:
             return session.synced if session.unsynced else expected
 
     def allowed(self, session: Session) -> int | None:
-        """The session's allowance in its actor's own count of steps. For any thread."""
+        """Return the session's allowance in its actor's own count of steps. For any thread."""
         allowed = self._allowance(session.info.session)
         return None if allowed is None else allowed + session.state.steps_offset
 

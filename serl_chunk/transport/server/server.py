@@ -97,8 +97,6 @@ class LearnerServer:
             for name, serve in (("server", self._serve_data), ("control", self._serve_control))
         ]
 
-    # The learner's thread.
-
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
@@ -160,8 +158,6 @@ class LearnerServer:
         self._stop = True
         for waker in self._sockets.wakers.values():
             waker.wake()
-
-    # The server's threads.
 
     def _run(self, serve: Callable[[], None]) -> None:
         try:

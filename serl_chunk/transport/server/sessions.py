@@ -84,11 +84,6 @@ class Session:
     def advance(self, item: Item, *, delivered: bool) -> None:
         self.state, self.gap_told = self.state.after(item, delivered=delivered), None
 
-    def hear(self) -> None:
-        self.heard = time.monotonic()
-        if not self.live:
-            self.live, self.closed = True, False
-
     def is_silent(self, now: float, timeout_s: float) -> bool:
         return now - self.heard > min(max(timeout_s, self.timeout_s), _MAX_TIMEOUTS * timeout_s)
 
@@ -141,11 +136,12 @@ class Sessions:
         """Return the session whose current connection has this token, and note that a message came from it."""
         with self.lock:
             if (session := self._by_token.get(token)) is not None:
-                session.hear()
+                session.heard = time.monotonic()
+                if not session.live:
+                    session.live, session.closed = True, False
             return session
 
     def restore(self, states: Iterable[SessionState], now: float) -> None:
-        """Remember the sessions of a previous learner process, silent for now."""
         for state in states:
             # Not `closed`: where its last records are damaged it may be in an episode that its state does not name.
             self._by_session[state.session] = Session(state, "unknown", now, new=False)
@@ -166,7 +162,9 @@ class Sessions:
             if old is not None:
                 self._check_return(old, hello)
                 if self._taking is old:
-                    self._await_record(old)
+                    self.fence(old)  # nothing more of its former connection is taken in
+                    if not self._idle.wait_for(lambda: self._taking is not old, _RECORD_WAIT_S):
+                        raise RefuseError("the learner is still writing down a record of this actor", retry=True)
                     self._check_return(old, hello)
             ousted = self._make_room(hello)
             lost = 0
@@ -188,12 +186,6 @@ class Sessions:
             session.connect(SessionInfo(*identity, peer), now)
             self._by_token[session.token] = session
             return Admission(session, old is not None, lost, ousted)
-
-    def _await_record(self, old: Session) -> None:
-        """Wait for what is being taken in of a session; nothing more of its former connection is."""
-        self.fence(old)
-        if not self._idle.wait_for(lambda: self._taking is not old, _RECORD_WAIT_S):
-            raise RefuseError("the learner is still writing down a record of this actor", retry=True)
 
     def _check_return(self, old: Session, hello: Hello) -> None:
         if old.refused and hello.incarnation <= old.info.incarnation:
@@ -248,8 +240,8 @@ class Sessions:
     def leave(self, session: Session, *, keep_parts: int = 0) -> None:
         """End a session's connection: its actor id is free, its stream is remembered.
 
-        `keep_parts`: bytes of records under assembly that all silent sessions together may keep, the latest first: on
-        a link that is away now and then, a large record would otherwise never arrive.
+        `keep_parts`: bytes that all silent sessions may keep of records under assembly, the latest first: a large one
+        would never arrive over a link that is away now and then.
         """
         with self.lock:
             session.live = False

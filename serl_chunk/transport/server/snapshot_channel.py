@@ -49,7 +49,6 @@ class SnapshotChannel:
         return self.newest.manifest.nbytes if self.newest else 0
 
     def publish(self, snapshot: Snapshot, info: dict[str, Any]) -> None:
-        """Hash a snapshot and have it announced. Raises ConfigError where the version does not go up, and WireError."""
         if snapshot.version <= self.version:
             raise ConfigError(f"snapshot version {snapshot.version} does not follow {self.version}: they only go up")
         self.newest = Published(self._of_run(snapshot), info, self.newest, narrow=self._narrow)
@@ -84,7 +83,6 @@ class SnapshotChannel:
             self._pulled[session.info.session] = newest
 
     def fetch(self, session: Session, message: Message) -> None:
-        """Begin to read the checkpoint that a session requests. Raises WireError."""
         request, step = codec.count(message.header, "request"), codec.text(message.header, "step", 64)
         if session.fetch_request is None:
             session.fetch_request = request

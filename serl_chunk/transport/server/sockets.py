@@ -156,10 +156,7 @@ class ServerSockets:
         return {channel for channel, s in self._sockets.items() if s in ready and channel != "data"}
 
     def deliver(self, channel: str, handler: Callable[[bytes, list[Frame]], None]) -> None:
-        """Call `handler` with identity and frames of messages that have come, up to a batch of them.
-
-        A WireError that it raises counts against the message's sender.
-        """
+        """Call `handler` with identity and frames of a batch of messages. Its WireErrors count against their sender."""
         counters, peers = self.counters[channel], self._peers[channel]
         for _ in range(_BATCH):
             frames = try_receive(self._sockets[channel])

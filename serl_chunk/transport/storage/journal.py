@@ -98,7 +98,7 @@ class Journal:
         self.nbytes = 0
         self.sync_error = ""  # why an fsync failed: from then on `synced` stays, for its losses are unknown
         self._segment_bytes, self._interval, self._preamble = segment_bytes, sync_interval, preamble
-        self._segments: list[tuple[int, int, float]] = []  # (first number, bytes, wall time of its last entry)
+        self.segments: list[tuple[int, int, float]] = []  # (first number, bytes, wall time of its last entry)
         self._fd: int | None = None  # of the newest segment, where this process began it
         self._salt = 0  # of that segment
         self._full: list[int] = []  # descriptors of older segments that are to be synced and closed
@@ -152,10 +152,10 @@ class Journal:
             elif not sound and newest:
                 path.unlink()  # begun and never written to
             else:
-                self._segments.append((first, stat.st_size, stat.st_mtime))
+                self.segments.append((first, stat.st_size, stat.st_mtime))
                 self.nbytes += stat.st_size
-        self.first = self._segments[0][0] if self._segments else self.next
-        for first, _, _ in self._segments[-_MAX_FULL - 2 :]:  # a killed process synced all but these
+        self.first = self.segments[0][0] if self.segments else self.next
+        for first, _, _ in self.segments[-_MAX_FULL - 2 :]:  # a killed process synced all but these
             fsync_path(self._path(first))
         fsync_path(self.folder)
         self.synced = self.next
@@ -169,17 +169,11 @@ class Journal:
         fsync_path(folder)
         return to
 
-    def read(self, start: int = 0) -> Iterator[Entry]:
-        """Yield every sound entry from number `start` on, oldest first. Not while another thread appends.
-
-        A whole segment is in memory at a time. Raises DataError where one cannot be read.
-        """
-        firsts = [first for first, _, _ in self._segments]
-        for first, following in itertools.pairwise([*firsts, self.next]):
-            if following <= start:
-                continue
+    def read(self) -> Iterator[Entry]:
+        """Yield every sound entry, oldest first. Not while another thread appends. Raises DataError."""
+        for first, _, _ in self.segments.copy():
             for found in segment.scan(self._path(first)):
-                if isinstance(found, Found) and found.number >= start:
+                if isinstance(found, Found):
                     yield Entry(found.number, Place(first, found.offset, found.size), found.frames)
 
     def fetch(self, place: Place) -> list[memoryview]:
@@ -199,13 +193,13 @@ class Journal:
 
     def append(self, frames: Sequence[Buffer]) -> Place:
         """Write one entry. Raises JournalError, and DataError for what no entry can hold: nothing has changed then."""
-        if self._fd is None or self._segments[-1][1] - segment.HEADER_BYTES >= self._segment_bytes:
+        if self._fd is None or self.segments[-1][1] - segment.HEADER_BYTES >= self._segment_bytes:
             self._begin_segment()
         return self._write(frames)
 
     def _write(self, frames: Sequence[Buffer]) -> Place:
         assert self._fd is not None
-        first, size, _ = self._segments[-1]
+        first, size, _ = self.segments[-1]
         buffers, total = pack(self.next, frames, self._salt)
         try:
             if self._torn:
@@ -221,7 +215,7 @@ class Journal:
                 os.ftruncate(self._fd, size)
                 self._torn = False
             raise JournalError(f"cannot write to {self._path(first)}: {e.strerror}") from e
-        self._segments[-1] = (first, size + total, time.time())
+        self.segments[-1] = (first, size + total, time.time())
         self.nbytes += total
         self.next += 1
         if self._interval == 0:
@@ -243,13 +237,13 @@ class Journal:
             self._abandon(path)
             raise JournalError(f"cannot create {path}: {e.strerror}") from e
         self._salt = salt
-        self._segments.append((self.next, segment.HEADER_BYTES, time.time()))
+        self.segments.append((self.next, segment.HEADER_BYTES, time.time()))
         self.nbytes += segment.HEADER_BYTES
         if self._preamble is not None:
             try:
                 self._write(self._preamble())
             except BaseException:
-                self.nbytes -= self._segments.pop()[1]
+                self.nbytes -= self.segments.pop()[1]
                 self._abandon(path)
                 raise
 
@@ -273,22 +267,18 @@ class Journal:
     def drop_before(self, number: int) -> int:
         """Delete every segment whose entries are all below `number`, except the newest. Returns the bytes freed."""
         freed = 0
-        while len(self._segments) > 1 and self._segments[1][0] <= number:
-            first, size, _ = self._segments[0]
+        while len(self.segments) > 1 and self.segments[1][0] <= number:
+            first, size, _ = self.segments[0]
             try:
                 self._path(first).unlink(missing_ok=True)
             except OSError as e:  # it stays until the next call
                 log.warning("cannot remove %s: %s", self._path(first), e.strerror)
                 break
-            del self._segments[0]
+            del self.segments[0]
             freed += size
         self.nbytes -= freed
-        self.first = self._segments[0][0] if self._segments else self.next
+        self.first = self.segments[0][0] if self.segments else self.next
         return freed
-
-    def segments(self) -> list[tuple[int, int, float]]:
-        """Return (first number, bytes, wall time of its last write) of each segment, oldest first."""
-        return list(self._segments)
 
     def sync(self) -> None:
         """Wait until everything written survives a power cut. Raises JournalError."""

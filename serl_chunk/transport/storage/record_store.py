@@ -150,7 +150,7 @@ class RecordStore:
 
     def trim(self) -> int:
         """Drop the oldest segments that `min_steps` does not need and bytes or age exclude. Returns the bytes freed."""
-        segments = self.journal.segments()
+        segments = self.journal.segments
         total, steps, keep_from = self.journal.nbytes, self._steps.total(), 0
         for (first, nbytes, at), (following, _, _) in itertools.pairwise(segments):
             old = self._max_age is not None and time.time() - at > self._max_age

@@ -75,7 +75,6 @@ class Welcome(NamedTuple):
 
     @property
     def origin(self) -> PolicyOrigin:
-        """The origin of every snapshot that the learner publishes to this connection."""
         return PolicyOrigin(self.run, str(self.fields.get("normaliser_digest", "")))
 
 

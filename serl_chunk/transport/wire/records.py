@@ -240,8 +240,7 @@ def _end(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> End:
 
 
 def _final_repeats(header: dict[str, Any]) -> dict[str, int] | None:
-    """`End.repeats`; journals up to version 0.1 have none."""
-    repeats, length = header.get("repeats"), codec.count(header, "length")
+    repeats, length = header.get("repeats"), codec.count(header, "length")  # journals up to version 0.1 have none
     if repeats is None:
         return None
     if not isinstance(repeats, dict) or any(type(k) is not str for k in repeats):

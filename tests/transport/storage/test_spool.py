@@ -282,7 +282,7 @@ def test_lost_steps_stay_counted_where_a_later_table_knows_them(tmp_path):
     spool = opened(tmp_path / "s", segment_bytes=1200)
     for name in "abcdef":
         put_episode(spool, name)
-    assert len(spool._journal.segments()) > 3
+    assert len(spool._journal.segments) > 3
     flip(spool, 2)
     abandon(spool)
     again = opened(tmp_path / "s")
@@ -508,7 +508,7 @@ def seconds_per_entry(folder, n):
         assert spool.at(seq).item.first == seq
     for seq in range(0, 2 * n, 2):
         spool.acknowledge(seq + 2)
-    assert len(spool._journal.segments()) == 1
+    assert len(spool._journal.segments) == 1
     spool.close()
     return (time.process_time() - start) / n
 
