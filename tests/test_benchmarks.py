@@ -34,6 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, float]
     return done.stdout, json.loads(file.read_text())
 
 
+@pytest.mark.slow  # the whole benchmark
 def test_every_row_arrives_and_costs_something(run: tuple[str, dict[str, float]]):
     figures = run[1]
     for load, raw in (("cameras", 3 * 128 * 128 * 3), ("state", 2 * 14 * 4)):
@@ -48,12 +49,14 @@ def test_every_row_arrives_and_costs_something(run: tuple[str, dict[str, float]]
     assert figures["cameras_live_1_keys_steps_per_s"] > 0
 
 
+@pytest.mark.slow  # the whole benchmark
 def test_live_rows_travel_alone_and_others_together(run: tuple[str, dict[str, float]]):
     for load in ("cameras", "state"):
         assert run[1][f"{load}_live_1_ours_steps_per_message"] == 1
         assert 2 < run[1][f"{load}_catchup_1_ours_steps_per_message"] <= 100
 
 
+@pytest.mark.slow  # the whole benchmark
 def test_a_restarted_learner_gets_everything_once(run: tuple[str, dict[str, float]]):
     for spool in ("memory", "disk"):
         assert run[1][f"recovery_{spool}_ours_missing"] == 0
@@ -61,6 +64,7 @@ def test_a_restarted_learner_gets_everything_once(run: tuple[str, dict[str, floa
         assert run[1][f"recovery_{spool}_ours_s"] > 0
 
 
+@pytest.mark.slow  # the whole benchmark
 def test_the_table_shows_it(run: tuple[str, dict[str, float]]):
     table, figures = run
     assert f"{figures['state_live_1_ours_steps_per_s']:,.0f}" in table
@@ -94,6 +98,7 @@ def updates(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, di
     return done.stdout, json.loads(file.read_text())
 
 
+@pytest.mark.slow  # compiles whole agents
 def test_our_update_is_the_plain_one_and_is_compiled_once(updates: tuple[str, dict[str, dict[str, dict[str, float]]]]):
     table, figures = updates
     assert figures["qc"]["ours"]["loss_difference"] < 1e-4

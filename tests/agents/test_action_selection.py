@@ -197,6 +197,7 @@ def test_pretraining_imitates_the_data_alone():
     assert agent.update._cache_size() == 1
 
 
+@pytest.mark.slow  # learns for a while
 def test_imitating_improved_chunks_makes_the_first_sample_better():
     """Data are uniform chunks: their clone is no better than chance; the policy that imitates improved ones is."""
     errors = {}

@@ -26,9 +26,12 @@ TRACED = [  # only traced: cheap
 STATE_ONLY = ["acfql", "acfql-policy-squared", "acfql-policy-distill", "acrlpd-tail", "bc", "bc-gaussian"]
 WITH_CRITIC = [v for v in VARIANTS if not v.startswith("bc")]
 every = pytest.mark.parametrize("variant", VARIANTS)
+COMPILED_OFTEN = ["acfql", "acfql-policy-distill", "acrlpd-tail-entropy", "bc"]
 
 
-@every
+@pytest.mark.parametrize(
+    "variant", [v if v in COMPILED_OFTEN else pytest.param(v, marks=pytest.mark.slow) for v in VARIANTS]
+)
 def test_one_compilation_per_shape_whatever_the_data(variant):
     agent, state = fresh(variant)
     for seed in range(3):

@@ -260,7 +260,10 @@ def under_fire(folder, seconds: float, messages: int, threads: int, max_malforme
     return {**counted, "sent": sum(sent.values()), "episodes": episodes, "tokens": len(tokens)}
 
 
-@pytest.mark.parametrize("max_malformed", [8, 10**9], ids=["limited", "every message read"])
+@pytest.mark.parametrize(
+    "max_malformed",
+    [pytest.param(8, id="limited", marks=pytest.mark.slow), pytest.param(10**9, id="every message read")],
+)
 def test_a_learner_under_fire_serves_a_good_actor(max_malformed, tmp_path):
     counted = under_fire(tmp_path, 6.0, 500, 1, max_malformed)
     assert counted["malformed"] > 100

@@ -179,6 +179,7 @@ def test_a_snapshot_goes_on_where_the_connection_broke_though_newer_ones_are_pub
     with throttled(tmp_path) as (server, link, proxy):
         proxy.rate = 3e5  # one second
         server.publish(Snapshot(0, params[0]), {})
+        eventually(lambda: server.stats()["pieces"] > 0)
         for version in range(1, 20):
             if link.wait_until(lambda: link.latest() is not None, 0.4):
                 break

@@ -57,7 +57,7 @@ class Model:
             self.open = None
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(items=streams(), data=st.data())
 def test_whatever_is_sent_again_cut_or_left_out_each_number_passes_once(items, data):
     model, state, passed = Model(items), START, []

@@ -232,7 +232,7 @@ def test_a_damaged_byte_is_a_data_error_or_other_data(tmp_path, spec, make_episo
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
     refused = 0
-    for at in rng.choice(len(whole), 300, replace=False):
+    for at in rng.choice(len(whole), 150, replace=False):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
         try:
             assert read_episode(path, spec).steps.action.shape[1] == 3
