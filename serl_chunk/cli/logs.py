@@ -177,8 +177,10 @@ class FileHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record) + "\n"
-        except Exception:
-            return  # the screen's handler reports it
+        except Exception:  # a wrong number of arguments must not stop a control loop
+            if record.levelno < logging.INFO:  # the screen's handler reports the others
+                self.handleError(record)
+            return
         if self._stream is not None:
             self._stream.write(line)
         elif self.path is None:

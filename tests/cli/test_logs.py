@@ -64,6 +64,13 @@ def test_a_record_that_cannot_be_formatted_raises_nothing(capsys):
     assert "wrong: %d" in err
 
 
+def test_a_detail_that_cannot_be_formatted_is_reported_by_the_file_alone(capsys):
+    """The screen does not look at records below INFO."""
+    record = logging.LogRecord("serl_chunk", logging.DEBUG, "", 0, "wrong: %d", ("no number",), None)
+    logs.FileHandler().handle(record)
+    assert "wrong: %d" in capsys.readouterr().err
+
+
 def test_the_level_can_be_chosen(capsys):
     with logging_to_stdout():
         configure(flags("--log_level", "debug"))
