@@ -146,8 +146,7 @@ class EpisodeRunner:
                         self.accept(self._policy.decide(request))
                     self.tick()
             except BaseException:
-                if self.end is None:
-                    self._close(self._observed.observation, outcome_by="crash")
+                self.abort()
                 raise
             return self.summary()
 
@@ -290,6 +289,11 @@ class EpisodeRunner:
             self._close(self._observed.with_frames(), terminated=terminated, outcome=outcome)
         elif holds and self._garbage is not None:
             self._garbage.holding()
+
+    def abort(self) -> None:
+        """Close an open episode as truncated, where an error ends it. Also for a caller that steps the episode."""
+        if self.end is None:
+            self._close(self._observed.observation, outcome_by="crash")
 
     def summary(self) -> EpisodeSummary:
         """The finished episode in figures. Warns of stalls, and once of an environment whose steps fill the tick."""

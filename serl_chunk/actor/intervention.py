@@ -29,7 +29,10 @@ class Interventions:
             self._source.reset(seed)
 
     def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
-        """The human's command or None, as `InterventionSource.poll`. Raises DataError for an unfit or infinite one."""
+        """Return the human's command for this tick, or None; see `InterventionSource.poll`.
+
+        Raises DataError for a command of another length, or one that is not finite.
+        """
         if self._source is None or 0 < self._limit <= self.total_ticks:
             return None
         human = self._source.poll(tick, observation, decision_tick)

@@ -27,7 +27,7 @@ from serl_chunk.config.experiment import ActorConfig, ChunkConfig
 from serl_chunk.replay.episode import human_segments
 from serl_chunk.replay.windows import eligible_starts
 from serl_chunk.robots.base import InterventionCommand
-from serl_chunk.types import Begin, ConfigError, DataError, End, Outcome, Source
+from serl_chunk.types import Begin, ConfigError, DataError, End, Outcome, Source, Step
 
 
 class WithFrames(LineEnv):
@@ -115,6 +115,19 @@ def test_robots_are_stepped_from_outside_as_if_each_were_alone():
     assert requests > 6
     assert [records(sink) for *_, sink in together] == [records(sink) for *_, sink in alone]
     assert [runner.summary().length for runner, *_ in together] == [12, 13, 14]
+
+
+def test_who_steps_an_episode_closes_it_where_an_error_ends_it():
+    policy, sink = make_policy(NoisyAgent(8)), ListSink()
+    runner = EpisodeRunner(LineEnv(), policy, sink, config=make_config())
+    runner.begin(0)
+    runner.accept(policy.decide(runner.due()))
+    runner.tick()
+    runner.abort()
+    assert (runner.end.length, runner.end.truncated, runner.end.outcome_by) == (1, True, "crash")
+    runner.abort()  # closed once
+    assert [type(r) for r in sink.records] == [Begin, Step, End]
+    assert sink.records[-1] is runner.end
 
 
 def test_holding_before_the_first_chunk_stays_at_the_measured_joints():
