@@ -1,4 +1,4 @@
-"""Free ports for a learner in a benchmark."""
+"""Free ports for a learner in a benchmark or a test."""
 
 from __future__ import annotations
 
