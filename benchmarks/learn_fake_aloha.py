@@ -209,7 +209,7 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
 
     names = list(dict.fromkeys(r["variant"] for r in results if r["variant"] != "bc"))
     figure, axes = plt.subplots(1, 3, figsize=(15, 4.5), sharey=True, layout="constrained")
-    colours = plt.get_cmap("tab10")
+    colours = plt.get_cmap("tab10" if len(names) <= 10 else "tab20")
     for axis, (key, label) in zip(
         axes,
         (("env_steps", "environment steps"), ("human_ticks", "human ticks"), ("wall", "wall time, s")),
