@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -34,6 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
     The folder is new and empty for each run, and is removed after it. A folder that the environment names is kept.
     """
+    # A shell starts what runs in the background with Ctrl-C ignored, and processes that tests start would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if CACHE not in os.environ:  # a worker of pytest-xdist inherits the folder of its controller
         folder = tempfile.mkdtemp(prefix="serl_chunk_compiled_")
         os.environ[CACHE] = folder

@@ -43,7 +43,7 @@ def test_the_temperature_rises_while_the_entropy_is_too_low():
     ("variant", "steps", "compared"),
     [("acrlpd", {}, 3), ("acrlpd", {"critic_steps": 1}, 1), ("acrlpd-prefix", PREFIX, 2)],
 )
-@pytest.mark.parametrize("log_prob", ["mean", "sum"])
+@pytest.mark.parametrize("log_prob", [pytest.param("mean", marks=pytest.mark.slow), "sum"])
 def test_entropy_is_of_the_actions_that_a_critic_compares(variant, steps, compared, log_prob):
     """Those behind them do not count: their entropy is free, and would be all there is."""
     agent = build(config_of(variant, bc_alpha=0.0, log_prob=log_prob, init_temperature=1.0), **steps)

@@ -25,13 +25,20 @@ TRACED = [  # only traced: cheap
 ]  # fmt: skip
 STATE_ONLY = ["acfql", "acfql-policy-squared", "acfql-policy-distill", "acrlpd-tail", "bc", "bc-gaussian"]
 WITH_CRITIC = [v for v in VARIANTS if not v.startswith("bc")]
-every = pytest.mark.parametrize("variant", VARIANTS)
 COMPILED_OFTEN = ["acfql", "acfql-policy-distill", "acrlpd-tail-entropy", "bc"]
 
 
-@pytest.mark.parametrize(
-    "variant", [v if v in COMPILED_OFTEN else pytest.param(v, marks=pytest.mark.slow) for v in VARIANTS]
-)
+def some(variants, often=COMPILED_OFTEN):
+    """Of `variants` those in `often`; the others are slow."""
+    marked = [v if v in often else pytest.param(v, marks=pytest.mark.slow) for v in variants]
+    return pytest.mark.parametrize("variant", marked)
+
+
+every = some(VARIANTS)
+with_critic = some(WITH_CRITIC, [*COMPILED_OFTEN, "acfql-prefix-lengths"])
+
+
+@every
 def test_one_compilation_per_shape_whatever_the_data(variant):
     agent, state = fresh(variant)
     for seed in range(3):
@@ -109,7 +116,7 @@ def test_a_scan_over_updates_equals_as_many_single_updates(variant):
     assert same(scanned.rng, single.rng)
 
 
-@pytest.mark.parametrize("variant", WITH_CRITIC)
+@with_critic
 def test_what_follows_a_termination_does_not_reach_the_critic(variant):
     agent, state = fresh(variant)
     batches = make_batches(agent.spec)
@@ -126,7 +133,7 @@ def test_what_follows_a_termination_does_not_reach_the_critic(variant):
     assert not same(a.critic, c.critic)
 
 
-@pytest.mark.parametrize("variant", WITH_CRITIC)
+@with_critic
 def test_the_critics_tail_after_a_termination(variant):
     agent, state = fresh(variant)
     batches = make_batches(agent.spec)
@@ -176,7 +183,7 @@ def test_a_sampled_chunk(variant):
         assert not np.array_equal(chunk[1:], committed[1:])
 
 
-@pytest.mark.parametrize("variant", WITH_CRITIC)
+@with_critic
 def test_the_best_of_the_allowed_candidates_is_chosen(variant):
     agent, state = fresh(variant)
     observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
@@ -262,7 +269,7 @@ def test_parameters_of_another_network_are_refused(variant):
         agent.load_params({**flat, "ghost": np.zeros(1)})
 
 
-@pytest.mark.parametrize("variant", TRACED)
+@some(TRACED, [*COMPILED_OFTEN, "acfql-policy-tail-image", "acrlpd-prefix-lengths-image", "bc-gaussian-together-image"])
 def test_no_ranks_are_promoted_silently(variant):
     agent, state = fresh(variant)
     observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
@@ -313,7 +320,7 @@ def test_other_lengths_and_a_single_head(variant, horizon):
     assert chunk.shape == (horizon, 2)
 
 
-@pytest.mark.parametrize("variant", ["acfql", "acfql-policy", "acrlpd"])
+@some(["acfql", "acfql-policy", "acrlpd"], ["acfql", "acrlpd"])
 @pytest.mark.parametrize("aggregate", ["mean", "min"])
 def test_a_single_head_keeps_rows_apart(variant, aggregate):
     """The published code's mean over heads is one over the batch where there is one head."""

@@ -118,7 +118,12 @@ def test_only_the_one_step_policy_travels_and_its_best_sample_acts():
 
 
 @pytest.mark.parametrize(
-    ("choose_by", "variant"), [("mean", "acfql-policy-image"), ("min", f"{VARIANT}-image"), ("min", "acrlpd-image")]
+    ("choose_by", "variant"),
+    [
+        ("mean", "acfql-policy-image"),
+        ("min", f"{VARIANT}-image"),
+        pytest.param("min", "acrlpd-image", marks=pytest.mark.slow),
+    ],
 )
 def test_candidates_are_compared_by_the_mean_or_the_least_head(variant, choose_by):
     agent = build(config_of(variant, choose_by=choose_by, candidates=5))

@@ -277,6 +277,7 @@ def success_rate(config, run, step: int) -> float:
     return evaluate(env, policy, config, n=50).success_rate
 
 
+@pytest.mark.slow  # `make demo` shows it as well
 def test_reinforcement_learning_overtakes_the_imitation_it_starts_from(demos, tmp_path):
     config = experiment(pretrain_steps=600, critic_warmup_steps=100, warmup_episodes=8, max_steps=1_200,
                         steps_per_update=50, checkpoint_period=0, log_period=200)  # fmt: skip

@@ -126,11 +126,12 @@ class Storm:
         return self._logs[name].read_bytes().count(b"\n") if self._logs[name].exists() else 0
 
 
+@pytest.mark.slow  # tests/system/test_faults.py kills each side once
 @pytest.mark.parametrize(
     ("actors", "kills", "seed"),
     [
         (2, 3, 26),  # the learner, the learner as it starts, an actor
-        pytest.param(3, 200, 0, marks=[pytest.mark.slow, pytest.mark.timeout(20 * PATIENCE)]),
+        pytest.param(3, 200, 0, marks=pytest.mark.timeout(20 * PATIENCE)),
     ],
 )
 def test_nothing_is_lost_but_ticks_under_way_whoever_is_killed(tmp_path, environment, actors, kills, seed):
