@@ -175,7 +175,7 @@ class ExperimentConfig(Group):
     def _check(self) -> None:
         # fmt: off
         agent, chunk, loop, reward = self.agent, self.chunk, self.learner, self.reward
-        worst = infinite_horizon_return(reward.offset, self.discount)
+        worst = infinite_horizon_return(min(reward.offset, 0.0), self.discount)
         named = math.floor(worst * 1e4) / 1e4  # the value in the message, once set, is within the bound
         require(reward.offset >= 0 or reward.failure_reward <= worst, "reward.failure_reward",
             f"must be at most offset/(1-discount)={named:.12g} with reward.offset={reward.offset}, got "

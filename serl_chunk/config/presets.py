@@ -209,7 +209,9 @@ def _compat_changes(
         "agent": _published(agent),
         "chunk": chunk,
         "reward": replace(_rewards_of(config, discount), intervention_penalty=0.0),
-        "replay": replace(config.replay, windows="qc", terminal_windows="drop", intervention_windows="keep"),
+        "replay": replace(
+            config.replay, windows="qc", terminal_windows="drop", intervention_windows="keep", positive_fraction=None
+        ),
         "normaliser": replace(config.normaliser, actions="absolute_range", state=False, norm_stats="", demo_range=1.0),
         "learner": replace(config.learner, eval_mode="sampled", critic_warmup_steps=0),
         "compat": name,

@@ -14,6 +14,7 @@ from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentCon
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.presets import PRESETS, configured
+from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.types import ConfigError
 
@@ -39,6 +40,11 @@ def test_the_result_alone_is_validated() -> None:
         configured(late, preset="rlpd")
     assert configured(late, [("actor.delay_ticks", "0")], preset="rlpd").actor.delay_ticks == 0
     assert configured(late, [("chunk.horizon", "3")], preset="rlpd").chunk.horizon == 3
+
+
+def test_the_published_conventions_take_back_what_their_windows_cannot_do() -> None:
+    balanced = dataclasses.replace(BASE, replay=ReplayConfig(positive_fraction=0.5))
+    assert configured(balanced, compat="qc").replay.positive_fraction is None
 
 
 @pytest.mark.parametrize(
