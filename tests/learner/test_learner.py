@@ -247,9 +247,16 @@ def test_the_status_line_is_told_what_is_waited_for(demos, tmp_path):
 
 def test_a_phase_trains_on_nothing_that_was_drawn_in_the_one_before(demos, tmp_path):
     learner = build(experiment(), demos, tmp_path / "run", threaded=True)
+
+    def drawing():
+        return any(thread.name.startswith("batches") for thread in threading.enumerate())
+
+    seen = False
     while learner.trainer.phase is not Phase.WARMUP:
         learner.work()
-    assert not any(thread.name == "batches" for thread in threading.enumerate())
+        seen |= drawing()
+    assert seen
+    assert not drawing()
     learner.close()
     learner.metrics.close()
 

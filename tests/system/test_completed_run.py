@@ -6,6 +6,7 @@ import re
 
 import pytest
 from commands import Command
+from ports import free_port
 from processes import LISTENING, PATIENCE, actor_totals, checkpoints, learner_totals, resumed_at, sentence
 
 from serl_chunk.runs.metrics import read_metrics
@@ -126,7 +127,7 @@ def test_actor_and_learner_of_two_experiments(listening):
 def test_a_second_learner_takes_neither_port_nor_folder(listening):
     port = listening.cluster.learner(listening.cluster.folder / "second", kind=Command, **LISTENING)
     folder = listening.cluster.start(
-        "--exp_name", "fake_aloha", "--port", str(listening.cluster.port + 100), "--learner", "--debug",
+        "--exp_name", "fake_aloha", "--port", str(free_port()), "--learner", "--debug",
         "--checkpoint_path", str(listening.run), kind=Command,
     )  # fmt: skip
     said = sentence(port.ends(WRONG_USAGE))

@@ -1,17 +1,22 @@
 """Learners and actors as processes: trained runs, two actors, kills, signals."""
 
 import json
-import re
 import signal
+from collections import defaultdict
 
 import pytest
 from processes import PATIENCE, actor_totals, checkpoints, learner_totals
 
+from serl_chunk.config.transport import TransportConfig
 from serl_chunk.runs.metrics import read_metrics
+from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.transport.wire.codec import Limits
+from serl_chunk.types import StepBlock
 
 pytestmark = pytest.mark.timeout(4 * PATIENCE)
 ENDLESS = {"learner__max_steps": 1_000_000}
 TICKS = 40  # of the longest episode
+LIMITS = Limits(TransportConfig().max_message_bytes, TransportConfig().max_arrays)
 
 
 def test_two_actors_wait_for_their_learner_and_feed_it_until_it_is_told_to_stop(processes, tmp_path):
@@ -53,8 +58,16 @@ def test_a_second_actor_with_the_same_name_is_refused_and_may_take_over(processe
     learner.until(lambda: len(read_metrics(run)["episode"]) >= before + 3, "the second actor's episodes did not come")
     learner.signal(signal.SIGTERM)
     learner.ends()
-    versions = [int(v) for v in re.findall(r"policy (\d+)", elsewhere.ends())]
-    assert versions == sorted(versions)
+    elsewhere.ends()
+    store, acted = RecordStore(run / "journal" / "online", LIMITS), defaultdict(list)
+    for row in store.replay():
+        if isinstance(row.record, StepBlock):
+            acted[row.session] += [v for v in row.record.policy_version.tolist() if v >= 0]
+    store.close()
+    assert len(acted) == 2
+    for versions in acted.values():
+        assert len(versions) > 20
+        assert versions == sorted(versions)
 
 
 @pytest.mark.slow

@@ -433,7 +433,7 @@ def _kill_and_resume(tmp_path: Path, path: Path, kills: int, seed: int, workers:
                 time.sleep(rng.uniform(0, 0.01))
                 break
         process.kill()  # its workers are left to notice; the next conversion begins at once
-        process.wait()
+        assert process.wait() == -signal.SIGKILL
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert _content(out) == _content(tmp_path / "whole")

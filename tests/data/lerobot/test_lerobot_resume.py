@@ -69,7 +69,12 @@ HOW = {
 
 @pytest.mark.parametrize(
     ("kind", "every"),
-    [("images", 7), ("videos", 9), *(pytest.param(kind, 1, marks=pytest.mark.slow) for kind in HOW)],
+    [
+        ("images", 7),
+        ("videos", 9),
+        ("version 2.1", 23),
+        *(pytest.param(kind, 1, marks=pytest.mark.slow) for kind in HOW),
+    ],
 )
 def test_killed_at_any_moment_and_continued(tmp_path: Path, kind: str, every: int):
     episodes = [episode_of(i, 3 + i % 2, task=f"task {i // 2}", every=1 + i % 2) for i in range(4)]

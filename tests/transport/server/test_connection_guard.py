@@ -12,6 +12,7 @@ import threading
 import time
 
 import pytest
+from growth import Growth
 from key_tools import invited
 from ports import free_port
 from transport_tools import CONFIG, Inbox, RawActor, eventually, linked, send_episode, serving
@@ -22,35 +23,6 @@ from serl_chunk.transport.wire import codec, message_types
 BOUND = 200 << 20  # bytes that the process may grow by
 PART = bytes(1 << 20)
 ATTACK_S = 1.0
-
-
-def resident() -> int:
-    """Bytes of this process in memory."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-class Growth:
-    """The most that this process grew by since it was made; looked at every millisecond by a thread."""
-
-    def __init__(self) -> None:
-        self.base = resident()
-        self.most = 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def _watch(self) -> None:
-        while not self._over.wait(0.001):
-            self.most = max(self.most, resident() - self.base)
-
-    def close(self) -> int:
-        """Stop; returns bytes."""
-        self._over.set()
-        self._thread.join()
-        print(f"grew by {self.most / 2**20:.0f} MiB")
-        return self.most
-
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 READY = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER\x08Identity" + struct.pack(">I", 0)

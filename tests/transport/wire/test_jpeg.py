@@ -6,12 +6,12 @@ import contextlib
 import dataclasses
 import io
 import re
-import resource
 import threading
 
 import numpy as np
 import pytest
 from errors import naming
+from growth import Growth
 from PIL import Image, JpegImagePlugin
 from ports import free_port
 from transport_tools import CONFIG, LIMITS, RawActor, eventually, linked, serving
@@ -179,7 +179,7 @@ def test_a_bomb_is_refused_unread_while_another_actor_is_served(monkeypatch):
     bomb = {"jpeg/images/top": np.concatenate([file] * n), "sizes/images/top": np.full(n, len(file), np.int32)}
     frames = codec.encode(records.STEPS, dict(message.header), message.arrays | bomb)
     got, port = [], free_port()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    growth = Growth()
     with (
         serving(port, on_record=lambda info, record: got.append(record)) as server,
         linked(port) as good,
@@ -197,7 +197,7 @@ def test_a_bomb_is_refused_unread_while_another_actor_is_served(monkeypatch):
     assert re.search(naming("images/top", n, (4096, 4096, 3)), str(refusal.header))
     assert [r.episode_id for r in got] == ["e", "good"]
     assert decoded_by == []
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
+    assert growth.close() < 300 << 20  # bytes
 
 
 def test_an_image_looks_like_its_array():
