@@ -17,27 +17,33 @@ from serl_chunk.cli.logs import logging_to_stdout
 pytestmark = pytest.mark.system
 
 CHILD = """
-import os, signal, sys, time
+import os, pathlib, signal, sys, time
 actor = "--actor" in sys.argv
 me = "actor" if actor else "learner"
 def stopped(number, frame):
     print(me, "stops", flush=True)
     raise SystemExit({stopped})
-signal.signal(signal.SIGTERM, stopped)
+def wait():
+    while not all(os.path.exists(name + ".ready") for name in ("learner", "actor")):
+        time.sleep(0.01)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if me == "{stubborn}" else stopped)
 print(me, *sys.argv[1:], file=sys.stderr if actor else sys.stdout)
+pathlib.Path(me + ".ready").touch()
 {body}
 """
 FOREVER = "time.sleep(60)"
 
 
 @pytest.fixture(autouse=True)
-def quickly(monkeypatch):
+def quickly(monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "WATCH_PERIOD", 0.01)
+    monkeypatch.chdir(tmp_path)  # where the children put their `.ready` files
 
 
-def run(learner: str, actor: str, *arguments: str, stopped: int = 0) -> int:
+def run(learner: str, actor: str, *arguments: str, stopped: int = 0, stubborn: str = "") -> int:
+    """Run both. `wait()` in a child: until both are ready for a signal. `stubborn`: the one that ignores SIGTERM."""
     body = f"if actor:\n    {actor}\nelse:\n    {learner}"
-    code = CHILD.format(body=body, stopped=stopped)
+    code = CHILD.format(body=body, stopped=stopped, stubborn=stubborn)
     with logging_to_stdout():
         return run_both(arguments, pin=False, ip="1.2.3.4", program=(sys.executable, "-c", code))
 
@@ -57,7 +63,7 @@ def test_both_get_their_flags_and_their_lines_have_their_names(capfd):
 )
 def test_one_that_fails_ends_the_other_and_gives_the_status(capfd, learner, actor, failed):
     other = "actor" if failed == "learner" else "learner"
-    body = (f"time.sleep(1); {learner}", actor) if failed == "learner" else (learner, f"time.sleep(1); {actor}")
+    body = (f"wait(); {learner}", actor) if failed == "learner" else (learner, f"wait(); {actor}")
     assert run(*body, stopped=130) == 2
     out = capfd.readouterr().out
     assert f"the {failed} ended with status 2: stopping the other process\n" in out
@@ -65,7 +71,7 @@ def test_one_that_fails_ends_the_other_and_gives_the_status(capfd, learner, acto
 
 
 def test_one_that_was_killed_is_told_by_its_signal(capfd):
-    assert run("time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)", FOREVER) == 128 + 9
+    assert run("wait(); os.kill(os.getpid(), signal.SIGKILL)", FOREVER) == 128 + 9
     assert "the learner was ended by SIGKILL: stopping the other process" in capfd.readouterr().out
 
 
@@ -73,7 +79,7 @@ def test_one_that_was_killed_is_told_by_its_signal(capfd):
 def test_an_actor_that_never_met_its_learner_is_ended_after_it(capfd, monkeypatch, stopped, status):
     """A completed run that is started again: the learner has nothing to do and is gone before the actor is there."""
     monkeypatch.setattr(launch, "DONE_GRACE", 1.0)
-    assert run("pass", FOREVER, stopped=stopped) == status
+    assert run("wait()", FOREVER, stopped=stopped) == status
     assert "the learner is done and the actor has not ended: stopping the actor" in capfd.readouterr().out
 
 
@@ -83,15 +89,24 @@ def test_an_actor_that_delivers_after_its_learner_is_left_alone(capfd):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_is_passed_on_and_no_process_is_called_a_failure(capfd, number, request):
+def test_a_signal_is_passed_on_and_no_process_is_called_a_failure(capfd, number, request, tmp_path):
     ignored = signal.getsignal(number)
     if ignored == signal.SIG_IGN:  # the tests run under nohup; a launcher under it would not listen
         request.addfinalizer(lambda: signal.signal(number, ignored))
         signal.signal(number, signal.SIG_DFL)
     before = signal.getsignal(number)
-    timer = threading.Timer(1.5, os.kill, (os.getpid(), number))
-    timer.start()
+
+    def signal_when_both_are_ready():
+        deadline = time.monotonic() + 30  # less than the children run: no signal comes to the next test
+        while len(list(tmp_path.glob("*.ready"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if time.monotonic() < deadline:
+            os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=signal_when_both_are_ready)
+    thread.start()
     assert run(FOREVER, FOREVER, stopped=130) == 130
+    thread.join()
     out = capfd.readouterr().out
     assert "learner | learner stops\n" in out
     assert "actor | actor stops\n" in out
@@ -108,8 +123,7 @@ def test_a_signal_that_comes_before_the_children_starts_none(capfd, monkeypatch)
 def test_one_that_ignores_the_signal_is_killed(capfd, monkeypatch):
     monkeypatch.setattr(launch, "STOP_GRACE", 0.5)
     start = time.monotonic()
-    stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
-    assert run("time.sleep(1); sys.exit(1)", stubborn) == 1
+    assert run("wait(); sys.exit(1)", FOREVER, stubborn="actor") == 1
     assert time.monotonic() - start < 30
     assert "the actor did not end within 0.5 s: killing it" in capfd.readouterr().out
 

@@ -60,17 +60,17 @@ def test_a_link_that_is_away_for_a_while_delays_no_caller(tmp_path):
     ):
         proxy.cut = True
         proxy.break_connections()
-        slowest = 0.0
+        took = []
         link.begin(Begin("e"))
         for tick in range(200):
             start = time.perf_counter()
             link.step(step(tick, tick))
-            slowest = max(slowest, time.perf_counter() - start)
+            took.append(time.perf_counter() - start)
             time.sleep(0.005)
         link.end(end("e", 200))
         eventually(lambda: link.stats()["connected"] == 0)
         assert not link.flush(0.1)
-        assert slowest < 0.5  # a second and more of no network, and no call that waited for it
+        assert np.quantile(took, 0.95) < 0.05  # a second and more of no network, and no call that waited for it
         proxy.cut = False
         assert link.flush(30)
         assert inbox.episodes() == {"e": list(range(200))}

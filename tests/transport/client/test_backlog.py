@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from errors import naming
 from ports import free_port
@@ -58,7 +60,7 @@ def test_a_link_says_how_long_the_learner_is_away_and_what_is_kept(monkeypatch):
         eventually(lambda: link.stats()["away_s"] > 0.2)
         send_episode(link, "f", 20)
         line = link.backlog(begun=True)
-        assert line.startswith("learner away for 0 s, spool ")
+        assert re.match(r"learner away for \d+ s, spool ", line), line
         assert line.endswith(" KiB, holding after this episode")
         assert link.can_begin()[0]  # this one fits
         send_episode(link, "g", 80)

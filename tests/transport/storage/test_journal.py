@@ -401,12 +401,12 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 
 def test_removal_leaves_nothing_and_takes_nothing_from_the_next_owner(tmp_path):
     """Owners that come and go: each has the folder to itself, and finds what it wrote there."""
-    stop = time.monotonic() + 1.0
+    began = time.monotonic()
     owned, trouble = [0, 0], []
     inside = threading.Lock()
 
     def work(i):
-        while time.monotonic() < stop:
+        while time.monotonic() < began + (1.0 if min(owned) > 3 else 30.0):
             try:
                 journal = Journal(tmp_path / "j", sync_interval=0)
             except (ConfigError, JournalError):
@@ -426,7 +426,7 @@ def test_removal_leaves_nothing_and_takes_nothing_from_the_next_owner(tmp_path):
     for t in threads:
         t.join()
     assert trouble == []
-    assert min(owned) > 0
+    assert min(owned) > 3
     assert not (tmp_path / "j").exists()
 
 
