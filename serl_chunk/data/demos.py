@@ -142,6 +142,8 @@ def find_demos(
     more: Sequence[Format] = (),
 ) -> list[Path]:
     """Return the files and data sets that `paths` name, as in `load_demos`. Raises NoDemosFoundError."""
+    if isinstance(paths, str | Path):  # a text is a sequence of texts as well
+        paths = [paths]
     scored = options is not None and bool(options.scores)
     return [found for path in paths for found in _expand(str(path), format, more, scored)]
 

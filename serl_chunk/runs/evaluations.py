@@ -53,8 +53,8 @@ def resolve_step(run: Path, store: CheckpointStore, wanted: str) -> int:
                 raise CheckpointError(f"{fault}. Remove it and evaluate that checkpoint again") from e
         if not rates:
             none = f"no checkpoint of {run} has been validated with the run's settings, so none is best"
-            text = f"{none}. Evaluate some as validation first (checkpoints: {listing})"
-            raise CheckpointError(text, parameter="eval_validation")
+            text = f"{none}. Evaluate some with --eval_validation first (checkpoints: {listing})"
+            raise CheckpointError(text, parameter="eval_checkpoint_step")
         return max(rates, key=lambda s: (rates[s][1], s))
     if not (wanted.isascii() and wanted.isdigit()) or int(wanted) not in steps:
         raise CheckpointError(f"{run} has no checkpoint {wanted!r}; it has: {listing} (or latest, best)")

@@ -53,6 +53,10 @@ def test_a_name_with_wildcard_characters_is_taken_literally_first(folder, spec):
     assert find_demos([odd]) == [odd]
 
 
+def test_one_path_may_stand_alone(folder):
+    assert find_demos(folder) == find_demos(str(folder)) == find_demos([folder]) != []
+
+
 def test_no_paths_are_no_demonstrations(spec):
     assert load_demos([], spec) == ([], [], 0, 0, "", ())
 

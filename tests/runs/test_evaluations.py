@@ -44,10 +44,10 @@ def test_an_empty_run_has_no_latest(tmp_path):
 
 
 def test_the_best_is_chosen_on_validation_alone(run):
-    with pytest.raises(CheckpointError, match=naming(run, "eval_validation", "0, 500, 1000")):
+    with pytest.raises(CheckpointError, match=naming(run, "eval_checkpoint_step", "--eval_validation", "0, 500, 1000")):
         resolve(run, "best")
     save(run, 1000, "evaluation", [{"success_rate": 1.0, "n": 9}])  # the reported figure must not choose
-    with pytest.raises(CheckpointError, match=naming(run, "eval_validation", "0, 500, 1000")):
+    with pytest.raises(CheckpointError, match=naming(run, "eval_checkpoint_step", "--eval_validation", "0, 500, 1000")):
         resolve(run, "best")
     save(run, 0, VALIDATION, [{"success_rate": 0.5, "n": 9}])
     save(

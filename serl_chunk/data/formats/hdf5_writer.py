@@ -88,7 +88,7 @@ class EpisodeWriter:
         self.close()
 
     def _raise_failure(self) -> None:
-        done = [write for write in self._writes if write.done()]
+        done = list(itertools.takewhile(Future.done, self._writes))
         self._writes = self._writes[len(done) :]  # they end in their order
         for write in done:
             write.result()

@@ -21,7 +21,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -52,6 +52,12 @@ class LeRobotSink:
     tolerance_s: float | None = 1e-4  # largest distance of a stamp from its place at the rate; None: any
 
     def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            if (valid := get_args(kind)) and get_origin(kind) is Literal and getattr(self, name) not in valid:
+                raise ConfigError(f"must be {' or '.join(valid)}, got {getattr(self, name)!r}", parameter=name)
+        for name in ("data_file_mb", "video_file_mb"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"must be above 0, got {getattr(self, name)}", parameter=name)
         if self.tolerance_s is not None and not self.tolerance_s > 0:
             raise ConfigError(f"must be above 0, got {self.tolerance_s}", parameter="tolerance_s")
 

@@ -1,7 +1,8 @@
-"""Statistics of streams of vectors: moments by merging, and exact quantiles in bounded memory.
+"""Statistics of streams of vectors: moments by merging, and exact quantiles.
 
 Quantiles are those of numpy's default: the order statistics around rank `q * (n - 1)`, linearly interpolated. Up to
-`KEEP` values are held in memory, more in a temporary file, and one dimension at a time is sorted in the end.
+`KEEP` values are held in memory, more in a temporary file: 4 bytes a value. One dimension at a time is sorted in the
+end, which takes 8 bytes of memory a vector.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Statistics:
         if not np.isfinite(values).all():
             row, column = np.argwhere(~np.isfinite(values))[0]
             raise DataError(f"statistics: row {row} has {values[row, column]} in dimension {column}, expected finite")
-        rows = values.astype(np.float32)  # a copy: the caller may reuse its buffer
+        rows = values.astype(np.float32, order="C")  # a copy: the caller may reuse its buffer
         self.moments = self.moments.merged(Moments.of(rows))
         self._held.append(rows)
         self._n_held += rows.size
@@ -113,10 +114,11 @@ class Statistics:
         try:
             self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as this object)
             for block in self._held:
-                block.tofile(self._file)
+                self._file.write(block.data)  # `block.tofile` would not notice a full disk
+            self._file.flush()
         except OSError as error:
             raise DataError(
                 f"statistics: {tempfile.gettempdir()} has no room for their values ({os_reason(error)}). Make room "
-                "there, or set TMPDIR to another folder"
+                "there, set TMPDIR to another folder, or take fewer samples"
             ) from error
         self._held, self._n_held = [], 0

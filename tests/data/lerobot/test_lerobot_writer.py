@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -314,6 +315,14 @@ class TestRefused:
     def test_no_rate(self, tmp_path: Path):
         with pytest.raises(DataError, match=naming("LeRobot", "hz")):
             LeRobotSink(tmp_path).layout(episode_of(0, 3), None)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("mode", "vidoe"), ("image_codec", "jpg"), ("version", "v2.0"), ("data_file_mb", 0), ("video_file_mb", -1)],
+    )
+    def test_a_value_that_is_none_of_its_kind(self, tmp_path: Path, name: str, value: Any):
+        with pytest.raises(ConfigError, match=naming(name, value)):
+            LeRobotSink(tmp_path, **{name: value})
 
     def test_a_tolerance(self, tmp_path: Path):
         with pytest.raises(ConfigError, match=naming("tolerance_s", 0)):

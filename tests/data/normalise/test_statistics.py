@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import tempfile
 from pathlib import Path
 
@@ -93,6 +94,19 @@ def test_a_full_temporary_folder_is_named(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/absent")
     with pytest.raises(DataError, match=naming("/absent", "TMPDIR", "No such file or directory")):
         Statistics(1).add(np.ones((5, 1), np.float32))
+
+
+def test_a_folder_that_fills_up_is_named_by_the_block_that_does_not_fit(monkeypatch):
+    monkeypatch.setattr(running_statistics, "KEEP", 0)
+    statistics, limits = Statistics(2), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # bytes of one file: a full disk
+    try:
+        for _ in range(51):
+            statistics.add(np.ones((10, 2), np.float32))
+        with pytest.raises(DataError, match=naming("TMPDIR", "File too large")):
+            statistics.add(np.ones((10, 2), np.float32))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @settings(max_examples=examples(60), deadline=None)
