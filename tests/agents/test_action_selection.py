@@ -146,6 +146,7 @@ def imitating(imitate: float, **changes):
     return build(config_of("acfql", improve=dataclasses.replace(IMPROVE, imitate=imitate, candidates=5), **changes))
 
 
+@pytest.mark.slow
 def test_what_is_imitated_is_the_policys_best_chunk_after_its_climb():
     agent = imitating(0.5)
     state = agent.init(jax.random.key(0))
@@ -185,6 +186,7 @@ def test_no_gradient_flows_through_the_climb():
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_pretraining_imitates_the_data_alone():
     agent, plain = imitating(0.5), build(config_of("acfql"))
     state = agent.init(jax.random.key(0))

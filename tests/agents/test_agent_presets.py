@@ -81,7 +81,9 @@ def run(preset: str, compat: str) -> None:
     assert float(jnp.abs(chunk).max()) <= 1
 
 
-@pytest.mark.parametrize("preset", ["qc", pytest.param("fql-n", marks=pytest.mark.slow), "qc-rlpd", "bc"])
+@pytest.mark.parametrize(
+    "preset", ["qc", *(pytest.param(p, marks=pytest.mark.slow) for p in ("fql-n", "qc-rlpd")), "bc"]
+)
 def test_published_conventions_update_and_act(preset):
     run(preset, "qc")
 

@@ -25,7 +25,7 @@ TRACED = [  # only traced: cheap
 ]  # fmt: skip
 STATE_ONLY = ["acfql", "acfql-policy-squared", "acfql-policy-distill", "acrlpd-tail", "bc", "bc-gaussian"]
 WITH_CRITIC = [v for v in VARIANTS if not v.startswith("bc")]
-COMPILED_OFTEN = ["acfql", "acfql-policy-distill", "acrlpd-tail-entropy", "bc"]
+COMPILED_OFTEN = ["acfql-policy-distill", "acrlpd-tail-entropy", "bc"]
 
 
 def some(variants, often=COMPILED_OFTEN):
@@ -354,6 +354,7 @@ def test_switching_weight_decay_on_keeps_the_checkpoint_readable(variant):
     assert paths(decaying) == paths(fresh(variant)[1])
 
 
+@pytest.mark.slow
 def test_weight_decay_shrinks_the_networks_by_lr_times_decay_and_not_the_temperature():
     after = []
     for decay in (0.0, 0.5):

@@ -88,7 +88,7 @@ def test_a_gaussian_clone_is_fitted_by_likelihood_and_acts_with_its_mode():
     assert not np.allclose(agent.sample(params, observation, jax.random.key(0), explore=True)[0], mean, atol=1e-3)
 
 
-@pytest.mark.parametrize("policy", ["bc", "bc-gaussian"])
+@pytest.mark.parametrize("policy", [pytest.param("bc", marks=pytest.mark.slow), "bc-gaussian"])
 def test_imitation_trains_the_image_encoder(policy):
     """Every layer of it, in pretraining and online, and what is not imitated leaves it alone."""
     agent = build(config_of(f"{policy}-image"), horizon=2, actions=1)

@@ -159,7 +159,7 @@ def test_the_grasp_critic_of_executed_actions_learns_from_returns_of_more():
     assert not same(a.grasp["critic"], b.grasp["critic"])
 
 
-@pytest.mark.parametrize(("critic_steps", "prefix_steps"), [(6, 2), (2, 0)])
+@pytest.mark.parametrize(("critic_steps", "prefix_steps"), [pytest.param(6, 2, marks=pytest.mark.slow), (2, 0)])
 def test_a_change_is_charged_as_far_as_the_return_goes(critic_steps, prefix_steps):
     steps = {"critic_steps": critic_steps, "prefix_steps": prefix_steps}
     agent = compose("acfql-prefix" if prefix_steps else "acfql", learned(penalty=-0.5, loss="squared"), steps=steps)
@@ -221,7 +221,7 @@ def right(agent, state, *, pretrained=False) -> float:
     return float(np.mean((np.sign(chunks[:, :, 1]) == side) & (np.sign(chunks[:, :, 4]) == -side)))
 
 
-@pytest.mark.parametrize(("joint", "plausible"), [(True, 0.0), (False, 0.3)])
+@pytest.mark.parametrize(("joint", "plausible"), [(True, 0.0), pytest.param(False, 0.3, marks=pytest.mark.slow)])
 def test_the_grasp_critic_learns_which_choice_pays(joint, plausible):
     agent = compose("acrlpd", learned(joint=joint, mask_unreachable=plausible, epsilon=0.0), candidates=1)
     state = agent.init(jax.random.key(0))
@@ -251,7 +251,7 @@ def test_cloning_imitates_the_choices():
     assert right(agent, state) > 0.9
 
 
-@pytest.mark.parametrize("sees", [True, False])
+@pytest.mark.parametrize("sees", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_whether_the_arms_critic_sees_the_gripper(sees):
     agent = compose("acrlpd", learned(critic_sees_gripper=sees, mask_unreachable=0.0))
     batches = make_batches(agent.spec)
@@ -268,6 +268,7 @@ def test_whether_the_arms_critic_sees_the_gripper(sees):
     assert same(a.grasp, one(other).grasp)  # the grasp critic knows nothing of the arm
 
 
+@pytest.mark.slow
 def test_the_penalty_of_a_change_reaches_the_grasp_critic_alone():
     batches = make_batches(compose("acrlpd", learned()).spec)
     batches = batches._replace(prev_action=-batches.actions[:, :, 0])
@@ -324,7 +325,8 @@ def test_the_average_of_the_imitated_choices_acts():
 
 
 @pytest.mark.parametrize(
-    ("variant", "value", "expected"), [("acfql", None, 0.0), ("acrlpd-tail", -0.5, -0.5), ("bc", None, 0.0)]
+    ("variant", "value", "expected"),
+    [pytest.param("acfql", None, 0.0, marks=pytest.mark.slow), ("acrlpd-tail", -0.5, -0.5), ("bc", None, 0.0)],
 )
 def test_a_fixed_gripper_is_no_part_of_what_is_learned(variant, value, expected):
     agent = compose(variant, GripperConfig(mode="fixed", fixed_value=value))

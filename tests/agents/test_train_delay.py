@@ -151,6 +151,7 @@ def two_modes(train_delay: str) -> tuple[float, float]:
     return float(np.mean(same_side)), float(np.mean(jump))
 
 
+@pytest.mark.slow
 def test_a_flow_of_two_modes_keeps_the_one_its_prefix_is_in():
     trained, jump = two_modes("sampled")
     untrained, jump_untrained = two_modes("none")

@@ -88,6 +88,7 @@ def test_the_critic_alone_trains_the_shared_encoder():
     assert all(not np.array_equal(new, old) for new, old in layers)
 
 
+@pytest.mark.slow
 def test_a_policy_keeps_what_it_imitated_while_the_critic_trains_the_encoder_alone():
     shared = EncoderConfig(features=(4,), latent=8, shift=0, trained_by="critic")
     agent = agent_of("acrlpd", shared)

@@ -65,6 +65,7 @@ def test_multiples_are_due_once_each_and_ends_where_they_are_none():
     assert not EvalSchedule(0).due(10, now=True)
 
 
+@pytest.mark.slow
 def test_the_curve_of_a_run_from_offline_to_online(demos, tmp_path):
     config = experiment(offline_steps=50, max_steps=40, checkpoint_period=0, **EVALUATED)
     learner, _ = train_local(config, RunOptions([demos], str(tmp_path)))

@@ -113,6 +113,7 @@ def close(learner: Learner) -> None:
     learner.metrics.close()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_computes_them_again_with_its_own_weights(demos, tmp_path, caplog):
     config = experiment()
     online = episode_of(demos, config)

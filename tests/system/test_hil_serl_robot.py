@@ -99,7 +99,13 @@ def experiment() -> ExperimentConfig:
     )
 
 
-@pytest.mark.parametrize("dialect", [Insertion, lambda: InLeRobotsDialect(Insertion())], ids=["hil_serl", "lerobot"])
+@pytest.mark.parametrize(
+    "dialect",
+    [
+        pytest.param(Insertion, id="hil_serl"),
+        pytest.param(lambda: InLeRobotsDialect(Insertion()), id="lerobot", marks=pytest.mark.slow),
+    ],
+)
 def test_a_hil_serl_robot_trains_from_images_and_interventions(tmp_path, dialect):
     config = experiment()
     robot = dataclasses.replace(config.robot, make=lambda fake_env: dialect())
