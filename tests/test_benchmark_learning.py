@@ -60,5 +60,5 @@ def test_gym_hils_operator_is_seen_and_the_cube_is_picked(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_three_cameras_are_enough(tmp_path: Path) -> None:
-    last = run(tmp_path, "fake_aloha_images.py")["curve"][-1]
+    last = run(tmp_path, "learn_fake_aloha_images.py")["curve"][-1]
     assert last["success_rate"] >= 0.8
