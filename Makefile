@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ROBOT := packages/serl-chunk-robot/serl_chunk_robot
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -52,6 +53,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/vermin --quiet --target=3.8- --no-tips --violations $(ROBOT)
 
 clean:
 	rm -rf $(VENV) runs demos build *.egg-info

@@ -41,6 +41,7 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: "SERL_CHUNK_LEROBOT_PYTHON" in os.environ,
         "our data sets read by lerobot itself (SERL_CHUNK_LEROBOT_PYTHON names an interpreter that has it)",
     ),
+    "python3.8": (lambda: runs("python3.8", "--version"), "the robot's package on the Python of ROS 1"),
     "network name spaces": (lambda: os.geteuid() == 0 and runs(*NAMESPACE), "processes on machines of their own"),
     "two cores": (lambda: len(os.sched_getaffinity(0)) > 1, "pinning of learner and actor"),
     "gpu": (lambda: runs("nvidia-smi"), "anything on a GPU; no test of the suite needs one"),

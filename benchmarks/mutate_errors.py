@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PACKAGE = "serl_chunk"
+PACKAGES = ("serl_chunk", "packages/serl-chunk-robot/serl_chunk_robot")
 BASE = "SerlChunkError"  # of all errors of the package
 BUILTIN = ("ValueError", "TypeError")
 LEFT_OUT = (".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "runs", "demos", "wandb")
@@ -79,8 +79,8 @@ def error_classes(trees: Sequence[ast.Module]) -> set[str]:
 
 
 def raises(root: Path) -> list[Raise]:
-    """Return every `raise` with a message of a checkout's package, by file and line."""
-    files = sorted((root / PACKAGE).rglob("*.py"))
+    """Return every `raise` with a message of a checkout's packages, by file and line."""
+    files = [file for package in PACKAGES for file in sorted((root / package).rglob("*.py"))]
     trees = {file: ast.parse(file.read_text()) for file in files}
     wanted = error_classes(list(trees.values())) | set(BUILTIN)
     return [found for file, tree in trees.items() for found in _raises_of(tree, file.relative_to(root), wanted)]
@@ -167,13 +167,13 @@ def copy_of(root: Path, folder: Path, mutants: dict[int, Raise]) -> Path:
         (venv / "bin" / script.name).write_text(script.read_text().replace(f"{root}/.venv", str(venv)))
         (venv / "bin" / script.name).chmod(0o755)
     check = (
-        f"import importlib.util, {PACKAGE}, {PACKAGE}.experiments as e; "
-        f"print({PACKAGE}.__file__, *e.__path__, importlib.util.find_spec('pytest').origin)"
+        "import importlib.util, serl_chunk, serl_chunk_robot, serl_chunk.experiments as e; "
+        "print(serl_chunk.__file__, serl_chunk_robot.__file__, *e.__path__, importlib.util.find_spec('pytest').origin)"
     )
     at = subprocess.run([venv / "bin" / "python", "-c", check], cwd="/", capture_output=True, text=True, check=True)
-    package, experiments, _ = at.stdout.split()
-    if not (Path(package).is_relative_to(folder) and Path(experiments).is_relative_to(folder)):
-        raise SystemExit(f"the copy imports {package} and {experiments}, which are not in {folder}")
+    *ours, _ = at.stdout.split()
+    if not all(Path(path).is_relative_to(folder) for path in ours):
+        raise SystemExit(f"the copy imports {' and '.join(ours)}, which are not all in {folder}")
     return venv / "bin" / "python"
 
 

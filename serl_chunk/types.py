@@ -12,6 +12,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
+from serl_chunk_robot.errors import ConfigError, DataError
+from serl_chunk_robot.errors import SerlChunkError as SerlChunkError
+
 STATE = "state"
 IMAGE_PREFIX = "images/"
 FEATURE_PREFIX = "features/"  # before a camera's name: what a frozen backbone made of its frame
@@ -22,25 +25,6 @@ Array = Any  # a numpy array on the host or a JAX array on the device
 
 Observation = dict[str, np.ndarray]
 """`state float32[S]`, and `images/<camera> uint8[H, W, 3]` on ticks where that camera was read."""
-
-
-class SerlChunkError(Exception):
-    """Base of the package's errors: what is wrong, what is valid, and the remedy, printed without a traceback.
-
-    `parameter` is the setting or argument at fault (`agent.lr`). It starts the text; the command line shows its flag.
-    """
-
-    def __init__(self, message: str = "", *, parameter: str = "") -> None:
-        super().__init__(f"{parameter}: {message}" if parameter else message)
-        self.message, self.parameter = message, parameter
-
-
-class ConfigError(SerlChunkError, ValueError):
-    """A configuration value, flag or combination of them that cannot work."""
-
-
-class DataError(SerlChunkError, ValueError):
-    """A file or record whose content is not what it must be."""
 
 
 class Source(enum.IntEnum):

@@ -67,6 +67,13 @@ def test_a_choice_is_found_by_its_text_in_another_file_and_under_another_name(tr
     assert (second.error, second.file.stem) == ("Even", "moved")
 
 
+def test_both_packages_have_messages():
+    """The base of all errors is in one of them, and most errors are in the other."""
+    root = Path(mutate_errors.__file__).parents[1]
+    found = {(r.file.parts[0], r.error) for r in mutate_errors.raises(root)}
+    assert {("packages", "WireError"), ("packages", "ConfigError"), ("serl_chunk", "DataError")} <= found
+
+
 def test_equal_messages_are_told_apart_by_their_function(tree):
     extra = SOURCE + "\ndef close():\n    raise DataError('closed twice')\n"
     (tree / "serl_chunk" / "data" / "reading.py").write_text(extra)

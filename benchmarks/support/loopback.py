@@ -14,7 +14,7 @@ from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.storage.spool import Spool
-from serl_chunk.transport.wire.codec import Limits
+from serl_chunk_robot.wire.codec import Limits
 
 HOST = "127.0.0.1"
 CONTRACT = {"benchmark": "loopback"}

@@ -31,8 +31,9 @@ from serl_chunk.runs.folder import RunFolder, open_run, write_json
 from serl_chunk.runs.metrics import MetricsLog
 from serl_chunk.runs.report import build_report
 from serl_chunk.runs.status_line import StatusLine
-from serl_chunk.transport.sockets import check_port, is_loopback
+from serl_chunk.transport.sockets import check_port
 from serl_chunk.types import ConfigError, DataError, Episode, RobotSpec
+from serl_chunk_robot.wire.sockets import is_loopback
 
 logger = logging.getLogger(__name__)
 

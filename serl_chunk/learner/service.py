@@ -24,9 +24,9 @@ from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.server.sessions import SessionInfo
 from serl_chunk.transport.storage.record_store import RecordStore, check_retention
-from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import ConfigError, PolicyOrigin, Record, Snapshot, StepBlock
 from serl_chunk.version import version_info
+from serl_chunk_robot.wire.codec import Limits
 
 logger = logging.getLogger(__name__)
 

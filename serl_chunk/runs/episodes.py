@@ -17,8 +17,7 @@ from serl_chunk.runs import journal_index
 from serl_chunk.runs.folder import CONFIG, read_config
 from serl_chunk.runs.journal_index import LIMITS, EpisodeIndexEntry, Index, JournalFile, segments_of
 from serl_chunk.transport.storage import segment
-from serl_chunk.transport.wire import codec, records
-from serl_chunk.transport.wire.codec import Message, WireError
+from serl_chunk.transport.wire import records
 from serl_chunk.types import (
     IMAGE_PREFIX,
     STEP_COLUMNS,
@@ -31,6 +30,8 @@ from serl_chunk.types import (
     SparseRows,
     StepBlock,
 )
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Message, WireError
 
 
 class FrameLocation(NamedTuple):

@@ -22,10 +22,11 @@ from serl_chunk.transport.storage.journal import SUFFIX
 from serl_chunk.transport.storage.record_store import PLACE, RECORD, RETIRED, TABLE
 from serl_chunk.transport.storage.segment import Found, scan
 from serl_chunk.transport.stream import SessionState
-from serl_chunk.transport.wire import codec, records
-from serl_chunk.transport.wire.codec import Limits, Message, WireError
+from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.records import Item
 from serl_chunk.types import Amend, Begin, ConfigError, DataError, End, Outcome, Source
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Limits, Message, WireError
 
 _LEFT = 64  # files that the rest of the process may want to open
 

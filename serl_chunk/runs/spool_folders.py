@@ -9,8 +9,8 @@ from pathlib import Path
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.transport.storage.journal import DAMAGED, SUFFIX
 from serl_chunk.transport.storage.spool import Spool
-from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import ConfigError, DataError, RobotSpec
+from serl_chunk_robot.wire.codec import Limits
 
 DEFAULT_ROOT = Path("runs") / "spool"
 _MESSAGE_BYTES = 2048  # of a step beside its arrays

@@ -1,131 +1,21 @@
-"""ZeroMQ sockets with every limit set, and the wake-up of a polling thread.
+"""The learner's three sockets: names, ports, and the types that their users share.
 
-A socket belongs to one thread. Data, snapshots and control have a socket each (ports p, p+1, p+2), so that
-acknowledgements and heartbeats never wait behind a blob.
+Data, snapshots and control have a socket each (ports p, p+1, p+2), so that acknowledgements and heartbeats never wait
+behind a blob.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
-import ctypes
-import functools
-import ipaddress
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import zmq
-
-from serl_chunk.config.transport import TransportConfig
-from serl_chunk.transport.wire.codec import MAX_HEADER_BYTES, Frame
 from serl_chunk.types import ConfigError
 
-Clock = Callable[[], float]
+Clock = Callable[[], float]  # seconds
 Counters = collections.Counter[str]  # written by one thread, read by any: a reader may be one event behind
-
 
 DEFAULT_PORT = 5588
 CHANNELS = ("data", "snapshots", "control")  # ports p, p + 1, p + 2
-COPY_BELOW = 65536  # bytes; libzmq's zero-copy bookkeeping costs more than copying less than this
-_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # combining them takes a microsecond each time
-# A peer whose machine is gone is dropped after so long, by the system's own probes and resends. libzmq's heartbeats
-# would not do: on a slow link they wait behind a message, and the connection would be cut in the middle of it.
-_DEAD_PEER_S = 60
-HIGH_WATER = 256  # messages queued per peer and direction (libzmq's default of 1000 would be 295 MB of camera rows)
-_HANDSHAKE_MS = 4000  # libzmq's default of 30 s allows a silent peer to hold a connection that long
-
-
-def make_socket(
-    context: zmq.Context[zmq.Socket[bytes]], kind: int, config: TransportConfig, max_frame_bytes: int | None = None
-) -> zmq.Socket[bytes]:
-    """Make a ROUTER or DEALER that never blocks on close, never queues without bound and notices a dead peer.
-
-    A peer that sends a larger frame is disconnected; by default one may be as large as a message.
-    """
-    s = context.socket(kind)
-    s.linger = 0  # the default waits for ever when the context ends
-    s.sndhwm = s.rcvhwm = HIGH_WATER
-    # Of one frame; the decoder checks the sum, and the learner's ConnectionGuard what is not complete.
-    s.maxmsgsize = max_frame_bytes or max(config.max_message_bytes, MAX_HEADER_BYTES)
-    s.handshake_ivl = _HANDSHAKE_MS
-    s.setsockopt(zmq.IPV6, 1)
-    s.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    s.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _DEAD_PEER_S // 3)
-    s.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _DEAD_PEER_S // 6)
-    s.setsockopt(zmq.TCP_MAXRT, 1000 * _DEAD_PEER_S)
-    if kind == zmq.ROUTER:
-        s.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an absent peer is an error to count, not a silent drop
-    else:
-        s.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for a learner that is not there
-        s.setsockopt(zmq.RECONNECT_IVL, 100)
-        s.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-    return s
-
-
-def try_send(s: zmq.Socket[bytes], frames: Sequence[Frame]) -> bool:
-    """Send one message without blocking; False where no peer takes it now (nothing was sent then).
-
-    Large frames are not copied: their memory must not change afterwards.
-    """
-    last = len(frames) - 1
-    sent = True
-    for i, frame in enumerate(frames):
-        flags = _MORE if i < last else _NOBLOCK
-        copy = not isinstance(frame, memoryview) or frame.nbytes < COPY_BELOW
-        try:
-            s.send(frame, flags, copy=copy)
-        except zmq.ZMQError as e:
-            if e.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
-                raise
-            if i == 0:
-                return False
-            # The connection broke in the middle. libzmq discards the message, but must still be given its rest: else
-            # the next message would be taken for that rest.
-            sent = False
-    return sent
-
-
-def try_receive(s: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
-    """Return the next message; None where there is none. As `recv_multipart`, in half its time."""
-    try:
-        frames = [s.recv(_NOBLOCK, copy=False)]
-    except zmq.Again:
-        return None
-    while frames[-1].more:  # the rest of a message has come with its first frame
-        frames.append(s.recv(copy=False))
-    return frames
-
-
-def endpoint(host: str, port: int) -> str:
-    """Return `tcp://host:port`, with the brackets that an IPv6 address needs."""
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-
-
-def connect(s: zmq.Socket[bytes], host: str, port: int) -> None:
-    """Connect to a learner. Raises ConfigError for what cannot be a host.
-
-    libzmq tries one address of a name, the IPv6 one where that is allowed: a learner that listens on IPv4 is then not
-    found under a name that has both.
-    """
-    s.setsockopt(zmq.IPV6, 0)
-    with contextlib.suppress(OSError, UnicodeError):  # unknown now; libzmq tries again
-        s.setsockopt(zmq.IPV6, socket.AF_INET not in _families(host))
-    try:
-        s.connect(endpoint(host, port))
-    except zmq.ZMQError as e:
-        raise ConfigError(f"{host!r} is no host ({e.strerror}). Give the learner's name or IP address alone") from e
-
-
-@functools.cache  # while the network is away a look-up may take many seconds
-def _families(host: str) -> set[int]:
-    return {info[0] for info in socket.getaddrinfo(host, None)}
-
-
-def is_loopback(bind: str) -> bool:
-    """Whether a bind address is reachable from this machine only."""
-    with contextlib.suppress(ValueError):  # a host or interface name, or "*": assume the worst
-        return bind == "localhost" or ipaddress.ip_address(bind).is_loopback
-    return False
 
 
 def check_port(port: int) -> None:
@@ -134,43 +24,3 @@ def check_port(port: int) -> None:
     if not 1 <= port <= last:
         message = f"must be 1..{last}, got {port}: the transport uses that port and the two after it"
         raise ConfigError(message, parameter="port")
-
-
-_send = ctypes.PyDLL(None).send  # the system's; unlike socket.send it is called without releasing the interpreter
-_send.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
-_send.restype = ctypes.c_ssize_t
-_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
-
-
-class Waker:
-    """Wakes the thread that polls `fileno()`; `wake` may be called from any thread and never blocks.
-
-    The woken thread calls `drain` first and then looks for work; a `wake` before that costs no system call. The one
-    system call keeps the interpreter: otherwise the woken thread would take it, and the control thread wait for it.
-    """
-
-    def __init__(self) -> None:
-        self._woken = False
-        self._read, self._write = socket.socketpair()
-        self._read.setblocking(False)
-        self._write.setblocking(False)
-
-    def fileno(self) -> int:
-        return self._read.fileno()
-
-    def wake(self) -> None:
-        if self._woken:
-            return
-        self._woken = True
-        # Errors are ignored. Full: it is awake already; closed: there is no thread to wake.
-        _send(self._write.fileno(), b"!", 1, _NO_SIGNAL)
-
-    def drain(self) -> None:
-        """Forget the wake-ups so far. For the polling thread."""
-        with contextlib.suppress(BlockingIOError):
-            self._read.recv(4096)
-        self._woken = False  # last: a byte that came in between would be read and its wake-up forgotten
-
-    def close(self) -> None:
-        self._read.close()
-        self._write.close()

@@ -27,9 +27,10 @@ from serl_chunk.runs.journal_index import JournalFile
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.stream import SessionState, Verdict
-from serl_chunk.transport.wire import codec, records
+from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.records import Item
 from serl_chunk.types import STEP_COLUMNS, Begin, Episode, Step, StepBlock
+from serl_chunk_robot.wire import codec
 
 KEYS = ("a", "b")
 

@@ -11,7 +11,7 @@ from transport_tools import StoredSession
 from serl_chunk.data.source import decode_images
 from serl_chunk.runs.episodes import JOURNAL
 from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.transport.wire.codec import Limits
+from serl_chunk_robot.wire.codec import Limits
 
 RNG = np.random.default_rng
 LIMITS = Limits(64 << 20, 64)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import zmq
 
-from serl_chunk.transport.security.client import use_keys
-from serl_chunk.transport.security.keys import ClientKeys, JoinToken, Pair
+from serl_chunk.transport.security.keys import ClientKeys, JoinToken
 from serl_chunk.transport.security.server import ServerKeys
-from serl_chunk.transport.wire import codec
-from serl_chunk.transport.wire.codec import Limits
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Limits
+from serl_chunk_robot.wire.curve import Pair, use_keys
 
 HERE = "127.0.0.1"
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import Begin, End, Outcome, StepBlock
+from serl_chunk_robot.wire.codec import Limits
 
 Key = tuple[int, int, int]  # life, episode, tick
 

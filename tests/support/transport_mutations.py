@@ -15,13 +15,14 @@ import numpy as np
 import zmq
 from transport_tools import CONTRACT, end, step
 
-from serl_chunk.transport.wire import codec, handshake, message_types, records, snapshots
+from serl_chunk.transport.wire import handshake, message_types, records, snapshots
 from serl_chunk.transport.wire.handshake import Hello
 from serl_chunk.transport.wire.parts import encode_part
 from serl_chunk.transport.wire.probe import PAYLOAD, StatusRequest
 from serl_chunk.transport.wire.records import LOST
 from serl_chunk.transport.wire.snapshots import Published
 from serl_chunk.types import Amend, Begin, Outcome, Snapshot, StepBlock
+from serl_chunk_robot.wire import codec
 
 Frames = list[bytes]
 

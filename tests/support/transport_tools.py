@@ -18,11 +18,12 @@ from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.stream import SessionState, Verdict
-from serl_chunk.transport.wire import codec, handshake, records
-from serl_chunk.transport.wire.codec import Limits, Message
+from serl_chunk.transport.wire import handshake, records
 from serl_chunk.transport.wire.handshake import Hello
 from serl_chunk.transport.wire.records import LOST, Item
 from serl_chunk.types import Begin, End, Outcome, Record, Source, Step, StepBlock
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Limits, Message
 
 CONFIG = TransportConfig(heartbeat=0.1, timeout_s=0.6, piece_bytes=1 << 18)
 CONTRACT = {"robot": "fake", "horizon": "5"}

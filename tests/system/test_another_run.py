@@ -20,8 +20,8 @@ from serl_chunk.runs.metrics import read_metrics
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire import records
-from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import Begin, End, Source, StepBlock
+from serl_chunk_robot.wire.codec import Limits
 
 pytestmark = pytest.mark.timeout(4 * PATIENCE)
 ENDLESS = {"learner__max_steps": 1_000_000, "learner__warmup_episodes": 1}

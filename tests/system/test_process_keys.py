@@ -8,7 +8,8 @@ from commands import Command
 from processes import PATIENCE, actor_totals, learner_totals
 
 from serl_chunk.transport.security.client import mechanism_at
-from serl_chunk.transport.security.keys import ClientKeys, Pair
+from serl_chunk.transport.security.keys import ClientKeys
+from serl_chunk_robot.wire.curve import Pair
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
 HERE = "127.0.0.1"

@@ -20,8 +20,8 @@ from terminals import NohupProcess, TerminalProcess
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import End
+from serl_chunk_robot.wire.codec import Limits
 
 pytestmark = pytest.mark.timeout(4 * PATIENCE)
 HANGUP = 128 + signal.SIGHUP

@@ -21,8 +21,8 @@ from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.replay.replay import Replay
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import Record, StepBlock
+from serl_chunk_robot.wire.codec import Limits
 
 STALL = 1.5  # seconds
 BROKEN = 1.0  # seconds between two steps that no busy machine takes

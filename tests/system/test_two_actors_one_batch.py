@@ -18,8 +18,8 @@ from serl_chunk.replay.replay import Replay
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.storage.spool import Spool
-from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import Begin, ConfigError, End, Outcome, RobotSpec, Source, Step
+from serl_chunk_robot.wire.codec import Limits
 
 CONTRACT = {"robot": "coded"}
 TRANSPORT = TransportConfig(heartbeat=0.1, timeout_s=1.0)

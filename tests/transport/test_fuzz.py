@@ -20,12 +20,13 @@ from transport_tools import RawActor as Actor
 from serl_chunk.transport.storage.journal import Losses
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
-from serl_chunk.transport.wire import codec, records
-from serl_chunk.transport.wire.codec import DTYPES, Limits, WireError
+from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.handshake import Hello
 from serl_chunk.transport.wire.records import Item
 from serl_chunk.transport.wire.snapshots import Manifest, Published, Pull, answer_pull
 from serl_chunk.types import Begin, DataError, End, Snapshot, StepBlock
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import DTYPES, Limits, WireError
 
 pytestmark = pytest.mark.system
 

@@ -19,12 +19,10 @@ from transport_tools import CONFIG, CONTRACT, LIMITS, Inbox, eventually, linked,
 
 from serl_chunk.cli.doctor import probe
 from serl_chunk.cli.doctor.probe import DiagnosticsClient, KeyRefusedError, probe_ports
-from serl_chunk.transport.security.client import use_keys
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.server.sockets import RateLimiter
-from serl_chunk.transport.wire import codec, handshake, message_types
-from serl_chunk.transport.wire.codec import WireError
+from serl_chunk.transport.wire import handshake, message_types
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 from serl_chunk.transport.wire.probe import (
     AT_ONCE,
@@ -35,6 +33,9 @@ from serl_chunk.transport.wire.probe import (
     StatusRequest,
 )
 from serl_chunk.types import ConfigError, Snapshot
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import WireError
+from serl_chunk_robot.wire.curve import use_keys
 
 HERE = "127.0.0.1"
 FINDINGS = LearnerStatus("run", "", "", "", "", None, "", 0, 32, -1, 0, -1)

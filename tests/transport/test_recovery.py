@@ -16,10 +16,11 @@ from serl_chunk.transport.server import sessions
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
-from serl_chunk.transport.wire import codec, records
+from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.handshake import REFUSED
 from serl_chunk.transport.wire.records import LOST
 from serl_chunk.types import Begin, ConfigError, DataError, StepBlock
+from serl_chunk_robot.wire import codec
 
 
 def spools(folder):

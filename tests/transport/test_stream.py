@@ -15,9 +15,10 @@ from ports import free_port
 from transport_tools import CONFIG, Inbox, RawActor, end, eventually, linked, send_episode, serving, step
 
 from serl_chunk.config.transport import TransportConfig
-from serl_chunk.transport.wire import codec, message_types, records
+from serl_chunk.transport.wire import message_types, records
 from serl_chunk.transport.wire.handshake import RefusedError
 from serl_chunk.types import Amend, Begin, DataError, Outcome, SerlChunkError, StepBlock
+from serl_chunk_robot.wire import codec
 
 
 def test_two_thousand_steps_arrive_once_and_in_order():

@@ -19,8 +19,8 @@ from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
-from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import Begin, End, Outcome, Record, Snapshot, Source, Step, StepBlock
+from serl_chunk_robot.wire.codec import Limits
 from support.ports import free_port
 from support.transport_baselines import workload
 from support.transport_baselines.workload import EPISODE, Parameters, Row

@@ -17,11 +17,11 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.io import format_bytes
 from serl_chunk.runs.spool_folders import SpoolFolders, largest_episode_bytes
-from serl_chunk.transport import sockets
 from serl_chunk.transport.sockets import CHANNELS
 from serl_chunk.transport.storage import files
-from serl_chunk.transport.wire import codec, records
+from serl_chunk.transport.wire import records
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, RobotSpec, Source, Step, StepBlock
+from serl_chunk_robot.wire import codec, sockets
 
 
 class Check(NamedTuple):

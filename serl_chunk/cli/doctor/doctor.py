@@ -17,13 +17,15 @@ from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.io import format_bytes
-from serl_chunk.transport import sockets
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
-from serl_chunk.transport.security.keys import ClientKeys, fingerprint
+from serl_chunk.transport.security.keys import ClientKeys
+from serl_chunk.transport.sockets import check_port
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 from serl_chunk.transport.wire.probe import LearnerStatus, StatusRequest
 from serl_chunk.types import ConfigError, RobotSpec, SerlChunkError
+from serl_chunk_robot.wire import sockets
+from serl_chunk_robot.wire.curve import fingerprint
 
 REACH_S = 3.0  # seconds that each step may take; without a learner there is only the first
 NETWORK_S = 10.0  # of all steps over the network together
@@ -48,7 +50,7 @@ def run_doctor(
     config: ExperimentConfig | None, where: LearnerAddress, spool_path: str | None = None, json_file: str | None = None
 ) -> int:
     """Print every check, in about 15 seconds at most; return 1 if one failed. Raises ConfigError: port or file."""
-    sockets.check_port(where.port)
+    check_port(where.port)
     if json_file is not None:
         checks.require_free("json", json_file)
     done: list[Check] = []

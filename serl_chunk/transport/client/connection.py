@@ -16,12 +16,14 @@ from serl_chunk.transport.client.outbox import Arrived, Outbox
 from serl_chunk.transport.client.snapshots import FetchError, FetchRequest, SnapshotClient
 from serl_chunk.transport.security.client import KeyExchange
 from serl_chunk.transport.security.keys import ClientKeys
-from serl_chunk.transport.sockets import CHANNELS, try_receive, try_send
-from serl_chunk.transport.wire import codec, handshake, message_types
-from serl_chunk.transport.wire.codec import Limits, Message, WireError
+from serl_chunk.transport.sockets import CHANNELS
+from serl_chunk.transport.wire import handshake, message_types
 from serl_chunk.transport.wire.handshake import Hello, RefusedError, Welcome
 from serl_chunk.transport.wire.snapshots import Manifest
 from serl_chunk.types import SerlChunkError
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Limits, Message, WireError
+from serl_chunk_robot.wire.sockets import try_receive, try_send
 
 log = logging.getLogger(__name__)
 

@@ -11,14 +11,15 @@ from typing import Any
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.io import format_bytes
-from serl_chunk.transport import sockets
 from serl_chunk.transport.client.connection import Connection
 from serl_chunk.transport.client.outbox import Outbox, Spools
 from serl_chunk.transport.client.snapshots import FetchError, FetchRequest
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import ClientKeys
+from serl_chunk.transport.sockets import check_port
 from serl_chunk.transport.wire.handshake import UnreachableError, Welcome
 from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
+from serl_chunk_robot.wire import sockets
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class LearnerLink(Connection):
 
         Raises ConfigError for a bad host, and for a spool that could never hold one episode.
         """
-        sockets.check_port(port)
+        check_port(port)
         if largest_episode_bytes > config.spool_bytes:
             raise ConfigError(
                 f"{config.spool_bytes} bytes can never hold an episode of up to {largest_episode_bytes} bytes. Raise "

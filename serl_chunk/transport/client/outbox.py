@@ -12,14 +12,16 @@ import zmq
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.flow import Flow, Sent
-from serl_chunk.transport.sockets import Counters, Waker, try_send
+from serl_chunk.transport.sockets import Counters
 from serl_chunk.transport.storage import files
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.spool import Kept, Spool
-from serl_chunk.transport.wire import codec, records
+from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.parts import MAX_PART_BYTES, encode_part
 from serl_chunk.transport.wire.records import MAX_BLOCK_BYTES, Item, PackedRecord, QueuedRecord
 from serl_chunk.types import Amend, Begin, DataError, End, Record, Step, StepBlock
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.sockets import Waker, try_send
 
 log = logging.getLogger(__name__)
 

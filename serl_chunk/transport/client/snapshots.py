@@ -13,11 +13,12 @@ import numpy as np
 import zmq
 
 from serl_chunk.transport.client.flow import Flow, Sent
-from serl_chunk.transport.sockets import try_send
-from serl_chunk.transport.wire import codec, snapshots
-from serl_chunk.transport.wire.codec import Message
+from serl_chunk.transport.wire import snapshots
 from serl_chunk.transport.wire.snapshots import Manifest, Pull, Range
 from serl_chunk.types import PolicyOrigin, SerlChunkError, Snapshot
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Message
+from serl_chunk_robot.wire.sockets import try_send
 
 _WINDOW = 4  # largest pieces in flight: enough to hide the round trip, few enough to leave the line to others
 

@@ -13,12 +13,14 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from serl_chunk.config.transport import TransportConfig
-from serl_chunk.transport import sockets
-from serl_chunk.transport.security.keys import ClientKeys, Pair, default_folder, fingerprint, to_bytes
-from serl_chunk.transport.sockets import CHANNELS, is_loopback, try_send
-from serl_chunk.transport.wire import codec, handshake, message_types
-from serl_chunk.transport.wire.codec import Frame, Limits, WireError
+from serl_chunk.transport.security.keys import ClientKeys
+from serl_chunk.transport.sockets import CHANNELS
+from serl_chunk.transport.wire import handshake, message_types
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
+from serl_chunk_robot.wire import codec, sockets
+from serl_chunk_robot.wire.codec import Frame, Limits, WireError
+from serl_chunk_robot.wire.curve import default_folder, fingerprint, to_bytes, use_keys
+from serl_chunk_robot.wire.sockets import is_loopback, try_send
 
 HANDSHAKE_EVENTS = (  # of a socket's monitor, the only place where libzmq reports a refused key
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -52,13 +54,6 @@ def outcome_of(event: int, value: int) -> Outcome:
     if event in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
         return Outcome.DONE if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else Outcome.CLOSED
     return Outcome.MISMATCH if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH else Outcome.FOREIGN
-
-
-def use_keys(s: zmq.Socket[bytes], server: str, pair: Pair) -> None:
-    """Make a socket that is not connected yet prove `pair` and accept only the learner with the key `server`."""
-    s.curve_serverkey = server.encode()
-    s.curve_publickey = pair.public.encode()
-    s.curve_secretkey = pair.secret.encode()
 
 
 def mechanism_at(host: str, port: int, timeout: float = _GREETING_S) -> str | None:
@@ -109,7 +104,7 @@ class KeyExchange:
         self, context: zmq.Context[zmq.Socket[bytes]], config: TransportConfig, channel: str
     ) -> zmq.Socket[bytes]:
         """Connect a socket with these keys. `trouble` is about the one of the control channel, until `close`."""
-        s = sockets.make_socket(context, zmq.DEALER, config)
+        s = sockets.make_socket(context, zmq.DEALER, config.max_message_bytes)
         if self._keys is not None and not self._plain:
             use_keys(s, self._keys.server, self._keys.pair)
         if channel == "control":

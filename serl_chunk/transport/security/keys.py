@@ -19,20 +19,27 @@ import hashlib
 import json
 import os
 import socket
-import stat
-import struct
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgpack
-import zmq
-from zmq.utils import z85
 
 from serl_chunk.io import atomic_path
 from serl_chunk.transport.sockets import DEFAULT_PORT
 from serl_chunk.types import ConfigError
+from serl_chunk_robot.wire.curve import (
+    Pair,
+    check_folder,
+    damaged,
+    default_folder,
+    fingerprint,
+    key_of,
+    read,
+    to_bytes,
+    to_text,
+)
 
 THIS_MACHINE = "this-machine"  # name of the key that the learner's own machine has
 _PREFIX = "sc1-"  # names the form of a join token; letters, digits, '-' and '_' survive every shell and chat
@@ -40,38 +47,10 @@ _CHECK_BYTES = 4
 _MAX_CHARACTERS = 4096
 
 
-def default_folder() -> Path:
-    """Return `$XDG_CONFIG_HOME/serl-chunk/keys`, or `~/.config/serl-chunk/keys`."""
-    base = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    return (base if base.is_absolute() else Path("~/.config").expanduser()) / "serl-chunk" / "keys"
-
-
 def add_line(folder: Path, port: int, name: str = "NAME") -> str:
     """Return the command that invites a robot PC to a learner with the keys in `folder` at `port`."""
     where = "" if folder == default_folder() else f" --keys {folder}"
     return f"serl-chunk keys add {name}{where}" + ("" if port == DEFAULT_PORT else f" --port {port}")
-
-
-def fingerprint(public: str) -> str:
-    """Return twelve hexadecimal digits that stand for a public key in messages."""
-    return hashlib.sha256(public.encode()).hexdigest()[:12]
-
-
-@dataclasses.dataclass(frozen=True)
-class Pair:
-    """A key pair, both halves as 40 characters of Z85. The secret is in no `repr`."""
-
-    public: str
-    secret: str = dataclasses.field(repr=False)
-
-    @classmethod
-    def new(cls) -> Pair:
-        public, secret = zmq.curve_keypair()
-        return cls(public.decode(), secret.decode())
-
-    @classmethod
-    def of_secret(cls, secret: str) -> Pair:
-        return cls(zmq.curve_public(secret.encode()).decode(), secret)
 
 
 class JoinToken(NamedTuple):
@@ -194,49 +173,6 @@ class ClientKeys:
         return keys
 
 
-def to_text(key: bytes) -> str:
-    """Encode 32 bytes as Z85."""
-    return z85.encode(key).decode()
-
-
-def to_bytes(key: str) -> bytes:
-    """Decode Z85 to 32 bytes."""
-    return z85.decode(key.encode())
-
-
-def damaged(path: Path, what: str) -> ConfigError:
-    """Return the error for a file that cannot be understood."""
-    return ConfigError(f"{path} is damaged: {what} cannot be read. Restore it, or remove it and join or add it again")
-
-
-def key_of(path: Path, value: dict[str, Any], name: str) -> str:
-    """Return the key in a field, Z85. Raises ConfigError."""
-    key = value.get(name)
-    try:
-        if isinstance(key, str) and len(key) == 40 and to_text(to_bytes(key)) == key:
-            return key
-    except (LookupError, ValueError, struct.error):  # a character, or a number, that Z85 does not have
-        pass
-    raise damaged(path, f"its key {name!r}")
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Return the content of a file. Raises ConfigError."""
-    try:
-        with path.open() as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            value = {} if mode & 0o077 else json.load(file)
-    except OSError as e:
-        raise ConfigError(f"{path} cannot be read: {e.strerror}") from e
-    except (ValueError, RecursionError) as e:  # not UTF-8 among them
-        raise damaged(path, "its JSON") from e
-    if mode & 0o077:
-        raise ConfigError(f"{path} is open to other users (mode {mode:04o}, expected 0600). Run chmod 600 {path}")
-    if not isinstance(value, dict):
-        raise damaged(path, "its JSON")
-    return value
-
-
 def write(path: Path, value: dict[str, Any]) -> None:
     """Write a file whole or not at all, never readable by others for a moment. Raises ConfigError."""
     try:
@@ -254,13 +190,6 @@ def _make_folder(folder: Path) -> None:
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     check_folder(folder)
-
-
-def check_folder(folder: Path) -> None:
-    """Raise ConfigError where other users can put files: they could let any machine in."""
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    if mode & 0o022:
-        raise ConfigError(f"{folder} can be written by other users (mode {mode:04o}). Run chmod 700 {folder}")
 
 
 @contextlib.contextmanager

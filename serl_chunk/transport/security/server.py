@@ -18,25 +18,13 @@ from typing import Any, Literal
 
 import zmq
 
-from serl_chunk.transport.security.keys import (
-    THIS_MACHINE,
-    ClientKeys,
-    JoinToken,
-    Pair,
-    add_line,
-    check_folder,
-    damaged,
-    fingerprint,
-    key_of,
-    locked,
-    read,
-    to_text,
-    write,
-)
+from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, JoinToken, add_line, locked, write
 from serl_chunk.transport.sockets import Counters
-from serl_chunk.transport.wire import codec, handshake, message_types
-from serl_chunk.transport.wire.codec import Frame, Message, WireError
+from serl_chunk.transport.wire import handshake, message_types
 from serl_chunk.types import ConfigError
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Frame, Message, WireError
+from serl_chunk_robot.wire.curve import Pair, check_folder, damaged, fingerprint, key_of, read, require_keys, to_text
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +32,6 @@ VALID_SECONDS = 600.0  # of a one-time key
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _ENDPOINT = "inproc://zeromq.zap.01"  # fixed by ZeroMQ's RFC 27
-_DOMAIN = b"serl-chunk"
 _WITHOUT_TOKEN = (message_types.WHO, handshake.HELLO, message_types.INSPECT, message_types.ECHO)
 _TO_JOIN = "this key is for joining only. Run `serl-chunk keys join` with the line that contained it"
 
@@ -213,10 +200,7 @@ class Authenticator:
 
     def secure(self, s: zmq.Socket[bytes]) -> None:
         """Make a socket require a key. Call it before the socket is bound."""
-        s.curve_server = True
-        s.curve_secretkey = self._keys.pair.secret.encode()
-        s.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
-        s.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no peer is admitted while no thread answers
+        require_keys(s, self._keys.pair)
 
     def serve(self) -> None:
         while True:

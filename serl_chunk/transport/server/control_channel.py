@@ -15,9 +15,10 @@ from serl_chunk.transport.server.sessions import RefuseError, Session
 from serl_chunk.transport.server.snapshot_channel import SnapshotChannel
 from serl_chunk.transport.server.sockets import RateLimiter, address_of
 from serl_chunk.transport.storage import files
-from serl_chunk.transport.wire import codec, handshake, message_types, probe
-from serl_chunk.transport.wire.codec import Frame, Message, WireError
+from serl_chunk.transport.wire import handshake, message_types, probe
 from serl_chunk.types import SerlChunkError
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Frame, Message, WireError
 
 logger = logging.getLogger(__name__)
 

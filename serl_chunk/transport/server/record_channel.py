@@ -13,11 +13,12 @@ from serl_chunk.transport.server.sockets import ServerSockets
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.stream import Verdict
-from serl_chunk.transport.wire import codec, handshake, message_types, records
-from serl_chunk.transport.wire.codec import Frame, WireError, buffer_of
+from serl_chunk.transport.wire import handshake, message_types, records
 from serl_chunk.transport.wire.parts import PART, Assembly, Part, decode_part
 from serl_chunk.transport.wire.records import LOST, Item
 from serl_chunk.types import DataError, Record, StepBlock
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Frame, WireError, buffer_of
 
 log = logging.getLogger(__name__)
 

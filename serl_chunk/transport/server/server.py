@@ -10,15 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 from serl_chunk.config.transport import TransportConfig
-from serl_chunk.transport import sockets
 from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.server.control_channel import ControlChannel, Welcome
 from serl_chunk.transport.server.record_channel import RecordReceiver
 from serl_chunk.transport.server.sessions import Session, SessionInfo, Sessions
 from serl_chunk.transport.server.snapshot_channel import Fetch, SnapshotChannel
 from serl_chunk.transport.server.sockets import ServerSockets
+from serl_chunk.transport.sockets import check_port
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.types import ConfigError, Record, SerlChunkError, Snapshot
+from serl_chunk_robot.wire import sockets
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class LearnerServer:
 
         Raises ConfigError for a port in use, an address that is not this machine's, or a refused bind.
         """
-        sockets.check_port(port)
+        check_port(port)
         if keys is None and not insecure and not sockets.is_loopback(bind):
             raise ConfigError(
                 f"{bind} lets other machines connect, without encryption or authentication. Make keys with "

@@ -10,10 +10,11 @@ from typing import Any
 
 from serl_chunk.transport.server.sessions import Session, Sessions
 from serl_chunk.transport.server.sockets import ServerSockets
-from serl_chunk.transport.wire import codec, message_types, snapshots
-from serl_chunk.transport.wire.codec import Message, WireError
+from serl_chunk.transport.wire import message_types, snapshots
 from serl_chunk.transport.wire.snapshots import Published
 from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Message, WireError
 
 logger = logging.getLogger(__name__)
 

@@ -13,14 +13,15 @@ from typing import Any
 import zmq
 
 from serl_chunk.config.transport import TransportConfig
-from serl_chunk.transport import sockets
 from serl_chunk.transport.security.client import Outcome
 from serl_chunk.transport.security.server import Authenticator, ServerKeys
 from serl_chunk.transport.server.connection_guard import ConnectionGuard
-from serl_chunk.transport.sockets import CHANNELS, Clock, Counters, Waker, endpoint, try_receive, try_send
-from serl_chunk.transport.wire.codec import MAX_HEADER_BYTES, Frame, Limits, WireError, shown
+from serl_chunk.transport.sockets import CHANNELS, Clock, Counters
 from serl_chunk.transport.wire.parts import MAX_PART_BYTES
 from serl_chunk.types import ConfigError
+from serl_chunk_robot.wire import sockets
+from serl_chunk_robot.wire.codec import MAX_HEADER_BYTES, Frame, Limits, WireError, shown
+from serl_chunk_robot.wire.sockets import Waker, endpoint, try_receive, try_send
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class ServerSockets:
             self._bind(channel, bind, port + offset, port)
 
     def _bind(self, channel: str, bind: str, port: int, first: int) -> None:
-        s = sockets.make_socket(self._context, zmq.ROUTER, self.config, _MAX_FRAME_BYTES[channel])
+        s = sockets.make_socket(self._context, zmq.ROUTER, self.config.max_message_bytes, _MAX_FRAME_BYTES[channel])
         self._sockets[channel] = s
         if self.authenticator is not None:
             self.authenticator.secure(s)

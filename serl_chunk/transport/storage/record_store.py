@@ -20,10 +20,11 @@ import msgpack
 from serl_chunk.transport.storage.journal import Entry, Journal, JournalError
 from serl_chunk.transport.storage.segment import Buffer
 from serl_chunk.transport.stream import SessionState, Verdict
-from serl_chunk.transport.wire import codec, records
-from serl_chunk.transport.wire.codec import Frame, Limits, WireError
+from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.records import Item
 from serl_chunk.types import Amend, ConfigError, Record
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Frame, Limits, WireError
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from serl_chunk.config.compatibility import SETTINGS
-from serl_chunk.transport.wire import codec
-from serl_chunk.transport.wire.codec import Frame, Message, WireError
 from serl_chunk.types import PolicyOrigin, SerlChunkError
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Frame, Message, WireError
 
 PROTOCOL = 5  # 5: snapshots are pulled by the digests of their leaves
 HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from serl_chunk.transport.wire.codec import WireError
+from serl_chunk_robot.wire.codec import WireError
 
 MAX_PIXELS = 1 << 24  # of one image
 MAX_DECODED_BYTES = 1 << 28  # of the images of one camera in one message; senders put a few MiB in one

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serl_chunk.transport.wire import codec
-from serl_chunk.transport.wire.codec import Frame, Limits, Message, WireError
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Frame, Limits, Message, WireError
 
 PART = "part"
 MAX_PART_BYTES = (1 << 20) + (1 << 16)  # and so of a frame on the data channel: what is larger travels in parts

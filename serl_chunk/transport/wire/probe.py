@@ -10,8 +10,9 @@ import functools
 import time
 from typing import NamedTuple
 
-from serl_chunk.transport.wire import codec, handshake, message_types
-from serl_chunk.transport.wire.codec import Frame, Message, WireError
+from serl_chunk.transport.wire import handshake, message_types
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Frame, Message, WireError
 
 MAX_ECHO_BYTES = 1 << 20
 AT_ONCE = 512  # probes answered at once, from all peers together: a doctor needs about 150 ...

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serl_chunk.transport.wire import codec
-from serl_chunk.transport.wire.codec import Frame, Message, WireError
 from serl_chunk.transport.wire.jpeg import JpegImage, JpegImages, encode_jpeg, jpeg_images
 from serl_chunk.types import (
     ABSENT_COLUMNS,
@@ -34,6 +32,8 @@ from serl_chunk.types import (
     Step,
     StepBlock,
 )
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Frame, Message, WireError
 
 BEGIN, STEPS, END, AMEND = "begin", "steps", "end", "amend"
 KINDS = (BEGIN, STEPS, END, AMEND)

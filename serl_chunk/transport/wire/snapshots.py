@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from serl_chunk.transport.wire import codec
-from serl_chunk.transport.wire.codec import Frame, Message, WireError
 from serl_chunk.types import PolicyOrigin, Snapshot
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Frame, Message, WireError
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.storage.spool import Spool
-from serl_chunk.transport.wire.codec import Limits, size_of
 from serl_chunk.types import Begin, End, Outcome, Source, Step
+from serl_chunk_robot.wire.codec import Limits, size_of
 
 HERE = "127.0.0.1"
 

@@ -37,8 +37,8 @@ from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.storage import files
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.wire import handshake
-from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import ConfigError, Snapshot
+from serl_chunk_robot.wire.codec import Limits
 
 HERE = "127.0.0.1"
 EVERYTHING = [
@@ -431,7 +431,7 @@ def test_a_learner_without_keys(config, shared, keys, tmp_path, monkeypatch):
     with learner(port, shared):
         assert checks_of(config, where(port))["key"].said.startswith("none needed")
         assert failures(checks_of(config, where(port, keys=str(folder)))) == ["key"]
-        monkeypatch.setattr("serl_chunk.transport.sockets.is_loopback", lambda host: False)
+        monkeypatch.setattr("serl_chunk_robot.wire.sockets.is_loopback", lambda host: False)
         monkeypatch.setattr("serl_chunk.transport.security.client.is_loopback", lambda host: False)
         checks = checks_of(config, where(port, keys=str(folder)))
         assert failures(checks) == ["key"]

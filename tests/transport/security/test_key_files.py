@@ -15,10 +15,11 @@ from errors import naming
 from key_tools import HERE, invited, joined
 from transport_tools import eventually, linked, send_episode, serving
 
-from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, JoinToken, add_line, default_folder
+from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, JoinToken, add_line
 from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.wire.handshake import UnreachableError
 from serl_chunk.types import ConfigError
+from serl_chunk_robot.wire.curve import default_folder
 
 # Files.
 

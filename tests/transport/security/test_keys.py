@@ -18,13 +18,15 @@ from ports import free_port
 from transport_tools import CONFIG, CONTRACT, Inbox, RawActor, eventually, linked, send_episode, serving
 
 from serl_chunk.transport.security import client
-from serl_chunk.transport.security.client import Outcome, UnencryptedPeerError, enroll, explain, mechanism_at, use_keys
-from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, JoinToken, Pair, to_bytes
+from serl_chunk.transport.security.client import Outcome, UnencryptedPeerError, enroll, explain, mechanism_at
+from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, JoinToken
 from serl_chunk.transport.security.server import VALID_SECONDS, ServerKeys
-from serl_chunk.transport.wire import codec, handshake, message_types
-from serl_chunk.transport.wire.codec import Limits
+from serl_chunk.transport.wire import handshake, message_types
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 from serl_chunk.types import ConfigError
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Limits
+from serl_chunk_robot.wire.curve import Pair, fingerprint, to_bytes, use_keys
 
 # Who gets in.
 
@@ -141,17 +143,16 @@ def test_the_wrong_cases_have_a_sentence_each(learner, tmp_path, port, caplog):
         with linked(port, keys=good) as link:  # and the learner goes on
             send_episode(link, "a", 3)
             assert link.flush(10)
-    print_of = client.fingerprint
-    assert re.match(naming(f"{HERE}:{port}", "left", print_of(unknown.pair.public), "revoked"), said["unknown"])
+    assert re.match(naming(f"{HERE}:{port}", "left", fingerprint(unknown.pair.public), "revoked"), said["unknown"])
     assert "minutes" not in said["unknown"]  # of a line: this machine has joined
-    assert re.match(naming(f"{HERE}:{port}", print_of(other.server), other.file, "ip"), said["other"])
+    assert re.match(naming(f"{HERE}:{port}", fingerprint(other.server), other.file, "ip"), said["other"])
     assert re.match(naming(f"{HERE}:{port}", "keys", "insecure"), said["none"])
     assert all("serl-chunk keys add NAME" in s for s in said.values())
     assert stats["keys_refused"] >= 1
     assert stats["handshakes_failed"] >= 2
     assert stats["sessions"] == stats["records"] == 0
     log = caplog.text
-    assert f"control message from {HERE}: unknown key: {client.fingerprint(unknown.pair.public)}" in log
+    assert f"control message from {HERE}: unknown key: {fingerprint(unknown.pair.public)}" in log
     assert "run `serl-chunk keys add NAME --keys" in log
     assert "a connection without a key" in log or "a connection that ended before it named a key" in log  # a race
     assert "a key exchange for another learner" in log
@@ -344,8 +345,8 @@ def test_a_revoked_key_is_cut_and_stays_out(learner, tmp_path, port, caplog):
             # By another process, as the command does it.
             assert ServerKeys.open(learner.folder, learner._clock).revoke("left").public == keys.pair.public
             eventually(lambda: link.error is not None)
-            fingerprint = client.fingerprint(keys.pair.public)
-            assert re.match(naming("left", fingerprint, "revoked"), str(link.error))
+            shown = fingerprint(keys.pair.public)
+            assert re.match(naming("left", shown, "revoked"), str(link.error))
             send_episode(other, "a", 5)
             assert other.flush(10)  # the others notice nothing
         assert re.match(naming(f"{HERE}:{port}", "left", "revoked"), refusal(port, keys))

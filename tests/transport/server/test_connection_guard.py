@@ -18,7 +18,8 @@ from ports import free_port
 from transport_tools import CONFIG, Inbox, RawActor, eventually, linked, send_episode, serving
 
 from serl_chunk.transport.sockets import CHANNELS
-from serl_chunk.transport.wire import codec, message_types
+from serl_chunk.transport.wire import message_types
+from serl_chunk_robot.wire import codec
 
 BOUND = 200 << 20  # bytes that the process may grow by
 PART = bytes(1 << 20)

@@ -9,7 +9,8 @@ from ports import free_port
 from transport_tools import CONFIG, Inbox, eventually, linked, send_episode, serving
 
 from serl_chunk.transport.server.sockets import RateLimiter
-from serl_chunk.transport.wire import codec, handshake, message_types
+from serl_chunk.transport.wire import handshake, message_types
+from serl_chunk_robot.wire import codec
 
 
 class Clock:

@@ -9,10 +9,11 @@ import pytest
 from ports import free_port
 from transport_tools import CONFIG, Inbox, RawActor, eventually, serving, step
 
-from serl_chunk.transport.wire import codec, message_types, records
+from serl_chunk.transport.wire import message_types, records
 from serl_chunk.transport.wire.handshake import REFUSED
 from serl_chunk.transport.wire.parts import PART, encode_part
 from serl_chunk.types import Begin, StepBlock
+from serl_chunk_robot.wire import codec
 
 FRAMES = records.encode_record(StepBlock.from_steps("e", [step(t, t) for t in range(12)]), 1)
 TOTAL = codec.size_of(FRAMES)

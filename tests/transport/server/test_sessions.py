@@ -11,11 +11,11 @@ from errors import naming
 from ports import free_port
 from transport_tools import CONFIG, CONTRACT, LIMITS, Inbox, RawActor, eventually, linked, send_episode, serving, step
 
-from serl_chunk.transport import sockets
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.server import sessions
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.server.sessions import RefuseError, Sessions
+from serl_chunk.transport.sockets import CHANNELS
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.stream import SessionState
 from serl_chunk.transport.wire import records
@@ -260,6 +260,6 @@ def test_a_rolled_back_spool_is_refused_and_a_lost_stretch_counted():
 
 def test_free_ports_are_three():
     port = free_port()
-    for offset in range(len(sockets.CHANNELS)):
+    for offset in range(len(CHANNELS)):
         with socket.create_server(("127.0.0.1", port + offset)):
             pass

@@ -23,9 +23,10 @@ from transport_tools import LIMITS, Inbox, end, eventually, linked, send_episode
 from serl_chunk.transport.storage import spool as spool_module
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.spool import Kept, Spool
-from serl_chunk.transport.wire import codec, records
+from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.records import LOST, Item
 from serl_chunk.types import Begin, ConfigError, DataError, End, Outcome, StepBlock
+from serl_chunk_robot.wire import codec
 
 
 def opened(folder, **options) -> Spool:

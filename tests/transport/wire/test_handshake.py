@@ -7,10 +7,11 @@ from errors import naming
 from ports import free_port
 from transport_tools import CONTRACT, LIMITS, linked, serving
 
-from serl_chunk.transport.wire import codec, handshake
-from serl_chunk.transport.wire.codec import WireError
+from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import Hello, RefusedError
 from serl_chunk.types import Begin, ConfigError, SerlChunkError
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import WireError
 
 HELLO = Hello("s", 1, "a", CONTRACT, "", -1, 0, 5, 0, 3)
 

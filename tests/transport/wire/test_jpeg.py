@@ -16,11 +16,12 @@ from PIL import Image, JpegImagePlugin
 from ports import free_port
 from transport_tools import CONFIG, LIMITS, RawActor, eventually, linked, serving
 
-from serl_chunk.transport.wire import codec, records
-from serl_chunk.transport.wire.codec import WireError
+from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.jpeg import MAX_DECODED_BYTES, MAX_PIXELS, JpegImages, encode_jpeg, jpeg_images
 from serl_chunk.transport.wire.parts import MAX_PART_BYTES, encode_part
 from serl_chunk.types import Begin, End, Outcome, Source, Step, StepBlock
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import WireError
 
 Y, X = np.mgrid[0:96, 0:128]
 SMOOTH = np.stack([Y * 2, X, (X + Y)], -1).astype(np.uint8)

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transport_tools import LIMITS, step
 
-from serl_chunk.transport.wire import codec, records
-from serl_chunk.transport.wire.codec import Limits, Message, WireError
+from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.parts import PART, Assembly, decode_part, encode_part
 from serl_chunk.types import StepBlock
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Limits, Message, WireError
 
 
 def record() -> list[bytes]:

@@ -9,9 +9,10 @@ import pytest
 from errors import naming
 from transport_tools import LIMITS, end, step
 
-from serl_chunk.transport.wire import codec, records
-from serl_chunk.transport.wire.codec import Message, WireError
+from serl_chunk.transport.wire import records
 from serl_chunk.types import Amend, Begin, End, Outcome, SparseRows, StepBlock
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Message, WireError
 
 
 def round_trip(record, first=7):

@@ -16,10 +16,11 @@ from ports import free_port
 from transport_tools import CONFIG, LIMITS, RawActor, eventually, linked, serving
 
 from serl_chunk.transport.client.snapshots import FetchError, SnapshotClient
-from serl_chunk.transport.wire import codec, snapshots
-from serl_chunk.transport.wire.codec import Message, WireError
+from serl_chunk.transport.wire import snapshots
 from serl_chunk.transport.wire.snapshots import Manifest, Published, Pull, answer_pull
 from serl_chunk.types import ConfigError, DataError, PolicyOrigin, Snapshot
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Message, WireError
 
 ORIGIN = PolicyOrigin()._asdict()
 

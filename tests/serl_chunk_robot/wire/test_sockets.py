@@ -11,10 +11,9 @@ import pytest
 import zmq
 from errors import naming
 
-from serl_chunk.config.transport import TransportConfig
-from serl_chunk.transport import sockets
-from serl_chunk.transport.sockets import Waker, try_receive, try_send
-from serl_chunk.types import ConfigError
+from serl_chunk_robot.errors import ConfigError
+from serl_chunk_robot.wire import sockets
+from serl_chunk_robot.wire.sockets import Waker, try_receive, try_send
 
 
 @pytest.fixture
@@ -116,7 +115,7 @@ def test_a_name_with_both_kinds_of_address_is_reached_over_ipv4(monkeypatch, fam
         return [(f, socket.SOCK_STREAM, 6, "", ("::1" if f == socket.AF_INET6 else "127.0.0.1", 0)) for f in families]
 
     monkeypatch.setattr(sockets.socket, "getaddrinfo", resolve)
-    with zmq.Context() as context, sockets.make_socket(context, zmq.DEALER, TransportConfig()) as s:
+    with zmq.Context() as context, sockets.make_socket(context, zmq.DEALER, 1 << 20) as s:
         sockets._families.cache_clear()
         sockets.connect(s, "gpu.lab", 5588)
         assert s.getsockopt(zmq.IPV6) == ipv6
@@ -136,7 +135,7 @@ def test_a_network_that_is_away_changes_nothing_about_the_address(monkeypatch):
     monkeypatch.setattr(sockets.socket, "getaddrinfo", resolve)
     with zmq.Context() as context:
         for _ in range(2):
-            with sockets.make_socket(context, zmq.DEALER, TransportConfig()) as s:
+            with sockets.make_socket(context, zmq.DEALER, 1 << 20) as s:
                 sockets.connect(s, "gpu6.lab", 5588)
                 assert s.getsockopt(zmq.IPV6) == 1
     assert asked == ["gpu6.lab"]
@@ -145,7 +144,7 @@ def test_a_network_that_is_away_changes_nothing_about_the_address(monkeypatch):
 @pytest.mark.parametrize("host", ["http://gpu:5588", "gpu box"])
 def test_what_is_no_host_is_said(host):
     context = zmq.Context()
-    s = sockets.make_socket(context, zmq.DEALER, TransportConfig())
+    s = sockets.make_socket(context, zmq.DEALER, 1 << 20)
     with pytest.raises(ConfigError, match=naming(host)):
         sockets.connect(s, host, 5588)
     context.destroy(linger=0)

@@ -12,21 +12,19 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence, Union
 
-import ml_dtypes
 import msgpack
 import numpy as np
 import zmq
 
-from serl_chunk.types import DataError
+from serl_chunk_robot.errors import DataError
 
 DTYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(name)
     for name in ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
                  "float16", "float32", "float64")
-} | {"bfloat16": np.dtype(ml_dtypes.bfloat16)}  # fmt: skip
+}  # fmt: skip
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 MAX_HEADER_BYTES = 1 << 20  # a manifest of 5,000 leaves fits; images never travel in a header
@@ -35,10 +33,10 @@ _MAX_INLINE_TOTAL = MAX_HEADER_BYTES // 2  # of them together in one message; th
 MAX_DIMS = 8
 MAX_PATH = 512  # characters
 
-Frame = zmq.Frame | bytes | memoryview
+Frame = Union[zmq.Frame, bytes, memoryview]
 
 if sys.byteorder != "little":  # the frames are the arrays' memory
-    raise ImportError("serl_chunk.transport needs a little-endian machine")
+    raise ImportError("serl_chunk_robot needs a little-endian machine")
 
 
 class WireError(DataError):
@@ -77,7 +75,7 @@ def encode(kind: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray
             inlined += array.nbytes
             continue
         table.append((path, name, array.shape))
-        # A view by the buffer protocol costs half of numpy's, but has no bfloat16.
+        # A view by the buffer protocol costs half of numpy's, but has no bfloat16 (of kind V).
         plain = array.flags.c_contiguous and array.dtype.isnative and array.dtype.kind != "V"
         frames.append(array.data.cast("B") if plain and array.size else raw_bytes(array).data)
     try:
@@ -85,6 +83,17 @@ def encode(kind: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray
     except (TypeError, ValueError, OverflowError) as e:
         raise WireError(f"message {kind!r}: its header holds a value that msgpack cannot express: {e}") from e
     return frames
+
+
+def register_dtype(name: str, dtype: np.dtype[Any]) -> None:
+    """Allow one more dtype on the wire. Both sides must register it, under the same name.
+
+    Raises ValueError for a dtype that holds objects, and for the name of another dtype.
+    """
+    if dtype.hasobject or DTYPES.get(name, dtype) != dtype:
+        raise ValueError(f"{name!r}: {dtype} cannot be registered. Use a dtype without objects, and a free name.")
+    DTYPES[name] = dtype
+    _NAMES[dtype] = name
 
 
 def raw_bytes(array: np.ndarray) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""What travels between processes: messages, arrays, sockets and keys."""
