@@ -197,6 +197,12 @@ def _doctor(arguments: list[str]) -> int:
     return run_doctor(config, where, flags.spool_path, flags.json)
 
 
+def _robot(arguments: list[str]) -> int:
+    from serl_chunk_robot.main import main
+
+    return main(arguments, program="serl-chunk robot")
+
+
 class Command(NamedTuple):
     """A command of its own: what it runs, and a line for the help."""
 
@@ -214,4 +220,5 @@ COMMANDS: dict[str, Command] = {
     "report": Command(_report, "write the report of a run"),
     "keys": Command(_keys, "admit robot PCs to a learner over a network"),
     "doctor": Command(_doctor, "check what lies between a robot PC and its learner"),
+    "robot": Command(_robot, "the serl-chunk-robot command, for PCs that drive a robot"),
 }
