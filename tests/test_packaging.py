@@ -75,10 +75,7 @@ MODULES = {
     "pyzmq": "zmq",
 }
 """Distributions whose module has another name."""
-LATER = {
-    "msgpack_numpy",
-    "tomli",
-}  # the robot server's messages and configuration, which are still to come; in Python from 3.11 on
+LATER = {"tomli"}  # the robot server's configuration, which is still to come; in Python from 3.11 on
 
 
 def imported(folders: Iterable[Path]) -> tuple[set[str], set[str]]:
@@ -105,7 +102,7 @@ def test_dependencies_are_what_is_imported():
     extras = project["optional-dependencies"]
     named = [*project["dependencies"], *(d for extra, wanted in extras.items() if extra != "dev" for d in wanted)]
     modules, (statements, texts) = modules_of(named), imported(ROOT / folder for folder in SOURCES)
-    assert modules - LATER - statements - texts == set(), "nothing imports them"
+    assert modules - statements - texts == set(), "nothing imports them"
     own = {"serl_chunk", "serl_chunk_robot"}
     assert statements - modules - set(sys.stdlib_module_names) - own == set(), "no dependency has them"
 

@@ -312,6 +312,9 @@ def test_every_module_and_public_name_of_it_is_documented():
     assert not missing
 
 
+ENCODES = ROBOT / "wire" / "arrays.py"  # writes msgpack_numpy's layout, and reads it with a decoder of its own
+
+
 def test_nothing_unpickles():
     """Loading a pickle runs what its writer likes. Names may speak of it: `.pkl` demonstrations are refused."""
     unsafe = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
@@ -366,7 +369,7 @@ def test_nothing_unpickles_by_another_name():
         wrong += [
             f"{path.relative_to(ROOT)}:{line} imports {name}"
             for line, name in imports(path)
-            if name.split(".")[0] == "msgpack_numpy"
+            if name.split(".")[0] == "msgpack_numpy" and (path, name) != (ENCODES, "msgpack_numpy.encode")
         ]
     assert not wrong
     for text in (

@@ -25,7 +25,11 @@ for file in sorted((root / "serl_chunk_robot").rglob("*.py")):
 
 USE = """
 import numpy as np
-from serl_chunk_robot.wire import codec, curve, sockets
+from serl_chunk_robot.main import main
+from serl_chunk_robot.wire import arrays, codec, curve, sockets
+values = {"q": np.arange(6, dtype=np.float32).reshape(2, 3).T, "n": np.int64(3), "names": ["a", "b"]}
+got = arrays.unpack(arrays.pack(values), 1000)
+assert np.array_equal(got.pop("q"), values["q"]) and got == {"n": 3, "names": ["a", "b"]}
 message = codec.decode(codec.encode("k", {"a": 1}, {"q": np.zeros(5000)}), codec.Limits(1 << 20, 8))
 assert message.header == {"a": 1} and message.arrays["q"].shape == (5000,)
 import zmq
@@ -41,6 +45,7 @@ waker.drain()
 waker.close()
 assert curve.Pair.of_secret(curve.Pair.new().secret) and sockets.is_loopback("::1")
 context.destroy(linger=0)
+assert main([]) == 0
 """
 
 
