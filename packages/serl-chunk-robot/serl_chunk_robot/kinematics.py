@@ -1,0 +1,77 @@
+"""Where the points of arms are: forward kinematics of chains of hinges, in numpy, for many poses at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+
+class Link(NamedTuple):
+    """A hinge: its place and orientation in its parent's frame, and the axis that it turns about in its own."""
+
+    offset: Tuple[float, float, float]  # m
+    axis: Tuple[float, float, float]  # of length 1
+
+
+class Chain:
+    """One arm.
+
+    Args:
+        base: position in the world, m.
+        yaw: of the base about the world's z, rad.
+        links: from the base outwards.
+        tip: of the last link's frame, m.
+    """
+
+    def __init__(self, base: Sequence[float], yaw: float, links: Sequence[Link], tip: Sequence[float]) -> None:
+        count = len(links)
+        if not count or not all(abs(np.linalg.norm(link.axis) - 1) < 1e-6 for link in links):
+            raise ValueError("a chain needs links, and their axes are of length 1")
+        c, s = np.cos(yaw), np.sin(yaw)
+        self.base = np.array([[c, -s, 0, base[0]], [s, c, 0, base[1]], [0, 0, 1, base[2]], [0, 0, 0, 1]], np.float64)
+        self.tip = np.array([*tip, 1.0])
+        # Rodrigues: R = I + sin K + (1 - cos) K^2, next to the offset, which does not turn.
+        self.still = np.tile(np.eye(4), (count, 1, 1))
+        self.still[:, :3, 3] = [link.offset for link in links]
+        self.k = np.zeros((count, 4, 4))
+        self.k[:, :3, :3] = [[[0, -z, y], [z, 0, -x], [-y, x, 0]] for x, y, z in (link.axis for link in links)]
+        lengths = [np.linalg.norm(link.offset) for link in links[1:]] + [np.linalg.norm(tip)]
+        self.levers = np.cumsum(lengths[::-1])[::-1]  # float64[L], m: the farthest that a point is from each hinge
+
+
+class Arms:
+    """The chains of all arms, each with as many links as the others. `arms(poses)` are their points in the world.
+
+    Args:
+        chains: one for each arm.
+        joints: of each chain, where its joints are in a pose, as many as it has links.
+        size: joints of a pose; some may move no point, as a gripper's.
+    """
+
+    def __init__(self, chains: Sequence[Chain], joints: Sequence[Sequence[int]], size: int) -> None:
+        counts = {len(chain.still) for chain in chains} | {len(indices) for indices in joints}
+        if len(counts) != 1 or len(chains) != len(joints):
+            raise ValueError("each chain needs as many links as the others, and as many joints")
+        self.joints = np.array(joints, np.intp)  # [A, L]
+        self.levers = np.zeros(size)  # m: the farthest that a joint's turn of 1 rad moves a point
+        for chain, indices in zip(chains, self.joints):
+            self.levers[indices] = np.maximum(self.levers[indices], chain.levers)
+        self._base = np.stack([chain.base for chain in chains])[:, None]
+        self._still = np.stack([chain.still + chain.k @ chain.k for chain in chains])[:, :, None]
+        self._k = np.stack([chain.k for chain in chains])[:, :, None]
+        self._k2 = self._k @ self._k
+        self._tip = np.stack([chain.tip for chain in chains])[:, None, :, None]
+
+    def __call__(self, poses: np.ndarray) -> np.ndarray:
+        """float64[A, N, L + 1, 3], m, of poses float64[N, J], rad: the origins of an arm's links, and its tip."""
+        q = poses.T[self.joints][..., None, None]  # [A, L, N, 1, 1]
+        turns = self._still + np.sin(q) * self._k - np.cos(q) * self._k2
+        arms, links, count = turns.shape[:3]
+        points = np.empty((arms, count, links + 1, 3))
+        frame = self._base
+        for i in range(links):
+            frame = frame @ turns[:, i]
+            points[:, :, i] = frame[..., :3, 3]
+        points[:, :, links] = (frame @ self._tip)[..., :3, 0]
+        return points

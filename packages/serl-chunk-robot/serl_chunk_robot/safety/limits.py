@@ -1,0 +1,37 @@
+"""The limits of a robot under one profile, as the gate applies them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Tuple
+
+import numpy as np
+
+from serl_chunk_robot.safety.motion import Rates
+
+
+class Workspace(NamedTuple):
+    """Where an arm's points may be, metres in the world: a box, whose floor is the table, and the arms' distance.
+
+    `radius` is that of the sphere around each point of the arm.
+    """
+
+    low: np.ndarray  # float64[3]
+    high: np.ndarray
+    between_arms: float = 0.0
+    radius: float = 0.0
+
+
+class Limits(NamedTuple):
+    """Of J joints, all arms together, in the order of the command; arrays are float64[J]."""
+
+    low: np.ndarray  # rad, or a gripper's own unit
+    high: np.ndarray
+    rates: Rates
+    following: np.ndarray  # largest distance of the set point from the measured joint
+    first: np.ndarray  # largest distance of a first command from the set point
+    overspeed: np.ndarray  # measured velocity that stops the robot
+    grippers: Tuple[int, ...] = ()
+    grip_effort: float = np.inf  # effort above which a closed gripper counts as squeezing
+    grip_seconds: float = np.inf  # so long it may squeeze before it relaxes
+    workspace: object = None  # Workspace or None
+    digest: str = ""  # of the profile's text, recorded with each episode

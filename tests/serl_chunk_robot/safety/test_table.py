@@ -1,0 +1,145 @@
+"""The table of states and events, and the machine that follows it, against rules that were written apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from serl_chunk_robot.safety import table
+from serl_chunk_robot.safety.table import BY_EVENT, EVENTS, ROLES, STATES, STOPS, TABLE, Machine, markdown
+
+# Written from the description of the server, not from the table.
+# event -> who may; from which states; into which; whether commands of before are dropped
+LATCHING = ("stop", "fault", "doubtful", "overspeed", "clock")
+LATCHING_IN_RUN = ("rejected", "lapses", "silence")
+RULES: dict[str, tuple[set[str], dict[str, str], bool]] = {
+    "clear": ({"operator"}, {"STOPPED": "HOLD"}, True),
+    "torque_off": ({"operator"}, {"HOLD": "STOPPED"}, True),
+    "park": ({"operator"}, {"HOLD": "MOVE"}, False),
+    "jog": ({"operator"}, {"HOLD": "MOVE"}, False),
+    "scene": ({"operator"}, {"HOLD": "MOVE"}, False),
+    "arm": ({"operator", "controller"}, {"HOLD": "RUN"}, False),
+    "reset": ({"operator", "controller"}, {"HOLD": "MOVE"}, False),
+    "release": ({"operator", "controller"}, {"RUN": "BRAKE"}, False),
+    "hold": ({"operator"}, {"RUN": "BRAKE", "MOVE": "BRAKE"}, True),
+    "lapse": ({"server"}, {"RUN": "BRAKE"}, True),
+    "lost": ({"server"}, {"RUN": "BRAKE", "MOVE": "BRAKE"}, True),
+    "effort": ({"server"}, {"MOVE": "BRAKE"}, True),
+    "done": ({"server"}, {"MOVE": "HOLD"}, False),
+}
+for name in LATCHING:
+    moves = {"STOPPED": "STOPPED", "HOLD": "STOPPED", "RUN": "BRAKE", "MOVE": "BRAKE", "BRAKE": "BRAKE"}
+    RULES[name] = (set(ROLES) if name == "stop" else {"server"}, moves, True)
+for name in LATCHING_IN_RUN:
+    RULES[name] = ({"server"}, {"HOLD": "STOPPED", "RUN": "BRAKE", "BRAKE": "BRAKE"}, True)
+
+
+class Model:
+    """The same machine, from RULES."""
+
+    def __init__(self) -> None:
+        self.state, self.latches, self.generation = "STOPPED", True, 0
+        self.first = ""  # the event that latched
+
+    def apply(self, event: str, role: str) -> bool:
+        if event == "standing":
+            if self.state != "BRAKE" or role != "server":
+                return False
+            self.state = "STOPPED" if self.latches else "HOLD"
+            return True
+        who, moves, drops = RULES[event]
+        if self.state not in moves or role not in who:
+            return False
+        stops = event in LATCHING or event in LATCHING_IN_RUN or event == "torque_off"
+        if stops and not self.latches:
+            self.first = event
+        self.latches = stops or (self.state == "BRAKE" and self.latches)
+        self.state = moves[self.state]
+        self.generation += drops
+        return True
+
+
+def test_every_state_and_event_has_at_most_one_row():
+    assert max(Counter((row.state, row.event) for row in TABLE).values()) == 1
+    assert len(BY_EVENT) == len(TABLE)
+    assert {row.state for row in TABLE} | {row.next for row in TABLE} == set(STATES)
+    assert {row.who for row in TABLE} <= set(ROLES)
+    assert all(bool(row.then) == (row.next == "BRAKE") for row in TABLE)
+    assert set(EVENTS) == set(RULES) | {"standing"}
+
+
+def test_stops_are_there_in_every_state():
+    assert set(STOPS) == set(LATCHING)
+    assert all((state, event) in BY_EVENT for state in STATES for event in STOPS)
+    assert all(BY_EVENT[state, event].drops for state in STATES for event in STOPS)
+
+
+@pytest.mark.parametrize("event", STOPS)
+@pytest.mark.parametrize("before", [(), ("clear",), ("clear", "arm"), ("clear", "park"), ("clear", "arm", "lapse")])
+def test_a_stop_needs_nothing_but_standing_still(before: tuple[str, ...], event: str):
+    machine = Machine()
+    for earlier in before:
+        assert machine.apply(earlier, BY_EVENT[machine.state, earlier].who).row
+    generation = machine.generation
+    assert machine.apply(event, by="K", detail="D").row
+    if machine.state == "BRAKE":
+        machine.apply("standing")
+    assert machine.state == "STOPPED"
+    assert machine.generation > generation
+
+
+def test_only_an_operator_leaves_stopped():
+    for event in EVENTS:
+        for role in ROLES:
+            machine = Machine()
+            machine.apply(event, role)
+            assert (machine.state != "STOPPED") == (event == "clear" and role == "operator")
+
+
+@given(events=st.lists(st.tuples(st.sampled_from(EVENTS), st.sampled_from(ROLES)), max_size=60))
+def test_the_machine_follows_rules_that_were_written_apart(events: list[tuple[str, str]]):
+    machine, model = Machine(), Model()
+    for event, role in events:
+        before, word = machine.generation, machine.word
+        latched = model.latches
+        answer = machine.apply(event, role, by="K", detail=event)
+        done = model.apply(event, role)
+        assert bool(answer.row) == done, (event, role, machine.state)
+        assert (machine.state, machine.generation) == (model.state, model.generation)
+        assert machine.moving == (machine.state in ("RUN", "MOVE", "BRAKE"))
+        assert machine.generation >= before
+        if not done:
+            assert answer.word
+            assert machine.word == word
+        elif event in (*LATCHING, *LATCHING_IN_RUN, "lapse", "hold"):
+            assert machine.generation == before + 1
+        if latched and model.latches:
+            assert machine.word == word, "what latched first stays the reason"
+
+
+def test_what_latched_first_stays_the_reason():
+    machine = Machine()
+    machine.apply("clear", table.OPERATOR, by="Ann")
+    machine.apply("arm", table.CONTROLLER, by="actor")
+    machine.apply("fault", detail="left arm")
+    machine.apply("stop", table.ANY, by="Bob")
+    assert machine.word == "the driver reports a fault: left arm"
+    machine.apply("standing")
+    machine.apply("stop", table.ANY, by="Bob")
+    assert (machine.state, machine.word) == ("STOPPED", "the driver reports a fault: left arm")
+    assert machine.apply("clear", table.OPERATOR, by="Ann").word == "cleared by Ann"
+
+
+def test_refusals_name_the_state_or_the_role():
+    machine = Machine()
+    assert "arm is not possible in STOPPED" in machine.apply("arm", table.CONTROLLER).word
+    assert "clear is for the operator" in machine.apply("clear", table.CONTROLLER, by="actor").word
+    assert "nonsense is not possible" in machine.apply("nonsense").word
+
+
+def test_the_documents_show_every_row():
+    lines = markdown().splitlines()
+    assert len(lines) == 2 + len(TABLE)
+    assert all(line.count("|") == 7 for line in lines)
