@@ -140,6 +140,28 @@ def test_outside_a_limit_it_moves_inwards_only(name: str, side: int):
         assert (side * at.position <= side * start + 1e-8).all()
 
 
+@pytest.mark.parametrize("name", sorted(PROFILES))
+@pytest.mark.parametrize("side", [-1, 1])
+def test_a_goal_that_moves_on_through_a_limit_is_left_in_time(name: str, side: int):
+    """The set point is on the goal, at speed, when the way to the limit becomes too short to brake."""
+    of, dt = profile(name)
+    gate, at = Gate(of, dt), SetPoint.standing(np.zeros(J))
+    speed = 0.7 * of.rates.velocity[0]
+    start, tracked = 3 * (speed / of.rates.acceleration[0] + of.rates.acceleration[0] / of.rates.jerk[0]), 0
+    for k in range(int((start + 2.5 / speed) / dt)):
+        t = k * dt
+        way = speed * (t - start / np.pi * np.sin(np.pi * t / start)) / 2 if t < start else speed * (t - start / 2)
+        goal = np.full(J, side * way)
+        goal[[6, 13]] = 0
+        passed = keeps(gate, at, goal, at.position, LOW, HIGH)
+        at, tracked = passed.set_point, tracked + (passed.factor == 1 and t > start)
+    assert tracked > 10
+    assert gate.counts["limit"]
+    end = ends(at, gate).position
+    assert (end >= LOW - 1e-8).all()
+    assert (end <= HIGH + 1e-8).all()
+
+
 @settings(max_examples=examples(30))
 @given(
     seed=st.integers(0, 2**32 - 1),
