@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from robot_limits import LINKS, viperx
+
 from serl_chunk_robot.kinematics import Arms, Chain, Link
 
 BODIES = ("shoulder_link", "upper_arm_link", "upper_forearm_link", "lower_forearm_link", "wrist_link", "gripper_link")

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties import examples
 from robot_limits import HIGH, HOME, LOW, SPACE, J, limits, viperx
+
 from serl_chunk_robot.safety.gate import REJECTIONS, SLOWED, Command, Gate, Passed
 from serl_chunk_robot.safety.limits import Limits, Workspace
 from serl_chunk_robot.safety.motion import SetPoint, braked, stopping_distance

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from robot_limits import HIGH, HOME, LOW, J
+
 from serl_chunk_robot.safety.measured import Measured, Sample
 
 V, DT = 3.2, 0.005

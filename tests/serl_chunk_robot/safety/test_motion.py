@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties import examples
+
 from serl_chunk_robot.safety.motion import Rates, SetPoint, braked, peak_speed, stopping_distance
 
 N = 400  # joints, each with limits and a state of its own

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from serl_chunk_robot.safety import table
 from serl_chunk_robot.safety.table import BY_EVENT, EVENTS, ROLES, STATES, STOPS, TABLE, Machine, markdown
 

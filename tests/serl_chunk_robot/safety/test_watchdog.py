@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from serl_chunk_robot.safety.watchdog import Watchdog
 
 TICK = 0.02
