@@ -76,8 +76,8 @@ class Gate:
         self._goal: Optional[np.ndarray] = None  # of the last pass
 
     def begin(self) -> None:
-        """A controller has armed: its numbers begin anew."""
-        self._number = -1
+        """A controller has armed: its numbers and goals begin anew."""
+        self._number, self._goal = -1, None
 
     def rejects(self, command: Command, at: SetPoint, *, generation: int, validity: float, first: bool) -> str:
         """Why `command` is not taken, of REJECTIONS; empty where it is. `first`: since the robot was armed."""

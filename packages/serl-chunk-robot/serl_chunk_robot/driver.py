@@ -1,0 +1,103 @@
+"""What a driver is: the nine methods through which the loop reads and commands one robot, all its arms together.
+
+A driver of a lab is one class in one file (`serve robot.toml --driver my_arm.py:MyArm`); `drivers/sample.py` is one to
+copy. It runs in the loop's thread, so that no call may take longer than a part of a pass; what is slow, a camera above
+all, belongs into a process of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple, Protocol, Tuple
+
+import numpy as np
+
+
+class DriverSpec(NamedTuple):
+    """A robot as its driver knows it, all arms together, in the order of the command.
+
+    `state` is what an observation's state holds: "q", then names of `extra` with their lengths.
+    """
+
+    name: str
+    low: Tuple[float, ...]  # what the mechanism can reach: rad, m, or a gripper's own unit
+    high: Tuple[float, ...]
+    velocity: Tuple[float, ...]  # the fastest it can move, per second
+    grippers: Tuple[int, ...] = ()
+    arms: Tuple[Tuple[int, int], ...] = ()  # slices (first, past-last) of the command that one arm owns
+    state: Tuple[Tuple[str, int], ...] = ()
+    rate: float = 200.0  # Hz, of the loop
+    tick: float = 0.02  # s, of a control tick
+    cameras: Tuple[Tuple[str, int, int], ...] = ()  # name, height, width
+    brakes: bool = False  # arms that stand without torque: only these may lose it by a stop
+
+
+class Event(NamedTuple):
+    """What a simulated task reports of a tick: its reward, and whether that ended it."""
+
+    reward: float = 0.0
+    success: bool = False
+    failure: bool = False
+
+
+class Reading(NamedTuple):
+    """What a driver measured. Arrays are float64[J]; `stamp` is on the clock that the loop gave to `connect`, s."""
+
+    q: np.ndarray
+    dq: np.ndarray
+    effort: np.ndarray
+    stamp: float
+    faults: Tuple[str, ...] = ()
+    extra: Mapping[str, np.ndarray] = {}
+    events: Tuple[Event, ...] = ()
+    torque: bool = True  # False: the arms hold nothing
+
+
+class DriverError(Exception):
+    """The robot does not do what it was asked for, in one sentence."""
+
+
+class Driver(Protocol):
+    """One robot. Every method may raise, DriverError above all: the loop takes it for a fault and stops the robot."""
+
+    def spec(self) -> DriverSpec:
+        """Describe the robot; opens nothing."""
+        ...
+
+    def connect(self, clock: Any) -> None:
+        """Open the robot, and check modes, profiles, gains and current limits; change nothing that bears load."""
+        ...
+
+    def read(self) -> Reading:
+        """Return the newest measurement; never waits for another one."""
+        ...
+
+    def command(self, target: np.ndarray, dt: float) -> None:
+        """Send a set point, float64[J], that is to be reached after `dt` seconds; raises where it was not sent."""
+        ...
+
+    def hold(self) -> None:
+        """Keep the arms where the last set point put them, with torque on."""
+        ...
+
+    def set(self, name: str, value: Any) -> None:
+        """Set a named quantity: compliance, load, the scene's seed, and "torque" (False: all arms off).
+
+        Raises DriverError for an unknown name.
+        """
+        ...
+
+    def clear_faults(self) -> None:
+        """Clear what `faults` reported, and switch torque on with the arms where they are: nothing moves."""
+        ...
+
+    def stop(self, reason: str, level: int = 0) -> bool:
+        """Report a stop; True once the robot answered it.
+
+        Level 0: the loop brakes the set point, and the robot follows it to its end. Above: the robot did not answer for
+        100 ms, and stops by its own means, harder with each level. It keeps torque unless `spec().brakes`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the connection. Torque stays on."""
+        ...

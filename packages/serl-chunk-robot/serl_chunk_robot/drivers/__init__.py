@@ -1,0 +1,1 @@
+"""Drivers of robots: simulated ones, and a sample to copy."""

@@ -1,0 +1,95 @@
+"""Simulated arms without a simulator: joints that follow their targets with a first-order lag."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Optional
+
+import numpy as np
+
+from serl_chunk_robot.driver import DriverError, DriverSpec, Reading
+
+STIFFNESS = 20.0  # effort per rad between the target and the joint
+SINKS = 0.5  # s: of an arm without torque, on its way to its rest pose
+
+
+class FakeArms:
+    """Arms in simulated time: that of the clock given to `connect`.
+
+    An arm without torque sinks towards `rest`.
+
+    Args:
+        start: pose of all joints at connection, float64[J]. Torque is on.
+        lag: seconds in which the joints make 63 % of the way to their targets.
+        rest: pose of arms without torque, float64[J]; default: `start`.
+    """
+
+    def __init__(
+        self, spec: DriverSpec, start: np.ndarray, *, lag: float = 0.02, rest: Optional[np.ndarray] = None
+    ) -> None:
+        self._spec, self._lag = spec, lag
+        self.q = np.array(start, np.float64)
+        self.target = self.q.copy()
+        self.settings: Dict[str, Any] = {"compliance": 0.0, "load": 0.0}
+        self._rest = self.q.copy() if rest is None else np.array(rest, np.float64)
+        self._on = np.ones(len(self.q), bool)  # torque, of each joint
+        self._clock: Callable[[], float] = lambda: 0.0
+        self._moment = 0.0
+
+    def spec(self) -> DriverSpec:
+        """Describe the robot; opens nothing."""
+        return self._spec
+
+    def connect(self, clock: Callable[[], float]) -> None:
+        """Begin at the clock's current moment."""
+        self._clock, self._moment = clock, clock()
+
+    def read(self) -> Reading:
+        """Simulate up to the clock's moment and measure."""
+        self.advance()
+        goal = np.where(self._on, self.target, self._rest)
+        dq = (goal - self.q) / np.where(self._on, self._lag, SINKS)
+        effort = np.where(self._on, STIFFNESS * (self.target - self.q), 0.0)
+        return Reading(self.q.copy(), dq, effort, self._moment, torque=bool(self._on.all()))
+
+    def command(self, target: np.ndarray, dt: float) -> None:
+        """Take a set point."""
+        self.advance()
+        self.target = np.array(target, np.float64)
+
+    def hold(self) -> None:
+        """Keep the target."""
+
+    def set(self, name: str, value: Any) -> None:
+        """Set "compliance", "load" or "torque" (of all arms)."""
+        self.advance()
+        if name == "torque":
+            self._on[:] = bool(value)
+            self.target = self.q.copy()
+        elif name in self.settings:
+            self.settings[name] = value
+        else:
+            raise DriverError("{}: unknown. Valid: torque, {}.".format(name, ", ".join(sorted(self.settings))))
+
+    def clear_faults(self) -> None:
+        """Switch torque on; an arm that had none stays where it is."""
+        self.advance()
+        self.target = np.where(self._on, self.target, self.q)
+        self._on[:] = True
+
+    def stop(self, reason: str, level: int = 0) -> bool:
+        """Answer; above level 0 the arms stay where they are."""
+        self.advance()
+        if level:
+            self.target = self.q.copy()
+        return True
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def advance(self) -> None:
+        """Simulate up to the clock's moment; a clock that ran backwards moves nothing."""
+        now = self._clock()
+        elapsed, self._moment = max(now - self._moment, 0.0), now
+        goal = np.where(self._on, self.target, self._rest)
+        lag = np.where(self._on, self._lag, SINKS)
+        self.q = goal + (self.q - goal) * np.exp(-elapsed / lag)

@@ -1,0 +1,368 @@
+"""One pass of the control loop: read, judge, decide by the table, gate, command. It is given the time.
+
+Nothing here waits, opens a socket or reads a clock: `RobotLoop.run_pass` is called by the thread that keeps the
+deadlines, and by tests with moments of their own. All calls come from one thread.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, NamedTuple, Optional, Protocol, Tuple
+
+import numpy as np
+
+from serl_chunk_robot.driver import Driver, Event, Reading
+from serl_chunk_robot.safety.gate import Command, Gate
+from serl_chunk_robot.safety.measured import Measured, Sample
+from serl_chunk_robot.safety.motion import SetPoint
+from serl_chunk_robot.safety.table import BRAKE, HOLD, MOVE, OPERATOR, RUN, SERVER, STOPPED, Machine, Transition
+from serl_chunk_robot.safety.watchdog import Watchdog
+
+GAP = 0.1  # s between two passes, after which nothing is known of the time between them
+ANSWER = 0.1  # s until a driver that did not answer a stop is stopped by its next level
+EARLY = 1.5  # passes that a command may come before the one before it was reached, and wait for that
+
+
+class Refused(Exception):
+    """A request that is not possible now, in one sentence."""
+
+
+class Resistance(Exception):
+    """Raised by a motion that met an effort above its limit: the robot brakes to HOLD."""
+
+
+class Track:
+    """The path to the target of a command: a cubic, from where and how fast the path before it was.
+
+    It leads on from the path and not from the set point, so that a robot that was slowed catches up as the gate allows.
+    Moments are those of passes, s: a pass that comes late advances the path no further than one in time. The speed at
+    the end is that of a steady acceleration through the last three targets, so that targets on a parabola are followed
+    on it. A joint that would need an unbounded acceleration for that goes on at its mean speed, or stands if it turns.
+
+    Args:
+        start: where the path begins that has none before it, float64[J].
+        began: when the set point is where it is.
+        before: the track that this one replaces, if the robot was armed no later.
+        acceleration: the largest, float64[J].
+    """
+
+    def __init__(
+        self, start: np.ndarray, target: np.ndarray, began: float, *,
+        tick: float, dt: float, before: Optional[Track], acceleration: np.ndarray,
+    ) -> None:  # fmt: skip
+        self.target, self.end, self._began = target, began + tick, began
+        self._p0, self._step = start, target - start
+        self._v0 = self._v1 = np.zeros_like(target)  # per second
+        if before is not None:
+            # A jitter buffer: a late command moves the ends of ticks, an early one waits for the end of its tick.
+            if 0.0 <= before.end - began + 1e-9 <= min(EARLY * dt, 0.5 * tick):
+                self.end = before.end + tick
+            self._p0, self._v0 = before.goal(began), before.speed(began)
+            self._step, last = (target - before.target) / max(round((self.end - before.end) / tick), 1), before._step
+            change = self._step - last
+            mean = np.where(self._step * last > 0, self._step, 0.0)
+            self._v1 = np.where(np.abs(change) <= acceleration * tick**2, self._step + 0.5 * change, mean) / tick
+        self._seconds = self.end - began
+
+    def goal(self, moment: float) -> np.ndarray:
+        """The point of the path at `moment`, float64[J]; its end from then on."""
+        s = self._share(moment)
+        if s == 1:
+            return self.target
+        r = 1.0 - s
+        return (self._p0 * (r * r * (1 + 2 * s)) + self.target * (s * s * (1 + 2 * r))
+                + (self._v0 * (s * r * r) - self._v1 * (s * s * r)) * self._seconds)  # fmt: skip
+
+    def speed(self, moment: float) -> np.ndarray:
+        """The speed of the path at `moment`, float64[J]; that of its end from then on."""
+        s = self._share(moment)
+        r = 1.0 - s
+        chord = (self.target - self._p0) * (6 * s * r / self._seconds)
+        return chord + self._v0 * (r * (1 - 3 * s)) + self._v1 * (s * (3 * s - 2))
+
+    def _share(self, moment: float) -> float:
+        s = (moment - self._began) / self._seconds
+        return s if s < 1 - 1e-9 else 1.0
+
+
+class Motion(Protocol):
+    """A motion of the server's own, in the state MOVE."""
+
+    def goal(self, at: SetPoint, reading: Reading, now: float) -> Optional[np.ndarray]:
+        """The next goal, float64[J]; None once the motion is done, and then at every call. Raises Resistance."""
+        ...
+
+
+class Status(NamedTuple):
+    """What a pass found and did, for the thread that publishes it. Arrays are float64[J]."""
+
+    moment: float
+    state: str
+    word: str
+    generation: int
+    set_point: Optional[np.ndarray]  # None: unknown
+    reading: Optional[Reading]  # the newest that was believed
+    number: int  # of the newest command that was taken
+    factor: float  # 1 where the robot follows its command
+    reason: str  # of the gate
+    events: Tuple[Event, ...]
+    answered: bool  # by the driver, every stop
+
+
+class RobotLoop:
+    """One robot under the table.
+
+    Args:
+        driver: connected.
+        dt: seconds of a pass.
+        tick: seconds of a control tick.
+        heard: called with each transition, for the log and the operator's console.
+    """
+
+    def __init__(
+        self, driver: Driver, gate: Gate, *, measured: Measured, dt: float, tick: float,
+        heard: Callable[[Transition], None] = lambda transition: None,
+    ) -> None:  # fmt: skip
+        self._driver, self._gate, self._measured, self._dt, self._tick = driver, gate, measured, dt, tick
+        self._heard = heard
+        self.machine, self._watchdog = Machine(), Watchdog(tick)
+        self._at: Optional[SetPoint] = None  # None: it is not known what the arms were commanded last
+        self._due = 0.0  # when the arms are to be at the set point: seconds of passes since the first
+        self._track: Optional[Track] = None
+        self._motion: Optional[Motion] = None
+        self._number = -1
+        self._rejection = ""
+        self._last_pass: Optional[float] = None
+        self._newest: Optional[Reading] = None  # of the last pass, believed or not
+        self._reading: Optional[Reading] = None  # the newest that was believed
+        self._causes: Dict[str, str] = {}  # events that the last pass found, and their details
+        self._stopping: Optional[Tuple[float, int, str]] = None  # since when, level, why: the driver has not answered
+        self._unsent: Optional[float] = None  # since when the driver takes no set points
+        self._own_means = False  # the driver stopped the robot without the loop
+
+    @property
+    def validity(self) -> float:
+        """Seconds for which a command is valid."""
+        return self._watchdog.validity
+
+    # Requests of clients.
+
+    def request(
+        self, event: str, role: str, by: str, now: float, *,
+        motion: Optional[Motion] = None, generation: Optional[int] = None,
+    ) -> Transition:  # fmt: skip
+        """Apply an event that a client requests, or with the role "server" the server: "lost".
+
+        Args:
+            motion: of an event that moves the robot.
+            generation: that the client knows; an older one is refused, but for stops. None: any.
+
+        Raises:
+            Refused: with the reason, where the event is not possible.
+        """
+        if event != "stop" and generation not in (None, self.machine.generation):
+            raise Refused(f"{event}: the robot was stopped since ({self.machine.word})")
+        state = self.machine.state
+        if event == "clear" and (state, role) == (STOPPED, OPERATOR):
+            self._check_clear()
+        elif state == HOLD and event in ("arm", "torque_off") and self._measured.doubtful:
+            raise Refused(f"{event}: the measured state cannot be trusted ({self._measured.reason})")
+        done = self._apply(event, role, by=by, now=now)
+        if done.row is None:
+            raise Refused(done.word)
+        if event == "clear":
+            self._cleared()
+        elif event == "arm":
+            self._gate.begin()
+            self._number = -1
+            self._watchdog.armed(now)
+        elif event in ("release", "hold", "lost"):
+            self._watchdog.released()
+        elif event == "torque_off":
+            self._torque_off(now)
+        elif self.machine.state == MOVE:
+            self._motion = motion
+        return done
+
+    def command(self, command: Command, now: float) -> str:
+        """Take a command, or return why not: a reason of the gate, or "state". A rejected one renews nothing."""
+        if self.machine.state != RUN or self._at is None:
+            self._gate.counts["state"] += 1
+            return "state"
+        reason = self._gate.rejects(
+            command, self._at, generation=self.machine.generation, validity=self.validity, first=self._track is None
+        )
+        if reason:
+            self._rejection = reason
+            self._watchdog.rejected()
+            return reason
+        self._watchdog.commanded(now)
+        target = np.array(command.target, np.float64)
+        self._track = Track(
+            self._at.position, target, self._due, tick=self._tick, dt=self._dt, before=self._track,
+            acceleration=self._gate.limits.rates.acceleration,
+        )  # fmt: skip
+        self._number = command.number
+        return ""
+
+    def _check_clear(self) -> None:
+        newest, measured = self._newest, self._measured
+        if self._stopping is not None:
+            raise Refused("clear: the driver has not answered the stop yet")
+        if newest is not None and (newest.faults or not newest.torque):
+            try:
+                self._driver.clear_faults()
+            except Exception as e:
+                raise Refused(f"clear: the driver cannot clear its faults: {e}") from e
+            what = "; ".join(newest.faults) or "an arm had no torque"
+            raise Refused(f"clear: the driver reported {what}. Clear again once it does not.")
+        if measured.doubtful or measured.good is None or newest is None:
+            reason = measured.reason or "the last reading failed"
+            if newest is not None:
+                measured.forget()  # it stands: the next sample is judged by itself
+            raise Refused(f"clear: the measured state cannot be trusted ({reason})")
+        if self._causes:
+            raise Refused("clear: {}".format("; ".join(map(" ".join, self._causes.items()))))
+
+    def _cleared(self) -> None:
+        """Keep the set point; where it is not known, take the measured pose."""
+        self._unsent = None
+        assert self._measured.good is not None
+        if self._at is None:
+            self._at = SetPoint.standing(self._measured.good.q)
+
+    def _torque_off(self, now: float) -> None:
+        self._at = self._stopping = None
+        try:
+            self._driver.set("torque", False)
+        except Exception as e:
+            self._stop("fault", _text(e), now, {})
+
+    # Each pass.
+
+    def run_pass(self, now: float) -> Status:
+        """One pass at the moment `now`, s."""
+        late = 0.0 if self._last_pass is None else now - self._last_pass
+        self._last_pass = now
+        before, self._causes = self._causes, {}
+        if not 0.0 <= late <= GAP:
+            self._stop("clock", f"{1e3 * late:.0f} ms between two passes", now, before)
+        self._read(now, before)
+        due = self._watchdog.event(now, self.machine.state)
+        if due:
+            self._apply(due, SERVER, now=now, detail=self._rejection)
+        factor, reason = 0.0, ""
+        if self._at is not None and self.machine.state != STOPPED:
+            factor, reason = self._move(self._at, now, before)
+        if self.machine.state == BRAKE and (self._at is None or self._at.stands):
+            self._apply("standing", SERVER, now=now)
+        self._answer(now)
+        if self.machine.state == STOPPED and self._own_means:
+            self._at, self._own_means = None, False
+        machine, newest = self.machine, self._newest
+        return Status(now, machine.state, machine.word, machine.generation,
+                      None if self._at is None else self._at.position, self._reading, self._number, factor, reason,
+                      () if newest is None else newest.events, self._stopping is None)  # fmt: skip
+
+    def _read(self, now: float, before: Dict[str, str]) -> None:
+        self._newest = None
+        try:
+            reading = self._driver.read()
+            target = self._at.position if self._at is not None else reading.q
+            sample = Sample(reading.q, reading.dq, reading.effort, reading.stamp)
+            believed = self._measured.judge(sample, now, target)
+            faults = "; ".join(reading.faults)
+        except Exception as e:  # whatever it is, the arms need a loop that brakes them
+            self._stop("fault", _text(e), now, before)
+            return
+        self._newest = reading
+        if believed:
+            self._reading = reading
+            fast = np.abs(reading.dq) > self._gate.limits.overspeed
+            if fast.any():
+                joint = int(np.argmax(fast))
+                self._stop("overspeed", f"joint {joint} at {reading.dq[joint]:.2f}", now, before)
+        elif self._measured.lost:
+            self._stop("doubtful", self._measured.reason, now, before)
+        if faults:
+            self._stop("fault", faults, now, before)
+        if not reading.torque:
+            self._stop("fault", "an arm has no torque", now, before)
+            self._at = None
+
+    def _move(self, at: SetPoint, now: float, before: Dict[str, str]) -> Tuple[float, str]:
+        """Advance the set point by one pass and command it; returns the gate's factor and reason."""
+        goal = None
+        if self.machine.state == RUN:
+            goal = at.position if self._track is None else self._track.goal(self._due + self._dt)
+        elif self.machine.state == MOVE:
+            goal = self._goal_of_motion(at, now, before)
+        passed, factor, reason = at, 0.0, ""
+        if self.machine.state != HOLD:
+            good = self._measured.good
+            passed, factor, reason = self._gate.step(at, goal, at.position if good is None else good.q)
+        try:
+            self._driver.command(passed.position.copy(), self._dt)
+        except Exception as e:
+            # The set point stays the last one that the driver took, until nothing is known of it.
+            self._unsent = now if self._unsent is None else self._unsent
+            self._stop("fault", _text(e), now, before)
+            if now - self._unsent >= ANSWER:
+                self._at = None
+            return 0.0, ""
+        self._at, self._unsent = passed, None
+        self._due += self._dt
+        return factor, reason
+
+    def _goal_of_motion(self, at: SetPoint, now: float, before: Dict[str, str]) -> Optional[np.ndarray]:
+        goal = None
+        try:
+            if self._motion is not None and self._reading is not None:
+                goal = self._motion.goal(at, self._reading, now)
+            if goal is not None and not (goal.shape == at.position.shape and np.isfinite(goal).all()):
+                raise ValueError(f"its goal is not {at.position.size} finite numbers")
+        except Resistance as e:
+            self._apply("effort", SERVER, now=now, detail=str(e))
+            return None
+        except Exception as e:
+            self._stop("fault", "a motion failed: " + _text(e), now, before)
+            return None
+        if goal is None and at.stands:
+            self._apply("done", SERVER, now=now)
+        return goal
+
+    def _answer(self, now: float) -> None:
+        """Report a stop to the driver until it answers, by a higher level each time that it did not."""
+        if self._stopping is None:
+            return
+        since, level, why = self._stopping
+        if now - since >= ANSWER:
+            since, level = now, level + 1
+            self._own_means = True
+        try:
+            answered = self._driver.stop(why, level)
+        except Exception:
+            answered = False
+        self._stopping = None if answered else (since, level, why)
+
+    # Transitions.
+
+    def _apply(self, event: str, role: str, *, now: float, by: str = "the server", detail: str = "") -> Transition:
+        done = self.machine.apply(event, role, by=by, detail=detail)
+        if done.row is not None:
+            # The last line before the driver: nothing of another state or an older generation is left to command.
+            self._track = self._motion = None
+            if event != "standing" and STOPPED in (self.machine.state, self.machine.then):
+                self._watchdog.released()
+                self._stopping = self._stopping or (now, 0, done.word)
+            self._heard(done)
+        return done
+
+    def _stop(self, event: str, detail: str, now: float, before: Dict[str, str]) -> None:
+        """Stop by an event of the server's, once for each cause that lasts."""
+        self._causes[event] = detail
+        if event not in before or STOPPED not in (self.machine.state, self.machine.then):
+            self._apply(event, SERVER, now=now, detail=detail)
+
+
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__
