@@ -1,0 +1,176 @@
+"""Faults that are planted in the loop and the safety core: the interleavings catch each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from robot_interleavings import interleave
+
+from serl_chunk_robot import loop
+from serl_chunk_robot.loop import RobotLoop
+from serl_chunk_robot.safety import gate, measured, table, watchdog
+from serl_chunk_robot.safety.gate import Gate
+from serl_chunk_robot.safety.measured import Measured
+from serl_chunk_robot.safety.motion import SetPoint
+from serl_chunk_robot.safety.watchdog import Watchdog
+
+STEPS, SEEDS = 2500, (0, 1, 2)
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def around(owner: Any, name: str, change: Callable[..., Any]) -> Plant:
+    """Replace a method by `change(method, self, *arguments)`."""
+    method = getattr(owner, name)
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(owner, name, lambda self, *args, **more: change(method, self, *args, **more))
+
+    return plant
+
+
+def number(owner: Any, name: str, value: float) -> Plant:
+    return lambda patch: patch.setattr(owner, name, value)
+
+
+def row(state: str, event: str, **change: Any) -> Plant:
+    old = table.BY_EVENT[state, event]
+    return lambda patch: patch.setitem(table.BY_EVENT, (state, event), old._replace(**change))
+
+
+def unchecked(reason: str) -> Plant:
+    """The gate takes what it should reject for `reason`."""
+
+    def change(method: Any, self: Gate, *args: Any) -> str:
+        found = method(self, *args)
+        return "" if found == reason else found
+
+    return around(Gate, "_rejects", change)
+
+
+def longer_validity(method: Any, self: Watchdog, tick: float) -> None:
+    method(self, tick)
+    self.validity *= 10
+
+
+def rejected_renews(method: Any, self: RobotLoop, command: Any, now: float) -> str:
+    reason = method(self, command, now)
+    if reason not in ("", "state"):
+        self._watchdog.commanded(now)
+    return reason
+
+
+def one_arm(method: Any, self: Gate, limits: Any, *args: Any) -> None:
+    rates = [np.where(np.arange(len(x)) < 7, x, 100 * x) for x in limits.rates]
+    method(self, limits._replace(rates=type(limits.rates)(*rates)), *args)
+
+
+def one_arm_position(method: Any, self: Gate, limits: Any, *args: Any) -> None:
+    second = np.arange(len(limits.low)) >= 7
+    method(
+        self, limits._replace(low=limits.low - 9 * second, high=limits.high + 9 * second), *args
+    )  # fmt: skip
+
+
+def hold_measured(method: Any, self: RobotLoop, at: SetPoint, *args: Any) -> Any:
+    if self.machine.state == table.HOLD and self._measured.good is not None:
+        at = SetPoint.standing(self._measured.good.q)
+    return method(self, at, *args)
+
+
+def doubtful_is_good(method: Any, self: Measured, sample: Any, *args: Any) -> bool:
+    believed = method(self, sample, *args)
+    self.good = sample
+    return believed
+
+
+def keeps_set_point(method: Any, self: RobotLoop, *args: Any) -> None:
+    at = self._at
+    method(self, *args)
+    self._at = self._at or at
+
+
+def each_joint_alone(method: Any, self: Gate, at: SetPoint, goal: Any, q: np.ndarray) -> Any:
+    passed = method(self, at, goal, q)
+    if goal is None or passed.factor == 1:
+        return passed
+    position = passed.set_point.position.copy()
+    position[7:] = at.position[7:] + at.velocity[7:] * self.dt
+    return passed._replace(set_point=at.to(position, self.dt))
+
+
+def unsent_counts(method: Any, self: RobotLoop, at: SetPoint, *args: Any) -> Any:
+    out = method(self, at, *args)
+    if self._unsent is not None and self._at is at:
+        self._at = at.to(at.position + at.velocity * self._dt, self._dt)
+    return out
+
+
+def no_torque_check(method: Any, self: RobotLoop, *args: Any) -> None:
+    driver, self._driver = self._driver, _Blind(self._driver)  # type: ignore[assignment]
+    try:
+        method(self, *args)
+    finally:
+        self._driver = driver
+
+
+class _Blind:
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def read(self) -> Any:
+        return self.driver.read()._replace(torque=True)
+
+
+def at_once(at: SetPoint, rates: Any, dt: float) -> SetPoint:
+    return SetPoint.standing(at.position)
+
+
+FAULTS: dict[str, Plant] = {
+    "a command is valid ten times as long": around(Watchdog, "__init__", longer_validity),
+    "rejected commands renew": around(RobotLoop, "command", rejected_renews),
+    "NaN is accepted": unchecked("not_finite"),
+    "the generation is not checked": unchecked("generation"),
+    "the order is not checked": unchecked("order"),
+    "the age is not checked": unchecked("age"),
+    "the first command is not checked": unchecked("first"),
+    "a stop latches without braking": row("RUN", "stop", next="STOPPED", then=""),
+    "a stop does not raise the generation": row("RUN", "stop", drops=False),
+    "a stop does not latch": row("RUN", "stop", then="HOLD"),
+    "a controller clears": row("STOPPED", "clear", who=table.CONTROLLER),
+    "braking stands at once": lambda patch: patch.setattr(gate, "braked", at_once),
+    "the rates of one arm are ignored": around(Gate, "__init__", one_arm),
+    "the range of one arm is ignored": around(Gate, "__init__", one_arm_position),
+    "each arm is slowed alone": around(Gate, "step", each_joint_alone),
+    "HOLD commands the measured pose": around(RobotLoop, "_move", hold_measured),
+    "a doubtful sample is used": around(Measured, "judge", doubtful_is_good),
+    "doubtful samples never stop": number(measured, "DOUBTFUL_IN_A_ROW", 10**9),
+    "frozen samples are believed": around(Measured, "_frozen", lambda method, self, *args: ""),
+    "stale samples are believed": number(measured, "STALE", 10.0),
+    "lapses are not counted": number(watchdog, "LAPSES", 10**9),
+    "silence is never due": number(watchdog, "SILENCE", 1e9),
+    "rejections are not counted": number(watchdog, "REJECTED_IN_A_ROW", 10**9),
+    "a clear keeps the set point after torque was lost": around(RobotLoop, "_read", keeps_set_point),
+    "torque of an arm is not checked": around(RobotLoop, "_read", no_torque_check),
+    "a set point that the driver did not take counts": around(RobotLoop, "_move", unsent_counts),
+    "a pass after a gap goes on": number(loop, "GAP", 1e9),
+    "a driver that does not answer is left alone": number(loop, "ANSWER", 1e9),
+    "a driver is not told of stops": around(RobotLoop, "_answer", lambda method, self, now: None),
+    "overspeed is not checked": around(
+        Gate, "__init__", lambda method, self, limits, *args: method(self, limits._replace(overspeed=np.inf), *args)
+    ),
+}
+
+
+def live() -> None:
+    for seed in SEEDS:
+        interleave(seed, STEPS)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch):
+    FAULTS[fault](monkeypatch)
+    with pytest.raises(AssertionError, match="seed"):
+        live()
