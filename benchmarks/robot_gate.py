@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+
 from serl_chunk_robot.kinematics import Arms, Chain, Link
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.limits import Limits, Workspace

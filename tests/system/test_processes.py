@@ -10,8 +10,8 @@ from processes import PATIENCE, actor_totals, checkpoints, learner_totals
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.runs.metrics import read_metrics
 from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import StepBlock
+from serl_chunk_robot.wire.codec import Limits
 
 pytestmark = pytest.mark.timeout(4 * PATIENCE)
 ENDLESS = {"learner__max_steps": 1_000_000}
