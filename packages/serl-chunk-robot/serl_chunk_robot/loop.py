@@ -6,6 +6,7 @@ deadlines, and by tests with moments of their own. All calls come from one threa
 
 from __future__ import annotations
 
+import logging
 from typing import Callable, Dict, NamedTuple, Optional, Protocol, Tuple
 
 import numpy as np
@@ -16,6 +17,8 @@ from serl_chunk_robot.safety.measured import Measured, Sample
 from serl_chunk_robot.safety.motion import SetPoint
 from serl_chunk_robot.safety.table import BRAKE, HOLD, MOVE, OPERATOR, RUN, SERVER, STOPPED, Machine, Transition
 from serl_chunk_robot.safety.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
 
 GAP = 0.1  # s between two passes, after which nothing is known of the time between them
 ANSWER = 0.1  # s until a driver that did not answer a stop is stopped by its next level
@@ -340,7 +343,8 @@ class RobotLoop:
             self._own_means = True
         try:
             answered = self._driver.stop(why, level)
-        except Exception:
+        except Exception as e:
+            logger.warning("the driver failed to stop the robot (level %d): %s", level, _text(e))
             answered = False
         self._stopping = None if answered else (since, level, why)
 
