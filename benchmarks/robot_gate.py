@@ -16,49 +16,31 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from support.robot_limits import HOME, SPACE, J, limits, viperx
 
-from serl_chunk_robot.kinematics import Arms, Chain, Link
 from serl_chunk_robot.safety.gate import Gate
-from serl_chunk_robot.safety.limits import Limits, Workspace
-from serl_chunk_robot.safety.motion import Rates, SetPoint
+from serl_chunk_robot.safety.motion import SetPoint
 
-JOINTS, GRIPPERS, DT = 14, [6, 13], 0.005
-HOME = np.tile([0, -0.96, 1.16, 0, -0.3, 0, 0.5], 2)
-LINKS = [  # of a ViperX 300
-    Link((0, 0, 0.079), (0, 0, 1)),
-    Link((0, 0, 0.04805), (0, 1, 0)),
-    Link((0.05955, 0, 0.3), (0, 1, 0)),
-    Link((0.2, 0, 0), (1, 0, 0)),
-    Link((0.1, 0, 0), (0, 1, 0)),
-    Link((0.069744, 0, 0), (1, 0, 0)),
-]
+DT = 0.005  # s
 Goal = Callable[[int], np.ndarray]
 
 
 def gate(workspace: bool) -> Gate:
-    """A gate with the limits of `fake_aloha`, its grippers left free."""
-    rates = Rates(*(np.full(JOINTS, x) for x in (3.2, 40.0, 4000.0)))
-    for of_joints, of_gripper in zip(rates, (10.0, 1e4, 1e7), strict=True):
-        of_joints[GRIPPERS] = of_gripper
-    low, high = (np.tile([*x, y], 2) for x, y in (([-3.14, -1.85, -1.76, -3.14, -1.87, -3.14], 0), ([3.14] * 6, 1)))
-    space = Workspace(np.array([-0.8, 0.0, 0.02]), np.array([0.8, 1.0, 0.9]), between_arms=0.05, radius=0.02)
-    limits = Limits(low, high, rates, np.full(JOINTS, 0.3), np.full(JOINTS, 0.1), 1.5 * rates.velocity)
-    chains = [Chain((x, 0.5, 0), yaw, LINKS, (0.15, 0, 0)) for x, yaw in ((-0.469, 0.0), (0.469, np.pi))]
-    arms = Arms(chains, [range(6), range(7, 13)], JOINTS)
-    return Gate(limits._replace(workspace=space if workspace else None), DT, arms)
+    """A gate with the limits of the tests; with or without a workspace."""
+    return Gate(limits(workspace=SPACE if workspace else None), DT, viperx())
 
 
 def loads() -> dict[str, Goal]:
     """The goal of each pass."""
     rng = np.random.default_rng(0)
-    jumps = HOME + rng.uniform(-0.5, 0.5, (1000, JOINTS))
+    jumps = HOME + rng.uniform(-0.5, 0.5, (1000, J))
     down = np.tile([0, 1.0, 0, 0, 0.6, 0, 0], 2)
 
     def wave(size: np.ndarray, hz: float) -> Goal:
         return lambda k: HOME + size * (1 - np.cos(2 * np.pi * hz * k * DT)) / 2
 
     return {
-        "smooth": wave(np.full(JOINTS, 0.2), 0.5),
+        "smooth": wave(np.full(J, 0.2), 0.5),
         "low": wave(0.6 * down, 0.5),
         "jumps": lambda k: jumps[k // 4 % len(jumps)],
         "edge": wave(down, 0.3),

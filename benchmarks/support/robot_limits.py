@@ -1,4 +1,4 @@
-"""Limits and arms that tests of the robot server's safety core share: two ViperX of six joints and a gripper each."""
+"""Limits and arms of the robot server's benchmark and tests: two ViperX of six joints and a gripper each."""
 
 from __future__ import annotations
 
@@ -35,6 +35,4 @@ def limits(v: float = 3.2, a: float = 40.0, j: float = 4000.0, workspace: Worksp
     rates = Rates(*(np.full(J, x) for x in (v, a, j)))
     for of_joints, of_gripper in zip(rates, (10.0, 1e4, 1e7), strict=True):
         of_joints[list(GRIPPERS)] = of_gripper
-    return Limits(
-        LOW, HIGH, rates, np.full(J, 0.3), np.full(J, 0.1), 1.5 * rates.velocity, GRIPPERS, workspace=workspace
-    )
+    return Limits(LOW, HIGH, rates, np.full(J, 0.3), np.full(J, 0.1), 1.5 * rates.velocity, workspace=workspace)

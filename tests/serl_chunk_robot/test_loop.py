@@ -125,7 +125,7 @@ def test_a_standing_robot_is_stopped_at_once(state: str, source: str):
         assert world.loop.machine.word == word_before
     world.run(5)
     assert world.loop.machine.generation == generation + 1, "once for each cause"
-    assert world.arms.stops, "the driver is told"
+    assert world.arms.stops
 
 
 def test_one_arm_without_torque_stops_both_and_is_held_where_it_is():
@@ -155,7 +155,7 @@ def test_after_a_stop_the_set_point_stays():
     world.until("STOPPED")
     last = world.arms.sent[-1]
     world.run(200)
-    world.arms.q += 0.01  # somebody leans on the arm
+    world.arms.q += 0.01  # a push from outside
     world.run(2)
     world.ask("clear", "operator")
     world.run(20)

@@ -326,5 +326,5 @@ class RobotModel:
         if now - since >= 0.1:
             since, level = now, level + 1
             self.own = True
-        assert [x[2] for x in told] == [level], "the driver is told of a stop"
+        assert [x[2] for x in told] == [level]
         self.asked = None if self.world.arms.answers else (since, level)

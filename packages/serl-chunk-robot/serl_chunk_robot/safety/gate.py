@@ -1,9 +1,9 @@
 """The gate: which commands are taken, and how far the set point moves in a pass of the loop.
 
 A command is rejected whole, or the whole robot follows it more slowly: all joints of all arms by one factor, so that
-the path keeps its shape and arms that work together stay together. The factor mixes two set points, the one that the
-command asks for and the one that braking would reach; braking from wherever the gate let the robot go stays within
-every limit.
+arms that work together stay together. The factor mixes two set points, the one that the command asks for and the one
+that braking would reach; where these lie far apart, the path bends. Braking from wherever the gate let the robot go
+stays within every limit.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Tuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +30,4 @@ class Limits(NamedTuple):
     following: np.ndarray  # largest distance of the set point from the measured joint
     first: np.ndarray  # largest distance of a first command from the set point
     overspeed: np.ndarray  # measured velocity that stops the robot
-    grippers: Tuple[int, ...] = ()
-    grip_effort: float = np.inf  # effort above which a closed gripper counts as squeezing
-    grip_seconds: float = np.inf  # so long it may squeeze before it relaxes
     workspace: object = None  # Workspace or None
-    digest: str = ""  # of the profile's text, recorded with each episode
