@@ -13,6 +13,7 @@ from agent_tools import bandit, bandit_error, build, config_of, critic, fresh, m
 from serl_chunk.config.agents import FlowConfig
 
 
+@pytest.mark.slow
 def test_choosing_by_value_finds_the_rewarded_chunk():
     config = config_of("acfql", critic=critic(hidden=(32,), loss="bounded", target_aggregate="mean"), candidates=24)
     config = dataclasses.replace(config, flow=FlowConfig(hidden=(32,), steps=3, noise_low=1.0))

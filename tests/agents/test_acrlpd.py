@@ -9,6 +9,7 @@ import pytest
 from agent_tools import PREFIX, bandit, bandit_error, build, config_of, critic, fresh, on_device, same
 
 
+@pytest.mark.slow
 def test_the_policy_climbs_the_critic_to_the_rewarded_chunk():
     config = config_of("acrlpd", lr=5e-3, bc_alpha=0.0, candidates=1, critic=critic(hidden=(32,)))
     agent = build(config, horizon=2, actions=1)

@@ -168,6 +168,7 @@ def test_what_is_imitated_is_the_policys_best_chunk_after_its_climb():
     assert float(metrics["actor/bc_loss"]) == pytest.approx(float(plain.flow.loss(state.policy, batch, draws)))
 
 
+@pytest.mark.slow
 def test_no_gradient_flows_through_the_climb():
     """The improved chunks are numbers: with them held fixed, the loss has the same gradient."""
     agent = imitating(0.5)

@@ -26,6 +26,7 @@ HORIZON, ACTIONS, GRIPPERS = 4, 5, (1, 4)
 ARM = [0, 2, 3]
 CHOICES = (-1.0, 1.0)
 COMPILED = ["acfql", "acrlpd-tail", "bc"]
+RARELY_COMPILED = [pytest.param(v, marks=pytest.mark.slow) for v in ("acfql", "acrlpd-tail")]
 TRACED = ["acrlpd-tail", "acfql-prefix-lengths", "bc"]  # and rarely:
 RARE = ["acfql", "acfql-policy-distill-together", "bc-gaussian", "acfql-policy-tail-image", "acrlpd-prefix"]
 PART = {"critic_steps": 6, "prefix_steps": 2}  # of chunks of 4: two are executed, and a critic of six teaches
@@ -60,7 +61,7 @@ def see(agent, seed=0):
     return {k: v[0, 0] for k, v in make_batches(agent.spec, seed=seed).observations.items()}
 
 
-@pytest.mark.parametrize("variant", [pytest.param("acfql", marks=pytest.mark.slow), "acrlpd-tail", "bc"])
+@pytest.mark.parametrize("variant", [*RARELY_COMPILED, "bc"])
 def test_every_update_compiles_once_and_moves_its_own_half(variant):
     agent, state = fresh(variant)
     for seed in range(2):

@@ -24,6 +24,7 @@ def gradients(agent, state, batch, draws, **changes):
     return jax.jit(jax.grad(lambda p: loss(p)[0]))(state.policy)
 
 
+@pytest.mark.slow
 def test_the_one_step_policy_climbs_the_critic_while_the_flow_imitates():
     config = config_of(
         VARIANT, lr=5e-3, alpha=0.05, candidates=1, policy_updates=1, critic=critic(hidden=(32,), loss="bounded")

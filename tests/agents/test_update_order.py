@@ -93,7 +93,9 @@ def test_returns_of_more_steps_than_the_chunk(variant):
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the compiler of other devices places copies otherwise")
-@pytest.mark.parametrize("variant", ["acfql-policy-distill-together", "acfql-policy-together"])
+@pytest.mark.parametrize(
+    "variant", [pytest.param("acfql-policy-distill-together", marks=pytest.mark.slow), "acfql-policy-together"]
+)
 def test_no_network_is_copied_between_updates(variant):
     """By default the compiler copies each parameter that one update both reads and replaces."""
     config = config_of(variant, critic=critic(hidden=(44, 44), target_subset=2))

@@ -44,6 +44,7 @@ def lab(tmp_path, environment):
     lab.close()
 
 
+@pytest.mark.slow
 def test_no_window_goes_across_a_stall_of_the_actor(lab):
     learner, actor = lab.learner(), lab.actor()
     lab.goes_on(LENGTH, actor)
