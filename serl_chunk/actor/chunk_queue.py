@@ -24,6 +24,17 @@ class TickAction(NamedTuple):
     by_human: bool = False
 
 
+class SentTick(NamedTuple):
+    """What a tick commanded, until its result is received."""
+
+    tick: int
+    choice: TickAction
+    command: np.ndarray  # float32[A], the robot's units
+    stamp: float  # of its step
+    lost_ticks: int  # before it
+    began: float  # s on the loop's clock, when it was sent
+
+
 class ChunkQueue:
     """The policy's plan from the current tick on.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from serl_chunk.actor.chunk_queue import ChunkQueue, TickAction
+from serl_chunk.actor.chunk_queue import ChunkQueue, SentTick, TickAction
 from serl_chunk.actor.clock import Clock, Deadlines, GarbageSchedule, Lateness, MonotonicClock
 from serl_chunk.actor.hold import HoldPolicy, hold_warning, with_kept
 from serl_chunk.actor.inference import InferenceThread
@@ -142,6 +142,8 @@ class EpisodeRunner:
             try:
                 while self.end is None:
                     request = self.due()
+                    if self.end is not None:
+                        break
                     if request is not None and self._policy is not None:
                         self.accept(self._policy.decide(request))
                     self.tick()
@@ -165,6 +167,7 @@ class EpisodeRunner:
         if self._realtime:
             self._deadlines = Deadlines(self._clock, spec.dt)
             planner.start(self._deadlines)
+        self._sent: SentTick | None = None
         self._hold = self._hold_policy.initial(self._observed.observation[STATE])
         self._rng, self._random_steps = np.random.default_rng([seed, self._episodes]), random_steps
         self._tick = 0
@@ -183,17 +186,24 @@ class EpisodeRunner:
     def due(self) -> Request | None:
         """Begin the next tick, in real time at its deadline, and choose who acts: a human, chance or the policy.
 
-        Returns the request whose decision the tick waits for; in real time none does.
+        First receives the result of the tick before where it comes late; that may set `end`. Returns the request whose
+        decision the tick waits for; in real time none does.
         """
-        tick, observed = self._tick, self._observed
+        tick, waited = self._tick, 0
         if self._deadlines is None:
             self._stamp = self._ticks * self.spec.dt + tick * self.spec.dt
         else:
-            self._lost_ticks = self._deadlines.wait(tick)
-            if self._lost_ticks:
+            waited = self._deadlines.wait(tick)
+            self._lost_ticks += waited
+            if waited:
                 self._stats.gaps += 1
                 self._planner.flush()
             self._stamp = self._deadlines.began
+        if self._sent is not None:
+            self._receive(self._sent)
+            if self.end is not None:
+                return None
+        observed = self._observed
         if self._observer is not None:
             self._observer(tick)
         if tick in self._window_ends:
@@ -213,7 +223,7 @@ class EpisodeRunner:
                 self._look()
             command = with_kept(self._rng.uniform(self._low, self._high), self._hold, self._not_random)
             self._choice = TickAction(command, Source.RANDOM, version=version)
-        elif self._lost_ticks:  # the next observation is the first to decide on
+        elif waited:  # the next observation is the first to decide on
             self._choice = TickAction(self._hold, Source.HOLD, version=version)
         else:
             return self._planner.plan(tick, self._look, self._hold)
@@ -223,7 +233,9 @@ class EpisodeRunner:
         self._planner.accept(decision, self._tick)
 
     def tick(self) -> None:
-        """Command the robot and record the step. `end` is set where that ends the episode."""
+        """Command the robot, and record the step once its result is there. `end` is set where that ends the episode."""
+        if self.end is not None:
+            return
         choice = self._choice or self._planner.action(self._tick)
         if choice is None:
             choice = TickAction(self._hold, Source.HOLD, version=self._version)
@@ -231,7 +243,8 @@ class EpisodeRunner:
             choice = choice._replace(command=with_kept(choice.command, self._hold, self._kept))
         observed, deadlines, before = self._observed, self._deadlines, 0.0
         if (stopped_by := self._stop()) is not None:
-            return self._close(observed.with_frames(), outcome_by=stopped_by)
+            self._close(observed.with_frames(), outcome_by=stopped_by)
+            return
         if deadlines is not None:
             if deadlines.stalled(deadlines.began):
                 # What was chosen is of a moment that is long past, a human's command too. The next tick finds the gap.
@@ -239,9 +252,24 @@ class EpisodeRunner:
                 choice = TickAction(self._hold, Source.HOLD, version=choice.version, by_human=choice.by_human)
             before = self._clock.now()
         command = np.clip(choice.command, self._low, self._high).astype(np.float32)
-        raw, env_reward, terminated, truncated, info = self._env.step(command)
+        sent = SentTick(self._tick, choice, command, self._stamp, self._lost_ticks, before)
+        self._env.send(command)
         if deadlines is not None:
             self._step_seconds.append(self._clock.now() - before)
+        self._lost_ticks, self._tick, self._sent = 0, self._tick + 1, sent
+        if not self._env.answers_late:
+            self._receive(sent)
+
+    def _receive(self, sent: SentTick) -> None:
+        """Record the step of what was sent. Sets `end` where that ends the episode."""
+        choice, command, observed, deadlines, self._sent = (
+            sent.choice,
+            sent.command,
+            self._observed,
+            self._deadlines,
+            None,
+        )
+        raw, env_reward, terminated, truncated, info = self._env.receive()
         executed, wanted = np.array(info.get("executed_action", command), np.float32), command
         if "intervene_action" in info:  # the environment replaced our action by a human's, as HIL-SERL's do
             choice = TickAction(command, Source.HUMAN, version=choice.version, by_human=True)
@@ -250,10 +278,10 @@ class EpisodeRunner:
             executed = np.array(info.get("executed_action", wanted), np.float32)
             self._planner.flush()
             if observed.take(info.get("intervene_images", {})):
-                self._note_window()
+                self._note_window(sent.tick)
         self.interventions.count(choice.by_human)
         success, failure = bool(info.get("success")), bool(info.get("failure"))
-        reward = self._config.reward.failure_reward if failure and not success else float(env_reward)
+        reward = self._config.reward.failure_reward if failure and not success else env_reward
         holds = choice.source is Source.HOLD
         self._stats.total_reward += reward
         self._stats.hold_ticks += holds
@@ -262,7 +290,7 @@ class EpisodeRunner:
         self._actions.append(executed)
         self._recorder.step(
             Step(
-                tick=self._tick,
+                tick=sent.tick,
                 observation=observed.observation,
                 action=executed,
                 reward=reward,
@@ -270,23 +298,27 @@ class EpisodeRunner:
                 decision_tick=choice.decision_tick,
                 policy_version=choice.version,
                 policy_age=-1.0 if self._policy is None else self._policy.age(choice.version, time.monotonic()),
-                stamp=self._stamp,
-                lost_ticks=self._lost_ticks,
+                stamp=sent.stamp,
+                lost_ticks=sent.lost_ticks,
             ),
             observed.frame_numbers,
         )
         self._hold = self._hold_policy.next(executed)
         self._observed = LazyObservation(self._env, raw, self._cameras)
-        self._lost_ticks = 0
-        self._tick += 1
+        if lost := int(info.get("lost_ticks", 0)):
+            self._lost_ticks += lost
+            self._stats.gaps += 1
+            self._planner.flush()
         if self._every_tick:  # now, when the state was measured, and in the time that the step leaves
             self._observed.with_frames()
         terminated = success or failure or bool(terminated)
         if terminated or truncated:
-            if deadlines is not None and deadlines.stalled(before):
+            if deadlines is not None and not self._env.answers_late and deadlines.stalled(sent.began):
                 self._lost_ticks = 1  # no tick follows that could find the gap
             outcome = Outcome.SUCCESS if success else Outcome.FAILURE if failure else Outcome.UNKNOWN
-            self._close(self._observed.with_frames(), terminated=terminated, outcome=outcome)
+            self._stats.fault = fault = "" if terminated else str(info.get("fault", ""))
+            by = "fault" if fault else "environment"
+            self._close(self._observed.with_frames(), terminated=terminated, outcome=outcome, outcome_by=by)
         elif holds and self._garbage is not None:
             self._garbage.holding()
 
@@ -299,6 +331,8 @@ class EpisodeRunner:
         """The finished episode in figures. Warns of stalls, and once of an environment whose steps fill the tick."""
         assert self.end is not None
         stats, deadlines = self._stats, self._deadlines
+        if stats.fault:
+            logger.warning(f"the robot ended episode {self._episode_id}: {stats.fault}")
         if deadlines is not None:
             if not self._rate_judged and len(self._step_seconds) >= RATE_TICKS:
                 self._rate_judged = True
@@ -325,12 +359,12 @@ class EpisodeRunner:
         return -1 if self._policy is None else self._policy.version
 
     def _look(self) -> Observation:
-        self._note_window()
+        self._note_window(self._tick)
         return self._observed.with_frames()
 
-    def _note_window(self) -> None:
+    def _note_window(self, tick: int) -> None:
         if self._window is not None:
-            self._window_ends.add(self._tick + self._window)
+            self._window_ends.add(tick + self._window)
 
     def _close(
         self, final: Observation, *, terminated: bool = False, outcome: Outcome = Outcome.UNKNOWN,

@@ -31,6 +31,9 @@ VALIDATION_SEED_BASE = 2_000_000  # start states that checkpoints are chosen on
 TRAINING_SEED_BASE = 3_000_000  # training episodes draw their seeds from here upwards
 
 
+FAULT_REPEATS = 2  # of an episode that the robot ended by a fault; after that it counts as a failure
+
+
 class Interval(NamedTuple):
     """A confidence interval of a proportion, 0..1."""
 
@@ -51,8 +54,8 @@ def wilson_interval(successes: int, n: int) -> Interval:
 
 # Of each episode, in an evaluation's file.
 _EPISODE_FIELDS = (
-    "seed", "length", "total_reward", "success", "outcome", "ended_by", "human_ticks", "hold_ticks", "starved_ticks",
-    "clipped_share", "gated_share", "jerk", "wall_seconds",
+    "seed", "length", "total_reward", "success", "outcome", "ended_by", "fault", "human_ticks", "hold_ticks",
+    "starved_ticks", "clipped_share", "gated_share", "jerk", "wall_seconds",
 )  # fmt: skip
 
 
@@ -65,6 +68,7 @@ class EvalResult(RolloutStats):
     policy_version: int
     tick_seconds: float
     starts_repeat: bool | None = None  # whether two resets with one seed agree; None: not compared (a real robot)
+    repeated: list[EpisodeSummary] = dataclasses.field(default_factory=list)  # ended by a fault; done again
     summaries: list[EpisodeSummary] = dataclasses.field(default_factory=list)
 
     @property
@@ -90,6 +94,7 @@ class EvalResult(RolloutStats):
             "starts_repeat": self.starts_repeat,
             "policy_version": self.policy_version,
             "episodes": [{k: getattr(e, k) for k in _EPISODE_FIELDS} for e in self.summaries],
+            "repeated": [{k: getattr(e, k) for k in _EPISODE_FIELDS} for e in self.repeated],
         }
 
     def __str__(self) -> str:
@@ -128,6 +133,8 @@ def summary_line(result: EvalResult, report: str) -> str:
         line += f" human_ticks={result.human_ticks}"
     if result.starved_ticks:
         line += f" starved_ticks={result.starved_ticks}"
+    if faults := len(result.repeated) + sum(bool(e.fault) for e in result.summaries):
+        line += f" faults={faults}"
     if result.starts_repeat is False:
         line += " starts_repeat=no"
     return line
@@ -195,6 +202,8 @@ def evaluate(
 ) -> EvalResult:  # fmt: skip
     """Run `n` episodes from the start states `seed_base + i`, without interventions; nothing is recorded.
 
+    One that the robot ended by a fault is repeated, at most FAULT_REPEATS times; the last of these counts.
+
     Args:
         config: the training's: its clock, delay and lengths apply here too.
         deterministic: the policy's mean instead of a sample.
@@ -226,9 +235,16 @@ def evaluate(
         for i in range(n):
             if stop() is not None:
                 break
-            if save_video is not None and (filmed is None or i < filmed):
-                film.video = EpisodeVideo(save_video / f"{mode}_{i:03d}.mp4", env.robot_spec.control_hz)
-            summary = runner.run_episode(seed_base + i, explore=not deterministic)
+            for attempt in range(1 + FAULT_REPEATS):
+                if save_video is not None and (filmed is None or i < filmed):
+                    film.video = EpisodeVideo(save_video / f"{mode}_{i:03d}.mp4", env.robot_spec.control_hz)
+                summary = runner.run_episode(seed_base + i, explore=not deterministic)
+                if not summary.fault or attempt == FAULT_REPEATS or stop() is not None:
+                    break
+                result.repeated.append(summary)
+                if film.video is not None:
+                    film.video.discard()
+                    film.video = None
             if summary.ended_by == stop():  # cut short
                 break
             result.merge(summary)

@@ -59,6 +59,7 @@ class EpisodeSummary(RolloutStats):
     seed: int
     outcome: Outcome = Outcome.UNKNOWN
     ended_by: str = ""  # who ended it: environment, operator, learner, ...
+    fault: str = ""  # why the robot ended it; empty where it did not
     clipped_share: float = 0.0  # of decided action values beyond the robot's limits
     jerk: float = 0.0  # root mean square third difference of executed actions, robot units / s^3
     wall_seconds: float = 0.0  # reset included

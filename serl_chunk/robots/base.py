@@ -10,6 +10,8 @@ import numpy as np
 
 from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Observation, RobotSpec
 
+StepResult = tuple[Observation, float, bool, bool, dict[str, Any]]  # reward, terminated, truncated, info
+
 
 class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     """A robot, real or simulated.
@@ -20,9 +22,14 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
 
     Actions are `float32[A]` in the robot's units. `info["success"]` is a bool; `info["failure"]` marks a declared
     failure; `info["executed_action"]` is the command after the driver's limits (absent: unchanged).
+    `info["lost_ticks"]`: for so many ticks before this observation the robot did not follow what it was sent; the plan
+    is dropped and no window of training goes on. `info["fault"]`: in words, why the robot truncated the episode.
     `info["intervene_action"]` is present on ticks on which the environment itself let a human intervene;
     `executed_action` is then what the driver made of it, and `info["intervene_images"]` has the frames of the
     observation that the human acted on, if they were not requested. An environment truncates itself at its time limit.
+
+    The control loop calls `send` and `receive`. A robot that lives in another process overrides both: `send` does not
+    wait, and with `answers_late` the result is received when the next tick begins.
 
     Optional: `make_expert() -> Expert`, a scripted demonstrator, and `make_scripted_human() -> InterventionSource`.
     """
@@ -32,6 +39,17 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     images: str = "on_request"  # or "always"
     frames_with_observation: bool = False  # `read_images` returns what `reset` and `step` have received already
     starts_repeat: bool | None = None  # whether two resets with one seed agreed, once they have been compared
+    answers_late: bool = False  # the result of a tick is there at its end, not when `send` returns
+    _result: StepResult
+
+    def send(self, command: np.ndarray) -> None:
+        """Command one tick, `float32[A]`."""
+        raw, reward, terminated, truncated, info = self.step(command)
+        self._result = raw, float(reward), terminated, truncated, info
+
+    def receive(self) -> StepResult:
+        """Return what `step` returns, of the tick that was sent last. Called once after each `send`."""
+        return self._result
 
     def read_images(self, cameras: Sequence[str] | None = None) -> Observation:
         """Read the current frames, `{"images/<camera>": uint8[H, W, 3]}`; all cameras by default.
@@ -96,7 +114,7 @@ class SimulatedEnv(RobotEnv):
         self.tick, self._active = 0, True
         return self._observe(), {"success": False, **info}
 
-    def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> StepResult:
         if not self._active:
             raise gymnasium.error.ResetNeeded("call reset() before the first step()")
         reward, info = self._move(self._checked(action))

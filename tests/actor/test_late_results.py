@@ -1,0 +1,130 @@
+"""Robots in other processes: a tick's result is there at its end, a fault ends an episode, ticks may be lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+
+import numpy as np
+import pytest
+from actor_helpers import DT, LineEnv, ListSink, NoisyAgent, SimClock, SimInference, make_config, make_policy
+
+from serl_chunk.actor.episode import EpisodeRunner
+from serl_chunk.actor.evaluate import FAULT_REPEATS, evaluate, summary_line
+from serl_chunk.config.experiment import ActorConfig
+
+
+class Served(LineEnv):
+    """Moves at the end of the tick, when its result is asked for. `lost`: info of ticks."""
+
+    answers_late = True
+
+    def __init__(self, *, lost=None, fault_at=None, **more):
+        super().__init__(**more)
+        self.lost, self.fault_at = lost or {}, fault_at
+        self.calls = []
+
+    def send(self, command):
+        self.calls.append(("send", self.tick, 0.0 if self.clock is None else self.clock.now()))
+        self.sent = command.copy()
+
+    def receive(self):
+        self.calls.append(("receive", self.tick, 0.0 if self.clock is None else self.clock.now()))
+        tick = self.tick
+        raw, reward, terminated, truncated, info = self.step(self.sent)
+        if tick in self.lost:
+            info["lost_ticks"] = self.lost[tick]
+        if tick == self.fault_at:
+            truncated, info["fault"] = True, "stopped by the operator"
+        return raw, reward, terminated, truncated, info
+
+
+def run(env, config, clock=None, latencies=()):
+    sink, policy = ListSink(), make_policy(NoisyAgent(8))
+    inference = None if clock is None else SimInference(policy, clock, latencies)
+    runner = EpisodeRunner(env, policy, sink, config=config, clock=clock, inference=inference)
+    try:
+        return runner.run_episode(3, explore=True), sink
+    finally:
+        runner.close()
+
+
+def content(records):
+    return [
+        tuple(np.asarray(x).tolist() if isinstance(x, np.ndarray) else str(x) for x in r if not isinstance(x, float))
+        for r in records
+    ]
+
+
+REALTIME = make_config(actor=ActorConfig(clock="realtime"))
+
+
+@pytest.mark.parametrize("ends", [{"length": 20}, {"success_at": 13}, {"failure_at": 7}, {"length": 1}])
+def test_in_lockstep_late_results_change_nothing(ends):
+    summary, sink = run(LineEnv(**ends), make_config())
+    late, other = run(Served(**ends), make_config())
+    assert content(sink.records) == content(other.records)
+    assert (late.steps, late.outcome, late.total_reward) == (summary.steps, summary.outcome, summary.total_reward)
+
+
+def test_in_real_time_a_result_is_received_when_the_next_tick_begins():
+    clock = SimClock()
+    env = Served(length=12, clock=clock)
+    summary, sink = run(env, REALTIME, clock, itertools.repeat(0.03))
+    assert [c[:2] for c in env.calls] == [(name, t) for t in range(12) for name in ("send", "receive")]
+    began = [s.stamp for s in sink.steps]
+    assert np.diff(began) == pytest.approx(np.full(11, DT))
+    assert [moment for _, _, moment in env.calls[1::2]] == pytest.approx([b + DT for b in began])
+    assert [s.tick for s in sink.steps] == list(range(12))
+    assert (summary.steps, summary.gaps, sink.last_end.length, sink.last_end.outcome_by) == (12, 0, 12, "environment")
+
+
+def test_ticks_that_the_robot_did_not_follow_are_a_gap_and_drop_the_plan():
+    plain, _ = run(Served(length=20), make_config())
+    summary, sink = run(Served(length=20, lost={5: 4}), make_config())
+    assert [s.lost_ticks for s in sink.steps] == [0] * 6 + [4] + [0] * 13
+    assert (plain.gaps, summary.gaps) == (0, 1)
+    assert sink.steps[5].decision_tick == 0
+    assert sink.steps[6].decision_tick == 6, "decided anew"
+
+
+def test_a_gap_at_the_end_leaves_no_last_observation():
+    _, sink = run(Served(length=6, lost={5: 2}), make_config())
+    assert sink.last_end.final_observation is None
+
+
+def test_a_fault_truncates_the_episode_with_its_reason(caplog):
+    with caplog.at_level(logging.WARNING):
+        summary, sink = run(Served(length=20, fault_at=4), make_config())
+    end = sink.last_end
+    assert (end.length, end.terminated, end.truncated, end.outcome_by) == (5, False, True, "fault")
+    assert summary.fault == "stopped by the operator"
+    assert "stopped by the operator" in caplog.text
+
+
+class Unlucky(Served):
+    """Faults in the first `faults` episodes of seed 1 above the base."""
+
+    def __init__(self, faults):
+        super().__init__(length=15)
+        self.left, self.starts_repeat = faults, True
+
+    def reset(self, *, seed=None, options=None):
+        unlucky = seed % 10 == 1 and self.left > 0
+        self.left -= unlucky
+        self.fault_at, self.success_at = (4, None) if unlucky else (None, 9)
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize(("faults", "repeated", "successes"), [(0, 0, 3), (1, 1, 3), (2, 2, 3), (3, 2, 2), (9, 2, 2)])
+def test_an_evaluation_repeats_what_a_fault_ended_at_most_twice(faults, repeated, successes):
+    env = Unlucky(faults)
+    result = evaluate(env, make_policy(NoisyAgent(8)), make_config(), n=3)
+    assert FAULT_REPEATS == 2
+    assert (result.episodes, result.successes, len(result.repeated)) == (3, successes, repeated)
+    assert len(env.seeds) == 3 + repeated
+    data = json.loads(json.dumps(result.to_json()))
+    listed = [e["fault"] for e in data["episodes"] + data["repeated"] if e["fault"]]
+    assert listed == ["stopped by the operator"] * min(faults, 3)
+    assert ("faults=" in summary_line(result, "r")) == bool(faults)
