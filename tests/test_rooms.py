@@ -55,6 +55,7 @@ ROBOT_RULE: dict[str, set[str]] = {  # the same of serl_chunk_robot, which impor
     "driver": set(),
     "drivers": {"driver"},
     "loop": {"driver", "safety"},
+    "motions": {"driver", "errors", "loop", "safety"},
     "main": {"__version__", "errors", "wire"},
 }
 BY_NAME = "drivers"  # room of serl_chunk_robot whose simulated robots may load one of serl_chunk, by name alone
@@ -163,7 +164,6 @@ SHORTEST = 60  # lines of one that a single module imports; a shorter one makes 
 SHORT_WITH_REASON: dict[str, str] = {  # path -> why it stands alone
     "serl_chunk/actor/intervention.py": "the choice between policy and human, apart from the control loop",
     "serl_chunk/devices/registry.py": "imports each device's library on use",
-    "packages/serl-chunk-robot/serl_chunk_robot/safety/limits.py": "what a profile sets, apart from what applies it",
     "packages/serl-chunk-robot/serl_chunk_robot/main.py": "the command of a distribution of its own",
 }
 

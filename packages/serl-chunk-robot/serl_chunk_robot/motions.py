@@ -1,0 +1,194 @@
+"""The server's own motions: a reset in steps, parking, and a jog of one joint.
+
+They are checked against the profile before anything moves, and are smooth: the speed of a step is a share of the
+profile's limits. Their goals pass the gate as commands do.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from serl_chunk_robot.driver import Reading
+from serl_chunk_robot.errors import ConfigError
+from serl_chunk_robot.loop import Resistance
+from serl_chunk_robot.safety.limits import Limits
+from serl_chunk_robot.safety.motion import Rates, SetPoint
+
+SPEED = 0.3  # of the profile's velocity, acceleration and jerk
+STANDS = 1.0  # s between the beep and the first motion
+PATIENCE = 5.0  # s after which a step that the gate keeps from its goal is given up
+REACHED = 1e-6  # rad
+
+
+class Step(NamedTuple):
+    """One step of a reset: `set` first, then the way, then the wait. Arrays are float64[J]."""
+
+    joints: np.ndarray  # where the joints go; nan: they stay
+    lift: np.ndarray  # what is added to that
+    random: np.ndarray  # at most so much is drawn, uniformly and with either sign, and added
+    gripper: Union[str, float] = ""  # "open" (the upper limit), "close", "keep", a value; "": as `joints` says
+    grippers: Tuple[int, ...] = ()  # which `gripper` is for
+    set: Mapping[str, Any] = {}  # name -> value of the driver's `set`
+    every: int = 1  # only in episodes whose number this divides
+    wait: bool = False  # for the operator, at the end
+    speed: float = SPEED
+
+    def goal(self, place: np.ndarray, limits: Limits) -> np.ndarray:
+        """Where the step leads from `place`, but for what is drawn, float64[J]."""
+        goal = np.where(np.isnan(self.joints), place, self.joints) + self.lift
+        for joint in self.grippers if self.gripper != "" else ():
+            named = {"open": limits.high[joint], "close": limits.low[joint], "keep": place[joint]}
+            goal[joint] = named[self.gripper] if isinstance(self.gripper, str) else self.gripper
+        return goal
+
+
+class _Glide:
+    """A way of minimal jerk, from rest to rest, as long as the slowest joint needs for its share of the rates."""
+
+    def __init__(self, start: np.ndarray, end: np.ndarray, rates: Rates, share: float, began: float) -> None:
+        self.end, self._start, self._began = end, start, began
+        way, (v, a, j) = np.abs(end - start), (share * rate for rate in rates)
+        self.seconds = float(np.max([1.875 * way / v, np.sqrt(5.774 * way / a), np.cbrt(60 * way / j)]))
+        self.until = began + self.seconds
+
+    def at(self, now: float) -> np.ndarray:
+        if now >= self.until:
+            return self.end
+        s = max(now - self._began, 0.0) / self.seconds
+        return self._start + (self.end - self._start) * (s**3 * (10 - 15 * s + 6 * s * s))
+
+
+class Moves:
+    """Steps one after the other: a `loop.Motion`. All calls come from the loop's thread.
+
+    Args:
+        start: set point of the robot, which stands, float64[J].
+        steps: with the name that each has in an error.
+        limits: of the profile.
+        effort: float64[J]: a larger one, of either sign, ends the motion.
+        beep: called once, before the robot moves.
+        stands: seconds that it stands after the beep.
+        set: the driver's.
+
+    Raises:
+        ConfigError: a goal, or what may be drawn around it, is outside the limits.
+    """
+
+    def __init__(
+        self, start: np.ndarray, steps: Sequence[Tuple[str, Step]], limits: Limits, *,
+        effort: Optional[np.ndarray] = None, beep: Callable[[], None] = lambda: None, stands: float = STANDS,
+        set: Callable[[str, Any], None] = lambda name, value: None, rng: Optional[np.random.Generator] = None,
+    ) -> None:  # fmt: skip
+        self.draws: Dict[str, np.ndarray] = {}  # step's name -> what was drawn, float64[J]
+        self.waiting = False  # for the operator: see `proceed`
+        self._limits, self._effort, self._beep, self._stands, self._set = limits, effort, beep, stands, set
+        self._todo: List[Tuple[Step, np.ndarray]] = []
+        self._began: Optional[float] = None
+        self._glide: Optional[_Glide] = None
+        self._proceed = False
+        place = np.array(start, np.float64)
+        for name, step in steps:
+            goal = step.goal(place, limits)
+            _check(name, goal, step.random, place, limits)
+            if step.random.any():
+                assert rng is not None
+                self.draws[name] = rng.uniform(-step.random, step.random)
+                goal = goal + self.draws[name]
+            self._todo.append((step, goal))
+            place = goal
+
+    def proceed(self) -> bool:
+        """End a wait for the operator. False: the motion does not wait."""
+        self._proceed = self.waiting
+        return self.waiting
+
+    def goal(self, at: SetPoint, reading: Reading, now: float) -> Optional[np.ndarray]:
+        """The next goal, float64[J]; None once the motion is done.
+
+        Raises:
+            Resistance: an effort above the limit, or the gate keeps the robot from a goal.
+            DriverError: of the driver's `set`.
+        """
+        if self._began is None:
+            self._began = now
+            self._beep()
+        if self._effort is not None and (np.abs(reading.effort) > self._effort).any():
+            joint = int(np.argmax(np.abs(reading.effort) - self._effort))
+            raise Resistance(f"joint {joint} at effort {reading.effort[joint]:.2f}, limit {self._effort[joint]:g}")
+        if now - self._began < self._stands:
+            return at.position
+        while self._todo:
+            step, end = self._todo[0]
+            if self._glide is None:
+                for name, value in step.set.items():
+                    self._set(name, value)
+                self._glide = _Glide(at.position, end, self._limits.rates, step.speed, now)
+            if not self._arrived(self._glide, at, now):
+                return self._glide.at(now)
+            self.waiting = step.wait and not self._proceed
+            if self.waiting:
+                return end
+            self._todo.pop(0)
+            self._glide, self._proceed = None, False
+        return None
+
+    def _arrived(self, glide: _Glide, at: SetPoint, now: float) -> bool:
+        apart = np.abs(at.position - glide.end)
+        if now < glide.until or not (at.stands and apart.max() < REACHED):
+            if now > glide.until + PATIENCE:
+                joint = int(np.argmax(apart))
+                raise Resistance(f"joint {joint} is kept {apart[joint]:.3f} from its goal by the profile's limits")
+            return False
+        return True
+
+
+class Reset(Moves):
+    """The steps of a robot's file that are due in an episode.
+
+    Args:
+        episode: its number, from 0.
+        rng: of what is drawn; the same one with the same steps draws the same.
+        more: see Moves.
+    """
+
+    def __init__(
+        self, start: np.ndarray, steps: Sequence[Step], limits: Limits, *, episode: int, rng: np.random.Generator,
+        **more: Any,
+    ) -> None:  # fmt: skip
+        due = [(f"reset.step[{k}]", step) for k, step in enumerate(steps) if episode % step.every == 0]
+        super().__init__(start, due, limits, rng=rng, **more)
+
+
+class Park(Moves):
+    """The way to the pose, float64[J], in which the robot may lose its torque; see Moves."""
+
+    def __init__(self, start: np.ndarray, pose: np.ndarray, limits: Limits, **more: Any) -> None:
+        still = np.zeros(len(start))
+        super().__init__(start, [("park", Step(np.array(pose, np.float64), still, still))], limits, **more)
+
+
+class Jog(Moves):
+    """One joint by an angle (rad, or a gripper's own unit), at once; see Moves. ConfigError: no such joint."""
+
+    def __init__(self, start: np.ndarray, joint: int, angle: float, limits: Limits, **more: Any) -> None:
+        size = len(start)
+        if not 0 <= joint < size:
+            raise ConfigError(f"{joint}, expected a joint from 0 to {size - 1}", parameter="joint")
+        if not np.isfinite(angle):
+            raise ConfigError(f"{angle}, expected a finite number", parameter="angle")
+        lift = np.where(np.arange(size) == joint, angle, 0.0)
+        step = Step(np.full(size, np.nan), lift, np.zeros(size))
+        super().__init__(start, [("angle", step)], limits, **{"stands": 0.0, **more})
+
+
+def _check(name: str, goal: np.ndarray, random: np.ndarray, place: np.ndarray, limits: Limits) -> None:
+    """Refuse a goal outside the limits; a joint that stays may be outside, as the gate lets it."""
+    outside = (goal - random < limits.low) | (goal + random > limits.high)
+    outside &= (goal != place) | (random > 0)
+    if outside.any():
+        joint = int(np.argmax(outside))
+        drawn = f" +- {random[joint]:g}" if random[joint] else ""
+        raise ConfigError(f"joint {joint} would go to {goal[joint]:.4g}{drawn}, expected a place within the profile's "
+                          f"{limits.low[joint]:.4g} to {limits.high[joint]:.4g}", parameter=name)  # fmt: skip

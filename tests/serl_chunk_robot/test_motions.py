@@ -1,0 +1,215 @@
+"""The server's own motions in the loop: where they lead, what ends them, and what is refused before anything moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from errors import naming
+from robot_limits import GRIPPERS, HIGH, HOME, LOW, J
+from robot_world import DT, World
+
+from serl_chunk_robot.driver import DriverError
+from serl_chunk_robot.errors import ConfigError
+from serl_chunk_robot.motions import Jog, Moves, Park, Reset, Step
+
+STAY, ZERO = np.full(J, np.nan), np.zeros(J)
+THERE = HOME + 0.3 * np.isin(np.arange(J), [0, 3, 7, 10])
+
+
+def step(joints: np.ndarray = STAY, lift: np.ndarray = ZERO, random: np.ndarray = ZERO, **more: Any) -> Step:
+    return Step(joints, lift, random, **more)
+
+
+def reset(world: World, *steps: Step, episode: int = 0, seed: int = 0, **more: Any) -> Reset:
+    rng = np.random.default_rng(seed)
+    return Reset(HOME, steps, world.limits, episode=episode, rng=rng, **{"stands": 0.0, **more})
+
+
+def moved(motion: Moves, world: World | None = None, event: str = "reset", passes: int = 4000) -> World:
+    """Run a motion of a robot that stands, up to its end."""
+    world = world or World().ready()
+    world.ask(event, "operator", motion=motion)
+    for _ in range(passes):
+        if world.state != "MOVE":
+            break
+        world.run()
+    return world
+
+
+def test_a_reset_takes_its_steps_one_after_the_other():
+    world = World().ready()
+    motion = reset(world, step(THERE), step(lift=-0.2 * (np.arange(J) == 1)), step(STAY, speed=0.1))
+    moved(motion, world)
+    assert world.state == "HOLD"
+    np.testing.assert_allclose(world.arms.sent[-1], THERE - 0.2 * (np.arange(J) == 1), atol=1e-6)
+    assert min(np.abs(sent - THERE).max() for sent in world.arms.sent) < 1e-6
+    assert not world.gate.counts, "a motion is within the profile by itself"
+
+
+@pytest.mark.parametrize("speed", [0.1, 0.3, 1.0])
+def test_a_step_moves_at_its_share_of_the_profile(speed):
+    world = moved(reset(World(), step(THERE, speed=speed)))
+    way = np.array(world.arms.sent)
+    velocity = np.abs(np.diff(way, axis=0)) / DT
+    assert world.state == "HOLD"
+    assert (velocity <= speed * world.limits.rates.velocity * 1.001).all()
+    jerk = np.abs(np.diff(way, 3, axis=0)) / DT**3
+    assert (jerk <= np.maximum(speed * world.limits.rates.jerk, 1) * 1.01).all()
+    np.testing.assert_allclose(world.arms.sent[-1], THERE, atol=1e-6)
+
+
+def test_it_begins_a_second_after_the_beep():
+    world, beeps = World().ready(), []
+    motion = reset(world, step(THERE), beep=lambda: beeps.append(world.now), stands=1.0)
+    world.ask("reset", "controller", motion=motion)
+    began = world.now
+    world.run(round(0.99 / DT))
+    np.testing.assert_array_equal(world.arms.sent[-1], HOME)
+    assert world.state == "MOVE"
+    world.until("HOLD")
+    assert beeps == [pytest.approx(began + DT)]
+    np.testing.assert_allclose(world.arms.sent[-1], THERE, atol=1e-6)
+
+
+def test_steps_are_due_every_so_many_episodes():
+    world = World()
+    steps = step(THERE, every=3), step(HOME + 0.01)
+    for episode in range(7):
+        ends = [goal for _, goal in reset(world, *steps, episode=episode)._todo]
+        assert len(ends) == (2 if episode % 3 == 0 else 1)
+
+
+def test_what_is_drawn_is_recorded_and_repeats():
+    world = World().ready()
+    random = np.where(np.isin(np.arange(J), GRIPPERS), 0, 0.1)
+    first, again, other = (reset(world, step(THERE, random=random), seed=seed) for seed in (1, 1, 2))
+    moved(first, world)
+    drawn = first.draws["reset.step[0]"]
+    np.testing.assert_allclose(world.arms.sent[-1], THERE + drawn, atol=1e-6)
+    assert (np.abs(drawn) <= random).all()
+    assert np.abs(drawn).max() > 0.03
+    np.testing.assert_array_equal(again.draws["reset.step[0]"], drawn)
+    assert (other.draws["reset.step[0]"] != drawn).any()
+    assert not reset(world, step(THERE)).draws
+
+
+def test_grippers_open_close_keep_and_take_a_value():
+    place = {"open": HIGH[6], "close": LOW[6], "keep": HOME[6], 0.25: 0.25}
+    for gripper, value in place.items():
+        world = moved(reset(World(), step(HOME - 0.1, gripper=gripper, grippers=GRIPPERS)))
+        np.testing.assert_allclose(world.arms.sent[-1][list(GRIPPERS)], value, atol=1e-6)
+    world = moved(reset(World(), step(gripper="open", grippers=(13,))))
+    np.testing.assert_allclose(world.arms.sent[-1][[6, 13]], [HOME[6], HIGH[13]], atol=1e-6)
+
+
+def test_compliance_is_set_where_its_step_begins():
+    world = World().ready()
+    steps = step(set={"compliance": 0.7}), step(THERE, set={"compliance": 0.1, "load": 0.3})
+    seen = []
+
+    def set_it(name: str, value: object) -> None:
+        seen.append((name, value, float(np.abs(world.arms.target - HOME).max())))
+        world.arms.set(name, value)
+
+    moved(reset(world, *steps, set=set_it), world)
+    assert seen == [("compliance", 0.7, 0.0), ("compliance", 0.1, 0.0), ("load", 0.3, 0.0)]
+    assert world.arms.settings == {"compliance": 0.1, "load": 0.3}
+
+
+def test_a_setting_that_the_driver_refuses_stops_the_robot():
+    def refuse(name: str, value: object) -> None:
+        raise DriverError(f"{name}: unknown")
+
+    world = moved(reset(World(), step(THERE, set={"stiffness": 1}), set=refuse))
+    world.until("STOPPED")
+    assert "stiffness" in world.loop.machine.word
+    np.testing.assert_array_equal(world.arms.sent[-1], HOME)
+
+
+def test_it_waits_for_the_operator_at_the_end_of_a_step():
+    world = World().ready()
+    motion = reset(world, step(THERE, wait=True), step(HOME, wait=True))
+    assert not motion.proceed()
+    world.ask("reset", "controller", motion=motion)
+    for place in (THERE, HOME):
+        world.run(2000)
+        assert (world.state, motion.waiting) == ("MOVE", True)
+        np.testing.assert_allclose(world.arms.sent[-1], place, atol=1e-6)
+        assert motion.proceed()
+        world.run()
+        assert not motion.waiting
+    world.until("HOLD")
+    assert not motion.proceed()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_effort_above_the_limit_ends_the_motion(sign):
+    world = World(lag=0.05).ready()
+    effort = np.full(J, np.inf)
+    effort[3] = 0.3
+    goal = HOME + 0.5 * sign * (np.arange(J) == 3)
+    moved(reset(world, step(goal, speed=1.0), effort=effort), world)
+    world.until("HOLD")
+    assert "joint 3" in world.heard[-2].word
+    assert "0.3" in world.heard[-2].word
+    assert np.abs(world.arms.sent[-1] - goal).max() > 0.05
+    world = moved(reset(World(lag=0.05), step(goal, speed=1.0), effort=np.full(J, 9.0)))
+    np.testing.assert_allclose(world.arms.sent[-1], goal, atol=1e-6)
+
+
+def test_a_goal_that_the_gate_keeps_it_from_is_given_up():
+    world = World().ready()
+    motion = reset(world, step(THERE))
+    world.limits.high[0] = HOME[0] + 0.1  # the gate's: the motion was checked before
+    try:
+        moved(motion, world)
+        world.until("HOLD")
+    finally:
+        world.limits.high[0] = 3.14
+    assert "joint 0 is kept" in world.heard[-2].word
+
+
+def test_it_parks():
+    world = moved(Park(HOME, THERE, World().limits), event="park")
+    np.testing.assert_allclose(world.arms.sent[-1], THERE, atol=1e-6)
+    assert world.state == "HOLD"
+
+
+def test_a_jog_moves_one_joint_at_once():
+    world = World().ready()
+    moved(Jog(HOME, 9, -0.2, world.limits), world, "jog", passes=2)
+    assert world.arms.sent[-1][9] < HOME[9]
+    world.until("HOLD")
+    np.testing.assert_allclose(world.arms.sent[-1], HOME - 0.2 * (np.arange(J) == 9), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "parameter", "named"),
+    [
+        (lambda of: Jog(HOME, 14, 0.1, of), "joint", "14"),
+        (lambda of: Jog(HOME, -1, 0.1, of), "joint", "-1"),
+        (lambda of: Jog(HOME, 3, np.nan, of), "angle", "nan"),
+        (lambda of: Jog(HOME, 9, 1.5, of), "angle", "2.66"),
+        (lambda of: Park(HOME, HOME - 3 * (np.arange(J) == 7), World().limits._replace(low=LOW + 0.2)), "park", "-3"),
+        (lambda of: reset(World(), step(HOME), step(HOME + 5)), "reset.step[1]", "5"),
+        (lambda of: reset(World(), step(lift=ZERO - 3)), "reset.step[0]", "-3.96"),
+        (lambda of: reset(World(), step(HIGH - 0.05, random=ZERO + 0.1)), "reset.step[0]", "3.09"),
+        (lambda of: reset(World(), step(LOW + 0.05, random=ZERO + 0.1)), "reset.step[0]", "-3.09"),
+        (lambda of: reset(World(), step(gripper=1.2, grippers=GRIPPERS)), "reset.step[0]", "1.2"),
+    ],
+)
+def test_a_goal_outside_the_limits_is_refused(make, parameter, named):
+    with pytest.raises(ConfigError, match=naming(parameter, named)) as e:
+        make(World().limits)
+    assert e.value.parameter == parameter
+
+
+def test_a_joint_that_stays_may_be_outside_its_limits():
+    asleep = np.where(np.arange(J) == 1, LOW - 0.02, HOME)
+    limits = World().limits
+    Jog(asleep, 3, 0.1, limits)
+    Jog(asleep, 1, 0.1, limits)
+    with pytest.raises(ConfigError, match=naming("angle")):
+        Jog(asleep, 1, 0.01, limits)
