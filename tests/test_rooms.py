@@ -56,6 +56,9 @@ ROBOT_RULE: dict[str, set[str]] = {  # the same of serl_chunk_robot, which impor
     "drivers": {"driver"},
     "loop": {"driver", "safety"},
     "motions": {"driver", "errors", "loop", "safety"},
+    "toml_file": {"errors"},
+    "profiles": {"driver", "errors", "safety", "toml_file"},
+    "config": {"driver", "drivers", "errors", "kinematics", "motions", "profiles", "toml_file"},
     "main": {"__version__", "errors", "wire"},
 }
 BY_NAME = "drivers"  # room of serl_chunk_robot whose simulated robots may load one of serl_chunk, by name alone

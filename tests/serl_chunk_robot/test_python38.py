@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2] / "packages" / "serl-chunk-robot"
 IMPORT_ALL = """
 import importlib, importlib.util, pathlib, sys, unittest.mock
 assert sys.version_info[:2] == (3, 8)
-for name in [n for n in ("numpy", "zmq", "msgpack", "msgpack_numpy") if importlib.util.find_spec(n) is None]:
+for name in [n for n in ("numpy", "zmq", "msgpack", "msgpack_numpy", "tomli") if importlib.util.find_spec(n) is None]:
     sys.modules[name] = sys.modules[name + ".utils"] = unittest.mock.MagicMock(name=name)
 root = pathlib.Path(sys.argv[1])
 for file in sorted((root / "serl_chunk_robot").rglob("*.py")):

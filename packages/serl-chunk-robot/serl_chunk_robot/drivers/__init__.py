@@ -1,1 +1,8 @@
 """Drivers of robots: simulated ones, and a sample to copy."""
+
+from __future__ import annotations
+
+from typing import Dict
+
+BUILT_IN: Dict[str, str] = {"fake": "serl_chunk_robot.drivers.fake:viperx_arms"}
+"""What a robot's file may name -> the module and what makes the driver from options."""

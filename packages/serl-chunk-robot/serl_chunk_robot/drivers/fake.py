@@ -11,6 +11,13 @@ from serl_chunk_robot.driver import DriverError, DriverSpec, Reading
 STIFFNESS = 20.0  # effort per rad between the target and the joint
 SINKS = 0.5  # s: of an arm without torque, on its way to its rest pose
 
+# One ViperX with six joints and a gripper.
+LOW = (-3.14, -1.85, -1.76, -3.14, -1.87, -3.14, 0.0)
+HIGH = (3.14, 1.26, 1.6, 3.14, 2.23, 3.14, 1.0)
+VELOCITY = (3.2,) * 6 + (10.0,)
+HOME = (0.0, -0.96, 1.16, 0.0, -0.3, 0.0, 0.5)
+SAG = (0.0, 0.4, -0.3, 0.0, 0.2, 0.0, 0.0)  # of an arm without torque
+
 
 class FakeArms:
     """Arms in simulated time: that of the clock given to `connect`.
@@ -93,3 +100,21 @@ class FakeArms:
         goal = np.where(self._on, self.target, self._rest)
         lag = np.where(self._on, self._lag, SINKS)
         self.q = goal + (self.q - goal) * np.exp(-elapsed / lag)
+
+
+def viperx_arms(*, arms: int = 2, lag: float = 0.02, rate: float = 200.0, tick: float = 0.02) -> FakeArms:
+    """Simulate arms like ALOHA's, each with six joints and a gripper.
+
+    Args:
+        arms: how many.
+        lag: see FakeArms.
+        rate: passes of the loop per second.
+        tick: seconds of a control tick.
+    """
+    joints = len(HOME)
+    spec = DriverSpec(
+        "fake arms", LOW * arms, HIGH * arms, VELOCITY * arms, tuple(range(joints - 1, joints * arms, joints)),
+        tuple((first, first + joints) for first in range(0, joints * arms, joints)),
+        (("q", joints * arms),), rate, tick,
+    )  # fmt: skip
+    return FakeArms(spec, np.array(HOME * arms), lag=lag, rest=np.array(HOME * arms) + np.array(SAG * arms))

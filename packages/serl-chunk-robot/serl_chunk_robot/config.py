@@ -1,0 +1,281 @@
+"""A robot's file, robot.toml: which driver, which limits, and what the robot does between episodes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from serl_chunk_robot.driver import Driver, DriverSpec
+from serl_chunk_robot.drivers import BUILT_IN
+from serl_chunk_robot.errors import ConfigError
+from serl_chunk_robot.kinematics import Arms, Chain, Link
+from serl_chunk_robot.motions import SPEED, Step
+from serl_chunk_robot.profiles import CAUTIOUS, Profile, read_profiles
+from serl_chunk_robot.toml_file import Table, read_toml, unknown
+
+PORT = 5600  # of commands; state is published at the next one, frames at the one after it
+RATES = (50.0, 500.0)  # Hz
+HAIR = 0.05  # rad: an arm that rests on a limit, as ALOHA's asleep, is measured a little beyond it
+
+_KEYS = ("name", "driver", "host", "port", "rate", "start", "keys", "profile", "kinematics", "reset", "park", "effort")
+_STEP = ("joints", "lift", "random", "gripper", "arm", "set", "every", "wait", "speed")
+_ARM = ("base", "yaw", "joints", "links", "tip")
+_METHODS = ("spec", "connect", "read", "command", "hold", "set", "clear_faults", "stop", "close")
+
+
+class RobotFile(NamedTuple):
+    """What a robot's file sets. Arrays are float64[J], in the order of the driver's joints."""
+
+    path: Path
+    name: str
+    driver: str  # a built-in name, or FILE.py:Class, relative to the file's folder
+    options: Dict[str, Any]  # arguments of the driver: [driver] without its name
+    host: str
+    port: int
+    rate: Optional[float]  # Hz; None: the driver's
+    start: str  # the profile after a start
+    keys: Optional[Path]  # folder of the keys that are let in
+    profiles: Mapping[str, Profile] = MappingProxyType({})
+    arms: Optional[Arms] = None
+    reset: Tuple[Step, ...] = ()
+    park: Optional[np.ndarray] = None
+    effort: Optional[np.ndarray] = None  # above which the server's own motions end; None: no limit
+
+
+def load(path: Union[str, Path], *, driver: str = "") -> RobotFile:
+    """Read a robot's file. Makes the driver for its spec, and opens nothing.
+
+    Args:
+        driver: replaces the file's.
+
+    Raises:
+        ConfigError: with the file, the key's dotted name, its value and what is valid.
+    """
+    path = Path(path)
+    table = read_toml(path, _KEYS)
+    options = {}
+    if isinstance(table.values.get("driver"), dict):
+        of_driver = table.table("driver")
+        options = {key: value for key, value in of_driver.values.items() if key != "name"}
+        driver = driver or of_driver.text("name")
+    keys = path.parent / table.text("keys") if "keys" in table.values else None
+    if keys is not None and not keys.is_dir():
+        raise table.wrong("keys", "a folder")
+    file = RobotFile(
+        path, table.text("name"), driver or table.text("driver"), options, table.text("host", "127.0.0.1"),
+        table.whole("port", PORT, 1, 65533), table.number("rate", 200.0, *RATES) if "rate" in table.values else None,
+        table.text("start", CAUTIOUS), keys,
+    )  # fmt: skip
+    spec = _spec(file)
+    size = len(spec.low)
+    arms, chains = _read_arms(table, size)
+    joints = ~np.isin(np.arange(size), spec.grippers)
+    effort = table.numbers("effort", size, sign=1)
+    if effort is not None and not isinstance(table.values["effort"], list):
+        effort = np.where(joints, effort, np.inf)  # one number is not for grippers, which are to press
+    steps = table.table("reset", ("step",)).tables("step", _STEP)
+    return file._replace(
+        profiles=read_profiles(table.table("profile"), spec, chains), arms=arms, effort=effort,
+        reset=tuple(_read_step(step, spec, joints) for step in steps), park=table.numbers("park", size, one=False),
+    )  # fmt: skip
+
+
+def checked(file: RobotFile, spec: DriverSpec, q: Optional[np.ndarray] = None) -> None:
+    """Compare a file with the connected robot, before anything moves.
+
+    Args:
+        q: measured joints, float64[J].
+
+    Raises:
+        ConfigError: another number of joints, limits beyond the driver's, a rate that it cannot, an unknown profile to
+            start with, a pose outside that profile's limits.
+    """
+    if file.start not in file.profiles:
+        what = f"unknown profile ({file.start!r} in {file.path})"
+        raise unknown("start", file.start, list(file.profiles), what)
+    slowest = max(RATES[0], 1 / spec.tick)
+    if file.rate is not None and not slowest <= file.rate <= spec.rate:
+        raise ConfigError(f"{file.rate:g} Hz in {file.path}, expected {slowest:g} to {spec.rate:g} Hz, "
+                          "which the driver can", parameter="rate")  # fmt: skip
+    for name, profile in file.profiles.items():
+        limits = profile.limits
+        if len(limits.low) != len(spec.low):
+            raise ConfigError(f"{len(limits.low)} joints in {file.path}, expected the driver's {len(spec.low)}",
+                              parameter=f"profile.{name}")  # fmt: skip
+        for key, beyond, value, bound in (
+            ("low", limits.low < np.array(spec.low), limits.low, spec.low),
+            ("high", limits.high > np.array(spec.high), limits.high, spec.high),
+            ("velocity", limits.rates.velocity > np.array(spec.velocity), limits.rates.velocity, spec.velocity),
+        ):
+            if beyond.any():
+                j = int(np.argmax(beyond))
+                raise ConfigError(f"{value[j]:g} of joint {j} in {file.path} is beyond the driver's {bound[j]:g}",
+                                  parameter=f"profile.{name}.{key}")  # fmt: skip
+    if q is not None:
+        limits = file.profiles[file.start].limits
+        outside = np.maximum(limits.low - q, q - limits.high)
+        if not outside.max() <= HAIR:
+            j = int(np.argmax(np.where(np.isnan(outside), np.inf, outside)))
+            raise ConfigError(f"joint {j} is at {q[j]:.3f}, expected {limits.low[j]:g} to {limits.high[j]:g}. Move it "
+                              f"there by hand, or widen the limits in {file.path}.",
+                              parameter=f"profile.{file.start}")  # fmt: skip
+
+
+def load_driver(file: RobotFile) -> Driver:
+    """Make the driver that a file names, with its options as arguments; connects to nothing.
+
+    Raises:
+        ConfigError: with the driver and what failed: the file, its import, the class, an option, a missing method.
+    """
+    make = _import(file)
+    parameters = inspect.signature(make).parameters.values()
+    if not any(p.kind == p.VAR_KEYWORD for p in parameters):
+        names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        for key in file.options:
+            if key not in names:
+                what = f"unknown option of {file.driver} ({file.options[key]!r} in {file.path})"
+                raise unknown(f"driver.{key}", key, names, what)
+    for p in parameters:
+        needed = p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        if needed and p.name not in file.options:
+            raise ConfigError(f"missing in {file.path}, and {file.driver} needs it", parameter=f"driver.{p.name}")
+    try:
+        driver = make(**file.options)
+    except Exception as e:  # of a lab's code
+        raise _failed(file, "cannot be made", e) from e
+    missing = [name for name in _METHODS if not callable(getattr(driver, name, None))]
+    if missing:
+        raise _failed(file, "lacks the methods {}".format(", ".join(missing)))
+    return driver  # type: ignore[no-any-return]
+
+
+def _import(file: RobotFile) -> Callable[..., Any]:
+    """The class or function that makes the driver."""
+    place, _, name = file.driver.rpartition(":")
+    if not place:
+        if file.driver not in BUILT_IN:
+            what = f"unknown driver ({file.driver!r} in {file.path}, expected a built-in name or FILE.py:Class)"
+            raise unknown("driver", file.driver, list(BUILT_IN), what)
+        place, _, name = BUILT_IN[file.driver].partition(":")
+        return getattr(importlib.import_module(place), name)  # type: ignore[no-any-return]
+    path = file.path.parent / place
+    spec = importlib.util.spec_from_file_location("serl_chunk_robot_driver_" + path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise _failed(file, f"{path} is no Python file")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look there
+    sys.path.insert(0, str(path.parent))  # for what lies next to it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as e:
+        raise _failed(file, f"{path} cannot be imported", e) from e
+    finally:
+        sys.path.remove(str(path.parent))
+    if not callable(getattr(module, name, None)):
+        raise _failed(file, f"{path} has no class {name}")
+    return getattr(module, name)  # type: ignore[no-any-return]
+
+
+def _failed(file: RobotFile, what: str, error: Optional[Exception] = None) -> ConfigError:
+    why = "" if error is None else f" ({type(error).__name__}: {error})"
+    return ConfigError(f"{file.driver} in {file.path}: {what}{why}", parameter="driver")
+
+
+def _spec(file: RobotFile) -> DriverSpec:
+    try:
+        spec = load_driver(file).spec()
+        sizes = {len(spec.low), len(spec.high), len(spec.velocity)}
+        moves = all(low < high and velocity > 0 for low, high, velocity in zip(spec.low, spec.high, spec.velocity))
+    except ConfigError:
+        raise
+    except Exception as e:
+        raise _failed(file, "spec() failed", e) from e
+    if len(sizes) != 1 or sizes == {0} or not moves:
+        raise _failed(file, "spec() needs as many of low, high and velocity, with low < high and velocities above 0")
+    return spec
+
+
+def _read_arms(table: Table, size: int) -> Tuple[Optional[Arms], Optional[List[Any]]]:
+    """Arms of [[kinematics.arm]], and their plain numbers. Keys of [kinematics] are those of all arms."""
+    shared = table.table("kinematics", (*_ARM, "arm"))
+    tables = shared.tables("arm", _ARM)
+    if not shared.values:
+        return None, None
+    if not tables:
+        raise shared.wrong("arm", "tables [[kinematics.arm]]")
+    common = {key: value for key, value in shared.values.items() if key != "arm"}
+    chains, joints, plain = [], [], []
+    for each in tables:
+        arm = Table(each.file, each.name, {**common, **each.values}, _ARM)
+        links = [_read_link(link) for link in arm.tables("links", ("offset", "axis"))]
+        indices = arm.values.get("joints")
+        if not isinstance(indices, list) or not all(type(j) is int and 0 <= j < size for j in indices):
+            raise arm.wrong("joints", f"a list of joints, from 0 to {size - 1}")
+        if not links or len(links) != len(indices):
+            raise arm.wrong("links", f"a link for each of the {len(indices)} joints")
+        base, yaw, tip = arm.vector("base", 3), arm.number("yaw", 0.0), arm.vector("tip", 3)
+        chains.append(Chain(base.tolist(), yaw, links, tip.tolist()))
+        joints.append(indices)
+        plain.append([base, yaw, links, tip, indices])
+    if len({len(indices) for indices in joints}) > 1:
+        raise shared.wrong("arm", "arms of as many joints each")
+    return Arms(chains, joints, size), plain
+
+
+def _read_link(table: Table) -> Link:
+    offset, axis = table.vector("offset", 3), table.vector("axis", 3)
+    if abs(np.linalg.norm(axis) - 1) > 1e-6:
+        raise table.wrong("axis", "a vector of length 1")
+    x, y, z = offset.tolist()
+    u, v, w = axis.tolist()
+    return Link((x, y, z), (u, v, w))
+
+
+def _read_step(table: Table, spec: DriverSpec, joints: np.ndarray) -> Step:
+    """A step of a reset. `joints`: bool[J], those that are no gripper."""
+    size = len(spec.low)
+    if not table.values:
+        raise ConfigError(f"empty in {table.file}, expected one of {', '.join(_STEP)}", parameter=table.name)
+    own, arms = range(size), spec.arms or ((0, size),)
+    if "arm" in table.values:
+        own = range(*arms[table.whole("arm", 0, 0, len(arms) - 1)])
+    grippers = tuple(j for j in spec.grippers if j in own)
+
+    def spread(key: str, other: float, one: bool) -> np.ndarray:
+        values = table.numbers(key, len(own), one=one)
+        out = np.full(size, other)
+        if values is not None:
+            out[list(own)] = values
+        return out
+
+    random = spread("random", 0.0, one=True)
+    if (random < 0).any():
+        raise table.wrong("random", "numbers that are not negative")
+    if not isinstance(table.values.get("random"), list):
+        random[~joints] = 0.0  # one number is not for grippers
+    if table.values.get("wait", "operator") != "operator":
+        raise table.wrong("wait", "'operator'")
+    return Step(
+        spread("joints", np.nan, one=False), spread("lift", 0.0, one=False), random, _read_gripper(table, grippers),
+        grippers, table.table("set").values, table.whole("every", 1, 1, 1_000_000), "wait" in table.values,
+        table.number("speed", SPEED, 0.01, 1.0),
+    )  # fmt: skip
+
+
+def _read_gripper(table: Table, grippers: Sequence[int]) -> Union[str, float]:
+    if "gripper" not in table.values:
+        return ""
+    if not grippers:
+        raise table.wrong("gripper", "no such key: the driver has no gripper there")
+    value = table.values["gripper"]
+    if not isinstance(value, str):
+        return table.number("gripper", 0.0)
+    if value not in ("open", "close", "keep"):
+        raise table.wrong("gripper", "open, close, keep or a number")
+    return value

@@ -1,0 +1,125 @@
+"""TOML files whose every key is checked: an error names the file, the key, its value and what is valid."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+import numpy as np
+
+from serl_chunk_robot.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib  # novermin
+else:
+    import tomli as tomllib
+
+
+class Table:
+    """A table of a TOML file. Every reader raises ConfigError where the value is not what it must be.
+
+    Args:
+        file: named in errors.
+        name: dotted, of the table; empty for the file itself.
+        valid: the keys; another one is refused. None: all are valid.
+    """
+
+    def __init__(self, file: Path, name: str, values: Dict[str, Any], valid: Optional[Sequence[str]]) -> None:
+        self.file, self.name, self.values = file, name, values
+        for key in values:
+            if valid is not None and key not in valid:
+                raise unknown(self.dotted(key), key, valid, f"unknown key ({values[key]!r} in {file})")
+
+    def dotted(self, key: str) -> str:
+        """The name of a key in the whole file."""
+        return f"{self.name}.{key}" if self.name else key
+
+    def wrong(self, key: str, expected: str) -> ConfigError:
+        """The error of a value that is not `expected`, or missing."""
+        got = repr(self.values[key]) if key in self.values else "missing"
+        return ConfigError(f"{got} in {self.file}, expected {expected}", parameter=self.dotted(key))
+
+    def text(self, key: str, default: Optional[str] = None) -> str:
+        """A string that is not empty. Without a default it is required."""
+        value = self.values.get(key, default)
+        if not isinstance(value, str) or not value:
+            raise self.wrong(key, "a text")
+        return value
+
+    def number(self, key: str, default: float, low: float = -math.inf, high: float = math.inf) -> float:
+        """A number from `low` to `high`."""
+        value = self.values.get(key, default)
+        if not _is_number(value) or not low <= value <= high:
+            raise self.wrong(key, f"a number from {low:g} to {high:g}" if high < math.inf else f"a number from {low:g}")
+        return float(value)
+
+    def whole(self, key: str, default: int, low: int, high: int) -> int:
+        """A whole number from `low` to `high`."""
+        value = self.values.get(key, default)
+        if type(value) is not int or not low <= value <= high:
+            raise self.wrong(key, f"a whole number from {low} to {high}")
+        return value
+
+    def numbers(self, key: str, size: int, *, sign: int = 0, one: bool = True) -> Optional[np.ndarray]:
+        """float64[size]; None where the key is not there.
+
+        Args:
+            sign: 1: all are above 0. 0: any.
+            one: whether a single number stands for all.
+        """
+        value = self.values.get(key)
+        if value is None:
+            return None
+        given = [value] * size if one and not isinstance(value, list) else value
+        fits = isinstance(given, list) and len(given) == size and all(map(_is_number, given))
+        if not fits or (sign and min(given) <= 0):
+            positive = "positive " if sign else ""
+            raise self.wrong(key, f"a list of {size} {positive}numbers" + (", or one for all" if one else ""))
+        return np.array(given, np.float64)
+
+    def vector(self, key: str, size: int) -> np.ndarray:
+        """float64[size] of a list that is required."""
+        vector = self.numbers(key, size, one=False)
+        if vector is None:
+            raise self.wrong(key, f"a list of {size} numbers")
+        return vector
+
+    def table(self, key: str, valid: Optional[Sequence[str]] = None) -> Table:
+        """A table in the table; an empty one where the key is not there."""
+        value = self.values.get(key, {})
+        if not isinstance(value, dict):
+            raise self.wrong(key, f"a table [{self.dotted(key)}]")
+        return Table(self.file, self.dotted(key), value, valid)
+
+    def tables(self, key: str, valid: Sequence[str]) -> List[Table]:
+        """A list of tables, numbered from 0 in errors; an empty one where the key is not there."""
+        value = self.values.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+            raise self.wrong(key, f"tables [[{self.dotted(key)}]]")
+        return [Table(self.file, f"{self.dotted(key)}[{k}]", each, valid) for k, each in enumerate(value)]
+
+
+def read_toml(path: Path, valid: Sequence[str]) -> Table:
+    """Read a file. Raises ConfigError, as every reader of the table: missing, no TOML, an unknown key."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise ConfigError(f"not readable ({e.strerror or e}). Pass the path of a robot's TOML file.",
+                          parameter=str(path)) from e  # fmt: skip
+    except ValueError as e:  # of TOML, or of UTF-8
+        raise ConfigError(f"no TOML file ({e})", parameter=str(path)) from e
+    return Table(path, "", values, valid)
+
+
+def unknown(parameter: str, word: str, valid: Sequence[str], what: str) -> ConfigError:
+    """The error of a word that is none of `valid`, with the nearest one."""
+    near = difflib.get_close_matches(word, valid, 1)
+    hint = f"Did you mean {near[0]}?" if near else "Valid: {}.".format(", ".join(sorted(valid)) or "none")
+    return ConfigError(f"{what}. {hint}", parameter=parameter)
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]

@@ -1,0 +1,338 @@
+"""robot.toml: what a short one gives, what a long one sets, and what is refused with its key and value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from errors import naming
+from robot_limits import GRIPPERS, HIGH, HOME, LOW, J, viperx
+
+import serl_chunk_robot
+from serl_chunk_robot.config import RobotFile, checked, load, load_driver
+from serl_chunk_robot.driver import DriverSpec
+from serl_chunk_robot.drivers.fake import FakeArms, viperx_arms
+from serl_chunk_robot.errors import ConfigError
+from serl_chunk_robot.motions import Park, Reset
+from serl_chunk_robot.safety.gate import Gate
+from serl_chunk_robot.safety.motion import SetPoint
+
+README = Path(serl_chunk_robot.__file__).parents[1] / "README.md"
+SHORT = 'name = "cell_3"\ndriver = "fake"\n'
+LONG = """
+name = "cell_3"
+port = 7000
+rate = 100
+start = "careful"
+keys = "keys"
+park = [0.0, -1.8, 1.5, 0, 0.5, 0, 0.0, 0.0, -1.8, 1.5, 0, 0.5, 0, 0.0]
+effort = 9.0
+
+[driver]
+name = "my_arm.py:MyArm"
+lag = 0.03
+
+[profile.evaluating]
+velocity = 2
+low = [-1, -1.85, -1.76, -3.14, -1.87, -3.14, 0, -1, -1.85, -1.76, -3.14, -1.87, -3.14, 0]
+workspace = { low = [-0.8, -0.1, 0.02], high = [0.8, 1.1, 0.9], between_arms = 0.05, radius = 0.03 }
+
+[profile.careful]
+like = "evaluating"
+scale = 0.3
+following = 0.2
+
+[kinematics]
+tip = [0.15, 0, 0]
+links = [
+  { offset = [0, 0, 0.079], axis = [0, 0, 1] },
+  { offset = [0, 0, 0.04805], axis = [0, 1, 0] },
+  { offset = [0.05955, 0, 0.3], axis = [0, 1, 0] },
+  { offset = [0.2, 0, 0], axis = [1, 0, 0] },
+  { offset = [0.1, 0, 0], axis = [0, 1, 0] },
+  { offset = [0.069744, 0, 0], axis = [1, 0, 0] },
+]
+[[kinematics.arm]]
+base = [-0.469, 0.5, 0]
+joints = [0, 1, 2, 3, 4, 5]
+[[kinematics.arm]]
+base = [0.469, 0.5, 0]
+yaw = 3.141592653589793
+joints = [7, 8, 9, 10, 11, 12]
+
+[[reset.step]]
+gripper = "open"
+set = { compliance = 0.5 }
+
+[[reset.step]]
+arm = 1
+joints = [0, -0.96, 1.16, 0, -0.3, 0, 0.5]
+random = 0.1
+every = 5
+speed = 0.2
+wait = "operator"
+"""
+ARM = """
+from dataclasses import dataclass
+from serl_chunk_robot.drivers.fake import FakeArms, viperx_arms
+
+@dataclass
+class Unused:
+    x: "int" = 0
+
+class MyArm(FakeArms):
+    def __init__(self, lag=0.02, needed=None):
+        twin = viperx_arms(lag=lag)
+        super().__init__(twin.spec(), twin.q, lag=lag)
+
+class Broken(MyArm):
+    def __init__(self):
+        raise OSError("no such bus")
+
+class Needs(MyArm):
+    def __init__(self, serial):
+        super().__init__()
+
+class Half:
+    def spec(self): ...
+
+class Silent(MyArm):
+    def spec(self):
+        raise RuntimeError("no table")
+
+class Stuck(MyArm):
+    def spec(self):
+        return super().spec()._replace(velocity=(0.0,) * 14)
+
+class Bare(MyArm):
+    def spec(self):
+        return super().spec()._replace(grippers=())
+
+class Odd(MyArm):
+    def spec(self):
+        return super().spec()._replace(high=(1.0,))
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "keys").mkdir(exist_ok=True)
+    (folder / "my_arm.py").write_text(ARM)
+    (folder / "bad.py").write_text("import no_such_module\n")
+    (folder / "robot.toml").write_text(text)
+    return folder / "robot.toml"
+
+
+def of(folder: Path, text: str) -> RobotFile:
+    return load(written(folder, text))
+
+
+def test_two_lines_are_enough(tmp_path):
+    file = of(tmp_path, SHORT)
+    driver = load_driver(file)
+    assert isinstance(driver, FakeArms)
+    checked(file, driver.spec(), driver.q)
+    assert (file.host, file.port, file.rate, file.start) == ("127.0.0.1", 5600, None, "first_day")
+    assert (file.keys, file.arms, file.reset, file.park, file.effort) == (None, None, (), None, None)
+    assert sorted(file.profiles) == ["evaluating", "exploring", "first_day", "teleop"]
+    slow, fast = (file.profiles[name].limits for name in ("first_day", "evaluating"))
+    np.testing.assert_allclose(slow.rates.velocity, 0.1 * fast.rates.velocity)
+    for profile in file.profiles.values():
+        assert (profile.limits.overspeed > profile.limits.rates.velocity).all()
+        Gate(profile.limits, 0.005)
+
+
+def test_the_fake_arms_are_those_of_the_benchmark():
+    spec = viperx_arms().spec()
+    assert (spec.low, spec.high, spec.grippers) == (tuple(LOW), tuple(HIGH), GRIPPERS)
+    np.testing.assert_array_equal(viperx_arms().q, HOME)
+    assert len(viperx_arms(arms=1).spec().low) == 7
+
+
+@pytest.mark.parametrize("name", ["exploring", "evaluating", "teleop"])
+@pytest.mark.parametrize(("speed", "acceleration", "jerk"), [(2.9, 15.0, 267.0)])
+def test_the_demands_of_demonstrations_are_left_alone(tmp_path, name, speed, acceleration, jerk):
+    """Up to the largest speed and back, as steeply as the scripted expert of the simulated ALOHA demands at most."""
+    gate, dt = Gate(of(tmp_path, SHORT).profiles[name].limits, 0.005), 0.005
+    assert (gate.limits.following >= 0.07).all()
+    ramp, smooth = (np.full(round(seconds / dt), 1.0) for seconds in (speed / acceleration, acceleration / jerk))
+    up = acceleration * np.convolve(ramp, smooth / smooth.size)
+    rates = np.concatenate([up, [0.0], -up])
+    speeds = np.cumsum(rates) * dt
+    assert np.abs(np.diff(rates)).max() / dt == pytest.approx(jerk, rel=0.03)
+    assert speeds.max() == pytest.approx(speed, rel=0.02)
+    at, goal = SetPoint.standing(HOME), HOME
+    for v in speeds:
+        goal = goal + np.where(np.isin(np.arange(J), GRIPPERS), 0, v * dt * np.tile([1, 1, -1, 1, 1, 1, 0], 2))
+        passed = gate.step(at, goal, goal - 0.07)
+        assert passed.factor == 1, passed.reason
+        at = passed.set_point
+
+
+def test_a_whole_file(tmp_path):
+    file = of(tmp_path, LONG)
+    driver = load_driver(file)
+    checked(file, driver.spec(), HOME)
+    assert type(driver).__name__ == "MyArm"
+    assert (file.options, file.port, file.rate) == ({"lag": 0.03}, 7000, 100.0)
+    assert file.keys == tmp_path / "keys"
+    assert file.park is not None
+    assert file.effort[[0, 6, 13]].tolist() == [9.0, np.inf, np.inf]
+    poses = np.random.default_rng(0).uniform(LOW, HIGH, (20, J))
+    np.testing.assert_allclose(file.arms(poses), viperx()(poses), atol=1e-12)
+    careful, evaluating = file.profiles["careful"].limits, file.profiles["evaluating"].limits
+    np.testing.assert_allclose(evaluating.rates.velocity, 2.0)
+    np.testing.assert_allclose(careful.rates.velocity, 0.6)
+    np.testing.assert_allclose(careful.rates.jerk, 0.3 * evaluating.rates.jerk)
+    np.testing.assert_allclose(careful.overspeed, 0.9)
+    np.testing.assert_array_equal(careful.following, 0.2)
+    assert careful.low[0] == -1
+    assert careful.workspace.between_arms == 0.05
+    first, second = file.reset
+    assert (first.gripper, first.grippers, first.set, first.every) == ("open", GRIPPERS, {"compliance": 0.5}, 1)
+    assert (second.grippers, second.every, second.wait, second.speed) == ((13,), 5, True, 0.2)
+    assert np.isnan(second.joints[:7]).all()
+    np.testing.assert_array_equal(second.joints[7:], HOME[7:])
+    np.testing.assert_array_equal(second.random, [0.0] * 7 + [0.1] * 6 + [0.0])
+
+
+def test_the_documented_file_is_valid(tmp_path):
+    text = README.read_text().partition("```toml\n")[2].partition("```")[0]
+    file = of(tmp_path, text)
+    driver = load_driver(file)
+    checked(file, driver.spec(), HOME)
+    Reset(HOME, file.reset, file.profiles["careful"].limits, episode=0, rng=np.random.default_rng(0))
+    Park(HOME, file.park, file.profiles["careful"].limits)
+
+
+def test_a_driver_of_the_command_line_replaces_the_files(tmp_path):
+    path = written(tmp_path, 'name = "cell"\n')
+    assert load(path, driver="fake").driver == "fake"
+    assert load(written(tmp_path, SHORT), driver="my_arm.py:MyArm").driver == "my_arm.py:MyArm"
+
+
+def test_a_digest_is_of_what_acts(tmp_path):
+    def digest(text: str, name: str = "evaluating") -> str:
+        return of(tmp_path, text).profiles[name].digest
+
+    plain = digest(SHORT)
+    assert len(plain) == 12
+    assert int(plain, 16) >= 0
+    assert digest(SHORT + "port = 7000\n[profile.first_day]\nvelocity = 0.1") == plain
+    assert digest(SHORT + '[profile.mine]\nlike = "evaluating"', "mine") == plain
+    for key in ("velocity", "acceleration", "jerk", "following", "first", "overspeed", "high"):
+        assert digest(SHORT + f"[profile.evaluating]\n{key} = 0.9\nlow = 0.0" + "\nvelocity = 0.5" * (
+            key == "overspeed")) != plain  # fmt: skip
+    assert digest(LONG) != digest(LONG.replace("radius = 0.03", "radius = 0.04"))
+    assert digest(LONG) != digest(LONG.replace("tip = [0.15", "tip = [0.16"))
+    assert digest(LONG, "teleop") == digest(LONG.replace("tip = [0.15", "tip = [0.16"), "teleop")
+
+
+STEP = SHORT + "[[reset.step]]\n"
+PROFILE = SHORT + "[profile.first_day]\n"
+CHAIN = SHORT + "[[kinematics.arm]]\nbase = [0, 0, 0]\ntip = [0.1, 0, 0]\n"
+BAD = [  # text, parameter, what else the error names
+    ('driver = "fake"', "name", "missing"),
+    ('name = "a"', "driver", "missing"),
+    ('name = 3\ndriver = "fake"', "name", "3"),
+    ('name = ""\ndriver = "fake"', "name", "''"),
+    (SHORT + "prot = 5600", "prot", "port"),
+    (SHORT + "port = 70000", "port", "70000"),
+    (SHORT + "port = 5600.0", "port", "5600.0"),
+    (SHORT + "port = true", "port", "True"),
+    (SHORT + "rate = 20", "rate", "20"),
+    (SHORT + "rate = nan", "rate", "nan"),
+    (SHORT + 'keys = "no_folder"', "keys", "no_folder"),
+    (SHORT + "park = [0, 1]", "park", "[0, 1]"),
+    (SHORT + "park = 0.5", "park", "0.5"),
+    (SHORT + "effort = -1", "effort", "-1"),
+    (SHORT + "profile = 3", "profile", "3"),
+    (SHORT + "reset = { steps = [] }", "reset.steps", "step"),
+    (SHORT + "reset = { step = 3 }", "reset.step", "3"),
+    (PROFILE + "velocty = 1", "profile.first_day.velocty", "velocity"),
+    (PROFILE + "velocity = 0", "profile.first_day.velocity", "0"),
+    (PROFILE + "velocity = true", "profile.first_day.velocity", "True"),
+    (PROFILE + 'velocity = "fast"', "profile.first_day.velocity", "fast"),
+    (PROFILE + "jerk = [1, 2, 3]", "profile.first_day.jerk", "[1, 2, 3]"),
+    (PROFILE + "acceleration = inf", "profile.first_day.acceleration", "inf"),
+    (PROFILE + "low = 0.5\nhigh = 0.5", "profile.first_day.low", "0.5"),
+    (PROFILE + "velocity = 2\noverspeed = 1.5", "profile.first_day.overspeed", "1.5"),
+    (PROFILE + "scale = 0", "profile.first_day.scale", "0"),
+    (PROFILE + 'like = "evaluatin"', "profile.first_day.like", "evaluating"),
+    (PROFILE + 'like = "a"\n[profile.a]\nlike = "first_day"', "profile.a.like", "first_day"),
+    (PROFILE + "workspace = { low = [0, 0, 0], high = [1, 1, 1] }", "profile.first_day.workspace", "[kinematics]"),
+    (LONG.replace("[-0.8, -0.1, 0.02]", "[-0.8, 1.1, 0.02]"), "profile.evaluating.workspace.high", "[0.8, 1.1, 0.9]"),
+    (LONG.replace("radius = 0.03", "radius = -1"), "profile.evaluating.workspace.radius", "-1"),
+    (CHAIN + "joints = [0, 14]", "kinematics.arm[0].joints", "[0, 14]"),
+    (CHAIN + "joints = [0]\nlinks = []", "kinematics.arm[0].links", "[]"),
+    (CHAIN + "joints = [0]\nlinks = [{ offset = [0, 0, 0], axis = [0, 0, 2] }]", "kinematics.arm[0].links[0].axis",
+     "[0, 0, 2]"),
+    (SHORT + "[kinematics]\ntip = [0, 0, 1]", "kinematics.arm", "missing"),
+    (STEP, "reset.step[0]", "empty"),
+    (STEP + "joints = [0, 1]", "reset.step[0].joints", "[0, 1]"),
+    (STEP + "arm = 2\njoints = [0]", "reset.step[0].arm", "2"),
+    (STEP + 'gripper = "opened"', "reset.step[0].gripper", "opened"),
+    (STEP + "random = -0.1", "reset.step[0].random", "-0.1"),
+    (STEP + 'wait = "me"', "reset.step[0].wait", "me"),
+    (STEP + "every = 0", "reset.step[0].every", "0"),
+    (STEP + "speed = 2", "reset.step[0].speed", "2"),
+    ('name = "a"\n[driver]\nname = "fake"\nlagg = 0.1', "driver.lagg", "0.1"),
+    ('name = "a"\ndriver = "fakes"', "driver", "fake"),
+    ('name = "a"\ndriver = "none.py:MyArm"', "driver", "none.py"),
+    ('name = "a"\ndriver = "bad.py:MyArm"', "driver", "no_such_module"),
+    ('name = "a"\ndriver = "my_arm.py:Mine"', "driver", "class Mine"),
+    ('name = "a"\ndriver = "my_arm.py:Broken"', "driver", "no such bus"),
+    ('name = "a"\ndriver = "my_arm.py:Needs"', "driver.serial", "my_arm.py:Needs"),
+    ('name = "a"\ndriver = "my_arm.py:Half"', "driver", "clear_faults"),
+    ('name = "a"\ndriver = "my_arm.py:Silent"', "driver", "no table"),
+    ('name = "a"\ndriver = "my_arm.py:Odd"', "driver", "spec()"),
+    ('name = "a"\n[driver]\nname = "fake"\narms = "two"', "driver", "TypeError"),
+    ('name = "a"\n[driver]\nname = "fake"\narms = 0', "driver", "spec()"),
+    ('name = "a"\ndriver = "my_arm.py:Stuck"', "driver", "velocities above 0"),
+    ('name = "a"\ndriver = "my_arm.py:Bare"\n[[reset.step]]\ngripper = 0.5', "reset.step[0].gripper", "0.5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "parameter", "named"), BAD)
+def test_a_bad_file_is_refused_with_its_key_and_value(tmp_path, text, parameter, named):
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError, match=naming(parameter, named, path)) as e:
+        load(path)
+    assert e.value.parameter == parameter
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    for path in (tmp_path / "none.toml", written(tmp_path, "name = ")):
+        with pytest.raises(ConfigError, match=naming(path)):
+            load(path)
+    (tmp_path / "robot.toml").write_bytes(b'name = "\xff"')
+    with pytest.raises(ConfigError, match=naming(tmp_path / "robot.toml")):
+        load(tmp_path / "robot.toml")
+
+
+SPEC = viperx_arms().spec()
+
+
+@pytest.mark.parametrize(
+    ("text", "spec", "q", "parameter", "named"),
+    [
+        (SHORT + 'start = "first_dya"', SPEC, HOME, "start", "first_day"),
+        (SHORT + "rate = 300", SPEC, HOME, "rate", "300"),
+        (SHORT + "rate = 60", SPEC._replace(tick=0.01), HOME, "rate", "60"),
+        (PROFILE + "velocity = 4", SPEC, HOME, "profile.first_day.velocity", "4"),
+        (PROFILE + "high = 4", SPEC, HOME, "profile.first_day.high", "4"),
+        (PROFILE + "low = -4", SPEC, None, "profile.first_day.low", "-4"),
+        (SHORT, viperx_arms(arms=1).spec(), None, "profile.first_day", "14"),
+        (SHORT, SPEC, HOME + 0.6 * (np.arange(J) == 2), "profile.first_day", "1.760"),
+        (SHORT, SPEC, np.where(np.arange(J) == 9, np.nan, HOME), "profile.first_day", "nan"),
+    ],
+)
+def test_what_the_robot_cannot_is_refused_before_it_moves(tmp_path, text, spec: DriverSpec, q, parameter, named):
+    file = of(tmp_path, text)
+    with pytest.raises(ConfigError, match=naming(parameter, named)) as e:
+        checked(file, spec, q)
+    assert e.value.parameter == parameter
+
+
+def test_a_pose_on_a_limit_is_allowed(tmp_path):
+    checked(of(tmp_path, SHORT), SPEC, np.where(np.arange(J) == 1, LOW - 0.02, HOME))
