@@ -1,0 +1,269 @@
+"""The driver to copy, against a stand-in of its arm that speaks UDP, and what every driver must do."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serl_chunk_robot.config import checked, load, load_driver
+from serl_chunk_robot.driver import Driver, DriverError, Reading
+from serl_chunk_robot.drivers import sample
+from serl_chunk_robot.drivers.fake import viperx_arms
+from serl_chunk_robot.drivers.sample import UdpArm
+from serl_chunk_robot.loop import RobotLoop
+from serl_chunk_robot.safety.gate import Command, Gate
+from serl_chunk_robot.safety.measured import Measured
+
+FILE = Path(sample.__file__)
+POSE = np.array([0.0, -0.96, 1.16, 0.0, -0.3, 0.0, 0.5])
+
+
+class StandIn:
+    """The arm's end: it follows its target at once, and answers what it is told to when `turn` is called."""
+
+    def __init__(self) -> None:
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.bind(("127.0.0.1", 0))
+        self.socket.settimeout(5.0)
+        self.port = self.socket.getsockname()[1]
+        self.q, self.mode, self.faults, self.heard, self.torque = POSE.copy(), "position", [], 0, True
+        self.messages: list[dict] = []
+        self.peer: object = None
+
+    def take(self) -> dict:
+        """Receive one message and obey it."""
+        datagram, self.peer = self.socket.recvfrom(65536)
+        message = json.loads(datagram)
+        self.messages.append(message)
+        if "target" in message and not self.faults:
+            self.q = np.array(message["target"])
+        self.heard = message.get("number", self.heard)
+        if message.get("stop", 0) > 0:
+            self.faults = ["stopped by its own means"]
+        if "clear" in message:
+            self.faults, self.torque = [], True
+        return message
+
+    def send(self, datagram: bytes | None = None) -> None:
+        state = {"mode": self.mode, "q": self.q.tolist(), "dq": [0.0] * 7, "effort": [0.1] * 7, "faults": self.faults,
+                 "torque": self.torque, "heard": self.heard}  # fmt: skip
+        self.socket.sendto(json.dumps(state).encode() if datagram is None else datagram, self.peer)
+
+
+@pytest.fixture
+def arm() -> Iterator[StandIn]:
+    arm = StandIn()
+    yield arm
+    arm.socket.close()
+
+
+@pytest.fixture
+def driver(arm) -> Iterator[UdpArm]:
+    """A driver that is connected."""
+    driver = UdpArm(port=arm.port)
+    connect(driver, arm)
+    yield driver
+    driver.close()
+
+
+class Clock:
+    """A clock that tests set."""
+
+    now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def connect(driver: UdpArm, arm: StandIn, clock: Callable[[], float] | None = None) -> None:
+    """Connect to a stand-in that answers in a thread of its own."""
+
+    def answer() -> None:
+        arm.take()
+        arm.send()
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    driver.connect(clock or Clock())
+    answering.join(5)
+
+
+def newest(driver: UdpArm, when: Callable[[Reading], bool] = lambda reading: True) -> Reading:
+    """Read until a state is there that `when` is for: a datagram takes its time."""
+    until = time.monotonic() + 5
+    while not when(reading := driver.read()):
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    return reading
+
+
+def test_a_sample_has_less_than_100_lines():
+    assert len(FILE.read_text().splitlines()) < 100
+
+
+@pytest.mark.parametrize("make", [UdpArm, viperx_arms])
+def test_a_driver_has_the_nine_methods_of_the_contract(make):
+    driver, methods = make(), [name for name in vars(Driver) if not name.startswith("_")]
+    assert len(methods) == 9
+    for name in methods:
+        wanted = list(inspect.signature(getattr(Driver, name)).parameters)[1:]
+        assert list(inspect.signature(getattr(driver, name)).parameters) == wanted, name
+    spec = driver.spec()
+    assert len(spec.low) == len(spec.high) == len(spec.velocity)
+    assert [j for first, last in spec.arms for j in range(first, last)] == list(range(len(spec.low)))
+    assert dict(spec.state)["q"] == len(spec.low)
+    driver.close()
+
+
+def test_a_file_next_to_the_robots_makes_it(tmp_path, arm):
+    (tmp_path / "arm.py").write_text(FILE.read_text())
+    path = tmp_path / "robot.toml"
+    path.write_text(f'name = "cell"\n[driver]\nname = "arm.py:UdpArm"\nport = {arm.port}\n')
+    file = load(path)
+    driver = load_driver(file)
+    connect(driver, arm)
+    checked(file, driver.spec(), driver.read().q)
+    driver.close()
+
+
+def test_it_reads_the_newest_state_with_the_moment_of_its_arrival(arm):
+    clock, driver = Clock(), UdpArm(port=arm.port)
+    connect(driver, arm, clock)
+    first = driver.read()
+    assert (first.stamp, first.torque, first.faults) == (50.0, True, ())
+    clock.now = 50.2
+    assert driver.read() is first, "no newer state came, and the stamp stays old"
+    for q in (0.1, 0.2, 0.3):
+        arm.q = POSE + q
+        arm.send()
+    reading = newest(driver, lambda reading: reading.q[0] == 0.3)
+    assert reading.stamp == 50.2
+    np.testing.assert_array_equal(reading.q, POSE + 0.3)
+    assert reading.effort.dtype == reading.dq.dtype == np.float64
+    driver.close()
+
+
+def test_it_commands_sets_and_clears(arm, driver):
+    driver.command(POSE + 0.1, 0.005)
+    assert arm.take() == {"target": (POSE + 0.1).tolist(), "dt": 0.005}
+    driver.set("compliance", 0.5)
+    assert arm.take() == {"set": "compliance", "value": 0.5}
+    driver.clear_faults()
+    assert arm.take() == {"clear": 1}
+    driver.hold()
+    with pytest.raises(DriverError, match="stiffness"):
+        driver.set("stiffness", 1)
+    arm.socket.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        arm.take()
+
+
+def test_a_stop_is_answered_by_its_own_number(arm, driver):
+    for level, number in ((0, 1), (0, 2), (1, 3)):
+        assert not driver.stop("because", level)
+        assert arm.take() == {"stop": level, "number": number}
+        assert not driver.stop("because", level), "what was not read is not known"
+        assert arm.take()["number"] == number
+        arm.q = POSE + 0.01 * number
+        arm.send()
+        reading = newest(driver, lambda reading: reading.q[0] == 0.01 * number)  # noqa: B023
+        assert driver.stop("because", level)
+        arm.take()
+    assert reading.faults == ("stopped by its own means",)
+
+
+def test_an_answer_to_a_lower_level_is_none_to_the_next(arm, driver):
+    driver.stop("because", 0)
+    arm.take()
+    arm.q = POSE + 0.01
+    arm.send()
+    newest(driver, lambda reading: reading.q[0] == 0.01)
+    assert not driver.stop("because", 1)
+    assert arm.take() == {"stop": 1, "number": 2}
+
+
+def test_the_stop_of_an_earlier_program_is_no_answer(arm):
+    arm.heard = 1
+    driver = UdpArm(port=arm.port)
+    connect(driver, arm)
+    assert not driver.stop("because")
+    assert arm.take()["number"] == 2
+    driver.close()
+
+
+def test_another_mode_is_a_fault(arm, driver):
+    arm.mode, arm.torque = "current", False
+    arm.send()
+    reading = newest(driver, lambda reading: not reading.torque)
+    assert "current" in reading.faults[0]
+
+
+@pytest.mark.parametrize("datagram", [b"", b"{", b"[]", b'{"q": [0]}', b'{"q": "x"}', b"\xff"])
+def test_what_is_no_state_is_an_error(arm, driver, datagram):
+    arm.send(datagram)
+    with pytest.raises(DriverError):
+        newest(driver, lambda reading: False)
+
+
+def test_an_arm_that_is_gone_is_an_error(arm, driver):
+    arm.socket.close()
+    driver.command(POSE, 0.005)  # a refusal comes back
+    with pytest.raises(DriverError, match="gone"):
+        newest(driver, lambda reading: False)
+
+
+def test_no_arm_at_its_address_is_an_error(arm):
+    arm.socket.close()
+    with pytest.raises(DriverError, match=str(arm.port)):
+        UdpArm(port=arm.port).connect(Clock())
+
+
+def test_the_loop_drives_it_and_stops_where_it_falls_silent(tmp_path, arm):
+    path = tmp_path / "robot.toml"
+    path.write_text(f'name = "cell"\nstart = "evaluating"\n[driver]\nname = "{FILE}:UdpArm"\nport = {arm.port}\n')
+    file, clock = load(path), Clock()
+    driver = load_driver(file)
+    connect(driver, arm, clock)
+    spec, limits = driver.spec(), file.profiles[file.start].limits
+    measured = Measured(np.array(spec.low), np.array(spec.high), np.array(spec.velocity))
+    loop = RobotLoop(driver, Gate(limits, 0.005), measured=measured, dt=0.005, tick=0.02)
+
+    def run(passes: int) -> None:
+        """Passes with a state before each and, where one was sent, a message after it."""
+        for _ in range(passes):
+            clock.now += 0.005
+            arm.send()
+            newest(driver, lambda reading: reading.stamp == clock.now)
+            loop.run_pass(clock.now)
+            arm.socket.setblocking(False)
+            while True:
+                try:
+                    arm.take()
+                except BlockingIOError:
+                    break
+
+    run(3)
+    loop.request("clear", "operator", "K", clock.now)
+    loop.request("arm", "controller", "A", clock.now)
+    for number in range(1, 11):
+        target = POSE + 0.005 * number * (np.arange(7) < 6)
+        assert loop.command(Command(target, number, loop.machine.generation), clock.now) == ""
+        run(4)
+    np.testing.assert_allclose(arm.q, target, atol=1e-4)
+    assert loop.machine.state == "RUN"
+    for number in range(11, 20):
+        loop.command(Command(target, number, loop.machine.generation), clock.now)
+        for _ in range(4):
+            clock.now += 0.005
+            loop.run_pass(clock.now)
+    assert "old" in loop.machine.word
+    assert loop.machine.state == "STOPPED"
+    driver.close()
