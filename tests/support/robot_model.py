@@ -172,7 +172,7 @@ class RobotModel:
         world, arms = self.world, self.world.arms
         sent, attempts, stops = len(arms.sent), arms.attempts, len(arms.stops)
         failing = arms.command_errors > 0
-        world.gate.seen = None
+        world.gate.seen = world.pursuit.seen = None
         status = world.loop.run_pass(world.now)
         now, new, tried = world.now, arms.sent[sent:], arms.attempts - attempts
         before, self.causes = self.causes, set()
@@ -191,7 +191,7 @@ class RobotModel:
                 self.state, self.motion = "HOLD", None
             assert tried == 1, f"{tried} commands in {state}"
             assert len(new) == (not failing)
-            self.check_goal(state, done)
+            self.check_goal(state, done, status.factor, status.reason, failing)
             if failing:
                 self.failing = now if self.failing is None else self.failing
                 self.cause("fault", before)
@@ -257,7 +257,7 @@ class RobotModel:
             else:
                 self.brake(drops=True)
 
-    def check_goal(self, state: str, done: bool) -> None:
+    def check_goal(self, state: str, done: bool, factor: float, reason: str, failing: bool) -> None:
         """What the gate was given, and that it moved all joints together."""
         seen = self.world.gate.seen
         assert self.path is not None
@@ -266,7 +266,9 @@ class RobotModel:
             assert seen is None or seen[1] is None
             return
         assert seen is not None
-        at, goal, measured, passed = seen
+        at, place, measured, passed = seen
+        goal = self.world.pursuit.seen
+        assert (goal is None) == (place is None)
         assert np.array_equal(at.position, self.path[-1])
         assert np.array_equal(measured, self.samples.q), "only what was believed"
         if state == "BRAKE":
@@ -284,11 +286,17 @@ class RobotModel:
             self.goal = goal
         elif goal is not None:
             assert np.array_equal(goal, self.motion.last)  # type: ignore[attr-defined]
-        if goal is not None and passed.factor < 1:
+        if goal is None or place is None:
+            return
+        low, high = np.minimum(self.limits.low, at.position), np.maximum(self.limits.high, at.position)
+        if passed.factor < 1:
             brake = at.position + self.braked(at.velocity, at.acceleration) * DT
-            clipped = np.clip(goal, np.minimum(self.limits.low, at.position), np.maximum(self.limits.high, at.position))
-            mixed = brake + passed.factor * (clipped - brake)
+            mixed = brake + passed.factor * (np.clip(place, low, high) - brake)
             assert np.abs(passed.set_point.position - mixed).max() < 1e-9, "one factor for all joints of all arms"
+        if factor == 1:
+            assert np.array_equal(passed.set_point.position, np.clip(goal, low, high)), "a factor of 1 off its goal"
+        else:
+            assert reason or failing, "slowed for a reason"
 
     def braked(self, v: np.ndarray, a: np.ndarray) -> np.ndarray:
         """The velocity after a pass of braking, joint by joint."""

@@ -10,6 +10,7 @@ from robot_limits import GRIPPERS, HIGH, HOME, LOW, J, limits
 from serl_chunk_robot.driver import DriverSpec, Reading
 from serl_chunk_robot.drivers.fake import FakeArms
 from serl_chunk_robot.loop import RobotLoop, Status
+from serl_chunk_robot.pursuit import Pursuit
 from serl_chunk_robot.safety.gate import Command, Gate, Passed
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
@@ -100,6 +101,16 @@ class SeenGate(Gate):
         return passed
 
 
+class SeenPursuit(Pursuit):
+    """A pursuit that keeps the last goal that it was given."""
+
+    seen: np.ndarray | None = None
+
+    def place(self, at: SetPoint, goal: np.ndarray) -> tuple[np.ndarray, bool]:
+        self.seen = goal.copy()
+        return super().place(at, goal)
+
+
 class World:
     """One robot, its loop and the time. All of it stands until `run`."""
 
@@ -114,6 +125,7 @@ class World:
         self.loop = RobotLoop(
             self.arms, self.gate, measured=self.measured, dt=dt, tick=tick, heard=self.heard.append
         )  # fmt: skip
+        self.loop._pursuit = self.pursuit = SeenPursuit(self.limits, dt)
         self.number = 0
 
     @property
@@ -165,3 +177,19 @@ class World:
             way = way + signs * rate * self.tick
             assert self.send(way) == ""
             self.run(round(self.tick / self.dt))
+
+
+class Way:
+    """A motion to a place."""
+
+    def __init__(self, to: np.ndarray, passes: int = 10**6) -> None:
+        self.to, self.left = to, passes
+
+    def goal(self, at: SetPoint, reading: object, now: float) -> np.ndarray | None:
+        self.left -= 1
+        return self.to if self.left >= 0 and np.abs(at.position - self.to).max() > 1e-6 else None
+
+
+def speed(world: World) -> np.ndarray:
+    """Of the last set points, rad/s."""
+    return (world.arms.sent[-1] - world.arms.sent[-2]) / world.dt

@@ -12,9 +12,10 @@ from typing import Callable, Dict, NamedTuple, Optional, Protocol, Tuple
 import numpy as np
 
 from serl_chunk_robot.driver import Driver, Event, Reading
+from serl_chunk_robot.pursuit import Pursuit
 from serl_chunk_robot.safety.gate import Command, Gate
 from serl_chunk_robot.safety.measured import Measured, Sample
-from serl_chunk_robot.safety.motion import SetPoint
+from serl_chunk_robot.safety.motion import SetPoint, braked
 from serl_chunk_robot.safety.table import BRAKE, HOLD, MOVE, OPERATOR, RUN, SERVER, STOPPED, Machine, Transition
 from serl_chunk_robot.safety.watchdog import Watchdog
 
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 GAP = 0.1  # s between two passes, after which nothing is known of the time between them
 ANSWER = 0.1  # s until a driver that did not answer a stop is stopped by its next level
+CATCHING_UP = "catching_up"  # the reason of a pass that the gate left alone, and that led back onto the path
 EARLY = 1.5  # passes that a command may come before the one before it was reached, and wait for that
 
 
@@ -36,7 +38,7 @@ class Resistance(Exception):
 class Track:
     """The path to the target of a command: a cubic, from where and how fast the path before it was.
 
-    It leads on from the path and not from the set point, so that a robot that was slowed catches up as the gate allows.
+    It leads on from the path and not from the set point, which catches up with it after it was slowed (`Pursuit`).
     Moments are those of passes, s: a pass that comes late advances the path no further than one in time. The speed at
     the end is that of a steady acceleration through the last three targets, so that targets on a parabola are followed
     on it. A joint that would need an unbounded acceleration for that goes on at its mean speed, or stands if it turns.
@@ -106,7 +108,7 @@ class Status(NamedTuple):
     reading: Optional[Reading]  # the newest that was believed
     number: int  # of the newest command that was taken
     factor: float  # 1 where the robot follows its command
-    reason: str  # of the gate
+    reason: str  # of the gate, or CATCHING_UP
     events: Tuple[Event, ...]
     answered: bool  # by the driver, every stop
 
@@ -131,6 +133,7 @@ class RobotLoop:
         self._at: Optional[SetPoint] = None  # None: it is not known what the arms were commanded last
         self._due = 0.0  # when the arms are to be at the set point: seconds of passes since the first
         self._track: Optional[Track] = None
+        self._pursuit = Pursuit(gate.limits, dt)
         self._motion: Optional[Motion] = None
         self._number = -1
         self._rejection = ""
@@ -293,7 +296,7 @@ class RobotLoop:
             self._at = None
 
     def _move(self, at: SetPoint, now: float, before: Dict[str, str]) -> Tuple[float, str]:
-        """Advance the set point by one pass and command it; returns the gate's factor and reason."""
+        """Advance the set point by one pass and command it; returns the factor and the reason of `Status`."""
         goal = None
         if self.machine.state == RUN:
             goal = at.position if self._track is None else self._track.goal(self._due + self._dt)
@@ -302,7 +305,11 @@ class RobotLoop:
         passed, factor, reason = at, 0.0, ""
         if self.machine.state != HOLD:
             good = self._measured.good
-            passed, factor, reason = self._gate.step(at, goal, at.position if good is None else good.q)
+            place, follows = (None, False) if goal is None else self._pursuit.place(at, goal)
+            passed, factor, reason = self._gate.step(at, place, at.position if good is None else good.q)
+            if goal is not None and factor == 1 and not follows:
+                factor, reason = self._share(at, passed.position, goal), reason or CATCHING_UP
+                self._gate.counts[CATCHING_UP] += reason == CATCHING_UP
         try:
             self._driver.command(passed.position.copy(), self._dt)
         except Exception as e:
@@ -315,6 +322,12 @@ class RobotLoop:
         self._at, self._unsent = passed, None
         self._due += self._dt
         return factor, reason
+
+    def _share(self, at: SetPoint, place: np.ndarray, goal: np.ndarray) -> float:
+        """How far the set point goes from where braking leads towards its goal, below 1."""
+        brake = braked(at, self._gate.limits.rates, self._dt).position
+        way = goal - brake
+        return float(min(max(np.dot(place - brake, way) / max(np.dot(way, way), 1e-300), 0.0), 0.999))
 
     def _goal_of_motion(self, at: SetPoint, now: float, before: Dict[str, str]) -> Optional[np.ndarray]:
         goal = None
@@ -355,6 +368,7 @@ class RobotLoop:
         if done.row is not None:
             # The last line before the driver: nothing of another state or an older generation is left to command.
             self._track = self._motion = None
+            self._pursuit.begin()
             if event != "standing" and STOPPED in (self.machine.state, self.machine.then):
                 self._watchdog.released()
                 self._stopping = self._stopping or (now, 0, done.word)

@@ -7,85 +7,15 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from gate_passes import DT, GOALS, PROFILES, ends, goals, keeps, profile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties import examples
 from robot_limits import HIGH, HOME, LOW, SPACE, J, limits, viperx
 
-from serl_chunk_robot.safety.gate import REJECTIONS, SLOWED, Command, Gate, Passed
-from serl_chunk_robot.safety.limits import Limits, Workspace
+from serl_chunk_robot.safety.gate import REJECTIONS, Command, Gate, Passed
+from serl_chunk_robot.safety.limits import Workspace
 from serl_chunk_robot.safety.motion import SetPoint, braked, stopping_distance
-
-DT = 0.005
-CLOSE = 1 + 1e-6
-PROFILES = {  # velocity, acceleration, jerk, seconds of a pass
-    "fake": (3.2, 40.0, 4000.0, 0.005),
-    "first_day": (0.5, 4.0, 60.0, 0.005),
-    "stiff": (6.0, 400.0, 1e5, 0.002),
-    "slow_loop": (2.0, 15.0, 300.0, 0.02),
-}
-GOALS = ("jumps", "extremes", "beyond", "smooth", "noise", "held", "huge")
-
-
-def profile(name: str, workspace: Workspace | None = None) -> tuple[Limits, float]:
-    v, a, j, dt = PROFILES[name]
-    return limits(v, a, j, workspace), dt
-
-
-def goals(kind: str, rng: np.random.Generator, dt: float) -> Callable[[int], np.ndarray]:
-    """The goal of each pass."""
-    held = rng.uniform(LOW, HIGH)
-    phase, size = rng.uniform(0, 6.28, J), rng.uniform(0.1, 2)
-
-    def goal(k: int) -> np.ndarray:
-        nonlocal held
-        if kind == "jumps" and k % 20 == 0:
-            held = rng.uniform(LOW, HIGH)
-        elif kind == "extremes":
-            held = (LOW, HIGH)[k // rng.integers(1, 9) % 2]
-        elif kind == "beyond" and k % 30 == 0:
-            held = rng.uniform(LOW - 2, HIGH + 2)
-        elif kind == "smooth":
-            held = HOME + size * np.sin(2 * k * dt + phase)
-        elif kind == "noise" and k % 4 == 0:
-            held = held + rng.normal(0, 0.05, J)
-        elif kind == "huge":
-            held = rng.choice([-1e300, -3.0, 0.0, 3.0, 1e300], J)
-        return held
-
-    return goal
-
-
-def keeps(gate: Gate, at: SetPoint, goal: np.ndarray | None, measured: np.ndarray, low: np.ndarray, high: np.ndarray):
-    """One pass, and what must hold of it."""
-    rates, dt = gate.limits.rates, gate.dt
-    passed = gate.step(at, goal, measured)
-    now = passed.set_point
-    rounding = 2e-15 * (1 + np.abs(now.position)) / dt**3
-    assert np.isfinite(now.position).all()
-    assert (np.abs(now.velocity) <= rates.velocity * CLOSE).all()
-    assert (np.abs(now.acceleration) <= rates.acceleration * CLOSE).all()
-    assert (np.abs(now.acceleration - at.acceleration) / dt <= rates.jerk * CLOSE + rounding).all()
-    assert (now.position >= low - 1e-8).all()
-    assert (now.position <= high + 1e-8).all()
-    assert np.array_equal((now.position - at.position) / dt, now.velocity)
-    brake = braked(at, rates, dt).position
-    if goal is None:
-        assert np.array_equal(now.position, brake)
-        return passed
-    assert 0 <= passed.factor <= 1
-    clipped = np.clip(goal, np.minimum(gate.limits.low, at.position), np.maximum(gate.limits.high, at.position))
-    assert now.position == pytest.approx(brake + passed.factor * (clipped - brake), abs=1e-12)
-    assert (passed.reason != "") == (passed.factor < 1 or not np.array_equal(clipped, goal))
-    assert passed.reason in ("", *SLOWED)
-    return passed
-
-
-def ends(at: SetPoint, gate: Gate) -> SetPoint:
-    """Where braking from `at` ends."""
-    while not at.stands:
-        at = braked(at, gate.limits.rates, gate.dt)
-    return at
 
 
 @settings(max_examples=examples(80))
@@ -161,66 +91,6 @@ def test_a_goal_that_moves_on_through_a_limit_is_left_in_time(name: str, side: i
     end = ends(at, gate).position
     assert (end >= LOW - 1e-8).all()
     assert (end <= HIGH + 1e-8).all()
-
-
-@settings(max_examples=examples(30))
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    name=st.sampled_from(sorted(PROFILES)),
-    size=st.floats(-5, 0.5),
-    moving=st.booleans(),
-)
-def test_a_goal_that_is_held_is_reached_and_not_left(seed: int, name: str, size: float, moving: bool):
-    rng = np.random.default_rng(seed)
-    of, dt = profile(name)
-    gate, at = Gate(of, dt), SetPoint.standing(HOME)
-    rates = of.rates
-    if moving:  # from the middle of other motion
-        goal = goals("jumps", rng, dt)
-        for k in range(60):
-            at = gate.step(at, goal(k), at.position).set_point
-    start = ends(at, gate).position
-    target = np.clip(start + rng.uniform(-1, 1, J) * 10**size, LOW, HIGH)
-    way = np.abs(target - at.position).max() + 0.1 * moving
-    v, a, j = (x[0] for x in rates)
-    longest = 1 + 3 * (way / v + v / a + a / j + 2 * np.sqrt(way / a) + 4 * np.cbrt(way / j)) + 200 * dt
-    side = np.sign(target - start)
-    beyond = np.zeros(J)
-    for _ in range(int(longest / dt)):
-        at = keeps(gate, at, target, at.position, LOW, HIGH).set_point
-        beyond = np.maximum(beyond, side * (at.position - target))
-        if at.stands and np.abs(at.position - target).max() <= 1e-8:
-            break
-    assert at.position == pytest.approx(target, abs=1e-8)
-    assert at.stands
-    if not moving:  # no further than a goal within the jerk of one pass takes it
-        assert (beyond <= rates.jerk * dt**3 + 1e-8).all()
-    for _ in range(20):
-        passed = keeps(gate, at, target, at.position, LOW, HIGH)
-        assert np.abs(passed.set_point.position - target).max() <= 1e-8
-        assert passed.factor == 1
-        at = passed.set_point
-
-
-@pytest.mark.parametrize("name", sorted(PROFILES))
-def test_a_goal_that_moved_and_stops_abruptly_is_passed_once(name: str):
-    of, dt = profile(name)
-    gate, at = Gate(of, dt), SetPoint.standing(np.zeros(J))
-    speed = 0.8 * of.rates.velocity[0]
-    offsets, k = [], 0
-    passes = int(1.0 / speed / dt)
-    while k < 40 * passes + 2000 and not (k > passes and at.stands):
-        goal = np.full(J, min(k, passes) * speed * dt * 0.9)
-        goal[[6, 13]] = 0
-        at = keeps(gate, at, goal, at.position, LOW, HIGH).set_point
-        k += 1
-        offsets.append(at.position[0] - goal[0])
-    assert at.stands
-    assert abs(offsets[-1]) <= 1e-8
-    signs = np.sign([x for x in offsets[passes:] if abs(x) > 1e-6])
-    assert np.count_nonzero(np.diff(signs)) <= 1
-    braking = stopping_distance(np.array([0.9 * speed]), np.zeros(1), type(of.rates)(*(x[:1] for x in of.rates)), dt)
-    assert max(offsets[passes:]) <= 1.5 * braking[0] + 1e-3
 
 
 def commands_of(way: Callable[[float], np.ndarray], seconds: float, hermite: bool) -> np.ndarray:
@@ -315,25 +185,6 @@ def test_no_goal_leads_further_outside_the_workspace(space: Workspace, data: st.
                 assert outside(way.position, space) <= most + 1e-9
 
 
-@pytest.mark.parametrize("joint", [1, 8])
-def test_it_comes_to_rest_at_the_edge_of_the_workspace(joint: int):
-    of = limits(workspace=SPACE)
-    gate, at = Gate(of, DT, viperx()), SetPoint.standing(HOME)
-    goal = HOME.copy()
-    goal[joint] += 1.5
-    for _ in range(600):
-        at = keeps(gate, at, goal, at.position, LOW, HIGH).set_point
-    before = at.position
-    for _ in range(100):
-        at = keeps(gate, at, goal, at.position, LOW, HIGH).set_point
-    assert np.abs(at.position - before).max() < 1e-3
-    assert -0.005 < gate._outside(at.position[None])[0] <= 1e-9, "near the edge, not beyond"
-    assert gate.counts["workspace"] > 100
-    for _ in range(600):
-        at = keeps(gate, at, HOME, at.position, LOW, HIGH).set_point
-    assert at.position == pytest.approx(HOME, abs=1e-6)
-
-
 def test_arms_that_meet_keep_their_distance():
     space = Workspace(np.full(3, -2.0), np.full(3, 2.0), between_arms=0.1, radius=0.05)
     gate, at = Gate(limits(workspace=space), DT, viperx()), SetPoint.standing(HOME)
@@ -345,35 +196,6 @@ def test_arms_that_meet_keep_their_distance():
         gaps.append(np.linalg.norm(left[:, None] - right, axis=-1).min())
     assert min(gaps) >= 0.2 - 1e-9
     assert gaps[-1] < 0.21
-
-
-def test_a_blocked_joint_stops_all_joints():
-    gate, at = Gate(limits(), DT), SetPoint.standing(HOME)
-    goal = HOME + 0.6 * np.tile([1, 1, -1, 1, 1, 1, 0], 2)
-    for _ in range(600):
-        measured = at.position.copy()
-        measured[3] = HOME[3]
-        at = keeps(gate, at, goal, measured, LOW, HIGH).set_point
-    assert at.stands
-    assert 0.3 <= at.position[3] - HOME[3] < 0.5
-    assert at.position[0] - HOME[0] == pytest.approx(at.position[3] - HOME[3], rel=0.05), "all by one factor"
-    assert gate.counts["following"] > 100
-    for _ in range(400):
-        measured = at.position.copy()
-        measured[3] = HOME[3]
-        at = keeps(gate, at, HOME, measured, LOW, HIGH).set_point
-    assert at.position == pytest.approx(HOME, abs=1e-6), "and it may go back"
-
-
-def test_a_joint_that_is_held_away_and_need_not_move_stops_none():
-    gate, at = Gate(limits(), DT), SetPoint.standing(HOME)
-    goal, measured = HOME.copy(), HOME.copy()
-    goal[1] += 0.2
-    measured[3] += 0.5
-    for _ in range(400):
-        measured[1] = at.position[1]
-        at = keeps(gate, at, goal, measured, LOW, HIGH).set_point
-    assert at.position == pytest.approx(goal, abs=1e-8)
 
 
 def command(**fields: object) -> Command:
@@ -446,15 +268,6 @@ def test_slowed_passes_are_counted_by_reason():
         at = passes[-1].set_point
     for reason in ("jerk", "acceleration", "velocity", "limit"):
         assert gate.counts[reason] == sum(p.reason == reason for p in passes) > 0
-
-
-def test_a_goal_that_the_caller_changes_in_place_is_another_goal():
-    gate, same = Gate(limits(), DT), Gate(limits(), DT)
-    goal, a, b = HOME.copy(), SetPoint.standing(HOME), SetPoint.standing(HOME)
-    for _ in range(100):
-        goal += 0.004
-        a, b = gate.step(a, goal, a.position).set_point, same.step(b, goal.copy(), b.position).set_point
-        assert np.array_equal(a.position, b.position)
 
 
 def test_a_workspace_without_arms_is_refused():

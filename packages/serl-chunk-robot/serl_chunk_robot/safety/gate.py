@@ -1,9 +1,9 @@
 """The gate: which commands are taken, and how far the set point moves in a pass of the loop.
 
 A command is rejected whole, or the whole robot follows it more slowly: all joints of all arms by one factor, so that
-arms that work together stay together. The factor mixes two set points, the one that the command asks for and the one
-that braking would reach; where these lie far apart, the path bends. Braking from wherever the gate let the robot go
-stays within every limit.
+arms that work together stay together. The factor mixes two set points, the one that is asked for and the one that
+braking would reach. Braking from wherever the gate let the robot go stays within every limit. Which places to ask for,
+so that the set point gets back onto its goal, is for the caller.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from serl_chunk_robot.kinematics import Arms
 from serl_chunk_robot.safety.limits import Limits, Workspace
 from serl_chunk_robot.safety.motion import SetPoint, braked, peak_speed, stopping_distance
 
-CLOSE = 1e-9  # rad: of a goal that was reached
+CLOSE = 1e-9  # rad
 SLACK = 1 + 1e-7  # of rounding
 GRID = np.arange(1, 8) / 8  # factors that are tried where a limit that is no straight line is in the way, twice
 REJECTIONS = ("shape", "not_finite", "order", "age", "generation", "first")
-SLOWED = ("velocity", "acceleration", "jerk", "following", "limit", "stopping", "workspace")
+SLOWED = ("velocity", "acceleration", "jerk", "following", "limit", "workspace")
 
 
 class Command(NamedTuple):
@@ -42,13 +42,11 @@ class Passed(NamedTuple):
 
 
 class _Ahead(NamedTuple):
-    """What a pass may do: from `at` to a place between `brake` and `goal`. `pace`: of the goal, per second."""
+    """What a pass may do: from `at` to a place between `brake` and `goal`."""
 
     at: SetPoint
     brake: np.ndarray
     goal: np.ndarray
-    pace: np.ndarray
-    tracked: np.ndarray  # bool[J]: the set point is where the goal was
     low: np.ndarray
     high: np.ndarray
 
@@ -60,7 +58,7 @@ class _Ahead(NamedTuple):
 
 
 class Gate:
-    """Pure but for its counters and the last goal: the same calls give the same answers.
+    """Pure but for its counters and the last number: the same calls give the same answers.
 
     Args:
         dt: seconds of one pass of the loop.
@@ -73,11 +71,10 @@ class Gate:
         self.limits, self.dt, self._arms = limits, dt, arms
         self.counts: Counter[str] = Counter()
         self._number = -1
-        self._goal: Optional[np.ndarray] = None  # of the last pass
 
     def begin(self) -> None:
-        """A controller has armed: its numbers and goals begin anew."""
-        self._number, self._goal = -1, None
+        """A controller has armed: its numbers begin anew."""
+        self._number = -1
 
     def rejects(self, command: Command, at: SetPoint, *, generation: int, validity: float, first: bool) -> str:
         """Why `command` is not taken, of REJECTIONS; empty where it is. `first`: since the robot was armed."""
@@ -107,18 +104,13 @@ class Gate:
     def step(self, at: SetPoint, goal: Optional[np.ndarray], measured: np.ndarray) -> Passed:
         """Move the set point towards `goal` as far as one pass may; None brakes. `measured`: the checked joints."""
         limits, dt = self.limits, self.dt
-        brake, before = braked(at, limits.rates, dt), self._goal
-        self._goal = None if goal is None else goal.copy()
+        brake = braked(at, limits.rates, dt)
         if goal is None:
             return Passed(brake, 0.0, "")
         # Outside a limit only inwards: ALOHA's sleeping pose lies on one.
         low, high = np.minimum(limits.low, at.position), np.maximum(limits.high, at.position)
         clipped = np.minimum(np.maximum(goal, low), high)
-        before = at.position if before is None else before
-        pace = (goal - before) / dt
-        pace[(np.abs(pace) > limits.rates.velocity) | (clipped != goal)] = 0.0  # it jumped, or waits at a limit
-        tracked = np.abs(at.position - before) <= CLOSE
-        ahead = _Ahead(at, brake.position, clipped, pace, tracked, low, high)
+        ahead = _Ahead(at, brake.position, clipped, low, high)
         factor, reason = self._straight(ahead, measured)
         reason = reason or ("" if np.array_equal(clipped, goal) else "limit")
         why = self._hindered(ahead, np.array([factor]))[0]
@@ -147,20 +139,13 @@ class Gate:
         return (1.0, "") if least[worst] >= 1 else (float(least[worst]), SLOWED[worst])
 
     def _hindered(self, ahead: _Ahead, factors: np.ndarray) -> np.ndarray:
-        """Which limit a robot would pass that took each factor and braked from then on, str[K]; empty where none.
-
-        A joint that catches up with its goal must not pass it either, as seen from the goal where that moves.
-        """
+        """Which limit a robot would pass that took each factor and braked from then on, str[K]; empty where none."""
         rates, dt = self.limits.rates, self.dt
         after = ahead.after(factors, dt)
         p, v, a = after
         peak = np.maximum(peak_speed(v, a, rates, dt), peak_speed(-v, -a, rates, dt))
         up, down = stopping_distance(v, a, rates, dt), stopping_distance(-v, -a, rates, dt)
-        side = np.sign(ahead.goal - ahead.brake)
-        passes = stopping_distance(side * (v - ahead.pace), side * a, rates, dt) > np.abs(ahead.goal - p) + CLOSE
-        passes &= ~(ahead.tracked & (factors == 1)[:, None])
         why = np.full(len(factors), "", "U9")
-        why[passes.any(axis=1)] = "stopping"
         why[(peak > rates.velocity * SLACK).any(axis=1)] = "velocity"
         why[((p + up > ahead.high + CLOSE) | (p - down < ahead.low - CLOSE)).any(axis=1)] = "limit"
         free = np.flatnonzero(why == "")
