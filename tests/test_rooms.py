@@ -60,7 +60,10 @@ ROBOT_RULE: dict[str, set[str]] = {  # the same of serl_chunk_robot, which impor
     "toml_file": {"errors"},
     "profiles": {"driver", "errors", "safety", "toml_file"},
     "config": {"driver", "drivers", "errors", "kinematics", "motions", "profiles", "toml_file"},
-    "main": {"__version__", "errors", "wire"},
+    "protocol": {"errors"},
+    "admission": {"errors", "safety", "wire"},
+    "client": {"errors", "protocol", "wire"},
+    "main": {"__version__", "client", "errors", "serve"},
 }
 BY_NAME = "drivers"  # room of serl_chunk_robot whose simulated robots may load one of serl_chunk, by name alone
 WITHOUT_JAX = ("io", "version", "types", "extras", "config", "transport", "data", "robots", "devices")
@@ -168,7 +171,6 @@ SHORTEST = 60  # lines of one that a single module imports; a shorter one makes 
 SHORT_WITH_REASON: dict[str, str] = {  # path -> why it stands alone
     "serl_chunk/actor/intervention.py": "the choice between policy and human, apart from the control loop",
     "serl_chunk/devices/registry.py": "imports each device's library on use",
-    "packages/serl-chunk-robot/serl_chunk_robot/main.py": "the command of a distribution of its own",
 }
 
 

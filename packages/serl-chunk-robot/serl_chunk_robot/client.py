@@ -1,0 +1,196 @@
+"""A client of a robot's server, for actors, commands and labs. It has no thread; use one client from one thread."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+import numpy as np
+import zmq
+
+from serl_chunk_robot.errors import SerlChunkError
+from serl_chunk_robot.protocol import DEFAULT_PORT, MAX_STATE, PROTOCOL, STATE_PORT, address
+from serl_chunk_robot.wire import arrays, codec
+from serl_chunk_robot.wire.curve import Pair, key_of, read, use_keys
+from serl_chunk_robot.wire.sockets import connect, make_socket, try_receive, try_send
+
+ANSWER = 2.0  # s
+
+
+class RobotError(SerlChunkError):
+    """The robot's server refused a request, in its own words, or did not answer."""
+
+
+class Keys(NamedTuple):
+    """The server's public key, and the pair that this client proves."""
+
+    server: str
+    pair: Pair
+
+    @classmethod
+    def of_file(cls, path: Path) -> Keys:
+        """Read "server" and "secret" of a file, as `serl-chunk keys join` writes it. Raises ConfigError."""
+        values = read(path)
+        return cls(key_of(path, values, "server"), Pair.of_secret(key_of(path, values, "secret")))
+
+
+class RobotClient:
+    """Connects when it is made, and greets the server with its first request, also that of a restarted server.
+
+    Args:
+        robot: HOST[:PORT].
+        name: the actor's identity: a controller that comes back under its name gets its lease back.
+        role: "any", "controller" or "operator".
+        answer: seconds to wait for a reply.
+
+    Raises:
+        ConfigError: `robot` is no address.
+    """
+
+    def __init__(
+        self, robot: str = f"127.0.0.1:{DEFAULT_PORT}", *, name: str, role: str = "any", keys: Optional[Keys] = None,
+        answer: float = ANSWER,
+    ) -> None:  # fmt: skip
+        self.host, self.port = address(robot)
+        self.name, self.role, self.generation = name, role, -1  # generation: of the last arm
+        self._keys, self._answer = keys, answer
+        self._greeting: Dict[str, Any] = {}  # the reply to hello
+        self._asked = self._number = 0
+        self._moment, self._heard = float("nan"), 0.0  # the server's newest moment, and this clock's when it came
+        self._replied: Tuple[Any, float] = None, 0.0  # the server's process and its moment, of the last reply
+        self._newest: Optional[Dict[str, Any]] = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._requests = make_socket(self._context, zmq.DEALER, MAX_STATE)
+            self._states = make_socket(self._context, zmq.SUB, MAX_STATE)
+            self._states.setsockopt(zmq.CONFLATE, 1)
+            self._states.setsockopt(zmq.SUBSCRIBE, b"")
+            for s, port in ((self._requests, self.port), (self._states, self.port + STATE_PORT)):
+                if keys is not None:
+                    use_keys(s, keys.server, keys.pair)
+                connect(s, self.host, port)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+
+    def __enter__(self) -> RobotClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def hello(self) -> Dict[str, Any]:
+        """Greet the server; returns its reply: robot, profiles, spec and more (`protocol`). Raises RobotError."""
+        self._greeting = {}
+        reply = self._exchange("hello", {"name": self.name, "role": self.role, "protocol": PROTOCOL})
+        self._greeting = _taken(reply)
+        return self._greeting
+
+    def request(self, op: str, **arguments: Any) -> Dict[str, Any]:
+        """Send a request and return its reply. Raises RobotError with the server's words, or where none came."""
+        if op == "stop":  # needs no greeting, and does not wait for one
+            arguments = {"name": self.name, **arguments}
+        elif not self._greeting:
+            self.hello()
+        reply = self._exchange(op, arguments)
+        if reply.get("greet") and not reply.get("ok"):  # another process of the server, which did nothing
+            self.hello()
+            reply = self._exchange(op, arguments)
+        reply = _taken(reply)
+        if op == "arm":
+            self.generation, self._number = reply["generation"], 0
+        return reply
+
+    def send_command(self, target: np.ndarray, number: Optional[int] = None) -> bool:
+        """Send a target, float64[J], of the generation of the last arm. It is not answered: see the state.
+
+        Args:
+            number: rises from each arm on; default: one more than the last.
+
+        Returns:
+            Whether it was sent: False without a connection.
+        """
+        self._number = self._number + 1 if number is None else number
+        values = {"op": "command", "target": np.asarray(target, np.float64), "number": self._number,
+                  "generation": self.generation, **self._age()}  # fmt: skip
+        return try_send(self._requests, [arrays.pack(values)])
+
+    def newest_state(self) -> Optional[Dict[str, Any]]:
+        """Return the newest state that has come, perhaps the last one again; None before the first. Never waits."""
+        while self._states.poll(0):
+            self._read_state()
+        return self._newest
+
+    def next_state(self, seconds: float = ANSWER) -> Dict[str, Any]:
+        """Wait for a state that was not returned before, of a pass after the last reply. Raises RobotError."""
+        run, moment = self._replied
+        ends = time.monotonic() + seconds
+        while True:
+            if not self._states.poll(max(int(1e3 * (ends - time.monotonic())), 0)):
+                raise RobotError(self._silent("no state", self.port + STATE_PORT, seconds))
+            state = self.newest_state()
+            if state is not None and (state["run"] != run or state["moment"] >= moment):
+                return state
+
+    def close(self) -> None:
+        """Drop the lease, if there is one, and disconnect."""
+        if self._context.closed:
+            return
+        if self._greeting and try_send(self._requests, [arrays.pack({"op": "drop", "id": 0})]):
+            self._requests.linger = 200
+            self._requests.close()
+        self._context.destroy(linger=0)
+
+    def _exchange(self, op: str, arguments: Dict[str, Any]) -> Dict[str, Any]:
+        """Send one request and wait for its reply. Raises RobotError."""
+        self._asked += 1
+        message = [arrays.pack({**arguments, "op": op, "id": self._asked, **self._age()})]
+        ends = time.monotonic() + self._answer
+        sent = False
+        while True:
+            left = int(1e3 * (ends - time.monotonic())) + 1
+            if left <= 0 or not self._requests.poll(left, zmq.POLLIN if sent else zmq.POLLOUT):
+                raise RobotError(self._silent("no answer", self.port, self._answer))
+            if not sent:
+                sent = try_send(self._requests, message)
+                continue
+            frames = try_receive(self._requests)
+            reply = _decoded(frames[-1]) if frames else {}
+            if reply.get("id") == self._asked:  # else it is late, of a request that was given up
+                self._hear(reply)
+                self._replied = reply.get("run"), self._moment
+                return reply
+
+    def _read_state(self) -> None:
+        frames = try_receive(self._states)
+        state = _decoded(frames[0]) if frames else {}
+        if "moment" in state:
+            self._newest = state
+            self._hear(state)
+
+    def _hear(self, message: Dict[str, Any]) -> None:
+        self._moment, self._heard = float(message.get("moment", "nan")), time.monotonic()
+
+    def _age(self) -> Dict[str, float]:
+        if np.isnan(self._moment):
+            return {}
+        return {"stamp": self._moment, "held": time.monotonic() - self._heard}
+
+    def _silent(self, what: str, port: int, seconds: float) -> str:
+        keys = "" if self._keys is None else ", and does it admit this key"
+        return f"{what} of {self.host}:{port} within {seconds:g} s: is serl-chunk-robot serve running there{keys}?"
+
+
+def _decoded(frame: codec.Frame) -> Dict[str, Any]:
+    """The map in a message of the server; empty where it is none."""
+    try:
+        return arrays.unpack(frame, MAX_STATE)
+    except codec.WireError:
+        return {}
+
+
+def _taken(reply: Dict[str, Any]) -> Dict[str, Any]:
+    if not reply.get("ok"):
+        raise RobotError(codec.shown(str(reply.get("error", "the server refused without a word"))))
+    return reply

@@ -1,0 +1,64 @@
+"""The messages between a robot's server and its clients, on one page.
+
+Three ports: P takes requests (a ROUTER; clients are DEALER or REQ), P + 1 publishes the state (a PUB), and P + 2 the
+cameras' frames. Every message is one msgpack map whose arrays have msgpack-numpy's layout (`wire.arrays`).
+
+A request is {"op": str, "id": int, ...}. It may hold "generation": one that is older than the robot's is refused. It
+may hold "stamp", the newest "moment" that the client got from the server, and "held", the seconds since then by the
+client's own clock. Their sum tells the server how old the message is, the round trip included, without a clock in
+common: a request older than 2 s is refused, but for those that only stop.
+
+    hello       name, role ("any", "controller" takes the lease, "operator"), protocol (1)
+    lease drop  take and end the lease of the controller
+    command     target (J numbers), number (rising from each arm on), generation, stamp, held
+    stop        name, if there was no hello: any client may stop, at any time
+    arm release clear hold torque_off
+    reset park jog    and the arguments of the motion
+    profile     name
+    proceed     ends a motion's wait for the operator
+    ping        nothing: the lease ends after 2 s of silence outside RUN
+
+A reply is {"id", "ok", "error" (a sentence, empty if ok), "generation", "state", "word", "moment", "run", "greet"}, for
+hello with {"robot", "profiles", "spec"}, for a motion with {"draws"}. "run" names the server's process; "greet" is true
+for a connection that has to send hello first. A command without "id" has no reply: the state's "number" is that of the
+newest one taken, and "counts" has the rejected ones by reason.
+
+The state is published after every pass of the loop:
+
+    run robot pass moment   the server's process, the robot's name, passes so far, the server's clock (s)
+    state word generation controller profile digest    as in the replies; who holds the lease ("" for none)
+    q dq effort stamp extra    what was measured last and believed; none before
+    set_point    what was commanded; none if unknown
+    number factor reason counts    of the newest command taken, and what the gate did
+    events       the last 64: [index, reward, success, failure]
+    waiting      whether a motion waits for the operator
+    answered     whether the driver answered every stop
+    late         of the last 1000 passes: {"p50", "p99", "max"} seconds after the deadline
+"""
+
+from __future__ import annotations
+
+from typing import Tuple
+
+from serl_chunk_robot.errors import ConfigError
+
+PROTOCOL = 1
+DEFAULT_PORT = 5600
+STATE_PORT, FRAMES_PORT = 1, 2  # after that of requests
+MAX_REQUEST = 8192  # bytes; a command of 100 joints has 1000
+MAX_FRAME = 65536  # bytes; a client that sends more is disconnected
+MAX_STATE = 1 << 20  # bytes
+
+
+def address(text: str) -> Tuple[str, int]:
+    """Return host and port of "HOST[:PORT]", an IPv6 address in brackets. Raises ConfigError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, str(DEFAULT_PORT)
+    if host[:1] == "[" and host[-1:] == "]":
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigError(f"{text!r}: write an IPv6 address in brackets, as in [::1]:{DEFAULT_PORT}.")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536 - FRAMES_PORT):
+        raise ConfigError(f"{text!r} is no robot's address. Give HOST or HOST:PORT, as in 127.0.0.1:{DEFAULT_PORT}.")
+    return host, int(port)

@@ -1,0 +1,194 @@
+"""`serl-chunk-robot serve`: one process that serves the robot of a file until a signal ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import logging.handlers
+import os
+import queue
+import re
+import signal
+import sys
+from pathlib import Path
+from time import monotonic
+from typing import Any, Dict, Iterator
+
+import numpy as np
+
+from serl_chunk_robot.driver import Driver
+from serl_chunk_robot.errors import ConfigError, SerlChunkError
+from serl_chunk_robot.loop import Motion
+from serl_chunk_robot.safety.gate import Gate
+from serl_chunk_robot.safety.limits import Limits
+from serl_chunk_robot.safety.measured import Measured
+from serl_chunk_robot.server import Address, RobotServer
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+class DriverFailed(SerlChunkError):
+    """The driver could not open the robot, in one sentence."""
+
+
+def state_folder() -> Path:
+    """Return `$XDG_STATE_HOME/serl-chunk-robot`, or `~/.local/state/serl-chunk-robot`."""
+    base = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (base if base.is_absolute() else Path("~/.local/state").expanduser()) / "serl-chunk-robot"
+
+
+@contextlib.contextmanager
+def claimed(name: str, folder: Path) -> Iterator[None]:
+    """Let one process of this user serve the robot `name`. Raises ConfigError with the other one's process."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r}: use 1..64 letters, digits, '-', '_' or '.' for a robot's name", parameter="name")
+    path = folder / f"{name}.lock"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(str(path), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as e:
+        raise ConfigError(f"{path} cannot be used: {e.strerror}") from e
+    open_here = [lock]
+
+    def close() -> None:
+        if open_here:
+            os.close(open_here.pop())
+
+    # A driver's process that outlives this one must not hold the lock: the robot could not be served again.
+    os.register_at_fork(after_in_child=close)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise ConfigError(f"{name} is served already, by process {other}. End that one first.") from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        close()  # the file stays: another process may have opened it by now
+
+
+def serve(path: Path, driver: str = "") -> None:
+    """Serve the robot of a file until SIGINT, SIGTERM or SIGHUP: then brake and keep torque on.
+
+    A second signal ends the process at once; the arms keep the last set point.
+
+    Raises:
+        ConfigError: the file, the driver's name, the address or the keys are wrong, or the robot is served already.
+        DriverFailed: the robot cannot be opened.
+    """
+    from serl_chunk_robot.config import checked, load, load_driver
+
+    file = load(path, driver=driver)
+    with claimed(file.name, state_folder()), _logs_of_a_thread():
+        robot = load_driver(file)
+        spec = robot.spec()
+        checked(file, spec)
+        try:
+            robot.connect(monotonic)
+            q = robot.read().q
+        except Exception as e:  # of a lab's code
+            with contextlib.suppress(Exception):
+                robot.close()
+            raise DriverFailed(f"{file.driver}: the robot cannot be opened: {type(e).__name__} {e}") from e
+        try:
+            checked(file, spec, np.asarray(q, np.float64))
+            gate = Gate(file.profiles[file.start].limits, 1.0 / (file.rate or spec.rate), file.arms)
+            measured = Measured(*(np.array(x, np.float64) for x in (spec.low, spec.high, spec.velocity)))
+            server = RobotServer(
+                robot, gate, measured=measured, profiles=file.profiles, profile=file.start,
+                motions=Motions(file, robot), address=Address(file.host, file.port, file.keys),
+            )  # fmt: skip
+            logger.info("serving: robot=%s address=%s:%d profile=%s", file.name, file.host, file.port, file.start)
+            with _ended_by_signals(server):
+                server.run()
+        finally:
+            _leave(robot)
+
+
+class Motions:
+    """Makes the motions of a robot's file. `file`: of serl_chunk_robot.config."""
+
+    def __init__(self, file: Any, driver: Driver) -> None:
+        self._file, self._driver = file, driver
+        self._rng, self._episode = np.random.default_rng(), 0
+
+    def __call__(self, event: str, arguments: Dict[str, Any], start: np.ndarray, limits: Limits) -> Motion:
+        """Make a motion from the set point `start`, float64[J]. Raises ConfigError, TypeError or KeyError."""
+        from serl_chunk_robot.motions import Jog, Park, Reset
+
+        more = {"effort": self._file.effort, "beep": _beep}
+        if event == "jog":
+            joint, angle = arguments.pop("joint"), arguments.pop("angle")
+            if type(joint) is not int or type(angle) not in (int, float):
+                raise TypeError("joint is an integer, and angle a number (rad)")
+            made: Motion = Jog(start, joint, float(angle), limits, **more)
+        elif event == "park":
+            if self._file.park is None:
+                raise ConfigError(f"{self._file.path} has no pose to park in", parameter="park")
+            made = Park(start, self._file.park, limits, **more)
+        else:
+            episode = arguments.pop("episode", self._episode)
+            if type(episode) is not int or episode < 0:
+                raise TypeError("episode is an integer that is not negative")
+            made = Reset(start, self._file.reset, limits, episode=episode, rng=self._rng, set=self._driver.set, **more)
+            self._episode = episode + 1
+        if arguments:
+            raise ConfigError("no argument of {}: {}".format(event, ", ".join(sorted(arguments))))
+        return made
+
+
+def _beep() -> None:
+    logger.warning("motion: the robot moves now or in a second\a")
+
+
+def _leave(robot: Driver) -> None:
+    """Hold and disconnect. Torque stays on, whatever the driver answers."""
+    for call in (robot.hold, robot.close):
+        try:
+            call()
+        except Exception as e:
+            logger.error("%s failed: %s %s", call.__name__, type(e).__name__, e)
+    logger.warning("the server ended. Torque stays on: the arms hold their last set point.")
+
+
+@contextlib.contextmanager
+def _ended_by_signals(server: RobotServer) -> Iterator[None]:
+    def end(number: int, frame: object) -> None:
+        for each in heeded:
+            signal.signal(each, signal.SIG_DFL)  # the second one ends the process, whatever it waits for
+        server.end(signal.Signals(number).name)
+
+    heeded = [each for each in SIGNALS if signal.getsignal(each) != signal.SIG_IGN]  # not those of nohup
+    before = {each: signal.signal(each, end) for each in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _logs_of_a_thread() -> Iterator[None]:
+    """Write log lines to stderr by another thread: a terminal that stands still must not stop the control loop."""
+    lines: queue.Queue[logging.LogRecord] = queue.Queue()
+    stream = logging.StreamHandler(sys.stderr)
+    stream.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    package = logging.getLogger(__name__.partition(".")[0])
+    handler, listener = logging.handlers.QueueHandler(lines), logging.handlers.QueueListener(lines, stream)
+    before = package.level, package.propagate
+    package.addHandler(handler)
+    package.setLevel(logging.INFO)
+    package.propagate = False
+    listener.start()
+    try:
+        yield
+    finally:
+        listener.stop()
+        package.removeHandler(handler)
+        package.level, package.propagate = before

@@ -1,0 +1,388 @@
+"""The server of one robot: the thread that keeps the loop's deadlines, takes requests and publishes the state.
+
+One thread calls the driver, the loop and the sockets, so that no lock is in their way. Nothing here switches torque off
+but an operator's torque_off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import uuid
+from collections import Counter
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Protocol
+
+import numpy as np
+import zmq
+
+from serl_chunk_robot.admission import Admission, check_address
+from serl_chunk_robot.driver import Driver
+from serl_chunk_robot.errors import ConfigError, SerlChunkError
+from serl_chunk_robot.leases import Client, Clients, Lease
+from serl_chunk_robot.loop import Motion, Refused, RobotLoop, Status
+from serl_chunk_robot.protocol import MAX_FRAME, MAX_REQUEST, PROTOCOL, STATE_PORT
+from serl_chunk_robot.publisher import Publisher
+from serl_chunk_robot.safety.gate import Command, Gate
+from serl_chunk_robot.safety.limits import Limits
+from serl_chunk_robot.safety.measured import Measured
+from serl_chunk_robot.safety.table import ANY, CONTROLLER, HOLD, MOVE, OPERATOR, RUN, STOPPED, Transition
+from serl_chunk_robot.wire import arrays, codec
+from serl_chunk_robot.wire.codec import Frame, WireError
+from serl_chunk_robot.wire.sockets import endpoint, make_socket, try_receive, try_send
+
+logger = logging.getLogger(__name__)
+
+MESSAGES = 64  # read in a pass at most, and for no longer than a quarter of it; ROUTER sockets take turns of peers
+OLD = 2.0  # s: an older request that would let the robot move is refused
+STATES_QUEUED = 8  # for a slow subscriber
+END_WITHIN = 5.0  # s for braking, once the server is to end
+LED = ("arm", "release", "reset")  # need the lease; an operator's release and reset do not
+MOTIONS = ("reset", "park", "jog")
+CALMING = ("stop", "hold", "release", "drop")  # are obeyed however old they are
+REQUESTS = {*LED, *MOTIONS, "stop", "clear", "hold", "torque_off"}  # events of the table
+
+
+class Profile(Protocol):
+    """A profile of the robot's file."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def digest(self) -> str: ...
+
+
+class Address(NamedTuple):
+    """Where requests are taken; the state is published at the next port. `keys`: their folder."""
+
+    host: str
+    port: int
+    keys: Optional[Path] = None
+
+
+class RobotServer:
+    """Serves one robot that is connected already, on the clock that `clock` is.
+
+    Args:
+        profiles: by name; the gate has the limits of the one called `profile`.
+        motions: makes the motion of an event (MOTIONS) from the request's arguments, the set point, float64[J], and the
+            profile's limits. What it raises refuses the request: ConfigError, TypeError, ValueError, KeyError.
+
+    Raises:
+        ConfigError: the address is in use, or reachable without keys; the keys cannot be read.
+    """
+
+    def __init__(
+        self, driver: Driver, gate: Gate, *, measured: Measured, profiles: Mapping[str, Profile], profile: str,
+        motions: Callable[[str, Dict[str, Any], np.ndarray, Limits], Motion], address: Address,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:  # fmt: skip
+        self._spec, self._dt, self._clock = driver.spec(), gate.dt, clock
+        self._gate, self._profiles, self._profile = gate, profiles, profiles[profile]
+        self._motions = motions
+        self._motion: Optional[Motion] = None  # the newest
+        self._at: Optional[np.ndarray] = None  # set point of the last pass
+        self.loop = RobotLoop(
+            driver, gate, measured=measured, dt=gate.dt, tick=self._spec.tick, heard=self._transition
+        )  # fmt: skip
+        self.run_id = uuid.uuid4().hex[:12]
+        self._clients, self._lease = Clients(), Lease()
+        self._newest: Optional[Command] = None
+        self._counts: Counter[str] = Counter()
+        self._publisher = Publisher(self._spec.name, self.run_id)
+        self._said = ""
+        self._ending = ""
+        check_address(address.host, address.keys)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._admission: Optional[Admission] = None
+        try:
+            if address.keys is not None:
+                self._admission = Admission(self._context, address.keys)
+            self._requests = self._bound(zmq.ROUTER, address.host, address.port)
+            self._states = self._bound(zmq.PUB, address.host, address.port + STATE_PORT)
+        except BaseException:
+            self.close()
+            raise
+
+    def _bound(self, kind: int, host: str, port: int) -> zmq.Socket[bytes]:
+        s = make_socket(self._context, kind, MAX_REQUEST, MAX_FRAME)
+        if kind == zmq.PUB:
+            s.sndhwm = STATES_QUEUED
+        if self._admission is not None:
+            self._admission.secure(s)
+        try:
+            s.bind(endpoint(host, port))
+        except zmq.ZMQError as e:
+            raise ConfigError(
+                f"{host}:{port} cannot be served: {e.strerror}. Set another port, or end its user."
+            ) from e
+        return s
+
+    def run(self) -> None:
+        """Serve until `end`; then brake and return. Sockets are closed in any case.
+
+        Raises what the loop raised, which is a bug: the driver keeps its last set point.
+        """
+        due, gives_up = self._clock(), 0.0
+        try:
+            while True:
+                wait = due - self._clock()
+                if wait > 0:
+                    sleep(wait)
+                self.run_pass(due)
+                now = self._clock()
+                if self._ending:
+                    gives_up = gives_up or now + END_WITHIN
+                    self._brake(now)
+                    if not self.loop.machine.moving or now > gives_up:
+                        return
+                # A late pass moves no deadline, and those that it missed are left out.
+                due += self._dt * max(1, int(np.ceil((now - due) / self._dt)))
+        finally:
+            self.close()
+
+    def run_pass(self, due: float) -> Status:
+        """Take what clients sent, run one pass of the loop that was to begin at `due`, and publish the state."""
+        self._drain()
+        now = self._clock()
+        silent = self._lease.expire(now, self.loop.machine.state)
+        if silent:
+            logger.warning("lease ended: controller=%s is silent", silent)
+            self._lost(now)
+        self._publisher.begin(now - due)
+        status = self.loop.run_pass(now)
+        self._at = status.set_point
+        own = {
+            "controller": self._lease.holder, "profile": self._profile.name, "digest": self._profile.digest,
+            "counts": {**self._gate.counts, **self._counts},
+            "waiting": status.state == MOVE and bool(getattr(self._motion, "waiting", False)),
+        }  # fmt: skip
+        try_send(self._states, [self._publisher.message(status, own)])
+        return status
+
+    def end(self, by: str) -> None:
+        """Let `run` brake and return. From any thread, or a handler of signals."""
+        self._ending = by
+
+    def close(self) -> None:
+        """Close the sockets. `run` does."""
+        if self._admission is not None:
+            self._admission.close()
+        self._context.destroy(linger=0)
+
+    def _brake(self, now: float) -> None:
+        if self.loop.machine.state in (RUN, MOVE):
+            self._event("hold", OPERATOR, self._ending, now)
+
+    def _event(self, event: str, role: str, by: str, now: float) -> None:
+        """Apply an event where it is possible."""
+        with contextlib.suppress(Refused):  # it stands, or brakes already
+            self.loop.request(event, role, by, now)
+
+    def _lost(self, now: float) -> None:
+        self._newest = None
+        self._event("lost", "server", "the server", now)
+
+    def _transition(self, done: Transition) -> None:
+        if done.word and done.word != self._said:
+            logger.info("%s: %s", self.loop.machine.state, done.word)
+        self._said = done.word
+
+    # Requests.
+
+    def _drain(self) -> None:
+        until = self._clock() + self._dt / 4
+        for _ in range(MESSAGES):
+            frames = try_receive(self._requests)
+            if frames is None:
+                break
+            now = self._clock()
+            self._receive(frames, now)
+            if now > until:
+                break
+        self._take_newest(self._clock())
+
+    def _take_newest(self, now: float) -> str:
+        """Give the loop the newest command; returns why it was rejected."""
+        command, self._newest = self._newest, None
+        return "" if command is None else self.loop.command(command, now)
+
+    def _receive(self, frames: List[zmq.Frame], now: float) -> None:
+        """Answer one message. No message raises: the loop must go on."""
+        connection, body = frames[0].bytes, frames[1:]
+        envelope: List[Frame] = [connection]
+        if len(body) == 2 and not len(body[0]):  # of a REQ
+            envelope, body = [connection, b""], body[1:]
+        op, number, silent, extra, error = "", None, False, {}, ""
+        try:
+            if len(body) != 1:
+                raise WireError(f"a request is one frame, got {len(body)}")
+            values = arrays.unpack(body[0], MAX_REQUEST)
+            number = codec.count(values, "id") if "id" in values else None
+            op = codec.identifier(values, "op", 32)
+            silent = op == "command" and number is None
+            extra = self._answer(op, values, connection, body[0], now)
+        except WireError as e:
+            self._counts["malformed"] += 1
+            error = f"not a request: {e}"
+        except (Refused, SerlChunkError) as e:
+            self._counts["refused"] += 1
+            error = str(e)
+        except Exception as e:
+            logger.exception("a request failed")
+            error = f"the server failed to answer: {type(e).__name__} {e}"
+        if silent:
+            return
+        try:
+            reply = arrays.pack({**self._facts(connection, now), **extra, **_outcome(number, error)})
+        except WireError as e:  # what a driver says of itself
+            reply = arrays.pack({**self._facts(connection, now), **_outcome(number, f"{op}: {e}")})
+        try_send(self._requests, [*envelope, reply])  # a peer that is gone gets none
+
+    def _facts(self, connection: bytes, now: float) -> Dict[str, Any]:
+        machine = self.loop.machine
+        return {
+            "generation": machine.generation, "state": machine.state, "word": codec.shown(machine.word), "moment": now,
+            "run": self.run_id, "greet": self._clients.heard(connection) is None,
+        }  # fmt: skip
+
+    def _answer(
+        self, op: str, values: Dict[str, Any], connection: bytes, frame: zmq.Frame, now: float
+    ) -> Dict[str, Any]:
+        """Do what a request wants; returns what its reply has in addition. Raises Refused, WireError, ConfigError."""
+        most, key = OPERATOR, ""  # what this client may be; without keys only this machine's users reach the server
+        if self._admission is not None:
+            admitted = self._admission.key_of(frame)
+            if admitted is None:
+                raise Refused("the key of this client is not admitted any more")
+            most, key = admitted.role, f" (key {admitted.name})"
+        if op == "hello":
+            return self._greet(values, connection, most, key, now)
+        client = self._clients.heard(connection)
+        if client is None and op == "stop":  # any admitted client may stop, also one that said nothing before
+            name = "a client without a name"
+            with contextlib.suppress(WireError):  # a name that is none must not keep it from stopping
+                name = codec.identifier(values, "name", 64)
+            client = Client(name + key, ANY)
+        if client is None:
+            raise Refused(f"{op}: send hello first")
+        if client.role == OPERATOR and most != OPERATOR:
+            client = client._replace(role=ANY)  # the key's role was changed since
+        self._lease.heard(connection, now)
+        age = 0.0
+        if "stamp" in values or op == "command":
+            age = now - _number(values, "stamp") - (_number(values, "held") if "held" in values else 0.0)
+        if op == "command":
+            self._command(values, connection, age, now)
+            return {}
+        self._take_newest(now)  # what came before is done before
+        if op not in CALMING and not -OLD <= age <= OLD:
+            raise Refused(f"{op}: it was sent {age:.1f} s ago")
+        if self._ending and op not in CALMING:
+            raise Refused(f"{op}: the server is ending ({self._ending})")
+        if op == "lease":
+            self._take_lease(connection, client, now)
+        elif op == "drop":
+            if self._lease.drop(connection):
+                self._lost(now)
+        elif op == "profile":
+            self._choose(codec.identifier(values, "name", 64), client)
+        elif op in REQUESTS:
+            return self._request(op, values, connection, client, now)
+        elif op == "proceed":
+            proceed = getattr(self._motion, "proceed", None)
+            if client.role != OPERATOR or self.loop.machine.state != MOVE or proceed is None or not proceed():
+                raise Refused("proceed is for the operator, while a motion waits for one")
+        elif op != "ping":
+            known = ", ".join(sorted({*REQUESTS, "hello", "lease", "drop", "command", "profile", "proceed", "ping"}))
+            raise Refused(f"{op!r} is no request. Valid: {known}.")
+        return {}
+
+    def _greet(self, values: Dict[str, Any], connection: bytes, most: str, key: str, now: float) -> Dict[str, Any]:
+        protocol = codec.count(values, "protocol")
+        if protocol != PROTOCOL:
+            raise Refused(
+                f"protocol {protocol}: this server has {PROTOCOL}. Install the same version on both machines."
+            )
+        name, role = codec.identifier(values, "name", 64), codec.identifier(values, "role", 16)
+        if not name.strip():
+            raise Refused("name: a client needs a name that is not empty")
+        if role not in (ANY, CONTROLLER, OPERATOR):
+            raise Refused(f"role {role!r}: valid are {ANY}, {CONTROLLER} and {OPERATOR}")
+        if role == OPERATOR != most:
+            raise Refused(f'role operator:{key} is no operator\'s. Add "role": "operator" to its file on the server.')
+        client = Client(name + key, OPERATOR if role == OPERATOR else ANY)
+        if role == CONTROLLER:
+            self._take_lease(connection, client, now)
+        self._clients.add(connection, client, self._lease.connection)
+        profiles = {p.name: p.digest for p in self._profiles.values()}
+        return {"robot": self._spec.name, "profiles": profiles, "spec": self._spec._asdict()}
+
+    def _take_lease(self, connection: bytes, client: Client, now: float) -> None:
+        if self._lease.take(connection, client.name, now):
+            self._lost(now)  # the commands of another connection are not this one's
+
+    def _command(self, values: Dict[str, Any], connection: bytes, age: float, now: float) -> None:
+        self._lease.check(connection, "command")
+        target = values.get("target")
+        if isinstance(target, list):
+            if not all(type(x) in (int, float) for x in target):
+                raise WireError("field 'target' must hold numbers alone")
+            target = np.array(target, np.float64)
+        if not isinstance(target, np.ndarray):
+            raise WireError("field 'target' must be an array or a list of numbers")
+        command = Command(target, codec.count(values, "number"), codec.count(values, "generation"), age)
+        self._counts["overtaken"] += self._newest is not None
+        self._newest = command
+        if "id" in values:
+            reason = self._take_newest(now)
+            if reason:
+                raise Refused(f"command {command.number} was rejected: {reason}")
+
+    def _request(
+        self, event: str, values: Dict[str, Any], connection: bytes, client: Client, now: float
+    ) -> Dict[str, Any]:
+        if event == "arm" or (event in LED and client.role != OPERATOR):
+            self._lease.check(connection, event)
+        leads = bool(self._lease.holder) and connection == self._lease.connection
+        role = client.role if client.role == OPERATOR else CONTROLLER if leads else ANY
+        motion = None
+        if event in MOTIONS:
+            if self._at is None:
+                raise Refused(f"{event}: it is not known where the robot was commanded last")
+            arguments = {k: v for k, v in values.items() if k not in ("op", "id", "generation", "stamp", "held")}
+            try:
+                motion = self._motions(event, arguments, self._at, self._profile.limits)
+            except (TypeError, ValueError, KeyError) as e:  # ConfigError among them
+                raise Refused(f"{event}: {e}") from e
+        generation = codec.count(values, "generation") if "generation" in values else None
+        self.loop.request(event, role, client.name, now, motion=motion, generation=generation)
+        if motion is None:
+            return {}
+        self._motion = motion
+        return {"draws": dict(getattr(motion, "draws", {}))}
+
+    def _choose(self, name: str, client: Client) -> None:
+        state = self.loop.machine.state
+        if client.role != OPERATOR:
+            raise Refused(f"profile is for the operator; {client.name} is {client.role}")
+        if name not in self._profiles:
+            raise Refused(f"profile {name!r}: the robot's file has {', '.join(self._profiles)}")
+        if state not in (HOLD, STOPPED):
+            raise Refused(f"profile: not while the robot moves ({state})")
+        self._profile = self._profiles[name]
+        self._gate.limits = self._profile.limits
+        logger.info("profile: name=%s digest=%s by=%s", name, self._profile.digest, client.name)
+
+
+def _number(values: Dict[str, Any], name: str) -> float:
+    return float(codec.field(values, name, (float, int)))
+
+
+def _outcome(number: Optional[int], error: str) -> Dict[str, Any]:
+    return {"id": number, "ok": not error, "error": codec.shown(error)}

@@ -1,0 +1,68 @@
+"""The lease of a robot's controller, and who is connected."""
+
+from __future__ import annotations
+
+import pytest
+from errors import naming
+
+from serl_chunk_robot.leases import MOST_CLIENTS, SILENCE, Client, Clients, Lease
+from serl_chunk_robot.loop import Refused
+
+LATER = SILENCE + 0.01
+
+
+def test_a_second_actor_is_refused_with_the_first_ones_name():
+    lease = Lease()
+    assert not lease.take(b"1", "left", 0.0)
+    with pytest.raises(Refused, match=naming("left")):
+        lease.take(b"2", "right", 1.0)
+    with pytest.raises(Refused, match=naming("command", "left")):
+        lease.check(b"2", "command")
+    lease.check(b"1", "command")
+
+
+def test_an_actor_gets_its_own_lease_back_and_its_older_connection_loses_it():
+    lease = Lease()
+    lease.take(b"1", "left", 0.0)
+    assert not lease.take(b"1", "left", 0.1)
+    assert lease.take(b"2", "left", 0.2)
+    with pytest.raises(Refused):
+        lease.check(b"1", "command")
+    assert not lease.drop(b"1")
+    assert lease.drop(b"2")
+    assert lease.holder == ""
+    assert not lease.take(b"3", "right", 0.3)
+
+
+def test_nothing_is_dropped_where_no_actor_holds_it():
+    lease = Lease()
+    assert not lease.drop(b"")
+    with pytest.raises(Refused, match=naming("arm", "lease")):
+        lease.check(b"", "arm")
+
+
+@pytest.mark.parametrize("state", ["STOPPED", "HOLD", "MOVE", "BRAKE"])
+def test_silence_ends_it_outside_run_alone(state):
+    lease = Lease()
+    lease.take(b"1", "left", 0.0)
+    lease.heard(b"1", 10.0)
+    lease.heard(b"2", 20.0)
+    assert lease.expire(10.0 + LATER, "RUN") == ""
+    assert lease.expire(10.0 + SILENCE, state) == ""
+    assert lease.expire(10.0 + LATER, state) == "left"
+    assert lease.expire(10.0 + 2 * LATER, state) == ""
+    assert lease.holder == ""
+
+
+def test_the_longest_silent_clients_are_forgotten_but_for_the_controller():
+    clients = Clients()
+    for k in range(MOST_CLIENTS + 50):
+        clients.add(b"%d" % k, Client(f"client {k}", "any"), keep=b"0")
+        if k == 60:
+            assert clients.heard(b"1") == Client("client 1", "any")
+    assert len(clients) == MOST_CLIENTS
+    assert clients.heard(b"0") is not None
+    assert clients.heard(b"2") is None
+    assert clients.heard(b"1") is not None  # it was heard since
+    assert clients.heard(b"50") is None  # but this one was not
+    assert clients.heard(b"%d" % (MOST_CLIENTS + 49)) is not None

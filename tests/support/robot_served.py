@@ -1,0 +1,167 @@
+"""A robot's server in a thread, with simulated arms and real sockets on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+from robot_limits import limits
+from robot_world import DT, MECHANISM, SPEC, FaultyArms
+
+from serl_chunk_robot.client import Keys, RobotClient
+from serl_chunk_robot.safety.gate import Gate
+from serl_chunk_robot.safety.limits import Limits
+from serl_chunk_robot.safety.measured import Measured
+from serl_chunk_robot.safety.motion import SetPoint
+from serl_chunk_robot.server import Address, RobotServer
+from serl_chunk_robot.wire.curve import Pair
+
+HERE = "127.0.0.1"
+
+
+class Profile(NamedTuple):
+    """As serl_chunk_robot.config makes it."""
+
+    name: str
+    limits: Limits
+    digest: str
+
+
+class Way:
+    """A motion to a place; it never ends where it is to last."""
+
+    def __init__(self, to: np.ndarray, lasts: bool) -> None:
+        self.to, self.lasts = to, lasts
+        self.draws = {"step 0": to}
+
+    def goal(self, at: SetPoint, reading: object, now: float) -> np.ndarray | None:
+        return self.to if self.lasts or np.abs(at.position - self.to).max() > 1e-6 else None
+
+
+def way(event: str, arguments: dict[str, Any], start: np.ndarray, of: Limits) -> Way:
+    """The motions of the tests' robot: all joints but grippers by an angle."""
+    return Way(start + arguments.pop("by", 0.0), bool(arguments.pop("lasts", False)))
+
+
+def free_port() -> int:
+    """A port that is free with the next one."""
+    for _ in range(100):
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(socket.socket())
+            first.bind((HERE, 0))
+            port = first.getsockname()[1]
+            second = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError, OverflowError):
+                second.bind((HERE, port + 1))
+                return port
+    raise AssertionError("no two free ports")
+
+
+def server(arms: FaultyArms, address: Address, clock: Callable[[], float] = time.monotonic) -> RobotServer:
+    """A server that does not run yet."""
+    arms.connect(clock)
+    profiles = {name: Profile(name, limits(v), f"{v:g}") for name, v in (("slow", 0.5), ("fast", 3.2))}
+    return RobotServer(
+        arms, Gate(profiles["fast"].limits, DT), measured=Measured(*MECHANISM, np.array(SPEC.velocity)),
+        profiles=profiles, profile="fast", motions=way, address=address, clock=clock,
+    )  # fmt: skip
+
+
+class Served:
+    """A served robot. `arms` may be given faults, `clients` are closed with it."""
+
+    def __init__(
+        self, keys: Path | None = None, port: int = 0, arms: FaultyArms | None = None, host: str = HERE
+    ) -> None:
+        self.port = port or free_port()
+        self.arms = arms or FaultyArms()
+        self.server = server(self.arms, Address(host, self.port, keys))
+        self._clients: list[RobotClient] = []
+        self._thread = threading.Thread(target=self.server.run, daemon=True)
+        self._thread.start()
+
+    def client(self, name: str = "left", role: str = "controller", keys: Keys | None = None) -> RobotClient:
+        """A client of this robot."""
+        self._clients.append(RobotClient(f"{HERE}:{self.port}", name=name, role=role, keys=keys, answer=5.0))
+        return self._clients[-1]
+
+    def operator(self) -> RobotClient:
+        return self.client("operator", "operator")
+
+    def ready(self) -> RobotClient:
+        """Clear the robot; returns its operator."""
+        operator = self.operator()
+        wait(lambda: bool(operator.next_state()["answered"]))
+        operator.request("clear")
+        return operator
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        self.server.end("the test")
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+
+@contextlib.contextmanager
+def served(**more: Any) -> Iterator[Served]:
+    # Machines that run tests may stand still for longer than robot PCs may.
+    with patch("serl_chunk_robot.loop.GAP", 1.0), patch("serl_chunk_robot.safety.watchdog.LEAST_VALIDITY", 0.5):
+        robot = Served(**more)
+        try:
+            yield robot
+        finally:
+            robot.close()
+
+
+def wait(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait until a condition holds."""
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, "waited in vain"
+        time.sleep(0.005)
+
+
+def until(client: RobotClient, state: str) -> dict[str, Any]:
+    """Wait until the robot is in a state; returns what was published then."""
+    ends = time.monotonic() + 10
+    while (found := client.next_state())["state"] != state:
+        assert time.monotonic() < ends, f"{found['state']}, not {state}: {found['word']}"
+    return found
+
+
+def drive(client: RobotClient, ticks: int, step: float = 0.0) -> None:
+    """Stream commands around the set point, 50 a second."""
+    target = client.next_state()["set_point"].copy()
+    for _ in range(ticks):
+        target += step
+        client.newest_state()
+        client.send_command(target)
+        time.sleep(0.02)
+
+
+def write_keys(folder: Path, **clients: str) -> dict[str, Keys]:
+    """Make a folder of keys with clients of the given roles; returns theirs."""
+    server, made = Pair.new(), {}
+    (folder / "allowed").mkdir(mode=0o700, parents=True)
+    folder.chmod(0o700)
+    write(folder / "server.json", {"public": server.public, "secret": server.secret})
+    for name, role in clients.items():
+        made[name] = Keys(server.public, Pair.new())
+        write(
+            folder / "allowed" / f"{name}.json", {"public": made[name].pair.public, **({"role": role} if role else {})}
+        )
+    return made
+
+
+def write(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values))
+    path.chmod(0o600)
