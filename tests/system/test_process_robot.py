@@ -1,0 +1,154 @@
+"""`serl-chunk-robot serve` as a process: signals, the lock, a killed server, and the commands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from robot_served import HERE, drive, free_port, until, wait
+
+from serl_chunk_robot.client import RobotClient, RobotError
+
+# Machines that run tests may stand still for longer than robot PCs may.
+MAIN = """
+from serl_chunk_robot import loop, main
+from serl_chunk_robot.safety import watchdog
+loop.GAP, watchdog.LEAST_VALIDITY = 1.0, 0.5
+raise SystemExit(main.main())
+"""
+COMMAND = [sys.executable, "-c", MAIN]
+
+
+class Robot:
+    """A robot's file, and the process that serves it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port, self.file = free_port(), folder / "robot.toml"
+        self.file.write_text(f'name = "cell_3"\ndriver = "fake"\nstart = "evaluating"\nport = {self.port}\n')
+        self.environment = {**os.environ, "XDG_STATE_HOME": str(folder), "PYTHONUNBUFFERED": "1"}
+        self.process: subprocess.Popen[str] | None = None
+
+    def begin(self, *more: str) -> None:
+        self.process = self.start("serve", str(self.file), *more)
+        with self.client("watcher", "any") as client:
+            client.next_state(60)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen([*COMMAND, *arguments], env=self.environment, stderr=subprocess.PIPE, text=True)
+
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        words = [*COMMAND, command, "--robot", f"{HERE}:{self.port}"]
+        return subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
+
+    def client(self, name: str, role: str) -> RobotClient:
+        return RobotClient(f"{HERE}:{self.port}", name=name, role=role, answer=20.0)
+
+    def end(self, number: signal.Signals) -> tuple[int, str]:
+        """Send a signal; returns the exit status, and what was logged."""
+        assert self.process is not None
+        process, self.process = self.process, None
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+        return process.returncode, err
+
+
+@pytest.fixture
+def robot(tmp_path):
+    robot = Robot(tmp_path)
+    yield robot
+    if robot.process is not None:
+        robot.end(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_lets_the_robot_stand_with_torque(robot, number):
+    robot.begin()
+    wait(lambda: robot.run("clear").returncode == 0, 60)
+    with robot.client("left", "controller") as actor:
+        actor.request("arm")
+        drive(actor, 10, 0.002)
+        status, err = robot.end(number)
+    assert status == 0, err
+    assert f"BRAKE: held by {number.name}" in err
+    assert "Torque stays on" in err
+    assert "Traceback" not in err
+
+
+HANGS = """
+import time
+from serl_chunk_robot.drivers.fake import viperx_arms
+
+def arms():
+    made, reads = viperx_arms(), iter(range(1000))
+    read = made.read
+    made.read = lambda: read() if next(reads) < 400 else time.sleep(60)
+    return made
+"""
+
+
+def test_a_second_signal_ends_a_server_whose_driver_hangs(robot):
+    (robot.file.parent / "hangs.py").write_text(HANGS)
+    robot.begin("--driver", "hangs.py:arms")
+    time.sleep(3)
+    robot.process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert robot.process.poll() is None
+    assert robot.end(signal.SIGTERM)[0] == -signal.SIGTERM
+
+
+def test_a_second_server_is_refused_and_a_killed_one_leaves_no_lock(robot):
+    robot.begin()
+    assert robot.process is not None
+    second = robot.start("serve", str(robot.file))
+    _, err = second.communicate(timeout=60)
+    assert second.returncode == 2
+    assert f"process {robot.process.pid}" in err
+    assert len(err.splitlines()) == 1
+    wait(lambda: robot.run("clear").returncode == 0, 60)
+    with robot.client("left", "controller") as actor:
+        actor.request("arm")
+        run = actor.next_state()["run"]
+        robot.end(signal.SIGKILL)
+        robot.begin()
+        wait(lambda: actor.next_state(30)["run"] != run)
+        assert until(actor, "STOPPED")["controller"] == ""
+        with pytest.raises(RobotError, match="STOPPED"):
+            actor.request("arm")
+    assert "STOPPED: started" in robot.run("status").stdout
+
+
+def test_a_server_that_stood_still_has_stopped_its_robot(robot):
+    robot.begin()
+    assert robot.process is not None
+    wait(lambda: robot.run("clear").returncode == 0, 60)
+    with robot.client("left", "controller") as actor:
+        actor.request("arm")
+        drive(actor, 5)
+        at = actor.next_state()["set_point"]
+        robot.process.send_signal(signal.SIGSTOP)
+        for _ in range(75):
+            actor.send_command(at + 0.02)
+            time.sleep(0.02)
+        robot.process.send_signal(signal.SIGCONT)
+        state = until(actor, "STOPPED")
+        assert "stood still" in state["word"]
+        assert abs(state["set_point"] - at).max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "names"),
+    [("cell_3", "../x", "name"), ('"fake"', '"fakir"', "fakir"), ("port = ", "port = 1", "port"),
+     ("port", 'host = "0.0.0.0"\nport', "keys"), ("evaluating", "fastest", "fastest")],
+)  # fmt: skip
+def test_a_bad_file_is_refused_in_one_sentence(robot, old, new, names):
+    robot.file.write_text(robot.file.read_text().replace(old, new))
+    process = robot.start("serve", str(robot.file))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert names in err
+    assert "Traceback" not in err
