@@ -33,11 +33,12 @@ from serl_chunk.config.robots import (
 )
 from serl_chunk.data.demos import load_demos
 from serl_chunk.robots.registry import robot_spec
+from serl_chunk_robot.config import load as load_robot
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TUTORIAL = ROOT / "docs" / "your_robot.md"
-LANGUAGES = {"console", "bash", "python", "text"}  # text is not tried: pictures and fragments
+LANGUAGES = {"console", "bash", "python", "toml", "text"}  # text is not tried: pictures and fragments
 FOREIGN_FLAGS = {
     "--successes_needed",
     "--dataset_type",
@@ -173,6 +174,15 @@ def test_serl_chunk_accepts(
         assert words[:2] == ["keys", name.removeprefix("run_")]
     elif name != "build_report":
         assert isinstance(arguments["config"], ExperimentConfig)
+
+
+def test_robot_files_are_valid(tmp_path: Path):
+    """Those of a page are one file, its first block first."""
+    text = "\n".join(b.text for doc in DOCS for b in blocks(doc) if b.language == "toml")
+    file = tmp_path / "robot.toml"
+    file.write_text(text)
+    loaded = load_robot(file)
+    assert loaded.profiles["exploring"].limits.rates.velocity[0] == 1.5
 
 
 @pytest.mark.parametrize("words", commands_of("make"))

@@ -88,6 +88,7 @@ class EpisodeRunner:
         self.spec = spec
         self.interventions = Interventions(intervention, spec, actor.max_human_ticks, human_ticks_before)
         self._env, self._config, self._sink = env, config, sink
+        env.stop = stop
         self._clock, self._inference, self._stop, self._observer = clock or MonotonicClock(), inference, stop, observer
         self._hold_policy = HoldPolicy(spec)
         self._low, self._high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)

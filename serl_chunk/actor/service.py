@@ -107,7 +107,7 @@ class ActorService:
         # Of this session: seconds of waiting, the newest episodes, and whether their status line came too soon.
         self._waited, self._recent, self._held_back = 0.0, deque[EpisodeSummary](maxlen=RECENT), False
         self._replaced: Callable[[], str | None] = no_stop
-        self.env = env or make_env(config.robot)
+        self.env = env or make_env(config.robot, name=actor_id)
         with contextlib.ExitStack() as opened:
             opened.callback(self.env.close)
             self._intervention = intervention or make_intervention(config.actor.intervention, self.env)

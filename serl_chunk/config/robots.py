@@ -41,11 +41,12 @@ class RobotConfig(Group, path="robot."):
 
     task: str = setting("", "instruction in words, recorded with every episode")
     max_episode_steps: int = setting(120, "time limit T", unit="ticks", least=1)
+    server: str = setting("", "HOST[:PORT] of the robot server that moves the robot; empty: this process", acts="")
 
     @property
     def real(self) -> bool:
-        """Return whether this is a physical robot, which a random action can damage."""
-        return False
+        """Return whether this is a physical robot, which a random action can damage, or served like one."""
+        return bool(self.server)
 
     @property
     def frames_with_observation(self) -> bool:
@@ -197,7 +198,7 @@ class GymConfig(RobotConfig):
 
     @property
     def real(self) -> bool:
-        return self.is_real
+        return self.is_real or bool(self.server)
 
     @property
     def frames_with_observation(self) -> bool:

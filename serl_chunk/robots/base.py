@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
@@ -40,6 +40,7 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     frames_with_observation: bool = False  # `read_images` returns what `reset` and `step` have received already
     starts_repeat: bool | None = None  # whether two resets with one seed agreed, once they have been compared
     answers_late: bool = False  # the result of a tick is there at its end, not when `send` returns
+    stop: Callable[[], str | None] = staticmethod(lambda: None)  # polled where `reset` waits for a person
     _result: StepResult
 
     def send(self, command: np.ndarray) -> None:

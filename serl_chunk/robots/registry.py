@@ -33,11 +33,19 @@ def robot_spec(config: RobotConfig) -> RobotSpec:
     return _implementation(config, 0)(config)
 
 
-def make_env(config: RobotConfig, *, images: str = "on_request", evaluating: bool = False) -> RobotEnv:
+def make_env(
+    config: RobotConfig, *, images: str = "on_request", evaluating: bool = False, name: str = "serl_chunk"
+) -> RobotEnv:
     """Return the environment, its devices open; raise ConfigError with the install hint if an extra is missing.
 
-    `evaluating`: its episodes are only evaluated, not trained from; for a GymConfig's `make`.
+    Args:
+        evaluating: its episodes are only evaluated, not trained from; for a GymConfig's `make`.
+        name: of this client, where a robot server moves the robot.
     """
+    if config.server:
+        from serl_chunk.robots.served import ServedRobot
+
+        return ServedRobot(config, robot_spec(config), images=images, name=name)
     more = {"evaluating": evaluating} if isinstance(config, GymConfig) else {}
     return _implementation(config, 1)(config, images=images, **more)
 

@@ -22,7 +22,7 @@ from serl_chunk_robot.toml_file import Table, read_toml, unknown
 
 PORT = 5600  # of commands; state is published at the next one, frames at the one after it
 RATES = (50.0, 500.0)  # Hz
-HAIR = 0.05  # rad: an arm that rests on a limit, as ALOHA's asleep, is measured a little beyond it
+HAIR = 0.05  # rad: an arm at a limit, as ALOHA's asleep, is measured a little beyond it
 
 _KEYS = ("name", "driver", "host", "port", "rate", "start", "keys", "profile", "kinematics", "reset", "park", "effort")
 _STEP = ("joints", "lift", "random", "gripper", "arm", "set", "every", "wait", "speed")

@@ -82,7 +82,7 @@ def serve(path: Path, driver: str = "") -> None:
         ConfigError: the file, the driver's name, the address or the keys are wrong, or the robot is served already.
         DriverFailed: the robot cannot be opened.
     """
-    from serl_chunk_robot.config import checked, load, load_driver
+    from serl_chunk_robot.config import HAIR, checked, load, load_driver
 
     file = load(path, driver=driver)
     with claimed(file.name, state_folder()), _logs_of_a_thread():
@@ -99,7 +99,8 @@ def serve(path: Path, driver: str = "") -> None:
         try:
             checked(file, spec, np.asarray(q, np.float64))
             gate = Gate(file.profiles[file.start].limits, 1.0 / (file.rate or spec.rate), file.arms)
-            measured = Measured(*(np.array(x, np.float64) for x in (spec.low, spec.high, spec.velocity)))
+            low, high, velocity = (np.array(x, np.float64) for x in (spec.low, spec.high, spec.velocity))
+            measured = Measured(low - HAIR, high + HAIR, velocity)
             server = RobotServer(
                 robot, gate, measured=measured, profiles=file.profiles, profile=file.start,
                 motions=Motions(file, robot), address=Address(file.host, file.port, file.keys),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -144,3 +145,9 @@ def test_the_documents_show_every_row():
     lines = markdown().splitlines()
     assert len(lines) == 2 + len(TABLE)
     assert all(line.count("|") == 7 for line in lines)
+
+
+def test_the_document_shows_this_table():
+    page = Path(__file__).resolve().parents[3] / "docs" / "robot_server.md"
+    shown = page.read_text().partition("<!-- table -->\n")[2].partition("<!-- /table -->")[0]
+    assert shown.strip() == markdown().strip()

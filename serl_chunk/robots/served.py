@@ -1,0 +1,212 @@
+"""A robot that a robot server moves, as an environment. This process imports no simulator and no driver."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from typing import Any
+
+import numpy as np
+from serl_chunk_robot.client import RobotClient, RobotError
+
+from serl_chunk.config.robots import RobotConfig
+from serl_chunk.robots.base import RobotEnv, StepResult
+from serl_chunk.types import ConfigError, Observation, RobotSpec
+
+logger = logging.getLogger(__name__)
+
+HELD_S = 1.0  # an episode ends in which the robot may not move for so long
+REMIND_S = 10.0  # between two lines while the robot may not move
+POLL_S = 0.2  # between two looks meanwhile; each renews the lease, which ends after 2 s
+STATE_WITHIN_S = 0.5  # of the server; it publishes at 50 Hz or more
+
+
+class ServedRobot(RobotEnv):
+    """The robot at `config.server`, whose lease this process holds.
+
+    A tick's target is sent when it begins, and the result is the server's newest state when the next one does. Where
+    the robot follows its targets, what was sent is what was executed; else `info["executed_action"]` is the set point
+    that the safety gate reached by then, and `info["gate"]` says why.
+    Between `reset` and the first `send` the robot stands in HOLD. Where it was stopped, `reset` waits until an operator
+    clears it.
+
+    Args:
+        spec: of `config`, with absolute joint targets in the order of the server's joints.
+        name: of this client: one that comes back under its name gets the lease back.
+
+    Raises:
+        ConfigError: the server's robot differs from `spec`.
+        RobotError: no server answers, or another client has the lease.
+    """
+
+    answers_late = True
+    starts_repeat = False
+
+    def __init__(
+        self, config: RobotConfig, spec: RobotSpec, *, name: str = "serl_chunk", images: str = "on_request"
+    ) -> None:
+        self._set_spaces(spec, images)
+        self._client = RobotClient(config.server, name=name, role="controller")
+        try:
+            self._parts = _compared(spec, self._client.hello()["spec"], config.server)
+        except BaseException:
+            self._client.close()
+            raise
+        self.tick = self._seen = self._pass = self._episode = 0
+        self._sent_at, self._number = 0.0, 0
+        self._armed, self._held_since, self._refused = False, 0.0, ""
+        self._state: dict[str, Any] = {}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Observation, dict[str, Any]]:
+        """Let the server reset the robot, and return what it measures then. `info["draws"]`: what the reset drew.
+
+        While the robot may not move it waits, until `stop` ends that.
+        """
+        super().reset(seed=seed)
+        self._release()
+        draws: dict[str, Any] | None = None
+        while draws is None and self._stand() and self.stop() is None:
+            try:
+                draws = self._client.request("reset", episode=self._episode)["draws"]
+            except RobotError as e:
+                logger.warning(f"the robot was not reset: {e}")
+                time.sleep(POLL_S)
+                continue
+            if self._stand() != "the motion is done":
+                draws = None  # stopped or held before its end: once more
+        self._episode += 1
+        self.tick, self._held_since, self._refused = 0, 0.0, ""
+        self._seen = 1 + max((e[0] for e in self._state["events"]), default=self._seen - 1)
+        return self._observe(), {"draws": draws or {}}
+
+    def send(self, command: np.ndarray) -> None:
+        """Send the target of a tick, `float32[A]`; arms the robot first where it is not."""
+        self._sent_at = time.monotonic()
+        if not self._armed:
+            try:
+                self._client.request("arm")
+                self._armed, self._held_since, self._refused, self._number = True, 0.0, "", 0
+            except RobotError as e:
+                self._refused = str(e)
+        if self._armed:
+            self._number += 1
+            self._client.send_command(self._checked(command), self._number)
+
+    def receive(self) -> StepResult:
+        """Return the server's newest state as the result of the last tick, whose end it waits for."""
+        time.sleep(max(0.0, self._sent_at + self.robot_spec.dt - time.monotonic()))
+        self.tick += 1
+        info: dict[str, Any] = {"success": False}
+        fault, reward = self._read_state(), 0.0
+        for index, gained, success, failure in self._state["events"]:
+            if index >= self._seen:
+                self._seen, reward = index + 1, reward + gained
+                info["success"] |= success
+                info["failure"] = info.get("failure", False) or failure
+        if not fault:
+            fault = self._followed(info)
+        follows = self._armed and self._state["factor"] == 1 and self._state["number"] == self._number
+        if not follows and self._state["set_point"] is not None:
+            info["executed_action"] = self._state["set_point"].astype(np.float32)
+            info["gate"] = self._state["reason"] or self._state["word"]
+        if fault:
+            info["fault"] = fault
+        ended = info["success"] or info.get("failure", False)
+        late = self.tick >= self.robot_spec.max_episode_steps
+        if ended or late or fault:
+            self._release()
+        return self._observe(), reward, ended, bool(not ended and (late or fault)), info
+
+    def step(self, action: np.ndarray) -> StepResult:
+        """Send a target, wait for the end of the tick and return its result."""
+        self.send(action)
+        return self.receive()
+
+    def close(self) -> None:
+        """Release the robot and give the lease back. It stays in HOLD, with torque on."""
+        self._release()
+        self._client.close()
+
+    def _followed(self, info: dict[str, Any]) -> str:
+        """Notice ticks that the robot did not follow; returns why the episode ends, or nothing."""
+        state, now = self._state, time.monotonic()
+        if self._armed and state["state"] == "RUN" and state["generation"] == self._client.generation:
+            return ""
+        self._armed, info["lost_ticks"] = False, 1
+        self._held_since = self._held_since or now
+        if state["state"] == "STOPPED":
+            return str(state["word"])
+        return self._refused or str(state["word"]) if now - self._held_since > HELD_S else ""
+
+    def _read_state(self) -> str:
+        """Take the newest state; returns what is wrong with the server, or nothing."""
+        state = self._client.newest_state()
+        if state is None or state["pass"] == self._pass:
+            try:
+                state = self._client.next_state(STATE_WITHIN_S)
+            except RobotError as e:
+                return str(e)
+        restarted = bool(self._state) and state["run"] != self._state["run"]
+        self._state, self._pass = state, state["pass"]
+        if restarted:
+            self._seen = 0
+        return "the robot server was started anew" if restarted else ""
+
+    def _stand(self) -> str:
+        """Wait until the robot stands in HOLD, or `stop` ends that; returns the word of the state."""
+        told = 0.0
+        while True:
+            self._read_state()
+            state = self._state.get("state", "")
+            if state == "HOLD" or (self._state and self.stop() is not None):
+                return str(self._state["word"])
+            if state in ("STOPPED", "") and time.monotonic() - told > REMIND_S:
+                told = time.monotonic()
+                what = self._state.get("word", "no state of its server")
+                logger.warning(f"waiting for the robot: {what}. An operator clears it: serl-chunk robot clear")
+            with contextlib.suppress(RobotError):
+                self._client.request("ping")
+            time.sleep(POLL_S if state in ("STOPPED", "") else self.robot_spec.dt)
+
+    def _release(self) -> None:
+        if self._armed:
+            self._armed = False
+            with contextlib.suppress(RobotError):  # it stands already, or its watchdog brakes it
+                self._client.request("release")
+
+    def _observe(self) -> Observation:
+        parts = [self._state["q"] if name == "q" else self._state["extra"][name] for name in self._parts]
+        return self._observed(np.concatenate(parts).astype(np.float32))
+
+    def _frame(self, camera: str) -> np.ndarray:
+        raise ConfigError(
+            f"robot {self.robot_spec.name!r}: its server has no cameras (asked for {camera!r}). Use an agent and a "
+            "recording without cameras",
+            parameter="agent.image_keys",
+        )
+
+
+def _compared(spec: RobotSpec, served: dict[str, Any], server: str) -> list[str]:
+    """Compare a specification with the server's, field by field; returns the parts of the state. Raises ConfigError."""
+    parts = served["state"] or [["q", len(served["low"])]]
+    wanted = {
+        "joints": (len(spec.action_low), len(served["low"])),
+        "joints commanded by actions": (list(spec.joint_of_action), list(range(len(served["low"])))),
+        "grippers": (list(spec.grippers), list(served["grippers"])),
+        "arms": ([list(a) for a in spec.arms], [list(a) for a in served["arms"]]),
+        "seconds of a tick": (round(spec.dt, 9), round(served["tick"], 9)),
+        "numbers of a state": (spec.state_dim, sum(length for _, length in parts)),
+    }
+    differing = [f"{name} {ours}, the server has {theirs}" for name, (ours, theirs) in wanted.items() if ours != theirs]
+    if not differing:
+        beyond = [i for i, (low, high) in enumerate(zip(served["low"], served["high"], strict=True))
+                  if spec.action_low[i] < low or spec.action_high[i] > high]  # fmt: skip
+        differing = [f"actions {beyond} reach beyond the robot's joints"] if beyond else []
+    if differing:
+        raise ConfigError(
+            f"{server} serves {served['name']!r}, which is not the robot {spec.name!r} of this experiment: "
+            + "; ".join(differing),
+            parameter="robot.server",
+        )
+    return [name for name, _ in parts]

@@ -1,0 +1,236 @@
+"""A robot behind a server, as the control loop sees it: real sockets, simulated arms."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from robot_limits import GRIPPERS, HIGH, HOME, LOW, J
+from robot_served import Served, until
+from robot_world import TICK
+
+from serl_chunk.config.robots import FakeAlohaConfig, GymConfig
+from serl_chunk.robots.registry import make_env
+from serl_chunk.robots.served import HELD_S, ServedRobot
+from serl_chunk.types import STATE, ConfigError, RobotSpec
+from serl_chunk_robot.client import RobotClient, RobotError
+from serl_chunk_robot.driver import Event
+
+JOINTS = np.array([i not in GRIPPERS for i in range(J)])
+SPEC = RobotSpec(
+    "arms", 1 / TICK, J, tuple(LOW), tuple(HIGH), tuple(range(J)), GRIPPERS, (), 30, ((0, 7), (7, 14))
+)  # fmt: skip
+
+
+@pytest.fixture
+def served():
+    robot = Served()
+    yield robot
+    robot.close()
+
+
+@pytest.fixture
+def operator(served):
+    with RobotClient(f"127.0.0.1:{served.port}", name="console", role="operator") as client:
+        yield client
+
+
+@pytest.fixture
+def make(served):
+    made = []
+
+    def make(name="actor", spec=SPEC, **more):
+        env = ServedRobot(FakeAlohaConfig(server=f"127.0.0.1:{served.port}"), spec, name=name, **more)
+        made.append(env)
+        return env
+
+    yield make
+    for env in made:
+        env.close()
+
+
+def clear(operator):
+    for _ in range(50):
+        try:
+            return operator.request("clear")
+        except RobotError:
+            time.sleep(0.02)
+    raise AssertionError("the robot is not cleared")
+
+
+def test_targets_are_followed_and_the_set_point_is_what_was_executed(served, operator, make):
+    clear(operator)
+    env = make()
+    observation, info = env.reset(seed=1)
+    assert observation[STATE].dtype == np.float32
+    np.testing.assert_allclose(observation[STATE], HOME, atol=1e-4)
+    assert info["draws"]
+    target, executed = HOME.copy(), []
+    for _ in range(25):
+        target = target + 0.008 * JOINTS
+        observation, reward, terminated, truncated, info = env.step(target.astype(np.float32))
+        executed.append(info.get("executed_action", target))
+        assert (reward, terminated, truncated) == (0.0, False, False)
+        assert "fault" not in info
+    assert np.abs(executed[-1] - target).max() < 0.02
+    assert np.abs(np.diff(executed, axis=0)).max() < 3.2 * 3 * TICK
+    np.testing.assert_allclose(observation[STATE], executed[-1], atol=0.06)
+    assert "executed_action" not in info, "the robot follows"
+    for _ in range(5):
+        info = env.step((target - 1.0 * JOINTS).astype(np.float32))[4]
+    assert np.abs(info["executed_action"] - target).max() < 0.5
+    assert info["gate"]
+    env.close()
+    assert until(operator, "HOLD")["controller"] == ""
+
+
+def test_the_time_limit_truncates_and_leaves_the_robot_standing(served, operator, make):
+    clear(operator)
+    env = make(spec=dataclasses.replace(SPEC, max_episode_steps=5))
+    for _ in range(2):
+        env.reset(seed=1)
+        ends = [env.step(HOME.astype(np.float32))[2:4] for _ in range(5)]
+        assert ends == [(False, False)] * 4 + [(False, True)]
+        until(operator, "HOLD")
+
+
+def test_a_success_that_the_robot_reports_ends_the_episode(served, operator, make, monkeypatch):
+    clear(operator)
+    env = make()
+    env.reset(seed=1)
+    env.step(HOME.astype(np.float32))
+    once, read = iter([(Event(reward=1.0, success=True),)]), served.arms.read
+    monkeypatch.setattr(served.arms, "read", lambda: read()._replace(events=next(once, ())))
+    steps = [env.step(HOME.astype(np.float32)) for _ in range(3)]
+    reported = [s for s in steps if s[4]["success"]]
+    assert [(s[1], s[2], s[3]) for s in reported] == [(1.0, True, False)], "once, and not again"
+
+
+def test_a_stop_is_a_fault_and_the_next_episode_waits_for_the_operator(served, operator, make, caplog):
+    clear(operator)
+    env = make()
+    env.reset(seed=1)
+    env.step(HOME.astype(np.float32))
+    operator.request("stop")
+    fault = ""
+    for _ in range(20):
+        _, _, terminated, truncated, info = env.step(HOME.astype(np.float32))
+        if truncated:
+            fault = info["fault"]
+            break
+    assert not terminated
+    assert "stopped by console" in fault
+    began = []
+    thread = threading.Thread(target=lambda: began.append(env.reset(seed=2)))
+    with caplog.at_level(logging.WARNING):
+        thread.start()
+        time.sleep(0.7)
+    assert not began, "no episode begins until the robot may move"
+    assert "stopped by console" in caplog.text
+    assert "serl-chunk robot clear" in caplog.text
+    clear(operator)
+    thread.join(10)
+    assert began
+
+
+def test_a_session_that_ends_does_not_wait_for_the_operator(make):
+    env = make()
+    env.stop = lambda: "operator"
+    observation, _ = env.reset(seed=1)
+    assert observation[STATE].shape == (J,)
+
+
+def test_a_lapse_is_a_gap_after_which_the_robot_is_armed_again(served, operator, make):
+    clear(operator)
+    env = make()
+    env.reset(seed=1)
+    env.step(HOME.astype(np.float32))
+    generation = operator.next_state()["generation"]
+    time.sleep(0.3)
+    infos = [env.step(HOME.astype(np.float32))[4] for _ in range(10)]
+    assert operator.next_state()["generation"] > generation
+    assert any(i.get("lost_ticks") for i in infos[:3])
+    assert not any("fault" in i for i in infos)
+    assert not any(i.get("lost_ticks") for i in infos[-3:])
+    until(operator, "RUN")
+
+
+def test_a_robot_that_may_not_move_for_long_ends_the_episode(served, operator, make):
+    clear(operator)
+    env = make(spec=dataclasses.replace(SPEC, max_episode_steps=500))
+    env.reset(seed=1)
+    env.step(HOME.astype(np.float32))
+    began, fault = time.monotonic(), ""
+    while not fault and time.monotonic() - began < 10:
+        if operator.next_state()["state"] == "RUN":
+            operator.request("hold")
+        elif operator.next_state()["state"] == "HOLD":
+            operator.request("jog", lasts=True)
+        fault = env.step(HOME.astype(np.float32))[4].get("fault", "")
+    assert fault
+    assert time.monotonic() - began > HELD_S
+
+
+def test_a_server_that_ends_is_a_fault(served, operator, make):
+    clear(operator)
+    env = make()
+    env.reset(seed=1)
+    env.step(HOME.astype(np.float32))
+    served.close()
+    faults = [env.step(HOME.astype(np.float32))[4].get("fault", "") for _ in range(3)]
+    assert any("is serl-chunk-robot serve running" in f for f in faults)
+
+
+def test_a_second_actor_is_refused_with_the_first_ones_name(served, operator, make):
+    make(name="left desk")
+    with pytest.raises(RobotError, match="left desk"):
+        make(name="right desk")
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"control_hz": 10.0}, "seconds of a tick"),
+        ({"state_dim": 20}, "numbers of a state"),
+        ({"grippers": (6,)}, "grippers"),
+        ({"arms": ()}, "arms"),
+        ({"joint_of_action": (1, 0, *range(2, J))}, "joints commanded by actions"),
+        ({"action_high": tuple(HIGH + 3)}, "beyond the robot's joints"),
+    ],
+)
+def test_a_robot_that_differs_is_refused_by_field(served, make, change, word):
+    with pytest.raises(ConfigError, match=word) as raised:
+        make(spec=dataclasses.replace(SPEC, **change))
+    assert raised.value.parameter == "robot.server"
+
+
+def test_make_env_serves_by_an_override(served):
+    config = FakeAlohaConfig(server=f"127.0.0.1:{served.port}", observe_objects=False)
+    assert config.real
+    env = make_env(config, name="desk")
+    assert isinstance(env, ServedRobot)
+    env.close()
+    with pytest.raises(ConfigError, match="numbers of a state 23, the server has 14"):
+        make_env(dataclasses.replace(config, observe_objects=True))
+    assert not GymConfig(make=lambda fake_env: None).real
+    assert GymConfig(make=lambda fake_env: None, server="here").real
+
+
+def test_no_server_is_said_with_what_to_do():
+    with pytest.raises(RobotError, match="is serl-chunk-robot serve running"):
+        ServedRobot(FakeAlohaConfig(server="127.0.0.1:1"), SPEC)
+
+
+def test_a_served_robot_imports_no_simulator():
+    code = (
+        "import sys; from serl_chunk.robots import served, registry; from serl_chunk.config.robots import "
+        "AlohaSimConfig; registry.robot_spec(AlohaSimConfig(server='here')); "
+        "assert not {'mujoco', 'gym_aloha', 'serl_chunk.robots.fake.env'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
