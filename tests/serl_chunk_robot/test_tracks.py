@@ -9,7 +9,7 @@ import pytest
 from robot_limits import GRIPPERS, HIGH, HOME, LOW, J, limits
 from robot_world import DT, TICK, Way, World, speed
 
-from serl_chunk_robot.loop import Resistance
+from serl_chunk_robot.loop import Refused, Resistance
 from serl_chunk_robot.safety.motion import SetPoint
 
 JOINTS = [j for j in range(J) if j not in GRIPPERS]
@@ -172,3 +172,20 @@ def test_targets_that_are_off_are_made_good(rates: tuple[float, float, float], s
     settled = times[ends] > blip[-1] * TICK + seconds
     wanted = np.array([way(t) for t in times[ends]])
     assert np.abs(points[ends] - wanted)[settled].max() < 1e-12
+
+
+def test_a_robot_whose_limits_are_changed_moves_within_them():
+    world = World().ready()
+    slow = limits(0.5, 5.0, 50.0)
+    world.loop.limit(slow)
+    goal = HOME + 0.3 * np.isin(range(J), JOINTS)
+    first = len(world.arms.sent)
+    world.ask("reset", "controller", motion=Way(goal))
+    with pytest.raises(Refused, match="MOVE"):
+        world.loop.limit(limits())
+    world.until("HOLD", 2000)
+    path = np.array(world.arms.sent[first:])[:, JOINTS]
+    assert path[-1] == pytest.approx(goal[JOINTS], abs=1e-6)
+    assert np.abs(np.diff(path, axis=0)).max() <= 0.5 * DT * (1 + 1e-6)
+    assert np.abs(np.diff(path, n=2, axis=0)).max() <= 5.0 * DT**2 * (1 + 1e-6)
+    assert world.gate.counts == {"catching_up": world.gate.counts["catching_up"]}, "planned within them, not gated"

@@ -14,6 +14,7 @@ import numpy as np
 from serl_chunk_robot.driver import Driver, Event, Reading
 from serl_chunk_robot.pursuit import Pursuit
 from serl_chunk_robot.safety.gate import Command, Gate
+from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured, Sample
 from serl_chunk_robot.safety.motion import SetPoint, braked
 from serl_chunk_robot.safety.table import BRAKE, HOLD, MOVE, OPERATOR, RUN, SERVER, STOPPED, Machine, Transition
@@ -149,6 +150,12 @@ class RobotLoop:
     def validity(self) -> float:
         """Seconds for which a command is valid."""
         return self._watchdog.validity
+
+    def limit(self, limits: Limits) -> None:
+        """Move within other limits from now on. Raises Refused while the robot moves."""
+        if self.machine.moving:
+            raise Refused(f"profile: not while the robot moves ({self.machine.state})")
+        self._gate.limits, self._pursuit = limits, Pursuit(limits, self._dt)
 
     # Requests of clients.
 

@@ -27,7 +27,7 @@ from serl_chunk_robot.publisher import Publisher
 from serl_chunk_robot.safety.gate import Command, Gate
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
-from serl_chunk_robot.safety.table import ANY, CONTROLLER, HOLD, MOVE, OPERATOR, RUN, STOPPED, Transition
+from serl_chunk_robot.safety.table import ANY, CONTROLLER, MOVE, OPERATOR, RUN, Transition
 from serl_chunk_robot.wire import arrays, codec
 from serl_chunk_robot.wire.codec import Frame, WireError
 from serl_chunk_robot.wire.sockets import endpoint, make_socket, try_receive, try_send
@@ -368,15 +368,12 @@ class RobotServer:
         return {"draws": dict(getattr(motion, "draws", {}))}
 
     def _choose(self, name: str, client: Client) -> None:
-        state = self.loop.machine.state
         if client.role != OPERATOR:
             raise Refused(f"profile is for the operator; {client.name} is {client.role}")
         if name not in self._profiles:
             raise Refused(f"profile {name!r}: the robot's file has {', '.join(self._profiles)}")
-        if state not in (HOLD, STOPPED):
-            raise Refused(f"profile: not while the robot moves ({state})")
+        self.loop.limit(self._profiles[name].limits)
         self._profile = self._profiles[name]
-        self._gate.limits = self._profile.limits
         logger.info("profile: name=%s digest=%s by=%s", name, self._profile.digest, client.name)
 
 
