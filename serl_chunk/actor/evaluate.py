@@ -54,9 +54,14 @@ def wilson_interval(successes: int, n: int) -> Interval:
 
 # Of each episode, in an evaluation's file.
 _EPISODE_FIELDS = (
-    "seed", "length", "total_reward", "success", "outcome", "ended_by", "fault", "human_ticks", "hold_ticks",
-    "starved_ticks", "clipped_share", "gated_share", "jerk", "wall_seconds",
+    "seed", "length", "total_reward", "success", "outcome", "ended_by", "human_ticks", "hold_ticks", "starved_ticks",
+    "clipped_share", "gated_share", "jerk", "wall_seconds",
 )  # fmt: skip
+
+
+def _fields(episode: EpisodeSummary) -> dict[str, Any]:
+    fault = {"fault": episode.fault} if episode.fault else {}
+    return {k: getattr(episode, k) for k in _EPISODE_FIELDS} | fault
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -93,8 +98,8 @@ class EvalResult(RolloutStats):
             "seed_base": self.seed_base,
             "starts_repeat": self.starts_repeat,
             "policy_version": self.policy_version,
-            "episodes": [{k: getattr(e, k) for k in _EPISODE_FIELDS} for e in self.summaries],
-            "repeated": [{k: getattr(e, k) for k in _EPISODE_FIELDS} for e in self.repeated],
+            "episodes": [_fields(e) for e in self.summaries],
+            **({"repeated": [_fields(e) for e in self.repeated]} if self.repeated else {}),
         }
 
     def __str__(self) -> str:

@@ -17,7 +17,8 @@ SETTINGS = {
     "transport.snapshots": "transport.snapshot_dtype",
 }
 VALUES = {("agent.update_order", "together"): "joint", ("replay.windows", "adjacent"): "qc"}
-ADDED = {"actor.frames": "auto"}  # settings that f1f5725 did not have, and the value that its files stand for
+# Settings that f1f5725 did not have, and the value that its files stand for.
+ADDED = {"actor.frames": "auto", "robot.server": ""}
 MODULES = {
     "serl_chunk.actor.timing": "serl_chunk.actor.clock",
     "serl_chunk.config.actor": "serl_chunk.config.experiment",

@@ -8,11 +8,11 @@ import time
 from typing import Any
 
 import numpy as np
-from serl_chunk_robot.client import RobotClient, RobotError
 
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.robots.base import RobotEnv, StepResult
 from serl_chunk.types import ConfigError, Observation, RobotSpec
+from serl_chunk_robot.client import RobotClient, RobotError
 
 logger = logging.getLogger(__name__)
 

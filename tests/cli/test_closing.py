@@ -46,8 +46,8 @@ def closed(monkeypatch) -> list[str]:
         def close(self) -> None:
             names.append("human")
 
-    def open_env(config):
-        env = make_env(config)
+    def open_env(config, **more):
+        env = make_env(config, **more)
         monkeypatch.setattr(env, "close", lambda: names.append("robot"))
         return env
 
@@ -113,7 +113,7 @@ def test_local_training_that_cannot_start_closes_its_robot_and_folder(tmp_path, 
 
 
 def test_lockstep_on_a_real_robot_is_warned_of_once_at_every_start(tmp_path, monkeypatch, caplog):
-    def unplugged(config, evaluating=False):
+    def unplugged(config, **more):
         raise ConfigError("unplugged")
 
     for module in (service, evaluate_command):

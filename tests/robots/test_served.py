@@ -24,7 +24,7 @@ from serl_chunk_robot.driver import Event
 
 JOINTS = np.array([i not in GRIPPERS for i in range(J)])
 SPEC = RobotSpec(
-    "arms", 1 / TICK, J, tuple(LOW), tuple(HIGH), tuple(range(J)), GRIPPERS, (), 30, ((0, 7), (7, 14))
+    "arms", 1 / TICK, J, tuple(LOW), tuple(HIGH), tuple(range(J)), GRIPPERS, (), 500, ((0, 7), (7, 14))
 )  # fmt: skip
 
 
@@ -81,6 +81,10 @@ def test_targets_are_followed_and_the_set_point_is_what_was_executed(served, ope
     assert np.abs(executed[-1] - target).max() < 0.02
     assert np.abs(np.diff(executed, axis=0)).max() < 3.2 * 3 * TICK
     np.testing.assert_allclose(observation[STATE], executed[-1], atol=0.06)
+    for _ in range(100):  # a target that came late on a busy machine is caught up with
+        info = env.step(target.astype(np.float32))[4]
+        if "executed_action" not in info:
+            break
     assert "executed_action" not in info, "the robot follows"
     for _ in range(5):
         info = env.step((target - 1.0 * JOINTS).astype(np.float32))[4]
