@@ -46,6 +46,7 @@ def test_the_value_loss_trains_the_value_head_alone():
     assert not same(grads["q"], moved["q"])
 
 
+@pytest.mark.slow
 def test_the_heads_of_an_expectile_target_rank_as_they_should():
     """With Q fixed by frozen target heads, V climbs from the mean towards the maximum as the expectile grows."""
     values = []

@@ -25,7 +25,7 @@ TRACED = [  # only traced: cheap
 ]  # fmt: skip
 STATE_ONLY = ["acfql", "acfql-policy-squared", "acfql-policy-distill", "acrlpd-tail", "bc", "bc-gaussian"]
 WITH_CRITIC = [v for v in VARIANTS if not v.startswith("bc")]
-COMPILED_OFTEN = ["acfql-policy-distill", "acrlpd-tail-entropy", "bc"]
+COMPILED_OFTEN = ["acfql-policy-distill", "bc"]
 
 
 def some(variants, often=COMPILED_OFTEN):

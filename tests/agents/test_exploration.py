@@ -77,6 +77,7 @@ def test_agents_start_from_smooth_noise_only_when_they_explore(variant):
     assert chunk.shape == (8, 2)
 
 
+@pytest.mark.slow
 def test_smooth_noise_makes_the_gaussians_chunk_smooth():
     """tanh(mean + deviation * noise) with a mean of 0."""
     rough, smooth = (build(config_of("acrlpd", exploration_knots=k, candidates=1), horizon=8) for k in (0, 2))

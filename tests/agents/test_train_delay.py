@@ -112,6 +112,7 @@ def test_another_networks_shape_tells_both_sides_of_a_run_apart():
     assert delayed("recorded")[0].network_shape() == delayed("sampled")[0].network_shape()
 
 
+@pytest.mark.slow
 def test_improved_chunks_begin_with_the_committed_actions():
     improvement = ImproveConfig(steps=3, rate=0.05, radius=0.2, imitate=1.0, candidates=4)
     agent, state, batch = delayed("recorded", improve=improvement, critic=critic(loss="bounded"))

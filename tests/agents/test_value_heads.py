@@ -130,6 +130,7 @@ def one(agent, size=8, seed=0):
     return jax.tree.map(lambda x: jnp.asarray(x[0]), make_batches(agent.spec, 1, size, seed))
 
 
+@pytest.mark.slow
 def test_heads_of_bins_one_by_one_and_side_by_side_are_the_same(monkeypatch):
     agent = of_bins("acfql")
     c, batch = agent.critic, one(agent, 160)

@@ -147,6 +147,7 @@ def test_an_actor_sees_through_the_encoder_that_travelled():
     assert not np.array_equal(chunk, blind)
 
 
+@pytest.mark.slow
 def test_a_frozen_backbone_is_one_for_all_networks_and_no_optimiser_has_it(small_backbone):
     agent = agent_of("acrlpd", FROZEN)
     state = jax.jit(agent.init)(jax.random.key(0))

@@ -94,7 +94,8 @@ def decoded_otherwise(blocks: list[StepBlock], normaliser: Normaliser) -> int:
     return wrong
 
 
-@pytest.mark.parametrize("clock", ["lockstep", pytest.param("realtime", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("clock", ["lockstep", "realtime"])
 def test_the_actor_goes_over_to_another_run_on_the_same_port(processes, demos, tmp_path, clock):
     """Run A is far ahead in versions; B begins at 1, with other demonstrations and thus another normaliser."""
     a, b, fewer, spool = (tmp_path / name for name in ("a", "b", "fewer", "spool"))

@@ -89,6 +89,7 @@ def test_a_run_leaves_its_files_and_counts_every_step(trained):
     assert sum(row["episode/l"] for row in rows) == steps
 
 
+@pytest.mark.slow
 def test_a_completed_run_that_is_started_again_ends(processes, trained, tmp_path):
     """Its learner is gone before its actor is there."""
     run = trained.copy(tmp_path / "run")

@@ -99,12 +99,10 @@ def experiment() -> ExperimentConfig:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dialect",
-    [
-        pytest.param(Insertion, id="hil_serl"),
-        pytest.param(lambda: InLeRobotsDialect(Insertion()), id="lerobot", marks=pytest.mark.slow),
-    ],
+    [pytest.param(Insertion, id="hil_serl"), pytest.param(lambda: InLeRobotsDialect(Insertion()), id="lerobot")],
 )
 def test_a_hil_serl_robot_trains_from_images_and_interventions(tmp_path, dialect):
     config = experiment()

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.timeout(4 * PATIENCE)
 OFFLINE = {"learner__pretrain_steps": 0, "learner__checkpoint_period": 20}
 
 
+@pytest.mark.slow
 def test_an_offline_phase_is_killed_and_goes_on_until_an_actor_takes_over(processes, tmp_path):
     run = tmp_path / "run"
     data = ("--debug", "--demo_path", str(processes.demos), "--checkpoint_path", str(run))

@@ -136,7 +136,9 @@ def instants(processes: Cluster, tmp_path: Path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("instant", ["exec", "imports", "data", "networks", "compilation"])
+@pytest.mark.parametrize(
+    "instant", ["exec", "imports", "data", "networks", pytest.param("compilation", marks=pytest.mark.slow)]
+)
 def test_ctrl_c_ends_a_start_and_leaves_nothing_behind(tmp_path, demos, environment, instant):
     many, run = tmp_path / "many", tmp_path / "run"
     many.mkdir()

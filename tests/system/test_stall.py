@@ -105,6 +105,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_a_terminal_that_takes_nothing_does_not_stop_the_ticks(lab):
     """As after Ctrl-S, or in a pager that shows its first page: the actor's first line finds no room already."""
     learner, actor = lab.learner(), lab.actor(prefix=[sys.executable, "-c", UNREAD])

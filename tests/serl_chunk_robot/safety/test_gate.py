@@ -156,7 +156,9 @@ def outside(pose: np.ndarray, space: Workspace) -> float:
 CRAMPED = Workspace(np.array([-0.6, 0.2, 0.03]), np.array([0.6, 0.8, 0.6]), between_arms=0.2, radius=0.02)
 
 
-@pytest.mark.parametrize("space", [SPACE, CRAMPED], ids=["space", "cramped"])
+@pytest.mark.parametrize(
+    "space", [pytest.param(SPACE, id="space", marks=pytest.mark.slow), pytest.param(CRAMPED, id="cramped")]
+)
 @settings(max_examples=examples(30))
 @given(data=st.data())
 def test_no_goal_leads_further_outside_the_workspace(space: Workspace, data: st.DataObject):
