@@ -27,6 +27,7 @@ def gradient(agent, state, batch, draws):
     return jax.grad(lambda p: agent.flow.loss(p, batch, draws))(state.policy)
 
 
+@pytest.mark.slow
 def test_a_committed_action_is_seen_as_it_is_and_is_no_target():
     """Noise of the prefix enters the loss nowhere; its actions enter as inputs; free actions enter as targets."""
     agent, state, batch = delayed("recorded")

@@ -145,6 +145,7 @@ def test_a_resumed_run_computes_them_again_with_its_own_weights(demos, tmp_path,
     close(second)
 
 
+@pytest.mark.slow
 def test_a_run_without_has_nothing_of_it(demos, tmp_path):
     config = experiment()
     encoder = dataclasses.replace(ENCODER, cache_features=False)

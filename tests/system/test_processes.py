@@ -19,6 +19,7 @@ TICKS = 40  # of the longest episode
 LIMITS = Limits(TransportConfig().max_message_bytes, TransportConfig().max_arrays)
 
 
+@pytest.mark.slow
 def test_two_actors_wait_for_their_learner_and_feed_it_until_it_is_told_to_stop(processes, tmp_path):
     run = tmp_path / "run"
     actors = {name: processes.actor("--actor_id", name, **ENDLESS) for name in ("left", "right")}
