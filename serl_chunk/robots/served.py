@@ -66,11 +66,17 @@ class ServedRobot(RobotEnv):
         super().reset(seed=seed)
         self._release()
         draws: dict[str, Any] | None = None
+        told = 0.0
         while draws is None and self._stand() and self.stop() is None:
             try:
+                self._client.request(
+                    "lease"
+                )  # it ended if nothing was asked for 2 s, as while the learner is waited for
                 draws = self._client.request("reset", episode=self._episode)["draws"]
             except RobotError as e:
-                logger.warning(f"the robot was not reset: {e}")
+                if time.monotonic() - told > REMIND_S:
+                    told = time.monotonic()
+                    logger.warning(f"waiting for the robot, which was not reset: {e}")
                 time.sleep(POLL_S)
                 continue
             if self._stand() != "the motion is done":
@@ -85,6 +91,7 @@ class ServedRobot(RobotEnv):
         self._sent_at = time.monotonic()
         if not self._armed:
             try:
+                self._client.request("lease")
                 self._client.request("arm")
                 self._armed, self._held_since, self._refused, self._number = True, 0.0, "", 0
             except RobotError as e:
@@ -194,7 +201,7 @@ def _compared(spec: RobotSpec, served: dict[str, Any], server: str) -> list[str]
         "joints": (len(spec.action_low), len(served["low"])),
         "joints commanded by actions": (list(spec.joint_of_action), list(range(len(served["low"])))),
         "grippers": (list(spec.grippers), list(served["grippers"])),
-        "arms": ([list(a) for a in spec.arms], [list(a) for a in served["arms"]]),
+        "arms": ([list(a) for a in spec.arms or served["arms"]], [list(a) for a in served["arms"]]),  # need not be told
         "seconds of a tick": (round(spec.dt, 9), round(served["tick"], 9)),
         "numbers of a state": (spec.state_dim, sum(length for _, length in parts)),
     }

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 from robot_limits import GRIPPERS, HIGH, HOME, LOW, J
-from robot_served import Served, until
+from robot_served import Served, until, wait
 from robot_world import TICK
 
 from serl_chunk.config.robots import FakeAlohaConfig, GymConfig
@@ -191,6 +191,16 @@ def test_a_server_that_ends_is_a_fault(served, operator, make):
     assert any("is serl-chunk-robot serve running" in f for f in faults)
 
 
+def test_a_lease_that_ended_while_nothing_was_asked_is_taken_again(served, operator, make):
+    clear(operator)
+    env = make()
+    wait(lambda: operator.next_state()["controller"] == "")
+    env.reset(seed=1)
+    wait(lambda: operator.next_state()["controller"] == "")
+    assert "fault" not in env.step(HOME.astype(np.float32))[4]
+    assert operator.next_state()["controller"].startswith("actor")
+
+
 def test_a_second_actor_is_refused_with_the_first_ones_name(served, operator, make):
     make(name="left desk")
     with pytest.raises(RobotError, match="left desk"):
@@ -203,7 +213,7 @@ def test_a_second_actor_is_refused_with_the_first_ones_name(served, operator, ma
         ({"control_hz": 10.0}, "seconds of a tick"),
         ({"state_dim": 20}, "numbers of a state"),
         ({"grippers": (6,)}, "grippers"),
-        ({"arms": ()}, "arms"),
+        ({"arms": ((0, J),)}, "arms"),
         ({"joint_of_action": (1, 0, *range(2, J))}, "joints commanded by actions"),
         ({"action_high": tuple(HIGH + 3)}, "beyond the robot's joints"),
     ],
@@ -212,6 +222,10 @@ def test_a_robot_that_differs_is_refused_by_field(served, make, change, word):
     with pytest.raises(ConfigError, match=word) as raised:
         make(spec=dataclasses.replace(SPEC, **change))
     assert raised.value.parameter == "robot.server"
+
+
+def test_a_robot_that_does_not_tell_its_arms_is_served(make):
+    make(spec=dataclasses.replace(SPEC, arms=()))
 
 
 def test_make_env_serves_by_an_override(served):
