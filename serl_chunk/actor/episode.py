@@ -109,6 +109,7 @@ class EpisodeRunner:
             self._realtime, self._every_tick = config.robot.real, True
             if policy is not None:
                 self._planner = ExpertPlanner(policy)
+        env.paced = self._realtime
         # In lockstep without a delay every tick has an action.
         may_hold = self._realtime or policy is None or (self._policy is not None and actor.delay_ticks > 0)
         if may_hold and (warning := hold_warning(config.robot, spec)):

@@ -40,6 +40,7 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     frames_with_observation: bool = False  # `read_images` returns what `reset` and `step` have received already
     starts_repeat: bool | None = None  # whether two resets with one seed agreed, once they have been compared
     answers_late: bool = False  # the result of a tick is there at its end, not when `send` returns
+    paced: bool = False  # the caller keeps the rate; else `receive` waits for the end of the tick
     stop: Callable[[], str | None] = staticmethod(lambda: None)  # polled where `reset` waits for a person
     _result: StepResult
 

@@ -101,8 +101,9 @@ class ServedRobot(RobotEnv):
             self._client.send_command(self._checked(command), self._number)
 
     def receive(self) -> StepResult:
-        """Return the server's newest state as the result of the last tick, whose end it waits for."""
-        time.sleep(max(0.0, self._sent_at + self.robot_spec.dt - time.monotonic()))
+        """Return the server's newest state as the result of the last tick, whose end it waits for if not `paced`."""
+        if not self.paced:
+            time.sleep(max(0.0, self._sent_at + self.robot_spec.dt - time.monotonic()))
         self.tick += 1
         info: dict[str, Any] = {"success": False}
         fault, reward = self._read_state(), 0.0

@@ -201,6 +201,20 @@ def test_a_lease_that_ended_while_nothing_was_asked_is_taken_again(served, opera
     assert operator.next_state()["controller"].startswith("actor")
 
 
+@pytest.mark.parametrize("paced", [False, True])
+def test_who_keeps_the_rate(served, operator, make, paced):
+    clear(operator)
+    env = make()
+    env.paced = paced
+    env.reset(seed=1)
+    env.step(HOME.astype(np.float32))
+    began = time.monotonic()
+    for _ in range(10):
+        env.send(HOME.astype(np.float32))
+        env.receive()
+    assert (time.monotonic() - began >= 10 * TICK) or paced
+
+
 def test_a_second_actor_is_refused_with_the_first_ones_name(served, operator, make):
     make(name="left desk")
     with pytest.raises(RobotError, match="left desk"):
