@@ -147,9 +147,9 @@ class ServedRobot(RobotEnv):
             return str(state["word"])
         return self._refused or str(state["word"]) if now - self._held_since > HELD_S else ""
 
-    def _read_state(self) -> str:
-        """Take the newest state; returns what is wrong with the server, or nothing."""
-        state = self._client.newest_state()
+    def _read_state(self, *, after_reply: bool = False) -> str:
+        """Take the newest state, or one after the last reply; returns what is wrong with the server, or nothing."""
+        state = None if after_reply else self._client.newest_state()
         if state is None or state["pass"] == self._pass:
             try:
                 state = self._client.next_state(STATE_WITHIN_S)
@@ -165,7 +165,7 @@ class ServedRobot(RobotEnv):
         """Wait until the robot stands in HOLD, or `stop` ends that; returns the word of the state."""
         told = 0.0
         while True:
-            self._read_state()
+            self._read_state(after_reply=True)
             state = self._state.get("state", "")
             if state == "HOLD" or (self._state and self.stop() is not None):
                 return str(self._state["word"])

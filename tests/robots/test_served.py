@@ -94,6 +94,32 @@ def test_targets_are_followed_and_the_set_point_is_what_was_executed(served, ope
     assert until(operator, "HOLD")["controller"] == ""
 
 
+class Stand:
+    """A motion that stands for a while."""
+
+    def __init__(self) -> None:
+        self.left = 60
+
+    def goal(self, at, reading, now):
+        self.left -= 1
+        return at.position if self.left > 0 else None
+
+
+def test_a_reset_is_asked_for_once_and_waited_for(served, operator, make, monkeypatch):
+    monkeypatch.setattr(served.server, "_motions", lambda event, arguments, start, limits: Stand())
+    clear(operator)
+    env = make()
+    asked, request = [], env._client.request
+    monkeypatch.setattr(env._client, "request", lambda op, **more: (asked.append(op), request(op, **more))[1])
+    for _ in range(3):
+        asked.clear()
+        env.reset(seed=1)
+        assert asked.count("reset") == 1
+        env.step(HOME.astype(np.float32))
+        assert asked.count("arm") == 1
+        assert "lost_ticks" not in env.step(HOME.astype(np.float32))[4]
+
+
 def test_the_time_limit_truncates_and_leaves_the_robot_standing(served, operator, make):
     clear(operator)
     env = make(spec=dataclasses.replace(SPEC, max_episode_steps=5))
