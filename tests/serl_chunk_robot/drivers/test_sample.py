@@ -27,7 +27,7 @@ POSE = np.array([0.0, -0.96, 1.16, 0.0, -0.3, 0.0, 0.5])
 
 
 class StandIn:
-    """The arm's end: it follows its target at once, and answers what it is told to when `turn` is called."""
+    """The arm's side. It reaches each target at once, and sends its replies when `turn` is called."""
 
     def __init__(self) -> None:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
