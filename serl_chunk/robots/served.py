@@ -66,13 +66,14 @@ class ServedRobot(RobotEnv):
         super().reset(seed=seed)
         self._release()
         draws: dict[str, Any] | None = None
+        drawn = {} if seed is None else {"seed": seed}
         told = 0.0
         while draws is None and self._stand() and self.stop() is None:
             try:
                 self._client.request(
                     "lease"
                 )  # it ended if nothing was asked for 2 s, as while the learner is waited for
-                draws = self._client.request("reset", episode=self._episode)["draws"]
+                draws = self._client.request("reset", episode=self._episode, **drawn)["draws"]
             except RobotError as e:
                 if time.monotonic() - told > REMIND_S:
                     told = time.monotonic()

@@ -213,3 +213,25 @@ def test_a_joint_that_stays_may_be_outside_its_limits():
     Jog(asleep, 1, 0.1, limits)
     with pytest.raises(ConfigError, match=naming("angle")):
         Jog(asleep, 1, 0.01, limits)
+
+
+def test_a_scene_is_put_in_place_once_after_the_last_step():
+    world, seen = World().ready(), []
+    motion = reset(world, step(THERE), scene=lambda: seen.append(world.arms.sent[-1].copy()))
+    moved(motion, world)
+    assert world.state == "HOLD"
+    assert len(seen) == 1
+    np.testing.assert_allclose(seen[0], THERE, atol=1e-6)
+    assert motion.goal(world.loop._at, world.arms.last, world.now) is None
+    assert len(seen) == 1
+
+
+def test_a_scene_that_fails_stops_the_robot():
+    def fails() -> None:
+        raise DriverError("the cube is gone")
+
+    world = World().ready()
+    moved(reset(world, step(THERE), scene=fails), world)
+    world.run(100)
+    assert world.state == "STOPPED"
+    assert "the cube is gone" in world.loop.machine.word

@@ -27,8 +27,11 @@ class DriverSpec(NamedTuple):
     state: Tuple[Tuple[str, int], ...] = ()
     rate: float = 200.0  # Hz, of the loop
     tick: float = 0.02  # s, of a control tick
-    cameras: Tuple[Tuple[str, int, int], ...] = ()  # name, height, width
     brakes: bool = False  # arms that stand without torque: only these may lose it by a stop
+    acceleration: Tuple[float, ...] = ()  # of the profiles that every robot has; empty: `velocity` within 0.08 s
+    jerk: Tuple[float, ...] = ()  # the same; empty: `acceleration` within 0.01 s
+    home: Tuple[float, ...] = ()  # where a reset leads whose steps no file gives; empty: it moves nothing
+    simulated: bool = False  # no one is in the cell: motions begin at once, without a beep
 
 
 class Event(NamedTuple):
@@ -57,7 +60,11 @@ class DriverError(Exception):
 
 
 class Driver(Protocol):
-    """One robot. Every method may raise, DriverError above all: the loop takes it for a fault and stops the robot."""
+    """One robot. Every method may raise, DriverError above all: the loop takes it for a fault and stops the robot.
+
+    A simulated task has one method more, `reset_scene(seed: int) -> None`: it puts the objects where an episode with
+    that seed begins, while the arms stand, and moves no arm. It is called at the end of each reset.
+    """
 
     def spec(self) -> DriverSpec:
         """Describe the robot; opens nothing."""

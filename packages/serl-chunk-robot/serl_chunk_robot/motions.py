@@ -150,15 +150,24 @@ class Reset(Moves):
     Args:
         episode: its number, from 0.
         rng: of what is drawn; the same one with the same steps draws the same.
+        scene: called once the steps are done, before the robot is in HOLD: it puts a simulated task's objects in place.
         more: see Moves.
     """
 
     def __init__(
         self, start: np.ndarray, steps: Sequence[Step], limits: Limits, *, episode: int, rng: np.random.Generator,
-        **more: Any,
+        scene: Optional[Callable[[], None]] = None, **more: Any,
     ) -> None:  # fmt: skip
         due = [(f"reset.step[{k}]", step) for k, step in enumerate(steps) if episode % step.every == 0]
         super().__init__(start, due, limits, rng=rng, **more)
+        self._scene = scene
+
+    def goal(self, at: SetPoint, reading: Reading, now: float) -> Optional[np.ndarray]:
+        goal = super().goal(at, reading, now)
+        if goal is None and self._scene is not None:
+            scene, self._scene = self._scene, None
+            scene()
+        return goal
 
 
 class Park(Moves):

@@ -31,14 +31,15 @@ class Profile(NamedTuple):
 def built_in(spec: DriverSpec) -> Dict[str, Limits]:
     """Derive the profiles that every robot has from what its driver can.
 
-    evaluating and teleop: the driver's velocity, reached in 0.08 s. exploring: the same, with half the acceleration and
-    jerk, as noise needs no more. first_day: a tenth of everything. Grippers reach their velocity at once, and may be
-    commanded any distance from where they are: that is their grip.
+    evaluating and teleop: the driver's velocity, reached in 0.08 s unless the driver says how. exploring: the same,
+    with half the acceleration and jerk, as noise needs no more. first_day: a tenth of everything. Grippers reach their
+    velocity at once, and may be commanded any distance from where they are: that is their grip.
     """
     low, high, velocity = (np.array(x, np.float64) for x in (spec.low, spec.high, spec.velocity))
     gripper = np.isin(np.arange(len(velocity)), spec.grippers)
-    acceleration = velocity / np.where(gripper, 0.001, 0.08)
-    rates = Rates(velocity, acceleration, acceleration / np.where(gripper, 0.001, 0.01))
+    acceleration = np.array(spec.acceleration or velocity / np.where(gripper, 0.001, 0.08), np.float64)
+    jerk = np.array(spec.jerk or acceleration / np.where(gripper, 0.001, 0.01), np.float64)
+    rates = Rates(velocity, acceleration, jerk)
     following, first = (np.where(gripper, high - low, seconds * velocity) for seconds in (0.1, 0.03))
     evaluating = Limits(low, high, rates, following, first, 1.5 * velocity)
     exploring = evaluating._replace(rates=Rates(velocity, rates.acceleration / 2, rates.jerk / 2))

@@ -11,6 +11,7 @@ import queue
 import re
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, Dict, Iterator
@@ -116,14 +117,16 @@ class Motions:
     """Makes the motions of a robot's file. `file`: of serl_chunk_robot.config."""
 
     def __init__(self, file: Any, driver: Driver) -> None:
-        self._file, self._driver = file, driver
+        self._file, self._driver, self._spec = file, driver, driver.spec()
         self._rng, self._episode = np.random.default_rng(), 0
 
     def __call__(self, event: str, arguments: Dict[str, Any], start: np.ndarray, limits: Limits) -> Motion:
         """Make a motion from the set point `start`, float64[J]. Raises ConfigError, TypeError or KeyError."""
-        from serl_chunk_robot.motions import Jog, Park, Reset
+        from serl_chunk_robot.motions import Jog, Park
 
-        more = {"effort": self._file.effort, "beep": _beep}
+        more: Dict[str, Any] = {"effort": self._file.effort, "beep": _beep}
+        if self._spec.simulated:
+            more = {"effort": self._file.effort, "stands": 0.0}
         if event == "jog":
             joint, angle = arguments.pop("joint"), arguments.pop("angle")
             if type(joint) is not int or type(angle) not in (int, float):
@@ -137,11 +140,28 @@ class Motions:
             episode = arguments.pop("episode", self._episode)
             if type(episode) is not int or episode < 0:
                 raise TypeError("episode is an integer that is not negative")
-            made = Reset(start, self._file.reset, limits, episode=episode, rng=self._rng, set=self._driver.set, **more)
+            made = self._reset(start, limits, episode, arguments.pop("seed", None), more)
             self._episode = episode + 1
         if arguments:
             raise ConfigError("no argument of {}: {}".format(event, ", ".join(sorted(arguments))))
         return made
+
+    def _reset(self, start: np.ndarray, limits: Limits, episode: int, seed: Any, more: Dict[str, Any]) -> Motion:
+        """Make a reset. `seed`: of what it draws, and of a simulated task's scene; None: another one each time."""
+        from serl_chunk_robot.motions import Reset, Step
+
+        if seed is None:
+            seed = int(self._rng.integers(2**31))
+        if type(seed) is not int or seed < 0:
+            raise TypeError("seed is an integer that is not negative")
+        steps, still = self._file.reset, np.zeros(len(start))
+        if not steps and self._spec.home:
+            steps = (Step(np.array(self._spec.home, np.float64), still, still),)
+        scene = getattr(self._driver, "reset_scene", None)
+        return Reset(
+            start, steps, limits, episode=episode, rng=np.random.default_rng(seed), set=self._driver.set,
+            scene=None if scene is None else partial(scene, seed), **more,
+        )  # fmt: skip
 
 
 def _beep() -> None:
