@@ -42,7 +42,11 @@ def test_the_temperature_rises_while_the_entropy_is_too_low():
 
 @pytest.mark.parametrize(
     ("variant", "steps", "compared"),
-    [("acrlpd", {}, 3), ("acrlpd", {"critic_steps": 1}, 1), ("acrlpd-prefix", PREFIX, 2)],
+    [
+        pytest.param("acrlpd", {}, 3, marks=pytest.mark.slow),
+        ("acrlpd", {"critic_steps": 1}, 1),
+        pytest.param("acrlpd-prefix", PREFIX, 2, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("log_prob", [pytest.param("mean", marks=pytest.mark.slow), "sum"])
 def test_entropy_is_of_the_actions_that_a_critic_compares(variant, steps, compared, log_prob):

@@ -105,7 +105,9 @@ def test_more_asked_to_climb_than_there_are_is_all_of_them():
 IMPROVE = ImproveConfig(steps=4, top=2, rate=0.05, radius=0.1)
 
 
-@pytest.mark.parametrize("variant", ["acfql", "acfql-policy-distill", "acrlpd"])
+@pytest.mark.parametrize(
+    "variant", ["acfql", *(pytest.param(v, marks=pytest.mark.slow) for v in ("acfql-policy-distill", "acrlpd"))]
+)
 def test_a_decision_is_better_than_its_best_candidate_and_keeps_what_is_committed(variant):
     plain, agent = (build(config_of(variant, improve=i)) for i in (ImproveConfig(), IMPROVE))
     state = agent.init(jax.random.key(0))

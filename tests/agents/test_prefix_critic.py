@@ -260,7 +260,7 @@ def test_steps_end_at_the_first_length_that_is_not_agreed_on():
 
 
 @pytest.mark.parametrize("kind", ["acfql", "acrlpd"])
-@pytest.mark.parametrize("candidates", [1, 3])
+@pytest.mark.parametrize("candidates", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_no_actor_plans_anew_on_the_advice_of_a_critic_that_has_seen_no_failure(kind, candidates):
     agent = build(
         config_of(kind, prefix_critic=True, prefix_lengths=2, replan_spread=0.0, candidates=candidates),

@@ -90,7 +90,9 @@ def test_a_clean_prefix_is_seen_at_every_step_and_kept():
     np.testing.assert_allclose(out, np.broadcast_to([0.7, 0.5], (3, 2)), atol=1e-6)
 
 
-@pytest.mark.parametrize("variant", ["acfql", pytest.param("acfql-policy-tail", marks=pytest.mark.slow), "bc"])
+@pytest.mark.parametrize(
+    "variant", [*(pytest.param(v, marks=pytest.mark.slow) for v in ("acfql", "acfql-policy-tail")), "bc"]
+)
 def test_updates_and_decisions_compile_once(variant):
     for kind in ("recorded", "sampled"):
         agent, state, _ = delayed(kind, variant)

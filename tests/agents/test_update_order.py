@@ -51,7 +51,7 @@ def test_together_every_batch_of_an_update_trains_both_and_compiles_once(variant
     assert agent.update._cache_size() == 1
 
 
-@pytest.mark.parametrize("average", ["new", "old"])
+@pytest.mark.parametrize("average", [pytest.param("new", marks=pytest.mark.slow), "old"])
 def test_the_target_moves_towards_the_critic_after_or_before_the_step(average):
     config = config_of("acfql-policy-squared")
     agent = build(dataclasses.replace(config, critic=critic(loss="squared", target_average=average)))
@@ -93,9 +93,8 @@ def test_returns_of_more_steps_than_the_chunk(variant):
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the compiler of other devices places copies otherwise")
-@pytest.mark.parametrize(
-    "variant", [pytest.param("acfql-policy-distill-together", marks=pytest.mark.slow), "acfql-policy-together"]
-)
+@pytest.mark.parametrize("variant", ["acfql-policy-distill-together", "acfql-policy-together"])
+@pytest.mark.slow
 def test_no_network_is_copied_between_updates(variant):
     """By default the compiler copies each parameter that one update both reads and replaces."""
     config = config_of(variant, critic=critic(hidden=(44, 44), target_subset=2))

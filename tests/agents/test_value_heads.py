@@ -155,7 +155,7 @@ def test_heads_of_bins_one_by_one_and_side_by_side_are_the_same(monkeypatch):
     assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(got[0][2][0]))
 
 
-@pytest.mark.parametrize("variant", ["acfql", "acrlpd"])
+@pytest.mark.parametrize("variant", ["acfql", pytest.param("acrlpd", marks=pytest.mark.slow)])
 def test_a_critic_of_bins_learns_known_returns_and_is_compiled_once(variant):
     agent = of_bins(variant)
     state = agent.init(jax.random.key(0))

@@ -122,7 +122,7 @@ def test_a_policy_that_never_imitated_does_not_begin_to_while_the_critic_trains(
     assert not same(after.critic, before.critic)
 
 
-@pytest.mark.parametrize("trained_by", ["each", "critic"])
+@pytest.mark.parametrize("trained_by", ["each", pytest.param("critic", marks=pytest.mark.slow)])
 def test_critic_updates_leave_a_policy_alone_that_sees_with_eyes_of_its_own(trained_by):
     for variant, moved in (("acfql-image", trained_by == "critic"), ("acfql", False)):
         encoder = EncoderConfig(features=(4,), latent=8, shift=2, trained_by=trained_by)
@@ -181,8 +181,8 @@ def test_features_that_an_observation_brings_are_not_computed_again(small_backbo
     np.testing.assert_allclose(alone, seen["features/top"][1], atol=2e-3)
 
 
-@pytest.mark.parametrize("kind", ["acfql-policy-distill", "acrlpd", "bc"])
-@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("kind", ["acfql-policy-distill", "acrlpd", pytest.param("bc", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("frozen", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_resnet10_keeps_the_shapes_of_a_state(kind, frozen):
     agent = agent_of(kind, dataclasses.replace(FROZEN, frozen_backbone=frozen, pooling="spatial", state_latent=6))
     state = jax.eval_shape(agent.init, jax.random.key(0))

@@ -80,7 +80,7 @@ def test_heads_of_an_ensemble_are_independent():
     np.testing.assert_allclose(single, values[:, 0], atol=1e-5)
 
 
-@pytest.mark.parametrize("hidden", [(), (6,), (6, 5)])
+@pytest.mark.parametrize("hidden", [(), pytest.param((6,), marks=pytest.mark.slow), (6, 5)])
 @pytest.mark.parametrize("norm", ["none", "before", "after"])
 def test_what_inputs_share_may_be_given_apart(hidden, norm):
     shared, x = jax.random.normal(jax.random.key(0), (4, 1, 3)), jax.random.normal(jax.random.key(1), (4, 7, 2))

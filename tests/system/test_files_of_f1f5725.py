@@ -113,6 +113,7 @@ def changes(output: str) -> list[str]:
     return sorted(re.findall(rf"{CHANGED}.*?: [\w.]+: (.* -> .*)", output))
 
 
+@pytest.mark.slow
 def test_the_run_goes_on_and_every_record_of_the_spool_arrives_once(command: Cluster, files, tmp_path):
     run, before = files / "run", rows(files / "run")
     shared = [*ARGUMENTS["run"], "--port", str(command.port)]

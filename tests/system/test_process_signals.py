@@ -50,6 +50,7 @@ def closed_robot(lab: Lab, process: Process) -> bool:
     return file.exists() and str(process.pid) in file.read_text().split()
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_ends_an_actor_and_a_learner_as_sigterm_does(lab):
     """The kernel sends SIGHUP, and whatever they print from then on fails."""
     learner, actor = lab.learner(kind=TerminalProcess), lab.actor(kind=TerminalProcess)
@@ -137,7 +138,8 @@ def instants(processes: Cluster, tmp_path: Path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize(
-    "instant", ["exec", "imports", "data", "networks", pytest.param("compilation", marks=pytest.mark.slow)]
+    "instant",
+    ["exec", "imports", *(pytest.param(at, marks=pytest.mark.slow) for at in ("data", "networks", "compilation"))],
 )
 def test_ctrl_c_ends_a_start_and_leaves_nothing_behind(tmp_path, demos, environment, instant):
     many, run = tmp_path / "many", tmp_path / "run"

@@ -71,8 +71,8 @@ HOW = {
     ("kind", "every"),
     [
         ("images", 7),
-        ("videos", 9),
-        ("version 2.1", 23),
+        pytest.param("videos", 9, marks=pytest.mark.slow),
+        pytest.param("version 2.1", 23, marks=pytest.mark.slow),
         *(pytest.param(kind, 1, marks=pytest.mark.slow) for kind in HOW),
     ],
 )

@@ -54,7 +54,7 @@ def test_no_goal_leads_beyond_a_limit(seed: int, name: str, kind: str, arm: str,
 
 
 @pytest.mark.parametrize("name", sorted(PROFILES))
-@pytest.mark.parametrize("side", [-1, 1])
+@pytest.mark.parametrize("side", [-1, pytest.param(1, marks=pytest.mark.slow)])
 def test_outside_a_limit_it_moves_inwards_only(name: str, side: int):
     """ALOHA's sleeping pose lies on a limit, and an arm may hang beyond one after its power was cut."""
     of, dt = profile(name)
@@ -112,7 +112,7 @@ def commands_of(way: Callable[[float], np.ndarray], seconds: float, hermite: boo
 
 
 @pytest.mark.parametrize("hermite", [False, True])
-@pytest.mark.parametrize("lag", [0.0, 0.02])
+@pytest.mark.parametrize("lag", [pytest.param(0.0, marks=pytest.mark.slow), 0.02])
 @pytest.mark.parametrize("workspace", [False, True])
 def test_a_smooth_feasible_trajectory_passes_as_it_is(hermite: bool, lag: float, workspace: bool):
     """What the interpolation leaves within limits is not touched, up to 0.99 of the limit that it needs most of."""
