@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from serl_chunk.config.robots import RobotConfig
-from serl_chunk.robots.base import RobotEnv, StepResult
+from serl_chunk.robots import served_task
+from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv, StepResult
 from serl_chunk.types import ConfigError, Observation, RobotSpec
 from serl_chunk_robot.client import RobotClient, RobotError
 
@@ -47,6 +48,7 @@ class ServedRobot(RobotEnv):
         self, config: RobotConfig, spec: RobotSpec, *, name: str = "serl_chunk", images: str = "on_request"
     ) -> None:
         self._set_spaces(spec, images)
+        self._config = config
         self._client = RobotClient(config.server, name=name, role="controller")
         try:
             self._parts = _compared(spec, self._client.hello()["spec"], config.server)
@@ -57,6 +59,22 @@ class ServedRobot(RobotEnv):
         self._sent_at, self._number = 0.0, 0
         self._armed, self._held_since, self._refused = False, 0.0, ""
         self._state: dict[str, Any] = {}
+        self._sent = np.zeros(0)  # the last target
+
+    def make_expert(self) -> Expert:
+        return served_task.make_expert(self._config, self)
+
+    def make_scripted_human(self) -> InterventionSource:
+        return served_task.make_scripted_human(self._config, self)
+
+    def seen(self) -> served_task.Seen:
+        """Return the state that the last observation is of. Its target is the last that was sent, if it was taken."""
+        if not self._state:
+            self._read_state(after_reply=True)
+        state = self._state
+        target = state["set_point"] if state["set_point"] is not None else state["q"]
+        coming = self._armed and state["number"] < self._number and state["generation"] == self._client.generation
+        return served_task.Seen(state["q"], self._sent if coming else target, state["extra"])
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Observation, dict[str, Any]]:
         """Let the server reset the robot, and return what it measures then. `info["draws"]`: what the reset drew.
@@ -99,7 +117,8 @@ class ServedRobot(RobotEnv):
                 self._refused = str(e)
         if self._armed:
             self._number += 1
-            self._client.send_command(self._checked(command), self._number)
+            self._sent = self._checked(command).astype(np.float64)
+            self._client.send_command(self._sent, self._number)
 
     def receive(self) -> StepResult:
         """Return the server's newest state as the result of the last tick, whose end it waits for if not `paced`."""

@@ -20,6 +20,7 @@ SPEED = 0.3  # of the profile's velocity, acceleration and jerk
 STANDS = 1.0  # s between the beep and the first motion
 PATIENCE = 5.0  # s after which a step that the gate keeps from its goal is given up
 REACHED = 1e-6  # rad
+SETTLES = 0.1  # s after a simulated task's scene was put in place, in which it is measured
 
 
 class Step(NamedTuple):
@@ -161,13 +162,14 @@ class Reset(Moves):
         due = [(f"reset.step[{k}]", step) for k, step in enumerate(steps) if episode % step.every == 0]
         super().__init__(start, due, limits, rng=rng, **more)
         self._scene = scene
+        self._placed = float("-inf")
 
     def goal(self, at: SetPoint, reading: Reading, now: float) -> Optional[np.ndarray]:
         goal = super().goal(at, reading, now)
         if goal is None and self._scene is not None:
-            scene, self._scene = self._scene, None
+            scene, self._scene, self._placed = self._scene, None, now
             scene()
-        return goal
+        return at.position if goal is None and now - self._placed < SETTLES else goal
 
 
 class Park(Moves):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 from serl_chunk.config.robots import FakeAlohaConfig
@@ -64,12 +65,20 @@ class FakeAlohaEnv(SimulatedEnv):
         return ScriptedHuman(self, self.config.scripted_human)
 
     def _start(self, seed: int | None) -> dict[str, Any]:
-        draw = self.np_random.uniform
-        x, y = draw(task.CUBE_START_LOW, task.CUBE_START_HIGH).tolist()
-        noise = draw(-task.START_JOINT_NOISE, task.START_JOINT_NOISE, task.ACTION_DIM).tolist()
+        cube = self._draw_cube()
+        noise = self.np_random.uniform(-task.START_JOINT_NOISE, task.START_JOINT_NOISE, task.ACTION_DIM).tolist()
         home = enumerate(zip(task.HOME_JOINTS, noise, strict=True))
-        self.place([q if i in task.GRIPPER else q + e for i, (q, e) in home], (x, y, task.CUBE_REST_Z))
+        self.place([q if i in task.GRIPPER else q + e for i, (q, e) in home], cube)
         return {}
+
+    def reset_cube(self, seed: int) -> None:
+        """Put the cube where `reset` with this seed does, held by no arm; the arms stay where they are."""
+        gymnasium.Env.reset(self, seed=seed)
+        self.place(self.joints, self._draw_cube())
+
+    def _draw_cube(self) -> Point:
+        x, y = self.np_random.uniform(task.CUBE_START_LOW, task.CUBE_START_HIGH).tolist()
+        return x, y, task.CUBE_REST_Z
 
     def _checked(self, action: Any, name: str = "action") -> np.ndarray:
         super()._checked(action, name)
@@ -123,11 +132,14 @@ class FakeAlohaEnv(SimulatedEnv):
         return success
 
     def _state(self) -> np.ndarray:
-        if not self.config.observe_objects:
-            return np.array(self.joints, np.float32)
+        objects = self.objects() if self.config.observe_objects else ()
+        return np.array((*self.joints, *objects), np.float32)
+
+    def objects(self) -> tuple[float, ...]:
+        """The nine numbers that follow the joints in the state: see the class."""
         (cx, cy, cz), k = self.cube, task.POSITION_SCALE
         (lx, ly, lz), (rx, ry, rz) = self.grips
         cube = (k * cx, k * cy, k * cz)
         left = (k * (lx - cx), k * (ly - cy), k * (lz - cz))
         right = (k * (rx - cx), k * (ry - cy), k * (rz - cz))
-        return np.array((*self.joints, *cube, *left, *right), np.float32)
+        return *cube, *left, *right

@@ -4,5 +4,8 @@ from __future__ import annotations
 
 from typing import Dict
 
-BUILT_IN: Dict[str, str] = {"fake": "serl_chunk_robot.drivers.fake:viperx_arms"}
+BUILT_IN: Dict[str, str] = {
+    "fake": "serl_chunk_robot.drivers.fake:viperx_arms",
+    "fake_aloha": "serl_chunk.robots.fake.driver:FakeAlohaDriver",
+}
 """What a robot's file may name -> the module and what makes the driver from options."""

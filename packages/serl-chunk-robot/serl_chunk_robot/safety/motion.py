@@ -72,9 +72,11 @@ def stopping_distance(velocity: np.ndarray, acceleration: np.ndarray, rates: Rat
     """A bound of how far towards + a joint still travels under `braked`, float64[J]; 0 where it moves the other way.
 
     Of the peak u: the way up to it; u^2 / 2a at full deceleration; 1.1 u r for the ramps (r: a / j, less where u is too
-    small for full deceleration); and half a pass.
+    small for full deceleration); and half a pass. Nothing, where the next pass may end the motion.
     """
+    most = np.minimum(rates.acceleration, rates.jerk * dt) * dt
+    at_once = (np.abs(velocity) <= most) & (np.abs(velocity / dt + acceleration) <= rates.jerk * dt)
     u = peak_speed(velocity, acceleration, rates, dt)
     ramp = np.minimum(rates.acceleration / rates.jerk, np.sqrt(u / rates.jerk))
     rise = np.maximum(acceleration, 0.0) / rates.jerk
-    return u * (rise + u / (2 * rates.acceleration) + 1.1 * ramp + 0.5 * dt)
+    return np.where(at_once, 0.0, u * (rise + u / (2 * rates.acceleration) + 1.1 * ramp + 0.5 * dt))

@@ -1,0 +1,263 @@
+"""The fake ALOHA task behind a robot's loop, with an injected clock, and as its scripted helpers see it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serl_chunk.config.robots import FakeAlohaConfig, FakeSingleArmConfig, ScriptedHumanConfig
+from serl_chunk.robots.fake import spec as task
+from serl_chunk.robots.fake.driver import FakeAlohaDriver
+from serl_chunk.robots.fake.env import FakeAlohaEnv
+from serl_chunk.robots.fake.expert import ScriptedExpert
+from serl_chunk.robots.fake.scripted_human import ScriptedHuman
+from serl_chunk.robots.served import _compared
+from serl_chunk.robots.served_task import Seen, make_expert, make_scripted_human
+from serl_chunk.types import STATE, ConfigError
+from serl_chunk_robot.config import HAIR, checked, load, load_driver
+from serl_chunk_robot.driver import DriverError
+from serl_chunk_robot.loop import RobotLoop, Status
+from serl_chunk_robot.safety.gate import Command, Gate
+from serl_chunk_robot.safety.measured import Measured
+from serl_chunk_robot.serve import Motions
+
+FILE = Path(__file__).resolve().parents[2] / "experiments" / "robots" / "fake_aloha.toml"
+ARMS = np.array([i not in task.GRIPPER for i in range(task.ACTION_DIM)])
+
+
+class World:
+    """The shipped file's robot, its loop and the time."""
+
+    def __init__(self) -> None:
+        self.file = load(FILE)
+        self.driver = load_driver(self.file)
+        spec = self.driver.spec()
+        checked(self.file, spec, np.array(self.driver.env.joints))
+        self.now, self.dt, self.number = 50.0, spec.tick, 0
+        self.driver.connect(lambda: self.now)
+        self.limits = self.file.profiles[self.file.start].limits
+        low, high, velocity = (np.array(x) for x in (spec.low, spec.high, spec.velocity))
+        measured = Measured(low - HAIR, high + HAIR, velocity)
+        self.loop = RobotLoop(
+            self.driver, Gate(self.limits, self.dt), measured=measured, dt=self.dt, tick=spec.tick
+        )  # fmt: skip
+        self.motions = Motions(self.file, self.driver)
+        self.run(2)
+        self.ask("clear", "operator")
+
+    def ask(self, event: str, role: str = "controller", **more) -> None:
+        self.loop.request(event, role, "K", self.now, **more)
+
+    def run(self, passes: int = 1) -> Status:
+        for _ in range(passes):
+            self.now += self.dt
+            status = self.loop.run_pass(self.now)
+        return status
+
+    def reset(self, seed: int) -> dict[str, np.ndarray]:
+        """Reset, and arm; returns what was drawn."""
+        at = self.run().set_point
+        motion = self.motions("reset", {"seed": seed}, at, self.limits)
+        self.ask("reset", motion=motion)
+        for _ in range(500):
+            if self.run().state == "HOLD":
+                self.ask("arm")
+                return motion.draws
+        raise AssertionError("the reset does not end")
+
+    def tick(self, target: np.ndarray) -> Status:
+        """Command a target and run its pass."""
+        self.number += 1
+        command = Command(np.asarray(target, np.float64), self.number, self.loop.machine.generation)
+        assert self.loop.command(command, self.now) == ""
+        return self.run()
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_scripted_demonstrations_are_hardly_ever_gated(world):
+    gated = ticks = successes = 0
+    for seed in range(12):
+        world.reset(seed)
+        expert = ScriptedExpert(world.driver.env)
+        expert.reset(seed)
+        for _ in range(120):
+            status = world.tick(expert.act())
+            assert status.state == "RUN"
+            ticks, gated = ticks + 1, gated + (status.factor != 1)
+            events = world.run().events if world.driver._events else ()
+            if events:
+                successes += events[0].success
+                break
+        world.ask("release")
+        world.run(10)
+    assert successes == 12
+    assert gated < 0.01 * ticks, world.loop._gate.counts
+
+
+def test_a_reset_begins_where_the_environment_does(world):
+    env = FakeAlohaEnv(FakeAlohaConfig())
+    for seed in (0, 3):
+        env.reset(seed=seed)
+        (drawn,) = world.reset(seed).values()
+        assert np.abs(drawn[ARMS]).max() <= task.START_JOINT_NOISE
+        assert np.abs(drawn[ARMS]).max() > 0.5 * task.START_JOINT_NOISE
+        assert not drawn[~ARMS].any()
+        reading = world.run().reading
+        np.testing.assert_allclose(reading.q, np.array(task.HOME_JOINTS) + drawn, atol=1e-9)
+        assert tuple(reading.extra["cube"]) == env.cube
+        assert reading.extra["holder"] == -1
+        world.tick(reading.q - 0.05 * ARMS)
+        world.ask("release")
+        world.run(20)
+
+
+@pytest.mark.parametrize("observed", [True, False])
+def test_the_served_state_is_the_environments(observed):
+    config = FakeAlohaConfig(observe_objects=observed, place_tolerance=0.04)
+    driver, env = FakeAlohaDriver(observe_objects=observed, place_tolerance=0.04), FakeAlohaEnv(config)
+    parts = _compared(env.robot_spec, driver.spec()._asdict(), "here")
+    observation, _ = env.reset(seed=5)
+    driver.reset_scene(5)
+    driver.env.place(env.joints, driver.env.cube)
+    expert = ScriptedExpert(env)
+    expert.reset(5)
+    for _ in range(120):
+        reading = driver.read()
+        served = np.concatenate([reading.q if name == "q" else reading.extra[name] for name in parts])
+        assert np.array_equal(served.astype(np.float32), observation[STATE])
+        command = expert.act()
+        observation, reward, ended, _, _ = env.step(command)
+        driver.command(command.astype(np.float64), 0.02)
+        if ended:
+            break
+    assert reward
+    assert [tuple(e) for e in driver.read().events] == [(1.0, True, False)]
+    assert driver.read().events == ()
+
+
+def test_a_target_out_of_the_tasks_rate_is_reached_about_when_the_task_does(world):
+    world.reset(1)
+    q = world.run().reading.q
+    for way in (0.3, 0.6):
+        env = FakeAlohaEnv(FakeAlohaConfig())
+        env.place(q, world.driver.env.cube)
+        target = q + way * ARMS * np.where(q > 0, -1, 1)
+        alone = served = 0
+        while np.abs(env.joints - target).max() > 1e-6:
+            env._move(target)
+            alone += 1
+        for _ in range(3):  # from rest by a step that is no jump, as the first command has to be
+            world.tick(q)
+        while np.abs(world.driver.env.joints - target).max() > 1e-6 and served < 100:
+            world.tick(target)
+            served += 1
+        assert alone <= served <= alone + 3 + 0.2 * alone
+        q = np.array(world.driver.env.joints)
+
+
+def test_a_held_set_point_changes_nothing(world):
+    world.reset(2)
+    world.tick(world.run().set_point - 0.05 * ARMS)
+    world.ask("hold", "operator")
+    world.run(20)
+    before = world.run().reading
+    after = world.run(50).reading
+    assert np.array_equal(before.q, after.q)
+    assert after.stamp == world.now
+    assert not after.dq.any()
+    assert world.loop.machine.state == "HOLD"
+
+
+def test_a_jerk_and_an_acceleration_never_limit(world):
+    """Targets that turn round every tick are followed at once: the task knows rates alone."""
+    world.reset(0)
+    q = world.run().reading.q
+    reasons: Counter[str] = Counter()
+    for k in range(40):
+        reasons[world.tick(q + 0.05 * ARMS * (-1) ** k).reason] += 1
+    assert reasons == {"": 40}
+
+
+def test_torque_and_unknown_settings():
+    driver = FakeAlohaDriver()
+    driver.set("torque", False)
+    assert not driver.read().torque
+    driver.clear_faults()
+    assert driver.read().torque
+    with pytest.raises(DriverError, match="compliance: unknown"):
+        driver.set("compliance", 1.0)
+
+
+class Stale:
+    """A served robot without a server: its state is a tick older than the task."""
+
+    def __init__(self) -> None:
+        self.driver = FakeAlohaDriver()
+        self.env = self.driver.env
+        self.robot_spec = self.env.robot_spec
+        self.place(0)
+
+    def place(self, seed: int) -> None:
+        self.env.reset(seed=seed)
+        self.target = np.array(self.env.joints)
+        self.reading = self.driver.read()
+
+    def seen(self) -> Seen:
+        return Seen(self.reading.q, self.target, dict(self.reading.extra))
+
+    def step(self, command: np.ndarray) -> bool:
+        self.reading = self.driver.read()
+        self.target = command.astype(np.float64)
+        self.driver.command(self.target, 0.02)
+        return bool(self.driver._events)
+
+
+def test_the_demonstrator_succeeds_on_published_states_as_fast_as_on_the_task():
+    robot = Stale()
+    expert = make_expert(FakeAlohaConfig(), robot)
+    took = []
+    for seed in range(20):
+        robot.place(seed)
+        expert.reset(seed)
+        took.append(next((t for t in range(120) if robot.step(expert.act())), 1000))
+        robot.driver._events.clear()
+    assert np.sort(took)[-2] < 120, took
+    assert np.median(took) < 60, "43 ticks on the task itself"
+
+
+def test_the_human_helps_about_as_well_on_published_states():
+    """A policy that stands still, and the help alone within 200 ticks; a state that is a tick old costs some grasps."""
+    config = FakeAlohaConfig(scripted_human=ScriptedHumanConfig(correction_ticks=(60, 80)))
+    robot, done = Stale(), [0, 0]
+    for which, human in enumerate(
+        (make_scripted_human(config, robot), ScriptedHuman(robot.env, config.scripted_human))
+    ):
+        for seed in range(20):
+            robot.place(seed)
+            human.reset(seed)
+            for tick in range(200):
+                command = human.poll(tick, {}, tick % 5 == 0)
+                if robot.step(robot.target.astype(np.float32) if command is None else command.action):
+                    done[which] += 1
+                    break
+            robot.driver._events.clear()
+    assert done[1] >= 10
+    assert done[0] >= 0.6 * done[1], done
+
+
+def test_a_robot_without_a_scripted_helper_says_so():
+    robot = Stale()
+    with pytest.raises(ConfigError, match="no scripted expert"):
+        make_expert(FakeSingleArmConfig(), robot)
+    with pytest.raises(ConfigError, match="no scripted human"):
+        make_scripted_human(FakeSingleArmConfig(), robot)
+    robot.seen = lambda: Seen(robot.reading.q, robot.target, {})
+    with pytest.raises(ConfigError, match="publishes no 'cube'"):
+        make_expert(FakeAlohaConfig(), robot)
