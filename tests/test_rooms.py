@@ -67,7 +67,8 @@ ROBOT_RULE: dict[str, set[str]] = {  # the same of serl_chunk_robot, which impor
     "serve": {"config", "driver", "errors", "loop", "motions", "safety", "server"},
     "admission": {"errors", "safety", "wire"},
     "client": {"errors", "protocol", "wire"},
-    "main": {"__version__", "client", "errors", "serve"},
+    "keys": {"errors", "safety", "wire"},
+    "main": {"__version__", "client", "errors", "keys", "serve"},
 }
 BY_NAME = "drivers"  # room of serl_chunk_robot whose simulated robots may load one of serl_chunk, by name alone
 WITHOUT_JAX = ("io", "version", "types", "extras", "config", "transport", "data", "robots", "devices")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import socket
 import sys
+import time
 from pathlib import Path
-from typing import Any, Dict, NoReturn, Sequence
+from typing import TYPE_CHECKING, Any, Dict, NoReturn, Sequence
 
 from serl_chunk_robot import __version__
 from serl_chunk_robot.errors import ConfigError, SerlChunkError
+
+if TYPE_CHECKING:
+    from serl_chunk_robot.client import RobotClient
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
 REQUESTS = {  # command -> what it does, for its help
@@ -17,11 +21,15 @@ REQUESTS = {  # command -> what it does, for its help
     "clear": "Let a stopped robot move again. Look at the cell first.",
     "hold": "Brake a moving robot and let it stand.",
     "status": "Print what the robot does, and why.",
+    "proceed": "End the wait for the operator at the end of a step of a reset.",
     "park": "Move a standing robot to the pose in which it may lose its torque.",
     "jog": "Move one joint of a standing robot.",
     "torque-off": "Switch the torque of a standing robot off: arms without brakes fall. Park it first.",
     "profile": "Choose the limits of a standing robot.",
+    "end": "End the day: park a standing robot, and only if it got there, switch its torque off. Where it is stopped, "
+    "cannot be reached or Ctrl-C is pressed before that, torque stays on.",
 }
+SILENT = 1.0  # s without a state, after which `end` does not switch torque off
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,6 +49,8 @@ def main(argv: Sequence[str] | None = None, program: str = "serl-chunk-robot") -
         arguments = parser.parse_args(argv)
         if arguments.command == "serve":
             _serve(arguments)
+        elif arguments.command == "keys":
+            _keys(arguments, program)
         elif arguments.command:
             _request(arguments)
         else:
@@ -65,6 +75,14 @@ def _parser(program: str) -> Parser:
     serve = commands.add_parser("serve", help=what, description=what, allow_abbrev=False)
     serve.add_argument("file", type=Path, metavar="robot.toml")
     serve.add_argument("--driver", default="", metavar="NAME|FILE.py:Class", help="replaces the file's")
+    what = "Make the keys of a robot's server, without which other machines do not reach it, or admit a client."
+    keys = commands.add_parser("keys", help=what, description=what, allow_abbrev=False)
+    keys.add_argument("folder", type=Path, metavar="FOLDER", help="that robot.toml names as `keys`")
+    one = keys.add_mutually_exclusive_group()
+    one.add_argument("--add", metavar="NAME", help="admit one more client, and write its own file")
+    one.add_argument("--revoke", metavar="NAME", help="admit that client no longer, from the next second on")
+    keys.add_argument("--operator", action="store_true", help="with --add: it may also clear, jog and park")
+    keys.add_argument("--out", type=Path, metavar="FILE", help="with --add: default: NAME.json next to FOLDER")
     for name, what in REQUESTS.items():
         command = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
         command.add_argument("--robot", default="127.0.0.1", metavar="HOST[:PORT]", help="default: 127.0.0.1:5600")
@@ -83,6 +101,30 @@ def _serve(arguments: argparse.Namespace) -> None:
     serve(arguments.file, arguments.driver)
 
 
+def _keys(arguments: argparse.Namespace, program: str) -> None:
+    """Change a folder of keys, and print what to do next. Raises ConfigError."""
+    from serl_chunk_robot import keys
+
+    folder, name = arguments.folder, arguments.add
+    if name is None and (arguments.operator or arguments.out is not None):
+        raise ConfigError("goes with --add NAME", parameter="--operator" if arguments.operator else "--out")
+    if arguments.revoke is not None:
+        print(f"{arguments.revoke} is revoked ({keys.revoke(folder, arguments.revoke)}).")
+    elif name is None:
+        print(
+            f"The keys of this robot's server ({keys.make(folder)}) are in {folder}. In robot.toml:\n\n"
+            f'  keys = "{folder}"  # relative to robot.toml\n  host = "0.0.0.0"\n\n'
+            f"Admit each client: {program} keys {folder} --add NAME, with --operator for one that may clear it."
+        )
+    else:
+        file, digits = keys.add(folder, name, arguments.out, operator=arguments.operator)
+        print(
+            f"{name} is admitted ({digits}). Move {file} to its machine, and leave no copy here. There:\n\n"
+            f"  {program} status --robot HOST --keys {file.name}\n"
+            f"  serl-chunk ... --actor --config.robot.server=HOST --config.robot.server_keys={file.name}"
+        )
+
+
 def _request(arguments: argparse.Namespace) -> None:
     """Send a command's request and print what the robot does then. Raises ConfigError or RobotError."""
     from serl_chunk_robot.client import Keys, RobotClient
@@ -96,9 +138,40 @@ def _request(arguments: argparse.Namespace) -> None:
             client.request("ping")
             _print_status(client.next_state())
             return
+        if command == "end":
+            _end(client)
+            return
         wants = {"jog": ("joint", "angle"), "profile": ("name",)}.get(command, ())
         reply = client.request(command.replace("-", "_"), **{name: getattr(arguments, name) for name in wants})
         print(f"{reply['state']}: {reply['word']}")
+
+
+def _end(client: RobotClient) -> None:
+    """Park, and only where the robot got there, switch its torque off. Raises RobotError with the robot's state."""
+    from serl_chunk_robot.client import RobotError
+
+    state, outcome = client.request("park"), "this command left torque on"
+    try:
+        heard = time.monotonic()
+        while state["state"] == "MOVE":
+            state = client.next_state(SILENT)
+            heard, before = time.monotonic(), heard
+            if heard - before > 2 * SILENT:  # this process stood still, and does not know what happened meanwhile
+                raise RobotError(f"no state was read for {heard - before:.0f} s")
+        if (state["state"], state["word"]) != ("HOLD", "the motion is done"):
+            raise RobotError("the way to the pose was ended")
+        generation, outcome = state["generation"], "torque-off was requested, and not confirmed"
+        state = client.request("torque_off", generation=generation)  # refused if the robot was stopped since
+    except (RobotError, KeyboardInterrupt) as e:
+        why = str(e) or "Ctrl-C"
+        if isinstance(e, KeyboardInterrupt):
+            try:
+                state = client.request("hold")  # nothing moves from then on
+            except RobotError as unheld:
+                why = f"Ctrl-C ({unheld})"
+        raise RobotError(f"{why}: the robot was last in {state['state']} ({state['word']}), and {outcome}. Look at the "
+                         "cell, clear the robot if it is STOPPED, and run `end` again.") from e  # fmt: skip
+    print(f"{state['state']}: {state['word']}")
 
 
 def _print_status(state: Dict[str, Any]) -> None:
