@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from serl_chunk.config.fields import Group, needs, require, setting
+from serl_chunk.config.fields import Group, Requirement, needs, require, setting
 
 _SCRIPTED = needs("actor.intervention", "scripted")
+_SERVED = Requirement("robot.server", lambda c: bool(c.robot.server))
 _image_size = partial(setting, unit="pixels, square", least=8)
 
 
@@ -42,6 +43,7 @@ class RobotConfig(Group, path="robot."):
     task: str = setting("", "instruction in words, recorded with every episode")
     max_episode_steps: int = setting(120, "time limit T", unit="ticks", least=1)
     server: str = setting("", "HOST[:PORT] of the robot server that moves the robot; empty: this process", acts="")
+    server_keys: str = setting("", "file with this machine's keys for that server", acts="", requires=_SERVED, off="")
 
     @property
     def real(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from serl_chunk.config.robots import RobotConfig
 from serl_chunk.robots import served_task
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv, StepResult
 from serl_chunk.types import ConfigError, Observation, RobotSpec
-from serl_chunk_robot.client import RobotClient, RobotError
+from serl_chunk_robot.client import Keys, RobotClient, RobotError
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class ServedRobot(RobotEnv):
         name: of this client: one that comes back under its name gets the lease back.
 
     Raises:
-        ConfigError: the server's robot differs from `spec`.
+        ConfigError: the server's robot differs from `spec`, or the file of keys cannot be read.
         RobotError: no server answers, or another client has the lease.
     """
 
@@ -49,7 +50,8 @@ class ServedRobot(RobotEnv):
     ) -> None:
         self._set_spaces(spec, images)
         self._config = config
-        self._client = RobotClient(config.server, name=name, role="controller")
+        keys = Keys.of_file(Path(config.server_keys).expanduser()) if config.server_keys else None
+        self._client = RobotClient(config.server, name=name, role="controller", keys=keys)
         try:
             self._parts = _compared(spec, self._client.hello()["spec"], config.server)
         except BaseException:

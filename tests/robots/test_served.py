@@ -12,15 +12,16 @@ import time
 import numpy as np
 import pytest
 from robot_limits import GRIPPERS, HIGH, HOME, LOW, J
-from robot_served import Served, until, wait
+from robot_served import HERE, Served, until, wait
 from robot_world import TICK
 
 from serl_chunk.config.robots import FakeAlohaConfig, GymConfig
 from serl_chunk.robots.registry import make_env
 from serl_chunk.robots.served import HELD_S, ServedRobot
 from serl_chunk.types import STATE, ConfigError, RobotSpec
-from serl_chunk_robot.client import RobotClient, RobotError
+from serl_chunk_robot.client import Keys, RobotClient, RobotError
 from serl_chunk_robot.driver import Event
+from serl_chunk_robot.main import main
 
 JOINTS = np.array([i not in GRIPPERS for i in range(J)])
 SPEC = RobotSpec(
@@ -278,6 +279,29 @@ def test_make_env_serves_by_an_override(served):
         make_env(dataclasses.replace(config, observe_objects=True))
     assert not GymConfig(make=lambda fake_env: None).real
     assert GymConfig(make=lambda fake_env: None, server="here").real
+
+
+def test_a_server_with_keys_is_driven_by_who_has_one(tmp_path):
+    folder = tmp_path / "keys"
+    for more in ([], ["--add", "desk", "--operator"], ["--add", "actor"]):
+        assert main(["keys", str(folder), *more]) == 0
+    served = Served(keys=folder)
+    there = FakeAlohaConfig(server=f"{HERE}:{served.port}")
+    try:
+        with pytest.raises(RobotError, match="no answer"):
+            ServedRobot(there, SPEC)
+        console = served.client("console", "operator", Keys.of_file(tmp_path / "desk.json"))
+        wait(lambda: bool(console.next_state()["answered"]))
+        console.request("clear")
+        env = ServedRobot(dataclasses.replace(there, server_keys=str(tmp_path / "actor.json")), SPEC, name="left")
+        env.reset(seed=1)
+        assert "fault" not in env.step(HOME.astype(np.float32))[4]
+        assert console.next_state()["controller"] == "left (key actor)"
+        env.close()
+    finally:
+        served.close()
+    with pytest.raises(ConfigError, match=r"none\.json cannot be read"):
+        ServedRobot(dataclasses.replace(there, server_keys=str(tmp_path / "none.json")), SPEC)
 
 
 def test_no_server_is_said_with_what_to_do():
