@@ -133,6 +133,7 @@ class Begin(NamedTuple):
     specs_digest: str = ""
     init_state: str = ""  # id of the start state where a scheduler gave one
     group: str = ""  # id of the group of episodes that share a start state
+    conditions: str = ""  # JSON, see `RobotEnv.conditions`; files and journals may be without it
 
 
 class Step(NamedTuple):

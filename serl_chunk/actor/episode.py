@@ -159,9 +159,10 @@ class EpisodeRunner:
         self._warm_up(explore)
         spec, planner, self._began_at = self.spec, self._planner, self._clock.now()
         self._episode_id = episode_id or f"actor-{self._episodes:06d}"
-        begin = Begin(self._episode_id, self._config.robot.task, spec.name, spec.digest(), init_state=f"seed-{seed}")
+        raw, task = self._env.reset(seed=seed)[0], self._config.robot.task
+        begin = Begin(self._episode_id, task, spec.name, spec.digest(), f"seed-{seed}", "", self._env.conditions)
         self._recorder = EpisodeRecorder(self._sink, begin)
-        self._observed = LazyObservation(self._env, self._env.reset(seed=seed)[0], self._cameras)
+        self._observed = LazyObservation(self._env, raw, self._cameras)
         planner.begin(self._recorder, seed, explore=explore)
         self.interventions.reset(seed)
         self._decided = (self._policy.values, self._policy.clipped) if self._policy is not None else (0, 0)
@@ -179,7 +180,7 @@ class EpisodeRunner:
         self._lost_ticks = 0  # before this tick, where it comes after a gap: its observation may be from before it
         self._actions: list[np.ndarray] = []
         self._step_seconds: list[float] = []  # real time: what the environment's steps took
-        self._stats = EpisodeSummary(seed=seed, episodes=1)
+        self._stats = EpisodeSummary(seed=seed, episodes=1, conditions=begin.conditions)
         self.end = None
         self._episodes += 1
         if self._every_tick:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import math
 from collections.abc import Callable
@@ -60,8 +61,9 @@ _EPISODE_FIELDS = (
 
 
 def _fields(episode: EpisodeSummary) -> dict[str, Any]:
-    fault = {"fault": episode.fault} if episode.fault else {}
-    return {k: getattr(episode, k) for k in _EPISODE_FIELDS} | fault
+    there: dict[str, Any] = {"fault": episode.fault} if episode.fault else {}
+    there |= {"conditions": json.loads(episode.conditions)} if episode.conditions else {}
+    return {k: getattr(episode, k) for k in _EPISODE_FIELDS} | there
 
 
 @dataclasses.dataclass(kw_only=True)

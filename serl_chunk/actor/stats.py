@@ -63,6 +63,7 @@ class EpisodeSummary(RolloutStats):
     clipped_share: float = 0.0  # of decided action values beyond the robot's limits
     jerk: float = 0.0  # root mean square third difference of executed actions, robot units / s^3
     wall_seconds: float = 0.0  # reset included
+    conditions: str = ""  # JSON, see `RobotEnv.conditions`
     lateness: Lateness = dataclasses.field(default_factory=Lateness)
 
     @property

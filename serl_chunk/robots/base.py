@@ -41,6 +41,7 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     starts_repeat: bool | None = None  # whether two resets with one seed agreed, once they have been compared
     answers_late: bool = False  # the result of a tick is there at its end, not when `send` returns
     paced: bool = False  # the caller keeps the rate; else `receive` waits for the end of the tick
+    conditions: str = ""  # JSON of what this episode is moved under, as of its reset; recorded with the episode
     stop: Callable[[], str | None] = staticmethod(lambda: None)  # polled where `reset` waits for a person
     _result: StepResult
 

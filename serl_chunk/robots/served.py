@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 HELD_S = 1.0  # an episode ends in which the robot may not move for so long
 REMIND_S = 10.0  # between two lines while the robot may not move
 POLL_S = 0.2  # between two looks meanwhile; each renews the lease, which ends after 2 s
+MAX_CONDITIONS = 16384  # characters, which an HDF5 attribute holds; longer ones are without what was drawn
 STATE_WITHIN_S = 0.5  # of the server; it publishes at 50 Hz or more
 
 
@@ -81,6 +83,7 @@ class ServedRobot(RobotEnv):
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Observation, dict[str, Any]]:
         """Let the server reset the robot, and return what it measures then. `info["draws"]`: what the reset drew.
 
+        `conditions` are the profile at that moment, its digest and these draws.
         While the robot may not move it waits, until `stop` ends that.
         """
         super().reset(seed=seed)
@@ -105,6 +108,7 @@ class ServedRobot(RobotEnv):
         self._episode += 1
         self.tick, self._held_since, self._refused = 0, 0.0, ""
         self._seen = 1 + max((e[0] for e in self._state["events"]), default=self._seen - 1)
+        self.conditions = _conditions(self._state, draws or {})
         return self._observe(), {"draws": draws or {}}
 
     def send(self, command: np.ndarray) -> None:
@@ -215,6 +219,14 @@ class ServedRobot(RobotEnv):
             "recording without cameras",
             parameter="agent.image_keys",
         )
+
+
+def _conditions(state: dict[str, Any], draws: dict[str, Any]) -> str:
+    """Return JSON of the profile that the robot is under, with its digest, and of what its reset drew."""
+    values = {name: state[name] for name in ("profile", "digest")}
+    drawn = {step: [round(float(x), 6) for x in numbers] for step, numbers in draws.items()}
+    text = json.dumps(values | {"draws": drawn})
+    return text if len(text) <= MAX_CONDITIONS else json.dumps(values)
 
 
 def _compared(spec: RobotSpec, served: dict[str, Any], server: str) -> list[str]:

@@ -86,7 +86,7 @@ def make_episode() -> MakeEpisode:
             for t in range(n)
         ]
         return Episode(
-            Begin(episode_id, task, spec.name, spec.digest(), "init-3", "group-1"),
+            Begin(episode_id, task, spec.name, spec.digest(), "init-3", "group-1", '{"profile": "p"}'),
             StepBlock.from_steps(episode_id, steps),
             End(
                 episode_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import subprocess
 import sys
@@ -11,13 +12,20 @@ import time
 
 import numpy as np
 import pytest
+import robot_served
+from actor_helpers import make_config
 from robot_limits import GRIPPERS, HIGH, HOME, LOW, J
 from robot_served import HERE, Served, until, wait
 from robot_world import TICK
 
+from serl_chunk.actor.episode import EpisodeRunner
+from serl_chunk.actor.evaluate import EvalResult
+from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.robots import FakeAlohaConfig, GymConfig
+from serl_chunk.data.formats.hdf5 import read_episode
+from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.robots.registry import make_env
-from serl_chunk.robots.served import HELD_S, ServedRobot
+from serl_chunk.robots.served import HELD_S, ServedRobot, _conditions
 from serl_chunk.types import STATE, ConfigError, RobotSpec
 from serl_chunk_robot.client import Keys, RobotClient, RobotError
 from serl_chunk_robot.driver import Event
@@ -93,6 +101,44 @@ def test_targets_are_followed_and_the_set_point_is_what_was_executed(served, ope
     assert info["gate"]
     env.close()
     assert until(operator, "HOLD")["controller"] == ""
+
+
+@pytest.fixture
+def patient():
+    """A served robot that is not stopped where the machine stands still for a moment."""
+    with robot_served.served() as robot:
+        yield robot
+
+
+def test_what_an_episode_was_moved_under_is_recorded(patient, tmp_path):
+    operator = patient.ready()
+    config = make_config(actor=ActorConfig(clock="realtime"))
+    config = dataclasses.replace(config, robot=FakeAlohaConfig(server=f"{HERE}:{patient.port}"))
+    spec = dataclasses.replace(SPEC, max_episode_steps=4)
+    env = ServedRobot(config.robot, spec)
+    with EpisodeWriter(tmp_path, spec) as writer:
+        runner = EpisodeRunner(env, None, writer, config=config)
+        summaries = [runner.run_episode(1)]
+        until(operator, "HOLD")
+        operator.request("profile", name="slow")
+        summaries.append(runner.run_episode(2))
+        runner.close()
+    env.close()
+    begins = [read_episode(path, spec).begin for path in writer.written]
+    wanted = [{"profile": name, "digest": digest, "draws": {"step 0": HOME.tolist()}}
+              for name, digest in (("fast", "3.2"), ("slow", "0.5"))]  # fmt: skip
+    for found, expected in zip(map(json.loads, [b.conditions for b in begins]), wanted, strict=True):
+        np.testing.assert_allclose(found["draws"].pop("step 0"), expected["draws"].pop("step 0"), atol=1e-5)
+        assert found == expected
+    result = EvalResult(mode="mean", seed_base=0, policy_version=0, tick_seconds=spec.dt, summaries=summaries)
+    reported = [episode["conditions"] for episode in json.loads(json.dumps(result.to_json()))["episodes"]]
+    assert reported == [json.loads(begin.conditions) for begin in begins]
+
+
+def test_very_many_draws_are_left_out_of_what_is_recorded():
+    state = {"profile": "fast", "digest": "3.2"}
+    many = {f"reset.step[{k}]": np.full(J, 0.123456) for k in range(300)}
+    assert json.loads(_conditions(state, many)) == state
 
 
 class Stand:

@@ -245,7 +245,8 @@ def _read(path: Path, version: FileVersion, file: h5py.File, options: ReadOption
     schema = attribute("schema")
     if schema != SCHEMA:
         raise DataError(f"{path}: /rl has schema {schema} (expected {SCHEMA}). Update serl_chunk")
-    begin = Begin(*(attribute_text(attribute(name)) for name in Begin._fields))
+    texts = (name for name in Begin._fields if name in rl.attrs or name != "conditions")  # files from before them
+    begin = Begin(**{name: attribute_text(attribute(name)) for name in texts})
     begin = begin._replace(task=begin.task or options.task)
     state = array(path, file, "/rl/state" if "state" in there else "/observations/qpos")
     action = array(path, file, "/action")

@@ -3,6 +3,7 @@
     episode_index, length   int64     as in LeRobot's own tables
     digest                  string    of the states and actions that it belongs to: see `validate.content_id`
     episode_id, robot, specs_digest, init_state, group            `types.Begin`; the task is LeRobot's
+    conditions              string    the same; not in data sets from before them
     terminated, truncated, outcome, outcome_by, end_reward        `types.End`
     last_reward             float32   the reward recorded with the last step; LeRobot's column has the corrected one
     final_state             list<float32>                         null where the actor died
@@ -121,6 +122,7 @@ def restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]
                 f"{where} is not the one that was written: its steps or its place were changed since, and "
                 f"meta/serl_chunk.parquet no longer fits. {REMEDY}"
             )
+        row.setdefault("conditions", "")
         begin = Begin(task=task, **{name: row[name] for name in _BEGIN})
         reward = steps.reward.copy()
         reward[-1] = row["last_reward"]

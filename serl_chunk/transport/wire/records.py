@@ -205,7 +205,14 @@ def _reward(header: Mapping[str, Any], name: str) -> float | None:
 
 
 _NAMES: codec.Checks = dict.fromkeys(("episode_id", "outcome_by"), codec.identifier)
-_BEGIN: codec.Checks = dict.fromkeys(Begin._fields, codec.identifier) | {"task": codec.text}
+_MAX_CONDITIONS = 1 << 16  # characters
+
+
+def _conditions(header: Mapping[str, Any], name: str) -> str:
+    return codec.identifier(header, name, _MAX_CONDITIONS) if name in header else ""  # of a journal from before them
+
+
+_BEGIN: codec.Checks = dict.fromkeys(Begin._fields, codec.identifier) | {"task": codec.text, "conditions": _conditions}
 _AMEND: codec.Checks = {
     **_NAMES, "outcome": _outcome, "reward": _reward, "terminated": codec.exactly(bool, _NONE),
     "discard": codec.exactly(bool),

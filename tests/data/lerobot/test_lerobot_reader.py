@@ -444,6 +444,12 @@ def test_changed_since_it_was_written(ours: Path):
     assert len(read(ours)) == 5
 
 
+def test_a_data_set_from_before_conditions_is_read(ours: Path):
+    assert {e.begin.conditions for e in read(ours)} == {'{"profile": "p"}'}
+    rewrite(ours / SIDE, lambda table: table.drop_columns(["conditions"]), row_group_size=16)
+    assert {e.begin.conditions for e in read(ours)} == {""}
+
+
 def test_what_lies_beside_is_damaged(ours: Path):
     rewrite(ours / SIDE, lambda table: table.take([1, 0, 2, 3, 4]), row_group_size=16)
     with pytest.raises(DataError, match=naming(0, "meta/serl_chunk.parquet", 1)):

@@ -48,7 +48,7 @@ def block(n=8, first=0):
     "record",
     [
         Begin("e"),
-        Begin("e", "do it", "fake", "abc", "s1", "g1"),
+        Begin("e", "do it", "fake", "abc", "s1", "g1", '{"profile": "p"}'),
         block(),
         block(1, 1),
         block(4, 1000),
@@ -90,6 +90,12 @@ def decode_block(header=None, **arrays):
 
 def test_the_block_that_the_next_test_breaks_is_sound():
     assert decode_block()[1].n == 8
+
+
+def test_a_begin_of_a_journal_from_before_conditions_is_read():
+    message = codec.decode(records.encode_record(Begin("e", "do it"), 0), LIMITS)
+    assert message.header.pop("conditions") == ""
+    assert records.decode_record(message)[1] == Begin("e", "do it")
 
 
 def test_blocks_of_journals_from_before_the_policys_age_are_read():
