@@ -223,6 +223,7 @@ def test_a_digest_is_of_what_acts(tmp_path):
     for key in ("velocity", "acceleration", "jerk", "following", "first", "overspeed", "high"):
         assert digest(SHORT + f"[profile.evaluating]\n{key} = 0.9\nlow = 0.0" + "\nvelocity = 0.5" * (
             key == "overspeed")) != plain  # fmt: skip
+    assert digest(SHORT + "[profile.evaluating]\ngrip_effort = 4") != plain
     assert digest(LONG) != digest(LONG.replace("radius = 0.03", "radius = 0.04"))
     assert digest(LONG) != digest(LONG.replace("tip = [0.15", "tip = [0.16"))
     assert digest(LONG, "teleop") == digest(LONG.replace("tip = [0.15", "tip = [0.16"), "teleop")
@@ -257,6 +258,12 @@ BAD = [  # text, parameter, what else the error names
     (PROFILE + "acceleration = inf", "profile.first_day.acceleration", "inf"),
     (PROFILE + "low = 0.5\nhigh = 0.5", "profile.first_day.low", "0.5"),
     (PROFILE + "velocity = 2\noverspeed = 1.5", "profile.first_day.overspeed", "1.5"),
+    (PROFILE + "grip_effort = [1, 2, 3]", "profile.first_day.grip_effort", "[1, 2, 3]"),
+    (PROFILE + "grip_effort = 0", "profile.first_day.grip_effort", "0"),
+    (PROFILE + "grip_seconds = 5", "profile.first_day.grip_effort", "missing"),
+    (PROFILE + "grip_effort = 4\ngrip_seconds = 0", "profile.first_day.grip_seconds", "0"),
+    ('name = "a"\ndriver = "my_arm.py:Bare"\n[profile.first_day]\ngrip_effort = 4', "profile.first_day.grip_effort",
+     "4"),
     (PROFILE + "scale = 0", "profile.first_day.scale", "0"),
     (PROFILE + 'like = "evaluatin"', "profile.first_day.like", "evaluating"),
     (PROFILE + 'like = "a"\n[profile.a]\nlike = "first_day"', "profile.a.like", "first_day"),
@@ -291,6 +298,17 @@ BAD = [  # text, parameter, what else the error names
     ('name = "a"\ndriver = "my_arm.py:Stuck"', "driver", "velocities above 0"),
     ('name = "a"\ndriver = "my_arm.py:Bare"\n[[reset.step]]\ngripper = 0.5', "reset.step[0].gripper", "0.5"),
 ]  # fmt: skip
+
+
+def test_limits_of_a_grip_are_of_the_grippers_and_inherited(tmp_path):
+    text = "[profile.evaluating]\ngrip_effort = [4, 5.5]\n[profile.mine]\nlike = 'evaluating'\ngrip_seconds = 3"
+    limits = {name: profile.limits.grip for name, profile in of(tmp_path, SHORT + text).profiles.items()}
+    wanted = np.full(J, np.inf)
+    wanted[list(GRIPPERS)] = [4, 5.5]
+    for name, seconds in (("evaluating", 10.0), ("mine", 3.0)):
+        np.testing.assert_array_equal(limits[name].effort, wanted)
+        assert limits[name].seconds == seconds
+    assert limits["teleop"] is None
 
 
 @pytest.mark.parametrize(("text", "parameter", "named"), BAD)

@@ -12,6 +12,7 @@ from typing import Callable, Dict, NamedTuple, Optional, Protocol, Tuple
 import numpy as np
 
 from serl_chunk_robot.driver import Driver, Event, Reading
+from serl_chunk_robot.grip import GRIP, Grip
 from serl_chunk_robot.pursuit import Pursuit
 from serl_chunk_robot.safety.gate import Command, Gate
 from serl_chunk_robot.safety.limits import Limits
@@ -109,7 +110,7 @@ class Status(NamedTuple):
     reading: Optional[Reading]  # the newest that was believed
     number: int  # of the newest command that was taken
     factor: float  # 1 where the robot follows its command
-    reason: str  # of the gate, or CATCHING_UP
+    reason: str  # of the gate, GRIP or CATCHING_UP
     events: Tuple[Event, ...]
     answered: bool  # by the driver, every stop
 
@@ -134,7 +135,7 @@ class RobotLoop:
         self._at: Optional[SetPoint] = None  # None: it is not known what the arms were commanded last
         self._due = 0.0  # when the arms are to be at the set point: seconds of passes since the first
         self._track: Optional[Track] = None
-        self._pursuit = Pursuit(gate.limits, dt)
+        self._pursuit, self._grip = Pursuit(gate.limits, dt), Grip(gate.limits)
         self._motion: Optional[Motion] = None
         self._number = -1
         self._rejection = ""
@@ -155,7 +156,7 @@ class RobotLoop:
         """Move within other limits from now on. Raises Refused while the robot moves."""
         if self.machine.moving:
             raise Refused(f"profile: not while the robot moves ({self.machine.state})")
-        self._gate.limits, self._pursuit = limits, Pursuit(limits, self._dt)
+        self._gate.limits, self._pursuit, self._grip = limits, Pursuit(limits, self._dt), Grip(limits)
 
     # Requests of clients.
 
@@ -239,6 +240,7 @@ class RobotLoop:
     def _cleared(self) -> None:
         """Keep the set point; where it is not known, take the measured pose."""
         self._unsent = None
+        self._grip.begin()
         assert self._measured.good is not None
         if self._at is None:
             self._at = SetPoint.standing(self._measured.good.q)
@@ -290,6 +292,7 @@ class RobotLoop:
         self._newest = reading
         if believed:
             self._reading = reading
+            self._grip.measured(reading.q, reading.effort, self._dt)
             fast = np.abs(reading.dq) > self._gate.limits.overspeed
             if fast.any():
                 joint = int(np.argmax(fast))
@@ -309,6 +312,7 @@ class RobotLoop:
             goal = at.position if self._track is None else self._track.goal(self._due + self._dt)
         elif self.machine.state == MOVE:
             goal = self._goal_of_motion(at, now, before)
+        goal, relaxed = (None, False) if goal is None else self._grip.goal(goal)
         passed, factor, reason = at, 0.0, ""
         if self.machine.state != HOLD:
             good = self._measured.good
@@ -317,6 +321,9 @@ class RobotLoop:
             if goal is not None and factor == 1 and not follows:
                 factor, reason = self._share(at, passed.position, goal), reason or CATCHING_UP
                 self._gate.counts[CATCHING_UP] += reason == CATCHING_UP
+            if relaxed:
+                self._gate.counts[GRIP] += 1
+                factor, reason = min(factor, 0.999), reason or GRIP
         try:
             self._driver.command(passed.position.copy(), self._dt)
         except Exception as e:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from serl_chunk_robot.driver import DriverSpec
 from serl_chunk_robot.errors import ConfigError
+from serl_chunk_robot.grip import SECONDS, GripLimits
 from serl_chunk_robot.safety.limits import Limits, Workspace
 from serl_chunk_robot.safety.motion import Rates
 from serl_chunk_robot.toml_file import Table, unknown
 
 RATES = ("velocity", "acceleration", "jerk")
-KEYS = (*RATES, "following", "first", "overspeed", "low", "high", "workspace", "like", "scale")
+GRIP = ("grip_effort", "grip_seconds")
+KEYS = (*RATES, "following", "first", "overspeed", "low", "high", "workspace", *GRIP, "like", "scale")
 WORKSPACE = ("low", "high", "between_arms", "radius")
 CAUTIOUS = "first_day"
 
@@ -73,14 +75,14 @@ def read_profiles(table: Table, spec: DriverSpec, chains: object) -> Dict[str, P
 
     def replaced(of: Table, name: str, wanted_by: Tuple[str, ...]) -> Limits:
         if "like" not in of.values:
-            return _read_limits(of, first.get(name, first[CAUTIOUS]), chains)
+            return _read_limits(of, first.get(name, first[CAUTIOUS]), chains, spec.grippers)
         like = of.text("like")
         if like in wanted_by:
             raise of.wrong("like", "a profile that is not like this one itself")
         if like not in first and like not in tables:
             what = f"unknown profile ({like!r} in {of.file})"
             raise unknown(of.dotted("like"), like, [*first, *tables], what)
-        return _read_limits(of, resolve(like, wanted_by), chains)
+        return _read_limits(of, resolve(like, wanted_by), chains, spec.grippers)
 
     names = dict.fromkeys([*first, *tables])
     return {name: Profile(name, each, _digest(each, chains)) for name in names for each in [resolve(name, ())]}
@@ -90,7 +92,7 @@ def _scaled(limits: Limits, scale: float) -> Limits:
     return limits._replace(rates=Rates(*(scale * rate for rate in limits.rates)), overspeed=scale * limits.overspeed)
 
 
-def _read_limits(table: Table, base: Limits, chains: object) -> Limits:
+def _read_limits(table: Table, base: Limits, chains: object, grippers: Sequence[int]) -> Limits:
     size = len(base.low)
     base = _scaled(base, table.number("scale", 1.0, 0.001, 1000.0))
     given: Dict[str, Any] = {key: table.numbers(key, size, sign=1) for key in (*RATES, "following", "first")}
@@ -102,7 +104,7 @@ def _read_limits(table: Table, base: Limits, chains: object) -> Limits:
     elif (given["overspeed"] <= rates.velocity).any():
         raise table.wrong("overspeed", f"more than the profile's velocity, {rates.velocity.tolist()}")
     replace = {key: value for key, value in given.items() if value is not None}
-    limits = base._replace(rates=rates, **replace)
+    limits = base._replace(rates=rates, grip=_read_grip(table, base, list(grippers)), **replace)
     if (limits.low >= limits.high).any():
         joint = int(np.argmax(limits.low >= limits.high))
         key = "low" if "low" in replace else "high"
@@ -113,6 +115,23 @@ def _read_limits(table: Table, base: Limits, chains: object) -> Limits:
         raise ConfigError(f"needs the arms' kinematics, and {table.file} has no table [kinematics]. Add it.",
                           parameter=table.dotted("workspace"))  # fmt: skip
     return limits._replace(workspace=_read_workspace(table.table("workspace", WORKSPACE)))
+
+
+def _read_grip(table: Table, base: Limits, grippers: List[int]) -> Optional[GripLimits]:
+    """Limits of the grippers' effort: the base's where the table has none."""
+    if not any(key in table.values for key in GRIP):
+        return base.grip  # type: ignore[return-value]
+    if not grippers:
+        key = next(key for key in GRIP if key in table.values)
+        raise table.wrong(key, "no such key: the driver has no gripper")
+    grip = base.grip if isinstance(base.grip, GripLimits) else None
+    given, seconds = table.numbers("grip_effort", len(grippers), sign=1), SECONDS if grip is None else grip.seconds
+    effort = np.full(len(base.low), np.inf) if grip is None else grip.effort.copy()
+    if given is not None:
+        effort[grippers] = given
+    elif grip is None:
+        raise table.wrong("grip_effort", "the effort that grip_seconds is of")
+    return GripLimits(effort, table.number("grip_seconds", seconds, 0.1, 3600.0))
 
 
 def _read_workspace(table: Table) -> Workspace:

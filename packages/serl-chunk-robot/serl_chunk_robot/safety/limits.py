@@ -31,3 +31,4 @@ class Limits(NamedTuple):
     first: np.ndarray  # largest distance of a first command from the set point
     overspeed: np.ndarray  # measured velocity that stops the robot
     workspace: object = None  # Workspace or None
+    grip: object = None  # of grippers, GripLimits or None; the gate does not read it
