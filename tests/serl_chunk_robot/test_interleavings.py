@@ -10,6 +10,7 @@ from collections import Counter
 
 import pytest
 from robot_interleavings import Interleaving, interleave
+from robot_socket_interleavings import interleave_sockets
 
 STEPS, RUNS = 2500, 4
 
@@ -38,3 +39,19 @@ def test_no_interleaving_leads_beyond_a_limit():
 def test_no_interleaving_leads_beyond_a_limit_in_ten_times_as_many(seed: int):
     """10^5 steps."""
     interleave(seed, STEPS)
+
+
+def test_no_interleaving_over_sockets_leads_beyond_a_limit():
+    """10^3 steps: a message each, with passes after it."""
+    life = interleave_sockets(0, 1000)
+    assert life.replies > 600
+    assert life.refusals > 100
+    assert set(life.states) == {"STOPPED", "HOLD", "RUN", "MOVE", "BRAKE"}
+    assert set(life.counts) >= {"reconnect", "killed", "second_actor", "of_another", "garbage", "stranger", "command"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_no_interleaving_over_sockets_leads_beyond_a_limit_in_ten_times_as_many(seed: int):
+    """10^4 steps."""
+    interleave_sockets(seed, 1000)

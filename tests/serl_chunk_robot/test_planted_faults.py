@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 from robot_interleavings import interleave
+from robot_socket_interleavings import interleave_sockets
 
-from serl_chunk_robot import loop
+from serl_chunk_robot import leases, loop, server
+from serl_chunk_robot.leases import Lease
 from serl_chunk_robot.loop import RobotLoop
 from serl_chunk_robot.safety import gate, measured, table, watchdog
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.measured import Measured
 from serl_chunk_robot.safety.motion import SetPoint
 from serl_chunk_robot.safety.watchdog import Watchdog
+from serl_chunk_robot.server import RobotServer
 
 STEPS, SEEDS = 2500, (0, 1, 2)
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -169,6 +172,11 @@ def live() -> None:
         interleave(seed, STEPS)
 
 
+def live_over_sockets() -> None:
+    for seed in SEEDS:
+        interleave_sockets(seed, 1000)
+
+
 # A third of them at once: each takes seconds of interleavings before it is caught.
 @pytest.mark.parametrize(
     "fault", [f if k % 3 == 0 else pytest.param(f, marks=pytest.mark.slow) for k, f in enumerate(FAULTS)]
@@ -177,3 +185,42 @@ def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch):
     FAULTS[fault](monkeypatch)
     with pytest.raises(AssertionError, match="seed"):
         live()
+
+
+def no_one_is_lost(method: Any, self: RobotServer, now: float) -> None:
+    self._newest = None
+
+
+def keeps_the_other(method: Any, self: Lease, connection: bytes, name: str, now: float) -> bool:
+    return method(self, connection, name, now) and False
+
+
+SERVER_FAULTS: dict[str, Plant] = {
+    "commands of any client are taken": around(Lease, "check", lambda method, self, *args: None),
+    "a second actor gets the lease": around(
+        Lease, "take", lambda method, self, connection, name, now: method(self, connection, self.holder or name, now)
+    ),
+    "an actor that comes back finds the robot moving": around(Lease, "take", keeps_the_other),
+    "a dropped lease leaves the robot moving": around(RobotServer, "_lost", no_one_is_lost),
+    "a command's age is not computed": around(
+        RobotServer,
+        "_command",
+        lambda method, self, values, connection, age, now: method(self, values, connection, 0.0, now),
+    ),
+    "any client clears": around(
+        RobotLoop,
+        "request",
+        lambda method, self, event, role, *args, **more: method(self, event, "operator", *args, **more),
+    ),
+    "a silent actor keeps its lease": number(leases, "SILENCE", 1e9),
+    "a request of a minute ago moves the robot": number(server, "OLD", 1e9),
+}
+
+
+@pytest.mark.parametrize(
+    "fault", [f if k < 6 else pytest.param(f, marks=pytest.mark.slow) for k, f in enumerate(SERVER_FAULTS)]
+)
+def test_a_planted_fault_of_the_server_is_caught_over_sockets(fault: str, monkeypatch: pytest.MonkeyPatch):
+    SERVER_FAULTS[fault](monkeypatch)
+    with pytest.raises(AssertionError, match="seed"):
+        live_over_sockets()
