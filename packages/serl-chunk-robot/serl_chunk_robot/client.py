@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import zmq
 
 from serl_chunk_robot.errors import SerlChunkError
-from serl_chunk_robot.protocol import DEFAULT_PORT, MAX_STATE, PROTOCOL, STATE_PORT, address
+from serl_chunk_robot.protocol import DEFAULT_PORT, MAX_PICTURE, MAX_STATE, PROTOCOL, STATE_PORT, address
 from serl_chunk_robot.wire import arrays, codec
 from serl_chunk_robot.wire.curve import Pair, key_of, read, use_keys
 from serl_chunk_robot.wire.sockets import connect, make_socket, try_receive, try_send
@@ -33,6 +33,15 @@ class Keys(NamedTuple):
         """Read "server" and "secret" of a file, as `serl-chunk keys join` writes it. Raises ConfigError."""
         values = read(path)
         return cls(key_of(path, values, "server"), Pair.of_secret(key_of(path, values, "secret")))
+
+
+class Picture(NamedTuple):
+    """A frame of a camera. Times are on the server's clock, s."""
+
+    image: np.ndarray  # uint8[H, W, 3], RGB; no later frame is written into it, and it cannot be written to
+    number: int
+    moment: float  # when it was taken
+    changed: float  # `moment` of the newest picture that differed from the one before it
 
 
 class RobotClient:
@@ -60,16 +69,12 @@ class RobotClient:
         self._moment, self._heard = float("nan"), 0.0  # the server's newest moment, and this clock's when it came
         self._replied: Tuple[Any, float] = None, 0.0  # the server's process and its moment, of the last reply
         self._newest: Optional[Dict[str, Any]] = None
+        self._frames: Dict[str, zmq.Socket[bytes]] = {}  # of the cameras that were asked for
+        self._pictures: Dict[str, Picture] = {}  # the newest
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._requests = make_socket(self._context, zmq.DEALER, MAX_STATE)
-            self._states = make_socket(self._context, zmq.SUB, MAX_STATE)
-            self._states.setsockopt(zmq.CONFLATE, 1)
-            self._states.setsockopt(zmq.SUBSCRIBE, b"")
-            for s, port in ((self._requests, self.port), (self._states, self.port + STATE_PORT)):
-                if keys is not None:
-                    use_keys(s, keys.server, keys.pair)
-                connect(s, self.host, port)
+            self._requests = self._connected(zmq.DEALER, MAX_STATE, self.port)
+            self._states = self._connected(zmq.SUB, MAX_STATE, self.port + STATE_PORT)
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -133,6 +138,34 @@ class RobotClient:
             if state is not None and (state["run"] != run or state["moment"] >= moment):
                 return state
 
+    def cameras(self) -> List[Tuple[str, int, int, int]]:
+        """Return name, height, width and port of the server's cameras, as of the last hello. Raises RobotError."""
+        listed = (self._greeting or self.hello()).get("cameras", [])  # none of a server that has no such field
+        return [(str(name), int(height), int(width), int(port)) for name, height, width, port in listed]
+
+    def newest_picture(self, camera: str) -> Optional[Picture]:
+        """Return the newest picture of a camera, perhaps the last one again; None before the first. Never waits.
+
+        The first call subscribes: pictures of other cameras are not sent here. Raises RobotError for a camera that the
+        server does not have.
+        """
+        frames = self._frames.get(camera)
+        if frames is None:
+            ports = {name: port for name, _, _, port in self.cameras()}
+            if camera not in ports:
+                raise RobotError(f"camera {camera!r}: the server has {', '.join(ports) or 'none'}")
+            frames = self._frames[camera] = self._connected(zmq.SUB, MAX_PICTURE, ports[camera])
+        while frames.poll(0):
+            got = try_receive(frames)
+            picture = _picture(got[0]) if got else None
+            if picture is not None:
+                self._pictures[camera] = picture
+        return self._pictures.get(camera)
+
+    def server_time(self) -> float:
+        """Return the server's clock, s, as of its newest message and the time since then; NaN before the first."""
+        return self._moment + time.monotonic() - self._heard
+
     def close(self) -> None:
         """Drop the lease, if there is one, and disconnect."""
         if self._context.closed:
@@ -141,6 +174,18 @@ class RobotClient:
             self._requests.linger = 200
             self._requests.close()
         self._context.destroy(linger=0)
+
+    def _connected(self, kind: int, largest: int, port: int) -> zmq.Socket[bytes]:
+        s = make_socket(self._context, kind, largest)
+        if kind == zmq.SUB:
+            # The newest message wins, also while none is read. libzmq does so for messages of one part alone: a frame's
+            # header and picture are therefore one.
+            s.setsockopt(zmq.CONFLATE, 1)
+            s.setsockopt(zmq.SUBSCRIBE, b"")
+        if self._keys is not None:
+            use_keys(s, self._keys.server, self._keys.pair)
+        connect(s, self.host, port)
+        return s
 
     def _exchange(self, op: str, arguments: Dict[str, Any]) -> Dict[str, Any]:
         """Send one request and wait for its reply. Raises RobotError."""
@@ -182,12 +227,24 @@ class RobotClient:
         return f"{what} of {self.host}:{port} within {seconds:g} s: is serl-chunk-robot serve running there{keys}?"
 
 
-def _decoded(frame: codec.Frame) -> Dict[str, Any]:
+def _decoded(frame: codec.Frame, largest: int = MAX_STATE) -> Dict[str, Any]:
     """The map in a message of the server; empty where it is none."""
     try:
-        return arrays.unpack(frame, MAX_STATE)
+        return arrays.unpack(frame, largest)
     except codec.WireError:
         return {}
+
+
+def _picture(frame: codec.Frame) -> Optional[Picture]:
+    """The picture in a camera's message; None where it is none."""
+    values = _decoded(frame, MAX_PICTURE)
+    image = values.get("image")
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        return None
+    try:
+        return Picture(image, int(values["number"]), float(values["moment"]), float(values["changed"]))
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _taken(reply: Dict[str, Any]) -> Dict[str, Any]:

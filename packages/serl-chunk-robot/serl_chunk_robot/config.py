@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import inspect
-import sys
+import json
+import re
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from serl_chunk_robot.camera import Camera, CameraSpec
 from serl_chunk_robot.driver import Driver, DriverSpec
-from serl_chunk_robot.drivers import BUILT_IN
+from serl_chunk_robot.drivers import BUILT_IN, CAMERAS
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.kinematics import Arms, Chain, Link
+from serl_chunk_robot.loading import Source, make
 from serl_chunk_robot.motions import SPEED, Step
 from serl_chunk_robot.profiles import CAUTIOUS, Profile, read_profiles
+from serl_chunk_robot.protocol import FRAMES_PORT, MAX_SIDE
 from serl_chunk_robot.toml_file import Table, read_toml, unknown
 
-PORT = 5600  # of commands; state is published at the next one, frames at the one after it
+PORT = 5600  # of commands; state is published at the next one, the cameras' frames at those after it
 RATES = (50.0, 500.0)  # Hz
 HAIR = 0.05  # rad: an arm at a limit, as ALOHA's asleep, is measured a little beyond it
 
-_KEYS = ("name", "driver", "host", "port", "rate", "start", "keys", "profile", "kinematics", "reset", "park", "effort")
+_KEYS = ("name", "driver", "host", "port", "rate", "start", "keys", "profile", "kinematics", "reset", "park", "effort",
+         "camera")  # fmt: skip
 _STEP = ("joints", "lift", "random", "gripper", "arm", "set", "every", "wait", "speed")
 _ARM = ("base", "yaw", "joints", "links", "tip")
 _METHODS = ("spec", "connect", "read", "command", "hold", "set", "clear_faults", "stop", "close")
+_CAMERA_METHODS = ("spec", "open", "read", "close")
+_CAMERA_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+
+
+class CameraFile(NamedTuple):
+    """A table [[camera]] of a robot's file."""
+
+    name: str
+    source: Source
+    spec: CameraSpec
+    port: int  # at which its frames are published
 
 
 class RobotFile(NamedTuple):
@@ -47,10 +60,11 @@ class RobotFile(NamedTuple):
     reset: Tuple[Step, ...] = ()
     park: Optional[np.ndarray] = None
     effort: Optional[np.ndarray] = None  # above which the server's own motions end; None: no limit
+    cameras: Tuple[CameraFile, ...] = ()
 
 
 def load(path: Union[str, Path], *, driver: str = "") -> RobotFile:
-    """Read a robot's file. Makes the driver for its spec, and opens nothing.
+    """Read a robot's file. Makes the driver and the cameras for their specs, and opens nothing.
 
     Args:
         driver: replaces the file's.
@@ -84,6 +98,7 @@ def load(path: Union[str, Path], *, driver: str = "") -> RobotFile:
     return file._replace(
         profiles=read_profiles(table.table("profile"), spec, chains), arms=arms, effort=effort,
         reset=tuple(_read_step(step, spec, joints) for step in steps), park=table.numbers("park", size, one=False),
+        cameras=_read_cameras(table, file.port),
     )  # fmt: skip
 
 
@@ -129,62 +144,17 @@ def checked(file: RobotFile, spec: DriverSpec, q: Optional[np.ndarray] = None) -
 
 
 def load_driver(file: RobotFile) -> Driver:
-    """Make the driver that a file names, with its options as arguments; connects to nothing.
-
-    Raises:
-        ConfigError: with the driver and what failed: the file, its import, the class, an option, a missing method.
-    """
-    make = _import(file)
-    parameters = inspect.signature(make).parameters.values()
-    if not any(p.kind == p.VAR_KEYWORD for p in parameters):
-        names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        for key in file.options:
-            if key not in names:
-                what = f"unknown option of {file.driver} ({file.options[key]!r} in {file.path})"
-                raise unknown(f"driver.{key}", key, names, what)
-    for p in parameters:
-        needed = p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        if needed and p.name not in file.options:
-            raise ConfigError(f"missing in {file.path}, and {file.driver} needs it", parameter=f"driver.{p.name}")
-    try:
-        driver = make(**file.options)
-    except Exception as e:  # of a lab's code
-        raise _failed(file, "cannot be made", e) from e
-    missing = [name for name in _METHODS if not callable(getattr(driver, name, None))]
-    if missing:
-        raise _failed(file, "lacks the methods {}".format(", ".join(missing)))
-    return driver  # type: ignore[no-any-return]
+    """Make the driver that a file names; connects to nothing. Raises ConfigError, as `loading.make`."""
+    return make(_driver(file), BUILT_IN, _METHODS)  # type: ignore[no-any-return]
 
 
-def _import(file: RobotFile) -> Callable[..., Any]:
-    """The class or function that makes the driver."""
-    place, _, name = file.driver.rpartition(":")
-    if not place:
-        if file.driver not in BUILT_IN:
-            what = f"unknown driver ({file.driver!r} in {file.path}, expected a built-in name or FILE.py:Class)"
-            raise unknown("driver", file.driver, list(BUILT_IN), what)
-        place, _, name = BUILT_IN[file.driver].partition(":")
-        return getattr(importlib.import_module(place), name)  # type: ignore[no-any-return]
-    path = file.path.parent / place
-    spec = importlib.util.spec_from_file_location("serl_chunk_robot_driver_" + path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise _failed(file, f"{path} is no Python file")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look there
-    sys.path.insert(0, str(path.parent))  # for what lies next to it
-    try:
-        spec.loader.exec_module(module)
-    except Exception as e:
-        raise _failed(file, f"{path} cannot be imported", e) from e
-    finally:
-        sys.path.remove(str(path.parent))
-    if not callable(getattr(module, name, None)):
-        raise _failed(file, f"{path} has no class {name}")
-    return getattr(module, name)  # type: ignore[no-any-return]
+def load_camera(source: Source) -> Camera:
+    """Make the camera that a file names; opens nothing. Raises ConfigError, as `loading.make`."""
+    return make(source, CAMERAS, _CAMERA_METHODS)  # type: ignore[no-any-return]
 
 
-def _failed(file: RobotFile, what: str, error: Optional[Exception] = None) -> ConfigError:
-    why = "" if error is None else f" ({type(error).__name__}: {error})"
-    return ConfigError(f"{file.driver} in {file.path}: {what}{why}", parameter="driver")
+def _driver(file: RobotFile) -> Source:
+    return Source(file.path, file.driver, file.options, "driver", "driver")
 
 
 def _spec(file: RobotFile) -> DriverSpec:
@@ -195,10 +165,43 @@ def _spec(file: RobotFile) -> DriverSpec:
     except ConfigError:
         raise
     except Exception as e:
-        raise _failed(file, "spec() failed", e) from e
+        raise _driver(file).failed("spec() failed", e) from e
     if len(sizes) != 1 or sizes == {0} or not moves:
-        raise _failed(file, "spec() needs as many of low, high and velocity, with low < high and velocities above 0")
+        raise _driver(file).failed(
+            "spec() needs as many of low, high and velocity, with low < high and velocities above 0"
+        )
     return spec
+
+
+def _read_cameras(table: Table, port: int) -> Tuple[CameraFile, ...]:
+    """Tables [[camera]]. `port`: of the server."""
+    found: Dict[str, CameraFile] = {}
+    for k, each in enumerate(table.tables("camera", None)):
+        name = each.text("name")
+        if not _CAMERA_NAME.fullmatch(name):
+            raise each.wrong("name", "a letter, then letters, digits and '_'")
+        if name in found:
+            raise each.wrong("name", "a name that no camera before has")
+        if port + FRAMES_PORT + k > 65535:
+            raise table.wrong("port", "one with a free port after it for the state and for each camera, up to 65535")
+        options = {key: value for key, value in each.values.items() if key not in ("name", "driver")}
+        for key, value in options.items():
+            try:
+                json.dumps(value)
+            except TypeError:  # a date: options travel to the camera's process as JSON
+                raise each.wrong(key, "a text, a number, true or false, or a list or table of these") from None
+        source = Source(table.file, each.text("driver"), options, each.dotted("driver"), each.name)
+        try:
+            spec = load_camera(source).spec()
+            fits = all(type(n) is int and 0 < n <= MAX_SIDE for n in (spec.height, spec.width))
+        except ConfigError:
+            raise
+        except Exception as e:  # of a lab's code
+            raise source.failed("spec() failed", e) from e
+        if not fits:
+            raise source.failed(f"spec() needs a height and a width from 1 to {MAX_SIDE} pixels")
+        found[name] = CameraFile(name, source, spec, port + FRAMES_PORT + k)
+    return tuple(found.values())
 
 
 def _read_arms(table: Table, size: int) -> Tuple[Optional[Arms], Optional[List[Any]]]:

@@ -1,7 +1,8 @@
 """The messages between a robot's server and its clients, on one page.
 
-Three ports: P takes requests (a ROUTER; clients are DEALER or REQ), P + 1 publishes the state (a PUB), and P + 2 the
-cameras' frames. Every message is one msgpack map whose arrays have msgpack-numpy's layout (`wire.arrays`).
+Port P takes requests (a ROUTER; clients are DEALER or REQ), P + 1 publishes the state (a PUB), and P + 2 + k the frames
+of camera k (a PUB of the camera's own process). Every message is one msgpack map whose arrays have msgpack-numpy's
+layout (`wire.arrays`).
 
 A request is {"op": str, "id": int, ...}. It may hold "generation": one that is older than the robot's is refused. It
 may hold "stamp", the newest "moment" that the client got from the server, and "held", the seconds since then by the
@@ -19,9 +20,9 @@ common: a request older than 2 s is refused, but for those that only stop.
     ping        nothing: the lease ends after 2 s of silence outside RUN
 
 A reply is {"id", "ok", "error" (a sentence, empty if ok), "generation", "state", "word", "moment", "run", "greet"}, for
-hello with {"robot", "profiles", "spec"}, for a motion with {"draws"}. "run" names the server's process; "greet" is true
-for a connection that has to send hello first. A command without "id" has no reply: the state's "number" is that of the
-newest one taken, and "counts" has the rejected ones by reason.
+hello with {"robot", "profiles", "spec", "cameras" (name, height, width, port of each)}, for a motion with {"draws"}.
+"run" names the server's process; "greet" is true for a connection that has to send hello first. A command without "id"
+has no reply: the state's "number" is that of the newest one taken, and "counts" has the rejected ones by reason.
 
 The state is published after every pass of the loop:
 
@@ -34,6 +35,14 @@ The state is published after every pass of the loop:
     waiting      whether a motion waits for the operator
     answered     whether the driver answered every stop
     late         of the last 1000 passes: {"p50", "p99", "max"} seconds after the deadline
+
+A frame is published as the camera gives it:
+
+    run camera   the server's process that the camera's belongs to, the camera's name
+    number       rises with each picture of the camera
+    moment       when it was taken, on the server's clock (s): both processes are on one machine
+    changed      the "moment" of the newest picture that differed from the one before it
+    image        uint8[H, W, 3], RGB
 """
 
 from __future__ import annotations
@@ -48,6 +57,8 @@ STATE_PORT, FRAMES_PORT = 1, 2  # after that of requests
 MAX_REQUEST = 8192  # bytes; a command of 100 joints has 1000
 MAX_FRAME = 65536  # bytes; a client that sends more is disconnected
 MAX_STATE = 1 << 20  # bytes
+MAX_SIDE = 4096  # pixels of a picture's height and width
+MAX_PICTURE = 3 * MAX_SIDE**2 + 4096  # bytes of a frame's message
 
 
 def address(text: str) -> Tuple[str, int]:

@@ -84,6 +84,7 @@ def serve(path: Path, driver: str = "") -> None:
         ConfigError: the file, the driver's name, the address or the keys are wrong, or the robot is served already.
         DriverFailed: the robot cannot be opened.
     """
+    from serl_chunk_robot.cameras import Cameras
     from serl_chunk_robot.config import HAIR, checked, load, load_driver
 
     file = load(path, driver=driver)
@@ -106,9 +107,10 @@ def serve(path: Path, driver: str = "") -> None:
             server = RobotServer(
                 robot, gate, measured=measured, profiles=file.profiles, profile=file.start,
                 motions=Motions(file, robot), address=Address(file.host, file.port, file.keys),
+                cameras=[(c.name, c.spec.height, c.spec.width, c.port) for c in file.cameras],
             )  # fmt: skip
             logger.info("serving: robot=%s address=%s:%d profile=%s", file.name, file.host, file.port, file.start)
-            with _ended_by_signals(server):
+            with _ended_by_signals(server), Cameras(file.cameras, file.host, file.keys, server.run_id):
                 prioritise()
                 server.run()
         finally:

@@ -12,14 +12,14 @@ import uuid
 from collections import Counter
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Protocol
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 import zmq
 
 from serl_chunk_robot.admission import Admission, check_address
 from serl_chunk_robot.driver import Driver
-from serl_chunk_robot.errors import ConfigError, SerlChunkError
+from serl_chunk_robot.errors import SerlChunkError
 from serl_chunk_robot.leases import Client, Clients, Lease
 from serl_chunk_robot.loop import Motion, Refused, RobotLoop, Status
 from serl_chunk_robot.protocol import MAX_FRAME, MAX_REQUEST, PROTOCOL, STATE_PORT
@@ -30,7 +30,7 @@ from serl_chunk_robot.safety.measured import Measured
 from serl_chunk_robot.safety.table import ANY, CONTROLLER, MOVE, OPERATOR, RUN, Transition
 from serl_chunk_robot.wire import arrays, codec
 from serl_chunk_robot.wire.codec import Frame, WireError
-from serl_chunk_robot.wire.sockets import endpoint, make_socket, try_receive, try_send
+from serl_chunk_robot.wire.sockets import bind, make_socket, try_receive, try_send
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class RobotServer:
         profiles: by name; the gate has the limits of the one called `profile`.
         motions: makes the motion of an event (MOTIONS) from the request's arguments, the set point, float64[J], and the
             profile's limits. What it raises refuses the request: ConfigError, TypeError, ValueError, KeyError.
+        cameras: name, height, width and port of each, for clients. Other processes publish their frames.
 
     Raises:
         ConfigError: the address is in use, or reachable without keys; the keys cannot be read.
@@ -80,11 +81,11 @@ class RobotServer:
     def __init__(
         self, driver: Driver, gate: Gate, *, measured: Measured, profiles: Mapping[str, Profile], profile: str,
         motions: Callable[[str, Dict[str, Any], np.ndarray, Limits], Motion], address: Address,
-        clock: Callable[[], float] = monotonic,
+        clock: Callable[[], float] = monotonic, cameras: Sequence[Tuple[str, int, int, int]] = (),
     ) -> None:  # fmt: skip
         self._spec, self._dt, self._clock = driver.spec(), gate.dt, clock
         self._gate, self._profiles, self._profile = gate, profiles, profiles[profile]
-        self._motions = motions
+        self._motions, self._cameras = motions, [list(camera) for camera in cameras]
         self._motion: Optional[Motion] = None  # the newest
         self._at: Optional[np.ndarray] = None  # set point of the last pass
         self.loop = RobotLoop(
@@ -115,12 +116,7 @@ class RobotServer:
             s.sndhwm = STATES_QUEUED
         if self._admission is not None:
             self._admission.secure(s)
-        try:
-            s.bind(endpoint(host, port))
-        except zmq.ZMQError as e:
-            raise ConfigError(
-                f"{host}:{port} cannot be served: {e.strerror}. Set another port, or end its user."
-            ) from e
+        bind(s, host, port)
         return s
 
     def run(self) -> None:
@@ -321,7 +317,8 @@ class RobotServer:
             self._take_lease(connection, client, now)
         self._clients.add(connection, client, self._lease.connection)
         profiles = {p.name: p.digest for p in self._profiles.values()}
-        return {"robot": self._spec.name, "profiles": profiles, "spec": self._spec._asdict()}
+        spec = self._spec._asdict()
+        return {"robot": self._spec.name, "profiles": profiles, "spec": spec, "cameras": self._cameras}
 
     def _take_lease(self, connection: bytes, client: Client, now: float) -> None:
         if self._lease.take(connection, client.name, now):

@@ -94,7 +94,7 @@ class Table:
             raise self.wrong(key, f"a table [{self.dotted(key)}]")
         return Table(self.file, self.dotted(key), value, valid)
 
-    def tables(self, key: str, valid: Sequence[str]) -> List[Table]:
+    def tables(self, key: str, valid: Optional[Sequence[str]]) -> List[Table]:
         """A list of tables, numbered from 0 in errors; an empty one where the key is not there."""
         value = self.values.get(key, [])
         if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):

@@ -1,4 +1,4 @@
-"""Drivers of robots: simulated ones, and a sample to copy."""
+"""Drivers of robots and cameras: simulated ones, and a sample to copy."""
 
 from __future__ import annotations
 
@@ -9,3 +9,6 @@ BUILT_IN: Dict[str, str] = {
     "fake_aloha": "serl_chunk.robots.fake.driver:FakeAlohaDriver",
 }
 """What a robot's file may name -> the module and what makes the driver from options."""
+
+CAMERAS: Dict[str, str] = {"fake": "serl_chunk_robot.drivers.fake_camera:FakeCamera"}
+"""The same of its tables [[camera]]."""

@@ -89,6 +89,14 @@ def endpoint(host: str, port: int) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
+def bind(s: zmq.Socket[bytes], host: str, port: int) -> None:
+    """Bind a socket to `port` of `host`. Raises ConfigError for an address that is not there or in use."""
+    try:
+        s.bind(endpoint(host, port))
+    except zmq.ZMQError as e:
+        raise ConfigError(f"{host}:{port} cannot be served: {e.strerror}. Set another port, or end its user.") from e
+
+
 def connect(s: zmq.Socket[bytes], host: str, port: int) -> None:
     """Connect a socket to `port` of `host`. Raises ConfigError for what cannot be a host.
 

@@ -1,0 +1,183 @@
+"""The process of one camera: it opens the camera and publishes its frames, as `protocol` describes them.
+
+`cameras` starts it, with a job as one line of JSON on its standard input, and the descriptor of a pipe for the reason
+of its end as its argument. It ends with its server, however that ends: the standard input ends then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import select
+import sys
+import threading
+from pathlib import Path
+from time import monotonic
+from typing import Any, Callable, Dict, NamedTuple, Optional
+
+import numpy as np
+import zmq
+
+from serl_chunk_robot.admission import Admission
+from serl_chunk_robot.camera import READ_WITHIN, CameraError, CameraSpec, Frame
+from serl_chunk_robot.config import CameraFile, load_camera
+from serl_chunk_robot.loading import Source
+from serl_chunk_robot.protocol import MAX_FRAME, MAX_REQUEST
+from serl_chunk_robot.wire import arrays
+from serl_chunk_robot.wire.sockets import bind, make_socket, try_send
+
+logger = logging.getLogger(__name__)
+
+OPEN_WITHIN = 30.0  # s: a USB camera that is reset first takes several
+HUNG = 5 * READ_WITHIN  # s without a picture, in a library that does not return
+END_WITHIN = 1.5  # s for closing the camera once the server ended
+LOOK = 0.5  # s between two looks at these
+FRAMES_QUEUED = 2  # for a slow subscriber; newer ones are dropped
+FUTURE = 0.1  # s: a stamp further ahead is of another clock
+
+
+class Job(NamedTuple):
+    """What a camera's process is to do; plain values, as JSON has them."""
+
+    name: str
+    file: str  # robot.toml
+    driver: str
+    options: Dict[str, Any]
+    key: str  # see loading.Source
+    table: str
+    host: str
+    port: int
+    keys: Optional[str]  # folder
+    run: str  # of the server's process
+
+    @classmethod
+    def of(cls, camera: CameraFile, host: str, keys: Optional[Path], run: str) -> Job:
+        source = camera.source
+        folder = None if keys is None else str(keys)
+        return cls(camera.name, str(source.path), source.driver, source.options, source.key, source.table, host,
+                   camera.port, folder, run)  # fmt: skip
+
+    @property
+    def source(self) -> Source:
+        return Source(Path(self.file), self.driver, self.options, self.key, self.table)
+
+
+class FramePublisher:
+    """Publishes the frames of one camera. Raises ConfigError: the port is in use, or the keys cannot be read."""
+
+    def __init__(self, job: Job, spec: CameraSpec, clock: Callable[[], float] = monotonic) -> None:
+        self._spec, self._clock = spec, clock
+        self._names = {"run": job.run, "camera": job.name}
+        self._last: Optional[np.ndarray] = None
+        self._changed = 0.0
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._admission: Optional[Admission] = None
+        try:
+            if job.keys is not None:
+                self._admission = Admission(self._context, Path(job.keys))
+            self._socket = make_socket(self._context, zmq.PUB, MAX_REQUEST, MAX_FRAME)
+            self._socket.sndhwm = FRAMES_QUEUED
+            if self._admission is not None:
+                self._admission.secure(self._socket)
+            bind(self._socket, job.host, job.port)
+        except BaseException:
+            self.close()
+            raise
+
+    def publish(self, frame: Frame) -> None:
+        """Send a frame. Raises CameraError for one that is not as the camera's spec and contract say."""
+        image, stamp, shape = frame.image, float(frame.stamp), (self._spec.height, self._spec.width, 3)
+        if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape != shape:
+            got = f"{image.dtype}{list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
+            raise CameraError(f"a picture must be uint8{list(shape)}, got {got}")
+        ahead = stamp - self._clock()
+        if not (math.isfinite(stamp) and ahead < FUTURE):
+            raise CameraError(f"a picture was taken {ahead:.3f} s from now. Take its stamp from the clock of `open`.")
+        if self._last is None or not self._spec.noisy or not _equal(self._last, image):
+            self._changed = stamp
+            self._last = np.array(image)
+        message = {
+            **self._names, "number": int(frame.number), "moment": stamp, "changed": self._changed, "image": self._last
+        }  # fmt: skip
+        try_send(self._socket, [arrays.pack(message)])
+
+    def close(self) -> None:
+        if self._admission is not None:
+            self._admission.close()
+        self._context.destroy(linger=0)
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+    row = len(a) // 2  # tells most pictures apart
+    return bool((a[row] == b[row]).all() and (a == b).all())
+
+
+class Watch:
+    """Ends the process when its server did, or when the camera's library does not return.
+
+    Args:
+        report: writes the reason of the process's end.
+    """
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self.ended = threading.Event()
+        self._report, self._parent = report, os.getppid()
+        self._until, self._doing = monotonic() + OPEN_WITHIN, "open"
+        threading.Thread(target=self._look, name="watch", daemon=True).start()
+
+    def read(self) -> None:
+        """The camera is open, or gave a picture."""
+        self._until, self._doing = monotonic() + HUNG, "read"
+
+    def _look(self) -> None:
+        # A child that a driver forked may keep the pipe open after the server's end: its parent is looked at too.
+        while not select.select([0], [], [], LOOK)[0] and os.getppid() == self._parent:
+            if monotonic() > self._until:
+                self._report(f"{self._doing} does not return")
+                os._exit(1)
+        self.ended.set()
+        threading.Event().wait(END_WITHIN)
+        os._exit(0)
+
+
+def run(job: Job, watch: Watch) -> None:
+    """Publish a camera's frames until the server ends. Raises what the camera raises."""
+    camera = load_camera(job.source)
+    spec = camera.spec()
+    publisher = FramePublisher(job, spec)
+    try:
+        camera.open(monotonic)
+        logger.info("camera open: name=%s port=%d size=%dx%d", job.name, job.port, spec.width, spec.height)
+        try:
+            while not watch.ended.is_set():
+                watch.read()
+                publisher.publish(camera.read())
+        finally:
+            camera.close()
+    finally:
+        publisher.close()
+
+
+def main() -> None:
+    """Run the process. Its argument: the descriptor of the pipe for the reason of its end."""
+    pipe = int(sys.argv[1])
+    os.set_inheritable(pipe, False)
+
+    def report(reason: str) -> None:
+        with contextlib.suppress(OSError):  # the server is gone
+            os.write(pipe, reason.encode()[:4000])
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    job = Job(**json.loads(sys.stdin.readline()))
+    try:
+        run(job, Watch(report))
+    except Exception as e:  # of a vendor's or a lab's code
+        report(f"{type(e).__name__}: {e}")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

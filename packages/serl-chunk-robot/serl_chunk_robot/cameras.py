@@ -1,0 +1,162 @@
+"""Keeps the processes of a robot's cameras running, apart from the loop that moves the arms.
+
+Each camera has a process of its own: four streams would starve the loop, and a vendor's library that crashes must take
+neither the server nor another camera with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from time import monotonic
+from typing import List, Optional, Sequence
+
+from serl_chunk_robot.camera_process import Job
+from serl_chunk_robot.config import CameraFile
+from serl_chunk_robot.wire.sockets import Waker
+
+logger = logging.getLogger(__name__)
+
+LONGEST_PAUSE = 10.0  # s; the first one is of 1 s, and each doubles the one before it
+RAN_WELL = 10.0  # s: a process that ran for so long is started anew after 1 s again
+END_WITHIN = 3.0  # s for closing the cameras, once the server ends
+LOOK = 0.5  # s between two looks at processes whose pipe did not end
+
+
+class Cameras:
+    """Starts a process for each camera, and starts one that ends anew. A context, which ends them.
+
+    A camera that cannot be opened is logged and tried again; it never keeps the server from running.
+
+    Args:
+        host: at which the frames are published, each camera's at its port.
+        keys: folder of the keys that are let in.
+        run: of the server's process.
+    """
+
+    def __init__(self, cameras: Sequence[CameraFile], host: str, keys: Optional[Path], run: str) -> None:
+        self._processes = [_CameraProcess(Job.of(camera, host, keys, run)) for camera in cameras]
+        self._ending, self._waker = threading.Event(), Waker()
+        self._thread = threading.Thread(target=self._supervise, name="cameras", daemon=True)
+
+    def __enter__(self) -> Cameras:
+        if self._processes:
+            for each in self._processes:
+                each.start()  # before the loop runs: starting a process holds this one up for a millisecond
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        if self._processes:
+            self._waker.wake()
+            self._thread.join()
+        for each in self._processes:
+            each.let_end()
+        ends = monotonic() + END_WITHIN
+        for each in self._processes:
+            each.end(max(0.0, ends - monotonic()))
+        self._waker.close()
+
+    def pids(self) -> List[int]:
+        """The processes that run."""
+        return [each.process.pid for each in self._processes if each.process is not None]
+
+    def _supervise(self) -> None:
+        while not self._ending.is_set():
+            for each in self._processes:
+                each.attend()
+            pipes = [each.pipe for each in self._processes if each.process is not None]
+            select.select([self._waker.fileno(), *pipes], [], [], LOOK)
+
+
+class _CameraProcess:
+    """The process of one camera. It is `None` between two of them."""
+
+    def __init__(self, job: Job) -> None:
+        self.process: Optional[subprocess.Popen[bytes]] = None
+        self.pipe = -1  # its end tells that of the process
+        self._job = job
+        self._began = self._due = 0.0
+        self._pause = 1.0
+
+    def start(self) -> None:
+        self.pipe, theirs = os.pipe()
+        try:
+            os.set_blocking(self.pipe, False)
+            # A session of its own: Ctrl-C at the server's terminal is for the server, which ends it.
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "serl_chunk_robot.camera_process", str(theirs)], stdin=subprocess.PIPE,
+                pass_fds=(theirs,), start_new_session=True,
+            )  # fmt: skip
+        except OSError as e:
+            os.close(self.pipe)
+            self._retry(str(e))
+            return
+        finally:
+            os.close(theirs)
+        self._began = monotonic()
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it ended already
+            self.process.stdin.write(json.dumps(self._job._asdict()).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def attend(self) -> None:
+        """Notice the process's end, and start the next one when it is due."""
+        if self.process is None:
+            if monotonic() >= self._due:
+                self.start()
+        elif self.process.poll() is not None:
+            if monotonic() - self._began > RAN_WELL:
+                self._pause = 1.0
+            self._retry(self._reason(self.process.returncode))
+            self._drop(self.process)
+
+    def let_end(self) -> None:
+        if self.process is not None and self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+
+    def end(self, seconds: float) -> None:
+        """Wait for the process's end, and kill it after `seconds`."""
+        if self.process is None:
+            return
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            logger.warning("camera killed: name=%s did not end", self._job.name)
+            self.process.kill()
+            self.process.wait()
+        self._drop(self.process)
+
+    def _retry(self, reason: str) -> None:
+        logger.warning("camera ended: name=%s reason=%s restarts_in=%gs", self._job.name, reason, self._pause)
+        self._due = monotonic() + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def _reason(self, status: int) -> str:
+        try:
+            reported = os.read(self.pipe, 4096).decode(errors="replace")
+        except OSError:  # a child of the process keeps the pipe open
+            reported = ""
+        return reported or (_signal_name(-status) if status < 0 else f"exit status {status}")
+
+    def _drop(self, process: subprocess.Popen[bytes]) -> None:
+        self.let_end()
+        os.close(self.pipe)
+        self.process, self.pipe = None, -1
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
