@@ -18,7 +18,7 @@ from serl_chunk.actor.intervention import Interventions
 from serl_chunk.actor.planner import ExpertPlanner, LockstepPlanner, Planner, realtime_planner, slow_step_warning
 from serl_chunk.actor.policy import ChunkPolicy, Decision, Request
 from serl_chunk.actor.recorder import EpisodeRecorder, LazyObservation, NullSink
-from serl_chunk.actor.stats import EpisodeSummary, commanded_jerk
+from serl_chunk.actor.stats import EpisodeMeter, EpisodeSummary
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.types import (
@@ -85,6 +85,7 @@ class EpisodeRunner:
         self._cameras = tuple(dict.fromkeys((*image_keys, *cameras)))
         for name in self._cameras:
             spec.camera(name)
+        env.watch(self._cameras)
         self.spec = spec
         self.interventions = Interventions(intervention, spec, actor.max_human_ticks, human_ticks_before)
         self._env, self._config, self._sink = env, config, sink
@@ -157,15 +158,16 @@ class EpisodeRunner:
     def begin(self, seed: int, *, explore: bool = False, random_steps: int = 0, episode_id: str | None = None) -> None:
         """Reset the robot with `seed`; the episode's first `random_steps` ticks execute uniformly random commands."""
         self._warm_up(explore)
-        spec, planner, self._began_at = self.spec, self._planner, self._clock.now()
+        spec, planner = self.spec, self._planner
+        self._meter = EpisodeMeter(seed, self._clock.now(), self._decided)
         self._episode_id = episode_id or f"actor-{self._episodes:06d}"
         raw, task = self._env.reset(seed=seed)[0], self._config.robot.task
         begin = Begin(self._episode_id, task, spec.name, spec.digest(), f"seed-{seed}", "", self._env.conditions)
+        self._meter.conditions = begin.conditions
         self._recorder = EpisodeRecorder(self._sink, begin)
         self._observed = LazyObservation(self._env, raw, self._cameras)
         planner.begin(self._recorder, seed, explore=explore)
         self.interventions.reset(seed)
-        self._decided = (self._policy.values, self._policy.clipped) if self._policy is not None else (0, 0)
         self._deadlines: Deadlines | None = None
         if self._realtime:
             self._deadlines = Deadlines(self._clock, spec.dt)
@@ -178,9 +180,7 @@ class EpisodeRunner:
         self._by_human = False  # whether a human had the previous tick
         self._window_ends: set[int] = set()  # ticks ahead whose frames are recorded although no action depends on them
         self._lost_ticks = 0  # before this tick, where it comes after a gap: its observation may be from before it
-        self._actions: list[np.ndarray] = []
-        self._step_seconds: list[float] = []  # real time: what the environment's steps took
-        self._stats = EpisodeSummary(seed=seed, episodes=1, conditions=begin.conditions)
+        self._unseen = False  # on this tick: a camera's frame is not one to decide on
         self.end = None
         self._episodes += 1
         if self._every_tick:
@@ -199,7 +199,7 @@ class EpisodeRunner:
             waited = self._deadlines.wait(tick)
             self._lost_ticks += waited
             if waited:
-                self._stats.gaps += 1
+                self._meter.gaps += 1
                 self._planner.flush()
             self._stamp = self._deadlines.began
         if self._sent is not None:
@@ -221,6 +221,8 @@ class EpisodeRunner:
             self._look()
             source = Source.HOLD if human.idle else Source.HUMAN
             self._choice = TickAction(human.action, source, version=version, by_human=True)
+        elif self._unseen:
+            self._choice = TickAction(self._hold, Source.HOLD, version=version)
         elif tick < self._random_steps:
             if tick % self._planner.execute_steps == 0:  # frames as often as a policy would decide
                 self._look()
@@ -258,20 +260,15 @@ class EpisodeRunner:
         sent = SentTick(self._tick, choice, command, self._stamp, self._lost_ticks, before)
         self._env.send(command)
         if deadlines is not None:
-            self._step_seconds.append(self._clock.now() - before)
+            self._meter.step_seconds.append(self._clock.now() - before)
         self._lost_ticks, self._tick, self._sent = 0, self._tick + 1, sent
         if not self._env.answers_late:
             self._receive(sent)
 
     def _receive(self, sent: SentTick) -> None:
         """Record the step of what was sent. Sets `end` where that ends the episode."""
-        choice, command, observed, deadlines, self._sent = (
-            sent.choice,
-            sent.command,
-            self._observed,
-            self._deadlines,
-            None,
-        )
+        choice, command, observed = sent.choice, sent.command, self._observed
+        deadlines, self._sent = self._deadlines, None
         raw, env_reward, terminated, truncated, info = self._env.receive()
         executed, wanted = np.array(info.get("executed_action", command), np.float32), command
         if "intervene_action" in info:  # the environment replaced our action by a human's, as HIL-SERL's do
@@ -286,11 +283,8 @@ class EpisodeRunner:
         success, failure = bool(info.get("success")), bool(info.get("failure"))
         reward = self._config.reward.failure_reward if failure and not success else env_reward
         holds = choice.source is Source.HOLD
-        self._stats.total_reward += reward
-        self._stats.hold_ticks += holds
-        self._stats.starved_ticks += holds and deadlines is not None and not choice.by_human
-        self._stats.gated_ticks += not np.array_equal(executed, wanted)
-        self._actions.append(executed)
+        gated, starved = not np.array_equal(executed, wanted), holds and deadlines is not None and not choice.by_human
+        self._meter.count(executed, reward, gated=gated, holds=holds, starved=starved)
         self._recorder.step(
             Step(
                 tick=sent.tick,
@@ -310,7 +304,11 @@ class EpisodeRunner:
         self._observed = LazyObservation(self._env, raw, self._cameras)
         if lost := int(info.get("lost_ticks", 0)):
             self._lost_ticks += lost
-            self._stats.gaps += 1
+            self._meter.gaps += 1
+            self._planner.flush()
+        self._unseen = bool(info.get("unseen"))
+        if self._unseen:  # windows end here, and none begins before the cameras are back
+            self._lost_ticks += 1
             self._planner.flush()
         if self._every_tick:  # now, when the state was measured, and in the time that the step leaves
             self._observed.with_frames()
@@ -319,7 +317,7 @@ class EpisodeRunner:
             if deadlines is not None and not self._env.answers_late and deadlines.stalled(sent.began):
                 self._lost_ticks = 1  # no tick follows that could find the gap
             outcome = Outcome.SUCCESS if success else Outcome.FAILURE if failure else Outcome.UNKNOWN
-            self._stats.fault = fault = "" if terminated else str(info.get("fault", ""))
+            self._meter.fault = fault = "" if terminated else str(info.get("fault", ""))
             by = "fault" if fault else "environment"
             self._close(self._observed.with_frames(), terminated=terminated, outcome=outcome, outcome_by=by)
         elif holds and self._garbage is not None:
@@ -333,29 +331,29 @@ class EpisodeRunner:
     def summary(self) -> EpisodeSummary:
         """The finished episode in figures. Warns of stalls, and once of an environment whose steps fill the tick."""
         assert self.end is not None
-        stats, deadlines = self._stats, self._deadlines
+        deadlines, meter = self._deadlines, self._meter
+        late = None if deadlines is None else Lateness.of(deadlines.lateness, deadlines.missed_periods)
+        stats = meter.summary(
+            self.end, self.spec.control_hz, now=self._clock.now(), decided=self._decided, lateness=late
+        )
+        stats.human_ticks, stats.segments = self.interventions.ticks, self.interventions.segments
         if stats.fault:
             logger.warning(f"the robot ended episode {self._episode_id}: {stats.fault}")
-        if deadlines is not None:
-            if not self._rate_judged and len(self._step_seconds) >= RATE_TICKS:
-                self._rate_judged = True
-                if warning := slow_step_warning(self._step_seconds, self.spec.dt):
-                    logger.warning(warning)
-            stats.lateness = Lateness.of(deadlines.lateness, deadlines.missed_periods)
-            if stats.gaps:
-                logger.warning(
-                    f"the control loop stalled in episode {self._episode_id} (gaps={stats.gaps}, longest "
-                    f"{max(deadlines.lateness):.2f} s): the plan was dropped, and training sees no window across a gap"
-                )
-        stats.steps, stats.outcome, stats.ended_by = self.end.length, self.end.outcome, self.end.outcome_by
-        stats.successes, stats.success_steps = int(stats.success), stats.success * stats.steps
-        stats.human_ticks, stats.segments = self.interventions.ticks, self.interventions.segments
-        if self._policy is not None:
-            values, clipped = self._decided
-            stats.clipped_share = (self._policy.clipped - clipped) / max(1, self._policy.values - values)
-        stats.jerk = commanded_jerk(self._actions, self.spec.control_hz)
-        stats.wall_seconds = self._clock.now() - self._began_at
+        if deadlines is not None and not self._rate_judged and len(meter.step_seconds) >= RATE_TICKS:
+            self._rate_judged = True
+            if warning := slow_step_warning(meter.step_seconds, self.spec.dt):
+                logger.warning(warning)
+        if deadlines is not None and stats.gaps:
+            logger.warning(
+                f"the control loop stalled in episode {self._episode_id} (gaps={stats.gaps}, longest "
+                f"{max(deadlines.lateness):.2f} s): the plan was dropped, and training sees no window across a gap"
+            )
         return stats
+
+    @property
+    def _decided(self) -> tuple[int, int]:
+        """Values that the policy decided so far, and how many of them were clipped."""
+        return (0, 0) if self._policy is None else (self._policy.values, self._policy.clipped)
 
     @property
     def _version(self) -> int:

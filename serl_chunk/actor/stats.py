@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from serl_chunk.actor.clock import Lateness
-from serl_chunk.types import Outcome
+from serl_chunk.types import End, Outcome
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -77,6 +77,46 @@ class EpisodeSummary(RolloutStats):
     @property
     def gated_share(self) -> float:
         return self.gated_ticks / max(1, self.steps)
+
+
+class EpisodeMeter:
+    """Collects the statistics of one episode while it runs.
+
+    Args:
+        began: of the episode, s on the loop's clock.
+        decided: values that the policy decided so far, and how many of them were clipped.
+    """
+
+    def __init__(self, seed: int, began: float, decided: tuple[int, int]) -> None:
+        self._summary = EpisodeSummary(seed=seed, episodes=1)
+        self._began, self._decided = began, decided
+        self._actions: list[np.ndarray] = []
+        self.gaps = 0
+        self.fault = self.conditions = ""
+        self.step_seconds: list[float] = []  # real time: what the environment's steps took
+
+    def count(self, executed: np.ndarray, reward: float, *, gated: bool, holds: bool, starved: bool) -> None:
+        """Count a step. `executed`: float32[A]; see `RolloutStats` for the others."""
+        self._actions.append(executed)
+        self._summary.total_reward += reward
+        self._summary.gated_ticks += gated
+        self._summary.hold_ticks += holds
+        self._summary.starved_ticks += starved
+
+    def summary(
+        self, end: End, hz: float, *, now: float, decided: tuple[int, int], lateness: Lateness | None
+    ) -> EpisodeSummary:
+        """Return the finished episode in figures, without those of its interventions."""
+        stats = self._summary
+        stats.gaps, stats.fault, stats.conditions = self.gaps, self.fault, self.conditions
+        stats.wall_seconds = now - self._began
+        stats.steps, stats.outcome, stats.ended_by = end.length, end.outcome, end.outcome_by
+        stats.successes, stats.success_steps = int(stats.success), stats.success * stats.steps
+        values, clipped = (after - before for after, before in zip(decided, self._decided, strict=True))
+        stats.clipped_share = clipped / max(1, values)
+        stats.jerk = commanded_jerk(self._actions, hz)
+        stats.lateness = lateness or stats.lateness
+        return stats
 
 
 def commanded_jerk(actions: list[np.ndarray], hz: float) -> float:

@@ -24,6 +24,7 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     failure; `info["executed_action"]` is the command after the driver's limits (absent: unchanged).
     `info["lost_ticks"]`: for so many ticks before this observation the robot did not follow what it was sent; the plan
     is dropped and no window of training goes on. `info["fault"]`: in words, why the robot truncated the episode.
+    `info["unseen"]`: in words, why a frame of this observation is not one to decide on; the robot holds meanwhile.
     `info["intervene_action"]` is present on ticks on which the environment itself let a human intervene;
     `executed_action` is then what the driver made of it, and `info["intervene_images"]` has the frames of the
     observation that the human acted on, if they were not requested. An environment truncates itself at its time limit.
@@ -62,6 +63,11 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
         """
         specs = self.robot_spec.cameras if cameras is None else [self.robot_spec.camera(name) for name in cameras]
         return {IMAGE_PREFIX + c.name: self._frame(c.name) for c in specs}
+
+    def watch(self, cameras: Sequence[str]) -> None:
+        """Expect that the episodes to come read these cameras. A robot whose cameras may fail gives `info["unseen"]` of
+        them, and waits for them in `reset`.
+        """
 
     def frame_numbers(self) -> Mapping[str, int]:
         """Return the sequence numbers of the last returned frames by camera; a camera without one is left out.

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ import numpy as np
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.robots import served_task
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv, StepResult
+from serl_chunk.robots.served_cameras import ServedCameras
 from serl_chunk.types import ConfigError, Observation, RobotSpec
 from serl_chunk_robot.client import Keys, RobotClient, RobotError
 
 logger = logging.getLogger(__name__)
 
-HELD_S = 1.0  # an episode ends in which the robot may not move for so long
+HELD_S = 1.0  # an episode ends in which the robot may not move, or a camera gives nothing new, for so long
 REMIND_S = 10.0  # between two lines while the robot may not move
 POLL_S = 0.2  # between two looks meanwhile; each renews the lease, which ends after 2 s
 MAX_CONDITIONS = 16384  # characters, which an HDF5 attribute holds; longer ones are without what was drawn
@@ -56,12 +58,16 @@ class ServedRobot(RobotEnv):
         self._client = RobotClient(config.server, name=name, role="controller", keys=keys)
         try:
             self._parts = _compared(spec, self._client.hello()["spec"], config.server)
+            self._cameras = ServedCameras(self._client, spec, config.server)
+            if images == "always":
+                self.watch([camera.name for camera in spec.cameras])
         except BaseException:
             self._client.close()
             raise
         self.tick = self._seen = self._pass = self._episode = 0
         self._sent_at, self._number = 0.0, 0
         self._armed, self._held_since, self._refused = False, 0.0, ""
+        self._unseen_since = 0.0
         self._state: dict[str, Any] = {}
         self._sent = np.zeros(0)  # the last target
 
@@ -105,8 +111,9 @@ class ServedRobot(RobotEnv):
                 continue
             if self._stand() != "the motion is done":
                 draws = None  # stopped or held before its end: once more
+        self._wait_for_cameras()
         self._episode += 1
-        self.tick, self._held_since, self._refused = 0, 0.0, ""
+        self.tick, self._held_since, self._refused, self._unseen_since = 0, 0.0, "", 0.0
         self._seen = 1 + max((e[0] for e in self._state["events"]), default=self._seen - 1)
         self.conditions = _conditions(self._state, draws or {})
         return self._observe(), {"draws": draws or {}}
@@ -140,6 +147,8 @@ class ServedRobot(RobotEnv):
                 info["failure"] = info.get("failure", False) or failure
         if not fault:
             fault = self._followed(info)
+        unseen = self._seen_by_cameras(info)
+        fault = fault or unseen
         follows = self._armed and self._state["factor"] == 1 and self._state["number"] == self._number
         if not follows and self._state["set_point"] is not None:
             info["executed_action"] = self._state["set_point"].astype(np.float32)
@@ -172,6 +181,30 @@ class ServedRobot(RobotEnv):
         if state["state"] == "STOPPED":
             return str(state["word"])
         return self._refused or str(state["word"]) if now - self._held_since > HELD_S else ""
+
+    def _seen_by_cameras(self, info: dict[str, Any]) -> str:
+        """Take the newest pictures and notice a camera whose picture is old; returns why the episode ends, or
+        nothing.
+        """
+        unseen, now = self._cameras.look(self._state["q"]), time.monotonic()
+        if not unseen:
+            self._unseen_since = 0.0
+            return ""
+        info["unseen"] = unseen
+        if not self._unseen_since:
+            logger.warning(f"no decisions: {unseen}")
+            self._unseen_since = now
+        return unseen if now - self._unseen_since > HELD_S else ""
+
+    def _wait_for_cameras(self) -> None:
+        """Wait until every watched camera gives new pictures and the robot stands, or `stop` ends that."""
+        told = time.monotonic() - REMIND_S + HELD_S
+        while (unseen := self._cameras.look(self._state.get("q"))) and self.stop() is None:
+            if time.monotonic() - told > REMIND_S:
+                told = time.monotonic()
+                logger.warning(f"waiting for the robot's cameras: {unseen}")
+            time.sleep(self.robot_spec.dt)
+            self._stand()
 
     def _read_state(self, *, after_reply: bool = False) -> str:
         """Take the newest state, or one after the last reply; returns what is wrong with the server, or nothing."""
@@ -213,12 +246,21 @@ class ServedRobot(RobotEnv):
         parts = [self._state["q"] if name == "q" else self._state["extra"][name] for name in self._parts]
         return self._observed(np.concatenate(parts).astype(np.float32))
 
+    def watch(self, cameras: Sequence[str]) -> None:
+        """Receive these cameras' pictures. Raises ConfigError where the server lacks one or has another size of it."""
+        self._cameras.watch(cameras)
+
+    def frame_numbers(self) -> Mapping[str, int]:
+        return self._cameras.numbers()
+
     def _frame(self, camera: str) -> np.ndarray:
-        raise ConfigError(
-            f"robot {self.robot_spec.name!r}: its server has no cameras (asked for {camera!r}). Use an agent and a "
-            "recording without cameras",
-            parameter="agent.image_keys",
-        )
+        image = self._cameras.image(camera)
+        if image is not None:
+            return image
+        if self.stop() is None:
+            raise RobotError(f"camera {camera!r}: no picture came. See the log of the robot's server")
+        of = self.robot_spec.camera(camera)  # a reset that was stopped waits for none, and no action follows it
+        return np.zeros((of.height, of.width, 3), np.uint8)
 
 
 def _conditions(state: dict[str, Any], draws: dict[str, Any]) -> str:

@@ -51,27 +51,31 @@ def way(event: str, arguments: dict[str, Any], start: np.ndarray, of: Limits) ->
     return Way(start + arguments.pop("by", 0.0), bool(arguments.pop("lasts", False)))
 
 
-def free_port() -> int:
-    """A port that is free with the next one."""
+def free_port(count: int = 2) -> int:
+    """The first of `count` consecutive ports that are free."""
     for _ in range(100):
         with contextlib.ExitStack() as stack:
             first = stack.enter_context(socket.socket())
             first.bind((HERE, 0))
             port = first.getsockname()[1]
-            second = stack.enter_context(socket.socket())
             with contextlib.suppress(OSError, OverflowError):
-                second.bind((HERE, port + 1))
+                for k in range(1, count):
+                    stack.enter_context(socket.socket()).bind((HERE, port + k))
                 return port
-    raise AssertionError("no two free ports")
+    raise AssertionError(f"no {count} consecutive free ports")
 
 
-def server(arms: FaultyArms, address: Address, clock: Callable[[], float] = time.monotonic) -> RobotServer:
+def server(
+    arms: FaultyArms, address: Address, clock: Callable[[], float] = time.monotonic,
+    cameras: tuple[tuple[str, int, int, int], ...] = (),
+) -> RobotServer:  # fmt: skip
     """A server that does not run yet."""
     arms.connect(clock)
     profiles = {name: Profile(name, limits(v), f"{v:g}") for name, v in (("slow", 0.5), ("fast", 3.2))}
     return RobotServer(
         arms, Gate(profiles["fast"].limits, DT), measured=Measured(*MECHANISM, np.array(SPEC.velocity)),
         profiles=profiles, profile="fast", motions=way, address=address, clock=clock,
+        cameras=cameras,
     )  # fmt: skip
 
 
@@ -79,11 +83,12 @@ class Served:
     """A served robot. `arms` may be given faults, `clients` are closed with it."""
 
     def __init__(
-        self, keys: Path | None = None, port: int = 0, arms: FaultyArms | None = None, host: str = HERE
-    ) -> None:
+        self, keys: Path | None = None, port: int = 0, arms: FaultyArms | None = None, host: str = HERE,
+        cameras: tuple[tuple[str, int, int, int], ...] = (),
+    ) -> None:  # fmt: skip
         self.port = port or free_port()
         self.arms = arms or FaultyArms()
-        self.server = server(self.arms, Address(host, self.port, keys))
+        self.server = server(self.arms, Address(host, self.port, keys), cameras=cameras)
         self._clients: list[RobotClient] = []
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()

@@ -69,7 +69,7 @@ class RobotClient:
         self._moment, self._heard = float("nan"), 0.0  # the server's newest moment, and this clock's when it came
         self._replied: Tuple[Any, float] = None, 0.0  # the server's process and its moment, of the last reply
         self._newest: Optional[Dict[str, Any]] = None
-        self._frames: Dict[str, zmq.Socket[bytes]] = {}  # of the cameras that were asked for
+        self._frames: Dict[str, Tuple[int, zmq.Socket[bytes]]] = {}  # ports and sockets of cameras that are read
         self._pictures: Dict[str, Picture] = {}  # the newest
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
@@ -90,6 +90,11 @@ class RobotClient:
         self._greeting = {}
         reply = self._exchange("hello", {"name": self.name, "role": self.role, "protocol": PROTOCOL})
         self._greeting = _taken(reply)
+        ports = {name: port for name, _, _, port in self.cameras()}
+        for camera, (port, frames) in list(self._frames.items()):
+            if ports.get(camera) != port:  # the server was started anew with another file
+                frames.close()
+                del self._frames[camera]
         return self._greeting
 
     def request(self, op: str, **arguments: Any) -> Dict[str, Any]:
@@ -149,15 +154,15 @@ class RobotClient:
         The first call subscribes: pictures of other cameras are not sent here. Raises RobotError for a camera that the
         server does not have.
         """
-        frames = self._frames.get(camera)
-        if frames is None:
+        if camera not in self._frames:
             ports = {name: port for name, _, _, port in self.cameras()}
             if camera not in ports:
                 raise RobotError(f"camera {camera!r}: the server has {', '.join(ports) or 'none'}")
-            frames = self._frames[camera] = self._connected(zmq.SUB, MAX_PICTURE, ports[camera])
+            self._frames[camera] = ports[camera], self._connected(zmq.SUB, MAX_PICTURE, ports[camera])
+        frames = self._frames[camera][1]
         while frames.poll(0):
             got = try_receive(frames)
-            picture = _picture(got[0]) if got else None
+            picture = _picture(got[0], camera) if got else None
             if picture is not None:
                 self._pictures[camera] = picture
         return self._pictures.get(camera)
@@ -235,11 +240,17 @@ def _decoded(frame: codec.Frame, largest: int = MAX_STATE) -> Dict[str, Any]:
         return {}
 
 
-def _picture(frame: codec.Frame) -> Optional[Picture]:
-    """The picture in a camera's message; None where it is none."""
+def _picture(frame: codec.Frame, camera: str) -> Optional[Picture]:
+    """The picture in a message of this camera; None where it is none, or another camera's."""
     values = _decoded(frame, MAX_PICTURE)
     image = values.get("image")
-    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+    if (
+        values.get("camera") != camera
+        or not isinstance(image, np.ndarray)
+        or image.dtype != np.uint8
+        or image.ndim != 3
+        or image.shape[2] != 3
+    ):
         return None
     try:
         return Picture(image, int(values["number"]), float(values["moment"]), float(values["changed"]))

@@ -10,5 +10,8 @@ BUILT_IN: Dict[str, str] = {
 }
 """What a robot's file may name -> the module and what makes the driver from options."""
 
-CAMERAS: Dict[str, str] = {"fake": "serl_chunk_robot.drivers.fake_camera:FakeCamera"}
+CAMERAS: Dict[str, str] = {
+    "fake": "serl_chunk_robot.drivers.fake_camera:FakeCamera",
+    "fake_aloha": "serl_chunk.robots.fake.camera:FakeAlohaCamera",
+}
 """The same of its tables [[camera]]."""

@@ -17,6 +17,10 @@ class FakeCamera:
 
     It reads as a real one does: a picture waits for its moment, and a reader that comes late misses those in between.
     Set `frozen` to repeat the last picture with new stamps and numbers, and `stopped` to give none any more.
+
+    Args:
+        height, width: of the picture, pixels.
+        rate: pictures a second.
     """
 
     def __init__(self, height: int = 480, width: int = 640, rate: float = 30.0) -> None:

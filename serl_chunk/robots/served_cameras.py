@@ -1,0 +1,122 @@
+"""Cameras of a robot server as an environment reads them, and whether their pictures can be decided on."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from serl_chunk.types import ConfigError, RobotSpec
+from serl_chunk_robot.client import Picture, RobotClient, RobotError
+
+STALE_S = 0.2  # a picture that is older is not decided on
+FROZEN_S = 0.5  # nor one that has not changed for so long ...
+MOVED = 0.02  # ... while a joint moved by so much, rad
+FIRST_S = 2.0  # for the first picture of a camera that no episode watches
+POLL_S = 0.005
+
+
+@dataclasses.dataclass
+class _Watched:
+    """A camera that is read. `start`: the joints when its picture changed last, float64[J]."""
+
+    picture: Picture | None = None
+    start: np.ndarray | None = None
+    moved: bool = False  # since then
+
+
+class ServedCameras:
+    """The cameras of `client`'s server. Only those that are watched are received, and only these can be unseen.
+
+    Raises ConfigError where a camera of `spec` that the server has differs in size.
+    """
+
+    def __init__(self, client: RobotClient, spec: RobotSpec, server: str) -> None:
+        self._client, self._spec, self._server = client, spec, server
+        self._joints = [i for i in range(len(spec.action_low)) if i not in spec.grippers]
+        self._watched: dict[str, _Watched] = {}
+        there = {name for name, *_ in client.cameras()}
+        for camera in spec.cameras:
+            if camera.name in there:
+                self._check(camera.name)
+
+    def watch(self, cameras: Sequence[str]) -> None:
+        """Receive these cameras from now on. Raises ConfigError for one that the server lacks or has in another
+        size.
+        """
+        for name in cameras:
+            if name not in self._watched:
+                self._check(name)
+                self._watched[name] = _Watched()
+                self._client.newest_picture(name)  # subscribes
+
+    def look(self, q: np.ndarray | None) -> str:
+        """Take the newest pictures; returns why one cannot be decided on, or nothing.
+
+        Args:
+            q: measured joints, float64[J].
+        """
+        now, reasons = self._client.server_time(), []
+        for name, watched in self._watched.items():
+            try:
+                reasons.append(self._look(name, watched, q, now))
+            except RobotError as e:  # a server that was started anew without it
+                reasons.append(str(e))
+        return "; ".join(r for r in reasons if r)
+
+    def image(self, name: str) -> np.ndarray | None:
+        """Return the picture that `look` took last, uint8[H, W, 3] and read-only; None where there was none.
+
+        A camera that was not watched is from now on, and its first picture is waited for.
+        """
+        if name not in self._watched:
+            self.watch([name])
+            ends = time.monotonic() + FIRST_S
+            while self._watched[name].picture is None and time.monotonic() < ends:
+                self.look(None)
+                time.sleep(POLL_S)
+        picture = self._watched[name].picture
+        return None if picture is None else picture.image
+
+    def numbers(self) -> dict[str, int]:
+        """Return the numbers of the pictures that `look` took last."""
+        return {name: w.picture.number for name, w in self._watched.items() if w.picture is not None}
+
+    def _look(self, name: str, watched: _Watched, q: np.ndarray | None, now: float) -> str:
+        picture, before = self._client.newest_picture(name), watched.picture
+        if picture is None:
+            return f"camera {name!r}: no picture yet"
+        camera = self._spec.camera(name)
+        if picture.image.shape != (camera.height, camera.width, 3):
+            return f"camera {name!r}: its pictures are of {picture.image.shape[:2]} pixels now"
+        watched.picture = picture
+        if before is None or picture.changed != before.changed or watched.start is None:
+            watched.start, watched.moved = q, False
+        elif q is not None:
+            watched.moved |= bool(np.abs(q - watched.start)[self._joints].max(initial=0.0) > MOVED)
+        age, same = now - picture.moment, now - picture.changed
+        if not age <= STALE_S:
+            return f"camera {name!r}: no new picture for {age:.1f} s"
+        if watched.moved and same > FROZEN_S:
+            return f"camera {name!r}: the same picture for {same:.1f} s while the robot moved"
+        return ""
+
+    def _check(self, name: str) -> None:
+        """Raise ConfigError where a camera of the specification is not the server's."""
+        camera = self._spec.camera(name)
+        sizes = {name: (height, width) for name, height, width, _ in self._client.cameras()}
+        if name not in sizes:
+            raise ConfigError(
+                f"{self._server} has no camera {name!r} (it has {', '.join(sizes) or 'none'}). Add a table [[camera]] "
+                "with this name to its robot.toml, or use an agent and a recording without cameras",
+                parameter="robot.server",
+            )
+        if sizes[name] != (camera.height, camera.width):
+            height, width = sizes[name]
+            raise ConfigError(
+                f"{self._server} has camera {name!r} with {height} x {width} pixels, expected {camera.height} x "
+                f"{camera.width} as in this experiment. Set the same size in its robot.toml and in the experiment",
+                parameter="robot.server",
+            )

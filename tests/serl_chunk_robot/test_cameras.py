@@ -1,0 +1,147 @@
+"""Processes of cameras: started anew where they end, and gone with their server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from robot_served import HERE, free_port, wait
+
+from serl_chunk_robot.cameras import Cameras
+from serl_chunk_robot.client import RobotClient
+from serl_chunk_robot.config import load
+
+CAMERAS = """
+import os, time
+from pathlib import Path
+from serl_chunk_robot.drivers.fake_camera import FakeCamera
+
+class Faulty(FakeCamera):
+    def __init__(self, fault=""):
+        super().__init__(12, 16, 60.0)
+        self.fault = fault
+
+    def open(self, clock):
+        super().open(clock)
+        if self.fault == "open":
+            raise OSError("no such device")
+
+    def read(self):
+        if self.fault == "exit":
+            os._exit(3)
+        return super().read()
+"""
+
+
+def robot_file(folder: Path, *options: str) -> Path:
+    (folder / "faulty.py").write_text(CAMERAS)
+    tables = "".join(f'[[camera]]\nname = "c{k}"\n{each}\n' for k, each in enumerate(options))
+    path = folder / "robot.toml"
+    path.write_text(f'name = "cell_{free_port()}"\ndriver = "fake"\nport = {free_port(2 + len(options))}\n{tables}')
+    return path
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as file:  # what ended, and no one waited for, is gone as well
+        return file.read().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_one_that_ends_is_started_anew_with_its_reason_and_they_end_with_the_context(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, logger="serl_chunk_robot")
+    good, fails = 'driver = "fake"\nheight = 12\nwidth = 16', 'driver = "faulty.py:Faulty"\nfault = "{}"'
+    file = load(robot_file(tmp_path, good, fails.format("open"), fails.format("exit")))
+    with Cameras(file.cameras, HERE, None, "run") as cameras:
+        killed = cameras._processes[0].process.pid
+        wait(lambda: caplog.text.count("restarts_in=") >= 2)
+        os.kill(killed, signal.SIGSEGV)
+        wait(lambda: "name=c0 reason=SIGSEGV restarts_in=1s" in caplog.text)
+        wait(lambda: cameras._processes[0].process is not None)
+        again = cameras.pids()
+        assert killed not in again
+    assert "name=c1 reason=OSError: no such device restarts_in=1s" in caplog.text
+    assert "name=c2 reason=exit status 3 restarts_in=1s" in caplog.text
+    assert all(len(record.getMessage().splitlines()) == 1 for record in caplog.records)
+    assert not any(alive(pid) for pid in [killed, *again])
+    assert cameras.pids() == []
+
+
+class Ended:
+    """A process that ended."""
+
+    stdin, returncode = None, 1
+
+    def poll(self):
+        return self.returncode
+
+
+def test_the_pauses_double_up_to_ten_seconds_and_begin_anew_after_a_good_run(tmp_path, monkeypatch):
+    now, started = [100.0], []
+    monkeypatch.setattr("serl_chunk_robot.cameras.monotonic", lambda: now[0])
+    process = Cameras(load(robot_file(tmp_path, 'driver = "fake"')).cameras, HERE, None, "run")._processes[0]
+    monkeypatch.setattr(process, "start", lambda: started.append(now[0]))
+
+    def pause(ran: float) -> float:
+        """Seconds until the next one is started, after one that ran for so long."""
+        process.process, process.pipe, process._began = Ended(), os.open(os.devnull, os.O_RDONLY), now[0] - ran
+        started.clear()
+        begun = now[0]
+        while not started:
+            process.attend()
+            now[0] += 0.5
+        return started[0] - begun
+
+    assert [pause(2.0) for _ in range(6)] == [1, 2, 4, 8, 10, 10]
+    assert [pause(11.0), pause(2.0)] == [1, 2]
+
+
+SERVE = "import sys; from serl_chunk_robot.main import main; sys.exit(main(['serve', sys.argv[1]]))"
+
+
+def served(path: Path, folder: Path) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", SERVE, str(path)], env={**os.environ, "XDG_STATE_HOME": str(folder)},
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def pids_of(server: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(server)], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_no_process_of_a_camera_outlives_its_server(tmp_path, number):
+    options = ('driver = "fake"\nheight = 12\nwidth = 16',) * 2
+    path = robot_file(tmp_path, *options)
+    server = served(path, tmp_path)
+    try:
+        with RobotClient(f"{HERE}:{load(path).port}", name="a", answer=20.0) as client:
+            assert [name for name, *_ in client.cameras()] == ["c0", "c1"]
+            wait(lambda: client.newest_picture("c1") is not None, 30)
+        pids = pids_of(server.pid)
+        assert len(pids) == 2
+        server.send_signal(number)
+        server.wait(20)
+        wait(lambda: not any(alive(pid) for pid in pids), 5)
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.slow
+def test_a_camera_whose_library_hangs_is_ended_and_started_anew(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, logger="serl_chunk_robot")
+    path = robot_file(tmp_path, 'driver = "faulty.py:Hangs"')
+    code = "\nclass Hangs(Faulty):\n    def read(self):\n        time.sleep(1000)\n"
+    (tmp_path / "faulty.py").write_text(CAMERAS + code)
+    with Cameras(load(path).cameras, HERE, None, "run"):
+        wait(lambda: "name=c0 reason=read does not return" in caplog.text, 20)
