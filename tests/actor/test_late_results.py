@@ -8,21 +8,33 @@ import logging
 
 import numpy as np
 import pytest
-from actor_helpers import DT, LineEnv, ListSink, NoisyAgent, SimClock, SimInference, make_config, make_policy
+from actor_helpers import (
+    DT,
+    HumanOnTicks,
+    LineEnv,
+    ListSink,
+    NoisyAgent,
+    SimClock,
+    SimInference,
+    make_config,
+    make_policy,
+)
 
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.evaluate import FAULT_REPEATS, evaluate, summary_line
 from serl_chunk.config.experiment import ActorConfig
+from serl_chunk.types import Source
 
 
 class Served(LineEnv):
-    """Moves at the end of the tick, when its result is asked for. `lost`: info of ticks."""
+    """Moves at the end of the tick, when its result is asked for. `lost`: info of ticks; `unseen`: ticks whose
+    observation has an old picture."""
 
     answers_late = True
 
-    def __init__(self, *, lost=None, fault_at=None, **more):
+    def __init__(self, *, lost=None, fault_at=None, unseen=(), **more):
         super().__init__(**more)
-        self.lost, self.fault_at = lost or {}, fault_at
+        self.lost, self.fault_at, self.unseen = lost or {}, fault_at, unseen
         self.calls = []
 
     def send(self, command):
@@ -35,17 +47,19 @@ class Served(LineEnv):
         raw, reward, terminated, truncated, info = self.step(self.sent)
         if tick in self.lost:
             info["lost_ticks"] = self.lost[tick]
+        if tick + 1 in self.unseen:
+            info["unseen"] = "camera 'front': no new picture for 0.3 s"
         if tick == self.fault_at:
             truncated, info["fault"] = True, "stopped by the operator"
         return raw, reward, terminated, truncated, info
 
 
-def run(env, config, clock=None, latencies=()):
+def run(env, config, clock=None, latencies=(), random_steps=0, **more):
     sink, policy = ListSink(), make_policy(NoisyAgent(8))
     inference = None if clock is None else SimInference(policy, clock, latencies)
-    runner = EpisodeRunner(env, policy, sink, config=config, clock=clock, inference=inference)
+    runner = EpisodeRunner(env, policy, sink, config=config, clock=clock, inference=inference, **more)
     try:
-        return runner.run_episode(3, explore=True), sink
+        return runner.run_episode(3, explore=True, random_steps=random_steps), sink
     finally:
         runner.close()
 
@@ -87,6 +101,36 @@ def test_ticks_that_the_robot_did_not_follow_are_a_gap_and_drop_the_plan():
     assert (plain.gaps, summary.gaps) == (0, 1)
     assert sink.steps[5].decision_tick == 0
     assert sink.steps[6].decision_tick == 6, "decided anew"
+
+
+@pytest.mark.parametrize(("clock", "random_steps"), [(False, 0), (True, 0), (False, 20)])
+def test_nothing_is_decided_on_an_old_picture(clock, random_steps):
+    clock = SimClock() if clock else None
+    env = Served(length=20, unseen=range(5, 9), clock=clock)
+    latencies = itertools.repeat(0.005)
+    _, sink = run(env, REALTIME if clock else make_config(), clock, latencies, random_steps)
+    acting = {Source.RANDOM} if random_steps else {Source.POLICY}
+    assert {s.source for s in sink.steps if s.tick not in env.unseen} == acting
+    assert {s.source for s in sink.steps if s.tick in env.unseen} == {Source.HOLD}
+    assert [s.lost_ticks for s in sink.steps] == [int(t in env.unseen) for t in range(20)]
+    if not random_steps:
+        assert not any(s.decision for s in sink.steps if s.tick in env.unseen)
+        assert sink.steps[9].decision_tick == 9, "decided anew"
+
+
+def test_a_human_acts_also_while_a_picture_is_old():
+    env = Served(length=12, unseen=range(5, 9))
+    _, sink = run(env, make_config(), intervention=HumanOnTicks(frozenset((6, 7))))
+    assert [s.tick for s in sink.steps if s.source is Source.HUMAN] == [6, 7]
+    assert [s.lost_ticks for s in sink.steps] == [int(t in env.unseen) for t in range(12)]
+
+
+def test_the_cameras_of_an_episode_are_watched():
+    env = Served(length=4)
+    watched = []
+    env.watch = watched.append
+    run(env, make_config(), cameras=("wrist",))
+    assert watched == [("wrist",)]
 
 
 def test_a_gap_at_the_end_leaves_no_last_observation():

@@ -10,7 +10,7 @@ from errors import naming
 from robot_limits import GRIPPERS, HIGH, HOME, LOW, J, viperx
 
 import serl_chunk_robot
-from serl_chunk_robot.config import RobotFile, checked, load, load_driver
+from serl_chunk_robot.config import RobotFile, checked, load, load_camera, load_driver
 from serl_chunk_robot.driver import DriverSpec
 from serl_chunk_robot.drivers.fake import FakeArms, viperx_arms
 from serl_chunk_robot.errors import ConfigError
@@ -73,6 +73,35 @@ every = 5
 speed = 0.2
 wait = "operator"
 """
+CAMERAS = """
+[[camera]]
+name = "top"
+driver = "fake"
+
+[[camera]]
+name = "wrist"
+driver = "my_camera.py:MyCamera"
+height = 60
+width = 80
+"""
+CAMERA = """
+from serl_chunk_robot.camera import CameraSpec
+from serl_chunk_robot.drivers.fake_camera import FakeCamera
+
+class MyCamera(FakeCamera):
+    pass
+
+class Large(MyCamera):
+    def spec(self):
+        return CameraSpec(60, 5000)
+
+class Blind(MyCamera):
+    def spec(self):
+        raise RuntimeError("no lens")
+
+class Half:
+    def spec(self): ...
+"""
 ARM = """
 from dataclasses import dataclass
 from serl_chunk_robot.drivers.fake import FakeArms, viperx_arms
@@ -118,6 +147,7 @@ class Odd(MyArm):
 def written(folder: Path, text: str) -> Path:
     (folder / "keys").mkdir(exist_ok=True)
     (folder / "my_arm.py").write_text(ARM)
+    (folder / "my_camera.py").write_text(CAMERA)
     (folder / "bad.py").write_text("import no_such_module\n")
     (folder / "robot.toml").write_text(text)
     return folder / "robot.toml"
@@ -194,6 +224,42 @@ def test_a_whole_file(tmp_path):
     assert np.isnan(second.joints[:7]).all()
     np.testing.assert_array_equal(second.joints[7:], HOME[7:])
     np.testing.assert_array_equal(second.random, [0.0] * 7 + [0.1] * 6 + [0.0])
+
+
+def test_cameras_have_a_port_each_behind_the_robots(tmp_path):
+    top, wrist = of(tmp_path, SHORT + CAMERAS).cameras
+    assert (top.name, top.spec.height, top.spec.width, top.port) == ("top", 480, 640, 5602)
+    assert (wrist.name, wrist.spec.height, wrist.spec.width, wrist.port) == ("wrist", 60, 80, 5603)
+    assert wrist.source.options == {"height": 60, "width": 80}
+    assert load_camera(wrist.source).spec() == wrist.spec
+    assert of(tmp_path, SHORT).cameras == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parameter", "named"),
+    [
+        ('name = "top"', "", "camera[0].name", "missing"),
+        ('name = "top"', 'name = "a top"', "camera[0].name", "letters, digits"),
+        ('name = "top"', 'name = "wrist"', "camera[1].name", "no camera before"),
+        ('driver = "fake"\n\n', "", "camera[0].driver", "missing"),
+        ('driver = "fake"\n\n', 'driver = "fak"\n', "camera[0].driver", "Did you mean fake"),
+        ("height = 60", "hight = 60", "camera[1].hight", "Did you mean height"),
+        ("height = 60", "height = 0", "camera[1].driver", "cannot be made"),
+        ("height = 60", "height = 2026-01-01", "camera[1].height", "a text, a number"),
+        (":MyCamera", ":Large", "camera[1].driver", "from 1 to 4096 pixels"),
+        (":MyCamera", ":Blind", "camera[1].driver", "no lens"),
+        (':MyCamera"\nheight = 60\nwidth = 80', ':Half"', "camera[1].driver", "lacks the methods open, read, close"),
+    ],
+)
+def test_a_bad_camera_is_refused_with_its_key(tmp_path, old, new, parameter, named):
+    assert old in CAMERAS
+    with pytest.raises(ConfigError, match=naming(parameter, named, "robot.toml")):
+        of(tmp_path, SHORT + CAMERAS.replace(old, new))
+
+
+def test_a_port_without_room_for_the_cameras_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=naming("port", "for each camera")):
+        of(tmp_path, SHORT + "port = 65533\n" + CAMERAS)
 
 
 def test_the_documented_file_is_valid(tmp_path):

@@ -1,0 +1,218 @@
+"""Cameras of a robot's server in the control loop: real sockets, a real EpisodeRunner, pictures that go missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+
+import numpy as np
+import pytest
+from actor_helpers import ListSink, make_config
+from robot_cameras import PublishedCamera
+from robot_limits import GRIPPERS, HIGH, HOME, LOW, J
+from robot_served import HERE, Served, free_port, served, wait
+from robot_world import TICK
+
+from serl_chunk.actor.episode import EpisodeRunner
+from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.robots import served_cameras
+from serl_chunk.robots.served import HELD_S, ServedRobot
+from serl_chunk.robots.served_cameras import FROZEN_S
+from serl_chunk.types import IMAGE_PREFIX, CameraSpec, ConfigError, RobotSpec, Source
+
+TOP = IMAGE_PREFIX + "top"
+SPEC = RobotSpec(
+    "arms", 1 / TICK, J, tuple(LOW), tuple(HIGH), tuple(range(J)), GRIPPERS,
+    (CameraSpec("top", 12, 16), CameraSpec("left", 12, 16)), 500, ((0, 7), (7, 14)),
+)  # fmt: skip
+
+
+class Cell:
+    """A served robot that is cleared, with two cameras; `top` sends frames."""
+
+    def __init__(self, robot: Served, camera: PublishedCamera) -> None:
+        self.robot, self.top = robot, camera
+        self.config = FakeAlohaConfig(server=f"{HERE}:{robot.port}")
+        self._made: list[ServedRobot] = []
+
+    def env(self, **more) -> ServedRobot:
+        spec = dataclasses.replace(SPEC, **more)
+        self._made.append(ServedRobot(self.config, spec, name="actor"))
+        return self._made[-1]
+
+    def close(self) -> None:
+        for env in self._made:
+            env.close()
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    monkeypatch.setattr(served_cameras, "STALE_S", 0.4)  # machines that run tests may stand still for longer
+    port = free_port(4)
+    with served(port=port, cameras=(("top", 12, 16, port + 2), ("wrist", 8, 16, port + 3))) as robot:
+        robot.ready()
+        camera = PublishedCamera("top", port + 2)
+        made = Cell(robot, camera)
+        yield made
+        made.close()
+        camera.close()
+
+
+class Moves:
+    """A demonstrator that moves the joints slowly up, and calls `then` at its `at`-th tick."""
+
+    def __init__(self, at: int, then) -> None:
+        self.at, self.then, self.ticks = at, then, 0
+
+    def reset(self, seed):
+        self.ticks = 0
+
+    def act(self):
+        self.ticks += 1
+        if self.ticks == self.at:
+            self.then()
+        rising = np.array([i not in GRIPPERS for i in range(J)])
+        return (HOME + 0.004 * min(self.ticks, 60) * rising).astype(np.float32)
+
+
+def episode(cell, env, expert):
+    """Run one episode; returns its records and the runner's summary."""
+    sink, config = ListSink(), dataclasses.replace(make_config(), robot=cell.config)
+    runner = EpisodeRunner(env, expert, sink, config=config, cameras=("top",))
+    try:
+        return sink, runner.run_episode(1)
+    finally:
+        runner.close()
+
+
+def test_a_camera_that_comes_back_costs_its_gap_alone(cell, caplog):
+    env = cell.env(max_episode_steps=110)
+
+    def vanish():
+        cell.top.silent = True
+        threading.Timer(0.7, lambda: setattr(cell.top, "silent", False)).start()
+
+    sink, summary = episode(cell, env, Moves(15, vanish))
+    held = [s.tick for s in sink.steps if s.lost_ticks and s.tick > 15]
+    assert summary.fault == ""
+    assert len(sink.steps) == 110
+    assert len(held) > 0.2 / TICK
+    assert {sink.steps[t].source for t in held} == {Source.HOLD}
+    assert {s.source for s in sink.steps[held[-1] + 2 :]} == {Source.SCRIPTED}
+    assert "no decisions: camera 'top': no new picture for 0." in caplog.text
+
+
+@pytest.mark.parametrize(("fault", "words"), [("silent", "no new picture for"), ("frozen", "the same picture for")])
+def test_a_camera_that_stays_away_ends_the_episode_and_the_next_one_waits_for_it(cell, caplog, fault, words):
+    env, moments = cell.env(), []
+
+    def fail():
+        moments.append(time.monotonic())
+        setattr(cell.top if fault == "silent" else cell.top.camera, fault, True)
+
+    sink, summary = episode(cell, env, Moves(15, fail))
+    after = time.monotonic() - moments[0]
+    assert f"camera 'top': {words}" in summary.fault
+    assert (sink.last_end.outcome_by, sink.last_end.final_observation) == ("fault", None)
+    late = [s for s in sink.steps if s.lost_ticks]
+    assert after > HELD_S
+    assert len(late) > 0.5 * HELD_S / TICK, "the loop went on"
+    assert {s.source for s in late} == {Source.HOLD}
+    assert np.abs(late[-1].action - late[0].action).max() < 0.05, "the arms were held"
+    if fault == "silent":
+        began = threading.Event()
+        thread = threading.Thread(target=lambda: (env.reset(seed=2), began.set()))
+        thread.start()
+        wait(lambda: "waiting for the robot's cameras: camera 'top'" in caplog.text)
+        assert not began.is_set()
+        cell.top.silent = False
+        thread.join(10)
+        assert began.is_set()
+
+
+def test_the_same_picture_of_a_robot_that_stands_is_no_fault(cell):
+    env = cell.env()
+    env.watch(["top"])
+    env.reset(seed=1)
+    cell.top.camera.frozen = True
+    infos = [env.step(HOME.astype(np.float32))[4] for _ in range(round(1.6 * FROZEN_S / TICK))]
+    assert not any("unseen" in i for i in infos)
+    moved = HOME + 0.05 * (np.arange(J) == 1)
+    infos = [env.step(moved.astype(np.float32))[4] for _ in range(20)]
+    assert "the same picture" in infos[-1]["unseen"]
+
+
+def test_the_newest_pictures_are_read_with_their_numbers(cell):
+    env = cell.env()
+    first = env.read_images(["top"])[TOP]  # not watched before: waited for
+    assert (first.shape, first.dtype) == ((12, 16, 3), np.uint8)
+    kept, number = first.copy(), env.frame_numbers()["top"]
+    env.reset(seed=1)
+    for _ in range(3):
+        env.step(HOME.astype(np.float32))
+    assert env.frame_numbers().keys() == {"top"}
+    assert env.frame_numbers()["top"] > number
+    again = env.read_images(["top"])[TOP]
+    assert not np.array_equal(again, kept)
+    assert np.array_equal(first, kept), "what was read does not change"
+    assert env.read_images(["top"])[TOP] is again
+
+
+def test_a_camera_that_no_episode_reads_is_not_waited_for(cell):
+    cell.top.silent = True
+    env = cell.env()
+    env.watch([])
+    env.reset(seed=1)
+    assert "unseen" not in env.step(HOME.astype(np.float32))[4]
+
+
+def test_a_session_that_ends_does_not_wait_for_a_camera(cell):
+    cell.top.silent = True
+    env = cell.env()
+    env.watch(["top"])
+    env.stop = lambda: "operator"
+    env.reset(seed=1)
+    assert not env.read_images(["top"])[TOP].any()
+
+
+@pytest.mark.parametrize(
+    ("cameras", "named"),
+    [
+        ((CameraSpec("top", 12, 20),), "'top' with 12 x 16 pixels, expected 12 x 20"),
+        ((CameraSpec("wrist", 12, 16),), "'wrist' with 8 x 16 pixels, expected 12 x 16"),
+    ],
+)
+def test_another_size_is_refused_when_the_robot_is_opened(cell, cameras, named):
+    with pytest.raises(ConfigError, match=named) as raised:
+        cell.env(cameras=cameras)
+    assert raised.value.parameter == "robot.server"
+
+
+def test_a_camera_that_the_server_lacks_is_refused_where_it_is_read(cell):
+    env = cell.env(cameras=(CameraSpec("left", 12, 16),))
+    for read in (env.watch, env.read_images):
+        with pytest.raises(ConfigError, match=r"no camera 'left' \(it has top, wrist\)"):
+            read(["left"])
+
+
+def test_a_file_that_was_changed_gives_its_cameras_another_port(cell):
+    client = cell.robot.client("looks", "any")
+    wait(lambda: client.newest_picture("top") is not None)
+    cell.robot.server._cameras[0][3] += 1
+    client.hello()
+    assert client.newest_picture("top") is not None, "the last one, until another comes"
+    assert client._frames["top"][0] == cell.robot.port + 3
+
+
+def test_a_picture_of_another_size_is_not_decided_on(cell, caplog):
+    caplog.set_level(logging.WARNING)
+    env = cell.env()
+    env.watch(["top"])
+    env.reset(seed=1)
+    cell.top.close()
+    cell.top.__init__("top", cell.robot.port + 2, height=12, width=18)
+    ends = time.monotonic() + 5
+    while "unseen" not in (info := env.step(HOME.astype(np.float32))[4]) or "(12, 18)" not in info["unseen"]:
+        assert time.monotonic() < ends
