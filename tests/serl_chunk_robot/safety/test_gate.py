@@ -11,7 +11,7 @@ from gate_passes import DT, GOALS, PROFILES, ends, goals, keeps, profile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties import examples
-from robot_limits import HIGH, HOME, LOW, SPACE, J, limits, viperx
+from robot_limits import GRIPPERS, HIGH, HOME, LOW, SPACE, J, limits, viperx
 
 from serl_chunk_robot.safety.gate import REJECTIONS, Command, Gate, Passed
 from serl_chunk_robot.safety.limits import Workspace
@@ -275,3 +275,20 @@ def test_slowed_passes_are_counted_by_reason():
 def test_a_workspace_without_arms_is_refused():
     with pytest.raises(ValueError, match="kinematics"):
         Gate(limits(workspace=SPACE), DT)
+
+
+@pytest.mark.parametrize("end", ["low", "high"])
+def test_a_gripper_that_eases_to_the_end_of_its_range_slows_no_joint(end: str):
+    """Smooth targets within every limit, the last of them the limit itself."""
+    of, dt = limits(), 0.005
+    gate, grips, n = Gate(of, dt), list(GRIPPERS), 60
+    target = getattr(of, end)[grips]
+    at = SetPoint.standing(HOME)
+    for k in range(n + 10):
+        s = min((k + 1) / n, 1.0)
+        goal = HOME + 0.2 * s**3 * (10 - 15 * s + 6 * s**2) * np.where(HOME > 0, -1, 1)
+        goal[grips] = HOME[grips] + (target - HOME[grips]) * s**3 * (10 - 15 * s + 6 * s**2)
+        passed = gate.step(at, goal, at.position)
+        assert (passed.factor, passed.reason) == (1.0, ""), k
+        at = passed.set_point
+    np.testing.assert_array_equal(at.position[grips], target)

@@ -72,10 +72,10 @@ def stopping_distance(velocity: np.ndarray, acceleration: np.ndarray, rates: Rat
     """A bound of how far towards + a joint still travels under `braked`, float64[J]; 0 where it moves the other way.
 
     Of the peak u: the way up to it; u^2 / 2a at full deceleration; 1.1 u r for the ramps (r: a / j, less where u is too
-    small for full deceleration); and half a pass. Nothing, where the next pass may end the motion.
+    small for full deceleration); and half a pass. A joint that stands after the next pass goes no further.
     """
-    most = np.minimum(rates.acceleration, rates.jerk * dt) * dt
-    at_once = (np.abs(velocity) <= most) & (np.abs(velocity / dt + acceleration) <= rates.jerk * dt)
+    stop, change = velocity / dt, rates.jerk * dt
+    at_once = (np.abs(stop) <= np.minimum(rates.acceleration, change)) & (np.abs(stop + acceleration) <= change)
     u = peak_speed(velocity, acceleration, rates, dt)
     ramp = np.minimum(rates.acceleration / rates.jerk, np.sqrt(u / rates.jerk))
     rise = np.maximum(acceleration, 0.0) / rates.jerk
