@@ -284,8 +284,11 @@ def _compared(spec: RobotSpec, served: dict[str, Any], server: str) -> list[str]
     }
     differing = [f"{name} {ours}, the server has {theirs}" for name, (ours, theirs) in wanted.items() if ours != theirs]
     if not differing:
-        beyond = [i for i, (low, high) in enumerate(zip(served["low"], served["high"], strict=True))
-                  if spec.action_low[i] < low or spec.action_high[i] > high]  # fmt: skip
+        # As float32, which actions are: rounded limits of the joints themselves reach beyond them by a hair.
+        low, high, least, most = (
+            np.array(x, np.float32) for x in (served["low"], served["high"], spec.action_low, spec.action_high)
+        )
+        beyond = np.flatnonzero((least < low) | (most > high)).tolist()
         differing = [f"actions {beyond} reach beyond the robot's joints"] if beyond else []
     if differing:
         raise ConfigError(

@@ -311,6 +311,14 @@ def test_a_robot_that_differs_is_refused_by_field(served, make, change, word):
     assert raised.value.parameter == "robot.server"
 
 
+def test_limits_that_were_rounded_to_float32_are_those_of_the_robot(served, make):
+    """The action space of a gymnasium environment has them so."""
+    rounded = {f"action_{side}": tuple(np.array(getattr(served.arms.spec(), side), np.float32).astype(float).tolist())
+               for side in ("low", "high")}  # fmt: skip
+    assert any(a < b for a, b in zip(rounded["action_low"], served.arms.spec().low, strict=True))
+    make(spec=dataclasses.replace(SPEC, **rounded))
+
+
 def test_a_robot_that_does_not_tell_its_arms_is_served(make):
     make(spec=dataclasses.replace(SPEC, arms=()))
 
