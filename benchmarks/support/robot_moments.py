@@ -72,20 +72,21 @@ class Arms(gymnasium.Env):
         state = gymnasium.spaces.Box(-np.inf, np.inf, (14,), np.float32)
         self.observation_space = gymnasium.spaces.Dict({"state": state})
 
-config = ExperimentConfig(
-    name="served_arms",
-    robot=GymConfig(make=lambda fake_env: Arms(), robot_name="arms", control_hz=50.0, max_episode_steps=20000,
-                    joint_of_action=tuple(range(14)), grippers=(6, 13)),
-    agent=AcfqlConfig(
-        critic=CriticConfig(hidden=(16,), ensemble=2, target_subset=2, target_aggregate="mean", loss="squared"),
-        flow=FlowConfig(hidden=(16,), steps=2), candidates=2,
-    ),
-    chunk=ChunkConfig(horizon=5),
-    normaliser=NormaliserConfig(actions="absolute_range"),
-    replay=ReplayConfig(capacity=50_000, demo_capacity=10, human_capacity=50_000),
-    learner=LearnerConfig(batch_size=16, max_steps=1000, warmup_episodes=10_000, checkpoint_period=0),
-    discount=0.99,
-)
+def experiment() -> ExperimentConfig:
+    return ExperimentConfig(
+        name="served_arms",
+        robot=GymConfig(make=lambda fake_env: Arms(), robot_name="arms", control_hz=50.0, max_episode_steps=20000,
+                        joint_of_action=tuple(range(14)), grippers=(6, 13)),
+        agent=AcfqlConfig(
+            critic=CriticConfig(hidden=(16,), ensemble=2, target_subset=2, target_aggregate="mean", loss="squared"),
+            flow=FlowConfig(hidden=(16,), steps=2), candidates=2,
+        ),
+        chunk=ChunkConfig(horizon=5),
+        normaliser=NormaliserConfig(actions="absolute_range"),
+        replay=ReplayConfig(capacity=50_000, demo_capacity=10, human_capacity=50_000),
+        learner=LearnerConfig(batch_size=16, max_steps=1000, warmup_episodes=10_000, checkpoint_period=0),
+        discount=0.99,
+    )
 '''
 
 
@@ -144,9 +145,9 @@ class Cell:
         recording(folder / "sines.npz", episodes)
         self.limits = built_in(viperx_arms().spec())["evaluating"]
         self._processes: list[subprocess.Popen[bytes]] = []
-        shared = ["--exp_name", str(folder / "served_arms.py"), "--port", str(learner)]
+        shared = ["--exp_name", str(folder / "served_arms.py"), "--port", str(learner), "--config.actor.clock=realtime"]
         self._actor_arguments = [
-            *shared, "--actor", "--config.actor.clock=realtime", f"--config.robot.server={HERE}:{self._port}",
+            *shared, "--actor", f"--config.robot.server={HERE}:{self._port}",
             f"--config.actor.intervention={folder / 'sines.npz'}",
         ]  # fmt: skip
         self._learner_arguments = [*shared, "--learner", "--debug", "--checkpoint_path", str(folder / "run")]
@@ -215,7 +216,8 @@ class Cell:
 
     def in_motion(self, seconds: float) -> None:
         """Wait until the robot has been in RUN and in motion for so long; clear it where it is stopped."""
-        ends, since, before = time.monotonic() + PATIENCE, time.monotonic(), None
+        ends, since, moves = time.monotonic() + PATIENCE, time.monotonic(), False
+        before: dict[str, Any] | None = None
         while True:
             for state in self.watch(0.01):
                 moves = False
@@ -224,7 +226,8 @@ class Cell:
                     moves = bool(way > IN_MOTION * max(state["moment"] - before["moment"], 1e-9))
                 since = since if moves else time.monotonic()
                 before = state
-            if time.monotonic() - since >= seconds:
+            fresh = before is not None and time.monotonic() - before["moment"] < 0.05
+            if moves and fresh and time.monotonic() - since >= seconds:
                 return
             if self.state.get("state") == "STOPPED" and self.state.get("answered"):
                 with contextlib.suppress(RobotError):
@@ -232,11 +235,10 @@ class Cell:
             self._check(ends, f"the robot does not move: {self.state.get('state')}, {self.state.get('word')}")
 
     def _check(self, ends: float, otherwise: str) -> None:
-        for process in self._processes:
-            if process.poll() not in (None, -signal.SIGKILL):
-                raise RuntimeError(f"{otherwise}. A process ended: see {self._folder}")
-        if time.monotonic() > ends:
-            raise RuntimeError(f"{otherwise}. See {self._folder}")
+        ended = any(process.poll() not in (None, -signal.SIGKILL) for process in self._processes)
+        if ended or time.monotonic() > ends:
+            logs = [f"{path.name}:\n{path.read_text()[-2000:]}" for path in sorted(self._folder.glob("*_*.txt"))]
+            raise RuntimeError("\n".join([otherwise, *logs]))
 
     def set_points(self) -> tuple[np.ndarray, np.ndarray]:
         """The moments at which the driver got set points, float64[N], and these, float64[N, J]."""
@@ -265,6 +267,8 @@ class Cell:
     def _measured(self, how: str, begins: float, states: list[dict[str, Any]]) -> Moment:
         run = [s for s in states if s["state"] == "RUN"]
         after = [s for s in states if s["moment"] > run[-1]["moment"]]
+        if not after:
+            raise RuntimeError(f"the robot did not brake after {how}: {states[-1]['word']}")
         number, generation = run[-1]["number"], run[-1]["generation"]
         last = min(s["moment"] for s in run if (s["number"], s["generation"]) == (number, generation))
         braked = after[0]["moment"]
