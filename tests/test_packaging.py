@@ -157,6 +157,8 @@ def test_the_wheel_holds_every_module_and_experiment(tmp_path):
     )
     (wheel,) = tmp_path.glob("*.whl")
     subprocess.run([*pip, "install", "--no-deps", "--target", target, wheel], check=True, timeout=240)
+    robots = [path.name for path in (ROOT / "experiments" / "robots").glob("*.toml")]
+    assert {path.name for path in (target / "serl_chunk" / "experiments" / "robots").iterdir()} == set(robots) != set()
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_ALL, target], cwd=tmp_path, env={"PYTHONPATH": str(target), "PATH": ""},
         capture_output=True, text=True, timeout=240,

@@ -78,14 +78,17 @@ class SeenFakeAloha:
 
 
 class SeenAlohaSim:
-    """gym-aloha's tasks with the attributes of AlohaSimEnv that its experts read."""
+    """gym-aloha's tasks with the attributes of AlohaSimEnv that its experts read.
+
+    A plan begins at the joints' target: arms hang some mrad below it, and a plan from there would begin with a jump.
+    """
 
     def __init__(self, robot: Robot) -> None:
         self._robot, self.robot_spec = robot, robot.robot_spec
 
     @property
     def joints(self) -> np.ndarray:
-        return self._robot.seen().q.copy()
+        return self._robot.seen().target.copy()
 
     @property
     def object_poses(self) -> np.ndarray:

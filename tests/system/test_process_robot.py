@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from robot_served import HERE, drive, free_port, until, wait
 
 from serl_chunk_robot.client import RobotClient, RobotError
+from serl_chunk_robot.wire import arrays
 
 # Machines that run tests may stand still for longer than robot PCs may.
 MAIN = """
@@ -138,6 +142,40 @@ def test_a_server_that_stood_still_has_stopped_its_robot(robot):
         state = until(actor, "STOPPED")
         assert "stood still" in state["word"]
         assert abs(state["set_point"] - at).max() < 1e-3
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gym_aloha") is None, reason="the [aloha-sim] extra is not installed")
+def test_simulated_arms_keep_their_target_without_a_server_and_a_new_one_moves_nothing(robot):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.bind((HERE, 0))
+        arms = s.getsockname()[1]
+    shipped = (Path(__file__).resolve().parents[2] / "experiments" / "robots" / "aloha_sim.toml").read_text()
+    file = shipped.replace("port = 5610", f"port = {arms}\nends = 10.0")
+    robot.file.write_text(f"port = {robot.port}\n{file}")
+    robot.begin()
+    wait(lambda: robot.run("clear").returncode == 0, 60)
+    with robot.client("left", "controller") as actor:
+        actor.request("arm")
+        start = actor.next_state()["set_point"]
+        drive(actor, 30, 0.004)
+        robot.end(signal.SIGKILL)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+            s.settimeout(5)
+            s.connect((HERE, arms))
+
+            def arms_now() -> dict[str, Any]:
+                s.send(arrays.pack({"op": "hello"}))
+                return arrays.unpack(s.recv(65536), 65536)
+
+            kept = arms_now()
+            assert abs(kept["target"] - start).max() > 0.05, "away from home"
+            wait(lambda: abs(arms_now()["dq"]).max() < 1e-4)  # they settle at it
+            kept = arms_now()
+            robot.begin()
+            for _ in range(50):
+                state = actor.next_state(10)
+                assert state["state"] == "STOPPED"
+                assert abs(state["q"] - kept["q"]).max() < 1e-3
 
 
 @pytest.mark.parametrize(

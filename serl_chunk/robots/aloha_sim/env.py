@@ -11,6 +11,7 @@ from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 
 from serl_chunk import extras
@@ -30,6 +31,7 @@ CAMERAS = ("left_pillar", "right_pillar", "top", "angle", "front_close", "left_w
 
 FINGER_CLOSED, FINGER_OPEN = 0.01844, 0.058  # m, a gripper's 0 and 1 (gym-aloha's PUPPET_GRIPPER_POSITION_*)
 START_ARM = (0.0, -0.96, 1.16, 0.0, -0.3, 0.0, 0.02239, -0.02239)  # joints (rad) and the two fingers (m) of an arm
+HOME = (*START_ARM[:6], (START_ARM[6] - FINGER_CLOSED) / (FINGER_OPEN - FINGER_CLOSED)) * 2  # the 14 joints there
 
 # Where the 14 joints of state and action lie among the model's 16 (a gripper has two mirrored fingers there).
 _JOINT_QPOS = np.array([0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14])
@@ -154,7 +156,7 @@ class AlohaSimEnv(MujocoEnv):
         self._mujoco, path = _import_simulator(self.scene.model_file)
         self.model = self._mujoco.MjModel.from_xml_path(str(path))
         self._data = self._mujoco.MjData(self.model)
-        self._substeps = round(1 / (CONTROL_HZ * self.model.opt.timestep))
+        self.substeps = round(1 / (CONTROL_HZ * self.model.opt.timestep))
         self._env_name, self._cube_in_state = config.env_name, config.cube_in_state
         self._names = [self.model.geom(i).name for i in range(self.model.ngeom)]
         self._own = np.array([name in self.scene.geometries for name in self._names])
@@ -165,6 +167,18 @@ class AlohaSimEnv(MujocoEnv):
         joints = self._data.qpos[_JOINT_QPOS]
         joints[_GRIPPERS] = (joints[_GRIPPERS] - FINGER_CLOSED) / (FINGER_OPEN - FINGER_CLOSED)
         return joints
+
+    @property
+    def speeds(self) -> np.ndarray:
+        """Measured velocity of the joints, `float64[14]`: rad/s, grippers' openings per second."""
+        speeds = self._data.qvel[_JOINT_QPOS]
+        speeds[_GRIPPERS] /= FINGER_OPEN - FINGER_CLOSED
+        return speeds
+
+    @property
+    def forces(self) -> np.ndarray:
+        """Actuators' forces, `float64[14]`: N m, N of a finger."""
+        return self._data.actuator_force[_JOINT_QPOS]
 
     @property
     def object_poses(self) -> np.ndarray:
@@ -180,25 +194,49 @@ class AlohaSimEnv(MujocoEnv):
         self._mujoco.mj_resetData(self.model, self._data)
         self._data.qpos[:16] = START_ARM * 2
         self._data.ctrl[:] = START_ARM * 2
-        for i, (low, high) in enumerate(self.scene.starts):
-            pose = (*self.np_random.uniform(low, high), OBJECT_HEIGHT, 1, 0, 0, 0)
-            self._data.qpos[_OBJECTS_FROM + 7 * i : _OBJECTS_FROM + 7 * (i + 1)] = pose
+        self.place_objects(self._draw_objects())
+        return {"stage": self.stage()}
+
+    def reset_objects(self, seed: int) -> np.ndarray:
+        """Put the objects where `reset` with this seed does, at rest; the arms stay. Returns their poses."""
+        gymnasium.Env.reset(self, seed=seed)
+        poses = self._draw_objects()
+        self.place_objects(poses)
+        return poses
+
+    def _draw_objects(self) -> np.ndarray:
+        poses = [(*self.np_random.uniform(low, high), OBJECT_HEIGHT, 1, 0, 0, 0) for low, high in self.scene.starts]
+        return np.array(poses, np.float64)
+
+    def place_objects(self, poses: np.ndarray) -> None:
+        """Put the objects to `poses`, float64[N, 7], at rest."""
+        self._data.qpos[_OBJECTS_FROM:] = poses.reshape(-1)
+        self._data.qvel[_OBJECTS_FROM:] = 0
         self._mujoco.mj_step1(self.model, self._data)
-        return {"stage": self._stage()}
 
     def _move(self, action: np.ndarray) -> tuple[float, dict[str, Any]]:
         executed = np.clip(action, self._low, self._high)
-        self._data.ctrl[:] = self._to_ctrl(executed)
-        # The position stage (mj_step1) of the current state is always done already, so contacts, joints and frames
-        # belong to one moment. gym-aloha's environment does the same.
-        self._mujoco.mj_step2(self.model, self._data)
-        self._mujoco.mj_step(self.model, self._data, self._substeps - 1)
-        self._mujoco.mj_step1(self.model, self._data)
-        stage = self._stage()
+        self.command(executed)
+        self.advance(self.substeps)
+        stage = self.stage()
         success = stage == SUCCESS_STAGE
         return success, {"success": success, "stage": stage, "executed_action": executed}
 
-    def _stage(self) -> int:
+    def command(self, joints: np.ndarray) -> None:
+        """Set the target of the joints' position control, float[14]."""
+        self._data.ctrl[:] = self._to_ctrl(joints)
+
+    def advance(self, steps: int) -> None:
+        """Simulate `steps` steps of physics (2 ms each), at least one."""
+        # The position stage (mj_step1) of the current state is always done already, so contacts, joints and frames
+        # belong to one moment. gym-aloha's environment does the same.
+        self._mujoco.mj_step2(self.model, self._data)
+        if steps > 1:
+            self._mujoco.mj_step(self.model, self._data, steps - 1)
+        self._mujoco.mj_step1(self.model, self._data)
+
+    def stage(self) -> int:
+        """Return gym-aloha's reward, 0..4."""
         pairs = self._data.contact.geom[: self._data.ncon]
         pairs = pairs[self._own[pairs].any(axis=1)]  # the arms' own joints touch each other all the time
         return self.scene.stage({frozenset((self._names[a], self._names[b])) for a, b in pairs.tolist()})

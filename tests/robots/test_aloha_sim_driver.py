@@ -1,0 +1,282 @@
+"""gym-aloha's task behind a robot's loop: the driver and its process's simulation, with an injected clock."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serl_chunk.config.robots import AlohaSimConfig
+from serl_chunk.robots.aloha_sim import driver as driver_module
+from serl_chunk.robots.aloha_sim import process
+from serl_chunk.robots.aloha_sim.driver import AlohaSimDriver, inject
+from serl_chunk.robots.aloha_sim.env import HOME, AlohaSimEnv
+from serl_chunk.robots.aloha_sim.process import Simulation
+from serl_chunk.robots.served import _compared
+from serl_chunk.robots.served_task import Seen, make_expert
+from serl_chunk.types import STATE, ConfigError
+from serl_chunk_robot.config import HAIR, checked, load
+from serl_chunk_robot.driver import DriverError
+from serl_chunk_robot.loop import RobotLoop, Status
+from serl_chunk_robot.safety.gate import Command, Gate
+from serl_chunk_robot.safety.measured import Measured
+from serl_chunk_robot.serve import Motions
+from serl_chunk_robot.wire import arrays
+
+if not all(importlib.util.find_spec(name) for name in ("mujoco", "gym_aloha")):  # not imported: see test_aloha_sim
+    pytest.skip("the [aloha-sim] extra is not installed", allow_module_level=True)
+
+FILE = Path(__file__).resolve().parents[2] / "experiments" / "robots" / "aloha_sim.toml"
+DT, TICK = 0.005, 4  # s of a pass, passes of a control tick
+
+
+class Local(AlohaSimDriver):
+    """The driver with its simulation in this process; time is injected."""
+
+    now = 10.0
+
+    def connect(self, clock) -> None:
+        self.env = AlohaSimEnv(self._config)
+        self.simulation = Simulation(self.env, self.now)
+        self._receive()
+
+    def _send(self, op, **values) -> None:
+        self.simulation.take(arrays.unpack(arrays.pack({"op": op, **values}), 10_000))
+
+    def _receive(self) -> None:
+        self.simulation.run_until(self.now)
+        state = self.simulation.state(self.now)
+        if state is not None:
+            self._state = arrays.unpack(arrays.pack(state), 10_000)
+
+    def seen(self) -> Seen:
+        return Seen(self._state["q"], self._state["target"], {"objects": self._state["objects"]})
+
+    @property
+    def robot_spec(self):
+        return self._robot
+
+
+class World:
+    """The shipped file's limits and reset around a local simulation."""
+
+    def __init__(self) -> None:
+        file = load(FILE)
+        self.driver = Local()
+        self.driver.connect(None)
+        spec = self.driver.spec()
+        checked(file, spec, self.driver.read().q)
+        self.limits = file.profiles[file.start].limits
+        low, high, velocity = (np.array(x) for x in (spec.low, spec.high, spec.velocity))
+        self.loop = RobotLoop(
+            self.driver,
+            Gate(self.limits, DT),
+            measured=Measured(low - HAIR, high + HAIR, velocity),
+            dt=DT,
+            tick=spec.tick,
+        )
+        self.motions, self.number = Motions(file, self.driver), 0
+        self.run(3)
+        self.ask("clear", "operator")
+
+    def ask(self, event: str, role: str = "controller", **more) -> None:
+        self.loop.request(event, role, "K", self.driver.now, **more)
+
+    def run(self, passes: int = 1) -> Status:
+        for _ in range(passes):
+            self.driver.now += DT
+            status = self.loop.run_pass(self.driver.now)
+        return status
+
+    def reset(self, seed: int) -> None:
+        self.ask("reset", motion=self.motions("reset", {"seed": seed}, self.run().set_point, self.limits))
+        for _ in range(2000):
+            if self.run().state == "HOLD":
+                return
+        raise AssertionError("the reset does not end")
+
+    def send(self, target: np.ndarray) -> None:
+        self.number += 1
+        command = Command(np.asarray(target, np.float64), self.number, self.loop.machine.generation)
+        assert self.loop.command(command, self.driver.now) == ""
+
+    def episode(self, seed: int) -> tuple[bool, int, int]:
+        """Run a scripted demonstration; returns success, passes, and those that were gated."""
+        self.reset(seed)
+        expert = make_expert(AlohaSimConfig(), self.driver)
+        expert.reset(seed)
+        self.ask("arm")
+        passes = gated = 0
+        for _ in range(220):
+            self.send(expert.act())
+            for _ in range(TICK):
+                status = self.run()
+                assert status.state == "RUN", status.word
+                passes, gated = passes + 1, gated + (status.factor != 1)
+                if any(event.success for event in status.events):
+                    self.ask("release")
+                    self.run(100)
+                    return True, passes, gated
+        return False, passes, gated
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_the_evaluating_profile_leaves_the_demonstrator_alone(world):
+    episodes = [world.episode(seed) for seed in (0, 7)]
+    assert [success for success, _, _ in episodes] == [True, True]
+    assert sum(gated for _, _, gated in episodes) < 0.01 * sum(passes for _, passes, _ in episodes)
+
+
+def test_a_reset_begins_where_the_environment_does(world):
+    env = AlohaSimEnv(AlohaSimConfig())
+    parts = _compared(env.robot_spec, world.driver.spec()._asdict(), "here")
+    for seed in (3, 4):
+        observation, _ = env.reset(seed=seed)
+        world.reset(seed)
+        for _ in range(2):  # until the arms move, the objects are where the environment begins
+            reading = world.run(30).reading
+            state = np.concatenate([reading.q if name == "q" else reading.extra[name] for name in parts])
+            assert np.array_equal(state[14:].astype(np.float32), observation[STATE][14:])
+            np.testing.assert_allclose(state[:14], observation[STATE][:14], atol=0.02)
+        world.ask("arm")
+        world.send(np.array(HOME) + 0.01)
+        assert world.run(60).reading.extra["objects"][2] < observation[STATE][16] - 0.01, "it falls"
+        assert world.loop.machine.state == "HOLD", "no command came in time"
+
+
+@pytest.mark.parametrize(
+    ("faults", "word"),
+    [({"lag": 0.15}, "ms old"), ({"dropped": 30}, "ms old"), ({"minus_pi": 2}, "which the mechanism cannot reach"),
+     ({"fault": "joint 3 is hot"}, "joint 3 is hot"), ({"torque": False}, "no torque")],
+)  # fmt: skip
+def test_injected_faults_stop_the_robot(world, faults, word):
+    world.reset(1)
+    world.ask("arm")
+    world.send(np.array(HOME) + 0.01)
+    world.run(4)
+    world.driver.simulation.inject(**faults)
+    for _ in range(12):
+        if world.loop.machine.state == "RUN":
+            world.send(np.array(HOME) + 0.01)
+        status = world.run(4)
+    assert status.state == "STOPPED"
+    assert word in status.word
+    world.driver.simulation.inject(lag=0.0)
+    for _ in range(50):
+        try:
+            world.ask("clear", "operator")
+            break
+        except Exception:
+            world.run(4)
+    assert world.loop.machine.state == "HOLD"
+
+
+def test_one_minus_pi_read_is_no_target_and_a_frozen_one_stops_what_moves(world):
+    world.reset(1)
+    world.ask("arm")
+    goal = np.array(HOME)
+    for k in range(60):
+        goal = goal + 0.01 * (np.arange(14) % 7 < 6) * (-1 if k // 30 else 1)
+        if k == 10:
+            world.driver.simulation.inject(minus_pi=1)
+        if k == 40:
+            world.driver.simulation.inject(frozen=100)
+        if world.loop.machine.state == "RUN":
+            world.send(goal)
+        status = world.run(4)
+        assert (status.state == "RUN") or k > 40
+        assert np.abs(status.set_point - HOME).max() < 0.5
+    assert "repeated" in status.word
+
+
+def test_arms_without_torque_sink_and_stay_where_it_comes_back(world):
+    simulation = world.driver.simulation
+    simulation.take({"op": "torque", "on": False})
+    world.run(100)
+    q = world.driver.env.joints
+    assert np.abs(q - HOME).max() > 0.05
+    simulation.take({"op": "clear"})
+    world.run(100)
+    assert np.abs(world.driver.env.joints - q).max() < 0.05
+
+
+def test_success_is_reported_once(world, monkeypatch):
+    monkeypatch.setattr(world.driver.env, "stage", lambda: 4)
+    events = [event for _ in range(40) for event in world.run().events]
+    assert [tuple(e) for e in events] == [(1.0, True, False)]
+    world.reset(2)
+    assert len(world.driver._state["events"]) == 2
+
+
+def test_a_process_that_stood_still_does_not_make_up_for_it(world):
+    simulation = world.driver.simulation
+    steps = simulation._steps
+    simulation.run_until(world.driver.now + 10.0)
+    assert simulation._steps - steps < 10
+
+
+def test_the_process_over_a_socket(monkeypatch):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    thread = threading.Thread(target=process.serve, args=(AlohaSimEnv(AlohaSimConfig()), port, 1.0))
+    thread.start()
+    driver = AlohaSimDriver(port=port)
+    driver.connect(time.monotonic)
+    driver.reset_scene(3)
+    driver.command(np.array(HOME) + 0.02, DT)
+    inject(port, fault="joint 3 is hot")
+    ends = time.monotonic() + 10
+    while (reading := driver.read()).faults == () or driver._state["scene"] != 0:
+        assert time.monotonic() < ends
+        time.sleep(0.005)
+    assert abs(reading.stamp - time.monotonic()) < 1
+    np.testing.assert_allclose(driver._state["target"], np.array(HOME) + 0.02)
+    other = AlohaSimDriver(port=port, env_name="insertion")
+    with pytest.raises(DriverError, match="'aloha_sim', not of 'aloha_sim insertion'"):
+        other.connect(time.monotonic)
+    for each in (driver, other):
+        each.close()
+    thread.join(20)
+    assert not thread.is_alive(), "it ends once no server sends anything"
+
+
+def test_a_missing_simulator_has_its_hint(monkeypatch):
+    monkeypatch.setattr(driver_module.importlib.util, "find_spec", lambda name: None)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.bind(("127.0.0.1", 0))
+        driver = AlohaSimDriver(port=s.getsockname()[1])
+    with pytest.raises(DriverError, match=r"pip install 'serl-chunk\[aloha-sim\]'"):
+        driver.connect(time.monotonic)
+    driver.close()
+
+
+def test_an_unknown_task_is_refused():
+    with pytest.raises(ConfigError, match="'pour'"):
+        AlohaSimDriver(env_name="pour")
+
+
+def test_the_actors_process_and_the_servers_import_no_simulator():
+    code = (
+        "import sys; from serl_chunk.config.robots import AlohaSimConfig;"
+        "from serl_chunk.robots import served, registry;"
+        "from serl_chunk.robots.served_task import Seen, make_expert; import numpy as np;"
+        "config = AlohaSimConfig(server='here'); spec = registry.robot_spec(config);"
+        "robot = type('R', (), {'robot_spec': spec, 'seen': lambda self: Seen(np.zeros(14), np.zeros(14), "
+        "{'objects': np.array([.1, .5, .05, 1, 0, 0, 0])})})();"
+        "expert = make_expert(config, robot); expert.reset(0); expert.act();"
+        "from serl_chunk.robots.aloha_sim.driver import AlohaSimDriver; AlohaSimDriver().spec();"
+        "assert not {'mujoco', 'gym_aloha', 'dm_control'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
