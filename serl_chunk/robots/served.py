@@ -274,9 +274,12 @@ def _conditions(state: dict[str, Any], draws: dict[str, Any]) -> str:
 def _compared(spec: RobotSpec, served: dict[str, Any], server: str) -> list[str]:
     """Compare a specification with the server's, field by field; returns the parts of the state. Raises ConfigError."""
     parts = served["state"] or [["q", len(served["low"])]]
+    size = len(served["low"])
+    # A robot that is commanded by poses is none whose actions are joints, even if the numbers are as many.
+    commanded = [-1] * size if served.get("targets", "joints") == "poses" else [*range(size)]
     wanted = {
-        "joints": (len(spec.action_low), len(served["low"])),
-        "joints commanded by actions": (list(spec.joint_of_action), list(range(len(served["low"])))),
+        "joints": (len(spec.action_low), size),
+        "joints commanded by actions": (list(spec.joint_of_action), commanded),
         "grippers": (list(spec.grippers), list(served["grippers"])),
         "arms": ([list(a) for a in spec.arms or served["arms"]], [list(a) for a in served["arms"]]),  # need not be told
         "seconds of a tick": (round(spec.dt, 9), round(served["tick"], 9)),

@@ -267,7 +267,7 @@ def test_the_documented_file_is_valid(tmp_path):
     file = of(tmp_path, text)
     driver = load_driver(file)
     checked(file, driver.spec(), HOME)
-    Reset(HOME, file.reset, file.profiles["careful"].limits, episode=0, rng=np.random.default_rng(0))
+    Reset(HOME, file.reset, file.profiles["careful"].limits, episode=0, rng=np.random.default_rng(0), arms=file.arms)
     Park(HOME, file.park, file.profiles["careful"].limits)
 
 
@@ -343,6 +343,12 @@ BAD = [  # text, parameter, what else the error names
     (SHORT + "[kinematics]\ntip = [0, 0, 1]", "kinematics.arm", "missing"),
     (STEP, "reset.step[0]", "empty"),
     (STEP + "joints = [0, 1]", "reset.step[0].joints", "[0, 1]"),
+    (STEP + "lift = [0, 1]", "reset.step[0].lift", "[0, 1]"),
+    (STEP + "lift = 0.1", "reset.step[0].lift", "[kinematics]"),
+    (STEP + "lift = 0.1\nrandom = 0.1", "reset.step[0].lift", "no random in the same step"),
+    (STEP + "pose = [0, 0, 0.2, 0, 0, 0]\narm = 0", "reset.step[0].pose", "[kinematics]"),
+    (LONG + "\n[[reset.step]]\npose = [0, 0, 0.2, 0, 0, 0]", "reset.step[2].arm", "which arm"),
+    (LONG + "\n[[reset.step]]\narm = 1\npose = [0, 0, 0.2]", "reset.step[2].pose", "[0, 0, 0.2]"),
     (STEP + "arm = 2\njoints = [0]", "reset.step[0].arm", "2"),
     (STEP + 'gripper = "opened"', "reset.step[0].gripper", "opened"),
     (STEP + "random = -0.1", "reset.step[0].random", "-0.1"),
@@ -364,6 +370,17 @@ BAD = [  # text, parameter, what else the error names
     ('name = "a"\ndriver = "my_arm.py:Stuck"', "driver", "velocities above 0"),
     ('name = "a"\ndriver = "my_arm.py:Bare"\n[[reset.step]]\ngripper = 0.5', "reset.step[0].gripper", "0.5"),
 ]  # fmt: skip
+
+
+def test_steps_of_tips_are_of_the_arms_they_name(tmp_path):
+    more = "\n[[reset.step]]\n".join(
+        ["", "lift = 0.1", "arm = 1\nlift = -0.05", "arm = 1\npose = [0.4, 0, 0.2, 0, 1, 0]"]
+    )
+    both, one, pose = of(tmp_path, LONG + more).reset[-3:]
+    assert (both.tips, both.lift, both.pose) == ((0, 1), 0.1, None)
+    assert (one.tips, one.lift, one.pose) == ((1,), -0.05, None)
+    assert (pose.tips, pose.lift, pose.pose.tolist()) == ((1,), 0.0, [0.4, 0, 0.2, 0, 1, 0])
+    assert of(tmp_path, LONG).reset[0].tips == ()
 
 
 def test_limits_of_a_grip_are_of_the_grippers_and_inherited(tmp_path):

@@ -40,6 +40,21 @@ def test_both_arms_are_as_mujoco_has_them():
         for arm, side in enumerate(("vx300s_left", "vx300s_right")):
             places = np.array([data.body(f"{side}/{body}").xpos for body in BODIES])
             assert np.abs(points[arm, k, :6] - places).max() < 1e-6
+            frame = arms.tip(arm, pose)[0]
+            assert np.abs(frame[:3, :3] - data.body(f"{side}/gripper_link").xmat.reshape(3, 3)).max() < 1e-6
+            assert np.abs(frame[:3, 3] - points[arm, k, 6]).max() < 1e-12
+
+
+def test_the_jacobian_is_that_of_the_tips_frame():
+    arms, rng = viperx(), np.random.default_rng(2)
+    for pose in rng.uniform(-np.pi, np.pi, (20, 14)):
+        for arm, joints in enumerate(arms.joints):
+            frame, jacobian = arms.tip(arm, pose)
+            for column, joint in enumerate(joints):
+                ahead, behind = (arms.tip(arm, pose + h * (np.arange(14) == joint))[0] for h in (1e-6, -1e-6))
+                turn = (ahead - behind)[:3, :3] @ frame[:3, :3].T / 2e-6
+                change = [*(ahead - behind)[:3, 3] / 2e-6, turn[2, 1], turn[0, 2], turn[1, 0]]
+                np.testing.assert_allclose(jacobian[:, column], change, atol=1e-8)
 
 
 def test_no_turn_moves_a_point_further_than_its_lever():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from errors import naming
-from robot_limits import GRIPPERS, HIGH, HOME, LOW, J
+from robot_limits import GRIPPERS, HIGH, HOME, LOW, J, viperx
 from robot_world import DT, World
 
 from serl_chunk_robot.driver import DriverError
@@ -18,8 +18,8 @@ STAY, ZERO = np.full(J, np.nan), np.zeros(J)
 THERE = HOME + 0.3 * np.isin(np.arange(J), [0, 3, 7, 10])
 
 
-def step(joints: np.ndarray = STAY, lift: np.ndarray = ZERO, random: np.ndarray = ZERO, **more: Any) -> Step:
-    return Step(joints, lift, random, **more)
+def step(joints: np.ndarray = STAY, add: np.ndarray = ZERO, random: np.ndarray = ZERO, **more: Any) -> Step:
+    return Step(joints, add, random, **more)
 
 
 def reset(world: World, *steps: Step, episode: int = 0, seed: int = 0, **more: Any) -> Reset:
@@ -40,7 +40,7 @@ def moved(motion: Moves, world: World | None = None, event: str = "reset", passe
 
 def test_a_reset_takes_its_steps_one_after_the_other():
     world = World().ready()
-    motion = reset(world, step(THERE), step(lift=-0.2 * (np.arange(J) == 1)), step(STAY, speed=0.1))
+    motion = reset(world, step(THERE), step(add=-0.2 * (np.arange(J) == 1)), step(STAY, speed=0.1))
     moved(motion, world)
     assert world.state == "HOLD"
     np.testing.assert_allclose(world.arms.sent[-1], THERE - 0.2 * (np.arange(J) == 1), atol=1e-6)
@@ -77,7 +77,7 @@ def test_steps_are_due_every_so_many_episodes():
     world = World()
     steps = step(THERE, every=3), step(HOME + 0.01)
     for episode in range(7):
-        ends = [goal for _, goal in reset(world, *steps, episode=episode)._todo]
+        ends = [way for _, way in reset(world, *steps, episode=episode)._todo]
         assert len(ends) == (2 if episode % 3 == 0 else 1)
 
 
@@ -93,6 +93,43 @@ def test_what_is_drawn_is_recorded_and_repeats():
     np.testing.assert_array_equal(again.draws["reset.step[0]"], drawn)
     assert (other.draws["reset.step[0]"] != drawn).any()
     assert not reset(world, step(THERE)).draws
+
+
+def test_a_lift_leads_both_tips_straight_up_within_the_profile():
+    world, arms = World().ready(), viperx()
+    motion = reset(world, step(tips=(0, 1), lift=0.1, gripper=0.8, grippers=GRIPPERS), arms=arms)
+    moved(motion, world)
+    assert world.state == "HOLD"
+    assert not world.gate.counts, "a motion is within the profile by itself"
+    way = np.array(world.arms.sent)
+    tips = arms(way)[:, :, -1]
+    up = tips - tips[:, :1]
+    np.testing.assert_allclose(up[:, -1], [[0, 0, 0.1]] * 2, atol=1e-4)
+    assert np.abs(up[:, :, :2]).max() < 0.01
+    turned = [arms.tip(arm, way[-1])[0][:3, :3] @ arms.tip(arm, HOME)[0][:3, :3].T for arm in (0, 1)]
+    np.testing.assert_allclose(turned, [np.eye(3)] * 2, atol=1e-3)
+    np.testing.assert_allclose(way[-1][list(GRIPPERS)], 0.8, atol=1e-6)
+    for n, (rate, slack) in enumerate(zip(world.limits.rates, (1.001, 1.001, 1.05), strict=True), 1):
+        assert (np.abs(np.diff(way, n, axis=0)) / DT**n <= 0.3 * rate * slack + 1e-3).all(), "of the step's speed"
+
+
+def test_a_pose_is_reached_by_its_arm_alone():
+    world, arms = World().ready(), viperx()
+    there = arms.tip(1, HOME + 0.2 * (np.arange(J) > 6))[0]
+    r = there[:3, :3]
+    angles = [np.arctan2(r[2, 1], r[2, 2]), -np.arcsin(r[2, 0]), np.arctan2(r[1, 0], r[0, 0])]
+    pose = np.array([*there[:3, 3], *angles])
+    moved(reset(world, step(add=-0.1 * (np.arange(J) == 0)), step(tips=(1,), pose=pose), arms=arms), world)
+    assert world.state == "HOLD"
+    np.testing.assert_allclose(arms.tip(1, world.arms.sent[-1])[0], there, atol=2e-4)
+    np.testing.assert_allclose(world.arms.sent[-1][:7], HOME[:7] - 0.1 * (np.arange(7) == 0), atol=1e-6)
+
+
+def test_a_tip_that_cannot_get_there_is_refused_before_anything_moves():
+    far = np.array([3.0, 0, 0, 0, 0, 0])
+    for more, named in (({"lift": 1.5}, "1.5 m straight up"), ({"pose": far}, "reach [3.0")):
+        with pytest.raises(ConfigError, match=naming("reset.step[0]", "arm 0", named, "within the profile's limits")):
+            reset(World(), step(tips=(0,), **more), arms=viperx())
 
 
 def test_grippers_open_close_keep_and_take_a_value():
@@ -194,7 +231,7 @@ def test_a_jog_moves_one_joint_at_once():
         (lambda of: Jog(HOME, 9, 1.5, of), "angle", "2.66"),
         (lambda of: Park(HOME, HOME - 3 * (np.arange(J) == 7), World().limits._replace(low=LOW + 0.2)), "park", "-3"),
         (lambda of: reset(World(), step(HOME), step(HOME + 5)), "reset.step[1]", "5"),
-        (lambda of: reset(World(), step(lift=ZERO - 3)), "reset.step[0]", "-3.96"),
+        (lambda of: reset(World(), step(add=ZERO - 3)), "reset.step[0]", "-3.96"),
         (lambda of: reset(World(), step(HIGH - 0.05, random=ZERO + 0.1)), "reset.step[0]", "3.09"),
         (lambda of: reset(World(), step(LOW + 0.05, random=ZERO + 0.1)), "reset.step[0]", "-3.09"),
         (lambda of: reset(World(), step(gripper=1.2, grippers=GRIPPERS)), "reset.step[0]", "1.2"),

@@ -27,7 +27,7 @@ HAIR = 0.05  # rad: an arm at a limit, as ALOHA's asleep, is measured a little b
 
 _KEYS = ("name", "driver", "host", "port", "rate", "start", "keys", "profile", "kinematics", "reset", "park", "effort",
          "camera")  # fmt: skip
-_STEP = ("joints", "lift", "random", "gripper", "arm", "set", "every", "wait", "speed")
+_STEP = ("joints", "add", "lift", "pose", "random", "gripper", "arm", "set", "every", "wait", "speed")
 _ARM = ("base", "yaw", "joints", "links", "tip")
 _METHODS = ("spec", "connect", "read", "command", "hold", "set", "clear_faults", "stop", "close")
 _CAMERA_METHODS = ("spec", "open", "read", "close")
@@ -89,6 +89,8 @@ def load(path: Union[str, Path], *, driver: str = "") -> RobotFile:
     )  # fmt: skip
     spec = _spec(file)
     size = len(spec.low)
+    if spec.targets == "poses" and "kinematics" in table.values:
+        raise table.wrong("kinematics", "no such key: the driver is commanded by poses of the tips")
     arms, chains = _read_arms(table, size)
     joints = ~np.isin(np.arange(size), spec.grippers)
     effort = table.numbers("effort", size, sign=1)
@@ -97,8 +99,8 @@ def load(path: Union[str, Path], *, driver: str = "") -> RobotFile:
     steps = table.table("reset", ("step",)).tables("step", _STEP)
     return file._replace(
         profiles=read_profiles(table.table("profile"), spec, chains), arms=arms, effort=effort,
-        reset=tuple(_read_step(step, spec, joints) for step in steps), park=table.numbers("park", size, one=False),
-        cameras=_read_cameras(table, file.port),
+        reset=tuple(_read_step(step, spec, joints, arms) for step in steps),
+        park=table.numbers("park", size, one=False), cameras=_read_cameras(table, file.port),
     )  # fmt: skip
 
 
@@ -166,6 +168,12 @@ def _spec(file: RobotFile) -> DriverSpec:
         raise
     except Exception as e:
         raise _driver(file).failed("spec() failed", e) from e
+    if spec.targets == "poses":
+        places = [len([i for i in range(*arm) if i not in spec.grippers]) for arm in spec.arms or ((0, len(spec.low)),)]
+        if set(places) != {6}:
+            raise _driver(file).failed(f"spec() says poses, and arms of {places} numbers and grippers. Each has 6")
+    elif spec.targets != "joints":
+        raise _driver(file).failed(f"spec() has targets {spec.targets!r}, expected 'joints' or 'poses'")
     if len(sizes) != 1 or sizes == {0} or not moves:
         raise _driver(file).failed(
             "spec() needs as many of low, high and velocity, with low < high and velocities above 0"
@@ -240,7 +248,7 @@ def _read_link(table: Table) -> Link:
     return Link((x, y, z), (u, v, w))
 
 
-def _read_step(table: Table, spec: DriverSpec, joints: np.ndarray) -> Step:
+def _read_step(table: Table, spec: DriverSpec, joints: np.ndarray, chains: Optional[Arms]) -> Step:
     """A step of a reset. `joints`: bool[J], those that are no gripper."""
     size = len(spec.low)
     if not table.values:
@@ -264,11 +272,36 @@ def _read_step(table: Table, spec: DriverSpec, joints: np.ndarray) -> Step:
         random[~joints] = 0.0  # one number is not for grippers
     if table.values.get("wait", "operator") != "operator":
         raise table.wrong("wait", "'operator'")
+    add, tips = spread("add", 0.0, one=False), ()  # type: Tuple[np.ndarray, Tuple[int, ...]]
+    height, pose = _read_tip(table)
+    if spec.targets == "poses":
+        if pose is not None:
+            raise table.wrong("pose", "no such key: this robot is commanded by poses. Write `joints`")
+        add[[first + 2 for first, end in arms if {*range(first, end)} <= {*own}]] += height
+        height = 0.0
+    elif height or pose is not None:
+        inside = [] if chains is None else [k for k, its in enumerate(chains.joints) if {*its.tolist()} <= {*own}]
+        tips, key = tuple(inside), "lift" if pose is None else "pose"
+        if not tips:
+            raise table.wrong(key, "the arm in [kinematics], which this needs")
+        if pose is not None and len(tips) > 1:
+            raise table.wrong("arm", "which arm the pose is for")
     return Step(
-        spread("joints", np.nan, one=False), spread("lift", 0.0, one=False), random, _read_gripper(table, grippers),
-        grippers, table.table("set").values, table.whole("every", 1, 1, 1_000_000), "wait" in table.values,
-        table.number("speed", SPEED, 0.01, 1.0),
+        spread("joints", np.nan, one=False), add, random, _read_gripper(table, grippers), grippers,
+        table.table("set").values, table.whole("every", 1, 1, 1_000_000), "wait" in table.values,
+        table.number("speed", SPEED, 0.01, 1.0), tips, height, pose,
     )  # fmt: skip
+
+
+def _read_tip(table: Table) -> Tuple[float, Optional[np.ndarray]]:
+    """How high a step lifts the tips, m, and the pose that it brings one to, float64[6]."""
+    key = next((key for key in ("lift", "pose") if key in table.values), "")
+    others = [each for each in ("pose", "joints", "add", "random") if each in table.values and each != key]
+    if key and others:
+        raise table.wrong(key, f"no {others[0]} in the same step. Make two steps of it")
+    if isinstance(table.values.get("lift"), list):
+        raise table.wrong("lift", "one number, m; numbers of joints are `add`")
+    return table.number("lift", 0.0, -2.0, 2.0), table.numbers("pose", 6, one=False)
 
 
 def _read_gripper(table: Table, grippers: Sequence[int]) -> Union[str, float]:

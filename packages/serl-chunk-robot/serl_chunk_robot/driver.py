@@ -16,6 +16,11 @@ class DriverSpec(NamedTuple):
     """A robot as its driver knows it, all arms together, in the order of the command.
 
     `state` is what an observation's state holds: "q", then names of `extra` with their lengths.
+
+    With `targets="poses"` the numbers of each arm, measured and commanded, are those of its tip: x, y and z (m), three
+    numbers of its orientation (rad), then grippers. All limits are of these numbers, as they are. The driver keeps the
+    three continuous: it unwraps them, so that a motion makes no jump, and its `low` and `high` leave out where they are
+    not unique. Of what a gate by joints ensures, it has to see to singular poses and to joints at their limits.
     """
 
     name: str
@@ -32,6 +37,7 @@ class DriverSpec(NamedTuple):
     jerk: Tuple[float, ...] = ()  # the same; empty: `acceleration` within 0.01 s
     home: Tuple[float, ...] = ()  # where a reset leads whose steps no file gives; empty: it moves nothing
     simulated: bool = False  # no one is in the cell: motions begin at once, without a beep
+    targets: str = "joints"  # or "poses", as above
 
 
 class Event(NamedTuple):

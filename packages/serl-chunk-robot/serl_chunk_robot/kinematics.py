@@ -75,3 +75,19 @@ class Arms:
             points[:, :, i] = frame[..., :3, 3]
         points[:, :, links] = (frame @ self._tip)[..., :3, 0]
         return points
+
+    def tip(self, arm: int, pose: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+        """The frame of an arm's tip in the world, float64[4, 4], and its Jacobian, float64[6, L]: m and rad per rad.
+
+        Its axes are those of the last link. `pose`: float64[J].
+        """
+        frame, origins, axes = self._base[arm, 0], [], []
+        for i, q in enumerate(pose[self.joints[arm]]):
+            k = self._k[arm, i, 0]
+            frame = frame @ (self._still[arm, i, 0] + np.sin(q) * k - np.cos(q) * self._k2[arm, i, 0])
+            origins.append(frame[:3, 3])
+            axes.append(frame[:3, :3] @ (k[2, 1], k[0, 2], k[1, 0]))
+        tip = frame.copy()
+        tip[:3, 3] = (frame @ self._tip[arm, 0])[:3, 0]
+        jacobian = np.concatenate([np.cross(axes, tip[:3, 3] - np.array(origins)), axes], axis=1)
+        return tip, jacobian.T

@@ -89,7 +89,8 @@ def _parser(program: str) -> Parser:
         command.add_argument("--keys", type=Path, metavar="FILE", help="this machine's keys for the robot's server")
         if name == "jog":
             command.add_argument("--joint", type=int, required=True, help="from 0, in the order of the command")
-            command.add_argument("--angle", type=float, required=True, help="rad, or a gripper's own unit")
+            unit = "rad; m for x, y and z of a robot commanded by poses; or a gripper's own unit"
+            command.add_argument("--angle", type=float, required=True, help=unit)
         elif name == "profile":
             command.add_argument("name", metavar="NAME")
     return parser
@@ -135,8 +136,8 @@ def _request(arguments: argparse.Namespace) -> None:
     name = f"{command} of {socket.gethostname()}"[:64]
     with RobotClient(arguments.robot, name=name, role=role, keys=keys) as client:
         if command == "status":
-            client.request("ping")
-            _print_status(client.next_state())
+            poses = client.hello()["spec"].get("targets") == "poses"
+            _print_status(client.next_state(), "x y z (m) and orientation (rad) of each arm: " if poses else "")
             return
         if command == "end":
             _end(client)
@@ -174,7 +175,7 @@ def _end(client: RobotClient) -> None:
     print(f"{state['state']}: {state['word']}")
 
 
-def _print_status(state: Dict[str, Any]) -> None:
+def _print_status(state: Dict[str, Any], unit: str) -> None:
     print(f"{state['robot']}  {state['state']}: {state['word']}")
     print(f"controller  {state['controller'] or 'none'}")
     print(f"profile  {state['profile']} ({state['digest']})")
@@ -184,4 +185,4 @@ def _print_status(state: Dict[str, Any]) -> None:
     print(f"counted  {counts or 'nothing'}")
     for name in ("q", "set_point"):
         values = state[name]
-        print(f"{name}  {'unknown' if values is None else ' '.join(f'{x:.3f}' for x in values)}")
+        print(f"{name}  {unit}{'unknown' if values is None else ' '.join(f'{x:.3f}' for x in values)}")

@@ -12,12 +12,15 @@ import numpy as np
 
 from serl_chunk_robot.driver import Reading
 from serl_chunk_robot.errors import ConfigError
+from serl_chunk_robot.inverse import along, lifted, polynomial, pose_frame, reach
+from serl_chunk_robot.kinematics import Arms
 from serl_chunk_robot.loop import Resistance
 from serl_chunk_robot.safety.limits import Limits
-from serl_chunk_robot.safety.motion import Rates, SetPoint
+from serl_chunk_robot.safety.motion import SetPoint
 
 SPEED = 0.3  # of the profile's velocity, acceleration and jerk
 STANDS = 1.0  # s between the beep and the first motion
+GRID, MARGIN = 400, 1.05  # parts of a curved way that its speed is measured over, and what that leaves out
 PATIENCE = 5.0  # s after which a step that the gate keeps from its goal is given up
 REACHED = 1e-6  # rad
 SETTLES = 0.1  # s after a simulated task's scene was put in place, in which it is measured
@@ -27,7 +30,7 @@ class Step(NamedTuple):
     """One step of a reset: `set` first, then the way, then the wait. Arrays are float64[J]."""
 
     joints: np.ndarray  # where the joints go; nan: they stay
-    lift: np.ndarray  # what is added to that
+    add: np.ndarray  # what is added to that
     random: np.ndarray  # at most so much is drawn, uniformly and with either sign, and added
     gripper: Union[str, float] = ""  # "open" (the upper limit), "close", "keep", a value; "": as `joints` says
     grippers: Tuple[int, ...] = ()  # which `gripper` is for
@@ -35,10 +38,37 @@ class Step(NamedTuple):
     every: int = 1  # only in episodes whose number this divides
     wait: bool = False  # for the operator, at the end
     speed: float = SPEED
+    tips: Tuple[int, ...] = ()  # arms of the kinematics that `lift` and `pose` are for
+    lift: float = 0.0  # m: their tips go straight up
+    pose: Optional[np.ndarray] = None  # float64[6], of the tip: x, y, z (m), roll, pitch, yaw (rad)
+
+    def way(self, name: str, place: np.ndarray, limits: Limits, arms: Optional[Arms]) -> np.ndarray:
+        """The places that the step leads through, but for what is drawn, float64[K, J], with `place` as the first.
+
+        Raises:
+            ConfigError: no joints within the limits bring a tip there.
+        """
+        way = np.stack([place, self.goal(place, limits)])
+        low, high = np.minimum(limits.low, place), np.maximum(limits.high, place)
+        for tip in self.tips:
+            assert arms is not None
+            if self.pose is not None:
+                found = reach(arms, tip, way[1], pose_frame(self.pose), low, high, turned=True)
+                what = f"reach {self.pose.tolist()}"
+                nodes = None if found is None else np.stack([place, found])
+            else:
+                nodes, what = lifted(arms, tip, place, self.lift, low, high), f"go {self.lift:g} m straight up"
+            if nodes is None:
+                raise ConfigError(f"the tip of arm {tip} cannot {what} from where it is within the profile's limits",
+                                  parameter=name)  # fmt: skip
+            if len(way) != len(nodes):
+                way = np.linspace(way[0], way[1], len(nodes))
+            way[:, arms.joints[tip]] = nodes[:, arms.joints[tip]]
+        return way
 
     def goal(self, place: np.ndarray, limits: Limits) -> np.ndarray:
-        """Where the step leads from `place`, but for what is drawn, float64[J]."""
-        goal = np.where(np.isnan(self.joints), place, self.joints) + self.lift
+        """Where joints and grippers go from `place`, but for what is drawn, float64[J]."""
+        goal = np.where(np.isnan(self.joints), place, self.joints) + self.add
         for joint in self.grippers if self.gripper != "" else ():
             named = {"open": limits.high[joint], "close": limits.low[joint], "keep": place[joint]}
             goal[joint] = named[self.gripper] if isinstance(self.gripper, str) else self.gripper
@@ -46,19 +76,31 @@ class Step(NamedTuple):
 
 
 class _Glide:
-    """A way of minimal jerk, from rest to rest, as long as the slowest joint needs for its share of the rates."""
+    """A way of minimal jerk, from rest to rest, as long as the slowest joint needs for its share of the rates.
 
-    def __init__(self, start: np.ndarray, end: np.ndarray, rates: Rates, share: float, began: float) -> None:
-        self.end, self._start, self._began = end, start, began
-        way, (v, a, j) = np.abs(end - start), (share * rate for rate in rates)
-        self.seconds = float(np.max([1.875 * way / v, np.sqrt(5.774 * way / a), np.cbrt(60 * way / j)]))
+    Args:
+        nodes: evenly spaced places, float64[K, J], the first of which is where the robot stands, within rounding.
+    """
+
+    def __init__(self, start: np.ndarray, nodes: np.ndarray, limits: Limits, share: float, began: float) -> None:
+        self.end, self._began = nodes[-1], began
+        # Of a curve through a limit, rounding would be beyond it.
+        self._low, self._high = np.minimum(limits.low, nodes.min(axis=0)), np.maximum(limits.high, nodes.max(axis=0))
+        self._way = polynomial(nodes + np.linspace(1, 0, len(nodes))[:, None] * (start - nodes[0]))
+        way, (v, a, j) = np.abs(self.end - start), (share * rate for rate in limits.rates)
+        needs = [1.875 * way / v, np.sqrt(5.774 * way / a), np.cbrt(60 * way / j)]
+        if len(nodes) > 2:
+            path = along(self._way, _minimal_jerk(np.linspace(0, 1, GRID + 1)))
+            peaks = [MARGIN * GRID**n * np.abs(np.diff(path, n, axis=0)).max(axis=0) for n in (1, 2, 3)]
+            needs = [peaks[0] / v, np.sqrt(peaks[1] / a), np.cbrt(peaks[2] / j)]
+        self.seconds = float(np.max(needs))
         self.until = began + self.seconds
 
     def at(self, now: float) -> np.ndarray:
         if now >= self.until:
             return self.end
-        s = max(now - self._began, 0.0) / self.seconds
-        return self._start + (self.end - self._start) * (s**3 * (10 - 15 * s + 6 * s * s))
+        share = _minimal_jerk(np.array([max(now - self._began, 0.0) / self.seconds]))
+        return np.minimum(np.maximum(along(self._way, share)[0], self._low), self._high)
 
 
 class Moves:
@@ -72,15 +114,17 @@ class Moves:
         beep: called once, before the robot moves.
         stands: seconds that it stands after the beep.
         set: the driver's.
+        arms: their kinematics, for steps that lift a tip, or bring it to a pose.
 
     Raises:
-        ConfigError: a goal, or what may be drawn around it, is outside the limits.
+        ConfigError: a goal, or what may be drawn around it, is outside the limits, or a tip cannot get there.
     """
 
     def __init__(
         self, start: np.ndarray, steps: Sequence[Tuple[str, Step]], limits: Limits, *,
         effort: Optional[np.ndarray] = None, beep: Callable[[], None] = lambda: None, stands: float = STANDS,
         set: Callable[[str, Any], None] = lambda name, value: None, rng: Optional[np.random.Generator] = None,
+        arms: Optional[Arms] = None,
     ) -> None:  # fmt: skip
         self.draws: Dict[str, np.ndarray] = {}  # step's name -> what was drawn, float64[J]
         self.waiting = False  # for the operator: see `proceed`
@@ -91,14 +135,14 @@ class Moves:
         self._proceed = False
         place = np.array(start, np.float64)
         for name, step in steps:
-            goal = step.goal(place, limits)
-            _check(name, goal, step.random, place, limits)
+            way = step.way(name, place, limits, arms)
+            _check(name, way[-1], step.random, place, limits)
             if step.random.any():
                 assert rng is not None
                 self.draws[name] = rng.uniform(-step.random, step.random)
-                goal = goal + self.draws[name]
-            self._todo.append((step, goal))
-            place = goal
+                way = way + np.linspace(0, 1, len(way))[:, None] * self.draws[name]
+            self._todo.append((step, way))
+            place = way[-1]
 
     def proceed(self) -> bool:
         """End a wait for the operator. False: the motion does not wait."""
@@ -121,16 +165,16 @@ class Moves:
         if now - self._began < self._stands:
             return at.position
         while self._todo:
-            step, end = self._todo[0]
+            step, way = self._todo[0]
             if self._glide is None:
                 for name, value in step.set.items():
                     self._set(name, value)
-                self._glide = _Glide(at.position, end, self._limits.rates, step.speed, now)
+                self._glide = _Glide(at.position, way, self._limits, step.speed, now)
             if not self._arrived(self._glide, at, now):
                 return self._glide.at(now)
             self.waiting = step.wait and not self._proceed
             if self.waiting:
-                return end
+                return way[-1]
             self._todo.pop(0)
             self._glide, self._proceed = None, False
         return None
@@ -189,9 +233,14 @@ class Jog(Moves):
             raise ConfigError(f"{joint}, expected a joint from 0 to {size - 1}", parameter="joint")
         if not np.isfinite(angle):
             raise ConfigError(f"{angle}, expected a finite number", parameter="angle")
-        lift = np.where(np.arange(size) == joint, angle, 0.0)
-        step = Step(np.full(size, np.nan), lift, np.zeros(size))
+        add = np.where(np.arange(size) == joint, angle, 0.0)
+        step = Step(np.full(size, np.nan), add, np.zeros(size))
         super().__init__(start, [("angle", step)], limits, **{"stands": 0.0, **more})
+
+
+def _minimal_jerk(time: np.ndarray) -> np.ndarray:
+    """The share of the way at shares of the time."""
+    return time**3 * (10 - 15 * time + 6 * time * time)
 
 
 def _check(name: str, goal: np.ndarray, random: np.ndarray, place: np.ndarray, limits: Limits) -> None:

@@ -164,7 +164,7 @@ class Motions:
         scene = getattr(self._driver, "reset_scene", None)
         return Reset(
             start, steps, limits, episode=episode, rng=np.random.default_rng(seed), set=self._driver.set,
-            scene=None if scene is None else partial(scene, seed), **more,
+            scene=None if scene is None else partial(scene, seed), arms=self._file.arms, **more,
         )  # fmt: skip
 
 
