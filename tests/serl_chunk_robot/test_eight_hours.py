@@ -147,6 +147,7 @@ def test_minutes_of_work_leave_nothing_behind():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 def test_eight_hours_of_work_leave_nothing_behind():
     checks(*work(8.0))
 
