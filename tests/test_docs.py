@@ -181,6 +181,7 @@ def test_robot_files_are_valid(tmp_path: Path):
     text = "\n".join(b.text for doc in DOCS for b in blocks(doc) if b.language == "toml")
     file = tmp_path / "robot.toml"
     file.write_text(text)
+    (tmp_path / "keys").mkdir()
     loaded = load_robot(file)
     assert loaded.profiles["exploring"].limits.rates.velocity[0] == 1.5
 
@@ -314,7 +315,7 @@ def groups() -> dict[str, set[str]]:
 @pytest.mark.parametrize("doc", DOCS, ids=lambda d: str(d.relative_to(ROOT)))
 def test_settings_exist(doc: Path):
     known = groups()
-    pattern = rf"`(?:--config\.)?({'|'.join(known)})\.(?!(?:py|log)\b)([a-z_]+)"  # `transport.py` is a file
+    pattern = rf"`(?:--config\.)?({'|'.join(known)})\.(?!(?:py|log|toml)\b)([a-z_]+)"  # `transport.py` is a file
     for group, name in re.findall(pattern, prose(doc)):
         assert name in known[group], f"{group}.{name}"
 
@@ -330,6 +331,8 @@ def test_flags_exist(doc: Path, capsys: pytest.CaptureFixture[str]):
         ["report"],
         ["doctor"],
         *(["keys", c] for c in ("init", "add", "join", "list", "revoke")),
+        *(["robot", c] for c in ("keys", "jog", "serve")),
+        *(["robot", c] for c in ("serve", "jog", "end", "keys")),
         *(["data", c] for c in ("convert", "export", "inspect", "check", "stats")),
     ):
         with pytest.raises(SystemExit):

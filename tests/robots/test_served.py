@@ -319,6 +319,17 @@ def test_limits_that_were_rounded_to_float32_are_those_of_the_robot(served, make
     make(spec=dataclasses.replace(SPEC, **rounded))
 
 
+def test_actions_that_are_joints_do_not_drive_a_robot_of_poses(served, operator, make, monkeypatch):
+    monkeypatch.setattr(served.server, "_spec", served.server._spec._replace(targets="poses"))
+    with pytest.raises(ConfigError, match="joints commanded by actions") as raised:
+        make()
+    assert raised.value.parameter == "robot.server"
+    clear(operator)
+    env = make(spec=dataclasses.replace(SPEC, joint_of_action=(-1,) * J))
+    env.reset(seed=1)
+    assert "fault" not in env.step(HOME.astype(np.float32))[4]
+
+
 def test_a_robot_that_does_not_tell_its_arms_is_served(make):
     make(spec=dataclasses.replace(SPEC, arms=()))
 

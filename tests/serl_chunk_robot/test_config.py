@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pose_arms
 import pytest
 from errors import naming
 from robot_limits import GRIPPERS, HIGH, HOME, LOW, J, viperx
@@ -102,6 +103,7 @@ class Blind(MyCamera):
 class Half:
     def spec(self): ...
 """
+POSES = f'name = "a"\n[driver]\nname = "{Path(pose_arms.__file__).resolve()}:PoseArms"\narms = 2\n'
 ARM = """
 from dataclasses import dataclass
 from serl_chunk_robot.drivers.fake import FakeArms, viperx_arms
@@ -137,6 +139,14 @@ class Stuck(MyArm):
 class Bare(MyArm):
     def spec(self):
         return super().spec()._replace(grippers=())
+
+class Wrenches(MyArm):
+    def spec(self):
+        return super().spec()._replace(targets="wrenches")
+
+class Posed(MyArm):
+    def spec(self):
+        return super().spec()._replace(targets="poses", grippers=())
 
 class Odd(MyArm):
     def spec(self):
@@ -343,6 +353,10 @@ BAD = [  # text, parameter, what else the error names
     (SHORT + "[kinematics]\ntip = [0, 0, 1]", "kinematics.arm", "missing"),
     (STEP, "reset.step[0]", "empty"),
     (STEP + "joints = [0, 1]", "reset.step[0].joints", "[0, 1]"),
+    (POSES + "[kinematics]\ntip = [0, 0, 1]", "kinematics", "commanded by poses"),
+    (POSES + "[[reset.step]]\narm = 0\npose = [0.4, 0, 0.2, 0, 0, 0]", "reset.step[0].pose", "Write `joints`"),
+    ('name = "a"\ndriver = "my_arm.py:Wrenches"', "driver", "wrenches"),
+    ('name = "a"\ndriver = "my_arm.py:Posed"', "driver", "Each has 6"),
     (STEP + "lift = [0, 1]", "reset.step[0].lift", "[0, 1]"),
     (STEP + "lift = 0.1", "reset.step[0].lift", "[kinematics]"),
     (STEP + "lift = 0.1\nrandom = 0.1", "reset.step[0].lift", "no random in the same step"),
@@ -381,6 +395,21 @@ def test_steps_of_tips_are_of_the_arms_they_name(tmp_path):
     assert (one.tips, one.lift, one.pose) == ((1,), -0.05, None)
     assert (pose.tips, pose.lift, pose.pose.tolist()) == ((1,), 0.0, [0.4, 0, 0.2, 0, 1, 0])
     assert of(tmp_path, LONG).reset[0].tips == ()
+
+
+def test_an_arm_that_is_commanded_by_poses_moves_within_limits_of_poses(tmp_path):
+    steps = "lift = 0.1", "arm = 1\nlift = -0.05", "arm = 1\njoints = [0.5, 0, 0.3, 3, 0, 0, 0.2]"
+    file = of(tmp_path, POSES + "".join(f"[[reset.step]]\n{step}\n" for step in steps))
+    driver = load_driver(file)
+    checked(file, driver.spec(), driver.q)
+    limits = file.profiles["evaluating"].limits
+    np.testing.assert_allclose(limits.rates.velocity[:7], [0.5] * 3 + [1.5] * 3 + [10])
+    ways = [way for _, way in Reset(driver.q, file.reset, limits, episode=0, rng=np.random.default_rng(0))._todo]
+    np.testing.assert_allclose([way[-1][[2, 9]] for way in ways], [[0.3, 0.3], [0.3, 0.25], [0.3, 0.3]])
+    np.testing.assert_allclose(ways[-1][-1][7:], [0.5, 0, 0.3, 3, 0, 0, 0.2])
+    up = of(tmp_path, POSES + "[[reset.step]]\nlift = 0.5").reset
+    with pytest.raises(ConfigError, match=naming("reset.step[0]", "0.7")):
+        Reset(driver.q, up, limits, episode=0, rng=np.random.default_rng(0))
 
 
 def test_limits_of_a_grip_are_of_the_grippers_and_inherited(tmp_path):

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import robot_served
 import zmq
 from robot_limits import HOME, J
 from robot_served import HERE, served, until, wait
@@ -64,6 +65,15 @@ def one_sentence(text):
     """Return an error's only line."""
     assert len(text.splitlines()) == 1, text
     return text
+
+
+def test_status_gives_the_units_of_poses(robot, capsys):
+    robot.ready()
+    assert run(robot, "status") == 0
+    assert "(m)" not in capsys.readouterr().out
+    robot.server._spec = robot.server._spec._replace(targets="poses")
+    assert run(robot, "status") == 0
+    assert "set_point  x y z (m) and orientation (rad) of each arm: " in capsys.readouterr().out
 
 
 class Wait(Way):
@@ -125,7 +135,7 @@ def test_a_day_does_not_end_where_the_robot_does_not_stand(robot, capsys):
     ids=["stop", "hold", "fault", "ctrl-c", "server ended"],
 )
 def test_what_comes_between_leaves_torque_on(robot, capsys, happens, named, state):
-    robot.server._motions = lambda *_: Way(HOME + 0.5 * (np.arange(J) == 0))
+    robot.server._motions = lambda *_: robot_served.Way(HOME + 0.5 * (np.arange(J) == 0), lasts=True)
     operator = robot.ready()
     asked = []
 

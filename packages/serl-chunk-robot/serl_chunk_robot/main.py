@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import socket
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, NoReturn, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, NoReturn, Sequence
 
 from serl_chunk_robot import __version__
 from serl_chunk_robot.errors import ConfigError, SerlChunkError
@@ -149,30 +150,37 @@ def _request(arguments: argparse.Namespace) -> None:
 
 def _end(client: RobotClient) -> None:
     """Park, and only where the robot got there, switch its torque off. Raises RobotError with the robot's state."""
+    pressed: List[int] = []
+    # An exception of a signal could be lost in a library's code, and the robot would be taken for parked.
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        state = _parked_without_torque(client, client.request("park"), pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    print(f"{state['state']}: {state['word']}")
+
+
+def _parked_without_torque(client: RobotClient, state: Dict[str, Any], pressed: List[int]) -> Dict[str, Any]:
+    """Wait until the robot is parked, and switch its torque off; returns the reply. `pressed`: signals so far."""
     from serl_chunk_robot.client import RobotError
 
-    state, outcome = client.request("park"), "this command left torque on"
+    outcome, heard = "this command left torque on", time.monotonic()
     try:
-        heard = time.monotonic()
-        while state["state"] == "MOVE":
+        while state["state"] == "MOVE" and not pressed:
             state = client.next_state(SILENT)
-            heard, before = time.monotonic(), heard
-            if heard - before > 2 * SILENT:  # this process stood still, and does not know what happened meanwhile
-                raise RobotError(f"no state was read for {heard - before:.0f} s")
+            heard, last = time.monotonic(), heard
+            if heard - last > 2 * SILENT:  # this process stood still, and does not know what happened meanwhile
+                raise RobotError(f"no state was read for {heard - last:.0f} s")
+        if pressed:
+            state = client.request("hold") if state["state"] == "MOVE" else state  # nothing moves from then on
+            raise RobotError("Ctrl-C")
         if (state["state"], state["word"]) != ("HOLD", "the motion is done"):
             raise RobotError("the way to the pose was ended")
         generation, outcome = state["generation"], "torque-off was requested, and not confirmed"
-        state = client.request("torque_off", generation=generation)  # refused if the robot was stopped since
-    except (RobotError, KeyboardInterrupt) as e:
-        why = str(e) or "Ctrl-C"
-        if isinstance(e, KeyboardInterrupt):
-            try:
-                state = client.request("hold")  # nothing moves from then on
-            except RobotError as unheld:
-                why = f"Ctrl-C ({unheld})"
-        raise RobotError(f"{why}: the robot was last in {state['state']} ({state['word']}), and {outcome}. Look at the "
+        return client.request("torque_off", generation=generation)  # refused if the robot was stopped since
+    except RobotError as e:
+        raise RobotError(f"{e}: the robot was last in {state['state']} ({state['word']}), and {outcome}. Look at the "
                          "cell, clear the robot if it is STOPPED, and run `end` again.") from e  # fmt: skip
-    print(f"{state['state']}: {state['word']}")
 
 
 def _print_status(state: Dict[str, Any], unit: str) -> None:
