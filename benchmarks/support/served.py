@@ -14,9 +14,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from support.ports import free_port
-
 from serl_chunk_robot.client import RobotClient, RobotError
+from support.ports import free_port
 
 ROBOTS = Path(__file__).resolve().parents[2] / "experiments" / "robots"
 STARTS_WITHIN = 120.0  # s
@@ -52,7 +51,7 @@ class ServedRobotProcess:
     def __enter__(self) -> ServedRobotProcess:
         environment = {**os.environ, "XDG_STATE_HOME": self._folder.name}
         command = [sys.executable, "-m", "serl_chunk", "robot", "serve", str(self.file)]
-        self._log = open(Path(self._folder.name) / "log", "w+")  # noqa: SIM115 - closed in __exit__
+        self._log = open(Path(self._folder.name) / "log", "w+")
         self._process = subprocess.Popen(command, env=environment, stderr=self._log, start_new_session=True)
         with RobotClient(self.address, name="start", answer=5.0) as client:
             ends = time.monotonic() + STARTS_WITHIN
