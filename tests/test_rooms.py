@@ -59,7 +59,7 @@ ROBOT_RULE: dict[str, set[str]] = {  # the same of serl_chunk_robot, which impor
     "camera": set(),
     "drivers": {"camera", "driver"},
     "loop": {"driver", "grip", "pursuit", "safety"},
-    "motions": {"driver", "errors", "inverse", "kinematics", "loop", "safety"},
+    "motions": {"driver", "errors", "grip", "inverse", "kinematics", "loop", "safety"},
     "toml_file": {"errors"},
     "profiles": {"driver", "errors", "grip", "safety", "toml_file"},
     "loading": {"errors", "toml_file"},

@@ -18,6 +18,7 @@ from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.motions import Park, Reset
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.motion import SetPoint
+from serl_chunk_robot.serve import Motions
 
 README = Path(serl_chunk_robot.__file__).parents[1] / "README.md"
 SHORT = 'name = "cell_3"\ndriver = "fake"\n'
@@ -410,6 +411,19 @@ def test_an_arm_that_is_commanded_by_poses_moves_within_limits_of_poses(tmp_path
     up = of(tmp_path, POSES + "[[reset.step]]\nlift = 0.5").reset
     with pytest.raises(ConfigError, match=naming("reset.step[0]", "0.7")):
         Reset(driver.q, up, limits, episode=0, rng=np.random.default_rng(0))
+
+
+def test_a_reset_is_solved_from_the_set_point_where_it_begins(tmp_path):
+    file = of(tmp_path, LONG + "\n[[reset.step]]\nlift = 0.08\nevery = 2")
+    driver = load_driver(file)
+    start = HOME + 0.1 * (np.arange(J) == 1)
+    make, limits = Motions(file, driver), file.profiles["evaluating"].limits
+    motion = make("reset", {"seed": 3, "episode": 2}, start, limits)
+    (_, opened), (_, lifted) = motion._todo
+    tips = file.arms(np.stack([opened[-1], lifted[-1]]))[:, :, -1]
+    np.testing.assert_allclose(tips[:, 1] - tips[:, 0], [[0, 0, 0.08]] * 2, atol=1e-4)
+    np.testing.assert_array_equal(opened[0], start)
+    assert [len(make("reset", {"episode": k}, start, limits)._todo) for k in (1, 2, 5)] == [1, 2, 2]
 
 
 def test_limits_of_a_grip_are_of_the_grippers_and_inherited(tmp_path):

@@ -11,6 +11,7 @@ from robot_world import DT, World
 
 from serl_chunk_robot.driver import Reading
 from serl_chunk_robot.grip import GIVE, Grip, GripLimits
+from serl_chunk_robot.motions import PATIENCE, Reset, Step
 from serl_chunk_robot.safety.limits import Limits
 
 LEFT = GRIPPERS[0]
@@ -104,6 +105,26 @@ def test_a_stop_ends_what_was_relaxed():
     world.ask("clear", "operator")
     world.ask("arm", "controller")
     assert grip(world, 0.1, 0.3)[-1] == pytest.approx(0.1), "until it has pressed for long again"
+
+
+def test_a_reset_that_closes_a_gripper_goes_on_once_it_relaxed():
+    world = holding()
+    world.ask("release", "controller")
+    world.until("HOLD")
+    still, zero = np.full(J, np.nan), np.zeros(J)
+    steps = [
+        Step(still, zero, zero, gripper="close", grippers=(LEFT,), wait=True),
+        Step(still, 0.1 * (np.arange(J) == 0), zero),
+    ]
+    motion = Reset(HOME, steps, world.limits, episode=0, rng=np.random.default_rng(0), stands=0.0)
+    world.ask("reset", "controller", motion=motion)
+    world.run(round((PATIENCE + 3.0) / DT))
+    assert (world.state, motion.waiting) == ("MOVE", True)
+    assert world.arms.sent[-1][LEFT] == pytest.approx(WIDTH - GIVE)
+    motion.proceed()
+    world.until("HOLD")
+    assert world.loop.machine.word == "the motion is done"
+    assert world.arms.sent[-1][0] == pytest.approx(HOME[0] + 0.1)
 
 
 SAMPLES = st.lists(

@@ -131,8 +131,9 @@ def test_a_day_does_not_end_where_the_robot_does_not_stand(robot, capsys):
         (lambda robot: setattr(robot.arms, "fault", "a motor is hot"), "a motor is hot", "STOPPED"),
         (lambda robot: os.kill(os.getpid(), signal.SIGINT), "Ctrl-C", "HOLD"),
         (lambda robot: robot.server.end("SIGTERM"), "SIGTERM", None),
+        (lambda robot: patch("serl_chunk_robot.server.try_send", return_value=True).start(), "no state of", None),
     ],
-    ids=["stop", "hold", "fault", "ctrl-c", "server ended"],
+    ids=["stop", "hold", "fault", "ctrl-c", "server ended", "no connection"],
 )
 def test_what_comes_between_leaves_torque_on(robot, capsys, happens, named, state):
     robot.server._motions = lambda *_: robot_served.Way(HOME + 0.5 * (np.arange(J) == 0), lasts=True)
@@ -147,8 +148,11 @@ def test_what_comes_between_leaves_torque_on(robot, capsys, happens, named, stat
     thread = threading.Thread(target=meanwhile)
     thread.start()
     with patch.object(RobotClient, "request", autospec=True, side_effect=RobotClient.request) as requests:
-        assert run(robot, "end") == 1
-    thread.join(10)
+        try:
+            assert run(robot, "end") == 1
+        finally:
+            thread.join(10)
+            patch.stopall()
     assert "torque_off" not in [call.args[1] for call in requests.mock_calls]
     error = one_sentence(capsys.readouterr().err)
     assert named in error

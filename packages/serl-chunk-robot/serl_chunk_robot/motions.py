@@ -12,6 +12,7 @@ import numpy as np
 
 from serl_chunk_robot.driver import Reading
 from serl_chunk_robot.errors import ConfigError
+from serl_chunk_robot.grip import GripLimits
 from serl_chunk_robot.inverse import along, lifted, polynomial, pose_frame, reach
 from serl_chunk_robot.kinematics import Arms
 from serl_chunk_robot.loop import Resistance
@@ -133,6 +134,8 @@ class Moves:
         self._began: Optional[float] = None
         self._glide: Optional[_Glide] = None
         self._proceed = False
+        relaxes = limits.grip.effort if isinstance(limits.grip, GripLimits) else np.full(len(start), np.inf)
+        self._waited_for = np.isinf(relaxes)  # a gripper that may relax need not get to its goal
         place = np.array(start, np.float64)
         for name, step in steps:
             way = step.way(name, place, limits, arms)
@@ -180,7 +183,7 @@ class Moves:
         return None
 
     def _arrived(self, glide: _Glide, at: SetPoint, now: float) -> bool:
-        apart = np.abs(at.position - glide.end)
+        apart = np.where(self._waited_for, np.abs(at.position - glide.end), 0.0)
         if now < glide.until or not (at.stands and apart.max() < REACHED):
             if now > glide.until + PATIENCE:
                 joint = int(np.argmax(apart))
