@@ -1,11 +1,11 @@
-"""The fake ALOHA task trained in real time through a robot server: learner, actor and server are processes of their own.
+"""The fake ALOHA task trained in real time through a robot server; learner, actor and server are processes.
 
     python benchmarks/learn_served.py --seed 42 --out runs/benchmark_served --json served_learning.json
 
-Ten scripted demonstrations are recorded through the server; then `serl-chunk --learner --actor` trains with the scripted
-human, who reads published joints and extras alone. The last checkpoint is evaluated on 100 held-out starts, behind the
-server in real time and in this process in lockstep (`served_policy.py`). A run that was killed is resumed. About
-half an hour of training on a quiet machine: the robot moves at 50 Hz.
+Ten scripted demonstrations are recorded through the server. Then `serl-chunk --learner --actor` trains with the
+scripted human, who reads published joints and extras alone. The last checkpoint is evaluated on 100 held-out starts,
+behind the server in real time and in this process in lockstep (`served_policy.py`). A run that was killed is resumed.
+The robot moves at 50 Hz: training takes about half an hour on a quiet machine.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from serl_chunk.robots.served_task import Seen, make_expert
 from serl_chunk.types import STATE, ConfigError
 from serl_chunk_robot.config import HAIR, checked, load
 from serl_chunk_robot.driver import DriverError
-from serl_chunk_robot.loop import RobotLoop, Status
+from serl_chunk_robot.loop import Refused, RobotLoop, Status
 from serl_chunk_robot.safety.gate import Command, Gate
 from serl_chunk_robot.safety.measured import Measured
 from serl_chunk_robot.serve import Motions
@@ -177,7 +177,7 @@ def test_injected_faults_stop_the_robot(world, faults, word):
         try:
             world.ask("clear", "operator")
             break
-        except Exception:
+        except Refused:
             world.run(4)
     assert world.loop.machine.state == "HOLD"
 
@@ -209,6 +209,24 @@ def test_arms_without_torque_sink_and_stay_where_it_comes_back(world):
     simulation.take({"op": "clear"})
     world.run(100)
     assert np.abs(world.driver.env.joints - q).max() < 0.05
+
+
+def test_entangled_arms_are_a_fault_that_an_operator_removes(world):
+    world.driver.env.place_arms(np.array(HOME) + 0.5 * (np.arange(14) == 2))
+    simulation = world.driver.simulation
+    simulation._env.advance = lambda steps: None  # nothing gets them free
+    world.run(300)
+    assert world.loop.machine.state == "STOPPED"
+    assert "entangled (0.5 rad" in world.driver._state["faults"][0]
+    for _ in range(10):
+        world.run(4)
+        try:
+            world.ask("clear", "operator")
+        except Refused:
+            continue
+        break
+    assert world.loop.machine.state == "HOLD"
+    np.testing.assert_allclose(world.driver.env.joints, HOME, atol=0.01)
 
 
 def test_success_is_reported_once(world, monkeypatch):

@@ -23,7 +23,11 @@ from serl_chunk_robot.wire.codec import WireError
 
 HERE = "127.0.0.1"
 PROCESS = "serl_chunk.robots.aloha_sim.process"
-VELOCITY, GRIPPER_VELOCITY = 3.2, 10.0  # rad/s, openings a second; the scripted expert moves at 2.9 and 5.3
+# rad/s, squared, cubed; openings of a gripper. A policy that was trained in lockstep changes its targets as hard as it
+# likes: under a real arm's limits (3.2, 40, 4000) it comes too late to grasp. The scripted expert moves at 2.9 and 15.
+VELOCITY, ACCELERATION, JERK = 8.0, 1e3, 4e5
+GRIPPER_VELOCITY, GRIPPER_ACCELERATION, GRIPPER_JERK = 20.0, 1e4, 1e7
+GIVES = 0.2  # of an opening: so far contacts push simulated fingers past their ends
 RATE = 200.0  # Hz
 STARTS_WITHIN = 60.0  # s, of the process
 LARGEST = 65536  # bytes of a state
@@ -63,12 +67,18 @@ class AlohaSimDriver:
     def spec(self) -> DriverSpec:
         """Describe the robot; opens nothing."""
         robot = self._robot
-        velocity = [GRIPPER_VELOCITY if i in robot.grippers else VELOCITY for i in range(JOINTS)]
         objects = robot.state_dim - JOINTS
+
+        def of(joint: float, gripper: float) -> tuple[float, ...]:
+            return tuple(gripper if i in robot.grippers else joint for i in range(JOINTS))
+
+        gives = np.array(of(0.0, GIVES))
         return DriverSpec(
-            robot.name, robot.action_low, robot.action_high, tuple(velocity), robot.grippers, robot.arms,
+            robot.name, tuple(robot.action_low - gives), tuple(robot.action_high + gives),
+            of(VELOCITY, GRIPPER_VELOCITY), robot.grippers, robot.arms,
             (("q", JOINTS), *((("objects", objects),) if objects else ())), rate=RATE, tick=robot.dt,
-            home=HOME, simulated=True,
+            acceleration=of(ACCELERATION, GRIPPER_ACCELERATION), jerk=of(JERK, GRIPPER_JERK), home=HOME,
+            simulated=True,
         )  # fmt: skip
 
     def connect(self, clock: Callable[[], float]) -> None:

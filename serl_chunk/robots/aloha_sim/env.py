@@ -222,6 +222,12 @@ class AlohaSimEnv(MujocoEnv):
         success = stage == SUCCESS_STAGE
         return success, {"success": success, "stage": stage, "executed_action": executed}
 
+    def place_arms(self, joints: np.ndarray) -> None:
+        """Put the arms to `joints`, float[14], at rest."""
+        self._data.qpos[:_OBJECTS_FROM] = self._to_ctrl(joints)
+        self._data.qvel[:_OBJECTS_FROM] = 0
+        self._mujoco.mj_step1(self.model, self._data)
+
     def command(self, joints: np.ndarray) -> None:
         """Set the target of the joints' position control, float[14]."""
         self._data.ctrl[:] = self._to_ctrl(joints)

@@ -8,7 +8,8 @@ state every 5 ms.
     target               target (float64[14])
     scene                seed, number (one that was done is not repeated)
     torque               on (bool)
-    clear                removes an injected fault, and switches torque on with the arms where they are
+    clear                removes a fault, and switches torque on with the arms where they are; entangled arms are put
+                         to their target, as an operator takes them apart
     inject               faults, for tests and rehearsals: see `Simulation.inject`
 """
 
@@ -26,16 +27,18 @@ from typing import Any
 import numpy as np
 
 from serl_chunk.config.robots import AlohaSimConfig
-from serl_chunk.robots.aloha_sim.env import HOME, SUCCESS_STAGE, AlohaSimEnv
+from serl_chunk.robots.aloha_sim.env import CONTROL_HZ, HOME, SUCCESS_STAGE, AlohaSimEnv
 from serl_chunk_robot.wire import arrays
 from serl_chunk_robot.wire.codec import WireError
 
 HERE = "127.0.0.1"
+CONTROL_TICK = 1 / CONTROL_HZ  # s between two judgements of the task
 PERIOD = 0.005  # s between two states
 BEHIND = 0.1  # s: a process that stood still for longer does not make up for it
 ENDS = 60.0  # s without a message of a server
 LARGEST = 8192  # bytes of a message
 EVENTS = 16  # the newest that a state repeats
+STUCK, STUCK_FOR = 0.3, 1.0  # rad from the target, s: arms that were driven into one another do not get free again
 
 
 class Simulation:
@@ -46,6 +49,7 @@ class Simulation:
         self._step = env.model.opt.timestep
         env.reset(seed=0)
         self.target = np.array(HOME)
+        self._arms = ~np.isin(np.arange(len(HOME)), env.robot_spec.grippers)
         self._gains = env.model.actuator_gainprm.copy(), env.model.actuator_biasprm.copy()
         self._torque, self._succeeded = True, False
         self._pinned: np.ndarray | None = None  # objects' poses until the arms are commanded to move
@@ -53,6 +57,7 @@ class Simulation:
         self._events: deque[list[Any]] = deque(maxlen=EVENTS)
         self._judged = 0
         self._lag, self._fault = 0.0, ""
+        self._stuck = 0  # control ticks
         self._left = {"minus_pi": 0, "frozen": 0, "dropped": 0}  # states that are yet to have these faults
         self._past: deque[dict[str, Any]] = deque()
         self._repeated: dict[str, Any] = {}
@@ -74,6 +79,9 @@ class Simulation:
         elif op == "clear":
             self._fault = ""
             self._switch(True)
+            if self._stuck * CONTROL_TICK >= STUCK_FOR:
+                self._stuck = 0
+                self._env.place_arms(self.target)
         elif op == "inject":
             self.inject(**{key: value for key, value in message.items() if key != "op"})
 
@@ -111,6 +119,7 @@ class Simulation:
                     self._events.append([self._judged, 1.0, True])
                     self._judged += 1
                 self._succeeded |= success
+                self._notice_stuck()
 
     def state(self, now: float) -> dict[str, Any] | None:
         """Return the state to send at `now`; None where a fault keeps it."""
@@ -132,6 +141,12 @@ class Simulation:
         while self._past and self._past[0]["stamp"] <= now - self._lag:
             sent = self._past.popleft()
         return sent
+
+    def _notice_stuck(self) -> None:
+        apart = np.abs(self._env.joints - self.target)[self._arms].max()
+        self._stuck = self._stuck + 1 if self._torque and apart > STUCK else 0
+        if self._stuck * CONTROL_TICK >= STUCK_FOR:
+            self._fault = f"the simulated arms are entangled ({apart:.1f} rad from their target)"
 
     def _take(self, name: str) -> bool:
         self._left[name] -= (some := self._left[name] > 0)
