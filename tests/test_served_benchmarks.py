@@ -39,17 +39,17 @@ def test_the_paired_interval_holds_the_difference_in_95_of_100_cases(script):
         first = luck[0] < 0.95
         second = np.where(rng.random(n) < 0.5, luck[0], luck[1]) < 0.88
         difference, low, high = script.paired_interval(first, second)
-        assert low <= difference == pytest.approx(second.mean() - first.mean()) <= high
+        assert difference == pytest.approx(second.mean() - first.mean())
+        assert low <= difference <= high
         held += low <= -0.07 <= high
     assert 0.92 * 400 <= held <= 0.99 * 400
-    back = script.paired_interval(second, first)
-    assert back == pytest.approx((-difference, -high, -low))
+    assert script.paired_interval(second, first) == pytest.approx((-difference, -high, -low))
 
 
 def test_pairs_that_agree_leave_a_narrow_interval(script):
     _, low, high = script.paired_interval(*pairs(90, 0, 0, 10))
     _, apart_low, apart_high = script.paired_interval(*pairs(81, 9, 9, 1))
-    assert high - low < 0.3 * (apart_high - apart_low)
+    assert high - low < 0.4 * (apart_high - apart_low)
     assert -0.1 < low <= 0 <= high < 0.1
 
 
