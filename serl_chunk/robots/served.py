@@ -67,7 +67,7 @@ class ServedRobot(RobotEnv):
         self.tick = self._seen = self._pass = self._episode = 0
         self._sent_at, self._number = 0.0, 0
         self._armed, self._held_since, self._refused = False, 0.0, ""
-        self._unseen_since = 0.0
+        self._unseen_since = self._unseen_told = 0.0
         self._state: dict[str, Any] = {}
         self._sent = np.zeros(0)  # the last target
 
@@ -113,7 +113,8 @@ class ServedRobot(RobotEnv):
                 draws = None  # stopped or held before its end: once more
         self._wait_for_cameras()
         self._episode += 1
-        self.tick, self._held_since, self._refused, self._unseen_since = 0, 0.0, "", 0.0
+        self.tick, self._held_since, self._refused = 0, 0.0, ""
+        self._unseen_since = self._unseen_told = 0.0
         self._seen = 1 + max((e[0] for e in self._state["events"]), default=self._seen - 1)
         self.conditions = _conditions(self._state, draws or {})
         return self._observe(), {"draws": draws or {}}
@@ -191,9 +192,10 @@ class ServedRobot(RobotEnv):
             self._unseen_since = 0.0
             return ""
         info["unseen"] = unseen
-        if not self._unseen_since:
+        self._unseen_since = self._unseen_since or now
+        if now - self._unseen_told > REMIND_S:
+            self._unseen_told = now
             logger.warning(f"no decisions: {unseen}")
-            self._unseen_since = now
         return unseen if now - self._unseen_since > HELD_S else ""
 
     def _wait_for_cameras(self) -> None:

@@ -14,10 +14,12 @@ from errors import naming
 from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.robots import registry
+from serl_chunk.robots.aloha_sim.camera import AlohaSimCamera
 from serl_chunk.robots.aloha_sim.env import ARM_HIGH, ARM_LOW, CAMERAS, aloha_sim_spec
 from serl_chunk.robots.aloha_sim.experts import GRIP, arm_joints
 from serl_chunk.robots.mujoco_camera import MujocoCamera
 from serl_chunk.types import ConfigError, DataError, RobotSpec
+from serl_chunk_robot.camera import CameraError
 
 # Looked up, not imported: how MuJoCo renders is fixed by its first import, which is what is tested here.
 if not all(importlib.util.find_spec(name) for name in ("mujoco", "gym_aloha")):
@@ -310,3 +312,27 @@ def test_every_option_changes_something(env):
         spec = aloha_sim_spec(dataclasses.replace(AlohaSimConfig(), **{name: value}))
         assert spec != env.robot_spec
     assert isinstance(env, gymnasium.Env)
+
+
+@pytest.mark.parametrize("env_name", ["transfer_cube", "insertion"])
+def test_a_camera_behind_a_robot_server_draws_the_same_picture(env_name):
+    env = registry.make_env(AlohaSimConfig(env_name=env_name, cameras=("top",), image_size=48))
+    env.reset(seed=3)
+    for _ in range(3):
+        env.step(HOLD + np.float32(0.02))
+    camera = AlohaSimCamera("top", env_name, size=48)
+    objects = env.object_poses.reshape(-1)
+    expected = read_images(env)["images/top"].astype(int)
+    drawn = camera._draw(env.joints, {"objects": objects}).astype(int)
+    assert np.abs(drawn - expected).mean() < 0.02, "fingers of a simulation mirror each other but nearly"
+    objects[:2] += 0.1
+    assert np.abs(camera._draw(env.joints, {"objects": objects}) - expected).mean() > 0.1
+    with pytest.raises(CameraError, match="14 joints and 3 numbers of objects, expected 14 and"):
+        camera._draw(env.joints, {"objects": objects[:3]})
+    env.close()
+
+
+@pytest.mark.parametrize("options", [{"view": "front"}, {"view": "top", "env_name": "pour"}])
+def test_a_camera_that_the_model_lacks_is_refused(options):
+    with pytest.raises(ValueError, match="valid are"):
+        AlohaSimCamera(**options)

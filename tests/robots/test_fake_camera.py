@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import numpy as np
@@ -27,33 +28,40 @@ class Aloha(FaultyArms):
         return super().read()._replace(extra={"cube": np.array(CUBE), "holder": np.array([self.holder])})
 
 
+@contextlib.contextmanager
+def opened(view, robot, **more):
+    """A camera of a robot that was measured."""
+    camera = FakeAlohaCamera(view, server=f"{HERE}:{robot.port}", **more)
+    camera.open(time.monotonic)
+    try:
+        client = robot.client("a", "any")
+        wait(lambda: client.next_state()["q"] is not None)
+        yield camera
+    finally:
+        camera.close()
+
+
 @pytest.mark.parametrize("view", task.CAMERAS)
 def test_the_picture_is_that_of_the_measured_joints_and_the_cube(view):
     arms = Aloha()
-    with served(arms=arms) as robot:
-        camera = FakeAlohaCamera(view, size=32, rate=100.0, server=f"{HERE}:{robot.port}")
+    with served(arms=arms) as robot, opened(view, robot, size=32, rate=100.0) as camera:
         assert camera.spec() == (32, 32, False)
-        camera.open(time.monotonic)
-        wait(lambda: robot.client("a", "any").next_state()["q"] is not None)
         frames = [camera.read() for _ in range(3)]
         q = arms.q.tolist()
         assert np.array_equal(frames[-1].image, render(view, 32, q, CUBE, False))
         assert [f.number for f in frames] == [1, 2, 3]
-        assert 0 <= time.monotonic() - frames[-1].stamp < 0.5
-        assert frames[2].stamp - frames[0].stamp > 0.5 * 2 / 100
+        assert frames[0].stamp < frames[1].stamp < frames[2].stamp < time.monotonic()
         arms.holder = 1.0
         wait(lambda: np.array_equal(camera.read().image, render(view, 32, q, CUBE, True)))
-        camera.close()
 
 
 def test_another_robot_is_named():
-    with served() as robot:
-        camera = FakeAlohaCamera("top", server=f"{HERE}:{robot.port}")
-        camera.open(time.monotonic)
-        wait(lambda: robot.client("a", "any").next_state()["q"] is not None)
-        with pytest.raises(CameraError, match="serves 'fake arms', which is no fake ALOHA"):
-            camera.read()
-        camera.close()
+    with (
+        served() as robot,
+        opened("top", robot) as camera,
+        pytest.raises(CameraError, match="serves 'fake arms', whose state has no cube, holder"),
+    ):
+        camera.read()
 
 
 @pytest.mark.parametrize("options", [{"view": "front"}, {"view": "top", "size": 0}, {"view": "top", "rate": 0.0}])

@@ -50,7 +50,7 @@ class Cameras:
     def __enter__(self) -> Cameras:
         if self._processes:
             for each in self._processes:
-                each.start()  # before the loop runs: starting a process holds this one up for a millisecond
+                each.start()  # at once, before the loop runs
             self._thread.start()
         return self
 

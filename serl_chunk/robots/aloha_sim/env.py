@@ -185,6 +185,12 @@ class AlohaSimEnv(MujocoEnv):
         """Position (m) and quaternion (w, x, y, z) of each object, `float64[N, 7]`: the cube; or peg, socket."""
         return self._data.qpos[_OBJECTS_FROM:].reshape(-1, 7).copy()
 
+    def place(self, joints: np.ndarray, objects: np.ndarray) -> None:
+        """Set the measured joints, float64[14], and the objects' poses, float64[N, 7] or flat; nothing moves then."""
+        self._data.qpos[:_OBJECTS_FROM], self._data.qvel[:] = self._to_ctrl(joints), 0.0
+        self._data.qpos[_OBJECTS_FROM:] = objects.reshape(-1)
+        self._mujoco.mj_fwdPosition(self.model, self._data)
+
     def make_expert(self) -> Expert:
         from serl_chunk.robots.aloha_sim.experts import AlohaSimExpert, InsertionExpert
 

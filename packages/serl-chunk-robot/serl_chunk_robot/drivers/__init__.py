@@ -14,5 +14,6 @@ BUILT_IN: Dict[str, str] = {
 CAMERAS: Dict[str, str] = {
     "fake": "serl_chunk_robot.drivers.fake_camera:FakeCamera",
     "fake_aloha": "serl_chunk.robots.fake.camera:FakeAlohaCamera",
+    "aloha_sim": "serl_chunk.robots.aloha_sim.camera:AlohaSimCamera",
 }
 """The same of its tables [[camera]]."""
