@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -21,6 +22,7 @@ from serl_chunk.robots import served_cameras
 from serl_chunk.robots.served import HELD_S, ServedRobot
 from serl_chunk.robots.served_cameras import FROZEN_S
 from serl_chunk.types import IMAGE_PREFIX, CameraSpec, ConfigError, RobotSpec, Source
+from serl_chunk_robot.client import RobotError
 
 TOP = IMAGE_PREFIX + "top"
 SPEC = RobotSpec(
@@ -33,7 +35,7 @@ class Cell:
     """A served robot that is cleared, with two cameras; `top` sends frames."""
 
     def __init__(self, robot: Served, camera: PublishedCamera) -> None:
-        self.robot, self.top = robot, camera
+        self.robot, self.top, self.operator = robot, camera, robot.ready()
         self.config = FakeAlohaConfig(server=f"{HERE}:{robot.port}")
         self._made: list[ServedRobot] = []
 
@@ -41,6 +43,16 @@ class Cell:
         spec = dataclasses.replace(SPEC, **more)
         self._made.append(ServedRobot(self.config, spec, name="actor"))
         return self._made[-1]
+
+    def wait(self, condition) -> None:
+        """Wait for a condition, and clear a robot that a busy machine stopped meanwhile."""
+
+        def look() -> bool:
+            with contextlib.suppress(RobotError):
+                self.operator.request("clear")
+            return condition()
+
+        wait(look, 30)
 
     def close(self) -> None:
         for env in self._made:
@@ -52,7 +64,6 @@ def cell(monkeypatch):
     monkeypatch.setattr(served_cameras, "STALE_S", 0.4)  # machines that run tests may stand still for longer
     port = free_port(4)
     with served(port=port, cameras=(("top", 12, 16, port + 2), ("wrist", 8, 16, port + 3))) as robot:
-        robot.ready()
         camera = PublishedCamera("top", port + 2)
         made = Cell(robot, camera)
         yield made
@@ -125,11 +136,14 @@ def test_a_camera_that_stays_away_ends_the_episode_and_the_next_one_waits_for_it
         began = threading.Event()
         thread = threading.Thread(target=lambda: (env.reset(seed=2), began.set()))
         thread.start()
-        wait(lambda: "waiting for the robot's cameras: camera 'top'" in caplog.text)
-        assert not began.is_set()
-        cell.top.silent = False
-        thread.join(10)
-        assert began.is_set()
+        try:
+            cell.wait(lambda: "waiting for the robot's cameras: camera 'top'" in caplog.text)
+            assert not began.is_set()
+            cell.top.silent = False
+            cell.wait(began.is_set)
+        finally:
+            env.stop = lambda: "the test"
+            thread.join(10)
 
 
 def test_the_same_picture_of_a_robot_that_stands_is_no_fault(cell):
