@@ -83,7 +83,7 @@ class _CameraProcess:
 
     def __init__(self, job: Job) -> None:
         self.process: Optional[subprocess.Popen[bytes]] = None
-        self.pipe = -1  # its end tells that of the process
+        self.pipe = -1  # ends with the process
         self._job = job
         self._began = self._due = 0.0
         self._pause = 1.0

@@ -15,7 +15,7 @@ from serl_chunk_robot.camera import CameraError
 
 
 class AlohaSimCamera(DrawnCamera):
-    """One camera of gym-aloha's scene, rendered from a scene of its own that is placed as the server's state tells.
+    """One camera of gym-aloha's scene, rendered from a copy that follows the server's state.
 
     The state's `extra` has "objects" float64[7 N], position (m) and quaternion (w, x, y, z) of each object.
 
