@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -52,7 +53,9 @@ class ServedRobotProcess:
         environment = {**os.environ, "XDG_STATE_HOME": self._folder.name}
         command = [sys.executable, "-m", "serl_chunk", "robot", "serve", str(self.file)]
         self._log = open(Path(self._folder.name) / "log", "w+")
-        self._process = subprocess.Popen(command, env=environment, stderr=self._log, start_new_session=True)
+        self._process = subprocess.Popen(
+            command, env=environment, stderr=self._log, start_new_session=True, preexec_fn=_end_with_parent
+        )
         with RobotClient(self.address, name="start", answer=5.0) as client:
             ends = time.monotonic() + STARTS_WITHIN
             while client.newest_state() is None:
@@ -91,6 +94,11 @@ class ServedRobotProcess:
                         client.request("clear")
                         if "started" not in state["word"]:
                             self.stops[state["word"]] += 1
+
+
+def _end_with_parent() -> None:
+    """Let the server end when the benchmark is killed (Linux)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _with_option(text: str, name: str, value: Any) -> str:
