@@ -67,6 +67,7 @@ class ServedRobot(RobotEnv):
         self.tick = self._seen = self._pass = self._episode = 0
         self._sent_at, self._number = 0.0, 0
         self._armed, self._held_since, self._refused = False, 0.0, ""
+        self._new_arm = False  # in the last `send`
         self._unseen_since = self._unseen_told = 0.0
         self._state: dict[str, Any] = {}
         self._sent = np.zeros(0)  # the last target
@@ -126,7 +127,8 @@ class ServedRobot(RobotEnv):
             try:
                 self._client.request("lease")
                 self._client.request("arm")
-                self._armed, self._held_since, self._refused, self._number = True, 0.0, "", 0
+                self._armed = self._new_arm = True
+                self._held_since, self._refused, self._number = 0.0, "", 0
             except RobotError as e:
                 self._refused = str(e)
         if self._armed:
@@ -140,7 +142,8 @@ class ServedRobot(RobotEnv):
             time.sleep(max(0.0, self._sent_at + self.robot_spec.dt - time.monotonic()))
         self.tick += 1
         info: dict[str, Any] = {"success": False}
-        fault, reward = self._read_state(), 0.0
+        fault, reward = self._read_state(after_reply=self._new_arm), 0.0  # an older one does not show the arm
+        self._new_arm = False
         for index, gained, success, failure in self._state["events"]:
             if index >= self._seen:
                 self._seen, reward = index + 1, reward + gained

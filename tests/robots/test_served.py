@@ -381,3 +381,13 @@ def test_a_served_robot_imports_no_simulator():
         "assert not {'mujoco', 'gym_aloha', 'serl_chunk.robots.fake.env'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_state_of_before_the_arm_is_no_lapse(served, operator, make):
+    clear(operator)
+    env = make()
+    env.paced = True
+    for _ in range(5):
+        env.reset(seed=1)
+        env.send(HOME.astype(np.float32))  # begins late: the result is asked for at once
+        assert "lost_ticks" not in env.receive()[4]

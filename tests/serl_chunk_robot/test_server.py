@@ -478,3 +478,15 @@ def test_damaged_keys_are_refused_before_anything_is_served(tmp_path, file, cont
     port = free_port()
     with pytest.raises(ConfigError, match=path.name):
         Served(keys=tmp_path / "keys", port=port)
+
+
+def test_requests_are_answered_between_passes_and_commands_wait_for_one():
+    """Of a loop whose passes are 0.3 s apart."""
+    with served(dt=0.3) as robot:
+        operator = robot.ready()
+        actor = robot.client()
+        passes = {operator.next_state(5.0)["pass"]}
+        for op in ("lease", "arm", "release", "ping", "ping"):
+            actor.request(op)
+        passes.add(operator.newest_state()["pass"])
+        assert max(passes) - min(passes) <= 1

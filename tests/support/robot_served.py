@@ -67,13 +67,13 @@ def free_port(count: int = 2) -> int:
 
 def server(
     arms: FaultyArms, address: Address, clock: Callable[[], float] = time.monotonic,
-    cameras: tuple[tuple[str, int, int, int], ...] = (),
+    cameras: tuple[tuple[str, int, int, int], ...] = (), dt: float = DT,
 ) -> RobotServer:  # fmt: skip
     """A server that does not run yet."""
     arms.connect(clock)
     profiles = {name: Profile(name, limits(v), f"{v:g}") for name, v in (("slow", 0.5), ("fast", 3.2))}
     return RobotServer(
-        arms, Gate(profiles["fast"].limits, DT), measured=Measured(*MECHANISM, np.array(SPEC.velocity)),
+        arms, Gate(profiles["fast"].limits, dt), measured=Measured(*MECHANISM, np.array(SPEC.velocity)),
         profiles=profiles, profile="fast", motions=way, address=address, clock=clock,
         cameras=cameras,
     )  # fmt: skip
@@ -84,11 +84,11 @@ class Served:
 
     def __init__(
         self, keys: Path | None = None, port: int = 0, arms: FaultyArms | None = None, host: str = HERE,
-        cameras: tuple[tuple[str, int, int, int], ...] = (),
+        cameras: tuple[tuple[str, int, int, int], ...] = (), dt: float = DT,
     ) -> None:  # fmt: skip
         self.port = port or free_port()
         self.arms = arms or FaultyArms()
-        self.server = server(self.arms, Address(host, self.port, keys), cameras=cameras)
+        self.server = server(self.arms, Address(host, self.port, keys), cameras=cameras, dt=dt)
         self._clients: list[RobotClient] = []
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()

@@ -93,7 +93,7 @@ class RobotServer:
         )  # fmt: skip
         self.run_id = uuid.uuid4().hex[:12]
         self._clients, self._lease = Clients(), Lease()
-        self._newest: Optional[Command] = None
+        self._newest: Optional[Tuple[Command, float]] = None  # and when it came
         self._counts: Counter[str] = Counter()
         self._publisher = Publisher(self._spec.name, self.run_id)
         self._said = ""
@@ -127,9 +127,7 @@ class RobotServer:
         due, gives_up = self._clock(), 0.0
         try:
             while True:
-                wait = due - self._clock()
-                if wait > 0:
-                    sleep(wait)
+                self._wait(due)
                 self.run_pass(due)
                 now = self._clock()
                 if self._ending:
@@ -191,6 +189,20 @@ class RobotServer:
 
     # Requests.
 
+    def _wait(self, due: float) -> None:
+        """Answer requests until a pass is due; commands wait for it."""
+        while True:
+            left = due - self._clock()
+            whole = int(1e3 * left)  # ms, as poll has them
+            if whole < 1 or not self._requests.poll(whole):
+                break
+            frames = try_receive(self._requests)
+            if frames is not None:
+                self._receive(frames, self._clock())
+        left = due - self._clock()
+        if left > 0:
+            sleep(left)
+
     def _drain(self) -> None:
         until = self._clock() + self._dt / 4
         for _ in range(MESSAGES):
@@ -201,12 +213,12 @@ class RobotServer:
             self._receive(frames, now)
             if now > until:
                 break
-        self._take_newest(self._clock())
+        self._take_newest()
 
-    def _take_newest(self, now: float) -> str:
+    def _take_newest(self) -> str:
         """Give the loop the newest command; returns why it was rejected."""
-        command, self._newest = self._newest, None
-        return "" if command is None else self.loop.command(command, now)
+        newest, self._newest = self._newest, None
+        return "" if newest is None else self.loop.command(*newest)
 
     def _receive(self, frames: List[zmq.Frame], now: float) -> None:
         """Answer one message. No message raises: the loop must go on."""
@@ -276,7 +288,7 @@ class RobotServer:
         if op == "command":
             self._command(values, connection, age, now)
             return {}
-        self._take_newest(now)  # what came before is done before
+        self._take_newest()  # what came before is done before
         if op not in CALMING and not -OLD <= age <= OLD:
             raise Refused(f"{op}: it was sent {age:.1f} s ago")
         if self._ending and op not in CALMING:
@@ -335,9 +347,9 @@ class RobotServer:
             raise WireError("field 'target' must be an array or a list of numbers")
         command = Command(target, codec.count(values, "number"), codec.count(values, "generation"), age)
         self._counts["overtaken"] += self._newest is not None
-        self._newest = command
+        self._newest = command, now
         if "id" in values:
-            reason = self._take_newest(now)
+            reason = self._take_newest()
             if reason:
                 raise Refused(f"command {command.number} was rejected: {reason}")
 
