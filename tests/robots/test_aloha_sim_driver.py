@@ -36,6 +36,8 @@ if not all(importlib.util.find_spec(name) for name in ("mujoco", "gym_aloha")): 
 FILE = Path(__file__).resolve().parents[2] / "experiments" / "robots" / "aloha_sim.toml"
 DT, TICK = 0.005, 4  # s of a pass, passes of a control tick
 
+ARMS = ~np.isin(np.arange(14), (6, 13))
+
 
 class Local(AlohaSimDriver):
     """The driver with its simulation in this process; time is injected."""
@@ -227,6 +229,28 @@ def test_entangled_arms_are_a_fault_that_an_operator_removes(world):
         break
     assert world.loop.machine.state == "HOLD"
     np.testing.assert_allclose(world.driver.env.joints, HOME, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("what", "values"), [("speeds", np.where(np.arange(14) == 9, 0.8, 0.0)), ("joints", np.where(ARMS, HOME, 1.15))]
+)
+def test_arms_that_never_rest_at_a_target_are_entangled(world, monkeypatch, what, values):
+    world.run(20)
+    monkeypatch.setattr(type(world.driver.env), what, property(lambda env: values.copy()))
+    world.run(450)
+    assert "entangled" in world.driver._state["faults"][0]
+    assert not world.driver._state["torque"]
+    monkeypatch.undo()
+    for _ in range(20):
+        world.run(4)
+        try:
+            world.ask("clear", "operator")
+        except Refused:
+            continue
+        break
+    assert world.loop.machine.state == "HOLD"
+    world.run(100)
+    np.testing.assert_allclose(world.driver.env.joints, HOME, atol=0.03)
 
 
 def test_success_is_reported_once(world, monkeypatch):

@@ -9,7 +9,7 @@ state every 5 ms.
     scene                seed, number (one that was done is not repeated)
     torque               on (bool)
     clear                removes a fault, and switches torque on with the arms where they are; entangled arms are put
-                         to their target, as an operator takes them apart
+                         to their home first, as an operator takes them apart
     inject               faults, for tests and rehearsals: see `Simulation.inject`
 """
 
@@ -38,7 +38,9 @@ BEHIND = 0.1  # s: a process that stood still for longer does not make up for it
 ENDS = 60.0  # s without a message of a server
 LARGEST = 8192  # bytes of a message
 EVENTS = 16  # the newest that a state repeats
-STUCK, STUCK_FOR = 0.3, 1.0  # rad from the target, s: arms that were driven into one another do not get free again
+# Arms that were driven into one another do not get free again: so far from a target, or that fast at one that stands,
+# or fingers so far beyond their ends, for so many seconds.
+STUCK, RESTLESS, BEYOND, STUCK_FOR = 0.3, 0.5, 0.1, 1.0  # rad, rad/s, of an opening, s
 
 
 class Simulation:
@@ -57,7 +59,7 @@ class Simulation:
         self._events: deque[list[Any]] = deque(maxlen=EVENTS)
         self._judged = 0
         self._lag, self._fault = 0.0, ""
-        self._stuck = 0  # control ticks
+        self._stuck = self._still = 0  # control ticks; of a target that stands
         self._left = {"minus_pi": 0, "frozen": 0, "dropped": 0}  # states that are yet to have these faults
         self._past: deque[dict[str, Any]] = deque()
         self._repeated: dict[str, Any] = {}
@@ -69,7 +71,7 @@ class Simulation:
             target = np.array(message["target"], np.float64)
             if target.shape == self.target.shape and np.isfinite(target).all():
                 if not np.array_equal(target, self.target):
-                    self._pinned = None
+                    self._pinned, self._still = None, 0
                 self.target = target
         elif op == "scene" and message["number"] != self._scene:
             self._scene, self._succeeded = int(message["number"]), False
@@ -78,10 +80,10 @@ class Simulation:
             self._switch(bool(message["on"]))
         elif op == "clear":
             self._fault = ""
-            self._switch(True)
             if self._stuck * CONTROL_TICK >= STUCK_FOR:
                 self._stuck = 0
-                self._env.place_arms(self.target)
+                self._env.place_arms(np.array(HOME))
+            self._switch(True)
         elif op == "inject":
             self.inject(**{key: value for key, value in message.items() if key != "op"})
 
@@ -143,10 +145,17 @@ class Simulation:
         return sent
 
     def _notice_stuck(self) -> None:
-        apart = np.abs(self._env.joints - self.target)[self._arms].max()
-        self._stuck = self._stuck + 1 if self._torque and apart > STUCK else 0
+        if self._stuck * CONTROL_TICK >= STUCK_FOR:  # until an operator takes them apart
+            return
+        q, fast = self._env.joints, np.abs(self._env.speeds)[self._arms].max()
+        apart, fingers = np.abs(q - self.target)[self._arms].max(), q[~self._arms]
+        self._still += 1
+        stuck = apart > STUCK or max(-fingers.min(), fingers.max() - 1) > BEYOND
+        stuck |= self._still * CONTROL_TICK > STUCK_FOR and fast > RESTLESS
+        self._stuck = self._stuck + 1 if self._torque and stuck else 0
         if self._stuck * CONTROL_TICK >= STUCK_FOR:
             self._fault = f"the simulated arms are entangled ({apart:.1f} rad from their target)"
+            self._switch(False)
 
     def _take(self, name: str) -> bool:
         self._left[name] -= (some := self._left[name] > 0)
