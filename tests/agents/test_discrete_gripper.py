@@ -144,6 +144,7 @@ def test_choices_are_of_the_executed_actions_and_last_for_as_long_as_a_chunk(ste
     assert len(seen) > 4
 
 
+@pytest.mark.slow
 def test_the_grasp_critic_of_executed_actions_learns_from_returns_of_more():
     agent = compose("acfql-prefix", learned(hold_steps=1), steps=PART)
     batches = make_batches(agent.spec)

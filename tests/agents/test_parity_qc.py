@@ -63,6 +63,7 @@ def status(parity: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: Path) ->
     return parity.main()
 
 
+@pytest.mark.slow
 def test_the_table_names_what_is_too_large_and_what_is_unknown(parity, monkeypatch, tmp_path, capsys):
     changed = {"loss/critic/critic_loss": np.float32(0.5), "mid/unheard_of": np.zeros(2)}
     assert status(parity, monkeypatch, copied(tmp_path, **changed)) == 1

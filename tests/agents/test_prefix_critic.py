@@ -173,6 +173,7 @@ def test_committed_actions_longer_than_a_chunk_are_cut():
     assert not np.allclose(chunk[1:], 0.25)
 
 
+@pytest.mark.slow
 def test_the_prefix_critic_finds_the_chunk_whose_best_continuation_is_rewarded():
     """Reward only where the first action is right and the third, behind the executed ones, as well.
 

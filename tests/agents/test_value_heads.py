@@ -182,6 +182,7 @@ def test_what_is_published_of_a_critic_of_bins_acts():
     assert agent.network_shape() != build(config_of("acfql")).network_shape()
 
 
+@pytest.mark.slow
 def test_the_floor_lifts_targets_to_the_realised_return_and_nothing_else():
     values = {}
     for floor in ("none", "mc"):

@@ -113,6 +113,7 @@ def test_a_policy_keeps_what_it_imitated_while_the_critic_trains_the_encoder_alo
     assert float(metrics["actor/bc_loss"]) < losses[-1] + 0.2  # it would be a whole unit worse
 
 
+@pytest.mark.slow
 def test_a_policy_that_never_imitated_does_not_begin_to_while_the_critic_trains():
     agent = by_critic("acrlpd", bc_alpha=0.0)
     state = agent.init(jax.random.key(0))
@@ -213,6 +214,7 @@ def test_pretrained_weights_reach_every_backbone(tmp_path, frozen):
     assert same(filled.critic["q"], state.critic["q"])
 
 
+@pytest.mark.slow
 def test_pretrained_weights_reach_the_grasp_critics_backbones(tmp_path):
     np.savez(tmp_path / "w.npz", **{k: np.ones(s, np.float32) for k, s in resnet10_leaves().items()})
     encoder = dataclasses.replace(FROZEN, frozen_backbone=False, weights=str(tmp_path / "w.npz"))

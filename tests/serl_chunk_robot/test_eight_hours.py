@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zmq
 from robot_limits import HIGH, HOME, LOW, J, limits
-from robot_served import HERE, free_port, server
+from robot_served import HERE, free_port, server, wait
 from robot_socket_interleavings import Peer
 from robot_world import FaultyArms, Way, World
 
@@ -91,8 +91,10 @@ class Shift:
         if how in ("release", "hold", "lost"):
             world.ask(how, {"release": "controller", "hold": "operator", "lost": "server"}[how])
             world.until("HOLD")
-        elif how == "lapse":
-            world.until("HOLD")
+        elif how == "lapse":  # the third within a minute stops
+            while world.state not in ("HOLD", "STOPPED"):
+                world.run()
+            self.stops += world.state == "STOPPED"
         else:
             self.stops += 1
             if how == "stop":
@@ -180,7 +182,7 @@ def test_a_server_with_clients_that_come_and_go_stays_as_it_is():
             if k == 200:
                 size, before = resident(), held()
         assert held()[0] <= before[0]
-        assert held()[1] <= before[1] + 2
+        wait(lambda: held()[1] <= before[1] + 2)  # libzmq closes by and by
         assert resident() - size < GROWS
         assert len(served._clients) <= 64
     finally:

@@ -177,9 +177,9 @@ def live_over_sockets() -> None:
         interleave_sockets(seed, 1000)
 
 
-# A third of them at once: each takes seconds of interleavings before it is caught.
+# A fifth of them at once: each takes seconds of interleavings before it is caught.
 @pytest.mark.parametrize(
-    "fault", [f if k % 3 == 0 else pytest.param(f, marks=pytest.mark.slow) for k, f in enumerate(FAULTS)]
+    "fault", [f if k % 5 == 0 else pytest.param(f, marks=pytest.mark.slow) for k, f in enumerate(FAULTS)]
 )
 def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch):
     FAULTS[fault](monkeypatch)
@@ -218,7 +218,7 @@ SERVER_FAULTS: dict[str, Plant] = {
 
 
 @pytest.mark.parametrize(
-    "fault", [f if k < 6 else pytest.param(f, marks=pytest.mark.slow) for k, f in enumerate(SERVER_FAULTS)]
+    "fault", [f if k < 3 else pytest.param(f, marks=pytest.mark.slow) for k, f in enumerate(SERVER_FAULTS)]
 )
 def test_a_planted_fault_of_the_server_is_caught_over_sockets(fault: str, monkeypatch: pytest.MonkeyPatch):
     SERVER_FAULTS[fault](monkeypatch)

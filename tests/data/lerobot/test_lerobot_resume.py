@@ -101,6 +101,7 @@ def test_killed_at_any_moment_and_continued(tmp_path: Path, kind: str, every: in
     assert moment > 100
 
 
+@pytest.mark.slow
 def test_killed_twice(tmp_path: Path):
     episodes = [episode_of(i, 4) for i in range(4)]
     how = HOW["videos"]
