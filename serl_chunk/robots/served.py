@@ -280,8 +280,9 @@ def _compared(spec: RobotSpec, served: dict[str, Any], server: str) -> list[str]
     """Compare a specification with the server's, field by field; returns the parts of the state. Raises ConfigError."""
     parts = served["state"] or [["q", len(served["low"])]]
     size = len(served["low"])
-    # A robot that is commanded by poses is none whose actions are joints, even if the numbers are as many.
-    commanded = [-1] * size if served.get("targets", "joints") == "poses" else [*range(size)]
+    poses = served.get("targets", "joints") == "poses"
+    # Poses need not be told where the state has them: deltas of poses are actions as well.
+    commanded = [-1] * size if poses and set(spec.joint_of_action) == {-1} else [*range(size)]
     wanted = {
         "joints": (len(spec.action_low), size),
         "joints commanded by actions": (list(spec.joint_of_action), commanded),

@@ -319,13 +319,14 @@ def test_limits_that_were_rounded_to_float32_are_those_of_the_robot(served, make
     make(spec=dataclasses.replace(SPEC, **rounded))
 
 
-def test_actions_that_are_joints_do_not_drive_a_robot_of_poses(served, operator, make, monkeypatch):
+@pytest.mark.parametrize("measured", [tuple(range(J)), (-1,) * J])
+def test_actions_may_be_poses_of_which_the_state_is_told_or_not(served, operator, make, monkeypatch, measured):
+    unmeasured = dataclasses.replace(SPEC, joint_of_action=(-1,) * J)
+    with pytest.raises(ConfigError, match="joints commanded by actions"):
+        make(spec=unmeasured)  # of joints
     monkeypatch.setattr(served.server, "_spec", served.server._spec._replace(targets="poses"))
-    with pytest.raises(ConfigError, match="joints commanded by actions") as raised:
-        make()
-    assert raised.value.parameter == "robot.server"
     clear(operator)
-    env = make(spec=dataclasses.replace(SPEC, joint_of_action=(-1,) * J))
+    env = make(spec=dataclasses.replace(SPEC, joint_of_action=measured))
     env.reset(seed=1)
     assert "fault" not in env.step(HOME.astype(np.float32))[4]
 
