@@ -35,6 +35,7 @@ class DriverSpec(NamedTuple):
     brakes: bool = False  # arms that stand without torque: only these may lose it by a stop
     acceleration: Tuple[float, ...] = ()  # of the profiles that every robot has; empty: `velocity` within 0.08 s
     jerk: Tuple[float, ...] = ()  # the same; empty: `acceleration` within 0.01 s
+    fastest: Tuple[float, ...] = ()  # per second, that may be measured, as in a collision; empty: `velocity`
     home: Tuple[float, ...] = ()  # where a reset leads whose steps no file gives; empty: it moves nothing
     simulated: bool = False  # no one is in the cell: motions begin at once, without a beep
     targets: str = "joints"  # or "poses", as above

@@ -42,12 +42,13 @@ def built_in(spec: DriverSpec) -> Dict[str, Limits]:
     acceleration = np.array(spec.acceleration or velocity / np.where(gripper, 0.001, 0.08), np.float64)
     jerk = np.array(spec.jerk or acceleration / np.where(gripper, 0.001, 0.01), np.float64)
     rates = Rates(velocity, acceleration, jerk)
+    overspeed = 1.5 * np.array(spec.fastest or spec.velocity, np.float64)
     following, first = (np.where(gripper, high - low, seconds * velocity) for seconds in (0.1, 0.03))
-    evaluating = Limits(low, high, rates, following, first, 1.5 * velocity)
+    evaluating = Limits(low, high, rates, following, first, overspeed)
     exploring = evaluating._replace(rates=Rates(velocity, rates.acceleration / 2, rates.jerk / 2))
     # Measured velocity is noisy, and gravity keeps arms from their targets, however slow they are.
     first_day = _scaled(evaluating, 0.1)._replace(
-        following=np.where(gripper, following, following / 2), overspeed=0.3 * velocity
+        following=np.where(gripper, following, following / 2), overspeed=0.2 * overspeed
     )
     return {"first_day": first_day, "exploring": exploring, "evaluating": evaluating, "teleop": evaluating}
 

@@ -102,8 +102,8 @@ def serve(path: Path, driver: str = "") -> None:
         try:
             checked(file, spec, np.asarray(q, np.float64))
             gate = Gate(file.profiles[file.start].limits, 1.0 / (file.rate or spec.rate), file.arms)
-            low, high, velocity = (np.array(x, np.float64) for x in (spec.low, spec.high, spec.velocity))
-            measured = Measured(low - HAIR, high + HAIR, velocity)
+            low, high, fastest = (np.array(x, np.float64) for x in (spec.low, spec.high, spec.fastest or spec.velocity))
+            measured = Measured(low - HAIR, high + HAIR, fastest)
             server = RobotServer(
                 robot, gate, measured=measured, profiles=file.profiles, profile=file.start,
                 motions=Motions(file, robot), address=Address(file.host, file.port, file.keys),

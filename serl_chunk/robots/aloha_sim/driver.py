@@ -27,7 +27,8 @@ PROCESS = "serl_chunk.robots.aloha_sim.process"
 # likes: under a real arm's limits (3.2, 40, 4000) it comes too late to grasp. The scripted expert moves at 2.9 and 15.
 VELOCITY, ACCELERATION, JERK = 8.0, 1e3, 4e5
 GRIPPER_VELOCITY, GRIPPER_ACCELERATION, GRIPPER_JERK = 20.0, 1e4, 1e7
-GIVES = 0.2  # of an opening: so far contacts push simulated fingers past their ends
+FASTEST = 40.0  # rad/s, or openings: stiff simulated joints that are driven against something spring back
+GIVES, FINGERS_GIVE = 0.15, 0.5  # rad, of an opening: so far contacts push simulated joints past their ends
 RATE = 200.0  # Hz
 STARTS_WITHIN = 60.0  # s, of the process
 LARGEST = 65536  # bytes of a state
@@ -72,13 +73,13 @@ class AlohaSimDriver:
         def of(joint: float, gripper: float) -> tuple[float, ...]:
             return tuple(gripper if i in robot.grippers else joint for i in range(JOINTS))
 
-        gives = np.array(of(0.0, GIVES))
+        gives = np.array(of(GIVES, FINGERS_GIVE))
         return DriverSpec(
             robot.name, tuple(robot.action_low - gives), tuple(robot.action_high + gives),
             of(VELOCITY, GRIPPER_VELOCITY), robot.grippers, robot.arms,
             (("q", JOINTS), *((("objects", objects),) if objects else ())), rate=RATE, tick=robot.dt,
-            acceleration=of(ACCELERATION, GRIPPER_ACCELERATION), jerk=of(JERK, GRIPPER_JERK), home=HOME,
-            simulated=True,
+            fastest=of(FASTEST, FASTEST), acceleration=of(ACCELERATION, GRIPPER_ACCELERATION),
+            jerk=of(JERK, GRIPPER_JERK), home=HOME, simulated=True,
         )  # fmt: skip
 
     def connect(self, clock: Callable[[], float]) -> None:

@@ -28,6 +28,7 @@ import numpy as np
 
 from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.robots.aloha_sim.env import CONTROL_HZ, HOME, SUCCESS_STAGE, AlohaSimEnv
+from serl_chunk_robot.serve import prioritise
 from serl_chunk_robot.wire import arrays
 from serl_chunk_robot.wire.codec import WireError
 
@@ -215,6 +216,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--env_name", default="transfer_cube")
     parser.add_argument("--ends", type=float, default=ENDS, help="seconds after the last message of a server")
     arguments = parser.parse_args(argv)
+    prioritise()  # a robot's own controllers are not delayed by what its PC does
     serve(AlohaSimEnv(AlohaSimConfig(env_name=arguments.env_name)), arguments.port, arguments.ends)
 
 
