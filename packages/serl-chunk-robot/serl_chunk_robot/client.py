@@ -228,8 +228,8 @@ class RobotClient:
         return {"stamp": self._moment, "held": time.monotonic() - self._heard}
 
     def _silent(self, what: str, port: int, seconds: float) -> str:
-        keys = "" if self._keys is None else ", and does it admit this key"
-        return f"{what} of {self.host}:{port} within {seconds:g} s: is serl-chunk-robot serve running there{keys}?"
+        keys = "without keys, as this client is" if self._keys is None else "and does it admit this key"
+        return f"{what} of {self.host}:{port} within {seconds:g} s: is serl-chunk-robot serve running there, {keys}?"
 
 
 def _decoded(frame: codec.Frame, largest: int = MAX_STATE) -> Dict[str, Any]:
