@@ -77,11 +77,11 @@ class World:
         spec = self.driver.spec()
         checked(file, spec, self.driver.read().q)
         self.limits = file.profiles[file.start].limits
-        low, high, velocity = (np.array(x) for x in (spec.low, spec.high, spec.velocity))
+        low, high, fastest = (np.array(x) for x in (spec.low, spec.high, spec.fastest))
         self.loop = RobotLoop(
             self.driver,
             Gate(self.limits, DT),
-            measured=Measured(low - HAIR, high + HAIR, velocity),
+            measured=Measured(low - HAIR, high + HAIR, fastest),
             dt=DT,
             tick=spec.tick,
         )
@@ -151,7 +151,7 @@ def test_a_reset_begins_where_the_environment_does(world):
             reading = world.run(30).reading
             state = np.concatenate([reading.q if name == "q" else reading.extra[name] for name in parts])
             assert np.array_equal(state[14:].astype(np.float32), observation[STATE][14:])
-            np.testing.assert_allclose(state[:14], observation[STATE][:14], atol=0.02)
+            np.testing.assert_allclose(state[:14], observation[STATE][:14], atol=1e-6)
         world.ask("arm")
         world.send(np.array(HOME) + 0.01)
         assert world.run(60).reading.extra["objects"][2] < observation[STATE][16] - 0.01, "it falls"

@@ -143,7 +143,10 @@ class AlohaSimDriver:
             self._socket.close()
 
     def reset_scene(self, seed: int) -> None:
-        """Put the objects where the environment's reset with this seed does; they fall once the arms move."""
+        """Put the scene as the environment's reset with this seed does; it stands still until the arms are to move.
+
+        The arms are at home but for the some mrad that they hang below it.
+        """
         self._scene = self._state["scene"] + 1, seed
         self._send("scene", number=self._scene[0], seed=seed)
 

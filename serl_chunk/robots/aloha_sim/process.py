@@ -39,6 +39,7 @@ BEHIND = 0.1  # s: a process that stood still for longer does not make up for it
 ENDS = 60.0  # s without a message of a server
 LARGEST = 8192  # bytes of a message
 EVENTS = 16  # the newest that a state repeats
+HANGS = 0.03  # rad, or of an opening: how far arms at rest are from their target
 # Arms that were driven into one another do not get free again: so far from a target, or that fast at one that stands,
 # or fingers so far beyond their ends, for so many seconds.
 STUCK, RESTLESS, BEYOND, STUCK_FOR = 0.3, 0.5, 0.1, 1.0  # rad, rad/s, of an opening, s
@@ -169,7 +170,11 @@ class Simulation:
         if self._pinned is None:
             env.advance(steps)
             return
-        for _ in range(steps):  # until the arms move, time stands still for the objects alone
+        # Until the arms move, time stands still: for all, once the arms are at home but for what they hang below it.
+        if np.abs(env.joints - HOME).max() < HANGS:
+            env.place_arms(np.array(HOME))
+            return
+        for _ in range(steps):
             env.advance(1)
             env.place_objects(self._pinned)
 
