@@ -24,7 +24,9 @@ STANDS = 1.0  # s between the beep and the first motion
 GRID, MARGIN = 400, 1.05  # parts of a curved way that its speed is measured over, and what that leaves out
 PATIENCE = 5.0  # s after which a step that the gate keeps from its goal is given up
 REACHED = 1e-6  # rad
-SETTLES = 0.1  # s after a simulated task's scene was put in place, in which it is measured
+# After a simulated task's scene was put in place: s in which it is measured at least and, where joints are not there
+# yet, as fingers that held something, at most; rad, or of an opening, of a joint that is.
+SETTLES, SETTLES_WITHIN, SETTLED = 0.1, 1.0, 0.02
 
 
 class Step(NamedTuple):
@@ -216,7 +218,10 @@ class Reset(Moves):
         if goal is None and self._scene is not None:
             scene, self._scene, self._placed = self._scene, None, now
             scene()
-        return at.position if goal is None and now - self._placed < SETTLES else goal
+        if goal is not None or now - self._placed > SETTLES_WITHIN:
+            return goal
+        settled = now - self._placed >= SETTLES and np.abs(reading.q - at.position).max() < SETTLED
+        return None if settled else at.position
 
 
 class Park(Moves):
