@@ -137,8 +137,7 @@ class RobotLoop:
         self._track: Optional[Track] = None
         self._pursuit, self._grip = Pursuit(gate.limits, dt), Grip(gate.limits)
         self._motion: Optional[Motion] = None
-        self._number = -1
-        self._rejection = ""
+        self._number, self._rejection = -1, ""
         self._last_pass: Optional[float] = None
         self._newest: Optional[Reading] = None  # of the last pass, believed or not
         self._reading: Optional[Reading] = None  # the newest that was believed
@@ -151,6 +150,10 @@ class RobotLoop:
     def validity(self) -> float:
         """Seconds for which a command is valid."""
         return self._watchdog.validity
+
+    @property
+    def set_point(self) -> Optional[np.ndarray]:
+        return None if self._at is None else self._at.position
 
     def limit(self, limits: Limits) -> None:
         """Move within other limits from now on. Raises Refused while the robot moves."""
@@ -273,18 +276,16 @@ class RobotLoop:
         self._answer(now)
         if self.machine.state == STOPPED and self._own_means:
             self._at, self._own_means = None, False
-        machine, newest = self.machine, self._newest
-        return Status(now, machine.state, machine.word, machine.generation,
-                      None if self._at is None else self._at.position, self._reading, self._number, factor, reason,
-                      () if newest is None else newest.events, self._stopping is None)  # fmt: skip
+        machine, events = self.machine, () if self._newest is None else self._newest.events
+        return Status(now, machine.state, machine.word, machine.generation, self.set_point, self._reading,
+                      self._number, factor, reason, events, self._stopping is None)  # fmt: skip
 
     def _read(self, now: float, before: Dict[str, str]) -> None:
         self._newest = None
         try:
             reading = self._driver.read()
-            target = self._at.position if self._at is not None else reading.q
             sample = Sample(reading.q, reading.dq, reading.effort, reading.stamp)
-            believed = self._measured.judge(sample, now, target)
+            believed = self._measured.judge(sample, now, reading.q if self._at is None else self._at.position)
             faults = "; ".join(reading.faults)
         except Exception as e:  # whatever it is, the arms need a loop that brakes them
             self._stop("fault", _text(e), now, before)
@@ -339,8 +340,7 @@ class RobotLoop:
 
     def _share(self, at: SetPoint, place: np.ndarray, goal: np.ndarray) -> float:
         """How far the set point goes from where braking leads towards its goal, below 1."""
-        brake = braked(at, self._gate.limits.rates, self._dt).position
-        way = goal - brake
+        way = goal - (brake := braked(at, self._gate.limits.rates, self._dt).position)
         return float(min(max(np.dot(place - brake, way) / max(np.dot(way, way), 1e-300), 0.0), 0.999))
 
     def _goal_of_motion(self, at: SetPoint, now: float, before: Dict[str, str]) -> Optional[np.ndarray]:

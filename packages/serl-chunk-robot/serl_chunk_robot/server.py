@@ -87,7 +87,6 @@ class RobotServer:
         self._gate, self._profiles, self._profile = gate, profiles, profiles[profile]
         self._motions, self._cameras = motions, [list(camera) for camera in cameras]
         self._motion: Optional[Motion] = None  # the newest
-        self._at: Optional[np.ndarray] = None  # set point of the last pass
         self.loop = RobotLoop(
             driver, gate, measured=measured, dt=gate.dt, tick=self._spec.tick, heard=self._transition
         )  # fmt: skip
@@ -150,7 +149,6 @@ class RobotServer:
             self._lost(now)
         self._publisher.begin(now - due)
         status = self.loop.run_pass(now)
-        self._at = status.set_point
         own = {
             "controller": self._lease.holder, "profile": self._profile.name, "digest": self._profile.digest,
             "counts": {**self._gate.counts, **self._counts},
@@ -362,11 +360,12 @@ class RobotServer:
         role = client.role if client.role == OPERATOR else CONTROLLER if leads else ANY
         motion = None
         if event in MOTIONS:
-            if self._at is None:
+            at = self.loop.set_point
+            if at is None:
                 raise Refused(f"{event}: it is not known where the robot was commanded last")
             arguments = {k: v for k, v in values.items() if k not in ("op", "id", "generation", "stamp", "held")}
             try:
-                motion = self._motions(event, arguments, self._at, self._profile.limits)
+                motion = self._motions(event, arguments, at, self._profile.limits)
             except (TypeError, ValueError, KeyError) as e:  # ConfigError among them
                 raise Refused(f"{event}: {e}") from e
         generation = codec.count(values, "generation") if "generation" in values else None
