@@ -85,7 +85,11 @@ ROBOT_RULE: dict[str, set[str]] = {  # the same of serl_chunk_robot, which impor
     "cameras": {"camera_process", "config", "wire"},
     "client": {"errors", "protocol", "wire"},
     "keys": {"errors", "safety", "wire"},
-    "main": {"__version__", "client", "errors", "keys", "serve"},
+    "diagnosis": set(),
+    "check": {"client", "config", "diagnosis", "errors", "profiles"},
+    "new": {"config", "drivers", "errors", "toml_file"},
+    "teach": {"client", "config", "errors", "profiles"},
+    "main": {"__version__", "check", "client", "config", "errors", "keys", "new", "serve", "teach"},
 }
 BY_NAME = "drivers"  # room of serl_chunk_robot whose simulated robots may load one of serl_chunk, by name alone
 WITHOUT_JAX = ("io", "version", "types", "extras", "config", "transport", "data", "robots", "devices")

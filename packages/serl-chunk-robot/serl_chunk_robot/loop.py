@@ -141,7 +141,7 @@ class RobotLoop:
         self._last_pass: Optional[float] = None
         self._newest: Optional[Reading] = None  # of the last pass, believed or not
         self._reading: Optional[Reading] = None  # the newest that was believed
-        self._causes: Dict[str, str] = {}  # events that the last pass found, and their details
+        self.causes: Dict[str, str] = {}  # events that the last pass found, and their details
         self._stopping: Optional[Tuple[float, int, str]] = None  # since when, level, why: the driver has not answered
         self._unsent: Optional[float] = None  # since when the driver takes no set points
         self._own_means = False  # the driver stopped the robot without the loop
@@ -237,8 +237,8 @@ class RobotLoop:
             if newest is not None:
                 measured.forget()  # it stands: the next sample is judged by itself
             raise Refused(f"clear: the measured state cannot be trusted ({reason})")
-        if self._causes:
-            raise Refused("clear: {}".format("; ".join(map(" ".join, self._causes.items()))))
+        if self.causes:
+            raise Refused("clear: {}".format("; ".join(map(" ".join, self.causes.items()))))
 
     def _cleared(self) -> None:
         """Keep the set point; where it is not known, take the measured pose."""
@@ -261,7 +261,7 @@ class RobotLoop:
         """One pass at the moment `now`, s."""
         late = 0.0 if self._last_pass is None else now - self._last_pass
         self._last_pass = now
-        before, self._causes = self._causes, {}
+        before, self.causes = self.causes, {}
         if not 0.0 <= late <= GAP:
             self._stop("clock", f"{1e3 * late:.0f} ms between two passes", now, before)
         self._read(now, before)
@@ -391,7 +391,7 @@ class RobotLoop:
 
     def _stop(self, event: str, detail: str, now: float, before: Dict[str, str]) -> None:
         """Stop by an event of the server's, once for each cause that lasts."""
-        self._causes[event] = detail
+        self.causes[event] = detail
         if event not in before or STOPPED not in (self.machine.state, self.machine.then):
             self._apply(event, SERVER, now=now, detail=detail)
 

@@ -30,6 +30,10 @@ REQUESTS = {  # command -> what it does, for its help
     "end": "End the day: park a standing robot, and only if it got there, switch its torque off. Where it is stopped, "
     "cannot be reached or Ctrl-C is pressed before that, torque stays on.",
 }
+READING = {  # commands that read episodes: serl_chunk.cli.robot has them
+    "dry": "With serl_chunk: send recorded episodes through each profile's limits, without a robot.",
+    "replay": "With serl_chunk: play a recorded episode's actions on the served robot.",
+}
 SILENT = 1.0  # s without a state, after which `end` does not switch torque off
 
 
@@ -52,6 +56,15 @@ def main(argv: Sequence[str] | None = None, program: str = "serl-chunk-robot") -
             _serve(arguments)
         elif arguments.command == "keys":
             _keys(arguments, program)
+        elif arguments.command == "new":
+            _new(arguments, program)
+        elif arguments.command == "check":
+            return _check(arguments)
+        elif arguments.command == "teach":
+            _teach(arguments)
+        elif arguments.command in READING:
+            raise ConfigError(f"{arguments.command} reads episodes, and needs the whole of serl_chunk. Install it, and "
+                              f"run serl-chunk robot {arguments.command}")  # fmt: skip
         elif arguments.command:
             _request(arguments)
         else:
@@ -84,10 +97,10 @@ def _parser(program: str) -> Parser:
     one.add_argument("--revoke", metavar="NAME", help="admit that client no longer, from the next second on")
     keys.add_argument("--operator", action="store_true", help="with --add: it may also clear, jog and park")
     keys.add_argument("--out", type=Path, metavar="FILE", help="with --add: default: NAME.json next to FOLDER")
+    _add_first_day(commands)
     for name, what in REQUESTS.items():
         command = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
-        command.add_argument("--robot", default="127.0.0.1", metavar="HOST[:PORT]", help="default: 127.0.0.1:5600")
-        command.add_argument("--keys", type=Path, metavar="FILE", help="this machine's keys for the robot's server")
+        _add_address(command, "127.0.0.1")
         if name == "jog":
             command.add_argument("--joint", type=int, required=True, help="from 0, in the order of the command")
             unit = "rad; m for x, y and z of a robot commanded by poses; or a gripper's own unit"
@@ -95,6 +108,34 @@ def _parser(program: str) -> Parser:
         elif name == "profile":
             command.add_argument("name", metavar="NAME")
     return parser
+
+
+def _add_address(command: argparse.ArgumentParser, default: str) -> None:
+    command.add_argument("--robot", default=default, metavar="HOST[:PORT]", help="default: 127.0.0.1:5600")
+    command.add_argument("--keys", type=Path, metavar="FILE", help="this machine's keys for the robot's server")
+
+
+def _add_first_day(commands: Any) -> None:
+    """Add new, check, teach, and the names of commands that read episodes."""
+    what = "Find this machine's devices, and write a robot's file to fill in. It overwrites none."
+    new = commands.add_parser("new", help=what, description=what, allow_abbrev=False)
+    new.add_argument("file", type=Path, metavar="robot.toml")
+    new.add_argument("--driver", default="fake", metavar="NAME|FILE.py:Class", help="default: fake, simulated arms")
+    address = "an arm's address, to try; may be repeated"
+    new.add_argument("--address", action="append", default=[], metavar="HOST:PORT", help=address)
+    what = "Move each joint of a cleared robot by 2 degrees and back, provoke each stop, and write a report."
+    check = commands.add_parser("check", help=what, description=what, allow_abbrev=False)
+    check.add_argument("--out", type=Path, metavar="FOLDER", help="of the report; default: the file's")
+    what = "Record the ends of each joint while you move the arms without torque, and write a file with these limits."
+    teach = commands.add_parser("teach", help=what, description=what, allow_abbrev=False)
+    teach.add_argument("--seconds", type=float, default=60.0, help="default: 60")
+    teach.add_argument("--margin", type=float, default=0.05, metavar="RAD", help="inside of the ends; default: 0.05")
+    teach.add_argument("--out", type=Path, metavar="FILE", help="default: NAME_taught.toml next to robot.toml")
+    for command in (check, teach):
+        command.add_argument("file", type=Path, metavar="robot.toml", help="of the served robot")
+        _add_address(command, "")
+    for name, what in READING.items():
+        commands.add_parser(name, help=what, description=what, allow_abbrev=False).add_argument("rest", nargs="*")
 
 
 def _serve(arguments: argparse.Namespace) -> None:
@@ -125,6 +166,70 @@ def _keys(arguments: argparse.Namespace, program: str) -> None:
             f"  {program} status --robot HOST --keys {file.name}\n"
             f"  serl-chunk ... --actor --config.robot.server=HOST --config.robot.server_keys={file.name}"
         )
+
+
+def _new(arguments: argparse.Namespace, program: str) -> None:
+    """Write a robot's file, and print what was found. Raises ConfigError."""
+    from serl_chunk_robot.new import find, write_new
+
+    found = find(arguments.address)
+    missing = write_new(arguments.file, arguments.driver, found)
+    tried = [f"{address} {what}" for address, what in found.addresses]
+    for line in [*found.serial, *found.video, *tried, *([found.ros] if found.ros else [])]:
+        print(f"found  {line}")
+    if missing:
+        print(f"{arguments.file} does not load yet: {missing}")
+    print(f"Fill in what {arguments.file} marks with FILL IN. Then:\n\n  {program} serve {arguments.file}")
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    """Check the served robot of a file; returns the exit status. Raises ConfigError or RobotError."""
+    from serl_chunk_robot.check import RobotCheck, write_report
+    from serl_chunk_robot.client import Keys, RobotClient
+    from serl_chunk_robot.config import load
+
+    file = load(arguments.file)
+    robot = arguments.robot or f"127.0.0.1:{file.port}"
+    keys, name = None if arguments.keys is None else Keys.of_file(arguments.keys), f"check of {socket.gethostname()}"
+    folder = arguments.out or arguments.file.resolve().parent
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder", parameter="--out")
+
+    def controller() -> RobotClient:
+        return RobotClient(robot, name=name[:64], role="controller", keys=keys)
+
+    with RobotClient(robot, name=name[:64], role="operator", keys=keys) as operator:
+        check = RobotCheck(operator, controller, file)
+        findings = check.run()
+    failed = sum(f.status == "FAIL" for f in findings)
+    try:
+        print(f"check: {failed} failed; {write_report(findings, file.name, folder)}")
+    except OSError as e:
+        raise ConfigError(f"no report can be written there ({e.strerror or e})", parameter="--out") from e
+    return FAILED if failed else DONE
+
+
+def _teach(arguments: argparse.Namespace) -> None:
+    """Write limits that are taught by hand. Raises ConfigError or RobotError."""
+    from serl_chunk_robot.client import Keys, RobotClient
+    from serl_chunk_robot.config import load, load_driver
+    from serl_chunk_robot.teach import extremes, taught, write_taught
+
+    if not (0 < arguments.seconds <= 3600 and 0 <= arguments.margin < 1):
+        raise ConfigError("teach takes up to 3600 --seconds, and a --margin from 0 to 1 rad")
+    file = load(arguments.file)
+    out = arguments.out or arguments.file.with_name(f"{arguments.file.stem}_taught.toml")
+    if out.exists():
+        raise ConfigError(f"{out} exists, and is not overwritten. Choose another name.", parameter="--out")
+    keys = None if arguments.keys is None else Keys.of_file(arguments.keys)
+    spec = load_driver(file).spec()
+    with RobotClient(arguments.robot or f"127.0.0.1:{file.port}", name="teach", keys=keys) as client:
+        low, high = extremes(client, arguments.seconds)
+    low, high, still = taught(file, spec, low, high, arguments.margin)
+    names = write_taught(file, spec, low, high, out)
+    for joint in range(len(low)):
+        print(f"joint {joint}  {low[joint]:.3f} to {high[joint]:.3f}" + ("  (the driver's)" if joint in still else ""))
+    print(f"{out} has these limits in {', '.join(names)}. Serve it instead of {arguments.file}.")
 
 
 def _request(arguments: argparse.Namespace) -> None:
@@ -185,6 +290,8 @@ def _parked_without_torque(client: RobotClient, state: Dict[str, Any], pressed: 
 
 def _print_status(state: Dict[str, Any], unit: str) -> None:
     print(f"{state['robot']}  {state['state']}: {state['word']}")
+    for event, detail in state.get("causes", {}).items():
+        print(f"{event}  {detail}")
     print(f"controller  {state['controller'] or 'none'}")
     print(f"profile  {state['profile']} ({state['digest']})")
     late = " ".join("{} {:.1f} ms".format(name, 1e3 * state["late"][name]) for name in ("p50", "p99", "max"))

@@ -29,7 +29,9 @@ The state is published after every pass of the loop:
     run robot pass moment   the server's process, the robot's name, passes so far, the server's clock (s)
     state word generation controller profile digest    as in the replies; who holds the lease ("" for none)
     q dq effort stamp extra    what was measured last and believed; none before
+    torque       whether the arms had torque then; none before
     set_point    what was commanded; none if unknown
+    causes       of a stop that the last pass found: event -> detail. They last, or the robot could be cleared
     number factor reason counts    of the newest command taken, and what the gate did
     events       the last 64: [index, reward, success, failure]
     waiting      whether a motion waits for the operator

@@ -48,7 +48,8 @@ class Publisher:
             "set_point": status.set_point, "number": status.number, "factor": status.factor, "reason": status.reason,
             "answered": status.answered,
         }  # fmt: skip
-        nothing: Dict[str, Any] = {"q": None, "dq": None, "effort": None, "stamp": None, "extra": {}, "events": []}
+        nothing: Dict[str, Any] = {"q": None, "dq": None, "effort": None, "stamp": None, "extra": {}, "events": [],
+                                   "torque": None}  # fmt: skip
         try:
             return arrays.pack({**own, **nothing, **self._measured(status)})
         except Exception as e:
@@ -64,4 +65,5 @@ class Publisher:
         r, events = status.reading, list(self._events)
         if r is None:
             return {"events": events}
-        return {"q": r.q, "dq": r.dq, "effort": r.effort, "stamp": r.stamp, "extra": dict(r.extra), "events": events}
+        return {"q": r.q, "dq": r.dq, "effort": r.effort, "stamp": r.stamp, "extra": dict(r.extra), "events": events,
+                "torque": r.torque}  # fmt: skip

@@ -153,6 +153,7 @@ class RobotServer:
             "controller": self._lease.holder, "profile": self._profile.name, "digest": self._profile.digest,
             "counts": {**self._gate.counts, **self._counts},
             "waiting": status.state == MOVE and bool(getattr(self._motion, "waiting", False)),
+            "causes": {event: codec.shown(detail) for event, detail in self.loop.causes.items()},
         }  # fmt: skip
         try_send(self._states, [self._publisher.message(status, own)])
         return status

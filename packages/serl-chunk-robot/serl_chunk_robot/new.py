@@ -1,0 +1,137 @@
+"""`robot new`: finds this machine's devices and writes a robot's file that loads, with what is to be filled in."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+from importlib import import_module
+from pathlib import Path
+from typing import List, Mapping, NamedTuple, Sequence, Tuple
+
+from serl_chunk_robot.config import load
+from serl_chunk_robot.drivers import BUILT_IN
+from serl_chunk_robot.errors import ConfigError
+from serl_chunk_robot.toml_file import unknown
+
+REACHED = 1.0  # s
+TEXT = """\
+# A robot's file: serl-chunk robot serve {file}
+# Fill in what is marked with FILL IN; packages/serl-chunk-robot/README.md lists every key.
+name = "{name}"
+start = "first_day"  # the profile after each start: a tenth of what the driver can
+# port = 5600
+# park = [...]       # FILL IN: the pose in which the arms may lose their torque, a number for each joint
+# effort = 9.0       # FILL IN: above it the server's own motions end
+{found}
+[driver]
+{driver}
+# Limits: move the arms by hand without torque (`robot teach`), or write low and high of a profile here.
+# [profile.exploring]
+# velocity = 1.5     # rad/s
+{cameras}
+# Where a reset leads. Without a step it moves nothing, or to the driver's home.
+# [[reset.step]]
+# joints = [...]     # FILL IN
+"""
+
+
+class Found(NamedTuple):
+    """What is connected to this machine."""
+
+    serial: List[str]  # paths that name the adapter, not the order in which it was plugged in
+    video: List[str]
+    ros: str  # ROS_MASTER_URI, or empty
+    addresses: List[Tuple[str, str]]  # HOST:PORT, and what happened when it was tried
+
+
+def find(addresses: Sequence[str] = (), root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> Found:
+    """Look for arms and cameras. `root`: of the file system. Raises ConfigError: an address without a port."""
+    by_id = sorted(str(p) for p in (root / "dev/serial/by-id").glob("*"))
+    named = sorted(str(p) for p in (root / "dev/v4l/by-id").glob("*"))
+    video = named or sorted(str(p) for p in (root / "dev").glob("video*"))
+    return Found(by_id, video, env.get("ROS_MASTER_URI", ""), [(each, _tried(each)) for each in addresses])
+
+
+def _tried(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{address!r}, expected HOST:PORT, as in 192.168.1.2:50051", parameter="--address")
+    try:
+        with socket.create_connection((host, int(port)), REACHED):
+            return "answers"
+    except OSError as e:
+        return f"does not answer ({e.strerror or e})"
+
+
+def write_new(path: Path, driver: str, found: Found) -> str:
+    """Write a robot's file; returns what keeps it from being loaded, or nothing.
+
+    Raises:
+        ConfigError: the file exists or cannot be written, or no driver has that name.
+    """
+    if driver not in BUILT_IN and ":" not in driver:
+        what = f"unknown driver ({driver!r}, expected a built-in name or FILE.py:Class)"
+        raise unknown("--driver", driver, list(BUILT_IN), what)
+    name = "".join(c if c.isalnum() else "_" for c in path.stem) or "robot"
+    text = TEXT.format(
+        file=path.name,
+        name=name,
+        found=_devices(found),
+        driver="\n".join(_driver(driver)),
+        cameras=_cameras(found.video),
+    )
+    try:
+        with path.open("x", encoding="utf-8") as f:
+            f.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists, and is not overwritten. Choose another name.", parameter="FILE") from None
+    except OSError as e:
+        raise ConfigError(f"{path} cannot be written ({e.strerror or e})", parameter="FILE") from e
+    try:
+        load(path)
+    except (ConfigError, ImportError) as e:
+        return str(e)
+    return ""
+
+
+def _devices(found: Found) -> str:
+    lines = [f"# serial port: {path}" for path in found.serial]
+    lines += [f"# ROS master: {found.ros}"] if found.ros else []
+    lines += [f"# {address} {what}" for address, what in found.addresses]
+    return "\n".join(["", "# Found on this machine:", *(lines or ["# no serial port, no ROS_MASTER_URI"]), ""])
+
+
+def _driver(driver: str) -> List[str]:
+    """Lines of the table [driver]: its name, and a comment for each option."""
+    lines = [f'name = "{driver}"' + ("  # FILL IN: simulated arms; your arms' driver" if driver == "fake" else "")]
+    if driver not in BUILT_IN:
+        return lines
+    place, _, name = BUILT_IN[driver].partition(":")
+    try:
+        parameters = inspect.signature(getattr(import_module(place), name)).parameters.values()
+    except Exception:  # of a lab's library, or one that is missing: loading the file says so
+        return lines
+    for p in parameters:
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            value = "... # FILL IN: required" if p.default is p.empty else _toml(p.default)
+            lines.append(f"# {p.name} = {value}")
+    return lines
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (tuple, list)):
+        return "[{}]".format(", ".join(map(_toml, value)))
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _cameras(video: Sequence[str]) -> str:
+    if not video:
+        return "\n# No video device was found. Tables [[camera]] describe cameras.\n"
+    lines = ["", "# Cameras: FILL IN names, as your experiment has them, and remove what is no camera."]
+    for k, path in enumerate(video):
+        lines += ["# [[camera]]", f'# name = "camera_{k}"', f'# driver = "..."  # of {path}', "# height = 480",
+                  "# width = 640"]  # fmt: skip
+    return "\n".join([*lines, ""])
