@@ -198,6 +198,13 @@ def _doctor(arguments: list[str]) -> int:
 
 
 def _robot(arguments: list[str]) -> int:
+    if arguments[:1] in (["dry"], ["replay"]):  # these read episodes
+        from serl_chunk.cli import robot
+
+        command = robot.COMMANDS[arguments[0]]
+        p = _parser(f"robot {arguments[0]}", command.description)
+        command.add(p)
+        return command.run(p.parse_args(arguments[1:]))
     from serl_chunk_robot.main import main
 
     return main(arguments, program="serl-chunk robot")

@@ -153,7 +153,8 @@ class ServedRobot(RobotEnv):
             fault = self._followed(info)
         unseen = self._seen_by_cameras(info)
         fault = fault or unseen
-        follows = self._armed and self._state["factor"] == 1 and self._state["number"] == self._number
+        cut = self._state["factor"] < 1 or self._state["reason"]  # a target beyond a limit is cut with factor 1
+        follows = self._armed and not cut and self._state["number"] == self._number
         if not follows and self._state["set_point"] is not None:
             info["executed_action"] = self._state["set_point"].astype(np.float32)
             info["gate"] = self._state["reason"] or self._state["word"]

@@ -110,6 +110,19 @@ def patient():
         yield robot
 
 
+def test_a_target_beyond_a_limit_is_recorded_as_it_was_cut(served, operator, make):
+    clear(operator)
+    env = make()
+    env.reset(seed=1)
+    limits, at = served.server._gate.limits, env.seen().target
+    edge = at[0] + 0.05
+    served.server.loop.limit(limits._replace(high=np.where(np.arange(J) == 0, edge, limits.high)))
+    for k in range(1, 21):
+        *_, info = env.step((at + 0.005 * k * (np.arange(J) == 0)).astype(np.float32))
+    assert info["gate"] == "limit"
+    assert info["executed_action"][0] == pytest.approx(edge, abs=1e-6)
+
+
 def test_what_an_episode_was_moved_under_is_recorded(patient, tmp_path):
     operator = patient.ready()
     config = make_config(actor=ActorConfig(clock="realtime"))

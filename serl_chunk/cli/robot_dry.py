@@ -1,0 +1,132 @@
+"""`serl-chunk robot dry`: recorded actions through each profile's gate and loop, in simulated time, without a robot."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+
+from serl_chunk_robot.config import HAIR, RobotFile
+from serl_chunk_robot.driver import DriverSpec
+from serl_chunk_robot.drivers.fake import FakeArms
+from serl_chunk_robot.loop import CATCHING_UP, RobotLoop
+from serl_chunk_robot.safety.gate import Command, Gate
+from serl_chunk_robot.safety.limits import Limits
+from serl_chunk_robot.safety.measured import Measured
+from serl_chunk_robot.safety.table import OPERATOR, RUN
+
+STANDS = 5  # passes before the first command
+NO_JOINT = -1  # of a reason that is of whole arms
+
+
+class Recorded(NamedTuple):
+    """An episode's targets and joints."""
+
+    name: str
+    actions: np.ndarray  # float64[T, J]
+    joints: np.ndarray | None  # float64[T, J], measured before each action
+
+
+@dataclasses.dataclass
+class Changed:
+    """Ticks that one profile would change."""
+
+    ticks: int = 0
+    changed: int = 0
+    reasons: Counter[tuple[str, int]] = dataclasses.field(default_factory=Counter)  # reason, joint -> ticks
+    stops: Counter[str] = dataclasses.field(default_factory=Counter)  # word -> episodes
+    apart: np.ndarray | None = (
+        None  # largest distance of the set point from its target at the end of a tick, float64[J]
+    )
+
+    @property
+    def share(self) -> float:
+        return self.changed / max(self.ticks, 1)
+
+    def lines(self, name: str) -> list[str]:
+        """The profile's lines on the screen."""
+        out = [f"{name:12} changes {100 * self.share:5.1f} % of {self.ticks} ticks"]
+        for (reason, joint), n in sorted(self.reasons.items(), key=lambda item: -item[1]):
+            where = "all joints" if joint == NO_JOINT else f"joint {joint}"
+            out.append(f"{'':14}{100 * n / max(self.ticks, 1):5.1f} %  {reason:12} {where}")
+        out += [f"{'':14}stops {n} episodes: {word}" for word, n in self.stops.items()]
+        if self.apart is not None and self.changed:
+            joint = int(np.argmax(self.apart))
+            out.append(f"{'':14}furthest from a target at its tick's end: joint {joint}, {self.apart[joint]:.3f}")
+        return out
+
+
+class _Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def dry_run(episode: Recorded, file: RobotFile, spec: DriverSpec, limits: Limits, lag: float, done: Changed) -> None:
+    """Send one episode's actions to simulated arms under `limits`, and count in `done` what is changed.
+
+    Args:
+        file, spec: of the robot.
+        lag: seconds in which the simulated joints make 63 % of the way to their set points.
+    """
+    clock, dt = _Clock(), 1.0 / (file.rate or spec.rate)
+    low, high, velocity = (np.array(x, np.float64) for x in (spec.low, spec.high, spec.velocity))
+    start = episode.actions[0] if episode.joints is None else episode.joints[0]
+    arms = FakeArms(spec, start, lag=lag)
+    arms.connect(clock)
+    loop = RobotLoop(arms, Gate(limits, dt, file.arms), measured=Measured(low - HAIR, high + HAIR, velocity), dt=dt,
+                     tick=spec.tick)  # fmt: skip
+    for k in range(2 * STANDS):
+        clock.now += dt
+        loop.run_pass(clock.now)
+        if k == STANDS:
+            loop.request("clear", OPERATOR, "dry", clock.now)
+    loop.request("arm", OPERATOR, "dry", clock.now)
+    needs, apart, joint = _demands(episode.actions, spec.tick, limits), np.zeros(len(low)), NO_JOINT
+    began = clock.now
+    for k, target in enumerate(episode.actions):
+        reason = loop.command(Command(target, k, loop.machine.generation), clock.now)
+        place = arms.target
+        while clock.now < began + (k + 1) * spec.tick - dt / 2:
+            clock.now += dt
+            status = loop.run_pass(clock.now)
+            if not reason or reason == CATCHING_UP:
+                reason = status.reason or reason  # a target beyond a limit is cut with factor 1
+        done.ticks += 1
+        if loop.machine.state != RUN:
+            done.stops[f"{loop.machine.word} ({reason})" if reason else loop.machine.word] += 1
+            left = len(episode.actions) - k - 1
+            done.ticks, done.changed = done.ticks + left, done.changed + left + 1
+            done.reasons["stopped", NO_JOINT] += left + 1
+            break
+        apart = np.maximum(apart, np.abs(arms.target - target))
+        if reason:
+            done.changed += 1
+            if reason == CATCHING_UP:  # with what the targets needed too much of, now or before
+                reason, joint = next(
+                    ((name, int(np.argmax(need[k]))) for name, need in needs.items() if need[k].max() > 1),
+                    (reason, joint),
+                )
+            elif reason == "following":
+                joint = int(np.argmax(np.abs(arms.target - arms.q) / limits.following))
+            elif reason == "first":
+                joint = int(np.argmax(np.abs(target - place) / limits.first))
+            else:
+                joint = int(np.argmax(needs[reason][k])) if reason in needs else NO_JOINT
+            done.reasons[reason, joint] += 1
+    done.apart = apart if done.apart is None else np.maximum(done.apart, apart)
+
+
+def _demands(actions: np.ndarray, tick: float, limits: Limits) -> dict[str, np.ndarray]:
+    """What the targets need of each limit, as a share of it, float64[T, J] each; above 1 is too much."""
+    rates = limits.rates
+    padded = np.concatenate([np.repeat(actions[:1], 3, axis=0), actions])
+    shares = {
+        name: np.abs(np.diff(padded, n, axis=0))[-len(actions) :] / tick**n / rate
+        for n, (name, rate) in enumerate(zip(("velocity", "acceleration", "jerk"), rates, strict=True), 1)
+    }
+    outside = np.maximum(limits.low - actions, actions - limits.high)
+    return {"limit": 1 + outside, **shares}

@@ -1,0 +1,109 @@
+"""`serl-chunk robot replay`: plays one recorded episode's actions on the served robot, and compares its joints."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from serl_chunk.cli.robot_dry import Recorded
+from serl_chunk_robot.client import RobotClient, RobotError
+from serl_chunk_robot.profiles import CAUTIOUS
+
+FAR = 0.5  # rad that a joint may be from the first target after the reset: jogs take one joint at a time
+HAIR = 1e-4
+PATIENCE = 120.0  # s of a motion of the server's
+LAGS = 10  # ticks
+
+
+class Played(NamedTuple):
+    """What was measured, float64[T, J], before each action; and of how many ticks the robot was slowed."""
+
+    joints: np.ndarray
+    slowed: int
+    late: float  # s, the largest delay of a command
+
+
+def approach(operator: RobotClient, target: np.ndarray, grippers: list[int], show: Callable[[str], None]) -> None:
+    """Lead the robot to the first target by the server's own motions, under the profile first_day.
+
+    Raises RobotError: it does not stand in HOLD, a joint is too far away after the reset, or a motion does not end.
+    """
+    state = operator.next_state()
+    if state["state"] != "HOLD":
+        raise RobotError(f"the robot is in {state['state']} ({state['word']}), expected HOLD. Clear it, and end other "
+                         "controllers.")  # fmt: skip
+    profile = state["profile"]
+    operator.request("profile", name=CAUTIOUS)
+    try:
+        show(f"reset, under {CAUTIOUS}")
+        operator.request("reset")
+        away = target - _stands(operator)["set_point"]
+        far = [j for j in np.flatnonzero(np.abs(away) > FAR).tolist() if j not in grippers]
+        if far:
+            raise RobotError(f"joint {far[0]} is {away[far[0]]:+.2f} rad from the episode's first target after the "
+                             f"reset, expected at most {FAR:g}. Let a [[reset.step]] lead there.")  # fmt: skip
+        for joint in np.flatnonzero(np.abs(away) > HAIR).tolist():
+            show(f"joint {joint} by {away[joint]:+.3f}")
+            operator.request("jog", joint=joint, angle=float(away[joint]))
+            _stands(operator)
+    finally:
+        with contextlib.suppress(RobotError):  # while the robot moves, it stays under the slower one
+            operator.request("profile", name=profile)
+
+
+def _stands(operator: RobotClient) -> dict[str, Any]:
+    ends = time.monotonic() + PATIENCE
+    while (state := operator.next_state())["state"] == "MOVE":
+        if time.monotonic() > ends:
+            raise RobotError(f"the motion did not end within {PATIENCE:g} s")
+    if (state["state"], state["word"]) != ("HOLD", "the motion is done"):
+        raise RobotError(f"the motion ended in {state['state']} ({state['word']})")
+    return state
+
+
+def play(controller: RobotClient, episode: Recorded, tick: float) -> Played:
+    """Send the actions at their rate, under the profile that is chosen. Raises RobotError where the robot stops."""
+    joints, slowed, late = [], 0, 0.0
+    controller.request("lease")
+    controller.request("arm")
+    first = {"target": episode.actions[0], "number": 0, "generation": controller.generation}
+    try:
+        controller.request(
+            "command", **first
+        )  # with an answer: a target that is too far is refused in the gate's words
+        began = time.monotonic()
+        for k, action in enumerate(episode.actions):
+            due = began + k * tick
+            time.sleep(max(due - time.monotonic(), 0.0))
+            late = max(late, time.monotonic() - due)
+            state = controller.newest_state() or controller.next_state()
+            if k and state["state"] != "RUN":
+                raise RobotError(f"the robot stopped after {k} of {len(episode.actions)} actions: {state['word']}")
+            joints.append(state["q"])
+            slowed += bool(k and (state["factor"] < 1 or state["reason"]))
+            controller.send_command(action, k + 1)
+        time.sleep(tick)
+    finally:
+        with contextlib.suppress(RobotError):
+            controller.request("release")
+    return Played(np.array(joints), slowed, late)
+
+
+def compared(episode: Recorded, played: Played, tick: float) -> dict[str, Any]:
+    """Compare measured joints with the recorded ones; returns figures for JSON.
+
+    `behind`: seconds by which the robot follows the recorded joints.
+    """
+    recorded = episode.actions if episode.joints is None else episode.joints
+    errors = [np.sqrt(np.mean((played.joints[n:] - recorded[: len(recorded) - n]) ** 2)) for n in range(LAGS)
+              if n < len(recorded)]  # fmt: skip
+    apart = played.joints - recorded
+    return {
+        "episode": episode.name, "ticks": len(recorded), "slowed": int(played.slowed), "late": played.late,
+        "with": "actions" if episode.joints is None else "joints", "behind": int(np.argmin(errors)) * tick,
+        "rms": np.sqrt((apart**2).mean(axis=0)).tolist(), "max": np.abs(apart).max(axis=0).tolist(),
+    }  # fmt: skip

@@ -1,0 +1,166 @@
+"""`serl-chunk robot dry` and `replay`: recorded actions under a profile's limits, and on a served robot."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from robot_limits import HOME, J
+from robot_served import HERE, served, until
+
+from serl_chunk import main as whole
+from serl_chunk.cli.robot_dry import Changed, Recorded, dry_run
+from serl_chunk.cli.robot_replay import approach, compared, play
+from serl_chunk_robot.client import RobotError
+from serl_chunk_robot.config import load, load_driver
+from serl_chunk_robot.drivers.fake import HIGH
+from serl_chunk_robot.motions import Jog
+
+TICK = 0.02
+
+
+@pytest.fixture(scope="module")
+def robot(tmp_path_factory):
+    path = tmp_path_factory.mktemp("robot") / "robot.toml"
+    high = [0.15, *HIGH[1:7]] * 2
+    text = 'name = "cell_3"\ndriver = "fake"\nrate = 50\n[profile.narrow]\nlike = "evaluating"\nhigh = '
+    path.write_text(f"{text}{high}\n")
+    return load(path)
+
+
+def sine(joint=0, height=0.2, seconds=2.0, ticks=100, start=HOME):
+    """An episode in which one joint goes to and fro, from rest to rest."""
+    t = np.arange(ticks) * TICK
+    actions = np.tile(start, (ticks, 1))
+    actions[:, joint] += height * np.sin(np.pi * t / seconds) ** 2
+    return Recorded("sine", actions, actions.copy())
+
+
+def dried(robot, profile, episode, lag=0.02):
+    done = Changed()
+    dry_run(episode, robot, load_driver(robot).spec(), robot.profiles[profile].limits, lag, done)
+    return done
+
+
+def test_slow_actions_are_changed_by_no_profile(robot):
+    for profile in ("first_day", "exploring", "evaluating"):
+        done = dried(robot, profile, sine(height=0.05))
+        assert (done.ticks, done.changed) == (100, 0)
+        assert done.apart.max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("profile", "episode", "reason", "joint"),
+    [
+        ("first_day", sine(3, height=0.5), "velocity", 3),
+        ("narrow", sine(0, height=0.3), "limit", 0),
+        ("evaluating", sine(9, height=1.5, seconds=0.4), "velocity", 9),
+    ],
+)
+def test_what_is_changed_is_named_by_reason_and_joint(robot, profile, episode, reason, joint):
+    done = dried(robot, profile, episode)
+    assert 0.05 < done.share <= 1
+    named = {key: n for key, n in done.reasons.items() if key[0] == reason}
+    assert max(named, key=named.get) == (reason, joint)
+    assert int(np.argmax(done.apart)) == joint
+    assert any(f"joint {joint}" in line and reason in line for line in done.lines(profile))
+
+
+def test_a_robot_that_lags_is_kept_near_its_set_point(robot):
+    done = dried(robot, "evaluating", sine(1, height=0.8, seconds=1.0), lag=0.5)
+    assert any(key == ("following", 1) for key in done.reasons)
+
+
+def test_a_first_target_out_of_reach_stops_the_episode(robot):
+    far = sine()
+    far.joints[0, 2] -= 0.5
+    done = dried(robot, "evaluating", far)
+    assert (done.ticks, done.changed) == (100, 100)
+    assert list(done.stops) == ["no valid command in time (first)"]
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demos")
+    flags = ["--exp_name", "fake_aloha", "--n_demos", "2", "--cameras", "none", "--out", str(folder)]
+    assert whole.main(["record", *flags]) == 0
+    return folder
+
+
+def test_dry_reads_demonstrations_and_needs_no_robot(demos, tmp_path, capsys):
+    out = tmp_path / "dry.json"
+    file = "experiments/robots/fake_aloha.toml"
+    assert whole.main(["robot", "dry", str(demos), "--file", file, "--json", str(out)]) == 0
+    printed = capsys.readouterr().out
+    values = json.loads(out.read_text())
+    assert values["evaluating"]["changed"] == 0  # the task's own limits are wider than its expert
+    assert values["first_day"]["share"] > 0.9
+    assert f"of {values['first_day']['ticks']} ticks" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nothing"], "no such file"),
+        (["DEMOS", "--file", "none.toml"], "none.toml"),
+        (["DEMOS", "--profile", "quick"], "first_day"),
+        (["DEMOS", "--lag", "0"], "lag"),
+        (["DEMOS", "--hz", "20"], "Leave hz out"),
+        (["DEMOS", "--file", "ONE_ARM"], "7 joints"),
+        (["DEMOS", "--episodes", "7"], "episodes 0..1"),
+    ],
+)
+def test_bad_input_of_dry_is_one_sentence(demos, tmp_path, capsys, arguments, says):
+    one_arm = tmp_path / "one.toml"
+    one_arm.write_text('name = "one"\n[driver]\nname = "fake"\narms = 1\n')
+    words = [{"DEMOS": str(demos), "ONE_ARM": str(one_arm)}.get(word, word) for word in arguments]
+    if "--file" not in words:
+        words += ["--file", "experiments/robots/fake_aloha.toml"]
+    assert whole.main(["robot", "dry", *words]) in (1, 2)
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert says in err
+
+
+def test_an_episode_is_replayed_after_the_servers_own_motions_led_to_it():
+    with served() as robot:
+        way = robot.server._motions
+
+        def motions(event, arguments, start, limits):
+            if event != "jog":
+                return way(event, {}, start, limits)
+            return Jog(start, arguments.pop("joint"), arguments.pop("angle"), limits)
+
+        robot.server._motions = motions
+        robot.server._profiles = {**robot.server._profiles, "first_day": robot.server._profiles["slow"]}
+        operator = robot.ready()
+        episode = sine(2, height=0.1, seconds=0.6, ticks=30, start=HOME + 0.1 * (np.arange(J) == 1))
+        lines = []
+        approach(operator, episode.actions[0], [], lines.append)
+        assert [line.split(" by")[0] for line in lines[1:]] == ["joint 1"]
+        assert operator.next_state()["profile"] == "fast"
+        np.testing.assert_allclose(operator.next_state()["set_point"], episode.actions[0], atol=1e-4)
+        controller = robot.client()
+        played = play(controller, episode, TICK)
+        figures = compared(episode, played, TICK)
+        assert len(played.joints) == figures["ticks"] == 30
+        assert max(figures["max"]) < 0.08
+        assert 0.02 <= figures["behind"] <= 0.16  # arms lag by 0.02 s, and a state is of the last tick
+        assert int(np.argmax(figures["rms"])) == 2
+        assert until(operator, "HOLD")["word"] == "released by left"
+        far = episode._replace(actions=episode.actions + 0.7 * (np.arange(J) == 5))
+        with pytest.raises(RobotError, match=r"joint 5 is \+0.70 rad"):
+            approach(operator, far.actions[0], [], lines.append)
+        with pytest.raises(RobotError, match="first"):
+            play(controller, far, TICK)
+        operator.request("stop")
+        with pytest.raises(RobotError, match="STOPPED"):
+            approach(operator, episode.actions[0], [], lines.append)
+
+
+def test_replay_without_a_server_is_one_sentence(demos, capsys):
+    assert whole.main(["robot", "replay", str(demos), "--robot", f"{HERE}:9"]) == 1
+    err = capsys.readouterr().err
+    assert "no answer" in err
+    assert len(err.splitlines()) == 1
