@@ -279,6 +279,18 @@ def _conditions(state: dict[str, Any], draws: dict[str, Any]) -> str:
 
 def _compared(spec: RobotSpec, served: dict[str, Any], server: str) -> list[str]:
     """Compare a specification with the server's, field by field; returns the parts of the state. Raises ConfigError."""
+    differing = differing_fields(spec, served)
+    if differing:
+        raise ConfigError(
+            f"{server} serves {served['name']!r}, which is not the robot {spec.name!r} of this experiment: "
+            + "; ".join(differing),
+            parameter="robot.server",
+        )
+    return [name for name, _ in served["state"] or [["q", len(served["low"])]]]
+
+
+def differing_fields(spec: RobotSpec, served: dict[str, Any]) -> list[str]:
+    """Return what differs between an experiment's robot and the spec of a server's hello, a phrase for each field."""
     parts = served["state"] or [["q", len(served["low"])]]
     size = len(served["low"])
     poses = served.get("targets", "joints") == "poses"
@@ -300,10 +312,4 @@ def _compared(spec: RobotSpec, served: dict[str, Any], server: str) -> list[str]
         )
         beyond = np.flatnonzero((least < low) | (most > high)).tolist()
         differing = [f"actions {beyond} reach beyond the robot's joints"] if beyond else []
-    if differing:
-        raise ConfigError(
-            f"{server} serves {served['name']!r}, which is not the robot {spec.name!r} of this experiment: "
-            + "; ".join(differing),
-            parameter="robot.server",
-        )
-    return [name for name, _ in parts]
+    return differing

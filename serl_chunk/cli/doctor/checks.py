@@ -115,7 +115,9 @@ def check_devices(config: ExperimentConfig, spec: RobotSpec, root: Path = Path("
     """Run the robot's own check, look for cameras and a SpaceMouse. `root`: of the file system, for tests."""
     cameras = ", ".join(config.agent.image_keys)
     own = config.robot.check_devices if isinstance(config.robot, GymConfig) else None
-    if not config.robot.real:
+    if config.robot.server:
+        pass  # its server has the devices: see `served.check_served`
+    elif not config.robot.real:
         too = f", its cameras {cameras} too" if cameras else ""
         yield ok("devices", f"none needed: robot {spec.name!r} is simulated{too}")
     elif own is not None:

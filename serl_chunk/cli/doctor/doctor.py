@@ -11,6 +11,7 @@ from pathlib import Path
 from serl_chunk.cli.doctor import checks
 from serl_chunk.cli.doctor.checks import Check, duration, failed, ok, per_second, warning
 from serl_chunk.cli.doctor.probe import DiagnosticsClient, KeyRefusedError, RoundTrip, probe_ports
+from serl_chunk.cli.doctor.served import check_served
 from serl_chunk.cli.keys import LearnerAddress, actor_keys, actor_name
 from serl_chunk.cli.process import spec_of
 from serl_chunk.config.compatibility import contract
@@ -95,6 +96,8 @@ def run_checks(
         yield from _LearnerChecks(config, spec, where, actor).checks()
     if config is not None and spec is not None:
         yield checks.check_spool(config, spec, actor, spool_path)
+        if config.robot.server:
+            yield from check_served(config, spec)
         yield from checks.check_devices(config, spec)
 
 
