@@ -331,7 +331,7 @@ def test_flags_exist(doc: Path, capsys: pytest.CaptureFixture[str]):
         ["report"],
         ["doctor"],
         *(["keys", c] for c in ("init", "add", "join", "list", "revoke")),
-        *(["robot", c] for c in ("keys", "jog", "serve")),
+        *(["robot", c] for c in ("new", "check", "teach", "dry", "replay")),
         *(["robot", c] for c in ("serve", "jog", "end", "keys")),
         *(["data", c] for c in ("convert", "export", "inspect", "check", "stats")),
     ):

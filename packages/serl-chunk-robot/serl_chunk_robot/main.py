@@ -199,7 +199,7 @@ def _check(arguments: argparse.Namespace) -> int:
         return RobotClient(robot, name=name[:64], role="controller", keys=keys)
 
     with RobotClient(robot, name=name[:64], role="operator", keys=keys) as operator:
-        check = RobotCheck(operator, controller, file)
+        check = RobotCheck(operator, controller, file, lambda line: print(line, flush=True))
         findings = check.run()
     failed = sum(f.status == "FAIL" for f in findings)
     try:
