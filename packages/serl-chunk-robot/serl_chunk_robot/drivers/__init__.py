@@ -8,6 +8,7 @@ BUILT_IN: Dict[str, str] = {
     "fake": "serl_chunk_robot.drivers.fake:viperx_arms",
     "fake_aloha": "serl_chunk.robots.fake.driver:FakeAlohaDriver",
     "aloha_sim": "serl_chunk.robots.aloha_sim.driver:AlohaSimDriver",
+    "franka_http": "serl_chunk_robot.drivers.franka_http:FrankaHttp",
 }
 """What a robot's file may name -> the module and what makes the driver from options."""
 
