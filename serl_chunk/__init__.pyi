@@ -29,6 +29,7 @@ from serl_chunk.config.robots import (
     AlohaSimConfig as AlohaSimConfig,
     FakeAlohaConfig as FakeAlohaConfig,
     FakeSingleArmConfig as FakeSingleArmConfig,
+    FrankaConfig as FrankaConfig,
     GymConfig as GymConfig,
     OgbenchConfig as OgbenchConfig,
     RobomimicConfig as RobomimicConfig,

@@ -27,6 +27,7 @@ from serl_chunk.config.robots import (
     AlohaSimConfig,
     FakeAlohaConfig,
     FakeSingleArmConfig,
+    FrankaConfig,
     GymConfig,
     OgbenchConfig,
     RobomimicConfig,
@@ -303,7 +304,8 @@ def groups() -> dict[str, set[str]]:
     """`learner -> {batch_size, ...}` for every part of an experiment; all kinds of agents and robots together."""
     out = {}
     base = load_experiment("fake_aloha")
-    robots = (FakeAlohaConfig, FakeSingleArmConfig, AlohaSimConfig, OgbenchConfig, RobomimicConfig, GymConfig)
+    robots = (FakeAlohaConfig, FakeSingleArmConfig, AlohaSimConfig, FrankaConfig, OgbenchConfig, RobomimicConfig,
+              GymConfig)  # fmt: skip
     kinds = {"agent": tuple(IMPLEMENTATIONS), "robot": robots}
     for field in dataclasses.fields(base):
         classes = kinds.get(field.name, (type(getattr(base, field.name)),))

@@ -174,6 +174,41 @@ class RobomimicConfig(RobotConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class FrankaConfig(RobotConfig):
+    """One or two Frankas of HIL-SERL's behind a robot server, with HIL-SERL's actions, states and box at 10 Hz."""
+
+    kind: ClassVar[str] = "franka"
+    PROPRIO: ClassVar[tuple[str, ...]] = ("gripper_pose", "tcp_force", "tcp_pose", "tcp_torque", "tcp_vel")
+
+    max_episode_steps: int = 100
+    arms: int = setting(1, "number of arms", least=1, most=2)
+    grippers: bool = setting(True, "the last action of each arm tells its gripper; else grippers stay as they are")
+    scale: tuple[float, ...] = setting((0.01, 0.06), "m and rad of an action of 1 (ACTION_SCALE)", above=0)
+    box_low: tuple[float, ...] = setting((), "least x, y, z (m) and Euler angles (rad) of targets, of each arm")
+    box_high: tuple[float, ...] = setting((), "the largest; of the first angle, both are of its magnitude")
+    mirrored_yaw: bool = setting(False, "of the third angle, too, they are of its magnitude (HIL-SERL's hand-over)")
+    proprio: tuple[str, ...] = setting(PROPRIO, "what a state holds of each arm (proprio_keys)")
+    cameras: tuple[str, ...] = setting((), "cameras of the robot's file")
+    image_size: int = _image_size(128, "size of camera frames")
+
+    def _check(self) -> None:
+        # fmt: off
+        require(len(self.scale) == 2, "robot.scale", f"must be two numbers, m and rad, got {self.scale}")
+        for name in ("box_low", "box_high"):
+            values = getattr(self, name)
+            require(len(values) == 6 * self.arms, f"robot.{name}",
+                f"must be {6 * self.arms} numbers, six of each arm: x, y, z (m) and Euler angles (rad), got {values}")
+        require(all(low < high for low, high in zip(self.box_low, self.box_high, strict=True)), "robot.box_low",
+            f"must be below robot.box_high everywhere, got {self.box_low} and {self.box_high}")
+        known = set(self.proprio) <= set(self.PROPRIO) and len(set(self.proprio)) == len(self.proprio) > 0
+        require(known, "robot.proprio", f"must be different ones of {', '.join(self.PROPRIO)}, got {self.proprio}")
+
+    @property
+    def real(self) -> bool:
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
 class GymConfig(RobotConfig):
     """Any gymnasium environment: the way to bring your own robot.
 

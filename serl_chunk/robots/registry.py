@@ -9,6 +9,7 @@ from serl_chunk.config.robots import (
     AlohaSimConfig,
     FakeAlohaConfig,
     FakeSingleArmConfig,
+    FrankaConfig,
     GymConfig,
     OgbenchConfig,
     RobomimicConfig,
@@ -24,6 +25,7 @@ _ROBOTS: dict[type[RobotConfig], tuple[str, str]] = {
     AlohaSimConfig: ("aloha_sim.env:aloha_sim_spec", "aloha_sim.env:AlohaSimEnv"),
     OgbenchConfig: ("ogbench:ogbench_spec", "ogbench:OgbenchEnv"),
     RobomimicConfig: ("robomimic:robomimic_spec", "robomimic:RobomimicEnv"),
+    FrankaConfig: ("franka:franka_spec", "franka:FrankaRobot"),
     GymConfig: ("gym_adapter:gym_spec", "gym_adapter:GymAdapter"),
 }
 
@@ -42,6 +44,8 @@ def make_env(
         evaluating: its episodes are only evaluated, not trained from; for a GymConfig's `make`.
         name: of this client, where a robot server moves the robot.
     """
+    if isinstance(config, FrankaConfig):
+        return _implementation(config, 1)(config, images=images, name=name)
     if config.server:
         from serl_chunk.robots.served import ServedRobot
 

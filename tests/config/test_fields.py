@@ -15,13 +15,22 @@ from serl_chunk.config.robots import (
     AlohaSimConfig,
     FakeAlohaConfig,
     FakeSingleArmConfig,
+    FrankaConfig,
     GymConfig,
     OgbenchConfig,
     RobomimicConfig,
 )
 from serl_chunk.types import ConfigError
 
-ROBOTS = (AlohaSimConfig, FakeAlohaConfig, FakeSingleArmConfig, GymConfig, OgbenchConfig, RobomimicConfig)
+ROBOTS = (
+    AlohaSimConfig,
+    FakeAlohaConfig,
+    FakeSingleArmConfig,
+    FrankaConfig,
+    GymConfig,
+    OgbenchConfig,
+    RobomimicConfig,
+)
 
 
 def groups(group: type) -> set[type]:
