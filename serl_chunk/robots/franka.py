@@ -11,7 +11,7 @@ from serl_chunk.config.robots import FrankaConfig
 from serl_chunk.robots import franka_space
 from serl_chunk.robots.base import RobotEnv, StepResult
 from serl_chunk.robots.served import ServedRobot
-from serl_chunk.types import CameraSpec, ConfigError, Observation, RobotSpec
+from serl_chunk.types import IMAGE_PREFIX, CameraSpec, ConfigError, Observation, RobotSpec
 
 CONTROL_HZ = 10.0  # HIL-SERL's
 ARM, SERVED_STATE = 7, 20  # numbers of an arm: a place and its gripper; and what the server's state has of it
@@ -119,7 +119,7 @@ class FrankaRobot(RobotEnv):
         return self._served.frame_numbers()
 
     def _frame(self, camera: str) -> np.ndarray:
-        return self._served._frame(camera)
+        return self._served.read_images([camera])[IMAGE_PREFIX + camera]
 
     def _places(self) -> list[np.ndarray]:
         q = self._served.seen().q

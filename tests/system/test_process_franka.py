@@ -82,13 +82,14 @@ def test_episodes_with_resets_steps_and_faults(franka, served):
 
     before, begun = franka.arm.pose.copy(), len(franka.requests)
     turn = matrix_of_quat(before[3:])
-    executed, began = [], time.monotonic()
+    executed, infos, began = [], [], time.monotonic()
     for k in range(15):
         action = np.array([0, 0, 0.5, 0, 0, 0, -1.0 if k > 4 else 0.0], np.float32)
         observation, _, terminated, truncated, info = robot.step(action)
         assert not terminated, info
         assert not truncated, info
         executed.append(info.get("executed_action", action))
+        infos.append(info)
     assert 1.4 < time.monotonic() - began < 1.9
     way = turn.T @ (franka.arm.pose[:3] - before[:3])
     assert way[2] > 0.04, "along the tip's z axis"
@@ -96,9 +97,10 @@ def test_episodes_with_resets_steps_and_faults(franka, served):
     np.testing.assert_allclose(observation["state"][4:10][:3], way, atol=0.01)
     assert observation["state"][0] < 0.1, "the gripper's opening"
     assert np.abs(executed).max() <= 1.0
+    assert sum("gate" in info for info in infos) <= 2, "the profile changes no step of this size"
     sent = np.array([body["arr"] for path, body in franka.requests[begun:] if path == "pose"])
     assert 30 < len(sent) / 1.5 < 90, "at the loop's rate"
-    assert np.abs(np.diff(sent[:, :3], axis=0)).max() < 0.3 * 0.1
+    assert np.abs(np.diff(sent[:, :3], axis=0)).max() < 0.6 * 0.1
     assert franka.paths("clearerr") == ["clearerr"], "never before a command"
 
     franka.errs = {"getstate"}

@@ -22,7 +22,11 @@ from serl_chunk_robot.rotations import euler_of_matrix, euler_rates, matrix_of_q
 
 REACH = (-0.9, -0.9, -0.4), (0.9, 0.9, 1.3)  # m, of a tip
 TURNS, PITCH = 3.0, 1.4  # rad, either side of the centre, in which the angles are unique
-VELOCITY = (1.0, 1.0, 1.0, 2.5, 2.5, 2.5, 100.0)  # a gripper's set point gets there in one pass
+# 1.7 m/s, and 2.5 rad/s, which changes Euler angles twice as fast at a pitch of 60 degrees. A gripper's set point gets
+# there in one pass. The controller clips its own error: it takes targets that jump by a step of HIL-SERL's.
+VELOCITY = (1.7, 1.7, 1.7, 5.0, 5.0, 5.0, 100.0)
+ACCELERATION = (100.0, 100.0, 100.0, 500.0, 500.0, 500.0, 1e5)
+JERK = (1e4, 1e4, 1e4, 5e4, 5e4, 5e4, 1e8)
 PERIOD = 0.01  # s between two rounds of requests
 # The server has no stamps, and repeats a state until it has the next one, which takes its robot 33 ms.
 REPEATS = 0.05  # s that a repeated state may be old
@@ -80,7 +84,8 @@ class FrankaHttp:
         state = (("q", 7 * n), ("vel", 6 * n), ("force", 3 * n), ("torque", 3 * n), ("gripper", n))
         return DriverSpec(
             "franka", tuple(low), tuple(high), VELOCITY * n, tuple(range(6, 7 * n, 7)),
-            tuple((k, k + 7) for k in range(0, 7 * n, 7)), state, rate=50.0, tick=0.1, targets="poses",
+            tuple((k, k + 7) for k in range(0, 7 * n, 7)), state, rate=50.0, tick=0.1,
+            acceleration=ACCELERATION * n, jerk=JERK * n, targets="poses",
         )  # fmt: skip
 
     def connect(self, clock: Callable[[], float]) -> None:
