@@ -66,6 +66,14 @@ class DriverError(Exception):
     """The robot does not do what it was asked for, in one sentence."""
 
 
+def sendable(target: np.ndarray, size: int) -> np.ndarray:
+    """Return a set point as float64[size]. Raises DriverError for another shape, or a number that is not finite."""
+    sent = np.array(target, np.float64)
+    if sent.shape != (size,) or not np.isfinite(sent).all():
+        raise DriverError(f"the set point is not {size} finite numbers. Nothing was sent")
+    return sent
+
+
 class Driver(Protocol):
     """One robot. Every method may raise, DriverError above all: the loop takes it for a fault and stops the robot.
 

@@ -17,7 +17,7 @@ import numpy as np
 from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.robots.aloha_sim.env import HOME, JOINTS, aloha_sim_spec
 from serl_chunk.types import ConfigError
-from serl_chunk_robot.driver import DriverError, DriverSpec, Event, Reading
+from serl_chunk_robot.driver import DriverError, DriverSpec, Event, Reading, sendable
 from serl_chunk_robot.wire import arrays
 from serl_chunk_robot.wire.codec import WireError
 
@@ -116,7 +116,7 @@ class AlohaSimDriver:
 
     def command(self, target: np.ndarray, dt: float) -> None:
         """Send a set point, float64[14]: the target of the arms' position control."""
-        self._send("target", target=np.asarray(target, np.float64))
+        self._send("target", target=sendable(target, JOINTS))
 
     def hold(self) -> None:
         """Send nothing: the arms keep their target."""

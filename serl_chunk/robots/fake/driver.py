@@ -10,7 +10,7 @@ import numpy as np
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots.fake import spec as task
 from serl_chunk.robots.fake.env import FakeAlohaEnv
-from serl_chunk_robot.driver import DriverError, DriverSpec, Event, Reading
+from serl_chunk_robot.driver import DriverError, DriverSpec, Event, Reading, sendable
 
 STIFFNESS = 20.0  # effort per rad between the target and the joint
 # The task itself moves a joint by no more than its rate a tick. The limits are above that: the expert's noise reaches
@@ -80,7 +80,7 @@ class FakeAlohaDriver:
 
     def command(self, target: np.ndarray, dt: float) -> None:
         """Simulate one step towards a set point, float64[14]."""
-        self._target = np.array(target, np.float64)
+        self._target = sendable(target, task.ACTION_DIM)
         reward, info = self.env._move(self._target)
         if reward or info["success"]:
             self._events.append(Event(float(reward), bool(info["success"])))

@@ -1,10 +1,7 @@
-"""The driver to copy, against a stand-in of its arm that speaks UDP, and what every driver must do."""
+"""The driver to copy, against a stand-in of its arm that speaks UDP."""
 
 from __future__ import annotations
 
-import inspect
-import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,50 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from udp_arm import POSE, StandIn
 
 from serl_chunk_robot.config import checked, load, load_driver
-from serl_chunk_robot.driver import Driver, DriverError, Reading
+from serl_chunk_robot.driver import DriverError, Reading
 from serl_chunk_robot.drivers import sample
-from serl_chunk_robot.drivers.fake import viperx_arms
 from serl_chunk_robot.drivers.sample import UdpArm
 from serl_chunk_robot.loop import RobotLoop
 from serl_chunk_robot.safety.gate import Command, Gate
 from serl_chunk_robot.safety.measured import Measured
 
 FILE = Path(sample.__file__)
-POSE = np.array([0.0, -0.96, 1.16, 0.0, -0.3, 0.0, 0.5])
-
-
-class StandIn:
-    """The arm's side. It reaches each target at once, and sends its replies when `turn` is called."""
-
-    def __init__(self) -> None:
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.socket.bind(("127.0.0.1", 0))
-        self.socket.settimeout(5.0)
-        self.port = self.socket.getsockname()[1]
-        self.q, self.mode, self.faults, self.heard, self.torque = POSE.copy(), "position", [], 0, True
-        self.messages: list[dict] = []
-        self.peer: object = None
-
-    def take(self) -> dict:
-        """Receive one message and obey it."""
-        datagram, self.peer = self.socket.recvfrom(65536)
-        message = json.loads(datagram)
-        self.messages.append(message)
-        if "target" in message and not self.faults:
-            self.q = np.array(message["target"])
-        self.heard = message.get("number", self.heard)
-        if message.get("stop", 0) > 0:
-            self.faults = ["stopped by its own means"]
-        if "clear" in message:
-            self.faults, self.torque = [], True
-        return message
-
-    def send(self, datagram: bytes | None = None) -> None:
-        state = {"mode": self.mode, "q": self.q.tolist(), "dq": [0.0] * 7, "effort": [0.1] * 7, "faults": self.faults,
-                 "torque": self.torque, "heard": self.heard}  # fmt: skip
-        self.socket.sendto(json.dumps(state).encode() if datagram is None else datagram, self.peer)
 
 
 @pytest.fixture
@@ -107,20 +71,6 @@ def newest(driver: UdpArm, when: Callable[[Reading], bool] = lambda reading: Tru
 
 def test_a_sample_has_less_than_100_lines():
     assert len(FILE.read_text().splitlines()) < 100
-
-
-@pytest.mark.parametrize("make", [UdpArm, viperx_arms])
-def test_a_driver_has_the_nine_methods_of_the_contract(make):
-    driver, methods = make(), [name for name in vars(Driver) if not name.startswith("_")]
-    assert len(methods) == 9
-    for name in methods:
-        wanted = list(inspect.signature(getattr(Driver, name)).parameters)[1:]
-        assert list(inspect.signature(getattr(driver, name)).parameters) == wanted, name
-    spec = driver.spec()
-    assert len(spec.low) == len(spec.high) == len(spec.velocity)
-    assert [j for first, last in spec.arms for j in range(first, last)] == list(range(len(spec.low)))
-    assert dict(spec.state)["q"] == len(spec.low)
-    driver.close()
 
 
 def test_a_file_next_to_the_robots_makes_it(tmp_path, arm):

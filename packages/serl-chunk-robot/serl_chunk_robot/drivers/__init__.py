@@ -1,4 +1,4 @@
-"""Drivers of robots and cameras: simulated ones, and a sample to copy."""
+"""Drivers of robots and cameras, real and simulated, and a sample to copy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ BUILT_IN: Dict[str, str] = {
     "fake_aloha": "serl_chunk.robots.fake.driver:FakeAlohaDriver",
     "aloha_sim": "serl_chunk.robots.aloha_sim.driver:AlohaSimDriver",
     "franka_http": "serl_chunk_robot.drivers.franka_http:FrankaHttp",
+    "aloha_ros1": "serl_chunk_robot.drivers.aloha_ros1:aloha_ros1",
+    "aloha_ros2": "serl_chunk_robot.drivers.aloha_ros2:aloha_ros2",
+    "trossen": "serl_chunk_robot.drivers.trossen:TrossenArms",
 }
 """What a robot's file may name -> the module and what makes the driver from options."""
 

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Optional
 
 import numpy as np
 
-from serl_chunk_robot.driver import DriverError, DriverSpec, Reading
+from serl_chunk_robot.driver import DriverError, DriverSpec, Reading, sendable
 
 STIFFNESS = 20.0  # effort per rad between the target and the joint
 SINKS = 0.5  # s: of an arm without torque, on its way to its rest pose
@@ -60,8 +60,9 @@ class FakeArms:
 
     def command(self, target: np.ndarray, dt: float) -> None:
         """Take a set point."""
+        target = sendable(target, len(self.q))
         self.advance()
-        self.target = np.array(target, np.float64)
+        self.target = target
 
     def hold(self) -> None:
         """Keep the target."""

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Optional
 
 import numpy as np
 
-from serl_chunk_robot.driver import DriverError, DriverSpec, Reading
+from serl_chunk_robot.driver import DriverError, DriverSpec, Reading, sendable
 
 
 class UdpArm:
@@ -56,7 +56,7 @@ class UdpArm:
             raise DriverError(f"the arm is gone ({e})") from e
 
     def command(self, target: np.ndarray, dt: float) -> None:
-        self._send({"target": target.tolist(), "dt": dt})
+        self._send({"target": sendable(target, 7).tolist(), "dt": dt})
 
     def hold(self) -> None:
         """Send nothing: the arm holds its last target."""

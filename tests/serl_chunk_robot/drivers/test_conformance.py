@@ -1,0 +1,233 @@
+"""What every driver must do, through its nine methods, with the robot's side of it."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from driver_rigs import RIGS, Rig
+
+from serl_chunk_robot.driver import Driver, DriverError
+from serl_chunk_robot.drivers import BUILT_IN
+
+METHODS = [name for name in vars(Driver) if not name.startswith("_")]
+SLOWEST = 0.02  # s, of the fastest of many calls: a busy machine delays some of them
+STEP = 0.05
+
+
+@pytest.fixture(params=[pytest.param(name, id=name) for name in RIGS])
+def rig(request) -> Iterator[Rig]:
+    with RIGS[request.param]() as rig:
+        yield rig
+        rig.driver.close()
+
+
+def needed(rig: Rig, *what: str) -> None:
+    """Skip where the rig's robot cannot do what a test needs."""
+    for each in what:
+        if getattr(rig, each) is None:
+            pytest.skip(f"its robot has no {each}")
+
+
+def fastest(call, times: int = 20) -> float:
+    taken = []
+    for _ in range(times):
+        began = time.monotonic()
+        call()
+        taken.append(time.monotonic() - began)
+    return min(taken)
+
+
+def moved(rig: Rig, by: float = STEP) -> np.ndarray:
+    """A set point near the measured pose; grippers keep an opening that both units have."""
+    target = np.array(rig.read().q)
+    target[rig.joint] += by
+    grippers = list(rig.driver.spec().grippers)
+    target[grippers] = np.clip(target[grippers], 0.0, 1.0)
+    return target
+
+
+def test_all_built_in_drivers_are_in_the_suite():
+    assert set(BUILT_IN) <= set(RIGS)
+
+
+def test_it_has_the_nine_methods_and_a_consistent_spec(rig):
+    assert len(METHODS) == 9
+    for name in METHODS:
+        wanted = list(inspect.signature(getattr(Driver, name)).parameters)[1:]
+        assert list(inspect.signature(getattr(rig.driver, name)).parameters) == wanted, name
+    spec = rig.driver.spec()
+    size = len(spec.low)
+    assert size == len(spec.high) == len(spec.velocity)
+    assert all(low < high and v > 0 for low, high, v in zip(spec.low, spec.high, spec.velocity, strict=True))
+    assert [j for first, last in spec.arms for j in range(first, last)] == list(range(size))
+    assert set(spec.grippers) <= set(range(size))
+    assert dict(spec.state)["q"] == size
+    assert spec.state[0][0] == "q"
+    assert 50 <= spec.rate <= 500
+    assert spec == rig.driver.spec(), "spec() opens nothing, and changes nothing"
+    for given in (spec.acceleration, spec.jerk, spec.home):
+        assert len(given) in (0, size)
+
+
+def test_closing_what_was_never_opened_is_no_error(rig):
+    rig.driver.close()
+
+
+def test_connecting_moves_nothing_and_changes_no_torque(rig):
+    rig.connect()
+    before = rig.read()
+    torque = rig.has_torque()
+    spec = rig.driver.spec()
+    assert before.q.shape == before.dq.shape == before.effort.shape == (len(spec.low),)
+    assert {a.dtype for a in (before.q, before.dq, before.effort)} == {np.dtype(np.float64)}
+    assert (before.q >= np.array(spec.low) - 0.05).all()
+    assert (before.q <= np.array(spec.high) + 0.05).all()
+    until = time.monotonic() + 0.1
+    while time.monotonic() < until:
+        after = rig.read()
+    np.testing.assert_allclose(after.q, before.q, atol=0.01)
+    assert rig.has_torque() == torque == after.torque
+    if rig.commands is not None:
+        assert not rig.commands()
+
+
+def test_reading_waits_for_nothing_and_stamps_do_not_go_back(rig):
+    rig.connect()
+    began, stamps = time.monotonic(), []
+    assert fastest(lambda: stamps.append(rig.driver.read().stamp)) < SLOWEST
+    while time.monotonic() - began < 0.2:
+        stamps.append(rig.read().stamp)
+        assert stamps[-1] <= time.monotonic() + 1e-6, "a stamp of the future"
+        time.sleep(0.005)
+    # The shortest transit becomes known message by message, and moves stamps back by as much.
+    assert np.diff(stamps).min() > -0.02
+    assert stamps[-1] > began
+    assert rig.read(lambda reading: time.monotonic() - reading.stamp < 0.1)
+
+
+def test_a_silent_link_gets_older(rig):
+    needed(rig, "silence")
+    rig.connect()
+    rig.read()
+    rig.silence()
+    reading = rig.read(lambda reading: time.monotonic() - reading.stamp > 0.15)
+    assert fastest(rig.driver.read, 5) < SLOWEST
+    assert abs(rig.driver.read().stamp - reading.stamp) < 0.1
+
+
+def test_a_set_point_arrives_once_and_whole(rig):
+    rig.ready()
+    target = moved(rig)
+    rig.driver.command(target, 0.02)
+    reading = rig.read(lambda reading: abs(reading.q[rig.joint] - target[rig.joint]) < 0.02)
+    joints = ~np.isin(np.arange(len(target)), rig.driver.spec().grippers)
+    np.testing.assert_allclose(reading.q[joints], target[joints], atol=0.05)
+    if rig.commands is not None:
+        sent = []
+        for k in range(20):
+            sent.append(target + 0.001 * k * joints)
+            rig.driver.command(sent[-1], 0.02)
+            rig.pump()
+            time.sleep(0.002)
+        until = time.monotonic() + 5
+        while len(rig.commands()) < 21 and time.monotonic() < until:
+            rig.pump()
+        np.testing.assert_allclose(rig.commands(), [target, *sent], atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, None])
+def test_what_is_no_set_point_is_refused_and_nothing_is_sent(rig, wrong):
+    rig.ready()
+    target = moved(rig)
+    if wrong is None:
+        target = target[:-1]
+    else:
+        target[-1] = wrong
+    with pytest.raises(DriverError, match="Nothing was sent"):
+        rig.driver.command(target, 0.02)
+    before = rig.read().q
+    rig.driver.hold()
+    until = time.monotonic() + 0.05
+    while time.monotonic() < until:
+        after = rig.read().q
+    np.testing.assert_allclose(after, before, atol=0.01)
+    if rig.commands is not None:
+        assert not rig.commands()
+
+
+def test_it_holds_and_answers_stops_of_all_levels_with_torque(rig):
+    rig.ready()
+    target = moved(rig)
+    rig.driver.command(target, 0.02)
+    rig.driver.hold()
+    rig.read(lambda reading: abs(reading.q[rig.joint] - target[rig.joint]) < 0.02)
+    for level in (0, 1, 2):
+        assert rig.read(lambda reading, level=level: rig.driver.stop("the test ends", level)).torque
+        pose = rig.read().q
+        time.sleep(0.02)
+        np.testing.assert_allclose(rig.read().q, pose, atol=0.02)
+    assert rig.has_torque()
+
+
+def test_an_unknown_quantity_is_refused_with_the_valid_ones(rig):
+    rig.connect()
+    with pytest.raises(DriverError, match=r"stiffnes: unknown\. Valid: .*torque"):
+        rig.driver.set("stiffnes", 1)
+
+
+def test_torque_goes_off_and_comes_back_where_the_arms_are(rig):
+    rig.ready()
+    assert fastest(lambda: rig.driver.set("torque", False), 1) < 0.2
+    rig.read(lambda reading: not reading.torque)
+    assert not rig.has_torque()
+    assert fastest(rig.driver.clear_faults, 1) < 0.2
+    pose = rig.read(lambda reading: reading.torque and not reading.faults).q
+    assert rig.has_torque()
+    time.sleep(0.05)
+    np.testing.assert_allclose(rig.read().q, pose, atol=0.02)
+
+
+def test_a_fault_of_the_robot_is_reported_until_it_is_cleared(rig):
+    needed(rig, "fault")
+    rig.ready()
+    text = rig.fault()
+    reading = rig.read(lambda reading: bool(reading.faults))
+    assert any(text in fault for fault in reading.faults), reading.faults
+    assert all("\n" not in fault for fault in reading.faults)
+    if hasattr(rig, "repair"):
+        rig.repair()
+    rig.driver.clear_faults()
+    rig.read(lambda reading: reading.torque and not reading.faults)
+    rig.driver.command(moved(rig), 0.02)
+
+
+def test_a_robot_that_is_gone_takes_no_set_point(rig):
+    needed(rig, "vanish")
+    rig.ready()
+    target = moved(rig)
+    rig.vanish()
+
+    def command_for_a_while() -> None:
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            rig.driver.command(target, 0.02)
+            time.sleep(0.01)
+
+    with pytest.raises(DriverError, match="no node takes commands"):
+        command_for_a_while()
+    assert rig.read(lambda reading: time.monotonic() - reading.stamp > 0.1)
+    assert not rig.driver.stop("gone", 1)
+
+
+def test_closing_leaves_torque_on(rig):
+    rig.ready()
+    torque = rig.has_torque()
+    assert torque
+    rig.driver.close()
+    if rig.commands is not None:
+        assert rig.has_torque()
+    rig.driver.close()

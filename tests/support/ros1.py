@@ -1,0 +1,146 @@
+"""A real ROS 1 for tests: rosmaster, simulated ALOHA arms as a node, and rospy in this process.
+
+The environment's SERL_CHUNK_ROS1 names a folder into which Debian's packages of ROS were unpacked: `.ci/run` does so.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from robot_served import free_port
+
+ENVIRONMENT = "SERL_CHUNK_ROS1"
+NODE = Path(__file__).parent / "ros1_arms.py"
+MESSAGES = {  # fields as the public documentation of interbotix_xs_sdk lists them
+    "msg/JointGroupCommand": "string name\nfloat32[] cmd\n",
+    "msg/JointSingleCommand": "string name\nfloat32 cmd\n",
+    "srv/TorqueEnable": "string cmd_type\nstring name\nbool enable\n---\n",
+    "srv/Reboot": "string cmd_type\nstring name\nbool enable\nbool smart_reboot\n---\n",
+    "srv/RegisterValues": "string cmd_type\nstring name\nstring reg\nint32 value\n---\nint32[] values\n",
+    "srv/RobotInfo": "string cmd_type\nstring name\n---\nstring mode\nstring profile_type\nstring[] joint_names\n"
+    "int16[] joint_ids\nfloat32[] joint_lower_limits\nfloat32[] joint_upper_limits\n"
+    "float32[] joint_velocity_limits\nfloat32[] joint_sleep_positions\nint16[] joint_state_indices\n"
+    "int16 num_joints\nstring[] name\n",
+}
+
+
+def missing() -> str:
+    """Return why there is no ROS 1 here; empty if there is."""
+    folder = os.environ.get(ENVIRONMENT, "")
+    if not folder:
+        return f"no ROS 1 here: {ENVIRONMENT} names no folder (see .ci/run)"
+    if not (_packages() / "rospy").is_dir():
+        return f"no ROS 1 here: {folder} has no rospy"
+    return ""
+
+
+def _packages() -> Path:
+    return Path(os.environ[ENVIRONMENT]) / "usr" / "lib" / "python3" / "dist-packages"
+
+
+class Ros:
+    """A master and the node of two arms, whose attributes tests set. One for the whole test process."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="serl_chunk_ros1_"))
+        atexit.register(self.end)
+        for place in (_packages(), self.folder):
+            sys.path.append(str(place))
+        self._generate()
+        port = free_port(1)
+        self.environment = {
+            "ROS_MASTER_URI": f"http://127.0.0.1:{port}", "ROS_IP": "127.0.0.1", "ROS_HOME": str(self.folder),
+            "PYTHONPATH": os.pathsep.join(map(str, (_packages(), self.folder, NODE.parent))),
+        }  # fmt: skip
+        os.environ.update({k: v for k, v in self.environment.items() if k != "PYTHONPATH"})
+        code = f"import rosmaster; rosmaster.rosmaster_main(['rosmaster', '--core', '-p', '{port}'])"
+        self.master = self.start("-c", code)
+        self.arms: subprocess.Popen[str] | None = None
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a Python process that has ROS."""
+        return subprocess.Popen(
+            [sys.executable, *arguments], env={**os.environ, **self.environment}, text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL if arguments[0] == "-c" else None,
+        )  # fmt: skip
+
+    def need_arms(self) -> None:
+        """Start the arms' node if it does not run, else put the arms back."""
+        if self.arms is None or self.arms.poll() is not None:
+            self.arms = self.start(str(NODE))
+            assert self.arms.stdout is not None
+            assert self.arms.stdout.readline() == "ready\n"
+        self.ask(op="reset")
+
+    def ask(self, **request: Any) -> Any:
+        """Send a request to the arms' process: see ros1_arms.py."""
+        assert self.arms is not None
+        assert self.arms.stdin is not None
+        assert self.arms.stdout is not None
+        self.arms.stdin.write(json.dumps(request) + "\n")
+        self.arms.stdin.flush()
+        return json.loads(self.arms.stdout.readline())
+
+    def get(self, arm: int, name: str) -> Any:
+        return self.ask(op="get", arm=arm, name=name)
+
+    def put(self, arm: int, name: str, value: Any) -> None:
+        self.ask(op="put", arm=arm, name=name, value=value)
+
+    def kill_arms(self) -> None:
+        """Kill -9, as a crash or a pulled power plug."""
+        assert self.arms is not None
+        self.arms.kill()
+        self.arms.wait(10)
+
+    def end(self) -> None:
+        for process in (self.arms, self.master):
+            if process is not None:
+                process.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _generate(self) -> None:
+        import genpy.generate_initpy
+        import genpy.generator
+
+        package = self.folder / "interbotix_xs_msgs"
+        for kind, generator in (("msg", genpy.generator.MsgGenerator()), ("srv", genpy.generator.SrvGenerator())):
+            out, files = package / kind, []
+            out.mkdir(parents=True)
+            for name, text in MESSAGES.items():
+                if name.startswith(kind):
+                    files.append(str(self.folder / f"{Path(name).name}.{kind}"))
+                    Path(files[-1]).write_text(text)
+            generator.generate_messages("interbotix_xs_msgs", files, str(out), {})
+            genpy.generate_initpy.write_modules(str(out))
+        (package / "__init__.py").touch()
+
+
+@functools.cache
+def ros() -> Ros:
+    """Start the master, once."""
+    logger_class, handlers = logging.getLoggerClass(), list(logging.getLogger().handlers)
+    made = Ros()
+    import rospy
+    from rosgraph import is_master_online
+
+    until = time.monotonic() + 10
+    while not is_master_online(made.environment["ROS_MASTER_URI"]):
+        assert time.monotonic() < until, "rosmaster does not answer"
+        time.sleep(0.02)
+    rospy.init_node("serl_chunk_robot", anonymous=True, disable_signals=True)  # as the driver does
+    # rospy set the logging of the whole process up: other tests have their own.
+    logging.setLoggerClass(logger_class)
+    logging.getLogger().handlers[:] = handlers
+    return made
