@@ -34,7 +34,6 @@ BEYOND = 0.06  # rad: the server lets an arm be 0.05 beyond its limits when it s
 DIFFERS = 0.05  # rad between the limits that an arm's node reports and a ViperX's
 RATE = 100.0  # Hz, of joint states
 FIRST_STATE = 2.0  # s
-STALE = 0.1  # s, from which on a measured pose is no target
 POLL = 1.0  # s between checks of publishers and, while no set points are sent, of torque and errors
 IDLE = 0.5  # s without a set point; registers share the motors' bus with the set points
 HANGS = 5.0  # s
@@ -142,7 +141,6 @@ class AlohaArms:
         self._ending = threading.Event()
         self._busy = math.inf  # since when the thread is at work
         self._sent = -math.inf  # when the last set point was
-        self._grips = [0.0] * len(self._arms)  # openings of the last set point
         self._stop: Optional[Tuple[int, float]] = None  # level, since when
 
     def spec(self) -> DriverSpec:
@@ -173,7 +171,6 @@ class AlohaArms:
                 raise DriverError(self._publishes(arm))
             self._check(arm)
             self._look_at_motors(arm)
-        self._grips = self.read().q[list(self.spec().grippers)].tolist()
         self._watching = threading.Thread(target=self._watch, name="aloha-watch", daemon=True)
         self._watching.start()
 
@@ -211,7 +208,6 @@ class AlohaArms:
         self._sent = time.monotonic()
         for arm, values in zip(self._arms, sent):
             self._ros.send(arm, values[:-1].tolist(), self._gripper.angle(float(values[-1])))
-        self._grips = sent[:, -1].tolist()
 
     def hold(self) -> None:
         """Publish nothing: the motors keep their last target."""
@@ -232,16 +228,13 @@ class AlohaArms:
         self._jobs.put(lambda: self._switch(True, [arm for arm in self._arms if not self._torque[arm]]))
 
     def stop(self, reason: str, level: int = 0) -> bool:
-        """Return whether states arrived since. Above level 0 the measured pose is each arm's target, if it is fresh."""
-        now = self._clock()
+        """Return whether all arms sent states since. At every level the motors stand at their last set point.
+
+        The measured pose is no target: motors that do not answer read -pi.
+        """
         if self._stop is None or self._stop[0] != level:
-            self._stop = level, now
-        reading = self.read()
-        if level and now - reading.stamp <= STALE:
-            poses = reading.q.reshape(len(self._arms), -1)
-            for arm, values, grip in zip(self._arms, poses, self._grips):
-                self._ros.send(arm, values[:-1].tolist(), self._gripper.angle(grip))
-        if reading.stamp <= self._stop[1]:
+            self._stop = level, self._clock()
+        if self.read().stamp <= self._stop[1]:
             return False
         self._stop = None
         return True

@@ -19,7 +19,6 @@ LOW = (-math.pi, 0.0, 0.0, -math.pi / 2, -math.pi / 2, -math.pi, -0.2)
 HIGH = (math.pi, math.pi, 2.356, math.pi / 2, math.pi / 2, math.pi, 1.2)
 VELOCITY = (2 * math.pi,) * 2 + (3 * math.pi,) * 4 + (6.25,)
 BEYOND = 0.06  # rad: the server lets an arm be 0.05 beyond its limits when it starts, and holds it there
-STALE = 0.1  # s, from which on a measured pose is no target
 OPEN = 0.04  # m, of a gripper
 
 
@@ -51,7 +50,6 @@ class TrossenArms:
         self._torque = False
         self._last: Any = None  # the newest reading
         self._busy: Optional[threading.Thread] = None  # that switches modes
-        self._grips = np.zeros(len(self._addresses))  # openings of the last set point
         self._stop: Optional[Tuple[int, float]] = None  # level, since when
 
     def spec(self) -> DriverSpec:
@@ -87,7 +85,7 @@ class TrossenArms:
             self._stamps.append(StampMap())
             self._newest.append((-1, clock()))
         self._look_at_modes()
-        self._grips = self.read().q.reshape(-1, SIZE)[:, -1]
+        self.read()
 
     def read(self) -> Reading:
         """Return the newest outputs, with the stamp of the oldest. Raises DriverError where there are none.
@@ -132,8 +130,9 @@ class TrossenArms:
             raise DriverError("an arm is idle and takes no set points. Clear the robot first")
         if len(self._arms) < n or not all(self._ask(k, "get_is_configured") for k in range(n)):
             raise DriverError("a controller was disconnected. Start the server again")
-        self._send(sent, dt)
-        self._grips = sent[:, -1].copy()
+        sent[:, -1] = OPEN * np.clip(sent[:, -1], 0.0, 1.0)
+        for k, row in enumerate(sent):
+            self._ask(k, "set_all_positions", row.tolist(), dt, False)
 
     def hold(self) -> None:
         """Send nothing: the controllers keep their last goal."""
@@ -152,17 +151,10 @@ class TrossenArms:
         self._begin(self._clear)
 
     def stop(self, reason: str, level: int = 0) -> bool:
-        """Return whether outputs arrived since. Above level 0 the measured pose is each arm's goal, if it is fresh."""
-        now = self._clock()
+        """Return whether all arms sent outputs since. At every level the controllers hold their last goal."""
         if self._stop is None or self._stop[0] != level:
-            self._stop = level, now
-        reading = self.read()
-        idle = self._busy is None or not self._busy.is_alive()
-        if level and idle and self._torque and now - reading.stamp <= STALE:
-            pose = reading.q.reshape(-1, SIZE).copy()
-            pose[:, -1] = self._grips
-            self._send(pose, 0.0)
-        if reading.stamp <= self._stop[1]:
+            self._stop = level, self._clock()
+        if self.read().stamp <= self._stop[1]:
             return False
         self._stop = None
         return True
@@ -173,12 +165,6 @@ class TrossenArms:
             with contextlib.suppress(Exception):
                 arm.cleanup()
         self._arms = []
-
-    def _send(self, pose: np.ndarray, seconds: float) -> None:
-        metres = pose.copy()
-        metres[:, -1] = OPEN * np.clip(metres[:, -1], 0.0, 1.0)
-        for k, row in enumerate(metres):
-            self._ask(k, "set_all_positions", row.tolist(), seconds, False)
 
     def _begin(self, job: Callable[[], None]) -> None:
         """Let a thread do what waits for the controllers; nothing, while one is at work."""
@@ -216,7 +202,6 @@ class TrossenArms:
         for k, row in enumerate(pose):
             self._ask(k, "set_all_modes", self._library.Mode.position)
             self._ask(k, "set_all_positions", row.tolist(), 0.0, False)
-        self._grips = pose[:, -1] / OPEN
         self._look_at_modes()
 
     def _look_at_modes(self) -> None:

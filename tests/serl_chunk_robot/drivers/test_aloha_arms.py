@@ -1,0 +1,252 @@
+"""What the drivers of ALOHA's arms have in common, over the stand-in of ROS 2."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from driver_rigs import AlohaRig, ros2_arms
+from hypothesis import given
+from hypothesis import strategies as st
+from rclpy_stand_in import End, installed
+
+from serl_chunk_robot.config import load, load_driver
+from serl_chunk_robot.driver import DriverError
+from serl_chunk_robot.drivers import aloha_arms
+from serl_chunk_robot.drivers.aloha_arms import AlohaArms, Gripper
+from serl_chunk_robot.drivers.aloha_ros1 import Ros1, aloha_ros1
+from serl_chunk_robot.drivers.aloha_ros2 import Ros2, aloha_ros2
+
+FIRST = Gripper(-0.6213, 1.4910)  # of the first ALOHA
+SECOND = Gripper(0.6197, 1.6214)  # of ALOHA 2
+LEFT = "follower_left"
+
+
+@pytest.fixture
+def rig() -> Iterator[AlohaRig]:
+    with ros2_arms() as rig:
+        assert isinstance(rig, AlohaRig)
+        yield rig
+        rig.driver.close()
+
+
+@pytest.mark.parametrize(("gripper", "closed", "opened"), [(FIRST, 0.01844, 0.05800), (SECOND, 0.0440, 0.0579)])
+def test_the_crank_is_the_one_that_alohas_constants_are_of(gripper, closed, opened):
+    """Angles and finger positions of both generations, as their own programs list them."""
+    assert gripper.opening(closed) == pytest.approx(0.0, abs=0.005)
+    assert gripper.opening(opened) == pytest.approx(1.0, abs=0.005)
+
+
+@given(opening=st.floats(0.0, 1.0), gripper=st.sampled_from([FIRST, SECOND]))
+def test_an_opening_that_is_commanded_is_the_one_that_is_measured(opening, gripper):
+    angle = gripper.angle(opening)
+    finger = 0.022 * math.sin(angle) + math.sqrt(0.036**2 - (0.022 * math.cos(angle)) ** 2)
+    assert gripper.opening(finger) == pytest.approx(opening, abs=1e-6)
+    assert gripper.closed - 1e-9 <= angle <= max(gripper.open, math.pi / 2)
+
+
+@given(angle=st.floats(-0.6, 1.4), gripper=st.sampled_from([FIRST, SECOND]))
+def test_the_speed_is_the_derivative_of_the_opening(angle, gripper):
+    def opening(a: float) -> float:
+        return gripper.opening(0.022 * math.sin(a) + math.sqrt(0.036**2 - (0.022 * math.cos(a)) ** 2))
+
+    assert gripper.speed(angle, 2.0) == pytest.approx(
+        2 * (opening(angle + 1e-6) - opening(angle - 1e-6)) / 2e-6, abs=1e-4
+    )
+
+
+def test_openings_beyond_the_ends_are_clipped():
+    assert FIRST.angle(-0.2) == FIRST.angle(0.0) == pytest.approx(FIRST.closed)
+    assert FIRST.angle(1.2) == FIRST.angle(1.0) == pytest.approx(FIRST.open)
+
+
+@pytest.mark.parametrize("arms", [[], "puppet_left", ["a", "a"], [1]])
+def test_arms_have_different_names(arms):
+    with pytest.raises(ValueError, match="different names"):
+        aloha_ros1(arms=arms)
+
+
+def test_a_gripper_opens():
+    with pytest.raises(ValueError, match="gripper_closed"):
+        aloha_ros2(gripper_closed=1.6, gripper_open=0.6)
+
+
+@pytest.mark.parametrize(("name", "arms"), [("aloha_ros1", "puppet"), ("aloha_ros2", "follower")])
+def test_a_robots_file_names_it_with_its_options(tmp_path, name, arms):
+    path = tmp_path / "robot.toml"
+    path.write_text(f'name = "cell"\n[driver]\nname = "{name}"\narms = ["one"]\ngripper_open = 1.5\n')
+    driver = load_driver(load(path))
+    assert isinstance(driver, AlohaArms)
+    assert driver.spec().name == "aloha one"
+    assert driver._gripper.open == 1.5
+    path.write_text(f'name = "cell"\ndriver = "{name}"\n')
+    assert load_driver(load(path)).spec().name == f"aloha {arms}_left {arms}_right"
+
+
+@pytest.mark.parametrize(("ros", "module"), [(Ros1, "rosgraph"), (Ros2, "rclpy"), (Ros2, "interbotix_xs_msgs")])
+def test_a_missing_package_is_named_with_what_helps(ros, module):
+    with (
+        installed(),
+        patch.dict(sys.modules, {module: None}),
+        pytest.raises(DriverError, match=r"setup\.bash") as error,
+    ):
+        ros().open(["a"], lambda *_: None)
+    assert module in str(error.value)
+
+
+def test_joint_states_are_read_by_name_and_stamped_by_the_arm(rig):
+    rig.ready()
+    reading = rig.driver.read()
+    np.testing.assert_allclose(reading.q[:6], [0.0, -0.96, 1.16, 0.0, -0.3, 0.0])
+    assert reading.q[6] == pytest.approx(
+        SECOND.opening(0.022 * math.sin(0.6) + math.sqrt(0.036**2 - (0.022 * math.cos(0.6)) ** 2))
+    )
+    rig.put(0, "frozen_stamp", True)
+    stale = rig.read(lambda reading: time.monotonic() - reading.stamp > 0.2)
+    assert stale.faults == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("mode", {"arm": "pwm", "gripper": "position"}, "its arm is in mode 'pwm', expected 'position'.*sleep pose"),
+        ("mode", {"arm": "position", "gripper": "current"}, "its gripper is in mode 'current'"),
+        ("velocity_profile", [0, 0, 131, 0, 0, 0, 0], "elbow: Profile_Velocity is 131, expected 0"),
+        ("upper", [math.pi, 1.99, 1.6, math.pi, 2.23, math.pi], "upper limit of shoulder is 1.990.*leader"),
+        ("silent", True, "follower_right/joint_states: no state within"),
+    ],
+)
+def test_an_arm_that_would_not_follow_is_refused_and_left_as_it_is(rig, monkeypatch, name, value, message):
+    monkeypatch.setattr(aloha_arms, "FIRST_STATE", 0.3)
+    rig.put(1, name, value)
+    with pytest.raises(DriverError, match=message):
+        rig.connect()
+    assert [rig.get(arm, "calls") for arm in (0, 1)] == [[], []]
+    assert [rig.get(arm, "group") for arm in (0, 1)] == [[], []]
+
+
+def test_an_arm_without_services_is_used_with_a_warning(rig, monkeypatch, caplog):
+    monkeypatch.setattr(Ros2, "call", lambda *_, **__: None)
+    rig.connect()
+    assert "not checked" in caplog.text
+    assert rig.driver.read().torque
+
+
+def test_torque_that_is_off_at_connection_is_reported(rig):
+    rig.put(0, "torque", [True] * 6 + [False])
+    rig.connect()
+    assert not rig.driver.read().torque
+    rig.driver.clear_faults()
+    rig.read(lambda reading: reading.torque)
+    assert rig.get(0, "calls") == ["torque_enable all True"]
+    assert rig.get(1, "calls") == [], "an arm that has torque is left alone"
+
+
+def test_limits_are_checked_before_any_arm_moves(rig):
+    rig.ready()
+    target = rig.driver.read().q
+    target[7 + 2] = 1.9
+    with pytest.raises(DriverError, match=r"follower_right: 1\.900 is beyond the limits of elbow"):
+        rig.driver.command(target, 0.02)
+    assert rig.get(0, "group") == []
+
+
+def test_an_arm_that_rests_a_little_beyond_its_limits_is_held_there(rig):
+    rig.ready()
+    target = rig.driver.read().q
+    target[1] = -1.9
+    rig.driver.command(target, 0.02)
+    assert rig.get(0, "group")[0][1] == -1.9
+
+
+def test_another_publisher_is_a_fault_until_it_ends():
+    with installed() as graph:
+        topic = f"/{LEFT}/commands/joint_single"
+        graph.others[topic] = [End("teleop", "/lab/")]
+        with pytest.raises(DriverError, match="/lab/teleop publishes commands too"):
+            aloha_ros2().connect(time.monotonic)
+        graph.others.clear()
+        driver = aloha_ros2()
+        driver.connect(time.monotonic)
+        graph.others[topic] = [End("record_episodes", "/")]
+        until = time.monotonic() + 5
+        while not driver.read().faults:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert "/record_episodes" in driver.read().faults[0]
+        graph.others.clear()
+        while driver.read().faults:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        driver.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("follower_left/elbow", "the arm falls while elbow reboots.*'follower_left/elbow: the arm is supported'"),
+        ("follower_left/finger", "expected ARM/MOTOR of follower_left, follower_right and waist"),
+        ("gripper", "expected ARM/MOTOR"),
+        (True, "expected ARM/MOTOR"),
+    ],
+)
+def test_only_a_named_motor_that_carries_nothing_is_rebooted(rig, value, message):
+    rig.ready()
+    with pytest.raises(DriverError, match=message):
+        rig.driver.set("reboot", value)
+
+
+def test_a_grippers_reboot_is_done_while_the_robot_is_stopped(rig):
+    rig.ready()
+    rig.driver.command(rig.driver.read().q, 0.02)
+    with pytest.raises(DriverError, match="Stop it first"):
+        rig.driver.set("reboot", "follower_left/gripper")
+    time.sleep(aloha_arms.IDLE)
+    rig.put(0, "errors", [0] * 6 + [1])
+    rig.read(lambda reading: reading.faults == ("follower_left/gripper: input voltage. Reboot it",))
+    rig.driver.set("reboot", "follower_left/gripper")
+    rig.read(lambda reading: not reading.faults)
+    assert rig.get(0, "calls") == ["reboot_motors gripper True"]
+
+
+def test_a_reboot_that_changed_the_mode_is_reported(rig):
+    rig.ready()
+    rig.put(0, "mode", {"arm": "position", "gripper": "pwm"})
+    rig.driver.set("reboot", "follower_left/gripper")
+    assert "'pwm'" in rig.read(lambda reading: bool(reading.faults)).faults[0]
+
+
+def test_a_service_that_hangs_is_a_fault_and_not_a_wait(rig, monkeypatch):
+    monkeypatch.setattr("serl_chunk_robot.drivers.aloha_ros2.ANSWERS", 0.2)
+    rig.ready()
+    rig.put(0, "hangs", True)
+    began = time.monotonic()
+    rig.driver.set("torque", False)
+    assert time.monotonic() - began < 0.1
+    reading = rig.read(lambda reading: bool(reading.faults))
+    assert "no answer within 0.2 s" in reading.faults[0]
+
+
+def test_a_state_that_is_none_is_an_error_until_the_next(rig):
+    rig.ready()
+    rig.driver._heard(
+        LEFT, type("Message", (), {"name": ["waist"], "position": [0.0], "velocity": [], "effort": []}), 0.0
+    )
+    rig.put(0, "silent", True)
+    with pytest.raises(DriverError, match="follower_left/joint_states: no state of an ALOHA arm"):
+        rig.read(lambda reading: False)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_stop_never_targets_a_measured_pose(rig, level):
+    rig.ready()
+    rig.driver.command(rig.driver.read().q, 0.02)
+    rig.put(0, "pi", True)
+    rig.read(lambda reading: reading.q[0] < -3)
+    rig.read(lambda reading: rig.driver.stop("doubtful", level))
+    assert [len(rig.get(arm, "group")) for arm in (0, 1)] == [1, 1]

@@ -1,0 +1,189 @@
+"""ALOHA's arms behind a real ROS 1 master, with a node of rospy as the arms."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import ros1
+from driver_rigs import AlohaRig, ros1_arms
+
+from serl_chunk_robot.driver import DriverError
+from serl_chunk_robot.drivers.aloha_ros1 import aloha_ros1
+from serl_chunk_robot.loop import RobotLoop
+from serl_chunk_robot.profiles import built_in
+from serl_chunk_robot.safety.gate import Command, Gate
+from serl_chunk_robot.safety.measured import Measured
+
+pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(ros1.missing()), reason=ros1.missing())]
+
+DT = 0.02
+TELEOP = """
+import rospy, time
+from interbotix_xs_msgs.msg import JointGroupCommand
+rospy.init_node("forgotten_teleoperation", disable_signals=True)
+publisher = rospy.Publisher("/puppet_right/commands/joint_group", JointGroupCommand, queue_size=1)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def rig() -> Iterator[AlohaRig]:
+    with ros1_arms() as rig:
+        assert isinstance(rig, AlohaRig)
+        yield rig
+        rig.driver.close()
+
+
+class Served:
+    """The driver under the loop, in real time."""
+
+    def __init__(self, rig: AlohaRig) -> None:
+        spec = rig.driver.spec()
+        self.rig, limits = rig, built_in(spec)["evaluating"]
+        low, high = np.array(spec.low) - 0.05, np.array(spec.high) + 0.05
+        measured = Measured(low, high, np.array(spec.velocity))
+        self.loop = RobotLoop(rig.driver, Gate(limits, DT), measured=measured, dt=DT, tick=DT)
+        self.due = time.monotonic()
+
+    def run(self, until: Callable[[], bool], within: float = 5.0) -> None:
+        """Passes at 50 Hz."""
+        ends = time.monotonic() + within
+        while not until():
+            assert time.monotonic() < ends, self.loop.machine
+            self.due = max(self.due + DT, time.monotonic() - DT)
+            time.sleep(max(self.due - time.monotonic(), 0.0))
+            self.loop.run_pass(time.monotonic())
+
+    def passes(self, n: int) -> None:
+        left = iter(range(n))
+        self.run(lambda: next(left, None) is None, within=60.0)
+
+    def hold(self) -> None:
+        self.passes(3)
+        for _ in range(50):
+            try:
+                self.loop.request("clear", "operator", "K", time.monotonic())
+                return
+            except Exception as e:  # a busy machine: two passes lay too far apart
+                reason = e
+                self.passes(3)
+        raise reason
+
+    def arm(self) -> None:
+        self.hold()
+        self.loop.request("arm", "controller", "A", time.monotonic())
+
+
+def test_200_commands_at_50_hz_arrive_at_both_arms_once_and_in_order(rig):
+    rig.ready()
+    start = rig.read().q
+    wave = np.where(np.arange(14) % 7 == 6, 0.2, 0.1)
+    sent, ages, due = [], [], time.monotonic()
+    for k in range(200):
+        sent.append(start + wave * np.sin(k / 20))
+        rig.driver.command(sent[-1], DT)
+        ages.append(time.monotonic() - rig.driver.read().stamp)
+        due += DT
+        time.sleep(max(due - time.monotonic(), 0.0))
+    until = time.monotonic() + 2
+    while len(rig.get(1, "single")) < 200 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert [len(rig.get(arm, topic)) for arm in (0, 1) for topic in ("group", "single")] == [200] * 4
+    np.testing.assert_allclose(rig.commands(), sent, atol=1e-6)
+    assert np.median(ages) < 0.02
+    np.testing.assert_allclose(rig.read(lambda r: np.abs(r.q - sent[-1]).max() < 1e-3).q, sent[-1], atol=1e-3)
+
+
+def test_killed_arms_stop_the_robot(rig):
+    rig.connect()
+    served = Served(rig)
+    served.hold()
+    served.passes(5)
+    assert served.loop.machine.state == "HOLD"
+    ros1.ros().kill_arms()
+    served.run(lambda: served.loop.machine.state == "STOPPED")
+    assert "ms old" in served.loop.machine.word or "no node takes commands" in served.loop.machine.word
+
+
+def test_silent_arms_stop_the_robot_that_they_follow(rig):
+    rig.connect()
+    served = Served(rig)
+    served.arm()
+    target = rig.read().q
+    for number in range(1, 4):
+        served.loop.command(Command(target, number, served.loop.machine.generation), time.monotonic())
+        served.passes(1)
+    rig.silence()
+    number = 3
+
+    def stopped() -> bool:
+        nonlocal number
+        number += 1
+        served.loop.command(Command(target, number, served.loop.machine.generation), time.monotonic())
+        return served.loop.machine.state == "STOPPED"
+
+    served.run(stopped)
+    assert "ms old" in served.loop.machine.word
+
+
+def test_motors_that_do_not_answer_read_minus_pi_and_are_never_a_target(rig):
+    rig.connect()
+    served = Served(rig)
+    served.hold()
+    served.passes(3)
+    rig.put(0, "pi", True)
+    served.run(lambda: served.loop.machine.state == "STOPPED")
+    assert "cannot be trusted" in served.loop.machine.word
+    served.passes(20)  # the driver is asked to stop by its own means, if it did not answer in time
+    rig.put(0, "pi", False)
+    assert np.array(rig.get(0, "group")).min() > -1.0
+
+
+def test_another_publisher_is_named_and_refused_until_it_ends(rig):
+    """Also one that begins later; one that was killed stays in the master's list, and counts no more."""
+    other = ros1.ros().start("-u", "-c", TELEOP)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "ready\n"
+    with pytest.raises(DriverError, match="puppet_right: /forgotten_teleoperation publishes commands too"):
+        rig.connect()
+    rig.driver.close()
+    other.kill()
+    other.wait(10)
+    rig.driver = aloha_ros1()
+    rig.ready()
+    assert rig.read().faults == ()
+    other = ros1.ros().start("-u", "-c", TELEOP)
+    reading = rig.read(lambda reading: bool(reading.faults))
+    assert "/forgotten_teleoperation" in reading.faults[0]
+    other.kill()
+    other.wait(10)
+    rig.read(lambda reading: not reading.faults)
+
+
+def test_no_master_is_an_error_at_once(rig, monkeypatch):
+    monkeypatch.setitem(os.environ, "ROS_MASTER_URI", "http://127.0.0.1:9")
+    began = time.monotonic()
+    with pytest.raises(DriverError, match=r"http://127.0.0.1:9: no ROS master answers\. Start roscore"):
+        rig.connect()
+    assert time.monotonic() - began < 2.0
+
+
+def test_arms_that_are_not_launched_are_named(rig, monkeypatch):
+    monkeypatch.setattr("serl_chunk_robot.drivers.aloha_arms.FIRST_STATE", 0.2)
+    driver = aloha_ros1(arms=["follower_left"])
+    with pytest.raises(DriverError, match="/follower_left/joint_states: no state within"):
+        driver.connect(time.monotonic)
+    driver.close()
+
+
+def test_a_service_that_hangs_ends_in_time(rig, monkeypatch):
+    monkeypatch.setattr("serl_chunk_robot.drivers.aloha_ros1.ANSWERS", 0.3)
+    rig.put(0, "hangs", True)
+    with pytest.raises(DriverError, match=r"/puppet_left/get_robot_info: no answer within 0\.3 s"):
+        rig.connect()
+    rig.put(0, "hangs", False)
