@@ -30,6 +30,11 @@ def installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+def unpacked(variable: str, path: str) -> bool:
+    """Return whether the folder that an environment's variable names has a path."""
+    return variable in os.environ and os.path.exists(os.path.join(os.environ[variable], path))
+
+
 CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "EGL": (lambda: runs(sys.executable, "-c", RENDER), "rendering of the MuJoCo robots"),
     "gym-aloha": (lambda: installed("gym_aloha"), "the aloha_sim robot and its experts"),
@@ -40,6 +45,15 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "lerobot": (
         lambda: "SERL_CHUNK_LEROBOT_PYTHON" in os.environ,
         "our data sets read by lerobot itself (SERL_CHUNK_LEROBOT_PYTHON names an interpreter that has it)",
+    ),
+    "ros 1": (
+        lambda: unpacked("SERL_CHUNK_ROS1", "usr/lib/python3/dist-packages/rospy"),
+        "the driver aloha_ros1 (SERL_CHUNK_ROS1 names a folder with Debian's packages of ROS)",
+    ),
+    "rclpy": (lambda: installed("rclpy"), "a graph of ROS 2; the driver aloha_ros2 is tested with a stand-in"),
+    "trossen-arm": (
+        lambda: unpacked("SERL_CHUNK_TROSSEN", "trossen_arm"),
+        "the driver trossen with the real wheel (SERL_CHUNK_TROSSEN names a folder that has it)",
     ),
     "python3.8": (lambda: runs("python3.8", "--version"), "the robot's package on the Python of ROS 1"),
     "network name spaces": (lambda: os.geteuid() == 0 and runs(*NAMESPACE), "processes on machines of their own"),

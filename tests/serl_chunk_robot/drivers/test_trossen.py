@@ -1,0 +1,236 @@
+"""Trossen's arms: the real wheel as far as it goes without a controller, and motion against a stand-in of it.
+
+The environment's SERL_CHUNK_TROSSEN names a folder into which the wheel was installed: `.ci/run` does so.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import inspect
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import trossen_stand_in
+from driver_rigs import TrossenRig
+from trossen_stand_in import Mode
+
+from serl_chunk_robot.config import load, load_driver
+from serl_chunk_robot.driver import DriverError
+from serl_chunk_robot.drivers.trossen import TrossenArms
+
+ENVIRONMENT = "SERL_CHUNK_TROSSEN"
+FOLDER = Path(os.environ.get(ENVIRONMENT, "missing")).absolute()
+needs_wheel = pytest.mark.skipif(
+    not (FOLDER / "trossen_arm").is_dir(), reason=f"no trossen-arm here: {ENVIRONMENT} names no folder (see .ci/run)"
+)
+LEFT, RIGHT = "10.0.0.4", "10.0.0.5"
+
+
+@pytest.fixture
+def rig() -> Iterator[TrossenRig]:
+    with trossen_stand_in.installed(LEFT, RIGHT) as controllers:
+        rig = TrossenRig(controllers)
+        yield rig
+        rig.driver.close()
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Iterator[Any]:
+    with patch.object(sys, "path", [*sys.path, str(FOLDER)]):
+        yield importlib.import_module("trossen_arm")
+    sys.modules.pop("trossen_arm", None)
+
+
+def signature(function: ast.FunctionDef) -> list[tuple[str, str]]:
+    """Names of the parameters and their defaults, of a stub."""
+    arguments = function.args
+    defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + list(arguments.defaults)
+    return [(a.arg, "" if d is None else ast.unparse(d)) for a, d in zip(arguments.args, defaults, strict=True)]
+
+
+@needs_wheel
+def test_the_stand_in_has_the_signatures_of_the_wheel():
+    tree = ast.parse((FOLDER / "trossen_arm" / "trossen_arm.pyi").read_text())
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    real = {f.name: signature(f) for f in classes["TrossenArmDriver"].body if isinstance(f, ast.FunctionDef)}
+    ours = {
+        name: ast.parse(inspect.cleandoc("\n" + inspect.getsource(method))).body[0]
+        for name, method in vars(trossen_stand_in.TrossenArmDriver).items()
+        if not name.startswith("_")
+    }
+    assert len(ours) == 9
+    for name, function in ours.items():
+        assert isinstance(function, ast.FunctionDef)
+        wanted = [(p, d.replace("...", "Mode.idle")) for p, d in real[name]]
+        assert signature(function) == wanted, name
+
+
+@needs_wheel
+def test_the_stand_in_has_the_enumerations_and_exceptions_of_the_wheel(wheel):
+    assert {name: m.value for name, m in wheel.Mode.__members__.items()} == {m.name: m.value for m in Mode}
+    assert wheel.Model.wxai_v0.value == trossen_stand_in.Model.wxai_v0.value
+    for name in ("wxai_v0_follower", "wxai_v0_leader"):
+        assert hasattr(wheel.StandardEndEffector, name)
+    assert wheel.LogicError.__bases__ == trossen_stand_in.LogicError.__bases__ == (AssertionError,)
+    assert wheel.RuntimeError.__bases__ == trossen_stand_in.RuntimeError.__bases__ == (builtins.RuntimeError,)
+    for path in ("header.id", "header.timestamp", "joint.all.positions", "joint.all.velocities", "joint.all.efforts"):
+        output = wheel.RobotOutput()
+        for part in path.split("."):
+            output = getattr(output, part)
+
+
+@needs_wheel
+def test_an_unconfigured_arm_of_the_wheel_and_of_the_stand_in_answer_alike(wheel):
+    for library in (wheel, trossen_stand_in):
+        arm = library.TrossenArmDriver()
+        assert list(arm.get_all_positions()) == []
+        assert list(arm.get_robot_output().joint.all.positions) == []
+        assert not arm.get_is_configured()
+        for call in (
+            arm.get_modes, arm.clear_error, lambda arm=arm: arm.set_all_positions([0.0] * 7, 0.02, False),
+            lambda arm=arm, library=library: arm.set_all_modes(library.Mode.idle),
+        ):  # fmt: skip
+            with pytest.raises(library.LogicError):
+                call()
+
+
+@needs_wheel
+def test_a_controller_that_does_not_answer_is_named_after_the_time_out(wheel):
+    driver, began = TrossenArms(addresses=["127.0.0.1"], timeout=2.0), time.monotonic()
+    with pytest.raises(DriverError, match=r"127\.0\.0\.1: no controller can be used .*TCP server.*Check its power"):
+        driver.connect(time.monotonic)
+    assert 1.9 < time.monotonic() - began < 4.0
+    driver.close()
+
+
+def test_a_missing_package_is_named_with_what_helps():
+    with patch.dict(sys.modules, {"trossen_arm": None}), pytest.raises(DriverError, match="pip install trossen-arm"):
+        TrossenArms().connect(time.monotonic)
+
+
+def test_a_robots_file_names_it_with_its_options(tmp_path):
+    path = tmp_path / "robot.toml"
+    path.write_text(f'name = "cell"\n[driver]\nname = "trossen"\naddresses = ["{LEFT}"]\n')
+    spec = load_driver(load(path)).spec()
+    assert (len(spec.low), spec.grippers, spec.arms) == (7, (6,), ((0, 7),))
+    assert len(TrossenArms().spec().low) == 14
+
+
+@pytest.mark.parametrize("addresses", [[], LEFT, [LEFT, LEFT]])
+def test_arms_have_different_addresses(addresses):
+    with pytest.raises(ValueError, match="different addresses"):
+        TrossenArms(addresses=addresses)
+
+
+def test_an_unknown_end_effector_is_refused_with_the_valid_ones(rig):
+    rig.driver = TrossenArms(addresses=[LEFT], end_effector="claw")
+    with pytest.raises(DriverError, match="'claw' is unknown, expected one of wxai_v0_follower"):
+        rig.connect()
+
+
+def test_connecting_sets_no_mode_and_clears_no_error(rig):
+    rig.connect()
+    assert not rig.read().torque
+    assert [c.calls + c.commands for c in rig.controllers] == [[], []]
+    assert [c.modes for c in rig.controllers] == [[Mode.idle] * 7] * 2
+    rig.driver.close()
+    rig.controllers[1].error = "Joint overheated"
+    rig.driver = TrossenArms(addresses=[LEFT, RIGHT])
+    with pytest.raises(DriverError, match=f"{RIGHT}: no controller can be used .Joint overheated"):
+        rig.connect()
+    assert rig.controllers[1].error
+
+
+def test_an_idle_arm_takes_no_set_point(rig):
+    rig.connect()
+    with pytest.raises(DriverError, match="idle"):
+        rig.driver.command(rig.read().q, 0.02)
+    assert [c.error for c in rig.controllers] == ["", ""]
+
+
+def test_clear_switches_to_position_where_the_arms_are(rig):
+    rig.ready()
+    for controller in rig.controllers:
+        assert controller.calls == ["set_all_modes position"]
+        (goal, seconds) = controller.commands[0]
+        np.testing.assert_allclose(goal, trossen_stand_in.POSE)
+        assert seconds == 0.0
+
+
+def test_set_points_are_radians_and_metres_in_one_period(rig):
+    rig.ready()
+    target = rig.read().q
+    assert target[6] == pytest.approx(0.5)
+    target[6], target[13], target[1] = 0.25, 1.1, 0.95
+    rig.driver.command(target, 0.005)
+    left, right = (c.commands[-1] for c in rig.controllers)
+    assert left[1] == right[1] == 0.005
+    assert left[0][6] == pytest.approx(0.01)
+    assert right[0][6] == pytest.approx(0.04), "an opening above 1 is 1"
+    assert left[0][1] == 0.95
+    reading = rig.read(lambda reading: abs(reading.q[6] - 0.25) < 1e-6)
+    assert reading.q[13] == pytest.approx(1.0)
+
+
+def test_limits_are_checked_before_any_arm_moves(rig):
+    rig.ready()
+    target = rig.read().q
+    target[7 + 2] = 2.5
+    with pytest.raises(DriverError, match=rf"{RIGHT}: 2\.500 is beyond the limits of joint 2"):
+        rig.driver.command(target, 0.02)
+    assert [len(c.commands) for c in rig.controllers] == [1, 1]
+
+
+def test_an_arm_that_lost_its_configuration_is_an_error_and_no_empty_state(rig):
+    rig.ready()
+    rig.driver._arms[1].cleanup()
+    with pytest.raises(DriverError, match=f"{RIGHT}: 0 joints, expected 7"):
+        rig.driver.read()
+    with pytest.raises(DriverError, match="disconnected"):
+        rig.driver.command(np.tile([0.0, 0.9, 0.8, 0.1, 0.0, 0.0, 0.5], 2), 0.02)
+    assert len(rig.controllers[0].commands) == 1
+
+
+def test_a_controllers_error_is_cleared_by_a_thread(rig):
+    rig.ready()
+    before = rig.read()
+    rig.fault()
+    fault = rig.read(lambda reading: bool(reading.faults))
+    assert fault.faults == (f"{RIGHT}: Joint overheated",)
+    assert fault.stamp >= before.stamp
+    with pytest.raises(DriverError, match="Joint overheated"):
+        rig.driver.command(before.q, 0.02)
+    began = time.monotonic()
+    rig.driver.clear_faults()
+    rig.driver.clear_faults()  # an operator who presses twice
+    switching = rig.driver.read()
+    assert time.monotonic() - began < 0.05
+    assert "being switched" in switching.faults[-1]
+    with pytest.raises(DriverError, match="Clear the robot first"):
+        rig.driver.command(before.q, 0.02)
+    rig.read(lambda reading: reading.torque and not reading.faults)
+    assert rig.controllers[1].calls.count("clear_error") == 1
+    assert rig.controllers[0].calls == ["set_all_modes position"] * len(rig.controllers[0].calls)
+
+
+def test_an_error_that_cannot_be_cleared_stays_a_fault(rig, monkeypatch):
+    rig.ready()
+    rig.fault()
+    rig.read(lambda reading: bool(reading.faults))
+
+    def fails(self: object) -> None:
+        raise trossen_stand_in.RuntimeError("Joint clear error command failed")
+
+    monkeypatch.setattr(trossen_stand_in.TrossenArmDriver, "clear_error", fails)
+    rig.driver.clear_faults()
+    reading = rig.read(lambda reading: "Joint clear error" in " ".join(reading.faults))
+    assert len(reading.faults) <= 2
