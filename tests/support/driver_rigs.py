@@ -24,7 +24,12 @@ from serl_chunk_robot.drivers.aloha_ros2 import aloha_ros2
 from serl_chunk_robot.drivers.fake import viperx_arms
 from serl_chunk_robot.drivers.sample import UdpArm
 from serl_chunk_robot.drivers.trossen import OPEN, TrossenArms
+from serl_chunk_robot.loop import Refused, RobotLoop
+from serl_chunk_robot.profiles import built_in
+from serl_chunk_robot.safety.gate import Gate
+from serl_chunk_robot.safety.measured import Measured
 
+DT = 0.02  # s, of a pass
 WITHIN = 10.0  # s, of what takes time
 
 
@@ -184,6 +189,47 @@ class AlohaSimRig(Rig):
     def fault(self) -> str:
         self._inject(self.port, fault="a motor is hot")
         return "motor"
+
+
+class Served:
+    """A connected driver under the loop, in real time."""
+
+    def __init__(self, rig: Rig) -> None:
+        spec = rig.driver.spec()
+        self.rig, limits = rig, built_in(spec)["evaluating"]
+        low, high = np.array(spec.low) - 0.05, np.array(spec.high) + 0.05
+        measured = Measured(low, high, np.array(spec.velocity))
+        self.loop = RobotLoop(rig.driver, Gate(limits, DT), measured=measured, dt=DT, tick=DT)
+        self.due = time.monotonic()
+
+    def run(self, until: Callable[[], bool], within: float = 5.0) -> None:
+        """Passes at 50 Hz."""
+        ends = time.monotonic() + within
+        while not until():
+            assert time.monotonic() < ends, self.loop.machine
+            self.due = max(self.due + DT, time.monotonic() - DT)
+            time.sleep(max(self.due - time.monotonic(), 0.0))
+            self.rig.pump()
+            self.loop.run_pass(time.monotonic())
+
+    def passes(self, n: int) -> None:
+        left = iter(range(n))
+        self.run(lambda: next(left, None) is None, within=60.0)
+
+    def hold(self) -> None:
+        self.passes(3)
+        for _ in range(50):  # arms without torque need two, and a busy machine may need more
+            try:
+                self.loop.request("clear", "operator", "K", time.monotonic())
+                return
+            except Refused as e:
+                reason = e
+                self.passes(3)
+        raise reason
+
+    def arm(self) -> None:
+        self.hold()
+        self.loop.request("arm", "controller", "A", time.monotonic())
 
 
 @contextmanager

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import ros1
-from driver_rigs import AlohaRig, ros1_arms
+from driver_rigs import DT, AlohaRig, Served, ros1_arms
 
 from serl_chunk_robot.driver import DriverError
 from serl_chunk_robot.drivers.aloha_ros1 import aloha_ros1
-from serl_chunk_robot.loop import RobotLoop
-from serl_chunk_robot.profiles import built_in
-from serl_chunk_robot.safety.gate import Command, Gate
-from serl_chunk_robot.safety.measured import Measured
+from serl_chunk_robot.safety.gate import Command
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(ros1.missing()), reason=ros1.missing())]
 
-DT = 0.02
 TELEOP = """
 import rospy, time
 from interbotix_xs_msgs.msg import JointGroupCommand
@@ -37,46 +33,6 @@ def rig() -> Iterator[AlohaRig]:
         assert isinstance(rig, AlohaRig)
         yield rig
         rig.driver.close()
-
-
-class Served:
-    """The driver under the loop, in real time."""
-
-    def __init__(self, rig: AlohaRig) -> None:
-        spec = rig.driver.spec()
-        self.rig, limits = rig, built_in(spec)["evaluating"]
-        low, high = np.array(spec.low) - 0.05, np.array(spec.high) + 0.05
-        measured = Measured(low, high, np.array(spec.velocity))
-        self.loop = RobotLoop(rig.driver, Gate(limits, DT), measured=measured, dt=DT, tick=DT)
-        self.due = time.monotonic()
-
-    def run(self, until: Callable[[], bool], within: float = 5.0) -> None:
-        """Passes at 50 Hz."""
-        ends = time.monotonic() + within
-        while not until():
-            assert time.monotonic() < ends, self.loop.machine
-            self.due = max(self.due + DT, time.monotonic() - DT)
-            time.sleep(max(self.due - time.monotonic(), 0.0))
-            self.loop.run_pass(time.monotonic())
-
-    def passes(self, n: int) -> None:
-        left = iter(range(n))
-        self.run(lambda: next(left, None) is None, within=60.0)
-
-    def hold(self) -> None:
-        self.passes(3)
-        for _ in range(50):
-            try:
-                self.loop.request("clear", "operator", "K", time.monotonic())
-                return
-            except Exception as e:  # a busy machine: two passes lay too far apart
-                reason = e
-                self.passes(3)
-        raise reason
-
-    def arm(self) -> None:
-        self.hold()
-        self.loop.request("arm", "controller", "A", time.monotonic())
 
 
 def test_200_commands_at_50_hz_arrive_at_both_arms_once_and_in_order(rig):

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from driver_rigs import RIGS, Rig
+from driver_rigs import RIGS, Rig, Served
 
 from serl_chunk_robot.driver import Driver, DriverError
 from serl_chunk_robot.drivers import BUILT_IN
+from serl_chunk_robot.safety.gate import Command
 
 METHODS = [name for name in vars(Driver) if not name.startswith("_")]
 SLOWEST = 0.02  # s, of the fastest of many calls: a busy machine delays some of them
@@ -221,6 +222,27 @@ def test_a_robot_that_is_gone_takes_no_set_point(rig):
         command_for_a_while()
     assert rig.read(lambda reading: time.monotonic() - reading.stamp > 0.1)
     assert not rig.driver.stop("gone", 1)
+
+
+def test_the_loop_clears_it_drives_it_and_stops_it(rig):
+    rig.connect()
+    served = Served(rig)
+    served.arm()
+    target = moved(rig, 0.02)
+    number = 0
+
+    def there() -> bool:
+        nonlocal number
+        number += 1
+        served.loop.command(Command(target, number, served.loop.machine.generation), time.monotonic())
+        return abs(rig.driver.read().q[rig.joint] - target[rig.joint]) < 0.01
+
+    served.run(there)
+    assert served.loop.machine.state == "RUN", served.loop.machine.word
+    served.loop.request("stop", "any", "B", time.monotonic())
+    served.run(lambda: served.loop.machine.state == "STOPPED")
+    served.run(lambda: served.loop._stopping is None)
+    assert rig.has_torque()
 
 
 def test_closing_leaves_torque_on(rig):
