@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import udp_arm
 from xs_arm import XsArm
 
 from serl_chunk_robot.driver import Driver, Reading
+from serl_chunk_robot.drivers import aloha_arms
 from serl_chunk_robot.drivers.aloha_arms import AlohaArms, Gripper
 from serl_chunk_robot.drivers.aloha_ros1 import aloha_ros1
 from serl_chunk_robot.drivers.aloha_ros2 import aloha_ros2
@@ -251,12 +253,13 @@ def ros1_arms() -> Iterator[Rig]:
         ros.kill_arms()
 
     rig.vanish = vanish
-    yield rig
+    with patch.object(aloha_arms, "POLL", 0.1):
+        yield rig
 
 
 @contextmanager
 def ros2_arms() -> Iterator[Rig]:
-    with rclpy_stand_in.installed() as graph:
+    with rclpy_stand_in.installed() as graph, patch.object(aloha_arms, "POLL", 0.1):
         arms: list[XsArm] = list(graph.arms.values())
         rig = AlohaRig(
             aloha_ros2(), lambda k, name: getattr(arms[k], name), lambda k, name, value: setattr(arms[k], name, value)

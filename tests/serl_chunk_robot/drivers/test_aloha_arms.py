@@ -165,7 +165,7 @@ def test_an_arm_that_rests_a_little_beyond_its_limits_is_held_there(rig):
 
 
 def test_another_publisher_is_a_fault_until_it_ends():
-    with installed() as graph:
+    with installed() as graph, patch.object(aloha_arms, "POLL", 0.1):
         topic = f"/{LEFT}/commands/joint_single"
         graph.others[topic] = [End("teleop", "/lab/")]
         with pytest.raises(DriverError, match="/lab/teleop publishes commands too"):

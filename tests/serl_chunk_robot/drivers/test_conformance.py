@@ -19,7 +19,10 @@ SLOWEST = 0.02  # s, of the fastest of many calls: a busy machine delays some of
 STEP = 0.05
 
 
-@pytest.fixture(params=[pytest.param(name, id=name) for name in RIGS])
+SLOW = ("aloha_sim", "aloha_ros1")  # their processes take seconds, and both drivers have tests of their own
+
+
+@pytest.fixture(params=[pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in RIGS])
 def rig(request) -> Iterator[Rig]:
     with RIGS[request.param]() as rig:
         yield rig
