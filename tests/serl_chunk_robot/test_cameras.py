@@ -9,8 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from robot_served import HERE, free_port, wait
+from robot_served import served as served_robot
 
 from serl_chunk_robot.cameras import Cameras
 from serl_chunk_robot.client import RobotClient
@@ -72,6 +74,29 @@ def test_one_that_ends_is_started_anew_with_its_reason_and_they_end_with_the_con
     assert all(len(record.getMessage().splitlines()) == 1 for record in caplog.records)
     assert not any(alive(pid) for pid in [killed, *again])
     assert cameras.pids() == []
+
+
+def test_views_of_one_device_come_from_one_process_at_the_same_moments(tmp_path):
+    device = 'driver = "fake"\nheight = 12\nwidth = 16\nrate = 60'
+    path = robot_file(tmp_path, device, 'of = "c0"\ncrop = [4, 2, 8, 10]\nrotate = 90', 'of = "c0"\nresize = [6, 8]')
+    file = load(path)
+    listed = [(c.name, c.spec.height, c.spec.width, c.port) for c in file.cameras]
+    with served_robot(port=file.port, cameras=listed) as robot, Cameras(file.cameras, HERE, None, "run") as cameras:
+        assert len(cameras.pids()) == 1
+        client = robot.client()
+        names = [name for name, *_ in client.cameras()]
+        assert names == ["c0", "c1", "c2"]
+
+        def look() -> bool:
+            pictures = [client.newest_picture(name) for name in names]
+            return None not in pictures and len({p.number for p in pictures}) == 1
+
+        wait(look)
+        whole, cut, small = (client._pictures[name] for name in names)
+    assert whole.moment == cut.moment == small.moment
+    assert np.array_equal(cut.image, np.rot90(whole.image[2:12, 4:12], -1))
+    means = whole.image.reshape(6, 2, 8, 2, 3).mean(axis=(1, 3))
+    assert np.abs(small.image - means).max() <= 0.5
 
 
 class Ended:

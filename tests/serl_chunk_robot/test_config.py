@@ -19,6 +19,7 @@ from serl_chunk_robot.motions import Park, Reset
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.motion import SetPoint
 from serl_chunk_robot.serve import Motions
+from serl_chunk_robot.views import View
 
 README = Path(serl_chunk_robot.__file__).parents[1] / "README.md"
 SHORT = 'name = "cell_3"\ndriver = "fake"\n'
@@ -266,6 +267,45 @@ def test_a_bad_camera_is_refused_with_its_key(tmp_path, old, new, parameter, nam
     assert old in CAMERAS
     with pytest.raises(ConfigError, match=naming(parameter, named, "robot.toml")):
         of(tmp_path, SHORT + CAMERAS.replace(old, new))
+
+
+VIEWS = (
+    CAMERAS
+    + """
+[[camera]]
+name = "gripper"
+of = "wrist"
+crop = [10, 20, 40, 30]
+rotate = 90
+resize = [16, 16]
+"""
+)
+
+
+def test_several_views_of_one_device_have_a_port_each(tmp_path):
+    top, wrist, gripper = of(tmp_path, SHORT + VIEWS).cameras
+    assert (gripper.source, gripper.of, wrist.of) == (wrist.source, "wrist", "")
+    assert [c.port for c in (top, wrist, gripper)] == [top.port, top.port + 1, top.port + 2]
+    assert (gripper.spec.height, gripper.spec.width, wrist.spec.height) == (16, 16, 60)
+    assert gripper.view.crop == (10, 20, 40, 30)
+    assert wrist.view == View()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parameter", "named"),
+    [
+        ('of = "wrist"', 'of = "rist"', "camera[2].of", "a camera before it that has a driver"),
+        ('of = "wrist"', 'of = "gripper"', "camera[2].of", "a camera before it that has a driver"),
+        ("rotate = 90", "height = 20", "camera[2].height", "unknown key"),
+        ("rotate = 90", 'driver = "fake"', "camera[2].driver", "unknown key"),
+        ("[10, 20, 40, 30]", "[50, 20, 40, 30]", "camera[2].crop", "within 80 x 60"),
+        ("[16, 16]", "[16, 4097]", "camera[2].resize", "up to 4096"),
+    ],
+)
+def test_a_view_that_cannot_be_is_refused_with_its_key(tmp_path, old, new, parameter, named):
+    assert old in VIEWS
+    with pytest.raises(ConfigError, match=naming(parameter, named)):
+        of(tmp_path, SHORT + VIEWS.replace(old, new))
 
 
 def test_a_port_without_room_for_the_cameras_is_refused(tmp_path):

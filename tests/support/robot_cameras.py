@@ -10,11 +10,14 @@ from robot_served import HERE
 
 from serl_chunk_robot.camera_process import FramePublisher, Job
 from serl_chunk_robot.drivers.fake_camera import FakeCamera
+from serl_chunk_robot.views import View
 
 
 def job(name: str, port: int, keys: Path | None = None, driver: str = "fake", **options: object) -> Job:
     folder = None if keys is None else str(keys)
-    return Job(name, "robot.toml", driver, options, "camera[0].driver", "camera[0]", HERE, port, folder, "run")
+    return Job(
+        [(name, port, View())], "robot.toml", driver, options, "camera[0].driver", "camera[0]", HERE, folder, "run"
+    )
 
 
 class PublishedCamera:

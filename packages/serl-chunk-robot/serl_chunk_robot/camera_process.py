@@ -1,4 +1,4 @@
-"""The process of one camera: it opens the camera and publishes its frames, as `protocol` describes them.
+"""The process of one camera: it opens the camera and publishes views of its frames, as `protocol` describes them.
 
 `cameras` starts it, with a job as one line of JSON on its standard input, and the descriptor of a pipe for the reason
 of its end as its argument. It ends with its server, however that ends: the standard input ends then.
@@ -16,7 +16,7 @@ import sys
 import threading
 from pathlib import Path
 from time import monotonic
-from typing import Any, Callable, Dict, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import zmq
@@ -26,6 +26,7 @@ from serl_chunk_robot.camera import READ_WITHIN, CameraError, CameraSpec, Frame
 from serl_chunk_robot.config import CameraFile, load_camera
 from serl_chunk_robot.loading import Source
 from serl_chunk_robot.protocol import MAX_FRAME, MAX_REQUEST
+from serl_chunk_robot.views import View
 from serl_chunk_robot.wire import arrays
 from serl_chunk_robot.wire.sockets import bind, make_socket, try_send
 
@@ -42,23 +43,27 @@ FUTURE = 0.1  # s: a stamp further ahead is of another clock
 class Job(NamedTuple):
     """What a camera's process is to do; plain values, as JSON has them."""
 
-    name: str
+    views: Sequence[Tuple[str, int, Sequence[Any]]]  # name, port and fields of each View
     file: str  # robot.toml
     driver: str
     options: Dict[str, Any]
     key: str  # see loading.Source
     table: str
     host: str
-    port: int
     keys: Optional[str]  # folder
     run: str  # of the server's process
 
     @classmethod
-    def of(cls, camera: CameraFile, host: str, keys: Optional[Path], run: str) -> Job:
-        source = camera.source
-        folder = None if keys is None else str(keys)
-        return cls(camera.name, str(source.path), source.driver, source.options, source.key, source.table, host,
-                   camera.port, folder, run)  # fmt: skip
+    def of(cls, views: Sequence[CameraFile], host: str, keys: Optional[Path], run: str) -> Job:
+        """Make the job of one device. `views`: of it."""
+        source, folder = views[0].source, None if keys is None else str(keys)
+        return cls([(each.name, each.port, each.view) for each in views], str(source.path), source.driver,
+                   source.options, source.key, source.table, host, folder, run)  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """Of the first view, which has the device's options."""
+        return self.views[0][0]
 
     @property
     def source(self) -> Source:
@@ -66,11 +71,12 @@ class Job(NamedTuple):
 
 
 class FramePublisher:
-    """Publishes the frames of one camera. Raises ConfigError: the port is in use, or the keys cannot be read."""
+    """Publishes the views of one camera. Raises ConfigError: a port is in use, or the keys cannot be read."""
 
     def __init__(self, job: Job, spec: CameraSpec, clock: Callable[[], float] = monotonic) -> None:
         self._spec, self._clock = spec, clock
-        self._names = {"run": job.run, "camera": job.name}
+        self._run = job.run
+        self._views: List[Tuple[str, View, zmq.Socket[bytes]]] = []
         self._last: Optional[np.ndarray] = None
         self._changed = 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -78,11 +84,13 @@ class FramePublisher:
         try:
             if job.keys is not None:
                 self._admission = Admission(self._context, Path(job.keys))
-            self._socket = make_socket(self._context, zmq.PUB, MAX_REQUEST, MAX_FRAME)
-            self._socket.sndhwm = FRAMES_QUEUED
-            if self._admission is not None:
-                self._admission.secure(self._socket)
-            bind(self._socket, job.host, job.port)
+            for name, port, view in job.views:
+                socket = make_socket(self._context, zmq.PUB, MAX_REQUEST, MAX_FRAME)
+                socket.sndhwm = FRAMES_QUEUED
+                if self._admission is not None:
+                    self._admission.secure(socket)
+                bind(socket, job.host, port)
+                self._views.append((name, View(*view), socket))
         except BaseException:
             self.close()
             raise
@@ -99,10 +107,12 @@ class FramePublisher:
         if self._last is None or not self._spec.noisy or not _equal(self._last, image):
             self._changed = stamp
             self._last = np.array(image)
-        message = {
-            **self._names, "number": int(frame.number), "moment": stamp, "changed": self._changed, "image": self._last
-        }  # fmt: skip
-        try_send(self._socket, [arrays.pack(message)])
+        for name, view, socket in self._views:
+            message = {
+                "run": self._run, "camera": name, "number": int(frame.number), "moment": stamp,
+                "changed": self._changed, "image": view.apply(self._last),
+            }  # fmt: skip
+            try_send(socket, [arrays.pack(message)])
 
     def close(self) -> None:
         if self._admission is not None:
@@ -150,7 +160,7 @@ def run(job: Job, watch: Watch) -> None:
     publisher = FramePublisher(job, spec)
     try:
         camera.open(monotonic)
-        logger.info("camera open: name=%s port=%d size=%dx%d", job.name, job.port, spec.width, spec.height)
+        logger.info("camera open: name=%s size=%dx%d", job.name, spec.width, spec.height)
         try:
             while not watch.ended.is_set():
                 watch.read()

@@ -32,7 +32,7 @@ LOOK = 0.5  # s between two looks at processes whose pipe did not end
 
 
 class Cameras:
-    """Starts a process for each camera, and starts one that ends anew. A context, which ends them.
+    """Starts a process for each camera, with all its views, and starts one that ends anew. A context, which ends them.
 
     A camera that cannot be opened is logged and tried again; it never keeps the server from running.
 
@@ -43,7 +43,9 @@ class Cameras:
     """
 
     def __init__(self, cameras: Sequence[CameraFile], host: str, keys: Optional[Path], run: str) -> None:
-        self._processes = [_CameraProcess(Job.of(camera, host, keys, run)) for camera in cameras]
+        devices = [camera.name for camera in cameras if not camera.of]
+        views = [[camera for camera in cameras if name in (camera.name, camera.of)] for name in devices]
+        self._processes = [_CameraProcess(Job.of(each, host, keys, run)) for each in views]
         self._ending, self._waker = threading.Event(), Waker()
         self._thread = threading.Thread(target=self._supervise, name="cameras", daemon=True)
 

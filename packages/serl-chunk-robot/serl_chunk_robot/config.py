@@ -20,6 +20,7 @@ from serl_chunk_robot.motions import SPEED, Step
 from serl_chunk_robot.profiles import CAUTIOUS, Profile, read_profiles
 from serl_chunk_robot.protocol import FRAMES_PORT, MAX_SIDE
 from serl_chunk_robot.toml_file import Table, read_toml, unknown
+from serl_chunk_robot.views import View, read_view
 
 PORT = 5600  # of commands; state is published at the next one, the cameras' frames at those after it
 RATES = (50.0, 500.0)  # Hz
@@ -38,9 +39,11 @@ class CameraFile(NamedTuple):
     """A table [[camera]] of a robot's file."""
 
     name: str
-    source: Source
-    spec: CameraSpec
+    source: Source  # of the device
+    spec: CameraSpec  # of what is published
     port: int  # at which its frames are published
+    view: View = View()
+    of: str = ""  # the table whose device it is another view of; empty: it has its own
 
 
 class RobotFile(NamedTuple):
@@ -184,6 +187,7 @@ def _spec(file: RobotFile) -> DriverSpec:
 def _read_cameras(table: Table, port: int) -> Tuple[CameraFile, ...]:
     """Tables [[camera]]. `port`: of the server."""
     found: Dict[str, CameraFile] = {}
+    devices: Dict[str, Tuple[Source, CameraSpec]] = {}
     for k, each in enumerate(table.tables("camera", None)):
         name = each.text("name")
         if not _CAMERA_NAME.fullmatch(name):
@@ -192,24 +196,41 @@ def _read_cameras(table: Table, port: int) -> Tuple[CameraFile, ...]:
             raise each.wrong("name", "a name that no camera before has")
         if port + FRAMES_PORT + k > 65535:
             raise table.wrong("port", "one with a free port after it for the state and for each camera, up to 65535")
-        options = {key: value for key, value in each.values.items() if key not in ("name", "driver")}
-        for key, value in options.items():
-            try:
-                json.dumps(value)
-            except TypeError:  # a date: options travel to the camera's process as JSON
-                raise each.wrong(key, "a text, a number, true or false, or a list or table of these") from None
-        source = Source(table.file, each.text("driver"), options, each.dotted("driver"), each.name)
-        try:
-            spec = load_camera(source).spec()
-            fits = all(type(n) is int and 0 < n <= MAX_SIDE for n in (spec.height, spec.width))
-        except ConfigError:
-            raise
-        except Exception as e:  # of a lab's code
-            raise source.failed("spec() failed", e) from e
-        if not fits:
-            raise source.failed(f"spec() needs a height and a width from 1 to {MAX_SIDE} pixels")
-        found[name] = CameraFile(name, source, spec, port + FRAMES_PORT + k)
+        of = each.text("of") if "of" in each.values else ""
+        if of:
+            Table(each.file, each.name, each.values, ("name", "of", *View._fields))
+            if of not in devices:
+                raise each.wrong("of", "the name of a camera before it that has a driver")
+        else:
+            devices[name] = _read_device(each)
+        source, spec = devices[of or name]
+        view = read_view(each, spec)
+        size = view.size(spec)
+        if not max(size.height, size.width) <= MAX_SIDE:
+            raise each.wrong("resize", f"a height and a width up to {MAX_SIDE} pixels")
+        found[name] = CameraFile(name, source, size, port + FRAMES_PORT + k, view, of)
     return tuple(found.values())
+
+
+def _read_device(table: Table) -> Tuple[Source, CameraSpec]:
+    """The camera of a table [[camera]], which is made for the size of its pictures."""
+    options = {key: value for key, value in table.values.items() if key not in ("name", "driver", *View._fields)}
+    for key, value in options.items():
+        try:
+            json.dumps(value)
+        except TypeError:  # a date: options travel to the camera's process as JSON
+            raise table.wrong(key, "a text, a number, true or false, or a list or table of these") from None
+    source = Source(table.file, table.text("driver"), options, table.dotted("driver"), table.name)
+    try:
+        spec = load_camera(source).spec()
+        fits = all(type(n) is int and 0 < n <= MAX_SIDE for n in (spec.height, spec.width))
+    except ConfigError:
+        raise
+    except Exception as e:  # of a lab's code
+        raise source.failed("spec() failed", e) from e
+    if not fits:
+        raise source.failed(f"spec() needs a height and a width from 1 to {MAX_SIDE} pixels")
+    return source, spec
 
 
 def _read_arms(table: Table, size: int) -> Tuple[Optional[Arms], Optional[List[Any]]]:

@@ -17,6 +17,8 @@ BUILT_IN: Dict[str, str] = {
 
 CAMERAS: Dict[str, str] = {
     "fake": "serl_chunk_robot.drivers.fake_camera:FakeCamera",
+    "v4l2": "serl_chunk_robot.drivers.v4l2_camera:V4L2Camera",
+    "realsense": "serl_chunk_robot.drivers.realsense_camera:RealSenseCamera",
     "fake_aloha": "serl_chunk.robots.fake.camera:FakeAlohaCamera",
     "aloha_sim": "serl_chunk.robots.aloha_sim.camera:AlohaSimCamera",
 }
