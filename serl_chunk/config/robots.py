@@ -44,6 +44,10 @@ class RobotConfig(Group, path="robot."):
     max_episode_steps: int = setting(120, "time limit T", unit="ticks", least=1)
     server: str = setting("", "HOST[:PORT] of the robot server that moves the robot; empty: this process", acts="")
     server_keys: str = setting("", "file with this machine's keys for that server", acts="", requires=_SERVED, off="")
+    joints_at: Literal["now", "capture"] = setting(
+        "now", "joints in the state: the newest, or those when the oldest frame was taken", acts="", requires=_SERVED,
+        off="now",
+    )  # fmt: skip
 
     @property
     def real(self) -> bool:

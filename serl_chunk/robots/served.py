@@ -249,7 +249,11 @@ class ServedRobot(RobotEnv):
                 self._client.request("release")
 
     def _observe(self) -> Observation:
-        parts = [self._state["q"] if name == "q" else self._state["extra"][name] for name in self._parts]
+        q, captured = self._state["q"], self._cameras.captured()
+        if self._config.joints_at == "capture" and captured is not None:
+            then = self._client.joints_at(captured)
+            q = q if then is None else then
+        parts = [q if name == "q" else self._state["extra"][name] for name in self._parts]
         return self._observed(np.concatenate(parts).astype(np.float32))
 
     def watch(self, cameras: Sequence[str]) -> None:

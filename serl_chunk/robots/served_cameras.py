@@ -84,6 +84,10 @@ class ServedCameras:
         """Return the numbers of the pictures that `look` took last."""
         return {name: w.picture.number for name, w in self._watched.items() if w.picture is not None}
 
+    def captured(self) -> float | None:
+        """Return when the oldest of these pictures was taken, s on the server's clock; None without any."""
+        return min((w.picture.moment for w in self._watched.values() if w.picture is not None), default=None)
+
     def _look(self, name: str, watched: _Watched, q: np.ndarray | None, now: float) -> str:
         picture, before = self._client.newest_picture(name), watched.picture
         if picture is None:

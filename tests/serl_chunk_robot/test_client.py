@@ -86,6 +86,36 @@ def test_a_closed_client_drops_its_lease():
         assert time.monotonic() - began < 1
 
 
+def test_the_servers_clock_is_known_though_it_is_another_one():
+    def clock() -> float:
+        return 3600.0 + 1.0002 * time.monotonic()
+
+    with served(clock=clock) as robot:
+        robot.ready()
+        actor, watcher = robot.client("left"), robot.client("watcher", "any")
+        assert np.isnan(actor.server_time())
+        actor.request("arm")
+        drive(actor, 20)
+        assert len(actor._sent) < 10, "the server reports when commands came"
+        assert abs(actor.server_time() - clock()) < 5e-3
+        watcher.next_state()
+        assert abs(watcher.server_time() - clock()) < 50e-3
+
+
+def test_joints_of_a_moment_are_those_between_the_states_that_were_read():
+    with served() as robot:
+        robot.ready()
+        actor = robot.client("left")
+        actor.request("arm")
+        drive(actor, 10, 0.004)
+        first, second = actor.next_state(), actor.next_state()
+        middle = actor.joints_at(0.5 * (first["stamp"] + second["stamp"]))
+        np.testing.assert_allclose(middle, 0.5 * (first["q"] + second["q"]))
+        assert np.ptp(middle - first["q"]) > 0
+        np.testing.assert_array_equal(actor.joints_at(second["stamp"] + 1), second["q"])
+        assert actor.joints_at(first["stamp"] - 2) is None
+
+
 def test_a_state_is_of_a_pass_after_the_last_reply():
     with served() as robot:
         operator = robot.ready()

@@ -21,11 +21,11 @@ def job(name: str, port: int, keys: Path | None = None, driver: str = "fake", **
 
 
 class PublishedCamera:
-    """A fake camera whose frames are published. `camera.frozen` and `silent` are its faults."""
+    """A fake camera whose frames are published, `late` by so many s. `camera.frozen` and `silent` are its faults."""
 
     def __init__(self, name: str, port: int, keys: Path | None = None, height: int = 12, width: int = 16) -> None:
         self.camera = FakeCamera(height, width, rate=60.0)
-        self.silent = False
+        self.silent, self.late = False, 0.0
         self._publisher = FramePublisher(job(name, port, keys), self.camera.spec())
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -42,4 +42,4 @@ class PublishedCamera:
         while not self._ended.is_set():
             frame = self.camera.read()
             if not self.silent:
-                self._publisher.publish(frame)
+                self._publisher.publish(frame._replace(stamp=frame.stamp - self.late))

@@ -85,10 +85,11 @@ class Served:
     def __init__(
         self, keys: Path | None = None, port: int = 0, arms: FaultyArms | None = None, host: str = HERE,
         cameras: tuple[tuple[str, int, int, int], ...] = (), dt: float = DT,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.port = port or free_port()
         self.arms = arms or FaultyArms()
-        self.server = server(self.arms, Address(host, self.port, keys), cameras=cameras, dt=dt)
+        self.server = server(self.arms, Address(host, self.port, keys), clock, cameras=cameras, dt=dt)
         self._clients: list[RobotClient] = []
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import zmq
 
+from serl_chunk_robot.clocks import ClockMap
 from serl_chunk_robot.errors import SerlChunkError
 from serl_chunk_robot.protocol import DEFAULT_PORT, MAX_PICTURE, MAX_STATE, PROTOCOL, STATE_PORT, address
 from serl_chunk_robot.wire import arrays, codec
@@ -16,6 +18,8 @@ from serl_chunk_robot.wire.curve import Pair, key_of, read, use_keys
 from serl_chunk_robot.wire.sockets import connect, make_socket, try_receive, try_send
 
 ANSWER = 2.0  # s
+HISTORY = 0.5  # s for which the joints of states that were read are kept
+SENT = 100  # commands whose moment is kept, until the server reports when they came
 
 
 class RobotError(SerlChunkError):
@@ -68,6 +72,10 @@ class RobotClient:
         self._asked = self._number = 0
         self._moment, self._heard = float("nan"), 0.0  # the server's newest moment, and this clock's when it came
         self._replied: Tuple[Any, float] = None, 0.0  # the server's process and its moment, of the last reply
+        self._clock, self._run = ClockMap(), None  # of the server's process `run`
+        self._sent: Dict[int, float] = {}  # number of a command since the last arm -> when it was sent
+        self._armed = 0.0  # moment of the last arm
+        self._history: Deque[Tuple[float, np.ndarray]] = deque()  # stamps of states and their joints, float64[J]
         self._newest: Optional[Dict[str, Any]] = None
         self._frames: Dict[str, Tuple[int, zmq.Socket[bytes]]] = {}  # ports and sockets of cameras that are read
         self._pictures: Dict[str, Picture] = {}  # the newest
@@ -110,6 +118,8 @@ class RobotClient:
         reply = _taken(reply)
         if op == "arm":
             self.generation, self._number = reply["generation"], 0
+            self._armed = reply["moment"]
+            self._sent.clear()
         return reply
 
     def send_command(self, target: np.ndarray, number: Optional[int] = None) -> bool:
@@ -124,6 +134,9 @@ class RobotClient:
         self._number = self._number + 1 if number is None else number
         values = {"op": "command", "target": np.asarray(target, np.float64), "number": self._number,
                   "generation": self.generation, **self._age()}  # fmt: skip
+        self._sent[self._number] = time.monotonic()
+        if len(self._sent) > SENT:
+            del self._sent[next(iter(self._sent))]
         return try_send(self._requests, [arrays.pack(values)])
 
     def newest_state(self) -> Optional[Dict[str, Any]]:
@@ -168,8 +181,22 @@ class RobotClient:
         return self._pictures.get(camera)
 
     def server_time(self) -> float:
-        """Return the server's clock, s, as of its newest message and the time since then; NaN before the first."""
-        return self._moment + time.monotonic() - self._heard
+        """Return the server's clock, s, as of the messages so far (`clocks`); NaN before the first."""
+        return self._clock.server_time(time.monotonic())
+
+    def joints_at(self, moment: float) -> Optional[np.ndarray]:
+        """Return the joints measured at a moment of the server's clock, float64[J], as of the states that were read.
+
+        Between two states they are interpolated. After the newest one they are its joints; None before the oldest one
+        of HISTORY.
+        """
+        if not self._history or moment < self._history[0][0]:
+            return None
+        after = next((k for k, (stamp, _) in enumerate(self._history) if stamp > moment), 0)
+        if not after:
+            return self._history[-1][1]
+        (t0, q0), (t1, q1) = self._history[after - 1], self._history[after]
+        return q0 + (q1 - q0) * ((moment - t0) / (t1 - t0))  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Drop the lease, if there is one, and disconnect."""
@@ -196,19 +223,20 @@ class RobotClient:
         """Send one request and wait for its reply. Raises RobotError."""
         self._asked += 1
         message = [arrays.pack({**arguments, "op": op, "id": self._asked, **self._age()})]
-        ends = time.monotonic() + self._answer
+        ends, began = time.monotonic() + self._answer, 0.0
         sent = False
         while True:
             left = int(1e3 * (ends - time.monotonic())) + 1
             if left <= 0 or not self._requests.poll(left, zmq.POLLIN if sent else zmq.POLLOUT):
                 raise RobotError(self._silent("no answer", self.port, self._answer))
             if not sent:
-                sent = try_send(self._requests, message)
+                began, sent = time.monotonic(), try_send(self._requests, message)
                 continue
             frames = try_receive(self._requests)
             reply = _decoded(frames[-1]) if frames else {}
             if reply.get("id") == self._asked:  # else it is late, of a request that was given up
                 self._hear(reply)
+                self._clock.exchanged(began, self._moment, self._heard)
                 self._replied = reply.get("run"), self._moment
                 return reply
 
@@ -218,9 +246,22 @@ class RobotClient:
         if "moment" in state:
             self._newest = state
             self._hear(state)
+            self._clock.came(self._moment, self._heard)
+            number, came = state.get("came") or (-1, 0.0)
+            if came >= self._armed and number in self._sent:
+                self._clock.arrived(self._sent.pop(number), came)
+            q, stamp = state.get("q"), state.get("stamp")
+            if q is not None and not (self._history and stamp <= self._history[-1][0]):
+                self._history.append((stamp, q))
+                while self._history[0][0] < stamp - HISTORY:
+                    self._history.popleft()
 
     def _hear(self, message: Dict[str, Any]) -> None:
         self._moment, self._heard = float(message.get("moment", "nan")), time.monotonic()
+        if message.get("run") != self._run:  # another process of the server, perhaps after a start of its machine
+            self._run, self._clock, self._armed = message.get("run"), ClockMap(), 0.0
+            self._sent.clear()
+            self._history.clear()
 
     def _age(self) -> Dict[str, float]:
         if np.isnan(self._moment):

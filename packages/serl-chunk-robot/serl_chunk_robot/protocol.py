@@ -33,6 +33,7 @@ The state is published after every pass of the loop:
     set_point    what was commanded; none if unknown
     causes       of a stop that the last pass found: event -> detail. They last, or the robot could be cleared
     number factor reason counts    of the newest command taken, and what the gate did
+    came         number of the newest command that came, and when (s on the server's clock); none before the first
     events       the last 64: [index, reward, success, failure]
     waiting      whether a motion waits for the operator
     answered     whether the driver answered every stop

@@ -93,6 +93,7 @@ class RobotServer:
         self.run_id = uuid.uuid4().hex[:12]
         self._clients, self._lease = Clients(), Lease()
         self._newest: Optional[Tuple[Command, float]] = None  # and when it came
+        self._came: Optional[Tuple[int, float]] = None  # number of the newest command, taken or not, and when it came
         self._counts: Counter[str] = Counter()
         self._publisher = Publisher(self._spec.name, self.run_id)
         self._said = ""
@@ -151,7 +152,7 @@ class RobotServer:
         status = self.loop.run_pass(now)
         own = {
             "controller": self._lease.holder, "profile": self._profile.name, "digest": self._profile.digest,
-            "counts": {**self._gate.counts, **self._counts},
+            "counts": {**self._gate.counts, **self._counts}, "came": self._came,
             "waiting": status.state == MOVE and bool(getattr(self._motion, "waiting", False)),
             "causes": {event: codec.shown(detail) for event, detail in self.loop.causes.items()},
         }  # fmt: skip
@@ -346,7 +347,7 @@ class RobotServer:
             raise WireError("field 'target' must be an array or a list of numbers")
         command = Command(target, codec.count(values, "number"), codec.count(values, "generation"), age)
         self._counts["overtaken"] += self._newest is not None
-        self._newest = command, now
+        self._newest, self._came = (command, now), (command.number, now)
         if "id" in values:
             reason = self._take_newest()
             if reason:

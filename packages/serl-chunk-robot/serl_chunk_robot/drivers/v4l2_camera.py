@@ -19,8 +19,8 @@ OURS = 1.0  # s: a driver's stamp that is as close to the monotonic clock is of 
 class V4L2Camera:
     """A camera that OpenCV opens with its V4L2 backend.
 
-    A picture's stamp is the kernel's where that is of the monotonic clock, and the time of the read else. OpenCV does not
-    report pictures that were not read: `number` counts those that were.
+    A picture's stamp is the kernel's where that is of the monotonic clock, and the time of the read else. OpenCV does
+    not report pictures that were not read: `number` counts those that were.
 
     Args:
         device: a path, or part of the camera's name in /dev/v4l/by-id, as its serial number. /dev/videoN may be another
@@ -114,7 +114,7 @@ class V4L2Camera:
 
 
 def find(device: str) -> str:
-    """Return the path of a device that `V4L2Camera` names. Raises CameraError where there is none that may be opened."""
+    """Return the path of a device that `V4L2Camera` names. Raises CameraError for none, or one that it may not open."""
     if "/" in device:
         found = [Path(device)] if Path(device).exists() else []
     else:
