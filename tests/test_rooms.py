@@ -93,7 +93,8 @@ ROBOT_RULE: dict[str, set[str]] = {  # the same of serl_chunk_robot, which impor
     "check": {"client", "config", "diagnosis", "errors", "profiles"},
     "new": {"config", "drivers", "errors", "toml_file"},
     "teach": {"client", "config", "errors", "profiles"},
-    "main": {"__version__", "check", "client", "config", "errors", "keys", "new", "serve", "teach"},
+    "measure": {"client", "motions"},
+    "main": {"__version__", "check", "client", "config", "errors", "keys", "measure", "new", "serve", "teach"},
 }
 BY_NAME = "drivers"  # room of serl_chunk_robot whose simulated robots may load one of serl_chunk, by name alone
 WITHOUT_JAX = ("io", "version", "types", "extras", "config", "transport", "data", "robots", "devices")

@@ -106,6 +106,15 @@ def test_changed_is_the_moment_of_the_last_picture_that_differed(monkeypatch, no
     sent.publisher.close()
 
 
+def test_a_stamp_is_earlier_by_the_cameras_latency(monkeypatch):
+    messages = []
+    monkeypatch.setattr("serl_chunk_robot.camera_process.arrays.pack", lambda m: messages.append(m) or b"")
+    publisher = FramePublisher(job("top", free_port())._replace(latency=0.08), CameraSpec(4, 5))
+    publisher.publish(Frame(np.zeros((4, 5, 3), np.uint8), 2.0, 1))
+    assert (messages[0]["moment"], messages[0]["changed"]) == (pytest.approx(1.92), pytest.approx(1.92))
+    publisher.close()
+
+
 @pytest.mark.parametrize(
     ("image", "stamp", "words"),
     [

@@ -256,6 +256,7 @@ def test_cameras_have_a_port_each_behind_the_robots(tmp_path):
         ('driver = "fake"\n\n', "", "camera[0].driver", "missing"),
         ('driver = "fake"\n\n', 'driver = "fak"\n', "camera[0].driver", "Did you mean fake"),
         ("height = 60", "hight = 60", "camera[1].hight", "Did you mean height"),
+        ("height = 60", "height = 60\nlatency = -0.1", "camera[1].latency", "0 to 1"),
         ("height = 60", "height = 0", "camera[1].driver", "cannot be made"),
         ("height = 60", "height = 2026-01-01", "camera[1].height", "a text, a number"),
         (":MyCamera", ":Large", "camera[1].driver", "from 1 to 4096 pixels"),

@@ -52,13 +52,14 @@ class Job(NamedTuple):
     host: str
     keys: Optional[str]  # folder
     run: str  # of the server's process
+    latency: float = 0.0  # s by which the camera's stamps are late
 
     @classmethod
     def of(cls, views: Sequence[CameraFile], host: str, keys: Optional[Path], run: str) -> Job:
         """Make the job of one device. `views`: of it."""
         source, folder = views[0].source, None if keys is None else str(keys)
         return cls([(each.name, each.port, each.view) for each in views], str(source.path), source.driver,
-                   source.options, source.key, source.table, host, folder, run)  # fmt: skip
+                   source.options, source.key, source.table, host, folder, run, views[0].latency)  # fmt: skip
 
     @property
     def name(self) -> str:
@@ -75,7 +76,7 @@ class FramePublisher:
 
     def __init__(self, job: Job, spec: CameraSpec, clock: Callable[[], float] = monotonic) -> None:
         self._spec, self._clock = spec, clock
-        self._run = job.run
+        self._run, self._latency = job.run, job.latency
         self._views: List[Tuple[str, View, zmq.Socket[bytes]]] = []
         self._last: Optional[np.ndarray] = None
         self._changed = 0.0
@@ -104,6 +105,7 @@ class FramePublisher:
         ahead = stamp - self._clock()
         if not (math.isfinite(stamp) and ahead < FUTURE):
             raise CameraError(f"a picture was taken {ahead:.3f} s from now. Take its stamp from the clock of `open`.")
+        stamp -= self._latency
         if self._last is None or not self._spec.noisy or not _equal(self._last, image):
             self._changed = stamp
             self._last = np.array(image)

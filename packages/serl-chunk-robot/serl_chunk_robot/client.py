@@ -250,11 +250,14 @@ class RobotClient:
             number, came = state.get("came") or (-1, 0.0)
             if came >= self._armed and number in self._sent:
                 self._clock.arrived(self._sent.pop(number), came)
-            q, stamp = state.get("q"), state.get("stamp")
-            if q is not None and not (self._history and stamp <= self._history[-1][0]):
-                self._history.append((stamp, q))
-                while self._history[0][0] < stamp - HISTORY:
-                    self._history.popleft()
+            if state.get("q") is not None:
+                self._remember(state["stamp"], state["q"])
+
+    def _remember(self, stamp: float, q: np.ndarray) -> None:
+        if not self._history or stamp > self._history[-1][0]:
+            self._history.append((stamp, q))
+            while self._history[0][0] < stamp - HISTORY:
+                self._history.popleft()
 
     def _hear(self, message: Dict[str, Any]) -> None:
         self._moment, self._heard = float(message.get("moment", "nan")), time.monotonic()

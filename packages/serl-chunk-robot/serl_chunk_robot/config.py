@@ -32,6 +32,7 @@ _STEP = ("joints", "add", "lift", "pose", "random", "gripper", "arm", "set", "ev
 _ARM = ("base", "yaw", "joints", "links", "tip")
 _METHODS = ("spec", "connect", "read", "command", "hold", "set", "clear_faults", "stop", "close")
 _CAMERA_METHODS = ("spec", "open", "read", "close")
+_OF_TABLE = ("name", "driver", "latency", *View._fields)  # keys of [[camera]] that are no options of its class
 _CAMERA_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 
@@ -43,6 +44,7 @@ class CameraFile(NamedTuple):
     spec: CameraSpec  # of what is published
     port: int  # at which its frames are published
     view: View = View()
+    latency: float = 0.0  # s by which the camera's stamps are late
     of: str = ""  # the table whose device it is another view of; empty: it has its own
 
 
@@ -208,13 +210,14 @@ def _read_cameras(table: Table, port: int) -> Tuple[CameraFile, ...]:
         size = view.size(spec)
         if not max(size.height, size.width) <= MAX_SIDE:
             raise each.wrong("resize", f"a height and a width up to {MAX_SIDE} pixels")
-        found[name] = CameraFile(name, source, size, port + FRAMES_PORT + k, view, of)
+        latency = each.number("latency", 0.0, 0.0, 1.0)
+        found[name] = CameraFile(name, source, size, port + FRAMES_PORT + k, view, latency, of)
     return tuple(found.values())
 
 
 def _read_device(table: Table) -> Tuple[Source, CameraSpec]:
     """The camera of a table [[camera]], which is made for the size of its pictures."""
-    options = {key: value for key, value in table.values.items() if key not in ("name", "driver", *View._fields)}
+    options = {key: value for key, value in table.values.items() if key not in _OF_TABLE}
     for key, value in options.items():
         try:
             json.dumps(value)

@@ -25,6 +25,7 @@ REQUESTS = {  # command -> what it does, for its help
     "proceed": "End the wait for the operator at the end of a step of a reset.",
     "park": "Move a standing robot to the pose in which it may lose its torque.",
     "jog": "Move one joint of a standing robot.",
+    "measure": "Swing one joint of a standing robot, and print how late it follows and how late each camera shows it.",
     "torque-off": "Switch the torque of a standing robot off: arms without brakes fall. Park it first.",
     "profile": "Choose the limits of a standing robot.",
     "end": "End the day: park a standing robot, and only if it got there, switch its torque off. Where it is stopped, "
@@ -34,6 +35,7 @@ READING = {  # commands that read episodes: serl_chunk.cli.robot has them
     "dry": "With serl_chunk: send recorded episodes through each profile's limits, without a robot.",
     "replay": "With serl_chunk: play a recorded episode's actions on the served robot.",
 }
+SWING = 0.05  # rad: amplitude of `measure`
 SILENT = 1.0  # s without a state, after which `end` does not switch torque off
 
 
@@ -101,10 +103,10 @@ def _parser(program: str) -> Parser:
     for name, what in REQUESTS.items():
         command = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
         _add_address(command, "127.0.0.1")
-        if name == "jog":
+        if name in ("jog", "measure"):
             command.add_argument("--joint", type=int, required=True, help="from 0, in the order of the command")
             unit = "rad; m for x, y and z of a robot commanded by poses; or a gripper's own unit"
-            command.add_argument("--angle", type=float, required=True, help=unit)
+            command.add_argument("--angle", type=float, required=name == "jog", default=SWING, help=unit)
         elif name == "profile":
             command.add_argument("name", metavar="NAME")
     return parser
@@ -248,9 +250,20 @@ def _request(arguments: argparse.Namespace) -> None:
         if command == "end":
             _end(client)
             return
+        if command == "measure":
+            _measure(client, arguments.joint, arguments.angle)
+            return
         wants = {"jog": ("joint", "angle"), "profile": ("name",)}.get(command, ())
         reply = client.request(command.replace("-", "_"), **{name: getattr(arguments, name) for name in wants})
         print(f"{reply['state']}: {reply['word']}")
+
+
+def _measure(client: RobotClient, joint: int, angle: float) -> None:
+    from serl_chunk_robot import measure
+
+    cameras = [name for name, *_ in client.cameras()]
+    for line in measure.report(measure.record(client, joint, angle, cameras)):
+        print(line)
 
 
 def _end(client: RobotClient) -> None:

@@ -24,6 +24,7 @@ STANDS = 1.0  # s between the beep and the first motion
 GRID, MARGIN = 400, 1.05  # parts of a curved way that its speed is measured over, and what that leaves out
 PATIENCE = 5.0  # s after which a step that the gate keeps from its goal is given up
 REACHED = 1e-6  # rad
+SWINGS, FASTEST, LONGEST_SWING = 8, 0.6, 60.0  # of a swing: how many, Hz at most, s at most
 # After a simulated task's scene was put in place: s in which it is measured at least and, where joints are not there
 # yet, as fingers that held something, at most; rad, or of an opening, of a joint that is.
 SETTLES, SETTLES_WITHIN, SETTLED = 0.1, 1.0, 0.02
@@ -164,9 +165,7 @@ class Moves:
         if self._began is None:
             self._began = now
             self._beep()
-        if self._effort is not None and (np.abs(reading.effort) > self._effort).any():
-            joint = int(np.argmax(np.abs(reading.effort) - self._effort))
-            raise Resistance(f"joint {joint} at effort {reading.effort[joint]:.2f}, limit {self._effort[joint]:g}")
+        _check_effort(self._effort, reading)
         if now - self._began < self._stands:
             return at.position
         while self._todo:
@@ -237,13 +236,69 @@ class Jog(Moves):
 
     def __init__(self, start: np.ndarray, joint: int, angle: float, limits: Limits, **more: Any) -> None:
         size = len(start)
-        if not 0 <= joint < size:
-            raise ConfigError(f"{joint}, expected a joint from 0 to {size - 1}", parameter="joint")
-        if not np.isfinite(angle):
-            raise ConfigError(f"{angle}, expected a finite number", parameter="angle")
+        _check_jog(size, joint, angle)
         add = np.where(np.arange(size) == joint, angle, 0.0)
         step = Step(np.full(size, np.nan), add, np.zeros(size))
         super().__init__(start, [("angle", step)], limits, **{"stands": 0.0, **more})
+
+
+class Swing:
+    """One joint to and fro around where it stands, at once, so that delays can be measured: a `loop.Motion`.
+
+    Args:
+        start: set point of the robot, which stands, float64[J].
+        angle: amplitude, rad, or a gripper's own unit.
+        effort: see Moves.
+
+    Raises:
+        ConfigError: no such joint, a place outside the limits, or limits under which it would take LONGEST_SWING.
+    """
+
+    def __init__(
+        self, start: np.ndarray, joint: int, angle: float, limits: Limits, *, effort: Optional[np.ndarray] = None,
+        beep: Callable[[], None] = lambda: None, stands: float = STANDS,
+    ) -> None:  # fmt: skip
+        _check_jog(len(start), joint, angle)
+        size = abs(angle)
+        self._way, self._start = np.where(np.arange(len(start)) == joint, size, 0.0), np.array(start, np.float64)
+        if not size:
+            raise ConfigError("0, expected a number above or below it", parameter="angle")
+        _check("angle", self._start, self._way, self._start, limits)
+        v, a, j = (SPEED * float(rate[joint]) / size for rate in limits.rates)
+        self._period = 1 / min(FASTEST, v / (2 * np.pi), a**0.5 / (2 * np.pi), j ** (1 / 3) / (2 * np.pi))
+        self._seconds = SWINGS * self._period
+        if self._seconds > LONGEST_SWING:
+            raise ConfigError(f"{angle:g} takes {self._seconds:.0f} s within the profile, expected {LONGEST_SWING:g} s "
+                              "at most. Choose a smaller one, or another profile", parameter="angle")  # fmt: skip
+        self._effort, self._beep, self._stands = effort, beep, stands
+        self._began: Optional[float] = None
+
+    def goal(self, at: SetPoint, reading: Reading, now: float) -> Optional[np.ndarray]:
+        """The next goal, float64[J]; None once the motion is done. Raises Resistance for an effort above the limit."""
+        if self._began is None:
+            self._beep()
+            self._began = now + self._stands
+        _check_effort(self._effort, reading)
+        since = now - self._began
+        if since >= self._seconds:
+            return None
+        ramp = np.clip(np.array([since, self._seconds - since]) / (0.5 * self._period), 0.0, 1.0)  # from rest to rest
+        share = float(np.prod(_minimal_jerk(ramp)))
+        return self._start + self._way * (share * np.sin(2 * np.pi * since / self._period))  # type: ignore[no-any-return]
+
+
+def _check_effort(limit: Optional[np.ndarray], reading: Reading) -> None:
+    """Raise Resistance for an effort of either sign above the limit."""
+    if limit is not None and (np.abs(reading.effort) > limit).any():
+        joint = int(np.argmax(np.abs(reading.effort) - limit))
+        raise Resistance(f"joint {joint} at effort {reading.effort[joint]:.2f}, limit {limit[joint]:g}")
+
+
+def _check_jog(size: int, joint: int, angle: float) -> None:
+    if not 0 <= joint < size:
+        raise ConfigError(f"{joint}, expected a joint from 0 to {size - 1}", parameter="joint")
+    if not np.isfinite(angle):
+        raise ConfigError(f"{angle}, expected a finite number", parameter="angle")
 
 
 def _minimal_jerk(time: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ common: a request older than 2 s is refused, but for those that only stop.
     command     target (J numbers), number (rising from each arm on), generation, stamp, held
     stop        name, if there was no hello: any client may stop, at any time
     arm release clear hold torque_off
-    reset park jog    and the arguments of the motion
+    reset park jog    and the arguments of the motion; a jog with "swing" moves the joint to and fro by the angle
     profile     name
     proceed     ends a motion's wait for the operator
     ping        nothing: the lease ends after 2 s of silence outside RUN

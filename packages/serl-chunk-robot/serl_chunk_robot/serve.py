@@ -126,16 +126,16 @@ class Motions:
 
     def __call__(self, event: str, arguments: Dict[str, Any], start: np.ndarray, limits: Limits) -> Motion:
         """Make a motion from the set point `start`, float64[J]. Raises ConfigError, TypeError or KeyError."""
-        from serl_chunk_robot.motions import Jog, Park
+        from serl_chunk_robot.motions import Jog, Park, Swing
 
         more: Dict[str, Any] = {"effort": self._file.effort, "beep": _beep}
         if self._spec.simulated:
             more = {"effort": self._file.effort, "stands": 0.0}
         if event == "jog":
-            joint, angle = arguments.pop("joint"), arguments.pop("angle")
+            joint, angle, swing = arguments.pop("joint"), arguments.pop("angle"), arguments.pop("swing", False)
             if type(joint) is not int or type(angle) not in (int, float):
                 raise TypeError("joint is an integer, and angle a number (rad)")
-            made: Motion = Jog(start, joint, float(angle), limits, **more)
+            made: Motion = (Swing if swing else Jog)(start, joint, float(angle), limits, **more)
         elif event == "park":
             if self._file.park is None:
                 raise ConfigError(f"{self._file.path} has no pose to park in", parameter="park")
