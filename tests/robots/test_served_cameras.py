@@ -18,10 +18,12 @@ from robot_world import TICK
 
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.replay.replay import Replay
 from serl_chunk.robots import served_cameras
 from serl_chunk.robots.served import HELD_S, ServedRobot
 from serl_chunk.robots.served_cameras import FROZEN_S
-from serl_chunk.types import IMAGE_PREFIX, CameraSpec, ConfigError, RobotSpec, Source
+from serl_chunk.types import IMAGE_PREFIX, Begin, CameraSpec, ConfigError, RobotSpec, Source, StepBlock
 from serl_chunk_robot.client import RobotError
 
 TOP = IMAGE_PREFIX + "top"
@@ -113,6 +115,55 @@ def test_a_camera_that_comes_back_costs_its_gap_alone(cell, caplog):
     assert {sink.steps[t].source for t in held} == {Source.HOLD}
     assert {s.source for s in sink.steps[held[-1] + 2 :]} == {Source.SCRIPTED}
     assert "no decisions: camera 'top': no new picture for 0." in caplog.text
+
+
+def test_no_window_shows_a_stale_frame_of_a_camera_that_was_gone(cell):
+    """The pictures hold their own moments, so that their ages are known without the product's own stamps."""
+    env, frame_moments, tick_moments = cell.env(max_episode_steps=130), [], []
+
+    def draw(number: int) -> None:
+        cell.top.camera._image[0, 0] = len(frame_moments) % 256, len(frame_moments) // 256, number % 256
+        frame_moments.append(time.monotonic())
+
+    def receive():
+        result = type(env).receive(env)
+        tick_moments.append(time.monotonic())
+        return result
+
+    def vanish() -> None:
+        cell.top.silent = True
+        threading.Timer(0.9, lambda: setattr(cell.top, "silent", False)).start()
+
+    cell.top.camera._draw, env.receive = draw, receive
+    actor = dataclasses.replace(make_config().actor, frames="every_tick")
+    config = dataclasses.replace(make_config(horizon=4), robot=cell.config, actor=actor)
+    sink = ListSink()
+    runner = EpisodeRunner(env, Moves(30, vanish), sink, config=config, cameras=("top",))
+    try:
+        runner.run_episode(1)
+    finally:
+        runner.close()
+    steps = sink.steps
+    of: list[int] = []
+    for step in steps:  # one that repeats the frame before it has none
+        image = step.observation.get(TOP)
+        of.append(of[-1] if image is None else int(image[0, 0, 0]) + 256 * int(image[0, 0, 1]))
+    ages = [now - frame_moments[k] for now, k in zip(tick_moments, of[1:], strict=False)]  # of ticks 1, 2, ...
+    stale = 1 + np.flatnonzero(np.array(ages) > served_cameras.STALE_S + 0.03)
+    assert len(stale) > 0.3 / TICK
+    one = np.ones((4, J), np.float32)
+    normaliser = Normaliser("absolute_range", np.zeros(J, np.float32), one[0], 0 * one, one, np.full(J, -1, np.int32))
+    replay = Replay(env.robot_spec, config, normaliser, image_keys=("top",))
+    begin = next(r for r in sink.records if isinstance(r, Begin))
+    for record in (begin, StepBlock.from_steps(begin.episode_id, steps), sink.last_end):
+        replay.insert("s", record)
+    held = replay._partitions
+    (episode,) = [e for partition in held.all for e in partition.episodes.values()]
+    starts = np.flatnonzero(held.windows_online.contains(episode.rows[: episode.length]))
+    shown = {int(t) for start in starts for t in range(start, start + replay.window_steps + 1)}
+    assert not shown & set(stale.tolist())
+    assert shown & set(range(10, 25)), "before the gap"
+    assert shown & set(range(int(stale[-1]) + 5, len(steps))), "after it"
 
 
 @pytest.mark.parametrize(("fault", "words"), [("silent", "no new picture for"), ("frozen", "the same picture for")])
