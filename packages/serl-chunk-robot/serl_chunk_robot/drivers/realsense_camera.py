@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from typing import Any, Callable, Optional
 
@@ -42,7 +43,7 @@ class RealSenseCamera:
     def open(self, clock: Callable[[], float]) -> None:
         """Open the camera. Raises CameraError with the command or the setting that helps."""
         try:
-            import pyrealsense2 as rs
+            rs: Any = importlib.import_module("pyrealsense2")
         except ImportError as e:
             raise CameraError(f"RealSense cameras need librealsense ({e}). Run: pip install pyrealsense2") from e
         self._rs, self._clock = rs, clock

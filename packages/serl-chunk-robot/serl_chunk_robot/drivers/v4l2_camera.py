@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 from typing import Any, Callable, List, Optional
@@ -53,7 +54,7 @@ class V4L2Camera:
         # Read when the library is loaded. Its 10 s are longer than a read may take.
         os.environ.setdefault("OPENCV_VIDEOIO_V4L_SELECT_TIMEOUT", str(int(READ_WITHIN)))
         try:
-            import cv2
+            cv2: Any = importlib.import_module("cv2")
         except ImportError as e:
             raise CameraError(f"cameras need OpenCV ({e}). Run: pip install opencv-python-headless") from e
         self._cv2, self._clock, self._number = cv2, clock, 0
