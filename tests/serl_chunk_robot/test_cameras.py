@@ -99,6 +99,62 @@ def test_views_of_one_device_come_from_one_process_at_the_same_moments(tmp_path)
     assert np.abs(small.image - means).max() <= 0.5
 
 
+CV2 = """
+import os, time
+import numpy as np
+
+CAP_V4L2 = 0
+def __getattr__(name):
+    return name.replace("CAP_PROP_", "")
+
+COLOR_BGR2RGB = 1
+
+def VideoWriter_fourcc(*letters):
+    return int.from_bytes("".join(letters).encode(), "little")
+
+def cvtColor(image, code, into):
+    into[:] = image[:, :, ::-1]
+
+class VideoCapture:
+    def __init__(self, path, backend):
+        self.path, self.values = path, {}
+        self.get, self.set = self.values.get, lambda name, value: not self.values.update({name: value})
+    def isOpened(self):
+        return True
+    def read(self):
+        time.sleep(0.02)
+        self.values["POS_MSEC"] = 1e3 * time.monotonic()
+        image = np.full((12, 16, 3), int(self.path[-1]), np.uint8)
+        return os.path.exists(self.path), image
+    def release(self):
+        pass
+"""
+
+
+def test_a_camera_that_is_plugged_in_anew_is_read_under_its_new_device(tmp_path, monkeypatch, caplog):
+    (tmp_path / "cv2.py").write_text(CV2)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    link, first, second = tmp_path / "usb-C920-video-index0", tmp_path / "video0", tmp_path / "video2"
+    first.touch()
+    link.symlink_to(first)
+    file = load(robot_file(tmp_path, f'driver = "v4l2"\ndevice = "{link}"\nheight = 12\nwidth = 16'))
+    listed = [("c0", 12, 16, file.port + 2)]
+    with served_robot(port=file.port, cameras=listed) as robot, Cameras(file.cameras, HERE, None, "run"):
+        client = robot.client()
+
+        def shows(device: int) -> bool:
+            picture = client.newest_picture("c0")
+            return picture is not None and int(picture.image[0, 0, 0]) == device
+
+        wait(lambda: shows(0))
+        link.unlink()
+        first.unlink()
+        wait(lambda: "no picture within 1 s restarts_in=1s" in caplog.text)
+        second.touch()
+        link.symlink_to(second)
+        wait(lambda: shows(2))
+
+
 class Ended:
     """A process that ended."""
 
