@@ -18,7 +18,7 @@ SETTINGS = {
 }
 VALUES = {("agent.update_order", "together"): "joint", ("replay.windows", "adjacent"): "qc"}
 # Settings that f1f5725 did not have, and the value that its files stand for.
-ADDED = {"actor.frames": "auto", "robot.server": "", "robot.server_keys": ""}
+ADDED = {"actor.frames": "auto", "robot.server": "", "robot.server_keys": "", "robot.joints_at": "now"}
 MODULES = {
     "serl_chunk.actor.timing": "serl_chunk.actor.clock",
     "serl_chunk.config.actor": "serl_chunk.config.experiment",

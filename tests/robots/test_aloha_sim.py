@@ -306,6 +306,7 @@ def test_every_option_changes_something(env):
         "task",
         "server",
         "server_keys",
+        "joints_at",
     }  # words of Begin records; another process's robot
     assert set(changed) == fields
     for name, value in changed.items():

@@ -195,7 +195,7 @@ def _write(
     file.attrs.create("cameras", cameras, shape=(len(cameras),), dtype=h5py.string_dtype())
     rl.attrs["schema"] = SCHEMA
     texts = begin._asdict() | {"outcome": end.outcome.value, "outcome_by": end.outcome_by}
-    rl.attrs.update({name: _fixed_text(text) for name, text in texts.items()})
+    rl.attrs.update({name: _fixed_text(text) for name, text in texts.items() if text or name != "conditions"})
     rl.attrs.update({"terminated": end.terminated, "truncated": end.truncated})
     if end.reward is not None:
         rl.attrs["end_reward"] = end.reward

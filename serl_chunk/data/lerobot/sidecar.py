@@ -3,7 +3,7 @@
     episode_index, length   int64     as in LeRobot's own tables
     digest                  string    of the states and actions that it belongs to: see `validate.content_id`
     episode_id, robot, specs_digest, init_state, group            `types.Begin`; the task is LeRobot's
-    conditions              string    the same; not in data sets from before them
+    conditions              string    the same; not where no episode has any
     terminated, truncated, outcome, outcome_by, end_reward        `types.End`
     last_reward             float32   the reward recorded with the last step; LeRobot's column has the corrected one
     final_state             list<float32>                         null where the actor died
@@ -46,13 +46,14 @@ _BEGIN = tuple(name for name in Begin._fields if name != "task")
 REMEDY = "Remove that file to read only LeRobot's own columns"
 
 
-def schema(staged: bool) -> Schema:
-    """Return the schema of the file, or of the row of a staged episode."""
+def schema(staged: bool, *, conditions: bool = True) -> Schema:
+    """Return the schema of the file, or of the row of a staged episode. `conditions`: some episode has any."""
     string, integer, binary = pa.string(), pa.int64(), pa.binary()
     ticks = pa.list_(pa.int32())
     fields = {
         "length": integer,
-        **dict.fromkeys(("digest", *_BEGIN, "outcome", "outcome_by"), string),
+        **dict.fromkeys(("digest", *(n for n in _BEGIN if conditions or n != "conditions")), string),
+        **dict.fromkeys(("outcome", "outcome_by"), string),
         "terminated": pa.bool_(),
         "truncated": pa.bool_(),
         "end_reward": pa.float64(),
