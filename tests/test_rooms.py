@@ -92,7 +92,7 @@ ROBOT_RULE: dict[str, set[str]] = {  # the same of serl_chunk_robot, which impor
     "diagnosis": set(),
     "check": {"client", "config", "diagnosis", "errors", "profiles"},
     "new": {"config", "drivers", "errors", "toml_file"},
-    "teach": {"client", "config", "errors", "profiles"},
+    "teach": {"client", "config", "errors", "profiles", "toml_file"},
     "measure": {"client", "motions"},
     "main": {"__version__", "check", "client", "config", "errors", "keys", "measure", "new", "serve", "teach"},
 }

@@ -64,7 +64,7 @@ class FrankaRobot(RobotEnv):
             self._served.watch(config.cameras)
         self._origins: list[np.ndarray] = []
         self._from: list[np.ndarray] = []  # measured places of the arms, float64[6] each, that the last targets are of
-        self._grips = np.full(config.arms, 0.5)  # what the grippers are told: 0 close, 1 open, 0.5 neither
+        self._grips = np.full(config.arms, 0.5)  # commands of the grippers: 0 close, 1 open, 0.5 neither
         self._given = np.zeros(len(self._low), np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Observation, dict[str, Any]]:

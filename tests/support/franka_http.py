@@ -41,7 +41,7 @@ class Arm:
         self.pose = np.append(start[:3], quat_of_euler(start[3:]))
         self.target, self.vel, self.gripper = self.pose.copy(), np.zeros(6), 1.0
         self.reflex = False  # it stands still until "clearerr", and its next target is where it stands
-        self.blocked = False  # whatever it is told
+        self.blocked = False  # by an obstacle: it obeys no target
         self._closed, self._lag, self._noise = False, lag, noise
         self._clock, self._moment, self._rng = clock, clock(), np.random.default_rng(0)
 

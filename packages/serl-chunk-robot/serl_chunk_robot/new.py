@@ -12,7 +12,7 @@ from typing import List, Mapping, NamedTuple, Sequence, Tuple
 from serl_chunk_robot.config import load
 from serl_chunk_robot.drivers import BUILT_IN
 from serl_chunk_robot.errors import ConfigError
-from serl_chunk_robot.toml_file import unknown
+from serl_chunk_robot.toml_file import create, unknown
 
 REACHED = 1.0  # s
 TEXT = """\
@@ -81,13 +81,7 @@ def write_new(path: Path, driver: str, found: Found) -> str:
         driver="\n".join(_driver(driver)),
         cameras=_cameras(found.video),
     )
-    try:
-        with path.open("x", encoding="utf-8") as f:
-            f.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{path} exists, and is not overwritten. Choose another name.", parameter="FILE") from None
-    except OSError as e:
-        raise ConfigError(f"{path} cannot be written ({e.strerror or e})", parameter="FILE") from e
+    create(path, text, "FILE")
     try:
         load(path)
     except (ConfigError, ImportError) as e:

@@ -12,6 +12,7 @@ from serl_chunk_robot.client import RobotError
 from serl_chunk_robot.config import RobotFile, load
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.profiles import built_in
+from serl_chunk_robot.toml_file import create
 
 LEAST = 0.2  # rad that a joint was moved by, to be taught
 STALE = 1.0  # s without a sample that is believed
@@ -99,13 +100,7 @@ def write_taught(file: RobotFile, spec: Any, low: np.ndarray, high: np.ndarray, 
     text = file.path.read_text(encoding="utf-8")
     for name in built_in(spec):
         text = _with_limits(text, file.path, name, low, high)
-    try:
-        with out.open("x", encoding="utf-8") as f:
-            f.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{out} exists, and is not overwritten. Choose another name.", parameter="--out") from None
-    except OSError as e:
-        raise ConfigError(f"{out} cannot be written ({e.strerror or e})", parameter="--out") from e
+    create(out, text, "--out")
     try:
         made = load(out)
     except ConfigError:

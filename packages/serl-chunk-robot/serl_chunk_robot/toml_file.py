@@ -114,6 +114,17 @@ def read_toml(path: Path, valid: Sequence[str]) -> Table:
     return Table(path, "", values, valid)
 
 
+def create(path: Path, text: str, parameter: str) -> None:
+    """Write a file that is not there yet. Raises ConfigError, which names `parameter`."""
+    try:
+        with path.open("x", encoding="utf-8") as f:
+            f.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists, and is not overwritten. Choose another name.", parameter=parameter) from None
+    except OSError as e:
+        raise ConfigError(f"{path} cannot be written ({e.strerror or e})", parameter=parameter) from e
+
+
 def unknown(parameter: str, word: str, valid: Sequence[str], what: str) -> ConfigError:
     """The error of a word that is none of `valid`, with the nearest one."""
     near = difflib.get_close_matches(word, valid, 1)

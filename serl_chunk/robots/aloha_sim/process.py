@@ -1,7 +1,7 @@
 """gym-aloha's tasks in real time, in a process of their own: `python -m serl_chunk.robots.aloha_sim.process`.
 
 The arms keep their last target whatever becomes of the robot server, and the next server finds them there. Messages
-are datagrams on loopback, maps of `serl_chunk_robot.wire.arrays`; whoever sent the last one but an "inject" gets the
+are datagrams on loopback, maps of `serl_chunk_robot.wire.arrays`; the sender of the last one but an "inject" gets the
 state every 5 ms.
 
     hello, ping          nothing

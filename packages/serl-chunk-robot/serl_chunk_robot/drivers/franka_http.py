@@ -4,7 +4,7 @@ An arm's numbers are x, y and z (m), the Euler angles of `serl_chunk_robot.rotat
 0 told to close, 1 told to open, 0.5 neither. Effort is the external force and torque at the tip (N, Nm), and 0.
 
 Nothing here waits for HTTP but threads of its own, two an arm: one sends the newest target and asks for the state, over
-and over; the other one sends what may take longer, and what the gripper is told.
+and over; the other one sends what may take longer, and commands of the gripper.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class FrankaHttp:
         )  # fmt: skip
 
     def command(self, target: np.ndarray, dt: float) -> None:
-        """Take the arms' next poses and what their grippers are told; the threads send them."""
+        """Take the next poses of the arms and commands of their grippers; the threads send them."""
         for k, arm in enumerate(self._arms):
             arm.aim(target[7 * k : 7 * k + 6])
             arm.orders.aim(float(target[7 * k + 6]))

@@ -44,7 +44,7 @@ class Http:
 
 
 class Orders:
-    """What a thread sends one after the other: orders as they come, and what a gripper that opens and closes is told.
+    """Requests that a thread sends one after the other: orders as they come, and commands to open or close a gripper.
 
     A gripper's request is sent where a set point gets to the other side, so that a robot that is cleared moves none.
 
