@@ -409,6 +409,13 @@ BAD = [  # text, parameter, what else the error names
     (STEP + 'gripper = "opened"', "reset.step[0].gripper", "opened"),
     (STEP + "random = -0.1", "reset.step[0].random", "-0.1"),
     (STEP + 'wait = "me"', "reset.step[0].wait", "me"),
+    (STEP + "wait = -1", "reset.step[0].wait", "-1"),
+    (STEP + "wait = true", "reset.step[0].wait", "expected 'operator', or seconds"),
+    (STEP + "height = 0.3", "reset.step[0].height", "Write `lift`"),
+    (STEP + "relieve = true", "reset.step[0].relieve", "commanded by joints"),
+    (POSES + "[[reset.step]]\nrelieve = 1", "reset.step[0].relieve", "1"),
+    (POSES + "[[reset.step]]\nrelieve = true\nheight = 0.3", "reset.step[0].relieve", "without height"),
+    (POSES + '[[reset.step]]\nheight = "up"', "reset.step[0].height", "up"),
     (STEP + "every = 0", "reset.step[0].every", "0"),
     (STEP + "speed = 2", "reset.step[0].speed", "2"),
     ('name = "a"\n[driver]\nname = "fake"\nlagg = 0.1', "driver.lagg", "0.1"),
@@ -449,6 +456,9 @@ def test_an_arm_that_is_commanded_by_poses_moves_within_limits_of_poses(tmp_path
     ways = [way for _, way in Reset(driver.q, file.reset, limits, episode=0, rng=np.random.default_rng(0))._todo]
     np.testing.assert_allclose([way[-1][[2, 9]] for way in ways], [[0.3, 0.3], [0.3, 0.25], [0.3, 0.3]])
     np.testing.assert_allclose(ways[-1][-1][7:], [0.5, 0, 0.3, 3, 0, 0, 0.2])
+    high, still = of(tmp_path, POSES + "[[reset.step]]\narm = 1\nheight = 0.35\n[[reset.step]]\nwait = 0.5").reset
+    np.testing.assert_array_equal(high.least, np.where(np.arange(14) == 9, 0.35, -np.inf))
+    assert (high.wait, high.stands, still.wait, still.stands, still.least) == (False, 0.0, False, 0.5, None)
     up = of(tmp_path, POSES + "[[reset.step]]\nlift = 0.5").reset
     with pytest.raises(ConfigError, match=naming("reset.step[0]", "0.7")):
         Reset(driver.q, up, limits, episode=0, rng=np.random.default_rng(0))

@@ -14,9 +14,9 @@ from robot_served import HERE, free_port, server, wait
 from robot_socket_interleavings import Peer
 from robot_world import FaultyArms, Way, World
 
+from serl_chunk_robot.admission import Address
 from serl_chunk_robot.loop import Refused
 from serl_chunk_robot.protocol import MAX_STATE, PROTOCOL
-from serl_chunk_robot.server import Address
 from serl_chunk_robot.wire import arrays
 
 DT = TICK = 0.02  # s: a pass each tick, as 5.8 million at 200 Hz would take an hour

@@ -23,6 +23,8 @@ import serl_chunk_robot
 from serl_chunk import main as whole
 from serl_chunk_robot.admission import Admission, read_allowed
 from serl_chunk_robot.client import Keys, RobotClient, RobotError
+from serl_chunk_robot.driver import SUPPORTED
+from serl_chunk_robot.drivers.fake import FakeArms
 from serl_chunk_robot.main import main
 
 
@@ -99,6 +101,23 @@ def test_a_wait_for_the_operator_is_ended(robot, capsys):
     assert run(robot, "proceed") == 0
     assert "resetting" in capsys.readouterr().out
     until(operator, "HOLD")
+
+
+def test_a_motor_is_rebooted_by_its_name(robot, capsys):
+    operator = robot.ready()
+    assert run(robot, "reboot", "left/gripper") == 1
+    assert "reboot: not in HOLD" in one_sentence(capsys.readouterr().err)
+    operator.request("stop")
+    assert run(robot, "reboot", "left/gripper") == 0
+    assert "STOPPED: stopped by operator" in one_sentence(capsys.readouterr().out)
+    assert run(robot, "reboot", "left/elbow", "--arm-is-supported") == 0
+    assert robot.arms.rebooted == ["left/gripper", "left/elbow" + SUPPORTED]
+    assert run(robot, "reboot", "right/gripper") == 1
+    assert "answers no one" in one_sentence(capsys.readouterr().err)
+    robot.arms.set = lambda *arguments: FakeArms.set(robot.arms, *arguments)
+    assert run(robot, "reboot", "left/gripper") == 1
+    assert "no motors to reboot (aloha_ros1 and aloha_ros2 have)" in one_sentence(capsys.readouterr().err)
+    assert robot.arms._on.all()
 
 
 def test_the_day_ends_with_the_robot_parked_and_without_torque(robot, capsys):

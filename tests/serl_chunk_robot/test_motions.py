@@ -181,6 +181,40 @@ def test_it_waits_for_the_operator_at_the_end_of_a_step():
     assert not motion.proceed()
 
 
+def test_it_stands_at_the_end_of_a_step_for_the_seconds_of_its_wait():
+    world = World().ready()
+    world.ask("reset", "controller", motion=reset(world, step(THERE, stands=2.0), step(HOME)))
+    world.run()
+    while np.abs(world.arms.sent[-1] - THERE).max() > 1e-6:
+        world.run()
+    there = world.now
+    while np.abs(world.arms.sent[-1] - THERE).max() <= 1e-6:
+        world.run()
+    assert 2.0 - DT <= world.now - there < 2.1  # the next way begins slowly
+    world.until("HOLD")
+
+
+def test_a_step_to_a_height_leads_up_and_never_down():
+    first = np.arange(J) == 0
+    for least, there in ((HOME[0] + 0.1, HOME[0] + 0.1), (HOME[0] - 0.1, HOME[0])):
+        world = moved(reset(World(), step(least=np.where(first, least, -np.inf))))
+        np.testing.assert_allclose(world.arms.sent[-1], np.where(first, there, HOME), atol=1e-6)
+
+
+def test_a_step_that_relieves_leads_the_set_point_to_where_the_robot_is_before_the_next_one_acts():
+    world = World().ready()
+    pressed = HOME + 0.01 * (np.arange(J) == 3) + 0.02 * (np.arange(J) == GRIPPERS[0])
+    read, seen = world.arms.read, []
+    world.arms.read = lambda: read()._replace(q=pressed)  # something holds it there
+    steps = step(relieve=True, grippers=GRIPPERS), step(set={"params": "stiff"})
+    motion = reset(world, *steps, set=lambda name, value: seen.append((name, world.arms.sent[-1].copy())))
+    moved(motion, world)
+    assert world.state == "HOLD", world.heard[-3:]
+    [(name, then)] = seen
+    assert name == "params"
+    np.testing.assert_allclose(then, np.where(np.arange(J) == GRIPPERS[0], HOME, pressed), atol=1e-6)
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_effort_above_the_limit_ends_the_motion(sign):
     world = World(lag=0.05).ready()

@@ -127,6 +127,19 @@ class _Blind:
         return self.driver.read()._replace(torque=True)
 
 
+def reboots_anywhere(method: Any, self: RobotLoop, motor: str, role: str, by: str) -> None:
+    state, self.machine.state = self.machine.state, table.STOPPED
+    try:
+        method(self, motor, role, by)
+    finally:
+        self.machine.state = state
+
+
+def reboot_clears_at_once(method: Any, self: RobotLoop, *args: Any) -> None:
+    method(self, *args)
+    del self.causes["reboot"]
+
+
 def at_once(at: SetPoint, rates: Any, dt: float) -> SetPoint:
     return SetPoint.standing(at.position)
 
@@ -156,6 +169,9 @@ FAULTS: dict[str, Plant] = {
     "silence is never due": number(watchdog, "SILENCE", 1e9),
     "rejections are not counted": number(watchdog, "REJECTED_IN_A_ROW", 10**9),
     "a clear keeps the set point after torque was lost": around(RobotLoop, "_read", keeps_set_point),
+    "a reboot keeps the set point": around(RobotLoop, "reboot", keeps_set_point),
+    "a motor of a moving robot is rebooted": around(RobotLoop, "reboot", reboots_anywhere),
+    "a robot is cleared before it was read after a reboot": around(RobotLoop, "reboot", reboot_clears_at_once),
     "torque of an arm is not checked": around(RobotLoop, "_read", no_torque_check),
     "a set point that the driver did not take counts": around(RobotLoop, "_move", unsent_counts),
     "a pass after a gap goes on": number(loop, "GAP", 1e9),
@@ -211,6 +227,9 @@ SERVER_FAULTS: dict[str, Plant] = {
         RobotLoop,
         "request",
         lambda method, self, event, role, *args, **more: method(self, event, "operator", *args, **more),
+    ),
+    "any client reboots": around(
+        RobotLoop, "reboot", lambda method, self, motor, role, by: method(self, motor, "operator", by)
     ),
     "a silent actor keeps its lease": number(leases, "SILENCE", 1e9),
     "a request of a minute ago moves the robot": number(server, "OLD", 1e9),

@@ -19,11 +19,11 @@ from robot_limits import HOME, J
 from robot_served import HERE, Served, drive, free_port, served, server, until, wait, write, write_keys
 from robot_world import DT, FaultyArms
 
+from serl_chunk_robot.admission import Address
 from serl_chunk_robot.client import RobotClient, RobotError
 from serl_chunk_robot.driver import Event, Reading
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.protocol import MAX_FRAME, MAX_REQUEST, PROTOCOL
-from serl_chunk_robot.server import Address
 from serl_chunk_robot.wire import arrays
 from serl_chunk_robot.wire.sockets import make_socket
 
@@ -241,6 +241,39 @@ def bad_messages() -> list[tuple[bytes, ...]]:
     deep = b"\x81\xa1a" * 2000 + b"\x80"
     singles = [*map(arrays.pack, maps), *raw, msgpack.packb(forged), arrays.pack(large), deep]
     return [*((m,) for m in singles), (b"a", b"b"), (b"", b""), (b"",) * 9, (arrays.pack(hello), b"x")]
+
+
+def test_motors_are_rebooted_for_the_operator_of_a_stopped_robot(robot):
+    operator, actor = robot.ready(), robot.client()
+    actor.request("arm")
+    drive(actor, 5)
+    for client in (actor, operator):
+        with pytest.raises(RobotError, match="reboot"):
+            client.request("reboot", name="left/gripper")
+    operator.request("stop")
+    stopped = until(operator, "STOPPED")
+    assert stopped["set_point"] is not None
+    for client in (actor, robot.client("watcher", "any")):
+        with pytest.raises(RobotError, match=naming("reboot", "for the operator", client.name)):
+            client.request("reboot", name="left/gripper")
+    with pytest.raises(RobotError, match="answers no one"):
+        operator.request("reboot", name="right/gripper")
+    assert operator.next_state()["set_point"] is not None, "a motor that is not rebooted keeps its set point"
+    assert operator.request("reboot", name="left/gripper")["state"] == "STOPPED"
+    wait(lambda: operator.next_state()["set_point"] is None)
+    assert robot.arms.rebooted == ["left/gripper"]
+    assert operator.newest_state()["generation"] == stopped["generation"]
+    operator.request("clear")
+    state = until(operator, "HOLD")
+    np.testing.assert_allclose(state["set_point"], state["q"], atol=0.05)
+
+
+@pytest.mark.parametrize("name", [None, 7, "left\x1b[2J", "left/gripper" * 9])
+def test_a_motor_without_a_name_is_not_rebooted(robot, name):
+    operator = robot.operator()
+    with pytest.raises(RobotError, match="name"):
+        operator.request("reboot", **({} if name is None else {"name": name}))
+    assert robot.arms.rebooted == []
 
 
 def test_no_message_ends_the_server(robot):

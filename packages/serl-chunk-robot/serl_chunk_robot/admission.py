@@ -56,12 +56,20 @@ def read_allowed(folder: Path) -> Dict[str, Key]:
     return keys
 
 
-def check_address(host: str, keys: Optional[Path]) -> None:
-    """Raise ConfigError for an address that other machines reach, without keys."""
-    if keys is None and not is_loopback(host):
-        raise ConfigError(
-            f"{host}: other machines reach this address, and no keys are set. Set the folder of keys, or use 127.0.0.1."
-        )
+class Address(NamedTuple):
+    """Where a server takes requests; it publishes the state at the next port. `keys`: their folder."""
+
+    host: str
+    port: int
+    keys: Optional[Path] = None
+
+    def check(self) -> None:
+        """Raise ConfigError for an address that other machines reach, without keys."""
+        if self.keys is None and not is_loopback(self.host):
+            raise ConfigError(
+                f"{self.host}: other machines reach this address, and no keys are set. Set the folder of keys, or use "
+                "127.0.0.1."
+            )
 
 
 class Admission:

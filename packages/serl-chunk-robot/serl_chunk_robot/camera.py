@@ -17,8 +17,8 @@ READ_WITHIN = 1.0  # s: how long `read` may wait
 class CameraSpec(NamedTuple):
     """The size of a camera's pictures, in pixels.
 
-    `noisy`: two pictures of a scene in which nothing moves differ, as those of every sensor do. Equal pictures while
-    the robot moves are then those of a frozen camera. False for a drawn scene.
+    `noisy`: two pictures of a scene in which nothing moves differ, as those of every sensor do. A picture that is
+    repeated is then as old as when it came first: the camera is frozen. False for a drawn scene.
     """
 
     height: int

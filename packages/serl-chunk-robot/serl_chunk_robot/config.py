@@ -28,7 +28,9 @@ HAIR = 0.05  # rad: an arm at a limit, as ALOHA's asleep, is measured a little b
 
 _KEYS = ("name", "driver", "host", "port", "rate", "start", "keys", "profile", "kinematics", "reset", "park", "effort",
          "camera")  # fmt: skip
-_STEP = ("joints", "add", "lift", "pose", "random", "gripper", "arm", "set", "every", "wait", "speed")
+_STEP = ("joints", "add", "lift", "height", "pose", "random", "gripper", "arm", "set", "every", "wait", "speed",
+         "relieve")  # fmt: skip
+LONGEST_WAIT = 600.0  # s
 _ARM = ("base", "yaw", "joints", "links", "tip")
 _METHODS = ("spec", "connect", "read", "command", "hold", "set", "clear_faults", "stop", "close")
 _CAMERA_METHODS = ("spec", "open", "read", "close")
@@ -294,15 +296,29 @@ def _read_step(table: Table, spec: DriverSpec, joints: np.ndarray, chains: Optio
         raise table.wrong("random", "numbers that are not negative")
     if not isinstance(table.values.get("random"), list):
         random[~joints] = 0.0  # one number is not for grippers
-    if table.values.get("wait", "operator") != "operator":
-        raise table.wrong("wait", "'operator'")
-    add, tips = spread("add", 0.0, one=False), ()  # type: Tuple[np.ndarray, Tuple[int, ...]]
+    waits, stands = _read_wait(table)
+    add, tips, relieve = spread("add", 0.0, one=False), (), False  # type: Tuple[np.ndarray, Tuple[int, ...], bool]
     height, pose = _read_tip(table)
+    least = None
     if spec.targets == "poses":
         if pose is not None:
             raise table.wrong("pose", "no such key: this robot is commanded by poses. Write `joints`")
-        add[[first + 2 for first, end in arms if {*range(first, end)} <= {*own}]] += height
+        of_tips = [first + 2 for first, end in arms if {*range(first, end)} <= {*own}]
+        add[of_tips] += height
         height = 0.0
+        relieve = table.values.get("relieve", False)
+        also = sorted({*table.values} & {"joints", "add", "lift", "height", "random", "gripper", "set"})
+        if relieve is not False and (relieve is not True or also):
+            raise table.wrong("relieve", f"true, in a step without {', '.join(also) or 'another motion'}")
+        if "height" in table.values:
+            least = np.full(size, -np.inf)
+            least[of_tips] = table.number("height", 0.0, -10.0, 10.0)
+    elif "relieve" in table.values:
+        raise table.wrong(
+            "relieve", "no such key: this robot is commanded by joints, which hang below their set points"
+        )
+    elif "height" in table.values:
+        raise table.wrong("height", "no such key: this robot is commanded by joints. Write `lift`")
     elif height or pose is not None:
         inside = [] if chains is None else [k for k, its in enumerate(chains.joints) if {*its.tolist()} <= {*own}]
         tips, key = tuple(inside), "lift" if pose is None else "pose"
@@ -312,9 +328,19 @@ def _read_step(table: Table, spec: DriverSpec, joints: np.ndarray, chains: Optio
             raise table.wrong("arm", "which arm the pose is for")
     return Step(
         spread("joints", np.nan, one=False), add, random, _read_gripper(table, grippers), grippers,
-        table.table("set").values, table.whole("every", 1, 1, 1_000_000), "wait" in table.values,
-        table.number("speed", SPEED, 0.01, 1.0), tips, height, pose,
+        table.table("set").values, table.whole("every", 1, 1, 1_000_000), waits,
+        table.number("speed", SPEED, 0.01, 1.0), tips, height, pose, least, stands, relieve,
     )  # fmt: skip
+
+
+def _read_wait(table: Table) -> Tuple[bool, float]:
+    """Whether a step waits for the operator at its end, and the seconds for which it stands there."""
+    wait = table.values.get("wait", 0.0)
+    if wait == "operator":
+        return True, 0.0
+    if type(wait) not in (int, float) or not 0 <= wait <= LONGEST_WAIT:
+        raise table.wrong("wait", f"'operator', or seconds up to {LONGEST_WAIT:g}")
+    return False, float(wait)
 
 
 def _read_tip(table: Table) -> Tuple[float, Optional[np.ndarray]]:

@@ -62,6 +62,9 @@ class Reading(NamedTuple):
     torque: bool = True  # False: the arms hold nothing
 
 
+SUPPORTED = ": the arm is supported"  # after the name of a motor that the arm falls without, see `Driver.set`
+
+
 class DriverError(Exception):
     """The robot does not do what it was asked for, in one sentence."""
 
@@ -104,7 +107,10 @@ class Driver(Protocol):
     def set(self, name: str, value: Any) -> None:
         """Set a named quantity: compliance, load, the scene's seed, and "torque" (False: all arms off).
 
-        Raises DriverError for an unknown name.
+        "reboot" is the name of one motor of a stopped robot. It switches no other motor, and until it is done the
+        driver reports a fault. A motor that carries an arm is rebooted only if its name ends with SUPPORTED.
+
+        Raises DriverError for an unknown name, and where the motor cannot be rebooted.
         """
         ...
 

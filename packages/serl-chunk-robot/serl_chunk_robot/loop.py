@@ -20,13 +20,13 @@ from serl_chunk_robot.safety.measured import Measured, Sample
 from serl_chunk_robot.safety.motion import SetPoint, braked
 from serl_chunk_robot.safety.table import BRAKE, HOLD, MOVE, OPERATOR, RUN, SERVER, STOPPED, Machine, Transition
 from serl_chunk_robot.safety.watchdog import Watchdog
+from serl_chunk_robot.track import Track
 
 logger = logging.getLogger(__name__)
 
 GAP = 0.1  # s between two passes, after which nothing is known of the time between them
 ANSWER = 0.1  # s until a driver that did not answer a stop is stopped by its next level
 CATCHING_UP = "catching_up"  # the reason of a pass that the gate left alone, and that led back onto the path
-EARLY = 1.5  # passes that a command may come before the one before it was reached, and wait for that
 
 
 class Refused(Exception):
@@ -35,60 +35,6 @@ class Refused(Exception):
 
 class Resistance(Exception):
     """Raised by a motion that met an effort above its limit: the robot brakes to HOLD."""
-
-
-class Track:
-    """The path to the target of a command: a cubic, from where and how fast the path before it was.
-
-    It leads on from the path and not from the set point, which catches up with it after it was slowed (`Pursuit`).
-    Moments are those of passes, s: a pass that comes late advances the path no further than one in time. The speed at
-    the end is that of a steady acceleration through the last three targets, so that targets on a parabola are followed
-    on it. A joint that would need an unbounded acceleration for that goes on at its mean speed, or stands if it turns.
-
-    Args:
-        start: where the path begins that has none before it, float64[J].
-        began: when the set point is where it is.
-        before: the track that this one replaces, if the robot was armed no later.
-        acceleration: the largest, float64[J].
-    """
-
-    def __init__(
-        self, start: np.ndarray, target: np.ndarray, began: float, *,
-        tick: float, dt: float, before: Optional[Track], acceleration: np.ndarray,
-    ) -> None:  # fmt: skip
-        self.target, self.end, self._began = target, began + tick, began
-        self._p0, self._step = start, target - start
-        self._v0 = self._v1 = np.zeros_like(target)  # per second
-        if before is not None:
-            # A jitter buffer: a late command moves the ends of ticks, an early one waits for the end of its tick.
-            if 0.0 <= before.end - began + 1e-9 <= min(EARLY * dt, 0.5 * tick):
-                self.end = before.end + tick
-            self._p0, self._v0 = before.goal(began), before.speed(began)
-            self._step, last = (target - before.target) / max(round((self.end - before.end) / tick), 1), before._step
-            change = self._step - last
-            mean = np.where(self._step * last > 0, self._step, 0.0)
-            self._v1 = np.where(np.abs(change) <= acceleration * tick**2, self._step + 0.5 * change, mean) / tick
-        self._seconds = self.end - began
-
-    def goal(self, moment: float) -> np.ndarray:
-        """The point of the path at `moment`, float64[J]; its end from then on."""
-        s = self._share(moment)
-        if s == 1:
-            return self.target
-        r = 1.0 - s
-        return (self._p0 * (r * r * (1 + 2 * s)) + self.target * (s * s * (1 + 2 * r))
-                + (self._v0 * (s * r * r) - self._v1 * (s * s * r)) * self._seconds)  # fmt: skip
-
-    def speed(self, moment: float) -> np.ndarray:
-        """The speed of the path at `moment`, float64[J]; that of its end from then on."""
-        s = self._share(moment)
-        r = 1.0 - s
-        chord = (self.target - self._p0) * (6 * s * r / self._seconds)
-        return chord + self._v0 * (r * (1 - 3 * s)) + self._v1 * (s * (3 * s - 2))
-
-    def _share(self, moment: float) -> float:
-        s = (moment - self._began) / self._seconds
-        return s if s < 1 - 1e-9 else 1.0
 
 
 class Motion(Protocol):
@@ -199,6 +145,27 @@ class RobotLoop:
         elif self.machine.state == MOVE:
             self._motion = motion
         return done
+
+    def reboot(self, motor: str, role: str, by: str) -> None:
+        """Let the driver reboot one motor of a stopped robot. The stop stays, and no torque is switched elsewhere.
+
+        The motor does not hold meanwhile. So nothing is known of the set point, and `clear` takes the measured pose.
+        Raises Refused.
+        """
+        if role != OPERATOR:
+            raise Refused(f"reboot is for the operator; {by} is {role}")
+        if self.machine.state != STOPPED:
+            raise Refused(f"reboot: not in {self.machine.state} ({self.machine.word}). Stop the robot first.")
+        try:
+            self._driver.set("reboot", motor)
+        except Exception as e:
+            text = _text(e)
+            if text.startswith("reboot: unknown"):
+                text = "reboot: this robot's driver has no motors to reboot (aloha_ros1 and aloha_ros2 have)"
+            raise Refused(text if text.startswith("reboot") else f"reboot: {text}") from e
+        logger.info("reboot: motor=%s by=%s", motor, by)
+        self._at = None
+        self.causes["reboot"] = f"of {motor} began"  # no `clear` before a pass has read the driver again
 
     def command(self, command: Command, now: float) -> str:
         """Take a command, or return why not: a reason of the gate, or "state". A rejected one renews nothing."""

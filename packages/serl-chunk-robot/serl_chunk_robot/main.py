@@ -28,6 +28,7 @@ REQUESTS = {  # command -> what it does, for its help
     "measure": "Swing one joint of a standing robot, and print how late it follows and how late each camera shows it.",
     "torque-off": "Switch the torque of a standing robot off: arms without brakes fall. Park it first.",
     "profile": "Choose the limits of a standing robot.",
+    "reboot": "Reboot one motor of a stopped robot, as of a gripper in overload. The robot stays stopped.",
     "end": "End the day: park a standing robot, and only if it got there, switch its torque off. Where it is stopped, "
     "cannot be reached or Ctrl-C is pressed before that, torque stays on.",
 }
@@ -109,6 +110,10 @@ def _parser(program: str) -> Parser:
             command.add_argument("--angle", type=float, required=name == "jog", default=SWING, help=unit)
         elif name == "profile":
             command.add_argument("name", metavar="NAME")
+        elif name == "reboot":
+            command.add_argument("name", metavar="NAME", help="of the motor, as ARM/gripper of ALOHA's arms")
+            what = "an arm falls while a motor that carries it reboots: you hold it"
+            command.add_argument("--arm-is-supported", action="store_true", help=what)
     return parser
 
 
@@ -177,7 +182,7 @@ def _new(arguments: argparse.Namespace, program: str) -> None:
     found = find(arguments.address)
     missing = write_new(arguments.file, arguments.driver, found)
     tried = [f"{address} {what}" for address, what in found.addresses]
-    for line in [*found.serial, *found.video, *tried, *([found.ros] if found.ros else [])]:
+    for line in [*found.ports, *found.cameras, *tried, *([found.ros] if found.ros else [])]:
         print(f"found  {line}")
     if missing:
         print(f"{arguments.file} does not load yet: {missing}")
@@ -253,7 +258,9 @@ def _request(arguments: argparse.Namespace) -> None:
         if command == "measure":
             _measure(client, arguments.joint, arguments.angle)
             return
-        wants = {"jog": ("joint", "angle"), "profile": ("name",)}.get(command, ())
+        wants = {"jog": ("joint", "angle"), "profile": ("name",), "reboot": ("name", "arm_is_supported")}.get(
+            command, ()
+        )
         reply = client.request(command.replace("-", "_"), **{name: getattr(arguments, name) for name in wants})
         print(f"{reply['state']}: {reply['word']}")
 

@@ -45,6 +45,9 @@ class Step(NamedTuple):
     tips: Tuple[int, ...] = ()  # arms of the kinematics that `lift` and `pose` are for
     lift: float = 0.0  # m: their tips go straight up
     pose: Optional[np.ndarray] = None  # float64[6], of the tip: x, y, z (m), roll, pitch, yaw (rad)
+    least: Optional[np.ndarray] = None  # what is below this goes up to it
+    stands: float = 0.0  # s, at the end
+    relieve: bool = False  # the tips' set points go to where the tips are measured: they press on nothing any more
 
     def way(self, name: str, place: np.ndarray, limits: Limits, arms: Optional[Arms]) -> np.ndarray:
         """The places that the step leads through, but for what is drawn, float64[K, J], with `place` as the first.
@@ -73,6 +76,8 @@ class Step(NamedTuple):
     def goal(self, place: np.ndarray, limits: Limits) -> np.ndarray:
         """Where joints and grippers go from `place`, but for what is drawn, float64[J]."""
         goal = np.where(np.isnan(self.joints), place, self.joints) + self.add
+        if self.least is not None:
+            goal = np.maximum(goal, self.least)
         for joint in self.grippers if self.gripper != "" else ():
             named = {"open": limits.high[joint], "close": limits.low[joint], "keep": place[joint]}
             goal[joint] = named[self.gripper] if isinstance(self.gripper, str) else self.gripper
@@ -136,6 +141,7 @@ class Moves:
         self._todo: List[Tuple[Step, np.ndarray]] = []
         self._began: Optional[float] = None
         self._glide: Optional[_Glide] = None
+        self._there: Optional[float] = None  # since when the robot is at a step's end
         self._proceed = False
         relaxes = limits.grip.effort if isinstance(limits.grip, GripLimits) else np.full(len(start), np.inf)
         self._waited_for = np.isinf(relaxes)  # a gripper that may relax need not get to its goal
@@ -173,14 +179,19 @@ class Moves:
             if self._glide is None:
                 for name, value in step.set.items():
                     self._set(name, value)
+                if step.relieve:
+                    way = np.stack([at.position, np.clip(reading.q, self._limits.low, self._limits.high)])
+                    way[1, list(step.grippers)] = at.position[list(step.grippers)]
+                    self._todo[0] = step, way
                 self._glide = _Glide(at.position, way, self._limits, step.speed, now)
             if not self._arrived(self._glide, at, now):
                 return self._glide.at(now)
+            self._there = now if self._there is None else self._there
             self.waiting = step.wait and not self._proceed
-            if self.waiting:
+            if self.waiting or now - self._there < step.stands:
                 return way[-1]
             self._todo.pop(0)
-            self._glide, self._proceed = None, False
+            self._glide, self._there, self._proceed = None, None, False
         return None
 
     def _arrived(self, glide: _Glide, at: SetPoint, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""`robot new`: finds this machine's devices and writes a robot's file that loads, with what is to be filled in."""
+"""`robot new`: writes a robot's file with this machine's devices, which loads once what it marks is filled in."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from typing import List, Mapping, NamedTuple, Sequence, Tuple
 from serl_chunk_robot.config import load
 from serl_chunk_robot.drivers import BUILT_IN
 from serl_chunk_robot.errors import ConfigError
+from serl_chunk_robot.hardware import Camera, Port, find_cameras, find_ports
 from serl_chunk_robot.toml_file import create, unknown
 
 REACHED = 1.0  # s
+EXAMPLES = {  # driver -> files of experiments/robots that are to be copied and filled in
+    "aloha_ros1": "aloha_ros1.toml", "aloha_ros2": "aloha_ros2.toml", "trossen": "trossen.toml",
+    "franka_http": "franka_ram.toml, franka_usb.toml or franka_handover.toml", "lerobot": "so101.toml",
+}  # fmt: skip
 TEXT = """\
 # A robot's file: serl-chunk robot serve {file}
-# Fill in what is marked with FILL IN; packages/serl-chunk-robot/README.md lists every key.
+# Fill in what is marked with FILL IN; packages/serl-chunk-robot/README.md lists every key.{example}
 name = "{name}"
 start = "first_day"  # the profile after each start: a tenth of what the driver can
 # port = 5600
@@ -39,18 +44,16 @@ start = "first_day"  # the profile after each start: a tenth of what the driver 
 class Found(NamedTuple):
     """What is connected to this machine."""
 
-    serial: List[str]  # paths that name the adapter, not the order in which it was plugged in
-    video: List[str]
+    ports: List[Port]
+    cameras: List[Camera]
     ros: str  # ROS_MASTER_URI, or empty
     addresses: List[Tuple[str, str]]  # HOST:PORT, and what happened when it was tried
 
 
 def find(addresses: Sequence[str] = (), root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> Found:
     """Look for arms and cameras. `root`: of the file system. Raises ConfigError: an address without a port."""
-    by_id = sorted(str(p) for p in (root / "dev/serial/by-id").glob("*"))
-    named = sorted(str(p) for p in (root / "dev/v4l/by-id").glob("*"))
-    video = named or sorted(str(p) for p in (root / "dev").glob("video*"))
-    return Found(by_id, video, env.get("ROS_MASTER_URI", ""), [(each, _tried(each)) for each in addresses])
+    tried = [(each, _tried(each)) for each in addresses]
+    return Found(find_ports(root), find_cameras(root), env.get("ROS_MASTER_URI", ""), tried)
 
 
 def _tried(address: str) -> str:
@@ -77,9 +80,12 @@ def write_new(path: Path, driver: str, found: Found) -> str:
     text = TEXT.format(
         file=path.name,
         name=name,
+        example=f"\n# With resets, limits and cameras: experiments/robots/{EXAMPLES[driver]}"
+        if driver in EXAMPLES
+        else "",
         found=_devices(found),
         driver="\n".join(_driver(driver)),
-        cameras=_cameras(found.video),
+        cameras=_cameras(found.cameras),
     )
     create(path, text, "FILE")
     try:
@@ -90,7 +96,7 @@ def write_new(path: Path, driver: str, found: Found) -> str:
 
 
 def _devices(found: Found) -> str:
-    lines = [f"# serial port: {path}" for path in found.serial]
+    lines = [f"# {port}" for port in found.ports]
     lines += [f"# ROS master: {found.ros}"] if found.ros else []
     lines += [f"# {address} {what}" for address, what in found.addresses]
     return "\n".join(["", "# Found on this machine:", *(lines or ["# no serial port, no ROS_MASTER_URI"]), ""])
@@ -121,11 +127,14 @@ def _toml(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def _cameras(video: Sequence[str]) -> str:
-    if not video:
-        return "\n# No video device was found. Tables [[camera]] describe cameras.\n"
-    lines = ["", "# Cameras: FILL IN names, as your experiment has them, and remove what is no camera."]
-    for k, path in enumerate(video):
-        lines += ["# [[camera]]", f'# name = "camera_{k}"', f'# driver = "..."  # of {path}', "# height = 480",
-                  "# width = 640"]  # fmt: skip
-    return "\n".join([*lines, ""])
+def _cameras(cameras: Sequence[Camera]) -> str:
+    if not cameras:
+        return "\n# No camera was found. Tables [[camera]] describe cameras.\n"
+    lines = ["", "# Cameras: remove those that your experiment does not read."]
+    for k, camera in enumerate(cameras):
+        note = camera.note if camera.value else f"FILL IN: {camera.note}"
+        value = _toml(camera.value) + (f"  # {note}" if note else "")
+        lines += ["[[camera]]", f'name = "camera_{k}"  # FILL IN: as your experiment names it',
+                  f'driver = "{camera.driver}"', f"{camera.key} = {value}",
+                  "width = 640", "height = 480", ""]  # fmt: skip
+    return "\n".join(lines)

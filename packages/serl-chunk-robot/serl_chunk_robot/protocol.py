@@ -16,6 +16,8 @@ common: a request older than 2 s is refused, but for those that only stop.
     arm release clear hold torque_off
     reset park jog    and the arguments of the motion; a jog with "swing" moves the joint to and fro by the angle
     profile     name
+    reboot      name of a motor, as the robot's driver has it; arm_is_supported, if the arm falls without that motor.
+                For the operator of a STOPPED robot
     proceed     ends a motion's wait for the operator
     ping        nothing: the lease ends after 2 s of silence outside RUN
 
@@ -44,7 +46,8 @@ A frame is published as the camera gives it:
     run camera   the server's process that the camera's belongs to, the camera's name
     number       rises with each picture of the camera
     moment       when it was taken, on the server's clock (s): both processes are on one machine
-    changed      the "moment" of the newest picture that differed from the one before it
+    changed      the "moment" of the newest picture that differed from the one before it, from which a picture is as old
+                 as it shows; of a camera without noise that of each picture
     image        uint8[H, W, 3], RGB
 """
 

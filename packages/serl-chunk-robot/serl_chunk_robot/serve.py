@@ -18,13 +18,14 @@ from typing import Any, Dict, Iterator
 
 import numpy as np
 
+from serl_chunk_robot.admission import Address
 from serl_chunk_robot.driver import Driver
 from serl_chunk_robot.errors import ConfigError, SerlChunkError
 from serl_chunk_robot.loop import Motion
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
-from serl_chunk_robot.server import Address, RobotServer
+from serl_chunk_robot.server import RobotServer
 
 logger = logging.getLogger(__name__)
 

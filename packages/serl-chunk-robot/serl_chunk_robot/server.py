@@ -10,15 +10,14 @@ import contextlib
 import logging
 import uuid
 from collections import Counter
-from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 import zmq
 
-from serl_chunk_robot.admission import Admission, check_address
-from serl_chunk_robot.driver import Driver
+from serl_chunk_robot.admission import Address, Admission
+from serl_chunk_robot.driver import SUPPORTED, Driver
 from serl_chunk_robot.errors import SerlChunkError
 from serl_chunk_robot.leases import Client, Clients, Lease
 from serl_chunk_robot.loop import Motion, Refused, RobotLoop, Status
@@ -42,6 +41,7 @@ LED = ("arm", "release", "reset")  # need the lease; an operator's release and r
 MOTIONS = ("reset", "park", "jog")
 CALMING = ("stop", "hold", "release", "drop")  # are obeyed however old they are
 REQUESTS = {*LED, *MOTIONS, "stop", "clear", "hold", "torque_off"}  # events of the table
+OTHERS = ("hello", "lease", "drop", "command", "profile", "reboot", "proceed", "ping")
 
 
 class Profile(Protocol):
@@ -55,14 +55,6 @@ class Profile(Protocol):
 
     @property
     def digest(self) -> str: ...
-
-
-class Address(NamedTuple):
-    """Where requests are taken; the state is published at the next port. `keys`: their folder."""
-
-    host: str
-    port: int
-    keys: Optional[Path] = None
 
 
 class RobotServer:
@@ -98,7 +90,7 @@ class RobotServer:
         self._publisher = Publisher(self._spec.name, self.run_id)
         self._said = ""
         self._ending = ""
-        check_address(address.host, address.keys)
+        address.check()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._admission: Optional[Admission] = None
         try:
@@ -300,6 +292,9 @@ class RobotServer:
                 self._lost(now)
         elif op == "profile":
             self._choose(codec.identifier(values, "name", 64), client)
+        elif op == "reboot":
+            support = SUPPORTED if values.get("arm_is_supported") is True else ""
+            self.loop.reboot(codec.identifier(values, "name", 64) + support, client.role, client.name)
         elif op in REQUESTS:
             return self._request(op, values, connection, client, now)
         elif op == "proceed":
@@ -307,7 +302,7 @@ class RobotServer:
             if client.role != OPERATOR or self.loop.machine.state != MOVE or proceed is None or not proceed():
                 raise Refused("proceed is for the operator, while a motion waits for one")
         elif op != "ping":
-            known = ", ".join(sorted({*REQUESTS, "hello", "lease", "drop", "command", "profile", "proceed", "ping"}))
+            known = ", ".join(sorted({*REQUESTS, *OTHERS}))
             raise Refused(f"{op!r} is no request. Valid: {known}.")
         return {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+import types
 from collections.abc import Iterator
 from unittest.mock import patch
 
@@ -16,9 +17,10 @@ from hypothesis import strategies as st
 from rclpy_stand_in import End, installed
 
 from serl_chunk_robot.config import load, load_driver
-from serl_chunk_robot.driver import DriverError
+from serl_chunk_robot.driver import SUPPORTED, DriverError
 from serl_chunk_robot.drivers import aloha_arms
-from serl_chunk_robot.drivers.aloha_arms import AlohaArms, Gripper
+from serl_chunk_robot.drivers.aloha_arms import AlohaArms
+from serl_chunk_robot.drivers.aloha_gripper import Gripper
 from serl_chunk_robot.drivers.aloha_ros1 import Ros1, aloha_ros1
 from serl_chunk_robot.drivers.aloha_ros2 import Ros2, aloha_ros2
 
@@ -88,12 +90,21 @@ def test_a_robots_file_names_it_with_its_options(tmp_path, name, arms):
     assert load_driver(load(path)).spec().name == f"aloha {arms}_left {arms}_right"
 
 
-@pytest.mark.parametrize(("ros", "module"), [(Ros1, "rosgraph"), (Ros2, "rclpy"), (Ros2, "interbotix_xs_msgs")])
-def test_a_missing_package_is_named_with_what_helps(ros, module):
+@pytest.mark.parametrize(
+    ("ros", "module", "helps"),
+    [
+        (Ros1, "rosgraph", "sudo apt install ros-noetic-ros-base"),
+        (Ros1, "rospy", "sudo apt install ros-noetic-ros-base"),
+        (Ros2, "rclpy", "sudo apt install ros-humble-ros-base"),
+        (Ros2, "interbotix_xs_msgs", r"Interbotix's ROS 2 packages.*setup\.bash"),
+    ],
+)
+def test_a_missing_package_is_named_with_what_helps(ros, module, helps):
+    there = {"rosgraph": types.ModuleType("rosgraph")} if module == "rospy" else {}
     with (
         installed(),
-        patch.dict(sys.modules, {module: None}),
-        pytest.raises(DriverError, match=r"setup\.bash") as error,
+        patch.dict(sys.modules, {**there, module: None}),
+        pytest.raises(DriverError, match=helps) as error,
     ):
         ros().open(["a"], lambda *_: None)
     assert module in str(error.value)
@@ -189,7 +200,7 @@ def test_another_publisher_is_a_fault_until_it_ends():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("follower_left/elbow", "the arm falls while elbow reboots.*'follower_left/elbow: the arm is supported'"),
+        ("follower_left/elbow", "the arm falls while elbow reboots.*arm_is_supported"),
         ("follower_left/finger", "expected ARM/MOTOR of follower_left, follower_right and waist"),
         ("gripper", "expected ARM/MOTOR"),
         (True, "expected ARM/MOTOR"),
@@ -201,24 +212,63 @@ def test_only_a_named_motor_that_carries_nothing_is_rebooted(rig, value, message
         rig.driver.set("reboot", value)
 
 
-def test_a_grippers_reboot_is_done_while_the_robot_is_stopped(rig):
+GRIPPER = "follower_left/gripper: it has an error, or does not answer. Reboot it"
+
+
+def test_a_grippers_reboot_is_done_while_the_robot_is_stopped(rig, monkeypatch):
+    monkeypatch.setattr(aloha_arms, "BOOTS", 0.3)
     rig.ready()
     rig.driver.command(rig.driver.read().q, 0.02)
-    with pytest.raises(DriverError, match="Stop it first"):
+    with pytest.raises(DriverError, match="Stop the robot, and try again"):
         rig.driver.set("reboot", "follower_left/gripper")
     time.sleep(aloha_arms.IDLE)
     rig.put(0, "errors", [0] * 6 + [1])
-    rig.read(lambda reading: reading.faults == ("follower_left/gripper: input voltage. Reboot it",))
+    assert not rig.read(lambda reading: reading.faults == (GRIPPER,)).torque
     rig.driver.set("reboot", "follower_left/gripper")
-    rig.read(lambda reading: not reading.faults)
+    assert "follower_left/gripper reboots" in rig.driver.read().faults, "from the request on: no clear meanwhile"
+    rig.read(lambda reading: not reading.faults and reading.torque)
     assert rig.get(0, "calls") == ["reboot_motors gripper True"]
+    assert rig.get(1, "calls") == []
+
+
+def test_a_supported_motor_is_rebooted_alone(rig, monkeypatch):
+    monkeypatch.setattr(aloha_arms, "BOOTS", 0.0)
+    rig.ready()
+    rig.driver.set("reboot", "follower_left/elbow" + SUPPORTED)
+    rig.read(lambda reading: not reading.faults)
+    assert rig.get(0, "calls") == ["reboot_motors elbow True"]
+
+
+@pytest.mark.parametrize(
+    ("errors", "alerts", "faults"),
+    [
+        ([0] * 6 + [32], False, ("follower_left/gripper: overload. Reboot it",)),
+        ([0] * 6 + [32], True, (GRIPPER,)),
+        ([0, 0, 4, 0, 0, 0, 32], True, (GRIPPER.replace("gripper", "elbow"), GRIPPER)),
+        ([1] * 7, True, tuple(GRIPPER.replace("gripper", m) for m in aloha_arms.MOTORS)),
+    ],
+)
+def test_a_motor_with_an_error_is_named_also_where_its_registers_cannot_be_read(rig, errors, alerts, faults):
+    rig.ready()
+    rig.put(0, "alerts", alerts)
+    rig.put(0, "errors", errors)
+    rig.read(lambda reading: reading.faults == faults)
+
+
+def test_simulated_arms_of_interbotix_have_no_such_registers(rig):
+    for arm in (0, 1):
+        rig.put(arm, "simulated", True)
+    rig.ready()
+    reading = rig.driver.read()
+    assert reading.torque
+    assert not reading.faults
 
 
 def test_a_reboot_that_changed_the_mode_is_reported(rig):
     rig.ready()
     rig.put(0, "mode", {"arm": "position", "gripper": "pwm"})
     rig.driver.set("reboot", "follower_left/gripper")
-    assert "'pwm'" in rig.read(lambda reading: bool(reading.faults)).faults[0]
+    rig.read(lambda reading: any("'pwm'" in fault for fault in reading.faults))
 
 
 def test_a_service_that_hangs_is_a_fault_and_not_a_wait(rig, monkeypatch):
@@ -240,6 +290,57 @@ def test_a_state_that_is_none_is_an_error_until_the_next(rig):
     rig.put(0, "silent", True)
     with pytest.raises(DriverError, match="follower_left/joint_states: no state of an ALOHA arm"):
         rig.read(lambda reading: False)
+
+
+def test_an_arm_whose_node_was_launched_again_is_checked_before_it_moves():
+    with installed() as graph, patch.object(aloha_arms, "POLL", 0.1):
+        driver = aloha_ros2()
+        driver.connect(time.monotonic)
+        until = time.monotonic() + 5
+
+        def reads(text: str) -> None:
+            """Wait for the only fault; "": for none."""
+            while (faults := driver.read().faults) != ((text,) if text else ()) and not (text and text in str(faults)):
+                assert time.monotonic() < until, faults
+                time.sleep(0.01)
+
+        graph.gone = True
+        reads("follower_left: its node is gone")
+        graph.arms[LEFT].velocity_profile[1] = 131
+        graph.gone = False
+        reads("follower_left/shoulder: Profile_Velocity is 131, expected 0")
+        driver.clear_faults()
+        reads("follower_left: its node is gone, or was launched again and is checked")
+        reads("follower_left/shoulder: Profile_Velocity is 131, expected 0")
+        graph.arms[LEFT].velocity_profile[1] = 0
+        reads("")
+        driver.close()
+
+
+def test_a_node_that_was_launched_again_between_two_looks_is_noticed(rig, monkeypatch):
+    monkeypatch.setattr(aloha_arms, "POLL", 1.0)
+    rig.ready()
+    time.sleep(0.1)
+    rig.put(1, "silent", True)
+    time.sleep(2 * aloha_arms.RELAUNCH)
+    rig.put(1, "velocity_profile", [0, 0, 7, 0, 0, 0, 0])
+    rig.put(1, "silent", False)
+    reading = rig.read(lambda reading: "Profile_Velocity is 7" in str(reading.faults))
+    assert "follower_right: its node is gone" in str(reading.faults)
+
+
+def test_motors_of_one_arm_that_do_not_answer_are_a_fault_while_the_other_s_do(rig, monkeypatch):
+    monkeypatch.setattr("serl_chunk_robot.drivers.aloha_ros2.ANSWERS", 0.05)
+    rig.ready()
+    rig.put(0, "hangs", True)
+    rig.read(lambda reading: bool(reading.faults))
+    faults = []
+    for _ in range(100):
+        faults.append(rig.driver.read().faults)
+        time.sleep(0.005)
+    assert all("follower_left/get_motor_registers: no answer" in str(each) for each in faults)
+    rig.put(0, "hangs", False)
+    rig.read(lambda reading: not reading.faults)
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])

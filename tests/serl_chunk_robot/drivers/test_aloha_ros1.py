@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +25,16 @@ rospy.init_node("forgotten_teleoperation", disable_signals=True)
 publisher = rospy.Publisher("/puppet_right/commands/joint_group", JointGroupCommand, queue_size=1)
 print("ready", flush=True)
 time.sleep(60)
+"""
+
+LOGS = """
+import logging, sys, rospy
+logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(name)s %(message)s")
+from serl_chunk_robot.drivers.aloha_ros1 import Ros1
+Ros1().open([], print)
+logging.getLogger("serl_chunk_robot.serve").info("serving")
+logging.getLogger("rospy.internal").info("of ROS")
+rospy.logwarn("a warning")
 """
 
 
@@ -64,7 +75,8 @@ def test_killed_arms_stop_the_robot(rig):
     assert served.loop.machine.state == "HOLD"
     ros1.ros().kill_arms()
     served.run(lambda: served.loop.machine.state == "STOPPED")
-    assert "ms old" in served.loop.machine.word or "no node takes commands" in served.loop.machine.word
+    words = ("ms old", "no node takes commands", "its node is gone")
+    assert any(word in served.loop.machine.word for word in words)
 
 
 def test_silent_arms_stop_the_robot_that_they_follow(rig):
@@ -149,3 +161,14 @@ def test_a_service_that_hangs_ends_in_time(rig, monkeypatch):
     with pytest.raises(DriverError, match=r"/puppet_left/get_robot_info: no answer within 0\.3 s"):
         rig.connect()
     rig.put(0, "hangs", False)
+
+
+def test_the_server_s_log_stays_where_it_was():
+    """ROS sets the logging of the whole process up; its own lines go to its own files."""
+    process = ros1.ros().start("-u", "-c", LOGS)
+    out, _ = process.communicate(timeout=20)
+    lines = [line for line in out.splitlines() if "of ROS" in line or "serving" in line]
+    assert lines == ["serl_chunk_robot.serve serving"]
+    logs = "".join(file.read_text() for file in Path(ros1.ros().folder).rglob("*.log"))
+    assert "of ROS" in logs
+    assert "serving" not in logs

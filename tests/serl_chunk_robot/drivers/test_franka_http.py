@@ -1,27 +1,21 @@
-"""Franka arms behind HIL-SERL's server: the driver against a stand-in of it, alone and under the loop."""
+"""Franka arms behind HIL-SERL's server: the driver against a stand-in of it. test_conformance.py has more."""
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from franka_http import START, FrankaServer, angle_between
+from franka_driver import DT, Clock, by, newest, wait
+from franka_http import START, FrankaServer
 
 from serl_chunk_robot.config import checked, load, load_driver
-from serl_chunk_robot.driver import Driver, DriverError, Reading
-from serl_chunk_robot.drivers.franka_http import JOINT_RESET_EVERY, REPEATS, STUCK, FrankaHttp
-from serl_chunk_robot.drivers.franka_requests import Orders
+from serl_chunk_robot.driver import DriverError
+from serl_chunk_robot.drivers.franka_http import REPEATS, STUCK, FrankaHttp
 from serl_chunk_robot.errors import ConfigError
-from serl_chunk_robot.loop import Refused, RobotLoop, Status
-from serl_chunk_robot.profiles import built_in
 from serl_chunk_robot.rotations import quat_of_euler
-from serl_chunk_robot.safety.gate import Command, Gate
-from serl_chunk_robot.safety.measured import Measured
 
-DT = 0.02
 FILE = """
 name = "cell"
 start = "evaluating"
@@ -29,15 +23,6 @@ driver = {{ name = "franka_http", urls = ["{}"], params.precision = {{ translati
 [profile.evaluating]
 first = [0.1, 0.1, 0.1, 0.5, 0.5, 0.5, 1.0]
 """
-
-
-class Clock:
-    """A clock that tests set."""
-
-    now = 50.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -60,78 +45,9 @@ def driver(clock, server) -> Iterator[FrankaHttp]:
     driver.close()
 
 
-def by(*numbers: float) -> np.ndarray:
-    """An addition to the first of an arm's seven numbers."""
-    return np.array(numbers + (0.0,) * (7 - len(numbers)))
-
-
-def wait(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.001)
-
-
-def newest(driver: FrankaHttp, server: FrankaServer) -> Reading:
-    """What is read once two more states were asked for: what was commanded before has been sent then."""
-    wanted = server.states + 3
-    wait(lambda: server.states >= wanted)
-    return driver.read()
-
-
-class Loop:
-    """The driver under the loop, in the clock's time."""
-
-    def __init__(self, driver: FrankaHttp, server: FrankaServer, clock: Clock) -> None:
-        self.driver, self.server, self.clock = driver, server, clock
-        spec = driver.spec()
-        limits = built_in(spec)["evaluating"]
-        first = np.where(np.isin(np.arange(7), spec.grippers), 1.0, 0.3)
-        measured = Measured(*(np.array(x) for x in (spec.low, spec.high, spec.velocity)))
-        gate = Gate(limits._replace(first=first), DT)
-        self.loop = RobotLoop(driver, gate, measured=measured, dt=DT, tick=spec.tick)
-        self.slowest, self.number = 0.0, 0
-
-    def run(self, passes: int, fresh: bool = True) -> Status:
-        """Passes with a newer state before each; without `fresh`, after a time in which one would have come."""
-        for _ in range(passes):
-            self.clock.now += DT
-            if fresh:
-                newest(self.driver, self.server)
-            else:
-                time.sleep(0.03)
-            began = time.monotonic()
-            status = self.loop.run_pass(self.clock.now)
-            self.slowest = max(self.slowest, time.monotonic() - began)
-        return status
-
-    def armed(self) -> np.ndarray:
-        """Arm the robot; returns its set point."""
-        self.run(3)
-        self.loop.request("clear", "operator", "K", self.clock.now)
-        self.loop.request("arm", "controller", "A", self.clock.now)
-        self.number = 0
-        return self.run(1).set_point
-
-    def tick(self, target: np.ndarray, fresh: bool = True) -> Status:
-        """A control tick of 0.1 s."""
-        self.number += 1
-        command = Command(target, self.number, self.loop.machine.generation)
-        assert self.loop.command(command, self.clock.now) == ""
-        return self.run(5, fresh)
-
-
-@pytest.fixture
-def loop(driver, server, clock) -> Loop:
-    return Loop(driver, server, clock)
-
-
 @pytest.mark.parametrize("arms", [1, 2])
-def test_it_has_the_contract_s_methods_and_describes_poses(arms):
+def test_it_describes_poses(arms):
     driver = FrankaHttp(["http://127.0.0.1:5000/"] * arms)
-    for name in (name for name in vars(Driver) if not name.startswith("_")):
-        wanted = list(inspect.signature(getattr(Driver, name)).parameters)[1:]
-        assert list(inspect.signature(getattr(driver, name)).parameters) == wanted, name
     spec = driver.spec()
     assert (spec.targets, spec.rate, spec.tick) == ("poses", 50.0, 0.1)
     assert [j for first, last in spec.arms for j in range(first, last)] == list(range(7 * arms))
@@ -201,80 +117,6 @@ def test_the_measured_speed_is_that_of_the_measured_angles(clock):
         driver.close()
 
 
-def test_under_the_loop_arm_and_gripper_get_where_they_are_told(loop, server):
-    at = loop.armed()
-    for k in range(1, 6):
-        target = np.append(at[:6] + 0.01 * k * np.array([1, -1, 1, 2, -2, 2]), 0.0 if k > 1 else 0.5)
-        status = loop.tick(target)
-    assert status.factor == 1
-    assert status.word == loop.loop.machine.word
-    status = loop.tick(target)
-    np.testing.assert_allclose(status.set_point, target, atol=1e-9)
-    np.testing.assert_allclose(server.arm.pose[:3], target[:3], atol=2e-3)
-    assert angle_between(server.arm.pose[3:], quat_of_euler(target[3:6])) < 0.01
-    assert (loop.loop.machine.state, loop.slowest < 0.05) == ("RUN", True)
-    assert server.paths("close_gripper", "open_gripper") == ["close_gripper"]
-    assert loop.driver.read().q[6] == 0.0
-    assert server.paths("clearerr") == [], "nothing was to be recovered from"
-    sent = [np.array(body["arr"]) for path, body in server.requests if path == "pose"]
-    steps = np.abs(np.diff([x[:3] for x in sent], axis=0)).max()
-    assert steps < 0.01, "the gate's set points are sent, not the targets of ticks"
-
-
-def test_a_frozen_robot_is_stopped(loop, server):
-    at = loop.armed()
-    loop.tick(at + by(0.02))
-    server.frozen = True
-    for k in range(2, 8):
-        status = loop.tick(at + by(0.02 * k))
-        if status.state != "RUN":
-            break
-    assert status.state in ("BRAKE", "STOPPED")
-    assert "repeated" in status.word or "old" in status.word
-
-
-def test_a_server_that_hangs_stops_the_robot_and_holds_no_pass_up(loop, server):
-    at = loop.armed()
-    server.hangs = {"getstate"}
-    loop.slowest = 0.0
-    status = loop.tick(at, fresh=False)
-    status = loop.run(5, fresh=False)
-    assert "ms old" in status.word
-    assert loop.slowest < 0.05
-    server._over.set()
-    wait(lambda: loop.driver.read().stamp == loop.clock.now)
-    loop.run(3)
-    assert loop.loop.machine.state == "STOPPED"
-
-
-@pytest.mark.parametrize(("kind", "why"), [("errs", "pose: HTTP 500"), ("refuse", "refused"), ("no state", "no state")])
-def test_a_server_that_fails_stops_the_robot_which_goes_on_once_it_is_back(loop, server, kind, why):
-    at = loop.armed()
-    if kind == "errs":
-        server.errs = {"pose"}
-    elif kind == "refuse":
-        server.refuse()
-    else:
-        server.answer = b'{"pose": [0, 0, 0, 0, 0, 0, 0]}'
-    loop.tick(at, fresh=False)
-    assert why in loop.loop.machine.word
-    loop.run(10, fresh=False)
-    assert loop.loop.machine.state == "STOPPED"
-    server.errs, server.answer = set(), None
-    if kind == "refuse":
-        server.start()
-    loop.run(5)
-    for _ in range(4):
-        loop.run(5)
-        try:
-            loop.loop.request("clear", "operator", "K", loop.clock.now)
-            break
-        except Refused:
-            pass
-    assert loop.run(1).state == "HOLD"
-    np.testing.assert_allclose(server.arm.pose[:3], START[:3], atol=2e-3)
-
-
 def test_one_request_that_fails_is_no_fault_and_two_are(driver, server):
     driver.close()  # its threads: rounds are the test's
     arm = driver._arms[0]
@@ -297,18 +139,6 @@ def test_a_repeated_state_is_no_older_than_the_server_may_leave_it(clock):
         clock.now += 5.0
         assert newest(driver, server).stamp == clock.now - REPEATS
         driver.close()
-
-
-def test_an_arm_in_a_reflex_is_recovered_and_counted(loop, server):
-    at = loop.armed()
-    server.arm.reflex = True
-    for k in range(1, 9):
-        status = loop.tick(at + by(0.005 * k))
-    assert server.paths("clearerr") == ["clearerr"], "one was enough"
-    assert status.reading.extra["recoveries"] == [1.0]
-    status = loop.tick(at + by(0.04))
-    assert status.state == "RUN"
-    np.testing.assert_allclose(server.arm.pose[0], at[0] + 0.04, atol=3e-3)
 
 
 def test_error_recoveries_that_do_not_help_end_in_a_fault(clock):
@@ -341,53 +171,6 @@ def test_an_arm_that_is_kept_from_a_target_that_stands_is_left_alone(driver, ser
     assert len(server.paths("clearerr")) <= 1
 
 
-class Recorded:
-    """Takes requests for a server."""
-
-    url = "http://franka/"
-
-    def __init__(self) -> None:
-        self.paths: list[str] = []
-
-    def post(self, path: str, body: object = None) -> bytes:
-        self.paths.append(path)
-        return b""
-
-
-def test_the_lock_out_lets_one_gripper_request_through_and_then_the_last(clock):
-    http = Recorded()
-    orders = Orders(http, 0.6)
-    orders.clock = clock
-
-    def after(seconds: float, place: float) -> list[str]:
-        clock.now += seconds
-        orders.aim(place)
-        orders.act()
-        return http.paths
-
-    assert after(0.0, 0.5) == []
-    assert after(0.1, 0.26) == [], "a gripper that is as it is"
-    assert after(0.1, 0.0) == ["close_gripper"]
-    assert after(0.1, 1.0) == after(0.3, 1.0) == ["close_gripper"]
-    assert after(0.3, 0.6) == ["close_gripper", "open_gripper"]
-    assert after(0.1, 0.1) == after(0.1, 0.8) == ["close_gripper", "open_gripper"], "it is open again already"
-    assert after(0.8, 0.8) == ["close_gripper", "open_gripper"]
-    orders.slow = True
-    assert after(0.1, 0.1)[2:] == ["close_gripper_slow"]
-
-
-def test_a_robot_that_is_cleared_moves_no_gripper(loop, server):
-    loop.armed()
-    assert server.paths("close_gripper", "open_gripper") == []
-    server.errs = {"getstate"}
-    loop.run(5, fresh=False)
-    server.errs = set()
-    loop.run(5)
-    loop.driver.clear_faults()
-    loop.run(2)
-    assert server.paths("close_gripper", "open_gripper") == []
-
-
 def test_quantities_are_set_by_a_thread_and_refused_by_name(driver, server):
     load = {"mass": 0.1, "F_x_center_load": [0, 0, 0.1], "load_inertia": [0] * 9}
     for name, value in (("params", {"rotational_Ki": 0}), ("load", load), ("gripper", "activate"), ("recover", True)):
@@ -398,7 +181,8 @@ def test_quantities_are_set_by_a_thread_and_refused_by_name(driver, server):
     ]  # fmt: skip
     for name, value, why in (
         ("params", "soft", "'soft' is none"), ("params", 3, "expected a table"), ("load", {"mass": 1}, "F_x_center"),
-        ("torque", False, "user stop"), ("gripper", "close", "not possible"), ("stiffness", 1, "Valid: params"),
+        ("torque", False, "user stop"), ("gripper", "close", "'close', expected 'activate' or 'reset'"),
+        ("slow_gripper", 1, "1, expected true"), ("recover", False, "expected true"),
     ):  # fmt: skip
         with pytest.raises(DriverError, match=why):
             driver.set(name, value)
@@ -435,35 +219,6 @@ def test_a_stop_is_answered_by_a_later_round_and_a_harder_one_stays(driver, serv
     wait(lambda: driver.stop("because", 1))
     np.testing.assert_allclose(server.arm.target, server.arm.pose, atol=0.06)
     assert np.abs(server.arm.target[0] - target[0]) > 0.01, "it stays where it was measured"
-
-
-def test_a_joint_reset_stops_the_robot_until_it_is_done(loop, server, clock):
-    loop.armed()
-    server.hangs = {"jointreset"}
-    loop.driver.set("joint_reset", True)
-    status = loop.run(2)
-    assert (status.state, status.set_point) == ("STOPPED", None)
-    assert "a joint reset moves the arm" in status.word
-    poses = len(server.paths("pose"))
-    loop.run(2)
-    assert len(server.paths("pose")) == poses, "nothing is commanded meanwhile"
-    server._over.set()
-    wait(lambda: not loop.driver.read().faults)
-    server.arm.pose = server.arm.target = np.append([0.5, 0, 0.4], quat_of_euler(START[3:]))
-    for _ in range(4):
-        loop.run(3)
-        try:
-            loop.loop.request("clear", "operator", "K", clock.now)
-            break
-        except Refused:
-            pass
-    status = loop.run(1)
-    np.testing.assert_allclose(status.set_point[:3], [0.5, 0, 0.4], atol=1e-6)
-    loop.driver.set("joint_reset", True)
-    assert not loop.driver.read().faults, "not twice in ten minutes"
-    clock.now += JOINT_RESET_EVERY
-    loop.driver.set("joint_reset", True)
-    wait(lambda: server.paths("jointreset") == ["jointreset"] * 2)
 
 
 def test_two_arms_are_one_robot(clock):

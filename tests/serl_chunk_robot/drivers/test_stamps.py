@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serl_chunk_robot.drivers.stamps import StampMap
+from serl_chunk_robot.drivers.stamps import StampMap, StopAnswer
 
 HOUR = 3600.0
 
@@ -53,3 +53,18 @@ def test_a_clock_that_is_set_is_believed_again_after_five_seconds():
     assert late[0] == pytest.approx(HOUR)
     assert max(late[-50:]) < 1e-6
     assert 17.0 - stamps.moment(2 * HOUR, 17.0) == pytest.approx(0.0)  # set on
+
+
+def test_a_stop_is_answered_by_a_state_that_is_newer_than_its_first_report():
+    stop = StopAnswer()
+    assert not stop.given(0, 10.0, 9.99)
+    assert not stop.given(0, 10.1, 10.0), "as old as the stop"
+    assert stop.given(0, 10.2, 10.01)
+    assert not stop.given(0, 10.3, 10.01), "the next stop needs a state of its own"
+
+
+def test_each_level_of_a_stop_needs_a_state_of_its_own():
+    stop = StopAnswer()
+    assert not stop.given(0, 10.0, 9.99)
+    assert not stop.given(1, 10.1, 10.05)
+    assert stop.given(1, 10.2, 10.15)

@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 
-from serl_chunk_robot.camera import CameraError
+from serl_chunk_robot.camera import CameraError, CameraSpec
 from serl_chunk_robot.drivers import v4l2_camera
 from serl_chunk_robot.drivers.v4l2_camera import V4L2Camera
 
@@ -162,6 +162,11 @@ def test_missing_rights_and_a_missing_library_are_named_with_their_command(devic
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(CameraError, match="pip install opencv-python-headless"):
         V4L2Camera(str(device), 8, 6).open(clock)
+
+
+def test_pictures_of_a_still_scene_differ_unless_the_file_says_so():
+    assert V4L2Camera("x", 8, 6).spec() == CameraSpec(6, 8, noisy=True)
+    assert V4L2Camera("x", 8, 6, noisy=False).spec() == CameraSpec(6, 8, noisy=False)
 
 
 @pytest.mark.parametrize("wrong", [{"device": ""}, {"width": 0}, {"fps": 0.0}, {"fourcc": "MJPEG"}])

@@ -11,6 +11,7 @@ BUILT_IN: Dict[str, str] = {
     "franka_http": "serl_chunk_robot.drivers.franka_http:FrankaHttp",
     "aloha_ros1": "serl_chunk_robot.drivers.aloha_ros1:aloha_ros1",
     "aloha_ros2": "serl_chunk_robot.drivers.aloha_ros2:aloha_ros2",
+    "lerobot": "serl_chunk_robot.drivers.lerobot_robot:LeRobotArms",
     "trossen": "serl_chunk_robot.drivers.trossen:TrossenArms",
 }
 """What a robot's file may name -> the module and what makes the driver from options."""

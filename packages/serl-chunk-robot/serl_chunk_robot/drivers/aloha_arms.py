@@ -1,10 +1,4 @@
-"""ALOHA's ViperX arms behind Interbotix's nodes: what is the same in ROS 1 and ROS 2.
-
-A gripper is measured as the position of its finger (m), and commanded as the angle of its motor (rad). Both are one
-unit here: the opening, 0 for fingers at `finger(closed)` and 1 at `finger(open)`. A crank of 22 mm and a rod of 36 mm
-connect them: finger = crank * sin(angle) + sqrt(rod^2 - (crank * cos(angle))^2). An opening is what ALOHA's own
-recordings have as the gripper's state; their actions are shares of the angle, which differ from it in mid-range.
-"""
+"""ALOHA's ViperX arms behind Interbotix's nodes: what is the same in ROS 1 and ROS 2."""
 
 from __future__ import annotations
 
@@ -14,12 +8,13 @@ import math
 import queue
 import threading
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Sequence, Set, Tuple, Union
 
 import numpy as np
 
-from serl_chunk_robot.driver import DriverError, DriverSpec, Reading, sendable
-from serl_chunk_robot.drivers.stamps import StampMap
+from serl_chunk_robot.driver import SUPPORTED, DriverError, DriverSpec, Reading, sendable
+from serl_chunk_robot.drivers.aloha_gripper import Gripper, finger_at
+from serl_chunk_robot.drivers.stamps import StampMap, StopAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -29,16 +24,23 @@ MOTORS = (*JOINTS, "gripper")
 LOW = (-math.pi, -1.85, -1.763, -math.pi, -1.868, -math.pi, -0.2)
 HIGH = (math.pi, 1.257, 1.606, math.pi, 2.234, math.pi, 1.2)
 VELOCITY = (3.14,) * 6 + (10.0,)
-CRANK, ROD = 0.022, 0.036  # m
 BEYOND = 0.06  # rad: the server lets an arm be 0.05 beyond its limits when it starts, and holds it there
 DIFFERS = 0.05  # rad between the limits that an arm's node reports and a ViperX's
 RATE = 100.0  # Hz, of joint states
 FIRST_STATE = 2.0  # s
 POLL = 1.0  # s between checks of publishers and, while no set points are sent, of torque and errors
-IDLE = 0.5  # s without a set point; registers share the motors' bus with the set points
+IDLE = 0.5  # s without a set point before registers are read: a node has one thread for both, and they take tens of ms
 HANGS = 5.0  # s
-SUPPORTED = ": the arm is supported"
+RELAUNCH = 0.4  # s without a state, after which an arm's node may be another one
+BOOTS = 1.0  # s, of a motor, before its registers are read
 ERRORS = {0: "input voltage", 2: "overheating", 3: "encoder", 4: "electrical shock", 5: "overload"}  # bits
+
+
+# Interbotix's services and their types, and the topics on which nodes command an arm.
+TYPES = {"get_robot_info": "RobotInfo", "get_motor_registers": "RegisterValues", "torque_enable": "TorqueEnable",
+         "reboot_motors": "Reboot"}  # fmt: skip
+COMMANDS = ("joint_group", "joint_single", "joint_trajectory")
+ANSWERS = 2.0  # s, of a service
 
 
 class Ros(Protocol):
@@ -73,34 +75,6 @@ class Ros(Protocol):
         ...
 
 
-class Gripper(NamedTuple):
-    """Angles of a gripper's motor, rad, at which its fingers are closed and open."""
-
-    closed: float
-    open: float
-
-    def opening(self, finger: float) -> float:
-        """Return the opening of a finger at a position, m."""
-        closed, opened = _finger(self.closed), _finger(self.open)
-        return (finger - closed) / (opened - closed)
-
-    def speed(self, angle: float, velocity: float) -> float:
-        """Return openings per second at a motor's angle, rad, and velocity, rad/s."""
-        rod = math.sqrt(ROD**2 - (CRANK * math.cos(angle)) ** 2)
-        slope = CRANK * math.cos(angle) * (1 + CRANK * math.sin(angle) / rod)
-        return slope * velocity / (_finger(self.open) - _finger(self.closed))
-
-    def angle(self, opening: float) -> float:
-        """Return the motor's angle of an opening, clipped to [0, 1]."""
-        closed, opened = _finger(self.closed), _finger(self.open)
-        finger = closed + min(max(opening, 0.0), 1.0) * (opened - closed)
-        return math.asin(min((CRANK**2 + finger**2 - ROD**2) / (2 * CRANK * finger), 1.0))
-
-
-def _finger(angle: float) -> float:
-    return CRANK * math.sin(angle) + math.sqrt(ROD**2 - (CRANK * math.cos(angle)) ** 2)
-
-
 class _State(NamedTuple):
     q: np.ndarray  # float64[7], as dq and effort
     dq: np.ndarray
@@ -112,10 +86,11 @@ class AlohaArms:
     """ViperX arms, each with a gripper, as one robot; each arm's node publishes and obeys topics below its name.
 
     `connect` checks joints, limits, modes, profiles, torque and publishers. It changes none of them. A thread checks
-    publishers from then on, and torque and hardware errors while no set points are sent.
+    publishers from then on, torque and hardware errors while no set points are sent, and all of it again once an arm's
+    node was launched anew.
 
     `set("reboot", "ARM/gripper")` reboots a motor while the robot is stopped. A motor that carries the arm lets it
-    fall meanwhile: it is rebooted only with "ARM/MOTOR: the arm is supported".
+    fall meanwhile: it is rebooted only with "ARM/MOTOR: the arm is supported". Until the reboot is done it is a fault.
 
     Args:
         ros: the node, not opened yet.
@@ -126,7 +101,7 @@ class AlohaArms:
     def __init__(self, ros: Ros, arms: Sequence[str], gripper: Gripper) -> None:
         if isinstance(arms, str) or not arms or len({*arms}) < len(arms) or not all(isinstance(a, str) for a in arms):
             raise ValueError(f"arms: {arms!r}, expected a list of different names of nodes")
-        if not _finger(gripper.closed) < _finger(gripper.open):
+        if not finger_at(gripper.closed) < finger_at(gripper.open):
             raise ValueError(f"gripper_closed, gripper_open: {tuple(gripper)} rad, expected fingers that open")
         self._ros, self._arms, self._gripper = ros, tuple(arms), gripper
         self._clock: Callable[[], float] = time.monotonic
@@ -135,13 +110,17 @@ class AlohaArms:
         self._torque = dict.fromkeys(self._arms, True)
         self._hardware: Dict[str, Tuple[str, ...]] = {}
         self._others: Dict[str, Tuple[str, ...]] = {}
+        self._checkable: Set[str] = set()  # arms whose node has services
+        self._gone: Set[str] = set()  # arms whose node was gone, until they are checked again
+        self._arrivals: Dict[str, float] = {}  # of the newest states
         self._failed: Dict[str, str] = {}  # what failed -> why, until it works or is cleared
+        self._rebooting: List[str] = []  # motors, from the request on
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
         self._watching: Optional[threading.Thread] = None
         self._ending = threading.Event()
         self._busy = math.inf  # since when the thread is at work
         self._sent = -math.inf  # when the last set point was
-        self._stop: Optional[Tuple[int, float]] = None  # level, since when
+        self._stop = StopAnswer()
 
     def spec(self) -> DriverSpec:
         """Describe the robot; opens nothing."""
@@ -169,7 +148,10 @@ class AlohaArms:
             self._look_for_others(arm)
             if self._others[arm]:
                 raise DriverError(self._publishes(arm))
-            self._check(arm)
+            if self._check(arm):
+                self._checkable.add(arm)
+            else:
+                logger.warning("/%s/get_robot_info: no such service. Joints, limits and modes are not checked.", arm)
             self._look_at_motors(arm)
         self._watching = threading.Thread(target=self._watch, name="aloha-watch", daemon=True)
         self._watching.start()
@@ -185,6 +167,9 @@ class AlohaArms:
             states.append(state)
         faults = [fault for arm in self._arms for fault in self._hardware.get(arm, ())]
         faults += [self._publishes(arm) for arm in self._arms if self._others.get(arm)]
+        faults += [f"{motor} reboots" for motor in self._rebooting]
+        faults += [f"{arm}: its node is gone, or was launched again and is checked" for arm in self._arms
+                   if arm in self._gone]  # fmt: skip
         faults += list(self._failed.values())
         if time.monotonic() - self._busy > HANGS:
             faults.append(f"ROS has not answered for {HANGS:g} s")
@@ -204,6 +189,7 @@ class AlohaArms:
                 raise DriverError(f"{arm}: {values[joint]:.3f} is beyond the limits of {JOINTS[joint]}")
             topic = self._ros.heard_by_none(arm)
             if topic:
+                self._gone.add(arm)
                 raise DriverError(f"{topic}: no node takes commands. Is {arm}'s node running?")
         self._sent = time.monotonic()
         for arm, values in zip(self._arms, sent):
@@ -218,6 +204,7 @@ class AlohaArms:
             self._jobs.put(lambda: self._switch(bool(value), self._arms))
         elif name == "reboot":
             arm, motor = self._motor(value)
+            self._rebooting.append(f"{arm}/{motor}")
             self._jobs.put(lambda: self._reboot(arm, motor))
         else:
             raise DriverError(f"{name}: unknown. Valid: reboot, torque.")
@@ -232,12 +219,7 @@ class AlohaArms:
 
         The measured pose is no target: motors that do not answer read -pi.
         """
-        if self._stop is None or self._stop[0] != level:
-            self._stop = level, self._clock()
-        if self.read().stamp <= self._stop[1]:
-            return False
-        self._stop = None
-        return True
+        return self._stop.given(level, self._clock(), self.read().stamp)
 
     def close(self) -> None:
         """Leave the graph. The motors keep torque and target."""
@@ -250,6 +232,9 @@ class AlohaArms:
 
     def _heard(self, arm: str, message: Any, stamp: float) -> None:
         arrival = self._clock()
+        if arrival - self._arrivals.get(arm, arrival) > RELAUNCH:
+            self._gone.add(arm)
+        self._arrivals[arm] = arrival
         try:
             self._states[arm] = self._parse(message, self._stamps[arm].moment(stamp, arrival) if stamp else arrival)
         except (ValueError, IndexError) as e:
@@ -276,9 +261,10 @@ class AlohaArms:
                 continue
             polled = now
             for arm in self._arms:
-                self._do("publishers", lambda arm=arm: self._look_for_others(arm))  # type: ignore[misc]
+                self._do(f"node of {arm}", lambda arm=arm: self._look_for_node(arm))  # type: ignore[misc]
+                self._do(f"publishers of {arm}", lambda arm=arm: self._look_for_others(arm))  # type: ignore[misc]
                 if now - self._sent > IDLE:
-                    self._do("motors", lambda arm=arm: self._look_at_motors(arm))  # type: ignore[misc]
+                    self._do(f"motors of {arm}", lambda arm=arm: self._look_at_motors(arm))  # type: ignore[misc]
 
     def _do(self, what: str, job: Callable[[], None]) -> None:
         self._busy = time.monotonic()
@@ -290,26 +276,47 @@ class AlohaArms:
             self._failed[what] = str(e) or type(e).__name__
         self._busy = math.inf
 
+    def _look_for_node(self, arm: str) -> None:
+        """Check an arm again whose node was launched anew: that may have set other modes and profiles."""
+        if self._ros.heard_by_none(arm):
+            self._gone.add(arm)
+        elif arm in self._gone and (arm not in self._checkable or self._check(arm)):
+            self._look_at_motors(arm)
+            self._gone.discard(arm)
+
     def _look_for_others(self, arm: str) -> None:
         self._others[arm] = tuple(sorted(self._ros.others(arm)))
 
     def _look_at_motors(self, arm: str) -> None:
-        torque = self._registers(arm, "Torque_Enable")
+        torque, errors = self._registers(arm, "Torque_Enable"), self._registers(arm, "Hardware_Error_Status")
         if torque:
             self._torque[arm] = all(torque.values())
-        errors = self._registers(arm, "Hardware_Error_Status")
         found = []
         for motor, bits in errors.items():
-            what = [ERRORS.get(bit, f"bit {bit}") for bit in range(8) if 1 << bit & bits]
-            found += [f"{arm}/{motor}: {', '.join(what)}. Reboot it"] if what else []
+            if bits is None:
+                found.append(f"{arm}/{motor}: it has an error, or does not answer. Reboot it")
+            elif bits:
+                what = [ERRORS.get(bit, f"bit {bit}") for bit in range(8) if 1 << bit & bits]
+                found.append(f"{arm}/{motor}: {', '.join(what)}. Reboot it")
         self._hardware[arm] = tuple(found)
 
-    def _registers(self, arm: str, register: str) -> Dict[str, int]:
-        """A register of each motor; empty where the arm's node does not say."""
-        answer = self._ros.call(arm, "get_motor_registers", cmd_type="group", name="all", reg=register)
-        values = [] if answer is None else list(answer.values)
-        names = MOTORS if len(values) == len(MOTORS) else tuple(map("motor {}".format, range(len(values))))
-        return dict(zip(names, map(int, values)))
+    def _registers(self, arm: str, register: str) -> Dict[str, Optional[int]]:
+        """A register of each motor, None of one that does not answer; empty where the arm's node gives none.
+
+        A node takes the answer of a motor with an error for a failed read, and a group's values end there.
+        """
+        values = self._values(arm, register, "group", "all")
+        if values is None or len(values) > len(MOTORS):
+            return {f"motor {k}": value for k, value in enumerate(values or ())}
+        singles = (self._values(arm, register, "single", motor) for motor in MOTORS[len(values) :])
+        found = dict(zip(MOTORS, [*values, *(next(iter(single or ()), None) for single in singles)]))
+        if not values and {*found.values()} == {None} and self._values(arm, "Profile_Velocity", "group", "all"):
+            return {}  # Interbotix's simulated arms have registers of profiles alone
+        return found
+
+    def _values(self, arm: str, register: str, cmd_type: str, name: str) -> Optional[List[int]]:
+        answer = self._ros.call(arm, "get_motor_registers", cmd_type=cmd_type, name=name, reg=register)
+        return None if answer is None else list(map(int, answer.values))
 
     def _switch(self, on: bool, arms: Sequence[str]) -> None:
         for arm in arms:
@@ -319,20 +326,26 @@ class AlohaArms:
 
     def _reboot(self, arm: str, motor: str) -> None:
         fields = {"cmd_type": "single", "name": motor, "enable": True, "smart_reboot": False}
-        if self._ros.call(arm, "reboot_motors", **fields) is None:
-            raise DriverError(f"/{arm}/reboot_motors: no such service. Launch the arms' nodes.")
-        self._look_at_motors(arm)
-        self._check(arm)  # a motor that was rebooted has lost what its RAM held
+        try:
+            if self._ros.call(arm, "reboot_motors", **fields) is None:
+                raise DriverError(f"/{arm}/reboot_motors: no such service. Launch the arms' nodes.")
+            self._ending.wait(BOOTS)
+            self._look_at_motors(arm)
+            self._check(arm)  # a motor that was rebooted has lost what its RAM held
+        finally:
+            self._rebooting.remove(f"{arm}/{motor}")
 
     # Checks.
 
-    def _check(self, arm: str) -> None:
-        """Raise DriverError where an arm is no ViperX, or is in a mode or profile that does not follow set points."""
+    def _check(self, arm: str) -> bool:
+        """Return whether the arm's node has services to check it by.
+
+        Raises DriverError where an arm is no ViperX, or is in a mode or profile that does not follow set points.
+        """
         info = self._ros.call(arm, "get_robot_info", cmd_type="group", name="arm")
         gripper = self._ros.call(arm, "get_robot_info", cmd_type="single", name="gripper")
         if info is None or gripper is None:
-            logger.warning("/%s/get_robot_info: no such service. Joints, limits and modes are not checked.", arm)
-            return
+            return False
         if tuple(info.joint_names) != JOINTS:
             raise DriverError(f"{arm}: its joints are {', '.join(info.joint_names)}, expected {', '.join(JOINTS)}")
         for what, limits, ours in (("lower", info.joint_lower_limits, LOW), ("upper", info.joint_upper_limits, HIGH)):
@@ -354,6 +367,7 @@ class AlohaArms:
             for motor, n in set_to.items():
                 raise DriverError(f"{arm}/{motor}: {register} is {n}, expected 0: it would lag behind set points. "
                                   f"Call /{arm}/set_motor_registers.")  # fmt: skip
+        return True
 
     def _publishes(self, arm: str) -> str:
         names = ", ".join(self._others[arm])
@@ -368,9 +382,9 @@ class AlohaArms:
                 f"reboot: {value!r}, expected ARM/MOTOR of {', '.join(self._arms)} and {', '.join(MOTORS)}"
             )
         if motor != "gripper" and not supported:
-            raise DriverError(f"reboot: the arm falls while {motor} reboots. Support it and write '{text}{SUPPORTED}'")
+            raise DriverError(f"reboot: the arm falls while {motor} reboots. Support it, and pass arm_is_supported")
         if time.monotonic() - self._sent < IDLE:
-            raise DriverError("reboot: the robot follows set points. Stop it first")
+            raise DriverError(f"reboot: a set point was sent less than {IDLE:g} s ago. Stop the robot, and try again")
         return arm, motor
 
     def _need_node(self) -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 from urllib.parse import urlparse
 
 from serl_chunk_robot.driver import DriverError
-from serl_chunk_robot.drivers.aloha_arms import AlohaArms, Gripper
+from serl_chunk_robot.drivers.aloha_arms import ANSWERS, COMMANDS, TYPES, AlohaArms
+from serl_chunk_robot.drivers.aloha_gripper import Gripper
 
 NODE = "serl_chunk_robot"
-ANSWERS = 2.0  # s, of a service
 REACHES = 0.5  # s, of a node or the master
-TYPES = {"get_robot_info": "RobotInfo", "get_motor_registers": "RegisterValues", "torque_enable": "TorqueEnable",
-         "reboot_motors": "Reboot"}  # fmt: skip
-COMMANDS = ("joint_group", "joint_single", "joint_trajectory")
+OF_ROS = ("rosgraph", "rosout", "rospy")  # loggers of ROS itself
 
 
 def aloha_ros1(
@@ -51,8 +50,8 @@ class Ros1:
             from sensor_msgs.msg import JointState
         except ImportError as e:
             raise DriverError(
-                f"{e.name} cannot be imported. Source the workspace of Interbotix's ROS 1 packages (Noetic), "
-                "`source ~/interbotix_ws/devel/setup.bash`, and start the server with that Python."
+                f"{e.name or e} cannot be imported. Run sudo apt install ros-noetic-ros-base, install Interbotix's ROS "
+                "1 packages, `source ~/interbotix_ws/devel/setup.bash`, and start the server with that Python."
             ) from e
         uri = rosgraph.get_master_uri()
         if not _reachable(uri):  # rospy would wait for it without end
@@ -60,7 +59,8 @@ class Ros1:
                               "ROS_MASTER_URI.")  # fmt: skip
         try:
             # A name of its own: the master ends a node whose name another one takes.
-            rospy.init_node(NODE, anonymous=True, disable_signals=True)
+            with _logging_kept():
+                rospy.init_node(NODE, anonymous=True, disable_signals=True)
         except Exception as e:
             raise DriverError(f"the ROS node cannot be made ({e})") from e
         self._ros, self._graph, self._services = rospy, rosgraph, srv
@@ -141,6 +141,23 @@ class Ros1:
             return _reachable(master.lookupNode(node))
         except (OSError, self._graph.MasterException):
             return False
+
+
+@contextlib.contextmanager
+def _logging_kept() -> Iterator[None]:
+    """Keep the process's logging as it is: rospy replaces it by ROS's, which then gets the lines of ROS alone."""
+    root = logging.getLogger()
+    kind, handlers, level = logging.getLoggerClass(), list(root.handlers), root.level
+    try:
+        yield
+    finally:
+        for name in OF_ROS:
+            of_ros = logging.getLogger(name)
+            of_ros.handlers += [each for each in root.handlers if each not in handlers]
+            of_ros.propagate = False
+        logging.setLoggerClass(kind)
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def _reachable(uri: str) -> bool:

@@ -8,13 +8,10 @@ import threading
 from typing import Any, Callable, Dict, List, Sequence
 
 from serl_chunk_robot.driver import DriverError
-from serl_chunk_robot.drivers.aloha_arms import AlohaArms, Gripper
+from serl_chunk_robot.drivers.aloha_arms import ANSWERS, COMMANDS, TYPES, AlohaArms
+from serl_chunk_robot.drivers.aloha_gripper import Gripper
 
-ANSWERS = 2.0  # s, of a service
 DEPTH = 10  # set points that wait in the middleware, so that none replaces another one
-TYPES = {"get_robot_info": "RobotInfo", "get_motor_registers": "RegisterValues", "torque_enable": "TorqueEnable",
-         "reboot_motors": "Reboot"}  # fmt: skip
-COMMANDS = ("joint_group", "joint_single", "joint_trajectory")
 
 
 def aloha_ros2(
@@ -51,8 +48,8 @@ class Ros2:
             from sensor_msgs.msg import JointState
         except ImportError as e:
             raise DriverError(
-                f"{e.name} cannot be imported. Source the workspace of Interbotix's ROS 2 packages (Humble), "
-                "`source ~/interbotix_ws/install/setup.bash`, and start the server with that Python."
+                f"{e.name or e} cannot be imported. Run sudo apt install ros-humble-ros-base, install Interbotix's ROS "
+                "2 packages, `source ~/interbotix_ws/install/setup.bash`, and start the server with that Python."
             ) from e
         try:
             if not rclpy.ok():

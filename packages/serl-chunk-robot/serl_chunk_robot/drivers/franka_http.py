@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import numpy as np
 
-from serl_chunk_robot.driver import DriverError, DriverSpec, Reading
+from serl_chunk_robot.driver import DriverError, DriverSpec, Reading, sendable
 from serl_chunk_robot.drivers.franka_requests import CLOSED, FAILED, OPEN, Http, Orders, text
 from serl_chunk_robot.rotations import euler_of_matrix, euler_rates, matrix_of_quat, quat_of_euler, unwrapped
 
@@ -36,6 +36,10 @@ STILL = 0.001, 0.005  # m and rad that an arm without a reflex moves
 AWAY = 0.01, 0.05  # m and rad that its targets went on meanwhile
 STUCK = 0.5  # s
 ORDER_LASTS = 2.0  # s, at most
+_SETS = {
+    "params": "a name or a table", "load": "a table", "slow_gripper": "true or false",
+    "gripper": "'activate' or 'reset'", "recover": "true", "joint_reset": "true",
+}  # fmt: skip # what `set` takes
 JOINT_RESET_LASTS, JOINT_RESET_EVERY = 60.0, 600.0  # s
 
 
@@ -113,6 +117,7 @@ class FrankaHttp:
 
     def command(self, target: np.ndarray, dt: float) -> None:
         """Take the next poses of the arms and commands of their grippers; the threads send them."""
+        target = sendable(target, 7 * len(self._arms))
         for k, arm in enumerate(self._arms):
             arm.aim(target[7 * k : 7 * k + 6])
             arm.orders.aim(float(target[7 * k + 6]))
@@ -153,10 +158,11 @@ class FrankaHttp:
         elif name in ("recover", "joint_reset") and value is True:
             for arm in arms:
                 arm.recover() if name == "recover" else arm.reset_joints()
+        elif name in _SETS:
+            raise DriverError(f"{name}: {value!r}, expected {_SETS[name]}")
         else:
             raise DriverError(
-                f"{name} = {value!r}: not possible. Valid: params, load, slow_gripper = true or false, gripper = "
-                "activate or reset, recover = true, joint_reset = true. A Franka loses torque by its user stop alone."
+                f"{name}: unknown. Valid: {', '.join(_SETS)}. A Franka loses torque by its user stop alone"
             )
 
     def clear_faults(self) -> None:

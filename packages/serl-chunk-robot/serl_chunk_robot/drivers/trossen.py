@@ -10,9 +10,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from serl_chunk_robot.driver import DriverError, DriverSpec, Reading, sendable
-from serl_chunk_robot.drivers.stamps import StampMap
+from serl_chunk_robot.drivers.stamps import StampMap, StopAnswer
 
-INSTALL = "Run pip install trossen-arm, in the version of the controllers' firmware"
+INSTALL = "Run pip install trossen-arm (Python 3.10 or newer), in the version of the controllers' firmware"
 SIZE = 7  # numbers of an arm: six joints, rad, and a gripper
 # Of a wxai_v0, rad and rad/s. A gripper's opening is measured a little beyond its ends.
 LOW = (-math.pi, 0.0, 0.0, -math.pi / 2, -math.pi / 2, -math.pi, -0.2)
@@ -50,7 +50,7 @@ class TrossenArms:
         self._torque = False
         self._last: Any = None  # the newest reading
         self._busy: Optional[threading.Thread] = None  # that switches modes
-        self._stop: Optional[Tuple[int, float]] = None  # level, since when
+        self._stop = StopAnswer()
 
     def spec(self) -> DriverSpec:
         """Describe the robot; opens nothing."""
@@ -152,12 +152,7 @@ class TrossenArms:
 
     def stop(self, reason: str, level: int = 0) -> bool:
         """Return whether all arms sent outputs since. At every level the controllers hold their last goal."""
-        if self._stop is None or self._stop[0] != level:
-            self._stop = level, self._clock()
-        if self.read().stamp <= self._stop[1]:
-            return False
-        self._stop = None
-        return True
+        return self._stop.given(level, self._clock(), self.read().stamp)
 
     def close(self) -> None:
         """Disconnect; changes no mode. What a controller does then is its own matter."""

@@ -30,6 +30,7 @@ class V4L2Camera:
         fourcc: the format in which the camera sends. Few cameras send 640 x 480 YUYV at 30 Hz next to three others.
         exposure: as V4L2 counts, mostly 0.1 ms; default: automatic.
         white_balance: K; default: automatic.
+        noisy: False for a source that repeats the picture of a still scene, as a screen that is grabbed.
 
     Raises:
         ValueError: no device, size, rate or format.
@@ -37,11 +38,11 @@ class V4L2Camera:
 
     def __init__(
         self, device: str, width: int = 640, height: int = 480, fps: float = 30.0, fourcc: str = "MJPG",
-        exposure: Optional[float] = None, white_balance: Optional[float] = None,
+        exposure: Optional[float] = None, white_balance: Optional[float] = None, noisy: bool = True,
     ) -> None:  # fmt: skip
         if not device or min(width, height) < 1 or not fps > 0 or len(fourcc) != 4:
             raise ValueError("a camera has a device, a width, a height and a rate above 0, and four letters of format")
-        self._device, self._spec, self._fps, self._fourcc = device, CameraSpec(height, width), fps, fourcc
+        self._device, self._spec, self._fps, self._fourcc = device, CameraSpec(height, width, noisy), fps, fourcc
         self._exposure, self._white_balance = exposure, white_balance
         self._capture: Any = None
 
@@ -126,7 +127,7 @@ def find(device: str) -> str:
         raise CameraError(f"device {device!r}: {many} (in {BY_ID}: {there})")
     path = os.path.realpath(found[0])
     if not os.access(path, os.R_OK | os.W_OK):
-        raise CameraError(f"{path}: not permitted. Run: sudo usermod -aG video $USER, and log in anew")
+        raise CameraError(f"{path}: not permitted. Run: sudo usermod -aG video $USER, and log in again")
     return path
 
 

@@ -1,0 +1,315 @@
+"""Arms of LeRobot whose motors are on its serial buses: SO-100, SO-101, Koch, OMX, two SO arms, and plug-ins like them.
+
+It runs in LeRobot's own environment. A read of a bus takes some ms, and 50 ms or more where a motor does not answer.
+So one thread has the buses: it sends the newest set point and reads the positions, over and over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+import queue
+import threading
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from serl_chunk_robot.driver import DriverError, DriverSpec, Reading, sendable
+from serl_chunk_robot.drivers import lerobot_library
+from serl_chunk_robot.drivers.lerobot_library import DEGREES, SHARE, Arm, text
+from serl_chunk_robot.drivers.stamps import StopAnswer
+
+logger = logging.getLogger(__name__)
+
+JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
+SIDES = ("left", "right")
+RATES = 50.0, 200.0  # Hz
+PERIOD = 0.008  # s between two rounds on the buses without a new set point
+POLL = 0.5  # s between two looks at the motors' torque
+SPEED_WITHIN = 0.03  # s: of positions so far apart, a step of an encoder (1.5 mrad) is 0.05 rad/s
+FAILURES = 2  # rounds that failed in a row: a fault
+BEYOND = 0.06  # rad: the server lets an arm be 0.05 beyond its limits when it starts, and holds it there
+UNREACHABLE = 1.0  # rad beyond the limits: a reading of the bus that is none
+OTHER = 0.05  # of LeRobot's units, by which what it sent differs from the set point
+LATE = 0.1  # s, after which a set point that waited for the buses is not sent any more
+ENDS = 5.0  # s
+TAUGHT = (
+    "LeRobot knows no limits in rad. Write wide ones here (low = -3.2, high = 3.2; one number is not for grippers), "
+    "and teach those of the profiles by hand: serl-chunk-robot teach"
+)
+
+Numbers = Union[float, Sequence[float]]
+
+
+class _State(NamedTuple):
+    q: np.ndarray  # float64[J], as dq
+    dq: np.ndarray
+    stamp: float
+
+
+class LeRobotArms:
+    """Arms of LeRobot as one robot. A gripper's unit is its opening: 0 closed, 1 open. No effort is measured.
+
+    Its cameras are not read: the robot's file has tables [[camera]]. The arms are calibrated before, by LeRobot.
+
+    Args:
+        type: LeRobot's name of the robot, as "so101_follower".
+        params: of its config, as `port` and `id`.
+        joints: names of the motors in the order of the command; without it those of an SO arm, or of two.
+        grippers: names of those that are grippers; without it those that end with "gripper".
+        low, high: what each joint can reach, rad, and a gripper's opening; one number is not for grippers.
+        velocity: the fastest that each can move, per second; one number is for all.
+        scale: what LeRobot's numbers are multiplied by; without it, joints are in degrees and grippers from 0 to 100.
+        rate: Hz, of the server's loop.
+        tick: s, of a control tick.
+
+    Raises:
+        ValueError: an option that is missing or cannot be.
+    """
+
+    def __init__(
+        self, *, type: str, params: Optional[Mapping[str, Any]] = None, joints: Sequence[str] = (),
+        grippers: Sequence[str] = (), low: Numbers = (), high: Numbers = (), velocity: Numbers = (),
+        scale: Numbers = (), rate: float = 50.0, tick: float = 0.02,
+    ) -> None:  # fmt: skip
+        two = [f"{side}_{joint}" for side in SIDES for joint in JOINTS]
+        self._joints = tuple(joints or (two if type.startswith("bi_") else JOINTS))
+        if isinstance(joints, str) or len({*self._joints}) < len(self._joints):
+            raise ValueError(f"joints: {joints!r}, expected a list of different names")
+        self._keys = [f"{joint}.pos" for joint in self._joints]  # of LeRobot's actions and observations
+        named = tuple(grippers) or tuple(joint for joint in self._joints if joint.endswith("gripper"))
+        if isinstance(grippers, str) or not {*named} <= {*self._joints}:
+            raise ValueError(f"grippers: {grippers!r}, expected names of {', '.join(self._joints)}")
+        if not RATES[0] <= rate <= RATES[1]:
+            raise ValueError(f"rate: {rate!r}, expected {RATES[0]:g} to {RATES[1]:g} Hz")
+        self._gripper = np.isin(self._joints, named)
+        self._low, self._high = self._numbers("low", low, 0.0, TAUGHT), self._numbers("high", high, 1.0, TAUGHT)
+        if not (self._low < self._high).all():
+            raise ValueError(f"low, high: {low!r} and {high!r}, expected low below high of each joint")
+        fastest = self._numbers("velocity", velocity, None, "Write the motors' own, rad/s: 4.7 of an STS3215")
+        if not (fastest > 0).all():
+            raise ValueError(f"velocity: {velocity!r}, expected numbers above 0")
+        self._type, self._params = type, dict(params or {})
+        at = [(name.partition("_")[0] if name.partition("_")[0] in SIDES else "") for name in self._joints]
+        lengths = [len(list(group)) for _, group in itertools.groupby(at)]
+        ends = list(itertools.accumulate(lengths))
+        self._spec = DriverSpec(
+            f"lerobot {type}", tuple(self._low.tolist()), tuple(self._high.tolist()), tuple(fastest.tolist()),
+            tuple(np.flatnonzero(self._gripper).tolist()),
+            tuple((end - n, end) for n, end in zip(lengths, ends)), (("q", len(at)),), rate=rate, tick=tick,
+        )  # fmt: skip
+        self._degrees = isinstance(scale, Sequence) and not scale
+        per_unit = np.where(self._gripper, 0.01, math.radians(1.0))
+        self._scale = per_unit if self._degrees else self._numbers("scale", scale, 0.01, "")
+        if not self._scale.all():
+            raise ValueError(f"scale: {scale!r}, expected no number that is 0")
+        self._clock: Callable[[], float] = lambda: 0.0
+        self._robot: Any = None
+        self._arms: List[Arm] = []
+        self._state: Optional[_State] = None  # the newest
+        self._past: Deque[_State] = deque()
+        self._target: Optional[Tuple[Dict[str, float], float]] = None  # the newest action, and when it came
+        self._sent: Optional[Tuple[Dict[str, float], float]] = None
+        self._off: Tuple[str, ...] = ()  # joints without torque
+        self._failed, self._why = 0, ""  # rounds in a row, and the last one's reason
+        self._lasting = ""  # a fault until it is cleared
+        self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._new, self._ending = threading.Event(), threading.Event()
+        self._thread: Optional[threading.Thread] = None
+        self._stop = StopAnswer()
+
+    def spec(self) -> DriverSpec:
+        """Describe the robot; opens nothing."""
+        return self._spec
+
+    def connect(self, clock: Callable[[], float]) -> None:
+        """Open the buses, and begin to read; writes nothing to a motor.
+
+        Raises:
+            DriverError: LeRobot or its robot cannot be used, its joints are others, or it is not calibrated.
+        """
+        self._clock = clock
+        self._robot = lerobot_library.make_robot(self._type, self._params, self._degrees)
+        self._arms = lerobot_library.arms_of(self._robot)
+        self._check_joints()
+        try:
+            for arm in self._arms:
+                arm.bus.connect()
+                if not arm.robot.is_calibrated:
+                    command = lerobot_library.calibration_command(self._type, self._params)
+                    raise DriverError(f"{arm.bus.port}: its motors do not have the calibration of this id. Support "
+                                      f"the arm and run {command}")  # fmt: skip
+            self._look_at_torque()
+            self._exchange()
+        except DriverError:
+            self.close()
+            raise
+        except Exception as e:  # of LeRobot, of no common kind
+            self.close()
+            raise DriverError(f"{self._type}: its motors do not answer ({text(e)}). Check power and port") from e
+        self._thread = threading.Thread(target=self._run, name="lerobot-bus", daemon=True)
+        self._thread.start()
+
+    def read(self) -> Reading:
+        """Return the newest positions, with speeds that are derived from them."""
+        state = self._state
+        if state is None:
+            raise DriverError("the arms are not connected")
+        q, dq, stamp = state
+        off = self._off
+        faults = [self._lasting, self._why if self._failed >= FAILURES else ""]
+        if 0 < len(off) < len(self._joints):
+            faults.append(f"no torque: {', '.join(off)}. Is a motor overloaded or hot?")
+        return Reading(q.copy(), dq.copy(), np.zeros_like(q), stamp, tuple(filter(None, faults)), torque=not off)
+
+    def command(self, target: np.ndarray, dt: float) -> None:
+        """Take a set point, which the thread sends. Raises DriverError where it would not get to the motors."""
+        sent = sendable(target, len(self._joints))
+        outside = (np.maximum(self._low - sent, sent - self._high) > BEYOND) & ~self._gripper
+        if outside.any():
+            joint = int(np.argmax(outside))
+            raise DriverError(f"{self._joints[joint]}: {sent[joint]:.3f} is beyond its limits. Nothing was sent")
+        if self._thread is None or self._off:
+            raise DriverError("a joint has no torque and takes no set points. Clear the robot first")
+        if self._failed >= FAILURES:
+            raise DriverError(self._why)
+        sent[self._gripper] = np.clip(sent[self._gripper], self._low[self._gripper], self._high[self._gripper])
+        self._target = dict(zip(self._keys, (sent / self._scale).tolist())), self._clock()
+        self._new.set()
+
+    def hold(self) -> None:
+        """Send nothing: the motors keep their last set point."""
+
+    def set(self, name: str, value: Any) -> None:
+        """Set "torque" of all joints; the thread does it, and `read` reports it."""
+        if name != "torque":
+            raise DriverError(f"{name}: unknown. Valid: torque.")
+        self._order(self._switch_on if value else self._switch_off)
+
+    def clear_faults(self) -> None:
+        """Switch torque on where it is off, with the joints where they are, and forget what was reported."""
+        self._lasting = ""
+        self._order(self._switch_on)
+
+    def stop(self, reason: str, level: int = 0) -> bool:
+        """Return whether positions were read since. At every level the motors stand at their last set point."""
+        return self._stop.given(level, self._clock(), self.read().stamp)
+
+    def close(self) -> None:
+        """End the thread and close the buses. The motors keep torque and set point."""
+        self._ending.set()
+        self._new.set()
+        if self._thread is not None:
+            self._thread.join(ENDS)
+            if self._thread.is_alive():
+                logger.warning("%s: a bus has not answered for %g s. It is left open.", self._type, ENDS)
+                return
+        for arm in self._arms:
+            with contextlib.suppress(Exception):
+                if arm.bus.is_connected:
+                    arm.bus.disconnect(disable_torque=False)
+        self._arms = []
+
+    # By the thread that has the buses, once it runs.
+
+    def _run(self) -> None:
+        polled = self._clock()
+        while not self._ending.is_set():
+            try:
+                self._work()
+                self._exchange()
+                if self._clock() - polled >= POLL:
+                    polled = self._clock()
+                    self._look_at_torque()
+                self._failed = 0
+            except Exception as e:  # of LeRobot, of no common kind: the loop has to know it, and the thread goes on
+                self._why, self._failed = f"{self._type}: {text(e)}", self._failed + 1
+                lerobot_library.drop_late_answers(self._arms)
+            self._new.wait(PERIOD)
+            self._new.clear()
+
+    def _work(self) -> None:
+        """Do what was requested; what fails is a fault until it is cleared."""
+        while not self._jobs.empty():
+            try:
+                self._jobs.get()()
+                self._look_at_torque()
+            except Exception as e:  # of LeRobot, of no common kind
+                self._lasting = f"{self._type}: {text(e)}"
+            lerobot_library.drop_late_answers(self._arms)  # it tries again by itself where it switches torque
+
+    def _exchange(self) -> None:
+        """Send the newest set point, if it was not sent, and read the positions."""
+        target = self._target
+        if target is not None and target is not self._sent:
+            self._sent = target
+            # Motors of some kinds get torque by a set point.
+            if self._clock() - target[1] <= LATE and not self._off:
+                self._send(target[0])
+        began = self._clock()
+        got = self._robot.get_observation()
+        q = self._scale * np.array([got[key] for key in self._keys], np.float64)
+        beyond = np.maximum(self._low - q, q - self._high)
+        if not beyond.max() <= UNREACHABLE:  # no speed is derived from a position that none can be
+            joint = int(np.argmax(beyond))
+            raise DriverError(f"{self._joints[joint]} reads {q[joint]:.3f}, which it cannot reach")
+        past = self._past
+        while len(past) > 1 and past[1].stamp <= began - SPEED_WITHIN:
+            past.popleft()
+        dq = np.zeros_like(q)
+        if past and began - past[0].stamp >= SPEED_WITHIN / 2:
+            dq = (q - past[0].q) / (began - past[0].stamp)
+        self._state = _State(q, dq, began)
+        past.append(self._state)
+
+    def _send(self, action: Dict[str, float]) -> None:
+        sent = self._robot.send_action(dict(action))
+        for name, value in action.items():
+            if not abs(sent[name] - value) <= OTHER:
+                self._lasting = (f"{name}: LeRobot sent {sent[name]:.2f} instead of {value:.2f}. Remove "
+                                 "max_relative_target of its params: the profiles limit motion here")  # fmt: skip
+
+    def _look_at_torque(self) -> None:
+        self._off = tuple(arm.prefix + motor for arm in self._arms for motor in lerobot_library.without_torque(arm))
+
+    def _switch_on(self) -> None:
+        for arm in self._arms:
+            lerobot_library.switch_on(arm)
+        self._sent = self._target  # one of before is not sent any more
+        self._past.clear()
+
+    def _switch_off(self) -> None:
+        for arm in self._arms:
+            arm.bus.disable_torque(num_retry=5)
+
+    # Of any thread.
+
+    def _order(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
+        self._new.set()
+
+    def _numbers(self, name: str, value: Numbers, of_grippers: Optional[float], missing: str) -> np.ndarray:
+        """An option as float64[J]. `of_grippers`: where it is one number; None: the same."""
+        if isinstance(value, Sequence) and not len(value):
+            raise ValueError(f"{name}: missing. {missing}")
+        values = np.array(value, np.float64)
+        if values.ndim == 0:
+            values = np.where(self._gripper, values if of_grippers is None else of_grippers, values)
+        if values.shape != (len(self._joints),) or not np.isfinite(values).all():
+            raise ValueError(f"{name}: {value!r}, expected one number, or {len(self._joints)}, one a joint")
+        return values
+
+    def _check_joints(self) -> None:
+        """Raise DriverError where LeRobot's robot has other joints, or units that the driver does not know."""
+        found = [feature.rpartition(".")[0] for feature in self._robot.action_features]
+        if {*self._keys} != {*self._robot.action_features}:
+            raise DriverError(f"joints: {', '.join(self._joints)}, but LeRobot's {self._type} has {', '.join(found)}")
+        modes = {arm.prefix + name: motor.norm_mode.value for arm in self._arms for name, motor in
+                 arm.bus.motors.items()}  # fmt: skip
+        for joint, gripper in zip(self._joints, self._gripper):
+            if self._degrees and modes.get(joint) != (SHARE if gripper else DEGREES):
+                raise DriverError(f"{joint}: its unit is {modes.get(joint)}. Write scale, one number for each joint, "
+                                  "by which LeRobot's numbers are rad or an opening")  # fmt: skip

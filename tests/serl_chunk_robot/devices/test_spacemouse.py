@@ -1,0 +1,353 @@
+"""SpaceMice through all of pyspacemouse and easyhid, over a stand-in of hidapi that feeds raw reports."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import threading
+import time
+
+import easyhid.easyhid
+import fake_hid
+import numpy as np
+import pyspacemouse
+import pytest
+from fake_hid import COMPACT, PRO_WIRELESS, buttons, motion, rotation, translation
+from robot_served import wait
+
+from serl_chunk_robot.devices import polled, spacemouse
+from serl_chunk_robot.devices.base import DeviceError
+from serl_chunk_robot.devices.spacemouse import SpaceMouse, connected, open_mice
+
+
+def held(mouse, *reports: bytes) -> threading.Event:
+    """Report again and again, as a mouse that is held, until the event is set."""
+    ended = threading.Event()
+
+    def run():
+        while not ended.wait(1 / fake_hid.RATE):
+            mouse.push(*reports)
+
+    threading.Thread(target=run, daemon=True).start()
+    return ended
+
+
+def test_a_mouse_is_opened_by_its_path_and_at_rest_it_is_alive(hid, opened):
+    mouse = hid.mouse()
+    device = opened(SpaceMouse, mouse.path, silence=0.02)
+    assert hid.opened == [mouse.path]
+    assert device.name == mouse.path
+    time.sleep(0.1)  # longer than the silence
+    first = device.read()
+    assert first.buttons == (False, False)
+    assert first.twist is not None
+    assert first.joints is None
+    assert not first.twist.any()
+    wait(lambda: device.read().stamp > first.stamp and device.read().alive)
+
+
+@pytest.mark.parametrize(
+    ("report", "axis", "sign"),
+    [
+        (translation(y=-350), 0, 1),  # pushed away from the user: forward
+        (translation(x=-350), 1, 1),  # to the left
+        (translation(z=-350), 2, 1),  # pulled up
+        (translation(z=350), 2, -1),
+        (rotation(b=-350), 3, 1),  # right edge down: roll about the way forward
+        (rotation(a=-350), 4, 1),  # front edge down: pitch about the left
+        (rotation(c=-350), 5, 1),  # to the left, seen from above
+    ],
+)
+def test_axes_are_those_of_ros(hid, opened, report, axis, sign):
+    mouse = hid.mouse()
+    device = opened(SpaceMouse, mouse.path, silence=math.inf)
+    mouse.push(report)
+    expected = np.zeros(6)
+    expected[axis] = sign
+    wait(lambda: device.read().twist.any())
+    np.testing.assert_array_equal(device.read().twist, expected)
+
+
+def test_readings_are_clipped_and_the_callers_own(hid, opened):
+    mouse = hid.mouse()
+    device = opened(SpaceMouse, mouse.path, silence=math.inf)
+    mouse.push(translation(y=500, x=175), rotation(c=-1000))
+    wait(lambda: device.read().twist[5] != 0)
+    reading = device.read()
+    np.testing.assert_array_equal(reading.twist, [-1.0, -0.5, 0, 0, 0, 1.0])
+    reading.twist[:] = 9.0
+    np.testing.assert_array_equal(device.read().twist, [-1.0, -0.5, 0, 0, 0, 1.0])
+    kept = device.read()
+    mouse.push(translation(), rotation())
+    wait(lambda: not device.read().twist.any())
+    assert kept.twist[0] == -1.0
+
+
+SPECS = {name: (vendor, product) for name, vendor, product in pyspacemouse.get_supported_devices()}
+
+
+@pytest.mark.parametrize("model", sorted(SPECS))
+def test_every_supported_model_has_its_axes_and_buttons(hid, opened, model):
+    spec = pyspacemouse.loader.get_device_specs()[model]
+    mouse = hid.mouse(ids=SPECS[model])
+    device = opened(SpaceMouse, silence=math.inf)
+    assert hid.opened == [mouse.path]
+    if spec.mappings["roll"].channel == 1:
+        mouse.push(motion(0, -350, 0, 0, 0, -350))
+    else:
+        mouse.push(translation(y=-350), rotation(c=-350))
+    wait(lambda: device.read().twist[5] != 0)
+    np.testing.assert_array_equal(device.read().twist, [1, 0, 0, 0, 0, 1])
+    assert len(device.read().buttons) == len(spec.button_specs) in (0, 2, 15, 21, 22)
+    if spec.button_specs:
+        last = spec.button_specs[-1]
+        mouse.push(buttons(1 << 8 * (last.byte - 1) + last.bit))
+        wait(lambda: any(device.read().buttons))
+        pressed = device.read().buttons
+        assert pressed[-1]
+        assert sum(pressed) == 1
+        mouse.push(buttons(0))
+        wait(lambda: not any(device.read().buttons))
+
+
+def test_a_full_queue_is_read_at_one_look(hid, opened, monkeypatch):
+    """With one report a look, what is last in the queue would be seen 63 looks later."""
+    looks = []
+    look = SpaceMouse._look
+    monkeypatch.setattr(SpaceMouse, "_look", lambda self: looks.append(look(self)) or looks[-1])
+    monkeypatch.setattr(SpaceMouse, "pause", 0.1)
+    mouse = hid.mouse()
+    device = opened(SpaceMouse, mouse.path, silence=math.inf)
+    before = len(looks)
+    mouse.push(*[translation(y=k) for k in range(1, 60)], translation(y=-350), buttons(1), translation(y=-350))
+    assert len(mouse.handles[0].queue) > 55
+    wait(lambda: len(looks) > before)
+    assert looks[before].twist[0] == 1.0 or looks[before + 1].twist[0] == 1.0  # the first may have begun before
+    wait(lambda: device.read().buttons == (True, False))
+    assert not mouse.handles[0].queue
+
+
+def test_a_deflected_mouse_that_falls_silent_stops_and_is_not_alive(hid, opened, caplog):
+    mouse = hid.mouse()
+    device = opened(SpaceMouse, mouse.path, silence=0.1)
+    end = held(mouse, translation(y=-350), rotation())
+    wait(lambda: device.read().twist[0] == 1.0 and device.read().alive)
+    end.set()  # its zeros never come
+    wait(lambda: not device.read().alive)
+    assert not device.read().twist.any()
+    mouse.push(translation(y=-350))
+    wait(lambda: device.read().alive)
+    mouse.push(translation(), rotation())
+    wait(lambda: device.read().alive and not device.read().twist.any())
+    assert [r for r in caplog.records if "deflected and silent" in r.message]
+
+
+def test_the_zeros_that_a_full_queue_drops_do_not_leave_the_mouse_deflected(hid, opened, monkeypatch):
+    mouse = hid.mouse()
+    device = opened(SpaceMouse, mouse.path, silence=0.05)
+    with mouse.lock:  # the reader waits
+        handle = mouse.handles[0]
+        handle.queue.extend([translation(y=-350)] * fake_hid.QUEUE)
+    mouse.push(translation(), rotation())
+    wait(lambda: not handle.queue)
+    wait(lambda: not device.read().twist.any())
+
+
+def test_a_mouse_that_is_almost_at_rest_may_be_silent(hid, opened):
+    mouse = hid.mouse()
+    device = opened(SpaceMouse, mouse.path, silence=0.02)
+    mouse.push(translation(y=-3))
+    wait(lambda: device.read().twist.any())
+    time.sleep(0.1)
+    assert device.read().alive
+    assert device.read().twist.any()
+
+
+def test_an_unplugged_mouse_commands_nothing_and_is_opened_again_by_its_path(hid, opened, caplog):
+    caplog.set_level(logging.INFO)
+    mouse, other = hid.mouse("hidraw0", serial="A"), hid.mouse("hidraw1", serial="B")
+    device = opened(SpaceMouse, mouse.path)
+    end = held(mouse, translation(y=-350), buttons(1))
+    wait(lambda: device.read().buttons[0] and device.read().twist[0] == 1.0)
+    mouse.unplug()
+    wait(lambda: not device.read().alive)
+    assert not device.read().twist.any()
+    assert device.read().buttons == (False, False)
+    other.push(translation(y=-350))
+    time.sleep(0.1)
+    assert not device.read().alive
+    assert hid.opened == [mouse.path]
+    mouse.plug()
+    wait(lambda: device.read().alive)
+    assert hid.opened == [mouse.path] * 2
+    wait(lambda: device.read().twist[0] == 1.0)
+    end.set()
+    texts = [record.message for record in caplog.records]
+    assert len([t for t in texts if "lost" in t and mouse.path in t]) == 1
+    assert len([t for t in texts if t.endswith(": connected again.")]) == 1
+
+
+def test_another_mouse_under_the_same_path_is_refused(hid, opened, caplog):
+    caplog.set_level(logging.INFO)
+    mouse = hid.mouse(serial="A")
+    device = opened(SpaceMouse, mouse.path)
+    mouse.unplug()
+    wait(lambda: not device.read().alive)
+    mouse.serial = "B"
+    mouse.plug()
+    wait(lambda: len(hid.opened) > 2)
+    assert not device.read().alive
+    wait(lambda: not mouse.handles)  # none is kept
+    mouse.serial = "A"
+    wait(lambda: device.read().alive)
+    assert any("now another mouse" in record.message for record in caplog.records)
+
+
+def test_a_closed_mouse_is_at_rest(hid):
+    mouse = hid.mouse()
+    device = SpaceMouse(mouse.path)
+    mouse.push(translation(y=-350), buttons(3))
+    wait(lambda: device.read().twist.any())
+    device.close()
+    reading = device.read()
+    assert not reading.alive
+    assert not reading.twist.any()
+    assert reading.buttons == (False, False)
+    assert mouse.handles == []
+    device.close()
+
+
+def test_a_reading_of_a_thread_that_hangs_is_not_alive(hid, opened, monkeypatch):
+    monkeypatch.setattr(polled, "SILENT", 0.2)
+    mouse = hid.mouse()
+    device = opened(SpaceMouse, mouse.path)
+    mouse.push(translation(y=-350))
+    wait(lambda: device.read().twist.any())
+    with mouse.lock:  # the library does not return
+        wait(lambda: not device.read().alive)
+        assert not device.read().twist.any()
+
+
+def test_nothing_is_printed(hid, opened, capsys):
+    opened(SpaceMouse, hid.mouse().path)
+    assert capsys.readouterr() == ("", "")
+
+
+# Opening one or two.
+
+
+def test_two_mice_are_two_devices(hid, tmp_path):
+    left, right = hid.mouse("hidraw3"), hid.mouse("hidraw1")
+    (tmp_path / "left").symlink_to(left.path)
+    (tmp_path / "right").symlink_to(right.path)
+    mice = open_mice([str(tmp_path / "left"), str(tmp_path / "right")], 2)
+    try:
+        assert [mouse.name for mouse in mice] == [str(tmp_path / "left"), str(tmp_path / "right")]
+        left.push(translation(y=-350))
+        wait(lambda: mice[0].read().twist.any())
+        time.sleep(0.05)
+        assert not mice[1].read().twist.any()
+    finally:
+        for mouse in mice:
+            mouse.close()
+
+
+def test_two_paths_of_one_mouse_are_refused(hid, tmp_path):
+    mouse = hid.mouse()
+    hid.mouse("hidraw1")
+    (tmp_path / "right").symlink_to(mouse.path)
+    with pytest.raises(DeviceError, match="one mouse, expected two") as error:
+        open_mice([mouse.path, str(tmp_path / "right")], 2)
+    assert error.value.parameter == "paths"
+    assert "hidraw1 (SpaceMouseCompact)" in str(error.value)
+    assert hid.opened == []
+
+
+@pytest.mark.parametrize(("paths", "count"), [([], 2), (["a"], 2), (["a", "b"], 1), ("ab", 2), (["a"] * 3, 3)])
+def test_a_wrong_number_of_paths_is_refused(hid, paths, count):
+    with pytest.raises(DeviceError, match="expected a list") as error:
+        open_mice(paths, count)
+    assert error.value.parameter == "paths"
+
+
+def test_one_mouse_needs_no_path_and_several_do(hid):
+    with pytest.raises(DeviceError, match="none is plugged in"):
+        open_mice()
+    first = hid.mouse("hidraw0")
+    (mouse,) = open_mice()
+    mouse.close()
+    assert hid.opened == [first.path]
+    hid.mouse("hidraw1", PRO_WIRELESS)
+    with pytest.raises(DeviceError, match=r"several.*hidraw0 \(SpaceMouseCompact\), .*hidraw1 \(SpaceMouseProWireless"):
+        open_mice()
+    assert len(connected()) == 2
+
+
+def test_the_first_mouse_is_closed_if_the_second_cannot_be_opened(hid, tmp_path):
+    mouse = hid.mouse()
+    with pytest.raises(DeviceError, match="no such mouse"):
+        open_mice([mouse.path, str(tmp_path / "hidraw7")], 2)
+    assert mouse.handles == []
+
+
+# Errors.
+
+
+def test_a_missing_path_names_the_mice_that_are_there(hid, tmp_path):
+    hid.mouse("hidraw1")
+    with pytest.raises(DeviceError, match=r"hidraw7: no such mouse.*hidraw1 \(SpaceMouseCompact\)"):
+        SpaceMouse(str(tmp_path / "hidraw7"))
+
+
+def test_a_device_that_is_no_mouse_is_refused(hid, tmp_path):
+    keyboard = hid.mouse("hidraw2", (0x046D, 0xC31C))
+    with pytest.raises(DeviceError, match=r"hidraw2: no mouse that pyspacemouse supports.*Plugged in: none"):
+        SpaceMouse(keyboard.path)
+    with pytest.raises(DeviceError, match="none is plugged in"):
+        SpaceMouse()
+    (tmp_path / "file").touch()
+    with pytest.raises(DeviceError, match="file: no such mouse"):
+        SpaceMouse(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("permitted", [False, True])
+def test_missing_rights_are_named_with_the_line_of_udev(hid, monkeypatch, permitted):
+    mouse = hid.mouse()
+    mouse.denied = True
+    monkeypatch.setattr(os, "access", lambda path, mode: permitted)
+    with pytest.raises(DeviceError, match="hidraw0: " + ("cannot be opened" if permitted else "not permitted")) as e:
+        SpaceMouse(mouse.path)
+    assert permitted or ('ATTRS{idVendor}=="046d|256f"' in str(e.value) and "usermod -aG input" in str(e.value))
+
+
+def test_the_line_of_udev_is_of_every_supported_mouse():
+    assert {f"{vendor:04x}" for vendor, _ in SPECS.values()} == {"046d", "256f"}
+    assert {f"{product:04x}"[:2] for _, product in SPECS.values()} == {"c6"}
+
+
+@pytest.mark.parametrize("path", ["", "path"])
+def test_a_missing_libhidapi_is_named(monkeypatch, tmp_path, path):
+    monkeypatch.setattr(easyhid.easyhid, "hidapi", object())
+    (tmp_path / "path").touch()
+    with pytest.raises(DeviceError, match="libhidapi-hidraw0"):
+        SpaceMouse(path and str(tmp_path / path))
+
+
+@pytest.mark.parametrize("error", [None, OSError("libhidapi is broken")])
+def test_a_missing_pyspacemouse_is_named(monkeypatch, error):
+    if error is None:
+        monkeypatch.setitem(sys.modules, "pyspacemouse", None)
+    else:
+        monkeypatch.setattr(spacemouse.importlib, "import_module", lambda name: (_ for _ in ()).throw(error))
+    with pytest.raises(DeviceError, match=r"pip install 'pyspacemouse>=2\.1'"):
+        SpaceMouse("/dev/hidraw0")
+
+
+def test_a_mouse_that_cannot_be_read_is_closed(hid, monkeypatch):
+    mouse = hid.mouse(ids=COMPACT)
+    monkeypatch.setattr(hid, "hid_read", lambda *_: -1)
+    with pytest.raises(DeviceError, match="hidraw0: cannot be read"):
+        SpaceMouse(mouse.path)
+    assert mouse.handles == []

@@ -1,0 +1,395 @@
+"""LeRobot's arms: a stand-in of its package, and LeRobot itself over simulated motors where it is installed.
+
+The environment's SERL_CHUNK_LEROBOT_PYTHON names an interpreter that has lerobot[feetech].
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import lerobot_stand_in
+import numpy as np
+import pytest
+import sts3215
+from driver_rigs import LeRobotRig, lerobot_arms
+from lerobot_stand_in import JOINTS, START, Port, installed
+
+import serl_chunk_robot
+from serl_chunk_robot.config import checked, load, load_driver
+from serl_chunk_robot.driver import DriverError
+from serl_chunk_robot.drivers.lerobot_robot import LATE, LeRobotArms
+from serl_chunk_robot.errors import ConfigError
+
+PORT = "/dev/ttyACM0"
+PYTHON = os.environ.get("SERL_CHUNK_LEROBOT_PYTHON")
+LIMITS: dict[str, Any] = {"low": -1.6, "high": 1.6, "velocity": 4.0}
+
+
+@pytest.fixture
+def rig() -> Iterator[LeRobotRig]:
+    with lerobot_arms() as rig:
+        assert isinstance(rig, LeRobotRig)
+        yield rig
+
+
+@pytest.fixture
+def port() -> Iterator[Port]:
+    with installed(PORT) as ports:
+        yield ports[PORT]
+
+
+def arm(**options: Any) -> LeRobotArms:
+    params = {"port": PORT, "id": "follower", **options.pop("params", {})}
+    return LeRobotArms(**{"type": "so101_follower", "params": params, **LIMITS, **options})
+
+
+def read(driver: LeRobotArms, when: Any) -> Any:
+    until = time.monotonic() + 10
+    while not when(reading := driver.read()):
+        assert time.monotonic() < until, reading
+        time.sleep(0.002)
+    return reading
+
+
+def ready(driver: LeRobotArms) -> LeRobotArms:
+    driver.connect(time.monotonic)
+    driver.clear_faults()
+    read(driver, lambda reading: reading.torque)
+    return driver
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory) -> dict[str, Any]:
+    """What LeRobot's own buses did with simulated motors."""
+    package = Path(serl_chunk_robot.__file__).resolve().parents[1]
+    # What the interpreter has of its own stays first.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(package)])}
+    if not PYTHON or subprocess.run([PYTHON, "-c", "import lerobot.motors.feetech, scservo_sdk"],
+                                    env=environment, capture_output=True, check=False).returncode:  # fmt: skip
+        pytest.skip("SERL_CHUNK_LEROBOT_PYTHON names no interpreter that has lerobot[feetech]")
+    folder = tmp_path_factory.mktemp("calibration")
+    done = subprocess.run([PYTHON, sts3215.__file__, str(folder)], env=environment, capture_output=True, text=True,
+                          timeout=120, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(found, dict)
+    return found
+
+
+def test_lerobots_own_arm_is_driven_and_keeps_its_torque(real):
+    assert "lerobot-calibrate --robot.type=so101_follower --robot.port=" in real["uncalibrated"]
+    assert not real["connected"]["torque"]
+    assert real["connected"]["writes"] == 0
+    assert real["cleared"]["torque"] == [1] * 6
+    np.testing.assert_allclose(real["cleared"]["q"], real["connected"]["q"], atol=0.005)
+    np.testing.assert_allclose(real["moved"]["q"], real["moved"]["target"], atol=0.01)
+    assert real["rounds"] > 30, "rounds on the bus within a second"
+    assert "no status packet" in real["fault"]
+    assert real["late"] == {"moved": 0.0, "speed": 0.0, "torque": True}, "an answer was read as that of another request"
+    assert real["closed"] == [1] * 6
+    assert real["again"] == {"torque": True, "writes": 0}, "connecting to arms that hold themselves writes nothing"
+    assert real["off"] == [0] * 6
+
+
+def test_the_stand_in_has_the_parameters_of_lerobot(real):
+    ours = {"FeetechMotorsBus": lerobot_stand_in.MotorsBus, "SOFollower": lerobot_stand_in.SOFollower}
+    assert len(real["signatures"]) == 9
+    for name, parameters in real["signatures"].items():
+        kind, _, method = name.partition(".")
+        assert list(inspect.signature(getattr(ours[kind], method)).parameters) == parameters, name
+
+
+def test_a_missing_package_is_named_with_what_helps():
+    missing = {"draccus": None, "lerobot": None}
+    with patch.dict(sys.modules, missing), pytest.raises(DriverError, match=r"draccus .*pip install 'lerobot\[feetech"):
+        arm().connect(time.monotonic)
+
+
+def test_a_robots_file_names_it_with_its_options(tmp_path):
+    path = tmp_path / "robot.toml"
+    text = f'name = "cell"\n[driver]\nname = "lerobot"\ntype = "so101_follower"\nparams = {{ port = "{PORT}" }}\n'
+    path.write_text(text + "low = -2.0\nhigh = 2.0\nvelocity = 4.0\n")
+    spec = load_driver(load(path)).spec()
+    assert (len(spec.low), spec.grippers, spec.arms, spec.rate) == (6, (5,), ((0, 6),), 50.0)
+    assert (spec.low[0], spec.low[5], spec.high[5]) == (-2.0, 0.0, 1.0)
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"low: missing.*teach"):
+        load_driver(load(path))
+
+
+def test_the_file_of_an_so101_is_one_that_can_be_served():
+    file = load(Path(__file__).parents[3] / "experiments" / "robots" / "so101.toml")
+    spec = load_driver(file).spec()
+    checked(file, spec)
+    assert [camera.name for camera in file.cameras] == ["front"]
+
+
+def test_two_arms_have_two_slices(rig):
+    spec = rig.driver.spec()
+    assert spec.arms == ((0, 6), (6, 12))
+    assert spec.grippers == (5, 11)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("joints", "elbow"), ("joints", ["a", "a"]), ("grippers", ["hand"]), ("low", [0.0] * 5), ("low", 2.0),
+        ("high", math.nan), ("velocity", 0.0), ("velocity", ()), ("rate", 30.0), ("scale", [1.0]), ("scale", 0.0),
+    ],
+)  # fmt: skip
+def test_an_option_that_cannot_be_is_named(option, value):
+    with pytest.raises(ValueError, match=option):
+        arm(**{option: value})
+
+
+def test_an_unknown_robot_is_refused_with_the_known_ones(port):
+    with pytest.raises(DriverError, match=r"'so102' is no robot .* so101_follower.*Not imported: broken \(No module"):
+        arm(type="so102").connect(time.monotonic)
+
+
+@pytest.mark.parametrize(
+    ("params", "match"),
+    [
+        ({"prt": 1}, "prt"), ({"use_degrees": False}, r"params\.use_degrees: False.*scale"),
+        ({"disable_torque_on_disconnect": True}, r"params\.disable_torque_on_disconnect: True.*would fall"),
+        ({"num_read_retries": 2}, r"params\.num_read_retries: 2.*late answer"),
+        ({"cameras": {"top": {}}}, r"params: top\..*\[\[camera\]\]"),
+    ],
+)  # fmt: skip
+def test_params_that_cannot_be_are_named_and_nothing_is_opened(port, params, match):
+    with pytest.raises(DriverError, match=match):
+        arm(params=params).connect(time.monotonic)
+    assert not port.open
+
+
+def test_a_param_of_one_of_two_arms_is_checked_too(rig):
+    params = {"left_arm_config": {"port": "/dev/left", "disable_torque_on_disconnect": True},
+              "right_arm_config": {"port": "/dev/right"}, "id": "cell"}  # fmt: skip
+    with pytest.raises(DriverError, match="would fall"):
+        LeRobotArms(type="bi_so_follower", params=params, **LIMITS).connect(time.monotonic)
+
+
+def test_a_robot_without_a_serial_bus_is_refused(port):
+    driver = LeRobotArms(type="wheels", **LIMITS)
+    with pytest.raises(DriverError, match=r"wheels: .*no serial bus"):
+        driver.connect(time.monotonic)
+
+
+def test_a_port_without_motors_is_named(port):
+    with pytest.raises(DriverError, match=r"/dev/other.*lerobot-find-port.*Check power and port"):
+        arm(params={"port": "/dev/other"}).connect(time.monotonic)
+
+
+def test_an_arm_that_is_not_calibrated_is_refused_with_the_command_and_keeps_its_torque(port):
+    port.registers["Torque_Enable"] = [1] * 6
+    port.registers["Min_Position_Limit"] = [0] * 6
+    with pytest.raises(DriverError, match=rf"{PORT}: .*--robot.type=so101_follower --robot.port={PORT} --robot.id=fol"):
+        arm().connect(time.monotonic)
+    assert not port.calls
+    assert not port.open
+
+
+def test_the_command_of_two_arms_names_both_ports(rig):
+    rig.ports[1].registers["Min_Position_Limit"] = [0] * 6
+    with pytest.raises(DriverError, match=r"--robot.left_arm_config.port=/dev/left --robot.right_arm_config.port="):
+        rig.connect()
+
+
+def test_other_joints_than_lerobots_are_refused(port):
+    with pytest.raises(DriverError, match=r"joints: a, b, but LeRobot's so101_follower has shoulder_pan"):
+        arm(joints=["a", "b"]).connect(time.monotonic)
+
+
+def test_arms_that_hold_themselves_are_left_alone_by_connect_clear_and_close(port):
+    port.registers["Torque_Enable"] = [1] * 6
+    port.registers["Goal_Position"] = list(START)
+    driver = ready(arm())
+    driver.close()
+    assert port.calls == []
+    assert not port.open
+
+
+def test_clear_gives_torque_where_the_arm_is(port):
+    driver = arm()
+    driver.connect(time.monotonic)
+    assert not driver.read().torque
+    with pytest.raises(DriverError, match="Clear the robot first"):
+        driver.command(driver.read().q, 0.02)
+    driver.clear_faults()
+    read(driver, lambda reading: reading.torque)
+    driver.close()
+    assert port.registers["Goal_Position"] == list(START)
+    assert "P_Coefficient gripper 16" in port.calls, "LeRobot configures motors without torque"
+    np.testing.assert_allclose(port.at, START, atol=1)
+
+
+def test_clear_gives_torque_to_one_motor_without_taking_it_from_the_others(port):
+    driver = ready(arm())
+    target = driver.read().q + 0.05
+    driver.command(target, 0.02)
+    read(driver, lambda reading: abs(reading.q[2] - target[2]) < 0.01)
+    port.calls.clear()
+    port.registers["Torque_Enable"][2] = 0
+    assert read(driver, lambda reading: reading.faults).faults == (
+        "no torque: elbow_flex. Is a motor overloaded or hot?",
+    )
+    driver.clear_faults()
+    read(driver, lambda reading: reading.torque and not reading.faults)
+    driver.close()
+    assert port.calls == ["Torque_Enable elbow_flex 1"]
+
+
+def test_units_and_order_are_those_of_the_robots_file(port):
+    driver = ready(arm(joints=tuple(reversed(JOINTS)), grippers=["gripper"]))
+    q = driver.read().q
+    assert q[0] == pytest.approx((START[5] - 1024) / 2048)
+    assert q[3] == pytest.approx(2 * math.pi * (START[2] - 2048) / 4095)
+    driver.command(np.array([0.25, 0.1, 0.2, 0.3, 0.4, 0.5]), 0.02)
+    read(driver, lambda reading: abs(reading.q[5] - 0.5) < 0.01)
+    driver.close()
+    assert port.goals[-1] == pytest.approx({
+        "gripper": 25.0, "wrist_roll": math.degrees(0.1), "wrist_flex": math.degrees(0.2),
+        "elbow_flex": math.degrees(0.3), "shoulder_lift": math.degrees(0.4), "shoulder_pan": math.degrees(0.5),
+    })  # fmt: skip
+
+
+def test_normalised_joints_need_a_scale(port):
+    driver = ready(arm(params={"use_degrees": False}, scale=0.016))
+    driver.command(np.array([0.8, 0.0, 0.0, 0.0, 0.0, 0.5]), 0.02)
+    read(driver, lambda reading: abs(reading.q[0] - 0.8) < 0.01)
+    driver.close()
+    assert port.goals[-1]["shoulder_pan"] == pytest.approx(50.0)
+    assert port.goals[-1]["gripper"] == pytest.approx(50.0)
+
+
+def test_a_joint_in_an_unknown_unit_is_refused(port):
+    with pytest.raises(DriverError, match=r"wrist_roll: its unit is degrees\. Write scale"):
+        arm(grippers=["wrist_roll"]).connect(time.monotonic)
+
+
+def test_what_lerobot_clamps_is_a_fault_until_it_is_cleared(port):
+    driver = ready(arm(params={"max_relative_target": 5.0}))
+    q = driver.read().q
+    driver.command(q + np.array([0.5, 0, 0, 0, 0, 0]), 0.02)
+    reading = read(driver, lambda reading: reading.faults)
+    assert "shoulder_pan.pos: LeRobot sent" in reading.faults[0]
+    assert "max_relative_target" in reading.faults[0]
+    driver.clear_faults()
+    assert not driver.read().faults
+    driver.close()
+
+
+def test_a_target_beyond_the_limits_is_refused(port):
+    driver = ready(arm())
+    target = driver.read().q
+    target[3] = 1.7
+    with pytest.raises(DriverError, match=r"wrist_flex: 1\.700 is beyond"):
+        driver.command(target, 0.02)
+    target[3], target[5] = 1.65, 1.2
+    driver.command(target, 0.02)
+    read(driver, lambda reading: reading.q[5] > 0.99)
+    driver.close()
+    assert port.goals[-1]["gripper"] == 100.0
+
+
+def test_a_bus_that_fails_is_a_fault_takes_no_set_points_and_recovers(port):
+    driver = ready(arm())
+    port.broken = "Failed to sync read.\n[TxRxResult] There is no status packet!"
+    reading = read(driver, lambda reading: reading.faults)
+    assert reading.faults == ("so101_follower: Failed to sync read. [TxRxResult] There is no status packet!",)
+    with pytest.raises(DriverError, match="no status packet"):
+        driver.command(reading.q, 0.02)
+    port.broken = ""
+    assert read(driver, lambda reading: not reading.faults).stamp > reading.stamp
+    driver.command(reading.q, 0.02)
+    driver.close()
+
+
+def test_one_thread_alone_has_the_bus(rig):
+    rig.ready()
+    for k in range(50):
+        rig.driver.command(rig.driver.read().q, 0.02)
+        rig.driver.stop("the test", k % 3)
+        rig.driver.clear_faults()
+        time.sleep(0.001)
+    rig.driver.close()
+    assert not any("two threads" in port.calls for port in rig.ports)
+
+
+class Moving:
+    """An arm whose joints move at 60 degrees a second."""
+
+    def __init__(self) -> None:
+        self.now, self.sent = 0.0, 0
+
+    def get_observation(self) -> dict[str, float]:
+        return {f"{joint}.pos": 60.0 * self.now for joint in JOINTS}
+
+    def send_action(self, action: dict[str, float]) -> dict[str, float]:
+        self.sent += 1
+        return action
+
+
+@pytest.fixture
+def stepped(port) -> tuple[LeRobotArms, Moving]:
+    """A driver whose thread ended, on a clock of its own."""
+    driver, robot = ready(arm()), Moving()
+    driver.close()
+    driver._robot, driver._clock, driver._sent = robot, lambda: robot.now, None
+    driver._past.clear()
+    return driver, robot
+
+
+def test_speeds_are_those_of_the_positions(stepped):
+    driver, robot = stepped
+    for k in range(20):
+        robot.now = 0.005 * k
+        driver._exchange()
+    reading = driver.read()
+    assert reading.stamp == robot.now
+    assert reading.dq[0] == pytest.approx(math.radians(60))
+    assert reading.dq[5] == pytest.approx(0.6)
+    assert len(driver._past) < 10
+
+
+def test_a_reading_that_no_joint_can_have_is_no_state_and_no_speed(stepped):
+    driver, robot = stepped
+    driver._exchange()
+    before = driver.read()
+    robot.now = 10.0  # at 600 degrees
+    with pytest.raises(DriverError, match=r"shoulder_pan reads 10\.472, which it cannot reach"):
+        driver._exchange()
+    assert driver.read().stamp == before.stamp
+    robot.now = 0.1
+    driver._exchange()
+    assert driver.read().dq[0] == pytest.approx(math.radians(60))
+
+
+def test_late_answers_are_dropped_after_each_round_that_failed(port):
+    driver, dropped = ready(arm()), []
+    driver._arms[0].bus.port_handler.ser.reset_input_buffer = lambda: dropped.append(time.monotonic())
+    port.broken = "Port is in use!"
+    read(driver, lambda reading: reading.faults and len(dropped) > 3)
+    driver.close()
+
+
+def test_a_set_point_is_sent_once_and_neither_late_nor_without_torque(stepped):
+    driver, robot = stepped
+    q = driver.read().q * 0.0
+    for late, off, sent in ((0.0, (), 1), (2 * LATE, (), 1), (0.0, ("gripper",), 1), (0.0, (), 2)):
+        driver._off = ()
+        driver.command(q, 0.02)
+        robot.now, driver._off = robot.now + late, off
+        driver._exchange()
+        driver._exchange()
+        assert robot.sent == sent, (late, off)

@@ -1,0 +1,176 @@
+"""Virtual SpaceMice below pyspacemouse: a stand-in of the C library hidapi, the lowest seam in one process.
+
+    with fake_hid.installed(folder) as hid:
+        mouse = hid.mouse("hidraw0")
+        device = SpaceMouse(mouse.path)
+        mouse.push(fake_hid.translation(x=350))
+
+All of pyspacemouse and easyhid runs. Each mouse is an empty file in `folder`. `push` may be called by any thread.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import easyhid.easyhid
+import pyspacemouse.api
+
+QUEUE = 63  # reports of one handle: hidraw's ring of 64 keeps a place free, and drops a report that finds it full
+RATE = 125  # Hz, at which a deflected mouse reports
+COMPACT = (0x256F, 0xC635)  # vendor and product of a mouse with two buttons and reports of 7 bytes
+PRO_WIRELESS = (0x256F, 0xC632)  # 15 buttons, all six axes in one report of 13 bytes
+NO_BUTTONS = (0x256F, 0xC641)
+
+
+def translation(x: int = 0, y: int = 0, z: int = 0) -> bytes:
+    """Report 1. Raw numbers: x right, y towards the user, z down; 350 is a full deflection."""
+    return struct.pack("<Bhhh", 1, x, y, z)
+
+
+def rotation(a: int = 0, b: int = 0, c: int = 0) -> bytes:
+    """Report 2. Raw numbers: turns about the axes of report 1."""
+    return struct.pack("<Bhhh", 2, a, b, c)
+
+
+def motion(*six: int) -> bytes:
+    """Report 1 of a mouse that has all six axes in it."""
+    return struct.pack("<Bhhhhhh", 1, *six)
+
+
+def buttons(mask: int) -> bytes:
+    """Report 3: a bit for each button, in the order of its model."""
+    return struct.pack("<BQ", 3, mask)
+
+
+class Handle:
+    """An opened device."""
+
+    def __init__(self) -> None:
+        self.queue: deque[bytes] = deque()
+        self.gone = False
+
+
+class Mouse:
+    """One virtual mouse. `denied`: opening it fails, as without rights."""
+
+    def __init__(self, path: Path, ids: tuple[int, int], serial: str) -> None:
+        self.path, self.ids, self.serial = str(path), ids, serial
+        self.denied = False
+        self.plugged = False
+        self.handles: list[Handle] = []
+        self.lock = threading.Lock()
+        self.plug()
+
+    def push(self, *reports: bytes) -> None:
+        """Report to every program that has it open. Full queues drop the report."""
+        with self.lock:
+            for report in reports:
+                for handle in self.handles:
+                    if len(handle.queue) < QUEUE:
+                        handle.queue.append(report)
+
+    def unplug(self) -> None:
+        """Pull the plug: reads fail, and the path is gone."""
+        with self.lock:
+            self.plugged = False
+            Path(self.path).unlink()
+            for handle in self.handles:
+                handle.gone = True
+            self.handles = []
+
+    def plug(self) -> None:
+        self.plugged = True
+        Path(self.path).touch()
+
+
+class FakeHid:
+    """The functions of hidapi that easyhid calls, over mice in a folder.
+
+    `opened` counts the calls of `pyspacemouse.open_by_path` by path.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mice: list[Mouse] = []
+        self.opened: list[str] = []
+        self._kept: Any = None  # memory of the last enumeration
+
+    def mouse(self, name: str = "hidraw0", ids: tuple[int, int] = COMPACT, serial: str = "") -> Mouse:
+        """Plug a new mouse in."""
+        self.mice.append(Mouse(self.folder / name, ids, serial))
+        return self.mice[-1]
+
+    def hid_enumerate(self, vendor: int, product: int) -> Any:
+        ffi = easyhid.easyhid.ffi
+        kept, following = [], ffi.NULL
+        for mouse in reversed([m for m in self.mice if m.plugged]):
+            path, serial = ffi.new("char[]", mouse.path.encode()), ffi.new("wchar_t[]", mouse.serial)
+            word = ffi.new("wchar_t[]", "virtual")
+            info = ffi.new("struct hid_device_info *")
+            info.path, info.vendor_id, info.product_id = path, *mouse.ids
+            info.serial_number, info.manufacturer_string, info.product_string = serial, word, word
+            info.next = following
+            kept += [path, serial, word, info]
+            following = info
+        self._kept = kept
+        return following
+
+    def hid_free_enumeration(self, devices: Any) -> None:
+        """Python frees it."""
+
+    def hid_open_path(self, path: bytes) -> tuple[Mouse, Handle] | None:
+        mouse = next((m for m in self.mice if m.path == path.decode() and m.plugged and not m.denied), None)
+        if mouse is None:
+            return None
+        handle = Handle()
+        with mouse.lock:
+            mouse.handles.append(handle)
+        return mouse, handle
+
+    def hid_set_nonblocking(self, opened: tuple[Mouse, Handle], enable: bool) -> int:
+        assert enable
+        return 0
+
+    def hid_read(self, opened: tuple[Mouse, Handle], data: Any, length: int) -> int:
+        mouse, handle = opened
+        with mouse.lock:
+            if handle.gone:
+                return -1
+            if not handle.queue:
+                return 0
+            report = handle.queue.popleft()[:length]
+        easyhid.easyhid.ffi.memmove(data, report, len(report))
+        return len(report)
+
+    def hid_close(self, opened: tuple[Mouse, Handle]) -> None:
+        mouse, handle = opened
+        with mouse.lock:
+            mouse.handles = [h for h in mouse.handles if h is not handle]
+
+
+@contextmanager
+def installed(folder: Path) -> Iterator[FakeHid]:
+    """Replace hidapi in this process. A second way to a mouse, past `open_by_path`, fails."""
+    hid, open_by_path = FakeHid(folder), pyspacemouse.api.open_by_path
+
+    def counted(path: Any, *arguments: Any, **more: Any) -> Any:
+        device = open_by_path(path, *arguments, **more)
+        hid.opened.append(str(path))
+        return device
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("a mouse is opened by its path alone")
+
+    with (
+        patch.object(easyhid.easyhid, "hidapi", hid),
+        patch.object(pyspacemouse, "open_by_path", counted),
+        patch.object(pyspacemouse, "open", refused),
+    ):
+        yield hid
