@@ -93,7 +93,7 @@ class Script:
 
 
 class Human:
-    """Watches for 20 ticks, then acts until the policy would decide, and watches again."""
+    """Watches for 20 ticks, then acts for 20 or more, until the policy would decide, and watches again."""
 
     def __init__(self, arm: Arm) -> None:
         self.hands = Script(arm)
@@ -102,8 +102,8 @@ class Human:
         self.hands.reset(seed)
         self.since = 0  # tick on which it began to watch
 
-    def poll(self, tick, observation, decision_tick):
-        if tick - self.since > 20 and decision_tick:
+    def poll(self, tick, observation, decision_tick, last):
+        if tick - self.since >= 40 and decision_tick:
             self.since = tick
         return None if tick - self.since < 20 else InterventionCommand(self.hands.act())
 

@@ -164,22 +164,35 @@ class Expert(Protocol):
 
 
 class InterventionCommand(NamedTuple):
-    """A human's command on one tick. `idle`: in control, but not moving the robot."""
+    """A human's command on one tick.
+
+    `idle`: in control, but not moving the robot. `dims`: numbers of the command that are the human's, bool[A]; the
+    policy has the others. None: all.
+    """
 
     action: np.ndarray
     idle: bool = False
+    dims: np.ndarray | None = None
 
 
 class InterventionSource(Protocol):
-    """Source of interventions: a human's device, a scripted human, a recording."""
+    """Source of interventions: a human's device, a scripted human, a recording.
+
+    Optional: `restart()`, called within an episode after ticks on which the robot did not follow its commands, as after
+    a stop and a clear. A human's device then commands nothing until it was neutral.
+    """
 
     def reset(self, seed: int) -> None:
         """Begin a new episode (after the environment's reset)."""
 
-    def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
+    def poll(
+        self, tick: int, observation: Observation, decision_tick: bool, last: np.ndarray
+    ) -> InterventionCommand | None:
         """Return the human's command for this tick, or None to leave the robot to the policy.
 
-        `decision_tick`: the policy would decide at this tick; a scripted human returns control there.
+        Args:
+            decision_tick: the policy would decide at this tick; a scripted human returns control there.
+            last: the last command that was executed, float32[A]; at first the one that holds the robot.
         """
 
     def close(self) -> None:

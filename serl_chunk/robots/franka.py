@@ -108,6 +108,10 @@ class FrankaRobot(RobotEnv):
         self.send(action)
         return self.receive()
 
+    def action_of_twist(self, arm: int, twist: np.ndarray) -> np.ndarray:
+        """Return an arm's action, float64[6], for a twist along and about the axes of its base, float64[6]."""
+        return franka_space.in_tip_frame(self._places()[arm], twist)
+
     def close(self) -> None:
         """Release the robot and give the lease back. It stays in HOLD, with torque on."""
         self._served.close()

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from serl_chunk.config.robots import (
+    AlohaConfig,
     AlohaSimConfig,
     FakeAlohaConfig,
     FakeSingleArmConfig,
@@ -26,6 +27,7 @@ _ROBOTS: dict[type[RobotConfig], tuple[str, str]] = {
     OgbenchConfig: ("ogbench:ogbench_spec", "ogbench:OgbenchEnv"),
     RobomimicConfig: ("robomimic:robomimic_spec", "robomimic:RobomimicEnv"),
     FrankaConfig: ("franka:franka_spec", "franka:FrankaRobot"),
+    AlohaConfig: ("aloha:aloha_spec", "aloha:without_server"),
     GymConfig: ("gym_adapter:gym_spec", "gym_adapter:GymAdapter"),
 }
 

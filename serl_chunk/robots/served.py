@@ -191,7 +191,7 @@ class ServedRobot(RobotEnv):
         """Take the newest pictures and notice a camera whose picture is old; returns why the episode ends, or
         nothing.
         """
-        unseen, now = self._cameras.look(self._state["q"]), time.monotonic()
+        unseen, now = self._cameras.look(), time.monotonic()
         if not unseen:
             self._unseen_since = 0.0
             return ""
@@ -205,7 +205,7 @@ class ServedRobot(RobotEnv):
     def _wait_for_cameras(self) -> None:
         """Wait until every watched camera gives new pictures and the robot stands, or `stop` ends that."""
         told = time.monotonic() - REMIND_S + HELD_S
-        while (unseen := self._cameras.look(self._state.get("q"))) and self.stop() is None:
+        while (unseen := self._cameras.look()) and self.stop() is None:
             if time.monotonic() - told > REMIND_S:
                 told = time.monotonic()
                 logger.warning(f"waiting for the robot's cameras: {unseen}")
@@ -237,7 +237,7 @@ class ServedRobot(RobotEnv):
             if state in ("STOPPED", "") and time.monotonic() - told > REMIND_S:
                 told = time.monotonic()
                 what = self._state.get("word", "no state of its server")
-                logger.warning(f"waiting for the robot: {what}. An operator clears it: serl-chunk robot clear")
+                logger.warning(f"waiting for the robot ({what}). Look at the cell, then run: serl-chunk robot clear")
             with contextlib.suppress(RobotError):
                 self._client.request("ping")
             time.sleep(POLL_S if state in ("STOPPED", "") else self.robot_spec.dt)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
 
@@ -11,20 +10,9 @@ import numpy as np
 from serl_chunk.types import ConfigError, RobotSpec
 from serl_chunk_robot.client import Picture, RobotClient, RobotError
 
-STALE_S = 0.2  # a picture that is older is not decided on
-FROZEN_S = 0.5  # nor one that has not changed for so long ...
-MOVED = 0.02  # ... while a joint moved by so much, rad
+STALE_S = 0.2  # a picture that is older is not decided on; a repeated one is as old as the first of its kind
 FIRST_S = 2.0  # for the first picture of a camera that no episode watches
 POLL_S = 0.005
-
-
-@dataclasses.dataclass
-class _Watched:
-    """A camera that is read. `start`: the joints when its picture changed last, float64[J]."""
-
-    picture: Picture | None = None
-    start: np.ndarray | None = None
-    moved: bool = False  # since then
 
 
 class ServedCameras:
@@ -35,8 +23,7 @@ class ServedCameras:
 
     def __init__(self, client: RobotClient, spec: RobotSpec, server: str) -> None:
         self._client, self._spec, self._server = client, spec, server
-        self._joints = [i for i in range(len(spec.action_low)) if i not in spec.grippers]
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, Picture | None] = {}  # the newest picture of each camera that is read
         there = {name for name, *_ in client.cameras()}
         for camera in spec.cameras:
             if camera.name in there:
@@ -49,19 +36,15 @@ class ServedCameras:
         for name in cameras:
             if name not in self._watched:
                 self._check(name)
-                self._watched[name] = _Watched()
+                self._watched[name] = None
                 self._client.newest_picture(name)  # subscribes
 
-    def look(self, q: np.ndarray | None) -> str:
-        """Take the newest pictures; returns why one cannot be decided on, or nothing.
-
-        Args:
-            q: measured joints, float64[J].
-        """
+    def look(self) -> str:
+        """Take the newest pictures; returns why one cannot be decided on, or nothing."""
         now, reasons = self._client.server_time(), []
-        for name, watched in self._watched.items():
+        for name in self._watched:
             try:
-                reasons.append(self._look(name, watched, q, now))
+                reasons.append(self._look(name, now))
             except RobotError as e:  # a server that was started anew without it
                 reasons.append(str(e))
         return "; ".join(r for r in reasons if r)
@@ -74,37 +57,34 @@ class ServedCameras:
         if name not in self._watched:
             self.watch([name])
             ends = time.monotonic() + FIRST_S
-            while self._watched[name].picture is None and time.monotonic() < ends:
-                self.look(None)
+            while self._watched[name] is None and time.monotonic() < ends:
+                self.look()
                 time.sleep(POLL_S)
-        picture = self._watched[name].picture
+        picture = self._watched[name]
         return None if picture is None else picture.image
 
     def numbers(self) -> dict[str, int]:
         """Return the numbers of the pictures that `look` took last."""
-        return {name: w.picture.number for name, w in self._watched.items() if w.picture is not None}
+        return {name: picture.number for name, picture in self._watched.items() if picture is not None}
 
     def captured(self) -> float | None:
         """Return when the oldest of these pictures was taken, s on the server's clock; None without any."""
-        return min((w.picture.moment for w in self._watched.values() if w.picture is not None), default=None)
+        return min((picture.changed for picture in self._watched.values() if picture is not None), default=None)
 
-    def _look(self, name: str, watched: _Watched, q: np.ndarray | None, now: float) -> str:
-        picture, before = self._client.newest_picture(name), watched.picture
+    def _look(self, name: str, now: float) -> str:
+        picture = self._client.newest_picture(name)
         if picture is None:
             return f"camera {name!r}: no picture yet"
         camera = self._spec.camera(name)
         if picture.image.shape != (camera.height, camera.width, 3):
             return f"camera {name!r}: its pictures are of {picture.image.shape[:2]} pixels now"
-        watched.picture = picture
-        if before is None or picture.changed != before.changed or watched.start is None:
-            watched.start, watched.moved = q, False
-        elif q is not None:
-            watched.moved |= bool(np.abs(q - watched.start)[self._joints].max(initial=0.0) > MOVED)
-        age, same = now - picture.moment, now - picture.changed
-        if not age <= STALE_S:
-            return f"camera {name!r}: no new picture for {age:.1f} s"
-        if watched.moved and same > FROZEN_S:
-            return f"camera {name!r}: the same picture for {same:.1f} s while the robot moved"
+        self._watched[name] = picture
+        # No sensor gives two equal pictures: a repeated one is of the moment `changed`, when it came first. Each one of
+        # a camera without noise is new.
+        if not now - picture.changed <= STALE_S:
+            repeats = now - picture.moment <= STALE_S
+            what = "the same picture" if repeats else "no new picture"
+            return f"camera {name!r}: {what} for {now - picture.changed:.1f} s"
         return ""
 
     def _check(self, name: str) -> None:

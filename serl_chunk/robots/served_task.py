@@ -1,4 +1,4 @@
-"""A simulated task behind a robot server, as its scripted demonstrator and human see it: from published states alone.
+"""A task behind a robot server, as its scripted demonstrator and human see it: from published states alone.
 
 No environment is stepped and no simulator is imported.
 """
@@ -10,11 +10,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from serl_chunk.config.robots import AlohaSimConfig, FakeAlohaConfig, RobotConfig
+from serl_chunk.config.loader import user_error
+from serl_chunk.config.robots import AlohaConfig, AlohaSimConfig, FakeAlohaConfig, RobotConfig
 from serl_chunk.robots.base import Expert, InterventionSource
 from serl_chunk.robots.fake import spec as task
 from serl_chunk.robots.fake.kinematics import LEFT, RIGHT, Point, grip_point
-from serl_chunk.types import ConfigError, RobotSpec
+from serl_chunk.types import ConfigError, RobotSpec, SerlChunkError
 
 UNDECIDED = 0.01  # of an opening, above the one at which fingers have closed: they are about to
 _RATES = np.where(np.isin(np.arange(task.ACTION_DIM), task.GRIPPER), task.GRIPPER_RATE, task.JOINT_RATE)
@@ -106,6 +107,8 @@ def make_expert(config: RobotConfig, robot: Robot) -> Expert:
 
         insertion = config.env_name == "insertion"
         return (InsertionExpert if insertion else AlohaSimExpert)(_view(SeenAlohaSim, robot))
+    if isinstance(config, AlohaConfig) and config.expert is not None:
+        return _users_expert(config.expert, robot)
     raise ConfigError(f"robot {robot.robot_spec.name!r} has no scripted expert. Record demonstrations by hand instead")
 
 
@@ -119,6 +122,20 @@ def make_scripted_human(config: RobotConfig, robot: Robot) -> InterventionSource
         f"robot {robot.robot_spec.name!r} has no scripted human behind a robot server (expected none or a file)",
         parameter="actor.intervention",
     )
+
+
+def _users_expert(make: Callable[[Any], Any], robot: Robot) -> Expert:
+    try:
+        expert = make(robot)
+    except SerlChunkError:
+        raise
+    except Exception as error:
+        raise user_error(error, "expert()") from error
+    if not all(callable(getattr(expert, method, None)) for method in ("reset", "act")):
+        raise ConfigError(
+            f"must return an Expert with reset(seed) and act(), got {type(expert).__name__}", parameter="robot.expert"
+        )
+    return expert  # type: ignore[no-any-return]
 
 
 def _view(make: Callable[[Robot], Any], robot: Robot) -> Any:

@@ -243,7 +243,7 @@ def test_the_human_helps_about_as_well_on_published_states():
             robot.place(seed)
             human.reset(seed)
             for tick in range(200):
-                command = human.poll(tick, {}, tick % 5 == 0)
+                command = human.poll(tick, {}, tick % 5 == 0, None)
                 if robot.step(robot.target.astype(np.float32) if command is None else command.action):
                     done[which] += 1
                     break

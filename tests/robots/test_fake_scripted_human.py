@@ -30,7 +30,7 @@ def _polls(env, human, ticks, decision_every=5):
     """Poll a policy that does nothing; a list of its commands, the environment moved accordingly."""
     said = []
     for tick in range(ticks):
-        command = human.poll(tick, {}, tick % decision_every == 0)
+        command = human.poll(tick, {}, tick % decision_every == 0, None)
         said.append(command)
         env.step(_stay(env) if command is None else command.action)
     return said
@@ -57,7 +57,7 @@ def test_it_leaves_a_policy_that_makes_progress_alone(env):
         expert.reset(seed)
         done = False
         while not done:
-            assert human.poll(env.tick, {}, True) is None
+            assert human.poll(env.tick, {}, True, None) is None
             done = env.step(expert.act())[2]
 
 
@@ -67,11 +67,11 @@ def test_a_policy_that_recovers_within_the_reaction_delay_keeps_the_robot(env):
     human.reset(0)
     expert.reset(0)
     for tick in range(STALL_TICKS + REACTION_TICKS[0] - 2):
-        assert human.poll(tick, {}, True) is None
+        assert human.poll(tick, {}, True, None) is None
         env.step(_stay(env))
     done = False
     while not done:
-        assert human.poll(env.tick, {}, True) is None
+        assert human.poll(env.tick, {}, True, None) is None
         done = env.step(expert.act())[2]
 
 
@@ -82,7 +82,7 @@ def test_it_reacts_to_a_dropped_cube_before_a_stall(env):
         env.step(expert.act())
     human = env.make_scripted_human()
     human.reset(0)
-    assert human.poll(0, {}, True) is None
+    assert human.poll(0, {}, True, None) is None
     home = _stay(env)
     home[13] = 1.0
     env.step(home)
@@ -101,24 +101,24 @@ def test_it_corrects_then_idles_until_the_policy_decides(env):
     human = env.make_scripted_human()
     human.reset(1)
     tick = 0
-    while (command := human.poll(tick, {}, True)) is None:
+    while (command := human.poll(tick, {}, True, None)) is None:
         env.step(_stay(env))
         tick += 1
     corrections = 0
     while not command.idle:
         corrections += 1
         env.step(command.action)
-        command = human.poll(tick + corrections, {}, False)
+        command = human.poll(tick + corrections, {}, False, None)
     assert CORRECTION_TICKS[0] <= corrections <= CORRECTION_TICKS[1]
     before = list(env.joints)
     for _ in range(7):
         assert command.idle
         np.testing.assert_array_equal(command.action, np.array(env.joints, np.float32))
         env.step(command.action)
-        command = human.poll(0, {}, False)
+        command = human.poll(0, {}, False, None)
     np.testing.assert_allclose(env.joints, before, atol=1e-5)
-    assert human.poll(0, {}, True) is None
-    assert human.poll(1, {}, True) is None  # and keeps its hands off
+    assert human.poll(0, {}, True, None) is None
+    assert human.poll(1, {}, True, None) is None  # and keeps its hands off
 
 
 def test_corrections_solve_the_task_for_a_policy_that_does_nothing(env):
@@ -128,7 +128,7 @@ def test_corrections_solve_the_task_for_a_policy_that_does_nothing(env):
         env.reset(seed=seed)
         human.reset(seed)
         for tick in range(600):
-            command = human.poll(tick, {}, tick % 5 == 0)
+            command = human.poll(tick, {}, tick % 5 == 0, None)
             if env.step(_stay(env) if command is None else command.action)[2]:
                 solved += 1
                 break
@@ -199,7 +199,7 @@ def test_a_fumbled_correction_does_the_opposite_with_the_fingers():
         human = env.make_scripted_human()
         env.reset(seed=3)
         human.reset(3)
-        while (command := human.poll(0, {}, True)) is None:
+        while (command := human.poll(0, {}, True, None)) is None:
             env.step(_stay(env))
         out.append(command.action)
     arms = [i for i in range(14) if i not in GRIPPER]
@@ -211,7 +211,8 @@ def test_a_fumbled_correction_does_the_opposite_with_the_fingers():
         env.reset(seed=seed)
         human.reset(seed)
         solved += any(
-            env.step(_stay(env) if (c := human.poll(t, {}, t % 5 == 0)) is None else c.action)[2] for t in range(300)
+            env.step(_stay(env) if (c := human.poll(t, {}, t % 5 == 0, None)) is None else c.action)[2]
+            for t in range(300)
         )
     assert solved == 0  # impossible with such hands
 

@@ -215,7 +215,7 @@ class TestExpert:
         human.reset(3)
         intervened, terminated = [], False
         for tick in range(300):
-            command = human.poll(tick, {}, tick % 4 == 0)
+            command = human.poll(tick, {}, tick % 4 == 0, None)
             intervened.append(command is not None)
             terminated = env.step(np.zeros(7) if command is None else command.action)[2]
             if terminated:

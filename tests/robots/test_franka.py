@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,16 +11,12 @@ from serl_chunk.config.robots import FrankaConfig
 from serl_chunk.robots import franka
 from serl_chunk.robots.franka import FrankaRobot
 from serl_chunk.robots.registry import make_env, robot_spec
-from serl_chunk.robots.served import _compared
 from serl_chunk.robots.served_task import Seen
 from serl_chunk.types import ConfigError
-from serl_chunk_robot.config import load, load_driver
-from serl_chunk_robot.drivers.franka_http import FrankaHttp
 
 PLACE = np.array([0.55, 0.2, 0.27, np.pi + 0.01, 0.02, -1.5])
 LOW, HIGH = (0.523, 0.147, 0.221, 3.04, -0.1, -1.87), (0.583, 0.237, 0.301, 3.24, 0.1, -1.27)
 CONFIG = FrankaConfig(server="127.0.0.1", scale=(0.015, 0.1), box_low=LOW, box_high=HIGH, cameras=("wrist",))
-ROBOTS = Path(__file__).parents[2] / "experiments" / "robots"
 
 
 class Server:
@@ -142,17 +137,3 @@ def test_the_state_is_relative_to_the_reset_and_in_hil_serl_s_order(server):
     moved = robot.step(np.zeros(7, np.float32))[0]["state"]
     assert np.linalg.norm(moved[4:7]) == pytest.approx(0.01, abs=1e-6)
     np.testing.assert_allclose(moved[7:10], 0, atol=1e-6)
-
-
-def test_it_fits_the_robot_of_the_file_that_is_shipped():
-    """Its boxes within the driver's, and the task's places within the profile's."""
-    file = load(ROBOTS / "franka.toml")
-    driver = load_driver(file)
-    assert isinstance(driver, FrankaHttp)
-    served = driver.spec()._asdict()
-    spec = franka._served_spec(dataclasses.replace(CONFIG, cameras=()), robot_spec(CONFIG))
-    assert _compared(spec, served, "127.0.0.1") == ["q", "vel", "force", "torque", "gripper"]
-    limits = file.profiles["exploring"].limits
-    assert (limits.low <= spec.action_low).all()
-    assert (limits.high >= spec.action_high).all()
-    driver.close()

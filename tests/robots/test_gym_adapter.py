@@ -485,7 +485,7 @@ class RailExpert:
 class RailHuman(RailExpert):
     """Intervenes on tick 5 and gives back where the policy would decide."""
 
-    def poll(self, tick, observation, decision_tick):
+    def poll(self, tick, observation, decision_tick, last):
         np.testing.assert_array_equal(observation["state"], self.env._observe())
         return None if tick < 5 or (tick > 5 and decision_tick) else InterventionCommand(self.act())
 
@@ -523,7 +523,7 @@ class TestScripted:
         human.reset(3)
         observation, intervened = env.reset(seed=3)[0], []
         for tick in range(LIMIT):
-            command = human.poll(tick, observation, decision_tick=tick % 4 == 0)
+            command = human.poll(tick, observation, decision_tick=tick % 4 == 0, last=None)
             intervened.append(command is not None)
             observation, *_ = env.step(np.zeros(1) if command is None else command.action)
         assert intervened == [False] * 5 + [True] * 3 + [False] + [True] * 3

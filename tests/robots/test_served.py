@@ -267,6 +267,7 @@ def test_a_robot_that_may_not_move_for_long_ends_the_episode(served, operator, m
     assert time.monotonic() - began > HELD_S
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_is_a_fault(served, operator, make):
     clear(operator)
     env = make()
@@ -277,6 +278,7 @@ def test_a_server_that_ends_is_a_fault(served, operator, make):
     assert any("is serl-chunk-robot serve running" in f for f in faults)
 
 
+@pytest.mark.slow
 def test_a_lease_that_ended_while_nothing_was_asked_is_taken_again(served, operator, make):
     clear(operator)
     env = make()

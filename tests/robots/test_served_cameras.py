@@ -22,7 +22,6 @@ from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.replay.replay import Replay
 from serl_chunk.robots import served_cameras
 from serl_chunk.robots.served import HELD_S, ServedRobot
-from serl_chunk.robots.served_cameras import FROZEN_S
 from serl_chunk.types import IMAGE_PREFIX, Begin, CameraSpec, ConfigError, RobotSpec, Source, StepBlock
 from serl_chunk_robot.client import RobotError
 
@@ -117,9 +116,9 @@ def test_a_camera_that_comes_back_costs_its_gap_alone(cell, caplog):
     assert "no decisions: camera 'top': no new picture for 0." in caplog.text
 
 
-def test_no_window_shows_a_stale_frame_of_a_camera_that_was_gone(cell):
+def test_no_window_shows_a_stale_frame_of_a_camera_that_froze_or_was_gone(cell):
     """The pictures hold their own moments, so that their ages are known without the product's own stamps."""
-    env, frame_moments, tick_moments = cell.env(max_episode_steps=130), [], []
+    env, frame_moments, tick_moments = cell.env(max_episode_steps=220), [], []
 
     def draw(number: int) -> None:
         cell.top.camera._image[0, 0] = len(frame_moments) % 256, len(frame_moments) // 256, number % 256
@@ -130,15 +129,19 @@ def test_no_window_shows_a_stale_frame_of_a_camera_that_was_gone(cell):
         tick_moments.append(time.monotonic())
         return result
 
-    def vanish() -> None:
-        cell.top.silent = True
-        threading.Timer(0.9, lambda: setattr(cell.top, "silent", False)).start()
+    def fail() -> None:
+        """The camera repeats its picture for 0.9 s; 0.8 s later it gives none for 0.9 s."""
+        cell.top.camera.frozen = True
+        for after, of, name, value in (
+            (0.9, cell.top.camera, "frozen", False), (1.7, cell.top, "silent", True), (2.6, cell.top, "silent", False)
+        ):  # fmt: skip
+            threading.Timer(after, setattr, (of, name, value)).start()
 
     cell.top.camera._draw, env.receive = draw, receive
     actor = dataclasses.replace(make_config().actor, frames="every_tick")
     config = dataclasses.replace(make_config(horizon=4), robot=cell.config, actor=actor)
     sink = ListSink()
-    runner = EpisodeRunner(env, Moves(30, vanish), sink, config=config, cameras=("top",))
+    runner = EpisodeRunner(env, Moves(30, fail), sink, config=config, cameras=("top",))
     try:
         runner.run_episode(1)
     finally:
@@ -150,7 +153,8 @@ def test_no_window_shows_a_stale_frame_of_a_camera_that_was_gone(cell):
         of.append(of[-1] if image is None else int(image[0, 0, 0]) + 256 * int(image[0, 0, 1]))
     ages = [now - frame_moments[k] for now, k in zip(tick_moments, of[1:], strict=False)]  # of ticks 1, 2, ...
     stale = 1 + np.flatnonzero(np.array(ages) > served_cameras.STALE_S + 0.03)
-    assert len(stale) > 0.3 / TICK
+    frozen, gone = np.split(stale, np.flatnonzero(np.diff(stale) > 5) + 1)
+    assert min(len(frozen), len(gone)) > 0.3 / TICK
     one = np.ones((4, J), np.float32)
     normaliser = Normaliser("absolute_range", np.zeros(J, np.float32), one[0], 0 * one, one, np.full(J, -1, np.int32))
     replay = Replay(env.robot_spec, config, normaliser, image_keys=("top",))
@@ -162,8 +166,9 @@ def test_no_window_shows_a_stale_frame_of_a_camera_that_was_gone(cell):
     starts = np.flatnonzero(held.windows_online.contains(episode.rows[: episode.length]))
     shown = {int(t) for start in starts for t in range(start, start + replay.window_steps + 1)}
     assert not shown & set(stale.tolist())
-    assert shown & set(range(10, 25)), "before the gap"
-    assert shown & set(range(int(stale[-1]) + 5, len(steps))), "after it"
+    assert shown & set(range(10, 25)), "before"
+    assert shown & set(range(int(frozen[-1]) + 5, int(gone[0]) - 20)), "between"
+    assert shown & set(range(int(gone[-1]) + 5, len(steps))), "after"
 
 
 @pytest.mark.parametrize(("fault", "words"), [("silent", "no new picture for"), ("frozen", "the same picture for")])
@@ -197,16 +202,23 @@ def test_a_camera_that_stays_away_ends_the_episode_and_the_next_one_waits_for_it
             thread.join(10)
 
 
-def test_the_same_picture_of_a_robot_that_stands_is_no_fault(cell):
+@pytest.mark.parametrize("noisy", [True, False])
+def test_a_picture_that_a_sensor_repeats_gets_old_also_while_the_robot_stands(cell, noisy):
+    cell.top._publisher._spec = cell.top._publisher._spec._replace(noisy=noisy)
     env = cell.env()
     env.watch(["top"])
     env.reset(seed=1)
     cell.top.camera.frozen = True
-    infos = [env.step(HOME.astype(np.float32))[4] for _ in range(round(1.6 * FROZEN_S / TICK))]
-    assert not any("unseen" in i for i in infos)
-    moved = HOME + 0.05 * (np.arange(J) == 1)
-    infos = [env.step(moved.astype(np.float32))[4] for _ in range(20)]
-    assert "the same picture" in infos[-1]["unseen"]
+    infos = [env.step(HOME.astype(np.float32))[4] for _ in range(round(2 * served_cameras.STALE_S / TICK))]
+    if not noisy:
+        assert not any("unseen" in i for i in infos), "a drawn scene in which nothing moves"
+        return
+    assert "camera 'top': the same picture for 0." in infos[-1]["unseen"]
+    assert env._cameras.captured() < env._client.server_time() - served_cameras.STALE_S
+    cell.top.camera.frozen = False
+    ends = time.monotonic() + 5
+    while "unseen" in env.step(HOME.astype(np.float32))[4]:
+        assert time.monotonic() < ends
 
 
 def test_the_newest_pictures_are_read_with_their_numbers(cell):

@@ -50,7 +50,9 @@ class InterveningHuman:
         self._fumbles = False  # in the current correction
         self._watch()
 
-    def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
+    def poll(
+        self, tick: int, observation: Observation, decision_tick: bool, last: np.ndarray
+    ) -> InterventionCommand | None:
         if not self._in_control:
             self._in_control = self._needed()
             if not self._in_control:

@@ -1,0 +1,134 @@
+"""HIL-SERL's tasks on Frankas behind a robot server: experiments, and the robot files that belong to them."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from errors import naming
+
+from serl_chunk.config.hil_serl import TASKS
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.robots import franka
+from serl_chunk.robots.registry import robot_spec
+from serl_chunk.robots.served import differing_fields
+from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError
+from serl_chunk_robot.config import load, load_driver
+from serl_chunk_robot.motions import Reset
+
+ROBOTS = Path(__file__).parents[2] / "experiments" / "robots"
+FILES = {
+    "ram_insertion": "franka_ram",
+    "usb_pickup_insertion": "franka_usb",
+    "object_handover": "franka_handover",
+}
+# HIL-SERL's ACTION_SCALE, actions, numbers of a state, and of the state's condition: index, threshold, cameras.
+EXPECTED = {
+    "ram_insertion": ((0.01, 0.06), 6, 19, 6, 0.04, ("wrist_1", "wrist_2")),
+    "usb_pickup_insertion": ((0.015, 0.1), 7, 19, 0, 0.4, ("side_classifier",)),
+    "object_handover": ((0.04, 0.2), 14, 26, 0, 0.5, ("left_side_classifier",)),
+}
+
+
+def of(task):
+    return load_experiment(f"hil_serl_franka:{task}")
+
+
+def with_pictures(config, seen):
+    """The experiment's `success`, with a `looks_done` that returns `seen` and keeps what it was given."""
+    given = []
+
+    def looks_done(task, observation):
+        given.append((task, observation))
+        return seen
+
+    module = sys.modules[config.outcome.success.func.__module__]
+    return module, looks_done, given
+
+
+@pytest.mark.parametrize("task", FILES)
+def test_each_task_has_hil_serl_s_numbers(task):
+    config, spec = of(task), robot_spec(of(task).robot)
+    scale, actions, state, _, _, cameras = EXPECTED[task]
+    settings = TASKS[task]
+    assert (config.robot.scale, spec.action_dim, spec.state_dim) == (scale, actions, state)
+    assert (spec.max_episode_steps, config.discount) == (settings.max_episode_steps, settings.discount)
+    assert (config.agent.image_keys, spec.grippers) == (settings.cameras, settings.grippers)
+    assert config.agent.gripper.setup_mode == settings.setup_mode
+    assert config.outcome.cameras == cameras
+    assert {c.name for c in spec.cameras} == {*settings.cameras, *cameras}
+    assert config.name == f"hil_serl_franka_{task}"
+    assert config.robot.mirrored_yaw == (task == "object_handover")
+
+
+def test_the_task_that_is_controlled_by_wrenches_names_its_experiment():
+    with pytest.raises(ConfigError, match=naming("egg_flip", "hil_serl_template:egg_flip")):
+        of("egg_flip")
+    with pytest.raises(ConfigError, match=naming("ram", "ram_insertion")):
+        of("ram")
+
+
+@pytest.mark.parametrize("task", FILES)
+def test_success_is_the_state_s_condition_and_what_the_pictures_show(task, monkeypatch):
+    config = of(task)
+    *_, state, number, above, _ = EXPECTED[task]
+    at = np.full(state, 9.0, np.float32)
+    at[number] = above
+    beyond = at.copy()
+    beyond[number] = np.nextafter(at[number], np.float32(1))
+    for seen in (True, False):
+        module, looks_done, given = with_pictures(config, seen)
+        monkeypatch.setattr(module, "looks_done", looks_done)
+        assert config.outcome.success({STATE: at}) is False
+        assert config.outcome.success({STATE: beyond}) is seen
+        observation = {STATE: beyond, IMAGE_PREFIX + "x": np.zeros((128, 128, 3), np.uint8)}
+        config.outcome.success(observation)
+        assert given[-1] == (task, observation)
+
+
+def test_pictures_that_nothing_judges_are_an_error_on_the_first_tick():
+    with pytest.raises(ConfigError, match=naming("ram_insertion", "looks_done()", "hil_serl_franka.py")) as refused:
+        of("ram_insertion").outcome.success({STATE: np.zeros(19, np.float32)})
+    assert refused.value.parameter == "outcome.success"
+
+
+@pytest.mark.parametrize("task", FILES)
+def test_a_task_fits_its_robot_s_file(task):
+    """Its boxes are within the driver's reach and the profile, and its cameras are the file's."""
+    config = of(task).robot
+    file = load(ROBOTS / f"{FILES[task]}.toml")
+    driver = load_driver(file)
+    spec = franka._served_spec(config, robot_spec(config))
+    assert differing_fields(spec, driver.spec()._asdict()) == []
+    limits = file.profiles[file.start].limits
+    assert (limits.low <= spec.action_low).all()
+    assert (limits.high >= spec.action_high).all()
+    there = {c.name: (c.spec.height, c.spec.width) for c in file.cameras}
+    assert {c.name: there.get(c.name) for c in spec.cameras} == {c.name: (c.height, c.width) for c in spec.cameras}
+    turning = 5.0  # rad/s, the driver's
+    wanted = np.minimum(40 * np.repeat(config.scale, 3), [9.0] * 3 + [turning] * 3)
+    for first, _ in driver.spec().arms:  # docs/robot_server.md: this changes no step
+        assert (limits.rates.velocity[first : first + 6] >= wanted - 1e-9).all()
+    driver.close()
+
+
+@pytest.mark.parametrize("task", FILES)
+def test_a_reset_is_within_the_profile_from_every_corner_of_the_box(task):
+    config = of(task).robot
+    file = load(ROBOTS / f"{FILES[task]}.toml")
+    limits = file.profiles[file.start].limits
+    spec = franka._served_spec(config, robot_spec(config))
+    sides = np.array([spec.action_low, spec.action_high])
+    for corner in itertools.product((0, 1), repeat=6):
+        start = np.array([sides[corner[j % 7] if j % 7 < 6 else 0, j] for j in range(len(sides[0]))])
+        for episode in (0, 1):
+            todo = Reset(start, file.reset, limits, episode=episode, rng=np.random.default_rng(0))._todo
+            assert len(todo) == len(file.reset) - (7 if task == "ram_insertion" and episode else 0)
+    for k, box in enumerate(franka._boxes(config)):
+        least, most = box.interval()
+        begins = file.reset[-2].joints[7 * k : 7 * k + 6]
+        assert (begins >= least - 1e-5).all()
+        assert (begins <= most + 1e-5).all()

@@ -1,0 +1,196 @@
+"""The stages of a first day with a robot, as whole processes: the commands that a lab gives, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from processes import Process
+from robot_served import HERE
+
+from serl_chunk.runs.metrics import read_metrics
+from serl_chunk_robot.client import RobotClient, RobotError
+
+ROOT = Path(__file__).resolve().parents[2]
+# Machines that run tests may stand still for longer than robot PCs may.
+MAIN = """
+from serl_chunk_robot import loop, main
+from serl_chunk_robot.safety import measured, watchdog
+loop.GAP, watchdog.LEAST_VALIDITY, watchdog.SILENCE, measured.STALE = 2.0, 0.5, 2.0, 0.5
+raise SystemExit(main.main())
+"""
+PATIENCE = 400.0
+
+
+def _port(count: int) -> int:
+    """The first of `count` consecutive free ports, none of which the system gives to other sockets meanwhile."""
+    while True:
+        first = random.randrange(15_000, 30_000)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for k in range(count):
+                stack.enter_context(socket.socket()).bind((HERE, first + k))
+            return first
+
+
+class Day:
+    """One day in a folder, and the operator who clears the robot whenever it was stopped.
+
+    `file` is the robot's file, which the caller writes with the port `port`. `close` ends every process.
+
+    Args:
+        folder: of all files of the day.
+        exp_name: the experiment.
+        settings: flags of the experiment's settings, for learner, actor and evaluation.
+        serving: additions to the environment of the robot's server.
+    """
+
+    def __init__(
+        self, folder: Path, exp_name: str, settings: Sequence[str] = (), serving: Mapping[str, str] | None = None
+    ) -> None:
+        self.folder, self.port, self.learner_port = folder, _port(8), _port(3)
+        self.file, self.run, self.demos = folder / "robot.toml", folder / "run", folder / "demos"
+        self.server_log = folder / "server.log"
+        self.environment = {**os.environ, "XDG_STATE_HOME": str(folder), "JAX_PLATFORMS": "cpu", "COLUMNS": "200"}
+        self.flags = ["--exp_name", exp_name, f"--config.robot.server={HERE}:{self.port}"]
+        self.server: subprocess.Popen[bytes] | None = None
+        self._settings = list(settings)
+        self._serving, self._began = dict(serving or {}), time.monotonic()
+        self._started: list[Process] = []
+        self._ended, self._thread = threading.Event(), threading.Thread(target=self._clear, daemon=True)
+        self._thread.start()
+
+    def _clear(self) -> None:
+        while not self._ended.wait(0.5):
+            try:
+                with RobotClient(f"{HERE}:{self.port}", name="hands", role="operator", answer=1.0) as operator:
+                    while not self._ended.wait(0.2):
+                        if operator.next_state()["state"] == "STOPPED":
+                            operator.request("clear")
+            except RobotError:
+                continue
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Print how long a stage took, and when in the day it ended."""
+        began = time.monotonic()
+        yield
+        now = time.monotonic()
+        print(f"{name}: {now - began:.1f} s (after {now - self._began:.0f} s)", flush=True)
+
+    # Stages.
+
+    def robot(self, *words: str, status: int = 0) -> str:
+        """Run a command of the robot to its end; returns what it printed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "serl_chunk", "robot", *words], env=self.environment, cwd=self.folder,
+            capture_output=True, text=True, timeout=PATIENCE, check=False,
+        )  # fmt: skip
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout
+
+    def serve(self) -> None:
+        """Start the robot's server, and wait until the robot was cleared."""
+        with self.server_log.open("ab") as log:
+            self.server = subprocess.Popen(
+                [sys.executable, "-c", MAIN, "serve", str(self.file)], env={**self.environment, **self._serving},
+                stderr=log, cwd=self.folder,
+            )  # fmt: skip
+        with RobotClient(f"{HERE}:{self.port}", name="watcher") as watcher:
+            watcher.next_state(60)
+            self.wait(lambda: watcher.next_state(5)["state"] == "HOLD", "the robot is not cleared")
+
+    def kill_server(self) -> None:
+        """Kill -9, and wait until it is gone."""
+        assert self.server is not None
+        self.server.kill()
+        self.server.wait()
+
+    def kill_camera(self) -> None:
+        """Kill -9 of the first camera's process."""
+        assert self.server is not None
+        children = Path(f"/proc/{self.server.pid}/task/{self.server.pid}/children").read_text().split()
+        cameras = [pid for pid in children if "camera_process" in Path(f"/proc/{pid}/cmdline").read_text()]
+        os.kill(int(cameras[0]), 9)
+
+    def record(self, n: int, *more: str) -> str:
+        """Record scripted demonstrations."""
+        words = ["record", *self.flags, "--policy", "scripted", "--n_demos", str(n), "--out", str(self.demos)]
+        return self.ends(self.start(*words, *more))
+
+    def learner(self) -> Process:
+        """A learner of the run, which it goes on with where there is one."""
+        more = ["--learner", "--debug", "--demo_path", str(self.demos), "--checkpoint_path", str(self.run)]
+        return self.start(*self._at_learner, *more)
+
+    def actor(self) -> Process:
+        return self.start(*self._at_learner, "--actor", "--spool_path", "spool")
+
+    def episodes(self) -> int:
+        """Online episodes that the learner has had."""
+        if not (self.run / "metrics.jsonl").exists():
+            return 0
+        return len(read_metrics(self.run)["episode"])
+
+    def goes_on(self, episodes: int = 2) -> None:
+        """Wait for so many more episodes."""
+        goal = self.episodes() + episodes
+        self.wait(lambda: self.episodes() >= goal, "no more episodes come")
+
+    def evaluate(self, n: int) -> float:
+        """Evaluate the newest policy; returns its success rate."""
+        words = ["--actor", "--eval_checkpoint_step", "latest", "--eval_n_trajs", str(n), "--checkpoint_path", "run"]
+        output = self.ends(self.start(*self._at_learner, *words))
+        found = re.findall(r"evaluation: success_rate=([01]\.\d+) n=(\d+)", output)
+        assert [int(of) for _, of in found] == [n], output
+        return float(found[0][0])
+
+    def export(self) -> Path:
+        """Export the run's episodes as a data set of LeRobot's."""
+        self.ends(self.start("data", "export", str(self.run), "--format", "lerobot", "--out", "lerobot"))
+        assert (self.folder / "lerobot/meta/info.json").exists()
+        return self.folder / "lerobot"
+
+    # Processes.
+
+    @property
+    def _at_learner(self) -> list[str]:
+        return [*self.flags, *self._settings, "--port", str(self.learner_port)]
+
+    def start(self, *words: str) -> Process:
+        """Start `serl-chunk WORDS`."""
+        log = self.folder / f"output_{len(self._started)}.txt"
+        self._started.append(Process(words, log, self.environment, cwd=self.folder))
+        return self._started[-1]
+
+    def ends(self, process: Process) -> str:
+        """Wait for the end of a process; returns its output."""
+        self.wait(lambda: not process.running, f"it did not end: {' '.join(process.command)}")
+        return process.ends()
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        ends = time.monotonic() + PATIENCE
+        while not condition():
+            if time.monotonic() > ends:
+                logs = [self.server_log.read_text()] if self.server_log.exists() else []
+                raise AssertionError("\n\n".join([what, *(text[-3000:] for text in [*logs, *self.outputs()])]))
+            time.sleep(0.2)
+
+    def outputs(self) -> list[str]:
+        return [process.output for process in self._started]
+
+    def close(self) -> None:
+        self._ended.set()
+        for process in self._started:
+            process.close()
+        if self.server is not None:
+            self.kill_server()
+        self._thread.join(10)
