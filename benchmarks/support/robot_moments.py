@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,8 @@ from serl_chunk_robot.wire import arrays
 from serl_chunk_robot.wire.sockets import connect, make_socket
 
 HERE, J = "127.0.0.1", 14
+COMMAND = ("-m", "serl_chunk")
+SERVER = (*COMMAND, "robot")
 VALIDITY = 0.08  # s, of a command at 50 Hz
 STOPPED_FOR = 5.0  # s between SIGSTOP and SIGCONT
 WATCHED_FOR = 2.0  # s after SIGCONT
@@ -41,13 +43,14 @@ STOOD_STILL = "stood still"  # of the word of a loop that the machine kept from 
 DRIVER = '''
 import struct, time
 import numpy as np
+from serl_chunk_robot.drivers.aloha_arms import HIGH, LOW
 from serl_chunk_robot.drivers.fake import HOME, SAG, FakeArms, viperx_arms
 
 class Logged(FakeArms):
-    """Simulated arms that append each set point to a file."""
+    """Simulated arms of an ALOHA that append each set point to a file."""
 
     def __init__(self, log):
-        spec = viperx_arms().spec()._replace(simulated=True, home=HOME * 2)
+        spec = viperx_arms().spec()._replace(simulated=True, home=HOME * 2, low=LOW * 2, high=HIGH * 2)
         super().__init__(spec, np.array(HOME * 2), rest=np.array(HOME * 2) + np.array(SAG * 2))
         self._file = open(log, "ab", buffering=0)
 
@@ -56,38 +59,27 @@ class Logged(FakeArms):
         super().command(target, dt)
 '''
 
-EXPERIMENT = '''
-import gymnasium
-import numpy as np
-from serl_chunk import AcfqlConfig, ChunkConfig, ExperimentConfig, GymConfig, LearnerConfig, NormaliserConfig
+EXPERIMENT = """
+from serl_chunk import AcfqlConfig, AlohaConfig, ChunkConfig, ExperimentConfig, LearnerConfig, NormaliserConfig
 from serl_chunk import CriticConfig, FlowConfig, ReplayConfig
-from serl_chunk_robot.drivers.fake import HIGH, LOW
-
-class Arms(gymnasium.Env):
-    """The spaces of two arms; a robot server moves them."""
-
-    def __init__(self):
-        low, high = np.array(LOW * 2, np.float32), np.array(HIGH * 2, np.float32)
-        self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
-        state = gymnasium.spaces.Box(-np.inf, np.inf, (14,), np.float32)
-        self.observation_space = gymnasium.spaces.Dict({"state": state})
 
 def experiment() -> ExperimentConfig:
     return ExperimentConfig(
         name="served_arms",
-        robot=GymConfig(make=lambda fake_env: Arms(), robot_name="arms", control_hz=50.0, max_episode_steps=20000,
-                        joint_of_action=tuple(range(14)), grippers=(6, 13)),
+        robot=AlohaConfig(server="127.0.0.1", cameras=(), max_episode_steps=20000),
         agent=AcfqlConfig(
             critic=CriticConfig(hidden=(16,), ensemble=2, target_subset=2, target_aggregate="mean", loss="squared"),
             flow=FlowConfig(hidden=(16,), steps=2), candidates=2,
         ),
         chunk=ChunkConfig(horizon=5),
         normaliser=NormaliserConfig(actions="absolute_range"),
-        replay=ReplayConfig(capacity=50_000, demo_capacity=10, human_capacity=50_000),
-        learner=LearnerConfig(batch_size=16, max_steps=1000, warmup_episodes=10_000, checkpoint_period=0),
+        replay=ReplayConfig(capacity=50_000, demo_capacity=100, human_capacity=50_000),
+        learner=LearnerConfig(
+            batch_size=16, max_steps=1000, pretrain_steps=0, warmup_episodes=10_000, checkpoint_period=0
+        ),
         discount=0.99,
     )
-'''
+"""
 
 
 class Moment(NamedTuple):
@@ -126,10 +118,20 @@ class Cell:
         folder: new, for all files.
         ports: of the robot's server, whose next one is free too, and of the learner.
         episodes: moments at most.
+        environment: of all processes.
+        program: of the actor: arguments of Python before those of the command.
+        settings: of actor and learner; default: the recorded interventions.
+        demos: demonstrations of the learner.
+        server: arguments of Python before those of the robot's server.
     """
 
-    def __init__(self, folder: Path, ports: tuple[int, int], episodes: int, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, ports: tuple[int, int], episodes: int, environment: Mapping[str, str],
+        program: Sequence[str] = COMMAND, settings: Sequence[str] = (), demos: Path | None = None,
+        server: Sequence[str] = SERVER,
+    ) -> None:  # fmt: skip
         self._folder, (self._port, learner) = folder, ports
+        self._program, self._server = program, server
         self._log, self._state = folder / "set_points", folder / "state"
         cache = str(folder / "compiled")
         self._environment = {
@@ -145,44 +147,46 @@ class Cell:
         recording(folder / "sines.npz", episodes)
         self.limits = built_in(viperx_arms().spec())["evaluating"]
         self._processes: list[subprocess.Popen[bytes]] = []
-        shared = ["--exp_name", str(folder / "served_arms.py"), "--port", str(learner), "--config.actor.clock=realtime"]
-        self._actor_arguments = [
-            *shared, "--actor", f"--config.robot.server={HERE}:{self._port}",
-            f"--config.actor.intervention={folder / 'sines.npz'}",
+        self.run = folder / "run"
+        shared = [
+            "--exp_name", str(folder / "served_arms.py"), "--port", str(learner), "--config.actor.clock=realtime",
+            *(settings or [f"--config.actor.intervention={folder / 'sines.npz'}"]),
         ]  # fmt: skip
-        self._learner_arguments = [*shared, "--learner", "--debug", "--checkpoint_path", str(folder / "run")]
+        self._actor_arguments = [*shared, "--actor", f"--config.robot.server={HERE}:{self._port}"]
+        shown = [] if demos is None else ["--demo_path", str(demos)]
+        self._learner_arguments = [*shared, "--learner", "--debug", "--checkpoint_path", str(self.run), *shown]
         self.actor: subprocess.Popen[bytes] | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._states = make_socket(self._context, zmq.SUB, MAX_STATE)
         self._states.rcvhwm = 100_000  # the state of every pass
         self._states.setsockopt(zmq.SUBSCRIBE, b"")
         connect(self._states, HERE, self._port + STATE_PORT)
-        self._operator = RobotClient(f"{HERE}:{self._port}", name="operator", role="operator", answer=20.0)
+        self.operator = RobotClient(f"{HERE}:{self._port}", name="operator", role="operator", answer=20.0)
         self.state: dict[str, Any] = {}
 
     def start(self) -> None:
         """Start the robot's server, which stands, and the learner."""
-        self._start("server", ["robot", "serve", str(self._folder / "robot.toml")])
+        self._start("server", [*self._server, "serve", str(self._folder / "robot.toml")])
         self.until("STOPPED")
 
     def learn(self) -> None:
-        self._start("learner", self._learner_arguments)
+        self._start("learner", [*COMMAND, *self._learner_arguments])
 
     def act(self) -> None:
         """Start an actor, of the same name as the one before it."""
-        self.actor = self._start("actor", self._actor_arguments)
+        self.actor = self._start("actor", [*self._program, *self._actor_arguments])
 
-    def _start(self, what: str, arguments: list[str]) -> subprocess.Popen[bytes]:
+    def _start(self, what: str, program: list[str]) -> subprocess.Popen[bytes]:
         with (self._folder / f"{what}_{len(self._processes)}.txt").open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "serl_chunk", *arguments], env=self._environment, stdin=subprocess.DEVNULL,
-                stdout=out, stderr=subprocess.STDOUT, start_new_session=True, cwd=self._folder,
+                [sys.executable, *program], env=self._environment, stdin=subprocess.DEVNULL, stdout=out,
+                stderr=subprocess.STDOUT, start_new_session=True, cwd=self._folder,
             )  # fmt: skip
         self._processes.append(process)
         return process
 
     def close(self) -> None:
-        self._operator.close()
+        self.operator.close()
         self._context.destroy(linger=0)
         for process in self._processes:
             if process.poll() is None:
@@ -231,7 +235,7 @@ class Cell:
                 return
             if self.state.get("state") == "STOPPED" and self.state.get("answered"):
                 with contextlib.suppress(RobotError):
-                    self._operator.request("clear")
+                    self.operator.request("clear")
             self._check(ends, f"the robot does not move: {self.state.get('state')}, {self.state.get('word')}")
 
     def _check(self, ends: float, otherwise: str) -> None:

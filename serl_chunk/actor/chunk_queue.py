@@ -22,6 +22,7 @@ class TickAction(NamedTuple):
     decision_tick: int = -1
     version: int = -1  # of the policy
     by_human: bool = False
+    human_dims: np.ndarray | None = None  # bool[A], of a human who has a part of the command
 
 
 class SentTick(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import logging
 import time
@@ -15,12 +14,15 @@ from serl_chunk.actor.clock import Clock, Deadlines, GarbageSchedule, Lateness, 
 from serl_chunk.actor.hold import HoldPolicy, hold_warning, with_kept
 from serl_chunk.actor.inference import InferenceThread
 from serl_chunk.actor.intervention import Interventions
-from serl_chunk.actor.planner import ExpertPlanner, LockstepPlanner, Planner, realtime_planner, slow_step_warning
+from serl_chunk.actor.operator import NoOperator, Operator
+from serl_chunk.actor.pacing import Pacing
+from serl_chunk.actor.planner import ExpertPlanner, LockstepPlanner, Planner, realtime_planner
 from serl_chunk.actor.policy import ChunkPolicy, Decision, Request
 from serl_chunk.actor.recorder import EpisodeRecorder, LazyObservation, NullSink
 from serl_chunk.actor.stats import EpisodeMeter, EpisodeSummary
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
+from serl_chunk.outcomes.judge import Judge
+from serl_chunk.robots.base import Expert, InterventionCommand, InterventionSource, RobotEnv
 from serl_chunk.types import (
     IMAGE_PREFIX,
     STATE,
@@ -35,8 +37,6 @@ from serl_chunk.types import (
 )
 
 logger = logging.getLogger(__name__)
-
-RATE_TICKS = 10  # steps of the environment are judged after an episode with so many
 
 
 def no_stop() -> str | None:
@@ -62,6 +62,7 @@ class EpisodeRunner:
         before_decision: lockstep only, called before every decision; may wait, or learn in the same process.
         stop: polled on every tick. A string truncates the episode there and is recorded as `outcome_by`.
         observer: called on every tick with its number, for video; it delays the robot.
+        operator: polled on every tick and while the robot is reset.
 
     Raises ConfigError where the policy's agent cannot plan with the delay, or a camera is unknown.
     """
@@ -72,6 +73,7 @@ class EpisodeRunner:
         human_ticks_before: int = 0, clock: Clock | None = None,
         inference: InferenceThread | None = None, before_decision: Callable[[], None] | None = None,
         stop: Callable[[], str | None] = no_stop, observer: Callable[[int], None] | None = None,
+        operator: Operator | None = None,
     ) -> None:  # fmt: skip
         actor, spec = config.actor, env.robot_spec
         self._policy = policy if isinstance(policy, ChunkPolicy) else None
@@ -83,13 +85,16 @@ class EpisodeRunner:
             )
         image_keys = self._policy.image_keys if self._policy is not None else ()
         self._cameras = tuple(dict.fromkeys((*image_keys, *cameras)))
-        for name in self._cameras:
+        self._judge = Judge(config, spec)
+        watched = tuple(dict.fromkeys((*self._cameras, *self._judge.cameras)))
+        for name in watched:
             spec.camera(name)
-        env.watch(self._cameras)
+        env.watch(watched)
         self.spec = spec
         self.interventions = Interventions(intervention, spec, actor.max_human_ticks, human_ticks_before)
         self._env, self._config, self._sink = env, config, sink
-        env.stop = stop
+        self._operator = operator or NoOperator()
+        env.stop = stop = self._operator.stopping(stop)
         self._clock, self._inference, self._stop, self._observer = clock or MonotonicClock(), inference, stop, observer
         self._hold_policy = HoldPolicy(spec)
         self._low, self._high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
@@ -118,9 +123,7 @@ class EpisodeRunner:
         self._garbage = GarbageSchedule(self._clock) if self._realtime else None
         self._episodes = 0
         self._ticks = 0  # executed by the policy so far; lockstep stamps count them, so that two runs record the same
-        self._late = array.array("d")  # seconds, every realtime tick of the session
-        self._missed_periods = 0
-        self._rate_judged = False
+        self._pacing = Pacing(spec.dt)
         self.end: End | None = None  # of the episode, once it is over
 
     def close(self) -> None:
@@ -129,7 +132,7 @@ class EpisodeRunner:
         self._planner.close()
 
     def lateness(self) -> Lateness:
-        return Lateness.of(self._late, self._missed_periods)
+        return self._pacing.lateness()
 
     def run_episode(
         self, seed: int, *, explore: bool = False, random_steps: int = 0, episode_id: str | None = None
@@ -161,6 +164,7 @@ class EpisodeRunner:
         spec, planner = self.spec, self._planner
         self._meter = EpisodeMeter(seed, self._clock.now(), self._decided)
         self._episode_id = episode_id or f"actor-{self._episodes:06d}"
+        self._operator.episode_begins()
         raw, task = self._env.reset(seed=seed)[0], self._config.robot.task
         begin = Begin(self._episode_id, task, spec.name, spec.digest(), f"seed-{seed}", "", self._env.conditions)
         self._meter.conditions = begin.conditions
@@ -173,7 +177,8 @@ class EpisodeRunner:
             self._deadlines = Deadlines(self._clock, spec.dt)
             planner.start(self._deadlines)
         self._sent: SentTick | None = None
-        self._hold = self._hold_policy.initial(self._observed.observation[STATE])
+        self._executed = self._hold = self._hold_policy.initial(self._observed.observation[STATE])
+        self._part: InterventionCommand | None = None  # of this tick, of a human who has a part of the robot
         self._rng, self._random_steps = np.random.default_rng([seed, self._episodes]), random_steps
         self._tick = 0
         self._choice: TickAction | None = None  # of this tick; None: the planner's
@@ -207,6 +212,7 @@ class EpisodeRunner:
             if self.end is not None:
                 return None
         observed = self._observed
+        holds = self._operator.tick(by_human=self._by_human)
         if self._observer is not None:
             self._observer(tick)
         if tick in self._window_ends:
@@ -214,14 +220,21 @@ class EpisodeRunner:
             observed.with_frames()
         version = self._version
         would_decide = self._planner.would_decide(tick, by_human=self._by_human)
-        human = self.interventions.poll(tick, observed.observation, would_decide)
-        self._by_human, self._choice = human is not None, None
+        human = self.interventions.poll(tick, observed.observation, would_decide, self._executed)
+        if holds:
+            self.interventions.restart()
+            self._planner.flush()
+            human = None
+        self._by_human, self._choice, self._part = human is not None, None, None
+        if human is not None and human.dims is not None and not self._unseen:
+            self._part = human  # the policy goes on with the rest
+            return self._planner.plan(tick, self._look, self._hold)
         if human is not None:
             self._planner.flush()
             self._look()
             source = Source.HOLD if human.idle else Source.HUMAN
             self._choice = TickAction(human.action, source, version=version, by_human=True)
-        elif self._unseen:
+        elif self._unseen or holds:
             self._choice = TickAction(self._hold, Source.HOLD, version=version)
         elif tick < self._random_steps:
             if tick % self._planner.execute_steps == 0:  # frames as often as a policy would decide
@@ -246,6 +259,9 @@ class EpisodeRunner:
             choice = TickAction(self._hold, Source.HOLD, version=self._version)
         elif choice.source is Source.POLICY:
             choice = choice._replace(command=with_kept(choice.command, self._hold, self._kept))
+        if (part := self._part) is not None and part.dims is not None:
+            command = np.where(part.dims, part.action, choice.command)
+            choice = TickAction(command, Source.HUMAN, version=choice.version, by_human=True, human_dims=part.dims)
         observed, deadlines, before = self._observed, self._deadlines, 0.0
         if (stopped_by := self._stop()) is not None:
             self._close(observed.with_frames(), outcome_by=stopped_by)
@@ -280,46 +296,40 @@ class EpisodeRunner:
             if observed.take(info.get("intervene_images", {})):
                 self._note_window(sent.tick)
         self.interventions.count(choice.by_human)
-        success, failure = bool(info.get("success")), bool(info.get("failure"))
-        reward = self._config.reward.failure_reward if failure and not success else env_reward
+        after = LazyObservation(self._env, raw, self._cameras)
+        label = self._judge.labelled(self._operator.outcome(), env_reward)
+        verdict = label or self._judge.verdict(sent.tick, after.look, env_reward, bool(terminated), info)
+        reward, terminated = verdict.reward, verdict.terminated
         holds = choice.source is Source.HOLD
         gated, starved = not np.array_equal(executed, wanted), holds and deadlines is not None and not choice.by_human
         self._meter.count(executed, reward, gated=gated, holds=holds, starved=starved)
         self._recorder.step(
             Step(
-                tick=sent.tick,
-                observation=observed.observation,
-                action=executed,
-                reward=reward,
-                source=choice.source,
-                decision_tick=choice.decision_tick,
-                policy_version=choice.version,
+                sent.tick, observed.observation, executed, reward, choice.source, choice.decision_tick, choice.version,
+                sent.stamp, lost_ticks=sent.lost_ticks, human_dims=choice.human_dims,
                 policy_age=-1.0 if self._policy is None else self._policy.age(choice.version, time.monotonic()),
-                stamp=sent.stamp,
-                lost_ticks=sent.lost_ticks,
             ),
             observed.frame_numbers,
-        )
-        self._hold = self._hold_policy.next(executed)
-        self._observed = LazyObservation(self._env, raw, self._cameras)
+        )  # fmt: skip
+        self._executed, self._hold = executed, self._hold_policy.next(executed)
+        self._observed = after
         if lost := int(info.get("lost_ticks", 0)):
             self._lost_ticks += lost
             self._meter.gaps += 1
             self._planner.flush()
+            self.interventions.restart()  # it was stopped or held: a device counts once it was neutral again
         self._unseen = bool(info.get("unseen"))
         if self._unseen:  # windows end here, and none begins before the cameras are back
             self._lost_ticks += 1
             self._planner.flush()
         if self._every_tick:  # now, when the state was measured, and in the time that the step leaves
             self._observed.with_frames()
-        terminated = success or failure or bool(terminated)
         if terminated or truncated:
             if deadlines is not None and not self._env.answers_late and deadlines.stalled(sent.began):
                 self._lost_ticks = 1  # no tick follows that could find the gap
-            outcome = Outcome.SUCCESS if success else Outcome.FAILURE if failure else Outcome.UNKNOWN
             self._meter.fault = fault = "" if terminated else str(info.get("fault", ""))
-            by = "fault" if fault else "environment"
-            self._close(self._observed.with_frames(), terminated=terminated, outcome=outcome, outcome_by=by)
+            by = "fault" if fault else verdict.by
+            self._close(after.with_frames(), terminated=terminated, outcome=verdict.outcome, outcome_by=by)
         elif holds and self._garbage is not None:
             self._garbage.holding()
 
@@ -339,15 +349,8 @@ class EpisodeRunner:
         stats.human_ticks, stats.segments = self.interventions.ticks, self.interventions.segments
         if stats.fault:
             logger.warning(f"the robot ended episode {self._episode_id}: {stats.fault}")
-        if deadlines is not None and not self._rate_judged and len(meter.step_seconds) >= RATE_TICKS:
-            self._rate_judged = True
-            if warning := slow_step_warning(meter.step_seconds, self.spec.dt):
-                logger.warning(warning)
-        if deadlines is not None and stats.gaps:
-            logger.warning(
-                f"the control loop stalled in episode {self._episode_id} (gaps={stats.gaps}, longest "
-                f"{max(deadlines.lateness):.2f} s): the plan was dropped, and training sees no window across a gap"
-            )
+        if deadlines is not None:
+            self._pacing.warn(self._episode_id, stats, deadlines, meter.step_seconds)
         return stats
 
     @property
@@ -377,9 +380,9 @@ class EpisodeRunner:
         self.end = End(self._episode_id, length, last, terminated, not terminated, outcome, outcome_by=outcome_by)
         self._ticks += length if self._policy is not None else 0  # each demonstration counts from 0
         if self._deadlines is not None:
-            self._late.extend(self._deadlines.lateness)
-            self._missed_periods += self._deadlines.missed_periods
+            self._pacing.add(self._deadlines)
         self._recorder.end(self.end, self._observed.frame_numbers)
+        self._operator.episode_ended(self.end)
 
     def _warm_up(self, explore: bool) -> None:
         """In real time, once: compile and measure inference, then build its planner."""

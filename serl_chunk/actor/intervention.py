@@ -28,14 +28,22 @@ class Interventions:
         if self._source is not None:
             self._source.reset(seed)
 
-    def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
+    def restart(self) -> None:
+        """Note that the robot did not follow for a while; the source ends its intervention, if it can."""
+        restart = getattr(self._source, "restart", None)
+        if restart is not None:
+            restart()
+
+    def poll(
+        self, tick: int, observation: Observation, decision_tick: bool, last: np.ndarray
+    ) -> InterventionCommand | None:
         """Return the human's command for this tick, or None; see `InterventionSource.poll`.
 
         Raises DataError for a command of another length, or one that is not finite.
         """
         if self._source is None or 0 < self._limit <= self.total_ticks:
             return None
-        human = self._source.poll(tick, observation, decision_tick)
+        human = self._source.poll(tick, observation, decision_tick, last)
         if human is None:
             return None
         command = np.asarray(human.action, np.float32)
@@ -45,7 +53,13 @@ class Interventions:
                 f"for robot {self._spec.name!r}",
                 parameter="actor.intervention",
             )
-        return InterventionCommand(command, human.idle)
+        if human.dims is not None and (np.shape(human.dims) != command.shape or not np.any(human.dims)):
+            raise DataError(
+                f"the source commanded dimensions {human.dims} on tick {tick}, expected {self._spec.action_dim} truth "
+                f"values, one or more of them true, for robot {self._spec.name!r}",
+                parameter="actor.intervention",
+            )
+        return human._replace(action=command)
 
     def count(self, human: bool) -> None:
         if human:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -128,7 +128,6 @@ Mode = Literal["sync", "async"]
 Wanted = Literal["auto", "sync", "async"]
 
 SYNC_SHARE = 0.5  # of a tick: how long the control thread waits for a chunk, and what `auto` requires of inference
-OWN_RATE_SHARE = 0.9  # of a tick: an environment whose steps take more leaves too little for the policy
 
 
 def choose_inference(
@@ -153,18 +152,6 @@ def choose_inference(
             "chunk.horizon and chunk.execute_steps, or use a smaller network or fewer agent.candidates"
         )
     return mode
-
-
-def slow_step_warning(seconds: Sequence[float], period: float) -> str:
-    """Warning where steps of the environment, in seconds, fill the tick's `period`; empty where they do not."""
-    if len(seconds) == 0 or (p50 := float(np.median(seconds))) < OWN_RATE_SHARE * period:
-        return ""
-    return (
-        f"a step of the environment takes {p50 * 1e3:.1f} ms (median) of a tick of {period * 1e3:.1f} ms: too little "
-        "is left for the policy, so ticks begin late and the robot may run below robot.control_hz. If step() sleeps to "
-        "keep a rate of its own, let it sleep less (docs/your_robot.md, section 7). Otherwise lower "
-        "robot.control_hz"
-    )
 
 
 class RealtimePlanner(ChunkPlanner):

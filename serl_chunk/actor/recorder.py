@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -72,6 +72,14 @@ class LazyObservation:
             self.observation = {**self.observation, **{k: frames[k] for k in self._keys}}
             self.frame_numbers = dict(self._env.frame_numbers())
         return self.observation
+
+    def look(self, cameras: Sequence[str]) -> Observation:
+        """Return the observation with frames of `cameras`, of which those that are read now are not recorded."""
+        keys = [IMAGE_PREFIX + c for c in cameras]
+        known = self._raw if all(k in self._raw for k in keys) else self.observation
+        missing = [c for c, k in zip(cameras, keys, strict=True) if k not in known]
+        frames = self._env.read_images(missing) if missing else {}
+        return {STATE: self.observation[STATE], **{k: frames[k] if k in frames else known[k] for k in keys}}
 
     def take(self, frames: Observation) -> bool:
         """Add frames that were kept for this tick; True where all recorded cameras have theirs."""

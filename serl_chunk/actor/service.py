@@ -10,7 +10,7 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from serl_chunk.actor.clock import Clock, Lateness, MonotonicClock
 from serl_chunk.actor.episode import EpisodeRunner, no_stop
 from serl_chunk.actor.evaluate import TRAINING_SEED_BASE
 from serl_chunk.actor.link import ActorLink, RunProgress, normaliser_of, replacement
+from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.policy import ActingAgent, ChunkPolicy
 from serl_chunk.actor.stats import EpisodeSummary, RolloutStats
 from serl_chunk.config.experiment import ExperimentConfig
@@ -103,6 +104,7 @@ class ActorService:
         self.config, self.actor_id, self.agent, self.link = config, actor_id, agent, link
         self.stop, self._clock = stop or threading.Event(), clock or MonotonicClock()
         self.before_decision, self.on_episode, self._report_every = before_decision, on_episode, report_every
+        self.operator: Operator | None = None  # set before `run` where keys are read
         self.episodes = 0  # of all sessions, which count for `actor.max_episodes`
         # Of this session: seconds of waiting, the newest episodes, and whether their status line came too soon.
         self._waited, self._recent, self._held_back = 0.0, deque[EpisodeSummary](maxlen=RECENT), False
@@ -110,7 +112,7 @@ class ActorService:
         self.env = env or make_env(config.robot, name=actor_id)
         with contextlib.ExitStack() as opened:
             opened.callback(self.env.close)
-            self._intervention = intervention or make_intervention(config.actor.intervention, self.env)
+            self._intervention = intervention or make_intervention(config.actor.intervention, self.env, config)
             opened.pop_all()
         self._robot = contextlib.ExitStack()  # closes the robot, then the device
         if self._intervention is not None:
@@ -181,9 +183,11 @@ class ActorService:
             self.env, policy, link,
             config=config, clock=self._clock, intervention=self._intervention, human_ticks_before=begun.human_ticks,
             before_decision=self._pace if lockstep else None,
-            stop=self._over_or_allowed if lockstep else self._over,
+            stop=self._over_or_allowed if lockstep else self._over, operator=self.operator,
         )  # fmt: skip
         total = ActorSummary()
+        if self.operator is not None:
+            self.operator.describe = functools.partial(self._described, total, policy, self._clock.now())
         try:
             self._run_episodes(runner, policy, link, begun, total)
         except BaseException as error:
@@ -196,6 +200,8 @@ class ActorService:
             runner.close()
         if link.error is not None:
             raise link.error
+        if self.operator is not None:
+            self.operator.send_pending()
         total.waited_seconds, total.lateness = self._waited, runner.lateness()
         reason = None if self.stop.is_set() else replaced()
         if reason is None:
@@ -205,7 +211,8 @@ class ActorService:
         if reason is not None:
             total.reason, total.replaced = reason, True
             return total
-        stopped = "stopped by the operator" if self.stop.is_set() else f"{config.actor.max_episodes} episodes done"
+        quits = self.stop.is_set() or (self.operator is not None and self.operator.quits)
+        stopped = "stopped by the operator" if quits else f"{config.actor.max_episodes} episodes done"
         total.reason, total.delivered = link.finished or stopped, link.flush(FLUSH_TIMEOUT)
         if not total.delivered:
             logger.warning(f"the learner did not acknowledge every record within {FLUSH_TIMEOUT:g} s")
@@ -243,12 +250,29 @@ class ActorService:
                 if not self._held_back:
                     self._log_status(total, policy, link)
 
+    def _described(self, total: ActorSummary, policy: ChunkPolicy, began: float) -> dict[str, Any]:
+        """What the console shows of a session: fields of ConsoleState."""
+        recent = RolloutStats.over(self._recent)
+        late = self._recent[-1].lateness if self._recent else None
+        age = policy.age(policy.version, self._clock.now())
+        return {
+            "rate_target": self.env.robot_spec.control_hz,
+            "lateness_p50": late.p50_ms if late else None,
+            "lateness_p99": late.p99_ms if late else None,
+            "policy_version": policy.version if policy.version >= 0 else None,
+            "policy_age": age if age >= 0 else None,
+            "human_share": recent.human_ticks / recent.steps if recent.steps else None,
+            "successes": 600 * total.successes / max(1.0, self._clock.now() - began),
+        }
+
     def _log_status(self, total: ActorSummary, policy: ChunkPolicy, link: ActorLink) -> None:
         line = f"episode {total.episodes}: {_in_words(self._recent)}, policy {policy.version}"
         logger.info(_joined(f"{line}, waited {self._waited:.0f} s", link.backlog(begun=False)))
 
     def _episodes_left(self) -> bool:
         limit = self.config.actor.max_episodes
+        if self.operator is not None and self.operator.quits:
+            return False
         return limit == 0 or self.episodes < limit
 
     def _over(self) -> str | None:
@@ -290,6 +314,8 @@ class ActorService:
                     return False
                 if lines.passes():
                     logger.info(f"{why()} ({self._clock.now() - began:.0f} s)")
+                if self.operator is not None:
+                    self.operator.waits(why())
                 self.stop.wait(POLL_SECONDS)
             return True
         finally:

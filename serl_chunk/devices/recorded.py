@@ -60,7 +60,9 @@ class ReplayedIntervention:
     def reset(self, seed: int) -> None:
         self._episode += 1
 
-    def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
+    def poll(
+        self, tick: int, observation: Observation, decision_tick: bool, last: np.ndarray
+    ) -> InterventionCommand | None:
         command = self._commands.get((self._episode, tick))
         return None if command is None else InterventionCommand(command.action.copy(), command.idle)
 

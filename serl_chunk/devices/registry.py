@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from serl_chunk.config.devices import DEVICES
+from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.types import ConfigError
 
 
-def make_intervention(source: str, env: RobotEnv) -> InterventionSource | None:
-    """Return the intervention source `none`, `scripted` (from `env.make_scripted_human()`) or the path of a recorded
-    one.
+def make_intervention(source: str, env: RobotEnv, config: ExperimentConfig | None = None) -> InterventionSource | None:
+    """Return the intervention source `none`, `scripted` (from `env.make_scripted_human()`), a device of a human
+    operator (`config.devices.DEVICES`, as `config.device` describes it) or the path of a recorded one.
 
-    Raises ConfigError for another one, or without a scripted human, and DataError where the file is no such recording.
+    Raises ConfigError for another one, or without a scripted human, DataError where the file is no such recording, and
+    DeviceError for a device that cannot be opened.
     """
     if source == "none":
         return None
+    if source.lower() in DEVICES and config is not None:
+        from serl_chunk.devices.operator import make_human
+
+        return make_human(config, env)
     if source == "scripted":
         factory = getattr(env, "make_scripted_human", None)
         if factory is None:
@@ -30,6 +37,7 @@ def make_intervention(source: str, env: RobotEnv) -> InterventionSource | None:
 
         return ReplayedIntervention(path, env.robot_spec)
     raise ConfigError(
-        f"not an existing file of recorded interventions (got {source!r}, expected none, scripted or a file)",
+        f"not an existing file of recorded interventions (got {source!r}, expected none, scripted, "
+        f"{', '.join(DEVICES)} or a file)",
         parameter="actor.intervention",
     )

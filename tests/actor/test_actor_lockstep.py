@@ -449,3 +449,52 @@ def test_a_picture_that_a_camera_gives_again_is_recorded_once(monkeypatch, frame
     final = sink.last_end  # of tick 19, with the picture of 18
     assert final.repeats == (None if numbers == "reads" else {"wrist": 18})
     assert ("images/wrist" in final.final_observation) == (numbers == "reads")
+
+
+class OneArm(HumanOnTicks):
+    """A human who has the second number of the command alone."""
+
+    def poll(self, tick, observation, decision_tick, last):
+        command = super().poll(tick, observation, decision_tick, last)
+        return None if command is None else command._replace(dims=np.array([False, True]))
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_a_human_who_has_one_arm_leaves_the_other_one_to_the_policy(delay):
+    ticks = set(range(5, 12))
+    _, alone, _ = run(delay=delay)
+    summary, sink, _ = run(delay=delay, intervention=OneArm(ticks))
+    assert summary.human_ticks == len(ticks)
+    for step, without in zip(sink.steps, alone.steps, strict=True):
+        if step.tick in ticks:
+            assert step.source == Source.HUMAN
+            assert step.human_dims.tolist() == [False, True]
+            assert step.action[1] == np.float32(-0.9)
+            assert step.decision_tick == -1
+        else:
+            assert step.human_dims is None
+        if step.tick <= max(ticks):
+            assert step.action[0] == without.action[0], "the plan goes on"
+
+
+def test_a_source_gets_the_command_that_was_executed_last():
+    class Watching(HumanOnTicks):
+        def poll(self, tick, observation, decision_tick, last):
+            lasts.append(np.array(last))
+            return super().poll(tick, observation, decision_tick, last)
+
+    lasts: list[np.ndarray] = []
+    env = LineEnv(gate=0.05)
+    _, sink, _ = run(env, intervention=Watching({3, 4}))
+    np.testing.assert_array_equal(lasts[1:], [s.action for s in sink.steps[:-1]])
+    np.testing.assert_array_equal(lasts[0], sink.steps[0].observation["state"][:2])
+
+
+@pytest.mark.parametrize("dims", [[False, False], [True], [True, True, True]])
+def test_a_command_of_no_or_other_dimensions_is_refused(dims):
+    class Wrong(HumanOnTicks):
+        def poll(self, tick, observation, decision_tick, last):
+            return InterventionCommand(last, dims=np.array(dims))
+
+    with pytest.raises(DataError, match=naming("actor.intervention", "tick 0", 2)):
+        run(intervention=Wrong(frozenset()))

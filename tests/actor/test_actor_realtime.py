@@ -346,9 +346,9 @@ def test_no_command_from_before_a_stall_is_executed_after_it(human):
     class Stalls(HumanOnTicks):
         clock: object = None
 
-        def poll(self, tick, observation, decision_tick):
+        def poll(self, tick, observation, decision_tick, last):
             self.clock.time += 1.0 if tick == 11 else 0.0
-            return super().poll(tick, observation, decision_tick)
+            return super().poll(tick, observation, decision_tick, last)
 
     source = Stalls(frozenset({11} if human else {}))
     rig = Rig("async", itertools.repeat(5 * MS), intervention=source)

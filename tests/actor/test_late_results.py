@@ -103,6 +103,17 @@ def test_ticks_that_the_robot_did_not_follow_are_a_gap_and_drop_the_plan():
     assert sink.steps[6].decision_tick == 6, "decided anew"
 
 
+@pytest.mark.parametrize(("lost", "restarted"), [({}, []), ({5: 4, 6: 1}, [6, 7])])
+def test_a_human_begins_anew_after_ticks_that_the_robot_did_not_follow(lost, restarted):
+    class Human(HumanOnTicks):
+        def restart(self):
+            found.append(self.asked[-1][0] + 1)  # the tick that follows
+
+    found: list[int] = []
+    run(Served(length=20, lost=lost), make_config(), intervention=Human(frozenset(range(3, 12))))
+    assert found == restarted
+
+
 @pytest.mark.parametrize(("clock", "random_steps"), [(False, 0), (True, 0), (False, 20)])
 def test_nothing_is_decided_on_an_old_picture(clock, random_steps):
     clock = SimClock() if clock else None

@@ -173,8 +173,8 @@ def test_an_actors_line_counts_helped_episodes_too(said):
         def reset(self, seed):
             self.episode += 1
 
-        def poll(self, tick, observation, decision_tick):
-            return super().poll(tick, observation, decision_tick) if self.episode % 2 else None
+        def poll(self, tick, observation, decision_tick, last):
+            return super().poll(tick, observation, decision_tick, last) if self.episode % 2 else None
 
     config = config_of(max_episodes=4)
     env = LineEnv(length=12, success_at=8)

@@ -31,7 +31,7 @@ def test_commands_come_back_on_their_ticks(tmp_path):
     for episode in range(4):
         source.reset(seed=0)
         for tick in range(6):
-            command = source.poll(tick, {}, decision_tick=False)
+            command = source.poll(tick, {}, decision_tick=False, last=None)
             if command is not None:
                 found[episode, tick] = (command.action.tolist(), command.idle)
                 assert command.action.dtype == np.float32
@@ -57,7 +57,7 @@ def test_a_file_is_found_by_the_registry(tmp_path, monkeypatch):
 
 def test_nothing_before_the_first_reset(tmp_path):
     save_interventions(tmp_path / "p.npz", **columns())
-    assert ReplayedIntervention(tmp_path / "p.npz", SPEC).poll(3, {}, decision_tick=False) is None
+    assert ReplayedIntervention(tmp_path / "p.npz", SPEC).poll(3, {}, decision_tick=False, last=None) is None
 
 
 def test_an_empty_recording_is_one(tmp_path):
@@ -65,7 +65,7 @@ def test_an_empty_recording_is_one(tmp_path):
     save_interventions(tmp_path / "p.npz", action=np.zeros((0, 2), np.float32), **empty)
     source = ReplayedIntervention(tmp_path / "p.npz", SPEC)
     source.reset(0)
-    assert source.poll(0, {}, decision_tick=True) is None
+    assert source.poll(0, {}, decision_tick=True, last=None) is None
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ def arms():
 """
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_server_whose_driver_hangs(robot):
     (robot.file.parent / "hangs.py").write_text(HANGS)
     robot.begin("--driver", "hangs.py:arms")

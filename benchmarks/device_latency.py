@@ -1,0 +1,137 @@
+"""How soon a served robot follows a SpaceMouse, and brakes when it is unplugged: whole processes, in real time.
+
+    python benchmarks/device_latency.py [--steps 240] [--unplugs 30] [--seed 0] [--json FILE]
+
+The actor and the robot's server are the programs that users run; hidapi alone is replaced, below pyspacemouse. The
+actor has real-time priority where the system permits it, as the server has.
+
+**Steps.** The mouse of an arm that stands is deflected in full, at a random moment, by a report of its own (`plain`) or
+by one behind 62 stale ones, which fill the kernel's queue (`full`), in turn. Measured are the seconds from the report
+to the next tick, at which the actor reads the device; to the changed command of the actor; and to the first set point
+at the server's driver that differs. A tick is 20 ms, so that up to 20 ms pass before the actor may look. The device's
+thread reads the kernel's queue every 3 ms: a report that comes within them before a tick may count for the next one.
+Criterion: the driver has the command no later than one tick after the first tick that began 3 ms or more after the
+report (p99), of both kinds.
+
+**Unplugs.** In mid-deflection the mouse is unplugged, each time in an episode of its own. Measured are the seconds to
+the first slower set point, to the velocity 0, and until nothing moves, and how far the arm goes back meanwhile.
+Criterion: velocity 0 within 100 ms (the largest).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support.mouse_cell import FULL, Answer, Braking, MouseCell, mouse_cell
+from support.ports import free_port
+
+TICK, BRAKES = 0.02, 0.1  # s
+LOOK = 0.003  # s between two looks of a mouse's thread
+STALE = 62  # reports before the one that counts: the kernel keeps 63
+HELD, RESTS = 0.12, 0.3  # s of a deflection, and after it
+KINDS = ("plain", "full")
+SETTINGS = ("--config.device.hold_s=1000",)  # the arm stays the human's: no policy moves it between two steps
+
+
+def steps(cell: MouseCell, count: int, rng: np.random.Generator) -> dict[str, list[Answer]]:
+    """Return what followed each step."""
+    found: dict[str, list[Answer]] = {kind: [] for kind in KINDS}
+    cell.hand("push", y=FULL)
+    cell.watch(HELD)
+    cell.hand("rest")
+    for k in range(count):
+        cell.watch(RESTS + float(rng.uniform(0, TICK)))
+        kind = KINDS[k % 2]
+        at = cell.hand("push", y=FULL * (-1 if k // 2 % 2 else 1), stale=STALE if kind == "full" else 0)["at"]
+        cell.watch(HELD)
+        cell.hand("rest")
+        if cell.state["state"] != "RUN":
+            raise SystemExit(f"the robot does not run: {cell.state['word']}. Repeat this on a quiet machine")
+        cell.watch(0.1)
+        found[kind].append(cell.answer(at))
+    return found
+
+
+def unplugs(cell: MouseCell, count: int, rng: np.random.Generator) -> list[Braking]:
+    """Return what followed each unplugged mouse."""
+    found = []
+    for k in range(count):
+        cell.next_episode()
+        cell.watch(0.9)  # connected again, and neutral
+        cell.hand("push", y=FULL * (-1 if k % 2 else 1))
+        cell.watch(0.4 + float(rng.uniform(0, TICK)))
+        at = cell.hand("unplug")["at"]
+        cell.watch(1.1)
+        found.append(cell.braking(at))
+        cell.hand("rest")
+        cell.hand("plug")
+    return found
+
+
+def figures(answers: dict[str, list[Answer]], brakings: list[Braking]) -> dict[str, Any]:
+    """Summarize; times in ms."""
+    made: dict[str, Any] = {"steps": {}}
+    for kind, series in answers.items():
+        tick, late, sent, driver = np.array(series).T
+        made["steps"][kind] = {
+            "n": len(series), "to_tick_ms": _ms(tick), "to_command_ms": _ms(sent), "to_driver_ms": _ms(driver),
+            "tick_to_driver_ms": _ms(driver - tick - TICK * (tick < LOOK)),
+            "in_a_later_tick": int((late > 0).sum()),
+        }  # fmt: skip
+    speed, began, stopped, returned, settled = np.array(brakings).T
+    made["unplugs"] = {
+        "n": len(brakings), "speed": _range(speed), "to_slower_ms": _ms(began), "to_zero_ms": _ms(stopped),
+        "to_still_ms": _ms(settled), "returned_mrad": {k: 1e3 * v for k, v in _range(returned).items()},
+    }  # fmt: skip
+    made["holds"] = bool(
+        all(series["tick_to_driver_ms"]["p99"] <= 1e3 * TICK for series in made["steps"].values())
+        and made["unplugs"]["to_zero_ms"]["max"] <= 1e3 * BRAKES
+    )
+    return made
+
+
+def _ms(seconds: np.ndarray) -> dict[str, float]:
+    p50, p99 = np.percentile(1e3 * seconds, (50, 99))
+    return {"p50": float(p50), "p99": float(p99), "max": float(1e3 * seconds.max())}
+
+
+def _range(values: np.ndarray) -> dict[str, float]:
+    return {"p50": float(np.median(values)), "max": float(values.max())}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--unplugs", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    args = parser.parse_args()
+    rng = np.random.default_rng(args.seed)
+    with (
+        tempfile.TemporaryDirectory(prefix="device_latency_") as folder,
+        mouse_cell(Path(folder), (free_port(), free_port()), os.environ, SETTINGS) as cell,
+    ):
+        cell.begin()
+        permitted = cell.prefer()
+        if not permitted:
+            print("the actor has no real-time priority", file=sys.stderr)
+        cell.watch(1.0)
+        answers = steps(cell, args.steps, rng)
+        brakings = unplugs(cell, args.unplugs, rng)
+    made = {"realtime_priority": permitted, **figures(answers, brakings)}
+    print(json.dumps(made, indent=2))
+    if args.json:
+        rows = {kind: [a._asdict() for a in series] for kind, series in answers.items()}
+        made["each"] = {**rows, "unplugs": [b._asdict() for b in brakings]}
+        args.json.write_text(json.dumps(made, indent=1, default=float) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Builds the intervention source of a human operator from the configuration: devices, and the arms that they move."""
+
+from __future__ import annotations
+
+import contextlib
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serl_chunk.config.devices import DeviceConfig
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.devices.arm_control import ArmControl, Gripper, JointArm, LeaderArm, TwistArm
+from serl_chunk.devices.human import HumanIntervention, Thresholds
+from serl_chunk.devices.switched import switched
+from serl_chunk.devices.teleoperation import Tips, TwistFollower, TwistLimits
+from serl_chunk.io import os_reason, plural
+from serl_chunk.robots.arms import kinematics_of
+from serl_chunk.robots.base import RobotEnv
+from serl_chunk.types import ConfigError, RobotSpec
+from serl_chunk_robot.devices.base import InputDevice
+
+AXES = {3: (0, 1, 2), 6: tuple(range(6))}  # actions of an arm that takes twists -> axes of the device
+
+
+def make_human(config: ExperimentConfig, env: RobotEnv) -> HumanIntervention:
+    """Open the device of `actor.intervention`.
+
+    Raises:
+        ConfigError: the device cannot move this robot, or the configuration does not fit it.
+        DeviceError: it cannot be opened.
+    """
+    device, spec = config.device, env.robot_spec
+    controls = _controls(config, env)
+    thresholds = Thresholds(device.start, device.end, device.hold_s, device.dead_man)
+    count = 1 if device.switch_button >= 0 else min(len(controls), max(1, len(device.paths)))
+    if len(device.paths) > len(controls):
+        arms = plural(len(controls), "arm")
+        raise ConfigError(f"names {len(device.paths)} devices, and robot {spec.name!r} has {arms}",
+                          parameter="device.paths")  # fmt: skip
+    with contextlib.ExitStack() as opened:
+        devices = _open(config.actor.intervention.lower(), device, count)
+        for each in devices:
+            opened.callback(each.close)
+        if device.switch_button >= 0:
+            if len(controls) != 2:
+                raise ConfigError(f"robot {spec.name!r} has one arm", parameter="device.switch_button")
+            devices = switched(devices[0], device.switch_button)
+        human = HumanIntervention(list(zip(devices, controls, strict=False)), thresholds)
+        opened.pop_all()
+        return human
+
+
+def _open(kind: str, device: DeviceConfig, count: int) -> list[InputDevice]:
+    if kind == "spacemouse":
+        from serl_chunk_robot.devices.spacemouse import open_mice
+
+        return list(open_mice(device.paths, count))
+    if not device.paths:
+        raise ConfigError(f"names no device, and actor.intervention={kind} needs one for each arm that it moves. See "
+                          "/dev/input/by-id", parameter="device.paths")  # fmt: skip
+    makes = {"gamepad": _gamepad, "keyboard": _keyboard, "gello": _gello}
+    return _all(makes[kind], device.paths)
+
+
+def _all(make: Callable[[str], InputDevice], paths: Sequence[str]) -> list[InputDevice]:
+    with contextlib.ExitStack() as opened:
+        devices = []
+        for path in paths:
+            devices.append(make(path))
+            opened.callback(devices[-1].close)
+        opened.pop_all()
+        return devices
+
+
+def _gamepad(path: str) -> InputDevice:
+    from serl_chunk_robot.devices.gamepad import Gamepad
+
+    return Gamepad(path)
+
+
+def _keyboard(path: str) -> InputDevice:
+    from serl_chunk_robot.devices.evdev_keys import Keyboard
+
+    return Keyboard(path)
+
+
+def _gello(path: str) -> InputDevice:
+    """Open the leader that a TOML file describes: the arguments of serl_chunk_robot.devices.gello.Gello."""
+    from serl_chunk_robot.devices.gello import Gello
+
+    try:
+        values: dict[str, Any] = tomllib.loads(Path(path).expanduser().read_text())
+        return Gello(**values)
+    except (OSError, tomllib.TOMLDecodeError, TypeError) as e:
+        raise ConfigError(f"{path} describes no GELLO ({os_reason(e)}). It has port, ids, offsets and signs",
+                          parameter="device.paths") from e  # fmt: skip
+
+
+def _controls(config: ExperimentConfig, env: RobotEnv) -> list[ArmControl]:
+    spec = env.robot_spec
+    arms = spec.arms or ((0, spec.action_dim),)
+    if config.actor.intervention.lower() == "gello":
+        return [_leader(spec, arm) for arm in arms]
+    if all(joint < 0 for k, joint in enumerate(spec.joint_of_action) if k not in spec.grippers):
+        return [_twists(config.device, spec, arm, k, env) for k, arm in enumerate(arms)]
+    tips = kinematics_of(config.robot)
+    if tips is None:
+        raise ConfigError(
+            f"{config.actor.intervention} moves tips of arms, and the kinematics of robot {spec.name!r} are not known. "
+            "Let its environment have a method kinematics() -> serl_chunk_robot.kinematics.Arms, or use gello",
+            parameter="actor.intervention",
+        )
+    return [_joints(config.device, spec, tips, k) for k in range(len(arms))]
+
+
+def _joints(device: DeviceConfig, spec: RobotSpec, tips: Tips, arm: int) -> ArmControl:
+    low, high = np.array(spec.action_low), np.array(spec.action_high)
+    limits = TwistLimits(device.translation, device.rotation, device.scale, device.frame, device.lead)
+    follower = TwistFollower(tips, arm, low, high, spec.dt, limits)
+    measured = np.array(spec.joint_of_action)[follower.joints]
+    first, end = spec.arms[arm]
+    return JointArm(follower, _gripper(device, spec, first, end, None), measured, spec.dt)
+
+
+def _twists(device: DeviceConfig, spec: RobotSpec, arm: tuple[int, int], number: int, env: RobotEnv) -> ArmControl:
+    dims = np.array([k for k in range(*arm) if k not in spec.grippers])
+    if len(dims) not in AXES:
+        raise ConfigError(
+            f"a device moves arms that take 3 or 6 numbers and a gripper's, and robot {spec.name!r} takes {len(dims)}",
+            parameter="actor.intervention",
+        )
+    axes = AXES[len(dims)]
+    # A device's axes are those of the world. Where the robot's actions have others, it knows how to turn them.
+    turned = getattr(env, "action_of_twist", None)
+    turn = None if turned is None or device.frame == "tool" else (lambda twist: turned(number, twist))
+    return TwistArm(axes, np.array(device.scale), dims, _gripper(device, spec, *arm, 0.0), turn)
+
+
+def _leader(spec: RobotSpec, arm: tuple[int, int]) -> ArmControl:
+    dims = np.arange(*arm)
+    if any(spec.joint_of_action[k] < 0 for k in dims if k not in spec.grippers):
+        raise ConfigError(f"gello commands joints, and robot {spec.name!r} takes other actions",
+                          parameter="actor.intervention")  # fmt: skip
+    low, high = np.array(spec.action_low)[dims], np.array(spec.action_high)[dims]
+    return LeaderArm(dims, np.array(spec.joint_of_action)[dims], low, high, spec.dt)
+
+
+def _gripper(
+    device: DeviceConfig, spec: RobotSpec, first: int, end: int, stays: float | None
+) -> tuple[int, Gripper] | None:
+    index = next((k for k in spec.grippers if first <= k < end), None)
+    if index is None:
+        return None
+    return index, Gripper(device.gripper, spec.action_low[index], spec.action_high[index], stays, spec.dt)

@@ -1,0 +1,148 @@
+"""Joint targets that follow a twist of a human's device: damped least squares on the arms' kinematics.
+
+Each target is computed from the last *accepted* command, so that what a safety gate took away is not made up for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+
+LATE = 0.2  # rad by which an orientation may be late
+TURN_SINGULAR = 0.15  # singular value of turns, in rad per rad, below which they are damped
+HOMING = 0.5  # 1/s: how fast joints that move no tip return to the home pose
+
+
+class Tips(Protocol):
+    """Kinematics of all arms of a robot, as `serl_chunk_robot.kinematics.Arms`."""
+
+    joints: np.ndarray  # intp[arms, L], of the command
+
+    def tip(self, arm: int, pose: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return an arm's tip, float64[4, 4] in the world, and its Jacobian, float64[6, L], for a pose, float64[A]."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class TwistLimits:
+    """How a full deflection moves a robot, and what bounds it.
+
+    Attributes:
+        translation, rotation: m/s and rad/s at full deflection.
+        scale: of x, y, z, roll, pitch, yaw; 0: the tip stays still along or about that axis.
+        frame: "base", axes of the world; "tool", axes of the tip.
+        lead: rad by which a target may be ahead of the measured joint, so that contact winds nothing up.
+        singular: singular value of the Jacobian (m per rad) below which the arm follows a direction more slowly.
+        velocity: rad/s of any joint.
+        acceleration: rad/s^2 of any joint, also on the first tick of an intervention.
+    """
+
+    translation: float = 0.2
+    rotation: float = 1.0
+    scale: tuple[float, ...] = (1.0,) * 6
+    frame: str = "base"
+    lead: float = 0.15
+    singular: float = 0.08
+    velocity: float = 2.0
+    acceleration: float = 20.0
+
+
+class TwistFollower:
+    """Turns twists of one arm into targets of its joints.
+
+    Args:
+        tips: kinematics of the robot.
+        arm: index of the arm.
+        low, high: limits of the command, float[A].
+        dt: seconds of a tick.
+        home: pose towards which joints move that the twist leaves free, float[A]; None: they stay.
+    """
+
+    def __init__(
+        self, tips: Tips, arm: int, low: np.ndarray, high: np.ndarray, dt: float, limits: TwistLimits,
+        home: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        self.joints = tips.joints[arm]
+        self._tips, self._arm, self._dt, self._limits, self._home = tips, arm, dt, limits, home
+        self._low, self._high = low[self.joints].astype(np.float64), high[self.joints].astype(np.float64)
+        self._speed = np.repeat((limits.translation, limits.rotation), 3) * limits.scale
+        self._velocity = np.zeros(len(self.joints))
+        self._orientation: np.ndarray | None = None  # to which the tip is being turned
+
+    def begin(self, velocity: np.ndarray) -> None:
+        """Take the arm over while its targets move with `velocity`, float[L], rad/s."""
+        self._velocity, self._orientation = np.array(velocity, np.float64), None
+
+    def follow(self, twist: np.ndarray, accepted: np.ndarray, measured: np.ndarray) -> np.ndarray:
+        """Return the targets of the arm's joints for the next tick, float64[L].
+
+        Args:
+            twist: float[6], each in [-1, 1].
+            accepted: the whole last accepted command, float[A].
+            measured: the arm's measured joints, float[L].
+        """
+        limits, pose = self._limits, np.asarray(accepted, np.float64)
+        start = pose[self.joints]
+        wanted = self._joint_velocity(np.clip(twist, -1.0, 1.0) * self._speed, pose)
+        wanted *= min(1.0, limits.velocity / max(float(np.abs(wanted).max()), 1e-12))
+        change = wanted - self._velocity
+        most = limits.acceleration * self._dt / max(float(np.abs(change).max()), 1e-12)
+        velocity = self._velocity + change * min(1.0, most)  # all joints alike, so that the tip keeps its direction
+        target = start + velocity * self._dt
+        # A joint that is further behind than `lead` is led no further, and not pulled back at once.
+        ahead = np.maximum(limits.lead, np.abs(start - measured))
+        target = np.clip(target, measured - ahead, measured + ahead)
+        target = np.clip(target, np.minimum(self._low, start), np.maximum(self._high, start))
+        self._velocity = (target - start) / self._dt
+        return target
+
+    def _joint_velocity(self, twist: np.ndarray, pose: np.ndarray) -> np.ndarray:
+        """Joint velocities, float64[L], for a tip's velocity, float64[6] in m/s and rad/s: the place first, then turns.
+
+        Turns that a nearly singular wrist is late with are made up for, up to `LATE`, while the device is deflected.
+        """
+        frame, jacobian = self._tips.tip(self._arm, pose)
+        turned = frame[:3, :3]
+        if not twist.any():
+            self._orientation = turned
+            return np.zeros(len(self.joints))
+        velocity, turn = (
+            (turned @ twist[:3], turned @ twist[3:]) if self._limits.frame == "tool" else np.split(twist, 2)
+        )
+        self._orientation = rotation(turn * self._dt) @ (turned if self._orientation is None else self._orientation)
+        late = axis_angle(self._orientation @ turned.T)
+        if (angle := float(np.linalg.norm(late))) > LATE:
+            late *= LATE / angle
+            self._orientation = rotation(late) @ turned
+        inverse = _damped(jacobian[:3], self._limits.singular)
+        free = np.eye(len(self.joints)) - inverse @ jacobian[:3]
+        step = inverse @ velocity
+        step = step + free @ (_damped(jacobian[3:] @ free, TURN_SINGULAR) @ (late / self._dt - jacobian[3:] @ step))
+        if self._home is not None:
+            fixed = np.linalg.pinv(jacobian, rcond=1e-3) @ jacobian
+            step = step + (np.eye(len(self.joints)) - fixed) @ (HOMING * (self._home[self.joints] - pose[self.joints]))
+        return np.asarray(step)
+
+
+def _damped(jacobian: np.ndarray, singular: float) -> np.ndarray:
+    """An inverse whose directions with singular values below `singular`, and they alone, are damped."""
+    u, s, vt = np.linalg.svd(jacobian, full_matrices=False)
+    weak = np.maximum(0.0, 1.0 - (s / singular) ** 2)
+    return np.asarray((vt.T * (s / (s**2 + weak * singular**2))) @ u.T)
+
+
+def rotation(turn: np.ndarray) -> np.ndarray:
+    """Return the rotation, float64[3, 3], about an axis, float64[3], by its length, rad."""
+    angle = float(np.linalg.norm(turn))
+    x, y, z = turn / max(angle, 1e-12)
+    k = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+    return np.asarray(np.eye(3) + np.sin(angle) * k + (1 - np.cos(angle)) * k @ k)
+
+
+def axis_angle(turned: np.ndarray) -> np.ndarray:
+    """Return the axis of a rotation, float64[3], as long as its angle, rad; the inverse of `rotation` below pi."""
+    w = np.array([turned[2, 1] - turned[1, 2], turned[0, 2] - turned[2, 0], turned[1, 0] - turned[0, 1]])
+    sine = float(np.linalg.norm(w))
+    return np.asarray(w * (np.arctan2(sine, np.trace(turned) - 1) / sine)) if sine > 1e-12 else np.zeros(3)

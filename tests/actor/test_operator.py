@@ -1,0 +1,210 @@
+"""What keys do to an actor in each state, and what they leave in the records."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from actor_helpers import HumanOnTicks, LineEnv, ListSink, NoisyAgent, make_config, make_policy
+
+from serl_chunk.actor.episode import EpisodeRunner
+from serl_chunk.actor.operator import COUNTDOWN, Operator
+from serl_chunk.console.bindings import Action, Word
+from serl_chunk.outcomes.judge import OPERATOR
+from serl_chunk.types import Amend, End, Outcome, Source
+
+DT = 0.02
+
+
+class Keys:
+    """A console whose actions are given by the number of the poll."""
+
+    def __init__(self, pressed: dict[int, Action] | None = None) -> None:
+        self.pressed, self.polls, self.emptied = dict(pressed or {}), 0, 0
+        self.words: list[Word] = []
+
+    def actions(self):
+        self.polls += 1
+        if (action := self.pressed.pop(self.polls - 1, None)) is not None:
+            yield action
+
+    def empty(self) -> None:
+        self.emptied += 1
+
+    def show(self, state) -> None:
+        if not self.words or self.words[-1] is not state.word:
+            self.words.append(state.word)
+
+
+class Robot:
+    """A robot server's requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[str] = []
+        self.stopped = False
+
+    def request(self, op: str) -> None:
+        self.requests.append(op)
+        self.stopped = (self.stopped or op == "stop") and op != "clear"
+
+
+class Desk:
+    """An operator with what it sends, on a clock that each poll moves by a tick."""
+
+    def __init__(self, pressed: dict[int, Action] | None = None, *, served: bool = False) -> None:
+        self.keys, self.robot = Keys(pressed), Robot() if served else None
+        self.amends: list[Amend] = []
+        self.ended = False
+        self.time = 0.0
+        self.operator = Operator(self.keys, self.robot, amend=self.amends.append, end=self._end, now=self._now)
+
+    def _end(self) -> None:
+        self.ended = True
+
+    def _now(self) -> float:
+        self.time += DT
+        return self.time
+
+
+def episode(desk: Desk, env: LineEnv | None = None, **more):
+    sink = ListSink()
+    runner = EpisodeRunner(
+        env or LineEnv(length=200), make_policy(NoisyAgent(8)), sink, config=make_config(), operator=desk.operator,
+        **more,
+    )  # fmt: skip
+    return runner.run_episode(5), sink
+
+
+@pytest.mark.parametrize(("key", "outcome"), [(Action.SUCCESS, Outcome.SUCCESS), (Action.FAILURE, Outcome.FAILURE)])
+def test_a_label_ends_the_episode_on_its_tick(key, outcome):
+    desk = Desk({7: key})
+    _, sink = episode(desk)
+    end = sink.last_end
+    assert (end.length, end.terminated, end.outcome, end.outcome_by) == (8, True, outcome, OPERATOR)
+    assert sink.steps[-1].reward == float(outcome is Outcome.SUCCESS)
+
+
+def test_the_operator_goes_before_the_environment():
+    _, sink = episode(Desk({7: Action.FAILURE}), LineEnv(success_at=7))
+    assert (sink.last_end.outcome, sink.last_end.outcome_by) == (Outcome.FAILURE, OPERATOR)
+
+
+def test_a_hold_lasts_until_go_on_and_its_countdown():
+    desk = Desk({5: Action.HOLD, 6: Action.HOLD, 20: Action.GO})
+    _, sink = episode(desk)
+    sources = [s.source for s in sink.steps]
+    held = [k for k, source in enumerate(sources) if source is Source.HOLD]
+    assert held[0] == 5
+    assert held == list(range(5, held[-1] + 1)), "one hold"
+    assert (held[-1] - 20) * DT * 1.0 <= COUNTDOWN
+    assert held[-1] > 20, "a countdown"
+    actions = np.array([s.action for s in sink.steps])
+    assert (actions[held] == actions[4]).all()
+    assert desk.keys.words == [Word.POLICY, Word.HOLD, Word.POLICY]
+
+
+def test_in_a_hold_a_human_commands_nothing():
+    desk = Desk({3: Action.HOLD})
+    _, sink = episode(desk, LineEnv(length=30), intervention=HumanOnTicks(frozenset(range(10, 20))))
+    assert {s.source for s in sink.steps[3:]} == {Source.HOLD}
+
+
+def test_after_a_hold_devices_have_to_be_neutral_first():
+    class Device(HumanOnTicks):
+        restarts = 0
+
+        def restart(self) -> None:
+            self.restarts += 1
+
+    device = Device(frozenset())
+    _, sink = episode(Desk({3: Action.HOLD, 9: Action.GO}), LineEnv(length=200), intervention=device)
+    assert device.restarts == sum(s.source is Source.HOLD for s in sink.steps) > 6
+
+
+def test_a_stop_ends_the_episode_and_stops_the_robot():
+    desk = Desk({4: Action.STOP, 5: Action.GO}, served=True)
+    _, sink = episode(desk)
+    end = sink.last_end
+    assert (end.length, end.truncated, end.outcome, end.outcome_by) == (4, True, Outcome.UNKNOWN, OPERATOR)
+    assert desk.robot.requests == ["stop"]
+
+
+def test_a_stop_in_the_tick_of_a_label_wins():
+    desk = Desk({4: Action.SUCCESS})
+    one = desk.keys.actions
+    desk.keys.actions = lambda: (each for action in one() for each in (action, Action.STOP))
+    _, sink = episode(desk)
+    assert (sink.last_end.outcome, sink.last_end.truncated) == (Outcome.UNKNOWN, True)
+
+
+def test_while_the_robot_is_stopped_only_a_clear_counts():
+    desk = Desk({0: Action.GO, 1: Action.SUCCESS, 2: Action.CLEAR, 3: Action.GO}, served=True)
+    desk.robot.stopped = True
+    for _ in range(4):
+        desk.operator.poll(Word.RESET)
+    assert desk.robot.requests == ["clear"]
+    assert desk.operator.outcome() is None
+
+
+def ended(desk: Desk, *names: str) -> None:
+    for name in names:
+        desk.operator.episode_begins()
+        desk.operator.poll(Word.POLICY)
+        desk.operator.episode_ended(End(name, 1, None, False, True, Outcome.UNKNOWN))
+
+
+def test_a_discard_is_sent_when_the_next_episode_has_ended():
+    desk = Desk({0: Action.DISCARD})
+    ended(desk, "a")
+    assert desk.amends == []
+    ended(desk, "b")
+    assert desk.amends == [Amend("a", discard=True)]
+
+
+def test_a_discard_is_sent_when_the_session_ends():
+    desk = Desk({0: Action.DISCARD})
+    ended(desk, "a")
+    desk.operator.send_pending()
+    assert desk.amends == [Amend("a", discard=True)]
+
+
+def test_a_discard_can_be_undone():
+    desk = Desk({0: Action.DISCARD, 1: Action.UNDO})
+    ended(desk, "a", "b", "c")
+    assert desk.amends == []
+
+
+def test_a_label_can_be_undone_and_once():
+    desk = Desk({0: Action.SUCCESS, 1: Action.UNDO, 2: Action.UNDO})
+    desk.operator.episode_begins()
+    desk.operator.poll(Word.POLICY)
+    desk.operator.episode_ended(End("a", 1, None, True, False, Outcome.SUCCESS, OPERATOR))
+    desk.operator.poll(Word.RESET)
+    desk.operator.poll(Word.RESET)
+    assert desk.amends == [Amend("a", Outcome.UNKNOWN, OPERATOR, terminated=False, reward=0.0)]
+
+
+def test_quit_ends_after_the_episode_and_ctrl_c_ends_the_actor():
+    desk = Desk({0: Action.QUIT})
+    _, sink = episode(desk, LineEnv(length=20))
+    assert desk.operator.quits
+    assert sink.last_end.length == 20
+    desk = Desk({3: Action.END}, served=True)
+    _, sink = episode(desk, LineEnv(length=20))
+    assert desk.ended
+    assert desk.robot.requests == ["stop"]
+    assert sink.last_end.length == 3
+
+
+def test_keys_typed_ahead_are_dropped_at_each_change_of_state():
+    desk = Desk({5: Action.HOLD})
+    episode(desk, LineEnv(length=20))
+    assert desk.keys.emptied == len(desk.keys.words)
+
+
+def test_without_an_operator_nothing_changes():
+    _, sink = episode(Desk())
+    runner = EpisodeRunner(LineEnv(length=200), make_policy(NoisyAgent(8)), alone := ListSink(), config=make_config())
+    runner.run_episode(5)
+    for one, other in zip(sink.steps, alone.steps, strict=True):
+        np.testing.assert_array_equal(one.action, other.action)
+        assert one.source is other.source

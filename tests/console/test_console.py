@@ -1,0 +1,162 @@
+"""The console as an actor uses it: keys of a pseudo terminal to actions, states to the terminal or the log."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+from ptys import Pty, wait_until
+
+from serl_chunk.console.bindings import Action, Word, bind_gestures, bind_keys
+from serl_chunk.console.console import OperatorConsole
+from serl_chunk.console.view import ConsoleState
+
+STATE = ConsoleState(Word.POLICY, rate=50.0)
+
+
+@pytest.fixture(autouse=True)
+def _terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+
+
+@pytest.fixture
+def pty():
+    pty = Pty()
+    pty.look()
+    yield pty
+    pty.close()
+
+
+@pytest.fixture
+def console(pty):
+    with OperatorConsole(gestures=bind_gestures(), source=pty.slave, target=pty.slave) as console:
+        assert console.terminal is not None
+        yield console
+
+
+def next_actions(console: OperatorConsole, count: int = 1) -> list[Action]:
+    found: list[Action] = []
+    wait_until(lambda: found.extend(console.actions()) or len(found) >= count, 10.0)
+    return found
+
+
+def shown(pty: Pty) -> str:
+    return "\n".join(pty.picture.shown())
+
+
+def test_keys_become_actions_and_two_keys_one(pty, console):
+    pty.type(b"s")
+    assert next_actions(console) == [Action.SUCCESS]
+    pty.type(b"c")
+    assert wait_until(lambda: list(console.actions()) or console._keys.begun(console._clock()))
+    console.show(STATE)
+    assert wait_until(lambda: "clear the stop? Enter confirms" in shown(pty))
+    pty.type(b"\r")
+    assert next_actions(console) == [Action.CLEAR]
+    console.show(STATE)
+    assert wait_until(lambda: "clear the stop?" not in shown(pty))
+    pty.type(b"\x03")
+    assert next_actions(console) == [Action.END]
+
+
+def test_a_sequence_is_a_stop_at_worst(pty, console):
+    for byte in b"\x1b[1;5A\x1bOs\x1b[200~sfq\r\x1b[201~":
+        pty.type(bytes([byte]))
+        os.sched_yield()
+    pty.type(b"u")
+    actions = next_actions(console)
+    while Action.UNDO not in actions:
+        actions += next_actions(console)
+    assert set(actions) <= {Action.UNDO, Action.STOP}
+
+
+def test_after_a_change_of_state_only_stops_of_a_call_are_left(pty, console):
+    pty.type(b"f\rsx ")
+    assert wait_until(lambda: len(console.terminal._keys) == 5)
+    found = []
+    for action in console.actions():
+        found.append(action)
+        console.empty()
+    assert found == [Action.FAILURE, Action.STOP, Action.HOLD]
+    assert list(console.actions()) == []
+
+
+def test_what_is_typed_ahead_moves_nothing(pty, console):
+    pty.type(b"\rc\r")
+    assert wait_until(lambda: len(console.terminal._keys) == 3)
+    console.empty()
+    pty.type(b"u")
+    assert next_actions(console) == [Action.UNDO]
+
+
+def test_a_stop_typed_before_a_change_of_state_still_stops(pty, console):
+    pty.type(b"\rx")
+    assert wait_until(lambda: len(console.terminal._keys) == 2)
+    console.empty()
+    assert next_actions(console) == [Action.STOP]
+
+
+def test_a_first_key_is_forgotten_at_a_change_of_state(pty, console):
+    pty.type(b"q")
+    assert wait_until(lambda: list(console.actions()) or console._keys.begun(console._clock()))
+    console.empty()
+    assert console._keys.begun(console._clock()) is None
+
+
+def test_the_state_and_the_lines_are_shown_and_a_stop_rings(pty, console):
+    console.show(STATE)
+    assert wait_until(lambda: "50.0 Hz" in shown(pty))
+    console.line("an episode ended")
+    assert wait_until(lambda: shown(pty).startswith("an episode ended"))
+    assert pty.picture.bells == 0
+    console.show(STATE._replace(word=Word.STOPPED))
+    assert wait_until(lambda: pty.picture.bells == 1)
+    assert wait_until(lambda: "c, Enter clear" in shown(pty))
+
+
+def test_the_table_of_keys_is_shown_on_request(pty, console):
+    console.show(STATE)
+    assert wait_until(lambda: "? help" in shown(pty))
+    pty.type(b"?")
+    assert wait_until(lambda: list(console.actions()) or console._help)
+    console.show(STATE)
+    assert wait_until(lambda: "hands on devices" in shown(pty))
+    assert "leader grippers closed 1 s" in shown(pty)
+    assert "POLICY" in pty.picture.shown()[0]
+    assert max(map(len, pty.picture.shown())) < 80
+
+
+def test_a_closed_terminal_holds_once_and_the_loop_goes_on(pty, console, caplog):
+    pty.hang_up()
+    assert next_actions(console) == [Action.HOLD]
+    assert [r for r in caplog.records if "terminal closed" in r.message]
+    for _ in range(10):
+        console.show(STATE)
+        console.line("x")
+        console.empty()
+        assert list(console.actions()) == []
+
+
+def test_a_changed_key_is_used_and_shown(pty):
+    with OperatorConsole(bind_keys({"success": "?"}), source=pty.slave, target=pty.slave) as console:
+        pty.type(b"?")
+        assert next_actions(console) == [Action.SUCCESS]
+        console.show(STATE)
+        assert wait_until(lambda: "? success" in shown(pty))
+
+
+def test_without_a_terminal_changes_are_lines_of_the_log(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    with (
+        (tmp_path / "out").open("w") as file,
+        OperatorConsole(source=file.fileno(), target=file.fileno()) as console,
+    ):
+        assert console.terminal is None
+        for word in (Word.POLICY, Word.POLICY, Word.HOLD):
+            console.show(STATE._replace(word=word, rate=49.0))
+            console.empty()
+            console.line("not twice")
+            assert list(console.actions()) == []
+    assert [r.message.split()[1] for r in caplog.records] == ["word=POLICY", "word=HOLD"]
+    assert (tmp_path / "out").read_text() == ""

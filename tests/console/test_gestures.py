@@ -1,0 +1,176 @@
+"""Gestures on devices: pedals short and long, both buttons, both grippers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serl_chunk.console.bindings import MOVES, STOPS, Action, bind_gestures
+from serl_chunk.console.gestures import LONG, Gestures
+
+TICK = 0.02
+
+
+class Event(NamedTuple):
+    name: str
+    pressed: bool
+    stamp: float
+
+
+class Devices:
+    """Plays what feet and hands do to `Gestures`, on a clock of its own."""
+
+    def __init__(self, gestures=None) -> None:
+        self.now = 100.0
+        self.gestures = Gestures(gestures, clock=lambda: self.now)
+        self.buttons: Sequence[bool] = (False, False)
+        self.grippers: Sequence[float] = (0.8, 0.8)
+        self.actions = self.run(TICK)
+
+    def run(self, seconds: float, *events: tuple[str, bool]) -> list[Action]:
+        """The actions of `events` now and of the ticks that follow."""
+        played = [Event(name, pressed, self.now) for name, pressed in events]
+        actions = self._update(played)
+        for _ in range(round(seconds / TICK)):
+            self.now += TICK
+            actions += self._update([])
+        return actions
+
+    def _update(self, events: list[Event]) -> list[Action]:
+        return self.gestures.update(events, buttons=self.buttons, grippers=self.grippers)
+
+
+def test_pedal_left_holds_at_once_and_stops_when_it_is_kept():
+    devices = Devices()
+    assert devices.run(0, ("left", True)) == [Action.HOLD]
+    assert devices.run(0.9 * LONG) == []
+    assert devices.run(0.2 * LONG) == [Action.STOP]
+    assert devices.run(2 * LONG, ("left", False)) == []
+    assert devices.run(0.5 * LONG, ("left", True)) == [Action.HOLD]
+    assert devices.run(2 * LONG, ("left", False)) == []
+
+
+def test_pedal_middle_goes_on_at_once_and_once():
+    devices = Devices()
+    assert devices.run(3 * LONG, ("middle", True)) == [Action.GO]
+    assert devices.run(LONG, ("middle", False)) == []
+
+
+def test_pedal_right_is_a_success_or_kept_a_failure():
+    devices = Devices()
+    assert devices.run(0.5 * LONG, ("right", True)) == []
+    assert devices.run(2 * LONG, ("right", False)) == [Action.SUCCESS]
+    assert devices.run(1.1 * LONG, ("right", True)) == [Action.FAILURE]
+    assert devices.run(LONG, ("right", False)) == []
+
+
+def test_a_late_tick_takes_the_times_of_the_events():
+    devices = Devices()
+    at = devices.now
+    devices.now += 3 * LONG
+    events = [Event("right", True, at), Event("right", False, at + 1.1 * LONG)]
+    assert devices.gestures.update(events) == [Action.FAILURE]
+
+
+def test_bounces_count_once_unless_they_stop():
+    devices = Devices()
+    presses = [("middle", True), ("middle", False)] * 3
+    assert devices.run(LONG, *presses) == [Action.GO]
+    assert devices.run(LONG, ("left", True), ("left", False), ("left", True), ("left", False)) == [Action.HOLD] * 2
+
+
+@pytest.mark.parametrize("gesture", ["buttons", "grippers"])
+def test_buttons_and_grippers_go_on_once_after_their_time(gesture):
+    devices = Devices()
+    held = {"buttons": (True, True), "grippers": (0.05, 0.02)}[gesture]
+    setattr(devices, gesture, held)
+    assert devices.run(0.9 * LONG) == []
+    assert devices.run(3 * LONG) == [Action.GO]
+    setattr(devices, gesture, {"buttons": (False, True), "grippers": (0.5, 0.02)}[gesture])
+    assert devices.run(2 * LONG) == []
+    setattr(devices, gesture, held)
+    assert devices.run(1.1 * LONG) == [Action.GO]
+
+
+@pytest.mark.parametrize("value", [(True, False), (False, True), (True,), ()])
+def test_one_button_is_no_gesture(value):
+    devices = Devices()
+    devices.buttons = value
+    assert devices.run(3 * LONG) == []
+
+
+@pytest.mark.parametrize("value", [(0.0, 0.9), (0.2, 0.0), ()])
+def test_one_gripper_is_no_gesture_of_two(value):
+    devices = Devices()
+    devices.grippers = value
+    assert devices.run(3 * LONG) == []
+
+
+def test_a_gripper_that_trembles_stays_closed():
+    devices = Devices()
+    devices.grippers = (0.05, 0.05)
+    devices.run(0.5 * LONG)
+    devices.grippers = (0.2, 0.05)
+    assert devices.run(0.6 * LONG) == [Action.GO]
+
+
+@pytest.mark.parametrize("gesture", ["buttons", "grippers"])
+def test_what_was_held_before_does_not_count_until_it_was_released(gesture):
+    held = {"buttons": (True, True), "grippers": (0.0, 0.0)}[gesture]
+    free = getattr(Devices(), gesture)
+    devices = Devices()
+    setattr(devices, gesture, held)
+    devices.run(0.5 * LONG)
+    devices.gestures.empty()
+    assert devices.run(3 * LONG) == []
+    setattr(devices, gesture, free)
+    devices.run(TICK)
+    setattr(devices, gesture, held)
+    assert devices.run(1.1 * LONG) == [Action.GO]
+    fresh = Gestures(clock=lambda: devices.now)
+    devices.gestures = fresh
+    assert devices.run(3 * LONG) == []
+
+
+def test_a_change_of_state_forgets_pedals_but_for_a_stop():
+    devices = Devices()
+    devices.run(0.5 * LONG, ("right", True))
+    devices.gestures.empty()
+    assert devices.run(LONG) == []
+    assert devices.run(LONG, ("right", False)) == []
+    assert devices.run(0.2 * LONG, ("left", True)) == [Action.HOLD]
+    devices.gestures.empty()
+    assert devices.run(LONG) == [Action.STOP]
+
+
+def test_gestures_can_be_changed():
+    devices = Devices(bind_gestures({"success": "pedal_right_long", "failure": "", "go": "mouse_long"}))
+    assert devices.run(1.1 * LONG, ("right", True)) == [Action.SUCCESS]
+    assert devices.run(LONG, ("right", False), ("middle", True)) == []
+    devices.grippers = (0.0, 0.0)
+    assert devices.run(2 * LONG) == []
+    devices.buttons = (True, True)
+    assert devices.run(2 * LONG) == [Action.GO]
+
+
+def test_unknown_pedals_do_nothing():
+    assert Devices().run(2 * LONG, ("fourth", True), ("fourth", False)) == []
+
+
+FEET = st.tuples(st.sampled_from(["left", "middle", "right"]), st.booleans(), st.floats(0.0, 1.5))
+
+
+@given(st.lists(FEET))
+def test_a_press_of_the_left_pedal_always_holds_and_never_moves(presses):
+    devices = Devices()
+    for name, pressed, seconds in presses:
+        actions = devices.run(0, (name, pressed))
+        if name == "left":
+            assert not set(actions) & MOVES
+            assert not pressed or Action.HOLD in actions
+        assert not (set(actions) & MOVES and set(actions) & STOPS and name == "left")
+        devices.run(seconds)

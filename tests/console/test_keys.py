@@ -1,0 +1,188 @@
+"""Keys out of the bytes of a terminal: none out of anything that begins with Esc, however it is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serl_chunk.console.keys import ESCAPE_ALONE, PASTE_SILENCE, SILENCE, Decoder
+
+SPLIT = 0.04  # seconds between two bytes that a network has parted
+PAUSE = 2 * SILENCE  # between what a human types
+KEYS = {b" ": "space", b"\r": "enter", b"\n": "enter", b"\x7f": "backspace", b"\x08": "backspace", b"\x03": "ctrl_c"}
+KEYS |= {bytes([b]): chr(b).lower() for b in range(0x21, 0x7F)}
+
+
+def terminfo() -> list[tuple[str, bytes]]:
+    lines = (Path(__file__).parent / "xterm_sequences.txt").read_text().splitlines()
+    rows = (line.split(" ", 1) for line in lines if not line.startswith("#"))
+    return [(name, text.replace("\\E", "\x1b").replace("^G", "\x07").encode()) for name, text in rows]
+
+
+PASTE, PASTE_END = b"\x1b[200~", b"\x1b[201~"
+XTERM = terminfo()
+OTHERS = [
+    *(b"\x1b[M" + report for report in (b" s1", b"#cq", b" \xc4\x80s", b" \xc3\x85\xc3\x86", b"\x60\xc5s", b" \xe5s")),
+    *(b"\x1b[" + report for report in (b"<0;10;1M", b"<35;1;1m", b"32;10;11M", b"tsf", b"Tsf10cq")),
+    *(b"\x1b[" + key for key in (b"[A", b"[C", b"1;5A", b"27;5;115~", b"115;1:3u", b"3$", b"3^", b"I", b"O", b"a")),
+    *(b"\x1bO" + key for key in (b"s", b"q", b"5P", b"M", b" ", b"a")),
+    *(b"\x1b]" + reply for reply in (b"11;rgb:0000/0101/ffff\x07", b"52;c;c2YgcTEwIAo=\x1b\\", b"0;q f s\x1b\\")),
+    *(b"\x1bP" + reply for reply in (b"1$r0;1;4 q\x1b\\", b"1+r6b73=1b4f41\x1b\\", b">|XTerm(370)\x1b\\")),
+    *(b"\x1b" + string for string in (b"_Gi=31;OK\x1b\\", b"^secret\x1b\\", b"Xsfq\x1b\\")),
+    *(b"\x1b" + bytes([key]) for key in [*range(0x20, 0x5B), *range(0x5C, 0x80), 0x0D, 0x09, 0x08]),  # Alt and a key
+    *(b"\x1b" + "é€😀"[i].encode() for i in range(3)),
+    *(b"\x1b\x1b" + key for key in (b"[A", b"OA", b"[3~")),  # Alt-arrows of rxvt
+    b"\x1b?s",
+    b"\x1b(0",
+    *(PASTE + content + PASTE_END for content in (b"", b"sfq10cp \r\x7furg", b"c\r", b"\x1b[A\x1bOs\x1b[M", b"\x03")),
+    *(PASTE + content.encode() + PASTE_END for content in ("säße", "\x1b]0;s", "\x1b")),
+    *(control + rest for control in (b"\x9b", b"\xc2\x9b") for rest in (b"1;5A", b"3~", b"Mqs1")),
+    *(control + b"s" for control in (b"\x8f", b"\xc2\x8f")),
+    b"\x9d0;sq\x07",
+]
+SEQUENCES = [data for _, data in XTERM] + OTHERS
+
+
+def decode(pieces: Iterable[tuple[float, bytes]], *, polls: bool = True) -> list[str]:
+    """Keys of (gap before it in seconds, bytes); with `polls` the decoder is polled as `wait` requests."""
+    decoder, now, keys = Decoder(), 100.0, []
+    for gap, data in pieces:
+        wait = decoder.wait(now)
+        if polls and wait is not None and wait < gap:
+            keys += decoder.poll(now + wait)
+        now += gap
+        keys += decoder.feed(data, now)
+    if polls and (wait := decoder.wait(now)) is not None:
+        keys += decoder.poll(now + wait)
+    return keys
+
+
+def cut(data: bytes, gaps: Sequence[float]) -> list[tuple[float, bytes]]:
+    """One byte a piece, `gaps` between them."""
+    return [(gap, bytes([byte])) for gap, byte in zip((0.0, *gaps), data, strict=True)]
+
+
+def pause_after(data: bytes) -> float:
+    return PASTE_SILENCE if PASTE in data else PAUSE
+
+
+def test_the_list_is_terminfos():
+    assert len(XTERM) > 290
+    assert {"kcuu1", "kf1", "kmous", "smacs", "rs1", "kUP5", "PS", "Ms"} <= {name for name, _ in XTERM}
+    assert all(data.startswith(b"\x1b") and data.count(b"\\") == 0 for _, data in XTERM)
+
+
+@pytest.mark.parametrize("polls", [True, False])
+def test_no_sequence_is_a_key_whole_or_in_pieces(polls):
+    for data in SEQUENCES:
+        whole = decode([(0.0, data)], polls=polls)
+        assert whole == (["ctrl_c"] if data == b"\x1b\x03" else []), data
+        for at in range(1, len(data)):
+            assert decode([(0.0, data[:at]), (0.0, data[at:])], polls=polls) == [], (data, at)
+            assert set(decode([(0.0, data[:at]), (SPLIT, data[at:])], polls=polls)) <= {"escape"}, (data, at)
+        assert set(decode(cut(data, [SPLIT] * (len(data) - 1)), polls=polls)) <= {"escape"}, data
+        assert decode(cut(data, [0.0] * (len(data) - 1)), polls=polls) == [], data
+
+
+@pytest.mark.parametrize("begun", [b"\x1b ", b"\x1b", b"\x1b[1;", b"\x1bO"])
+def test_a_control_of_eight_bits_begins_a_sequence_anew(begun):
+    stream = begun + b"\x9b3~s"
+    assert decode(cut(stream, [0.0] * (len(stream) - 1))) == ["s"]
+
+
+@given(st.data())
+def test_no_sequence_is_a_key_in_any_pieces(data):
+    sequences = data.draw(st.lists(st.sampled_from(SEQUENCES), min_size=1, max_size=4))
+    stream = b"".join(sequences)
+    # A sequence that is a prefix of others may go on with the next one's bytes, as long as those begin with Esc.
+    gaps = data.draw(st.lists(st.sampled_from([0.0, 0.001, 0.024, 0.026, SPLIT, 0.09]), min_size=len(stream) - 1,
+                              max_size=len(stream) - 1))  # fmt: skip
+    assert set(decode(cut(stream, gaps), polls=data.draw(st.booleans()))) <= {"escape"}
+
+
+@given(st.data())
+def test_keys_between_sequences_are_all_there(data):
+    """After a sequence and a short silence every key works, and none is lost before one."""
+    events = data.draw(st.lists(st.one_of(st.sampled_from(SEQUENCES), st.sampled_from(sorted(KEYS)))))
+    pieces, gap = [], PAUSE
+    for event in events:
+        pieces.append((gap, event))
+        gap = pause_after(event)
+    assert decode(pieces) == [KEYS[e] for e in events if e in KEYS]
+
+
+@given(st.binary(max_size=40), st.booleans())
+def test_any_bytes_leave_a_decoder_that_works(data, polls):
+    decoder = Decoder()
+    decoder.feed(data, 0.0)
+    assert decoder.feed(b"x", PASTE_SILENCE)[-1:] == ["x"]
+
+
+@given(st.binary().filter(lambda data: PASTE_END not in data), st.data())
+def test_a_paste_is_dropped_whole(content, data):
+    stream = PASTE + content + PASTE_END
+    gaps = [data.draw(st.sampled_from([0.0, SPLIT])) for _ in stream[1:]]
+    assert set(decode(cut(stream, gaps))) <= {"escape"}
+    assert decode([(0.0, stream), (0.0, b"s")]) == ["s"]
+
+
+@pytest.mark.parametrize(("data", "name"), KEYS.items())
+def test_each_key_has_a_name(data, name):
+    assert decode([(0.0, data)]) == [name]
+
+
+@pytest.mark.parametrize("byte", [0x00, 0x09, 0x11, 0x13, 0x1A, 0x1C])  # Ctrl-Q, Ctrl-S, Ctrl-Z, Ctrl-\ among them
+def test_other_controls_are_no_keys(byte):
+    assert decode([(0.0, bytes([byte]))]) == []
+
+
+def test_a_lone_escape_is_a_key_after_its_time():
+    decoder = Decoder()
+    assert decoder.feed(b"\x1b", 10.0) == []
+    assert decoder.wait(10.01) == pytest.approx(ESCAPE_ALONE - 0.01)
+    assert decoder.poll(10.0 + 0.9 * ESCAPE_ALONE) == []
+    assert decoder.poll(10.0 + 1.1 * ESCAPE_ALONE) == ["escape"]
+    assert decoder.wait(10.03) is None
+    assert decoder.poll(10.04) == []
+
+
+def test_a_held_escape_stops_once_each_time_that_it_is_alone():
+    assert decode([(0.0, b"\x1b"), (0.5, b"\x1b"), (0.033, b"\x1b")]) == ["escape"] * 3
+    assert decode([(0.0, b"\x1b\x1b\x1b")]) == ["escape"]
+
+
+def test_what_follows_a_lone_escape_at_once_is_dropped_and_later_is_a_key():
+    assert decode([(0.0, b"\x1b"), (SPLIT, b"s")]) == ["escape"]
+    assert decode([(0.0, b"\x1b"), (PAUSE, b"s")]) == ["escape", "s"]
+
+
+@pytest.mark.parametrize("begun", [b"\x1b[", b"\x1b[1;5", b"\x1bO", b"\x1b]0;ti", b"\x1bP", b"\x1b[M ", b"\x1b("])
+def test_an_unfinished_sequence_hides_no_later_key(begun):
+    assert decode([(0.0, begun), (PAUSE, b"x")]) == ["x"]
+
+
+@pytest.mark.parametrize("begun", [b"\x1b[", b"\x1b]0;title", b"\x1bP", b"\x1b[M", b"\x1bO"])
+def test_ctrl_c_and_escape_end_an_unfinished_sequence(begun):
+    assert decode([(0.0, begun), (0.0, b"\x03")]) == ["ctrl_c"]
+    assert decode([(0.0, begun), (0.0, b"\x1b")]) == ["escape"]
+
+
+def test_a_paste_without_end_hides_keys_for_its_silence_but_never_escape():
+    assert decode([(0.0, PASTE + b"s"), (0.5 * PASTE_SILENCE, b"x"), (PASTE_SILENCE, b"x")]) == ["x"]
+    assert decode([(0.0, PASTE + b"s"), (SILENCE, b"\x1b")]) == ["escape"]
+
+
+def test_reset_forgets_what_was_begun():
+    decoder = Decoder()
+    decoder.feed(PASTE + b"\x1b", 0.0)
+    decoder.reset()
+    assert decoder.poll(1.0) == []
+    assert decoder.feed(b"s", 1.0) == ["s"]
+
+
+def test_caps_lock_hides_no_key():
+    assert decode([(0.0, b"X")]) == ["x"]

@@ -1,0 +1,230 @@
+"""Frames and lines on a terminal that reads, does not read, changes its size, or goes."""
+
+from __future__ import annotations
+
+import os
+import select
+import termios
+import threading
+import time
+
+import pytest
+from ptys import Picture, Pty, wait_until
+
+from serl_chunk.console import screen as screen_module
+from serl_chunk.console.screen import LINES, USUAL_SIZE, Screen, terminal_size
+
+BLOCKED = 5.0  # seconds; a caller that waits for a stuck terminal takes longer than this
+
+
+@pytest.fixture
+def pty():
+    pty = Pty(40, 10)
+    yield pty
+    pty.close()
+
+
+def frame(*lines: str):
+    return lambda columns, rows: list(lines)
+
+
+def test_frames_replace_each_other_below_the_lines(pty):
+    screen = Screen(pty.slave)
+    pty.look()
+    pty.picture.feed(b"$ serl-chunk\r\n")
+    screen.show(frame("first", "second"))
+    assert wait_until(lambda: pty.picture.shown() == ["$ serl-chunk", "first", "second"])
+    pty.picture.lines.pop(0)
+    pty.picture.lines.append("")
+    pty.picture.row -= 1
+    assert wait_until(lambda: pty.picture.shown() == ["first", "second"])
+    screen.show(frame("1st", "2nd"))
+    assert wait_until(lambda: pty.picture.shown() == ["1st", "2nd"])
+    screen.line("a line")
+    assert wait_until(lambda: pty.picture.shown() == ["a line", "1st", "2nd"])
+    screen.show(frame("3rd"))
+    assert wait_until(lambda: pty.picture.shown() == ["a line", "3rd"])
+    screen.show(frame("fourth", "", "fifth"))
+    assert wait_until(lambda: pty.picture.shown() == ["a line", "fourth", "", "fifth"])
+    screen.line("two\nmore")
+    assert wait_until(lambda: pty.picture.shown() == ["a line", "two", "more", "fourth", "", "fifth"])
+    assert pty.picture.modes == {"?2004"}
+    screen.close()
+    assert wait_until(lambda: pty.picture.modes == {"?25"})
+    assert pty.picture.column == 0
+
+
+def test_a_frame_that_is_the_same_is_not_written_again(pty):
+    screen = Screen(pty.slave)
+    pty.look()
+    drawn = []
+    for _ in range(3):
+        screen.show(lambda columns, rows: drawn.append(1) or ["the same"])
+        assert wait_until(lambda: drawn)
+        drawn.clear()
+    screen.close()
+    assert wait_until(lambda: "?25" in pty.picture.modes)
+    assert pty.picture.written.count("the same") == 1
+
+
+def test_lines_scroll_and_wrap_above_a_frame(pty):
+    screen = Screen(pty.slave)
+    pty.look()
+    screen.show(frame("top", "bottom"))
+    for i in range(30):
+        screen.line(f"{i} " + "x" * 50)
+    assert wait_until(lambda: pty.picture.shown()[-2:] == ["top", "bottom"])
+    assert wait_until(lambda: pty.picture.shown()[-4].startswith("29 "))
+    every = [*pty.picture.above, *pty.picture.shown()]
+    assert [line.split()[0] for line in every if line[:1].isdigit()] == [str(i) for i in range(30)]
+    assert every.count("top") == 1
+    screen.close()
+
+
+def test_a_frame_gets_the_room_there_is(pty):
+    sizes = []
+    screen = Screen(pty.slave)
+    pty.look()
+    screen.show(lambda *size: sizes.append(size) or ["x"])
+    assert wait_until(lambda: sizes == [(39, 9)])
+    assert wait_until(lambda: pty.picture.shown() == ["x"])
+    pty.resize(20, 8)
+    pty.picture = Picture(20, 8)
+    pty.picture.feed(b"as the terminal wraps what was there before")
+    screen.show(lambda *size: sizes.append(size) or ["y"])
+    assert wait_until(lambda: sizes[-1] == (19, 7))
+    assert wait_until(lambda: pty.picture.shown() == ["y"])
+    pty.resize(30, 8)
+    screen.bell()
+    assert wait_until(lambda: sizes[-1] == (29, 7))
+    screen.close()
+
+
+def test_a_terminal_without_a_size_has_the_usual_one():
+    pty = Pty(0, 0)
+    assert terminal_size(pty.slave) == USUAL_SIZE
+    pty.close()
+    with open(os.devnull) as file:
+        assert terminal_size(file.fileno()) == USUAL_SIZE
+
+
+def test_a_frame_that_is_not_replaced_is_marked(pty, monkeypatch):
+    monkeypatch.setattr(screen_module, "STALE", 0.5)
+    screen = Screen(pty.slave)
+    pty.look()
+    screen.show(frame("POLICY"))
+    assert wait_until(lambda: pty.picture.shown() == ["POLICY"])
+    assert wait_until(lambda: pty.picture.shown() == ["POLICY", "not updated for 1 s"])
+    screen.show(frame("HOLD"))
+    assert wait_until(lambda: pty.picture.shown() == ["HOLD"])
+    screen.close()
+
+
+def test_the_bell_rings_once_for_each_time(pty):
+    screen = Screen(pty.slave)
+    pty.look()
+    screen.bell()
+    assert wait_until(lambda: pty.picture.bells == 1)
+    screen.show(frame("x"))
+    screen.bell()
+    assert wait_until(lambda: pty.picture.bells == 2)
+    screen.close()
+    assert pty.picture.bells == 2
+
+
+def test_a_drawing_that_fails_is_shown_and_the_next_one_too(pty):
+    screen = Screen(pty.slave)
+    pty.look()
+    screen.show(lambda columns, rows: [1 / 0])
+    assert wait_until(lambda: "cannot be shown: ZeroDivi" in "".join(pty.picture.shown()))
+    screen.show(frame("again"))
+    assert wait_until(lambda: pty.picture.shown() == ["again"])
+    screen.close()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_stuck_terminal_blocks_no_caller_and_shows_the_newest_frame_later(pty, stopped):
+    """Its buffer full as its user does not read, or stopped by XOFF."""
+    screen = Screen(pty.slave)
+    if stopped:
+        termios.tcflow(pty.slave, termios.TCOOFF)
+        pty.look()
+    begin = time.monotonic()
+    for i in range(2000):
+        screen.show(frame(*[f"{i} " + "x" * 30] * 9))
+        screen.line(f"line {i}")
+        screen.bell()
+        if i % 100 == 0:
+            time.sleep(0.001)
+    assert time.monotonic() - begin < BLOCKED
+    assert wait_until(lambda: screen.line("x" * 1000) or not select.select([], [pty.slave], [], 0)[1])
+    begin = time.monotonic()
+    for _ in range(100):
+        screen.show(frame("older"))
+        screen.line("x")
+    assert time.monotonic() - begin < BLOCKED
+    screen.show(frame("newest"))
+    screen.line("last line")
+    if stopped:
+        termios.tcflow(pty.slave, termios.TCOON)
+    else:
+        pty.look()
+    assert wait_until(lambda: pty.picture.shown()[-2:] == ["last line", "newest"])
+    screen.close()
+
+
+def test_lines_for_a_stuck_terminal_are_bounded_and_counted(pty):
+    termios.tcflow(pty.slave, termios.TCOOFF)
+    screen = Screen(pty.slave)
+    for i in range(LINES + 100):
+        screen.line(f"line {i}")
+    screen.line("end")
+    termios.tcflow(pty.slave, termios.TCOON)
+    pty.look()
+    assert wait_until(lambda: pty.picture.shown()[-1:] == ["end"])
+    every = [*pty.picture.above, *pty.picture.shown()]
+    counts = [int(line.split()[0]) for line in every if "dropped" in line]
+    left = [line for line in every if line.startswith("line ")]
+    assert len(counts) == 1
+    assert counts[0] + len(left) == LINES + 100
+    assert len(left) >= LINES - 1
+    screen.close()
+
+
+def test_closing_a_stuck_terminal_takes_a_moment(pty):
+    termios.tcflow(pty.slave, termios.TCOOFF)
+    screen = Screen(pty.slave)
+    screen.show(frame("x"))
+    begin = time.monotonic()
+    screen.close()
+    screen.close()
+    assert time.monotonic() - begin < BLOCKED
+
+
+def test_a_terminal_that_has_gone_is_reported_once_and_ignored(pty):
+    errors = []
+    screen = Screen(pty.slave, errors.append)
+    pty.look()
+    screen.show(frame("x"))
+    assert wait_until(lambda: pty.picture.shown() == ["x"])
+    pty.hang_up()
+    screen.show(frame("y"))
+    assert wait_until(lambda: errors)
+    for _ in range(10):
+        screen.show(frame("z"))
+        screen.line("z")
+        screen.bell()
+    screen.close()
+    assert len(errors) == 1
+    assert isinstance(errors[0], OSError)
+
+
+def test_another_programs_non_blocking_mode_is_waited_for(pty):
+    os.set_blocking(pty.slave, False)
+    screen = Screen(pty.slave)
+    screen.line("x" * 30_000)
+    threading.Timer(0.2, pty.look).start()
+    screen.show(frame("end"))
+    assert wait_until(lambda: pty.picture.shown()[-1:] == ["end"])
+    assert sum(line.count("x") for line in [*pty.picture.above, *pty.picture.shown()]) == 30_000
+    screen.close()

@@ -1,0 +1,251 @@
+"""Keys from a terminal in raw mode, and the terminal as it was on every way out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import time
+
+import pytest
+from ptys import Pty, wait_until
+
+from serl_chunk.console.terminal import CLOSED, Terminal, is_usable
+
+# The terminal becomes the controlling one of a session of its own, as a shell's does.
+SESSION = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+CHILD = (
+    SESSION
+    + """
+import os, signal, sys, time
+from serl_chunk.console.terminal import Terminal
+from serl_chunk.console.keys import CTRL_C
+terminal = Terminal()
+def wait():
+    sys.stderr.write("ready\\n")
+    while True:
+        for key in terminal.read():
+            sys.stderr.write(key.name + "\\n")
+            if key.name == CTRL_C:
+                return
+        time.sleep(0.005)
+"""
+)
+WAYS_OUT = {  # name -> (its code, the exit status)
+    "close": ("terminal.close(); terminal.close()", 0),
+    "context": ("with terminal: pass", 0),
+    "exception": ("with terminal: 1 / 0", 1),
+    "end": ("", 0),
+    "unhandled": ("1 / 0", 1),
+    "exit": ("sys.exit(3)", 3),
+    "SIGTERM": ("wait()", -signal.SIGTERM),
+    "SIGHUP": ("wait()", -signal.SIGHUP),
+    "SIGINT": ("wait()", -signal.SIGINT),
+    "handler": (
+        "signal.signal(signal.SIGTERM, lambda *_: (terminal.close(), os._exit(7)))\nwait()".replace("\n", "; "), 7,
+    ),
+    "forked": (
+        "pid = os.fork()\nif pid == 0:\n    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(60)\n"
+        "os.waitpid(pid, 0)\nimport termios\nassert not termios.tcgetattr(0)[3] & termios.ECHO\nterminal.close()", 0,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def pty():
+    pty = Pty()
+    pty.look()
+    yield pty
+    pty.close()
+
+
+@pytest.fixture
+def terminal(pty):
+    with Terminal(pty.slave, pty.slave) as terminal:
+        yield terminal
+
+
+@pytest.fixture
+def start(pty):
+    """Starts Python code in a session of its own on the terminal, for a minute at most."""
+    children = []
+
+    def start(code: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=pty.slave, stdout=pty.slave, stderr=subprocess.PIPE, text=True,
+            start_new_session=True, env={**os.environ, "TERM": "xterm"},
+        )  # fmt: skip
+        timer = threading.Timer(60, child.kill)
+        timer.start()
+        children.append((child, timer))
+        return child
+
+    yield start
+    for child, timer in children:
+        timer.cancel()
+        child.kill()
+        child.communicate()
+
+
+def names(terminal: Terminal, count: int) -> list[str]:
+    """The next `count` keys."""
+    keys = []
+    wait_until(lambda: keys.extend(terminal.read()) or len(keys) >= count, 10.0)
+    return [key.name for key in keys]
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_the_terminal_is_restored_on_every_way_out(pty, start, way):
+    before = pty.attributes()
+    code, status = WAYS_OUT[way]
+    child = start(CHILD + code)
+    if "wait()" in code:
+        assert child.stderr.readline() == "ready\n"
+        assert not pty.attributes()[3] & (termios.ECHO | termios.ICANON | termios.ISIG)
+        child.send_signal(getattr(signal, way, signal.SIGTERM))
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == status, errors
+    assert pty.attributes() == before
+    assert wait_until(lambda: pty.picture.modes == {"?25"})
+
+
+@pytest.mark.parametrize(
+    ("flag", "mode"), [("ECHO", 3), ("ISIG", 3), ("ICANON", 3), ("IEXTEN", 3), ("IXON", 0), ("ICRNL", 0)]
+)
+def test_the_mode_is_raw_but_for_output(pty, terminal, flag, mode):
+    assert not pty.attributes()[mode] & getattr(termios, flag)
+    assert pty.attributes()[1] & termios.OPOST
+
+
+def test_control_keys_neither_stop_nor_end_a_process(pty, start):
+    child = start(CHILD + "wait()\nterminal.close()\ntime.sleep(0.1)")
+    assert child.stderr.readline() == "ready\n"
+    pty.type(b"\x1a\x13\x11\x1c\x16\x0f" + b"s")  # Ctrl-Z, -S, -Q, -\, -V, -O
+    assert child.stderr.readline() == "s\n"
+    pty.type(b"\x03")
+    assert child.stderr.readline() == "ctrl_c\n"
+    _, errors = child.communicate(timeout=60)
+    assert (child.returncode, errors) == (0, "")
+
+
+def test_keys_come_with_their_times(pty, terminal):
+    before = time.monotonic()
+    pty.type(b"s\r \x7f")
+    assert names(terminal, 4) == ["s", "enter", "space", "backspace"]
+    pty.type(b"f")
+    assert wait_until(lambda: terminal._keys)
+    (key,) = terminal.read()
+    assert key.name == "f"
+    assert before <= key.stamp <= time.monotonic()
+    assert terminal.read() == []
+
+
+def test_a_lone_escape_needs_no_further_byte(pty, terminal):
+    pty.type(b"\x1b[A\x1b")
+    assert names(terminal, 1) == ["escape"]
+
+
+def test_what_is_typed_ahead_is_dropped_but_for_stops(pty, terminal):
+    pty.type(b"\rsx f\rc\r")
+    pty.type(b"s" * 10_000)
+    terminal.empty(keep={"x", "space"})
+    pty.type(b"u")
+    assert wait_until(lambda: [k.name for k in terminal._keys] == ["x", "space", "u"])
+    terminal.empty()
+    assert terminal.read() == []
+
+
+def test_what_was_typed_before_the_start_is_dropped(pty):
+    attributes = pty.attributes()
+    attributes[3] &= ~termios.ICANON
+    termios.tcsetattr(pty.slave, termios.TCSANOW, attributes)
+    pty.type(b"\rs")
+    with Terminal(pty.slave, pty.slave) as terminal:
+        pty.type(b"u")
+        assert names(terminal, 1) == ["u"]
+
+
+def test_what_is_typed_at_the_end_reaches_no_shell(pty):
+    terminal = Terminal(pty.slave, pty.slave)
+    pty.type(b"rm -r\n")
+    terminal.close()
+    attributes = pty.attributes()
+    attributes[3] &= ~termios.ICANON
+    attributes[6][termios.VMIN] = attributes[6][termios.VTIME] = 0
+    termios.tcsetattr(pty.slave, termios.TCSANOW, attributes)
+    assert os.read(pty.slave, 100) == b""
+
+
+def test_an_emptied_key_race_leaves_the_thread_reading(pty, terminal):
+    for _ in range(200):
+        pty.type(b"s")
+        terminal.empty()
+    pty.type(b"u")
+    assert wait_until(lambda: "u" in [k.name for k in terminal.read()])
+
+
+def test_a_closed_terminal_is_one_event_and_no_error(pty, terminal):
+    pty.hang_up()
+    assert names(terminal, 1) == [CLOSED]
+    for _ in range(20):
+        terminal.screen.show(lambda columns, rows: ["x"])
+        terminal.screen.line("x")
+        terminal.empty()
+        assert terminal.read() == []
+        time.sleep(0.002)
+    terminal.close()
+
+
+def test_a_stuck_terminal_still_has_keys_and_is_restored(pty):
+    pty.look_away()
+    before = pty.attributes()
+    terminal = Terminal(pty.slave, pty.slave)
+    for i in range(300):
+        terminal.screen.line("x" * 1000)
+        terminal.screen.show(lambda columns, rows, i=i: [str(i)])
+    pty.type(b"x")
+    assert names(terminal, 1) == ["x"]
+    begin = time.monotonic()
+    terminal.close()
+    assert time.monotonic() - begin < 5
+    assert pty.attributes() == before
+
+
+def test_many_terminals_leave_no_descriptors(pty):
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = count()
+    for _ in range(5):
+        Terminal(pty.slave, pty.slave).close()
+    assert count() == before
+
+
+def test_a_file_is_no_terminal(tmp_path):
+    with (tmp_path / "file").open("w") as file, pytest.raises(OSError, match="ioctl"):
+        Terminal(file.fileno(), file.fileno())
+
+
+def test_which_descriptors_are_usable(pty, tmp_path, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    assert is_usable(pty.slave, pty.slave)
+    with (tmp_path / "file").open("w") as file:
+        assert not is_usable(file.fileno(), pty.slave)
+        assert not is_usable(pty.slave, file.fileno())
+    monkeypatch.setenv("TERM", "dumb")
+    assert not is_usable(pty.slave, pty.slave)
+    monkeypatch.delenv("TERM")
+    assert not is_usable(pty.slave, pty.slave)
+
+
+def test_a_process_in_the_background_reads_no_keys(start):
+    code = SESSION + (
+        "import os, sys\nfrom serl_chunk.console.terminal import is_usable\n"
+        "sys.stderr.write(f'{is_usable(0, 1)}\\n')\npid = os.fork()\n"
+        "if pid == 0:\n    os.setpgid(0, 0)\n    sys.stderr.write(f'{is_usable(0, 1)}\\n')\n    os._exit(0)\nos.wait()"
+    )
+    _, errors = start(code).communicate(timeout=60)
+    assert errors == "True\nFalse\n"

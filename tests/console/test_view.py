@@ -1,0 +1,173 @@
+"""The operator's view: every state at 80x24 and less, what it marks, and its lines without a terminal."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from serl_chunk.console import view
+from serl_chunk.console.bindings import Word, bind_keys, hints
+from serl_chunk.console.view import OLD, ConsoleState, Obstacle, lines, plain, rings
+
+COLUMNS, ROWS = 79, 23  # what `Screen` leaves of 80x24
+STATE = ConsoleState(
+    Word.POLICY,
+    rate=49.94,
+    rate_target=50.0,
+    lateness_p50=0.21,
+    lateness_p99=1.44,
+    cameras=(("cam_high", 0.02), ("cam_left_wrist", 0.03), ("cam_right_wrist", 0.41)),
+    policy_version=1234,
+    policy_age=75.0,
+    unacknowledged=1017,
+    human_share=0.125,
+    successes=8.2,
+    since_pause=12.4,
+    outcome="success (operator)",
+)
+OBSTACLES = (
+    Obstacle("robot server: no lease", "Start it with serl-chunk-robot serve, or pass another address"),
+    Obstacle("spacemouse /dev/hidraw3: no such device", "Plug it in, or choose actor.intervention=none"),
+    Obstacle("camera cam_left_wrist: newest frame 3.2 s old", "Check its cable"),
+)
+FULL = STATE._replace(countdown=2.4, question="Place the cube. Enter goes on", obstacles=OBSTACLES)
+
+
+def text(out: list[str]) -> list[str]:
+    """The lines without colours."""
+    return [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in out]
+
+
+def draw(state: ConsoleState, columns: int = COLUMNS, rows: int = ROWS) -> list[str]:
+    return lines(state, columns, rows, hints(state.word, bind_keys()))
+
+
+def blocks(out: list[str]) -> str:
+    """Its first five lines with # for what is coloured: two columns make one."""
+    shown = [re.sub(r"\x1b\[[0-9;]*7[0-9;]*m( *)\x1b\[0m", lambda m: "#" * len(m[1]), line) for line in out[:5]]
+    return "\n".join(line[::2] for line in shown)
+
+
+@pytest.mark.parametrize("word", Word)
+@pytest.mark.parametrize("state", [STATE, FULL, ConsoleState(Word.HOLD)], ids=["usual", "full", "empty"])
+def test_every_state_fits_a_terminal_of_80_by_24(word, state):
+    out = text(draw(state._replace(word=word)))
+    assert len(out) <= ROWS
+    assert max(map(cell_len, out)) <= COLUMNS
+    whole = "\n".join(out)
+    for needed in ("rate", "lateness", "policy", "unacknowledged", "human", "successes", "last pause", "last episode"):
+        assert needed in whole
+    assert "stop" in whole.splitlines()[-1] + whole.splitlines()[-2] or state is FULL
+
+
+def test_everything_of_a_state_is_shown():
+    whole = "\n".join(text(draw(FULL)))
+    for shown in (
+        "49.9 of 50 Hz", "p50 0.2 ms, p99 1.4 ms", "cam_high 0.02 s", "cam_left_wrist 0.03 s", "cam_right_wrist 0.41 s",
+        "version 1234, 1:15 old", "1,017 steps", "12% of ticks", "8.2 in 10 minutes", "12 minutes ago",
+        "success (operator)", "moves in 3 s", "Place the cube. Enter goes on", "Cannot start because:",
+        *(part for obstacle in OBSTACLES for part in obstacle),
+    ):  # fmt: skip
+        assert shown in whole, shown
+
+
+def test_the_word_is_large():
+    assert blocks(draw(STATE._replace(word=Word.HOLD))) == "\n".join(
+        ("#..#..##..#...###.", "#..#.#..#.#...#..#", "####.#..#.#...#..#", "#..#.#..#.#...#..#", "#..#..##..###.###.")
+    ).replace(".", " ")
+    assert {"\x1b[1;7;31m" in draw(STATE._replace(word=w))[0] for w in (Word.STOPPED, Word.LEARNER_LOST)} == {True}
+    assert "\x1b[1;7;32m" in draw(STATE)[0]
+
+
+def test_every_word_and_countdown_has_letters():
+    for word in Word:
+        for seconds in (None, 0.1, 9.5, 10.0, 98.9, 1000.0):
+            assert len(draw(STATE._replace(word=word, countdown=seconds))) > 10
+
+
+def test_no_color_keeps_the_blocks(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    view._big_word.cache_clear()
+    assert "\x1b[1;7m" in draw(STATE)[0]
+    view._big_word.cache_clear()
+
+
+def test_an_old_camera_is_marked():
+    marked = [line for line in draw(STATE) if "cam_" in line]
+    assert re.findall(r"\x1b\[1;31m(\w+)", "".join(marked)) == ["cam_right_wrist"]
+    young = STATE._replace(cameras=(("a", OLD),))
+    assert "31m" not in "".join(draw(young)[5:])
+
+
+def test_no_camera_is_cut_off():
+    cameras = tuple((f"camera_of_the_arm_{i}", 0.1 * i) for i in range(9))
+    whole = "\n".join(text(draw(STATE._replace(cameras=cameras))))
+    for name, age in cameras:
+        assert f"{name} {age:.2f} s" in whole
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 8, 12, 16, 20])
+def test_a_small_terminal_shows_the_word_and_as_many_obstacles_as_fit(rows):
+    out = text(draw(FULL, 40, rows))
+    assert len(out) <= rows
+    assert "POLICY" in out[0] or rows >= 20
+    if 8 <= rows < 12:
+        assert any(re.search(r"and \d more", line) for line in out)
+
+
+STATES = st.builds(
+    ConsoleState,
+    st.sampled_from(Word),
+    st.none() | st.floats(0, 1e6),
+    *[st.none() | st.floats(allow_nan=False, allow_infinity=False)] * 4,
+    st.lists(st.tuples(st.text(max_size=30), st.floats(0, 1e9)), max_size=6).map(tuple),
+    st.none() | st.integers(0),
+    st.none() | st.floats(0, 1e6),
+    st.none() | st.integers(0),
+    *[st.none() | st.floats(0, 1e6)] * 3,
+    st.lists(st.builds(Obstacle, st.text(max_size=90), st.text(max_size=200)), max_size=5).map(tuple),
+    st.text(max_size=100),
+    st.text(max_size=100),
+)
+
+
+@given(STATES, st.integers(1, 200), st.integers(1, 60))
+def test_any_state_fits_any_terminal(state, columns, rows):
+    out = draw(state, columns, rows)
+    assert len(out) <= rows
+    shown = text(out)
+    assert all(line.isprintable() for line in shown)
+    # A key or word that is wider than the terminal is cut, too.
+    assert max(map(cell_len, shown), default=0) <= columns
+    assert "\n" not in plain(state)
+
+
+def test_plain_lines_come_with_what_changed():
+    assert plain(STATE).startswith("console: word=POLICY last_episode='success (operator)' policy_version=1234")
+    assert plain(STATE._replace(rate=12.0, unacknowledged=3, policy_version=1235), STATE) == ""
+    held = STATE._replace(word=Word.LEARNER_LOST)
+    assert "word='LEARNER LOST'" in plain(held, STATE)
+    assert "question='park? y'" in plain(held._replace(question="park? y"), held)
+    assert "robot server: no lease (Start it" in plain(held._replace(obstacles=OBSTACLES), held)
+    assert "last_episode='a\\nb'" in plain(held._replace(outcome="a\nb"), held)
+    moving = held._replace(countdown=3.0)
+    assert "moves_in_s=3" in plain(moving, held)
+    assert plain(moving._replace(countdown=2.0), moving) == ""
+
+
+def test_what_rings():
+    assert not rings(STATE)
+    assert rings(STATE._replace(countdown=3.0), STATE)
+    assert not rings(STATE._replace(countdown=2.1), STATE._replace(countdown=3.0))
+    assert rings(STATE._replace(countdown=1.9), STATE._replace(countdown=2.1))
+    assert not rings(STATE, STATE._replace(countdown=0.1))
+    for word in Word:
+        changed = STATE._replace(word=word)
+        assert rings(changed, STATE._replace(word=Word.RESET)) == (word in (Word.STOPPED, Word.LEARNER_LOST))
+        assert not rings(changed, changed)
+    assert rings(STATE._replace(question="park?"), STATE)
+    assert not rings(STATE._replace(question="park?"), STATE._replace(question="park?"))

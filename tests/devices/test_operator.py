@@ -1,0 +1,200 @@
+"""Which device moves which arm, and what is refused before anything moves."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from actor_helpers import LineEnv
+from errors import naming
+from human_desk import Clock, Mouse
+
+from serl_chunk.config.devices import DEVICES, DeviceConfig
+from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
+from serl_chunk.config.robots import FakeAlohaConfig, FakeSingleArmConfig, GymConfig
+from serl_chunk.devices import human, operator
+from serl_chunk.devices.registry import make_intervention
+from serl_chunk.devices.switched import switched
+from serl_chunk.robots.arms import fake_aloha_arms
+from serl_chunk.robots.registry import make_env
+from serl_chunk.types import STATE, ConfigError, RobotSpec
+from serl_chunk_robot.devices import spacemouse
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    """Time of the devices and of what reads them."""
+    clock = Clock()
+    monkeypatch.setattr(operator, "HumanIntervention", lambda *a: human.HumanIntervention(*a, now=lambda: clock.now))
+    return clock
+
+
+@pytest.fixture
+def mice(clock, monkeypatch) -> dict[str, Mouse]:
+    """Mice that are opened, by path, in place of real ones."""
+    opened: dict[str, Mouse] = {}
+
+    def open_mice(paths=(), count=1):
+        assert count == max(1, len(paths))
+        for path in paths or ("the only one",):
+            opened[path] = Mouse(path, clock)
+        return list(opened.values())
+
+    monkeypatch.setattr(spacemouse, "open_mice", open_mice)
+    return opened
+
+
+def experiment(robot, kind: str = "spacemouse", **device) -> ExperimentConfig:
+    return ExperimentConfig("x", robot, actor=ActorConfig(intervention=kind), device=DeviceConfig(**device))
+
+
+class Robot:
+    """The robot of a configuration, whose joints go where they are commanded, and the human at it."""
+
+    def __init__(self, config: ExperimentConfig, clock: Clock) -> None:
+        self.env, self.clock = make_env(config.robot), clock
+        self.source = make_intervention(config.actor.intervention, self.env, config)
+        observation, _ = self.env.reset(seed=1)
+        self.state = np.array(observation[STATE])
+        spec = self.env.robot_spec
+        measured = np.array(spec.joint_of_action)
+        self.command = np.where(measured >= 0, self.state[np.maximum(measured, 0)], 0.0).astype(np.float32)
+        self.source.reset(0)
+
+    def run(self, ticks: int):
+        dims = None
+        for _ in range(ticks):
+            self.clock.now += self.env.robot_spec.dt
+            given = self.source.poll(0, {STATE: self.state}, False, self.command)
+            if given is not None:
+                self.command, dims = given.action, given.dims
+                self.state[: len(self.command)] = self.command
+        return dims
+
+
+def test_one_mouse_moves_the_first_arm_of_the_fake_aloha(mice, clock):
+    robot = Robot(experiment(FakeAlohaConfig(), translation=0.1), clock)
+    robot.run(20)
+    before, start = fake_aloha_arms().tip(0, robot.command.astype(float))[0], robot.command.copy()
+    mice["the only one"].push = 1.0
+    dims = robot.run(50)
+    assert dims.tolist() == [True] * 7 + [False] * 7
+    way = fake_aloha_arms().tip(0, robot.command.astype(float))[0][:3, 3] - before[:3, 3]
+    np.testing.assert_allclose(way, [0.1, 0, 0], atol=6e-3)
+    assert (robot.command[7:] == start[7:]).all()
+
+
+def test_two_mice_move_an_arm_each_and_the_grippers_follow_their_buttons(mice, clock):
+    robot = Robot(experiment(FakeAlohaConfig(), paths=("/dev/left", "/dev/right")), clock)
+    robot.run(20)
+    start = robot.command.copy()
+    mice["/dev/right"].buttons = (True, False, False)
+    mice["/dev/left"].push = -0.5
+    assert robot.run(40) is None, "both arms: all of the command"
+    assert robot.command[13] == 0.0
+    assert robot.command[6] == start[6]
+
+
+def test_a_button_switches_one_mouse_between_the_arms(mice, clock):
+    robot = Robot(experiment(FakeAlohaConfig(), switch_button=2), clock)
+    robot.run(20)
+    mouse = mice["the only one"]
+    mouse.buttons = (False, False, True)
+    robot.run(1)
+    mouse.buttons, mouse.push = (False, False, False), 0.5
+    assert robot.run(5).tolist() == [False] * 7 + [True] * 7
+
+
+def test_the_switch_is_no_button_of_a_gripper_and_counts_once_while_it_is_down():
+    clock = Clock()
+    mouse = Mouse("m", clock)
+    left, right = switched(mouse, 0)
+    for down, of_right in ((True, False), (False, False), (True, True), (True, True), (False, True), (True, False)):
+        mouse.buttons, mouse.push = (down, False, True), 0.7
+        samples = left.read(), right.read()
+        assert samples[0].buttons == (False, not of_right)
+        assert samples[1].buttons == (False, of_right)
+        assert [bool(s.twist.any()) for s in samples] == [not of_right, of_right]
+        assert all(s.alive for s in samples)
+    mouse.alive = False
+    assert [s.alive for s in (left.read(), right.read())] == [False, False]
+
+
+def test_a_deflection_is_the_action_of_an_arm_that_takes_velocities(mice, clock):
+    robot = Robot(experiment(FakeSingleArmConfig(), scale=(1.0, 0.5, 1.0, 0.0, 0.0, 1.0)), clock)
+    robot.run(5)
+    mice["the only one"].push = 0.4
+    robot.run(1)
+    assert robot.command[0] == np.float32(0.4)
+
+
+class Pusher(LineEnv):
+    """Takes four numbers without a meaning that a device has."""
+
+    def __init__(self) -> None:
+        super().__init__(spec=RobotSpec("odd", 10.0, 3, (-1.0,) * 4, (1.0,) * 4, (-1,) * 4, (), (), 10))
+
+
+class Joints(LineEnv):
+    """Two joints, whose kinematics are not known."""
+
+
+@pytest.mark.parametrize(
+    ("env", "device", "named"),
+    [
+        (Pusher, {}, ("actor.intervention", "odd", 4)),
+        (Joints, {}, ("actor.intervention", "kinematics", "line")),
+    ],
+)
+def test_a_robot_that_the_device_cannot_move_is_refused(env, device, named, mice):
+    config = experiment(GymConfig(make=lambda fake_env: env()), **device)
+    with pytest.raises(ConfigError, match=naming(*named)):
+        make_intervention("spacemouse", env(), config)
+    assert not mice
+
+
+def test_more_devices_than_arms_and_a_switch_without_a_second_arm_are_refused(mice):
+    env = make_env(FakeSingleArmConfig())
+    for device, parameter in (({"paths": ("a", "b")}, "device.paths"), ({"switch_button": 1}, "device.switch_button")):
+        with pytest.raises(ConfigError) as refused:
+            make_intervention("spacemouse", env, experiment(FakeSingleArmConfig(), **device))
+        assert refused.value.parameter == parameter
+    assert all(mouse.closed for mouse in mice.values())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in DEVICES if kind != "spacemouse"])
+def test_a_device_that_is_found_by_its_path_alone_needs_one(kind):
+    with pytest.raises(ConfigError, match=naming("device.paths", kind)):
+        make_intervention(kind, make_env(FakeAlohaConfig()), experiment(FakeAlohaConfig(), kind))
+
+
+def test_a_file_that_describes_no_gello_is_named(tmp_path):
+    path = tmp_path / "left.toml"
+    path.write_text("port = 3\nwheels = 4\n")
+    with pytest.raises(ConfigError, match=naming("device.paths", str(path))):
+        make_intervention(
+            "gello", make_env(FakeAlohaConfig()), experiment(FakeAlohaConfig(), "gello", paths=(str(path),))
+        )
+
+
+@pytest.mark.parametrize(
+    ("values", "parameter"),
+    [
+        ({"scale": (1.0, 1.0)}, "device.scale"),
+        ({"scale": (0.0,) * 6}, "device.scale"),
+        ({"end": 0.2}, "device.end"),
+        ({"paths": ("/dev/a", "/dev/a")}, "device.paths"),
+        ({"dead_man": 1, "switch_button": 1}, "device.dead_man"),
+        ({"frame": "world"}, "device.frame"),
+    ],
+)
+def test_settings_that_are_refused(values, parameter):
+    with pytest.raises(ConfigError) as refused:
+        DeviceConfig(**values)
+    assert refused.value.parameter == parameter
+
+
+def test_settings_of_a_device_without_one_are_refused_as_others_that_do_nothing():
+    config = dataclasses.replace(experiment(FakeAlohaConfig(), "none"), device=DeviceConfig(translation=0.1))
+    assert config.device.translation == 0.1  # the command line refuses it: see tests/config

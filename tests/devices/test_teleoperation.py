@@ -1,0 +1,129 @@
+"""Targets that follow a twist: where they lead the tip, and what bounds them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from robot_limits import HIGH, HOME, LOW, viperx
+
+from serl_chunk.devices.teleoperation import TwistFollower, TwistLimits
+
+DT = 0.02
+ARMS = viperx()
+
+
+def follower(arm: int = 0, **limits) -> TwistFollower:
+    return TwistFollower(ARMS, arm, LOW, HIGH, DT, TwistLimits(**limits))
+
+
+class Robot:
+    """Joints that follow their targets exactly, or stand still where something holds them."""
+
+    def __init__(self, start=HOME) -> None:
+        self.command = np.array(start, np.float64)
+        self.held: np.ndarray | None = None
+        self.commands: list[np.ndarray] = []
+
+    def run(self, follow: TwistFollower, twist, ticks: int) -> None:
+        for _ in range(ticks):
+            measured = self.command if self.held is None else self.held
+            self.command = self.command.copy()
+            self.command[follow.joints] = follow.follow(np.array(twist, float), self.command, measured[follow.joints])
+            self.commands.append(self.command)
+
+    def tip(self, arm: int = 0) -> np.ndarray:
+        return ARMS.tip(arm, self.command)[0]
+
+
+@pytest.mark.parametrize("axis", range(3))
+@pytest.mark.parametrize("arm", [0, 1])
+def test_the_tip_goes_where_it_is_pushed_and_keeps_its_orientation(arm, axis):
+    robot, follow = Robot(), follower(arm, translation=0.1)
+    before = robot.tip(arm)
+    twist = np.zeros(6)
+    twist[axis] = 0.5
+    robot.run(follow, twist, 50)
+    way = robot.tip(arm)[:3, 3] - before[:3, 3]
+    wanted = np.zeros(3)
+    wanted[axis] = 0.5 * 0.1 * 50 * DT
+    np.testing.assert_allclose(way, wanted, atol=2e-3)
+    np.testing.assert_allclose(robot.tip(arm)[:3, :3], before[:3, :3], atol=0.01)
+    other = np.setdiff1d(np.arange(14), follow.joints)
+    assert (robot.command[other] == HOME[other]).all()
+
+
+def test_a_turn_keeps_the_place_of_the_tip():
+    robot, follow = Robot(), follower(rotation=0.5)
+    before = robot.tip()
+    robot.run(follow, [0, 0, 0, 0, 0, 0.5], 50)
+    np.testing.assert_allclose(robot.tip()[:3, 3], before[:3, 3], atol=6e-3)  # of a wrist that is nearly singular
+    turned = robot.tip()[:3, :3] @ before[:3, :3].T
+    assert np.arctan2(turned[1, 0], turned[0, 0]) == pytest.approx(0.25, abs=0.01)
+
+
+def test_axes_that_do_not_act_stay():
+    robot, follow = Robot(), follower(scale=(1, 1, 1, 0, 0, 0))
+    before = robot.tip()
+    robot.run(follow, [0, 0, 0, 1, 1, 1], 30)
+    np.testing.assert_allclose(robot.tip(), before, atol=1e-9)
+
+
+def test_in_the_tools_frame_forward_is_along_the_hand():
+    robot, follow = Robot(), follower(frame="tool", translation=0.1)
+    before = robot.tip()
+    robot.run(follow, [1, 0, 0, 0, 0, 0], 40)
+    way = robot.tip()[:3, 3] - before[:3, 3]
+    assert way @ before[:3, 0] > 0.99 * np.linalg.norm(way)
+
+
+def test_acceleration_is_bounded_when_a_moving_arm_is_taken_over_and_when_it_is_let_go():
+    robot, follow = Robot(), follower(acceleration=10.0)
+    moving = np.array([0.6, 0.0, 0.0, 0.0, -0.4, 0.0])
+    robot.commands += [robot.command - np.pad(moving, (0, 8)) * DT, robot.command]
+    follow.begin(moving)
+    robot.run(follow, [0, 0, 0, 0, 0, 0], 20)
+    robot.run(follow, [1, -1, 0.5, 0, 1, 0], 30)
+    robot.run(follow, [0, 0, 0, 0, 0, 0], 30)
+    accelerations = np.diff(robot.commands, n=2, axis=0) / DT**2
+    assert np.abs(accelerations).max() <= 10.0 * (1 + 1e-9)
+    assert np.abs(accelerations).max() > 9.0
+    assert (robot.commands[-1] == robot.commands[-2]).all()
+
+
+def test_targets_do_not_run_away_from_an_arm_in_contact():
+    robot, follow = Robot(), follower(lead=0.1, translation=0.3)
+    robot.held = robot.command.copy()
+    robot.run(follow, [1, 0, 0, 0, 0, 0], 200)
+    assert np.abs(robot.command - robot.held).max() == pytest.approx(0.1)
+    pressed = robot.command.copy()
+    robot.run(follow, [-1, 0, 0, 0, 0, 0], 3)
+    moved = (robot.command - pressed)[follow.joints]
+    assert np.abs(moved).max() > 0.01, "it comes back at once"
+
+
+def test_an_arm_that_hangs_behind_its_target_is_not_pulled_back():
+    robot, follow = Robot(), follower(lead=0.05)
+    robot.held = robot.command - np.pad([0.2], (1, 12))
+    robot.run(follow, np.zeros(6), 10)
+    np.testing.assert_array_equal(robot.command, HOME)
+
+
+@pytest.mark.parametrize("stretched", [0.0, 1e-3, 0.05])
+def test_near_a_singular_pose_it_is_slow_but_not_stuck(stretched):
+    pose = HOME.copy()
+    pose[[1, 2, 4]] = 0.0, -0.197 + stretched, 0.0  # the arm at full stretch
+    robot, follow = Robot(pose), follower(velocity=1.5)
+    start = robot.tip()[:3, 3]
+    robot.run(follow, [1, 0, 0, 0, 0, 0], 50)
+    assert np.abs(np.diff(robot.commands, axis=0)).max() <= 1.5 * DT + 1e-9
+    robot.run(follow, [-1, 0, 0, 0, 0, 0], 150)
+    assert np.linalg.norm(robot.tip()[:3, 3] - start) > 0.05, "it gets away"
+
+
+def test_targets_stay_within_the_joints_limits():
+    robot, follow = Robot(), follower()
+    for twist in ([0, 0, 1, 0, 0, 0], [1, 0, -1, 0, 1, 0], [0, 1, 0, 1, 0, 1]):
+        robot.run(follow, twist, 200)
+    commands = np.array(robot.commands)
+    assert (commands >= LOW - 1e-12).all()
+    assert (commands <= HIGH + 1e-12).all()
