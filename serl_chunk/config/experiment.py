@@ -11,8 +11,10 @@ import math
 from typing import Literal
 
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig
+from serl_chunk.config.devices import DeviceConfig
 from serl_chunk.config.fields import CAMERAS, Group, Requirement, acting, derived, needs, require, setting
 from serl_chunk.config.learner import LearnerConfig
+from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.config.transport import TransportConfig
@@ -137,7 +139,9 @@ class ActorConfig(Group, path="actor."):
     frames: Literal["auto", "every_tick", "decisions"] = setting(
         "auto", "record cameras on every tick, or at decisions, their windows' ends and by humans", requires=CAMERAS
     )
-    intervention: str = setting("none", "none, scripted, or the path of a recorded intervention file")
+    intervention: str = setting(
+        "none", "none, scripted, a device (spacemouse, gamepad, keyboard, gello), or a recorded file"
+    )
     max_human_ticks: int = setting(
         0, "interventions of a run end after so long; 0: no limit", unit="ticks", least=0, requires=_INTERVENED
     )
@@ -163,6 +167,8 @@ class ExperimentConfig(Group):
     chunk: ChunkConfig = setting(ChunkConfig, "lengths of chunks")
     normaliser: NormaliserConfig = setting(NormaliserConfig, "scaling of states and actions")
     reward: RewardConfig = setting(RewardConfig, "changes of rewards")
+    device: DeviceConfig = setting(DeviceConfig, "the device of a human operator")
+    outcome: OutcomeConfig = setting(OutcomeConfig, "what ends an episode as a success")
     replay: ReplayConfig = setting(ReplayConfig, "the learner's memory")
     learner: LearnerConfig = setting(LearnerConfig, "the training loop")
     actor: ActorConfig = setting(ActorConfig, "the control loop")

@@ -18,7 +18,15 @@ SETTINGS = {
 }
 VALUES = {("agent.update_order", "together"): "joint", ("replay.windows", "adjacent"): "qc"}
 # Settings that f1f5725 did not have, and the value that its files stand for.
-ADDED = {"actor.frames": "auto", "robot.server": "", "robot.server_keys": "", "robot.joints_at": "now"}
+ADDED: dict[str, Any] = {
+    "actor.frames": "auto", "robot.server": "", "robot.server_keys": "", "robot.joints_at": "now",
+    "device": {
+        "paths": [], "scale": [1.0] * 6, "translation": 0.2, "rotation": 1.0, "frame": "base", "lead": 0.15,
+        "gripper": "hold", "switch_button": -1, "dead_man": -1, "start": 0.05, "end": 0.02, "hold_s": 0.4,
+    },
+    "outcome": {"success": None, "cameras": [], "classifier": "", "condition": None},
+    "outcome.classifier": "", "outcome.condition": None,  # of folders that have the group
+}  # fmt: skip
 MODULES = {
     "serl_chunk.actor.timing": "serl_chunk.actor.clock",
     "serl_chunk.config.actor": "serl_chunk.config.experiment",
@@ -66,9 +74,10 @@ def current_config(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
 
     current = renamed(saved, "")
     for path, value in ADDED.items():
-        group, _, name = path.partition(".")
-        if isinstance(current.get(group), dict):
-            current[group].setdefault(name, value)
+        group, _, name = path.rpartition(".")
+        parent = current.get(group) if group else current
+        if isinstance(parent, dict):
+            parent.setdefault(name, value)
     return current, lines
 
 

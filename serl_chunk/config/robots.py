@@ -213,6 +213,38 @@ class FrankaConfig(RobotConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class AlohaConfig(RobotConfig):
+    """A real ALOHA with two arms behind a robot server: absolute joint targets at 50 Hz, six joints and a gripper an
+    arm, left first.
+
+    `expert(robot)` returns a scripted demonstrator, an `Expert`; `robot.seen()` is what the server published last.
+    """
+
+    kind: ClassVar[str] = "aloha"
+
+    max_episode_steps: int = 500
+    arms: Literal["ros1", "ros2", "trossen"] = setting(
+        "ros1", "ALOHA with ROS 1, ALOHA 2 with ROS 2, or WidowX AI arms: the driver of the server"
+    )
+    cameras: tuple[str, ...] = setting(
+        ("cam_high", "cam_low", "cam_left_wrist", "cam_right_wrist"), "cameras of the robot's file"
+    )
+    image_size: int = _image_size(128, "size of camera frames")
+    expert: Callable[[Any], Any] | None = setting(None, "expert(robot) -> Expert, for `serl-chunk record`", acts="")
+
+    def _check(self) -> None:
+        # fmt: off
+        require(len({*self.cameras}) == len(self.cameras), "robot.cameras",
+            f"must be different names, got {self.cameras}")
+        require(self.expert is None or callable(self.expert), "robot.expert",
+            f"must be a callable expert(robot) -> Expert, or none, got {self.expert!r}")
+
+    @property
+    def real(self) -> bool:
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
 class GymConfig(RobotConfig):
     """Any gymnasium environment: the way to bring your own robot.
 

@@ -12,6 +12,7 @@ from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import ABSENT, Group, acting, leaves, needs, setting, settings_of, value_at
 from serl_chunk.config.robots import (
+    AlohaConfig,
     AlohaSimConfig,
     FakeAlohaConfig,
     FakeSingleArmConfig,
@@ -23,6 +24,7 @@ from serl_chunk.config.robots import (
 from serl_chunk.types import ConfigError
 
 ROBOTS = (
+    AlohaConfig,
     AlohaSimConfig,
     FakeAlohaConfig,
     FakeSingleArmConfig,

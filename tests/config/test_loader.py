@@ -30,7 +30,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", sorted(known_experiments()))
 def test_every_packaged_experiment_loads_under_its_own_name(name):
-    named = {"hil_serl_template": "hil_serl_ram_insertion"}  # its tasks are experiments of their own
+    named = {  # whose variants are experiments of their own
+        "hil_serl_template": "hil_serl_ram_insertion",
+        "hil_serl_franka": "hil_serl_franka_ram_insertion",
+        "aloha": "aloha_ros1",
+    }
     assert load_experiment(name).name == named.get(name, name)
 
 

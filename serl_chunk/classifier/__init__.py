@@ -1,0 +1,1 @@
+"""Success classifiers: frames with labels, the network, its training, its figures and its files."""

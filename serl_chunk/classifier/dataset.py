@@ -1,0 +1,325 @@
+"""Frames and their classes, episode by episode: of data sets and runs, and of HIL-SERL's `classifier_data`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from serl_chunk.data.demos import content_digest
+from serl_chunk.data.formats.hil_serl import Transitions, load_transitions
+from serl_chunk.data.source import Source, sorted_files
+from serl_chunk.io import os_reason, plural
+from serl_chunk.types import IMAGE_PREFIX, CameraSpec, ConfigError, DataError, Episode, Outcome
+
+CLASSES = ("failure", "success")  # where no file names others
+IGNORED = -1  # label of a frame that belongs to no class
+LABELS = "frame_labels.json"
+_PICKLES = {"success": 1, "failure": 0}  # part of a file's name -> class
+
+
+class Labelling(NamedTuple):
+    """Classes of the frames of an episode that has an outcome alone.
+
+    The last `positives` frames of a success are of the last class, `ignored` frames before them of none, since the
+    outcome may be given late; all others, and those of any other outcome, are of the first class.
+    """
+
+    positives: int = 1
+    ignored: int = 5
+
+
+class LabelledEpisode(NamedTuple):
+    """The frames of an episode on the ticks on which all cameras have one."""
+
+    name: str  # as shown to the user
+    images: dict[str, np.ndarray]  # camera -> uint8[N, H, W, 3]
+    labels: np.ndarray  # int8[N]: class, or IGNORED
+    ticks: np.ndarray  # int32[N], increasing
+
+
+class Labelled(NamedTuple):
+    """Episodes of one or several data sets."""
+
+    episodes: list[LabelledEpisode]
+    classes: tuple[str, ...]
+    notes: list[str]  # facts that the user should see
+
+    @property
+    def success_class(self) -> int:
+        return len(self.classes) - 1
+
+    def count(self, positive: bool) -> int:
+        """Count the frames of success, or those of other classes."""
+        labels = np.concatenate([e.labels for e in self.episodes]) if self.episodes else np.empty(0)
+        return int(
+            ((labels == self.success_class) if positive else (labels != self.success_class) & (labels >= 0)).sum()
+        )
+
+
+class FrameLabels(NamedTuple):
+    """A `frame_labels.json`: classes, and for some episodes ranges of ticks `start <= tick < stop` with their class."""
+
+    classes: tuple[str, ...]
+    episodes: dict[str, list[tuple[int, int, str]]]
+
+    def of(self, key: str, ticks: np.ndarray) -> np.ndarray | None:
+        """Return the classes int8[N] of an episode's `ticks`; None where it is not listed. Other ticks are IGNORED."""
+        if key not in self.episodes:
+            return None
+        out = np.full(len(ticks), IGNORED, np.int8)
+        for start, stop, name in self.episodes[key]:
+            out[(ticks >= start) & (ticks < stop)] = self.classes.index(name)
+        return out
+
+
+def labels_file(path: Path) -> Path:
+    """Return the file of the frame labels of a data set: in its folder, or next to its file."""
+    return path / LABELS if path.is_dir() else path.with_name(f"{path.name}.{LABELS}")
+
+
+def read_frame_labels(path: Path) -> FrameLabels | None:
+    """Read the frame labels of a data set; None where it has none. Raises DataError."""
+    file = labels_file(path)
+    try:
+        saved = json.loads(file.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: cannot be read ({os_reason(error)})") from error
+    form = '{"classes": ["failure", "success"], "episodes": {"KEY": [[START, STOP, "success"], ...]}}'
+    try:
+        classes = tuple(saved["classes"])
+        if len(classes) < 2 or len(set(classes)) < len(classes) or not all(type(c) is str for c in classes):
+            raise ValueError(f"classes are {list(classes)}, expected two or more different names")
+        episodes = {}
+        for key, ranges in saved["episodes"].items():
+            for start, stop, name in ranges:
+                if type(start) is not int or type(stop) is not int or not 0 <= start < stop or name not in classes:
+                    raise ValueError(f"episode {key}: [{start}, {stop}, {name!r}] is no range of ticks and class")
+            episodes[key] = [tuple(r) for r in ranges]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{file}: {error}. Write {form}") from error
+    return FrameLabels(classes, episodes)
+
+
+def read_source(source: Source, cameras: Sequence[str], labelling: Labelling, known: set[str]) -> Labelled:
+    """Read the labelled episodes of a data set or run; the outcome is as corrected later.
+
+    Args:
+        source: opened for `cameras`.
+        known: digests of episodes that are read already; an episode with one of these is left out, new ones are added.
+
+    Raises:
+        DataError: an episode lacks a camera, or the labels name an unknown episode.
+    """
+    labels = read_frame_labels(source.path)
+    keys = source.keys()
+    if labels is not None and (unknown := sorted(set(labels.episodes) - set(keys))):
+        raise DataError(f"{labels_file(source.path)}: no episode {unknown[0]!r}. `serl-chunk data inspect` lists them")
+    out, twice, unjudged = [], 0, 0
+    for key in keys:
+        episode = source.read(key)
+        digest = content_digest(episode)
+        if digest in known:
+            twice += 1
+            continue
+        known.add(digest)
+        name = f"{source.path}: {key}"
+        ticks, images = _frames(name, episode, cameras)
+        given = None if labels is None else labels.of(key, ticks)
+        success = len(labels.classes if labels else CLASSES) - 1
+        unjudged += given is None and episode.end.outcome is Outcome.UNKNOWN
+        classes = _by_outcome(episode.end.outcome, len(ticks), success, labelling) if given is None else given
+        out.append(LabelledEpisode(name, images, classes, ticks))
+    notes = [f"{source.path}: {plural(twice, 'episode')} read before, left out"] if twice else []
+    if unjudged:
+        notes.append(f"{source.path}: {plural(unjudged, 'episode')} of unknown outcome, read as failures")
+    return Labelled(out, labels.classes if labels else CLASSES, notes)
+
+
+def _by_outcome(outcome: Outcome, frames: int, success: int, labelling: Labelling) -> np.ndarray:
+    out = np.zeros(frames, np.int8)
+    if outcome is Outcome.SUCCESS:
+        first = max(0, frames - labelling.positives)
+        out[max(0, first - labelling.ignored) : first] = IGNORED
+        out[first:] = success
+    return out
+
+
+def _frames(name: str, episode: Episode, cameras: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The ticks int32[N] on which all cameras have a frame, the final observation's included, and the frames."""
+    ticks: np.ndarray | None = None
+    final = episode.end.final_observation or {}
+    for camera in cameras:
+        rows = episode.steps.sparse.get(IMAGE_PREFIX + camera)
+        if rows is None:
+            has = sorted(k.removeprefix(IMAGE_PREFIX) for k in episode.steps.sparse if k.startswith(IMAGE_PREFIX))
+            raise DataError(f"{name} has no frames of camera {camera!r}; it has: {', '.join(has) or 'none'}")
+        ticks = rows.index if ticks is None else np.intersect1d(ticks, rows.index)
+    assert ticks is not None
+    whole = all(IMAGE_PREFIX + c in final for c in cameras)
+    images = {}
+    for camera in cameras:
+        rows = episode.steps.sparse[IMAGE_PREFIX + camera]
+        frames = np.asarray(rows.values[np.searchsorted(rows.index, ticks)])
+        last = [np.asarray(final[IMAGE_PREFIX + camera])[None]] if whole else []
+        images[camera] = np.concatenate([frames, *last])
+    return np.append(ticks, [episode.steps.n] if whole else []).astype(np.int32), images
+
+
+def is_classifier_data(path: Path) -> bool:
+    """Return whether a path is HIL-SERL's `classifier_data`: pickles that say success or failure in their names."""
+    return bool(_labelled_pickles(path))
+
+
+def _labelled_pickles(path: Path) -> list[tuple[Path, int]]:
+    files = sorted_files(path.glob("*.pkl")) if path.is_dir() else [path] if path.suffix == ".pkl" else []
+    marked = [(file, [label for word, label in _PICKLES.items() if word in file.name.lower()]) for file in files]
+    return [(file, labels[0]) for file, labels in marked if len(labels) == 1]
+
+
+def read_classifier_data(path: Path, cameras: Sequence[str], *, bgr: bool = False) -> Labelled:
+    """Read HIL-SERL's `*success*.pkl` and `*failure*.pkl`; nothing in them is run.
+
+    The files hold transitions of episodes in turn, those of success in one file and the others in another. Transitions
+    belong to one episode where one begins in exactly the state in which another, not its last, ended. `bgr`: the order
+    of the channels, RGB otherwise. The frame of a transition is the one before its action, on which HIL-SERL trains.
+
+    Raises:
+        DataError: a file cannot be read, or lacks a camera.
+    """
+    parts = [(file, label, load_transitions(file)) for file, label in _labelled_pickles(path)]
+    names = {camera.replace("/", "_"): camera for camera in parts[0][2].cameras}
+    for file, _, t in parts:
+        lacking = [c for c in cameras if names.get(c) not in t.cameras]
+        if lacking:
+            has = ", ".join(names) or "none"
+            raise DataError(f"{file} has no frames of camera {lacking[0]!r}; it has: {has}")
+    labels = np.concatenate([np.full(len(t.done), label, np.int8) for _, label, t in parts])
+    frames = {c: np.concatenate([t.frames(names[c], 0, len(t.done)) for _, _, t in parts]) for c in cameras}
+    episodes = []
+    for number, rows in enumerate(_linked([t for _, _, t in parts])):
+        images = {c: v[rows][..., ::-1] if bgr else v[rows] for c, v in frames.items()}
+        ticks = np.arange(len(rows), dtype=np.int32)
+        episodes.append(LabelledEpisode(f"{path}: {number}", images, labels[rows], ticks))
+    return Labelled(episodes, CLASSES, [f"{path}: {plural(len(episodes), 'episode')} recovered from following states"])
+
+
+def _linked(parts: Sequence[Transitions]) -> list[np.ndarray]:
+    """The transitions of each episode, by their numbers in all files together, in the order of their times."""
+    state, after = np.concatenate([t.state for t in parts]), np.concatenate([t.next_state for t in parts])
+    done = np.concatenate([t.done for t in parts])
+    begins: dict[bytes, list[int]] = {}
+    for i, row in enumerate(state):
+        begins.setdefault(row.tobytes(), []).append(i)
+    leaders = list(range(len(done)))
+
+    def leader(i: int) -> int:
+        while leaders[i] != i:
+            leaders[i] = i = leaders[leaders[i]]
+        return i
+
+    follows: dict[int, list[int]] = {}
+    for i in np.flatnonzero(~done).tolist():
+        for k in begins.get(after[i].tobytes(), ()):
+            if k != i:
+                follows.setdefault(i, []).append(k)
+                leaders[leader(k)] = leader(i)
+    groups: dict[int, list[int]] = {}
+    for i in range(len(done)):
+        groups.setdefault(leader(i), []).append(i)
+    return [np.array(_in_order(rows, follows)) for rows in groups.values()]
+
+
+def _in_order(rows: Sequence[int], follows: Mapping[int, Sequence[int]]) -> list[int]:
+    """`rows` from those that follow none on, each chain in its order."""
+    later = {k for i in rows for k in follows.get(i, ())}
+    out: dict[int, None] = {}
+    for start in [*(i for i in rows if i not in later), *rows]:
+        waiting = [start]
+        while waiting:
+            i = waiting.pop()
+            if i not in out:
+                out[i] = None
+                waiting += reversed(follows.get(i, ()))
+    return list(out)
+
+
+def joined(sets: Iterable[Labelled]) -> Labelled:
+    """Join data sets. Raises DataError where their classes differ."""
+    sets = list(sets)
+    named = {s.classes for s in sets if s.classes != CLASSES} or {CLASSES}
+    if len(named) > 1:
+        shown = " and ".join(", ".join(classes) for classes in sorted(named))
+        raise DataError(f"the data sets have different classes: {shown}. Use one order and one set of names in all")
+    classes = named.pop()
+    if len(classes) > 2 and any(s.classes != classes for s in sets):
+        sets = [s._replace(episodes=[_with_success(e, len(classes) - 1, s) for e in s.episodes]) for s in sets]
+    return Labelled([e for s in sets for e in s.episodes], classes, [note for s in sets for note in s.notes])
+
+
+def _with_success(episode: LabelledEpisode, success: int, of: Labelled) -> LabelledEpisode:
+    """An episode of failure and success alone, among several classes of which the last is the success."""
+    if len(of.classes) > len(CLASSES):
+        return episode
+    return episode._replace(labels=np.where(episode.labels == 1, success, episode.labels).astype(np.int8))
+
+
+def camera_specs(episodes: Sequence[LabelledEpisode], cameras: Sequence[str]) -> tuple[CameraSpec, ...]:
+    """Return the cameras with their sizes. Raises DataError where an episode has another size."""
+    specs = []
+    for camera in cameras:
+        height, width = episodes[0].images[camera].shape[1:3]
+        other = next((e for e in episodes if e.images[camera].shape[1:3] != (height, width)), None)
+        if other is not None:
+            found = "x".join(map(str, other.images[camera].shape[1:3]))
+            raise DataError(
+                f"{other.name}: camera {camera!r} has {found} pixels, expected {height}x{width} as in "
+                f"{episodes[0].name}. Use episodes of one size"
+            )
+        specs.append(CameraSpec(camera, height, width))
+    return tuple(specs)
+
+
+def split(data: Labelled, share: float, seed: int) -> tuple[Labelled, Labelled]:
+    """Split whole episodes into those to train on and a `share` to validate on, with and without success alike.
+
+    Raises:
+        ConfigError: there are fewer than two episodes with a frame of success, or none of another class is left.
+    """
+    rng = np.random.default_rng(seed)
+    has = np.array([bool((e.labels == data.success_class).any()) for e in data.episodes])
+    if has.sum() < 2:
+        raise ConfigError(
+            f"{plural(int(has.sum()), 'episode')} of {len(has)} with a frame of success, expected 2 or more. Record "
+            "successes, or label their frames"
+        )
+    held = []
+    for kind in (True, False):
+        rows = np.flatnonzero(has == kind)
+        if len(rows) > 1:
+            held += rng.permutation(rows)[: min(len(rows) - 1, max(1, round(share * len(rows))))].tolist()
+    parts = [
+        data._replace(episodes=[e for i, e in enumerate(data.episodes) if (i in held) == validates])
+        for validates in (False, True)
+    ]
+    if any(not part.count(positive=False) for part in parts):
+        raise ConfigError("too few frames without success to train and to validate on. Record failures")
+    return parts[0], parts[1]
+
+
+def frames_by_class(data: Labelled) -> list[list[tuple[int, int]]]:
+    """Return for each class the (episode, frame) of each of its frames; raises ConfigError for a class without any."""
+    out: list[list[tuple[int, int]]] = [[] for _ in data.classes]
+    for e, episode in enumerate(data.episodes):
+        for i, label in enumerate(episode.labels.tolist()):
+            if label != IGNORED:
+                out[label].append((e, i))
+    empty: list[Any] = [name for name, rows in zip(data.classes, out, strict=True) if not rows]
+    if empty:
+        raise ConfigError(f"no training frame of class {empty[0]!r}. Record or label some")
+    return out

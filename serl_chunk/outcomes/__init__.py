@@ -1,0 +1,1 @@
+"""Outcomes: what ends an episode as a success or a failure, and with which reward."""
