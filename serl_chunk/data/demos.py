@@ -6,7 +6,7 @@ import dataclasses
 import glob
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,12 +14,20 @@ import numpy as np
 
 from serl_chunk.data.formats import choose, matching
 from serl_chunk.data.frames import observation_at
-from serl_chunk.data.source import Format, ReadOptions, Source, natural_sort_key, sorted_files, take_fraction
+from serl_chunk.data.labels import FILE, Label
+from serl_chunk.data.source import (
+    SUCCESS_REWARD,
+    Format,
+    ReadOptions,
+    Source,
+    natural_sort_key,
+    sorted_files,
+    take_fraction,
+)
 from serl_chunk.data.validate import cameras_of
 from serl_chunk.io import os_reason
 from serl_chunk.types import IMAGE_PREFIX, STATE, STEP_COLUMNS, ConfigError, DataError, End, Episode, Outcome, RobotSpec
 
-SUCCESS_REWARD = 1.0  # a step with at least this reward is a success (docs/architecture.md, section 3)
 _SAME_GREY = 6.0  # by which the mean of a block may differ between two encodings of an image, of 255
 _HDF5 = "episodes"  # the format of HDF5 files that hold one episode each
 _VALID = "Pass an HDF5 file, a folder of *.hdf5 files, a data set, or a pattern such as 'demos/*.hdf5'"
@@ -80,21 +88,29 @@ def load_demos(
     for source in sources:
         getattr(source, "hold", lambda: None)()  # of a running run: its loaded part stays unchanged
         keys = source.keys()
+        if not keys and _labels_of(source):
+            continue  # all of it is discarded
         if not keys:
             raise ConfigError(f"{source.path}: no episode that could be a demonstration ({source.format})")
         wanted += [(source, key) for key in keys]
+    if sources and not wanted:
+        text = f"every episode of {', '.join(map(str, found))} is discarded by {FILE}. Keep some, or give others"
+        raise NoDemosFoundError(text, parameter="demo_path")
     if wanted:
         wanted = take_fraction(wanted, options.proportion, _lengths(sources))
     loaded = DemoSet([], [], 0, 0, "", tuple(dict.fromkeys(note for source in sources for note in source.notes())))
     digests: set[str] = set()  # copies' too, so that the order of the paths does not matter
     numbers: dict[str, list[int]] = {}  # digest of an episode's numbers -> the loaded ones that have it
     ids: set[str] = set()
+    labelled: set[str] = set()  # of the files' digests with their labels
     dropped = 0
     for source, key in wanted:
         file = file_of(source, key)
         digest = "" if file is None else file_digest(file)
         if digest in digests:
             continue
+        if file is not None and (label := _labels_of(source).get(key)) is not None:
+            labelled.add(f"{digest} {label.label}")
         whole = source.read(key)
         check_rate(source, spec)
         origin = Origin(source.path, source.format, key, digest or content_digest(whole))
@@ -116,8 +132,12 @@ def load_demos(
         # Only the source of all folders has the reward of this one.
         alone = file is not None and key not in getattr(source, "rewards", {})
         loaded.origins.append(origin._replace(path=file, key=file.name) if file and alone else origin)
-    digest = hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()[:16] if digests else ""
+    digest = hashlib.sha256("".join(sorted(digests | labelled)).encode()).hexdigest()[:16] if digests else ""
     return loaded._replace(dropped_steps=dropped, duplicates=len(wanted) - len(loaded.episodes), digest=digest)
+
+
+def _labels_of(source: Source) -> Mapping[str, Label]:
+    return getattr(source, "labels", {})
 
 
 def _lengths(sources: Sequence[Source]) -> list[int] | None:

@@ -14,6 +14,7 @@ import numpy as np
 from serl_chunk.types import ConfigError, DataError, Episode, RobotSpec, SparseRows
 
 T = TypeVar("T")
+SUCCESS_REWARD = 1.0  # a step with at least this reward is a success (docs/architecture.md, section 3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,7 @@ class ReadOptions:
     env_if_judged: bool = False  # `env` is a default: files with labels but without the states to judge keep theirs
     env_reward: Literal["sparse", "dense"] = "sparse"  # 1 at success and 0 elsewhere, or 1 minus the parts to be done
     solved: Literal["drop", "keep"] = "drop"
+    labels: bool = True  # the outcomes and discards in `labels.json` apply (see `data.labels`)
     proportion: float = 1.0  # of the episodes, from the first on; of the steps where these are known (OGBench, D4RL)
 
     def __post_init__(self) -> None:

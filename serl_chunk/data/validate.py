@@ -13,6 +13,7 @@ import numpy as np
 from serl_chunk.data.source import Json, ReadOptions
 from serl_chunk.types import (
     DECISION_PREFIX,
+    HUMAN_DIMS,
     IMAGE_PREFIX,
     STATE,
     STEP_COLUMNS,
@@ -26,6 +27,7 @@ from serl_chunk.types import (
     RobotSpec,
     SparseRows,
     StepBlock,
+    human_dims_fault,
 )
 
 _OTHER_ROBOT = "is this a demonstration of another robot?"
@@ -65,6 +67,8 @@ def check_episode(where: str, episode: Episode, spec: RobotSpec | None) -> None:
         _check_rows(where, key, rows, n)
         if key.startswith(IMAGE_PREFIX):
             _check_frames(where, key, rows.values, 4, spec)
+    if fault := human_dims_fault(steps):
+        raise DataError(f"{where}: {fault}. Remove the file or record it again")
     if end.final_observation is not None:
         _check_final(where, end.final_observation, state.shape[1], spec)
 
@@ -111,8 +115,8 @@ def check_width(where: object, spec: RobotSpec, what: str, expected: int, name: 
 
 
 def _check_rows(where: str, key: str, rows: SparseRows, n: int) -> None:
-    if not key.startswith((IMAGE_PREFIX, DECISION_PREFIX)) or key.count("/") != 1:
-        raise DataError(f"{where}: unknown column {key!r}; valid: images/<camera>, decision/<name>")
+    if key != HUMAN_DIMS and (not key.startswith((IMAGE_PREFIX, DECISION_PREFIX)) or key.count("/") != 1):
+        raise DataError(f"{where}: unknown column {key!r}; valid: images/<camera>, decision/<name>, {HUMAN_DIMS}")
     if rows.index.ndim != 1 or len(rows.index) != len(rows.values):
         raise DataError(f"{where}: {key} has {len(rows.values)} rows, its ticks have the shape {rows.index.shape}")
     if len(rows.index) and not are_ticks(rows.index, n):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +15,14 @@ from serl_chunk.data.frames import Frames, decode_image, with_repeated_frames
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
 from serl_chunk.data.validate import check_episode
 from serl_chunk.runs import journal_index
-from serl_chunk.runs.folder import CONFIG, read_config
+from serl_chunk.runs.folder import CONFIG, RUN_LOCK, read_config
 from serl_chunk.runs.journal_index import LIMITS, EpisodeIndexEntry, Index, JournalFile, segments_of
 from serl_chunk.transport.storage import segment
 from serl_chunk.transport.wire import records
 from serl_chunk.types import (
     IMAGE_PREFIX,
     STEP_COLUMNS,
+    Amend,
     Begin,
     ConfigError,
     DataError,
@@ -139,6 +141,15 @@ class RunSource:
         if key not in episodes:
             raise DataError(f"{self.path}: the journal has no closed episode {key}; list its episodes again")
         return episodes[key]
+
+    def amended(self, key: str, amend: Amend) -> None:
+        """Note a correction that this process appended to the journal, without indexing it again."""
+        episodes = self._indexed().episodes
+        if amend.discard:
+            episodes.pop(key, None)
+        else:
+            entry = self.about(key)
+            episodes[key] = dataclasses.replace(entry, amends=(*entry.amends, amend))
 
     def _indexed(self) -> Index:
         if self._index is None:
@@ -281,7 +292,7 @@ def joined(blocks: list[StepBlock], images: dict[str, SparseRows]) -> StepBlock:
 
 def is_run(path: Path) -> bool:
     """Return whether a folder looks like a run's."""
-    return (path / CONFIG).is_file() and ((path / "journal").is_dir() or (path / "run.lock").is_file())
+    return (path / CONFIG).is_file() and ((path / "journal").is_dir() or (path / RUN_LOCK).is_file())
 
 
 def spec_of_run(path: Path) -> RobotSpec:

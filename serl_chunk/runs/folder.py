@@ -28,6 +28,7 @@ from serl_chunk.version import VersionInfo, version_info
 logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"  # in a run folder
+RUN_LOCK = "run.lock"  # the same; its learner holds it
 FORMAT = 1  # of run folders; runs of before the number was recorded have format 0
 
 
@@ -74,7 +75,7 @@ def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | N
         fresh = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
-            lock = stack.enter_context((path / "run.lock").open("w"))
+            lock = stack.enter_context((path / RUN_LOCK).open("w"))
             saved, resumed = _claim(path, lock, config, spec)
             stack.pop_all()
     except OSError as error:

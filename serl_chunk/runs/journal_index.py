@@ -11,7 +11,7 @@ import os
 import re
 import resource
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ import msgpack
 import numpy as np
 
 from serl_chunk.transport.storage.journal import SUFFIX
-from serl_chunk.transport.storage.record_store import PLACE, RECORD, RETIRED, TABLE
+from serl_chunk.transport.storage.record_store import CORRECTION, PLACE, RECORD, RETIRED, TABLE, read_correction
 from serl_chunk.transport.storage.segment import Found, scan
 from serl_chunk.transport.stream import SessionState
 from serl_chunk.transport.wire import records
@@ -103,11 +103,28 @@ class EpisodeIndexEntry:
     length: int  # steps
     human_steps: int
     end: End  # without its arrays, not amended
+    task: str = ""
+    rewards: float = 0.0  # sum of those of its steps, and ...
+    last_reward: float = 0.0  # ... of the last one, both as recorded with the steps
+    lowest_q: float | None = None  # of its decisions' best candidates; None where they recorded no value
     amends: tuple[Amend, ...] = ()
 
     @property
     def outcome(self) -> Outcome:
-        return next((a.outcome for a in reversed(self.amends) if a.outcome is not None), self.end.outcome)
+        return self.corrected_end.outcome
+
+    @property
+    def corrected_end(self) -> End:
+        end = self.end
+        for amend in self.amends:
+            end = amend.correct(end)
+        return end
+
+    @property
+    def episode_return(self) -> float:
+        """Sum of the rewards, the last one as it was corrected."""
+        reward = self.corrected_end.reward
+        return self.rewards if reward is None else self.rewards - self.last_reward + reward
 
 
 class Index(NamedTuple):
@@ -171,26 +188,60 @@ def _entries(path: Path, *, last: bool, counts: Counter[str]) -> Iterator[Found]
         counts["vanished"] += 1
 
 
+class _Block(NamedTuple):
+    """The figures of a block of steps."""
+
+    steps: int
+    human: int
+    rewards: float
+    last_reward: float
+    lowest_q: float | None
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, np.ndarray]) -> _Block:
+        source, reward, q = arrays["source"], arrays["reward"], arrays.get("values/decision/q")
+        human = int((source == Source.HUMAN).sum())
+        return cls(len(source), human, float(reward.sum()), float(reward[-1]), None if q is None else lowest_value(q))
+
+
+def lowest_value(q: np.ndarray) -> float | None:
+    """Return the lowest of the decisions' values [M] or [M, candidates], of which the best was executed; None if none.
+
+    Values that are no numbers are left out.
+    """
+    if not q.size:
+        return None
+    best = np.asarray(q, np.float64).reshape(len(q), -1).max(1)
+    finite = best[np.isfinite(best)]
+    return float(finite.min()) if len(finite) else None
+
+
 @dataclasses.dataclass
 class _Open:
     begin: Begin
     actor_id: str
     places: list[tuple[int, int, int]]
+    blocks: list[_Block] = dataclasses.field(default_factory=list)
     length: int = 0
-    human: int = 0
     discarded: bool = False
-    newest: tuple[int, int] = (0, 0)  # steps of the last block, and the human steps among them
 
-    def add_steps(self, place: tuple[int, int, int], source: np.ndarray) -> None:
+    def add_steps(self, place: tuple[int, int, int], arrays: Mapping[str, np.ndarray]) -> None:
+        self.blocks.append(_Block.of(arrays))
         self.places.append(place)
-        self.newest = len(source), int((source == Source.HUMAN).sum())
-        self.length, self.human = self.length + self.newest[0], self.human + self.newest[1]
+        self.length += self.blocks[-1].steps
 
     def take_back(self) -> None:
-        if self.newest[0]:
+        if self.blocks:
             self.places.pop()
-            self.length, self.human = self.length - self.newest[0], self.human - self.newest[1]
-            self.newest = 0, 0
+            self.length -= self.blocks.pop().steps
+
+    def entry(self, key: str, end: End, *, ended: bool) -> EpisodeIndexEntry:
+        places = np.array(self.places, np.int64).reshape(-1, 3)
+        human = sum(block.human for block in self.blocks)
+        values = [block.lowest_q for block in self.blocks if block.lowest_q is not None]
+        rewards, last = sum(block.rewards for block in self.blocks), self.blocks[-1].last_reward
+        return EpisodeIndexEntry(key, self.actor_id, places, ended, self.length, human, end, self.begin.task,
+                                 rewards, last, min(values, default=None))  # fmt: skip
 
 
 class _Pass:
@@ -211,6 +262,10 @@ class _Pass:
                     self._table(state)
                 return
             if tag == RETIRED:
+                return
+            if tag == CORRECTION:
+                session, _, amend = read_correction(values, found.frames[1:], LIMITS)
+                self._amend(session, amend)
                 return
             state = SessionState.from_row(values[0])
             if tag == PLACE:
@@ -234,7 +289,7 @@ class _Pass:
             return
         try:
             self._record(session, state.actor_id, message, (segment, found.offset, found.size))
-        except (WireError, LookupError):
+        except (WireError, LookupError, ValueError, TypeError):
             self.counts["unreadable"] += 1
             self._hole(session)
 
@@ -279,14 +334,14 @@ class _Pass:
                 self._close(session, record)
 
     def _steps(self, session: str, message: Message, place: tuple[int, int, int]) -> None:
-        episode, source = self.open.get(session), message.arrays["source"]
+        episode, steps = self.open.get(session), len(message.arrays["source"])
         if episode is None or episode.begin.episode_id != codec.text(message.header, "episode_id"):
-            self.counts["orphans"] += len(source)
+            self.counts["orphans"] += steps
         elif codec.count(message.header, "first_tick") != episode.length:
-            self.counts["orphans"] += len(source)
+            self.counts["orphans"] += steps
             self._hole(session)
         else:
-            episode.add_steps(place, source)
+            episode.add_steps(place, message.arrays)
 
     def _hole(self, session: str, why: str = "cut") -> None:
         """Close the session's episode where records of it are missing: a hole is never closed up."""
@@ -303,9 +358,8 @@ class _Pass:
             self.counts["empty"] += 1
         else:
             self.counts[why] += end is None
-            places, ended, n = np.array(episode.places, np.int64).reshape(-1, 3), end is not None, episode.length
-            end = end or End(name, n, None, False, True, Outcome.UNKNOWN, "learner")
-            self.closed[key] = EpisodeIndexEntry(key, episode.actor_id, places, ended, n, episode.human, end)
+            died = End(name, episode.length, None, False, True, Outcome.UNKNOWN, "learner")
+            self.closed[key] = episode.entry(key, end or died, ended=end is not None)
 
     def _amend(self, session: str, amend: Amend) -> None:
         key, episode = f"{session}/{amend.episode_id}", self.open.get(session)

@@ -53,6 +53,7 @@ def make_episode() -> MakeEpisode:
         task: str = "stack",
         reward: float | None = None,
         lost: dict[int, int] | None = None,  # tick -> control periods lost before it
+        shared: tuple[int, ...] = (),  # ticks on which a human had a part of the action
     ) -> Episode:
         rng = np.random.default_rng(seed)
         episode_id, began = episode_id or f"e{seed}", float(rng.uniform(0, 1e6))
@@ -85,6 +86,9 @@ def make_episode() -> MakeEpisode:
             )
             for t in range(n)
         ]
+        for t in shared:
+            dims = np.arange(spec.action_dim) % 2 == t % 2
+            steps[t] = steps[t]._replace(source=Source.HUMAN, decision_tick=-1, human_dims=dims)
         return Episode(
             Begin(episode_id, task, spec.name, spec.digest(), "init-3", "group-1", '{"profile": "p"}'),
             StepBlock.from_steps(episode_id, steps),

@@ -35,7 +35,8 @@ def run(tmp_path) -> Run:
 
 def test_episodes_of_several_sessions_come_back_exactly_in_the_order_of_their_ends(run):
     rng = RNG(7)
-    episodes = [make(rng, k, session=s, every_frame=True) for k, s in enumerate("abab" * 3)]
+    episodes = [make(rng, k, session=s, every_frame=True, shared=True) for k, s in enumerate("abab" * 3)]
+    assert sum(len(e.shared) for e in episodes) > 5
     with run.opened():
         run.feed(episodes)
     source = RunSource(run.path)

@@ -7,7 +7,7 @@ A path is one such file, a folder of them, or a folder of folders whose names gi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import h5py
 from serl_chunk.data.formats.aloha import BASE_ACTIONS, IMAGES, recorded_hz
 from serl_chunk.data.formats.hdf5 import joints_in, open_episode
 from serl_chunk.data.formats.hdf5_io import ERRORS, member, names
+from serl_chunk.data.labels import Label, kept, label_notes, read_labels
 from serl_chunk.data.source import Format, ReadOptions, natural_sort_key, sorted_files, take_fraction
 from serl_chunk.types import DataError, Episode
 
@@ -38,6 +39,7 @@ class EpisodeFiles:
     options: ReadOptions
     files: dict[str, Path]
     rewards: dict[str, float]  # of the episodes in a scored folder
+    labels: Mapping[str, Label] = dataclasses.field(default_factory=dict)  # of its keys
     hz: float | None = None
     format: str = "episodes"
 
@@ -51,9 +53,14 @@ class EpisodeFiles:
         return not self.options.reward_every_step
 
     def keys(self) -> list[str]:
-        return take_fraction(list(self.files), self.options.proportion)
+        keys = kept(list(self.files), self.labels, self._recorded)
+        return take_fraction(keys, self.options.proportion) if keys else keys
 
     def read(self, key: str) -> Episode:
+        episode, label = self._recorded(key), self.labels.get(key)
+        return episode if label is None else label.applied(str(self.files[key]), episode)
+
+    def _recorded(self, key: str) -> Episode:
         return open_episode(self.files[key], dataclasses.replace(self.options, hz=self.hz), self.rewards.get(key))
 
     def joints(self) -> tuple[int, ...] | None:
@@ -62,7 +69,7 @@ class EpisodeFiles:
 
     def notes(self) -> list[str]:
         """See Source. Files are taken to be like the first one that can be read."""
-        notes = []
+        notes = label_notes(self.labels)
         if self.rewards and not self.options.scores:
             folders = {Path(key).parts[0] for key in self.rewards}
             means = ", ".join(f"{name} = {SCORES[name]:g}" for name in sorted(folders))
@@ -119,7 +126,11 @@ def _open(path: Path, options: ReadOptions) -> EpisodeFiles:
     if not path.exists():
         raise DataError(f"{path}: no such file or folder. Pass an HDF5 file or a folder of episodes")
     files, rewards = ({path.name: path}, {}) if path.is_file() else _find(path, options)
-    return EpisodeFiles(path, options, files, rewards)
+    labels: dict[str, Label] = {}
+    for key, file in files.items() if options.labels else ():
+        if (label := read_labels(file.parent).get(file.name)) is not None:
+            labels[key] = label
+    return EpisodeFiles(path, options, files, rewards, labels)
 
 
 def _find(path: Path, options: ReadOptions) -> tuple[dict[str, Path], dict[str, float]]:

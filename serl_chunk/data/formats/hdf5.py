@@ -10,6 +10,8 @@ One file is one episode of T steps; J joints, A actions, S state values, M_c fra
     /rl/lost_ticks                  int32[T]               only where the episode has a gap
     /rl/image_index/<camera>        int32[M_c]             ticks of the frames
     /rl/decision/<name>, /rl/decision_index/<name>         [M, ...] and int32[M]: what a decision recorded
+    /rl/human_dims, /rl/human_dims_index                   uint8[M, A] and int32[M]: 1 for the numbers that a human
+                                                           commanded, on ticks where the policy had the others
     /rl/final_observation/state, .../images/<camera>       absent where the actor died
     root attributes                 sim, compress, color, cameras, hz; sim and hz only where they are known
     /rl attributes                  schema, and the fields of `types.Begin` and `types.End`
@@ -39,6 +41,7 @@ from serl_chunk.io import fsync_path, os_reason
 from serl_chunk.types import (
     ABSENT_COLUMNS,
     DECISION_PREFIX,
+    HUMAN_DIMS,
     IMAGE_PREFIX,
     STATE,
     STEP_COLUMNS,
@@ -54,6 +57,7 @@ from serl_chunk.types import (
 )
 
 SCHEMA = 1  # of `/rl`
+_HUMAN_DIMS_INDEX = "human_dims_index"
 
 
 def write_episode(
@@ -181,6 +185,8 @@ def _write(
             images = file["observations"].require_group("images")
             _write_frames(images, cameras[-1], rows.values, compress, check_disk)
             rl.require_group("image_index")[cameras[-1]] = rows.index
+        elif key == HUMAN_DIMS:
+            rl[HUMAN_DIMS], rl[_HUMAN_DIMS_INDEX] = rows.values, rows.index
         else:
             name = key.removeprefix(DECISION_PREFIX)
             rl.require_group("decision")[name] = rows.values
@@ -263,6 +269,9 @@ def _read(path: Path, version: FileVersion, file: h5py.File, options: ReadOption
     for name in member(path, rl, "decision") or ():
         index = array(path, file, f"/rl/decision_index/{name}", np.int32)
         sparse[DECISION_PREFIX + name] = SparseRows(index, array(path, file, f"/rl/decision/{name}", None))
+    if HUMAN_DIMS in there or _HUMAN_DIMS_INDEX in there:
+        index = array(path, file, f"/rl/{_HUMAN_DIMS_INDEX}", np.int32, ndim=1)
+        sparse[HUMAN_DIMS] = SparseRows(index, array(path, file, f"/rl/{HUMAN_DIMS}", None, ndim=2))
     reward, outcome = rl.attrs.get("end_reward"), attribute_text(attribute("outcome"))
     if outcome not in list(Outcome):
         raise DataError(f"{path}: /rl outcome is {outcome!r}; valid: {', '.join(Outcome)}")

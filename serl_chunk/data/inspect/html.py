@@ -135,13 +135,14 @@ def draw_trajectories(episode: Episode, spec: RobotSpec | None, marks: Sequence[
     """
     steps = episode.steps
     state, action, ticks = steps.observation[STATE], steps.action, np.arange(steps.n)
-    panels = _panels(state.shape[1], action.shape[1], spec)
+    dimensions = state.shape[1], action.shape[1]
+    panels = value_panels(*dimensions, joints_of(spec, *dimensions))
     shown = panels[:MAX_PANELS]
     rewarded = np.flatnonzero(steps.reward)
     dense = len(rewarded) > max(1, DENSE * steps.n)
     n = len(shown) + dense
     rows = math.ceil(n / COLUMNS)
-    human = _runs(steps.source == Actor.HUMAN)
+    human = true_runs(steps.source == Actor.HUMAN)
     with plots.new_figure(11, 1.35 * rows + 0.75) as drawing:
         axes = list(drawing.subplots(rows, COLUMNS, squeeze=False, sharex=True).flat)
         for ax, (title, i, j) in zip(axes, shown, strict=False):
@@ -192,12 +193,18 @@ def draw_strip(rows: SparseRows) -> tuple[bytes, list[int]]:
     return buffer.getvalue(), [int(rows.index[i]) for i in chosen]
 
 
-def _panels(s: int, a: int, spec: RobotSpec | None) -> list[tuple[str, int | None, int | None]]:
-    """List actions over the joints they command, then the other state values: title, state value and action value."""
-    if spec is not None and spec.action_dim == a and spec.state_dim == s:
-        joints = list(spec.joint_of_action)
-    else:
-        joints = list(range(a)) if s == a else [-1] * a
+def joints_of(spec: RobotSpec | None, s: int, a: int) -> Sequence[int] | None:
+    """Return the state value that each of `a` actions commands, by a specification of these dimensions."""
+    return spec.joint_of_action if spec is not None and (spec.state_dim, spec.action_dim) == (s, a) else None
+
+
+def value_panels(s: int, a: int, joints: Sequence[int] | None) -> list[tuple[str, int | None, int | None]]:
+    """List actions over the joints they command, then the other state values: title, state value and action value.
+
+    `joints`: the state value of each action, -1 for none; None where they are unknown.
+    """
+    if joints is None:
+        joints = range(a) if s == a else [-1] * a
     panels: list[tuple[str, int | None, int | None]] = []
     for j, joint in enumerate(joints):
         both = f"state and action {j}" if joint == j else f"state {joint}, action {j}"
@@ -244,6 +251,7 @@ def _widen(ax: Axes) -> None:
         ax.set_ylim((low + high) / 2 - least, (low + high) / 2 + least)
 
 
-def _runs(mask: np.ndarray) -> list[tuple[int, int]]:
+def true_runs(mask: np.ndarray) -> list[tuple[int, int]]:
+    """Return (first, past-last) of each run of True in bool[T]."""
     edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
     return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]

@@ -106,8 +106,8 @@ class Metadata:
             self._write(f"{name}.jsonl", (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
     def write_sidecar(self) -> None:
-        conditions = any(self.shards.sidecar(i).get("conditions") for i in range(len(self.staged)))
-        schema = sidecar.schema(staged=False, conditions=conditions)
+        found = {name for i in range(len(self.staged)) for name, v in self.shards.sidecar(i).items() if v}
+        schema = sidecar.schema(staged=False, absent=sidecar.OPTIONAL.keys() - found)
         rows = ({"episode_index": i, **self.shards.sidecar(i)} for i in range(len(self.staged)))
         tables = _tables(rows, schema, sidecar.GROUP)
         write_parquet(self.shards.part("beside"), self.folder / ds.SIDE, schema, tables)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from serl_chunk.data import validate
 from serl_chunk.data.frames import FileVersion, Frames
+from serl_chunk.data.labels import Label, kept, label_notes, read_labels
 from serl_chunk.data.lerobot import dataset_layout as ds
 from serl_chunk.data.lerobot import sidecar
 from serl_chunk.data.lerobot.arrow import matrix, pa, pq, reading
@@ -44,13 +46,19 @@ class LeRobotSource:
     cameras: dict[str, str]  # name -> feature, of those that are read
     ours: bool  # the sidecar table is there
     hz: float | None
+    labels: Mapping[str, Label] = dataclasses.field(default_factory=dict)  # of its keys
     format: str = "lerobot"
 
     def keys(self) -> list[str]:
-        return take_fraction([f"episode_{i:06d}" for i in range(len(self.index.episodes))], self.options.proportion)
+        keys = kept([f"episode_{i:06d}" for i in range(len(self.index.episodes))], self.labels, self._recorded)
+        return take_fraction(keys, self.options.proportion) if keys else keys
 
     def read(self, key: str) -> Episode:
         """See Source. An episode that is not ours ends as by `_ended`."""
+        episode, label = self._recorded(key), self.labels.get(key)
+        return episode if label is None else label.applied(f"{self.path}: {key}", episode)
+
+    def _recorded(self, key: str) -> Episode:
         number = int(key.removeprefix("episode_"))
         where = f"{self.path}: episode {number}"
         place = self.index.episodes[number]
@@ -89,10 +97,10 @@ class LeRobotSource:
         return episode
 
     def notes(self) -> list[str]:
+        notes = label_notes(self.labels)
         if self.ours:
-            return []
+            return notes
         features = self.index.features
-        notes = []
         if ds.SUCCESS not in features and self.options.success is None:
             if any(name in features for name in ds.REWARDS):
                 notes.append("no column next.success: episodes that end with a reward of 1 or more count as successes")
@@ -115,7 +123,8 @@ class LeRobotSource:
         wanted = [name for name in (success, reward) if name]
         unknown = lacking = 0
         try:
-            for file, places in itertools.groupby(self.index.episodes[: len(self.keys())], lambda place: place.file):
+            read = [self.index.episodes[int(key.removeprefix("episode_"))] for key in self.keys()]
+            for file, places in itertools.groupby(read, lambda place: place.file):
                 table = pq.read_table(str(file), columns=wanted)
                 columns = {name: matrix(name, table.column(name))[:, 0] for name in wanted}
                 for place in places:
@@ -297,7 +306,8 @@ def open_lerobot(path: Path, options: ReadOptions) -> LeRobotSource:
             found[camera] = feature
     cameras = {c: found[c] for c in validate.choose_cameras(path, sorted(found), options.cameras)}
     hz = options.rate(index.fps, path / ds.INFO)
-    return LeRobotSource(path, options, index, cameras, (path / ds.SIDE).exists(), hz)
+    labels = read_labels(path) if options.labels else {}
+    return LeRobotSource(path, options, index, cameras, (path / ds.SIDE).exists(), hz, labels)
 
 
 def _check_order(where: str, number: int, place: EpisodePlace, columns: dict[str, np.ndarray]) -> None:

@@ -10,6 +10,7 @@
     final_images            list<struct<name, data>>              PNG files
     image_ticks             list<struct<name, ticks>>             of cameras that were not read on every tick
     decisions               list<struct<name, dtype, shape, ticks, data>>
+    human_dims              struct<ticks, data>   as in `types.StepBlock`; not where no episode has any
 
 A staged episode is one such row, without `episode_index`, with the text of its `task` and `histograms` of its frames.
 """
@@ -17,7 +18,7 @@ A staged episode is one such row, without `episode_index`, with the text of its 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from serl_chunk.data.lerobot.rows import Histogram, lossless_file
 from serl_chunk.data.validate import content_id
 from serl_chunk.types import (
     DECISION_PREFIX,
+    HUMAN_DIMS,
     IMAGE_PREFIX,
     STATE,
     Begin,
@@ -42,17 +44,19 @@ from serl_chunk.types import (
 
 GROUP = 16  # episodes of a row group: reading one reads these
 Row = dict[str, Any]
+# Columns of files in which some episode has such values, with the value of one that has none.
+OPTIONAL: Row = {"conditions": "", HUMAN_DIMS: None}
 _BEGIN = tuple(name for name in Begin._fields if name != "task")
 REMEDY = "Remove that file to read only LeRobot's own columns"
 
 
-def schema(staged: bool, *, conditions: bool = True) -> Schema:
-    """Return the schema of the file, or of the row of a staged episode. `conditions`: some episode has any."""
+def schema(staged: bool, *, absent: Collection[str] = ()) -> Schema:
+    """Return the schema of the file without the columns `absent`, or of the row of a staged episode."""
     string, integer, binary = pa.string(), pa.int64(), pa.binary()
     ticks = pa.list_(pa.int32())
     fields = {
         "length": integer,
-        **dict.fromkeys(("digest", *(n for n in _BEGIN if conditions or n != "conditions")), string),
+        **dict.fromkeys(("digest", *_BEGIN), string),
         **dict.fromkeys(("outcome", "outcome_by"), string),
         "terminated": pa.bool_(),
         "truncated": pa.bool_(),
@@ -62,13 +66,14 @@ def schema(staged: bool, *, conditions: bool = True) -> Schema:
         "final_images": {"name": string, "data": binary},
         "image_ticks": {"name": string, "ticks": ticks},
         "decisions": {"name": string, "dtype": string, "shape": pa.list_(integer), "ticks": ticks, "data": binary},
+        HUMAN_DIMS: pa.struct([("ticks", ticks), ("data", binary)]),
     }
     if staged:
         fields |= {"task": string, "histograms": {"name": string, "frames": integer, "counts": binary}}
     else:
         fields = {"episode_index": integer} | fields
     lists = {name: pa.list_(pa.struct(list(of.items()))) for name, of in fields.items() if isinstance(of, dict)}
-    return pa.schema(list((fields | lists).items()))
+    return pa.schema([(name, of) for name, of in (fields | lists).items() if name not in absent])
 
 
 def row_of(where: str, episode: Episode, task: str, histograms: dict[str, Histogram]) -> Row:
@@ -93,6 +98,7 @@ def row_of(where: str, episode: Episode, task: str, histograms: dict[str, Histog
             if len(rows.index) != steps.n
         ],
         "decisions": [_decision(where, *item) for item in _of(DECISION_PREFIX, steps.sparse).items()],
+        HUMAN_DIMS: _human_dims(steps),
         "task": task,
         "histograms": [
             {"name": name, "frames": each.frames, "counts": each.counts.tobytes()} for name, each in histograms.items()
@@ -112,6 +118,13 @@ def _decision(where: str, name: str, rows: SparseRows) -> Row:
     return about | {"ticks": rows.index.tolist(), "data": values.tobytes()}
 
 
+def _human_dims(steps: StepBlock) -> Row | None:
+    rows = steps.sparse.get(HUMAN_DIMS)
+    return (
+        None if rows is None or not len(rows.index) else {"ticks": rows.index.tolist(), "data": rows.values.tobytes()}
+    )
+
+
 def restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]) -> Episode:
     """Restore an episode from its `row` and the `steps` in LeRobot's columns, which have every frame on every tick.
 
@@ -123,7 +136,7 @@ def restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]
                 f"{where} is not the one that was written: its steps or its place were changed since, and "
                 f"meta/serl_chunk.parquet no longer fits. {REMEDY}"
             )
-        row.setdefault("conditions", "")
+        row = OPTIONAL | row
         begin = Begin(task=task, **{name: row[name] for name in _BEGIN})
         reward = steps.reward.copy()
         reward[-1] = row["last_reward"]
@@ -138,6 +151,9 @@ def restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]
                 raise ValueError(f"decision/{each['name']} holds {dtype}, not numbers")
             values = np.frombuffer(each["data"], dtype).reshape(each["shape"]).copy()
             sparse[DECISION_PREFIX + each["name"]] = SparseRows(_ticks(each, steps.n), values)
+        if (each := row[HUMAN_DIMS]) is not None:
+            dims = np.frombuffer(each["data"], np.uint8).reshape(-1, steps.action.shape[1]).copy()
+            sparse[HUMAN_DIMS] = SparseRows(_ticks({"name": HUMAN_DIMS, **each}, steps.n), dims)
         if row["outcome"] not in list(Outcome):
             raise ValueError(f"outcome is {row['outcome']!r}; valid: {', '.join(Outcome)}")
         final: Observation | None = None

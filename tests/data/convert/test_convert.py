@@ -78,6 +78,7 @@ def test_a_round_trip_keeps_every_byte(tmp_path_factory, spec, make_episode, ass
             decision_ticks=tuple(data.draw(ticks)),
             final=data.draw(st.booleans()),
             reward=data.draw(st.one_of(st.none(), st.floats(-2, 2, width=32))),
+            shared=tuple(data.draw(st.lists(st.integers(0, n - 1), unique=True))),
         )
         episodes.append(_on_time(episode))
         write_episode(tmp / "in" / f"episode_{i}.hdf5", episodes[-1], spec)

@@ -39,6 +39,7 @@ def test_round_trip_keeps_every_byte(tmp_path, spec, joints_spec, make_episode, 
         final=data.draw(st.booleans()),
         task=data.draw(PLAIN_TEXT),
         reward=data.draw(st.one_of(st.none(), st.floats(-2, 2))),
+        shared=tuple(data.draw(ticks)),
     )
     outcome, terminated = data.draw(st.sampled_from(Outcome)), data.draw(st.booleans())
     episode = episode._replace(
@@ -118,6 +119,21 @@ def test_gaps_are_written_where_there_are_some_and_files_without_them_have_none(
     with_gap = episode._replace(steps=dataclasses.replace(episode.steps, lost_ticks=lost))
     write_episode(tmp_path / "b.hdf5", with_gap, spec)
     assert_same(read_episode(tmp_path / "b.hdf5", spec), with_gap)
+
+
+def test_partial_interventions_are_written_where_there_are_some(tmp_path, spec, make_episode, assert_same):
+    path = tmp_path / "episode_0.hdf5"
+    write_episode(path, make_episode(spec, 5, decision_ticks=(0,)), spec)
+    with h5py.File(path) as file:
+        assert sorted(file["rl/decision"]) == ["chunk", "value"]
+        assert not [name for name in file["rl"] if name.startswith("human")]
+    episode = make_episode(spec, 5, decision_ticks=(0,), shared=(1, 4))
+    write_episode(path, episode, spec)
+    with h5py.File(path) as file:
+        assert sorted(file["rl/decision"]) == ["chunk", "value"]
+        assert file["rl/human_dims"][()].tolist() == [[0, 1, 0], [1, 0, 1]]
+        assert (file["rl/human_dims"].dtype, file["rl/human_dims_index"].dtype) == (np.uint8, np.int32)
+    assert_same(read_episode(path, spec), episode)
 
 
 def test_content_is_on_disk_before_the_name(tmp_path, spec, make_episode, monkeypatch):
@@ -302,6 +318,15 @@ def _attribute(name: str, value):
             _replace("/observations/images/top", lambda v: v.astype(float)),
             ("images/top", "uint8[T, H, W, 3]", "float64[5, 4, 6, 3]"),
         ),
+        (_replace("/rl/human_dims", lambda v: v.astype(np.float32)), ("human_dims", "float32[2, 3]", "uint8[2, 3]")),
+        (_replace("/rl/human_dims", lambda v: v[:, :2]), ("human_dims", "uint8[2, 2]", "uint8[2, 3]")),
+        (_replace("/rl/human_dims", lambda v: v[:1]), ("human_dims", 1, "(2,)")),
+        (_replace("/rl/human_dims", lambda v: v[0]), ("/rl/human_dims", "[3]", 2)),
+        (_replace("/rl/human_dims", lambda v: v * 2), ("human_dims", "[0, 2, 0]", "tick 1")),
+        (_replace("/rl/human_dims_index", lambda v: v + 2), ("human_dims", "0..4")),
+        (_replace("/rl/source", lambda v: 0 * v), ("human_dims", "tick 1", "HUMAN")),
+        (_delete("/rl/human_dims_index"), ("/rl/human_dims_index",)),
+        (_delete("/rl/human_dims"), ("/rl/human_dims",)),
         (_attribute("schema", 2), ("/rl", "schema", 2, 1)),
         (_attribute("schema", None), ("/rl", "schema")),
         (_attribute("task", None), ("/rl", "task")),
@@ -310,7 +335,7 @@ def _attribute(name: str, value):
 )
 def test_a_wrong_field_is_named(tmp_path, spec, make_episode, edit, named):
     path = tmp_path / "episode_3.hdf5"
-    write_episode(path, make_episode(spec, 5), spec)
+    write_episode(path, make_episode(spec, 5, shared=(1, 4)), spec)
     _edit(path, edit)
     with pytest.raises(DataError, match=naming("episode_3.hdf5", *named)):
         read_episode(path, spec)
@@ -333,13 +358,16 @@ def test_inconsistent_episodes_are_not_written(tmp_path, spec, joints_spec, make
     extra = SparseRows(np.array([0], np.int32), np.zeros((1, 2), np.float32))
     odd_column = make_episode(spec, 4)
     odd_column.steps.sparse["depth/top"] = extra
+    nothing_of_it = make_episode(spec, 4, shared=(0,))
+    nothing_of_it.steps.sparse["human_dims"].values[:] = 0
     odd_observation = make_episode(spec, 4)
     odd_observation.steps.observation["force"] = np.zeros((4, 1), np.float32)
     wrong = {
         ("e0", "other"): _with_end(episode, episode_id="other"),
         (9, "/action", 4): _with_end(episode, length=9),
         (0, 3, 1): episode._replace(steps=episode.steps.slice(1, 4)),
-        ("depth/top", "images/<camera>", "decision/<name>"): odd_column,
+        ("depth/top", "images/<camera>", "decision/<name>", "human_dims"): odd_column,
+        ("human_dims", "tick 0", "[0, 0, 0]"): nothing_of_it,
         ("state", "images/<camera>", "['force', 'state']"): odd_observation,
         ("state", "[]"): _with_end(episode, final_observation={}),
         ("state", "images/<camera>", "force"): _with_end(

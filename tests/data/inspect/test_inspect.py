@@ -336,6 +336,17 @@ def test_random_episodes_of_the_shared_fixture_and_single_steps_are_looked_at(sp
     only(found, "time", "fault")  # its stamps are random
 
 
+def test_ticks_of_which_a_human_had_a_part_are_human_ones(spec, make_episode):
+    episode = make_episode(spec, 12, seed=1)
+    episode.steps.source[:] = Actor.POLICY
+    shared = make_episode(spec, 12, seed=1, shared=(3, 4, 9))
+    episode = changed(episode, sparse=shared.steps.sparse)
+    episode.steps.source[[3, 4, 9]] = Actor.HUMAN
+    found = look(episode, spec=spec)
+    assert found.shares == pytest.approx({"POLICY": 9 / 12, "HUMAN": 3 / 12})
+    assert found.episodes[0].segments == 2
+
+
 def test_findings_survive_json(spec):
     plain = look(moving(spec), moving(spec)).to_json()
     again = json.loads(json.dumps(plain, allow_nan=False))

@@ -19,7 +19,7 @@ pytest.importorskip("av")
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from lerobot_sets import HEIGHT, HZ, WIDTH, edit, episode_of, rewrite, several, smooth, write
+from lerobot_sets import HEIGHT, HZ, WIDTH, edit, episode_of, rewrite, several, shared, smooth, write
 from PIL import Image
 
 from serl_chunk.data.formats import open_source
@@ -448,6 +448,41 @@ def test_a_data_set_from_before_conditions_is_read(ours: Path):
     assert {e.begin.conditions for e in read(ours)} == {'{"profile": "p"}'}
     rewrite(ours / SIDE, lambda table: table.drop_columns(["conditions"]), row_group_size=16)
     assert {e.begin.conditions for e in read(ours)} == {""}
+
+
+def test_partial_interventions_are_beside_where_there_are_some(ours: Path, tmp_path: Path, assert_same):
+    assert "human_dims" not in pq.read_schema(ours / SIDE).names
+    episodes = several()
+    episodes[1] = shared(episodes[1], 2, 6)
+    folder = write(LeRobotSink(tmp_path / "shared"), episodes)
+    assert pq.read_schema(folder / SIDE).names[-1] == "human_dims"
+    found = read(folder)
+    for wanted, got in zip(episodes, found, strict=True):
+        assert_same(wanted, decode_images(got))
+    assert found[1].steps.sparse["human_dims"].values.tolist() == [[0, 1, 0], [0, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"ticks": [2, 99]}, ("human_dims", 99, 7)),
+        ({"ticks": [2]}, ("human_dims", 2)),
+        ({"data": b"\0\1\0\0\1"}, (3,)),
+        ({"data": bytes(6)}, ("human_dims", "tick 2", "[0, 0, 0]")),
+        ({"data": None}, ("NoneType",)),
+    ],
+)
+def test_a_damaged_partial_intervention_is_named(tmp_path: Path, change: dict[str, Any], named: tuple):
+    def damage(table: pa.Table) -> pa.Table:
+        rows = table.column("human_dims").to_pylist()
+        rows[1] = rows[1] | change
+        return replaced(table, "human_dims", pa.array(rows, table.schema.field("human_dims").type))
+
+    episodes = several()
+    folder = write(LeRobotSink(tmp_path / "shared"), [episodes[0], shared(episodes[1], 2, 6)])
+    rewrite(folder / SIDE, damage, row_group_size=16)
+    with pytest.raises(DataError, match=naming(1, *named)):
+        read(folder)
 
 
 def test_what_lies_beside_is_damaged(ours: Path):

@@ -1,0 +1,194 @@
+"""`labels.json`: what it changes in the episodes that every reader gives, and every way in which it may be wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import lerobot_sets
+import numpy as np
+import pytest
+from errors import naming
+
+from serl_chunk.data.demos import NoDemosFoundError, load_demos
+from serl_chunk.data.formats import open_source
+from serl_chunk.data.formats.hdf5 import read_episode, write_episode
+from serl_chunk.data.labels import FILE, as_recorded, correction, read_labels, write_label
+from serl_chunk.data.lerobot.writer import LeRobotSink
+from serl_chunk.data.source import ReadOptions
+from serl_chunk.types import DataError, End, Outcome
+
+NAMES = [f"episode_{i}.hdf5" for i in range(3)]
+
+
+@pytest.fixture
+def folder(tmp_path, spec, make_episode) -> Path:
+    """Three HDF5 episodes: a success at its last step, one that ran out of time, a failure."""
+    ends = {0: {"success_at": (9,)}, 1: {}, 2: {}}
+    for i, options in ends.items():
+        episode = make_episode(spec, 10, seed=i, **options)
+        outcome = (Outcome.SUCCESS, Outcome.UNKNOWN, Outcome.FAILURE)[i]
+        end = episode.end._replace(outcome=outcome, terminated=i != 1, truncated=i == 1, outcome_by="environment")
+        write_episode(tmp_path / NAMES[i], episode._replace(end=end), spec)
+    return tmp_path
+
+
+def label(folder: Path, key: str, text: str | None) -> None:
+    write_label(folder, key, text, read_episode(folder / key))
+
+
+def loaded(folder: Path, spec, **options) -> dict:
+    demos = load_demos([folder], spec, options=ReadOptions(**options))
+    return {origin.key: episode for origin, episode in zip(demos.origins, demos.episodes, strict=True)}
+
+
+def test_demonstrations_have_the_labels_outcomes(folder, spec):
+    label(folder, NAMES[0], "failure")
+    label(folder, NAMES[1], "success")
+    label(folder, NAMES[2], "discard")
+    found = loaded(folder, spec)
+    assert list(found) == NAMES[:2]
+    failed, succeeded = found[NAMES[0]], found[NAMES[1]]
+    assert (failed.end.outcome, failed.end.outcome_by, failed.end.terminated) == (Outcome.FAILURE, "operator", True)
+    assert failed.steps.n == 10
+    assert failed.steps.reward.max() < 1
+    assert failed.end.reward == 0
+    assert (succeeded.end.outcome, succeeded.end.terminated, succeeded.end.truncated) == (Outcome.SUCCESS, True, False)
+    assert succeeded.end.reward == 1
+    assert list(loaded(folder, spec, labels=False)) == NAMES
+
+
+def test_a_label_that_is_taken_back_leaves_the_episode_as_recorded(folder, spec):
+    before = loaded(folder, spec)[NAMES[0]]
+    label(folder, NAMES[0], "failure")
+    label(folder, NAMES[0], None)
+    after = loaded(folder, spec)[NAMES[0]]
+    assert after.end._replace(final_observation=None) == before.end._replace(final_observation=None)
+    np.testing.assert_array_equal(after.steps.reward, before.steps.reward)
+
+
+def test_the_source_of_the_folder_applies_them_and_counts_them(folder, spec):
+    label(folder, NAMES[0], "failure")
+    label(folder, NAMES[2], "discard")
+    source = open_source(folder, ReadOptions(spec=spec))
+    assert source.keys() == NAMES[:2]
+    assert source.read(NAMES[0]).end.outcome is Outcome.FAILURE
+    notes = [note for note in source.notes() if FILE in note]
+    assert [note.split()[0] for note in notes] == ["1", "1"]
+
+
+def test_labels_of_scored_folders_lie_next_to_their_files(folder, spec):
+    (folder / "score_5").mkdir()
+    shutil.copy(folder / NAMES[1], folder / "score_5" / "x.hdf5")
+    label(folder / "score_5", "x.hdf5", "success")
+    source = open_source(folder, ReadOptions(spec=spec))
+    assert source.read("score_5/x.hdf5").end.outcome is Outcome.SUCCESS
+    assert source.read(NAMES[1]).end.outcome is Outcome.UNKNOWN
+
+
+def test_the_demonstrations_digest_tells_labels(folder, spec):
+    before = load_demos([folder], spec).digest
+    label(folder, NAMES[1], "success")
+    success = load_demos([folder], spec).digest
+    label(folder, NAMES[1], "failure")
+    assert len({before, success, load_demos([folder], spec).digest}) == 3
+    label(folder, NAMES[1], None)
+    assert load_demos([folder], spec).digest == before
+
+
+def test_a_folder_whose_episodes_are_all_discarded_is_refused(folder, spec):
+    for name in NAMES:
+        label(folder, name, "discard")
+    with pytest.raises(NoDemosFoundError, match=naming(FILE)):
+        load_demos([folder], spec)
+
+
+def test_a_file_that_was_recorded_again_has_no_label(folder, spec, make_episode):
+    label(folder, NAMES[0], "failure")
+    label(folder, NAMES[1], "discard")
+    write_episode(folder / NAMES[0], make_episode(spec, 10, seed=7), spec)
+    with pytest.raises(DataError, match=naming(folder / NAMES[0], FILE)):
+        loaded(folder, spec)
+    write_episode(folder / NAMES[1], make_episode(spec, 10, seed=8), spec)
+    with pytest.raises(DataError, match=naming(NAMES[1], FILE)):
+        open_source(folder, ReadOptions(spec=spec)).keys()
+
+
+def test_an_unreadable_episode_can_be_discarded(folder, spec):
+    (folder / NAMES[0]).write_bytes(b"no HDF5")
+    write_label(folder, NAMES[0], "discard", None)
+    assert list(loaded(folder, spec)) == NAMES[1:]
+
+
+def test_lerobot_episodes_are_labelled_by_their_index(tmp_path):
+    lerobot_sets.write(LeRobotSink(tmp_path / "set"), [lerobot_sets.episode_of(k, 6) for k in range(3)])
+    source = open_source(tmp_path / "set", ReadOptions())
+    recorded = source.read("episode_000001")
+    write_label(source.path, "episode_000001", "failure", recorded)
+    write_label(source.path, "episode_000000", "discard", source.read("episode_000000"))
+    source = open_source(tmp_path / "set", ReadOptions())
+    assert source.keys() == ["episode_000001", "episode_000002"]
+    assert source.read("episode_000001").end.outcome is Outcome.FAILURE
+    assert source.read("episode_000001").end.reward == 0
+    assert source.read("episode_000002").end.outcome is Outcome.SUCCESS
+
+
+DAMAGED = {
+    "{": "damaged",
+    "[]": "labels",
+    '{"format": 1}': "labels",
+    '{"format": 2, "labels": {}}': 2,
+    '{"format": 1, "labels": {"episode_0.hdf5": "failure"}}': "episode_0.hdf5",
+    '{"format": 1, "labels": {"episode_0.hdf5": {"label": "good"}}}': "good",
+    '{"format": 1, "labels": {"episode_0.hdf5": {"label": "failure", "steps": "9"}}}': "steps='9'",
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_file_is_an_error_for_readers_and_is_not_overwritten(folder, spec, text):
+    (folder / FILE).write_text(text)
+    for action in (
+        lambda: loaded(folder, spec),
+        lambda: read_labels(folder),
+        lambda: label(folder, NAMES[0], "failure"),
+    ):
+        with pytest.raises(DataError, match=naming(folder / FILE, DAMAGED[text])):
+            action()
+    assert (folder / FILE).read_text() == text
+
+
+def test_a_folder_that_cannot_be_written(folder, monkeypatch):
+    (folder / FILE).mkdir()
+    with pytest.raises(DataError, match=naming(folder / FILE)):
+        label(folder, NAMES[0], "failure")
+
+
+def test_writing_leaves_the_others_and_no_other_file(folder):
+    label(folder, NAMES[0], "failure")
+    label(folder, NAMES[1], "success")
+    label(folder, NAMES[0], "success")
+    assert {key: entry["label"] for key, entry in json.loads((folder / FILE).read_text())["labels"].items()} == {
+        NAMES[0]: "success",
+        NAMES[1]: "success",
+    }
+    assert sorted(p.name for p in folder.iterdir()) == [*NAMES, FILE]
+
+
+@pytest.mark.parametrize(
+    ("label", "terminated", "reward", "expected"),
+    [
+        ("success", False, 0.0, (Outcome.SUCCESS, True, 1.0)),
+        ("success", True, 3.0, (Outcome.SUCCESS, True, 3.0)),
+        ("failure", False, 0.0, (Outcome.FAILURE, False, 0.0)),
+        ("failure", True, 1.0, (Outcome.FAILURE, True, 0.0)),
+        ("failure", False, -0.5, (Outcome.FAILURE, False, -0.5)),
+    ],
+)
+def test_what_a_label_means(label, terminated, reward, expected):
+    end = End("e", 5, None, terminated, not terminated, Outcome.UNKNOWN, "environment")
+    amended = correction(label, end, reward).correct(end)
+    assert (amended.outcome, amended.terminated, amended.reward) == expected
+    assert amended.truncated is not amended.terminated
+    back = as_recorded(end, reward).correct(amended)
+    assert back == end._replace(reward=reward)

@@ -1,0 +1,175 @@
+"""The page that needs no viewer: whole, below its size, and open about what it lacks."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import viewed
+from coded_episodes import SPEC
+from errors import naming
+from PIL import Image
+from viewed import KINDS, LENGTH
+
+from serl_chunk.data.formats import open_source
+from serl_chunk.data.formats.hdf5 import write_episode
+from serl_chunk.data.labels import write_label
+from serl_chunk.data.source import ReadOptions
+from serl_chunk.runs.episodes import FORMAT
+from serl_chunk.types import ConfigError, DataError
+from serl_chunk.viewer.export import write_page
+
+AMPLE = 5_000_000
+
+
+def written(source_path: Path, out: Path, numbers=range(4), max_bytes: int = AMPLE) -> tuple[dict, str]:
+    """The data in the page, and the line about it."""
+    source = open_source(source_path, ReadOptions(labels=False), None, (FORMAT,))
+    line = write_page(out, source, list(numbers), max_bytes)
+    assert out.stat().st_size <= max_bytes
+    (content,) = re.findall(r'<script type="application/json" id="embedded">(.*?)</script>', out.read_text(), re.S)
+    return json.loads(content), line
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_holds_everything_where_it_fits(tmp_path, kind):
+    page, line = written(KINDS[kind](tmp_path / "data"), tmp_path / "page.html")
+    assert len(page["list"]["rows"]) == 4
+    assert sorted(page["episodes"]) == ["0", "1", "2", "3"]
+    for content in page["episodes"].values():
+        for camera in content["cameras"]:
+            assert len(camera["files"]) == len(camera["ticks"]) > 0
+            file = base64.b64decode(camera["files"][0].removeprefix("data:image/jpeg;base64,"))
+            assert np.asarray(Image.open(io.BytesIO(file))).shape[:2] == (camera["height"], camera["width"])
+        assert "left_out" not in content
+    assert page["info"]["left_out"] == ""
+    assert "left out" not in line
+
+
+def test_it_needs_no_other_file_and_no_network(tmp_path):
+    written(viewed.hdf5_folder(tmp_path / "data"), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert not re.search(r"https?:|<link rel=.stylesheet|<script src", text)
+    assert "fetch(" in text  # of the live page: `embedded` decides
+    assert "--state:" in text
+
+
+def big(path: Path) -> Path:
+    """Four episodes whose frames of noise take much more than their curves."""
+    path.mkdir()
+    rng = np.random.default_rng(0)
+    for k, episode in enumerate(viewed.episodes()):
+        frames = rng.integers(0, 256, (LENGTH, 120, 160, 3), dtype=np.uint8)
+        rows = episode.steps.sparse["images/a"]._replace(values=frames, index=np.arange(LENGTH, dtype=np.int32))
+        episode.steps.sparse["images/a"] = rows
+        final = {"state": episode.end.final_observation["state"]}
+        whole = episode._replace(end=episode.end._replace(final_observation=final))
+        write_episode(path / f"episode_{k}.hdf5", whole, None)
+    return path
+
+
+def test_frames_are_thinned_evenly_to_the_size_and_the_page_says_so(tmp_path):
+    folder = big(tmp_path / "data")
+    whole, _ = written(folder, tmp_path / "whole.html")
+    size = (tmp_path / "whole.html").stat().st_size
+    page, line = written(folder, tmp_path / "page.html", max_bytes=size // 2)
+    kept = [camera["ticks"] for content in page["episodes"].values() for camera in content["cameras"]]
+    recorded = [camera["ticks"] for content in whole["episodes"].values() for camera in content["cameras"]]
+    n, of = sum(map(len, kept)), sum(map(len, recorded))
+    assert 0 < n < of
+    assert page["info"]["left_out"] in line
+    assert f"{of - n} of {of} frames" in line
+    for ticks in (camera["ticks"] for content in page["episodes"].values() for camera in content["cameras"]):
+        assert len(ticks) > 1
+        assert max(np.diff(ticks)) - min(np.diff(ticks)) <= 3  # of cameras read on every or every third tick
+    assert all("frames" in content["left_out"] for content in page["episodes"].values())
+
+
+def least_bytes(folder: Path, out: Path) -> int:
+    """The size that the message of a size that is too little gives."""
+    with pytest.raises(ConfigError, match=naming("4 episodes")) as error:
+        written(folder, out, max_bytes=10_000)
+    assert error.value.parameter == "size_mb"
+    return int(1e6 * float(re.findall(r"at least ([\d.]+)", str(error.value))[0]))
+
+
+@pytest.mark.slow
+def test_where_the_curves_do_not_fit_some_episodes_have_their_row_alone(tmp_path):
+    folder = viewed.hdf5_folder(tmp_path / "data")
+    counts: list[int] = []
+    for size in range(30_000, 90_000, 1_000):
+        try:
+            page, line = written(folder, tmp_path / f"{size}.html", max_bytes=size)
+        except ConfigError:  # too little for the list
+            assert not counts
+            continue
+        counts.append(len(page["episodes"]))
+        assert list(page["episodes"]) == ["0", "1", "2", "3"][: counts[-1]]
+        assert len(page["list"]["rows"]) == 4
+        lacking = 4 - counts[-1]
+        assert (
+            (f"{lacking} episode" in line and page["info"]["left_out"] in line) if lacking else "row alone" not in line
+        )
+    assert counts == sorted(counts)
+    assert counts[-1] == 4
+    assert set(counts) & {1, 2, 3}
+
+
+def test_a_size_below_the_list_is_refused_with_one_that_works(tmp_path):
+    folder = viewed.hdf5_folder(tmp_path / "data")
+    least = least_bytes(folder, tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+    written(folder, tmp_path / "page.html", max_bytes=least)
+
+
+def test_chosen_episodes_and_labels(tmp_path):
+    folder = viewed.hdf5_folder(tmp_path / "data")
+    write_label(folder, "episode_1.hdf5", "discard", None)
+    page, _ = written(folder, tmp_path / "page.html", numbers=[1, 3])
+    assert sorted(page["episodes"]) == ["1", "3"]
+    assert [row["label"] for row in page["list"]["rows"]] == ["", "discard", "", ""]
+
+
+def test_a_text_cannot_end_the_script(tmp_path):
+    folder = viewed.hdf5_folder(tmp_path / "data")
+    episode = viewed.episodes()[0]
+    nasty = "</script><script>alert(1)</script>"
+    write_episode(folder / "episode_0.hdf5", episode._replace(begin=episode.begin._replace(task=nasty)), SPEC)
+    page, _ = written(folder, tmp_path / "page.html")
+    assert page["list"]["rows"][0]["task"] == nasty
+    assert nasty not in (tmp_path / "page.html").read_text()
+
+
+def test_an_unreadable_episode_has_its_reason(tmp_path):
+    folder = viewed.hdf5_folder(tmp_path / "data")
+    (folder / "episode_1.hdf5").write_bytes(b"no HDF5")
+    page, _ = written(folder, tmp_path / "page.html")
+    assert sorted(page["episodes"]) == ["0", "2", "3"]
+    assert "episode_1.hdf5" in page["list"]["rows"][1]["error"]
+
+
+def test_a_file_that_exists_stays(tmp_path):
+    folder = viewed.hdf5_folder(tmp_path / "data")
+    (tmp_path / "page.html").write_text("mine")
+    with pytest.raises(ConfigError, match=naming(tmp_path / "page.html")) as error:
+        written(folder, tmp_path / "page.html")
+    assert error.value.parameter == "out"
+    assert (tmp_path / "page.html").read_text() == "mine"
+    with pytest.raises(ConfigError, match=naming(tmp_path / "none")):
+        written(folder, tmp_path / "none" / "page.html")
+
+
+def test_a_disk_that_takes_nothing(tmp_path, monkeypatch):
+    from serl_chunk.viewer import export
+
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(export, "atomic_write", full)
+    with pytest.raises(DataError, match=naming(tmp_path / "page.html", "No space left on device")):
+        written(viewed.hdf5_folder(tmp_path / "data"), tmp_path / "page.html")

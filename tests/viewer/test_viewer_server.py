@@ -1,0 +1,198 @@
+"""The viewer as a browser meets it: who is let in, the list, an episode, its frames."""
+
+from __future__ import annotations
+
+import io
+import socket
+import threading
+
+import numpy as np
+import pytest
+import viewed
+from errors import naming
+from PIL import Image
+from viewed import KINDS, LENGTH, OUTCOMES, viewing
+
+from serl_chunk.data.formats import open_source
+from serl_chunk.data.source import ReadOptions
+from serl_chunk.runs.episodes import FORMAT
+from serl_chunk.types import ConfigError
+from serl_chunk.viewer import catalogue
+from serl_chunk.viewer.server import Server, Viewer
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Of every kind; tests that write make their own."""
+    where = tmp_path_factory.mktemp("viewed")
+    return {kind: write(where / kind) for kind, write in KINDS.items()}
+
+
+@pytest.fixture(scope="module")
+def browser(folders):
+    with viewing(folders["run"]) as browser:
+        yield browser
+
+
+RESOURCES = ["", "page.js", "page.css", "info", "list/0", "episode/0", "frame/0/a/0"]
+
+
+@pytest.mark.parametrize("path", RESOURCES)
+def test_nothing_is_shown_without_the_token(browser, path):
+    assert browser.request(path).status == 200
+    token = browser.prefix.strip("/")
+    for wrong in ("", "/x", f"/{token[:-1]}", f"/{token}x", f"/{token.swapcase()}", "/%c3%a9"):
+        answer = browser.request(f"{wrong}/{path}", whole=True)
+        assert answer.status == 403
+        assert token.encode() not in answer.body
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1", "evil.example:{port}", "127.0.0.1:1", "[::1]:{port}", ""]
+)
+def test_another_host_name_is_refused(browser, host):
+    for path in RESOURCES:
+        answer = browser.request(path, headers={"Host": host.format(port=browser.port)})
+        assert answer.status == 403
+    assert browser.request("info", headers={"Host": f"localhost:{browser.port}"}).status == 200
+
+
+def test_a_page_of_another_origin_is_refused(browser):
+    headers = {"Content-Type": "application/json", "Origin": "http://evil.example"}
+    assert browser.request("label/0", body=b'{"label":"failure"}', headers=headers).status == 403
+    assert browser.rows()[0]["label"] == ""
+    own = {"Origin": f"http://127.0.0.1:{browser.port}"}
+    assert browser.request("info", headers=own).status == 200
+
+
+def test_it_listens_on_loopback_alone(browser):
+    """And on one address of it: a server of all addresses would take 127.0.0.2."""
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", browser.port), timeout=5)
+
+
+def test_answers_forbid_scripts_of_others_and_do_not_leak_the_address(browser):
+    headers = browser.request("").headers
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["Cache-Control"] == "no-store"
+    page = browser.request("").body.decode() + browser.request("page.css").body.decode()
+    assert "http:" not in page
+    assert "https:" not in page
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_list_has_every_episode_and_its_figures(folders, kind):
+    with viewing(folders[kind]) as browser:
+        rows = browser.rows()
+        assert browser.get("info")["total"] == len(rows) == 4
+        assert [row["number"] for row in rows] == [0, 1, 2, 3]
+        assert not any(row["error"] for row in rows)
+        if kind == "lerobot":
+            assert {row["outcome"] for row in rows} == {"success"}
+            return
+        assert [row["outcome"] for row in rows] == [str(o) for o in OUTCOMES]
+        assert [row["reward"] for row in rows] == [1, 0, 0, 1]
+        assert [row["human"] for row in rows] == pytest.approx([k / LENGTH for k in range(4)], abs=1e-5)
+        assert [row["lowest_q"] for row in rows] == [0, -1, -2, -3]
+        assert [row["task"] for row in rows] == [f"task {k}" for k in range(4)]
+        assert {row["length"] for row in rows} == {LENGTH}
+
+
+def test_the_list_comes_in_pages_and_decodes_no_frame(tmp_path, monkeypatch):
+    from serl_chunk.viewer import server
+
+    monkeypatch.setattr(server, "PAGE_ROWS", 3)
+    folder = viewed.hdf5_folder(tmp_path / "demos")
+    with viewing(folder) as browser:
+        while browser.get("list/0")["gathered"] < 4:
+            pass
+        assert [row["number"] for row in browser.get("list/0")["rows"]] == [0, 1, 2]
+        assert [row["number"] for row in browser.get("list/3")["rows"]] == [3]
+        assert browser.get("list/4")["rows"] == []
+
+
+def test_a_list_that_takes_long_is_shown_as_far_as_it_is(folders, monkeypatch):
+    """Also the episode that is open while the rest is gathered."""
+    gate = threading.Event()
+    make = catalogue.row_of
+
+    def slow(number, *rest):
+        if number == 2:
+            gate.wait(30)
+        return make(number, *rest)
+
+    monkeypatch.setattr(catalogue, "row_of", slow)
+    with viewing(folders["hdf5"]) as browser:
+        while (listed := browser.get("list/0"))["gathered"] < 2:
+            pass
+        assert (len(listed["rows"]), listed["total"]) == (2, 4)
+        assert browser.get("episode/3")["length"] == LENGTH
+        assert browser.label(3, "failure").status == 422  # it is not listed yet
+        gate.set()
+        assert len(browser.rows()) == 4
+
+
+@pytest.mark.parametrize("kind", ["run", "hdf5"])
+def test_an_episode_has_curves_segments_gaps_and_values(folders, kind):
+    with viewing(folders[kind]) as browser:
+        content = browser.get("episode/2")
+    recorded = viewed.episodes()[2]
+    np.testing.assert_allclose(np.array(content["state"]).T, recorded.steps.observation["state"], rtol=1e-5)
+    np.testing.assert_allclose(np.array(content["action"]).T, recorded.steps.action, rtol=1e-5)
+    assert content["actors"] == [[3, 12, "policy"], [0, 2, "human"], [2, 3, "hold"]]
+    assert content["gaps"] == [[6, 9]]
+    assert content["q"] == {"ticks": [0, 5, 10], "q": [1, -1.5, -2], "low": [0, -3, -9], "high": [1, -1.5, -2]}
+    assert [camera["name"] for camera in content["cameras"]] == ["a", "b"]
+    assert content["cameras"][1]["ticks"] == [0, 3, 6, 9]
+    assert content["hz"] == 50
+    # A run names the joint of its second action; such an HDF5 file does not.
+    assert [p["action"] for p in content["panels"]] == [0, 1, None, None] + [None] * (kind == "hdf5")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frames_are_those_that_were_recorded(folders, kind):
+    with viewing(folders[kind]) as browser:
+        content = browser.get("episode/1")
+        camera = content["cameras"][1]
+        answer = browser.request(f"frame/1/{camera['name']}/1")
+        assert answer.headers["Content-Type"] in ("image/jpeg", "image/png")
+        image = np.asarray(Image.open(io.BytesIO(answer.body)).convert("RGB"))
+        source = open_source(folders[kind], ReadOptions(), None, (FORMAT,))
+        rows = source.read(source.keys()[1]).steps.sparse[f"images/{camera['name']}"]
+        assert image.shape == (camera["height"], camera["width"], 3)
+        difference = np.abs(image.astype(int) - np.asarray(rows.values[1]).astype(int))
+        assert difference.mean() < 20  # a few pixels, as JPEG
+        assert browser.request(f"frame/1/{camera['name']}/1").body == answer.body
+
+
+@pytest.mark.parametrize(
+    "path", ["episode/4", "episode/-1", "episode/x", "episode/9999999999", "frame/0/none/0", "frame/0/a/99", "nothing",
+             "list/x", "../info", "frame/0/a", "episode/0/more", "label/0"],
+)  # fmt: skip
+def test_what_is_not_there_is_refused(browser, path):
+    answer = browser.request(path)
+    assert answer.status in (404, 422)
+    assert answer.json["error"]
+    assert browser.request("info").status == 200
+
+
+def test_an_unreadable_episode_does_not_hide_the_others(tmp_path):
+    folder = viewed.hdf5_folder(tmp_path / "demos")
+    (folder / "episode_1.hdf5").write_bytes(b"no HDF5")
+    with viewing(folder) as browser:
+        rows = browser.rows()
+        assert [bool(row["error"]) for row in rows] == [False, True, False, False]
+        assert "episode_1.hdf5" in rows[1]["error"]
+        answer = browser.request("episode/1")
+        assert answer.status == 422
+        assert "episode_1.hdf5" in answer.json["error"]
+
+
+def test_a_port_in_use_is_named(folders):
+    viewer = Viewer(open_source(folders["hdf5"], ReadOptions(labels=False)))
+    with Server(viewer) as first, pytest.raises(ConfigError, match=naming(first.port)) as error:
+        Server(viewer, first.port)
+    assert error.value.parameter == "port"
+    with pytest.raises(ConfigError, match=naming(70000)):
+        Server(viewer, 70000)
