@@ -19,6 +19,7 @@ STATE = "state"
 IMAGE_PREFIX = "images/"
 FEATURE_PREFIX = "features/"  # before a camera's name: what a frozen backbone made of its frame
 REPEAT_PREFIX = "repeat/"  # before a camera's name, in a block of steps: ticks whose frames later steps repeat
+HUMAN_DIMS = "human_dims"  # in a block of steps, uint8[M, A]: see Step.human_dims
 DECISION_PREFIX = "decision/"  # of what a decision recorded, in a block of steps
 
 Array = Any  # a numpy array on the host or a JAX array on the device
@@ -145,7 +146,8 @@ class Step(NamedTuple):
     robot. `policy_age` is the seconds since the parameters of `policy_version` were complete on the robot, -1 without
     any. `lost_ticks` is above 0 after a gap alone: so many control periods passed that this step does not follow the
     one before it, and its observation may be from before the gap. `repeats`: for each camera that was read and is not
-    in `observation`, the earlier tick of the episode that recorded the same frame.
+    in `observation`, the earlier tick of the episode that recorded the same frame. `human_dims bool[A]`: the numbers of
+    the action that a human commanded, where `source` is HUMAN and the policy had the others. None: all, or none.
     """
 
     tick: int
@@ -160,6 +162,7 @@ class Step(NamedTuple):
     policy_age: float = -1.0
     lost_ticks: int = 0
     repeats: dict[str, int] | None = None
+    human_dims: np.ndarray | None = None
 
 
 class End(NamedTuple):
@@ -227,8 +230,8 @@ class StepBlock:
     """N >= 1 consecutive steps of one episode, in columns: the wire message, journal entry and replay row.
 
     `observation` holds the names present on every step (`state float32[N, S]`), `sparse` those present on some
-    (`images/<camera>` uint8[M, H, W, 3], `decision/<name>`, `repeat/<camera>` int32[M]: see `Step.repeats`). Step i of
-    the block is tick `first_tick + i`.
+    (`images/<camera>` uint8[M, H, W, 3], `decision/<name>`, `repeat/<camera>` int32[M] and `human_dims` uint8[M, A]:
+    see `Step`). Step i of the block is tick `first_tick + i`.
     """
 
     episode_id: str
@@ -261,6 +264,7 @@ class StepBlock:
             rows: dict[str, Any] = {k: v for k, v in s.observation.items() if k.startswith(IMAGE_PREFIX)}
             rows |= {DECISION_PREFIX + k: v for k, v in (s.decision or {}).items()}
             rows |= {REPEAT_PREFIX + k: np.int32(tick) for k, tick in (s.repeats or {}).items()}
+            rows |= {} if s.human_dims is None else {HUMAN_DIMS: np.asarray(s.human_dims, np.uint8)}
             for key, value in rows.items():
                 sparse.setdefault(key, {})[i] = value
         observation = {k: _stack([o[k] for o in columns["observation"]], np.float32) for k in dense}
@@ -291,6 +295,26 @@ class StepBlock:
         return dataclasses.replace(
             self, first_tick=self.first_tick + start, observation=observation, sparse=sparse, **columns
         )
+
+
+def human_dims_fault(steps: StepBlock) -> str:
+    """Return what is wrong with the rows of `human_dims` in `steps`, whose other arrays are sound; empty: nothing."""
+    rows, width = steps.sparse.get(HUMAN_DIMS), steps.action.shape[1]
+    if rows is None:
+        return ""
+    values = rows.values
+    if values.dtype != np.uint8 or values.shape != (len(rows.index), width):
+        return f"{HUMAN_DIMS} is {values.dtype}{list(values.shape)} (expected uint8[{len(rows.index)}, {width}])"
+    for tick, row in zip((steps.first_tick + rows.index).tolist(), values.tolist(), strict=True):
+        if max(row, default=0) != 1:
+            return (
+                f"{HUMAN_DIMS} is {row} on tick {tick} (expected 0 or 1 for each number of the action, not 0 for all)"
+            )
+    if others := (steps.source[rows.index] != Source.HUMAN).nonzero()[0].tolist():
+        return (
+            f"{HUMAN_DIMS} is given on tick {steps.first_tick + int(rows.index[others[0]])}, whose source is not HUMAN"
+        )
+    return ""
 
 
 def _stack(rows: Sequence[np.ndarray], dtype: DTypeLike | None = None) -> np.ndarray:
@@ -334,6 +358,8 @@ class ChunkBatch(NamedTuple):
     mc_return: Array  # float32[B]
     # float32[B, A]: executed on the tick before the window (its own first where there was none); None where not needed.
     prev_action: Array | None = None
+    # float32[B, L, A]: 1 for the numbers of an action that are imitated where `bc_weight` is; None: all of them.
+    bc_dims: Array | None = None
 
 
 class PolicyOrigin(NamedTuple):

@@ -104,9 +104,10 @@ class Acrlpd(ActorCritic):
         log pi is the mean over dimensions, or the sum (`log_prob`).
         """
         dist = self.gaussian.distribution(policy, batch.observations)
-        bc = jnp.ones_like(batch.bc_weight) if self.config.bc_invalid else batch.bc_weight
-        imitation = self.dimensions * self.gaussian.imitation(dist, batch, bc)
-        metrics = {"actor/bc_loss": imitation, "actor/bc_share": jnp.mean(bc)}
+        if self.config.bc_invalid:
+            batch = batch._replace(bc_weight=jnp.ones_like(batch.bc_weight), bc_dims=None)
+        imitation = self.dimensions * self.gaussian.imitation(dist, batch)
+        metrics = {"actor/bc_loss": imitation, "actor/bc_share": jnp.mean(batch.bc_weight)}
         if bc_only:
             return imitation, metrics
         flat, log_prob = dist.sample_and_log_prob(draws["pi"])

@@ -239,8 +239,8 @@ class Agent(abc.ABC):
         h = self.spec.horizon
         if batch.actions.shape[1] == h:
             return batch
-        cut = ("actions", "valid", "is_demo", "bc_weight")
-        return batch._replace(**{name: getattr(batch, name)[:, :h] for name in cut})
+        values = {name: getattr(batch, name) for name in ("actions", "valid", "is_demo", "bc_weight", "bc_dims")}
+        return batch._replace(**{name: value[:, :h] for name, value in values.items() if value is not None})
 
     @abc.abstractmethod
     def init(self, rng: jax.Array) -> AgentState:

@@ -21,7 +21,7 @@ from serl_chunk.agents.grasp_critic import (
     reachable_actions,
     select_action,
 )
-from serl_chunk.agents.losses import soft_update
+from serl_chunk.agents.losses import imitated_numbers, soft_update
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
 from serl_chunk.agents.state import AgentState, Loss, Metrics, Noise, Observation, Params, Prefix, Updated
 from serl_chunk.config.agents import AgentConfig
@@ -47,7 +47,8 @@ class ArmAndGripper(Agent):
         self._order = np.argsort(np.concatenate([self.arm, self.grippers]))
 
     def arm_batch(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
-        return batch._replace(actions=batch.actions[..., self.arm], prev_action=None)
+        dims = None if batch.bc_dims is None else batch.bc_dims[..., self.arm]
+        return batch._replace(actions=batch.actions[..., self.arm], prev_action=None, bc_dims=dims)
 
     def merged(self, arm: jax.Array, gripper: jax.Array, prefix: Prefix) -> jax.Array:
         """A chunk float32[H, A] of the arm's [H, A - G] and the grippers' [H, G]; committed actions are kept."""
@@ -127,8 +128,8 @@ class LearnedGripper(ArmAndGripper):
         return self.choices.label(batch.actions[:, part, self.grippers], batch.valid[:, part], before)
 
     def _of_parts(self, steps: jax.Array) -> jax.Array:
-        """Numbers of steps float32[B, L] by part, float32[B, J, hold_steps]."""
-        return steps[:, : self.choices.steps].reshape(-1, self.choices.parts, self.choices.held)
+        """Numbers of steps float32[B, L, ...] by part, float32[B, J, hold_steps, ...]."""
+        return steps[:, : self.choices.steps].reshape(-1, self.choices.parts, self.choices.held, *steps.shape[2:])
 
     def preferred(self, grasp: Params, observations: Observation) -> jax.Array:
         """argmax of the online Q over reachable options, int32[B, J, P]."""
@@ -177,12 +178,18 @@ class LearnedGripper(ArmAndGripper):
         }
 
     def grasp_policy_loss(self, policy: Params, batch: ChunkBatch) -> Loss:
-        """`choice_imitation` as a function of `policy`; a part's weight is the mean of its steps' weights."""
+        """`choice_imitation` as a function of `policy`; a part's weight is the mean of its steps' weights.
+
+        Where `bc_dims` names numbers, a branch has the weights of its gripper, the joint one those of all grippers.
+        """
         logits, option = self.net.logits(policy, batch.observations), self.executed(batch)
-        bc = jnp.mean(self._of_parts(batch.bc_weight), axis=-1)
+        dims = None if batch.bc_dims is None else batch.bc_dims[..., self.grippers]
+        if dims is not None and self.choices.joint:
+            dims = jnp.min(dims, axis=-1, keepdims=True)
+        bc = jnp.mean(self._of_parts(imitated_numbers(batch.bc_weight, dims)), axis=2)
         loss = choice_imitation(logits, option, bc, self.config.bc_mean)
         hit = (jnp.argmax(logits, axis=-1) == option).astype(jnp.float32)
-        weight = jnp.broadcast_to(bc[..., None], hit.shape)
+        weight = jnp.broadcast_to(bc[..., None], hit.shape) if dims is None else bc
         accuracy = jnp.sum(hit * weight) / jnp.maximum(jnp.sum(weight), 1e-6)
         return loss, {"grasp_critic/bc_loss": loss, "grasp_critic/bc_accuracy": accuracy}
 

@@ -191,7 +191,7 @@ def grasp_loss(
 def choice_imitation(
     logits: jax.Array, option: jax.Array, bc: jax.Array, divisor: Literal["weights", "batch"]
 ) -> jax.Array:
-    """Mean under weights `bc` float32[B, J] of -log p(c_{jp} | o), for logits float32[B, J, P, O]."""
+    """Mean under weights `bc` float32[B, J] or [B, J, P] of -log p(c_{jp} | o), for logits float32[B, J, P, O]."""
     return imitation_mean(-select_action(jax.nn.log_softmax(logits), option), bc, divisor)
 
 

@@ -35,12 +35,19 @@ def expectile_weight(target: jax.Array, value: jax.Array, expectile: float) -> j
 
 
 def imitation_mean(error: jax.Array, bc: jax.Array, divisor: Literal["weights", "batch"] = "weights") -> jax.Array:
-    """Mean of `error` float32[B, H, A] under the sampler's imitation weights `bc` float32[B, H].
+    """Mean of `error` float32[B, H, A] under the sampler's imitation weights `bc` float32[B, H], or [B, H, A].
 
     weights: divides by the weights' sum, and gives 0 where nothing is imitated. batch: divides by the number of steps.
     """
+    if bc.ndim == error.ndim:
+        return jnp.sum(error * bc) / jnp.maximum(jnp.sum(bc) if divisor == "weights" else jnp.float32(bc.size), 1.0)
     total = jnp.sum(bc) if divisor == "weights" else jnp.float32(bc.size)
     return jnp.sum(error * bc[..., None]) / jnp.maximum(total * error.shape[-1], 1.0)
+
+
+def imitated_numbers(bc: jax.Array, dims: jax.Array | None) -> jax.Array:
+    """Weights of steps `bc` float32[B, H] as those of their numbers, with `ChunkBatch.bc_dims`; None: `bc` itself."""
+    return bc if dims is None else bc[..., None] * dims
 
 
 def replace_tail(batch: ChunkBatch, sampled: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from serl_chunk.agents.losses import imitation_mean
+from serl_chunk.agents.losses import imitated_numbers, imitation_mean
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Noise, Observation, Params, Prefix
 from serl_chunk.agents.vision import Encoded
@@ -109,7 +109,7 @@ class FlowPolicy(_ChunkPolicy):
         return (jnp.arange(h)[None] < delay[:, None]).astype(jnp.float32)
 
     def loss(self, params: Params, batch: ChunkBatch, draws: Noise, given: jax.Array | None = None) -> jax.Array:
-        """Conditional flow matching, mean over steps by `bc_weight` of |v(o, x_t, t) - (a - z)|^2: float32[].
+        """Conditional flow matching, mean by `bc_weight` and `bc_dims` of |v(o, x_t, t) - (a - z)|^2: float32[].
 
         Where `given` float32[B, H] (`prefix_mask`) is 1, x_t is the action itself, and the step has no weight.
         """
@@ -122,6 +122,7 @@ class FlowPolicy(_ChunkPolicy):
             weight = weight * (1.0 - given)
         inputs = self._inputs(self.features(params, batch.observations), given)
         error = (self.field.apply({"params": params["flow"]}, inputs, x, draws["t"]) - velocity) ** 2
+        weight = imitated_numbers(weight, batch.bc_dims)
         return imitation_mean(error.reshape(chunks.shape), weight, self.config.bc_mean)
 
     def sample(
@@ -218,16 +219,17 @@ class GaussianPolicy(_ChunkPolicy):
         mean, log_std = jnp.split(outputs, 2, axis=-1)
         return TanhNormal(mean, jnp.clip(log_std, self.log_std_min, _LOG_STD_MAX))
 
-    def imitation(self, dist: TanhNormal, batch: ChunkBatch, bc: jax.Array) -> jax.Array:
-        """Mean over the steps that `bc` float32[B, H] marks of -log pi(a | o) per dimension."""
+    def imitation(self, dist: TanhNormal, batch: ChunkBatch) -> jax.Array:
+        """Mean over what `bc_weight` and `bc_dims` mark of -log pi(a | o) per dimension."""
         flat = batch.actions.reshape(batch.actions.shape[0], -1)
-        return -imitation_mean(self.chunks(dist.log_prob(flat, self.bc_clip)), bc, self.config.bc_mean)
+        weight = imitated_numbers(batch.bc_weight, batch.bc_dims)
+        return -imitation_mean(self.chunks(dist.log_prob(flat, self.bc_clip)), weight, self.config.bc_mean)
 
     def draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         return {}
 
     def loss(self, params: Params, batch: ChunkBatch, draws: Noise) -> jax.Array:
-        return self.imitation(self.distribution(params, batch.observations), batch, batch.bc_weight)
+        return self.imitation(self.distribution(params, batch.observations), batch)
 
     def candidate_noise(self, key: jax.Array, observation: Observation, count: int, *, explore: bool) -> jax.Array:
         """Standard normal; not exploring, the first candidate is the mode and the others are always the same."""

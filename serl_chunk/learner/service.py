@@ -15,6 +15,7 @@ from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.io import WaitLog, format_bytes
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.step_shares import StepShares
+from serl_chunk.runs.amend_requests import AmendRequests
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.episodes import JOURNAL
 from serl_chunk.runs.evaluations import wanted_policy
@@ -65,6 +66,7 @@ class LearnerService:
             if self._store is not None:
                 self._store.close()
             raise
+        self._requests = AmendRequests(run.path, self.server.correct)
         self._next_check = self._next_push = self._lonely_since = 0.0
         self._pushed = 0  # updates of which lockstep actors have the allowance
         self._lonely = WaitLog(logger, float("inf"))
@@ -91,6 +93,7 @@ class LearnerService:
             return False
         self._next_check = now + CHECK_PERIOD
         self.server.check()
+        self._requests.poll()
         self._log_loneliness(learner, now)
         return True
 

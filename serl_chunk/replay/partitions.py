@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -129,10 +130,14 @@ class Partitions:
         if (source == Source.HUMAN).any():
             self._mark_interventions(episode, first)
         storage.is_demo[rows] = episode.demonstration | (source == Source.HUMAN)
-        storage.bc_weight[rows] = imitation_weights(
-            source, bc_on=self._bc_on, demonstration=episode.demonstration, outcome=episode.outcome,
+        weigh = functools.partial(
+            imitation_weights, source, bc_on=self._bc_on, demonstration=episode.demonstration, outcome=episode.outcome,
             exclude_before_takeover=self._config.replay.exclude_before_takeover,
         )  # fmt: skip
+        storage.bc_weight[rows] = weigh()
+        if storage.human_dims is not None:
+            of_policy = weigh(shared=storage.human_dims[rows].any(1))
+            storage.imitate_human_alone(rows, of_policy < storage.bc_weight[rows])
 
     def _mark_interventions(self, episode: StoredEpisode, first: int) -> None:
         """Cut windows at the interventions, and charge those from tick `first` on to the steps that led to them."""

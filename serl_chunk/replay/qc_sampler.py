@@ -94,6 +94,7 @@ def gather_qc_windows(
         next_observations={STATE: normaliser.observe(raw.next_observations[STATE])},
         is_demo=storage.is_demo[steps] * raw.valid,
         bc_weight=raw.bc_weight if bc_all else storage.bc_weight[steps] * raw.valid,
+        bc_dims=storage.bc_dims(steps),
         delay=decided.argmax(1).astype(np.int32),
     )
 

@@ -12,6 +12,7 @@ from serl_chunk.replay.episode import StoredEpisode
 from serl_chunk.replay.frame_cache import Embedder, EncodedFrames, Fetch, FrameFeatures, copy_frames, frame_caches
 from serl_chunk.types import (
     FEATURE_PREFIX,
+    HUMAN_DIMS,
     IMAGE_PREFIX,
     REPEAT_PREFIX,
     STATE,
@@ -21,6 +22,7 @@ from serl_chunk.types import (
     RobotSpec,
     SparseRows,
     StepBlock,
+    human_dims_fault,
 )
 
 
@@ -98,6 +100,10 @@ class StepStorage:
         self.cut = np.zeros(n, np.bool_)  # windows that began before end here (`replay.intervention_windows=cut`)
         self.is_demo = np.zeros(n, np.float32)
         self.bc_weight = np.zeros(n, np.float32)
+        # Of steps that a human had a part of, the bits of the human's numbers, uint8[n, A / 8 rounded up]; else 0. And
+        # those of which these alone are imitated, bool[n]. None before the first such step.
+        self.human_dims: np.ndarray | None = None
+        self.bc_human: np.ndarray | None = None
         self.frame = np.empty((n, c), np.int64)
         self.age = np.empty((n, c), np.int32)  # ticks
         self.recent = np.empty(n, np.bool_)
@@ -127,6 +133,8 @@ class StepStorage:
         self._check_vector(block.episode_id, "action", block.action, (n, spec.action_dim))
         self._check_vector(block.episode_id, "reward", block.reward, (n,))
         self._check_images(block.episode_id, block.sparse)
+        if fault := human_dims_fault(block):
+            raise DataError(f"episode {block.episode_id}: {fault}. Check the source of interventions")
 
     def check_final(self, episode_id: str, observation: Observation) -> None:
         self._check_vector(episode_id, "final state", observation.get(STATE), (self.spec.state_dim,))
@@ -177,8 +185,34 @@ class StepStorage:
         for c, camera in enumerate(self.cameras):
             new, same = block.sparse.get(IMAGE_PREFIX + camera.name), block.sparse.get(REPEAT_PREFIX + camera.name)
             self._place_frames(episode, c, rows, new, same)
+        self._note_human_dims(rows, block.sparse.get(HUMAN_DIMS))
         self._finish_rows(episode, rows)
         episode.length += n
+
+    def _note_human_dims(self, rows: np.ndarray, dims: SparseRows | None) -> None:
+        if self.human_dims is None and dims is not None:
+            self.human_dims = np.zeros((len(self.source), -(-self.spec.action_dim // 8)), np.uint8)
+        if self.human_dims is not None:
+            self.human_dims[rows] = 0
+            if dims is not None:
+                parts = dims.values * ~dims.values.astype(bool).all(1, keepdims=True)  # the whole action is no part
+                self.human_dims[rows[dims.index]] = np.packbits(parts, axis=1)
+
+    def imitate_human_alone(self, rows: np.ndarray, alone: np.ndarray) -> None:
+        """Set of which of `rows` int64[K] the human's numbers alone are imitated: `alone` bool[K]."""
+        if self.bc_human is None and alone.any():
+            self.bc_human = np.zeros(len(self.source), np.bool_)
+        if self.bc_human is not None:
+            self.bc_human[rows] = alone
+
+    def bc_dims(self, steps: np.ndarray) -> np.ndarray | None:
+        """Return `ChunkBatch.bc_dims` float32[B, L, A] of rows `steps` int64[B, L]; None before a step needs it."""
+        if self.human_dims is None or self.bc_human is None:
+            return None
+        out = np.ones((*steps.shape, self.spec.action_dim), np.float32)
+        alone = self.bc_human[steps]
+        out[alone] = np.unpackbits(self.human_dims[steps[alone]], axis=1, count=self.spec.action_dim)
+        return out
 
     def append_final(
         self, episode: StoredEpisode, observation: Observation | None, repeats: Mapping[str, int] | None = None
@@ -237,6 +271,8 @@ class StepStorage:
         self.recent[rows] = (self.age[rows] <= self.max_image_age).all(1)
         self.terminal[rows] = self.cut[rows] = False
         self.mc_return[rows] = -np.inf
+        if self.bc_human is not None:
+            self.bc_human[rows] = False
         before = np.concatenate([episode.rows[-1:], rows[:-1]])
         after = rows if len(episode.rows) else rows[1:]
         # Neither the step before a gap nor the one after it leads to what was observed one tick later.

@@ -55,13 +55,18 @@ def eligible_starts(
 
 
 def imitation_weights(
-    source: np.ndarray, *, bc_on: BcOn, demonstration: bool, outcome: Outcome, exclude_before_takeover: int
-) -> np.ndarray:
+    source: np.ndarray, *, bc_on: BcOn, demonstration: bool, outcome: Outcome, exclude_before_takeover: int,
+    shared: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
     """Return the weight of each step of an episode in an imitation loss, float32[T], from source uint8[T].
 
-    Never imitated are holds, failed demonstrations, and policy steps shortly before an intervention.
+    Never imitated are holds, failed demonstrations, and policy steps shortly before an intervention. Given `shared`
+    bool[T], HUMAN steps of which the policy had a part, their weights are those of the policy's part.
     """
     human = source == Source.HUMAN
+    own = source == Source.POLICY
+    if shared is not None:
+        human, own = human & ~shared, own | shared
     if bc_on == "all":
         chosen = np.ones(len(source), np.bool_)
     elif bc_on == "interventions":
@@ -71,7 +76,7 @@ def imitation_weights(
         if bc_on != "demo":
             chosen |= human
         if bc_on == "+successes" and not demonstration and outcome == Outcome.SUCCESS:
-            imitated = source == Source.POLICY
+            imitated = own.copy()
             for begin, _ in human_segments(source):
                 imitated[max(0, begin - exclude_before_takeover) : begin] = False
             chosen |= imitated
@@ -201,6 +206,7 @@ def gather(
         delay=decided.argmax(1).astype(np.int32),
         weight=np.ones(b, np.float32),
         mc_return=storage.mc_return[starts],
+        bc_dims=storage.bc_dims(steps),
     )
     if config.agent.gripper.reads_before:  # the action executed on the tick before
         before = storage.action[storage.pred[starts]][:, None]

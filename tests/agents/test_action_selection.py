@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import bandit, build, config_of, critic, make_batches, on_device, same
+from agent_tools import bandit, build, config_of, critic, make_batches, marked_numbers, on_device, one_batch, same
 
 from serl_chunk.agents.action_selection import Score, critic_score, gradient_ascent, improve
 from serl_chunk.config.agents import FlowConfig, ImproveConfig
@@ -222,3 +222,14 @@ def test_imitating_improved_chunks_makes_the_first_sample_better():
         errors[imitate] = float(np.abs(np.asarray(chunks) - best[0]).mean())
     assert errors[0.0] > 0.35
     assert errors[4.0] < 0.6 * errors[0.0]
+
+
+def test_chunks_that_climbed_the_critic_are_imitated_whole():
+    agent = imitating(0.5)
+    state, found = agent.init(jax.random.key(0)), []
+    for changes in ({}, {"bc_dims": marked_numbers(agent.spec, 0)}):
+        batch = one_batch(agent, **changes)
+        draws = agent.policy_draws(jax.random.key(1), batch)
+        found.append(agent._policy_loss(state.policy, state, batch, draws, bc_only=False)[1])
+    assert float(found[0]["actor/improve_loss"]) == pytest.approx(float(found[1]["actor/improve_loss"]), rel=1e-5)
+    assert float(found[0]["actor/bc_loss"]) != pytest.approx(float(found[1]["actor/bc_loss"]), rel=1e-3)

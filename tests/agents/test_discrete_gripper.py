@@ -9,7 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import CAMERA, DISCOUNT, build, config_of, make_batches, on_device, same
+from agent_tools import (
+    CAMERA,
+    DISCOUNT,
+    build,
+    config_of,
+    imitation_gradient,
+    make_batches,
+    marked_numbers,
+    on_device,
+    one_batch,
+    output_bias,
+    same,
+)
 from errors import naming
 
 from serl_chunk.agents.discrete_gripper import FixedGripper, LearnedGripper, with_gripper
@@ -391,3 +403,31 @@ def test_setup_modes_select_the_composition():
 def test_a_robot_without_these_grippers_is_named(gripper, grippers, named):
     with pytest.raises(ConfigError, match=naming(*named)):
         made(gripper, grippers)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_a_grippers_choice_is_imitated_where_the_human_made_it(joint):
+    """Jointly the human has to have had all grippers."""
+    agent = compose("bc-gaussian", learned(hold_steps=2, joint=joint))
+    state, size = agent.init(jax.random.key(0)), int(np.prod(agent.choices.shape))
+
+    def loss(*marked):
+        batch = one_batch(agent, bc_dims=marked_numbers(agent.spec, *marked))
+        grads, metrics = jax.grad(agent.grasp_policy_loss, has_aux=True)(state.grasp["policy"], batch)
+        bias = next(x for p, x in jax.tree_util.tree_leaves_with_path(grads) if x.shape == (size,))
+        return np.asarray(bias).reshape(agent.choices.shape).any(axis=(0, 2)), metrics
+
+    moved, metrics = loss(*ARM, GRIPPERS[1])
+    assert moved.tolist() == ([False] if joint else [False, True])
+    assert (float(metrics["grasp_critic/bc_loss"]) == 0) == joint
+    moved, metrics = loss(*GRIPPERS)
+    assert moved.all()
+    plain = agent.grasp_policy_loss(state.grasp["policy"], one_batch(agent))[1]
+    for name, value in plain.items():
+        assert float(metrics[name]) == pytest.approx(float(value), rel=1e-5)
+    _, arm = imitation_gradient(
+        agent.inner, state, agent.arm_batch(state, one_batch(agent, bc_dims=marked_numbers(agent.spec, 2, 4)))
+    )
+    bias = output_bias(arm, agent.inner)
+    assert bias[:, 1].all()  # of actions 0, 2 and 3
+    assert not bias[:, ::2].any()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
+import viewed
 from errors import naming
 from point_robot import experiment
 from ports import free_port
@@ -13,8 +17,10 @@ from ports import free_port
 from serl_chunk.learner import service as service_module
 from serl_chunk.learner.service import LearnerService
 from serl_chunk.robots.registry import robot_spec
-from serl_chunk.runs.folder import open_run
-from serl_chunk.types import ConfigError
+from serl_chunk.runs.amend_requests import request
+from serl_chunk.runs.episodes import RunSource
+from serl_chunk.runs.folder import RUN_LOCK, open_run
+from serl_chunk.types import Amend, ConfigError, DataError, Outcome
 
 
 @pytest.fixture
@@ -49,3 +55,72 @@ def test_a_learner_that_waits_for_actors_logs_the_remedy_once(service, monkeypat
     assert "no actor is connected" in line
     assert "Start an actor of" in line
     assert service.status() == {"env_steps": 3, "actors": (), "stalled": ""}
+
+
+def test_a_learner_that_runs_applies_an_operators_label(tmp_path, monkeypatch):
+    """Through the run folder, whose lock it holds: to its replay at once, and to its journal."""
+    monkeypatch.setattr(service_module, "CHECK_PERIOD", 0.0)
+    viewed.run_folder(tmp_path / "run")
+    config = experiment()
+    inserted: list = []
+    router = SimpleNamespace(insert=lambda session, record, position: inserted.append((session, record)))
+    replay = SimpleNamespace(estimated_disk_bytes=0)
+    learner = SimpleNamespace(idle=False, updates=0, router=router, replay=replay, refill=lambda r: len(list(r)))
+    with (tmp_path / "run" / RUN_LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run = SimpleNamespace(path=tmp_path / "run", run_id="r")
+        service = LearnerService(config, run, {}, bind="127.0.0.1", port=free_port())
+        try:
+            service.server.start()
+            service.attach(learner)
+            with viewed.viewing(tmp_path / "run") as browser:
+                browser.rows()
+                answers: list = []
+                asking = threading.Thread(target=lambda: answers.append(browser.label(0, "failure")))
+                asking.start()
+                while asking.is_alive():
+                    service.tick()
+                    time.sleep(0.005)
+                assert answers[0].status == 200, answers[0]
+                assert answers[0].json["row"]["label"] == "failure"
+        finally:
+            service.close()
+    [(session, amend)] = inserted
+    assert session == "actor a/a"
+    assert (amend.episode_id, amend.outcome, amend.outcome_by) == ("e0", Outcome.FAILURE, "operator")
+    assert RunSource(tmp_path / "run").about("a/e0").outcome is Outcome.FAILURE
+
+
+def test_a_label_that_the_replay_refuses_does_not_end_the_session(tmp_path, monkeypatch):
+    monkeypatch.setattr(service_module, "CHECK_PERIOD", 0.0)
+    config = experiment()
+
+    def insert(session, record, position):
+        raise DataError(f"{record.episode_id} is amended before its end")
+
+    learner = SimpleNamespace(
+        idle=False, updates=0, router=SimpleNamespace(insert=insert), replay=SimpleNamespace(estimated_disk_bytes=0),
+        refill=lambda r: len(list(r)),
+    )  # fmt: skip
+    run = SimpleNamespace(path=tmp_path, run_id="r")
+    service = LearnerService(config, run, {}, bind="127.0.0.1", port=free_port())
+    try:
+        service.server.start()
+        service.attach(learner)
+        errors: list = []
+
+        def ask() -> None:
+            try:
+                request(tmp_path, "s", "actor", Amend("e7", Outcome.FAILURE, "operator"), 60)
+            except DataError as error:
+                errors.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        while asking.is_alive():
+            service.tick()
+            time.sleep(0.005)
+        assert "e7" in str(errors[0])
+        service.server.check()
+    finally:
+        service.close()

@@ -29,17 +29,21 @@ from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.stream import SessionState, Verdict
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.records import Item
-from serl_chunk.types import STEP_COLUMNS, Begin, Episode, Step, StepBlock
+from serl_chunk.types import STEP_COLUMNS, Begin, Episode, Source, Step, StepBlock
 from serl_chunk_robot.wire import codec
 
 KEYS = ("a", "b")
 
 
 class Slow:
-    """An episode of `length` ticks; camera c gives a new picture on every `every[c]`-th, and the old one else."""
+    """An episode of `length` ticks; camera c gives a new picture on every `every[c]`-th, and the old one else.
+
+    On tick 4 a human had a part of the action.
+    """
 
     def __init__(self, number=0, length=12, every=(3, 2)):
-        self.whole, self.every, self.length = coded(number, length), every, length
+        self.whole, self.every, self.length = coded(number, length, shared={4: (1, 0)}), every, length
+        self.whole.source[4:5] = Source.HUMAN
 
     def observation(self, tick):
         out = self.whole.observation(tick)
@@ -199,7 +203,7 @@ def test_the_journal_of_a_run_gives_whole_frames(run, jpeg_quality):
             run.put("s", record, jpeg_quality=jpeg_quality)
     source = RunSource(run.path)
     read = source.read("s/e0")
-    assert sorted(read.steps.sparse) == ["images/a", "images/b"]
+    assert sorted(read.steps.sparse) == ["human_dims", "images/a", "images/b"]
     if not jpeg_quality:
         same(read, slow.episode())
     for key, every in zip(KEYS, slow.every, strict=True):

@@ -100,6 +100,31 @@ def test_imitation_weights(bc_on, demonstration, outcome, expected):
     assert "".join(str(int(w)) for w in weights) == expected
 
 
+@pytest.mark.parametrize(
+    ("bc_on", "demonstration", "outcome", "expected"),
+    [
+        ("all", False, Outcome.FAILURE, "1111010111"),
+        ("all", True, Outcome.FAILURE, "0000000000"),
+        ("demo", False, Outcome.SUCCESS, "0000000000"),
+        ("demo", True, Outcome.SUCCESS, "1111010111"),
+        ("demo+interventions", False, Outcome.SUCCESS, "0000000100"),
+        ("demo+interventions", True, Outcome.SUCCESS, "1111010111"),
+        ("+successes", False, Outcome.UNKNOWN, "0000000100"),
+        ("+successes", False, Outcome.SUCCESS, "1110010110"),  # its part began the intervention, and is its own
+        ("interventions", True, Outcome.SUCCESS, "0000000100"),
+        ("interventions", False, Outcome.SUCCESS, "0000000100"),
+    ],
+)
+def test_the_policys_part_of_a_human_step_weighs_as_its_own(bc_on, demonstration, outcome, expected):
+    """The human had a part of tick 5 and all of tick 7."""
+    assert SOURCE[[5, 7]].tolist() == [U, U]
+    weights = imitation_weights(
+        SOURCE, bc_on=bc_on, demonstration=demonstration, outcome=outcome, exclude_before_takeover=2,
+        shared=np.arange(10) == 5,
+    )  # fmt: skip
+    assert "".join(str(int(w)) for w in weights) == expected
+
+
 CAPACITY = 24
 rows = st.lists(st.integers(0, CAPACITY - 1), unique=True, max_size=CAPACITY)
 

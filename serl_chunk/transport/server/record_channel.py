@@ -16,7 +16,7 @@ from serl_chunk.transport.stream import Verdict
 from serl_chunk.transport.wire import handshake, message_types, records
 from serl_chunk.transport.wire.parts import PART, Assembly, Part, decode_part
 from serl_chunk.transport.wire.records import LOST, Item
-from serl_chunk.types import DataError, Record, StepBlock
+from serl_chunk.types import Amend, DataError, Record, StepBlock
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, WireError, buffer_of
 
@@ -48,6 +48,7 @@ class RecordReceiver:
         self._on_record, self._on_silent, self._allowance = on_record, on_silent, allowance
         self.store, self._wait_for_disk = store, sockets.config.durability == "power" and store is not None
         self._ends: collections.deque[tuple[Session, Callable[[], None]]] = collections.deque()
+        self._corrections: collections.deque[tuple[str, str, Amend, Callable[[str], None]]] = collections.deque()
         self._retry_at, self._trim_at = 0.0, math.inf
         self._turned_at = time.monotonic()  # when the data thread last had nothing that it waited for
         self._touched: set[Session] = set()  # sent something since the last acknowledgement
@@ -289,6 +290,26 @@ class RecordReceiver:
             session, act = self._ends.popleft()
             with self.sessions.taking(session):
                 act()
+
+    def correct_later(self, session: str, actor_id: str, amend: Amend, done: Callable[[str], None]) -> None:
+        """Note a correction that comes from no actor; any thread, once the store has been read back.
+
+        The data thread writes it down, passes it to `on_record`, and calls `done` with why that failed, else "".
+        """
+        self._corrections.append((session, actor_id, amend, done))
+        self.sockets.wakers["data"].wake()
+
+    def correct(self) -> None:
+        while self._corrections:
+            session, actor_id, amend, done = self._corrections.popleft()
+            try:
+                if self.store is not None:
+                    self.store.correct(session, actor_id, amend)
+                self._on_record(SessionInfo(session, actor_id, 0, "an operator"), amend)
+            except (JournalError, DataError) as e:
+                done(str(e))
+            else:
+                done("")
 
     def _end(self, session: Session, *, gone: bool) -> None:
         if gone and session.state.open_episode is not None:

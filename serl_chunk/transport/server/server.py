@@ -18,7 +18,7 @@ from serl_chunk.transport.server.snapshot_channel import Fetch, SnapshotChannel
 from serl_chunk.transport.server.sockets import ServerSockets
 from serl_chunk.transport.sockets import check_port
 from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.types import ConfigError, Record, SerlChunkError, Snapshot
+from serl_chunk.types import Amend, ConfigError, Record, SerlChunkError, Snapshot
 from serl_chunk_robot.wire import sockets
 
 logger = logging.getLogger(__name__)
@@ -122,6 +122,13 @@ class LearnerServer:
         self._control.finished = reason
         self.push_allowances()
 
+    def correct(self, session: str, actor_id: str, amend: Amend, done: Callable[[str], None]) -> None:
+        """Take in a correction that comes from no actor, of a closed episode of `session`.
+
+        `done` is called by the data thread with why it failed, else with "". Not before `resume`.
+        """
+        self._receiver.correct_later(session, actor_id, amend, done)
+
     @property
     def stalled(self) -> str:
         return self._receiver.stalled
@@ -175,6 +182,7 @@ class LearnerServer:
             if ready:
                 self._sockets.deliver("data", self._receiver.receive)
             self._receiver.acknowledge()
+            self._receiver.correct()
             self._receiver.maintain(time.monotonic())
 
     def _serve_control(self) -> None:

@@ -11,9 +11,9 @@ import itertools
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -28,7 +28,7 @@ from serl_chunk_robot.wire.codec import Frame, Limits, WireError
 
 log = logging.getLogger(__name__)
 
-TABLE, RECORD, PLACE, RETIRED = 0, 1, 2, 3  # an entry's kind
+TABLE, RECORD, PLACE, RETIRED, CORRECTION = 0, 1, 2, 3, 4  # an entry's kind
 _ROOM_BYTES = 64 << 20
 _LOGGED = 3  # unreadable entries that are logged one by one
 
@@ -97,6 +97,10 @@ class RecordStore:
         if tag == RETIRED:
             self.states.pop(values[0], None)
             return None
+        if tag == CORRECTION:
+            session, actor_id, amend = read_correction(values, entry.frames[1:], self._limits)
+            kept = amend.discard or amend.episode_id not in self._holed[session]
+            return Stored(entry.number, session, actor_id, 0, amend, kept)
         before = SessionState.from_row(values[0])
         session, actor_id, _, first, *_ = before
         known = self.states.get(session)
@@ -128,6 +132,14 @@ class RecordStore:
         after = self.states[state.session] = state.after(item, delivered=delivered)
         self._steps[place.segment] += after.steps + after.steps_offset - state.steps - state.steps_offset
         return self.journal.next - 1
+
+    def correct(self, session: str, actor_id: str, amend: Amend) -> None:
+        """Write down a correction that does not come from the session's actor, and takes no number of its stream.
+
+        Raises JournalError.
+        """
+        tag = msgpack.packb((CORRECTION, session, actor_id))
+        self.journal.append([tag, *map(codec.buffer_of, records.encode_record(amend, 0))])
 
     def settle(self, state: SessionState) -> None:
         """Write down a state that no record led to. Raises JournalError; the next segment's table has it anyway."""
@@ -176,6 +188,15 @@ class RecordStore:
 
     def close(self) -> None:
         self.journal.close()
+
+
+def read_correction(values: Sequence[Any], frames: Sequence[Frame], limits: Limits) -> tuple[str, str, Amend]:
+    """Decode an entry that `RecordStore.correct` wrote: session, actor id, correction. Raises ValueError, WireError."""
+    session, actor_id = values
+    _, amend = records.decode_record(codec.decode(list(frames), limits))
+    if type(session) is not str or type(actor_id) is not str or not isinstance(amend, Amend):
+        raise ValueError(f"a correction of session {session!r} that is none")
+    return session, actor_id, amend
 
 
 def check_retention(max_bytes: int, needed: int) -> None:

@@ -19,6 +19,7 @@ from serl_chunk.transport.wire.jpeg import JpegImage, JpegImages, encode_jpeg, j
 from serl_chunk.types import (
     ABSENT_COLUMNS,
     DECISION_PREFIX,
+    HUMAN_DIMS,
     IMAGE_PREFIX,
     REPEAT_PREFIX,
     STEP_COLUMNS,
@@ -31,6 +32,7 @@ from serl_chunk.types import (
     SparseRows,
     Step,
     StepBlock,
+    human_dims_fault,
 )
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, Message, WireError
@@ -82,6 +84,7 @@ PackedRecord = tuple[Record, int, int]  # a record, bytes of its arrays, how man
 def step_bytes(step: Step) -> int:
     """Bytes that a step takes in memory, rounded up."""
     arrays = [step.action, *step.observation.values(), *(np.asarray(v) for v in (step.decision or {}).values())]
+    arrays += [] if step.human_dims is None else [np.asarray(step.human_dims)]
     return _FIXED_STEP_BYTES + sum(a.nbytes for a in arrays)
 
 
@@ -128,6 +131,7 @@ def _shapes(step: Step) -> dict[str, Any]:
     """Return the shapes of a step's arrays; under "" those that all steps of a block have."""
     sparse = {DECISION_PREFIX + k: np.asarray(v) for k, v in (step.decision or {}).items()}
     sparse |= {k: v for k, v in step.observation.items() if k.startswith(IMAGE_PREFIX)}
+    sparse |= {} if step.human_dims is None else {HUMAN_DIMS: np.asarray(step.human_dims, np.uint8)}
     dense = {k: v.shape for k, v in step.observation.items() if not k.startswith(IMAGE_PREFIX)}
     return {"": (step.action.shape, dense)} | {k: (v.shape, v.dtype) for k, v in sparse.items()}
 
@@ -306,7 +310,11 @@ def _steps(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> StepBlock:
             ticks = (first_tick + rows.index).tolist()
             if not all(0 <= named < tick for tick, named in zip(ticks, rows.values.tolist(), strict=True)):
                 raise WireError(f"values/{key} must name ticks before the step's own")
-    return StepBlock(codec.identifier(header, "episode_id"), first_tick, observation, action, **columns, sparse=sparse)
+    episode = codec.identifier(header, "episode_id")
+    block = StepBlock(episode, first_tick, observation, action, **columns, sparse=sparse)
+    if fault := human_dims_fault(block):
+        raise WireError(f"values/{fault}")
+    return block
 
 
 def _check_rows(name: str, array: np.ndarray | JpegImages, n: int) -> None:
@@ -328,9 +336,10 @@ def _check_columns(columns: dict[str, np.ndarray], first_tick: int, n: int) -> N
 
 
 def _sparse(key: str, index: np.ndarray, values: Any, n: int) -> SparseRows:
-    if not key.startswith((IMAGE_PREFIX, DECISION_PREFIX, REPEAT_PREFIX)):
+    if key != HUMAN_DIMS and not key.startswith((IMAGE_PREFIX, DECISION_PREFIX, REPEAT_PREFIX)):
         raise WireError(
-            f"sparse array {key!r} must start with {IMAGE_PREFIX!r}, {DECISION_PREFIX!r} or {REPEAT_PREFIX!r}"
+            f"sparse array {key!r} must be {HUMAN_DIMS!r} or start with {IMAGE_PREFIX!r}, {DECISION_PREFIX!r} or "
+            f"{REPEAT_PREFIX!r}"
         )
     _check_array(f"index/{key}", index, np.dtype(np.int32), 1)
     if key.startswith(IMAGE_PREFIX):

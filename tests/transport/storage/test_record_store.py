@@ -17,7 +17,7 @@ from errors import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties import examples
-from transport_tools import LIMITS, StoredSession, end, step
+from transport_tools import LIMITS, StoredSession, end, shared, step
 
 from serl_chunk.transport.storage import segment
 from serl_chunk.transport.storage.journal import Journal, Losses
@@ -40,7 +40,9 @@ def put(store, session, record):
 
 
 def block(episode, first, n):
-    return StepBlock.from_steps(episode, [step(first + i, first + i) for i in range(n)])
+    """Of every third step a human had a part."""
+    steps = [step(t, t) for t in range(first, first + n)]
+    return StepBlock.from_steps(episode, [shared(s) if s.tick % 3 == 1 else s for s in steps])
 
 
 def put_episode(store, session, episode, lengths=(4, 3)):
@@ -51,13 +53,18 @@ def put_episode(store, session, episode, lengths=(4, 3)):
     return [*numbers, put(store, session, end(episode, tick))]
 
 
+def _parts(block):
+    rows = block.sparse.get("human_dims")
+    return None if rows is None else (rows.index.tolist(), rows.values.tolist(), str(rows.values.dtype))
+
+
 def summary(stored):
     """What a record says of itself, comparable."""
     match stored.record:
         case None:
             what = ("place",)
         case StepBlock() as b:
-            what = ("steps", b.episode_id, b.first_tick, b.n, float(b.observation["state"][0, 0]))
+            what = ("steps", b.episode_id, b.first_tick, b.n, float(b.observation["state"][0, 0]), _parts(b))
         case Begin() | End() as r:
             what = (type(r).__name__, r.episode_id)
         case Amend() as a:
@@ -138,6 +145,7 @@ def test_arrays_come_back_as_they_were_sent(tmp_path):
     back = got[2].record
     np.testing.assert_array_equal(back.observation["state"], sent.observation["state"])
     np.testing.assert_array_equal(back.sparse["images/top"].values, sent.sparse["images/top"].values)
+    assert _parts(back) == ([0], [[1, 0]], "uint8")
     assert got[2].actor_id == "actor a"
     assert [s.number for s in got] == [1, 2, 3, 4]  # 0 is the table
 

@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from ports import free_port
 from properties import examples
-from transport_tools import LIMITS, Inbox, end, eventually, linked, send_episode, serving, step
+from transport_tools import LIMITS, Inbox, end, eventually, linked, send_episode, serving, shared, step
 
 from serl_chunk.transport.storage import spool as spool_module
 from serl_chunk.transport.storage.journal import JournalError
@@ -43,7 +43,9 @@ def put(spool, record):
 
 
 def block(episode, first, n):
-    return StepBlock.from_steps(episode, [step(first + i, first + i) for i in range(n)])
+    """Of every third step a human had a part."""
+    steps = [step(t, t) for t in range(first, first + n)]
+    return StepBlock.from_steps(episode, [shared(s) if s.tick % 3 == 1 else s for s in steps])
 
 
 def put_episode(spool, episode, lengths=(4, 3)):

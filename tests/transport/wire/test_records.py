@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+from collections import deque
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 from errors import naming
-from transport_tools import LIMITS, end, step
+from hypothesis import given, settings
+from properties import examples
+from transport_tools import LIMITS, end, shared, step
 
 from serl_chunk.transport.wire import records
-from serl_chunk.types import Amend, Begin, End, Outcome, SparseRows, StepBlock
+from serl_chunk.types import Amend, Begin, End, Outcome, Source, SparseRows, StepBlock
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Message, WireError
 
@@ -60,6 +65,7 @@ def block(n=8, first=0):
             "e", [step(4), step(5)._replace(repeats={"top": 4}), step(6)._replace(repeats={"top": 0})]
         ),
         end("e", 8)._replace(repeats={"top": 7, "side": 0}),
+        StepBlock.from_steps("e", [step(4), shared(step(5)), shared(step(6), (True, True))]),
     ],
 )
 def test_round_trip(record):
@@ -213,3 +219,68 @@ def test_an_end_of_an_older_journal_repeats_nothing():
     header = end("e", 8)._asdict() | {"first": 0, "outcome": "unknown", "final_observation": True}
     del header["repeats"]
     assert records.decode_record(Message("end", header, {}, 0))[1].repeats is None
+
+
+def test_messages_without_a_partial_intervention_are_those_of_before():
+    frames = [bytes(f) for f in records.encode_record(block(), 0)]
+    assert hashlib.sha256(b"".join(frames)).hexdigest()[:16] == "78901c1f21b05152"
+
+
+# Of each step: the policy's, a human's, or the numbers of the action that a human commanded.
+actors = st.lists(st.sampled_from(["policy", "human", (True, False), (False, True), (True, True)]), min_size=1)
+
+
+def acted(first, actors):
+    steps = []
+    for s, actor in zip(map(step, range(first, first + len(actors))), actors, strict=True):
+        human = s._replace(source=Source.HUMAN, decision_tick=-1)
+        steps.append(s if actor == "policy" else human if actor == "human" else shared(s, actor))
+    return steps
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(actors, st.integers(0, 1000), st.data())
+def test_partial_interventions_travel_in_any_blocks(actors, first, data):
+    steps = acted(first, actors)
+    whole = StepBlock.from_steps("e", steps)
+    assert_equal(round_trip(whole), whole)
+    start = data.draw(st.integers(0, len(steps) - 1))
+    stop = data.draw(st.integers(start + 1, len(steps)))
+    assert_equal(round_trip(whole.slice(start, stop)), StepBlock.from_steps("e", steps[start:stop]))
+    queue, packed = deque(("e", s, records.step_bytes(s)) for s in steps), deque()
+    while queue:
+        records.pack_steps(queue, packed, data.draw(st.integers(1, 4000)))
+    at = 0
+    for block, _, n in packed:
+        assert_equal(round_trip(block), whole.slice(at, at + n))
+        at += n
+    assert at == len(steps)
+
+
+@pytest.mark.parametrize(
+    ("index", "values", "words"),
+    [
+        ([1], [[1.0, 0.0]], ("values/human_dims", "float64[1, 2]", "uint8[1, 2]")),
+        ([1], [[True, False]], ("values/human_dims", "bool[1, 2]", "uint8[1, 2]")),
+        ([1], np.ones((1, 3), np.uint8), ("values/human_dims", "uint8[1, 3]", "uint8[1, 2]")),
+        ([1], np.ones(2, np.uint8), ("values/human_dims", 1, "(2,)")),
+        ([1], np.ones((1, 2, 1), np.uint8), ("values/human_dims", "uint8[1, 2, 1]", "uint8[1, 2]")),
+        ([1], np.array([[2, 0]], np.uint8), ("values/human_dims", "[2, 0]", 6)),
+        ([1], np.zeros((1, 2), np.uint8), ("values/human_dims", "[0, 0]", 6)),
+        ([0, 1], np.ones((2, 2), np.uint8), ("values/human_dims", 5, "HUMAN")),  # the policy's step
+        ([2], np.ones((1, 2), np.uint8), ("index/human_dims", "0..1")),
+        ([1], np.ones((2, 2), np.uint8), ("values/human_dims", 1, "(2, 2)")),
+    ],
+)
+def test_malformed_partial_interventions(index, values, words):
+    whole = StepBlock.from_steps("e", [step(5), shared(step(6))])
+    rows = SparseRows(np.array(index, np.int32), np.array(values))
+    with pytest.raises(WireError, match=naming(*words)):
+        round_trip(dataclasses.replace(whole, sparse={"human_dims": rows}))
+
+
+def test_nothing_else_may_be_called_like_a_partial_intervention():
+    whole = StepBlock.from_steps("e", [step(5), shared(step(6))])
+    sparse = {"human_dims/top": whole.sparse["human_dims"]}
+    with pytest.raises(WireError, match=naming("human_dims/top", "human_dims", "images/")):
+        round_trip(dataclasses.replace(whole, sparse=sparse))
