@@ -16,7 +16,7 @@ DEMO_PORT ?= 5588
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[dev,video,lerobot,aloha-sim,ogbench]'
+	$(BIN)/pip install --quiet --editable '.[dev,video,viz,lerobot,aloha-sim,ogbench]'
 	touch $@
 
 demo: $(VENV)/installed

@@ -44,7 +44,8 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "ffmpeg": (lambda: installed("imageio_ffmpeg"), "videos of evaluations"),
     "lerobot": (
         lambda: "SERL_CHUNK_LEROBOT_PYTHON" in os.environ,
-        "our data sets read by lerobot itself (SERL_CHUNK_LEROBOT_PYTHON names an interpreter that has it)",
+        "our data sets read by lerobot itself, and the driver lerobot over its own buses (SERL_CHUNK_LEROBOT_PYTHON "
+        "names an interpreter that has lerobot[feetech])",
     ),
     "ros 1": (
         lambda: unpacked("SERL_CHUNK_ROS1", "usr/lib/python3/dist-packages/rospy"),

@@ -27,13 +27,14 @@ from typing import Any
 
 import numpy as np
 
+from serl_chunk_robot.admission import Address
 from serl_chunk_robot.cameras import Cameras
 from serl_chunk_robot.client import Keys, RobotClient, RobotError
 from serl_chunk_robot.config import HAIR, load, load_driver
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.measured import Measured
 from serl_chunk_robot.serve import Motions, prioritise
-from serl_chunk_robot.server import Address, RobotServer
+from serl_chunk_robot.server import RobotServer
 from serl_chunk_robot.wire.curve import Pair
 
 HERE = "127.0.0.1"

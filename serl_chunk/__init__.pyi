@@ -25,7 +25,9 @@ from serl_chunk.config.experiment import (
 )
 from serl_chunk.config.gripper import GripperConfig as GripperConfig
 from serl_chunk.config.loader import load_experiment as load_experiment
+from serl_chunk.config.outcome import OutcomeConfig as OutcomeConfig
 from serl_chunk.config.robots import (
+    AlohaConfig as AlohaConfig,
     AlohaSimConfig as AlohaSimConfig,
     FakeAlohaConfig as FakeAlohaConfig,
     FakeSingleArmConfig as FakeSingleArmConfig,

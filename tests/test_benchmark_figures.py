@@ -23,11 +23,13 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import ablations
 import calibration
 import cube_single
+import device_latency
 import grasp_critic
 import human_in_the_loop
 import learn_gym_hil
 from ablations import Count
 from support import cli_args
+from support.mouse_cell import Answer, Braking, answer_of, braking_of
 
 pytestmark = pytest.mark.system
 
@@ -224,3 +226,57 @@ def test_a_simulated_key_is_heard_once_when_it_goes_down_and_once_when_it_comes_
     assert not listener.is_alive()
     keyboard.hold(set())
     assert heard == [("down", "up"), ("down", "ctrl_r"), ("down", "space"), ("up", "space"), ("up", "up")]
+
+
+def test_a_reports_answer_is_the_first_command_and_set_point_that_change():
+    """Ticks at 0, 20, 40 ms ...; the report comes at 23 ms, is seen at 40, and the driver moves at 45."""
+    ticks = 0.02 * np.arange(6)
+    targets = np.repeat([0.0, 0.01], [2, 4])[:, None] * np.ones(14)
+    commands = [(t, t + 0.001, row.tolist()) for t, row in zip(ticks, targets, strict=True)]
+    moments = 0.005 * np.arange(100)
+    points = np.maximum(moments - 0.040, 0)[:, None] * 0.1 * np.ones(14)
+    answer = answer_of(0.023, commands, moments, points)
+    assert answer == pytest.approx((0.017, 0, 0.018, 0.022))
+    slow = [(t, s, [0.01 * (t > 0.07)] * 14) for t, s, _ in commands]
+    assert answer_of(0.023, slow, moments, points).late == 2
+
+
+def test_braking_is_timed_by_the_joint_that_was_fastest():
+    """200 passes a second at 0.4 rad/s; unplugged at 0.5 s, braked from 0.52 to 0.56, back by 2 mrad until 0.6."""
+    moments = 0.005 * np.arange(400)
+    speed = np.interp(moments, [0.52, 0.56], [-0.4, 0.0]) + np.where((moments > 0.56) & (moments <= 0.6), 0.05, 0.0)
+    points = np.zeros((400, 14))
+    points[:, 1] = np.cumsum(speed) * 0.005
+    points[:, 0] = points[:, 1] / 4
+    points[:, 9] = moments  # the other arm moves on
+    braking = braking_of(0.5, moments, points)
+    assert braking.speed == pytest.approx(0.4)
+    assert 0.02 < braking.began <= 0.03
+    assert 0.055 <= braking.stopped <= 0.065
+    assert braking.returned == pytest.approx(0.002)
+    assert 0.095 <= braking.settled <= 0.106
+
+
+@pytest.mark.parametrize(
+    ("kind", "after_the_tick", "stopped", "holds"),
+    [("full", 0.015, 0.09, True), ("full", 0.021, 0.09, False), ("plain", 0.021, 0.09, False),
+     ("full", 0.015, 0.11, False)],
+)  # fmt: skip
+def test_a_device_is_in_time_within_a_tick_of_the_look_and_100_ms_of_the_plug(kind, after_the_tick, stopped, holds):
+    good = Answer(0.019, 0, 0.02, 0.025)
+    answers = {"plain": [good] * 50, "full": [good] * 50}
+    answers[kind] = [good] * 40 + [good._replace(driver=0.019 + after_the_tick)] * 10
+    brakings = [Braking(0.4, 0.02, 0.05, 0.001, 0.2)] * 9 + [Braking(0.4, 0.02, stopped, 0.001, 0.2)]
+    assert device_latency.figures(answers, brakings)["holds"] is holds
+
+
+def test_the_published_latency_of_a_device_is_in_time():
+    text = (Path(__file__).resolve().parents[1] / "docs" / "figures" / "device_latency.json").read_text()
+    published = json.loads(text)
+    answers = {kind: [Answer(**row) for row in published["each"][kind]] for kind in device_latency.KINDS}
+    brakings = [Braking(**row) for row in published["each"]["unplugs"]]
+    assert sum(map(len, answers.values())) >= 200
+    assert len(brakings) >= 25
+    again = device_latency.figures(answers, brakings)
+    assert again["holds"]
+    assert again == {name: published[name] for name in again}

@@ -20,10 +20,12 @@ from serl_chunk import main as command_line
 from serl_chunk.agents.registry import IMPLEMENTATIONS
 from serl_chunk.cli import training
 from serl_chunk.cli.local import train_local
+from serl_chunk.cli.record import run_record
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.robots import (
+    AlohaConfig,
     AlohaSimConfig,
     FakeAlohaConfig,
     FakeSingleArmConfig,
@@ -66,6 +68,9 @@ STUBBED = (
     "serl_chunk.cli.data.inspect.run_inspect",
     "serl_chunk.cli.data.inspect.run_check",
     "serl_chunk.cli.data.inspect.run_stats",
+    "serl_chunk.cli.view.run_view",
+    "serl_chunk.cli.classifier.run_train",
+    "serl_chunk.cli.classifier.run_test",
 )
 
 
@@ -169,8 +174,10 @@ def test_serl_chunk_accepts(
         shared = arguments["arguments"]
         assert command_line.main([*shared, "--learner"]) == command_line.main([*shared, "--actor"]) == 0
         assert [name for name, _ in calls] == ["run_learner", "run_training_actor"]
-    elif words[0] == "data":
+    elif words[0] in ("data", "classifier"):
         assert name == f"run_{words[1]}"
+    elif words[0] == "view":
+        assert name == "run_view"
     elif name in ("run_init", "run_add", "run_join", "run_list", "run_revoke"):
         assert words[:2] == ["keys", name.removeprefix("run_")]
     elif name != "build_report":
@@ -248,7 +255,11 @@ def test_the_tutorial_runs_end_to_end(
     for block in blocks(TUTORIAL):
         if block.file and "def experiment()" not in block.text:
             runpy.run_path(block.file, run_name="__main__")
-    assert "5 demonstrations" in capsys.readouterr().out
+    recording = next(
+        p.values[0] for p in commands_of("serl-chunk") if "demos/reach" in p.id and "--policy human" in p.id
+    )
+    assert command_line.main(recording) == 0
+    assert run_record(**calls.pop()[1]) == 0
     demos = load_demos(["demos/reach"], robot_spec(load_experiment("reach.py").robot))
     assert len(demos.episodes) == 5
     assert all(e.end.terminated and e.steps.reward[-1] == 1 for e in demos.episodes)
@@ -304,8 +315,8 @@ def groups() -> dict[str, set[str]]:
     """`learner -> {batch_size, ...}` for every part of an experiment; all kinds of agents and robots together."""
     out = {}
     base = load_experiment("fake_aloha")
-    robots = (FakeAlohaConfig, FakeSingleArmConfig, AlohaSimConfig, FrankaConfig, OgbenchConfig, RobomimicConfig,
-              GymConfig)  # fmt: skip
+    robots = (FakeAlohaConfig, FakeSingleArmConfig, AlohaConfig, AlohaSimConfig, FrankaConfig, OgbenchConfig,
+              RobomimicConfig, GymConfig)  # fmt: skip
     kinds = {"agent": tuple(IMPLEMENTATIONS), "robot": robots}
     for field in dataclasses.fields(base):
         classes = kinds.get(field.name, (type(getattr(base, field.name)),))
@@ -331,10 +342,12 @@ def test_flags_exist(doc: Path, capsys: pytest.CaptureFixture[str]):
         ["experiments"],
         ["record"],
         ["report"],
+        ["view"],
         ["doctor"],
         *(["keys", c] for c in ("init", "add", "join", "list", "revoke")),
         *(["robot", c] for c in ("new", "check", "teach", "dry", "replay")),
-        *(["robot", c] for c in ("serve", "jog", "end", "keys")),
+        *(["robot", c] for c in ("serve", "jog", "end", "keys", "reboot")),
+        *(["classifier", c] for c in ("train", "test")),
         *(["data", c] for c in ("convert", "export", "inspect", "check", "stats")),
     ):
         with pytest.raises(SystemExit):

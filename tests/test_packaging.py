@@ -70,6 +70,7 @@ MODULES = {
     "absl-py": "absl",
     "av": "av",
     "imageio": "imageio_ffmpeg",  # the extra [ffmpeg]
+    "opencv-python-headless": "cv2",
     "orbax-checkpoint": "orbax",
     "pillow": "PIL",
     "pyzmq": "zmq",
@@ -77,7 +78,15 @@ MODULES = {
 """Distributions whose module has another name."""
 OLDER = {"tomli"}  # of Pythons before 3.11, which has it as tomllib; serl_chunk needs a newer one
 # Imported by drivers of real robots, and in their environments: none is a dependency.
-OF_ROBOTS = {"interbotix_xs_msgs", "rclpy", "rosgraph", "rospy", "sensor_msgs", "trossen_arm"}
+OF_ROBOTS = {"draccus", "interbotix_xs_msgs", "lerobot", "rclpy", "rosgraph", "rospy", "sensor_msgs"}
+ROBOT_EXTRAS = {  # and what they install
+    "v4l2": {"cv2"},
+    "realsense": {"pyrealsense2"},
+    "trossen": {"trossen_arm"},
+    "devices": {"evdev"},
+    "gello": {"dynamixel_sdk"},
+    "spacemouse": {"pyspacemouse"},  # which serl-chunk itself always has
+}
 
 
 def imported(folders: Iterable[Path]) -> tuple[set[str], set[str]]:
@@ -112,12 +121,30 @@ def test_dependencies_are_what_is_imported():
 def test_the_robots_distribution_has_its_packages_dependencies_and_version():
     project = tomllib.loads((ROBOT.parent / "pyproject.toml").read_text())
     assert set(project["tool"]["setuptools"]["packages"]) == robot_folders()
-    modules, (statements, _) = modules_of(project["project"]["dependencies"]), imported([ROBOT])
-    own = {"serl_chunk_robot", "__future__"}
-    assert statements - set(sys.stdlib_module_names) - own - OF_ROBOTS == modules
+    modules, (statements, texts) = modules_of(project["project"]["dependencies"]), imported([ROBOT])
+    own, extras = {"serl_chunk_robot", "__future__"}, set().union(*ROBOT_EXTRAS.values())
+    assert extras <= statements | texts
+    assert statements - set(sys.stdlib_module_names) - own - OF_ROBOTS - extras == modules
     root = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert modules - OLDER <= modules_of(root["dependencies"])
     assert serl_chunk_robot.__version__ == root["version"]
+
+
+def test_both_distributions_have_the_extras_of_the_robots():
+    root, robot = (tomllib.loads((p / "pyproject.toml").read_text())["project"] for p in (ROOT, ROBOT.parent))
+    of = robot["optional-dependencies"]
+    assert {extra: modules_of(wanted) for extra, wanted in of.items()} == ROBOT_EXTRAS
+    root_extras = {**root["optional-dependencies"], "spacemouse": [d for d in root["dependencies"] if "mouse" in d]}
+    assert {extra: root_extras[extra] for extra in of} == of
+    readme = (ROBOT.parent / "README.md").read_text()
+    assert [extra for extra in of if f"`[{extra}]`" not in readme] == []
+
+
+def test_constraints_pin_only_what_make_installs():
+    """A pin of an extra that it does not install would hold back those who do."""
+    pinned = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert len(pinned) > 50
+    assert not pinned & {"opencv-python-headless", "pyrealsense2", "trossen-arm"}
 
 
 def test_the_license_is_apache_2():

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -144,6 +144,32 @@ class ScreenHandler(logging.Handler):
             level = f"\x1b[{COLOURS.get(record.levelno, '31')}m{level}\x1b[0m"
         source = "" if _of_package(record) else f"{record.name}: "
         return f"{_PLAIN.formatTime(record, '%H:%M:%S')} {level} {source}{_PLAIN.format(record)}"
+
+
+class _LinesOf(Screen):
+    """Lines that another program of this process shows, as a console. It has a state of its own."""
+
+    live = True
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+
+    def line(self, text: str) -> None:
+        self._show(text)
+
+
+@contextlib.contextmanager
+def logging_to(show: Callable[[str], None]) -> Iterator[None]:
+    """Show the log's lines by `show` in the block, in place of standard output."""
+    if _screen is None:
+        yield
+        return
+    _screen.screen.keep()
+    before, _screen.screen = _screen.screen, _LinesOf(show)
+    try:
+        yield
+    finally:
+        _screen.screen = before
 
 
 class FileHandler(logging.Handler):

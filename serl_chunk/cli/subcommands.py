@@ -39,12 +39,18 @@ def quiet_libraries() -> None:
 
 
 def _record(arguments: list[str]) -> int:
-    p = _parser("record", "Record demonstrations as HDF5 episodes.")
+    p = _parser(
+        "record",
+        "Record demonstrations as HDF5 episodes: of the robot's script, or by hand with the device of "
+        "actor.intervention. Each episode by hand begins at the first motion, and each file is checked once it is "
+        "written. The same command continues an interrupted recording.",
+    )
     p.add_argument("--exp_name", help="the experiment whose robot and task are recorded")
     p.add_argument("--n_demos", type=int, default=10, help="successful episodes the folder shall hold (default: 10)")
     p.add_argument("--out", required=True, metavar="DIR", help="folder for episode_0.hdf5, episode_1.hdf5, ...")
-    p.add_argument("--policy", default="scripted", help="who demonstrates (default: scripted)")
-    p.add_argument("--noise", type=float, help="standard deviation of the expert's noise, radians")
+    p.add_argument("--policy", default="scripted", metavar="WHO", help="who demonstrates: scripted (default) or human")
+    p.add_argument("--keep", default="successes", metavar="WHAT", help="of a human: successes (default), or all judged")
+    p.add_argument("--noise", type=float, help="standard deviation of the script's noise, radians")
     p.add_argument("--cameras", metavar="A,B", help="cameras to record: names, all, or none (default: the agent's)")
     from serl_chunk.cli.process import add_experiment_flags, load_flags, spec_of
 
@@ -62,7 +68,9 @@ def _record(arguments: list[str]) -> int:
         cameras = tuple(c.name for c in spec.cameras) if named is None else named
         if twice := [c for i, c in enumerate(cameras) if c in cameras[:i]]:
             raise ConfigError(f"{twice[0]!r} is named twice. Remove one of them.", parameter="cameras")
-    return run_record(config, flags.n_demos, flags.out, policy=flags.policy, noise=flags.noise, cameras=cameras)
+    return run_record(
+        config, flags.n_demos, flags.out, policy=flags.policy, noise=flags.noise, cameras=cameras, keep=flags.keep
+    )
 
 
 def _report(arguments: list[str]) -> int:
@@ -132,6 +140,29 @@ def _data(arguments: list[str]) -> int:
     commands = p.add_subparsers(dest="command", required=True, metavar="convert|export|inspect|check|stats|encoder")
     convert.add_parsers(commands)
     inspect.add_parsers(commands)
+    flags = p.parse_args(arguments)
+    return int(flags.run(flags))
+
+
+def _view(arguments: list[str]) -> int:
+    p = _parser(
+        "view",
+        "Look at the episodes of a run, file or folder in a browser of this machine: list and filter all of them, "
+        "play cameras, curves, Q and interventions, and label them as success, failure or discarded. The address "
+        "holds a secret; other machines cannot connect.",
+    )
+    from serl_chunk.cli.view import add_flags, run_view
+
+    add_flags(p)
+    return run_view(p.parse_args(arguments))
+
+
+def _classifier(arguments: list[str]) -> int:
+    from serl_chunk.cli import classifier
+
+    p = _parser("classifier", "A network that looks at cameras and decides whether the task succeeded.")
+    commands = p.add_subparsers(dest="command", required=True, metavar="train|test")
+    classifier.add_parsers(commands)
     flags = p.parse_args(arguments)
     return int(flags.run(flags))
 
@@ -223,6 +254,8 @@ COMMANDS: dict[str, Command] = {
     "new": Command(_new, "write an experiment for your own robot, which runs as it is"),
     "record": Command(_record, "record demonstrations"),
     "data": Command(_data, "convert, export, inspect and check demonstrations"),
+    "view": Command(_view, "look at episodes in a browser, and label them"),
+    "classifier": Command(_classifier, "train and test a success classifier"),
     "presets": Command(_presets, "list the algorithms that --preset names"),
     "report": Command(_report, "write the report of a run"),
     "keys": Command(_keys, "admit robot PCs to a learner over a network"),

@@ -52,7 +52,7 @@ def closed(monkeypatch) -> list[str]:
         return env
 
     monkeypatch.setattr(service, "make_env", open_env)
-    monkeypatch.setattr(service, "make_intervention", lambda config, env: Human())
+    monkeypatch.setattr(service, "make_intervention", lambda *_: Human())
     return names
 
 

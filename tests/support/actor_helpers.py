@@ -224,7 +224,9 @@ class HumanOnTicks:
     def reset(self, seed: int) -> None:
         self.asked.clear()
 
-    def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
+    def poll(
+        self, tick: int, observation: Observation, decision_tick: bool, last: np.ndarray
+    ) -> InterventionCommand | None:
         self.asked.append((tick, decision_tick))
         if tick not in self.ticks:
             return None

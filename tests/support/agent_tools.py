@@ -123,6 +123,36 @@ def on_device(spec: AgentSpec, seed: int = 0, **changes: Any) -> ChunkBatch:
     return jax.device_put(make_batches(spec, seed=seed, **changes))
 
 
+def one_batch(agent: Agent, **changes: Any) -> ChunkBatch:
+    """The first of `on_device`."""
+    return jax.tree.map(lambda x: x[0], on_device(agent.spec, **changes))
+
+
+def marked_numbers(spec: AgentSpec, *marked: int) -> np.ndarray:
+    """`ChunkBatch.bc_dims` of `on_device` that marks the same numbers of every action."""
+    dims = np.zeros((2, 8, max(spec.horizon, spec.critic_steps), spec.action_dim), np.float32)
+    dims[..., list(marked)] = 1
+    return dims
+
+
+def imitation_gradient(agent: Agent, state: AgentState, batch: ChunkBatch) -> tuple[jax.Array, Any]:
+    """The value of the policy's loss without a critic, and its gradient."""
+    batch = agent.policy_part(batch)
+    draws = agent.policy_draws(jax.random.key(1), batch)
+    loss = lambda policy: agent._policy_loss(policy, state, batch, draws, bc_only=True)[0]  # noqa: E731
+    return jax.value_and_grad(loss)(state.policy)
+
+
+def output_bias(grads: Any, agent: Agent) -> np.ndarray:
+    """The gradient of the last layer's bias, [H, A]; a Gaussian's of its means."""
+    sizes = (agent.chunk_dim, 2 * agent.chunk_dim)
+    (found,) = [
+        np.asarray(x) for path, x in jax.tree_util.tree_leaves_with_path(grads)
+        if x.ndim == 1 and x.size in sizes and "bias" in jax.tree_util.keystr(path)
+    ]  # fmt: skip
+    return found[: agent.chunk_dim].reshape(agent.spec.horizon, agent.spec.action_dim)
+
+
 def same(a: Any, b: Any) -> bool:
     """Whether two trees are equal bit for bit."""
     if jax.tree.structure(a) != jax.tree.structure(b):

@@ -79,6 +79,8 @@ class Coded:
     outcome: Outcome = Outcome.UNKNOWN
     last_reward: float | None = None
     lost: dict[int, int] = dataclasses.field(default_factory=dict)  # tick -> control periods lost before it
+    # tick -> the numbers of the action, 1 or 0, that a human commanded where the policy had the others
+    shared: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         self.terminated = self.end in ("success", "failure", "terminated_without_observation")
@@ -123,6 +125,7 @@ class Coded:
             policy_age=tick / 8,
             stamp=(tick + sum(n for t, n in self.lost.items() if t <= tick)) / 50,
             lost_ticks=self.lost.get(tick, 0),
+            human_dims=np.array(self.shared[tick], np.bool_) if tick in self.shared else None,
         )
 
     def records(self, rng: np.random.Generator) -> list:
@@ -181,6 +184,20 @@ class Coded:
             out.append(float(chosen and s != Source.HOLD and not failed))
         return out
 
+    def imitated(self, bc_on: str, exclude: int) -> np.ndarray:
+        """Imitation weight of each number of the action of every step, [T, 2]."""
+        both = {
+            "all": True,
+            "demo": self.demonstration,
+            "demo+interventions": self.demonstration,
+            "+successes": self.demonstration or self.outcome == Outcome.SUCCESS,
+            "interventions": False,
+        }[bc_on]
+        weights = self.weights(bc_on, exclude)
+        return np.array(
+            [[w * (both or of_human) for of_human in self.shared.get(t, (1, 1))] for t, w in enumerate(weights)]
+        )
+
     def interventions(self) -> list[tuple[int, int]]:
         """(last tick of the robot's own, first human tick) of every intervention."""
         out, own, held = [], None, False
@@ -222,11 +239,13 @@ class Coded:
 
 
 def make(
-    rng: np.random.Generator, number: int, *, human: bool = True, every_frame: bool = False, gaps: bool = False, **kw
-) -> Coded:
+    rng: np.random.Generator, number: int, *, human: bool = True, every_frame: bool = False, gaps: bool = False,
+    shared: bool = False, **kw,
+) -> Coded:  # fmt: skip
     """A random episode; `human` adds interventions, with idle ticks; cameras miss ticks unless `every_frame`.
 
-    `gaps`: every second one has some, which are drawn apart from the rest.
+    `gaps`: every second one has some, which are drawn apart from the rest. So are the numbers that a human commanded
+    with `shared`, on some of the human ticks.
     """
     length = int(rng.integers(1, LIMIT + 1))
     source = np.full(length, Source.POLICY, np.uint8)
@@ -242,6 +261,10 @@ def make(
     if gaps and number % 2:
         own = np.random.default_rng(number)
         kw["lost"] = {int(t): int(own.integers(5, 200)) for t in own.integers(length, size=own.integers(1, 5))}
+    if shared:
+        own = np.random.default_rng(number + 10**6)
+        human = np.flatnonzero((source == Source.HUMAN) & (own.random(length) < 0.6))
+        kw["shared"] = {int(t): ((1, 0), (0, 1), (1, 1))[own.integers(3)] for t in human}
     return Coded(number=number, length=length, source=source, reads=reads, **kw)
 
 
@@ -268,6 +291,7 @@ class Checker:
         self.terminated, self.demo, self.final = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, bool)
         self.reward, self.bc_weight = np.zeros((n, width), np.float32), np.zeros((n, width), np.float32)
         self.open_bc = np.zeros((n, width), np.float32)  # while the outcome is not known
+        self.bc_dims, self.open_bc_dims = np.zeros((n, width, 2), np.float32), np.zeros((n, width, 2), np.float32)
         self.source = np.full((n, width), Source.HOLD, np.uint8)
         self.decision = np.full((n, width), -1)
         self.frame = np.full((n, len(SPEC.cameras), width), -1)
@@ -291,6 +315,8 @@ class Checker:
             exclude = cfg.replay.exclude_before_takeover
             self.bc_weight[k, :t] = e.weights(bc_on, exclude)
             self.open_bc[k, :t] = dataclasses.replace(e, end="limit").weights(bc_on, exclude)
+            self.bc_dims[k, :t] = e.imitated(bc_on, exclude)
+            self.open_bc_dims[k, :t] = dataclasses.replace(e, end="limit").imitated(bc_on, exclude)
             self.source[k, :t] = e.source
             self.latest_gap[k] = max(e.lost, default=-1)
             self.decision[k, :t] = [e.decision_tick(i) for i in range(t)]
@@ -344,6 +370,10 @@ class Checker:
         np.testing.assert_array_equal(batch.is_demo, valid & (self.demo[ep][:, None] | (source == Source.HUMAN)))
         closed = batch.bc_weight == self.bc_weight[ep[:, None], at] * valid
         still_open = batch.bc_weight == self.open_bc[ep[:, None], at] * valid
+        assert (closed | still_open if writing else closed).all()
+        numbers = batch.bc_weight[..., None] * (1 if batch.bc_dims is None else batch.bc_dims)
+        closed = numbers == self.bc_dims[ep[:, None], at] * valid[..., None]
+        still_open = numbers == self.open_bc_dims[ep[:, None], at] * valid[..., None]
         assert (closed | still_open if writing else closed).all()
         decided = (self.decision[ep[:, None], at] == t[:, None]) & valid & (source == Source.POLICY)
         np.testing.assert_array_equal(batch.delay, np.where(decided.any(1), decided.argmax(1), 0))

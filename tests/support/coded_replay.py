@@ -5,7 +5,7 @@ from coded_episodes import SPEC, Coded, normaliser
 
 from serl_chunk.replay.replay import Replay
 from serl_chunk.replay.step_storage import HELD_COLUMNS
-from serl_chunk.types import IMAGE_PREFIX, STATE, STEP_COLUMNS, DataError, Episode, SparseRows, StepBlock
+from serl_chunk.types import HUMAN_DIMS, IMAGE_PREFIX, STATE, STEP_COLUMNS, DataError, Episode, SparseRows, StepBlock
 
 RNG = np.random.default_rng
 
@@ -51,6 +51,10 @@ def read_held(replay, session, episode_id):
             sparse[key] = SparseRows(taken.astype(np.int32), _decoded(storage, c, storage.frame[steps[taken], c]))
         if storage.age[final, c] == 0:
             last[key] = _decoded(storage, c, storage.frame[final : final + 1, c])[0]
+    if storage.human_dims is not None and storage.human_dims[steps].any():
+        taken = np.flatnonzero(storage.human_dims[steps].any(1))
+        bits = np.unpackbits(storage.human_dims[steps[taken]], axis=1, count=SPEC.action_dim)
+        sparse[HUMAN_DIMS] = SparseRows(taken.astype(np.int32), bits)
     columns = {name: np.zeros(held.length, dtype) for name, dtype in STEP_COLUMNS.items()}
     columns |= {name: getattr(storage, name)[steps] for name in ("action", *HELD_COLUMNS)}
     block = StepBlock(

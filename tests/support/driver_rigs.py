@@ -16,18 +16,22 @@ import rclpy_stand_in
 import ros1
 import trossen_stand_in
 import udp_arm
+from franka_http import START, FrankaServer
 from xs_arm import XsArm
 
 from serl_chunk_robot.driver import Driver, Reading
 from serl_chunk_robot.drivers import aloha_arms
-from serl_chunk_robot.drivers.aloha_arms import AlohaArms, Gripper
+from serl_chunk_robot.drivers.aloha_arms import AlohaArms
+from serl_chunk_robot.drivers.aloha_gripper import Gripper
 from serl_chunk_robot.drivers.aloha_ros1 import aloha_ros1
 from serl_chunk_robot.drivers.aloha_ros2 import aloha_ros2
 from serl_chunk_robot.drivers.fake import viperx_arms
+from serl_chunk_robot.drivers.franka_http import FrankaHttp
 from serl_chunk_robot.drivers.sample import UdpArm
 from serl_chunk_robot.drivers.trossen import OPEN, TrossenArms
 from serl_chunk_robot.loop import Refused, RobotLoop
 from serl_chunk_robot.profiles import built_in
+from serl_chunk_robot.rotations import euler_of_matrix, matrix_of_quat, unwrapped
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.measured import Measured
 
@@ -44,6 +48,8 @@ class Rig:
     fault: Callable[[], str] | None = None  # the robot has a fault from now on; a part of its text
     vanish: Callable[[], None] | None = None  # the robot takes no commands any more
     commands: Callable[[], list[np.ndarray]] | None = None  # all set points that reached it, in the driver's unit
+    each_arrives = True  # False: of set points in quick succession, only the newest does
+    torque_off = True  # False: it loses its torque by a switch of its own alone
 
     def connect(self) -> None:
         self.driver.connect(time.monotonic)
@@ -140,7 +146,7 @@ class AlohaRig(Rig):
     def fault(self) -> str:
         self.put(1, "errors", [0, 0, 32, 0, 0, 0, 0])
         self.put(1, "torque", [True, True, False, True, True, True, True])
-        return "right/elbow: overload"
+        return "right/elbow: it has an error"
 
     def repair(self) -> None:
         with pytest.raises(Exception, match="falls while elbow"):
@@ -191,6 +197,35 @@ class AlohaSimRig(Rig):
     def fault(self) -> str:
         self._inject(self.port, fault="a motor is hot")
         return "motor"
+
+
+class FrankaRig(Rig):
+    """An arm behind the stand-in of HIL-SERL's server."""
+
+    each_arrives = torque_off = False
+
+    def __init__(self, server: FrankaServer) -> None:
+        self.server, self.driver = server, FrankaHttp([server.url])
+        self.start = server.arm.pose.copy()
+
+    def silence(self) -> None:
+        self.server.hangs = {"getstate"}
+
+    def fault(self) -> str:
+        self.server.errs = {"getstate"}
+        return "getstate: HTTP 500"
+
+    def repair(self) -> None:
+        self.server.errs = set()
+
+    def commands(self) -> list[np.ndarray]:
+        """Without those of a clearing, which repeat the measured pose."""
+        poses = [np.array(body["arr"]) for path, body in list(self.server.requests) if path == "pose"]
+        return [
+            np.array([*pose[:3], *unwrapped(euler_of_matrix(matrix_of_quat(pose[3:])), START[3:]), 0.5])
+            for pose in poses
+            if not np.array_equal(pose, self.start)
+        ]
 
 
 class Served:
@@ -290,6 +325,12 @@ def fake_aloha() -> Iterator[Rig]:
     yield FakeRig(FakeAlohaDriver())
 
 
+@contextmanager
+def franka_http() -> Iterator[Rig]:
+    with FrankaServer() as server:
+        yield FrankaRig(server)
+
+
 _port: list[int] = []
 
 
@@ -308,4 +349,47 @@ def _free_udp_port() -> int:
 
 
 RIGS = {"fake": fake, "sample": sample, "fake_aloha": fake_aloha, "aloha_sim": aloha_sim, "aloha_ros1": ros1_arms,
-        "aloha_ros2": ros2_arms, "trossen": trossen}  # fmt: skip
+        "aloha_ros2": ros2_arms, "trossen": trossen, "franka_http": franka_http}  # fmt: skip
+
+
+class LeRobotRig(Rig):
+    """Simulated motors of two SO arms of LeRobot, and a driver in degrees."""
+
+    each_arrives = False  # a set point that waits for the motors' bus is replaced by the next one
+
+    def __init__(self, ports: dict[str, Any]) -> None:
+        from serl_chunk_robot.drivers.lerobot_robot import LeRobotArms
+
+        self.ports = list(ports.values())
+        params = {f"{side}_arm_config": {"port": port} for side, port in zip(("left", "right"), ports, strict=True)}
+        self.driver = LeRobotArms(
+            type="bi_so_follower", params={"id": "cell", **params}, low=-1.6, high=1.6, velocity=4.0
+        )
+
+    def has_torque(self) -> bool:
+        return all(all(port.registers["Torque_Enable"]) for port in self.ports)
+
+    def silence(self) -> None:
+        self.ports[1].broken = "Failed to sync read. [TxRxResult] There is no status packet!"
+
+    def fault(self) -> str:
+        self.ports[1].registers["Torque_Enable"][2] = 0
+        return "right_elbow_flex"
+
+    def commands(self) -> list[np.ndarray]:
+        units = np.array([np.pi / 180] * 5 + [0.01])
+        got = [[units * np.array(list(goal.values())) for goal in port.goals] for port in self.ports]
+        return [np.concatenate(both) for both in zip(*got, strict=False)]
+
+
+@contextmanager
+def lerobot_arms() -> Iterator[Rig]:
+    import lerobot_stand_in
+
+    with lerobot_stand_in.installed("/dev/left", "/dev/right") as ports:
+        rig = LeRobotRig(ports)
+        yield rig
+        rig.driver.close()
+
+
+RIGS["lerobot"] = lerobot_arms

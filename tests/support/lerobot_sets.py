@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -54,6 +55,16 @@ def episode_of(seed: int, n: int, task: str = "stack", every: int = 1, **end: An
         steps,
         End(f"e{seed}", n, **(how | end)),
     )
+
+
+def shared(episode: Episode, *ticks: int) -> Episode:
+    """`episode` with a human who had the second number of the action, of three, on `ticks`."""
+    steps = episode.steps
+    rows = SparseRows(np.array(ticks, np.int32), np.tile(np.array([0, 1, 0], np.uint8), (len(ticks), 1)))
+    source = steps.source.copy()
+    source[rows.index] = Source.HUMAN
+    steps = dataclasses.replace(steps, source=source, sparse=steps.sparse | {"human_dims": rows})
+    return episode._replace(steps=steps)
 
 
 def several() -> list[Episode]:

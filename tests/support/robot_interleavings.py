@@ -42,7 +42,7 @@ class Interleaving:
         "command": 40, "bad_command": 8, "arm": 8, "release": 4, "motion": 12, "clear": 12, "stop": 3, "hold": 2,
         "lost": 1.5, "lapse": 2, "silence": 0.4, "minus_pi": 2, "repeats": 1.5, "nan": 0.7, "jump": 0.5, "torque": 0.7,
         "torque_off": 0.3, "read_error": 0.7, "command_error": 1, "fault": 0.7, "spin": 0.4, "clock": 1, "deaf": 0.5,
-        "wrong_role": 8, "drive": 3, "rejected": 0.4,
+        "wrong_role": 8, "drive": 3, "rejected": 0.4, "reboot": 2,
     }  # fmt: skip
     NAMES, CHANCES = list(WEIGHTS), np.array(list(WEIGHTS.values())) / sum(WEIGHTS.values())
 
@@ -183,6 +183,30 @@ class Interleaving:
         event = "clear" if self.model.state == "STOPPED" else str(self.rng.choice(others))
         role = "any" if event == "release" else str(self.rng.choice(["any", "controller"]))
         self.ask(event, role, Way(HOME, 9))
+
+    def on_reboot(self) -> None:
+        """A motor is rebooted, mostly in STOPPED; often a clear comes before the next pass."""
+        if self.rng.random() < 0.7:
+            self.on_stop()
+            self.run(60)
+        role = str(self.rng.choice(["operator", "operator", "controller", "any"]))
+        self.reboot(role, str(self.rng.choice(["left/gripper", "right/gripper"])))
+        if self.rng.random() < 0.5:
+            self.ask("clear", "operator")
+
+    def reboot(self, role: str, motor: str) -> None:
+        """Request a reboot of the product and of the model."""
+        wanted, before = self.model.reboot(role, motor), len(self.world.arms.rebooted)
+        try:
+            self.world.loop.reboot(motor, role, "K")
+            done = True
+        except Refused:
+            done = False
+        self.check_reboot(done, wanted, before)
+
+    def check_reboot(self, done: bool, wanted: bool, before: int) -> None:
+        assert done == wanted, f"reboot in {self.model.state}"
+        assert len(self.world.arms.rebooted) == before + wanted
 
     def on_lapse(self) -> None:
         self.run(20)

@@ -121,6 +121,14 @@ class RobotModel:
             return True
         return False
 
+    def reboot(self, role: str, motor: str) -> bool:
+        """Whether a motor is rebooted. It stood nowhere meanwhile, and the next pass looks at it before any clear."""
+        if role != "operator" or self.state != "STOPPED" or motor == "right/gripper":
+            return False
+        self.path = None
+        self.causes.add("reboot")
+        return True
+
     def clears(self) -> bool:
         r = self.reading
         if self.asked is not None:

@@ -16,12 +16,13 @@ import numpy as np
 from robot_limits import limits
 from robot_world import DT, MECHANISM, SPEC, FaultyArms
 
+from serl_chunk_robot.admission import Address
 from serl_chunk_robot.client import Keys, RobotClient
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
 from serl_chunk_robot.safety.motion import SetPoint
-from serl_chunk_robot.server import Address, RobotServer
+from serl_chunk_robot.server import RobotServer
 from serl_chunk_robot.wire.curve import Pair
 
 HERE = "127.0.0.1"

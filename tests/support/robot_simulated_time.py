@@ -13,6 +13,7 @@ import zmq
 from robot_served import HERE, free_port
 
 from serl_chunk_robot import server as served
+from serl_chunk_robot.admission import Address
 from serl_chunk_robot.client import RobotError
 from serl_chunk_robot.config import HAIR, RobotFile
 from serl_chunk_robot.driver import Driver
@@ -20,7 +21,7 @@ from serl_chunk_robot.protocol import PROTOCOL
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.measured import Measured
 from serl_chunk_robot.serve import Motions
-from serl_chunk_robot.server import Address, RobotServer
+from serl_chunk_robot.server import RobotServer
 from serl_chunk_robot.wire import arrays
 
 

@@ -17,8 +17,8 @@ from robot_model import RobotModel
 from robot_served import HERE, free_port, server
 from robot_world import SeenGate, SeenPursuit, World
 
+from serl_chunk_robot.admission import Address
 from serl_chunk_robot.protocol import MAX_REQUEST, PROTOCOL
-from serl_chunk_robot.server import Address
 from serl_chunk_robot.wire import arrays
 from serl_chunk_robot.wire.sockets import connect, make_socket
 
@@ -183,6 +183,15 @@ class SocketInterleaving(Interleaving):
         self.sockets.server._motions = lambda *_: motion  # type: ignore[assignment, return-value]
         wanted = wanted and self.model.request(event, role, motion)
         self.demand(peer, event, wanted, **values)
+
+    def reboot(self, role: str, motor: str) -> None:
+        peer = {"operator": self.operator, "any": self.watcher}.get(role) or self.lead()
+        if peer not in self.known:
+            self.greet(peer)
+        self.next_moment(peer)
+        wanted, before = self.model.reboot(role, motor), len(self.world.arms.rebooted)
+        self.demand(peer, "reboot", wanted, name=motor)
+        self.check_reboot(wanted, wanted, before)
 
     def send(self, target: np.ndarray, number: int, generation: int, age: float = 0.0) -> str:
         peer = self.lead()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from robot_limits import GRIPPERS, HIGH, HOME, LOW, J, limits
 
-from serl_chunk_robot.driver import DriverSpec, Reading
+from serl_chunk_robot.driver import DriverError, DriverSpec, Reading
 from serl_chunk_robot.drivers.fake import FakeArms
 from serl_chunk_robot.loop import RobotLoop, Status
 from serl_chunk_robot.pursuit import Pursuit
@@ -40,6 +40,7 @@ class FaultyArms(FakeArms):
         self.attempts = 0
         self.stops: list[tuple[float, str, int]] = []
         self.clears = 0
+        self.rebooted: list[str] = []
         self.last: Reading | None = None  # what the loop got last; None: an exception
         self._kept: Reading | None = None
 
@@ -79,6 +80,15 @@ class FaultyArms(FakeArms):
     def stop(self, reason: str, level: int = 0) -> bool:
         self.stops.append((self._clock(), reason, level))
         return self.answers and super().stop(reason, level)
+
+    def set(self, name: str, value: Any) -> None:
+        if name == "reboot" and value == "right/gripper":
+            raise DriverError("reboot: it answers no one")
+        if name != "reboot":
+            return super().set(name, value)
+        self.rebooted.append(value)
+        self.target[2] -= 0.01  # where the motor found itself
+        return None
 
     def clear_faults(self) -> None:
         self.clears += 1

@@ -61,12 +61,19 @@ class Ros:
         port = free_port(1)
         self.environment = {
             "ROS_MASTER_URI": f"http://127.0.0.1:{port}", "ROS_IP": "127.0.0.1", "ROS_HOME": str(self.folder),
+            "ROS_ETC_DIR": str(Path(os.environ[ENVIRONMENT]) / "etc" / "ros"),  # as a workspace that is sourced has it
             "PYTHONPATH": os.pathsep.join(map(str, (_packages(), self.folder, NODE.parent))),
         }  # fmt: skip
         os.environ.update({k: v for k, v in self.environment.items() if k != "PYTHONPATH"})
         code = f"import rosmaster; rosmaster.rosmaster_main(['rosmaster', '--core', '-p', '{port}'])"
         self.master = self.start("-c", code)
         self.arms: subprocess.Popen[str] | None = None
+        from rosgraph import is_master_online
+
+        until = time.monotonic() + 10
+        while not is_master_online(self.environment["ROS_MASTER_URI"]):
+            assert time.monotonic() < until, "rosmaster does not answer"
+            time.sleep(0.02)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a Python process that has ROS."""
@@ -133,12 +140,7 @@ def ros() -> Ros:
     logger_class, handlers = logging.getLoggerClass(), list(logging.getLogger().handlers)
     made = Ros()
     import rospy
-    from rosgraph import is_master_online
 
-    until = time.monotonic() + 10
-    while not is_master_online(made.environment["ROS_MASTER_URI"]):
-        assert time.monotonic() < until, "rosmaster does not answer"
-        time.sleep(0.02)
     rospy.init_node("serl_chunk_robot", anonymous=True, disable_signals=True)  # as the driver does
     # rospy set the logging of the whole process up: other tests have their own.
     logging.setLoggerClass(logger_class)

@@ -13,7 +13,7 @@ from unittest import mock
 import msgpack
 import numpy as np
 import zmq
-from transport_tools import CONTRACT, end, step
+from transport_tools import CONTRACT, end, shared, step
 
 from serl_chunk.transport.wire import handshake, message_types, records, snapshots
 from serl_chunk.transport.wire.handshake import Hello
@@ -44,6 +44,7 @@ def valid_messages() -> list[Frames]:
 
 def _one_of_each() -> list[Frames]:
     blocks = [StepBlock.from_steps("e", [step(t) for t in range(first, first + n)]) for first, n in ((0, 1), (3, 7))]
+    blocks.append(StepBlock.from_steps("e", [shared(step(10)), step(11)]))
     sent = [Begin("e", "task"), *blocks, end("e", 10), Amend("e", Outcome.FAILURE, reward=0.5)]
     hello = Hello("s", 1, "evil", CONTRACT, "run", -1, 0, 5, 0, 3)
     published = Published(Snapshot(3, {"a/w": np.ones((3, 4), np.float32), "b": np.arange(5)}), {"loss": 1.0})

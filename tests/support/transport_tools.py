@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,11 @@ def step(tick: int, value: float = 0.0) -> Step:
     decision = {"chunk": np.full((5, 2), tick, np.float32)} if tick % 5 == 0 else None
     action = np.array([tick, -tick], np.float32)
     return Step(tick, observation, action, 0.0, Source.POLICY, tick - tick % 5, 3, 0.02 * tick, decision, tick / 4)
+
+
+def shared(step: Step, dims: Sequence[bool] = (True, False)) -> Step:
+    """`step` with a human who commanded the numbers `dims` of its action alone."""
+    return step._replace(source=Source.HUMAN, decision_tick=-1, human_dims=np.array(dims, np.bool_))
 
 
 def end(episode: str, length: int) -> End:

@@ -31,10 +31,11 @@ class XsArm:
         self.calls: list[str] = []  # services that change something
         self.torque = [True] * 7
         self.errors = [0] * 7
+        self.alerts = True  # reads of a motor with an error fail, as its answers have the bit of an alert
         self.velocity_profile = [0] * 7
         self.mode = {"arm": "position", "gripper": "current_based_position"}
         self.upper = list(UPPER)
-        self.silent = self.pi = self.hangs = self.frozen_stamp = False
+        self.silent = self.pi = self.hangs = self.frozen_stamp = self.simulated = False
 
     def step(self) -> dict[str, list]:
         """Move and return the fields of a joint state, all joints and both fingers."""
@@ -73,7 +74,14 @@ class XsArm:
         if service == "get_motor_registers":
             of = {"Torque_Enable": self.torque, "Hardware_Error_Status": self.errors,
                   "Profile_Velocity": self.velocity_profile, "Profile_Acceleration": [0] * 7}  # fmt: skip
-            return {"values": [int(n) for n in of[request.reg]]}
+            if self.simulated and "Profile" not in request.reg:
+                return {"values": []}
+            values = [int(n) for n in of[request.reg]]
+            if request.cmd_type == "single":
+                at = [*JOINTS, "gripper"].index(request.name)
+                return {"values": [] if self.errors[at] and self.alerts else [values[at]]}
+            ends = next((k for k, error in enumerate(self.errors) if error and self.alerts), len(values))
+            return {"values": values[:ends]}
         with self.lock:
             self.calls.append(f"{service} {request.name} {request.enable}")
             if service == "torque_enable":

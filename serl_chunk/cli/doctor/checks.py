@@ -16,6 +16,7 @@ from serl_chunk.cli.doctor.probe import PortProbe
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.io import format_bytes
+from serl_chunk.outcomes.classifier import Classifier
 from serl_chunk.runs.spool_folders import SpoolFolders, largest_episode_bytes
 from serl_chunk.transport.sockets import CHANNELS
 from serl_chunk.transport.storage import files
@@ -274,3 +275,20 @@ def check_spool(config: ExperimentConfig, spec: RobotSpec, actor_id: str, root: 
     if free < 2 * episode:  # as Outbox.no_room has it
         return failed(name, said, f"{room}: no episode would begin", **figures)
     return warning(name, said, f"{room}: a long absence of the learner would fill it", fine=free >= size, **figures)
+
+
+LOOK_SHARE = 0.25  # of a tick that a look of the classifier may take
+
+
+def check_classifier(config: ExperimentConfig, spec: RobotSpec) -> Check:
+    """Check that the actor can read `outcome.classifier`, for this robot's cameras, and that it is fast enough."""
+    name, folder = "classifier", config.outcome.classifier
+    try:
+        classifier = Classifier(folder)
+        classifier.check(spec)
+    except ConfigError as e:
+        return failed(name, str(e))
+    look = classifier.seconds()
+    found = f"{folder}: a look takes {duration(look)} of a tick's {duration(spec.dt)}"
+    remedy = "train the small network (without --weights), with fewer or smaller cameras, or give the actor a GPU"
+    return warning(name, found, remedy, fine=look <= LOOK_SHARE * spec.dt, look_s=look)

@@ -96,6 +96,8 @@ def run_checks(
         yield from _LearnerChecks(config, spec, where, actor).checks()
     if config is not None and spec is not None:
         yield checks.check_spool(config, spec, actor, spool_path)
+        if config.outcome.classifier:
+            yield checks.check_classifier(config, spec)
         if config.robot.server:
             yield from check_served(config, spec)
         yield from checks.check_devices(config, spec)

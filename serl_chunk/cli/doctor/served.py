@@ -104,7 +104,7 @@ def _age(client: RobotClient, name: str) -> Check:
         return failed(
             "robot camera", f"{name}: no picture within {PICTURES_S:g} s", "read the log of the robot's server"
         )
-    age = max(client.server_time() - picture.moment, 0.0)
+    age = max(client.server_time() - picture.changed, 0.0)
     remedy = (
         f"its pictures are decided on up to {duration(STALE_S)} of age: look at its rate and cable, and at the network"
     )

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from classifier_sets import save_random
 
 from serl_chunk.cli.doctor import checks
-from serl_chunk.cli.doctor.checks import Check, check_devices, check_spool
+from serl_chunk.cli.doctor.checks import Check, check_classifier, check_devices, check_spool
+from serl_chunk.cli.doctor.doctor import run_checks
+from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.process import spec_of
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.runs.spool_folders import largest_episode_bytes
 from serl_chunk.transport.storage import files
@@ -45,6 +49,30 @@ def test_the_spools_disk(config, tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
     assert (check(1 << 40).status, "--spool_path" in check(1 << 40).remedy) == ("FAIL", True)
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.compiles
+def test_the_classifier(config, tmp_path, monkeypatch):
+    spec = spec_of(config)
+    camera = spec.cameras[0]
+    save_random(tmp_path / "good", camera)
+    save_random(tmp_path / "other", dataclasses.replace(camera, name="belly"))
+
+    def check(folder: str) -> Check:
+        return check_classifier(dataclasses.replace(config, outcome=OutcomeConfig(classifier=folder)), spec)
+
+    monkeypatch.setattr(checks, "LOOK_SHARE", 1e6)
+    assert check("good").status == "ok"
+    monkeypatch.setattr(checks, "LOOK_SHARE", 0.0)
+    slow = check("good")
+    assert (slow.status, slow.figures["look_s"] > 0) == ("warning", True)
+    for folder, named in (("other", "belly"), ("missing", "missing")):
+        assert check(folder).status == "FAIL"
+        assert named in check(folder).said
+    nowhere = LearnerAddress("127.0.0.1", 1, None, None, insecure=True)
+    missing = dataclasses.replace(config, outcome=OutcomeConfig(classifier="missing"))
+    for changed, count in ((missing, 1), (config, 0)):
+        assert [c.name for c in run_checks(changed, nowhere)].count("classifier") == count
 
 
 def real(config: ExperimentConfig, check: Any = None, cameras: tuple[str, ...] = ()) -> ExperimentConfig:

@@ -1,0 +1,96 @@
+"""`serl-chunk view`: the episodes of a run, file or folder in a browser, or as one page, or for Foxglove."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from serl_chunk.cli.data.options import add_reading, keys_of, open_any, options_of, shown_progress
+from serl_chunk.data.source import ReadOptions, Source
+from serl_chunk.types import ConfigError
+
+SIZE_MB = 50.0  # of the page that --out writes
+
+
+def add_flags(p: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    add_reading(p)
+    p.add_argument("--port", type=int, default=0, metavar="N", help="of this machine, 0 for a free one (default: 0)")
+    p.add_argument("--out", metavar="FILE", help="write one page that needs no viewer, and end")
+    p.add_argument("--size_mb", type=float, metavar="MB", help=f"largest size of that page (default: {SIZE_MB:g})")
+    p.add_argument(
+        "--mcap", metavar="FILE", help="write one episode for Foxglove, and end (pip install 'serl-chunk[viz]')"
+    )
+    p.add_argument("--episodes", metavar="N,M-K", help="numbers of the episodes that --out or --mcap write")
+
+
+def run_view(flags: argparse.Namespace) -> int:
+    """Serve the viewer until Ctrl-C, or write a file. Raises ConfigError and DataError."""
+    if flags.out is not None and flags.mcap is not None:
+        raise ConfigError("--out and --mcap write one file each. Give one of them")
+    if flags.out is None and flags.size_mb is not None:
+        raise ConfigError("is for --out. Remove it, or add --out FILE", parameter="size_mb")
+    if flags.out is None and flags.mcap is None and flags.episodes is not None:
+        raise ConfigError("is for --out and --mcap. The viewer lists all of them", parameter="episodes")
+    options = dataclasses.replace(options_of(flags), labels=False)
+    source = open_any(flags.path, options, flags.from_format)
+    if not source.keys():
+        raise ConfigError(f"{source.path}: has no episode yet ({source.format})")
+    if flags.mcap is not None:
+        return _write_mcap(flags, source)
+    if flags.out is not None:
+        return _write_page(flags, source)
+    return _serve(source, _listing(flags, options, source), flags.port)
+
+
+def _listing(flags: argparse.Namespace, options: ReadOptions, source: Source) -> Source | None:
+    """Return the source without cameras where that makes a list cheaper to gather."""
+    if source.format not in ("episodes", "lerobot"):
+        return None
+    return open_any(flags.path, dataclasses.replace(options, cameras=()), flags.from_format)
+
+
+def _serve(source: Source, listing: Source | None, port: int) -> int:
+    from serl_chunk.viewer.server import Server, Viewer
+
+    viewer = Viewer(source, listing)
+    try:
+        with Server(viewer, port) as server:
+            viewer.catalogue.start()
+            print(f"{server.url}\nopen this address on this machine; Ctrl-C ends the viewer", flush=True)
+            try:
+                server.serve_forever(poll_interval=0.2)
+            except KeyboardInterrupt:
+                print("viewer ended")
+    finally:
+        viewer.close()
+    return 0
+
+
+def _write_page(flags: argparse.Namespace, source: Source) -> int:
+    from serl_chunk.viewer.export import write_page
+
+    size_mb = SIZE_MB if flags.size_mb is None else flags.size_mb
+    if not 0.1 <= size_mb <= 2000:
+        raise ConfigError(f"must be 0.1..2000, got {size_mb:g}", parameter="size_mb")
+    numbers = [source.keys().index(key) for key in keys_of(source, flags.episodes)]
+    with shown_progress("writing") as progress:
+        written = write_page(Path(flags.out).expanduser(), source, numbers, int(size_mb * 1e6), progress)
+    print(written)
+    return 0
+
+
+def _write_mcap(flags: argparse.Namespace, source: Source) -> int:
+    from serl_chunk.viewer.foxglove import write_mcap
+
+    keys = keys_of(source, flags.episodes)
+    if len(keys) != 1:
+        text = (
+            f"--mcap writes one episode, and {source.path} has {len(keys)}"
+            if flags.episodes is None
+            else (f"names {len(keys)} episodes")
+        )
+        raise ConfigError(f"{text}. Give the number of one", parameter="episodes")
+    print(write_mcap(Path(flags.mcap).expanduser(), source.read(keys[0]), source.hz))
+    return 0

@@ -1,0 +1,327 @@
+"""Demonstrations by hand: what is kept and reported, and one whole recording with a virtual SpaceMouse."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+import threading
+
+import fake_hid
+import numpy as np
+import pytest
+from actor_helpers import HumanOnTicks, LineEnv, SimClock, make_config
+from errors import naming
+
+from serl_chunk.cli import record, record_human
+from serl_chunk.cli.process import load
+from serl_chunk.cli.record import run_record
+from serl_chunk.cli.record_human import HumanRecording, NoRequests
+from serl_chunk.data.formats.hdf5 import read_episode
+from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
+from serl_chunk.data.inspect.inspect import inspect as real_inspect
+from serl_chunk.data.inspect.results import Issue
+from serl_chunk.devices.recorded import save_interventions
+from serl_chunk.main import main
+from serl_chunk.robots.fake.single_arm import FakeSingleArmEnv
+from serl_chunk.robots.registry import make_env, make_expert
+from serl_chunk.types import ConfigError, DataError, Outcome, Source
+from serl_chunk_robot.devices.base import DeviceError
+
+IDLE = 4  # ticks before the first motion
+
+
+def demos(folder):
+    files = sorted(folder.glob("*.hdf5"), key=lambda f: int(f.stem.removeprefix("episode_")))
+    return [read_episode(f) for f in files]
+
+
+def recording_of_expert(path, attempts: int, *, still: int, clumsy: int) -> str:
+    """Save what an expert does from the start states 0, 1, ... after IDLE ticks; in one attempt it does not move, in
+    another one only for three ticks."""
+    env = make_env(load("fake_single_arm", []).robot)
+    expert = make_expert(env)
+    rows = []
+    for episode in range(attempts):
+        env.reset(seed=episode)
+        expert.reset(episode)
+        for _ in range(IDLE):
+            env.step(np.zeros(7, np.float32))
+        done, tick = episode == still, IDLE
+        while not done:
+            rows.append((episode, tick, expert.act()))
+            _, _, terminated, truncated, _ = env.step(rows[-1][2])
+            tick += 1
+            done = terminated or truncated or (episode == clumsy and tick == IDLE + 3)
+    env.close()
+    episodes, ticks, actions = zip(*rows, strict=True)
+    save_interventions(path, episode=episodes, tick=ticks, action=actions, idle=np.zeros(len(rows), bool))
+    return str(path)
+
+
+def human_run(config, n: int, folder, **changes) -> int:
+    return run_record(config, n, str(folder), **{"policy": "human", "noise": None, "cameras": (), **changes})
+
+
+def test_successes_are_kept_from_the_first_motion_on_and_a_second_run_goes_on(tmp_path, caplog):
+    caplog.set_level("INFO", "serl_chunk")
+    file = recording_of_expert(tmp_path / "hand.npz", 6, still=1, clumsy=2)
+    config = load("fake_single_arm", [("actor.intervention", file)])
+    assert human_run(config, 2, tmp_path / "d", cameras=("side",)) == 0
+    first = caplog.text
+    assert human_run(config, 4, tmp_path / "d", cameras=("side",)) == 0
+    episodes = demos(tmp_path / "d")
+    assert [e.begin.init_state for e in episodes] == ["seed-0", "seed-3", "seed-4", "seed-5"]
+    for e in episodes:
+        assert e.end.outcome is Outcome.SUCCESS
+        assert e.end.terminated
+        assert set(e.steps.source) == {Source.HUMAN}
+        assert len(e.steps.sparse["images/side"].index) == e.steps.n
+        assert e.end.final_observation is not None
+    ticks = [e.steps.n for e in episodes]
+    line = f"demonstration 1 of 2: {ticks[0]} ticks, {ticks[0] / 10:.1f} s, human 100 %, success by environment"
+    assert line in first
+    assert "the human did not move the robot in 80 ticks" in first
+    assert re.search(r"not kept: 76 ticks, 7.6 s, human 4 %, no success, ended by environment", first)
+    mean = (ticks[0] + ticks[1]) / 2
+    assert f"2 demonstrations recorded in 4 episodes, {mean:.0f} ticks on average, human 100 %, with" in first
+    assert "2 demonstrations recorded in 2 episodes" in caplog.text
+    assert main(["data", "check", str(tmp_path / "d"), "--exp_name", "fake_single_arm"]) == 0
+
+
+class Pressed:
+    """Requests on given polls, counted over the whole recording."""
+
+    def __init__(self, **at: int) -> None:
+        self._at, self._polls = {tick: name for name, tick in at.items()}, -1
+
+    def poll(self):
+        self._polls += 1
+        return self._at.get(self._polls)
+
+
+@pytest.fixture
+def line(monkeypatch, tmp_path):
+    """Record on the line robot: episodes of ten ticks without an outcome of their own."""
+
+    def run(number: int, requests=None, *, keep="successes", env=None, moves=range(2, 30)) -> int:
+        env = env or LineEnv(length=10)
+        config = make_config()
+        monkeypatch.setattr(record, "make_env", lambda robot: env)
+        monkeypatch.setattr(record, "spec_of", lambda config: env.robot_spec)
+        monkeypatch.setattr(record, "open_human", lambda *a: HumanOnTicks(frozenset(moves)))
+        return human_run(config, number, tmp_path / "d", keep=keep, requests=requests or NoRequests())
+
+    return run
+
+
+def test_requests_label_drop_repeat_and_end(line, tmp_path, caplog):
+    caplog.set_level("INFO", "serl_chunk")
+    env = LineEnv(length=10)
+    # Episodes end on their polls 5, 3, 4, 6 and 2 (counted from 1); the third is another try of the second.
+    assert line(9, Pressed(success=4, repeat=7, failure=11, discard=17, stop=19), env=env) == 0
+    assert env.seeds == [0, 1, 1, 2, 3]
+    [episode] = demos(tmp_path / "d")
+    assert (episode.steps.n, episode.begin.init_state) == (2, "seed-0")
+    assert (episode.end.outcome, episode.end.outcome_by, episode.end.terminated) == (Outcome.SUCCESS, "operator", True)
+    assert episode.end.reward == 1.0
+    assert [m.partition(",")[2] for m in caplog.messages if m.startswith("not kept")][-2].endswith("discard")
+    assert "1 demonstration recorded in 5 episodes" in caplog.text
+
+
+def test_failures_are_kept_where_all_are_and_are_no_demonstrations(line, tmp_path, caplog):
+    caplog.set_level("INFO", "serl_chunk")
+    presses = Pressed(failure=3, success=7, stop=9)
+    assert line(2, presses, keep="all") == 0
+    assert [e.end.outcome for e in demos(tmp_path / "d")] == [Outcome.FAILURE, Outcome.SUCCESS]
+    assert demos(tmp_path / "d")[0].end.reward == 0.0
+    assert "1 demonstration recorded in 3 episodes, 1 ticks on average, human 100 %, 1 failure kept" in caplog.text
+    assert line(1, keep="all") == 0, "the failure is none"
+    assert "already holds 1 demonstration" in caplog.text
+
+
+def test_a_human_may_fail_as_often_as_it_takes(line):
+    env = LineEnv(length=3)
+    assert line(1, Pressed(success=3 * 40 + 2, stop=130), env=env, moves=range(9)) == 0
+    assert len(env.seeds) == 41
+
+
+def test_a_recording_that_never_succeeds_is_given_up(line, tmp_path, monkeypatch):
+    replayed = dataclasses.replace(make_config(), actor=dataclasses.replace(make_config().actor, intervention="x.npz"))
+    monkeypatch.setattr(sys.modules[__name__], "make_config", lambda: replayed)
+    with pytest.raises(ConfigError, match=naming(21, "x.npz", "actor.intervention")):
+        line(1)
+
+
+class Interrupted(Pressed):
+    def poll(self):
+        if (request := super().poll()) == "interrupt":
+            raise KeyboardInterrupt
+        return request
+
+
+def test_ctrl_c_reports_what_is_kept(line, tmp_path, caplog):
+    caplog.set_level("INFO", "serl_chunk")
+    with pytest.raises(KeyboardInterrupt):
+        line(3, Interrupted(success=4, interrupt=9))
+    assert len(demos(tmp_path / "d")) == 1
+    assert "1 demonstration recorded in 1 episode" in caplog.text
+    assert "holds 1 of 3 demonstrations, 1 of them new" in caplog.text
+
+
+def test_a_file_that_is_bad_ends_the_recording_and_a_remark_does_not(line, tmp_path, monkeypatch, caplog):
+    found = [Issue("remark", "jump", "tick 3 jumps")]
+
+    def inspect(*a, **options):
+        return dataclasses.replace(real_inspect(*a, **options), findings=tuple(found))
+
+    monkeypatch.setattr(record_human, "inspect", inspect)
+    assert line(1, Pressed(success=4)) == 0
+    assert "episode_0.hdf5: tick 3 jumps" in caplog.text
+    found[:] = [Issue("fault", "frames", "episode_1.hdf5: torn")]
+    with pytest.raises(DataError, match=naming("episode_1.hdf5", "torn", "disk")):
+        line(2, Pressed(success=4))
+
+
+def test_a_driver_of_your_own_may_be_the_humans(tmp_path, monkeypatch):
+    """HIL-SERL's wrappers let a human in within the environment: no device is named."""
+    env = LineEnv(length=10, success_at=8, human=dict.fromkeys(range(3, 9), np.array([0.5, 0.5], np.float32)))
+    monkeypatch.setattr(record, "make_env", lambda robot: env)
+    monkeypatch.setattr(record, "spec_of", lambda config: env.robot_spec)
+    assert human_run(make_config(), 1, tmp_path) == 0
+    [episode] = demos(tmp_path)
+    assert (episode.steps.n, set(episode.steps.source)) == (6, {Source.HUMAN})
+
+
+@pytest.mark.parametrize(("kind", "seconds"), [("spacemouse", 19 * 0.02), ("scripted", 0.0)])
+def test_a_simulator_under_a_device_runs_at_the_robots_rate(tmp_path, kind, seconds):
+    clock, env = SimClock(), LineEnv(length=20)
+    config = make_config()
+    config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, intervention=kind))
+    with EpisodeWriter(tmp_path, env.robot_spec) as writer:
+        recording = HumanRecording(
+            env, HumanOnTicks(frozenset()), writer,
+            config=config, cameras=(), number=1, there=0, requests=NoRequests(), clock=clock,
+        )  # fmt: skip
+        for attempt in range(2):
+            recording.attempt(attempt)
+        recording.close()
+    assert clock.now() - 100.0 == pytest.approx(2 * seconds)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    {
+        "--policy human": ("--policy", "--config.actor.intervention", "spacemouse"),
+        "--policy human --config.actor.intervention=no_such.npz": ("no_such.npz", "--config.actor.intervention"),
+        "--policy human --config.actor.intervention=scripted --noise 0.1": ("--noise",),
+        "--policy human --config.actor.intervention=scripted --keep some": ("--keep", "some", "all"),
+        "--keep all": ("--keep", "human"),
+        "--policy mine": ("--policy", "mine", "human"),
+    }.items(),
+)
+def test_bad_flags_are_named_and_nothing_is_opened(flags, named, tmp_path, capsys):
+    words = ["record", "--exp_name", "fake_aloha", "--out", str(tmp_path / "d"), *flags.split()]
+    if "actor.intervention" not in flags:
+        words.append("--config.actor.intervention=none")
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert all(name in error for name in named), error
+    assert not (tmp_path / "d").exists()
+
+
+class Hand(threading.Thread):
+    """Holds a virtual mouse: it reports the newest deflection 125 times a second."""
+
+    def __init__(self, mouse: fake_hid.Mouse) -> None:
+        super().__init__(daemon=True)
+        self._mouse, self._ended = mouse, threading.Event()
+        self._reports: tuple[bytes, ...] = ()
+
+    def push(self, action: np.ndarray) -> None:
+        """Deflect by velocities float[6] of the world, and press for the gripper's, float[7] in all."""
+        x, y, z, roll, pitch, yaw = (350 * action[:6]).round().astype(int).tolist()
+        pressed = fake_hid.buttons(1 if action[6] < 0 else 2 if action[6] > 0 else 0)
+        self._reports = fake_hid.translation(-y, -x, -z), fake_hid.rotation(-pitch, -roll, -yaw), pressed
+
+    def run(self) -> None:
+        while not self._ended.wait(1 / fake_hid.RATE):
+            self._mouse.push(*self._reports)
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+class Watched(FakeSingleArmEnv):
+    """An arm whose state a script watches, which pushes a mouse accordingly, 0.8 s after each reset."""
+
+    hand: Hand
+
+    def reset(self, **options):
+        result = super().reset(**options)
+        self.script = make_expert(self)
+        self.script.noise = 0.0
+        self.script.reset(0)
+        self.hand.push(np.zeros(7))
+        return result
+
+    def receive(self):
+        result = super().receive()
+        self.hand.push(self.script.act() if self.tick >= 8 else np.zeros(7))
+        return result
+
+
+@pytest.mark.slow
+def test_a_spacemouse_records_three_demonstrations(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", "serl_chunk")
+    with fake_hid.installed(tmp_path) as hid:
+        Watched.hand = Hand(hid.mouse())
+        Watched.hand.start()
+        monkeypatch.setattr(record, "make_env", Watched)
+        words = ["record", "--exp_name", "fake_single_arm", "--policy", "human", "--n_demos", "3"]
+        words += ["--out", str(tmp_path / "d"), "--config.actor.intervention=spacemouse"]
+        try:
+            assert main(words) == 0
+        finally:
+            Watched.hand.end()
+        assert len(hid.opened) == 1
+    episodes = demos(tmp_path / "d")
+    assert len(episodes) == 3
+    for e in episodes:
+        assert (e.end.outcome, e.end.terminated) == (Outcome.SUCCESS, True)
+        assert e.steps.source[0] == Source.HUMAN
+        assert np.mean(e.steps.source == Source.HUMAN) > 0.5
+        assert np.abs(e.steps.action[0]).max() > 0
+    assert "demonstration 3 of 3" in caplog.text
+
+
+def test_the_robot_is_closed_before_the_device_and_also_where_that_cannot_be_opened(line, tmp_path, monkeypatch):
+    closed = []
+    env = LineEnv(length=3)
+    env.close = lambda: closed.append("robot")
+    monkeypatch.setattr(HumanOnTicks, "close", lambda self: closed.append("device"))
+    assert line(1, Pressed(success=2), env=env, moves=range(9)) == 0
+    assert closed == ["robot", "device"]
+
+    def missing(*_):
+        raise DeviceError("no mouse")
+
+    monkeypatch.setattr(record, "open_human", missing)
+    closed.clear()
+    with pytest.raises(DeviceError, match="no mouse"):
+        human_run(make_config(), 2, tmp_path / "d")
+    assert closed == ["robot"]
+
+
+def test_a_run_does_not_limit_the_humans_ticks(line, tmp_path, monkeypatch):
+    limited = dataclasses.replace(make_config(), actor=dataclasses.replace(make_config().actor, max_human_ticks=2))
+    monkeypatch.setattr(sys.modules[__name__], "make_config", lambda: limited)
+    assert line(1, Pressed(success=9)) == 0
+    assert set(demos(tmp_path / "d")[0].steps.source) == {Source.HUMAN}
+
+
+def test_the_configuration_checks_come_before_the_robot(monkeypatch):
+    monkeypatch.setattr(record, "make_env", lambda robot: pytest.fail("the robot was opened"))
+    with pytest.raises(ConfigError, match=naming("--policy=human", "spacemouse")):
+        human_run(load("fake_aloha", [("actor.intervention", "none")]), 1, "never")
