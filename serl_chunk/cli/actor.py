@@ -5,25 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from serl_chunk.actor.link import open_link
-from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.service import ActorService, ActorSummary
 from serl_chunk.agents.registry import make_agent
+from serl_chunk.cli.console import console_of
 from serl_chunk.cli.keys import LearnerAddress
-from serl_chunk.cli.logs import log_to_file, logging_to
+from serl_chunk.cli.logs import log_to_file
 from serl_chunk.cli.process import warn_of_lockstep
-from serl_chunk.cli.signals import before_exit, exit_at_once_while, never, stop_on_signals
+from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.console.console import OperatorConsole
-from serl_chunk.console.terminal import is_usable
 from serl_chunk.io import WaitLog, format_bytes, plural
-from serl_chunk.robots.served_operator import ServedOperator
 from serl_chunk.runs.spool_folders import SpoolFolders, largest_episode_bytes
-from serl_chunk.types import Amend
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +43,7 @@ def run_training_actor(config: ExperimentConfig, address: LearnerAddress, spool_
         welcome = link.connect(on_waiting=log_waiting())
         connected.set()
         log_to_file(spools.folder / "actor.log")
-        stack.enter_context(operator_of(config, actor, lambda correction: link.amend(correction), actor_id))
+        actor.operator = stack.enter_context(console_of(config, actor_id, amend=link.amend, end=stop.set))
         if inherited := int(link.stats()["inherited"]):  # what is unacknowledged now may be none of it
             logger.info(f"spool {spools.folder}: {plural(inherited, 'record')} of a previous actor are sent")
         for folder, nbytes in spools.left_behind():
@@ -56,25 +51,6 @@ def run_training_actor(config: ExperimentConfig, address: LearnerAddress, spool_
         summary = actor.serve(link, welcome)
     report_session(summary, config)
     return 0 if summary.delivered else 1
-
-
-@contextlib.contextmanager
-def operator_of(
-    config: ExperimentConfig, actor: ActorService, amend: Callable[[Amend], None], name: str
-) -> Iterator[None]:
-    """Give an actor of a real robot a console, where it is started at a terminal."""
-    if not config.robot.real or not is_usable(0, 1):
-        yield
-        return
-    with contextlib.ExitStack() as stack:
-        robot = None
-        if config.robot.server:
-            robot = stack.enter_context(contextlib.closing(ServedOperator(config.robot, f"{name} console")))
-        console = stack.enter_context(OperatorConsole())
-        before_exit(console.close)
-        stack.enter_context(logging_to(console.line))
-        actor.operator = Operator(console, robot, amend=amend, end=actor.stop.set, now=time.monotonic)
-        yield
 
 
 def log_waiting() -> Callable[[str], None]:
