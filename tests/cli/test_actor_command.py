@@ -19,7 +19,7 @@ from serl_chunk.config.agents import BcConfig, FlowConfig
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
 from serl_chunk.learner.service import welcome_of
 from serl_chunk.transport.wire.handshake import Welcome
-from serl_chunk.types import DataError, PolicyOrigin, Snapshot
+from serl_chunk.types import Amend, DataError, PolicyOrigin, Snapshot
 
 ADDRESS = LearnerAddress("127.0.0.1", 1, "a")
 
@@ -46,6 +46,9 @@ class Link:
 
     def stats(self) -> dict[str, float]:
         return {"inherited": 0.0}
+
+    def amend(self, correction: Amend) -> None:
+        raise AssertionError("no operator corrects anything")
 
     def fetch_checkpoint(self, step: str, timeout: float):
         return Snapshot(40, {}, origin=PolicyOrigin("another", "its own")), {}
