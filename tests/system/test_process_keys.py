@@ -22,6 +22,7 @@ def on(folder) -> tuple[str, ...]:
     return ("env", f"XDG_CONFIG_HOME={folder}")
 
 
+@pytest.mark.slow
 def test_one_pasted_line_lets_one_robot_in(processes, tmp_path):
     gpu, robot, stranger = (on(tmp_path / name) for name in ("gpu", "robot", "stranger"))
     learner = processes.start(

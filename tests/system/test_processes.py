@@ -44,6 +44,7 @@ def test_two_actors_wait_for_their_learner_and_feed_it_until_it_is_told_to_stop(
         assert (len(mine), sum(mine)) == (episodes, own)
 
 
+@pytest.mark.slow
 def test_a_second_actor_with_the_same_name_is_refused_and_may_take_over(processes, tmp_path):
     run = tmp_path / "run"
     learner = processes.learner(run, **ENDLESS)
