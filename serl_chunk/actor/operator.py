@@ -5,11 +5,13 @@ The control loop polls an operator on every tick, and wherever it waits; nothing
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from serl_chunk.console.bindings import EFFECTIVE, Action, Word
+from serl_chunk.console.inlet import Inlet
 from serl_chunk.console.view import ConsoleState, Obstacle
 from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.types import Amend, End, Outcome
@@ -83,7 +85,10 @@ class Operator:
         self.quits = False  # after this episode
         self.describe: Callable[[], Mapping[str, Any]] = dict
         """Returns more fields of ConsoleState, whenever the state is shown."""
-        self._state = ConsoleState(Word.WAITING)
+        self.view = ConsoleState(Word.WAITING)
+        """What was shown last. It may be read from any thread."""
+        self._state = self.view
+        self._inlet = Inlet()
         self._held = False
         self._moves_at: float | None = None  # the end of a countdown
         self._outcome: Outcome | None = None  # of the episode under way
@@ -100,6 +105,16 @@ class Operator:
         """Whether the robot is to hold, and devices command nothing."""
         return self._held or self._moves_at is not None
 
+    def request(self, action: Action, source: str) -> None:
+        """Request an action from any thread, as by a button of a page; the control loop takes it as it takes a key.
+
+        What stops is also sent to the robot's server at once. Two actions need a second request, as their keys do
+        (`bindings.second_key`); each `source` counts for itself.
+        """
+        if action in (Action.STOP, Action.END):
+            self._request("stop")
+        self._inlet.put(action, source, self._now())
+
     def poll(self, word: Word, **view: Any) -> None:
         """Take in keys, and show the state.
 
@@ -111,7 +126,7 @@ class Operator:
         if self._moves_at is not None and now >= self._moves_at:
             self._moves_at = None
         self._enter(word, now, view)
-        for action in self._console.actions():
+        for action in itertools.chain(self._console.actions(), self._inlet.actions()):
             if action in EFFECTIVE[self._state.word]:
                 self._act(action, now)
                 self._enter(word, now, view)
@@ -214,7 +229,10 @@ class Operator:
         changed = word is not self._state.word
         if changed:
             self._console.empty()  # nothing moves by a key that was typed ahead
+            self._inlet.empty()
         self._state = self._state._replace(word=word, countdown=countdown, **view)
         if changed or now - self._shown_at >= SHOW_SECONDS:
             self._shown_at = now
-            self._console.show(self._state._replace(**self.describe()))
+            question = self._state.question or self._inlet.question(now)
+            self.view = self._state._replace(question=question, **self.describe())
+            self._console.show(self.view)

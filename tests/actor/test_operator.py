@@ -208,3 +208,23 @@ def test_without_an_operator_nothing_changes():
     for one, other in zip(sink.steps, alone.steps, strict=True):
         np.testing.assert_array_equal(one.action, other.action)
         assert one.source is other.source
+
+
+def test_a_request_of_another_thread_counts_as_a_key():
+    desk = Desk(served=True)
+    desk.operator.poll(Word.POLICY)
+    desk.operator.request(Action.GO, "page")
+    desk.operator.poll(Word.POLICY)
+    assert desk.operator.view.word is Word.POLICY, "no move in POLICY"
+    desk.operator.request(Action.HOLD, "page")
+    desk.operator.request(Action.GO, "page")
+    desk.operator.poll(Word.POLICY)
+    assert (desk.operator.view.word, desk.operator.view.countdown) == (Word.HOLD, None), "nothing requested ahead moves"
+
+
+def test_a_stop_of_another_thread_does_not_wait_for_the_loop():
+    desk = Desk(served=True)
+    desk.operator.request(Action.STOP, "page")
+    assert desk.robot.requests == ["stop"]
+    desk.operator.poll(Word.POLICY)
+    assert desk.operator.view.word is Word.STOPPED

@@ -1,0 +1,57 @@
+"""Actions that come from other threads than the control loop's, as of a page, under the rules of keys."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+
+from serl_chunk.console.bindings import STOPS, Action, Keys, second_key
+
+BUTTONS = {action.value: action for action in Action}  # a source's keys: one for each action
+
+
+class Inlet:
+    """Requested actions until the control loop takes them. Only `put` may be called from other threads.
+
+    Each source is as a keyboard of its own: repeats count once, and two actions need two requests (`Keys`).
+    """
+
+    def __init__(self) -> None:
+        self._waiting: collections.deque[tuple[Action, str, float]] = collections.deque()
+        self._keys: dict[str, Keys] = {}  # source -> what it pressed
+        self._emptied = False
+
+    def put(self, action: Action, source: str, now: float) -> None:
+        """Request an action at `now` (monotonic seconds)."""
+        self._waiting.append((action, source, now))
+
+    def actions(self) -> Iterator[Action]:
+        """Yield what was requested since the last call. After `empty`, only stops of this call are left."""
+        self._emptied = False
+        for _ in range(len(self._waiting)):
+            if not self._waiting:  # emptied meanwhile
+                return
+            requested, source, stamp = self._waiting.popleft()
+            if self._emptied and requested not in STOPS:
+                continue
+            action = self._keys.setdefault(source, Keys(BUTTONS)).press(requested.value, stamp)
+            if action is not None:
+                yield action
+
+    def empty(self) -> None:
+        """Drop what was requested so far, but for stops. Call it at each change of state."""
+        self._emptied = True
+        for keys in self._keys.values():
+            keys.empty()
+        for _ in range(len(self._waiting)):
+            entry = self._waiting.popleft()
+            if entry[0] in STOPS:
+                self._waiting.append(entry)
+
+    def question(self, now: float) -> str:
+        """Return what a source has to confirm; empty where none has begun an action of two requests."""
+        for keys in self._keys.values():
+            begun = keys.begun(now)
+            if begun is not None:
+                return second_key(begun, BUTTONS)
+        return ""
