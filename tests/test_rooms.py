@@ -233,6 +233,7 @@ SHORTEST = 60  # lines of one that a single module imports; a shorter one makes 
 SHORT_WITH_REASON: dict[str, str] = {  # path -> why it stands alone
     "serl_chunk/cli/console.py": "opened by every command that moves a real robot",
     "serl_chunk/console/inlet.py": "an input of the operator, the one that has threads",
+    "serl_chunk/actor/permit.py": "what a motion waits for, apart from the keys of the operator, which is long",
     "serl_chunk/actor/pacing.py": "lateness and its warnings, apart from the control loop, which is long",
     "serl_chunk/robots/aloha.py": "loaded by name, as the specification of each other robot is",
     "serl_chunk/robots/aloha_sim/camera.py": "loaded by name in a camera's process",

@@ -14,27 +14,17 @@ from serl_chunk.actor.clock import Clock, Deadlines, GarbageSchedule, Lateness, 
 from serl_chunk.actor.hold import HoldPolicy, hold_warning, with_kept
 from serl_chunk.actor.inference import InferenceThread
 from serl_chunk.actor.intervention import Interventions
-from serl_chunk.actor.operator import NoOperator, Operator
+from serl_chunk.actor.operator import Operator
+from serl_chunk.actor.operator_interfaces import NoOperator
 from serl_chunk.actor.pacing import Pacing
 from serl_chunk.actor.planner import ExpertPlanner, LockstepPlanner, Planner, realtime_planner
-from serl_chunk.actor.policy import ChunkPolicy, Decision, Request
+from serl_chunk.actor.policy import ChunkPolicy, Decision, Request, blank_request
 from serl_chunk.actor.recorder import EpisodeRecorder, LazyObservation, NullSink
 from serl_chunk.actor.stats import EpisodeMeter, EpisodeSummary
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.outcomes.judge import Judge
+from serl_chunk.outcomes.judge import OPERATOR, Judge
 from serl_chunk.robots.base import Expert, InterventionCommand, InterventionSource, RobotEnv
-from serl_chunk.types import (
-    IMAGE_PREFIX,
-    STATE,
-    Begin,
-    ConfigError,
-    End,
-    Observation,
-    Outcome,
-    RecordSink,
-    Source,
-    Step,
-)
+from serl_chunk.types import STATE, Begin, ConfigError, End, Observation, Outcome, RecordSink, Source, Step
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +85,7 @@ class EpisodeRunner:
         self._env, self._config, self._sink = env, config, sink
         self._operator = operator or NoOperator()
         env.stop = stop = self._operator.stopping(stop)
+        self._operator.attach(env, intervention)
         self._clock, self._inference, self._stop, self._observer = clock or MonotonicClock(), inference, stop, observer
         self._hold_policy = HoldPolicy(spec)
         self._low, self._high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
@@ -159,20 +150,27 @@ class EpisodeRunner:
             return self.summary()
 
     def begin(self, seed: int, *, explore: bool = False, random_steps: int = 0, episode_id: str | None = None) -> None:
-        """Reset the robot with `seed`; the episode's first `random_steps` ticks execute uniformly random commands."""
+        """Reset the robot with `seed`; the episode's first `random_steps` ticks execute uniformly random commands.
+
+        Where the operator ends the session before the first tick, or stops the robot, `end` is set, and nothing is
+        recorded.
+        """
         self._warm_up(explore)
         spec, planner = self.spec, self._planner
+        self._deadlines: Deadlines | None = None
         self._meter = EpisodeMeter(seed, self._clock.now(), self._decided)
         self._episode_id = episode_id or f"actor-{self._episodes:06d}"
-        self._operator.episode_begins()
-        raw, task = self._env.reset(seed=seed)[0], self._config.robot.task
+        raw, task = self._operator.reset(self._env, seed), self._config.robot.task
+        if raw is None:
+            self.interventions.reset(seed)
+            self.end = End(self._episode_id, 0, None, False, True, Outcome.UNKNOWN, self._stop() or OPERATOR)
+            return
         begin = Begin(self._episode_id, task, spec.name, spec.digest(), f"seed-{seed}", "", self._env.conditions)
         self._meter.conditions = begin.conditions
         self._recorder = EpisodeRecorder(self._sink, begin)
         self._observed = LazyObservation(self._env, raw, self._cameras)
         planner.begin(self._recorder, seed, explore=explore)
         self.interventions.reset(seed)
-        self._deadlines: Deadlines | None = None
         if self._realtime:
             self._deadlines = Deadlines(self._clock, spec.dt)
             planner.start(self._deadlines)
@@ -212,7 +210,8 @@ class EpisodeRunner:
             if self.end is not None:
                 return None
         observed = self._observed
-        holds = self._operator.tick(by_human=self._by_human)
+        late = self._deadlines.lateness[-1] if self._deadlines is not None else None
+        holds = self._operator.tick(by_human=self._by_human, late=late)
         if self._observer is not None:
             self._observer(tick)
         if tick in self._window_ends:
@@ -388,10 +387,7 @@ class EpisodeRunner:
         """In real time, once: compile and measure inference, then build its planner."""
         if self._warm or (policy := self._policy) is None:
             return
-        observation: Observation = {STATE: np.zeros(self.spec.state_dim, np.float32)}
-        for c in map(self.spec.camera, self._cameras):
-            observation[IMAGE_PREFIX + c.name] = np.zeros((c.height, c.width, 3), np.uint8)
-        request, wanted = Request(observation, explore=explore), self._config.actor.inference
+        request, wanted = blank_request(self.spec, self._cameras, explore=explore), self._config.actor.inference
         self._planner = realtime_planner(
             self._queue, policy, self._inference, self._clock, self.spec.dt, wanted, request
         )

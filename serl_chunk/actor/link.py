@@ -32,6 +32,14 @@ class ActorLink(RecordSink, SnapshotSource, Protocol):
     def error(self) -> SerlChunkError | None:
         """What broke the link permanently."""
 
+    @property
+    def away(self) -> float:
+        """Seconds since the learner was lost; 0 while it is there."""
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records that the learner lacks."""
+
     def can_begin(self) -> tuple[bool, str]:
         """Return whether an episode may begin, and the reason where not."""
 

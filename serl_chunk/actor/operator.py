@@ -1,109 +1,97 @@
 """What a human operator requests of an actor by keys, and what the console shows of it.
 
-The control loop polls an operator on every tick, and wherever it waits; nothing here waits.
+The control loop polls an operator on every tick, and wherever it waits; no poll waits.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from serl_chunk.console.bindings import EFFECTIVE, Action, Word
+from serl_chunk.actor.figures import Figures
+from serl_chunk.actor.labels import EpisodeLabels
+from serl_chunk.actor.operator_devices import OperatorDevices
+from serl_chunk.actor.operator_interfaces import Console, RobotRequests
+from serl_chunk.actor.permit import COUNTDOWN, Permit
+from serl_chunk.console.bindings import EFFECTIVE, Action, Word, bind_keys, shown_inputs
 from serl_chunk.console.inlet import Inlet
 from serl_chunk.console.view import ConsoleState, Obstacle
 from serl_chunk.outcomes.judge import OPERATOR
-from serl_chunk.types import Amend, End, Outcome
+from serl_chunk.robots.base import InterventionSource, RobotEnv
+from serl_chunk.types import Amend, End, Observation, Outcome
 
 logger = logging.getLogger(__name__)
 
 SHOW_SECONDS = 0.1  # between two views of an unchanged state
-COUNTDOWN = 2.0  # seconds from "go on" to motion
-
-
-class Console(Protocol):
-    """Keys and view, as serl_chunk.console.console.OperatorConsole."""
-
-    def actions(self) -> Iterator[Action]: ...
-
-    def empty(self) -> None: ...
-
-    def show(self, state: ConsoleState) -> None: ...
-
-
-class RobotRequests(Protocol):
-    """Requests to a robot server, each of which returns at once; a refusal is logged."""
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the robot is STOPPED."""
-        ...
-
-    def request(self, op: str) -> None:
-        """Send stop, clear or proceed."""
-        ...
-
-
-class NoOperator:
-    """No one requests anything."""
-
-    def tick(self, *, by_human: bool) -> bool:
-        return False
-
-    def stopping(self, others: Callable[[], str | None]) -> Callable[[], str | None]:
-        return others
-
-    def outcome(self) -> Outcome | None:
-        return None
-
-    def episode_begins(self) -> None: ...
-
-    def episode_ended(self, end: End) -> None: ...
+POLL_SECONDS = 0.01  # between polls where the operator is waited for
+BRAKE_SECONDS, BRAKE_AGAIN = 1.0, 0.1  # after a hold: for so long a reset that had been requested is braked as well
+QUESTION_SECONDS = 10.0  # for the answer to a question
+ACTING = frozenset({Word.POLICY, Word.HUMAN, Word.LEARNER_LOST})  # ticks follow each other
 
 
 class Operator:
-    """The operator of one actor.
+    """The operator of one robot.
 
-    A hold lasts until "go on", and the robot moves after a countdown. A label ends the episode under way. What follows
-    an episode's end, a label's undoing or a discard, is sent as an `Amend`; a discard only when the next episode ends,
-    so that it can be undone.
+    Each motion that the process begins is preceded by a countdown: a reset, the first tick after the scene was
+    confirmed, going on after a hold, parking. A hold lasts until "go on". A stop is latched until a clear, after which
+    the robot holds.
 
     Args:
         console: keys and view.
         robot: of a robot server; None: the robot is in this process.
-        amend: sends a correction.
-        end: ends the actor.
+        amend: sends a correction of an episode.
+        end: ends the process.
         now: monotonic seconds.
+        devices: a pedal, and gestures.
+        inputs: key or gesture -> action, to be named in remedies.
+        countdown: seconds.
+        ready: episodes whose scene the operator confirms: "first", "each", or "" for none.
+        pause: waits for some seconds.
     """
 
     def __init__(
-        self, console: Console, robot: RobotRequests | None, *, amend: Callable[[Amend], None],
-        end: Callable[[], None], now: Callable[[], float],
+        self, console: Console, robot: RobotRequests | None, *, amend: Callable[[Amend], object],
+        end: Callable[[], None], now: Callable[[], float], devices: OperatorDevices | None = None,
+        inputs: Mapping[str, Action] | None = None, countdown: float = COUNTDOWN, ready: str = "",
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:  # fmt: skip
-        self._console, self._robot, self._amend, self._end, self._now = console, robot, amend, end, now
+        self._console, self._robot, self._end, self._now = console, robot, end, now
+        self._devices, self._inlet = devices or OperatorDevices(), Inlet()
+        self._inputs = bind_keys() if inputs is None else inputs
+        self._ready, self._pause = ready, pause
+        self._permit, self._figures, self._labels = Permit(countdown), Figures(), EpisodeLabels(amend)
         self.quits = False  # after this episode
         self.describe: Callable[[], Mapping[str, Any]] = dict
         """Returns more fields of ConsoleState, whenever the state is shown."""
+        self.learner_lost: Callable[[], bool] = bool
         self.view = ConsoleState(Word.WAITING)
         """What was shown last. It may be read from any thread."""
-        self._state = self.view
-        self._inlet = Inlet()
-        self._held = False
-        self._moves_at: float | None = None  # the end of a countdown
-        self._outcome: Outcome | None = None  # of the episode under way
+        self._word, self._shown_at = Word.WAITING, -1.0
+        self._env: RobotEnv | None = None
+        self._others: Callable[[], str | None] = lambda: None
+        self._inside = False  # an episode is under way: it had a tick
         self._stopped = False  # it is to end
-        self._discard = False  # it, once it has ended
         self._resets = False  # the robot is being reset
-        self._episode = ""  # the last one that ended ...
-        self._labelled = False  # ... by a label
-        self._to_discard: str | None = None
-        self._shown_at = -1.0
+        self._scene = self._confirmed = False  # the scene is waited for; it was confirmed in this session
+        self._again = self._new_object = False  # the reset is to be repeated; with its steps for a new object
+        self._asked_at: float | None = None  # whether to park
+        self._brakes_until = self._braked_at = -1.0
+        self._lost: frozenset[str] = frozenset()  # devices
+        self._was_stopped = False  # the robot, at the last poll
 
     @property
     def holding(self) -> bool:
         """Whether the robot is to hold, and devices command nothing."""
-        return self._held or self._moves_at is not None
+        return self._permit.held or self._permit.counts
+
+    def attach(self, env: RobotEnv, intervention: InterventionSource | None) -> None:
+        """Let resets of a robot wait for the operator, and watch the devices that may move it."""
+        self._env = env
+        env.may_move = self.may_move
+        self._devices.watch(intervention)
 
     def request(self, action: Action, source: str) -> None:
         """Request an action from any thread, as by a button of a page; the control loop takes it as it takes a key.
@@ -115,37 +103,49 @@ class Operator:
             self._request("stop")
         self._inlet.put(action, source, self._now())
 
-    def poll(self, word: Word, **view: Any) -> None:
+    def poll(self, word: Word, *waits_for: Obstacle) -> None:
         """Take in keys, and show the state.
 
         Args:
-            word: what the actor does; a hold or a stop of the operator's goes before it.
-            view: fields of ConsoleState that have changed.
+            word: what the process does; a hold or a stop of the operator's goes before it.
+            waits_for: why it does not go on.
         """
         now = self._now()
-        if self._moves_at is not None and now >= self._moves_at:
-            self._moves_at = None
-        self._enter(word, now, view)
-        for action in itertools.chain(self._console.actions(), self._inlet.actions()):
-            if action in EFFECTIVE[self._state.word]:
+        self._devices.look()
+        self._notice(now)
+        self._enter(word, now, waits_for)
+        for action in itertools.chain(self._console.actions(), self._inlet.actions(), self._devices.actions()):
+            if action in EFFECTIVE[self._word]:
                 self._act(action, now)
-                self._enter(word, now, view)
+                self._enter(word, now, waits_for)
             else:
-                logger.debug(f"key ignored: action={action} state={self._state.word}")
+                logger.debug(f"key ignored: action={action} state={self._word}")
+        if self._permit.counts and (why := self._obstacles()):
+            logger.warning(f"cannot start: {why[0].what}. Remedy: {why[0].remedy}, then go on again")
+            self._permit.hold()
+        if self._permit.elapse(now) or self._permit.held:
+            self._enter(word, now, waits_for)
 
-    def tick(self, *, by_human: bool) -> bool:
-        """Poll within an episode; returns whether the robot is to hold, and devices command nothing."""
-        self._resets = False
-        self.poll(Word.HUMAN if by_human else Word.POLICY, obstacles=())
+    def tick(self, *, by_human: bool, late: float | None = None) -> bool:
+        """Poll within an episode; returns whether the robot is to hold, and devices command nothing.
+
+        Args:
+            late: seconds after the tick's deadline.
+        """
+        self._resets, self._inside = False, True
+        self._figures.tick(self._now(), by_human=by_human, late=late)
+        self.poll(Word.HUMAN if by_human else Word.POLICY)
         return self.holding
 
-    def waits(self, why: str) -> None:
-        """Poll between episodes. `why`: what the actor waits for."""
-        self._resets = False
-        self.poll(Word.WAITING, obstacles=(Obstacle(why, "the actor waits for it"),))
+    def waits(self, *obstacles: Obstacle) -> None:
+        """Poll between episodes, while the process waits for something else than the operator."""
+        if self._env is not None and not self._inside:
+            self._env.idle()
+        self.poll(Word.WAITING, *obstacles)
 
     def stopping(self, others: Callable[[], str | None]) -> Callable[[], str | None]:
         """Return a `stop` of the control loop: `others`, or this operator, who is polled while the robot is reset."""
+        self._others = others
 
         def stop() -> str | None:
             if self._resets:
@@ -156,83 +156,228 @@ class Operator:
 
     def outcome(self) -> Outcome | None:
         """Return the label that ends the episode, or None."""
-        return self._outcome
+        return self._labels.outcome
 
-    def episode_begins(self) -> None:
-        """Forget requests of the episode before."""
-        self._outcome, self._stopped, self._discard = None, False, False
-        self._resets = True
+    def may_move(self) -> bool:
+        """Poll where a reset is about to begin; returns whether it may. Begins the countdown."""
+        self.poll(Word.RESET)
+        permit = self._permit
+        if not (permit.granted or self.holding or self._is_stopped() or self._obstacles()):
+            permit.begin(self._now())
+            self.poll(Word.RESET)
+        return permit.granted
+
+    def reset(self, env: RobotEnv, seed: int) -> Observation | None:
+        """Begin an episode: reset the robot, and wait for the scene where it is to be confirmed.
+
+        Returns:
+            The first observation. None: there is no episode, as a stop or the end of the session came before it.
+        """
+        self._labels.begin()
+        self._stopped, self._resets, self._permit.granted = False, True, False
+        self._figures.rest()
+        asks = self._ready == "each" or (self._ready == "first" and not self._confirmed)
+        if asks and not env.observes_again and not self._scene_confirmed(env):
+            return None
+        while True:
+            while not self.may_move():
+                if self._over():
+                    return None
+                env.idle()
+                self._pause(POLL_SECONDS)
+            options = {"new_object": True} if self._new_object else None
+            raw = env.reset(seed=seed, options=options)[0]
+            self._permit.granted = self._again = False
+            if self._stopped or self.quits:
+                return None
+            if self._new_object and options is None:  # requested in a hold of this reset
+                continue
+            self._new_object = False
+            if not asks or not env.observes_again:
+                return raw
+            if self._scene_confirmed(env):
+                return env.observe_again()
+            if not self._again:
+                return None
 
     def episode_ended(self, end: End) -> None:
         """Send what was requested of the episode before this one, and keep what can still be undone of this one."""
-        self.send_pending()
-        self._episode, self._labelled = end.episode_id, self._outcome is not None
-        if self._discard:
-            self._to_discard = end.episode_id
-        self._state = self._state._replace(outcome=f"{end.outcome.value}{', discarded' if self._discard else ''}")
+        self._inside = False
+        self._figures.rest()
+        if end.length > 0:  # else nothing is recorded of it
+            self._labels.ended(end)
+            self._figures.ended(end, self._now())
 
     def send_pending(self) -> None:
         """Send a discard that was not undone."""
-        if self._to_discard is not None:
-            self._amend(Amend(self._to_discard, discard=True))
-            self._to_discard = None
+        self._labels.send()
+
+    def park(self) -> None:
+        """Park the robot at the session's end, after the countdown; returns once it stands. A hold or a stop cancels
+        it.
+        """
+        if (robot := self._robot) is None:
+            return
+        self._begin_parking()
+        while self._permit.counts or not robot.idle or robot.moving:
+            self.poll(Word.WAITING)
+            if self._is_stopped():
+                logger.warning("not parked: the robot is stopped")
+                return
+            self._pause(POLL_SECONDS)
+
+    def _scene_confirmed(self, env: RobotEnv) -> bool:
+        """Wait for "scene ready" and its countdown. False: the reset is to be repeated, or there is no episode."""
+        self._scene, self._permit.granted = True, False
+        why = Obstacle("the scene is not confirmed", f"look at it, then press {self._shown(Action.GO)}")
+        while not (self._permit.granted or self._again or self._over()):
+            env.idle()
+            self.poll(Word.WAITING, why)
+            self._pause(POLL_SECONDS)
+        self._scene, self._confirmed = False, self._confirmed or self._permit.granted
+        return self._permit.granted
 
     def _act(self, action: Action, now: float) -> None:
+        asked, self._asked_at = self._asked_at, None
         match action:
             case Action.HOLD:
-                self._held, self._moves_at = True, None
+                self._permit.hold()
+                if not self._inside:
+                    self._brakes_until = now + BRAKE_SECONDS
+                    self._brake(now)
             case Action.GO:
-                self._held, self._moves_at = False, now + COUNTDOWN
-                self._request("proceed")
-            case Action.STOP:
-                self._held = self._stopped = True
-                self._moves_at = None
+                self._go(now)
+            case Action.STOP | Action.END:
+                self._permit.stop()
+                self._stopped = True
                 self._request("stop")
+                if action is Action.END:
+                    self._end()
             case Action.CLEAR:
+                self._permit.latched = False  # and held further on
                 self._request("clear")
-                self._held = False
-            case Action.SUCCESS | Action.FAILURE:
-                self._outcome = Outcome.SUCCESS if action is Action.SUCCESS else Outcome.FAILURE
+            case Action.SUCCESS | Action.FAILURE if self._inside:
+                self._labels.outcome = Outcome.SUCCESS if action is Action.SUCCESS else Outcome.FAILURE
+            case Action.DISCARD if self._inside:
+                self._labels.discard()
+                self._stopped = True
             case Action.DISCARD:
-                self._stopped = self._discard = True
+                self._labels.discard_last()
             case Action.UNDO:
-                self._undo()
+                self._labels.undo()
+            case Action.RESET | Action.RESET_NEW:
+                self._new_object = action is Action.RESET_NEW
+                self._stopped = self._inside  # its end leads to the next reset, which has its own countdown
+                self._again = self._scene and self._env is not None and self._env.observes_again
+                self._permit.held = False
+            case Action.PARK if self._robot is None:
+                logger.warning("park: this robot is moved in this process, which knows no pose to park in")
+            case Action.PARK:
+                self._asked_at = now
+            case Action.YES if asked is not None and now - asked < QUESTION_SECONDS:
+                self._stopped = self._inside
+                self._begin_parking()
             case Action.QUIT:
                 self.quits = True
-                logger.info("the actor ends after this episode")
-            case Action.END:
-                self._held = self._stopped = True
-                self._request("stop")
-                self._end()
-            case _:
-                logger.info(f"{action.value}: the robot has no such request here")
+                logger.info("ends after this episode")
 
-    def _undo(self) -> None:
-        if self._to_discard is not None:
-            logger.info(f"episode {self._to_discard} is kept")
-            self._to_discard = None
-        elif self._labelled:
-            self._amend(Amend(self._episode, Outcome.UNKNOWN, OPERATOR, terminated=False, reward=0.0))
-            logger.info(f"the label of episode {self._episode} is undone")
-            self._labelled = False
+    def _go(self, now: float) -> None:
+        if self._permit.counts:
+            return
+        if self._robot is not None and self._robot.moving and self._robot.waiting:
+            self._permit.begin(now, lambda: self._request("proceed"))
+        elif self._permit.held or self._scene:
+            self._permit.begin(now, self._devices.resume)
+
+    def _begin_parking(self) -> None:
+        def park() -> None:
+            self._permit.hold()  # nothing follows before "go on"
+            self._request("park")
+
+        self._permit.hold()
+        self._permit.begin(self._now(), park)
 
     def _request(self, op: str) -> None:
         if self._robot is not None:
             self._robot.request(op)
 
-    def _enter(self, word: Word, now: float, view: dict[str, Any]) -> None:
-        if self._robot is not None and self._robot.stopped:
-            word = Word.STOPPED
-        elif self.holding and word in (Word.POLICY, Word.HUMAN, Word.HOLD):
-            word = Word.HOLD
-        countdown = None if self._moves_at is None else max(0.0, self._moves_at - now)
-        changed = word is not self._state.word
-        if changed:
+    def _over(self) -> bool:
+        return self._stopped or self.quits or self._others() is not None
+
+    def _is_stopped(self) -> bool:
+        return self._permit.latched or (self._robot is not None and self._robot.stopped)
+
+    def _notice(self, now: float) -> None:
+        """Hold where the robot was stopped elsewhere, and where a device is lost in an episode."""
+        stopped, lost = self._is_stopped(), frozenset(self._devices.lost)
+        if stopped and not self._was_stopped:
+            self._permit.hold()
+        for name in lost - self._lost if self._inside else ():
+            logger.warning(f"device lost: name={name}. The robot holds")
+            self._permit.hold()
+        self._was_stopped, self._lost = stopped, lost
+        self._brake(now)
+
+    def _brake(self, now: float) -> None:
+        """Brake a motion of the server's after a hold. A reset that was requested just before it may begin later."""
+        if now < self._brakes_until and now - self._braked_at >= BRAKE_AGAIN and self._robot and self._robot.moving:
+            self._braked_at = now
+            self._request("hold")
+
+    def _state(self, word: Word) -> Word:
+        robot = self._robot
+        if self._is_stopped():
+            return Word.STOPPED
+        if robot is not None and robot.moving and not self._inside:
+            return Word.WAITING if robot.waiting else Word.RESET
+        if self._permit.held:
+            return Word.HOLD
+        if word is Word.RESET and self._obstacles():
+            return Word.WAITING
+        return Word.LEARNER_LOST if word is Word.POLICY and self.learner_lost() else word
+
+    def _obstacles(self) -> tuple[Obstacle, ...]:
+        """Return why no motion may begin."""
+        of_robot = () if self._env is None else (Obstacle(*each) for each in self._env.hindrances())
+        silent = self._robot is not None and self._robot.silent
+        gone = (Obstacle("the robot's server is silent", "look at its log, and start it again"),) if silent else ()
+        return (*gone, *of_robot, *self._devices.obstacles())
+
+    def _listed(self, waits_for: tuple[Obstacle, ...]) -> tuple[Obstacle, ...]:
+        """Return all that "Cannot start because" lists."""
+        robot, first = self._robot, []
+        if self._is_stopped():
+            why = robot.why if robot is not None and robot.stopped else "by the operator"
+            remedy = f"look at the cell, then press {self._shown(Action.CLEAR)} and {self._shown(Action.GO)}"
+            if robot is not None and not robot.may_clear:
+                remedy = "look at the cell; an operator's machine runs: serl-chunk robot clear"
+            first.append(Obstacle(f"the robot is STOPPED ({why})", remedy))
+        elif robot is not None and robot.moving and robot.waiting:
+            first.append(Obstacle("the reset waits for the scene", f"arrange it, then press {self._shown(Action.GO)}"))
+        return (*first, *self._obstacles(), *waits_for, *self._devices.remarks())
+
+    def _shown(self, action: Action) -> str:
+        return shown_inputs(action, self._inputs) or action.value
+
+    def _enter(self, word: Word, now: float, waits_for: tuple[Obstacle, ...]) -> None:
+        word, before = self._state(word), self._word
+        if changed := word is not before:
+            self._word = word
             self._console.empty()  # nothing moves by a key that was typed ahead
             self._inlet.empty()
-        self._state = self._state._replace(word=word, countdown=countdown, **view)
-        if changed or now - self._shown_at >= SHOW_SECONDS:
-            self._shown_at = now
-            question = self._state.question or self._inlet.question(now)
-            self.view = self._state._replace(question=question, **self.describe())
-            self._console.show(self.view)
+            self._devices.empty()
+        if word in (Word.WAITING, Word.HOLD, Word.STOPPED):
+            self._figures.pause(now)
+        if not changed and now - self._shown_at < SHOW_SECONDS:
+            return
+        self._shown_at = now
+        asked = self._asked_at is not None and now - self._asked_at < QUESTION_SECONDS
+        question = f"park? {self._shown(Action.YES)} confirms, any other key cancels" if asked else ""
+        self.view = ConsoleState(
+            word, self._permit.seconds(now),
+            **{**self._figures.fields(now), **self.describe(),
+               "cameras": tuple((self._env.camera_ages() if self._env else {}).items()),
+               "obstacles": () if word in ACTING else self._listed(waits_for),
+               "outcome": self._labels.shown, "question": question or self._inlet.question(now)},
+        )  # fmt: skip
+        self._console.show(self.view)

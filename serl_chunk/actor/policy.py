@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -48,6 +48,14 @@ class Request(NamedTuple):
     epoch: int = 0  # of the chunk queue when the observation was taken
     explore: bool = False
     prefix: np.ndarray | None = None  # float32[d, A], robot units: actions committed to the ticks from `tick` on
+
+
+def blank_request(spec: RobotSpec, cameras: Iterable[str], *, explore: bool) -> Request:
+    """Return a request of zeros, to compile and measure inference with."""
+    observation: Observation = {STATE: np.zeros(spec.state_dim, np.float32)}
+    for c in map(spec.camera, cameras):
+        observation[IMAGE_PREFIX + c.name] = np.zeros((c.height, c.width, 3), np.uint8)
+    return Request(observation, explore=explore)
 
 
 class Decision(NamedTuple):

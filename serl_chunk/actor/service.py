@@ -22,6 +22,7 @@ from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.policy import ActingAgent, ChunkPolicy
 from serl_chunk.actor.stats import EpisodeSummary, RolloutStats
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.console.view import Obstacle
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.devices.recorded import ReplayedIntervention
 from serl_chunk.devices.registry import make_intervention
@@ -38,6 +39,8 @@ WELCOME_PERIOD = 0.2  # seconds between looks at a stop while the learner of ano
 LOG_SECONDS = 5.0  # between lines while waiting
 STATUS_SECONDS = 10.0  # between status lines
 RECENT = 20  # episodes in the success rates of a status line
+LOST_SECONDS = 1.0  # without the learner, after which it counts as lost
+NO_ROOM = "see the learner's log, and the disk of the spool"
 FLUSH_TIMEOUT = 30.0  # seconds for the learner to acknowledge what is recorded
 
 
@@ -187,7 +190,8 @@ class ActorService:
         )  # fmt: skip
         total = ActorSummary()
         if self.operator is not None:
-            self.operator.describe = functools.partial(self._described, total, policy, self._clock.now())
+            self.operator.describe = functools.partial(self._described, policy, link)
+            self.operator.learner_lost = lambda: link.away > LOST_SECONDS
         try:
             self._run_episodes(runner, policy, link, begun, total)
         except BaseException as error:
@@ -206,12 +210,14 @@ class ActorService:
         reason = None if self.stop.is_set() else replaced()
         if reason is None:
             self.stop_robot()
+            if self.operator is not None and self._quits() and not self.stop.is_set():
+                self.operator.park()
         if self._held_back:
             self._log_status(total, policy, link)
         if reason is not None:
             total.reason, total.replaced = reason, True
             return total
-        quits = self.stop.is_set() or (self.operator is not None and self.operator.quits)
+        quits = self.stop.is_set() or self._quits()
         stopped = "stopped by the operator" if quits else f"{config.actor.max_episodes} episodes done"
         total.reason, total.delivered = link.finished or stopped, link.flush(FLUSH_TIMEOUT)
         if not total.delivered:
@@ -222,11 +228,13 @@ class ActorService:
         self, runner: EpisodeRunner, policy: ChunkPolicy, link: ActorLink, begun: RunProgress, total: ActorSummary
     ) -> None:
         backlog_lines, status_lines = _Throttle(self._clock, LOG_SECONDS), _Throttle(self._clock, STATUS_SECONDS)
-        if not self._wait(policy.refresh, lambda: "waiting for the learner's first policy"):
+        first = Obstacle("waiting for the learner's first policy", "see the learner's log: it may load or pretrain")
+        if not self._wait(lambda: self._quits() or policy.refresh(), lambda: first):
             return
         episode = begun.episodes
         while self._over() is None and self._episodes_left():
-            if not self._wait(lambda: link.can_begin()[0], lambda: link.can_begin()[1]):
+            room = lambda: self._quits() or link.can_begin()[0]  # noqa: E731
+            if not self._wait(room, lambda: Obstacle(link.can_begin()[1], NO_ROOM)):
                 return
             backlog = link.backlog(begun=True)
             if backlog and backlog_lines.passes():
@@ -250,19 +258,14 @@ class ActorService:
                 if not self._held_back:
                     self._log_status(total, policy, link)
 
-    def _described(self, total: ActorSummary, policy: ChunkPolicy, began: float) -> dict[str, Any]:
+    def _described(self, policy: ChunkPolicy, link: ActorLink) -> dict[str, Any]:
         """What the console shows of a session: fields of ConsoleState."""
-        recent = RolloutStats.over(self._recent)
-        late = self._recent[-1].lateness if self._recent else None
         age = policy.age(policy.version, self._clock.now())
         return {
             "rate_target": self.env.robot_spec.control_hz,
-            "lateness_p50": late.p50_ms if late else None,
-            "lateness_p99": late.p99_ms if late else None,
             "policy_version": policy.version if policy.version >= 0 else None,
             "policy_age": age if age >= 0 else None,
-            "human_share": recent.human_ticks / recent.steps if recent.steps else None,
-            "successes": 600 * total.successes / max(1.0, self._clock.now() - began),
+            "unacknowledged": link.unacknowledged,
         }
 
     def _log_status(self, total: ActorSummary, policy: ChunkPolicy, link: ActorLink) -> None:
@@ -271,9 +274,10 @@ class ActorService:
 
     def _episodes_left(self) -> bool:
         limit = self.config.actor.max_episodes
-        if self.operator is not None and self.operator.quits:
-            return False
-        return limit == 0 or self.episodes < limit
+        return not self._quits() and (limit == 0 or self.episodes < limit)
+
+    def _quits(self) -> bool:
+        return self.operator is not None and self.operator.quits
 
     def _over(self) -> str | None:
         if self.stop.is_set():
@@ -299,13 +303,15 @@ class ActorService:
         def permitted() -> bool:
             return (allowance := link.allowance) is None or link.steps_recorded < allowance
 
-        def why() -> str:
+        def why() -> Obstacle:
             counts = f"{link.steps_recorded} steps recorded, {link.allowance} allowed"
-            return _joined(f"waiting for the learner's updates: {counts}", link.backlog(begun=True))
+            return Obstacle(
+                _joined(f"waiting for the learner's updates: {counts}", link.backlog(begun=True)), "see its log"
+            )
 
         self._wait(permitted, why, log_at_once=False)
 
-    def _wait(self, ready: Callable[[], bool], why: Callable[[], str], *, log_at_once: bool = True) -> bool:
+    def _wait(self, ready: Callable[[], bool], why: Callable[[], Obstacle], *, log_at_once: bool = True) -> bool:
         """Wait for the learner until `ready`; False when the session is over."""
         began, lines = self._clock.now(), _Throttle(self._clock, LOG_SECONDS, at_once=log_at_once)
         try:
@@ -313,7 +319,7 @@ class ActorService:
                 if self._over() is not None:
                     return False
                 if lines.passes():
-                    logger.info(f"{why()} ({self._clock.now() - began:.0f} s)")
+                    logger.info(f"{why().what} ({self._clock.now() - began:.0f} s)")
                 if self.operator is not None:
                     self.operator.waits(why())
                 self.stop.wait(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""The operator's console of a process that moves a real robot: keys and view, where it is started at a terminal."""
+"""The operator of a process that moves a real robot: keys at its terminal, a pedal, gestures, and the view."""
 
 from __future__ import annotations
 
@@ -7,34 +7,64 @@ import time
 from collections.abc import Callable, Iterator
 
 from serl_chunk.actor.operator import Operator
+from serl_chunk.actor.operator_devices import OperatorDevices
 from serl_chunk.cli.logs import logging_to
 from serl_chunk.cli.signals import before_exit
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.operator import OperatorConfig, changes
+from serl_chunk.console.bindings import Action, bind_gestures, bind_keys
 from serl_chunk.console.console import OperatorConsole
 from serl_chunk.console.terminal import is_usable
 from serl_chunk.robots.served_operator import ServedOperator
 from serl_chunk.types import Amend
 
 
+def bindings_of(config: OperatorConfig) -> tuple[dict[str, Action], dict[str, Action]]:
+    """Return key -> action and gesture -> action. Raises ConfigError where one is unknown, or mapped twice."""
+    keys = bind_keys(changes(config.keys, "operator.keys"), parameter="operator.keys")
+    gestures = bind_gestures(changes(config.gestures, "operator.gestures"), parameter="operator.gestures")
+    return keys, gestures
+
+
 @contextlib.contextmanager
 def console_of(
-    config: ExperimentConfig, name: str, *, amend: Callable[[Amend], object], end: Callable[[], None]
-) -> Iterator[Operator | None]:
-    """Yield the operator of a robot, whose keys are read while this is open; None for a simulator or no terminal.
+    config: ExperimentConfig, name: str, *, amend: Callable[[Amend], object], end: Callable[[], None],
+    other_inputs: bool = False,
+) -> Iterator[Operator | None]:  # fmt: skip
+    """Yield the operator of a robot, whose keys are read while this is open.
+
+    There is none (None) of a simulator, and where there is no terminal, no pedal and no other input.
 
     Args:
         name: of this process, for the robot's server.
         amend: sends a correction of a recorded episode.
         end: ends this process (Ctrl-C).
+        other_inputs: something else calls `Operator.request`, as a page.
+
+    Raises:
+        ConfigError: a key or gesture is unknown, or mapped twice.
+        DeviceError: the pedal cannot be opened.
+        RobotError: no server answers.
     """
-    if not config.robot.real or not is_usable(0, 1):
+    settings = config.operator
+    keys, gestures = bindings_of(settings)
+    if not config.robot.real or not (is_usable(0, 1) or settings.pedal or other_inputs):
         yield None
         return
     with contextlib.ExitStack() as stack:
+        pedal = None
+        if settings.pedal:
+            from serl_chunk_robot.devices.evdev_keys import FootPedal
+
+            pedal = stack.enter_context(contextlib.closing(FootPedal(settings.pedal)))
         robot = None
         if config.robot.server:
             robot = stack.enter_context(contextlib.closing(ServedOperator(config.robot, f"{name} console")))
-        console = stack.enter_context(OperatorConsole())
+        console = stack.enter_context(OperatorConsole(keys, gestures))
         before_exit(console.close)
-        stack.enter_context(logging_to(console.line))
-        yield Operator(console, robot, amend=amend, end=end, now=time.monotonic)
+        if console.terminal is not None:
+            stack.enter_context(logging_to(console.line))
+        yield Operator(
+            console, robot, amend=amend, end=end, now=time.monotonic, devices=OperatorDevices(gestures, pedal),
+            inputs={**keys, **gestures}, countdown=settings.countdown_s, ready=settings.ready,
+        )  # fmt: skip

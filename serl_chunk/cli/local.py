@@ -24,6 +24,7 @@ class LocalLink:
 
     allowance: int | None = None  # the learner works inside the actor's decisions: neither runs ahead
     error: SerlChunkError | None = None
+    away, unacknowledged = 0.0, 0
     learner: Learner  # set before the actor's loop begins
 
     def __init__(self) -> None:

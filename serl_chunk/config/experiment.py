@@ -14,6 +14,7 @@ from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcC
 from serl_chunk.config.devices import DeviceConfig
 from serl_chunk.config.fields import CAMERAS, Group, Requirement, acting, derived, needs, require, setting
 from serl_chunk.config.learner import LearnerConfig
+from serl_chunk.config.operator import OperatorConfig
 from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig
@@ -168,6 +169,7 @@ class ExperimentConfig(Group):
     normaliser: NormaliserConfig = setting(NormaliserConfig, "scaling of states and actions")
     reward: RewardConfig = setting(RewardConfig, "changes of rewards")
     device: DeviceConfig = setting(DeviceConfig, "the device of a human operator")
+    operator: OperatorConfig = setting(OperatorConfig, "keys of a human operator")
     outcome: OutcomeConfig = setting(OutcomeConfig, "what ends an episode as a success")
     replay: ReplayConfig = setting(ReplayConfig, "the learner's memory")
     learner: LearnerConfig = setting(LearnerConfig, "the training loop")

@@ -235,7 +235,7 @@ class Keys:
 
 def second_key(action: Action, bindings: Mapping[str, Action]) -> str:
     """Return what to press after the first key of `action`, as a question to the operator."""
-    return f"{MEANING[action]}? {_text(_TWO_STEPS[action], bindings, 1)} confirms, any other key cancels"
+    return f"{MEANING[action]}? {shown_inputs(_TWO_STEPS[action], bindings, 1)} confirms, any other key cancels"
 
 
 def hints(word: Word, bindings: Mapping[str, Action]) -> list[str]:
@@ -277,10 +277,11 @@ def _inputs(action: Action, bindings: Mapping[str, Action]) -> list[str]:
     return [name for name, bound in bindings.items() if bound is action]
 
 
-def _text(action: Action, bindings: Mapping[str, Action], most: int | None = None) -> str:
+def shown_inputs(action: Action, bindings: Mapping[str, Action], most: int | None = None) -> str:
+    """Return what requests an action, for a reader: `s or 1`; empty for nothing."""
     return " or ".join(map(shown_input, _inputs(action, bindings)[:most]))
 
 
 def _with_second(action: Action, bindings: Mapping[str, Action]) -> str:
-    keys = _text(action, bindings)
-    return f"{keys}, {_text(_TWO_STEPS[action], bindings, 1)}" if keys and action in _TWO_STEPS else keys
+    keys = shown_inputs(action, bindings)
+    return f"{keys}, {shown_inputs(_TWO_STEPS[action], bindings, 1)}" if keys and action in _TWO_STEPS else keys

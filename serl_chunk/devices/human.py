@@ -11,9 +11,9 @@ from time import monotonic
 import numpy as np
 
 from serl_chunk.devices.arm_control import ArmControl
-from serl_chunk.robots.base import InterventionCommand
+from serl_chunk.robots.base import Hands, InterventionCommand
 from serl_chunk.types import STATE, Observation
-from serl_chunk_robot.devices.base import InputDevice, Sample
+from serl_chunk_robot.devices.base import NEUTRAL, InputDevice, Sample
 from serl_chunk_robot.devices.neutral import NeutralFirst
 
 logger = logging.getLogger(__name__)
@@ -67,13 +67,15 @@ class HumanIntervention:
 
     Args:
         arms: each device with the arm that it controls; a device may be named once.
+        grippers: indices of the command that are grippers.
         now: clock of the samples' stamps, s.
     """
 
     def __init__(
         self, arms: Sequence[tuple[InputDevice, ArmControl]], thresholds: Thresholds,
-        *, now: Callable[[], float] = monotonic,
+        *, grippers: Sequence[int] = (), now: Callable[[], float] = monotonic,
     ) -> None:  # fmt: skip
+        self._grips = frozenset(grippers)
         self._arms = [_Arm(device, control, NeutralFirst()) for device, control in arms]
         self._thresholds, self._now = thresholds, now
         self._last: np.ndarray | None = None  # the accepted command of the tick before
@@ -98,6 +100,21 @@ class HumanIntervention:
         for arm in self._arms:
             arm.neutral.restart()
             arm.active, arm.since = arm.lost, None
+
+    def hands(self) -> Hands:
+        """Return which devices are lost or deflected, the buttons of the last mouse, and the grippers of leaders."""
+        lost, busy, buttons, grippers = [], [], (), []  # type: list[str], list[str], tuple[bool, ...], list[float]
+        for arm in self._arms:
+            sample = arm.device.read()
+            if not sample.alive:
+                lost.append(arm.device.name)
+            elif sample.twist is not None:
+                buttons = sample.buttons
+                if float(np.abs(sample.twist).max()) >= NEUTRAL:
+                    busy.append(arm.device.name)
+            if sample.alive and sample.joints is not None:
+                grippers += [float(p) for d, p in zip(arm.control.dims, sample.joints, strict=True) if d in self._grips]
+        return Hands(tuple(dict.fromkeys(lost)), tuple(busy), buttons, tuple(grippers))
 
     def resume(self) -> None:
         """Give arms back to the policy whose device was lost. Their devices count again once they were neutral."""

@@ -48,7 +48,7 @@ def make_human(config: ExperimentConfig, env: RobotEnv) -> HumanIntervention:
             if len(controls) != 2:
                 raise ConfigError(f"robot {spec.name!r} has one arm", parameter="device.switch_button")
             devices = switched(devices[0], device.switch_button)
-        human = HumanIntervention(list(zip(devices, controls, strict=False)), thresholds)
+        human = HumanIntervention(list(zip(devices, controls, strict=False)), thresholds, grippers=spec.grippers)
         opened.pop_all()
         return human
 

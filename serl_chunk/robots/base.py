@@ -44,6 +44,8 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     paced: bool = False  # the caller keeps the rate; else `receive` waits for the end of the tick
     conditions: str = ""  # JSON of what this episode is moved under, as of its reset; recorded with the episode
     stop: Callable[[], str | None] = staticmethod(lambda: None)  # polled where `reset` waits for a person
+    may_move: Callable[[], bool] = staticmethod(lambda: True)  # polled where `reset` begins a motion, until it is true
+    observes_again: bool = False  # `observe_again` exists: after a reset the robot may stand and be observed later
     _result: StepResult
 
     def send(self, command: np.ndarray) -> None:
@@ -76,6 +78,21 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
         A camera that is slower than the control rate repeats frames, which are recorded once. Frames with different
         numbers are not compared; others are the same only if their bytes are, so that a stuck counter loses no frame.
         """
+        return {}
+
+    def observe_again(self) -> Observation:
+        """Return a new first observation, of a robot that has stood since its reset; see `observes_again`."""
+        raise NotImplementedError
+
+    def idle(self) -> None:
+        """Do what is to be done meanwhile, where the caller waits between episodes. Called many times a second."""
+
+    def hindrances(self) -> Sequence[tuple[str, str]]:
+        """Return why the robot cannot begin an episode, each with its remedy. It never waits."""
+        return ()
+
+    def camera_ages(self) -> Mapping[str, float]:
+        """Return the age of the newest frame of each camera that is read, in seconds, where it is known."""
         return {}
 
     def _frame(self, camera: str) -> np.ndarray:
@@ -175,11 +192,21 @@ class InterventionCommand(NamedTuple):
     dims: np.ndarray | None = None
 
 
+class Hands(NamedTuple):
+    """What an operator's hands do on the devices that move the robot."""
+
+    lost: tuple[str, ...] = ()  # names of devices that are unplugged, or silent
+    busy: tuple[str, ...] = ()  # of those that are deflected
+    buttons: tuple[bool, ...] = ()  # of the right mouse
+    grippers: tuple[float, ...] = ()  # of all leaders, from 0 closed to 1 open
+
+
 class InterventionSource(Protocol):
     """Source of interventions: a human's device, a scripted human, a recording.
 
     Optional: `restart()`, called within an episode after ticks on which the robot did not follow its commands, as after
-    a stop and a clear. A human's device then commands nothing until it was neutral.
+    a stop and a clear. A human's device then commands nothing until it was neutral. `hands() -> Hands`: the devices of
+    a human, for an operator. `resume()`: an operator gave the arms of lost devices back to the policy.
     """
 
     def reset(self, seed: int) -> None:

@@ -50,6 +50,7 @@ class FrankaRobot(RobotEnv):
 
     answers_late = True
     starts_repeat = False
+    observes_again = True
 
     def __init__(self, config: FrankaConfig, *, images: str = "on_request", name: str = "serl_chunk") -> None:
         if not config.server:
@@ -70,12 +71,29 @@ class FrankaRobot(RobotEnv):
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Observation, dict[str, Any]]:
         """Let the server reset the robot; see ServedRobot. States are relative to where it stands then."""
         super().reset(seed=seed)
-        self._served.stop, self._served.paced = self.stop, self.paced
+        self._served.stop, self._served.paced, self._served.may_move = self.stop, self.paced, self.may_move
         _, info = self._served.reset(seed=seed, options=options)
         self.conditions = self._served.conditions
+        return self._from_here(), info
+
+    def observe_again(self) -> Observation:
+        """Return an observation of now, of a robot that stands since its reset."""
+        self._served.observe_again()
+        return self._from_here()
+
+    def idle(self) -> None:
+        self._served.idle()
+
+    def hindrances(self) -> Sequence[tuple[str, str]]:
+        return self._served.hindrances()
+
+    def camera_ages(self) -> Mapping[str, float]:
+        return self._served.camera_ages()
+
+    def _from_here(self) -> Observation:
         self._origins = self._places()
         self._grips = self._served.seen().q[6::ARM].copy()
-        return self._observe(), info
+        return self._observe()
 
     def send(self, command: np.ndarray) -> None:
         """Send the target of an action, `float32[A]`."""

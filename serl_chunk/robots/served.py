@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 HELD_S = 1.0  # an episode ends in which the robot may not move, or a camera gives nothing new, for so long
 REMIND_S = 10.0  # between two lines while the robot may not move
 POLL_S = 0.2  # between two looks meanwhile; each renews the lease, which ends after 2 s
+WAIT_S = 0.01  # between two looks where an operator is waited for
 MAX_CONDITIONS = 16384  # characters, which an HDF5 attribute holds; longer ones are without what was drawn
 STATE_WITHIN_S = 0.5  # of the server; it publishes at 50 Hz or more
 
@@ -48,6 +49,7 @@ class ServedRobot(RobotEnv):
 
     answers_late = True
     starts_repeat = False
+    observes_again = True
 
     def __init__(
         self, config: RobotConfig, spec: RobotSpec, *, name: str = "serl_chunk", images: str = "on_request"
@@ -68,7 +70,8 @@ class ServedRobot(RobotEnv):
         self._sent_at, self._number = 0.0, 0
         self._armed, self._held_since, self._refused = False, 0.0, ""
         self._new_arm = False  # in the last `send`
-        self._unseen_since = self._unseen_told = 0.0
+        self._unseen_since = self._unseen_told = self._pinged = 0.0
+        self._unseen = ""  # why a camera cannot be decided on
         self._state: dict[str, Any] = {}
         self._sent = np.zeros(0)  # the last target
 
@@ -90,15 +93,22 @@ class ServedRobot(RobotEnv):
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Observation, dict[str, Any]]:
         """Let the server reset the robot, and return what it measures then. `info["draws"]`: what the reset drew.
 
+        `options={"new_object": True}` takes the steps for a new object in addition.
         `conditions` are the profile at that moment, its digest and these draws.
         While the robot may not move it waits, until `stop` ends that.
         """
         super().reset(seed=seed)
         self._release()
         draws: dict[str, Any] | None = None
-        drawn = {} if seed is None else {"seed": seed}
+        drawn: dict[str, Any] = {} if seed is None else {"seed": seed}
+        if options and options.get("new_object"):
+            drawn["new_object"] = True
         told = 0.0
         while draws is None and self._stand() and self.stop() is None:
+            if not self.may_move():
+                self.idle()
+                time.sleep(WAIT_S)
+                continue
             try:
                 self._client.request(
                     "lease"
@@ -171,6 +181,28 @@ class ServedRobot(RobotEnv):
         self.send(action)
         return self.receive()
 
+    def observe_again(self) -> Observation:
+        """Return an observation of now, of a robot that stands since its reset."""
+        self._read_state(after_reply=True)
+        self._wait_for_cameras()
+        return self._observe()
+
+    def idle(self) -> None:
+        """Keep the lease, and look at the cameras."""
+        self._unseen = self._cameras.look()
+        if time.monotonic() - self._pinged > POLL_S:
+            self._pinged = time.monotonic()
+            with contextlib.suppress(RobotError):
+                self._client.request("ping")
+
+    def hindrances(self) -> Sequence[tuple[str, str]]:
+        """Return why a camera cannot be decided on, as of the last look."""
+        return ((self._unseen, "look at its cable, and at the log of the robot's server"),) if self._unseen else ()
+
+    def camera_ages(self) -> Mapping[str, float]:
+        """Return the ages of the newest pictures of all watched cameras, as of the last look."""
+        return self._cameras.ages()
+
     def close(self) -> None:
         """Release the robot and give the lease back. It stays in HOLD, with torque on."""
         self._release()
@@ -192,6 +224,7 @@ class ServedRobot(RobotEnv):
         nothing.
         """
         unseen, now = self._cameras.look(), time.monotonic()
+        self._unseen = unseen
         if not unseen:
             self._unseen_since = 0.0
             return ""
@@ -206,11 +239,13 @@ class ServedRobot(RobotEnv):
         """Wait until every watched camera gives new pictures and the robot stands, or `stop` ends that."""
         told = time.monotonic() - REMIND_S + HELD_S
         while (unseen := self._cameras.look()) and self.stop() is None:
+            self._unseen = unseen
             if time.monotonic() - told > REMIND_S:
                 told = time.monotonic()
                 logger.warning(f"waiting for the robot's cameras: {unseen}")
             time.sleep(self.robot_spec.dt)
             self._stand()
+        self._unseen = ""
 
     def _read_state(self, *, after_reply: bool = False) -> str:
         """Take the newest state, or one after the last reply; returns what is wrong with the server, or nothing."""

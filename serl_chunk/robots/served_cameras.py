@@ -63,6 +63,11 @@ class ServedCameras:
         picture = self._watched[name]
         return None if picture is None else picture.image
 
+    def ages(self) -> dict[str, float]:
+        """Return the ages of the pictures that `look` took last, s."""
+        now = self._client.server_time()
+        return {name: now - picture.changed for name, picture in self._watched.items() if picture is not None}
+
     def numbers(self) -> dict[str, int]:
         """Return the numbers of the pictures that `look` took last."""
         return {name: picture.number for name, picture in self._watched.items() if picture is not None}

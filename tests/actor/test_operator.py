@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from actor_helpers import HumanOnTicks, LineEnv, ListSink, NoisyAgent, make_config, make_policy
 
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.operator import COUNTDOWN, Operator
+from serl_chunk.actor.operator import Operator
+from serl_chunk.actor.permit import COUNTDOWN
 from serl_chunk.console.bindings import Action, Word
+from serl_chunk.console.view import ConsoleState
 from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.types import Amend, End, Outcome, Source
 
@@ -16,21 +20,25 @@ DT = 0.02
 
 
 class Keys:
-    """A console whose actions are given by the number of the poll."""
+    """A console whose actions are given by `at`: the number of the poll, or the tick of an episode."""
 
-    def __init__(self, pressed: dict[int, Action] | None = None) -> None:
-        self.pressed, self.polls, self.emptied = dict(pressed or {}), 0, 0
+    def __init__(self, pressed: dict[int, Action] | None, polled: Callable[[], None]) -> None:
+        self.pressed, self.polls, self.emptied, self._polled = dict(pressed or {}), -1, 0, polled
+        self.at: Callable[[], int] = lambda: self.polls
         self.words: list[Word] = []
+        self.states: list[ConsoleState] = []
 
     def actions(self):
         self.polls += 1
-        if (action := self.pressed.pop(self.polls - 1, None)) is not None:
+        self._polled()
+        if (action := self.pressed.pop(self.at(), None)) is not None:
             yield action
 
     def empty(self) -> None:
         self.emptied += 1
 
     def show(self, state) -> None:
+        self.states.append(state)
         if not self.words or self.words[-1] is not state.word:
             self.words.append(state.word)
 
@@ -40,7 +48,9 @@ class Robot:
 
     def __init__(self) -> None:
         self.requests: list[str] = []
-        self.stopped = False
+        self.stopped = self.moving = self.waiting = self.silent = False
+        self.may_clear = self.idle = True
+        self.why = ""
 
     def request(self, op: str) -> None:
         self.requests.append(op)
@@ -50,25 +60,30 @@ class Robot:
 class Desk:
     """An operator with what it sends, on a clock that each poll moves by a tick."""
 
-    def __init__(self, pressed: dict[int, Action] | None = None, *, served: bool = False) -> None:
-        self.keys, self.robot = Keys(pressed), Robot() if served else None
+    def __init__(self, pressed: dict[int, Action] | None = None, *, served: bool = False, **more) -> None:
+        self.keys, self.robot = Keys(pressed, lambda: self._pause(DT)), Robot() if served else None
         self.amends: list[Amend] = []
         self.ended = False
         self.time = 0.0
-        self.operator = Operator(self.keys, self.robot, amend=self.amends.append, end=self._end, now=self._now)
+        self.operator = Operator(
+            self.keys, self.robot, amend=self.amends.append, end=self._end, now=self._now, pause=self._pause, **more
+        )
 
     def _end(self) -> None:
         self.ended = True
 
     def _now(self) -> float:
-        self.time += DT
         return self.time
+
+    def _pause(self, seconds: float) -> None:
+        self.time += seconds
 
 
 def episode(desk: Desk, env: LineEnv | None = None, **more):
-    sink = ListSink()
+    sink, env = ListSink(), env or LineEnv(length=200)
+    desk.keys.at = lambda: env.tick if env.seeds else -1
     runner = EpisodeRunner(
-        env or LineEnv(length=200), make_policy(NoisyAgent(8)), sink, config=make_config(), operator=desk.operator,
+        env, make_policy(NoisyAgent(8)), sink, config=make_config(), operator=desk.operator,
         **more,
     )  # fmt: skip
     return runner.run_episode(5), sink
@@ -99,7 +114,7 @@ def test_a_hold_lasts_until_go_on_and_its_countdown():
     assert held[-1] > 20, "a countdown"
     actions = np.array([s.action for s in sink.steps])
     assert (actions[held] == actions[4]).all()
-    assert desk.keys.words == [Word.POLICY, Word.HOLD, Word.POLICY]
+    assert desk.keys.words == [Word.RESET, Word.POLICY, Word.HOLD, Word.POLICY]
 
 
 def test_in_a_hold_a_human_commands_nothing():
@@ -145,41 +160,55 @@ def test_while_the_robot_is_stopped_only_a_clear_counts():
     assert desk.operator.outcome() is None
 
 
-def ended(desk: Desk, *names: str) -> None:
-    for name in names:
-        desk.operator.episode_begins()
-        desk.operator.poll(Word.POLICY)
-        desk.operator.episode_ended(End(name, 1, None, False, True, Outcome.UNKNOWN))
+def ended(desk: Desk, name: str, pressed: Action | None = None, outcome: Outcome = Outcome.UNKNOWN) -> None:
+    """An episode of one tick, with a key in it."""
+    desk.operator.reset(LineEnv(), 0)
+    press(desk, pressed)
+    desk.operator.tick(by_human=False)
+    desk.operator.episode_ended(End(name, 1, None, False, True, outcome))
+
+
+def press(desk: Desk, action: Action | None) -> None:
+    """Let the next poll have a key."""
+    if action is not None:
+        desk.keys.pressed[desk.keys.polls + 1] = action
 
 
 def test_a_discard_is_sent_when_the_next_episode_has_ended():
-    desk = Desk({0: Action.DISCARD})
-    ended(desk, "a")
+    desk = Desk()
+    ended(desk, "a", Action.DISCARD)
     assert desk.amends == []
     ended(desk, "b")
     assert desk.amends == [Amend("a", discard=True)]
 
 
-def test_a_discard_is_sent_when_the_session_ends():
-    desk = Desk({0: Action.DISCARD})
-    ended(desk, "a")
+@pytest.mark.parametrize("within", [True, False])
+def test_a_discard_is_sent_when_the_session_ends(within):
+    desk = Desk()
+    ended(desk, "a", Action.DISCARD if within else None)
+    if not within:
+        press(desk, Action.DISCARD)
+        desk.operator.waits()
     desk.operator.send_pending()
     assert desk.amends == [Amend("a", discard=True)]
 
 
 def test_a_discard_can_be_undone():
-    desk = Desk({0: Action.DISCARD, 1: Action.UNDO})
-    ended(desk, "a", "b", "c")
+    desk = Desk()
+    ended(desk, "a", Action.DISCARD)
+    press(desk, Action.UNDO)
+    desk.operator.waits()
+    ended(desk, "b")
+    ended(desk, "c")
     assert desk.amends == []
 
 
 def test_a_label_can_be_undone_and_once():
-    desk = Desk({0: Action.SUCCESS, 1: Action.UNDO, 2: Action.UNDO})
-    desk.operator.episode_begins()
-    desk.operator.poll(Word.POLICY)
-    desk.operator.episode_ended(End("a", 1, None, True, False, Outcome.SUCCESS, OPERATOR))
-    desk.operator.poll(Word.RESET)
-    desk.operator.poll(Word.RESET)
+    desk = Desk()
+    ended(desk, "a", Action.SUCCESS, Outcome.SUCCESS)
+    for _ in range(2):
+        press(desk, Action.UNDO)
+        desk.operator.waits()
     assert desk.amends == [Amend("a", Outcome.UNKNOWN, OPERATOR, terminated=False, reward=0.0)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import dataclasses
 
 import numpy as np
@@ -26,7 +27,8 @@ from serl_chunk_robot.devices import spacemouse
 def clock(monkeypatch) -> Clock:
     """Time of the devices and of what reads them."""
     clock = Clock()
-    monkeypatch.setattr(operator, "HumanIntervention", lambda *a: human.HumanIntervention(*a, now=lambda: clock.now))
+    made = functools.partial(human.HumanIntervention, now=lambda: clock.now)
+    monkeypatch.setattr(operator, "HumanIntervention", made)
     return clock
 
 

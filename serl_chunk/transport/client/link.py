@@ -147,6 +147,12 @@ class LearnerLink(Connection):
     def steps_recorded(self) -> int:
         return self._out.steps_recorded
 
+    @property
+    def unacknowledged(self) -> int:
+        """Records that the learner lacks."""
+        spool = self._out.spool
+        return self._out.queued + (0 if spool is None else spool.next - spool.acked)
+
     def can_begin(self) -> tuple[bool, str]:
         if self.error is not None:
             return False, str(self.error)

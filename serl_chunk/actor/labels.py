@@ -1,0 +1,68 @@
+"""What an operator decides on episodes: labels and discards, and what of them can still be undone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from serl_chunk.outcomes.judge import OPERATOR
+from serl_chunk.types import Amend, End, Outcome
+
+logger = logging.getLogger(__name__)
+
+
+class EpisodeLabels:
+    """Labels of the episode under way, and corrections of the one before.
+
+    A label that was given within an episode ends it. A discard is sent when the next episode ends, so that it can be
+    undone until then.
+
+    Args:
+        amend: sends a correction.
+    """
+
+    def __init__(self, amend: Callable[[Amend], object]) -> None:
+        self._amend = amend
+        self.outcome: Outcome | None = None  # of the episode under way
+        self.shown = ""  # of the last one, for the console
+        self._discarded = False  # the episode under way
+        self._last = ""  # id of the last one ...
+        self._labelled = False  # ... which a label ended
+        self._pending: str | None = None  # id of the one to discard
+
+    def begin(self) -> None:
+        """Begin an episode."""
+        self.outcome, self._discarded = None, False
+
+    def discard(self) -> None:
+        """Discard the episode under way."""
+        self._discarded = True
+
+    def discard_last(self) -> None:
+        """Discard the last episode."""
+        if self._last:
+            self._pending = self._last
+            self.shown = "discarded"
+
+    def undo(self) -> None:
+        """Undo the last discard, or else the last label. An undone label leaves an episode without an outcome."""
+        if self._pending is not None:
+            logger.info(f"episode {self._pending} is kept")
+            self._pending, self.shown = None, "kept"
+        elif self._labelled:
+            self._amend(Amend(self._last, Outcome.UNKNOWN, OPERATOR, terminated=False, reward=0.0))
+            logger.info(f"the label of episode {self._last} is undone")
+            self._labelled, self.shown = False, Outcome.UNKNOWN.value
+
+    def ended(self, end: End) -> None:
+        """Send what is pending of the episode before this one, which has ended."""
+        self.send()
+        self._last, self._labelled, self.shown = end.episode_id, self.outcome is not None, end.outcome.value
+        if self._discarded:
+            self.discard_last()
+
+    def send(self) -> None:
+        """Send a discard that was not undone."""
+        if self._pending is not None:
+            self._amend(Amend(self._pending, discard=True))
+            self._pending = None
