@@ -417,6 +417,7 @@ BAD = [  # text, parameter, what else the error names
     (POSES + "[[reset.step]]\nrelieve = true\nheight = 0.3", "reset.step[0].relieve", "without height"),
     (POSES + '[[reset.step]]\nheight = "up"', "reset.step[0].height", "up"),
     (STEP + "every = 0", "reset.step[0].every", "0"),
+    (STEP + "new_object = 1", "reset.step[0].new_object", "1"),
     (STEP + "speed = 2", "reset.step[0].speed", "2"),
     ('name = "a"\n[driver]\nname = "fake"\nlagg = 0.1', "driver.lagg", "0.1"),
     ('name = "a"\ndriver = "fakes"', "driver", "fake"),
@@ -475,6 +476,17 @@ def test_a_reset_is_solved_from_the_set_point_where_it_begins(tmp_path):
     np.testing.assert_allclose(tips[:, 1] - tips[:, 0], [[0, 0, 0.08]] * 2, atol=1e-4)
     np.testing.assert_array_equal(opened[0], start)
     assert [len(make("reset", {"episode": k}, start, limits)._todo) for k in (1, 2, 5)] == [1, 2, 2]
+
+
+@pytest.mark.parametrize(("key", "alone", "asked"), [("new_object = true", [], [1, 2]), ("every = 2", [2], [2]),
+                                                     ("every = 2\nnew_object = true", [2], [1, 2])])  # fmt: skip
+def test_a_step_for_a_new_object_is_taken_on_request(tmp_path, key, alone, asked):
+    file = of(tmp_path, SHORT + f"\n[[reset.step]]\ngripper = 'open'\n{key}")
+    driver = load_driver(file)
+    make, limits = Motions(file, driver), file.profiles["evaluating"].limits
+    for more, taken in (({}, alone), ({"new_object": True}, asked)):
+        due = [k for k in (1, 2) if make("reset", {"seed": 3, "episode": k, **more}, HOME, limits)._todo]
+        assert due == taken
 
 
 def test_limits_of_a_grip_are_of_the_grippers_and_inherited(tmp_path):

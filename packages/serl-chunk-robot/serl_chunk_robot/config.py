@@ -29,7 +29,7 @@ HAIR = 0.05  # rad: an arm at a limit, as ALOHA's asleep, is measured a little b
 _KEYS = ("name", "driver", "host", "port", "rate", "start", "keys", "profile", "kinematics", "reset", "park", "effort",
          "camera")  # fmt: skip
 _STEP = ("joints", "add", "lift", "height", "pose", "random", "gripper", "arm", "set", "every", "wait", "speed",
-         "relieve")  # fmt: skip
+         "relieve", "new_object")  # fmt: skip
 LONGEST_WAIT = 600.0  # s
 _ARM = ("base", "yaw", "joints", "links", "tip")
 _METHODS = ("spec", "connect", "read", "command", "hold", "set", "clear_faults", "stop", "close")
@@ -297,6 +297,10 @@ def _read_step(table: Table, spec: DriverSpec, joints: np.ndarray, chains: Optio
     if not isinstance(table.values.get("random"), list):
         random[~joints] = 0.0  # one number is not for grippers
     waits, stands = _read_wait(table)
+    new_object = table.values.get("new_object", False)
+    if type(new_object) is not bool:
+        raise table.wrong("new_object", "true or false")
+    every = 0 if new_object and "every" not in table.values else table.whole("every", 1, 1, 1_000_000)
     add, tips, relieve = spread("add", 0.0, one=False), (), False  # type: Tuple[np.ndarray, Tuple[int, ...], bool]
     height, pose = _read_tip(table)
     least = None
@@ -328,8 +332,8 @@ def _read_step(table: Table, spec: DriverSpec, joints: np.ndarray, chains: Optio
             raise table.wrong("arm", "which arm the pose is for")
     return Step(
         spread("joints", np.nan, one=False), add, random, _read_gripper(table, grippers), grippers,
-        table.table("set").values, table.whole("every", 1, 1, 1_000_000), waits,
-        table.number("speed", SPEED, 0.01, 1.0), tips, height, pose, least, stands, relieve,
+        table.table("set").values, every, waits,
+        table.number("speed", SPEED, 0.01, 1.0), tips, height, pose, least, stands, relieve, new_object,
     )  # fmt: skip
 
 

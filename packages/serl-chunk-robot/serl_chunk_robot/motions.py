@@ -39,7 +39,7 @@ class Step(NamedTuple):
     gripper: Union[str, float] = ""  # "open" (the upper limit), "close", "keep", a value; "": as `joints` says
     grippers: Tuple[int, ...] = ()  # which `gripper` is for
     set: Mapping[str, Any] = {}  # name -> value of the driver's `set`
-    every: int = 1  # only in episodes whose number this divides
+    every: int = 1  # only in episodes whose number this divides; 0: in none
     wait: bool = False  # for the operator, at the end
     speed: float = SPEED
     tips: Tuple[int, ...] = ()  # arms of the kinematics that `lift` and `pose` are for
@@ -48,6 +48,11 @@ class Step(NamedTuple):
     least: Optional[np.ndarray] = None  # what is below this goes up to it
     stands: float = 0.0  # s, at the end
     relieve: bool = False  # the tips' set points go to where the tips are measured: they press on nothing any more
+    new_object: bool = False  # also in a reset for a new object
+
+    def due(self, episode: int, new_object: bool) -> bool:
+        """Whether the step is taken in the reset of an episode."""
+        return (new_object and self.new_object) or (self.every > 0 and episode % self.every == 0)
 
     def way(self, name: str, place: np.ndarray, limits: Limits, arms: Optional[Arms]) -> np.ndarray:
         """The places that the step leads through, but for what is drawn, float64[K, J], with `place` as the first.
@@ -209,6 +214,7 @@ class Reset(Moves):
 
     Args:
         episode: its number, from 0.
+        new_object: whether the operator wants the steps for a new object too.
         rng: of what is drawn; the same one with the same steps draws the same.
         scene: called once the steps are done, before the robot is in HOLD: it puts a simulated task's objects in place.
         more: see Moves.
@@ -216,9 +222,9 @@ class Reset(Moves):
 
     def __init__(
         self, start: np.ndarray, steps: Sequence[Step], limits: Limits, *, episode: int, rng: np.random.Generator,
-        scene: Optional[Callable[[], None]] = None, **more: Any,
+        new_object: bool = False, scene: Optional[Callable[[], None]] = None, **more: Any,
     ) -> None:  # fmt: skip
-        due = [(f"reset.step[{k}]", step) for k, step in enumerate(steps) if episode % step.every == 0]
+        due = [(f"reset.step[{k}]", step) for k, step in enumerate(steps) if step.due(episode, new_object)]
         super().__init__(start, due, limits, rng=rng, **more)
         self._scene = scene
         self._placed = float("-inf")

@@ -145,6 +145,7 @@ class Motions:
             episode = arguments.pop("episode", self._episode)
             if type(episode) is not int or episode < 0:
                 raise TypeError("episode is an integer that is not negative")
+            more["new_object"] = arguments.pop("new_object", False) is True
             made = self._reset(start, limits, episode, arguments.pop("seed", None), more)
             self._episode = episode + 1
         if arguments:
