@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from serl_chunk.console.bindings import STOPS, Action
@@ -32,10 +33,14 @@ class OperatorDevices:
     Args:
         bindings: of `bind_gestures`.
         pedal: None without one.
+        clock: monotonic seconds, that of the pedal's events.
     """
 
-    def __init__(self, bindings: Mapping[str, Action] | None = None, pedal: Pedal | None = None) -> None:
-        self._gestures, self._pedal = Gestures(bindings), pedal
+    def __init__(
+        self, bindings: Mapping[str, Action] | None = None, pedal: Pedal | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._gestures, self._pedal = Gestures(bindings, clock=clock), pedal
         self._source: InterventionSource | None = None
         self._hands = Hands()
         self._pedal_lost = False
