@@ -135,6 +135,9 @@ class Begin(NamedTuple):
     init_state: str = ""  # id of the start state where a scheduler gave one
     group: str = ""  # id of the group of episodes that share a start state
     conditions: str = ""  # JSON, see `RobotEnv.conditions`; files and journals may be without it
+    demonstration: bool = (
+        False  # streamed by `record --ip`, for the partition `demo`; on the wire and in journals alone
+    )
 
 
 class Step(NamedTuple):

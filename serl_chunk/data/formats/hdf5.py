@@ -58,6 +58,7 @@ from serl_chunk.types import (
 
 SCHEMA = 1  # of `/rl`
 _HUMAN_DIMS_INDEX = "human_dims_index"
+_TEXTS = tuple(name for name in Begin._fields if name != "demonstration")  # which is of a stream, not of an episode
 
 
 def write_episode(
@@ -200,7 +201,10 @@ def _write(
     file.attrs.update({"compress": False, "color": "rgb"} | known)
     file.attrs.create("cameras", cameras, shape=(len(cameras),), dtype=h5py.string_dtype())
     rl.attrs["schema"] = SCHEMA
-    texts = begin._asdict() | {"outcome": end.outcome.value, "outcome_by": end.outcome_by}
+    texts = {name: getattr(begin, name) for name in _TEXTS} | {
+        "outcome": end.outcome.value,
+        "outcome_by": end.outcome_by,
+    }
     rl.attrs.update({name: _fixed_text(text) for name, text in texts.items() if text or name != "conditions"})
     rl.attrs.update({"terminated": end.terminated, "truncated": end.truncated})
     if end.reward is not None:
@@ -251,8 +255,9 @@ def _read(path: Path, version: FileVersion, file: h5py.File, options: ReadOption
     schema = attribute("schema")
     if schema != SCHEMA:
         raise DataError(f"{path}: /rl has schema {schema} (expected {SCHEMA}). Update serl_chunk")
-    texts = (name for name in Begin._fields if name in rl.attrs or name != "conditions")  # files from before them
-    begin = Begin(**{name: attribute_text(attribute(name)) for name in texts})
+    of_begin = (name for name in _TEXTS if name in rl.attrs or name != "conditions")  # files from before them
+    texts: dict[str, Any] = {name: attribute_text(attribute(name)) for name in of_begin}
+    begin = Begin(**texts)
     begin = begin._replace(task=begin.task or options.task)
     state = array(path, file, "/rl/state" if "state" in there else "/observations/qpos")
     action = array(path, file, "/action")

@@ -38,7 +38,7 @@ class Connection:
 
     def __init__(
         self, config: TransportConfig, host: str, port: int, actor_id: str, contract: dict[str, str], out: Outbox,
-        keys: ClientKeys | None,
+        keys: ClientKeys | None, *, demonstrations: bool = False,
     ) -> None:  # fmt: skip
         self.error: SerlChunkError | None = None  # why it is permanently disconnected
         self.finished: str | None = None  # why training is over
@@ -51,7 +51,7 @@ class Connection:
         self._config = config
         self._limits = Limits(config.max_message_bytes + codec.MAX_HEADER_BYTES, config.max_arrays)
         self._host, self._port = host, port
-        self._actor_id, self._contract = actor_id, dict(contract)
+        self._actor_id, self._contract, self._demonstrations = actor_id, dict(contract), demonstrations
         self._session = uuid.uuid4().hex  # where no spool names one
         self._out, self._snapshots = out, SnapshotClient(config.piece_bytes, config.timeout_s)
         self._fetch: FetchRequest | None = None  # what a caller waits for; set by its thread
@@ -195,7 +195,10 @@ class Connection:
             self.welcome, self.run = None, run
             self._out.attach(run)
         version = self._snapshots.version if run == self._snapshots.origin.run else -1
-        hello = Hello(self._session, 1, self._actor_id, self._contract, run, version, 0, 0, 0, 0)
+        hello = Hello(
+            self._session, 1, self._actor_id, self._contract, run, version, 0, 0, 0, 0,
+            demonstrations=self._demonstrations,
+        )  # fmt: skip
         if (spool := self._out.spool) is not None:
             hello = hello._replace(
                 session=spool.session, incarnation=spool.incarnation, first=spool.first, next=spool.next,
@@ -247,7 +250,7 @@ class Connection:
         fetch = self._fetch
         if fetch is not None and not fetch.sent and fetch.manifest is None:
             fetch.sent = self._send(message_types.FETCH, token=token, request=fetch.number, step=fetch.step)
-        return self._snapshots.pump(self._sockets["snapshots"], token)
+        return not self._demonstrations and self._snapshots.pump(self._sockets["snapshots"], token)
 
     def _greet_data(self, token: bytes) -> None:
         if not self._data_greeted:  # it names the session: the learner buffers little of a connection without one

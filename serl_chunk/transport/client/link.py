@@ -81,6 +81,7 @@ class LearnerLink(Connection):
     def __init__(
         self, config: TransportConfig, *, host: str, port: int, actor_id: str, contract: dict[str, str],
         spools: Spools | None = None, largest_episode_bytes: int = 0, keys: ClientKeys | None = None,
+        demonstrations: bool = False,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -88,6 +89,7 @@ class LearnerLink(Connection):
             spools: opens the spool of a run; None for a link that sends no records and writes no files.
             largest_episode_bytes: an episode may begin only while the spool has room for that much.
             keys: of this machine; `connect` joins with them where that is due.
+            demonstrations: it sends demonstrations alone: without an allowance, and no snapshot is pulled.
 
         Raises ConfigError for a bad host, and for a spool that could never hold one episode.
         """
@@ -106,7 +108,7 @@ class LearnerLink(Connection):
                 f"no such host: {host!r} ({why}). Give the learner's name or IP address.", parameter="ip"
             ) from e
         out = Outbox(config, spools, largest_episode_bytes)
-        super().__init__(config, host, port, actor_id, contract, out, keys)
+        super().__init__(config, host, port, actor_id, contract, out, keys, demonstrations=demonstrations)
         # RecordSink. Arrays are handed over, not copied: they must not change afterwards.
         self.act_for, self.begin, self.step, self.end, self.amend = (
             out.act_for, out.begin, out.step, out.end, out.amend,

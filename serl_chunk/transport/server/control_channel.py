@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 _KEYS_S = 0.5  # between looks for revoked keys
 
 Welcome = Callable[[], tuple[dict[str, Any], dict[str, np.ndarray]]]
+Demonstrations = Callable[[], np.ndarray]
 
 
 class ControlChannel:
@@ -34,14 +35,16 @@ class ControlChannel:
     """
 
     def __init__(
-        self, receiver: RecordReceiver, snapshots: SnapshotChannel, *, welcome: Welcome, episode_timeout: float
-    ) -> None:
+        self, receiver: RecordReceiver, snapshots: SnapshotChannel, *, welcome: Welcome,
+        demonstrations: Demonstrations | None, episode_timeout: float,
+    ) -> None:  # fmt: skip
         self.finished: str | None = None  # why training is over; the learner's thread sets it
         self._receiver, self._snapshots = receiver, snapshots
         self._sockets, self._sessions = receiver.sockets, receiver.sessions
         self._config, self._limits = self._sockets.config, self._sockets.limits
         self._counters = self._sockets.counters["control"]
         self._run_id, self._welcome, self._episode_timeout = snapshots.run, welcome, episode_timeout
+        self._demonstrations = demonstrations
         self._probes = RateLimiter(probe.AT_ONCE, probe.PER_S)  # of all peers together: one alone could connect again
         self._keys_at = 0.0  # when revoked keys are looked for next
 
@@ -111,6 +114,8 @@ class ControlChannel:
         try:
             self._sessions.check(hello)  # first: an actor of another experiment need not wait for its refusal
             fields, arrays = self._welcome()
+            if hello.demonstrations and self._demonstrations is not None:
+                arrays = arrays | {handshake.DEMONSTRATIONS: self._demonstrations()}
             # Last: an actor that is to come back later does not count as connected.
             admission = self._sessions.admit(hello, peer, time.monotonic())
         except RefuseError as e:
@@ -137,7 +142,10 @@ class ControlChannel:
             raise SerlChunkError(f"the welcome cannot be sent: {e}") from e
         self._sockets.send("control", identity, answer)
         named = f", key {self._sockets.authenticator.name_of(key)}" if self._sockets.authenticator else ""
-        logger.info("actor %s connected from %s%s, with snapshot %d", hello.actor_id, peer, named, hello.version)
+        if hello.demonstrations:
+            logger.info("recording %s connected from %s%s, with demonstrations", hello.actor_id, peer, named)
+        else:
+            logger.info("actor %s connected from %s%s, with snapshot %d", hello.actor_id, peer, named, hello.version)
 
     def _session(self, message: Message, channel: str, identity: bytes) -> Session | None:
         """Return the session of a message's token; a peer without one is requested to send a hello."""

@@ -243,6 +243,8 @@ class RecordReceiver:
 
     def allowed(self, session: Session) -> int | None:
         """Return the session's allowance in its actor's own count of steps. For any thread."""
+        if session.info.demonstrations:
+            return None
         allowed = self._allowance(session.info.session)
         return None if allowed is None else allowed + session.state.steps_offset
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.security.server import ServerKeys
-from serl_chunk.transport.server.control_channel import ControlChannel, Welcome
+from serl_chunk.transport.server.control_channel import ControlChannel, Demonstrations, Welcome
 from serl_chunk.transport.server.record_channel import RecordReceiver
 from serl_chunk.transport.server.sessions import Session, SessionInfo, Sessions
 from serl_chunk.transport.server.snapshot_channel import Fetch, SnapshotChannel
@@ -46,6 +46,7 @@ class LearnerServer:
         allowance: Callable[[str], int | None] = lambda session: None,
         on_silent: Callable[[SessionInfo, bool], None] = lambda info, gone: None,
         fetch: Fetch | None = None,
+        demonstrations: Demonstrations | None = None,
         run_id: str | None = None,
         episode_timeout: float | None = None,
         insecure: bool = False,
@@ -64,6 +65,8 @@ class LearnerServer:
             on_silent: (session, gone). A session left, or was silent for `episode_timeout` seconds (default
                 `config.timeout_s`). With `gone` its open episode is over, else it may go on.
             fetch: reads a checkpoint, in its own thread.
+            demonstrations: returns the digests of those that the learner has, uint8[N, 8], for the welcome of a session
+                that sends demonstrations; None: it takes none.
             run_id: the same for every learner of one run, resumed or not; random by default.
             store: where records are written before `on_record` (see `resume`); a full disk stops acknowledgements.
             keys: admit machines that have joined with them, and no others; all is encrypted.
@@ -92,7 +95,9 @@ class LearnerServer:
             self._sockets, self._sessions, store, on_record=on_record, on_silent=on_silent, allowance=allowance
         )
         timeout = config.timeout_s if episode_timeout is None else episode_timeout
-        self._control = ControlChannel(self._receiver, self._snapshots, welcome=welcome, episode_timeout=timeout)
+        self._control = ControlChannel(
+            self._receiver, self._snapshots, welcome=welcome, demonstrations=demonstrations, episode_timeout=timeout
+        )
         self._threads = [
             threading.Thread(target=self._run, args=(serve,), name=f"serl-chunk-{name}", daemon=True)
             for name, serve in (("server", self._serve_data), ("control", self._serve_control))

@@ -30,6 +30,7 @@ class SessionInfo(NamedTuple):
     actor_id: str
     incarnation: int
     peer: str  # network address
+    demonstrations: bool = False  # it sends demonstrations alone: no actor, and without an allowance
 
 
 class RefuseError(SerlChunkError):
@@ -183,7 +184,7 @@ class Sessions:
                     old.assembly = None
                 old.state, old.refused = state, ""
                 self.fence(old)
-            session.connect(SessionInfo(*identity, peer), now)
+            session.connect(SessionInfo(*identity, peer, hello.demonstrations), now)
             self._by_token[session.token] = session
             return Admission(session, old is not None, lost, ousted)
 

@@ -17,7 +17,7 @@ import secrets
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -266,16 +266,21 @@ class Journal:
 
     def drop_before(self, number: int) -> int:
         """Delete every segment whose entries are all below `number`, except the newest. Returns the bytes freed."""
+        pairs = itertools.pairwise(self.segments)
+        return self.drop({first for (first, _, _), (following, _, _) in pairs if following <= number})
+
+    def drop(self, firsts: Collection[int]) -> int:
+        """Delete the segments with these first numbers, except the newest. Returns the bytes freed."""
         freed = 0
-        while len(self.segments) > 1 and self.segments[1][0] <= number:
-            first, size, _ = self.segments[0]
+        for dropped in [s for s in self.segments[:-1] if s[0] in firsts]:
+            path = self._path(dropped[0])
             try:
-                self._path(first).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             except OSError as e:  # it stays until the next call
-                log.warning("cannot remove %s: %s", self._path(first), e.strerror)
+                log.warning("cannot remove %s: %s", path, e.strerror)
                 break
-            del self.segments[0]
-            freed += size
+            self.segments.remove(dropped)
+            freed += dropped[1]
         self.nbytes -= freed
         self.first = self.segments[0][0] if self.segments else self.next
         return freed

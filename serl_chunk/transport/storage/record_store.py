@@ -7,7 +7,6 @@ segment holds the table of sessions: a restarted learner has the next sequence n
 from __future__ import annotations
 
 import collections
-import itertools
 import logging
 import shutil
 import time
@@ -48,7 +47,8 @@ class RecordStore:
     """The learner's journal, see Journal. One thread writes; `replay` comes before the first write.
 
     Args:
-        min_steps: the newest steps that are kept, as a restarted learner's replay can hold.
+        min_steps: the newest steps that are kept, as a restarted learner's replay can hold. Segments with records of
+            demonstrations are always kept, and their steps are none of these.
         max_bytes: older segments are dropped beyond it, whatever `min_steps`; 0 drops what `min_steps` does not need.
         max_age: seconds after which a segment is dropped where `min_steps` permits; None for never.
         writer: version of the program, noted at the head of every segment.
@@ -64,6 +64,8 @@ class RecordStore:
         self._writer = writer
         self._steps: collections.Counter[int] = collections.Counter()  # in each segment, named by its first entry
         self.journal = Journal(folder, segment_bytes=segment_bytes, sync_interval=sync_interval, preamble=self._table)
+        self._demonstrations: set[tuple[str, str]] = set()  # (session, episode)
+        self._kept: set[int] = set()  # segments with records of these
         self.unreadable = 0  # entries that are whole and yet no record
 
     def replay(self) -> Iterator[Stored]:
@@ -99,6 +101,7 @@ class RecordStore:
             return None
         if tag == CORRECTION:
             session, actor_id, amend = read_correction(values, entry.frames[1:], self._limits)
+            self._note_correction(session, amend, entry.place.segment)
             kept = amend.discard or amend.episode_id not in self._holed[session]
             return Stored(entry.number, session, actor_id, 0, amend, kept)
         before = SessionState.from_row(values[0])
@@ -116,7 +119,8 @@ class RecordStore:
         if known is not None and known.expected != first:
             self._lose(known)
         self.states[session] = place.after(item, delivered=delivered)
-        self._steps[entry.place.segment] += item.steps
+        if not self._is_kept(session, item, entry.place.segment):
+            self._steps[entry.place.segment] += item.steps
         if isinstance(record, Amend):  # a discarded episode is discarded whatever is missing of it
             delivered = delivered and (record.discard or record.episode_id not in self._holed[session])
         return Stored(entry.number, session, actor_id, first, record, delivered and place.judge(item) is Verdict.NEW)
@@ -130,8 +134,21 @@ class RecordStore:
         tag = msgpack.packb((RECORD, state, delivered))
         place = self.journal.append([tag, *map(codec.buffer_of, frames)])
         after = self.states[state.session] = state.after(item, delivered=delivered)
-        self._steps[place.segment] += after.steps + after.steps_offset - state.steps - state.steps_offset
+        if not self._is_kept(state.session, item, place.segment):
+            self._steps[place.segment] += after.steps + after.steps_offset - state.steps - state.steps_offset
         return self.journal.next - 1
+
+    def _is_kept(self, session: str, item: Item, segment: int) -> bool:
+        """Keep `segment` where `item` belongs to a demonstration, which never leaves the replay."""
+        if item.demonstration:
+            self._demonstrations.add((session, item.episode))
+        if (session, item.episode) not in self._demonstrations:
+            return False
+        self._kept.add(segment)
+        return True
+
+    def _note_correction(self, session: str, amend: Amend, segment: int) -> None:
+        self._is_kept(session, Item(records.AMEND, 0, 1, amend.episode_id), segment)
 
     def correct(self, session: str, actor_id: str, amend: Amend) -> None:
         """Write down a correction that does not come from the session's actor, and takes no number of its stream.
@@ -139,7 +156,8 @@ class RecordStore:
         Raises JournalError.
         """
         tag = msgpack.packb((CORRECTION, session, actor_id))
-        self.journal.append([tag, *map(codec.buffer_of, records.encode_record(amend, 0))])
+        place = self.journal.append([tag, *map(codec.buffer_of, records.encode_record(amend, 0))])
+        self._note_correction(session, amend, place.segment)
 
     def settle(self, state: SessionState) -> None:
         """Write down a state that no record led to. Raises JournalError; the next segment's table has it anyway."""
@@ -164,16 +182,22 @@ class RecordStore:
     def trim(self) -> int:
         """Drop the oldest segments that `min_steps` does not need and bytes or age exclude. Returns the bytes freed."""
         segments = self.journal.segments
-        total, steps, keep_from = self.journal.nbytes, self._steps.total(), 0
-        for (first, nbytes, at), (following, _, _) in itertools.pairwise(segments):
+        total = sum(nbytes for first, nbytes, _ in segments if first not in self._kept)
+        steps = sum(n for first, n in self._steps.items() if first not in self._kept)
+        dropped: set[int] = set()
+        for first, nbytes, at in segments[:-1]:
+            if first in self._kept:
+                continue
             old = self._max_age is not None and time.time() - at > self._max_age
             # More bytes than the whole replay takes (`check_retention`) are images that it cannot hold.
             over = 0 < self._max_bytes < total
             if not over and (steps - self._steps[first] < self._min_steps or (total <= self._max_bytes and not old)):
                 break
-            total, steps, keep_from = total - nbytes, steps - self._steps[first], following
-        freed = self.journal.drop_before(keep_from)
-        for first in [first for first in self._steps if first < self.journal.first]:
+            total, steps = total - nbytes, steps - self._steps[first]
+            dropped.add(first)
+        freed = self.journal.drop(dropped)
+        left = {first for first, _, _ in self.journal.segments}
+        for first in [first for first in self._steps if first not in left]:
             del self._steps[first]
         return freed
 

@@ -20,6 +20,7 @@ from serl_chunk_robot.wire.codec import Frame, Message, WireError
 
 PROTOCOL = 5  # 5: snapshots are pulled by the digests of their leaves
 HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
+DEMONSTRATIONS = "demonstrations"  # array of a welcome, uint8[N, 8]: digests of those that the learner has
 _MAX_FIELDS = 256
 _SHOWN = 100  # characters of a value in a refusal
 _SPACES = ("state_dim", "action_dim", "robot_specs")  # fields of a contract that an environment's spaces make
@@ -46,6 +47,7 @@ class Hello(NamedTuple):
     next: int  # sequence number of its next record
     steps_before_first: int  # steps of the session below `first`
     steps_before_next: int  # steps of the session below `next`
+    demonstrations: bool = False  # it sends demonstrations alone, and is no actor
     protocol: int = PROTOCOL
 
     def encode(self) -> list[Frame]:
@@ -57,7 +59,7 @@ class Hello(NamedTuple):
         h = message.header
         protocol = codec.count(h, "protocol")
         if protocol != PROTOCOL:
-            return cls("", 0, "", {}, "", -1, 0, 0, 0, 0, protocol)
+            return cls("", 0, "", {}, "", -1, 0, 0, 0, 0, protocol=protocol)
         hello = cls(**codec.fields(h, _CHECKS))
         if not hello.session or not hello.actor_id:
             raise WireError("a hello needs a session and an actor id")
@@ -102,6 +104,7 @@ _CHECKS: codec.Checks = {  # of a Hello, after its `protocol`
     "incarnation": codec.count,
     **dict.fromkeys(("actor_id", "run"), functools.partial(codec.identifier, limit=128)),
     **dict.fromkeys(("first", "next", "steps_before_first", "steps_before_next"), codec.count),
+    "demonstrations": lambda header, name: codec.field({name: False} | dict(header), name, bool),  # older peers: none
 }
 
 

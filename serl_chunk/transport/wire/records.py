@@ -55,11 +55,13 @@ class Item(NamedTuple):
     span: int  # sequence numbers it takes: steps of a block, else 1
     episode: str = ""
     lost_steps: int = 0  # of a LOST item: how many of its numbers were steps
+    demonstration: bool = False  # of a BEGIN: see `types.Begin`
 
     @classmethod
     def of(cls, record: Record, first: int) -> Item:
         span = record.n if isinstance(record, StepBlock) else 1
-        return cls(_KIND_OF[type(record)], first, span, record.episode_id)
+        demonstration = isinstance(record, Begin) and record.demonstration
+        return cls(_KIND_OF[type(record)], first, span, record.episode_id, demonstration=demonstration)
 
     @property
     def end(self) -> int:
@@ -216,7 +218,15 @@ def _conditions(header: Mapping[str, Any], name: str) -> str:
     return codec.identifier(header, name, _MAX_CONDITIONS) if name in header else ""  # of a journal from before them
 
 
-_BEGIN: codec.Checks = dict.fromkeys(Begin._fields, codec.identifier) | {"task": codec.text, "conditions": _conditions}
+def _demonstration(header: Mapping[str, Any], name: str) -> bool:
+    demonstration: bool = codec.field({name: False} | dict(header), name, bool)  # older peers send none
+    return demonstration
+
+
+_BEGIN: codec.Checks = {
+    **dict.fromkeys(Begin._fields, codec.identifier), "task": codec.text, "conditions": _conditions,
+    "demonstration": _demonstration,
+}  # fmt: skip
 _AMEND: codec.Checks = {
     **_NAMES, "outcome": _outcome, "reward": _reward, "terminated": codec.exactly(bool, _NONE),
     "discard": codec.exactly(bool),

@@ -302,6 +302,36 @@ def test_retention_keeps_the_steps_a_replay_needs(tmp_path):
             assert store.trim() == 0
 
 
+def test_demonstrations_stay_while_what_is_around_them_goes(tmp_path):
+    """Also their corrections, from their session or an operator, and also after a restart."""
+    a, demos = StoredSession("a"), StoredSession("demos")
+    with opened(tmp_path, max_bytes=0, min_steps=30) as store:
+        for i in range(20):
+            put_episode(store, a, f"e{i}")
+            if i in (3, 9):
+                put(store, demos, Begin(f"d{i}", demonstration=True))
+                put(store, demos, block(f"d{i}", 0, 5))
+                put(store, demos, end(f"d{i}", 5))
+            if i == 6:
+                put(store, demos, Amend("d3", Outcome.FAILURE))
+            if i == 12:
+                store.correct("demos", "actor demos", Amend("d9", discard=True))
+        assert store.trim() > 0
+    for _ in range(2):
+        with opened(tmp_path, max_bytes=1, min_steps=30) as store:
+            found = list(store.replay())
+            of_demos = [s for s in found if s.session == "demos"]
+            assert all(s.delivered for s in of_demos)
+            assert [type(s.record).__name__ for s in of_demos] == [
+                "Begin", "StepBlock", "End", "Amend", "Begin", "StepBlock", "End", "Amend",
+            ]  # fmt: skip
+            online = [s.record.episode_id for s in found if s.session == "a" and isinstance(s.record, End)]
+            assert "e19" in online
+            assert not {"e0", "e1", "e10"} & set(online)
+            assert store.states["a"].steps == 20 * 7
+            store.trim()
+
+
 def test_a_limit_in_bytes_goes_before_the_steps(tmp_path):
     """Images: a replay holds fewer frames than steps, and the disk is not to be filled with what it would not take."""
     a = StoredSession("a")

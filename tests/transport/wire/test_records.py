@@ -54,6 +54,7 @@ def block(n=8, first=0):
     [
         Begin("e"),
         Begin("e", "do it", "fake", "abc", "s1", "g1", '{"profile": "p"}'),
+        Begin("e", demonstration=True),
         block(),
         block(1, 1),
         block(4, 1000),
@@ -102,6 +103,15 @@ def test_a_begin_of_a_journal_from_before_conditions_is_read():
     message = codec.decode(records.encode_record(Begin("e", "do it"), 0), LIMITS)
     assert message.header.pop("conditions") == ""
     assert records.decode_record(message)[1] == Begin("e", "do it")
+
+
+def test_a_begin_from_before_demonstrations_were_streamed_is_an_actors():
+    message = codec.decode(records.encode_record(Begin("e"), 0), LIMITS)
+    assert message.header.pop("demonstration") is False
+    assert records.decode_record(message)[1] == Begin("e")
+    message.header["demonstration"] = 1
+    with pytest.raises(WireError, match=naming("demonstration", "bool", "int")):
+        records.decode_record(message)
 
 
 def test_blocks_of_journals_from_before_the_policys_age_are_read():
