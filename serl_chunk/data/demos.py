@@ -204,6 +204,11 @@ def numbers_digest(episode: Episode) -> str:
     return digest.hexdigest()
 
 
+def short_digest(episode: Episode) -> bytes:
+    """Return the 8 bytes that name a demonstration between a recording and a learner: of its `numbers_digest`."""
+    return bytes.fromhex(numbers_digest(episode))[:8]
+
+
 def _rewards(episode: Episode) -> np.ndarray:
     """float32[T], the last one as `End.reward` corrects it."""
     _, steps, end = episode

@@ -16,6 +16,7 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.state import AgentState, Metrics
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.io import plural
 from serl_chunk.learner.offline_data import InitialData, precompute_features
 from serl_chunk.learner.publisher import Publish, SnapshotPublisher
 from serl_chunk.learner.router import Received, RecordRouter
@@ -25,7 +26,7 @@ from serl_chunk.learner.training_stats import TrainingStats, ValueRange
 from serl_chunk.replay.memory import available_bytes, check_memory
 from serl_chunk.replay.replay import Replay
 from serl_chunk.runs.checkpoints import CheckpointStore, Restored, TimedCheckpoints
-from serl_chunk.runs.metrics import Counters, MetricsLog, read_metrics
+from serl_chunk.runs.metrics import DEMONSTRATION_RECEIVED, Counters, MetricsLog, read_metrics
 from serl_chunk.runs.status_line import StatusFields
 from serl_chunk.types import ConfigError, Record, RobotSpec, Snapshot
 
@@ -70,6 +71,7 @@ class Learner:
         embed = agent.frame_embedder(self.state)  # with the weights that the run has: they never change
         self.replay = Replay(spec, config, normaliser, image_keys=a.image_keys, bc_on=a.bc_on, embed=embed)
         self.router = RecordRouter(self.replay)
+        self.router.demonstrations.hold(data.demos)
         self._precompute = None if embed is None else precompute_features(self.replay)
         self.value_range = ValueRange(config)
         self.updates = 0  # critic updates of the offline and the online phase
@@ -157,6 +159,8 @@ class Learner:
     def refill(self, records: Iterable[tuple[int, str, Record | None]]) -> int:
         """Put the journal's records back into the replay; see `RecordRouter.refill`."""
         steps = self.router.refill(records)
+        if received := self.router.demonstrations.received:
+            logger.info("journal: %s put back", plural(received, "streamed demonstration"))
         held = int(self.replay.stats()["replay/human_rows"])
         if held < self._human_held:
             logger.warning(
@@ -174,6 +178,11 @@ class Learner:
             self.human_ticks += e.human_ticks
             self.value_range.check(f"episode {e.episode_id}", *e.returns)
             self.stats.episode(e, number=self.episodes, phase="train" if self.trainer.policy_trained else "warmup")
+        for demonstration in received.demonstrations:
+            text = f"{DEMONSTRATION_RECEIVED}: {demonstration.begin.episode_id}, {demonstration.steps.n} steps"
+            self.value_range.demonstrations([demonstration])
+            self.metrics.event(text, self.counters())
+            logger.info("%s", text)
         return received
 
     def publish(self) -> int:

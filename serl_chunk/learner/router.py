@@ -7,10 +7,11 @@ import threading
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from serl_chunk.learner.demonstrations import DemonstrationReceiver
 from serl_chunk.replay.episode import EpisodeStats
 from serl_chunk.replay.episode_builder import Added
 from serl_chunk.replay.replay import Replay
-from serl_chunk.types import DataError, Record
+from serl_chunk.types import DataError, Episode, Record
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +22,7 @@ class Received(NamedTuple):
     env_steps: int  # online steps, those of previous processes included
     position: int  # journal entries that this and all episodes taken so far cover
     episodes: list[EpisodeStats]  # finished since the last call, oldest first
+    demonstrations: list[Episode]  # streamed ones that came since the last call
 
 
 class RecordRouter:
@@ -28,6 +30,8 @@ class RecordRouter:
 
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
+        self.demonstrations = DemonstrationReceiver(replay)
+        self._received: list[Episode] = []  # demonstrations
         self._changed = threading.Condition()
         self._finished: list[EpisodeStats] = []
         self._position = 0  # journal entries that the counters cover
@@ -46,17 +50,29 @@ class RecordRouter:
 
     def insert(self, session: str, record: Record, position: int | None = None) -> None:
         """Route a record; `position`: entries of the journal, its own included. Raises DataError where it misfits."""
-        self._count(self._replay.insert(session, record), position)
+        self._count(*self._insert(session, record), position)
+
+    def _insert(self, session: str, record: Record) -> tuple[Added, Episode | None]:
+        if self.demonstrations.takes(session, record):  # not counted as online steps
+            return Added(), self.demonstrations.insert(session, record)
+        return self._replay.insert(session, record), None
 
     def close_session(self, session: str, *, gone: bool, position: int | None = None) -> None:
         """Note that an actor fell silent, or is permanently disconnected (`gone`)."""
-        self._count(self._replay.close_session(session, gone=gone), position)
+        self._count(self._close_session(session, gone=gone), None, position)
 
-    def _count(self, added: Added, position: int | None) -> None:
+    def _close_session(self, session: str, *, gone: bool) -> Added:
+        if gone:
+            self.demonstrations.close_session(session)
+        return self._replay.close_session(session, gone=gone)
+
+    def _count(self, added: Added, demonstration: Episode | None, position: int | None) -> None:
         with self._changed:
             self.env_steps += added.steps
             if added.finished is not None:
                 self._finished.append(added.finished)
+            if demonstration is not None:
+                self._received.append(demonstration)
             self._position = self._position if position is None else position
             self._changed.notify()
 
@@ -73,9 +89,9 @@ class RecordRouter:
                 self._position = number + 1
             try:
                 if record is None:
-                    added = self._replay.close_session(session, gone=True)
+                    added = self._close_session(session, gone=True)
                 else:
-                    added = self._replay.insert(session, record)
+                    added, _ = self._insert(session, record)  # a demonstration was reported when it came
             except DataError as error:
                 refused += 1
                 if refused == 1:
@@ -85,7 +101,7 @@ class RecordRouter:
             if number < counted:
                 self.resumed_steps -= added.steps
             else:
-                self._count(added, number + 1)
+                self._count(added, None, number + 1)
         if refused:
             logger.warning("%d records of the journal were left out", refused)
         if self._position < counted:
@@ -100,7 +116,8 @@ class RecordRouter:
         """Return the counters and the episodes that were finished since the last call, all of one moment."""
         with self._changed:
             episodes, self._finished = self._finished, []
-            return Received(self.env_steps, self._position, episodes)
+            demonstrations, self._received = self._received, []
+            return Received(self.env_steps, self._position, episodes, demonstrations)
 
     def wait(self, seconds: float) -> None:
         with self._changed:

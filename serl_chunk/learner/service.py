@@ -61,6 +61,7 @@ class LearnerService:
                 run_id=run.run_id, store=self._store, episode_timeout=config.learner.actor_timeout,
                 welcome=self._welcome, on_record=self._on_record, on_silent=self._on_silent,
                 allowance=self._shares.allowed, fetch=self._fetch,
+                demonstrations=lambda: self._ready().router.demonstrations.digests,
             )  # fmt: skip
         except BaseException:
             if self._store is not None:
@@ -127,7 +128,7 @@ class LearnerService:
             self._store.close()
 
     def _actors(self) -> tuple[str, ...]:
-        return tuple(s.info.actor_id for s in self.server.sessions() if s.live)
+        return tuple(s.info.actor_id for s in self.server.sessions() if s.live and not s.info.demonstrations)
 
     def _ready(self) -> Learner:
         if self._learner is None:
@@ -145,7 +146,7 @@ class LearnerService:
 
     def _on_record(self, info: SessionInfo, record: Record) -> None:
         self._ready().router.insert(f"{info.actor_id}/{info.session}", record, self._position())
-        if isinstance(record, StepBlock):
+        if isinstance(record, StepBlock) and not info.demonstrations:
             self._shares.delivered(info.session, record.n)
 
     def _on_silent(self, info: SessionInfo, gone: bool) -> None:

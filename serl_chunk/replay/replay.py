@@ -92,7 +92,16 @@ class Replay:
         Raises ConfigError where they do not fit (nothing is added), and DataError where one is of another robot or is
         there already, or where there is none for `replay.positive_fraction`.
         """
-        self._put_demos(episodes, DEMO_SESSION)
+        self._put_demos(episodes, DEMO_SESSION, stays=True)
+
+    def add_streamed_demo(self, session: str, episode: Episode) -> None:
+        """Add a demonstration that came over the network, under the session that later corrections name.
+
+        Raises as `add_demo`, and DataError for an episode of which this session has another one.
+        """
+        if self._partitions.find((session, episode.begin.episode_id)) is not None:
+            raise DataError(f"demonstration {episode.begin.episode_id} of session {session!r} came twice")
+        self._put_demos([episode], session, stays=True)
 
     def replace_demos(self, episodes: Sequence[Episode]) -> None:
         """Replace the demonstrations of the last call by copies of `episodes`; those of `add_demo` stay.
@@ -100,16 +109,16 @@ class Replay:
         No batch mixes old and new ones. What `replay.positive_fraction` balances is checked when the first ones come.
         Raises as `add_demo`, and DataError for images in their files (`Frames`); the old episodes then stay.
         """
-        self._put_demos(episodes, DATASET_SESSION)
+        self._put_demos(episodes, DATASET_SESSION, stays=False)
 
-    def _put_demos(self, episodes: Sequence[Episode], session: str) -> None:
-        held, stay = self._partitions, session == DEMO_SESSION
+    def _put_demos(self, episodes: Sequence[Episode], session: str, *, stays: bool) -> None:
+        held = self._partitions
         # What needs nothing but the episodes comes first: robots' records and batches wait for the lock.
-        held.check_demos(episodes, files=stay)
+        held.check_demos(episodes, files=stays)
         reward, discount = self._config.reward, self._config.discount
         returns = [realised_returns(e, reward, discount)[:-1] if e.end.terminated else None for e in episodes]
         with self._lock:
-            leaving = [] if stay else [e for key, e in held.demo.episodes.items() if key[0] == session]
+            leaving = [] if stays else [e for key, e in held.demo.episodes.items() if key[0] == session]
             held.check_room(episodes, leaving=leaving)
             held.remove(*leaving)
             self._builder.demonstrations(session, episodes, returns)

@@ -29,7 +29,8 @@ def film_training_episodes(run: Path, n: int) -> int:
     source, rows = RunSource(run), read_metrics(run)["episode"]
     folder = (run / TRAINING_FILMS).parent
     entries: list[dict[str, Any]] = []
-    for back, key in enumerate(reversed(source.keys()), 1):
+    keys = [key for key in source.keys() if not source.about(key).demonstration]  # those have no row
+    for back, key in enumerate(reversed(keys), 1):
         if len(entries) == n or back > len(rows):
             break
         row, number = rows[-back], rows[-back].get("number") or len(rows) + 1 - back

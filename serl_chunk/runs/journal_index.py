@@ -108,6 +108,7 @@ class EpisodeIndexEntry:
     last_reward: float = 0.0  # ... of the last one, both as recorded with the steps
     lowest_q: float | None = None  # of its decisions' best candidates; None where they recorded no value
     amends: tuple[Amend, ...] = ()
+    demonstration: bool = False  # streamed by `record --ip`: no actor's episode
 
     @property
     def outcome(self) -> Outcome:
@@ -140,6 +141,7 @@ _TEXTS = {
     "died": "episodes have no end, because their actor died in them: they end as truncated",
     "cut": "episodes lack what followed, because records are damaged or lost: they end as truncated, there",
     "empty": "episodes without a step: left out",
+    "unfinished": "demonstrations have no end, because their recording died in them: left out",
     "discarded": "episodes were discarded by a correction: left out",
     "orphans": "steps belong to no whole episode (dropped with old segments, or never delivered): left out",
     "twice": "episodes began twice in one session: the first is kept",
@@ -241,7 +243,8 @@ class _Open:
         values = [block.lowest_q for block in self.blocks if block.lowest_q is not None]
         rewards, last = sum(block.rewards for block in self.blocks), self.blocks[-1].last_reward
         return EpisodeIndexEntry(key, self.actor_id, places, ended, self.length, human, end, self.begin.task,
-                                 rewards, last, min(values, default=None))  # fmt: skip
+                                 rewards, last, min(values, default=None),
+                                 demonstration=self.begin.demonstration)  # fmt: skip
 
 
 class _Pass:
@@ -356,6 +359,8 @@ class _Pass:
             self.counts["discarded"] += 1
         elif not episode.length:
             self.counts["empty"] += 1
+        elif episode.begin.demonstration and end is None:  # it never entered the replay, and is sent again
+            self.counts["unfinished"] += 1
         else:
             self.counts[why] += end is None
             died = End(name, episode.length, None, False, True, Outcome.UNKNOWN, "learner")

@@ -39,6 +39,7 @@ EVALUATION_FIELDS = (
     "success_rate", "n", "low", "high", "mode", "mean_time_s", "mean_length", "checkpoint", "mean_return",
     "seconds", "by", "starts_repeat",
 )  # fmt: skip
+DEMONSTRATION_RECEIVED = "demonstration received"  # how the event of each that `record --ip` sent begins
 _ROW_NAMES = {"ret": "episode/r", "length": "episode/l"}  # argument -> name in the row, where they differ
 _RESUMED = re.compile(r"resumed at step (\d+)")
 

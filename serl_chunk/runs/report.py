@@ -9,7 +9,7 @@ from typing import Any
 
 from serl_chunk.io import atomic_write, format_duration, plural
 from serl_chunk.runs import report_panels as panels
-from serl_chunk.runs.metrics import Row, RunMetrics, read_metrics, succeeded_alone
+from serl_chunk.runs.metrics import DEMONSTRATION_RECEIVED, Row, RunMetrics, read_metrics, succeeded_alone
 from serl_chunk.runs.report_panels import WINDOW, Draw
 from serl_chunk.runs.report_tables import control_hz, episodes_section, origin, read_settings, settings_section
 from serl_chunk.viz.page import Html, facts, figure, note, page, section, table
@@ -56,6 +56,7 @@ def headline(metrics: RunMetrics, config: Mapping[str, Any]) -> list[tuple[str, 
     episodes = metrics["episode"]
     judged = [row for row in panels.judged_episodes(metrics) if row.get("phase") != "warmup"][-WINDOW:]
     warmup = sum(row.get("phase") == "warmup" for row in episodes)
+    streamed = sum(str(row.get("text")).startswith(DEMONSTRATION_RECEIVED) for row in metrics["event"])
     return [
         (f"Success without intervention, last {WINDOW} episodes", _share([*map(succeeded_alone, judged)])),
         ("Evaluation", _evaluation_sentence(metrics["eval"])),
@@ -65,6 +66,7 @@ def headline(metrics: RunMetrics, config: Mapping[str, Any]) -> list[tuple[str, 
         ("Environment steps", f"{last['env_steps']:,}"),
         ("Human ticks", _human(last, control_hz(config))),
         ("Episodes", f"{len(episodes):,}" + (f" ({warmup:,} of them warm-up)" if warmup else "")),
+        *([("Demonstrations received", f"{streamed:,}")] if streamed else []),
     ]
 
 

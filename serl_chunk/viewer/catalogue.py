@@ -39,6 +39,7 @@ class Row:
     label: str = ""  # the operator's, of `data.labels.LABELS`
     whole: bool = True  # its end was recorded
     error: str = ""  # why it cannot be read
+    demonstration: bool = False  # of a run: streamed by `record --ip`
 
     def json(self) -> dict[str, Any]:
         """Return the row as plain values, numbers rounded to six digits."""
@@ -174,4 +175,5 @@ def row_of_entry(number: int, entry: EpisodeIndexEntry) -> Row:
     return Row(
         number, entry.key, entry.length, end.outcome.value, end.outcome_by, entry.episode_return,
         entry.human_steps / entry.length, entry.lowest_q, entry.task, label if label in LABELS else "", entry.ended,
+        demonstration=entry.demonstration,
     )  # fmt: skip

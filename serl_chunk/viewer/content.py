@@ -45,6 +45,7 @@ def episode_json(episode: Episode, source: Source) -> dict[str, Any]:
     panels = value_panels(*dimensions, joints_in(source, *dimensions))
     return {
         "id": begin.episode_id, "task": begin.task, "robot": begin.robot, "conditions": begin.conditions,
+        "demonstration": begin.demonstration,
         "length": steps.n, "hz": source.hz or 0.0,
         "outcome": end.outcome.value, "by": end.outcome_by, "terminated": end.terminated,
         "cameras": [

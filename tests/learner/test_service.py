@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import threading
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import viewed
 from errors import naming
 from point_robot import experiment
 from ports import free_port
+from streamed_demos import episode, make_router
 
+from serl_chunk.data.demos import short_digest
 from serl_chunk.learner import service as service_module
 from serl_chunk.learner.service import LearnerService
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.amend_requests import request
 from serl_chunk.runs.episodes import RunSource
 from serl_chunk.runs.folder import RUN_LOCK, open_run
+from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.types import Amend, ConfigError, DataError, Outcome
 
 
@@ -29,8 +34,9 @@ def service(tmp_path):
     config = dataclasses.replace(config, transport=dataclasses.replace(config.transport, journal=False))
     with open_run(config, robot_spec(config.robot), str(tmp_path)).locked():
         run = SimpleNamespace(path=tmp_path, run_id="r")
-        service = LearnerService(config, run, {}, bind="127.0.0.1", port=free_port())
+        service = LearnerService(config, run, {}, bind="127.0.0.1", port=(port := free_port()))
         service.server.start()
+        service.test_port = port
         yield service
         service.close()
 
@@ -55,6 +61,32 @@ def test_a_learner_that_waits_for_actors_logs_the_remedy_once(service, monkeypat
     assert "no actor is connected" in line
     assert "Start an actor of" in line
     assert service.status() == {"env_steps": 3, "actors": (), "stalled": ""}
+
+
+def test_a_recording_that_streams_is_no_actor(service):
+    """It is welcome next to an actor of this robot, with what the learner has, and holds no steps of it."""
+    replay, router = make_router()
+    replay.add_demo(known := episode(0))
+    router.demonstrations.hold([known])
+    normaliser = SimpleNamespace(mode="m", digest=lambda: "d", to_arrays=lambda: {"mean": np.zeros(2, np.float32)})
+    learner = SimpleNamespace(
+        idle=False, updates=0, router=router, normaliser=normaliser, episodes=0, env_steps=0, human_ticks=0,
+        status=lambda: {"env_steps": 0}, trainer=SimpleNamespace(steps_allowed=lambda: 8),
+    )  # fmt: skip
+    service.attach(learner)
+    welcomes, allowances = [], []
+    for name, demonstrations in (("left-demonstrations", True), ("left", False)):
+        link = LearnerLink(
+            service._config.transport, host="127.0.0.1", port=service.test_port, actor_id=name, contract={},
+            demonstrations=demonstrations,
+        )  # fmt: skip
+        with contextlib.closing(link):
+            welcomes.append(link.connect(timeout=10))
+            allowances.append(link.allowance)
+            assert service.status()["actors"] == (() if demonstrations else ("left",))
+    assert allowances == [None, 8]
+    assert [bytes(d) for d in welcomes[0].arrays["demonstrations"]] == [short_digest(known)]
+    assert set(welcomes[1].arrays) == {"mean"}
 
 
 def test_a_learner_that_runs_applies_an_operators_label(tmp_path, monkeypatch):

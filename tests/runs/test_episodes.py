@@ -52,6 +52,19 @@ def test_episodes_of_several_sessions_come_back_exactly_in_the_order_of_their_en
     assert source.keys()[-1] == "a/e20"
 
 
+def test_streamed_demonstrations_are_marked_and_unfinished_ones_left_out(run):
+    records = list(make(RNG(3), 0, session="d").records(RNG(0)))
+    begin = records[0]._replace(demonstration=True)
+    with run.opened():
+        for record in (begin, *records[1:-1], begin, *records[1:]):  # its recording died, and sent it again
+            run.put("d", record)
+        run.feed([make(RNG(4), 1, session="a")])
+    source = RunSource(run.path)
+    assert {key: source.about(key).demonstration for key in source.keys()} == {"d/e0": True, "a/e1": False}
+    assert source.read("d/e0").begin.demonstration
+    assert any("1 demonstrations have no end" in note for note in source.notes())
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_they_are_what_the_replay_has(run, seed):
     rng = RNG(seed)

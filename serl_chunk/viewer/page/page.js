@@ -232,6 +232,7 @@ function showFacts() {
     ["lowest Q", number(row.lowest_q, 3)],
     ["policy version", last < 0 ? "" : first === last ? String(last) : `${first} to ${last}`],
     ["gaps", e.gaps.length ? String(e.gaps.length) : ""],
+    ["recorded as", e.demonstration ? "a demonstration" : ""],
     ["task", e.task, "span"],
     ["name", row.key || e.id, "span"],
     ["conditions", e.conditions, "span"],
