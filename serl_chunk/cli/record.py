@@ -18,6 +18,7 @@ from serl_chunk.cli.record_human import (
     HumanRecording,
     NoRequests,
     Requests,
+    Stream,
     check_source,
     open_human,
 )
@@ -40,6 +41,7 @@ DEMO_SEED_BASE = 0  # start states of demonstrations; evaluation's begin at 1,00
 def run_record(
     config: ExperimentConfig, n_demos: int, out: str, *, policy: str, noise: float | None, cameras: tuple[str, ...],
     keep: str = "successes", requests: Requests = NoRequests(),  # noqa: B008 (without state)
+    stream: Stream | None = None,
 ) -> int:  # fmt: skip
     """Record until `out` holds `n_demos` successful episodes; an interrupted recording goes on where it stopped.
 
@@ -49,6 +51,7 @@ def run_record(
         cameras: recorded at every tick.
         keep: "successes", or "all" episodes of a human that were judged, failures too.
         requests: of a human.
+        stream: takes each file once it was written and checked; the caller closes it.
 
     Raises ConfigError, also for an expert that hardly ever succeeds and for files in `out` of another robot or without
     one of `cameras`, DataError for a damaged file there, and DeviceError for a device that cannot be opened.
@@ -59,6 +62,8 @@ def run_record(
     for name in cameras:
         spec.camera(name)
     seed, there = _held(folder, spec.name, cameras)
+    if stream is not None:
+        stream.start(folder)
     if there >= n_demos:
         logger.info(f"{folder} already holds {plural(there, 'demonstration')}")
         return 0
@@ -84,7 +89,7 @@ def run_record(
         if demonstrator is None:
             recording = HumanRecording(
                 env, human, writer,
-                config=config, cameras=cameras, number=n_demos, there=there, requests=requests,
+                config=config, cameras=cameras, number=n_demos, there=there, requests=requests, stream=stream,
             )  # fmt: skip
             stack.callback(recording.close)
             totals = recording.totals
@@ -101,6 +106,7 @@ def run_record(
                 n_demos - there,
                 seed,
                 lambda n: progress.update(task, completed=there + n),
+                stream,
                 failures=MAX_FAILURES_PER_DEMO * n_demos,
             )
             logger.info(
@@ -131,16 +137,20 @@ def _seen(cameras: Sequence[str]) -> str:
 
 def _record_expert(
     runner: EpisodeRunner, writer: EpisodeWriter, wanted: int, seed: int, progress: Callable[[int], object],
-    *, failures: int,
+    stream: Stream | None, *, failures: int,
 ) -> tuple[RolloutStats, int]:  # fmt: skip
     """Record `wanted` successes of an expert; returns them, and the number of episodes.
 
     Raises ConfigError after more than `failures` failures.
     """
-    kept, attempts = RolloutStats(), 0
+    kept, attempts, streamed = RolloutStats(), 0, len(writer.written)
     while kept.episodes < wanted:
         summary = runner.run_episode(seed, episode_id=f"demo-{runner.spec.name}-{seed:06d}")
         writer.flush()  # a fast simulator would leave thousands of episodes waiting in memory
+        if stream is not None:
+            for file in writer.written[streamed:]:
+                stream.add(file)
+        streamed = len(writer.written)
         seed += 1
         attempts += 1
         if summary.success:

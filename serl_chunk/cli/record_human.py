@@ -49,6 +49,13 @@ class NoRequests:
         return None
 
 
+class Stream(Protocol):
+    """Sends demonstrations to a running learner, see `record_stream.DemonstrationStream`."""
+
+    def start(self, folder: Path) -> None: ...
+    def add(self, file: Path) -> None: ...
+
+
 def check_source(config: ExperimentConfig) -> None:
     """Raise ConfigError unless a human can act on the robot of `config`."""
     # An environment of the user's own may let a human in (`info["intervene_action"]`), which shows only as it runs.
@@ -104,15 +111,17 @@ class HumanRecording:
         source: of the human's commands; None: the environment lets the human in.
         writer: of what is kept; the caller closes it.
         number: demonstrations that the folder shall hold, and `there`, those that it holds.
+        stream: takes each file once it was checked.
     """
 
     def __init__(
         self, env: RobotEnv, source: InterventionSource | None, writer: EpisodeWriter, *, config: ExperimentConfig,
         cameras: tuple[str, ...], number: int, there: int, requests: Requests, clock: Clock | None = None,
+        stream: Stream | None = None,
     ) -> None:  # fmt: skip
         # It limits how much an operator helps a policy in training.
         config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, max_human_ticks=0))
-        self._config, self._writer, self._requests = config, writer, requests
+        self._config, self._writer, self._requests, self._stream = config, writer, requests, stream
         self._clock, self._spec = clock or MonotonicClock(), env.robot_spec
         self._paced = config.actor.intervention.lower() in DEVICES and not config.robot.real
         self._number, self._there, self.totals = number, there, Totals()
@@ -168,6 +177,8 @@ class HumanRecording:
         logger.info(self._line(demonstration, files))
         for file in files:
             self._check(file)
+            if self._stream is not None:
+                self._stream.add(file)
         return self._request
 
     def _observe(self, tick: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -52,6 +53,12 @@ def _record(arguments: list[str]) -> int:
     p.add_argument("--keep", default="successes", metavar="WHAT", help="of a human: successes (default), or all judged")
     p.add_argument("--noise", type=float, help="standard deviation of the script's noise, radians")
     p.add_argument("--cameras", metavar="A,B", help="cameras to record: names, all, or none (default: the agent's)")
+    p.add_argument("--ip", help="also stream the successes into the running learner at this address")
+    p.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
+    p.add_argument("--keys", metavar="DIR", help="folder of the keys (default: ~/.config/serl-chunk/keys)")
+    p.add_argument("--insecure", action="store_true", help="use no keys")
+    p.add_argument("--actor_id", help="name of this robot at the learner (default: as --actor)")
+    p.add_argument("--spool_path", metavar="DIR", help="where records on their way are kept (default: runs/spool)")
     from serl_chunk.cli.process import add_experiment_flags, load_flags, spec_of
 
     add_experiment_flags(p)
@@ -68,9 +75,28 @@ def _record(arguments: list[str]) -> int:
         cameras = tuple(c.name for c in spec.cameras) if named is None else named
         if twice := [c for i, c in enumerate(cameras) if c in cameras[:i]]:
             raise ConfigError(f"{twice[0]!r} is named twice. Remove one of them.", parameter="cameras")
-    return run_record(
-        config, flags.n_demos, flags.out, policy=flags.policy, noise=flags.noise, cameras=cameras, keep=flags.keep
-    )
+    record = partial(
+        run_record, config, flags.n_demos, flags.out,
+        policy=flags.policy, noise=flags.noise, cameras=cameras, keep=flags.keep,
+    )  # fmt: skip
+    if flags.ip is None:
+        for name in ("port", "keys", "insecure", "actor_id", "spool_path"):
+            if getattr(flags, name):
+                raise ConfigError("is of the learner that --ip names. Give --ip too, or remove it", parameter=name)
+        return record()
+    if flags.keys is not None and flags.insecure:
+        raise ConfigError("--insecure means no keys: leave it out, or --keys")
+    if missing := [name for name in config.agent.image_keys if name not in cameras]:
+        got = f"lacks {missing[0]!r}, which the learner trains on (got {', '.join(cameras) or 'none'})"
+        raise ConfigError(f"{got}. Leave --cameras out, or --ip", parameter="cameras")
+    from serl_chunk.cli.keys import LearnerAddress
+    from serl_chunk.cli.record_stream import record_streaming
+    from serl_chunk.transport.sockets import DEFAULT_PORT
+
+    quiet_libraries()
+    port = DEFAULT_PORT if flags.port is None else flags.port
+    address = LearnerAddress(flags.ip, port, flags.actor_id, flags.keys, flags.insecure)
+    return record_streaming(config, address, flags.spool_path, record)
 
 
 def _report(arguments: list[str]) -> int:
