@@ -71,6 +71,8 @@ class ActorCritic(Agent):
             better = improve(score, chunks, values, 1.0 - prefix[1], self.config.improve)
             chunk, q = (jnp.where(published == 0, *pair) for pair in zip(better, (chunk, q), strict=True))
         record = {"q": q, "values": values}
+        if self.config.critic.ensemble > 1:
+            record["q_std"] = self.acting_critic.head_std(params["critic"], observation, truncate(chunk))
         if self.prefix is not None:
             record |= self.prefix.plan(params["critic"], observation, chunk, published == 0)
         return chunk, record, best

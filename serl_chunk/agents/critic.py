@@ -128,6 +128,10 @@ class ChunkCritic(Encoded):
         features = self.features(params, observation)[..., None, :]
         return aggregate_heads(self.values(params, features, chunks), self.choose_by, self.choose_std)
 
+    def head_std(self, params: Params, observation: Observation, chunk: jax.Array) -> jax.Array:
+        """The standard deviation over heads of the value of a flat chunk float32[..., Hc*A]: float32[...]."""
+        return jnp.std(self.values(params, self.features(params, observation), chunk), axis=0)
+
     def value_output(self, params: Params, features: jax.Array) -> jax.Array:
         """Raw output of the value head float32[...], for hl_gauss [..., bins]."""
         return self._of_head(params["v"], features)

@@ -23,6 +23,7 @@ CACHE_BYTES = 64 << 20  # of image files
 JPEG_QUALITY = 88
 _Q = "decision/q"
 _VALUES = "decision/values"  # of all candidates
+_STD = "decision/q_std"  # over the heads, of the chosen chunk's
 
 
 def joints_in(source: Source, s: int, a: int) -> Sequence[int] | None:
@@ -72,7 +73,10 @@ def numbers(values: np.ndarray, digits: int = 6) -> list[float | None]:
 
 
 def q_json(sparse: dict[str, SparseRows]) -> dict[str, Any] | None:
-    """Return the values of the decisions: of the chunk that was chosen, and the least and greatest candidate."""
+    """Return the values of the decisions: of the chunk that was chosen, and the least and greatest candidate.
+
+    Where it was recorded, also the deviation of the heads' values of the chosen chunk.
+    """
     rows = sparse.get(_Q)
     if rows is None or not np.asarray(rows.values).size:
         return None
@@ -83,7 +87,11 @@ def q_json(sparse: dict[str, SparseRows]) -> dict[str, Any] | None:
         values = np.asarray(others.values, np.float64).reshape(len(rows.index), -1)
         low, high = np.minimum(low, values.min(1)), np.maximum(high, values.max(1))
     best = q.max(1)
-    return {"ticks": rows.index.tolist(), "q": numbers(best), "low": numbers(low), "high": numbers(high)}
+    out = {"ticks": rows.index.tolist(), "q": numbers(best), "low": numbers(low), "high": numbers(high)}
+    std = sparse.get(_STD)
+    if std is not None and np.array_equal(std.index, rows.index) and np.asarray(std.values).size == len(rows.index):
+        out["std"] = numbers(np.asarray(std.values).reshape(-1))
+    return out
 
 
 def _changes(values: np.ndarray) -> np.ndarray:

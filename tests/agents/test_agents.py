@@ -176,6 +176,9 @@ def test_a_sampled_chunk(variant):
         values = np.asarray(record["values"])
         assert values.shape == (agent.config.candidates,)
         assert float(record["q"]) == values.max()
+        assert float(record["q_std"]) > 0
+    else:
+        assert "q_std" not in record
     committed = np.zeros((3, 2), np.float32)
     committed[0] = (0.25, -0.5)
     for explore in (True, False):

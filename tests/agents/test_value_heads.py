@@ -222,6 +222,8 @@ def test_candidates_are_ranked_by_the_mean_less_deviations_at_acting_and_in_targ
         agent = build(dataclasses.replace(config, choose_std=deviations))
         _, record = agent.sample(agent.policy_params(state), observation, jax.random.key(3), explore=True)
         np.testing.assert_allclose(record["values"], heads.mean(0) - deviations * heads.std(0), atol=2e-5)
+        of_chosen = heads[:, int(np.argmax(record["values"]))].std()
+        np.testing.assert_allclose(record["q_std"], of_chosen, atol=2e-5)
         best = (there.mean(0) - deviations * there.std(0)).argmax(1)
         chosen.add(tuple(best))
         wanted = np.take_along_axis(np.asarray(following), best[:, None, None], 1)[:, 0]

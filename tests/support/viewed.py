@@ -45,10 +45,13 @@ def episodes() -> list[Episode]:
         index = np.array([0, 5, 10], np.int32)
         q = SparseRows(index, np.array([1.0, 0.5 - k, -k], np.float32))
         values = SparseRows(index, np.array([[1, 0], [0.5 - k, -3], [-k, -9]], np.float32))
+        std = SparseRows(index, np.array([0.25, 0.5, k], np.float32))
         reward = np.zeros(LENGTH, np.float32)
         reward[-1] = float(end == "success")
         steps = dataclasses.replace(
-            steps, sparse=steps.sparse | {"decision/q": q, "decision/values": values}, reward=reward
+            steps,
+            sparse=steps.sparse | {"decision/q": q, "decision/q_std": std, "decision/values": values},
+            reward=reward,
         )
         found.append(Episode(begin._replace(task=f"task {k}"), steps, ended._replace(reward=None)))
     return found

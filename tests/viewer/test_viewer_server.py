@@ -142,7 +142,8 @@ def test_an_episode_has_curves_segments_gaps_and_values(folders, kind):
     np.testing.assert_allclose(np.array(content["action"]).T, recorded.steps.action, rtol=1e-5)
     assert content["actors"] == [[3, 12, "policy"], [0, 2, "human"], [2, 3, "hold"]]
     assert content["gaps"] == [[6, 9]]
-    assert content["q"] == {"ticks": [0, 5, 10], "q": [1, -1.5, -2], "low": [0, -3, -9], "high": [1, -1.5, -2]}
+    q = {"ticks": [0, 5, 10], "q": [1, -1.5, -2], "low": [0, -3, -9], "high": [1, -1.5, -2], "std": [0.25, 0.5, 2]}
+    assert content["q"] == q
     assert [camera["name"] for camera in content["cameras"]] == ["a", "b"]
     assert content["cameras"][1]["ticks"] == [0, 3, 6, 9]
     assert content["hz"] == 50

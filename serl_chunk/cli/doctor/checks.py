@@ -190,7 +190,7 @@ def expected(config: ExperimentConfig, spec: RobotSpec) -> Bandwidth:
     """Measure messages of this experiment's shapes. A camera slower than the control rate sends less than that."""
     observation, action = {STATE: np.zeros(spec.state_dim, np.float32)}, np.zeros(spec.action_dim, np.float32)
     decision = {"chunk": np.tile(action, (config.chunk.horizon, 1)), "q": np.zeros((), np.float32)}
-    decision["values"] = np.zeros(getattr(config.agent, "candidates", 1))
+    decision |= {"q_std": np.zeros((), np.float32), "values": np.zeros(getattr(config.agent, "candidates", 1))}
     step = Step(0, observation, action, 0.0, Source.POLICY, 0, 0, 0.0)
     plain, decided = _message(step), _message(step._replace(decision=decision))
     frames = 0.0

@@ -291,13 +291,21 @@ function makePanels() {
   const e = state.episode;
   const each = (values) => values.map((_, i) => i);
   const made = [];
-  if (e.q)
+  if (e.q) {
+    const { ticks, q, low, high, std } = e.q;
+    const bands = [{ ticks, low, high, colour: "state" }];
+    const off = (sign) => q.map((v, i) => (v === null ? null : v + sign * (std[i] ?? 0)));
+    if (std) bands.push({ ticks, low: off(-1), high: off(1), colour: "action" });
+    const shown = [];
+    if (low.some((v, i) => v !== q[i])) shown.push("the range of the candidates (blue)");
+    if (std) shown.push("one deviation of the critic's heads (orange)");
     made.push({
-      title: `Q of the decisions${e.q.low.some((v, i) => v !== e.q.q[i]) ? ", with the range of the candidates" : ""}`,
+      title: `Q of the decisions${shown.length ? ", with " : ""}${shown.join(" and ")}`,
       wide: true,
-      lines: [{ ticks: e.q.ticks, values: e.q.q, colour: "state", dots: true }],
-      band: { ticks: e.q.ticks, low: e.q.low, high: e.q.high },
+      lines: [{ ticks, values: q, colour: "state", dots: true }],
+      bands,
     });
+  }
   if (e.reward.some((v) => v !== 0))
     made.push({ title: "reward", wide: true, lines: [{ ticks: each(e.reward), values: e.reward, colour: "reward", bars: true }] });
   for (const p of e.panels) {
@@ -376,7 +384,7 @@ function limits(panel) {
     if (v !== null && v > high) high = v;
   };
   for (const line of panel.lines) line.values.forEach(see);
-  if (panel.band) [...panel.band.low, ...panel.band.high].forEach(see);
+  for (const band of panel.bands ?? []) [...band.low, ...band.high].forEach(see);
   if (panel.lines.some((line) => line.bars)) see(0);
   if (low === Infinity) [low, high] = [0, 1];
   const least = 1e-3 * Math.max(Math.abs(low), Math.abs(high), 1e-6); // a line of noise stays a line
@@ -407,12 +415,12 @@ function drawPanel(panel) {
   c.setLineDash([2, 2]);
   for (const [tick] of state.episode.gaps) stroke(c, [[x(tick - 0.5), 0], [x(tick - 0.5), height]]);
   c.setLineDash([]);
-  if (panel.band) {
-    const { ticks } = panel.band;
-    const edge = ticks.map((t, i) => [x(t), y(panel.band.high[i] ?? 0)]);
-    edge.push(...ticks.map((t, i) => [x(t), y(panel.band.low[i] ?? 0)]).reverse());
+  for (const band of panel.bands ?? []) {
+    const { ticks } = band;
+    const edge = ticks.map((t, i) => [x(t), y(band.high[i] ?? 0)]);
+    edge.push(...ticks.map((t, i) => [x(t), y(band.low[i] ?? 0)]).reverse());
     c.globalAlpha = 0.25;
-    c.fillStyle = colour("state");
+    c.fillStyle = colour(band.colour);
     c.beginPath();
     edge.forEach(([a, b]) => c.lineTo(a, b));
     c.fill();

@@ -50,7 +50,8 @@ def test_the_expected_bandwidth_is_what_an_actor_sends(tmp_path, images):
             decision = None
             if tick % every == 0:
                 decision = {"chunk": np.zeros((config.chunk.horizon, spec.action_dim), np.float32)}
-                decision |= {"q": np.zeros((), np.float32), "values": np.zeros(config.agent.candidates)}
+                decision |= dict.fromkeys(("q", "q_std"), np.zeros((), np.float32))
+                decision |= {"values": np.zeros(config.agent.candidates)}
                 for c in map(spec.camera, config.agent.image_keys):
                     observation[f"images/{c.name}"] = np.zeros((c.height, c.width, 3), np.uint8)
             action = np.zeros(spec.action_dim, np.float32)
