@@ -25,6 +25,7 @@ from serl_chunk.config.experiment import (
 )
 from serl_chunk.config.gripper import GripperConfig as GripperConfig
 from serl_chunk.config.loader import load_experiment as load_experiment
+from serl_chunk.config.operator import OperatorConfig as OperatorConfig
 from serl_chunk.config.outcome import OutcomeConfig as OutcomeConfig
 from serl_chunk.config.robots import (
     AlohaConfig as AlohaConfig,

@@ -69,6 +69,8 @@ STUBBED = (
     "serl_chunk.cli.data.inspect.run_check",
     "serl_chunk.cli.data.inspect.run_stats",
     "serl_chunk.cli.view.run_view",
+    "serl_chunk.cli.attention.run_fit",
+    "serl_chunk.cli.attention.run_test",
     "serl_chunk.cli.classifier.run_train",
     "serl_chunk.cli.classifier.run_test",
 )
@@ -174,7 +176,7 @@ def test_serl_chunk_accepts(
         shared = arguments["arguments"]
         assert command_line.main([*shared, "--learner"]) == command_line.main([*shared, "--actor"]) == 0
         assert [name for name, _ in calls] == ["run_learner", "run_training_actor"]
-    elif words[0] in ("data", "classifier"):
+    elif words[0] in ("data", "classifier", "attention"):
         assert name == f"run_{words[1]}"
     elif words[0] == "view":
         assert name == "run_view"
@@ -348,6 +350,7 @@ def test_flags_exist(doc: Path, capsys: pytest.CaptureFixture[str]):
         *(["robot", c] for c in ("new", "check", "teach", "dry", "replay")),
         *(["robot", c] for c in ("serve", "jog", "end", "keys", "reboot")),
         *(["classifier", c] for c in ("train", "test")),
+        *(["attention", c] for c in ("fit", "test")),
         *(["data", c] for c in ("convert", "export", "inspect", "check", "stats")),
     ):
         with pytest.raises(SystemExit):

@@ -36,6 +36,7 @@ RULE: dict[str, set[str]] = {
     "devices": {"types", "config", "robots"},
     "classifier": {"types", "config", "models", "data", "viz"},
     "outcomes": {"types", "config", "classifier"},
+    "attention": {"types"},
     "console": {"types", "config"},
     "replay": {"types", "config", "data"},
     "runs": {"types", "config", "agents", "transport", "data", "robots", "viz"},
@@ -49,6 +50,7 @@ RULE: dict[str, set[str]] = {
         "robots",
         "devices",
         "outcomes",
+        "attention",
         "console",
         "viz",
     },
@@ -126,6 +128,7 @@ WITHOUT_JAX = (
     "robots",
     "devices",
     "outcomes",
+    "attention",
     "viewer",
     "console",
 )

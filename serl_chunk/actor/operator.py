@@ -16,6 +16,7 @@ from serl_chunk.actor.labels import EpisodeLabels
 from serl_chunk.actor.operator_devices import OperatorDevices
 from serl_chunk.actor.operator_interfaces import Console, RobotRequests
 from serl_chunk.actor.permit import COUNTDOWN, Permit
+from serl_chunk.attention.attention import Attention
 from serl_chunk.console.bindings import EFFECTIVE, Action, Word, bind_keys, shown_inputs
 from serl_chunk.console.inlet import Inlet
 from serl_chunk.console.view import ConsoleState, Obstacle
@@ -50,18 +51,19 @@ class Operator:
         countdown: seconds.
         ready: episodes whose scene the operator confirms: "first", "each", or "" for none.
         pause: waits for some seconds.
+        attention: of the operator, to the policy's decisions.
     """
 
     def __init__(
         self, console: Console, robot: RobotRequests | None, *, amend: Callable[[Amend], object],
         end: Callable[[], None], now: Callable[[], float], devices: OperatorDevices | None = None,
         inputs: Mapping[str, Action] | None = None, countdown: float = COUNTDOWN, ready: str = "",
-        pause: Callable[[float], None] = time.sleep,
+        pause: Callable[[float], None] = time.sleep, attention: Attention | None = None,
     ) -> None:  # fmt: skip
         self._console, self._robot, self._end, self._now = console, robot, end, now
         self._devices, self._inlet = devices or OperatorDevices(), Inlet()
         self._inputs = bind_keys() if inputs is None else inputs
-        self._ready, self._pause = ready, pause
+        self._ready, self._pause, self._attention = ready, pause, attention or Attention()
         self._permit, self._figures, self._labels = Permit(countdown), Figures(), EpisodeLabels(amend)
         self.quits = False  # after this episode
         self.describe: Callable[[], Mapping[str, Any]] = dict
@@ -135,7 +137,13 @@ class Operator:
         self._resets, self._inside = False, True
         self._figures.tick(self._now(), by_human=by_human, late=late)
         self.poll(Word.HUMAN if by_human else Word.POLICY)
+        self._attention.tick(by_human=by_human, holding=self.holding)
         return self.holding
+
+    def decided(self, record: Mapping[str, Any]) -> None:
+        """Look at the record of a decision that is to be executed, and hold where attention requests it."""
+        if self._attention.decided(record):
+            self._act(Action.HOLD, self._now())
 
     def waits(self, *obstacles: Obstacle) -> None:
         """Poll between episodes, while the process waits for something else than the operator."""
@@ -174,6 +182,7 @@ class Operator:
             The first observation. None: there is no episode, as a stop or the end of the session came before it.
         """
         self._labels.begin()
+        self._attention.begin()
         self._stopped, self._resets, self._permit.granted = False, True, False
         self._figures.rest()
         asks = self._ready == "each" or (self._ready == "first" and not self._confirmed)
@@ -378,6 +387,7 @@ class Operator:
             **{**self._figures.fields(now), **self.describe(),
                "cameras": tuple((self._env.camera_ages() if self._env else {}).items()),
                "obstacles": () if word in ACTING else self._listed(waits_for),
-               "outcome": self._labels.shown, "question": question or self._inlet.question(now)},
+               "outcome": self._labels.shown, "question": question or self._inlet.question(now),
+               "notice": self._attention.notice},
         )  # fmt: skip
         self._console.show(self.view)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 from serl_chunk.console.bindings import Action
 from serl_chunk.console.view import ConsoleState
@@ -49,6 +49,8 @@ class NoOperator:
 
     def tick(self, *, by_human: bool, late: float | None = None) -> bool:
         return False
+
+    def decided(self, record: Mapping[str, Any]) -> None: ...
 
     def stopping(self, others: Callable[[], str | None]) -> Callable[[], str | None]:
         return others

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -92,11 +92,13 @@ class EpisodeRecorder:
 
     A step whose observation is being decided on waits for that decision, and later steps wait behind it, so that the
     sink sees consecutive ticks. The caller of `expect` bounds the wait by `release`. An episode without a single step
-    leaves no record.
+    leaves no record. `on_decision` is called with the record of each decision, once it is to be executed.
     """
 
-    def __init__(self, sink: RecordSink, begin: Begin) -> None:
-        self._sink = sink
+    def __init__(
+        self, sink: RecordSink, begin: Begin, on_decision: Callable[[dict[str, np.ndarray]], None] | None = None
+    ) -> None:
+        self._sink, self._on_decision = sink, on_decision
         self._begin: Begin | None = begin
         self._decisions: dict[int, dict[str, np.ndarray]] = {}
         self._awaited: int | None = None
@@ -110,6 +112,8 @@ class EpisodeRecorder:
 
     def decided(self, tick: int, record: dict[str, np.ndarray]) -> None:
         self._decisions[tick] = record
+        if self._on_decision is not None:
+            self._on_decision(record)
         if self._awaited == tick:
             self.release()
 

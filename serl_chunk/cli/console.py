@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator
 
 from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.operator_devices import OperatorDevices
+from serl_chunk.attention.alarm import Alarm
+from serl_chunk.attention.attention import Attention
 from serl_chunk.cli.logs import logging_to
 from serl_chunk.cli.signals import before_exit
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.fields import require
 from serl_chunk.config.operator import OperatorConfig, changes
 from serl_chunk.console.bindings import Action, bind_gestures, bind_keys
 from serl_chunk.console.console import OperatorConsole
@@ -42,15 +45,19 @@ def console_of(
         other_inputs: something else calls `Operator.request`, as a page.
 
     Raises:
-        ConfigError: a key or gesture is unknown, or mapped twice.
+        ConfigError: a key or gesture is unknown, or mapped twice; `operator.attention` is no alarm, or has no operator.
         DeviceError: the pedal cannot be opened.
         RobotError: no server answers.
     """
     settings = config.operator
     keys, gestures = bindings_of(settings)
-    if not config.robot.real or not (is_usable(0, 1) or settings.pedal or other_inputs):
+    usable = bool(is_usable(0, 1) or settings.pedal or other_inputs)
+    if not config.robot.real or not usable:
+        alone = f"{settings.attention} is for an operator, and there is no terminal or pedal. Start it at a terminal"
+        require(not (config.robot.real and settings.attention), "operator.attention", alone)
         yield None
         return
+    alarm = Alarm.read(settings.attention, "operator.attention") if settings.attention else None
     with contextlib.ExitStack() as stack:
         pedal = None
         if settings.pedal:
@@ -67,4 +74,5 @@ def console_of(
         yield Operator(
             console, robot, amend=amend, end=end, now=time.monotonic, devices=OperatorDevices(gestures, pedal),
             inputs={**keys, **gestures}, countdown=settings.countdown_s, ready=settings.ready,
+            attention=Attention(alarm, holds=settings.attention_holds),
         )  # fmt: skip

@@ -193,6 +193,16 @@ def _classifier(arguments: list[str]) -> int:
     return int(flags.run(flags))
 
 
+def _attention(arguments: list[str]) -> int:
+    from serl_chunk.cli import attention
+
+    p = _parser("attention", "An alarm on a fall of Q, which draws the operator's attention to a failure to come.")
+    commands = p.add_subparsers(dest="command", required=True, metavar="fit|test")
+    attention.add_parsers(commands)
+    flags = p.parse_args(arguments)
+    return int(flags.run(flags))
+
+
 def _keys(arguments: list[str]) -> int:
     p = _parser(
         "keys",
@@ -282,6 +292,7 @@ COMMANDS: dict[str, Command] = {
     "data": Command(_data, "convert, export, inspect and check demonstrations"),
     "view": Command(_view, "look at episodes in a browser, and label them"),
     "classifier": Command(_classifier, "train and test a success classifier"),
+    "attention": Command(_attention, "fit and test an alarm on a fall of Q, for the operator"),
     "presets": Command(_presets, "list the algorithms that --preset names"),
     "report": Command(_report, "write the report of a run"),
     "keys": Command(_keys, "admit robot PCs to a learner over a network"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from serl_chunk.config.fields import Group, Requirement, require, setting
+from serl_chunk.config.fields import CRITIC, Group, Requirement, require, setting
 
 _REAL = Requirement("a real or served robot (robot.server)", lambda c: c.robot.real)
+_WATCHED = Requirement("operator.attention", lambda c: bool(c.operator.attention))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,13 @@ class OperatorConfig(Group, path="operator."):
         "first", "episodes of a session before which the operator confirms the scene", acts="", requires=_REAL,
         off="first",
     )  # fmt: skip
+    attention: str = setting(
+        "", "file of `serl-chunk attention fit`: a fall of Q beyond its threshold rings", acts="",
+        requires=(_REAL, CRITIC), off="",
+    )  # fmt: skip
+    attention_holds: bool = setting(
+        False, "it also holds the robot, until the operator goes on", acts="", requires=_WATCHED, off=False
+    )
 
     def _check(self) -> None:
         changes(self.keys, "operator.keys")

@@ -24,7 +24,8 @@ ADDED: dict[str, Any] = {
         "paths": [], "scale": [1.0] * 6, "translation": 0.2, "rotation": 1.0, "frame": "base", "lead": 0.15,
         "gripper": "hold", "switch_button": -1, "dead_man": -1, "start": 0.05, "end": 0.02, "hold_s": 0.4,
     },
-    "operator": {"keys": [], "gestures": [], "pedal": "", "countdown_s": 2.0, "ready": "first"},
+    "operator": {"keys": [], "gestures": [], "pedal": "", "countdown_s": 2.0, "ready": "first", "attention": "",
+                 "attention_holds": False},
     "outcome": {"success": None, "cameras": [], "classifier": "", "condition": None},
     "outcome.classifier": "", "outcome.condition": None,  # of folders that have the group
 }  # fmt: skip

@@ -62,6 +62,7 @@ class ConsoleState(NamedTuple):
     obstacles: tuple[Obstacle, ...] = ()
     outcome: str = ""  # of the last episode
     question: str = ""
+    notice: str = ""  # what the operator should look at
 
 
 def lines(state: ConsoleState, columns: int, rows: int, keys: Sequence[str] = ()) -> list[str]:
@@ -76,6 +77,8 @@ def lines(state: ConsoleState, columns: int, rows: int, keys: Sequence[str] = ()
     notes = []
     if countdown is not None:
         notes.append(_line(columns, (f"The robot moves in {countdown} s.", _BOLD)))
+    if state.notice:
+        notes.append(_line(columns, (state.notice, _ALARM)))
     if state.question:
         notes.append(_line(columns, (state.question, _QUESTION)))
     notes += [""] * bool(notes)
@@ -111,10 +114,13 @@ def _quoted(text: str) -> str:
 
 
 def rings(state: ConsoleState, before: ConsoleState | None = None) -> bool:
-    """Return whether the operator's attention is needed: each second before a motion, a stop, a question."""
+    """Return whether the operator's attention is needed: each second before a motion, a stop, a question, a notice."""
     seconds, earlier = _seconds(state), None if before is None else _seconds(before)
     changed = before is None or state.word != before.word
-    asks = bool(state.question) and (before is None or state.question != before.question)
+    asks = any(
+        now and (before is None or now != then)
+        for now, then in ((state.question, before and before.question), (state.notice, before and before.notice))
+    )
     return (seconds is not None and seconds != earlier) or (changed and state.word in RINGS) or asks
 
 

@@ -11,6 +11,8 @@ from actor_helpers import HumanOnTicks, LineEnv, ListSink, NoisyAgent, make_conf
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.permit import COUNTDOWN
+from serl_chunk.attention.alarm import Alarm
+from serl_chunk.attention.attention import Attention
 from serl_chunk.console.bindings import Action, Word
 from serl_chunk.console.view import ConsoleState
 from serl_chunk.outcomes.judge import OPERATOR
@@ -27,6 +29,7 @@ class Keys:
         self.at: Callable[[], int] = lambda: self.polls
         self.words: list[Word] = []
         self.states: list[ConsoleState] = []
+        self.notices: list[str] = []
 
     def actions(self):
         self.polls += 1
@@ -41,6 +44,8 @@ class Keys:
         self.states.append(state)
         if not self.words or self.words[-1] is not state.word:
             self.words.append(state.word)
+        if not self.notices or self.notices[-1] != state.notice:
+            self.notices.append(state.notice)
 
 
 class Robot:
@@ -257,3 +262,62 @@ def test_a_stop_of_another_thread_does_not_wait_for_the_loop():
     assert desk.robot.requests == ["stop"]
     desk.operator.poll(Word.POLICY)
     assert desk.operator.view.word is Word.STOPPED
+
+
+ALARM = Alarm(0.5, 0.0, 1.0, 0.05)
+LOOK = "look: Q fell from 0.8 to 0.2"
+
+
+class Values(NoisyAgent):
+    """An agent of chunks of 8 steps whose Q at each tick is given."""
+
+    def __init__(self, q) -> None:
+        super().__init__(8)
+        self.q = q
+
+    def sample(self, params, observation, key, **more):
+        chunk, record = super().sample(params, observation, key, **more)
+        return chunk, {**record, "q": np.float32(self.q(int(record["q"])))}
+
+
+def watched(q, pressed=None, *, holds: bool, length: int = 80, **more):
+    """An episode whose Q at tick t is q(t), under the alarm."""
+    desk, sink, env = Desk(pressed, attention=Attention(ALARM, holds=holds)), ListSink(), LineEnv(length=length)
+    desk.keys.at = lambda: env.tick if env.seeds else -1
+    runner = EpisodeRunner(env, make_policy(Values(q)), sink, config=make_config(), operator=desk.operator, **more)
+    runner.run_episode(5)
+    return desk, [s.source for s in sink.steps], runner
+
+
+def falling(tick: int) -> float:
+    return 0.8 if tick < 16 else 0.2
+
+
+def test_a_fall_of_q_is_noticed_once_and_the_policy_goes_on():
+    desk, sources, runner = watched(falling, holds=False)
+    assert desk.keys.notices == ["", LOOK]
+    assert set(sources) == {Source.POLICY}
+    runner.run_episode(6)
+    assert desk.keys.notices == ["", LOOK, "", LOOK], "of the next episode"
+
+
+def test_where_asked_a_fall_of_q_holds_until_go_on():
+    _, sources, _ = watched(falling, holds=True)
+    assert sources == [Source.POLICY] * 17 + [Source.HOLD] * 63, "from the tick after the decision on"
+    desk, sources, _ = watched(falling, {30: Action.GO}, holds=True, length=200)
+    held = [t for t, source in enumerate(sources) if source is Source.HOLD]
+    assert held == list(range(17, held[-1] + 1)), "the low value after it is no further fall"
+    assert held[-1] > 30, "a countdown"
+    assert desk.keys.notices == ["", LOOK, ""]
+
+
+def test_a_fall_across_an_intervention_or_a_hold_is_none():
+    desk, _, _ = watched(falling, holds=True, intervention=HumanOnTicks(frozenset(range(10, 20))))
+    assert desk.keys.notices == [""]
+    desk, _, _ = watched(falling, {10: Action.HOLD, 20: Action.GO}, holds=True, length=300)
+    assert desk.keys.notices == [""]
+
+
+def test_an_intervention_takes_the_notice_away():
+    desk, _, _ = watched(falling, holds=False, intervention=HumanOnTicks(frozenset({30})))
+    assert desk.keys.notices == ["", LOOK, ""]

@@ -35,6 +35,16 @@ def test_steps_wait_for_the_decision_on_an_earlier_one():
     assert ticks(sink)[-1] == (2, False)
 
 
+def test_each_decision_is_reported_before_its_step():
+    sink, told = ListSink(), []
+    recorder = EpisodeRecorder(sink, BEGIN, lambda record: told.append((record, len(sink.records))))
+    recorder.expect(0)
+    recorder.step(step(0))
+    recorder.decided(0, RECORD)
+    recorder.decided(1, {"q": np.float32(2)})
+    assert told == [(RECORD, 0), ({"q": np.float32(2)}, 2)]
+
+
 def test_a_decision_that_is_given_up_holds_nothing_back():
     sink = ListSink()
     recorder = EpisodeRecorder(sink, BEGIN)

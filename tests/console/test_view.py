@@ -34,7 +34,8 @@ OBSTACLES = (
     Obstacle("spacemouse /dev/hidraw3: no such device", "Plug it in, or choose actor.intervention=none"),
     Obstacle("camera cam_left_wrist: newest frame 3.2 s old", "Check its cable"),
 )
-FULL = STATE._replace(countdown=2.4, question="Place the cube. Enter goes on", obstacles=OBSTACLES)
+NOTICE = "look: Q fell from 0.8 to 0.2"
+FULL = STATE._replace(countdown=2.4, question="Place the cube. Enter goes on", notice=NOTICE, obstacles=OBSTACLES)
 
 
 def text(out: list[str]) -> list[str]:
@@ -169,5 +170,9 @@ def test_what_rings():
         changed = STATE._replace(word=word)
         assert rings(changed, STATE._replace(word=Word.RESET)) == (word in (Word.STOPPED, Word.LEARNER_LOST))
         assert not rings(changed, changed)
+    noticed = STATE._replace(notice=NOTICE)
+    assert rings(noticed, STATE)
+    assert not rings(noticed._replace(rate=1.0), noticed)
+    assert not rings(STATE, noticed)
     assert rings(STATE._replace(question="park?"), STATE)
     assert not rings(STATE._replace(question="park?"), STATE._replace(question="park?"))

@@ -1,0 +1,43 @@
+"""The operator of a process: what it needs, and the alarm that it is given."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from actor_helpers import make_config
+from errors import naming
+
+from serl_chunk.attention.alarm import Alarm
+from serl_chunk.cli.console import console_of
+from serl_chunk.config.operator import OperatorConfig
+from serl_chunk.types import ConfigError
+
+
+def opened(file, *, real: bool, **more):
+    config = make_config()
+    config = dataclasses.replace(
+        config, robot=dataclasses.replace(config.robot, is_real=real), operator=OperatorConfig(attention=str(file)),
+    )  # fmt: skip
+    return console_of(config, "a", amend=lambda record: None, end=lambda: None, **more)
+
+
+def test_an_alarm_is_for_an_operator_of_a_real_robot(tmp_path):
+    file = tmp_path / "alarm.json"
+    Alarm(0.5, 0.0, 1.0, 0.05).save(file)
+    with pytest.raises(ConfigError, match=naming(file, "terminal")) as caught, opened(file, real=True):
+        pass  # standard output is no terminal
+    assert caught.value.parameter == "operator.attention"
+    with opened(file, real=False) as operator:
+        assert operator is None
+    with opened(file, real=True, other_inputs=True) as operator:
+        operator.decided({"q": 0.8})
+        operator.decided({"q": 0.2})
+        assert not operator.holding
+
+
+def test_a_file_that_is_no_alarm_is_refused(tmp_path):
+    console = opened(tmp_path / "none", real=True, other_inputs=True)
+    with pytest.raises(ConfigError, match=naming(tmp_path / "none", "no such file")) as caught, console:
+        pass
+    assert caught.value.parameter == "operator.attention"
