@@ -76,7 +76,7 @@ EFFECTIVE: Mapping[Word, frozenset[Action]] = {
     Word.WAITING: _ALWAYS | _AT_REST | {Action.HOLD},
     Word.POLICY: _ALWAYS | _LABELS | {Action.HOLD},
     Word.HUMAN: _ALWAYS | _LABELS | {Action.HOLD},
-    Word.HOLD: _ALWAYS | _LABELS | _AT_REST | {Action.PARK},
+    Word.HOLD: _ALWAYS | _LABELS | _AT_REST | {Action.HOLD, Action.PARK},  # a second hold ends a countdown
     Word.RESET: _ALWAYS | {Action.HOLD},
     Word.STOPPED: _ALWAYS | {Action.CLEAR},
     Word.LEARNER_LOST: _ALWAYS | _LABELS | {Action.HOLD},

@@ -53,7 +53,7 @@ COUNTS = {  # state -> the first keys of what counts there
     Word.WAITING: IN_ALL | AT_REST | {"space"},
     Word.POLICY: IN_ALL | LABELS | {"space"},
     Word.HUMAN: IN_ALL | LABELS | {"space"},
-    Word.HOLD: IN_ALL | LABELS | AT_REST | {"p"},
+    Word.HOLD: IN_ALL | LABELS | AT_REST | {"space", "p"},
     Word.RESET: IN_ALL | {"space"},
     Word.STOPPED: IN_ALL | {"c"},
     Word.LEARNER_LOST: IN_ALL | LABELS | {"space"},
