@@ -366,7 +366,7 @@ class Operator:
         return (*first, *self._obstacles(), *waits_for, *self._devices.remarks())
 
     def _shown(self, action: Action) -> str:
-        return shown_inputs(action, self._inputs) or action.value
+        return shown_inputs(action, self._inputs, 1) or action.value
 
     def _enter(self, word: Word, now: float, waits_for: tuple[Obstacle, ...]) -> None:
         word, before = self._state(word), self._word

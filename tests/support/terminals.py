@@ -23,14 +23,19 @@ _EXECUTE = "os.execv(sys.argv[1], sys.argv[1:])"
 class TerminalProcess(Process):
     """A process whose output is a pseudo terminal; `output` is what came until it was closed."""
 
-    ignores_hangup = False
+    ignores_hangup = typed = False
+
+    def type(self, data: bytes) -> None:
+        """Type on the terminal, of a process that reads it (`typed`)."""
+        os.write(self._master, data)
 
     def _start(self, file: IO[bytes], environment: Mapping[str, str], cwd: Path | None) -> subprocess.Popen[bytes]:
         self._master, slave = os.openpty()
+        keyboard = slave if self.typed else subprocess.DEVNULL
         code = _OWN_TERMINAL + (_IGNORE if self.ignores_hangup else _DEFAULT) + _EXECUTE
         try:
             popen = subprocess.Popen(
-                [sys.executable, "-c", code, *self.command], stdin=subprocess.DEVNULL, stdout=slave, stderr=slave,
+                [sys.executable, "-c", code, *self.command], stdin=keyboard, stdout=slave, stderr=slave,
                 env=dict(environment), start_new_session=True, cwd=cwd,
             )  # fmt: skip
         finally:
@@ -64,3 +69,9 @@ class NohupProcess(TerminalProcess):
     """One that was started with SIGHUP ignored."""
 
     ignores_hangup = True
+
+
+class OperatedProcess(TerminalProcess):
+    """One whose terminal is a keyboard, too."""
+
+    typed = True

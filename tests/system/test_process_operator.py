@@ -1,0 +1,135 @@
+"""An operator at the terminal of a real actor, of a served robot: from keys to the journal and the server's log."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from robot_served import HERE, free_port
+from terminals import OperatedProcess
+
+from serl_chunk.robots.fake.spec import HOME_JOINTS
+from serl_chunk.runs.episodes import RunSource
+from serl_chunk.types import Source
+from serl_chunk_robot.client import RobotClient
+
+# Machines that run tests may stand still for longer than robot PCs may.
+SERVER = """
+import sys
+from serl_chunk_robot import loop, main
+from serl_chunk_robot.safety import watchdog
+loop.GAP, watchdog.LEAST_VALIDITY = 1.0, 0.5
+raise SystemExit(main.main(sys.argv[1:]))
+"""
+LONG = {"learner__max_steps": 1_000_000, "learner__warmup_episodes": 1_000, "robot__max_episode_steps": 1_000}
+FILE = Path(__file__).parents[2] / "experiments" / "robots" / "fake_aloha.toml"
+
+
+class Cell:
+    """A watched robot, and the actor at a terminal."""
+
+    def __init__(self, actor: OperatedProcess, watcher: RobotClient) -> None:
+        self.actor, self._watcher = actor, watcher
+
+    def until(self, condition: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
+        ends = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < ends, f"{what}: {self.state()} {self.actor.output[-3000:]}"
+            time.sleep(0.02)
+
+    def state(self) -> str:
+        state = self._watcher.newest_state() or {}
+        return f"{state.get('state')}: {state.get('word')}"
+
+    def is_(self, state: str) -> None:
+        self.until(lambda: self.state().startswith(state), f"never {state}")
+
+    def runs(self) -> None:
+        """Wait until the policy moves the robot. A server on a busy machine stops it where a command is late."""
+        ends = time.monotonic() + 120
+        while not self.state().startswith("RUN"):
+            assert time.monotonic() < ends, f"never RUN: {self.state()} {self.actor.output[-3000:]}"
+            if self.state().startswith("STOPPED"):
+                self.press(b"c\r\r")
+                time.sleep(3)
+            time.sleep(0.02)
+
+    def press(self, keys: bytes) -> None:
+        for key in keys:
+            self.actor.type(bytes([key]))
+            time.sleep(0.4)
+
+
+@pytest.mark.slow
+def test_keys_at_the_terminal_of_a_served_robots_actor(tmp_path, environment, processes):
+    run, port, file = tmp_path / "run", free_port(2), tmp_path / "robot.toml"
+    start = 'start = "evaluating"'
+    file.write_text(FILE.read_text().replace(start, f"{start}\nport = {port}\npark = {[*HOME_JOINTS]}"))
+    served = [f"--config.robot.server={HERE}:{port}", "--config.actor.clock=realtime"]
+    with (tmp_path / "server.txt").open("w") as log, contextlib.ExitStack() as opened:
+        server = subprocess.Popen(
+            [sys.executable, "-c", SERVER, "serve", str(file)], stdout=log, stderr=log,
+            env={**environment, "XDG_STATE_HOME": str(tmp_path)},
+        )  # fmt: skip
+        opened.callback(server.wait, 20)
+        opened.callback(server.terminate)
+        watcher = opened.enter_context(RobotClient(f"{HERE}:{port}", name="watcher", answer=20.0))
+        watcher.next_state(60)
+        processes.learner(run, *served, **LONG)
+        actor = processes.start(
+            *processes.flags(**LONG), "--actor", "--spool_path", str(tmp_path / "spool"), *served,
+            "--config.operator.countdown_s=1", kind=OperatedProcess,
+        )  # fmt: skip
+        cell = Cell(actor, watcher)
+        _session(cell)
+        assert actor.wait() == 0, actor.output
+    _check(RunSource(run), (tmp_path / "server.txt").read_text())
+
+
+def _session(cell: Cell) -> None:
+    """All keys, in the order in which an operator may press them."""
+    shows = lambda text: cell.until(lambda: text in cell.actor.output, f"never shown: {text}")  # noqa: E731
+    shows("STOPPED")
+    cell.press(b"c\r")
+    cell.until(lambda: "HOLD" in cell.state(), "not cleared")
+    cell.press(b"\r")  # the countdown, and the first reset
+    shows("the scene is not confirmed")
+    cell.press(b"r")
+    time.sleep(3)
+    cell.press(b"\r")
+    cell.runs()
+    cell.press(b" ")
+    time.sleep(0.5)
+    cell.press(b"\r")
+    time.sleep(2)
+    cell.press(b"s")
+    for keys in (b"f", b"\x7f", b"u"):
+        cell.runs()
+        cell.press(keys)
+    cell.runs()
+    cell.press(b" g")
+    cell.runs()
+    cell.press(b" py")
+    cell.until(lambda: "parking" in cell.state() or "the motion is done" in cell.state(), "not parked")
+    time.sleep(3)
+    cell.press(b"\r")
+    cell.runs()
+    cell.press(b"x")
+    cell.is_("STOPPED")
+    cell.press(b"c\r\r")
+    cell.runs()
+    cell.press(b"qqs")
+
+
+def _check(source: RunSource, log: str) -> None:
+    episodes = [source.read(key) for key in source.keys()]
+    outcomes = {str(episode.end.outcome) for episode in episodes}
+    assert {"success", "failure"} <= outcomes
+    assert any((episode.steps.source == Source.HOLD).any() for episode in episodes)
+    for word in ("resetting for", "parking for", "stopped by", "cleared by"):
+        assert word in log, word
