@@ -25,14 +25,21 @@ class EpisodeLabels:
         self._amend = amend
         self.outcome: Outcome | None = None  # of the episode under way
         self.shown = ""  # of the last one, for the console
+        self.repeats = False  # the next one is to begin from the start state of the last one
+        self.asked = False  # the last one waits for a label
         self._discarded = False  # the episode under way
         self._last = ""  # id of the last one ...
         self._labelled = False  # ... which a label ended
         self._pending: str | None = None  # id of the one to discard
 
+    @property
+    def discards_last(self) -> bool:
+        """Whether the last episode is to be discarded."""
+        return self._pending is not None and self._pending == self._last
+
     def begin(self) -> None:
         """Begin an episode."""
-        self.outcome, self._discarded = None, False
+        self.outcome, self._discarded, self.repeats = None, False, False
 
     def discard(self) -> None:
         """Discard the episode under way."""
@@ -43,6 +50,17 @@ class EpisodeLabels:
         if self._last:
             self._pending = self._last
             self.shown = "discarded"
+
+    def ask(self) -> None:
+        """Let a label count for the last episode, which ended without one, until `answer`."""
+        self.asked, self.outcome = True, None
+
+    def answer(self) -> Outcome | None:
+        """Return the label since `ask`, or None. It can be undone as that of an episode under way."""
+        self.asked = False
+        if self.outcome is not None:
+            self._labelled, self.shown = True, self.outcome.value
+        return self.outcome
 
     def undo(self) -> None:
         """Undo the last discard, or else the last label. An undone label leaves an episode without an outcome."""

@@ -64,11 +64,12 @@ class Operator:
         self._devices, self._inlet = devices or OperatorDevices(), Inlet()
         self._inputs = bind_keys() if inputs is None else inputs
         self._ready, self._pause, self._attention = ready, pause, attention or Attention()
-        self._permit, self._figures, self._labels = Permit(countdown), Figures(), EpisodeLabels(amend)
+        self._permit, self._figures, self.labels = Permit(countdown), Figures(), EpisodeLabels(amend)
         self.quits = False  # after this episode
         self.describe: Callable[[], Mapping[str, Any]] = dict
         """Returns more fields of ConsoleState, whenever the state is shown."""
         self.learner_lost: Callable[[], bool] = bool
+        self.unled = Word.POLICY  # what an episode shows while no human moves the robot
         self.view = ConsoleState(Word.WAITING)
         """What was shown last. It may be read from any thread."""
         self._word, self._shown_at = Word.WAITING, -1.0
@@ -136,7 +137,7 @@ class Operator:
         """
         self._resets, self._inside = False, True
         self._figures.tick(self._now(), by_human=by_human, late=late)
-        self.poll(Word.HUMAN if by_human else Word.POLICY)
+        self.poll(Word.HUMAN if by_human else self.unled)
         self._attention.tick(by_human=by_human, holding=self.holding)
         return self.holding
 
@@ -164,7 +165,7 @@ class Operator:
 
     def outcome(self) -> Outcome | None:
         """Return the label that ends the episode, or None."""
-        return self._labels.outcome
+        return self.labels.outcome
 
     def may_move(self) -> bool:
         """Poll where a reset is about to begin; returns whether it may. Begins the countdown."""
@@ -181,7 +182,7 @@ class Operator:
         Returns:
             The first observation. None: there is no episode, as a stop or the end of the session came before it.
         """
-        self._labels.begin()
+        self.labels.begin()
         self._attention.begin()
         self._stopped, self._resets, self._permit.granted = False, True, False
         self._figures.rest()
@@ -214,12 +215,12 @@ class Operator:
         self._inside = False
         self._figures.rest()
         if end.length > 0:  # else nothing is recorded of it
-            self._labels.ended(end)
+            self.labels.ended(end)
             self._figures.ended(end, self._now())
 
     def send_pending(self) -> None:
         """Send a discard that was not undone."""
-        self._labels.send()
+        self.labels.send()
 
     def park(self) -> None:
         """Park the robot at the session's end, after the countdown; returns once it stands. A hold or a stop cancels
@@ -265,18 +266,19 @@ class Operator:
             case Action.CLEAR:
                 self._permit.latched = False  # and held further on
                 self._request("clear")
-            case Action.SUCCESS | Action.FAILURE if self._inside:
-                self._labels.outcome = Outcome.SUCCESS if action is Action.SUCCESS else Outcome.FAILURE
+            case Action.SUCCESS | Action.FAILURE if self._inside or self.labels.asked:
+                self.labels.outcome = Outcome.SUCCESS if action is Action.SUCCESS else Outcome.FAILURE
             case Action.DISCARD if self._inside:
-                self._labels.discard()
+                self.labels.discard()
                 self._stopped = True
             case Action.DISCARD:
-                self._labels.discard_last()
+                self.labels.discard_last()
             case Action.UNDO:
-                self._labels.undo()
+                self.labels.undo()
             case Action.RESET | Action.RESET_NEW:
                 self._new_object = action is Action.RESET_NEW
                 self._stopped = self._inside  # its end leads to the next reset, which has its own countdown
+                self.labels.repeats = self._inside or self.labels.asked
                 self._again = self._scene and self._env is not None and self._env.observes_again
                 self._permit.held = False
             case Action.PARK if self._robot is None:
@@ -387,7 +389,7 @@ class Operator:
             **{**self._figures.fields(now), **self.describe(),
                "cameras": tuple((self._env.camera_ages() if self._env else {}).items()),
                "obstacles": () if word in ACTING else self._listed(waits_for),
-               "outcome": self._labels.shown, "question": question or self._inlet.question(now),
+               "outcome": self.labels.shown, "question": question or self._inlet.question(now),
                "notice": self._attention.notice},
         )  # fmt: skip
         self._console.show(self.view)

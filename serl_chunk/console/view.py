@@ -61,6 +61,7 @@ class ConsoleState(NamedTuple):
     since_pause: float | None = None  # minutes
     obstacles: tuple[Obstacle, ...] = ()
     outcome: str = ""  # of the last episode
+    progress: str = ""  # how far a recording or an evaluation is
     question: str = ""
     notice: str = ""  # what the operator should look at
 
@@ -81,6 +82,8 @@ def lines(state: ConsoleState, columns: int, rows: int, keys: Sequence[str] = ()
         notes.append(_line(columns, (state.notice, _ALARM)))
     if state.question:
         notes.append(_line(columns, (state.question, _QUESTION)))
+    if state.progress:
+        notes.append(_line(columns, (state.progress, _BOLD)))
     notes += [""] * bool(notes)
     table, hints = _table(state, columns), ["", *_hints(tuple(keys), columns)] if keys else []
     word = _big_word(state.word, countdown, columns)
@@ -102,6 +105,7 @@ def plain(state: ConsoleState, before: ConsoleState | None = None) -> str:
         "question": state.question,
         "cannot_start": "; ".join(f"{o.what} ({o.remedy})" for o in state.obstacles),
         "last_episode": state.outcome,
+        "progress": state.progress,
         "policy_version": state.policy_version,
         "unacknowledged": state.unacknowledged,
     }

@@ -188,7 +188,8 @@ class ServedRobot(RobotEnv):
         return self._observe()
 
     def idle(self) -> None:
-        """Keep the lease, and look at the cameras."""
+        """Release the robot, whose watchdog would stop it without commands, keep the lease, and look at the cameras."""
+        self._release()
         self._unseen = self._cameras.look()
         if time.monotonic() - self._pinged > POLL_S:
             self._pinged = time.monotonic()

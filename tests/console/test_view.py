@@ -34,8 +34,10 @@ OBSTACLES = (
     Obstacle("spacemouse /dev/hidraw3: no such device", "Plug it in, or choose actor.intervention=none"),
     Obstacle("camera cam_left_wrist: newest frame 3.2 s old", "Check its cable"),
 )
-NOTICE = "look: Q fell from 0.8 to 0.2"
-FULL = STATE._replace(countdown=2.4, question="Place the cube. Enter goes on", notice=NOTICE, obstacles=OBSTACLES)
+NOTICE, PROGRESS = "look: Q fell from 0.8 to 0.2", "demonstration 3 of 20"
+FULL = STATE._replace(
+    countdown=2.4, question="Place the cube. Enter goes on", notice=NOTICE, obstacles=OBSTACLES, progress=PROGRESS
+)
 
 
 def text(out: list[str]) -> list[str]:
@@ -70,7 +72,8 @@ def test_everything_of_a_state_is_shown():
     for shown in (
         "49.9 of 50 Hz", "p50 0.2 ms, p99 1.4 ms", "cam_high 0.02 s", "cam_left_wrist 0.03 s", "cam_right_wrist 0.41 s",
         "version 1234, 1:15 old", "1,017 steps", "12% of ticks", "8.2 in 10 minutes", "12 minutes ago",
-        "success (operator)", "moves in 3 s", "Place the cube. Enter goes on", "Cannot start because:",
+        "success (operator)", "demonstration 3 of 20", "moves in 3 s",
+        "Place the cube. Enter goes on", "Cannot start because:",
         *(part for obstacle in OBSTACLES for part in obstacle),
     ):  # fmt: skip
         assert shown in whole, shown
