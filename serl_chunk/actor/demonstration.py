@@ -1,4 +1,4 @@
-"""A demonstration by hand on its way to where it is kept: from the human's first motion on, judged by the operator."""
+"""A demonstration by hand on its way to where it is kept: from the human's first motion on."""
 
 from __future__ import annotations
 
@@ -35,17 +35,9 @@ class DemonstrationSink:
         self._begin: Begin | None = None
         self._first: int | None = None  # tick that becomes tick 0
         self._length = self._human = self._idle = 0
-        self._reward = 0.0  # of the last step
         self._frames: dict[str, np.ndarray] = {}  # camera -> its newest frame before the first tick
         self._moved: dict[str, int] = {}  # camera -> the new tick that this frame was recorded with
-        self._label: tuple[Outcome, float] | None = None
         self.last = Demonstration(0, 0, 0, Outcome.UNKNOWN, "")
-
-    def label(self, outcome: Outcome, reward: float) -> None:
-        """Let the episode that ends now be one that the task terminated with `outcome`; `reward` is of its last step in
-        addition.
-        """
-        self._label = outcome, reward
 
     def begin(self, record: Begin) -> None:
         self.clear()
@@ -65,18 +57,13 @@ class DemonstrationSink:
         first, tick = self._first, record.tick - self._first
         observation, repeats = self._since_first(tick, record.observation, record.repeats)
         decided = record.decision_tick - first if record.decision_tick >= first else -1
-        self._length, self._reward = tick + 1, record.reward
+        self._length = tick + 1
         self._human += record.source is Source.HUMAN
         self._sink.step(
             record._replace(tick=tick, observation=observation, repeats=repeats, decision_tick=decided, human_dims=None)
         )
 
     def end(self, record: End) -> None:
-        if self._label is not None:
-            outcome, reward = self._label
-            record = record._replace(
-                outcome=outcome, outcome_by="operator", terminated=True, truncated=False, reward=self._reward + reward
-            )
         self.last = Demonstration(self._length, self._human, self._idle, record.outcome, record.outcome_by)
         if self._first is None:
             return

@@ -32,7 +32,7 @@ def bindings_of(config: OperatorConfig) -> tuple[dict[str, Action], dict[str, Ac
 @contextlib.contextmanager
 def console_of(
     config: ExperimentConfig, name: str, *, amend: Callable[[Amend], object], end: Callable[[], None],
-    other_inputs: bool = False,
+    other_inputs: bool = False, simulated: bool = False,
 ) -> Iterator[Operator | None]:  # fmt: skip
     """Yield the operator of a robot, whose keys are read while this is open.
 
@@ -43,6 +43,7 @@ def console_of(
         amend: sends a correction of a recorded episode.
         end: ends this process (Ctrl-C).
         other_inputs: something else calls `Operator.request`, as a page.
+        simulated: a simulator has an operator too, as where a human moves it.
 
     Raises:
         ConfigError: a key or gesture is unknown, or mapped twice; `operator.attention` is no alarm, or has no operator.
@@ -52,7 +53,7 @@ def console_of(
     settings = config.operator
     keys, gestures = bindings_of(settings)
     usable = bool(is_usable(0, 1) or settings.pedal or other_inputs)
-    if not config.robot.real or not usable:
+    if not (config.robot.real or simulated) or not usable:
         alone = f"{settings.attention} is for an operator, and there is no terminal or pedal. Start it at a terminal"
         require(not (config.robot.real and settings.attention), "operator.attention", alone)
         yield None

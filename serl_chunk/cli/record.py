@@ -5,30 +5,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.progress import Progress
 
-from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.stats import RolloutStats
+from serl_chunk.cli.console import console_of
 from serl_chunk.cli.process import spec_of
-from serl_chunk.cli.record_human import (
-    MAX_FAILURES_PER_DEMO,
-    HumanRecording,
-    NoRequests,
-    Requests,
-    Stream,
-    check_source,
-    open_human,
-)
+from serl_chunk.cli.recording import Recording, Stream, Totals, check_source, open_human
 from serl_chunk.cli.signals import exit_at_once_while, never
+from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.formats.hdf5 import open_episode, read_episode
 from serl_chunk.data.formats.hdf5_io import close_files
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.io import plural
+from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env, make_expert
 from serl_chunk.types import IMAGE_PREFIX, ConfigError, Outcome
@@ -40,8 +34,7 @@ DEMO_SEED_BASE = 0  # start states of demonstrations; evaluation's begin at 1,00
 
 def run_record(
     config: ExperimentConfig, n_demos: int, out: str, *, policy: str, noise: float | None, cameras: tuple[str, ...],
-    keep: str = "successes", requests: Requests = NoRequests(),  # noqa: B008 (without state)
-    stream: Stream | None = None,
+    keep: str = "successes", stream: Stream | None = None,
 ) -> int:  # fmt: skip
     """Record until `out` holds `n_demos` successful episodes; an interrupted recording goes on where it stopped.
 
@@ -50,11 +43,11 @@ def run_record(
         noise: standard deviation of the expert's noise, rad; None: its own.
         cameras: recorded at every tick.
         keep: "successes", or "all" episodes of a human that were judged, failures too.
-        requests: of a human.
-        stream: takes each file once it was written and checked; the caller closes it.
+        stream: takes each file that was checked and cannot be taken back any more; the caller closes it.
 
     Raises ConfigError, also for an expert that hardly ever succeeds and for files in `out` of another robot or without
-    one of `cameras`, DataError for a damaged file there, and DeviceError for a device that cannot be opened.
+    one of `cameras`, DataError for a damaged file there, DeviceError for a device that cannot be opened, and
+    KeyboardInterrupt where the operator ends it.
     """
     _check(config, policy, n_demos, noise, keep)
     folder = Path(out).expanduser()
@@ -69,50 +62,44 @@ def run_record(
         return 0
     exit_at_once_while(never)  # an open robot is closed, however long it takes
     outcomes = (Outcome.SUCCESS, Outcome.FAILURE) if keep == "all" else (Outcome.SUCCESS,)
+    by_human, totals, ended = policy == "human", Totals(), threading.Event()
     with contextlib.ExitStack() as files_stack, contextlib.ExitStack() as stack:  # the robot is closed first
         env = make_env(config.robot)
         human: InterventionSource | None = None
-        recording: HumanRecording | None = None
         with contextlib.ExitStack() as opened:
             opened.callback(env.close)
-            if policy == "human" and (human := open_human(config, env, seed - DEMO_SEED_BASE)) is not None:
+            if by_human and (human := open_human(config, env, seed - DEMO_SEED_BASE)) is not None:
                 stack.callback(human.close)
             opened.pop_all()
-        stack.callback(env.close)
-        demonstrator = _expert(env, noise) if policy == "scripted" else None
+        robot = stack.enter_context(contextlib.ExitStack())
+        robot.callback(env.close)
+        demonstrator = None if by_human else _expert(env, noise)
         writer = EpisodeWriter(
             folder, env.robot_spec, keep=lambda e: e.end.outcome in outcomes, sim=not config.robot.real
         )
-        failures = lambda: 0 if recording is None else recording.totals.failures  # noqa: E731
-        files_stack.enter_context(_kept_files_reported(writer, folder, there, n_demos, failures))
+        files_stack.enter_context(_kept_files_reported(folder, totals, there, n_demos))
         files_stack.enter_context(writer)
-        if demonstrator is None:
-            recording = HumanRecording(
-                env, human, writer,
-                config=config, cameras=cameras, number=n_demos, there=there, requests=requests, stream=stream,
-            )  # fmt: skip
-            stack.callback(recording.close)
-            totals = recording.totals
-            stack.callback(lambda: logger.info(f"{folder}: {totals.summary()}{_seen(cameras)}"))
-            recording.run(seed)
-        else:
-            runner = EpisodeRunner(env, demonstrator, writer, config=config, cameras=cameras)
-            stack.callback(runner.close)
-            progress = stack.enter_context(Progress(transient=True))
-            task = progress.add_task(f"recording to {folder}", total=n_demos, completed=there)
-            kept, attempts = _record_expert(
-                runner,
-                writer,
-                n_demos - there,
-                seed,
-                lambda n: progress.update(task, completed=there + n),
-                stream,
-                failures=MAX_FAILURES_PER_DEMO * n_demos,
-            )
-            logger.info(
-                f"{folder}: {plural(kept.episodes, 'demonstration')} recorded in {plural(attempts, 'episode')}, "
-                f"{kept.mean_length:.0f} ticks on average{_seen(cameras)}"
-            )
+        device = by_human and config.actor.intervention.lower() in DEVICES
+        console = console_of(config, "record", amend=totals.amend, end=ended.set, simulated=device)
+        operator = stack.enter_context(console)
+        progress = None
+        if operator is None and not by_human:
+            bar = stack.enter_context(Progress(transient=True))
+            task = bar.add_task(f"recording to {folder}", total=n_demos, completed=there)
+            progress = lambda n: bar.update(task, completed=there + n)  # noqa: E731
+        recording = Recording(
+            env, demonstrator, human, writer, totals, config=config, cameras=cameras, number=n_demos, there=there,
+            operator=operator, stop=lambda: OPERATOR if ended.is_set() else None, progress=progress, stream=stream,
+        )  # fmt: skip
+        stack.callback(recording.close)
+        seen = f", with cameras {', '.join(cameras)}" if cameras else ""
+        stack.callback(lambda: logger.info(f"{folder}: {totals.summary(human=by_human)}{seen}"))
+        recording.run(seed)
+        if ended.is_set():
+            raise KeyboardInterrupt
+        if operator is not None and operator.quits:
+            robot.close()
+            operator.park()
     return 0
 
 
@@ -131,36 +118,6 @@ def _check(config: ExperimentConfig, policy: str, n_demos: int, noise: float | N
         raise ConfigError("is for --policy=human: a script that fails is no demonstration. Remove it", parameter="keep")
 
 
-def _seen(cameras: Sequence[str]) -> str:
-    return f", with cameras {', '.join(cameras)}" if cameras else ""
-
-
-def _record_expert(
-    runner: EpisodeRunner, writer: EpisodeWriter, wanted: int, seed: int, progress: Callable[[int], object],
-    stream: Stream | None, *, failures: int,
-) -> tuple[RolloutStats, int]:  # fmt: skip
-    """Record `wanted` successes of an expert; returns them, and the number of episodes.
-
-    Raises ConfigError after more than `failures` failures.
-    """
-    kept, attempts, streamed = RolloutStats(), 0, len(writer.written)
-    while kept.episodes < wanted:
-        summary = runner.run_episode(seed, episode_id=f"demo-{runner.spec.name}-{seed:06d}")
-        writer.flush()  # a fast simulator would leave thousands of episodes waiting in memory
-        if stream is not None:
-            for file in writer.written[streamed:]:
-                stream.add(file)
-        streamed = len(writer.written)
-        seed += 1
-        attempts += 1
-        if summary.success:
-            kept.merge(summary)
-            progress(kept.episodes)
-        elif (failed := attempts - kept.episodes) > failures:
-            raise ConfigError(f"the expert failed {failed} of {attempts} episodes; giving up")
-    return kept, attempts
-
-
 def _expert(env: RobotEnv, noise: float | None) -> Expert:
     expert = make_expert(env)
     if noise is not None:
@@ -171,14 +128,12 @@ def _expert(env: RobotEnv, noise: float | None) -> Expert:
 
 
 @contextlib.contextmanager
-def _kept_files_reported(
-    writer: EpisodeWriter, folder: Path, there: int, n_demos: int, failures: Callable[[], int]
-) -> Iterator[None]:
-    """Log what an interrupted recording leaves, once `writer` is closed."""
+def _kept_files_reported(folder: Path, totals: Totals, there: int, n_demos: int) -> Iterator[None]:
+    """Log what an interrupted recording leaves, once its files are written."""
     try:
         yield
     except KeyboardInterrupt:
-        new = len(writer.written) - failures()
+        new = len(totals.successes)
         held = f"{folder} holds {there + new} of {n_demos} demonstrations, {new} of them new"
         logger.info(f"interrupted: {held}. Run the same command again to record the rest.")
         raise

@@ -134,21 +134,6 @@ def test_ticks_of_decisions_and_gaps_are_those_of_the_shorter_episode():
     assert [s.human_dims for s in kept.steps] == [None] * 3
 
 
-@pytest.mark.parametrize(("outcome", "reward"), [(Outcome.SUCCESS, 1.0), (Outcome.FAILURE, -0.5)])
-def test_the_operators_label_ends_an_episode(outcome, reward):
-    sink = DemonstrationSink(kept := ListSink())
-    for labelled in (True, False):  # the label is of one episode
-        sink.begin(Begin("e"))
-        sink.step(step(0, Source.HUMAN))
-        if labelled:
-            sink.label(outcome, reward)
-        sink.end(End("e", 1, None, False, True, Outcome.UNKNOWN, outcome_by="operator"))
-        end = kept.last_end
-        expected = (True, False, outcome, 0.25 + reward) if labelled else (False, True, Outcome.UNKNOWN, None)
-        assert (end.terminated, end.truncated, end.outcome, end.reward) == expected
-        assert sink.last.outcome is end.outcome
-
-
 def test_an_episode_that_ends_before_its_first_step_is_none():
     _, _, sink = run(frozenset(range(12)))
     sink.clear()

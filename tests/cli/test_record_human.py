@@ -13,10 +13,10 @@ import pytest
 from actor_helpers import HumanOnTicks, LineEnv, SimClock, make_config
 from errors import naming
 
-from serl_chunk.cli import record, record_human
+from serl_chunk.cli import record, recording
 from serl_chunk.cli.process import load
 from serl_chunk.cli.record import run_record
-from serl_chunk.cli.record_human import HumanRecording, NoRequests
+from serl_chunk.cli.recording import Recording, Totals
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.data.inspect.inspect import inspect as real_inspect
@@ -89,60 +89,29 @@ def test_successes_are_kept_from_the_first_motion_on_and_a_second_run_goes_on(tm
     assert main(["data", "check", str(tmp_path / "d"), "--exp_name", "fake_single_arm"]) == 0
 
 
-class Pressed:
-    """Requests on given polls, counted over the whole recording."""
-
-    def __init__(self, **at: int) -> None:
-        self._at, self._polls = {tick: name for name, tick in at.items()}, -1
-
-    def poll(self):
-        self._polls += 1
-        return self._at.get(self._polls)
-
-
 @pytest.fixture
 def line(monkeypatch, tmp_path):
-    """Record on the line robot: episodes of ten ticks without an outcome of their own."""
+    """Record on the line robot, which succeeds on tick 4."""
 
-    def run(number: int, requests=None, *, keep="successes", env=None, moves=range(2, 30)) -> int:
-        env = env or LineEnv(length=10)
+    def run(number: int, *, env=None, moves=range(2, 30)) -> int:
+        env = env or LineEnv(length=10, success_at=4)
         config = make_config()
         monkeypatch.setattr(record, "make_env", lambda robot: env)
         monkeypatch.setattr(record, "spec_of", lambda config: env.robot_spec)
         monkeypatch.setattr(record, "open_human", lambda *a: HumanOnTicks(frozenset(moves)))
-        return human_run(config, number, tmp_path / "d", keep=keep, requests=requests or NoRequests())
+        return human_run(config, number, tmp_path / "d")
 
     return run
 
 
-def test_requests_label_drop_repeat_and_end(line, tmp_path, caplog):
-    caplog.set_level("INFO", "serl_chunk")
-    env = LineEnv(length=10)
-    # Episodes end on their polls 5, 3, 4, 6 and 2 (counted from 1); the third is another try of the second.
-    assert line(9, Pressed(success=4, repeat=7, failure=11, discard=17, stop=19), env=env) == 0
-    assert env.seeds == [0, 1, 1, 2, 3]
-    [episode] = demos(tmp_path / "d")
-    assert (episode.steps.n, episode.begin.init_state) == (2, "seed-0")
-    assert (episode.end.outcome, episode.end.outcome_by, episode.end.terminated) == (Outcome.SUCCESS, "operator", True)
-    assert episode.end.reward == 1.0
-    assert [m.partition(",")[2] for m in caplog.messages if m.startswith("not kept")][-2].endswith("discard")
-    assert "1 demonstration recorded in 5 episodes" in caplog.text
-
-
-def test_failures_are_kept_where_all_are_and_are_no_demonstrations(line, tmp_path, caplog):
-    caplog.set_level("INFO", "serl_chunk")
-    presses = Pressed(failure=3, success=7, stop=9)
-    assert line(2, presses, keep="all") == 0
-    assert [e.end.outcome for e in demos(tmp_path / "d")] == [Outcome.FAILURE, Outcome.SUCCESS]
-    assert demos(tmp_path / "d")[0].end.reward == 0.0
-    assert "1 demonstration recorded in 3 episodes, 1 ticks on average, human 100 %, 1 failure kept" in caplog.text
-    assert line(1, keep="all") == 0, "the failure is none"
-    assert "already holds 1 demonstration" in caplog.text
-
-
 def test_a_human_may_fail_as_often_as_it_takes(line):
-    env = LineEnv(length=3)
-    assert line(1, Pressed(success=3 * 40 + 2, stop=130), env=env, moves=range(9)) == 0
+    class Late(LineEnv):
+        def reset(self, **options):
+            self.success_at = 1 if len(self.seeds) == 40 else None
+            return super().reset(**options)
+
+    env = Late(length=3)
+    assert line(1, env=env, moves=range(9)) == 0
     assert len(env.seeds) == 41
 
 
@@ -150,20 +119,19 @@ def test_a_recording_that_never_succeeds_is_given_up(line, tmp_path, monkeypatch
     replayed = dataclasses.replace(make_config(), actor=dataclasses.replace(make_config().actor, intervention="x.npz"))
     monkeypatch.setattr(sys.modules[__name__], "make_config", lambda: replayed)
     with pytest.raises(ConfigError, match=naming(21, "x.npz", "actor.intervention")):
-        line(1)
-
-
-class Interrupted(Pressed):
-    def poll(self):
-        if (request := super().poll()) == "interrupt":
-            raise KeyboardInterrupt
-        return request
+        line(1, env=LineEnv(length=10))
 
 
 def test_ctrl_c_reports_what_is_kept(line, tmp_path, caplog):
+    class Interrupted(LineEnv):
+        def step(self, action):
+            if len(self.seeds) == 2 and self.tick == 3:
+                raise KeyboardInterrupt
+            return super().step(action)
+
     caplog.set_level("INFO", "serl_chunk")
     with pytest.raises(KeyboardInterrupt):
-        line(3, Interrupted(success=4, interrupt=9))
+        line(3, env=Interrupted(length=10, success_at=4))
     assert len(demos(tmp_path / "d")) == 1
     assert "1 demonstration recorded in 1 episode" in caplog.text
     assert "holds 1 of 3 demonstrations, 1 of them new" in caplog.text
@@ -175,12 +143,12 @@ def test_a_file_that_is_bad_ends_the_recording_and_a_remark_does_not(line, tmp_p
     def inspect(*a, **options):
         return dataclasses.replace(real_inspect(*a, **options), findings=tuple(found))
 
-    monkeypatch.setattr(record_human, "inspect", inspect)
-    assert line(1, Pressed(success=4)) == 0
+    monkeypatch.setattr(recording, "inspect", inspect)
+    assert line(1) == 0
     assert "episode_0.hdf5: tick 3 jumps" in caplog.text
     found[:] = [Issue("fault", "frames", "episode_1.hdf5: torn")]
     with pytest.raises(DataError, match=naming("episode_1.hdf5", "torn", "disk")):
-        line(2, Pressed(success=4))
+        line(2)
 
 
 def test_a_driver_of_your_own_may_be_the_humans(tmp_path, monkeypatch):
@@ -199,9 +167,9 @@ def test_a_simulator_under_a_device_runs_at_the_robots_rate(tmp_path, kind, seco
     config = make_config()
     config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, intervention=kind))
     with EpisodeWriter(tmp_path, env.robot_spec) as writer:
-        recording = HumanRecording(
-            env, HumanOnTicks(frozenset()), writer,
-            config=config, cameras=(), number=1, there=0, requests=NoRequests(), clock=clock,
+        recording = Recording(
+            env, None, HumanOnTicks(frozenset()), writer, Totals(),
+            config=config, cameras=(), number=1, there=0, clock=clock,
         )  # fmt: skip
         for attempt in range(2):
             recording.attempt(attempt)
@@ -298,10 +266,10 @@ def test_a_spacemouse_records_three_demonstrations(tmp_path, monkeypatch, caplog
 
 def test_the_robot_is_closed_before_the_device_and_also_where_that_cannot_be_opened(line, tmp_path, monkeypatch):
     closed = []
-    env = LineEnv(length=3)
+    env = LineEnv(length=3, success_at=1)
     env.close = lambda: closed.append("robot")
     monkeypatch.setattr(HumanOnTicks, "close", lambda self: closed.append("device"))
-    assert line(1, Pressed(success=2), env=env, moves=range(9)) == 0
+    assert line(1, env=env, moves=range(9)) == 0
     assert closed == ["robot", "device"]
 
     def missing(*_):
@@ -317,7 +285,7 @@ def test_the_robot_is_closed_before_the_device_and_also_where_that_cannot_be_ope
 def test_a_run_does_not_limit_the_humans_ticks(line, tmp_path, monkeypatch):
     limited = dataclasses.replace(make_config(), actor=dataclasses.replace(make_config().actor, max_human_ticks=2))
     monkeypatch.setattr(sys.modules[__name__], "make_config", lambda: limited)
-    assert line(1, Pressed(success=9)) == 0
+    assert line(1, env=LineEnv(length=10, success_at=8)) == 0
     assert set(demos(tmp_path / "d")[0].steps.source) == {Source.HUMAN}
 
 

@@ -1,0 +1,252 @@
+"""Every key in every state of a recording: which episodes it leaves, and what the robot was requested."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from actor_helpers import HumanOnTicks, make_config
+from operator_script import ACTING, Desk, Press, Waiting
+
+from serl_chunk.cli import record
+from serl_chunk.cli.record import run_record
+from serl_chunk.console.bindings import Action, Word
+from serl_chunk.data.formats.hdf5 import read_episode
+from serl_chunk.types import Outcome, Source
+
+BEFORE = {  # state -> the keys that lead there
+    "ACTING": [],
+    "HOLD": [Press(Action.HOLD)],
+    "RESET": [Press(Action.SUCCESS)],
+    "STOPPED": [Press(Action.STOP)],
+    "WAITING": [],
+}
+
+
+class Lab:
+    """A recording of the line robot; see `Desk`."""
+
+    def __init__(self, folder, monkeypatch) -> None:
+        self.folder, self._patch = folder, monkeypatch
+        self.env = Waiting(length=400)
+
+    def record(self, script, n=2, *, keep="successes", policy="human", ready="") -> int:
+        desks: list[Desk] = []
+        self._patch.setattr(record, "make_env", lambda robot: self.env)
+        self._patch.setattr(record, "spec_of", lambda config: self.env.robot_spec)
+        self._patch.setattr(record, "open_human", lambda *a: HumanOnTicks(frozenset(range(1000))))
+        self._patch.setattr(record, "console_of", Desk.opening(script, desks, ready=ready))
+        try:
+            return run_record(make_config(), n, str(self.folder), policy=policy, noise=None, cameras=(), keep=keep)
+        except KeyboardInterrupt:
+            return 130
+        finally:
+            self.desk = desks[0] if desks else None
+
+    def kept(self) -> list[tuple[int, int]]:
+        """(Start, ticks) of each demonstration."""
+        found = [read_episode(file) for file in sorted(self.folder.glob("*.hdf5"))]
+        return [(int(e.begin.init_state.removeprefix("seed-")), e.steps.n) for e in found]
+
+    def aside(self) -> list[str]:
+        return sorted(file.name for file in self.folder.glob("*.undone*"))
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    return Lab(tmp_path / "d", monkeypatch)
+
+
+class Left(NamedTuple):
+    """What a recording of two demonstrations leaves after a key, and then what an operator usually does."""
+
+    kept: list[tuple[int, int]]  # start, ticks
+    seeds: list[int]  # of all resets
+    sent: Sequence[str] = ()  # to the robot's server
+    aside: int = 0
+    status: int = 0
+
+
+UNTOUCHED, OTHERS, CLEARED = [(0, 12), (1, 8)], [(1, 8), (2, 8)], ("stop", "clear")
+HELD = [(0, 121), (1, 8)]
+TABLE: dict[str, tuple[Left, dict[Action, Left]]] = {  # state -> what keys without an effect leave, and the others
+    "ACTING": (Left(UNTOUCHED, [0, 1]), {
+        Action.HOLD: Left([(0, 117), (1, 8)], [0, 1]),
+        Action.STOP: Left(OTHERS, [0, 1, 2], CLEARED),
+        Action.SUCCESS: Left([(0, 4), (1, 8)], [0, 1]),
+        Action.FAILURE: Left(OTHERS, [0, 1, 2]),
+        Action.DISCARD: Left(OTHERS, [0, 1, 2]),
+        Action.QUIT: Left([(0, 12)], [0], ("park",)),
+        Action.END: Left([], [0], ("stop",), status=130),
+    }),
+    "HOLD": (Left(HELD, [0, 1]), {
+        Action.GO: Left([(0, 117), (1, 8)], [0, 1]),
+        Action.STOP: Left(OTHERS, [0, 1, 2], CLEARED),
+        Action.SUCCESS: Left([(0, 8), (1, 8)], [0, 1]),
+        Action.FAILURE: Left(OTHERS, [0, 1, 2]),
+        Action.DISCARD: Left(OTHERS, [0, 1, 2]),
+        Action.RESET: Left([(0, 8), (1, 8)], [0, 0, 1]),
+        Action.RESET_NEW: Left([(0, 8), (1, 8)], [0, 0, 1]),
+        Action.QUIT: Left([(0, 121)], [0], ("park",)),
+        Action.END: Left([], [0], ("stop",), status=130),
+    }),
+    "RESET": (Left([(0, 4), (1, 8)], [0, 1]), {  # of the second episode
+        Action.STOP: Left([(0, 4), (1, 8)], [0, 1], CLEARED),
+        Action.DISCARD: Left(OTHERS, [0, 1, 2], aside=1),
+        Action.UNDO: Left(OTHERS, [0, 1, 2], aside=1),
+        Action.QUIT: Left([(0, 4)], [0], ("park",)),
+        Action.END: Left([(0, 4)], [0], ("stop",), status=130),
+    }),
+    "STOPPED": (Left(OTHERS, [0, 1, 2], CLEARED), {
+        Action.STOP: Left(OTHERS, [0, 1, 2], ("stop", *CLEARED)),
+        Action.QUIT: Left([], [0], ("stop",)),
+        Action.END: Left([], [0], ("stop", "stop"), status=130),
+    }),
+    "WAITING": (Left([(0, 8), (1, 8)], [0, 1]), {  # for the scene
+        Action.STOP: Left([(0, 8), (1, 8)], [0, 1], CLEARED),
+        Action.QUIT: Left([], [], ("park",)),
+        Action.END: Left([], [], ("stop",), status=130),
+    }),
+}  # fmt: skip
+
+
+def check(lab, state: str, actions: Sequence[Action], expected: Left) -> None:
+    words = ACTING if state == "ACTING" else (Word(state),)
+    first, *others = actions
+    script = [*BEFORE[state], Press(first, words), *(Press(action, words, after=0) for action in others)]
+    status = lab.record(script, ready="first" if state == "WAITING" else "")
+    assert lab.desk.console.script == []
+    left = Left(lab.kept(), lab.env.seeds, tuple(lab.desk.robot.sent), len(lab.aside()), status)
+    assert left == expected._replace(sent=tuple(expected.sent))
+
+
+@pytest.mark.parametrize(("state", "action"), [(s, a) for s, (_, table) in TABLE.items() for a in table])
+def test_each_key_with_an_effect(lab, state, action):
+    check(lab, state, [action], TABLE[state][1][action])
+
+
+@pytest.mark.parametrize("state", TABLE)
+def test_all_keys_without_an_effect(lab, state):
+    """One after the other, and with those that lead out of a state left to the usual operator."""
+    untouched, table = TABLE[state]
+    leads_on = {"STOPPED": {Action.CLEAR}, "RESET": {Action.HOLD}, "WAITING": {Action.GO, Action.HOLD}}
+    # In reverse: "yes" does nothing before "park".
+    actions = [a for a in reversed(Action) if a not in table and a not in leads_on.get(state, set())]
+    if state in ("ACTING", "HOLD"):  # each further key takes a tick
+        (start, ticks), second = untouched.kept
+        untouched = untouched._replace(kept=[(start, ticks + len(actions) - 1), second])
+    check(lab, state, actions, untouched)
+
+
+def test_a_label_is_recorded_as_the_operators(lab):
+    lab.record([], 1)
+    [file] = lab.folder.glob("*.hdf5")
+    episode = read_episode(file)
+    assert episode.end[3:7] == (True, False, Outcome.SUCCESS, "operator")
+    assert episode.steps.reward.tolist() == [0.0] * 7 + [1.0]
+
+
+def test_failures_are_kept_where_all_are_and_are_no_demonstrations(lab, caplog):
+    caplog.set_level("INFO", "serl_chunk")
+    assert lab.record([Press(Action.FAILURE)], keep="all") == 0
+    outcomes = [read_episode(file).end.outcome for file in sorted(lab.folder.glob("*.hdf5"))]
+    assert outcomes == [Outcome.FAILURE, Outcome.SUCCESS, Outcome.SUCCESS]
+    assert "2 demonstrations recorded in 3 episodes, 8 ticks on average, human 100 %, 1 failure kept" in caplog.text
+    assert lab.record([], 2, keep="all") == 0
+    assert "already holds 2 demonstrations" in caplog.text
+
+
+def test_the_robot_is_the_humans_all_the_time(lab):
+    lab.record([])
+    assert Word.POLICY not in lab.desk.words()
+
+
+def test_parking_is_confirmed_and_ends_the_episode(lab):
+    script = [Press(Action.HOLD), Press(Action.PARK, (Word.HOLD,)), Press(Action.YES, (Word.HOLD,))]
+    lab.record(script)
+    assert lab.desk.robot.sent == ["park"]
+    assert lab.kept() == OTHERS
+
+
+def files_over_time(lab) -> list[list[str]]:
+    """The folder at each reset, and at each tick of the episode after."""
+    seen: list[list[str]] = []
+
+    class Seen(Waiting):
+        def step(self, action):
+            seen.append(sorted(file.name for file in lab.folder.iterdir()))
+            return super().step(action)
+
+    lab.env = Seen(length=400)
+    return seen
+
+
+def test_a_demonstration_is_on_the_disk_as_soon_as_it_has_ended(lab):
+    """So that a killed process loses none."""
+    seen = files_over_time(lab)
+    lab.record([])
+    assert seen[-1] == ["episode_0.hdf5"]
+
+
+def test_a_discard_is_final_once_the_next_episode_has_ended(lab):
+    seen = files_over_time(lab)
+    lab.record([Press(Action.SUCCESS), Press(Action.DISCARD, (Word.RESET,))])
+    states = [list(each) for k, each in enumerate(seen) if k == 0 or each != seen[k - 1]]
+    assert states == [[], ["episode_0.hdf5"], ["episode_0.hdf5.undone", "episode_1.hdf5"]]
+    assert lab.kept() == OTHERS
+
+
+def test_a_discard_can_be_undone_in_the_next_episode(lab):
+    script = [Press(Action.SUCCESS), Press(Action.DISCARD, (Word.RESET,)), Press(Action.UNDO)]
+    lab.record(script)
+    assert (lab.kept()[0], lab.aside()) == ((0, 4), [])
+
+
+def test_a_discard_is_final_where_the_recording_ends_too(lab):
+    lab.record([Press(Action.SUCCESS), Press(Action.DISCARD, (Word.RESET,)), Press(Action.QUIT, (Word.RESET,))])
+    assert (lab.kept(), lab.aside()) == ([], ["episode_0.hdf5.undone"])
+
+
+def test_a_label_can_be_undone_once_and_nothing_is_overwritten(lab, caplog):
+    caplog.set_level("INFO", "serl_chunk")
+    again = [Press(Action.SUCCESS), Press(Action.UNDO, (Word.RESET,)), Press(Action.UNDO, (Word.RESET,))]
+    (lab.folder).mkdir()
+    (lab.folder / "episode_0.hdf5.undone").write_text("an earlier one")
+    lab.record(again)
+    assert lab.aside() == ["episode_0.hdf5.undone", "episode_0.hdf5.undone1"]
+    assert (lab.folder / "episode_0.hdf5.undone").read_text() == "an earlier one"
+    assert lab.kept() == OTHERS
+    assert "episode_0.hdf5 is now episode_0.hdf5.undone1" in caplog.text
+
+
+def test_the_view_counts(lab, caplog):
+    caplog.set_level("INFO", "serl_chunk")
+    lab.record([Press(Action.FAILURE), Press(Action.SUCCESS), Press(Action.DISCARD, (Word.RESET,))])
+    shown = [state.progress for state in lab.desk.console.states]
+    states = [text for k, text in enumerate(shown) if k == 0 or shown[k - 1] != text]
+    assert states == [
+        "demonstration 1 of 2: 0 attempts, 0 kept",
+        "demonstration 1 of 2: 1 attempt, 0 kept",
+        "demonstration 2 of 2: 2 attempts, 1 kept",
+        "demonstration 2 of 2: 3 attempts, 1 kept",
+    ]
+    assert "demonstration 2 of 2: 8 ticks, 0.2 s, human 100 %, success by operator" in caplog.text
+
+
+def test_a_script_records_under_the_same_keys(lab, monkeypatch):
+    class Still:
+        def reset(self, seed):
+            pass
+
+        def act(self):
+            return np.zeros(2, np.float32)
+
+    monkeypatch.setattr(record, "make_expert", lambda env: Still())
+    lab.record([Press(Action.DISCARD), Press(Action.HOLD), Press(Action.RESET, (Word.HOLD,))], policy="scripted")
+    assert lab.env.seeds == [0, 1, 1, 2]
+    assert lab.kept() == [(1, 7), (2, 7)]
+    episode = read_episode(sorted(lab.folder.glob("*.hdf5"))[0])
+    assert set(episode.steps.source) == {Source.SCRIPTED}
+    assert lab.desk.words()[-1] is Word.POLICY
