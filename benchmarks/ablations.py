@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from learn_fake_aloha import N_DEMOS, run_variant
 from support.cli_args import add_settings, chosen, keep_plan, settings, split
 
-from serl_chunk.actor.evaluate import wilson_interval
+from serl_chunk.actor.evaluation_results import wilson_interval
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ from support.cli_args import add_settings, settings
 from support.served import ROBOTS, ServedRobotProcess
 
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.evaluate import FAULT_REPEATS, wilson_interval
+from serl_chunk.actor.evaluate import FAULT_REPEATS
+from serl_chunk.actor.evaluation_results import paired_difference
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.actor.recorder import NullSink
 from serl_chunk.actor.stats import EpisodeSummary
@@ -38,25 +38,6 @@ from serl_chunk.runs.folder import read_config
 from serl_chunk.types import Snapshot
 
 WAYS = ("lockstep", "served")
-
-
-def paired_interval(first: np.ndarray, second: np.ndarray) -> tuple[float, float, float]:
-    """Return mean(second) - mean(first) of paired successes, bool[N], and the ends of its 95 % interval.
-
-    Newcombe (1998), method 10: Wilson's intervals of both, with the pairs' correlation.
-    """
-    n = len(first)
-    both, neither = int((first & second).sum()), int((~first & ~second).sum())
-    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
-    p1, p2 = float(second.mean()), float(first.mean())
-    (l1, u1), (l2, u2) = (wilson_interval(int(x.sum()), n) for x in (second, first))
-    product = math.prod((both + only_first, both + only_second, neither + only_first, neither + only_second))
-    correlation = (both * neither - only_first * only_second) / math.sqrt(product) if product else 0.0
-
-    def apart(a: float, b: float) -> float:
-        return math.sqrt(max(a * a - 2 * correlation * a * b + b * b, 0.0))
-
-    return p1 - p2, p1 - p2 - apart(p1 - l1, u2 - p2), p1 - p2 + apart(u1 - p1, p2 - l2)
 
 
 @contextlib.contextmanager
@@ -94,7 +75,7 @@ def summary(done: dict[str, dict[str, Any]], seeds: list[int]) -> dict[str, Any]
     """Return the figures of all pairs."""
     pairs = {way: [done[way][str(seed)] for seed in seeds] for way in WAYS}
     first, second = (np.array([e["success"] for e in pairs[way]]) for way in WAYS)
-    difference, low, high = paired_interval(first, second)
+    difference, low, high = paired_difference(first, second)
     out: dict[str, Any] = {"episodes": len(seeds), "difference": difference, "low": low, "high": high}
     for way, successes in (("lockstep", first), ("served", second)):
         episodes = pairs[way]

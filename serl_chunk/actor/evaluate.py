@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
+import itertools
 import logging
-import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import rich.table
 
 from serl_chunk.actor.clock import Clock
 from serl_chunk.actor.episode import EpisodeRunner, no_stop
+from serl_chunk.actor.evaluation_operator import EvaluationOperator, SingleIntervention
+from serl_chunk.actor.evaluation_results import INTERVENTION, EvalResult
 from serl_chunk.actor.policy import ActingAgent, ChunkPolicy
 from serl_chunk.actor.recorder import NullSink
-from serl_chunk.actor.stats import EpisodeSummary, RolloutStats
+from serl_chunk.actor.stats import EpisodeSummary
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
-from serl_chunk.io import plural
-from serl_chunk.robots.base import RobotEnv
-from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, Snapshot, Source, Step
+from serl_chunk.outcomes.judge import OPERATOR
+from serl_chunk.robots.base import InterventionSource, RobotEnv
+from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, Outcome, Snapshot, Source, Step
 from serl_chunk.viz.video import EpisodeVideo
 
 logger = logging.getLogger(__name__)
@@ -33,118 +35,6 @@ TRAINING_SEED_BASE = 3_000_000  # training episodes draw their seeds from here u
 
 
 FAULT_REPEATS = 2  # of an episode that the robot ended by a fault; after that it counts as a failure
-
-
-class Interval(NamedTuple):
-    """A confidence interval of a proportion, 0..1."""
-
-    low: float
-    high: float
-
-
-def wilson_interval(successes: int, n: int) -> Interval:
-    """Wilson's 95 % score interval of `successes` in `n` trials (Wilson 1927); (0, 1) for n = 0."""
-    if n == 0:
-        return Interval(0.0, 1.0)
-    p, z = successes / n, 1.959964
-    centre = p + z * z / (2 * n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
-    return Interval(max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale))
-
-
-# Of each episode, in an evaluation's file.
-_EPISODE_FIELDS = (
-    "seed", "length", "total_reward", "success", "outcome", "ended_by", "human_ticks", "hold_ticks", "starved_ticks",
-    "clipped_share", "gated_share", "jerk", "wall_seconds",
-)  # fmt: skip
-
-
-def _fields(episode: EpisodeSummary) -> dict[str, Any]:
-    there: dict[str, Any] = {"fault": episode.fault} if episode.fault else {}
-    there |= {"conditions": json.loads(episode.conditions)} if episode.conditions else {}
-    return {k: getattr(episode, k) for k in _EPISODE_FIELDS} | there
-
-
-@dataclasses.dataclass(kw_only=True)
-class EvalResult(RolloutStats):
-    """The episodes of an evaluation."""
-
-    mode: Literal["mean", "sampled"]  # "mean": the deterministic policy; "sampled": with its exploration noise
-    seed_base: int  # episode i started from seed_base + i
-    policy_version: int
-    tick_seconds: float
-    starts_repeat: bool | None = None  # whether two resets with one seed agree; None: not compared (a real robot)
-    repeated: list[EpisodeSummary] = dataclasses.field(default_factory=list)  # ended by a fault; done again
-    summaries: list[EpisodeSummary] = dataclasses.field(default_factory=list)
-
-    @property
-    def interval(self) -> Interval:
-        return wilson_interval(self.successes, self.episodes)
-
-    @property
-    def mean_time_s(self) -> float | None:
-        """Seconds on the control clock that successful episodes took; None without a success."""
-        return self.success_steps / self.successes * self.tick_seconds if self.successes else None
-
-    def figures(self) -> dict[str, Any]:
-        rate = {"success_rate": self.success_rate, "n": self.episodes, **self.interval._asdict(), "mode": self.mode}
-        return rate | {k: getattr(self, k) for k in ("mean_time_s", "mean_length", "mean_return")}
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "success_rate": self.success_rate,
-            "n": self.episodes,
-            "successes": self.successes,
-            **self.figures(),
-            "seed_base": self.seed_base,
-            "starts_repeat": self.starts_repeat,
-            "policy_version": self.policy_version,
-            "episodes": [_fields(e) for e in self.summaries],
-            **({"repeated": [_fields(e) for e in self.repeated]} if self.repeated else {}),
-        }
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        rate = f"{self.success_rate:.1%} success ({100 * low:.0f} .. {100 * high:.0f} %)"
-        return f"{rate} in {plural(self.episodes, 'episode')}, {self.mean_length:.0f} ticks on average"
-
-
-def results_table(results: list[EvalResult]) -> rich.table.Table:
-    """Build a table for a terminal with one row per result."""
-    human = sum(r.human_ticks for r in results)
-    who = "no interventions" if human == 0 else f"NOT the policy alone: a human acted on {human} ticks"
-    repeat = all(r.starts_repeat is not False for r in results)
-    starts = "held-out starts" if repeat else "starts that ignore the seed"
-    table = rich.table.Table(title=f"evaluation, {starts}, {who}")
-    starved = any(r.starved_ticks for r in results)
-    for column in ("policy", "success", "95 % interval", "n", "time of successes", "length", *["starved"] * starved):
-        table.add_column(column, justify="left" if column == "policy" else "right")
-    for r in results:
-        table.add_row(
-            f"{r.mode} (version {r.policy_version})",
-            f"{100 * r.success_rate:.1f} %",
-            f"{100 * r.interval.low:.1f} .. {100 * r.interval.high:.1f} %",
-            str(r.episodes),
-            "-" if r.mean_time_s is None else f"{r.mean_time_s:.2f} s",
-            f"{r.mean_length:.1f} ticks",
-            *[f"{r.starved_ticks} ticks"] * starved,
-        )
-    return table
-
-
-def summary_line(result: EvalResult, report: str) -> str:
-    """Return the last line, which scripts read."""
-    line = f"evaluation: success_rate={result.success_rate:.2f} n={result.episodes} report={report}"
-    if result.human_ticks:
-        line += f" human_ticks={result.human_ticks}"
-    if result.starved_ticks:
-        line += f" starved_ticks={result.starved_ticks}"
-    if faults := len(result.repeated) + sum(bool(e.fault) for e in result.summaries):
-        line += f" faults={faults}"
-    if result.starts_repeat is False:
-        line += " starts_repeat=no"
-    return line
 
 
 STATE_TOLERANCE = 1e-4  # of a state's number, absolute and relative: a simulator's rounding is less
@@ -201,6 +91,14 @@ class _Film(NullSink):
             self.video.add(images, human=record.source is Source.HUMAN)
 
 
+class Entry(NamedTuple):
+    """A policy to evaluate. `deterministic`: its mean instead of a sample. `videos`: a folder for its films."""
+
+    policy: ChunkPolicy
+    deterministic: bool = True
+    videos: Path | None = None
+
+
 def evaluate(
     env: RobotEnv, policy: ChunkPolicy, config: ExperimentConfig,
     *, n: int, seed_base: int = EVAL_SEED_BASE, deterministic: bool = True, save_video: Path | None = None,
@@ -220,62 +118,155 @@ def evaluate(
 
     Raises ConfigError for n < 1, and with the install hint where videos cannot be written.
     """
+    [result] = evaluate_in_turns(
+        env, [Entry(policy, deterministic, save_video)], config, n=n, seed_base=seed_base, filmed=filmed,
+        progress=None if progress is None else lambda results: progress(results[0]), clock=clock, stop=stop,
+    )  # fmt: skip
+    return result
+
+
+def evaluate_in_turns(
+    env: RobotEnv, entries: Sequence[Entry], config: ExperimentConfig,
+    *, n: int, seed_base: int = EVAL_SEED_BASE, filmed: int | None = None,
+    progress: Callable[[list[EvalResult]], None] | None = None, clock: Clock | None = None,
+    stop: Callable[[], str | None] = no_stop, intervention: InterventionSource | None = None,
+    operator: EvaluationOperator | None = None,
+) -> list[EvalResult]:  # fmt: skip
+    """Evaluate policies in turns: from each start state an episode of each, in an order drawn by `config.seed`.
+
+    An episode in which a human acted is a failure, whatever else was decided of it. Other arguments, and what is
+    raised, are as of `evaluate`; `progress` gets the results of all entries.
+
+    Args:
+        intervention: of a human who may take the robot over; letting it go ends the episode.
+        operator: labels what nothing else judged, and has episodes done again.
+
+    Returns:
+        A result for each entry.
+    """
     if n < 1:
         raise ConfigError(f"must be at least 1 episode, got {n}", parameter="n")
-    if save_video is not None and not env.robot_spec.cameras:
+    if any(e.videos is not None for e in entries) and not env.robot_spec.cameras:
         raise ConfigError(
             f"robot {env.robot_spec.name!r} has no camera to film with. Evaluate without films", parameter="save_video"
         )
-    _compare_starts(env, config, seed_base, policy.image_keys)
-    film = _Film(env)
-    observer = None if save_video is None else film.observe
-    runner = EpisodeRunner(env, policy, film, config=config, clock=clock, stop=stop, observer=observer)
-    mode: Literal["mean", "sampled"] = "mean" if deterministic else "sampled"
-    result = EvalResult(
-        mode=mode,
-        seed_base=seed_base,
-        policy_version=policy.version,
-        tick_seconds=env.robot_spec.dt,
-        starts_repeat=env.starts_repeat,
-    )
-    try:
-        for i in range(n):
-            if stop() is not None:
+    _compare_starts(env, config, seed_base, entries[0].policy.image_keys)
+    # It limits how much an operator helps a policy in training. For safety a human may act here at any time.
+    config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, max_human_ticks=0))
+    operator = operator or EvaluationOperator()
+    human = None if intervention is None else SingleIntervention(intervention)
+    drawn = np.random.default_rng(config.seed)
+    turns = [(i, int(k)) for i in range(n) for k in drawn.permutation(len(entries))]
+    left = deque(range(len(turns)))
+    with contextlib.ExitStack() as stack:
+        players = [_Player(env, e, config, seed_base, clock, stop, human, operator) for e in entries]
+        for player in players:
+            stack.callback(player.close)
+        results = [player.result for player in players]
+        while left and stop() is None and not operator.quits:
+            turn = left.popleft()
+            i, k = turns[turn]
+            if not players[k].play(i, turn, film=filmed is None or i < filmed):
+                left.appendleft(turn)
                 break
-            for attempt in range(1 + FAULT_REPEATS):
-                if save_video is not None and (filmed is None or i < filmed):
-                    film.video = EpisodeVideo(save_video / f"{mode}_{i:03d}.mp4", env.robot_spec.control_hz)
-                summary = runner.run_episode(seed_base + i, explore=not deterministic)
-                if not summary.fault or attempt == FAULT_REPEATS or stop() is not None:
-                    break
-                result.repeated.append(summary)
-                if film.video is not None:
-                    film.video.discard()
-                    film.video = None
-            if summary.ended_by == stop():  # cut short
-                break
-            result.merge(summary)
-            result.summaries.append(summary)
-            if film.video is not None:
-                film.video.add(env.read_images())
-                film.video.finish(f"{mode}_{i:03d}_{summary.outcome}.mp4")
-                film.video = None
+            for again in sorted(int(name.split("-")[1]) for name in operator.undone()):
+                players[turns[again][1]].result.take_back(again)
+                left.appendleft(again)
             if progress is not None:
-                progress(result)
-    finally:
-        if film.video is not None:
-            film.video.discard()
-        runner.close()
-    result.policy_version = policy.version
-    return result
+                progress(results)
+    for player in players:
+        player.result.policy_version = player.entry.policy.version
+        player.result.interrupted = bool(left)
+    return results
+
+
+class _Player:
+    """Plays the episodes of one entry, and counts them in `result`."""
+
+    def __init__(
+        self, env: RobotEnv, entry: Entry, config: ExperimentConfig, seed_base: int, clock: Clock | None,
+        stop: Callable[[], str | None], human: SingleIntervention | None, operator: EvaluationOperator,
+    ) -> None:  # fmt: skip
+        self.entry, self._env, self._seed_base = entry, env, seed_base
+        self._human, self._stop, self._operator = human, stop, operator
+        self._film = _Film(env)
+        self._runner = EpisodeRunner(
+            env, entry.policy, self._film, config=config, clock=clock, stop=self._ends, intervention=human,
+            observer=None if entry.videos is None else self._film.observe, operator=operator.operator,
+        )  # fmt: skip
+        mode: Literal["mean", "sampled"] = "mean" if entry.deterministic else "sampled"
+        self.result = EvalResult(
+            mode=mode,
+            seed_base=seed_base,
+            policy_version=entry.policy.version,
+            tick_seconds=env.robot_spec.dt,
+            starts_repeat=env.starts_repeat,
+        )
+
+    def close(self) -> None:
+        self._drop_film()
+        self._runner.close()
+
+    def play(self, i: int, turn: int, *, film: bool) -> bool:
+        """Play the episode of start `i`, again where a fault or the operator ended it; returns whether it counts."""
+        name, faults = f"{self.result.mode}_{i:03d}", 0
+        for attempt in itertools.count():
+            if (videos := self.entry.videos) is not None and film:
+                self._film.video = EpisodeVideo(videos / f"{name}.mp4", self._env.robot_spec.control_hz)
+            episode_id = f"evaluation-{turn:06d}-{attempt}"
+            summary = self._runner.run_episode(
+                self._seed_base + i, explore=not self.entry.deterministic, episode_id=episode_id
+            )
+            stopped = self._stop()
+            if summary.length == 0 and stopped is None and not self._operator.quits:  # stopped in its reset
+                self._drop_film()
+                continue
+            unjudged = summary.outcome is Outcome.UNKNOWN
+            if unjudged and (summary.length == 0 or (stopped and summary.ended_by in (stopped, OPERATOR))):  # cut short
+                return False
+            if summary.human_ticks:
+                summary = summary.judged(Outcome.FAILURE, INTERVENTION)
+            faults += bool(summary.fault)
+            settled: EpisodeSummary | None = None
+            if not summary.fault or faults > FAULT_REPEATS or stopped is not None:
+                if self._film.video is not None:
+                    self._film.video.add(self._env.read_images())
+                settled = self._operator.settle(summary, episode_id, self._stop, self._env.idle)
+            if settled is not None:
+                break
+            if self._stop() is not None:  # while a label was waited for
+                return False
+            self.result.repeated.append(summary)
+            self._drop_film()
+        assert settled is not None
+        self.result.add(settled, turn)
+        if self._film.video is not None:
+            self._film.video.finish(f"{name}_{settled.outcome}.mp4")
+            self._film.video = None
+        return True
+
+    def _drop_film(self) -> None:
+        if self._film.video is not None:
+            self._film.video.discard()
+            self._film.video = None
+
+    def _ends(self) -> str | None:
+        return INTERVENTION if self._human is not None and self._human.over else self._stop()
+
+
+def policy_of(
+    env: RobotEnv, agent: ActingAgent, normaliser: Normaliser, snapshot: Snapshot, config: ExperimentConfig
+) -> ChunkPolicy:
+    """Return the policy of a snapshot. Its noise depends on `config.seed` alone."""
+    keys, seed = config.agent.image_keys, config.seed + 1
+    policy = ChunkPolicy(agent, normaliser, env.robot_spec, image_keys=keys, seed=seed)
+    policy.swap(snapshot)
+    return policy
 
 
 def evaluate_snapshot(
     env: RobotEnv, agent: ActingAgent, normaliser: Normaliser, snapshot: Snapshot, config: ExperimentConfig,
     **options: Any,
 ) -> EvalResult:  # fmt: skip
-    """Evaluate the policy of a snapshot; `options` as of `evaluate`. Its noise depends on `config.seed` alone."""
-    seed, keys = config.seed + 1, config.agent.image_keys
-    policy = ChunkPolicy(agent, normaliser, env.robot_spec, image_keys=keys, seed=seed)
-    policy.swap(snapshot)
-    return evaluate(env, policy, config, **options)
+    """Evaluate the policy of a snapshot; `options` as of `evaluate`."""
+    return evaluate(env, policy_of(env, agent, normaliser, snapshot, config), config, **options)

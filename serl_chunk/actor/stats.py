@@ -74,6 +74,13 @@ class EpisodeSummary(RolloutStats):
     def success(self) -> bool:
         return self.outcome is Outcome.SUCCESS
 
+    def judged(self, outcome: Outcome, by: str) -> Self:
+        """Return these figures with another outcome, of which `by` decided."""
+        success = outcome is Outcome.SUCCESS
+        return dataclasses.replace(
+            self, outcome=outcome, ended_by=by, successes=int(success), success_steps=success * self.steps
+        )
+
     @property
     def gated_share(self) -> float:
         return self.gated_ticks / max(1, self.steps)

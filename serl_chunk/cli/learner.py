@@ -10,8 +10,8 @@ from threading import Event
 
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.demos import RunOptions, append_hint, check_data, open_dataset, read_demos
-from serl_chunk.cli.evaluation import OwnEvaluation, check_simulator
 from serl_chunk.cli.keys import invite_first, learner_keys
+from serl_chunk.cli.learner_evaluation import OwnEvaluation, check_simulator
 from serl_chunk.cli.logs import log_to_file, status_line
 from serl_chunk.cli.process import print_config, spec_of
 from serl_chunk.cli.signals import GRACE, TELLING, before_exit, exit_at_once_while, never, stop_on_signals

@@ -115,8 +115,8 @@ def training_parser() -> Parser:
     add("port", "first of the learner's three ports (default: 5588)", "N", "labe", type=int)
     add("spool_path", "keeps what the learner does not have yet; runs/spool unless given", "DIR", "ab")
     add("actor_id", "name of this robot, another for each actor (default: its key's, else actor)", "NAME", "abe")
-    add("eval_checkpoint_step", "evaluate checkpoint N, latest or best", "N")
-    add("eval_n_trajs", "episodes of the evaluation", "K", type=int, default=0)
+    add("eval_checkpoint_step", "evaluate checkpoint N, latest or best; several in turns, as 5000,best", "N[,N]")
+    add("eval_n_trajs", "episodes of the evaluation, for each checkpoint", "K", type=int, default=0)
     add("save_video", "film the evaluation's episodes", modes="e")
     add("eval_stochastic", "evaluate the mean policy and the sampled one", modes="e")
     add("eval_validation", "use the start states that checkpoints are chosen on (for best)", modes="e")
@@ -167,9 +167,20 @@ def run_training(arguments: list[str]) -> int:
     from serl_chunk.cli.evaluation import EvaluationOptions, run_evaluation
 
     options = EvaluationOptions(
-        flags.eval_checkpoint_step, flags.eval_n_trajs, flags.save_video, flags.eval_stochastic, flags.eval_validation
+        _checkpoints(flags.eval_checkpoint_step), flags.eval_n_trajs, flags.save_video, flags.eval_stochastic,
+        flags.eval_validation,
     )  # fmt: skip
     return run_evaluation(config, options, Path(flags.checkpoint_path) if flags.checkpoint_path else address)
+
+
+def _checkpoints(text: str) -> tuple[str, ...]:
+    steps = tuple(step.strip() for step in text.split(","))
+    if "" in steps:
+        raise ConfigError(
+            f"must be checkpoints with commas between them, got {text!r}. Remove what is empty",
+            parameter="eval_checkpoint_step",
+        )
+    return steps
 
 
 def _port(flags: argparse.Namespace) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore, PolicyCheckpoint
@@ -15,16 +16,19 @@ FOLDER = "evaluations"
 VALIDATION = "validation"  # purposes: this one, "evaluation", and "learner" (learner.eval_interval)
 
 
-def save(run: Path, step: int, purpose: str, results: list[dict[str, Any]], differences: Sequence[str] = ()) -> Path:
+def save(
+    run: Path, step: int, purpose: str, results: list[dict[str, Any]], differences: Sequence[str] = (),
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:  # fmt: skip
     """Write `<run>/evaluations/<purpose>_<step>.json`, a later one as `<purpose>_<step>_2.json`; returns its path.
 
-    `differences`: the settings that were not the run's, a line for each.
+    `differences`: the settings that were not the run's, a line for each. `more`: further fields.
     """
     (run / FOLDER).mkdir(parents=True, exist_ok=True)
     files = (run / FOLDER / f"{purpose}_{step}{'' if i == 1 else f'_{i}'}.json" for i in itertools.count(1))
     path = next(file for file in files if not file.exists())
-    more = {"differences": list(differences)} if differences else {}
-    write_json(path, {"checkpoint": step, "purpose": purpose, "results": results, **more})
+    fields = {"differences": list(differences)} if differences else {}
+    write_json(path, {"checkpoint": step, "purpose": purpose, "results": results, **fields, **more})
     return path
 
 
@@ -32,7 +36,8 @@ def resolve_step(run: Path, store: CheckpointStore, wanted: str) -> int:
     """Resolve `latest`, `best` or a number; raises CheckpointError with the existing checkpoints.
 
     `latest` may be a timed one; the others are periodic. `best` has the highest success rate among validations with the
-    run's own settings, whose start states are not those of reported figures; that of most episodes counts.
+    run's own settings, whose start states are not those of reported figures; that of most episodes counts, and one that
+    was interrupted does not.
     """
     steps, newest = store.steps(), store.newest()
     listing = ", ".join(map(str, steps)) or "none"
@@ -46,8 +51,9 @@ def resolve_step(run: Path, store: CheckpointStore, wanted: str) -> int:
             try:
                 data = json.loads(file.read_text())
                 if data["checkpoint"] in steps and not data.get("differences"):
-                    found = max((r["n"], r["success_rate"]) for r in data["results"])
-                    rates[data["checkpoint"]] = max(found, rates.get(data["checkpoint"], (0, 0.0)))
+                    whole = [(r["n"], r["success_rate"]) for r in data["results"] if not r.get("interrupted")]
+                    if whole:
+                        rates[data["checkpoint"]] = max(*whole, rates.get(data["checkpoint"], (0, 0.0)))
             except (OSError, ValueError, LookupError, TypeError) as e:
                 fault = f"{file} is damaged ({type(e).__name__}: {e})"
                 raise CheckpointError(f"{fault}. Remove it and evaluate that checkpoint again") from e

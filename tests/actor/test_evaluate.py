@@ -20,10 +20,8 @@ from serl_chunk.actor.evaluate import (
     EVAL_SEED_BASE,
     VALIDATION_SEED_BASE,
     evaluate,
-    results_table,
-    summary_line,
-    wilson_interval,
 )
+from serl_chunk.actor.evaluation_results import results_table, summary_line
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.types import STATE, ConfigError
@@ -31,18 +29,6 @@ from serl_chunk.viz import video
 from serl_chunk.viz.video import MAX_FPS, WIDTH, EpisodeVideo, VideoError, framed, side_by_side
 
 NO_VIDEO = "the extra serl-chunk[video] is not installed"
-
-
-@pytest.mark.parametrize(
-    ("successes", "n", "low", "high"),
-    [(97, 100, 0.9155, 0.9897), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (50, 100, 0.4038, 0.5962)],
-)
-def test_wilson_interval(successes, n, low, high):
-    assert wilson_interval(successes, n) == pytest.approx((low, high), abs=6e-5)
-
-
-def test_an_interval_without_episodes_says_nothing():
-    assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
 class EverySecond(LineEnv):
@@ -177,15 +163,17 @@ def test_a_real_robot_is_not_moved_to_compare_starts():
     assert result.to_json()["starts_repeat"] is None
 
 
-def test_a_human_who_acts_inside_the_environment_is_named():
+def test_a_human_who_acts_inside_the_environment_is_named_and_its_episode_a_failure():
     env = EverySecond(length=15, human={2: np.zeros(2, np.float32), 3: np.zeros(2, np.float32)})
     result = evaluate(env, make_policy(NoisyAgent(8)), make_config(), n=2)
     assert result.human_ticks == 4
     assert [e["human_ticks"] for e in result.to_json()["episodes"]] == [2, 2]
     text = io.StringIO()
     rich.console.Console(file=text, width=120).print(results_table([result]))
-    assert "a human acted on 4 ticks" in text.getvalue()
-    assert summary_line(result, "r.html") == "evaluation: success_rate=0.50 n=2 report=r.html human_ticks=4"
+    assert "a human acted on 4 ticks: 2 failures" in text.getvalue()
+    ended = [(e["outcome"], e["ended_by"]) for e in result.to_json()["episodes"]]
+    assert ended == [("failure", "intervention")] * 2
+    assert summary_line(result, "r.html") == "evaluation: success_rate=0.00 n=2 report=r.html human_ticks=4"
 
 
 def test_starved_ticks_are_shown_where_there_are_any(monkeypatch):

@@ -154,4 +154,4 @@ def test_an_evaluation_decodes_no_checkpoint_with_another_ones_normaliser(monkey
     link = Link(welcome(normaliser))
     monkeypatch.setattr(evaluation, "open_link", lambda *_, **__: link)
     with pytest.raises(PolicyError, match=naming("normaliser", "its own", normaliser.digest(), 40)):
-        evaluation.run_evaluation(config, EvaluationOptions("latest", 1), ADDRESS)
+        evaluation.run_evaluation(config, EvaluationOptions(("latest",), 1), ADDRESS)

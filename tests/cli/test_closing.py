@@ -133,7 +133,7 @@ def test_lockstep_on_a_real_robot_is_warned_of_once_at_every_start(tmp_path, mon
         run_training_actor(config, ADDRESS)
 
     def evaluate(config):
-        run_evaluation(config, EvaluationOptions("latest", 1), ADDRESS)
+        run_evaluation(config, EvaluationOptions(("latest",), 1), ADDRESS)
 
     for start in (train, evaluate):
         assert [warnings(start, c) for c in (real, timed, CONFIG)] == [1, 0, 0]

@@ -188,7 +188,7 @@ def test_checkpoint_0_is_evaluated_where_episodes_are_asked_for(called):
     assert main([*RUN, *flags, "--eval_n_trajs", "3", "--checkpoint_path", "r"]) == 0
     assert main([*RUN, *flags]) == 0  # HIL-SERL's default
     [(first, (_, options, source), _), (second, *_)] = called
-    assert (first, options.step, options.n, source) == ("run_evaluation", "0", 3, Path("r"))
+    assert (first, options.steps, options.n, source) == ("run_evaluation", ("0",), 3, Path("r"))
     assert second == "run_training_actor"
 
 
@@ -243,8 +243,8 @@ def test_flags_reach_the_evaluation(called):
     assert main([*base, "--ip", "gpu", "--save_video", "--eval_stochastic", "--eval_validation"]) == 0
     plain, full = called
     assert plain[0] == "run_evaluation"
-    assert plain[1][1:] == (EvaluationOptions("best", 7), Path("run"))
-    assert full[1][1:] == (EvaluationOptions("best", 7, *[True] * 3), LearnerAddress("gpu", 5588))
+    assert plain[1][1:] == (EvaluationOptions(("best",), 7), Path("run"))
+    assert full[1][1:] == (EvaluationOptions(("best",), 7, *[True] * 3), LearnerAddress("gpu", 5588))
 
 
 def test_zero_means_no_evaluation(called):

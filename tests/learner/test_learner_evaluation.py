@@ -21,8 +21,8 @@ from serl_chunk.actor import evaluate as evaluate_module
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.evaluate import EVAL_SEED_BASE
 from serl_chunk.cli.demos import RunOptions
-from serl_chunk.cli.evaluation import OwnEvaluation
 from serl_chunk.cli.learner import build_learner, train_offline
+from serl_chunk.cli.learner_evaluation import OwnEvaluation
 from serl_chunk.cli.local import train_local
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
@@ -223,7 +223,7 @@ class FakeVideo:
 @pytest.fixture
 def filmed(monkeypatch: pytest.MonkeyPatch):
     """An experiment that films 2 of 3 episodes."""
-    monkeypatch.setattr("serl_chunk.cli.evaluation.ffmpeg_program", lambda: "ffmpeg")
+    monkeypatch.setattr("serl_chunk.cli.learner_evaluation.ffmpeg_program", lambda: "ffmpeg")
     monkeypatch.setattr(evaluate_module, "EpisodeVideo", FakeVideo)
     config = experiment(**OFFLINE | EVALUATED, video_episodes=2)
     robot = GymConfig(make=FilmedPoint, robot_name="point", max_episode_steps=10)

@@ -19,7 +19,7 @@ from robot_served import HERE, Served, until, wait
 from robot_world import TICK
 
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.evaluate import EvalResult
+from serl_chunk.actor.evaluation_results import EvalResult
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.robots import FakeAlohaConfig, GymConfig
 from serl_chunk.data.formats.hdf5 import read_episode

@@ -1,0 +1,191 @@
+"""Results of evaluations: rates with their intervals, tables, and what is written of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import rich.table
+
+from serl_chunk.actor.stats import EpisodeSummary, RolloutStats
+from serl_chunk.io import plural
+
+
+class Interval(NamedTuple):
+    """A confidence interval of a proportion, 0..1."""
+
+    low: float
+    high: float
+
+
+def wilson_interval(successes: int, n: int) -> Interval:
+    """Wilson's 95 % score interval of `successes` in `n` trials (Wilson 1927); (0, 1) for n = 0."""
+    if n == 0:
+        return Interval(0.0, 1.0)
+    p, z = successes / n, 1.959964
+    centre = p + z * z / (2 * n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return Interval(max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale))
+
+
+class Difference(NamedTuple):
+    """A difference of two proportions, -1..1, with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
+    """Return mean(second) - mean(first) of paired successes, bool[N] with N > 0, with its 95 % interval.
+
+    Newcombe (1998, paired data), method 8: Wilson's intervals of both, with the pairs' correlation.
+    """
+    n = len(first)
+    both, neither = int((first & second).sum()), int((~first & ~second).sum())
+    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
+    p1, p2 = float(second.mean()), float(first.mean())
+    (l1, u1), (l2, u2) = (wilson_interval(int(x.sum()), n) for x in (second, first))
+    product = math.prod((both + only_first, both + only_second, neither + only_first, neither + only_second))
+    correlation = (both * neither - only_first * only_second) / math.sqrt(product) if product else 0.0
+
+    def apart(a: float, b: float) -> float:
+        return math.sqrt(max(a * a - 2 * correlation * a * b + b * b, 0.0))
+
+    return Difference(p1 - p2, p1 - p2 - apart(p1 - l1, u2 - p2), p1 - p2 + apart(u1 - p1, p2 - l2))
+
+
+INTERVENTION = "intervention"  # `ended_by` of an episode in which a human acted: the policy alone failed
+
+# Of each episode, in an evaluation's file.
+_EPISODE_FIELDS = (
+    "seed", "length", "total_reward", "success", "outcome", "ended_by", "human_ticks", "hold_ticks", "starved_ticks",
+    "clipped_share", "gated_share", "jerk", "wall_seconds",
+)  # fmt: skip
+
+
+def _fields(episode: EpisodeSummary) -> dict[str, Any]:
+    there: dict[str, Any] = {"fault": episode.fault} if episode.fault else {}
+    there |= {"conditions": json.loads(episode.conditions)} if episode.conditions else {}
+    return {k: getattr(episode, k) for k in _EPISODE_FIELDS} | there
+
+
+@dataclasses.dataclass(kw_only=True)
+class EvalResult(RolloutStats):
+    """The episodes of an evaluation."""
+
+    mode: Literal["mean", "sampled"]  # "mean": the deterministic policy; "sampled": with its exploration noise
+    seed_base: int  # episode i started from seed_base + i
+    policy_version: int
+    tick_seconds: float
+    starts_repeat: bool | None = None  # whether two resets with one seed agree; None: not compared (a real robot)
+    interrupted: bool = False  # whether it ended before its last episode
+    repeated: list[EpisodeSummary] = dataclasses.field(default_factory=list)  # by a fault or the operator; done again
+    summaries: list[EpisodeSummary] = dataclasses.field(default_factory=list)
+    turns: list[int] = dataclasses.field(default_factory=list)
+    """Number of each of `summaries` among the episodes of all policies that were evaluated in turns."""
+
+    def add(self, episode: EpisodeSummary, turn: int) -> None:
+        """Count an episode, the `turn`-th of all policies'."""
+        self.merge(episode)
+        self.summaries.append(episode)
+        self.turns.append(turn)
+
+    def take_back(self, turn: int) -> None:
+        """Count the episode of a turn no more: it is done again."""
+        kept = [(e, t) for e, t in zip(self.summaries, self.turns, strict=True) if t != turn]
+        self.repeated += [e for e, t in zip(self.summaries, self.turns, strict=True) if t == turn]
+        self.summaries, self.turns = [], []
+        for field in dataclasses.fields(RolloutStats):
+            setattr(self, field.name, field.default)
+        for episode, number in kept:
+            self.add(episode, number)
+
+    @property
+    def interval(self) -> Interval:
+        return wilson_interval(self.successes, self.episodes)
+
+    @property
+    def mean_time_s(self) -> float | None:
+        """Seconds on the control clock that successful episodes took; None without a success."""
+        return self.success_steps / self.successes * self.tick_seconds if self.successes else None
+
+    def figures(self) -> dict[str, Any]:
+        rate = {"success_rate": self.success_rate, "n": self.episodes, **self.interval._asdict(), "mode": self.mode}
+        return rate | {k: getattr(self, k) for k in ("mean_time_s", "mean_length", "mean_return")}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "success_rate": self.success_rate,
+            "n": self.episodes,
+            "successes": self.successes,
+            **self.figures(),
+            "seed_base": self.seed_base,
+            "starts_repeat": self.starts_repeat,
+            "policy_version": self.policy_version,
+            "episodes": [_fields(e) for e in self.summaries],
+            **({"repeated": [_fields(e) for e in self.repeated]} if self.repeated else {}),
+            **({"interrupted": True} if self.interrupted else {}),
+        }
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        rate = f"{self.success_rate:.1%} success ({100 * low:.0f} .. {100 * high:.0f} %)"
+        return f"{rate} in {plural(self.episodes, 'episode')}, {self.mean_length:.0f} ticks on average"
+
+
+def difference_of(results: Sequence[EvalResult]) -> Difference | None:
+    """Return the second of two results against the first, on the starts of both; None of any other number."""
+    if len(results) != 2:
+        return None
+    first, second = ({e.seed: e.success for e in r.summaries} for r in results)
+    if not (seeds := sorted(first.keys() & second.keys())):
+        return None
+    return paired_difference(*(np.array([x[seed] for seed in seeds]) for x in (first, second)))
+
+
+def results_table(results: Sequence[EvalResult]) -> rich.table.Table:
+    """Build a table for a terminal with one row per result, and the difference of two below it."""
+    human = sum(r.human_ticks for r in results)
+    failed = sum(e.ended_by == INTERVENTION for r in results for e in r.summaries)
+    who = "no interventions" if human == 0 else f"a human acted on {human} ticks: {plural(failed, 'failure')}"
+    repeat = all(r.starts_repeat is not False for r in results)
+    starts = "held-out starts" if repeat else "starts that ignore the seed"
+    table = rich.table.Table(title=f"evaluation, {starts}, {who}")
+    starved = any(r.starved_ticks for r in results)
+    for column in ("policy", "success", "95 % interval", "n", "time of successes", "length", *["starved"] * starved):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for r in results:
+        table.add_row(
+            f"{r.mode} (version {r.policy_version})",
+            f"{100 * r.success_rate:.1f} %",
+            f"{100 * r.interval.low:.1f} .. {100 * r.interval.high:.1f} %",
+            str(r.episodes),
+            "-" if r.mean_time_s is None else f"{r.mean_time_s:.2f} s",
+            f"{r.mean_length:.1f} ticks",
+            *[f"{r.starved_ticks} ticks"] * starved,
+        )
+    if (difference := difference_of(results)) is not None:
+        mean, low, high = (100 * x for x in difference)
+        one, other = (r.policy_version if results[0].mode == results[1].mode else r.mode for r in results)
+        table.caption = f"{other} against {one}, paired: {mean:+.1f} % (95 % interval {low:+.1f} .. {high:+.1f} %)"
+    return table
+
+
+def summary_line(result: EvalResult, report: str) -> str:
+    """Return the last line, which scripts read."""
+    line = f"evaluation: success_rate={result.success_rate:.2f} n={result.episodes} report={report}"
+    if result.human_ticks:
+        line += f" human_ticks={result.human_ticks}"
+    if result.starved_ticks:
+        line += f" starved_ticks={result.starved_ticks}"
+    if faults := sum(bool(e.fault) for e in (*result.repeated, *result.summaries)):
+        line += f" faults={faults}"
+    if result.starts_repeat is False:
+        line += " starts_repeat=no"
+    return line
