@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import http.client
 import json
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any
 
 import lerobot_sets
 import numpy as np
 from coded_episodes import SPEC, make
+from http_requests import Answer, Requests
 from journal_runs import Run
 
 from serl_chunk.data.formats import open_source
@@ -91,42 +90,8 @@ def lerobot_set(path: Path) -> Path:
 KINDS = {"hdf5": hdf5_folder, "run": run_folder, "lerobot": lerobot_set}
 
 
-class Answer(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        assert self.headers["Content-Type"] == "application/json"
-        return json.loads(self.body)
-
-
-class Browser:
+class Browser(Requests):
     """Requests of one viewer."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        assert parts.port is not None
-        self.port, self.prefix = parts.port, parts.path
-
-    def request(
-        self, path: str, *, whole: bool = False, body: bytes | None = None, headers: dict[str, str] | None = None
-    ) -> Answer:
-        """`path` is behind the secret one, unless it is the `whole` path."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        try:
-            method = "GET" if body is None else "POST"
-            connection.request(method, path if whole else self.prefix + path, body, headers or {})
-            response = connection.getresponse()
-            return Answer(response.status, dict(response.getheaders()), response.read())
-        finally:
-            connection.close()
-
-    def get(self, path: str) -> Any:
-        answer = self.request(path)
-        assert answer.status == 200, answer
-        return answer.json
 
     def label(self, number: int, label: str | None) -> Answer:
         body = json.dumps({"label": label}).encode()
