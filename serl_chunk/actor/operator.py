@@ -118,7 +118,7 @@ class Operator:
         self._notice(now)
         self._enter(word, now, waits_for)
         for action in itertools.chain(self._console.actions(), self._inlet.actions(), self._devices.actions()):
-            if action in EFFECTIVE[self._word]:
+            if action in EFFECTIVE[self._word] or action is Action.HOLD:  # in a hold it ends the countdown
                 self._act(action, now)
                 self._enter(word, now, waits_for)
             else:

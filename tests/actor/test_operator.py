@@ -122,6 +122,12 @@ def test_a_hold_lasts_until_go_on_and_its_countdown():
     assert desk.keys.words == [Word.RESET, Word.POLICY, Word.HOLD, Word.POLICY]
 
 
+def test_a_hold_ends_the_countdown_to_a_motion():
+    desk = Desk({5: Action.HOLD, 20: Action.GO, 22: Action.HOLD})
+    _, sink = episode(desk)
+    assert {s.source for s in sink.steps[5:]} == {Source.HOLD}
+
+
 def test_in_a_hold_a_human_commands_nothing():
     desk = Desk({3: Action.HOLD})
     _, sink = episode(desk, LineEnv(length=30), intervention=HumanOnTicks(frozenset(range(10, 20))))
