@@ -41,6 +41,7 @@ RULE: dict[str, set[str]] = {
     "replay": {"types", "config", "data"},
     "runs": {"types", "config", "agents", "transport", "data", "robots", "viz"},
     "viewer": {"types", "config", "data", "runs"},
+    "live": {"types", "console", "viewer"},
     "actor": {
         "types",
         "config",
@@ -131,6 +132,7 @@ WITHOUT_JAX = (
     "attention",
     "viewer",
     "console",
+    "live",
 )
 ACCELERATED = {"jax", "jaxlib", "flax", "optax", "orbax"}
 
@@ -236,6 +238,7 @@ SHORTEST = 60  # lines of one that a single module imports; a shorter one makes 
 SHORT_WITH_REASON: dict[str, str] = {  # path -> why it stands alone
     "serl_chunk/console/inlet.py": "an input of the operator, the one that has threads",
     "serl_chunk/actor/permit.py": "what a motion waits for, apart from the keys of the operator, which is long",
+    "serl_chunk/cli/live.py": "the page of every command that moves a robot",
     "serl_chunk/actor/pacing.py": "lateness and its warnings, apart from the control loop, which is long",
     "serl_chunk/robots/aloha.py": "loaded by name, as the specification of each other robot is",
     "serl_chunk/robots/aloha_sim/camera.py": "loaded by name in a camera's process",

@@ -168,7 +168,7 @@ class EpisodeRunner:
             return
         begin = Begin(self._episode_id, task, spec.name, spec.digest(), f"seed-{seed}", "", self._env.conditions)
         self._meter.conditions = begin.conditions
-        self._recorder = EpisodeRecorder(self._sink, begin, self._operator.decided)
+        self._recorder = EpisodeRecorder(self._sink, begin, self._operator.decided, self._operator.feed)
         self._observed = LazyObservation(self._env, raw, self._cameras)
         planner.begin(self._recorder, seed, explore=explore)
         self.interventions.reset(seed)

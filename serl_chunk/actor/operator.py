@@ -18,6 +18,7 @@ from serl_chunk.actor.operator_interfaces import Console, RobotRequests
 from serl_chunk.actor.permit import COUNTDOWN, Permit
 from serl_chunk.attention.attention import Attention
 from serl_chunk.console.bindings import EFFECTIVE, Action, Word, bind_keys, shown_inputs
+from serl_chunk.console.feed import LiveFeed
 from serl_chunk.console.inlet import Inlet
 from serl_chunk.console.view import ConsoleState, Obstacle
 from serl_chunk.outcomes.judge import OPERATOR
@@ -66,6 +67,7 @@ class Operator:
         self._ready, self._pause, self._attention = ready, pause, attention or Attention()
         self._permit, self._figures, self.labels = Permit(countdown), Figures(), EpisodeLabels(amend)
         self.quits = False  # after this episode
+        self.feed: LiveFeed | None = None  # of a page that shows the episodes
         self.describe: Callable[[], Mapping[str, Any]] = dict
         """Returns more fields of ConsoleState, whenever the state is shown."""
         self.learner_lost: Callable[[], bool] = bool
@@ -118,7 +120,7 @@ class Operator:
         self._notice(now)
         self._enter(word, now, waits_for)
         for action in itertools.chain(self._console.actions(), self._inlet.actions(), self._devices.actions()):
-            if action in EFFECTIVE[self._word] or action is Action.HOLD:  # in a hold it ends the countdown
+            if action in EFFECTIVE[self._word]:
                 self._act(action, now)
                 self._enter(word, now, waits_for)
             else:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from serl_chunk.console.bindings import Action
+from serl_chunk.console.feed import LiveFeed
 from serl_chunk.console.view import ConsoleState
 from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.types import End, Observation, Outcome
@@ -44,6 +45,8 @@ class RobotRequests(Protocol):
 
 class NoOperator:
     """No one requests anything."""
+
+    feed: LiveFeed | None = None
 
     def attach(self, env: RobotEnv, intervention: InterventionSource | None) -> None: ...
 

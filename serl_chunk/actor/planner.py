@@ -119,7 +119,7 @@ class LockstepPlanner(ChunkPlanner):
         return self._request(tick, observe, hold, self._delay)
 
     def accept(self, decision: Decision, tick: int) -> None:
-        self._recorder.decided(decision.tick, decision.record)
+        self._recorder.decided(decision.tick, decision.record, decision.actions)
         joined = self._queue.join(decision, tick + self._delay) is not None
         assert joined, "execute_steps > delay_ticks is checked where the configuration is built"
 
@@ -207,7 +207,7 @@ class RealtimePlanner(ChunkPlanner):
         if self._queue.join(decision, tick) is None:
             self._recorder.release()
         else:
-            self._recorder.decided(decision.tick, decision.record)
+            self._recorder.decided(decision.tick, decision.record, decision.actions)
 
     def flush(self) -> None:
         super().flush()

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from serl_chunk.console.feed import LiveFeed
 from serl_chunk.robots.base import RobotEnv
 from serl_chunk.types import IMAGE_PREFIX, STATE, Begin, End, Observation, RecordSink, Step
 
@@ -92,28 +93,38 @@ class EpisodeRecorder:
 
     A step whose observation is being decided on waits for that decision, and later steps wait behind it, so that the
     sink sees consecutive ticks. The caller of `expect` bounds the wait by `release`. An episode without a single step
-    leaves no record. `on_decision` is called with the record of each decision, once it is to be executed.
+    leaves no record.
+
+    Args:
+        on_decision: called with the record of each decision, once it is to be executed.
+        feed: also shows the episode, at once.
     """
 
     def __init__(
-        self, sink: RecordSink, begin: Begin, on_decision: Callable[[dict[str, np.ndarray]], None] | None = None
-    ) -> None:
-        self._sink, self._on_decision = sink, on_decision
+        self, sink: RecordSink, begin: Begin, on_decision: Callable[[dict[str, np.ndarray]], None] | None = None,
+        feed: LiveFeed | None = None,
+    ) -> None:  # fmt: skip
+        self._sink, self._on_decision, self._feed = sink, on_decision, feed
         self._begin: Begin | None = begin
         self._decisions: dict[int, dict[str, np.ndarray]] = {}
         self._awaited: int | None = None
         self._waiting: list[Step] = []
         self._frames = RepeatedFrames()
         self.length = 0  # steps handed over or waiting
+        if feed is not None:
+            feed.begin(begin)
 
     def expect(self, tick: int) -> None:
         """Wait for the decision on the observation of `tick`, the current one."""
         self._awaited = tick
 
-    def decided(self, tick: int, record: dict[str, np.ndarray]) -> None:
+    def decided(self, tick: int, record: dict[str, np.ndarray], actions: np.ndarray | None = None) -> None:
+        """Record what a decision on the observation of `tick` computed. `actions`: its chunk, in the robot's units."""
         self._decisions[tick] = record
         if self._on_decision is not None:
             self._on_decision(record)
+        if self._feed is not None and actions is not None:
+            self._feed.decided(tick, actions, record)
         if self._awaited == tick:
             self.release()
 
@@ -125,6 +136,8 @@ class EpisodeRecorder:
 
     def step(self, step: Step, frame_numbers: Mapping[str, int] = MappingProxyType({})) -> None:
         """Record an executed tick. `frame_numbers`: by camera, where the robot numbers the observation's frames."""
+        if self._feed is not None:
+            self._feed.step(step, frame_numbers)
         observation, repeats = self._frames.take_out(step.tick, step.observation, frame_numbers)
         step = step._replace(observation=observation, repeats=repeats)
         self.length += 1

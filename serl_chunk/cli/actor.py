@@ -13,6 +13,7 @@ from serl_chunk.actor.service import ActorService, ActorSummary
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.console import console_of
 from serl_chunk.cli.keys import LearnerAddress
+from serl_chunk.cli.live import page_on, show_on
 from serl_chunk.cli.logs import log_to_file
 from serl_chunk.cli.process import warn_of_lockstep
 from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
@@ -23,15 +24,26 @@ from serl_chunk.runs.spool_folders import SpoolFolders, largest_episode_bytes
 logger = logging.getLogger(__name__)
 
 
-def run_training_actor(config: ExperimentConfig, address: LearnerAddress, spool_path: str | None = None) -> int:
-    """Collect episodes with the learner's newest policy until it is done or a signal comes; spool to `spool_path`."""
+def run_training_actor(
+    config: ExperimentConfig, address: LearnerAddress, spool_path: str | None = None, *, viewer: str | None = None
+) -> int:
+    """Collect episodes with the learner's newest policy until it is done or a signal comes.
+
+    Args:
+        spool_path: folder of records that the learner lacks.
+        viewer: port of the live page.
+    """
     actor_id, keys = address.credentials()
     warn_of_lockstep(config)
     stop = threading.Event()
     connected = threading.Event()  # before it nothing is recorded, and nothing need be delivered
     stop_on_signals(stop, "closing the episode and delivering what is recorded", connected.is_set)
     exit_at_once_while(never)  # an open robot is closed, however long it takes
-    with contextlib.ExitStack() as stack, ActorService(config, actor_id=actor_id, stop=stop) as actor:
+    with (
+        page_on(viewer) as page,  # before anything can move
+        contextlib.ExitStack() as stack,
+        ActorService(config, actor_id=actor_id, stop=stop) as actor,
+    ):
         spec = actor.env.robot_spec
         actor.agent = agent = make_agent(config, spec)
         spools = SpoolFolders(config, actor_id, None if spool_path is None else Path(spool_path).expanduser())
@@ -43,7 +55,10 @@ def run_training_actor(config: ExperimentConfig, address: LearnerAddress, spool_
         welcome = link.connect(on_waiting=log_waiting())
         connected.set()
         log_to_file(spools.folder / "actor.log")
-        actor.operator = stack.enter_context(console_of(config, actor_id, amend=link.amend, end=stop.set))
+        actor.operator = stack.enter_context(
+            console_of(config, actor_id, amend=link.amend, end=stop.set, other_inputs=page is not None)
+        )
+        show_on(page, actor.operator, config, spec, actor_id)
         if inherited := int(link.stats()["inherited"]):  # what is unacknowledged now may be none of it
             logger.info(f"spool {spools.folder}: {plural(inherited, 'record')} of a previous actor are sent")
         for folder, nbytes in spools.left_behind():

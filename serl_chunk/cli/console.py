@@ -36,7 +36,8 @@ def console_of(
 ) -> Iterator[Operator | None]:  # fmt: skip
     """Yield the operator of a robot, whose keys are read while this is open.
 
-    There is none (None) of a simulator, and where there is no terminal, no pedal and no other input.
+    There is none (None) of a simulator, and where there is no terminal, no pedal and no other input. With another input
+    a simulator has one as well: it waits for no countdown.
 
     Args:
         name: of this process, for the robot's server.
@@ -53,7 +54,7 @@ def console_of(
     settings = config.operator
     keys, gestures = bindings_of(settings)
     usable = bool(is_usable(0, 1) or settings.pedal or other_inputs)
-    if not (config.robot.real or simulated) or not usable:
+    if not (config.robot.real or simulated or other_inputs) or not usable:
         alone = f"{settings.attention} is for an operator, and there is no terminal or pedal. Start it at a terminal"
         require(not (config.robot.real and settings.attention), "operator.attention", alone)
         yield None
@@ -74,6 +75,7 @@ def console_of(
             stack.enter_context(logging_to(console.line))
         yield Operator(
             console, robot, amend=amend, end=end, now=time.monotonic, devices=OperatorDevices(gestures, pedal),
-            inputs={**keys, **gestures}, countdown=settings.countdown_s, ready=settings.ready,
+            inputs={**keys, **gestures}, countdown=settings.countdown_s if config.robot.real else 0.0,
+            ready=settings.ready if config.robot.real else "",
             attention=Attention(alarm, holds=settings.attention_holds),
         )  # fmt: skip

@@ -115,6 +115,7 @@ def training_parser() -> Parser:
     add("port", "first of the learner's three ports (default: 5588)", "N", "labe", type=int)
     add("spool_path", "keeps what the learner does not have yet; runs/spool unless given", "DIR", "ab")
     add("actor_id", "name of this robot, another for each actor (default: its key's, else actor)", "NAME", "abe")
+    add("viewer", "show the running actor on a page at this port of this machine (0: a free one)", "PORT", "ab")
     add("eval_checkpoint_step", "evaluate checkpoint N, latest or best; several in turns, as 5000,best", "N[,N]")
     add("eval_n_trajs", "episodes of the evaluation, for each checkpoint", "K", type=int, default=0)
     add("save_video", "film the evaluation's episodes", modes="e")
@@ -163,7 +164,7 @@ def run_training(arguments: list[str]) -> int:
 
     address = LearnerAddress(flags.ip or LOOPBACK, _port(flags), flags.actor_id, flags.keys, flags.insecure)
     if mode == "a":
-        return run_training_actor(config, address, flags.spool_path)
+        return run_training_actor(config, address, flags.spool_path, viewer=flags.viewer)
     from serl_chunk.cli.evaluation import EvaluationOptions, run_evaluation
 
     options = EvaluationOptions(

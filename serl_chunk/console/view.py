@@ -199,12 +199,13 @@ def _obstacles(obstacles: tuple[Obstacle, ...], columns: int, rows: int) -> list
     return out + [""] * (len(out) < rows)
 
 
-def _table(state: ConsoleState, columns: int) -> list[str]:
+def cells(state: ConsoleState) -> tuple[tuple[str, str], ...]:
+    """Return the table of the state: names and values."""
     s = state
     target = "" if s.rate_target is None else f" of {s.rate_target:g}"
     age = "" if s.policy_age is None else f", {format_duration(s.policy_age)} old"
     lateness = ((s.lateness_p50, "p50 {:.1f} ms"), (s.lateness_p99, "p99 {:.1f} ms"))
-    cells = (
+    return (
         ("rate", _value(s.rate, f"{{:.1f}}{target} Hz")),
         ("policy", _value(s.policy_version, "version {}") + age),
         ("lateness", ", ".join(_value(*each) for each in lateness if each[0] is not None) or _NONE),
@@ -214,11 +215,15 @@ def _table(state: ConsoleState, columns: int) -> list[str]:
         ("last pause", _value(s.since_pause, "{:.0f} minutes ago")),
         ("last episode", s.outcome or _NONE),
     )
+
+
+def _table(state: ConsoleState, columns: int) -> list[str]:
+    table = cells(state)
     out = [
         _line(columns, (f"{a:12}", _DIM), (f"{x:24}  ", _PLAIN), (f"{b:16}", _DIM), (y, _PLAIN))
-        for (a, x), (b, y) in zip(cells[::2], cells[1::2], strict=True)
+        for (a, x), (b, y) in zip(table[::2], table[1::2], strict=True)
     ]
-    return out + _cameras(s.cameras, columns)
+    return out + _cameras(state.cameras, columns)
 
 
 def _cameras(cameras: Sequence[tuple[str, float]], columns: int) -> list[str]:

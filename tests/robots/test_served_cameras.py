@@ -22,6 +22,7 @@ from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.replay.replay import Replay
 from serl_chunk.robots import served_cameras
 from serl_chunk.robots.served import HELD_S, ServedRobot
+from serl_chunk.robots.served_pictures import ServedPictures
 from serl_chunk.types import IMAGE_PREFIX, Begin, CameraSpec, ConfigError, RobotSpec, Source, StepBlock
 from serl_chunk_robot.client import RobotError
 
@@ -309,3 +310,28 @@ def test_a_picture_of_another_size_is_not_decided_on(cell, caplog):
     ends = time.monotonic() + 5
     while "unseen" not in (info := env.step(HOME.astype(np.float32))[4]) or "(12, 18)" not in info["unseen"]:
         assert time.monotonic() < ends
+
+
+def test_a_viewer_sees_pictures_between_episodes_and_none_of_a_server_that_is_gone(cell):
+    pictures = ServedPictures(cell.config, "page")
+    try:
+        cell.wait(pictures.newest)
+        first = pictures.newest()["top"]
+        assert first.image.shape == (12, 16, 3)
+        assert 0 <= time.monotonic() - first.moment < 5
+        cell.wait(lambda: pictures.newest()["top"].serial != first.serial)
+        cell.top.camera.frozen = True  # the same picture, again and again
+        time.sleep(0.5)
+        frozen = pictures.newest()["top"]
+        time.sleep(0.3)
+        assert pictures.newest()["top"].moment == pytest.approx(frozen.moment, abs=0.05)
+        pictures.rest()
+        cell.top.camera.frozen = False
+        cell.wait(pictures.newest)
+    finally:
+        pictures.rest()
+    gone = ServedPictures(dataclasses.replace(cell.config, server=f"{HERE}:{free_port()}"), "page")
+    assert gone.newest() == {}
+    began = time.monotonic()
+    assert gone.newest() == {}  # not at once again
+    assert time.monotonic() - began < 1

@@ -1,0 +1,147 @@
+"""What the page of a running actor shows, as plain values, and its camera pictures as files."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from serl_chunk.console.bindings import EFFECTIVE, MEANING, STOPS, Action, shown_input
+from serl_chunk.console.feed import LiveFeed, Planned, Tick
+from serl_chunk.console.view import OLD, ConsoleState, cells
+from serl_chunk.types import RobotSpec
+from serl_chunk.viewer.content import to_jpeg
+
+ROWS = 40  # ticks in one event, and decisions: more are sent with the next ones
+BEHIND = 250  # ticks that a new or slow viewer is sent at most
+WIDTH, QUALITY = 640, 80  # of a picture, at most
+
+
+class Frame(Protocol):
+    """A frame of a camera, as serl_chunk.console.feed.Frame."""
+
+    @property
+    def image(self) -> np.ndarray:
+        """uint8[H, W, 3]."""
+        ...
+
+    @property
+    def serial(self) -> int:
+        """Differs from that of every other frame of the camera."""
+        ...
+
+    @property
+    def moment(self) -> float:
+        """Monotonic seconds of when it was taken, or first seen."""
+        ...
+
+
+Frames = Callable[[], Mapping[str, Frame]]
+"""Returns the newest frame of each camera, on a thread of the server."""
+
+
+def info(spec: RobotSpec, bindings: Mapping[str, Action], title: str) -> dict[str, Any]:
+    """Return what does not change while the actor runs."""
+    buttons: dict[Action, list[str]] = {}
+    for key, action in bindings.items():
+        buttons.setdefault(action, []).append(key)
+    arms = [f"arm {i} " for i, (low, high) in enumerate(spec.arms) for _ in range(low, high)] if spec.arms else []
+    return {
+        "title": title, "hz": spec.control_hz, "joint_of_action": list(spec.joint_of_action),
+        "low": _rounded(spec.action_low), "high": _rounded(spec.action_high),
+        "names": [f"{arms[i] if i < len(arms) else ''}action {i}" for i in range(spec.action_dim)],
+        "keys": {key: action.value for key, action in bindings.items()},
+        "stops": [key for key, action in bindings.items() if action in STOPS],
+        "buttons": [
+            {"action": a.value, "key": keys[0], "keys": [shown_input(k) for k in keys], "meaning": MEANING[a]}
+            for a in MEANING if (keys := buttons.get(a))
+        ],
+        "old": OLD,
+    }  # fmt: skip
+
+
+def state_json(state: ConsoleState) -> dict[str, Any]:
+    """Return what the terminal shows."""
+    return {
+        "word": state.word.value, "countdown": None if state.countdown is None else math.ceil(state.countdown),
+        "question": state.question, "obstacles": [list(obstacle) for obstacle in state.obstacles],
+        "cells": [list(cell) for cell in cells(state)],
+        "effective": sorted(action.value for action in EFFECTIVE[state.word]),
+    }  # fmt: skip
+
+
+class Cursor:
+    """How far a viewer has been sent what the feed has; `news` returns what is new since the last call."""
+
+    def __init__(self, feed: LiveFeed, spec: RobotSpec, frames: Frames) -> None:
+        self._feed, self._frames = feed, frames
+        self._joints = np.array(spec.joint_of_action, int)
+        self._tick = self._plan = 0
+
+    def news(self, state: ConsoleState) -> dict[str, Any]:
+        """Return new ticks and decisions, and the moments of the cameras' newest frames."""
+        feed = self._feed
+        self._tick = max(self._tick, feed.ticks.count - BEHIND)
+        ticks = feed.ticks.since(self._tick, ROWS)
+        plans = feed.plans.since(max(self._plan, feed.plans.count - BEHIND), ROWS)
+        self._tick = ticks[-1][0] + 1 if ticks else self._tick
+        self._plan = plans[-1][0] + 1 if plans else self._plan
+        reported = dict(state.cameras)  # by the actor, which knows when a robot's cameras took them
+        frames, now = self._frames(), time.monotonic()
+        return {
+            "now": now, "episode": feed.episode_id,
+            "ticks": [self._tick_json(row) for _, row in ticks],
+            "plans": [_plan_json(row) for _, row in plans],
+            "cameras": [
+                {"name": name, "count": f.serial, "moment": min(f.moment, now - reported.get(name, 0.0)),
+                 "height": f.image.shape[0], "width": f.image.shape[1]}
+                for name, f in frames.items()
+            ],
+        }  # fmt: skip
+
+    def _tick_json(self, row: Tick) -> list[Any]:
+        measured = np.where(self._joints >= 0, row.state[self._joints], np.nan)
+        by = row.source.name.lower()
+        return [row.episode, row.tick, by, row.decision_tick, _rounded(measured), _rounded(row.action)]
+
+
+def _plan_json(row: Planned) -> dict[str, Any]:
+    record = row.record
+    found: dict[str, Any] = {"episode": row.episode, "tick": row.tick, "chunk": [_rounded(a) for a in row.actions]}
+    for name in ("q", "q_spread"):
+        value = np.asarray(record[name], np.float64).reshape(-1) if name in record else np.zeros(0)
+        found[name] = _number(value.max()) if value.size else None
+    values = np.asarray(record.get("values", ()), np.float64).reshape(-1)
+    found["low"], found["high"] = (_number(values.min()), _number(values.max())) if values.size else (None, None)
+    return found
+
+
+def _rounded(values: Sequence[float] | np.ndarray) -> list[float | None]:
+    return [_number(v) for v in np.asarray(values, np.float64).tolist()]
+
+
+def _number(value: float) -> float | None:
+    return round(value, 4) if math.isfinite(value) else None
+
+
+class Pictures:
+    """The newest picture of each camera as a JPEG file, encoded once for all viewers, on a thread that requests it."""
+
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+        self._lock = threading.Lock()
+        self._files: dict[str, tuple[Frame, bytes]] = {}  # camera -> what was encoded, and the file
+
+    def get(self, camera: str) -> bytes | None:
+        """Return a file; None for a camera without a frame."""
+        with self._lock:  # one at a time: the control loop needs the processor
+            frame, made = self._frames().get(camera), self._files.get(camera)
+            if frame is None:
+                return None
+            if made is None or made[0].image is not frame.image:
+                made = self._files[camera] = frame, to_jpeg(frame.image, WIDTH, QUALITY)
+            return made[1]

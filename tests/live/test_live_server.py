@@ -1,0 +1,300 @@
+"""The live page as viewers meet it: who is let in, what they are sent, and what leaves the control loop alone."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+from errors import naming
+from live_desk import NAMES, SPEC, Recorded, Viewer, serving, step, wait_until
+from PIL import Image
+
+from serl_chunk.console.bindings import EFFECTIVE, KEYS, STOPS, Action, Word
+from serl_chunk.console.feed import Frame
+from serl_chunk.console.view import ConsoleState, Obstacle
+from serl_chunk.live import content
+from serl_chunk.live.server import LivePage
+from serl_chunk.main import main
+from serl_chunk.types import ConfigError, Source
+
+RESOURCES = ["", "live.js", "live.css", "info", "picture/front/1"]
+
+
+@pytest.fixture(scope="module")
+def desk():
+    operator = Recorded()
+    with serving(operator) as (page, feed):
+        feed.step(step(0, image=np.zeros((12, 16, 3), np.uint8)), {})
+        yield operator, page, feed
+
+
+@pytest.fixture
+def viewers(desk):
+    """Two viewers, of which the first one has control."""
+    operator, page, _ = desk
+    operator.view = ConsoleState(Word.POLICY)
+    operator.taken()
+    found = [Viewer(page.url, name) for name in NAMES[:2]]
+    for viewer in found:
+        viewer.post("release")
+    found[0].post("take")
+    return found
+
+
+@pytest.mark.parametrize("path", RESOURCES)
+def test_nothing_is_shown_without_the_token(viewers, path):
+    viewer = viewers[0]
+    assert viewer.request(path).status == 200
+    token = viewer.prefix.strip("/")
+    for wrong in ("", "/x", f"/{token[:-1]}", f"/{token}x"):
+        answer = viewer.request(f"{wrong}/{path}", whole=True)
+        assert answer.status == 403
+        assert token.encode() not in answer.body
+    assert viewer.request(path, headers={"Host": "evil.example"}).status == 403
+
+
+def test_a_key_needs_the_token_and_the_page_of_this_server(desk, viewers):
+    body, headers = b'{"key":"x"}', {"Content-Type": "application/json"}
+    assert viewers[0].request(f"/no/press/{NAMES[0]}", whole=True, body=body, headers=headers).status == 403
+    assert (
+        viewers[0].request(f"press/{NAMES[0]}", body=body, headers={**headers, "Origin": "http://evil"}).status == 403
+    )
+    assert viewers[0].request(f"press/{NAMES[0]}", body=body, headers={"Content-Type": "text/plain"}).status == 400
+    assert viewers[0].request("press/me", body=body, headers=headers).status == 400
+    assert desk[0].taken() == []
+
+
+def test_it_listens_on_loopback_alone(desk):
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", Viewer(desk[1].url, "").port), timeout=5)
+
+
+@pytest.mark.parametrize("viewer", ["0.0.0.0:8770", "0.0.0.0", "*", "-1", "", "[::]:80"])
+def test_a_viewer_of_other_machines_is_refused(viewer, capsys):
+    assert main(["--exp_name", "fake_aloha", "--actor", "--viewer", viewer]) == 2
+    assert "--viewer" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_named_before_anything_moves(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=naming(port)) as error:
+            LivePage(port)
+        assert error.value.parameter == "viewer"
+        # A served robot without a server: opening it would fail before the port does.
+        served = "--config.robot.server=127.0.0.1:9"
+        assert main(["--exp_name", "fake_aloha", "--actor", "--viewer", str(port), served]) == 2
+        assert f"--viewer: {port}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", Word)
+def test_a_key_requests_its_action_where_it_counts(desk, viewers, word):
+    """Stops are requested in every state; the operator knows what they mean there."""
+    desk[0].view = ConsoleState(word)
+    for action, keys in KEYS.items():
+        for key in keys:
+            answer = viewers[0].press(key, word)
+            counts = action in STOPS or action in EFFECTIVE[word]
+            assert desk[0].taken() == [action] * counts, (key, word)
+            assert answer.status == (200 if counts else 409)
+
+
+def test_a_second_key_counts_while_there_is_a_question(desk, viewers):
+    assert viewers[0].press("enter", Word.POLICY).status == 409
+    desk[0].view = ConsoleState(Word.STOPPED, question="clear the stop?")
+    assert viewers[0].press("enter", Word.STOPPED).status == 200
+    assert desk[0].taken() == [Action.GO]
+
+
+def test_keys_that_have_no_action_and_ctrl_c_do_nothing(desk, viewers):
+    for key in ("ctrl_c", "z", "", "None"):
+        assert viewers[0].press(key).status == 409
+    assert desk[0].taken() == []
+
+
+def test_what_was_pressed_for_another_state_does_nothing_but_for_stops(desk, viewers):
+    desk[0].view = ConsoleState(Word.HOLD)
+    now = time.monotonic()
+    for word, seen in (("POLICY", now), ("HOLD", now - 2), ("HOLD", now + 60), ("HOLD", float("inf"))):
+        assert viewers[0].press("enter", word, seen).status == 409
+        assert desk[0].taken() == []
+        for key, action in (("space", Action.HOLD), ("x", Action.STOP), ("escape", Action.STOP)):
+            assert viewers[0].press(key, word, seen).status == 200
+            assert desk[0].taken() == [action]
+
+
+def test_any_viewer_holds_and_stops_and_one_does_all_else(desk, viewers):
+    _, other = viewers
+    answer = other.press("s")
+    assert (answer.status, desk[0].taken()) == (409, [])
+    assert "has control" in answer.json["error"]
+    for key in ("space", "x"):
+        assert other.press(key).status == 200
+    assert desk[0].taken() == [Action.HOLD, Action.STOP]
+    assert other.post("take").status == 409
+    viewers[0].post("release")
+    assert viewers[0].press("s").status == 409
+    assert other.post("take").json["mine"]
+    assert other.press("s").status == 200
+    assert desk[0].taken() == [Action.SUCCESS]
+
+
+def test_events_have_the_state_of_the_terminal(desk, viewers):
+    operator = desk[0]
+    operator.view = ConsoleState(
+        Word.HOLD, countdown=1.2, rate=49.6, rate_target=50, obstacles=(Obstacle("no learner", "start it"),),
+        question="park?", policy_version=7, lateness_p50=0.2,
+    )  # fmt: skip
+    event = next(viewers[0].events())
+    state = event["state"]
+    assert (state["word"], state["countdown"], state["question"]) == ("HOLD", 2, "park?")
+    assert state["obstacles"] == [["no learner", "start it"]]
+    assert dict(state["cells"])["rate"] == "49.6 of 50 Hz"
+    assert "version 7" in dict(state["cells"])["policy"]
+    assert set(state["effective"]) == set(EFFECTIVE[Word.HOLD])
+    assert event["control"]["mine"]
+    info = viewers[0].get("info")
+    assert info["keys"] == {key: str(action) for action, keys in KEYS.items() for key in keys}
+    assert set(info["stops"]) == {"space", "x", "escape"}
+
+
+def test_events_have_each_tick_once_and_the_decisions():
+    with serving(Recorded()) as (page, feed):
+        chunk = np.arange(12, dtype=np.float32).reshape(4, 3)
+        feed.decided(0, chunk, {"q": np.float32(0.5), "values": np.array([0.5, np.nan, 0.1]), "q_spread": 0.25})
+        for tick in range(100):
+            feed.step(step(tick, Source.HUMAN if tick % 2 else Source.POLICY), {})
+        events, ticks, plans = Viewer(page.url, NAMES[0]).events(), [], []
+        while len(ticks) < 100:
+            event = next(events)
+            ticks += event["ticks"]
+            plans += event["plans"]
+        feed.step(step(100, Source.HOLD), {})
+        while len(ticks) < 101:
+            ticks += next(events)["ticks"]
+    assert [row[1] for row in ticks] == [*range(101)]
+    assert [row[2] for row in ticks[:2]] == ["policy", "human"]
+    assert ticks[7][4:] == [[-7.0, 7.0, None], [7.0, 0.5, 0.0]]  # the joints of the actions, and no third one
+    assert [plan["chunk"] for plan in plans] == [chunk.tolist()]
+    assert (plans[0]["q"], plans[0]["q_spread"]) == (0.5, 0.25)
+
+
+def test_a_viewer_is_told_that_the_actor_ends():
+    with serving(Recorded()) as (page, _):
+        events = Viewer(page.url, NAMES[0]).events()
+        assert next(events)
+        page.close()
+        assert not list(events)[-1]
+
+
+def test_a_picture_is_encoded_once_and_only_for_a_viewer(monkeypatch):
+    encoded = []
+    encode = content.to_jpeg
+    monkeypatch.setattr(content, "to_jpeg", lambda *args: encoded.append(1) or encode(*args))
+    with serving(Recorded()) as (page, feed):
+        viewer = Viewer(page.url, NAMES[0])
+        assert viewer.request("picture/front/1").status == 404
+        for tick in range(5):
+            feed.step(step(tick, image=np.full((12, 16, 3), 40 * tick, np.uint8)), {"front": tick})
+        assert encoded == []
+        files = [viewer.request("picture/front/5") for _ in range(3)]
+        assert len(encoded) == 1
+        image = np.asarray(Image.open(io.BytesIO(files[-1].body)))
+        assert image.shape == (12, 16, 3)
+        np.testing.assert_allclose(image, 160, atol=3)
+        (camera,) = next(viewer.events())["cameras"]
+        assert (camera["name"], camera["count"], camera["height"], camera["width"]) == ("front", 5, 12, 16)
+        feed.step(step(5, image=np.zeros((12, 16, 3), np.uint8)), {"front": 4})  # the same number: the same frame
+        assert feed.frames["front"].serial == 5
+        assert viewer.request("picture/none/1").status == 404
+
+
+def test_cameras_of_their_own_show_pictures_while_someone_looks(desk):
+    class Cameras:
+        looks = rests = 0
+
+        def newest(self):
+            self.looks += 1
+            return {"robot": Frame(np.full((8, 8, 3), 200, np.uint8), self.looks, time.monotonic(), None)}
+
+        def rest(self) -> None:
+            self.rests += 1
+
+    cameras = Cameras()
+    with serving(Recorded(), cameras=cameras) as (page, feed):
+        feed.step(step(0, image=np.zeros((12, 16, 3), np.uint8)), {})
+        time.sleep(0.3)
+        assert cameras.looks == 0
+        viewer = Viewer(page.url, NAMES[0])
+        with viewer.stream() as connection:
+            wait_until(lambda: connection.recv(1 << 16))
+            assert viewer.request("picture/robot/1").status == viewer.request("picture/front/1").status == 200
+            assert cameras.rests == 0
+        wait_until(lambda: cameras.rests)
+        events = viewer.events()
+        assert [c["name"] for c in next(events)["cameras"]] == ["front", "robot"]
+
+
+def test_a_frame_is_as_old_as_the_first_tick_that_saw_it():
+    with serving(Recorded()) as (page, feed):
+        image = np.zeros((12, 16, 3), np.uint8)
+        began = time.monotonic()
+        for tick in range(3):
+            feed.step(step(tick, image=image), {})
+        time.sleep(0.2)
+        event = next(Viewer(page.url, NAMES[0]).events())
+        age = event["now"] - event["cameras"][0]["moment"]
+        assert 0.2 <= age <= time.monotonic() - began
+        lockstep = step(3, image=image.copy())._replace(stamp=0.06)  # a simulated clock
+        feed.step(lockstep, {})
+        assert feed.frames["front"].moment > began + 0.2
+
+
+def test_a_killed_browser_and_one_that_reads_nothing_delay_neither_the_loop_nor_the_others(monkeypatch):
+    monkeypatch.setattr("serl_chunk.live.server.PERIOD", 0.002)
+    monkeypatch.setattr("serl_chunk.live.server.STALL", 0.3)
+    threads = threading.active_count()
+    with serving(Recorded()) as (page, feed):
+        stuck, killed, other = (Viewer(page.url, name) for name in NAMES[:3])
+        ending, slowest = threading.Event(), []
+
+        def loop() -> None:
+            for tick in itertools.count():
+                began = time.thread_time()
+                feed.decided(tick, np.zeros((50, 3), np.float32), {"q": np.float32(tick)})
+                feed.step(step(tick), {})
+                slowest.append(time.thread_time() - began)
+                if ending.wait(0.001):
+                    return
+
+        control = threading.Thread(target=loop)
+        control.start()
+        try:
+            with stuck.stream(), killed.stream() as connection:
+                connection.recv(100)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                connection.close()  # as a process that is killed: a reset
+                wait_until(lambda: not any("process_request" in t.name for t in threading.enumerate()))  # both are over
+                before = feed.ticks.count
+                events = other.events()
+                assert any(next(events)["ticks"] for _ in range(20))
+                assert feed.ticks.count > before
+                assert other.press("x").status == 200
+        finally:
+            ending.set()
+            control.join()
+        assert np.median(slowest) < 3e-4
+    wait_until(lambda: threading.active_count() <= threads)
+
+
+def test_info_names_the_buttons_and_joints(viewers):
+    info = viewers[0].get("info")
+    assert info["joint_of_action"] == list(SPEC.joint_of_action)
+    assert len(info["names"]) == 3
+    buttons = {button["action"]: button["key"] for button in info["buttons"]}
+    assert buttons == {str(action): keys[0] for action, keys in KEYS.items()}

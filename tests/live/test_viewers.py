@@ -1,0 +1,176 @@
+"""Who of several viewers has control, on a clock of the test's own; and the rows that they read without a lock."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from actor_helpers import LineEnv, ListSink, NoisyAgent, make_config, make_policy
+from errors import naming
+from hypothesis import given
+from hypothesis import strategies as st
+from live_desk import NAMES, Desk, Recorded, Viewer, serving, wait_until
+
+from serl_chunk.actor.episode import EpisodeRunner
+from serl_chunk.console.bindings import REPEAT, Action, Word, bind_keys
+from serl_chunk.console.feed import LiveFeed, Ring
+from serl_chunk.live.viewers import GONE, MOST, RefusedError, Viewers
+
+
+class Time:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Time()
+
+
+@pytest.fixture
+def viewers(clock):
+    return Viewers(Recorded(), bind_keys(), clock)
+
+
+def holder(viewers: Viewers) -> int | None:
+    return viewers.view("")["holder"]
+
+
+def test_the_first_viewer_has_control_and_the_next_gets_it_when_that_one_is_gone(viewers, clock):
+    viewers.here("a")
+    viewers.here("b")
+    viewers.here("c")
+    for _ in range(10):
+        clock.now += GONE / 2
+        viewers.here("b")
+        viewers.here("a")
+        assert holder(viewers) == 1
+    clock.now += GONE / 2
+    viewers.here("b")
+    viewers.here("d")
+    clock.now += GONE / 2 + 0.1
+    assert (holder(viewers), viewers.view("b")["mine"]) == (2, True)
+    assert viewers.view("b")["viewers"] == 2
+    viewers.here("a")
+    assert (holder(viewers), viewers.view("a")["you"]) == (2, 5)
+
+
+def test_a_viewer_that_releases_control_leaves_it_to_the_first_that_takes_it(viewers, clock):
+    viewers.here("a")
+    viewers.here("b")
+    viewers.release("b")  # it has none
+    assert holder(viewers) == 1
+    viewers.release("a")
+    clock.now += 1
+    viewers.here("b")
+    assert holder(viewers) is None
+    with pytest.raises(RefusedError, match="take control"):
+        viewers.press("b", "s", Word.POLICY, clock.now)
+    viewers.take("b")
+    with pytest.raises(RefusedError, match=naming(2)):
+        viewers.take("a")
+    clock.now += GONE + 1
+    viewers.here("c")  # all had gone
+    assert viewers.view("c")["mine"]
+
+
+def test_there_are_so_many_viewers_and_even_one_too_many_stops(viewers, clock):
+    for n in range(MOST):
+        viewers.here(str(n))
+    with pytest.raises(RefusedError, match=naming(MOST)):
+        viewers.here("more")
+    viewers.press("more", "x", "", 0.0)
+    viewers.press("more", "space", "", 0.0)
+    assert viewers._operator.taken() == [Action.STOP, Action.HOLD]
+
+
+def test_a_stop_waits_for_no_other_viewer(viewers):
+    with viewers._lock:  # a viewer's request is being worked on
+        done = threading.Thread(target=viewers.press, args=("a", "x", "", 0.0), daemon=True)
+        done.start()
+        done.join(5)
+        assert not done.is_alive()
+    assert viewers._operator.taken() == [Action.STOP]
+
+
+def test_a_stop_and_its_two_step_clear_reach_the_robot():
+    """Through HTTP, the page's viewers and the operator."""
+    with Desk().polled() as desk, serving(desk.operator) as (page, _):
+        viewer = Viewer(page.url, NAMES[0])
+        viewer.post("here")
+        wait_until(lambda: desk.view.word is Word.POLICY)
+        assert viewer.press("x").status == 200
+        assert desk.robot.requests[0] == "stop"  # at once
+        wait_until(lambda: desk.view.word is Word.STOPPED)
+        wait_until(lambda: len(desk.robot.requests) == 2)  # and by the control loop
+        assert viewer.press("enter", Word.STOPPED).status == 409
+        assert viewer.press("c", Word.STOPPED).status == 200
+        wait_until(lambda: desk.view.question)
+        assert set(desk.robot.requests) == {"stop"}
+        assert viewer.press("enter", Word.STOPPED).status == 200
+        wait_until(lambda: desk.view.word is Word.HOLD)
+        assert desk.robot.requests[-1] == "clear"
+        time.sleep(REPEAT)  # Enter was pressed just now
+        viewer.press("enter", Word.HOLD)
+        wait_until(lambda: desk.view.countdown is not None)
+        viewer.press("space", Word.HOLD)
+        wait_until(lambda: desk.view.countdown is None)
+        assert desk.operator.holding
+
+
+@given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 8), st.integers(1, 5))
+def test_a_reader_gets_every_row_that_is_kept_in_order(puts, size, most):
+    ring, row, seen, lost = Ring[int](size), 0, [], 0
+    at = 0
+    for n in puts:
+        for _ in range(n):
+            ring.put(row)
+            row += 1
+        got = ring.since(at, most)
+        assert all(number == value for number, value in got)
+        if got:
+            lost += got[0][0] - at
+            assert got[0][0] == max(at, row - size)
+            at = got[-1][0] + 1
+        seen += [value for _, value in got]
+    assert seen == sorted(set(seen))
+    assert at <= row
+    assert len(seen) == at - lost
+
+
+def test_a_row_that_is_overwritten_while_it_is_read_is_left_out():
+    ring = Ring[int](4)
+
+    class Overtaken(list):
+        def __getitem__(self, i):
+            if ring.count < 6:
+                ring.put(ring.count)
+            return super().__getitem__(i)
+
+    for n in range(4):
+        ring.put(n)
+    ring._slots = Overtaken(ring._slots)
+    assert ring.since(0) == [(2, 2), (3, 3)]
+
+
+def test_a_running_episode_is_shown_as_it_is_recorded():
+    operator = Desk(countdown=0.0).operator
+    operator.feed, sink = LiveFeed(), ListSink()
+    policy = make_policy(NoisyAgent(8), image_keys=("front",))
+    runner = EpisodeRunner(LineEnv(length=25), policy, sink, config=make_config(), operator=operator)
+    runner.run_episode(5)
+    ticks = [tick for _, tick in operator.feed.ticks.since(0)]
+    assert [t.tick for t in ticks] == [s.tick for s in sink.steps]
+    assert all(np.array_equal(t.action, s.action) for t, s in zip(ticks, sink.steps, strict=True))
+    plans = {p.tick: p for _, p in operator.feed.plans.since(0)}
+    assert set(plans) == {s.tick for s in sink.steps if s.decision is not None}
+    for t in ticks:
+        np.testing.assert_array_equal(t.action, plans[t.decision_tick].actions[t.tick - t.decision_tick])
+    frame = operator.feed.frames["front"]
+    read = [s.tick for s in sink.steps if "images/front" in s.observation]
+    assert (frame.image == read[-1]).all()
+    assert frame.serial == len(read)

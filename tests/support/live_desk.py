@@ -1,0 +1,157 @@
+"""A page of an operator whose robot is a word that a test sets; and the real operator, polled by a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from http_requests import Answer, Requests
+
+from serl_chunk.actor.operator import Operator
+from serl_chunk.console.bindings import Action, Word
+from serl_chunk.console.feed import LiveFeed
+from serl_chunk.console.view import ConsoleState
+from serl_chunk.live.server import LivePage
+from serl_chunk.types import Amend, Begin, CameraSpec, RobotSpec, Source, Step
+
+SPEC = RobotSpec(
+    name="two", control_hz=50.0, state_dim=3, action_low=(-1.0,) * 3, action_high=(1.0,) * 3,
+    joint_of_action=(1, 0, -1), grippers=(2,), cameras=(CameraSpec("front", 12, 16),),
+    max_episode_steps=100, arms=((0, 3),),
+)  # fmt: skip
+NAMES = [c * 24 for c in "abcd"]  # of viewers
+
+
+def wait_until(found: Callable[[], Any], seconds: float = 10.0) -> Any:
+    """Return the first true value."""
+    ends = time.monotonic() + seconds
+    while not (value := found()):
+        assert time.monotonic() < ends, "it never came true"
+        time.sleep(0.005)
+    return value
+
+
+def step(tick: int, source: Source = Source.POLICY, *, image: np.ndarray | None = None, decided: int = 0) -> Step:
+    frames = {} if image is None else {"images/front": image}
+    state = np.array([tick, -tick, 5], np.float32)
+    action = np.array([tick, 0.5, 0], np.float32)
+    return Step(tick, {"state": state, **frames}, action, 0.0, source, decided, 3, time.monotonic())
+
+
+class Recorded:
+    """An operator that notes requests."""
+
+    def __init__(self) -> None:
+        self.view = ConsoleState(Word.POLICY)
+        self.requested: list[Action] = []
+
+    def request(self, action: Action, source: str) -> None:
+        self.requested.append(action)
+
+    def taken(self) -> list[Action]:
+        taken, self.requested = self.requested, []
+        return taken
+
+
+class Silent:
+    """A console without keys."""
+
+    def actions(self) -> Iterator[Action]:
+        yield from ()
+
+    def empty(self) -> None: ...
+
+    def show(self, state: ConsoleState) -> None: ...
+
+
+class Robot:
+    """A robot server that follows requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[str] = []
+        self.stopped = self.moving = self.waiting = self.silent = False
+        self.may_clear = self.idle = True
+        self.why = ""
+
+    def request(self, op: str) -> None:
+        self.requests.append(op)
+        self.stopped = (self.stopped or op == "stop") and op != "clear"
+
+
+class Desk:
+    """The real operator, polled 50 times a second in the state `word`."""
+
+    def __init__(self, word: Word = Word.POLICY, **more: Any) -> None:
+        self.robot, self.amends, self.word = Robot(), list[Amend](), word
+        self.operator = Operator(
+            Silent(), self.robot, amend=self.amends.append, end=lambda: None, now=time.monotonic, **more
+        )
+
+    @property
+    def view(self) -> ConsoleState:
+        return self.operator.view
+
+    @contextlib.contextmanager
+    def polled(self) -> Iterator[Desk]:
+        ending = threading.Event()
+
+        def poll() -> None:
+            while not ending.wait(0.02):
+                self.operator.poll(self.word)
+
+        thread = threading.Thread(target=poll)
+        thread.start()
+        try:
+            yield self
+        finally:
+            ending.set()
+            thread.join()
+
+
+class Viewer(Requests):
+    """One viewer of a page."""
+
+    def __init__(self, url: str, name: str) -> None:
+        super().__init__(url)
+        self.name = name
+
+    def post(self, what: str, **body: Any) -> Answer:
+        headers = {"Content-Type": "application/json"}
+        return self.request(f"{what}/{self.name}", body=json.dumps(body).encode(), headers=headers)
+
+    def press(self, key: str, word: str = "POLICY", seen: float | None = None) -> Answer:
+        return self.post("press", key=key, word=word, seen=time.monotonic() if seen is None else seen)
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[socket.socket]:
+        """The connection of this viewer's events, whose request was sent."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
+            head = f"GET {self.prefix}events/{self.name} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n\r\n"
+            connection.sendall(head.encode())
+            yield connection
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The events from now on; the last one is empty where the actor ends."""
+        with self.stream() as connection, connection.makefile("rb") as lines:
+            for line in lines:
+                if line.startswith(b"data:"):
+                    yield json.loads(line[5:].strip() or "{}")
+
+
+@contextlib.contextmanager
+def serving(operator: Any, **options: Any) -> Iterator[tuple[LivePage, LiveFeed]]:
+    """A page that is served."""
+    feed = LiveFeed()
+    feed.begin(Begin("episode-1"))
+    page = LivePage(0)
+    try:
+        page.begin(operator, feed, SPEC, title="two: actor", **options)
+        yield page, feed
+    finally:
+        page.close()
