@@ -382,6 +382,7 @@ class EpisodeRunner:
         if self._deadlines is not None:
             self._pacing.add(self._deadlines)
         self._recorder.end(self.end, self._observed.frame_numbers)
+        self._env.rest()
         self._operator.episode_ended(self.end)
 
     def _warm_up(self, explore: bool) -> None:

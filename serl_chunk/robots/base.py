@@ -84,6 +84,9 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
         """Return a new first observation, of a robot that has stood since its reset; see `observes_again`."""
         raise NotImplementedError
 
+    def rest(self) -> None:
+        """Let the robot stand: an episode has ended, and no command follows before the next reset."""
+
     def idle(self) -> None:
         """Do what is to be done meanwhile, where the caller waits between episodes. Called many times a second."""
 

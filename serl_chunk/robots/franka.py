@@ -81,6 +81,9 @@ class FrankaRobot(RobotEnv):
         self._served.observe_again()
         return self._from_here()
 
+    def rest(self) -> None:
+        self._served.rest()
+
     def idle(self) -> None:
         self._served.idle()
 

@@ -187,6 +187,10 @@ class ServedRobot(RobotEnv):
         self._wait_for_cameras()
         return self._observe()
 
+    def rest(self) -> None:
+        """Release the robot, whose watchdog would stop it without commands."""
+        self._release()
+
     def idle(self) -> None:
         """Release the robot, whose watchdog would stop it without commands, keep the lease, and look at the cameras."""
         self._release()

@@ -206,6 +206,12 @@ def test_what_is_typed_ahead_of_a_change_does_not_move(desk):
     assert (desk.word, desk.operator.view.countdown, len(desk.env.options)) == (Word.HOLD, None, 1)
 
 
+def test_a_label_lets_the_robot_stand_before_anything_is_waited_for(desk):
+    desk.script = [Press(desk.at(Word.POLICY, 3), b"s")]
+    summary = desk.runner.run_episode(0)
+    assert desk.env.rested == [summary.length], "else the server's watchdog stops it"
+
+
 def test_a_stop_typed_with_a_label_wins(desk):
     desk.script = [Press(desk.at(Word.POLICY, 3), b"sx")]
     desk.runner.run_episode(0)

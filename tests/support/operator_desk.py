@@ -45,6 +45,7 @@ class ServedLine(LineEnv):
     def __init__(self, robot: Robot, **more: Any) -> None:
         super().__init__(**more)
         self.robot, self.options, self.lost = robot, [], ()
+        self.rested: list[int] = []  # ticks
 
     def reset(self, *, seed=None, options=None):
         while True:
@@ -60,6 +61,9 @@ class ServedLine(LineEnv):
             done, self.robot.moving = self.robot.moving, False
             if done:
                 return super().reset(seed=seed)
+
+    def rest(self):
+        self.rested.append(self.tick)
 
     def observe_again(self):
         return {"state": self._buffer}
