@@ -144,7 +144,6 @@ class EpisodeRunner:
                     if request is not None and self._policy is not None:
                         self.accept(self._policy.decide(request))
                     self.tick()
-                self._env.idle()  # at once: it does not know of an end by the operator or a classifier
             except BaseException:
                 self.abort()
                 raise

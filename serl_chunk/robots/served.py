@@ -192,8 +192,7 @@ class ServedRobot(RobotEnv):
         self._release()
 
     def idle(self) -> None:
-        """Release the robot, whose watchdog would stop it without commands, keep the lease, and look at the cameras."""
-        self._release()
+        """Keep the lease, and look at the cameras."""
         self._unseen = self._cameras.look()
         if time.monotonic() - self._pinged > POLL_S:
             self._pinged = time.monotonic()
