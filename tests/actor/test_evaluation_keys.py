@@ -176,11 +176,11 @@ def test_a_robot_is_released_as_soon_as_a_label_ends_the_episode():
             self.last = "step"
             return super().step(action)
 
-        def idle(self):
-            self.last = "idle"
+        def rest(self):
+            self.last = "rest"
 
     done = Evaluation([Press(Action.SUCCESS)], env=Noting(length=40), n=1)
-    assert done.env.last == "idle"
+    assert done.env.last == "rest"
 
 
 def test_no_view_names_the_version_that_runs():
