@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from serl_chunk.devices.teleoperation import TwistFollower
+from serl_chunk.devices.teleoperation import TwistFollower, braking, goes_on
 from serl_chunk_robot.devices.base import Sample
 
 CLOSE, OPEN = 0, 1  # buttons of a device
@@ -147,17 +147,31 @@ class LeaderArm:
     def __init__(self, dims: np.ndarray, measured: np.ndarray, low: np.ndarray, high: np.ndarray, dt: float) -> None:
         self.dims, self.measured, self._low, self._high, self._dt = dims, measured, low, high, dt
         self._apart: np.ndarray | None = None
+        self._target: np.ndarray | None = None  # of the tick before
+        self._velocity = np.zeros(len(dims))
+        self._braking: float | None = None  # rad/s^2, since the leader was lost
 
     def begin(self, last: np.ndarray, before: np.ndarray) -> None:
-        self._apart = None
+        self._apart = self._target = self._braking = None
 
     def command(self, sample: Sample, last: np.ndarray, state: np.ndarray) -> np.ndarray:
         at = np.asarray(last[self.dims], np.float64)
         if sample.joints is None:  # of a leader that was lost
-            return at
+            return self._braked(at)
         if self._apart is None:
             self._apart = at - sample.joints
         fade = LEADER_FADES * self._dt
         self._apart = self._apart - np.clip(self._apart, -fade, fade)
         step = LEADER_SPEED * self._dt
-        return np.clip(np.clip(sample.joints + self._apart, at - step, at + step), self._low, self._high)
+        target = np.clip(np.clip(sample.joints + self._apart, at - step, at + step), self._low, self._high)
+        self._velocity, self._target = (target - at) / self._dt, target
+        return np.asarray(target)
+
+    def _braked(self, at: np.ndarray) -> np.ndarray:
+        start = goes_on(at, self._target, self._velocity, self._dt)
+        self._braking = self._braking or braking(self._velocity)
+        slower = self._braking * self._dt / max(float(np.abs(self._velocity).max()), 1e-12)
+        target = start + self._velocity * (max(0.0, 1.0 - slower) * self._dt)
+        self._target = np.clip(target, np.minimum(self._low, at), np.maximum(self._high, at))
+        self._velocity = (self._target - start) / self._dt
+        return self._target

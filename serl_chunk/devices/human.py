@@ -132,12 +132,12 @@ class HumanIntervention:
         command, idle = np.array(last, np.float32), True
         dims = np.zeros(len(command), bool)
         for arm in self._arms:
-            raw, was_lost = arm.device.read(), arm.lost
+            raw = arm.device.read()
             sample = self._held(raw)
             began = self._update(arm, raw, sample, state, now)
             if not arm.active:
                 continue
-            if began or (arm.lost and not was_lost):
+            if began:
                 arm.control.begin(last, before)
             command[arm.control.dims] = arm.control.command(STILL if arm.lost else sample, last, state)
             idle = idle and (arm.lost or arm.since is not None)

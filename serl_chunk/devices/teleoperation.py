@@ -12,6 +12,8 @@ import numpy as np
 
 LATE = 0.2  # rad by which an orientation may be late
 TURN_SINGULAR = 0.15  # singular value of turns, in rad per rad, below which they are damped
+BRAKING = 10.0, 20.0  # rad/s^2, least and most; less than most profiles allow: see `braking`
+STOPS = 0.08  # s in which joints brake between these
 HOMING = 0.5  # 1/s: how fast joints that move no tip return to the home pose
 
 
@@ -69,11 +71,14 @@ class TwistFollower:
         self._low, self._high = low[self.joints].astype(np.float64), high[self.joints].astype(np.float64)
         self._speed = np.repeat((limits.translation, limits.rotation), 3) * limits.scale
         self._velocity = np.zeros(len(self.joints))
+        self._target: np.ndarray | None = None  # of the tick before
+        self._braking: float | None = None  # rad/s^2, since the device is at rest
         self._orientation: np.ndarray | None = None  # to which the tip is being turned
 
     def begin(self, velocity: np.ndarray) -> None:
         """Take the arm over while its targets move with `velocity`, float[L], rad/s."""
-        self._velocity, self._orientation = np.array(velocity, np.float64), None
+        self._velocity = np.array(velocity, np.float64)
+        self._target = self._braking = self._orientation = None
 
     def follow(self, twist: np.ndarray, accepted: np.ndarray, measured: np.ndarray) -> np.ndarray:
         """Return the targets of the arm's joints for the next tick, float64[L].
@@ -84,19 +89,35 @@ class TwistFollower:
             measured: the arm's measured joints, float[L].
         """
         limits, pose = self._limits, np.asarray(accepted, np.float64)
-        start = pose[self.joints]
+        start, most = pose[self.joints], limits.acceleration
         wanted = self._joint_velocity(np.clip(twist, -1.0, 1.0) * self._speed, pose)
         wanted *= min(1.0, limits.velocity / max(float(np.abs(wanted).max()), 1e-12))
-        change = wanted - self._velocity
-        most = limits.acceleration * self._dt / max(float(np.abs(change).max()), 1e-12)
-        velocity = self._velocity + change * min(1.0, most)  # all joints alike, so that the tip keeps its direction
-        target = start + velocity * self._dt
+        if np.any(twist):
+            self._braking = None
+        else:
+            self._braking = min(self._braking or braking(self._velocity), most)
+            start, most = goes_on(start, self._target, self._velocity, self._dt), self._braking
         # A joint that is further behind than `lead` is led no further, and not pulled back at once.
         ahead = np.maximum(limits.lead, np.abs(start - measured))
-        target = np.clip(target, measured - ahead, measured + ahead)
+        low = np.maximum(measured - ahead, np.minimum(self._low, start))
+        high = np.minimum(measured + ahead, np.maximum(self._high, start))
+        down, up = self._stops_within(start - low), self._stops_within(high - start)
+        change = np.clip(wanted, -down, up) - self._velocity
+        most *= self._dt / max(float(np.abs(change).max()), 1e-12)
+        velocity = self._velocity + change * min(1.0, most)  # all joints alike, so that the tip keeps its direction
+        fastest = limits.acceleration * self._dt  # of a joint that comes near an end, whatever the others do
+        velocity = np.clip(
+            velocity, np.minimum(-down, self._velocity + fastest), np.maximum(up, self._velocity - fastest)
+        )
+        target = start + velocity * self._dt
         target = np.clip(target, np.minimum(self._low, start), np.maximum(self._high, start))
-        self._velocity = (target - start) / self._dt
+        self._velocity, self._target = (target - start) / self._dt, target
         return target
+
+    def _stops_within(self, way: np.ndarray) -> np.ndarray:
+        """Return the largest velocities from which joints stop within a way, rad, both float64[L]."""
+        rate, dt = self._limits.acceleration, self._dt
+        return np.asarray(rate * (np.sqrt(dt * dt + 2 * np.maximum(way, 0.0) / rate) - dt))
 
     def _joint_velocity(self, twist: np.ndarray, pose: np.ndarray) -> np.ndarray:
         """Joint velocities, float64[L], for a tip's velocity, float64[6] in m/s and rad/s: the place first, then turns.
@@ -124,6 +145,30 @@ class TwistFollower:
             fixed = np.linalg.pinv(jacobian, rcond=1e-3) @ jacobian
             step = step + (np.eye(len(self.joints)) - fixed) @ (HOMING * (self._home[self.joints] - pose[self.joints]))
         return np.asarray(step)
+
+
+def braking(velocity: np.ndarray) -> float:
+    """Return the deceleration, rad/s^2, of joints at a velocity, float64[L], once the device is at rest or lost.
+
+    A safety gate that may brake harder follows without turning round: the target comes to rest ahead of the set point.
+    """
+    return float(np.clip(np.abs(velocity).max() / STOPS, *BRAKING))
+
+
+def goes_on(accepted: np.ndarray, target: np.ndarray | None, velocity: np.ndarray, dt: float) -> np.ndarray:
+    """Return where joints brake from, float64[L]: a set point that catches up with its target has it ahead of itself.
+
+    A target behind the set point would let the arm turn round. What is ahead counts for one tick at most.
+
+    Args:
+        accepted: the last accepted command, float64[L].
+        target: that was commanded last, float64[L]; None: nothing yet.
+        velocity: of the targets, float64[L].
+    """
+    if target is None:
+        return accepted
+    most = np.abs(velocity) * dt
+    return np.asarray(accepted + np.sign(velocity) * np.clip((target - accepted) * np.sign(velocity), 0.0, most))
 
 
 def _damped(jacobian: np.ndarray, singular: float) -> np.ndarray:
