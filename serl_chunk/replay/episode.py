@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from serl_chunk.config.experiment import RewardConfig
-from serl_chunk.types import Begin, DataError, End, Episode, Outcome, Source, StepBlock
+from serl_chunk.replay.seams import accelerations
+from serl_chunk.types import Begin, DataError, End, Episode, Outcome, RobotSpec, Source, StepBlock
 
 Key = tuple[str, str]  # (session, episode id)
 
@@ -72,6 +73,7 @@ class EpisodeStats(NamedTuple):
     human_ticks: int  # of the human's segments, idle ones included
     segments: int
     returns: tuple[float, float] = (0.0, 0.0)  # the least and the greatest discounted one from any of its steps
+    accelerations: tuple[float | None, float | None] = None, None  # at seams and elsewhere, see `seams`
 
 
 @dataclasses.dataclass
@@ -221,9 +223,11 @@ def realised_returns(episode: Episode, config: RewardConfig, discount: float) ->
 
 def summarise(
     episode: StoredEpisode, source: np.ndarray, decision_tick: np.ndarray, reward: np.ndarray, effective: np.ndarray,
-    discount: float,
+    action: np.ndarray, spec: RobotSpec, discount: float,
 ) -> EpisodeStats:  # fmt: skip
-    """Return the figures of a closed episode; source uint8[T], decision_tick int32[T], both rewards float32[T]."""
+    """Return the figures of a closed episode; source uint8[T], decision_tick int32[T], both rewards float32[T], action
+    float32[T, A].
+    """
     to_go = returns_to_go(effective, discount)
     segments = human_segments(source, decision_tick)
     before = episode.gaps[-1] if len(episode.gaps) else -1  # what was realised across a gap took longer than it counts
@@ -238,4 +242,5 @@ def summarise(
         human_ticks=int((segments[:, 1] - segments[:, 0]).sum()),
         segments=len(segments),
         returns=(float(to_go.min()), float(to_go.max())),
+        accelerations=accelerations(action, segments, episode.gaps, spec),
     )

@@ -118,7 +118,7 @@ class EpisodeBuilder:
             return None
         storage, steps = self._partitions.storage, episode.rows[: episode.length]
         columns = storage.source[steps], storage.decision_tick[steps], storage.reward[steps], storage.effective[steps]
-        return summarise(episode, *columns, self._discount)
+        return summarise(episode, *columns, storage.action[steps], storage.spec, self._discount)
 
     def _amend(self, session: str, amend: Amend) -> None:
         episode = self._partitions.find((session, amend.episode_id))

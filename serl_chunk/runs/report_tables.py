@@ -130,7 +130,21 @@ def episodes_section(run: Path, metrics: RunMetrics, config: Mapping[str, Any]) 
     how = "evaluations by learner.video_episodes or --save_video, training episodes by serl-chunk report --films N"
     none = f"No film. Films are made of {how}."
     legend = join([about, element("span", "a human acts", class_="human")]) if filmed else none
+    if seams := _seams(metrics):
+        parts.append(note(seams))
     return section("Episodes", note(legend), *parts, key="episodes")
+
+
+def _seams(metrics: RunMetrics) -> str:
+    """Say how hard joints accelerated where control passed between policy and human; empty where it never did."""
+    rows = [row for row in metrics["episode"] if row.get("seam_acceleration") is not None]
+    if not rows:
+        return ""
+    seams, others = (max(row.get(name) or 0.0 for row in rows) for name in ("seam_acceleration", "acceleration"))
+    return (
+        f"In the {plural(len(rows), 'episode')} in which control passed between policy and human, the commands of "
+        f"joints changed their speed by at most {seams:.3g} rad/s² there and {others:.3g} rad/s² at other ticks."
+    )
 
 
 _COLUMNS = ("episode", "outcome", "steps", "return", "human", "after", "film")

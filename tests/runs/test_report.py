@@ -74,6 +74,7 @@ def write_run(run, episodes=30, human=True, train=True, evaluate=True):
             log.episode(
                 at, actor_id="a", ret=float(good), length=100, succeed=good, intervention_steps=20 * took,
                 intervention_count=int(took), phase="warmup" if i < 6 else "train", q=[0.4, 0.6], g=[0.5 * good, good],
+                seam_acceleration=10.0 + i if took else None, acceleration=15.0 + i,
             )  # fmt: skip
             if train:
                 values = {"critic/critic_loss": 0.1, "actor/actor_loss": -0.2, "rates/updates_per_s": 200.0,
@@ -386,6 +387,8 @@ def test_episodes_are_listed_with_their_films(tmp_path):
     assert "evaluation of checkpoint 290, mean policy, episode 0: success, 75 steps" in text
     assert "10 earlier episodes" in text  # 20 of 30 are shown
     assert "a human acts" in text
+    assert "In the 10 episodes in which control passed" in text
+    assert "at most 37 rad/s² there and 42 rad/s² at other ticks" in text
 
 
 def test_a_torn_and_an_old_metrics_file_are_reported(tmp_path):
