@@ -14,7 +14,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Dict, Iterator
+from typing import Any, Dict, Iterator, List
 
 import numpy as np
 
@@ -173,11 +173,13 @@ class Motions:
 def prioritise() -> bool:
     """Let the calling thread, and no thread or process that it starts, run before all ordinary programs.
 
+    So do the threads of libzmq that move messages: the newest command would wait for a busy computer there.
     Returns False, with a log line, where the system does not permit that: a busy computer then delays the control loop,
     which stops the robot after 100 ms.
     """
     try:
-        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(PRIORITY))
+        for thread in (0, *_message_threads()):
+            os.sched_setscheduler(thread, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(PRIORITY))
     except (AttributeError, OSError) as e:  # not Linux, or not permitted
         logger.warning(
             "the control loop has no real-time priority (%s): other programs may delay it until the robot is stopped. "
@@ -186,6 +188,16 @@ def prioritise() -> bool:
         )  # fmt: skip
         return False
     return True
+
+
+def _message_threads() -> List[int]:
+    """Return the threads of libzmq in this process, by the names that it gives them."""
+    threads = []
+    for task in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if (task / "comm").read_text().startswith("ZMQbg/"):
+                threads.append(int(task.name))
+    return threads
 
 
 def _beep() -> None:
