@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
 import time
@@ -46,6 +47,9 @@ class Answer(NamedTuple):
     late: int  # ticks that read it without a change of the command
     sent: float  # until the actor sent the changed command
     driver: float  # until the driver got the first changed set point
+    received: float = math.nan  # until the server received the first command that is made of it
+    ages: tuple[float, ...] = ()  # of the newest report that a command is made of, when the server received it
+    on_its_way: tuple[float, ...] = ()  # from the look at the device until then
 
 
 class Braking(NamedTuple):
@@ -70,11 +74,12 @@ class MouseCell(Cell):
         more = ["--config.actor.intervention=spacemouse", "--config.normaliser.actions=relative", *settings]
         demonstration(folder / "demonstration.hdf5")
         super().__init__(
-            folder, ports, 1, mouse, (str(HANDS), str(folder)), more, folder / "demonstration.hdf5", server
+            folder, ports, 1, mouse, (str(HANDS), str(folder), "1"), more, folder / "demonstration.hdf5", server
         )
         self._mouse = folder / "mouse.sock"
         self._channel: Any = None
         self._socket: socket.socket | None = None
+        self._came: list[tuple[int, float]] = []  # number of a command, and when the server received it
 
     def begin(self) -> None:
         """Start all processes, and wait for the actor's first episode."""
@@ -120,9 +125,21 @@ class MouseCell(Cell):
         """Give the actor real-time priority; returns whether the system permits it."""
         return bool(self.hand("prefer")["permitted"])
 
-    def answer(self, at: float) -> Answer:
-        """What followed the report of the moment `at`, which changed the deflection of a mouse whose arm stood."""
-        return answer_of(at, self.hand("sent", since=at - 0.1)["commands"], *self.set_points())
+    def watch(self, seconds: float) -> list[dict[str, Any]]:
+        found = super().watch(seconds)
+        self._came += [(int(state["came"][0]), float(state["came"][1])) for state in found if state.get("came")]
+        return found
+
+    def answer(self, at: float, held: float = 0.0) -> Answer:
+        """What followed the report of the moment `at`, which changed the deflection of a mouse whose arm stood.
+
+        Args:
+            held: seconds for which the mouse went on reporting.
+        """
+        commands = self.hand("sent", since=at - 0.1)["commands"]
+        answer = answer_of(at, commands, *self.set_points())
+        received = {number: came for number, came in self._came if at - 0.1 < came < at + 1.0}
+        return answer._replace(**ways_of(at, commands, received, held))
 
     def braking(self, at: float) -> Braking:
         """What followed the unplugged mouse at the moment `at`. Reads the second after it."""
@@ -163,14 +180,31 @@ def answer_of(at: float, commands: Sequence[Any], moments: np.ndarray, points: n
             `at` on.
         moments, points: when the driver got set points, float64[N], and these, float64[N, J].
     """
-    began, sent = np.array([c[:2] for c in commands]).T
-    targets = np.array([c[2] for c in commands])[:, ARM]
+    began, sent = np.array([(c[1], c[3]) for c in commands]).T
+    targets = np.array([c[4] for c in commands])[:, ARM]
     first = int(np.searchsorted(began, at))
     changed = first + int(np.argmax(_apart(targets[first:], targets[first - 1]) > CHANGED))
     index = int(np.searchsorted(moments, sent[changed]))  # none can move the arm before it is sent
     speed = _speed(points[index - 2 : index + 60])
     moved = index + int(np.argmax(speed[1:] > speed[0] + MOVES))
     return Answer(began[first] - at, changed - first, sent[changed] - at, float(moments[moved] - at))
+
+
+def ways_of(at: float, commands: Sequence[Any], received: Mapping[int, float], held: float) -> dict[str, Any]:
+    """When the server received the commands that are made of reports from the moment `at` on: fields of Answer.
+
+    Args:
+        commands: see `mouse_actor.Hands.sent`.
+        received: when it received each, by its number.
+        held: seconds for which the mouse reported 125 times a second.
+    """
+    made = [(began, reported, received[n]) for n, began, reported, *_ in commands if n in received and reported >= at]
+    then = [way for way in made if way[0] < at + held]
+    return {
+        "received": min((came for _, _, came in made), default=math.nan) - at,
+        "ages": tuple(came - reported for _, reported, came in then),
+        "on_its_way": tuple(came - began for began, _, came in then),
+    }
 
 
 def braking_of(at: float, moments: np.ndarray, points: np.ndarray) -> Braking:

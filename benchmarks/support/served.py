@@ -29,9 +29,10 @@ class ServedRobotProcess:
     Args:
         file: robot.toml; the ports of its server and its simulation are replaced by free ones.
         driver: options of the driver, written under [driver].
+        clears: whether its operator clears it; else another one does.
     """
 
-    def __init__(self, file: Path, driver: dict[str, Any] | None = None) -> None:
+    def __init__(self, file: Path, driver: dict[str, Any] | None = None, *, clears: bool = True) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self.port = free_port()
         text = file.read_text().replace("port = 5610", f"port = {free_port()}\nends = 20.0")
@@ -42,7 +43,7 @@ class ServedRobotProcess:
         self.stops: Counter[str] = Counter()  # by the word of the state
         self.late: dict[str, float] = {}
         self.counts: dict[str, int] = {}
-        self._ended = threading.Event()
+        self._clears, self._ended = clears, threading.Event()
         self._operator = threading.Thread(target=self._operate, daemon=True)
 
     @property
@@ -54,7 +55,7 @@ class ServedRobotProcess:
         command = [sys.executable, "-m", "serl_chunk", "robot", "serve", str(self.file)]
         self._log = open(Path(self._folder.name) / "log", "w+")
         self._process = subprocess.Popen(
-            command, env=environment, stderr=self._log, start_new_session=True, preexec_fn=_end_with_parent
+            command, env=environment, stderr=self._log, start_new_session=True, preexec_fn=end_with_parent
         )
         with RobotClient(self.address, name="start", answer=5.0) as client:
             ends = time.monotonic() + STARTS_WITHIN
@@ -84,20 +85,22 @@ class ServedRobotProcess:
 
     def _operate(self) -> None:
         with RobotClient(self.address, name="benchmark", role="operator", answer=5.0) as client:
+            stopped = False
             while not self._ended.wait(0.1):
                 with contextlib.suppress(RobotError):
                     client.request("ping")
                     state = client.next_state(5.0)
                     self.late, self.counts = state["late"], state["counts"]
-                    if state["state"] == "STOPPED":
+                    was, stopped = stopped, state["state"] == "STOPPED"
+                    if stopped and not was and "started" not in state["word"]:
+                        self.stops[state["word"]] += 1
+                    if stopped and self._clears:
                         time.sleep(LOOKS_FOR)
                         client.request("clear")
-                        if "started" not in state["word"]:
-                            self.stops[state["word"]] += 1
 
 
-def _end_with_parent() -> None:
-    """Let the server end when the benchmark is killed (Linux)."""
+def end_with_parent() -> None:
+    """Let a process end when the benchmark is killed (Linux)."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,12 @@ def buttons(mask: int) -> bytes:
     return struct.pack("<BQ", 3, mask)
 
 
+class Report(bytes):
+    """A report, and the moment at which the mouse sent it, monotonic s."""
+
+    moment = 0.0
+
+
 class Handle:
     """An opened device."""
 
@@ -70,8 +77,10 @@ class Mouse:
 
     def push(self, *reports: bytes) -> None:
         """Report to every program that has it open. Full queues drop the report."""
+        moment = time.monotonic()
         with self.lock:
-            for report in reports:
+            for report in map(Report, reports):
+                report.moment = moment
                 for handle in self.handles:
                     if len(handle.queue) < QUEUE:
                         handle.queue.append(report)
@@ -93,13 +102,15 @@ class Mouse:
 class FakeHid:
     """The functions of hidapi that easyhid calls, over mice in a folder.
 
-    `opened` counts the calls of `pyspacemouse.open_by_path` by path.
+    `opened` counts the calls of `pyspacemouse.open_by_path` by path. `newest` is the moment of the newest report that
+    was read, of any mouse.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.mice: list[Mouse] = []
         self.opened: list[str] = []
+        self.newest = 0.0
         self._kept: Any = None  # memory of the last enumeration
 
     def mouse(self, name: str = "hidraw0", ids: tuple[int, int] = COMPACT, serial: str = "") -> Mouse:
@@ -145,7 +156,8 @@ class FakeHid:
                 return -1
             if not handle.queue:
                 return 0
-            report = handle.queue.popleft()[:length]
+            whole = handle.queue.popleft()
+            self.newest, report = getattr(whole, "moment", self.newest), whole[:length]
         easyhid.easyhid.ffi.memmove(data, report, len(report))
         return len(report)
 

@@ -58,7 +58,7 @@ class ScriptedExpert:
         fresh = self._rng.standard_normal(task.ACTION_DIM).tolist()
         self._noise = [_NOISE_MEMORY * n + self._noise_scale * e for n, e in zip(self._noise, fresh, strict=True)]
         command: list[float] = []
-        for arm, (target, opening) in zip((LEFT, RIGHT), self._goals(), strict=True):
+        for arm, (target, opening) in zip((LEFT, RIGHT), self.goals(), strict=True):
             first = arm * task.ARM_DIM
             now = joints[first : first + task.ARM_DIM]
             errors = [g - q for g, q in zip(inverse(arm, target), now[:6], strict=True)]
@@ -69,7 +69,8 @@ class ScriptedExpert:
             command.append(now[6] + min(max(opening - now[6], -step), step))
         return np.clip(command, task.ACTION_LOW, task.ACTION_HIGH).astype(np.float32)
 
-    def _goals(self) -> tuple[tuple[Point, float], tuple[Point, float]]:
+    def goals(self) -> tuple[tuple[Point, float], tuple[Point, float]]:
+        """Return the grip point to go to, m, and the gripper's opening, of the left and of the right arm."""
         env = self._env
         wait_left, wait_right = (READY[LEFT], _OPEN), (READY[RIGHT], _OPEN)
         if env.holder == LEFT:
