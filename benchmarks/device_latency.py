@@ -79,7 +79,7 @@ def figures(answers: dict[str, list[Answer]], brakings: list[Braking]) -> dict[s
     """Summarize; times in ms."""
     made: dict[str, Any] = {"steps": {}}
     for kind, series in answers.items():
-        tick, late, sent, driver = np.array(series).T
+        tick, late, sent, driver = np.array([answer[:4] for answer in series]).T
         made["steps"][kind] = {
             "n": len(series), "to_tick_ms": _ms(tick), "to_command_ms": _ms(sent), "to_driver_ms": _ms(driver),
             "tick_to_driver_ms": _ms(driver - tick - TICK * (tick < LOOK)),
