@@ -29,7 +29,7 @@ import human_in_the_loop
 import learn_gym_hil
 from ablations import Count
 from support import cli_args
-from support.mouse_cell import Answer, Braking, answer_of, braking_of
+from support.mouse_cell import Answer, Braking, answer_of, braking_of, ways_of
 
 pytestmark = pytest.mark.system
 
@@ -257,15 +257,26 @@ def test_braking_is_timed_by_the_joint_that_was_fastest():
     assert 0.095 <= braking.settled <= 0.106
 
 
+def test_a_report_is_as_old_as_the_server_receives_the_command_that_is_made_of_it():
+    """Reports every 8 ms from 20 ms on, ticks every 20 ms; each command is at the server 2 ms after its tick."""
+    ticks = 0.02 * np.arange(6)
+    commands = [(k, t, 0.02 + 0.008 * ((t - 0.02) // 0.008), t + 0.001, []) for k, t in enumerate(ticks)]
+    received = {k: t + 0.002 for k, t in enumerate(ticks) if k != 3}  # one is overtaken
+    ways = ways_of(0.019, commands, received, held=0.07)
+    assert ways["received"] == pytest.approx(0.022 - 0.019)
+    assert ways["ages"] == pytest.approx((0.002, 0.002 + 0.004, 0.002 + 0.004), abs=1e-9)
+    assert ways["on_its_way"] == pytest.approx((0.002,) * 3)
+
+
 @pytest.mark.parametrize(
-    ("kind", "after_the_tick", "stopped", "holds"),
-    [("full", 0.015, 0.09, True), ("full", 0.021, 0.09, False), ("plain", 0.021, 0.09, False),
-     ("full", 0.015, 0.11, False)],
+    ("kind", "age", "stopped", "holds"),
+    [("full", 0.019, 0.09, True), ("full", 0.021, 0.09, False), ("plain", 0.021, 0.09, False),
+     ("full", 0.019, 0.11, False)],
 )  # fmt: skip
-def test_a_device_is_in_time_within_a_tick_of_the_look_and_100_ms_of_the_plug(kind, after_the_tick, stopped, holds):
-    good = Answer(0.019, 0, 0.02, 0.025)
+def test_a_device_is_in_time_within_a_tick_of_a_report_and_100_ms_of_the_plug(kind, age, stopped, holds):
+    good = Answer(0.019, 0, 0.02, 0.025, 0.021, (0.01,), (0.002,))
     answers = {"plain": [good] * 50, "full": [good] * 50}
-    answers[kind] = [good] * 40 + [good._replace(driver=0.019 + after_the_tick)] * 10
+    answers[kind] = [good] * 40 + [good._replace(ages=(age,))] * 10
     brakings = [Braking(0.4, 0.02, 0.05, 0.001, 0.2)] * 9 + [Braking(0.4, 0.02, stopped, 0.001, 0.2)]
     assert device_latency.figures(answers, brakings)["holds"] is holds
 
