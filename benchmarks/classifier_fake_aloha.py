@@ -21,6 +21,7 @@ import math
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -82,8 +83,13 @@ def succeeded(env: FakeAlohaEnv) -> bool:
     return env.holder == NO_ARM and math.dist(env.cube, task.PLACE) <= env.config.place_tolerance
 
 
-def record(kind: str, seed: int) -> LabelledEpisode | None:
-    """An episode as it is drawn; None where the scripted hand did not get there."""
+def always(env: FakeAlohaEnv) -> bool:
+    """Every frame is looked at."""
+    return True
+
+
+def record(kind: str, seed: int, looked: Callable[[FakeAlohaEnv], bool] = always) -> LabelledEpisode | None:
+    """An episode as it is drawn, the frames that are `looked` at; None where the scripted hand did not get there."""
     assert isinstance(ROBOT, FakeAlohaConfig)
     rng = np.random.default_rng(seed)
     env = FakeAlohaEnv(dataclasses.replace(ROBOT, max_episode_steps=1000))
@@ -92,14 +98,16 @@ def record(kind: str, seed: int) -> LabelledEpisode | None:
     placer.reset(seed)
     frames: dict[str, list[np.ndarray]] = {c: [] for c in task.CAMERAS}
     labels: list[int] = []
+    ticks: list[int] = []
     hover = (task.PLACE[0], task.PLACE[1], rng.uniform(0.03, 0.07))
     left, held = 0, False
     for tick in range(300):
-        if tick % EVERY == 0:
+        if tick % EVERY == 0 and looked(env):
             images = env.read_images(task.CAMERAS)
             for camera, shown in frames.items():
                 shown.append(images[f"images/{camera}"])
             labels.append(int(succeeded(env)))
+            ticks.append(tick)
         if kind == "empty":
             done = tick > 25
             command = towards(env, hover, 1.0)
@@ -118,8 +126,7 @@ def record(kind: str, seed: int) -> LabelledEpisode | None:
     if bool(labels[-1]) != (kind == "success"):
         return None
     images = {c: np.stack(v) for c, v in frames.items()}
-    ticks = np.arange(len(labels), dtype=np.int32) * EVERY
-    return LabelledEpisode(f"{kind} {seed}", images, np.array(labels, np.int8), ticks)
+    return LabelledEpisode(f"{kind} {seed}", images, np.array(labels, np.int8), np.array(ticks, np.int32))
 
 
 def seen_by_another_camera(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -140,13 +147,13 @@ def seen_by_another_camera(images: np.ndarray, rng: np.random.Generator) -> np.n
     return np.clip(lit + rng.normal(0, 3, moved.shape), 0, 255).astype(np.uint8)
 
 
-def episodes(count: int, first: int) -> Labelled:
+def episodes(count: int, first: int, looked: Callable[[FakeAlohaEnv], bool] = always) -> Labelled:
     """Successes and near misses in turn, from the seeds `first` on."""
     out, seed = [], first
     while len(out) < count:
         n = len(out)
         kind = "success" if n % 2 == 0 else MISSES[n // 2 % len(MISSES)]
-        episode = record(kind, seed)
+        episode = record(kind, seed, looked)
         if episode is not None:
             rng = np.random.default_rng([seed, 1])
             images = {c: seen_by_another_camera(v, rng) for c, v in episode.images.items()}
@@ -173,7 +180,7 @@ def milliseconds(classifier: Classifier, episode: LabelledEpisode, looks: int = 
         at = i % len(episode.labels)
         observation = {f"images/{c}": v[at] for c, v in episode.images.items()}
         begin = time.perf_counter()
-        classifier.success(observation)
+        classifier.probability(observation)
         took.append(1e3 * (time.perf_counter() - begin))
     return {"p50": float(np.percentile(took, 50)), "p99": float(np.percentile(took, 99))}
 

@@ -1,13 +1,16 @@
-"""HIL-SERL's tasks on Frankas behind a robot server: actions, states, boxes, and the state's part of success.
+"""HIL-SERL's tasks on Frankas behind a robot server: actions, states, boxes, and success by a classifier and the state.
 
-    cp FOLDER/hil_serl_franka.py my_franka.py         FOLDER: the folder of this file; then fill in looks_done
+    cp FOLDER/hil_serl_franka.py my_franka.py         FOLDER: the folder of this file
     cp FOLDER/robots/franka_usb.toml .                at the robot PC; or franka_ram.toml, franka_handover.toml
     serl-chunk robot serve franka_usb.toml
+    serl-chunk classifier record --exp_name my_franka.py:usb_pickup_insertion --out frames/usb
+    serl-chunk classifier train frames/usb --cameras side_classifier --out classifiers/usb_pickup_insertion
     serl-chunk --exp_name my_franka.py:usb_pickup_insertion --learner --demo_path demos/usb --checkpoint_path runs/usb
     serl-chunk --exp_name my_franka.py:usb_pickup_insertion --actor --ip GPU_BOX
 
 The task follows the colon: ram_insertion (the default), usb_pickup_insertion or object_handover. Places are those of
-HIL-SERL's lab: write yours into both files. An episode is a success where `looks_done` agrees with the state.
+HIL-SERL's lab: write yours into both files. An episode is a success where the classifier in `classifiers/TASK`, at the
+actor, agrees with the state.
 """
 
 import dataclasses
@@ -30,6 +33,7 @@ SERVER = "127.0.0.1"  # of the robot, as the actor reaches it
 # HIL-SERL's vision: the file that `serl-chunk data encoder` makes of its ResNet-10, at the learner. "": a small network
 # that is trained from scratch.
 WEIGHTS = ""
+CLASSIFIERS = "classifiers"  # folder of the classifiers, at the actor
 
 
 class Cell(NamedTuple):
@@ -38,7 +42,7 @@ class Cell(NamedTuple):
     scale: tuple[float, float]  # m and rad of an action of 1: ACTION_SCALE
     box_low: tuple[float, ...]  # ABS_POSE_LIMIT_LOW: targets are clipped to the box
     box_high: tuple[float, ...]
-    judged_by: tuple[str, ...]  # cameras of looks_done: classifier_keys
+    judged_by: tuple[str, ...]  # cameras of the classifier: classifier_keys
     number: int  # of the state, which has `proprio` of each arm in sorted order
     above: float  # what that number has to be above in a success
     proprio: tuple[str, ...] = FrankaConfig.PROPRIO
@@ -75,27 +79,10 @@ CELLS = {
 }
 
 
-def looks_done(task: str, observation: Observation) -> bool:
-    """Return whether the pictures show the task done, as HIL-SERL's classifier does: `True` leaves it to the state.
-
-    `observation` has the state and, as uint8[128, 128, 3], "images/NAME" of each camera in the task's `judged_by`. The
-    control loop calls this on every tick of 0.1 s: return within a few milliseconds. What `serl-chunk classifier train`
-    writes can take its place: OutcomeConfig(classifier=FOLDER, condition=...), with the state's part as the condition.
-    """
-    raise NotImplementedError("looks_done() is to be filled in")
-
-
-def success(task: str, observation: Observation) -> bool:
-    """Return whether the pictures and the state agree that the task is done."""
-    try:
-        seen = looks_done(task, observation)  # first, so that what is not filled in shows on the first tick
-    except NotImplementedError as error:
-        raise ConfigError(
-            f"{task}: {error}. Copy {__file__}, let its looks_done() judge the pictures, and use the copy as exp_name "
-            f"FILE.py:{task}", parameter="outcome.success",
-        ) from error  # fmt: skip
+def placed(task: str, observation: Observation) -> bool:
+    """Return whether the state agrees that the task is done: the classifier's condition."""
     cell = CELLS[task]
-    return bool(seen and observation[STATE][cell.number] > cell.above)
+    return bool(observation[STATE][cell.number] > cell.above)
 
 
 def experiment(task: str = "ram_insertion") -> ExperimentConfig:
@@ -130,7 +117,7 @@ def experiment(task: str = "ram_insertion") -> ExperimentConfig:
             encoder=hil_serl_encoder(WEIGHTS) if WEIGHTS else EncoderConfig(features=(32, 64, 64, 64)),
             gripper=gripper,
         ),
-        outcome=OutcomeConfig(success=partial(success, task), cameras=cell.judged_by),
+        outcome=OutcomeConfig(classifier=f"{CLASSIFIERS}/{task}", condition=partial(placed, task)),
         chunk=ChunkConfig(horizon=4),  # 0.4 s at 10 Hz
         normaliser=NormaliserConfig(actions="absolute_range"),  # actions are moves in [-1, 1] already
         replay=ReplayConfig(

@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that has no such letters
     # These may move a robot, so that no terminal may stop or fail them; what others print is for `less` and `head`.
-    if arguments and not arguments[0].startswith("-") and arguments[0] != "record":
+    moves = arguments[:1] == ["record"] or arguments[:2] == ["classifier", "record"]
+    if arguments and not arguments[0].startswith("-") and not moves:
         with logging_to_stdout():
             return _command(arguments)
     with background_output() as output, logging_to_stdout():

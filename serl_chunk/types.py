@@ -173,6 +173,8 @@ class End(NamedTuple):
 
     Without `final_observation` (the actor died, or a gap was before it) the last step's observation serves as the final
     one, and that step starts and extends no window. `reward`, if given, corrects the last step's. `repeats`: see Step.
+    `environment`: what the environment judged first, where `outcome.environment` hides that; None: it is not hidden.
+    Kept in journals alone.
     """
 
     episode_id: str
@@ -184,6 +186,7 @@ class End(NamedTuple):
     outcome_by: str = "environment"
     reward: float | None = None
     repeats: dict[str, int] | None = None
+    environment: Outcome | None = None
 
 
 class Amend(NamedTuple):

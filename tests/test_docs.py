@@ -349,7 +349,7 @@ def test_flags_exist(doc: Path, capsys: pytest.CaptureFixture[str]):
         *(["keys", c] for c in ("init", "add", "join", "list", "revoke")),
         *(["robot", c] for c in ("new", "check", "teach", "dry", "replay")),
         *(["robot", c] for c in ("serve", "jog", "end", "keys", "reboot")),
-        *(["classifier", c] for c in ("train", "test")),
+        *(["classifier", c] for c in ("record", "train", "test")),
         *(["attention", c] for c in ("fit", "test")),
         *(["data", c] for c in ("convert", "export", "inspect", "check", "stats")),
     ):

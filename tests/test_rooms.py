@@ -35,7 +35,7 @@ RULE: dict[str, set[str]] = {
     "robots": {"types", "config", "extras"},
     "devices": {"types", "config", "robots"},
     "classifier": {"types", "config", "models", "data", "viz"},
-    "outcomes": {"types", "config", "classifier"},
+    "outcomes": {"types", "config", "classifier", "robots"},
     "attention": {"types"},
     "console": {"types", "config"},
     "replay": {"types", "config", "data"},
@@ -243,7 +243,6 @@ SHORT_WITH_REASON: dict[str, str] = {  # path -> why it stands alone
     "serl_chunk/robots/aloha.py": "loaded by name, as the specification of each other robot is",
     "serl_chunk/robots/aloha_sim/camera.py": "loaded by name in a camera's process",
     "serl_chunk/robots/fake/camera.py": "loaded by name in a camera's process",
-    "serl_chunk/config/outcome.py": "a group of settings that experiments import, as each other group is",
     "serl_chunk/devices/switched.py": "one device for two arms, which no other part of devices needs to know",
 }
 

@@ -75,7 +75,7 @@ class EpisodeRunner:
             )
         image_keys = self._policy.image_keys if self._policy is not None else ()
         self._cameras = tuple(dict.fromkeys((*image_keys, *cameras)))
-        self._judge = Judge(config, spec)
+        self._judge = Judge(config, spec, goes_on=env.goes_on)
         watched = tuple(dict.fromkeys((*self._cameras, *self._judge.cameras)))
         for name in watched:
             spec.camera(name)
@@ -183,8 +183,7 @@ class EpisodeRunner:
         self._by_human = False  # whether a human had the previous tick
         self._window_ends: set[int] = set()  # ticks ahead whose frames are recorded although no action depends on them
         self._lost_ticks = 0  # before this tick, where it comes after a gap: its observation may be from before it
-        self._unseen = False  # on this tick: a camera's frame is not one to decide on
-        self.end = None
+        self.end, self._unseen = None, False  # unseen, on this tick: a camera's frame is not one to decide on
         self._episodes += 1
         if self._every_tick:
             self._observed.with_frames()
@@ -296,9 +295,9 @@ class EpisodeRunner:
                 self._note_window(sent.tick)
         self.interventions.count(choice.by_human)
         after = LazyObservation(self._env, raw, self._cameras)
-        label = self._judge.labelled(self._operator.outcome(), env_reward)
-        verdict = label or self._judge.verdict(sent.tick, after.look, env_reward, bool(terminated), info)
-        reward, terminated = verdict.reward, verdict.terminated
+        label = self._operator.outcome()
+        verdict = self._judge.verdict(sent.tick, after.look, env_reward, bool(terminated), info, label)
+        reward, terminated, truncated = verdict.reward, verdict.terminated, truncated or verdict.truncated
         holds = choice.source is Source.HOLD
         gated, starved = not np.array_equal(executed, wanted), holds and deadlines is not None and not choice.by_human
         self._meter.count(executed, reward, gated=gated, holds=holds, starved=starved)
@@ -328,7 +327,7 @@ class EpisodeRunner:
                 self._lost_ticks = 1  # no tick follows that could find the gap
             self._meter.fault = fault = "" if terminated else str(info.get("fault", ""))
             by = "fault" if fault else verdict.by
-            self._close(after.with_frames(), terminated=terminated, outcome=verdict.outcome, outcome_by=by)
+            self._close(after.closing(self._judge.shown), terminated=terminated, outcome=verdict.outcome, outcome_by=by)
         elif holds and self._garbage is not None:
             self._garbage.holding()
 
@@ -376,7 +375,8 @@ class EpisodeRunner:
         # A value after a gap is no bootstrap of the step before it; what a termination gives, it gives all the same.
         last = None if self._lost_ticks and not terminated else final
         length = self._recorder.length
-        self.end = End(self._episode_id, length, last, terminated, not terminated, outcome, outcome_by=outcome_by)
+        self.end = End(self._episode_id, length, last, terminated, not terminated, outcome, outcome_by,
+                       environment=self._judge.environment)  # fmt: skip
         self._ticks += length if self._policy is not None else 0  # each demonstration counts from 0
         if self._deadlines is not None:
             self._pacing.add(self._deadlines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from serl_chunk.outcomes.judge import OPERATOR
+from serl_chunk.outcomes.judge import CLASSIFIER, OPERATOR
 from serl_chunk.types import Amend, End, Outcome
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ class EpisodeLabels:
         self._discarded = False  # the episode under way
         self._last = ""  # id of the last one ...
         self._labelled = False  # ... which a label ended
+        self._classified = False  # ... or a success of the classifier's
         self._pending: str | None = None  # id of the one to discard
 
     @property
@@ -63,7 +64,10 @@ class EpisodeLabels:
         return self.outcome
 
     def undo(self) -> None:
-        """Undo the last discard, or else the last label. An undone label leaves an episode without an outcome."""
+        """Undo the last discard, or else the last label.
+
+        An undone label leaves an episode without an outcome; a success of the classifier's becomes a failure.
+        """
         if self._pending is not None:
             logger.info(f"episode {self._pending} is kept")
             self._pending, self.shown = None, "kept"
@@ -71,11 +75,16 @@ class EpisodeLabels:
             self._amend(Amend(self._last, Outcome.UNKNOWN, OPERATOR, terminated=False, reward=0.0))
             logger.info(f"the label of episode {self._last} is undone")
             self._labelled, self.shown = False, Outcome.UNKNOWN.value
+        elif self._classified:  # its frames are what the next classifier learns not to take for a success
+            self._amend(Amend(self._last, Outcome.FAILURE, OPERATOR, terminated=False, reward=0.0))
+            logger.info(f"the classifier's success of episode {self._last} is a failure")
+            self._classified, self.shown = False, Outcome.FAILURE.value
 
     def ended(self, end: End) -> None:
         """Send what is pending of the episode before this one, which has ended."""
         self.send()
         self._last, self._labelled, self.shown = end.episode_id, self.outcome is not None, end.outcome.value
+        self._classified = end.outcome_by == CLASSIFIER
         if self._discarded:
             self.discard_last()
 

@@ -82,6 +82,11 @@ class LazyObservation:
         frames = self._env.read_images(missing) if missing else {}
         return {STATE: self.observation[STATE], **{k: frames[k] if k in frames else known[k] for k in keys}}
 
+    def closing(self, cameras: Sequence[str]) -> Observation:
+        """Return the observation with its frames, as `with_frames`, and with those of `cameras`."""
+        frames = self.with_frames()  # first: what it reads is not read twice
+        return {**self.look(cameras), **frames}
+
     def take(self, frames: Observation) -> bool:
         """Add frames that were kept for this tick; True where all recorded cameras have theirs."""
         self.observation = {**{k: frames[k] for k in self._keys if k in frames}, **self.observation}

@@ -26,6 +26,7 @@ from serl_chunk.console.view import Obstacle
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.devices.recorded import ReplayedIntervention
 from serl_chunk.devices.registry import make_intervention
+from serl_chunk.outcomes.robot import observing
 from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env
 from serl_chunk.transport.client.link import LearnerLink
@@ -112,7 +113,7 @@ class ActorService:
         # Of this session: seconds of waiting, the newest episodes, and whether their status line came too soon.
         self._waited, self._recent, self._held_back = 0.0, deque[EpisodeSummary](maxlen=RECENT), False
         self._replaced: Callable[[], str | None] = no_stop
-        self.env = env or make_env(config.robot, name=actor_id)
+        self.env = observing(env or make_env(config.robot, name=actor_id), config)
         with contextlib.ExitStack() as opened:
             opened.callback(self.env.close)
             self._intervention = intervention or make_intervention(config.actor.intervention, self.env, config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,13 +11,15 @@ import numpy as np
 
 from serl_chunk.data.demos import content_digest
 from serl_chunk.data.formats.hil_serl import Transitions, load_transitions
+from serl_chunk.data.labels import OPERATOR
 from serl_chunk.data.source import Source, sorted_files
-from serl_chunk.io import os_reason, plural
-from serl_chunk.types import IMAGE_PREFIX, CameraSpec, ConfigError, DataError, Episode, Outcome
+from serl_chunk.io import atomic_write, os_reason, plural
+from serl_chunk.types import IMAGE_PREFIX, STATE, CameraSpec, ConfigError, DataError, Episode, Observation, Outcome
 
 CLASSES = ("failure", "success")  # where no file names others
 IGNORED = -1  # label of a frame that belongs to no class
 LABELS = "frame_labels.json"
+Condition = Callable[[Observation], bool]  # on the state
 _PICKLES = {"success": 1, "failure": 0}  # part of a file's name -> class
 
 
@@ -39,6 +41,7 @@ class LabelledEpisode(NamedTuple):
     images: dict[str, np.ndarray]  # camera -> uint8[N, H, W, 3]
     labels: np.ndarray  # int8[N]: class, or IGNORED
     ticks: np.ndarray  # int32[N], increasing
+    corrected: int = 0  # last frames that an operator's correction is about, which are drawn more often
 
 
 class Labelled(NamedTuple):
@@ -106,12 +109,25 @@ def read_frame_labels(path: Path) -> FrameLabels | None:
     return FrameLabels(classes, episodes)
 
 
-def read_source(source: Source, cameras: Sequence[str], labelling: Labelling, known: set[str]) -> Labelled:
+def write_frame_labels(path: Path, labels: FrameLabels) -> None:
+    """Write the frame labels of a data set. Raises DataError."""
+    file = labels_file(path)
+    content = {"classes": labels.classes, "episodes": {k: labels.episodes[k] for k in sorted(labels.episodes)}}
+    try:
+        atomic_write(file, json.dumps(content, indent=1) + "\n", durable=True)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be written ({os_reason(error)}). Check the folder") from error
+
+
+def read_source(
+    source: Source, cameras: Sequence[str], labelling: Labelling, known: set[str], condition: Condition | None = None
+) -> Labelled:
     """Read the labelled episodes of a data set or run; the outcome is as corrected later.
 
     Args:
         source: opened for `cameras`.
         known: digests of episodes that are read already; an episode with one of these is left out, new ones are added.
+        condition: of the classifier to be (`outcome.condition`): frames on which it does not hold are left out.
 
     Raises:
         DataError: an episode lacks a camera, or the labels name an unknown episode.
@@ -134,11 +150,27 @@ def read_source(source: Source, cameras: Sequence[str], labelling: Labelling, kn
         success = len(labels.classes if labels else CLASSES) - 1
         unjudged += given is None and episode.end.outcome is Outcome.UNKNOWN
         classes = _by_outcome(episode.end.outcome, len(ticks), success, labelling) if given is None else given
-        out.append(LabelledEpisode(name, images, classes, ticks))
+        # A correction of the outcome comes with one of the last reward.
+        corrected = given is None and episode.end.reward is not None and episode.end.outcome_by == OPERATOR
+        labelled = LabelledEpisode(name, images, classes, ticks, sum(labelling) if corrected else 0)
+        out.append(labelled if condition is None else _looked_at(labelled, episode, condition))
     notes = [f"{source.path}: {plural(twice, 'episode')} read before, left out"] if twice else []
+    if unseen := sum(not len(e.ticks) for e in out):
+        notes.append(
+            f"{source.path}: {plural(unseen, 'episode')} without a frame on which the condition holds, left out"
+        )
+        out = [e for e in out if len(e.ticks)]
     if unjudged:
         notes.append(f"{source.path}: {plural(unjudged, 'episode')} of unknown outcome, read as failures")
     return Labelled(out, labels.classes if labels else CLASSES, notes)
+
+
+def _looked_at(labelled: LabelledEpisode, episode: Episode, condition: Condition) -> LabelledEpisode:
+    """The frames on which the condition holds."""
+    states = [*episode.steps.observation[STATE], (episode.end.final_observation or {}).get(STATE)]
+    rows = np.array([bool(condition({STATE: states[tick]})) for tick in labelled.ticks], bool)
+    images = {camera: frames[rows] for camera, frames in labelled.images.items()}
+    return labelled._replace(images=images, labels=labelled.labels[rows], ticks=labelled.ticks[rows])
 
 
 def _by_outcome(outcome: Outcome, frames: int, success: int, labelling: Labelling) -> np.ndarray:
@@ -151,24 +183,23 @@ def _by_outcome(outcome: Outcome, frames: int, success: int, labelling: Labellin
 
 
 def _frames(name: str, episode: Episode, cameras: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The ticks int32[N] on which all cameras have a frame, the final observation's included, and the frames."""
-    ticks: np.ndarray | None = None
-    final = episode.end.final_observation or {}
-    for camera in cameras:
-        rows = episode.steps.sparse.get(IMAGE_PREFIX + camera)
-        if rows is None:
-            has = sorted(k.removeprefix(IMAGE_PREFIX) for k in episode.steps.sparse if k.startswith(IMAGE_PREFIX))
+    """The ticks int32[N] on which all cameras have a frame, the final observation's included, and the frames.
+
+    Cameras that the classifier alone looked at have a frame at the end.
+    """
+    steps, final = episode.steps, episode.end.final_observation or {}
+    ticks, whole = np.arange(steps.n, dtype=np.int32), all(IMAGE_PREFIX + c in final for c in cameras)
+    rows = {c: steps.sparse.get(IMAGE_PREFIX + c) for c in cameras}
+    for camera, of in rows.items():
+        if of is None and not whole:
+            has = sorted(k.removeprefix(IMAGE_PREFIX) for k in steps.sparse if k.startswith(IMAGE_PREFIX))
             raise DataError(f"{name} has no frames of camera {camera!r}; it has: {', '.join(has) or 'none'}")
-        ticks = rows.index if ticks is None else np.intersect1d(ticks, rows.index)
-    assert ticks is not None
-    whole = all(IMAGE_PREFIX + c in final for c in cameras)
+        ticks = np.intersect1d(ticks, () if of is None else of.index)
     images = {}
-    for camera in cameras:
-        rows = episode.steps.sparse[IMAGE_PREFIX + camera]
-        frames = np.asarray(rows.values[np.searchsorted(rows.index, ticks)])
-        last = [np.asarray(final[IMAGE_PREFIX + camera])[None]] if whole else []
-        images[camera] = np.concatenate([frames, *last])
-    return np.append(ticks, [episode.steps.n] if whole else []).astype(np.int32), images
+    for camera, of in rows.items():
+        parts = [] if of is None else [np.asarray(of.values[np.searchsorted(of.index, ticks)])]
+        images[camera] = np.concatenate([*parts, *([np.asarray(final[IMAGE_PREFIX + camera])[None]] * whole)])
+    return np.append(ticks, [steps.n] * whole).astype(np.int32), images
 
 
 def is_classifier_data(path: Path) -> bool:

@@ -29,6 +29,7 @@ from serl_chunk.config.fields import require
 from serl_chunk.models.encoder import random_shift
 from serl_chunk.types import IMAGE_PREFIX, STATE
 
+OFTEN = 10  # times as often as others a frame is drawn that an operator corrected
 BLOCK = 64  # frames of one call where many are classified
 Progress = Callable[[int, int, str], None]  # done, total, note
 
@@ -103,11 +104,15 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 class BalancedBatches:
-    """Draws frames, the same number of each class, with replacement."""
+    """Draws frames, the same number of each class, with replacement; those that an operator corrected more often."""
 
     def __init__(self, data: Labelled, cameras: Sequence[str], batch_size: int, seed: int) -> None:
         self._episodes, self._cameras = data.episodes, cameras
-        self._rows = [np.array(rows) for rows in frames_by_class(data)]
+        first = [len(e.labels) - e.corrected for e in data.episodes]
+        self._rows = [
+            np.array([row for row in rows for _ in range(OFTEN if row[1] >= first[row[0]] else 1)])
+            for rows in frames_by_class(data)
+        ]
         self._each = max(1, batch_size // len(self._rows))
         self._rng = np.random.default_rng(seed)
 

@@ -62,6 +62,8 @@ def _add_reading(p: argparse.ArgumentParser) -> None:
     p.add_argument("data", nargs="+", metavar="DATA", help=data)
     p.add_argument("--from", dest="from_format", metavar="FORMAT", help="what DATA is (default: what it looks like)")
     p.add_argument("--color", choices=("rgb", "bgr"), help="order of stored channels where files do not record it")
+    condition = "an experiment: frames on which its outcome.condition does not hold are left out, as they are in use"
+    p.add_argument("--condition", metavar="EXP", help=condition)
     outcome = p.add_mutually_exclusive_group()
     outcome.add_argument("--success", action="store_true", help="episodes whose files record no outcome succeeded")
     outcome.add_argument("--failure", action="store_true", help="they failed")
@@ -176,6 +178,9 @@ def _read(flags: argparse.Namespace, cameras: tuple[str, ...]) -> Labelled:
     labelling = dataset.Labelling(flags.positives, flags.ignored)
     success = True if flags.success else False if flags.failure else None
     options = ReadOptions(cameras=cameras, color=flags.color, success=success)
+    condition = None if flags.condition is None else load(flags.condition, []).outcome.condition
+    if flags.condition is not None and condition is None:
+        raise ConfigError(f"experiment {flags.condition} has no outcome.condition. Remove it", parameter="condition")
     known: set[str] = set()
     sets = []
     with shown_progress("reading") as progress:
@@ -184,7 +189,8 @@ def _read(flags: argparse.Namespace, cameras: tuple[str, ...]) -> Labelled:
             if flags.from_format is None and dataset.is_classifier_data(path):
                 sets.append(dataset.read_classifier_data(path, cameras, bgr=flags.color == "bgr"))
             else:
-                sets.append(dataset.read_source(open_any(text, options, flags.from_format), cameras, labelling, known))
+                source = open_any(text, options, flags.from_format)
+                sets.append(dataset.read_source(source, cameras, labelling, known, condition))
             progress(i + 1, len(flags.data))
     data = dataset.joined(sets)
     for note in data.notes:

@@ -34,6 +34,7 @@ from serl_chunk.config.overrides import difference, to_dict
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.io import os_reason
+from serl_chunk.outcomes.robot import observing
 from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs import evaluations
@@ -84,7 +85,7 @@ def run_evaluation(config: ExperimentConfig, options: EvaluationOptions, source:
     run: Path | None = None
     stop, labels = threading.Event(), EvaluationOperator()
     with contextlib.ExitStack() as stack:
-        env = make_env(config.robot, evaluating=True)
+        env = observing(make_env(config.robot, evaluating=True), config)
         with contextlib.ExitStack() as opened:
             opened.callback(env.close)
             if (human := _open_human(config, env)) is not None:

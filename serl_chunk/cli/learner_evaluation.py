@@ -18,6 +18,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.io import os_reason
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import BY_LEARNER
+from serl_chunk.outcomes.robot import observing
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs import evaluations
 from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
@@ -42,7 +43,7 @@ class OwnEvaluation:
         if config.learner.video_episodes:
             ffmpeg_program()
         with _random_state_kept():
-            self._env = make_env(config.robot, evaluating=True)
+            self._env = observing(make_env(config.robot, evaluating=True), config)
             if config.learner.video_episodes:
                 try:
                     self._check_camera()

@@ -15,7 +15,7 @@ from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import COMPAT, configured
 from serl_chunk.config.renamed import current_overrides
 from serl_chunk.extras import choose_opengl
-from serl_chunk.robots.registry import robot_spec
+from serl_chunk.outcomes.robot import spec_of_robot
 from serl_chunk.types import ConfigError, RobotSpec
 
 logger = logging.getLogger(__name__)
@@ -194,4 +194,4 @@ def warn_of_lockstep(config: ExperimentConfig) -> None:
 
 def spec_of(config: ExperimentConfig) -> RobotSpec:
     """Return the robot's specification, without its devices."""
-    return robot_spec(config.robot)
+    return spec_of_robot(config)

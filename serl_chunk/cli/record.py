@@ -23,6 +23,7 @@ from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.io import plural
 from serl_chunk.outcomes.judge import OPERATOR
+from serl_chunk.outcomes.robot import observing
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env, make_expert
 from serl_chunk.types import IMAGE_PREFIX, ConfigError, Outcome
@@ -54,7 +55,7 @@ def run_record(
     spec = spec_of(config)
     for name in cameras:
         spec.camera(name)
-    seed, there = _held(folder, spec.name, cameras)
+    seed, there = held(folder, spec.name, cameras)
     if stream is not None:
         stream.start(folder)
     if there >= n_demos:
@@ -64,7 +65,7 @@ def run_record(
     outcomes = (Outcome.SUCCESS, Outcome.FAILURE) if keep == "all" else (Outcome.SUCCESS,)
     by_human, totals, ended = policy == "human", Totals(), threading.Event()
     with contextlib.ExitStack() as files_stack, contextlib.ExitStack() as stack:  # the robot is closed first
-        env = make_env(config.robot)
+        env = observing(make_env(config.robot), config)
         human: InterventionSource | None = None
         with contextlib.ExitStack() as opened:
             opened.callback(env.close)
@@ -139,7 +140,7 @@ def _kept_files_reported(folder: Path, totals: Totals, there: int, n_demos: int)
         raise
 
 
-def _held(folder: Path, robot: str, cameras: Sequence[str]) -> tuple[int, int]:
+def held(folder: Path, robot: str, cameras: Sequence[str]) -> tuple[int, int]:
     """Return the next start state, and how many demonstrations `folder` holds; failures are none."""
     files = list(folder.glob("episode_*.hdf5")) if folder.is_dir() else []
     starts, failures = [], 0  # what was not kept has no file, so that counting files would repeat some start states

@@ -25,7 +25,7 @@ from serl_chunk.devices.recorded import ReplayedIntervention
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.io import plural
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
-from serl_chunk.types import Amend, ConfigError, DataError, Outcome
+from serl_chunk.types import Amend, ConfigError, DataError, Outcome, RobotSpec
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +113,25 @@ class Totals:
         return f"{text}, {plural(self.failures, 'failure')} kept" if self.failures else text
 
 
+class Pace:
+    """The rate of a simulator that a human moves or watches (`paced`); a real robot keeps its own."""
+
+    def __init__(self, config: ExperimentConfig, spec: RobotSpec, clock: Clock | None = None, *, paced: bool) -> None:
+        self._clock, self._dt = clock or MonotonicClock(), spec.dt
+        self._paced = paced and not config.robot.real
+        self._start = 0.0  # of tick 0
+
+    def wait(self, tick: int) -> None:
+        """Wait until a tick is due."""
+        if not self._paced:
+            return
+        now, due = self._clock.now(), self._start + tick * self._dt
+        if tick == 0 or now > due:  # a late tick delays those after it
+            self._start += now - due
+        else:
+            self._clock.sleep_until(due)
+
+
 class Recording:
     """Records episodes until a folder holds enough demonstrations; those of a human from the first motion on.
 
@@ -139,16 +158,15 @@ class Recording:
         # It limits how much an operator helps a policy in training.
         config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, max_human_ticks=0))
         self._config, self._writer, self._operator, self._stop = config, writer, operator, stop
-        self._clock, self._spec, self._progress = clock or MonotonicClock(), env.robot_spec, progress
+        self._spec, self._progress = env.robot_spec, progress
         self._number, self._there, self.totals = number, there, totals
         self._stream, self._unsent = stream, list[Path]()
-        self._start = 0.0  # of tick 0
         self._tries: dict[int, int] = {}  # by start state
         self._sink = DemonstrationSink(writer) if demonstrator is None else None
-        paced = demonstrator is None and config.actor.intervention.lower() in DEVICES and not config.robot.real
+        by_device = demonstrator is None and config.actor.intervention.lower() in DEVICES
         self._runner = EpisodeRunner(
             env, demonstrator, self._sink or writer, config=config, cameras=cameras, intervention=source, stop=stop,
-            observer=self._pace if paced else None, clock=clock, operator=operator,
+            observer=Pace(config, env.robot_spec, clock, paced=by_device).wait, clock=clock, operator=operator,
         )  # fmt: skip
         if operator is not None:
             operator.describe = self._described
@@ -228,13 +246,6 @@ class Recording:
                 f"{failed} of {attempts} episodes were no success (got {source!r}); giving up",
                 parameter="actor.intervention",
             )
-
-    def _pace(self, tick: int) -> None:
-        now, due = self._clock.now(), self._start + tick * self._spec.dt
-        if tick == 0 or now > due:  # a late tick delays those after it
-            self._start += now - due
-        else:
-            self._clock.sleep_until(due)
 
     def _described(self) -> dict[str, object]:
         done, totals = self._number - self.missing, self.totals

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from serl_chunk.cli.logs import add_log_flags, configure
-from serl_chunk.types import ConfigError
+from serl_chunk.types import ConfigError, RobotSpec
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,16 +65,12 @@ def _record(arguments: list[str]) -> int:
     add_log_flags(p)
     flags, rest = p.parse_known_args(arguments)
     configure(flags)
-    from serl_chunk.cli.data.options import parse_cameras
     from serl_chunk.cli.record import run_record
 
     config = load_flags(flags, rest)
     spec, cameras = spec_of(config), config.agent.image_keys
     if flags.cameras is not None:
-        named = parse_cameras(flags.cameras)
-        cameras = tuple(c.name for c in spec.cameras) if named is None else named
-        if twice := [c for i, c in enumerate(cameras) if c in cameras[:i]]:
-            raise ConfigError(f"{twice[0]!r} is named twice. Remove one of them.", parameter="cameras")
+        cameras = _recorded_cameras(flags.cameras, spec)
     record = partial(
         run_record, config, flags.n_demos, flags.out,
         policy=flags.policy, noise=flags.noise, cameras=cameras, keep=flags.keep,
@@ -186,8 +182,11 @@ def _view(arguments: list[str]) -> int:
 def _classifier(arguments: list[str]) -> int:
     from serl_chunk.cli import classifier
 
+    if arguments[:1] == ["record"]:  # it takes the settings of an experiment
+        return _classifier_record(arguments[1:])
     p = _parser("classifier", "A network that looks at cameras and decides whether the task succeeded.")
-    commands = p.add_subparsers(dest="command", required=True, metavar="train|test")
+    commands = p.add_subparsers(dest="command", required=True, metavar="record|train|test")
+    commands.add_parser("record", help="record frames of success and failure, labelled by a key", add_help=False)
     classifier.add_parsers(commands)
     flags = p.parse_args(arguments)
     return int(flags.run(flags))
@@ -201,6 +200,40 @@ def _attention(arguments: list[str]) -> int:
     attention.add_parsers(commands)
     flags = p.parse_args(arguments)
     return int(flags.run(flags))
+
+
+def _classifier_record(arguments: list[str]) -> int:
+    p = _parser(
+        "classifier record",
+        "Record episodes with a label for each frame: the key s switches 'this is a success' on and off, f ends an "
+        "episode. You move the robot with the device of actor.intervention. The same command continues.",
+    )
+    p.add_argument("--exp_name", help="the experiment whose robot is recorded")
+    p.add_argument("--out", required=True, metavar="DIR", help="folder for the episodes and frame_labels.json")
+    p.add_argument("--successes", type=int, default=200, metavar="N", help="frames of success (default: %(default)s)")
+    p.add_argument("--failures", type=int, default=1000, metavar="N", help="frames of failure (default: %(default)s)")
+    p.add_argument("--cameras", metavar="A,B", help="cameras to record: names or all (default: all)")
+    from serl_chunk.cli.process import add_experiment_flags, load_flags, spec_of
+
+    add_experiment_flags(p)
+    add_log_flags(p)
+    flags, rest = p.parse_known_args(arguments)
+    configure(flags)
+    from serl_chunk.cli.classifier_record import run_record_labels
+
+    config = load_flags(flags, rest)
+    cameras = _recorded_cameras(flags.cameras or "all", spec_of(config))
+    return run_record_labels(config, flags.out, cameras=cameras, successes=flags.successes, failures=flags.failures)
+
+
+def _recorded_cameras(text: str, spec: RobotSpec) -> tuple[str, ...]:
+    from serl_chunk.cli.data.options import parse_cameras
+
+    named = parse_cameras(text)
+    cameras = tuple(c.name for c in spec.cameras) if named is None else named
+    if twice := [c for i, c in enumerate(cameras) if c in cameras[:i]]:
+        raise ConfigError(f"{twice[0]!r} is named twice. Remove one of them.", parameter="cameras")
+    return cameras
 
 
 def _keys(arguments: list[str]) -> int:
@@ -291,7 +324,7 @@ COMMANDS: dict[str, Command] = {
     "record": Command(_record, "record demonstrations"),
     "data": Command(_data, "convert, export, inspect and check demonstrations"),
     "view": Command(_view, "look at episodes in a browser, and label them"),
-    "classifier": Command(_classifier, "train and test a success classifier"),
+    "classifier": Command(_classifier, "record, train and test a success classifier"),
     "attention": Command(_attention, "fit and test an alarm on a fall of Q, for the operator"),
     "presets": Command(_presets, "list the algorithms that --preset names"),
     "report": Command(_report, "write the report of a run"),

@@ -1,11 +1,11 @@
-"""What ends an episode as a success, in addition to the environment."""
+"""What ends an episode as a success or a failure."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
 
-from serl_chunk.config.fields import Group, Requirement, require, setting
+from serl_chunk.config.fields import Group, Requirement, require, setting, shaping
 from serl_chunk.types import Observation
 
 _JUDGED = Requirement("outcome.success", lambda c: c.outcome.success is not None)
@@ -14,11 +14,11 @@ _CLASSIFIED = Requirement("outcome.classifier", lambda c: bool(c.outcome.classif
 
 @dataclasses.dataclass(frozen=True)
 class OutcomeConfig(Group, path="outcome."):
-    """The actor asks these after each tick; the learner never does."""
+    """The actor asks these after each tick, in the order of docs/classifier.md; the learner never does."""
 
     success: Callable[[Observation], bool] | None = setting(
         None,
-        "success(observation) ends the episode with reward 1; none: the environment decides alone",
+        "in place of a classifier: success(observation) ends the episode with reward 1",
         acts="",
     )
     cameras: tuple[str, ...] = setting(
@@ -36,6 +36,24 @@ class OutcomeConfig(Group, path="outcome."):
         requires=_CLASSIFIED,
         off=None,
     )
+    environment: bool = setting(
+        True,
+        "the environment's success, failure and reward count; False: they are recorded with the episode's end alone",
+        acts="",
+    )
+    stages: tuple[str, ...] = setting(
+        (),
+        "chains of its classes, as grasped>placed: one that is seen in its order is a success; empty: the last class",
+        acts="",
+        requires=_CLASSIFIED,
+        off=(),
+    )
+    observed: tuple[str, ...] = shaping((), "its classes that are appended to the state, 1 for the likeliest class")
+
+    @property
+    def chains(self) -> tuple[tuple[str, ...], ...]:
+        """The classes of each of `stages`."""
+        return tuple(tuple(name.strip() for name in chain.split(">")) for chain in self.stages)
 
     def _check(self) -> None:
         # fmt: off
@@ -43,3 +61,12 @@ class OutcomeConfig(Group, path="outcome."):
             function = getattr(self, name)
             require(function is None or callable(function), f"outcome.{name}",
                 f"must be a callable {name}(observation) -> bool, or none, got {function!r}")
+        require(self.success is None or not self.classifier, "outcome.success",
+            f"decides in place of a classifier, and outcome.classifier is {self.classifier!r}. Leave one of them out; "
+            "what the state has to show in addition is outcome.condition")
+        require(self.environment or bool(self.classifier) or self.success is not None, "outcome.environment",
+            "False leaves nothing that finds a success. Give outcome.classifier or outcome.success")
+        require(all(all(chain) for chain in self.chains), "outcome.stages",
+            f"must be names of classes with > between them, got {self.stages}")
+        require(len({*self.observed}) == len(self.observed), "outcome.observed",
+            f"must be different names, got {self.observed}")

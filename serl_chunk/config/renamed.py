@@ -27,7 +27,8 @@ ADDED: dict[str, Any] = {
     "operator": {"keys": [], "gestures": [], "pedal": "", "countdown_s": 2.0, "ready": "first", "attention": "",
                  "attention_holds": False},
     "outcome": {"success": None, "cameras": [], "classifier": "", "condition": None},
-    "outcome.classifier": "", "outcome.condition": None,  # of folders that have the group
+    "outcome.classifier": "", "outcome.condition": None, "outcome.environment": True, "outcome.stages": [],
+    "outcome.observed": [],  # of folders that have the group, too
 }  # fmt: skip
 MODULES = {
     "serl_chunk.actor.timing": "serl_chunk.actor.clock",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from serl_chunk.classifier.files import read_classifier
 from serl_chunk.types import IMAGE_PREFIX, ConfigError, Observation, RobotSpec
 
 SETTING = "outcome.classifier"
+CLASS_PROBABILITY = "class_probability"  # in the info of a robot whose state has classes: float64[N]
 
 
 class Classifier:
@@ -44,7 +45,18 @@ class Classifier:
 
     def reset(self) -> None:
         """Begin an episode: no frame counts yet."""
-        self._in_a_row = 0
+        classes = len(self.description.classes)
+        self._in_a_row = np.zeros(classes, int)  # newest frames that show a class ...
+        self._holding = np.zeros(classes, int)  # ... while the condition holds
+
+    def numbers(self, names: Iterable[str], parameter: str) -> list[int]:
+        """Return the numbers of classes. Raises ConfigError, which names `parameter`, for one that it lacks."""
+        classes, names = self.description.classes, list(names)
+        if unknown := [name for name in names if name not in classes]:
+            raise ConfigError(
+                f"{self._folder}: has no class {unknown[0]!r}. Its classes: {', '.join(classes)}", parameter=parameter
+            )
+        return [classes.index(name) for name in names]
 
     def check(self, spec: RobotSpec) -> None:
         """Raise ConfigError unless the robot has the classifier's cameras in their sizes."""
@@ -85,8 +97,14 @@ class Classifier:
             took.append(time.perf_counter() - begin)
         return statistics.median(took)
 
-    def success(self, observation: Observation) -> bool:
-        """Look at the next frame; return whether it completes `frames` in a row at or above the threshold."""
-        counts = self.probability(observation)[-1] >= self.description.threshold
-        self._in_a_row = self._in_a_row + 1 if counts else 0
-        return self._in_a_row >= self.description.frames
+    def count(self, probability: np.ndarray, holds: bool) -> None:
+        """Take in the next frame: float64[N], and whether the condition on the state holds."""
+        thresholds = np.full(len(probability), max(0.5, self.description.threshold))
+        thresholds[-1] = self.description.threshold
+        counts = probability >= thresholds
+        self._in_a_row = np.where(counts, self._in_a_row + 1, 0)
+        self._holding = np.where(counts & holds, self._holding + 1, 0)
+
+    def seen(self, number: int, *, holding: bool = False) -> bool:
+        """Return whether the newest frames show a class, so many in a row; `holding`: under the condition, too."""
+        return bool((self._holding if holding else self._in_a_row)[number] >= self.description.frames)

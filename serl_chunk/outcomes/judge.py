@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.outcomes.classifier import Classifier
+from serl_chunk.outcomes.classifier import CLASS_PROBABILITY, Classifier
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, Observation, Outcome, RobotSpec
 
 OPERATOR = "operator"  # `outcome_by` of an episode that the operator ended
@@ -14,90 +14,128 @@ CLASSIFIER = "classifier"  # of one that the classifier ended
 FUNCTION = "outcome.success"  # of one that the experiment's function ended
 CONDITION = "outcome.condition"
 
+Look = Callable[[Sequence[str]], Observation]
+"""Returns the observation after a tick, with the frames of the cameras that it is given."""
+
 
 class Verdict(NamedTuple):
-    """The result of one tick. `terminated`: it ended the episode, with `outcome`, which is UNKNOWN otherwise."""
+    """The result of one tick.
+
+    `terminated`: it ended the episode, with `outcome`, which is UNKNOWN otherwise. `truncated`: the environment ended
+    the episode, and is not to decide on that.
+    """
 
     reward: float
     terminated: bool
     outcome: Outcome
     by: str
+    truncated: bool = False
 
 
 class Judge:
-    """Decides on success and failure: an operator's label, the environment, `outcome.classifier`, `outcome.success`.
+    """Decides on success and failure: an operator's label, the environment, then `outcome.classifier` or
+    `outcome.success`.
 
-    A success by one of the last two adds 1 to the environment's reward. They are not called where the environment ended
-    the episode.
+    A success by one of the last two adds 1 to the environment's reward. They are not called where one before them ended
+    the episode. With `outcome.environment=False` the environment decides and rewards nothing.
+
+    Args:
+        goes_on: the robot's (`RobotEnv.goes_on`).
 
     Raises:
-        ConfigError: the classifier cannot be read, or is one of other cameras than the robot's.
+        ConfigError: the classifier cannot be read, lacks a class, or is one of other cameras than the robot's.
     """
 
-    def __init__(self, config: ExperimentConfig, spec: RobotSpec) -> None:
+    def __init__(self, config: ExperimentConfig, spec: RobotSpec, *, goes_on: bool = False) -> None:
         outcome = config.outcome
         self._success, self._condition = outcome.success, outcome.condition
-        self._failure_reward = config.reward.failure_reward
+        self._hidden, self._failure_reward = not outcome.environment, config.reward.failure_reward
         self._classifier: Classifier | None = None
+        self._chains: list[list[int]] = []  # of classes that are to be seen in their order
         if outcome.classifier:
             self._classifier = Classifier(outcome.classifier)
             self._classifier.check(spec)
+            chains = outcome.chains or (self._classifier.description.classes[-1:],)
+            self._chains = [self._classifier.numbers(chain, "outcome.stages") for chain in chains]
+        self._last_tick = spec.max_episode_steps - 1 if goes_on else 0
         self._given = {STATE, *(IMAGE_PREFIX + c for c in outcome.cameras)}  # to the function
-        self.cameras = tuple(dict.fromkeys((*(self._classifier.cameras if self._classifier else ()), *outcome.cameras)))
+        self.shown = self._classifier.cameras if self._classifier else ()
+        """Cameras of the classifier, which learns from a corrected episode by their last frames."""
+        self.cameras = tuple(dict.fromkeys((*self.shown, *outcome.cameras)))
         """Cameras whose frames are looked at on every tick."""
+        self._environment: Outcome = Outcome.UNKNOWN  # what the environment judged first
+        self._begin()
+
+    @property
+    def environment(self) -> Outcome | None:
+        """What the environment judged first in this episode, where it does not decide; else None."""
+        return self._environment if self._hidden else None
 
     def verdict(
-        self,
-        tick: int,
-        look: Callable[[Sequence[str]], Observation],
-        reward: float,
-        terminated: bool,
-        info: Mapping[str, Any],
-    ) -> Verdict:
+        self, tick: int, look: Look, reward: float, terminated: bool, info: Mapping[str, Any],
+        label: Outcome | None = None,
+    ) -> Verdict:  # fmt: skip
         """Judge a tick.
 
         Args:
             tick: of the episode; 0 begins one.
-            look: returns the observation after the tick, with the frames of the cameras that it is given.
+            look: see `Look`.
             reward, terminated, info: of the environment.
+            label: of the operator; None: no key was pressed.
 
         Raises:
             ConfigError: a function returns something else than a truth value.
         """
-        if tick == 0 and self._classifier is not None:
-            self._classifier.reset()
-        if info.get("success"):
-            return Verdict(reward, True, Outcome.SUCCESS, "environment")
-        if info.get("failure"):
-            return Verdict(self._failure_reward, True, Outcome.FAILURE, "environment")
-        if not terminated and (by := self._success_by(look)):
+        if tick == 0:
+            self._begin()
+        judged = Outcome.SUCCESS if info.get("success") else Outcome.FAILURE if info.get("failure") else Outcome.UNKNOWN
+        if self._environment is Outcome.UNKNOWN:
+            self._environment = judged
+        cut = False
+        if self._hidden:
+            cut = terminated and tick >= self._last_tick
+            reward, terminated, judged = 0.0, False, Outcome.UNKNOWN
+        if label is not None:
+            return Verdict(self._reward(label, max(reward, 1.0)), True, label, OPERATOR)
+        if judged is not Outcome.UNKNOWN:
+            return Verdict(self._reward(judged, reward), True, judged, "environment")
+        if not terminated and (by := self._success_by(look, info)):
             return Verdict(reward + 1.0, True, Outcome.SUCCESS, by)
-        return Verdict(reward, terminated, Outcome.UNKNOWN, "environment")
+        return Verdict(reward, terminated, Outcome.UNKNOWN, "environment", truncated=cut)
 
-    def labelled(self, outcome: Outcome | None, reward: float) -> Verdict | None:
-        """Return the verdict of an operator's label, which goes before all others; None without one."""
-        if outcome is None:
-            return None
-        success = outcome is Outcome.SUCCESS
-        return Verdict(max(reward, 1.0) if success else self._failure_reward, True, outcome, OPERATOR)
+    def _begin(self) -> None:
+        self._environment = Outcome.UNKNOWN
+        self._stages = [0] * len(self._chains)  # classes of each chain that were seen
+        if self._classifier is not None:
+            self._classifier.reset()
 
-    def _success_by(self, look: Callable[[Sequence[str]], Observation]) -> str:
-        """Return who finds a success in the observation, the classifier first; empty: there is none."""
-        classifier = self._classifier
-        condition = self._condition
-        if classifier is not None and condition is not None and not _truth(condition(look(())), CONDITION):
-            classifier.reset()
-            classifier = None
-        if classifier is None and self._success is None:
-            return ""
-        # One look for both: two would read a camera twice.
-        observation = look(self.cameras)
-        if classifier is not None and classifier.success(observation):
-            return CLASSIFIER
+    def _reward(self, outcome: Outcome, of_success: float) -> float:
+        return of_success if outcome is Outcome.SUCCESS else self._failure_reward
+
+    def _success_by(self, look: Look, info: Mapping[str, Any]) -> str:
+        """Return what finds a success in the observation; empty: there is none."""
+        if self._classifier is not None:
+            return CLASSIFIER if self._classified(self._classifier, look, info) else ""
         if self._success is None:
             return ""
-        given = {key: value for key, value in observation.items() if key in self._given}
+        given = {key: value for key, value in look(self.cameras).items() if key in self._given}
         return FUNCTION if _truth(self._success(given), FUNCTION) else ""
+
+    def _classified(self, classifier: Classifier, look: Look, info: Mapping[str, Any]) -> bool:
+        """Look at the next frame; return whether it completes a chain of classes."""
+        holds = self._condition is None or _truth(self._condition(look(())), CONDITION)
+        if not holds and all(len(chain) == 1 for chain in self._chains):
+            classifier.reset()  # no network is needed
+            return False
+        probability = info.get(CLASS_PROBABILITY)
+        classifier.count(classifier.probability(look(self.cameras)) if probability is None else probability, holds)
+        for i, chain in enumerate(self._chains):
+            last = self._stages[i] == len(chain) - 1
+            if classifier.seen(chain[self._stages[i]], holding=last):
+                if last:
+                    return True
+                self._stages[i] += 1
+        return False
 
 
 def _truth(value: Any, parameter: str) -> bool:

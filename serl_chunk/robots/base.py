@@ -40,6 +40,7 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     images: str = "on_request"  # or "always"
     frames_with_observation: bool = False  # `read_images` returns what `reset` and `step` have received already
     starts_repeat: bool | None = None  # whether two resets with one seed agreed, once they have been compared
+    goes_on: bool = False  # it can be stepped beyond its own success or failure, up to the time limit
     answers_late: bool = False  # the result of a tick is there at its end, not when `send` returns
     paced: bool = False  # the caller keeps the rate; else `receive` waits for the end of the tick
     conditions: str = ""  # JSON of what this episode is moved under, as of its reset; recorded with the episode
@@ -134,6 +135,7 @@ class SimulatedEnv(RobotEnv):
     for a simulation that has diverged.
     """
 
+    goes_on = True
     tick = 0  # since the reset
     _active = False
 

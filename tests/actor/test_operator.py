@@ -223,6 +223,19 @@ def test_a_label_can_be_undone_and_once():
     assert desk.amends == [Amend("a", Outcome.UNKNOWN, OPERATOR, terminated=False, reward=0.0)]
 
 
+def test_a_success_of_the_classifier_can_be_undone_and_once():
+    desk = Desk()
+    operator = desk.operator
+    for by in ("classifier", "environment"):
+        operator.labels.begin()
+        operator.episode_ended(End(by, 9, None, True, False, Outcome.SUCCESS, by))
+        for _ in range(2):
+            press(desk, Action.UNDO)
+            operator.waits()
+    # The robot had not succeeded: the episode is cut there, and its frames are those of a failure.
+    assert desk.amends == [Amend("classifier", Outcome.FAILURE, OPERATOR, terminated=False, reward=0.0)]
+
+
 def test_quit_ends_after_the_episode_and_ctrl_c_ends_the_actor():
     desk = Desk({0: Action.QUIT})
     _, sink = episode(desk, LineEnv(length=20))

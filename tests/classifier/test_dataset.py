@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from pathlib import Path
@@ -260,7 +261,38 @@ def test_a_corrected_outcome_of_a_run_is_the_label(tmp_path):
             begin, steps, end = recorded(number, Outcome.SUCCESS)
             for record in (begin, steps, end):
                 run.put("s", record)
-        run.put("s", Amend("e1", Outcome.FAILURE, "operator"))
+        run.put("s", Amend("e1", Outcome.FAILURE, "operator", terminated=False, reward=0.0))
     data = read_source(RunSource(run.path, ReadOptions(cameras=("top",))), ("top",), Labelling(), set())
     assert [bool(e.labels.any(where=e.labels != IGNORED)) for e in data.episodes] == [True, False]
     assert data.episodes[1].labels.tolist() == [0] * (N + 1)
+    assert [e.corrected for e in data.episodes] == [0, 6]  # its last frames are hard negatives
+
+
+def test_frames_on_which_the_condition_does_not_hold_are_left_out(folder):
+    def of(condition) -> Labelled:
+        source = open_source(folder, ReadOptions(cameras=("top", "side")))
+        return read_source(source, ("top", "side"), Labelling(), set(), condition)
+
+    seen = []
+    data = of(lambda observation: seen.append(set(observation)) or observation[STATE][1] >= 3)
+    assert all(names == {STATE} for names in seen)
+    assert [e.ticks.tolist() for e in data.episodes] == [[4, 6, N]] * 3
+    assert data.episodes[0].images["side"][:, 0, 0, 0].tolist() == [104, 106, 100 + N]
+    assert data.episodes[0].labels.tolist() == [IGNORED, IGNORED, 1]
+    none = of(lambda observation: observation[STATE][0] == 1)  # the second episode alone
+    assert [e.ticks.tolist() for e in none.episodes] == [[0, 2, 4, 6, N]]
+    assert any("2 episodes without a frame on which the condition holds" in note for note in none.notes)
+
+
+def test_a_camera_of_the_classifier_alone_has_its_last_frame(tmp_path):
+    run = Run(tmp_path / "run", SPEC)
+    begin, steps, end = recorded(0, Outcome.SUCCESS)
+    sparse = {k: v for k, v in steps.sparse.items() if "side" not in k}
+    with run.opened():
+        for record in (begin, dataclasses.replace(steps, sparse=sparse), end):
+            run.put("s", record)
+    cameras = ("top", "side")
+    data = read_source(RunSource(run.path, ReadOptions(cameras=cameras)), cameras, Labelling(), set())
+    assert data.episodes[0].ticks.tolist() == [N]
+    assert data.episodes[0].images["side"][:, 0, 0, 0].tolist() == [100 + N]
+    assert data.episodes[0].labels.tolist() == [1]

@@ -98,6 +98,20 @@ def test_batches_have_the_frames_of_their_labels():
     assert labels.sum() == 16
 
 
+def test_corrected_frames_are_drawn_more_often():
+    data = toy(11)  # five failures of 12 frames, in which a frame is 1 of 104 without success
+    marked = [e._replace(corrected=2) if i == 3 else e for i, e in enumerate(data.episodes)]
+    rows = {image.tobytes() for image in marked[3].images["wrist"][-2:]}
+
+    def share(episodes) -> float:
+        images, labels = BalancedBatches(data._replace(episodes=episodes), CAMERAS, 4000, 0).draw()
+        drawn = [image.tobytes() in rows for image in images["wrist"][labels == 0]]
+        return float(np.mean(drawn))
+
+    assert 0.005 < share(data.episodes) < 0.04
+    assert 0.12 < share(marked) < 0.21
+
+
 def test_augmentation_moves_and_colours_frames():
     rng = np.random.default_rng(0)
     image = rng.integers(40, 200, (5, 12, 10, 3), np.uint8)

@@ -15,7 +15,7 @@ from serl_chunk.classifier.files import DESCRIPTION
 from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.outcomes import classifier as module
 from serl_chunk.outcomes.classifier import SETTING, Classifier
-from serl_chunk.outcomes.judge import CLASSIFIER, CONDITION, FUNCTION
+from serl_chunk.outcomes.judge import CLASSIFIER, CONDITION
 from serl_chunk.types import IMAGE_PREFIX, STATE, CameraSpec, ConfigError, Outcome
 
 WRIST = IMAGE_PREFIX + "wrist"
@@ -89,32 +89,13 @@ def test_the_environment_is_first(folder, seen, env, outcome, length):
     assert looked == list(range(5))
 
 
-def test_the_classifier_comes_before_the_function(folder, seen):
+def test_the_last_frames_of_its_camera_are_recorded_with_the_end(folder, seen):
+    """A corrected episode is what the next classifier learns from."""
     give, _ = seen
     give.update({4: 0.9, 5: 0.9})
-    called = []
-
-    def success(observation):
-        called.append(int(observation[STATE][2]) - 1)
-        assert set(observation) == {STATE}  # it named no camera
-        return called[-1] >= 5
-
-    end = run(LineEnv(), OutcomeConfig(success, classifier=folder)).last_end
-    assert (end.outcome_by, end.length) == (CLASSIFIER, 6)
-    assert called == list(range(5))
-    give.clear()
-    end = run(LineEnv(), OutcomeConfig(success, classifier=folder)).last_end
-    assert end.outcome_by == FUNCTION
-
-
-def test_a_camera_of_both_is_read_once_a_tick(folder, seen):
-    env = LineEnv()
-    read, reads = env.read_images, []
-    env.read_images = lambda cameras: reads.append(tuple(cameras)) or read(cameras)  # type: ignore[method-assign]
-    given = []
-    run(env, OutcomeConfig(lambda o: given.append(set(o)) or False, ("wrist",), classifier=folder))
-    assert sum("wrist" in cameras for cameras in reads) == env.length
-    assert all(names == {STATE, WRIST} for names in given)
+    for env, length in ((LineEnv(), 6), (LineEnv(success_at=3), 4), (LineEnv(length=3), 3)):
+        final = run(env, OutcomeConfig(classifier=folder)).last_end.final_observation
+        assert final[WRIST][0, 0, 0] == length
 
 
 def test_the_condition_must_hold_on_each_frame(folder, seen):
@@ -175,9 +156,17 @@ def test_counting_begins_again_at_a_reset(folder, wrist):
     c = Classifier(folder)
     c.description = dataclasses.replace(c.description, threshold=1e-9)
     observation = {WRIST: np.zeros((wrist.height, wrist.width, 3), np.uint8)}
-    assert [c.success(observation) for _ in range(3)] == [False, True, True]
+
+    def looks(holds: list[bool]) -> list[tuple[bool, bool]]:
+        out = []
+        for each in holds:
+            c.count(c.probability(observation), each)
+            out.append((c.seen(1), c.seen(1, holding=True)))
+        return out
+
+    assert looks([True, True, False, True]) == [(False, False), (True, True), (True, False), (True, False)]
     c.reset()
-    assert [c.success(observation) for _ in range(2)] == [False, True]
+    assert looks([True, True]) == [(False, False), (True, True)]
 
 
 @pytest.mark.parametrize("name", ["success", "condition"])

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from actor_helpers import LineEnv, ListSink, NoisyAgent, make_config, make_policy
+from actor_helpers import SPEC, LineEnv, ListSink, NoisyAgent, make_config, make_policy
 from errors import naming
 
 from serl_chunk.actor.episode import EpisodeRunner
@@ -87,8 +87,71 @@ def test_what_is_no_truth_value_is_refused():
     assert refused.value.parameter == FUNCTION
 
 
-@pytest.mark.parametrize(("values", "parameter"), [({"success": "z > 0.04"}, "outcome.success")])
-def test_settings_that_are_refused(values, parameter):
-    with pytest.raises(ConfigError, match=naming(*values.values())) as refused:
+def hidden(env: LineEnv, *, goes_on: bool = True):
+    env.goes_on = goes_on
+    _, sink = episode(env, OutcomeConfig(after_tick, environment=False), failure_reward=0.25)
+    return sink, sink.last_end
+
+
+@pytest.mark.parametrize(
+    ("env", "judged"),
+    [
+        (LineEnv(success_at=3), Outcome.SUCCESS),
+        (LineEnv(failure_at=3), Outcome.FAILURE),
+        (LineEnv(success_at=9, failure_at=3), Outcome.FAILURE),  # the first one
+        (LineEnv(), Outcome.UNKNOWN),
+        (LineEnv(success_at=LAST), Outcome.SUCCESS),  # on the same tick
+    ],
+)
+def test_a_hidden_environment_neither_ends_nor_rewards_and_is_recorded(env, judged):
+    sink, end = hidden(env)
+    assert (end.length, end.outcome, end.outcome_by) == (LAST + 1, Outcome.SUCCESS, FUNCTION)
+    assert [s.reward for s in sink.steps] == [0.0] * LAST + [1.0]
+    assert end.environment is judged
+
+
+@pytest.mark.parametrize(
+    ("env", "goes_on", "length"),
+    [
+        (LineEnv(success_at=3), False, 4),  # it cannot be stepped any further
+        (LineEnv(length=6, success_at=5), True, 6),
+        (LineEnv(spec=dataclasses.replace(SPEC, max_episode_steps=4), success_at=3), True, 4),  # gives no truncation
+    ],
+)
+def test_a_hidden_success_that_ends_the_episode_all_the_same_truncates_it(env, goes_on, length):
+    sink, end = hidden(env, goes_on=goes_on)
+    assert (end.length, end.truncated, end.outcome) == (length, True, Outcome.UNKNOWN)
+    assert end.environment is Outcome.SUCCESS
+    assert not any(s.reward for s in sink.steps)
+
+
+def test_an_environment_that_decides_has_no_second_judgement():
+    _, sink = episode(LineEnv(success_at=3), OutcomeConfig(after_tick))
+    assert sink.last_end.environment is None
+
+
+def test_what_a_hidden_environment_judged_is_of_one_episode():
+    config = dataclasses.replace(make_config(), outcome=OutcomeConfig(lambda observation: False, environment=False))
+    sink, env = ListSink(), LineEnv(length=5, success_at=2)
+    env.goes_on = True
+    runner = EpisodeRunner(env, make_policy(NoisyAgent(8)), sink, config=config)
+    found = []
+    for success_at in (2, None):
+        env.success_at = success_at
+        runner.run_episode(5)
+        found.append(sink.last_end.environment)
+    assert found == [Outcome.SUCCESS, Outcome.UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    ("values", "parameter", "names"),
+    [
+        ({"success": "z > 0.04"}, "outcome.success", "z > 0.04"),
+        ({"success": after_tick, "classifier": "classifiers/c"}, "outcome.success", "classifiers/c"),
+        ({"environment": False}, "outcome.environment", "outcome.classifier"),
+    ],
+)
+def test_settings_that_are_refused(values, parameter, names):
+    with pytest.raises(ConfigError, match=naming(names)) as refused:
         OutcomeConfig(**values)
     assert refused.value.parameter == parameter

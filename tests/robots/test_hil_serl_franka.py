@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,11 @@ from errors import naming
 
 from serl_chunk.config.hil_serl import TASKS
 from serl_chunk.config.loader import load_experiment
+from serl_chunk.outcomes.judge import Judge
 from serl_chunk.robots import franka
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.robots.served import differing_fields
-from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError
+from serl_chunk.types import STATE, ConfigError
 from serl_chunk_robot.config import load, load_driver
 from serl_chunk_robot.motions import Reset
 
@@ -37,18 +37,6 @@ def of(task):
     return load_experiment(f"hil_serl_franka:{task}")
 
 
-def with_pictures(config, seen):
-    """The experiment's `success`, with a `looks_done` that returns `seen` and keeps what it was given."""
-    given = []
-
-    def looks_done(task, observation):
-        given.append((task, observation))
-        return seen
-
-    module = sys.modules[config.outcome.success.func.__module__]
-    return module, looks_done, given
-
-
 @pytest.mark.parametrize("task", FILES)
 def test_each_task_has_hil_serl_s_numbers(task):
     config, spec = of(task), robot_spec(of(task).robot)
@@ -58,7 +46,7 @@ def test_each_task_has_hil_serl_s_numbers(task):
     assert (spec.max_episode_steps, config.discount) == (settings.max_episode_steps, settings.discount)
     assert (config.agent.image_keys, spec.grippers) == (settings.cameras, settings.grippers)
     assert config.agent.gripper.setup_mode == settings.setup_mode
-    assert config.outcome.cameras == cameras
+    assert config.outcome.classifier == f"classifiers/{task}"
     assert {c.name for c in spec.cameras} == {*settings.cameras, *cameras}
     assert config.name == f"hil_serl_franka_{task}"
     assert config.robot.mirrored_yaw == (task == "object_handover")
@@ -72,27 +60,20 @@ def test_the_task_that_is_controlled_by_wrenches_names_its_experiment():
 
 
 @pytest.mark.parametrize("task", FILES)
-def test_success_is_the_state_s_condition_and_what_the_pictures_show(task, monkeypatch):
-    config = of(task)
+def test_the_condition_is_hil_serl_s(task):
     *_, state, number, above, _ = EXPECTED[task]
     at = np.full(state, 9.0, np.float32)
     at[number] = above
     beyond = at.copy()
     beyond[number] = np.nextafter(at[number], np.float32(1))
-    for seen in (True, False):
-        module, looks_done, given = with_pictures(config, seen)
-        monkeypatch.setattr(module, "looks_done", looks_done)
-        assert config.outcome.success({STATE: at}) is False
-        assert config.outcome.success({STATE: beyond}) is seen
-        observation = {STATE: beyond, IMAGE_PREFIX + "x": np.zeros((128, 128, 3), np.uint8)}
-        config.outcome.success(observation)
-        assert given[-1] == (task, observation)
+    assert [of(task).outcome.condition({STATE: each}) for each in (at, beyond)] == [False, True]
 
 
-def test_pictures_that_nothing_judges_are_an_error_on_the_first_tick():
-    with pytest.raises(ConfigError, match=naming("ram_insertion", "looks_done()", "hil_serl_franka.py")) as refused:
-        of("ram_insertion").outcome.success({STATE: np.zeros(19, np.float32)})
-    assert refused.value.parameter == "outcome.success"
+def test_without_a_classifier_the_actor_is_refused_and_the_command_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = of("ram_insertion")
+    with pytest.raises(ConfigError, match=naming("classifiers/ram_insertion", "serl-chunk classifier train")):
+        Judge(config, robot_spec(config.robot))
 
 
 @pytest.mark.parametrize("task", FILES)

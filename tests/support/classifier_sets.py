@@ -17,11 +17,11 @@ CAMERAS = ("top", "wrist")
 TINY = EncoderConfig(features=(4,), latent=4)
 
 
-def save_random(folder: Path, camera: CameraSpec, frames: int = 2) -> Path:
+def save_random(folder: Path, camera: CameraSpec, frames: int = 2, classes: tuple[str, ...] = CLASSES) -> Path:
     """Write a classifier of one camera with random weights; returns its folder."""
-    net = network((camera,), TINY, 2)
+    net = network((camera,), TINY, len(classes))
     folder.mkdir(exist_ok=True)
-    description = Description((camera,), CLASSES, 0.5, frames, TINY)
+    description = Description((camera,), classes, 0.5, frames, TINY)
     save(folder, description, flat_arrays(initial(net, (camera,), 0)))
     return folder
 

@@ -161,6 +161,7 @@ def encode_record(record: Record, first: int, *, jpeg_quality: int = 0) -> list[
                     arrays[f"values/{key}"] = rows.values
         case End():
             header.update(record._asdict(), outcome=record.outcome.value, reward=_plain(record.reward))
+            header["environment"] = None if record.environment is None else record.environment.value
             header["final_observation"] = record.final_observation is not None
             for key, value in (record.final_observation or {}).items():
                 if jpeg_quality and key.startswith(IMAGE_PREFIX):
@@ -223,6 +224,10 @@ def _demonstration(header: Mapping[str, Any], name: str) -> bool:
     return demonstration
 
 
+def _environment(header: Mapping[str, Any], name: str) -> Outcome | None:
+    return _outcome(header, name) if name in header else None  # of a journal from before it
+
+
 _BEGIN: codec.Checks = {
     **dict.fromkeys(Begin._fields, codec.identifier), "task": codec.text, "conditions": _conditions,
     "demonstration": _demonstration,
@@ -232,7 +237,7 @@ _AMEND: codec.Checks = {
     "discard": codec.exactly(bool),
 }  # fmt: skip
 _END: codec.Checks = {
-    **_NAMES, "length": codec.count, "outcome": _outcome, "reward": _reward,
+    **_NAMES, "length": codec.count, "outcome": _outcome, "reward": _reward, "environment": _environment,
     **dict.fromkeys(("terminated", "truncated"), codec.exactly(bool)),
 }  # fmt: skip
 

@@ -60,6 +60,7 @@ def block(n=8, first=0):
         block(4, 1000),
         end("e", 8),
         End("e", 0, None, False, True, Outcome.UNKNOWN),
+        end("e", 8)._replace(environment=Outcome.FAILURE),
         Amend("e", Outcome.FAILURE, "operator", True, 0.5, True),
         Amend("e"),
         StepBlock.from_steps(
@@ -227,8 +228,9 @@ def test_a_final_observation_repeats_a_step_s_frame(repeats):
 
 def test_an_end_of_an_older_journal_repeats_nothing():
     header = end("e", 8)._asdict() | {"first": 0, "outcome": "unknown", "final_observation": True}
-    del header["repeats"]
-    assert records.decode_record(Message("end", header, {}, 0))[1].repeats is None
+    del header["repeats"], header["environment"]
+    read = records.decode_record(Message("end", header, {}, 0))[1]
+    assert (read.repeats, read.environment) == (None, None)
 
 
 def test_messages_without_a_partial_intervention_are_those_of_before():

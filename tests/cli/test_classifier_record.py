@@ -1,0 +1,163 @@
+"""Frames that a key labels while the robot moves: their files, and what the classifier's training reads of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from actor_helpers import HumanOnTicks, LineEnv, SimClock, make_config
+from errors import naming
+
+from serl_chunk.actor.operator import Operator
+from serl_chunk.classifier.dataset import LABELS, Labelling, read_source
+from serl_chunk.cli import classifier_record as module
+from serl_chunk.cli import recording
+from serl_chunk.cli.classifier_record import run_record_labels
+from serl_chunk.console.bindings import Action
+from serl_chunk.data.formats import open_source
+from serl_chunk.data.formats.hdf5 import read_episode
+from serl_chunk.data.source import ReadOptions
+from serl_chunk.main import main
+from serl_chunk.types import ConfigError, Outcome, Source
+
+CAMERAS = ("front", "wrist")
+LENGTH = 12  # ticks of an episode
+
+
+class Keys:
+    """A console: action -> (episode, tick) on which its key is pressed."""
+
+    def __init__(self, env: LineEnv, pressed: dict[Action, list[tuple[int, int]]]) -> None:
+        self.env, self.pressed = env, pressed
+        self.questions: list[str] = []
+
+    def actions(self):
+        now = len(self.env.seeds) - 1, self.env.tick
+        for action, moments in self.pressed.items():
+            if now in moments:
+                moments.remove(now)
+                yield action
+
+    def empty(self) -> None: ...
+
+    def show(self, state) -> None:
+        self.questions.append(state.question)
+
+
+@pytest.fixture
+def record(monkeypatch, tmp_path):
+    """Record on the line robot with keys; returns the folder and the console."""
+
+    def run(successes: int, failures: int, pressed=None, *, cameras=CAMERAS, env=None, terminal=True):
+        env = env or LineEnv(length=LENGTH, success_at=4)
+        env.goes_on = True
+        keys = Keys(env, pressed or {})
+        monkeypatch.setattr(recording, "MonotonicClock", SimClock)
+        monkeypatch.setattr(module, "make_env", lambda robot: env)
+        monkeypatch.setattr(module, "open_human", lambda *a: HumanOnTicks(range(3, 9)))
+        monkeypatch.setattr(module, "spec_of", lambda config: env.robot_spec)
+
+        @contextlib.contextmanager
+        def console_of(config, name, *, amend, end, over, simulated):
+            assert simulated
+            operator = Operator(
+                over(keys), None, amend=amend, end=end, now=lambda: 0.02 * env.tick, countdown=0.0,
+                pause=lambda seconds: None,
+            )  # fmt: skip
+            yield operator if terminal else None
+
+        monkeypatch.setattr(module, "console_of", console_of)
+        folder = tmp_path / "labelled"
+        run_record_labels(make_config(), str(folder), cameras=cameras, successes=successes, failures=failures)
+        return folder, keys
+
+    return run
+
+
+def labels_of(folder) -> dict[str, list[int]]:
+    """The labels of each frame as the training reads them."""
+    source = open_source(folder, ReadOptions(cameras=CAMERAS))
+    data = read_source(source, CAMERAS, Labelling(), set())
+    for e in data.episodes:  # the frames have the number of their tick
+        assert e.images["wrist"][:, 0, 0, 0].tolist() == e.ticks.tolist()
+    return dict(zip(source.keys(), (e.labels.tolist() for e in data.episodes), strict=True))
+
+
+def test_a_key_switches_the_label_until_there_are_enough_frames(record):
+    folder, keys = record(7, 20, {Action.SUCCESS: [(0, 5), (0, 9), (1, 9)], Action.FAILURE: [(2, 3)]})
+    # The environment's success on tick 4 ends nothing; each episode begins as a failure; f ends the third.
+    assert labels_of(folder) == {
+        "episode_0.hdf5": [0] * 5 + [1] * 4 + [0] * 4,
+        "episode_1.hdf5": [0] * 9 + [1] * 4,
+        "episode_2.hdf5": [0] * 4,
+    }
+    episode = read_episode(folder / "episode_0.hdf5")
+    assert [s == Source.HUMAN for s in episode.steps.source] == [3 <= t < 9 for t in range(LENGTH)]
+    assert episode.end.outcome is Outcome.UNKNOWN
+    assert any("labelled SUCCESS" in q for q in keys.questions)
+    assert any("4 of 7 frames of success, 9 of 20" in q for q in keys.questions)
+
+
+def test_the_same_command_goes_on(record):
+    folder, _ = record(3, 5, {Action.SUCCESS: [(0, 9)]})
+    assert labels_of(folder) == {"episode_0.hdf5": [0] * 9 + [1] * 4}
+    record(3, 5, {Action.SUCCESS: [(0, 0)]})  # enough
+    assert len(labels_of(folder)) == 1
+    env = LineEnv(length=LENGTH)
+    record(10, 5, {Action.SUCCESS: [(0, 1)]}, env=env)
+    assert labels_of(folder)["episode_1.hdf5"] == [0] + [1] * 12
+    assert env.seeds == [1]  # another start state
+
+
+def test_an_episode_without_labels_belongs_to_no_class(record):
+    folder, _ = record(3, 5, {Action.SUCCESS: [(0, 9)]})
+    (folder / LABELS).unlink()  # as where a recording is killed before it writes them
+    record(3, 2, {Action.SUCCESS: [(0, 2)]})
+    assert labels_of(folder) == {"episode_0.hdf5": [-1] * 13, "episode_1.hdf5": [0] * 2 + [1] * 11}
+
+
+def test_a_discarded_episode_is_removed_with_its_labels(record):
+    folder, _ = record(3, 18, {Action.SUCCESS: [(0, 5), (1, 9), (2, 9)], Action.DISCARD: [(0, 8)]})
+    assert list(labels_of(folder)) == ["episode_1.hdf5", "episode_2.hdf5"]
+    assert not (folder / "episode_0.hdf5").exists()
+
+
+def test_ctrl_c_keeps_the_episode_under_way(record, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        record(50, 50, {Action.SUCCESS: [(0, 4)], Action.END: [(0, 7)]})
+    assert labels_of(tmp_path / "labelled") == {"episode_0.hdf5": [0] * 4 + [1] * 4}
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({"successes": 0}, "successes"),
+        ({"failures": 0}, "failures"),
+        ({"cameras": ()}, "cameras"),
+        ({"cameras": ("belly",)}, "belly"),
+        ({"terminal": False}, "terminal"),
+    ],
+)
+def test_what_is_refused_before_anything_moves(record, tmp_path, values, names):
+    env = LineEnv()
+    env.reset = env.send = lambda *a, **k: pytest.fail("the robot was touched")  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match=naming(names)) as refused:
+        record(**{"successes": 3, "failures": 3, "env": env} | values)
+    assert refused.value.parameter in ("", names)
+    assert not (tmp_path / "labelled" / LABELS).exists()
+
+
+def test_labels_of_other_classes_are_refused(record, tmp_path):
+    (tmp_path / "labelled").mkdir()
+    (tmp_path / "labelled" / LABELS).write_text(json.dumps({"classes": ["up", "down"], "episodes": {}}))
+    with pytest.raises(ConfigError, match=naming("up, down", "failure, success")):
+        record(3, 3)
+
+
+def test_the_command_takes_an_experiment_and_its_settings(tmp_path, capsys):
+    out = ["classifier", "record", "--exp_name", "fake_aloha", "--out", str(tmp_path)]
+    assert main([*out, "--config.robot.image_size=16", "--cameras", "belly"]) == 2
+    assert "belly" in capsys.readouterr().err
+    assert main(out) == 2  # pytest's output is no terminal
+    assert "terminal" in capsys.readouterr().err
