@@ -28,9 +28,10 @@ from typing import Any
 import numpy as np
 
 from serl_chunk_robot.admission import Address
-from serl_chunk_robot.cameras import Cameras
+from serl_chunk_robot.camera_process import children
 from serl_chunk_robot.client import Keys, RobotClient, RobotError
 from serl_chunk_robot.config import HAIR, load, load_driver
+from serl_chunk_robot.processes import Processes
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.measured import Measured
 from serl_chunk_robot.serve import Motions, prioritise
@@ -60,7 +61,7 @@ def serve(path: Path) -> None:
     def switch() -> None:
         for line in sys.stdin:
             if line == "on\n":
-                cameras = Cameras(file.cameras, file.host, file.keys, server.run_id)
+                cameras = Processes(children(file.cameras, file.host, file.keys, server.run_id))
                 cameras.__enter__()
             else:
                 cameras.__exit__()

@@ -1,4 +1,4 @@
-"""The input device of a human operator at the actor's machine."""
+"""The input device of a human operator, at the actor's machine or at the robot's server."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Literal
 
 from serl_chunk.config.fields import Group, Requirement, require, setting
 
-DEVICES = ("spacemouse", "gamepad", "keyboard", "gello")
-TWISTS = DEVICES[:3]  # devices that command velocities of a tip
+DEVICES = ("spacemouse", "gamepad", "keyboard", "leader", "gello")
+TWISTS, LEADERS = DEVICES[:3], DEVICES[3:]  # devices that command velocities of a tip, or joints
 _DEVICE = Requirement(f"actor.intervention={' or '.join(DEVICES)}", lambda c: c.actor.intervention.lower() in DEVICES)
 _TWIST = Requirement(f"actor.intervention={' or '.join(TWISTS)}", lambda c: c.actor.intervention.lower() in TWISTS)
+_LEADER = Requirement(f"actor.intervention={' or '.join(LEADERS)}", lambda c: c.actor.intervention.lower() in LEADERS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +21,14 @@ class DeviceConfig(Group, path="device."):
     paths: tuple[str, ...] = setting(
         (), "one for each arm, left first; gello: files; empty: the only mouse", acts="", requires=_DEVICE, off=()
     )
+    hosted: bool = setting(
+        False, "the devices are those of robot.server, paths are names of its tables [[device]]; leader: always",
+        acts="", requires=_DEVICE, off=False,
+    )  # fmt: skip
+    align: Literal["near", "blend"] = setting(
+        "near", "a leader counts near its arm alone, or anywhere: its arm comes to it slowly", acts="",
+        requires=_LEADER, off="near",
+    )  # fmt: skip
     scale: tuple[float, ...] = setting(
         (1.0,) * 6, "of x, y, z, roll, pitch, yaw; 0: that axis does nothing", acts="", requires=_TWIST, off=(1.0,) * 6
     )

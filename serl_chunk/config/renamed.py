@@ -23,7 +23,9 @@ ADDED: dict[str, Any] = {
     "device": {
         "paths": [], "scale": [1.0] * 6, "translation": 0.2, "rotation": 1.0, "frame": "base", "lead": 0.15,
         "gripper": "hold", "switch_button": -1, "dead_man": -1, "start": 0.05, "end": 0.02, "hold_s": 0.4,
+        "hosted": False, "align": "near",
     },
+    "device.hosted": False, "device.align": "near",  # of folders that have the group
     "operator": {"keys": [], "gestures": [], "pedal": "", "countdown_s": 2.0, "ready": "first", "attention": "",
                  "attention_holds": False},
     "outcome": {"success": None, "cameras": [], "classifier": "", "condition": None},

@@ -7,12 +7,14 @@ from typing import Protocol
 
 import numpy as np
 
-from serl_chunk.devices.teleoperation import TwistFollower, braking, goes_on
+from serl_chunk.devices.teleoperation import TwistFollower
 from serl_chunk_robot.devices.base import Sample
+from serl_chunk_robot.devices.neutral import APART
 
 CLOSE, OPEN = 0, 1  # buttons of a device
 GRIPPER_SECONDS = 0.6  # of a gripper's whole way, while its button is pressed
 LEADER_FADES, LEADER_SPEED = 0.3, 3.0  # rad/s: of what a leader was apart, and of an arm that follows it
+LEADER_ACCELERATION = 40.0  # rad/s^2 of such an arm, also on the first tick of an intervention
 
 
 class ArmControl(Protocol):
@@ -20,6 +22,7 @@ class ArmControl(Protocol):
 
     dims: np.ndarray  # intp[D], of the command
     measured: np.ndarray  # intp[D], where the state has them, for an arm that a leader leads; else its joints alone
+    approaching: bool  # the arm is still on its way to its leader: it stays the human's
 
     def begin(self, last: np.ndarray, before: np.ndarray) -> None:
         """Take the arm over after the accepted commands `before` and `last`, float[A], a tick apart."""
@@ -84,6 +87,7 @@ class JointArm:
         self, follower: TwistFollower, gripper: tuple[int, Gripper] | None, measured: np.ndarray, dt: float
     ) -> None:
         self._follower, self._gripper, self.measured, self._dt = follower, gripper, measured, dt
+        self.approaching = False
         self.dims = np.array([*follower.joints, *([gripper[0]] if gripper else [])], np.intp)
 
     def begin(self, last: np.ndarray, before: np.ndarray) -> None:
@@ -116,7 +120,7 @@ class TwistArm:
         turn: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> None:  # fmt: skip
         self._axes, self._scale, self._gripper, self._turn = list(axes), scale, gripper, turn
-        self.measured = np.empty(0, np.intp)
+        self.measured, self.approaching = np.empty(0, np.intp), False
         self.dims = np.array([*dims, *([gripper[0]] if gripper else [])], np.intp)
 
     def begin(self, last: np.ndarray, before: np.ndarray) -> None:
@@ -135,7 +139,9 @@ class TwistArm:
 class LeaderArm:
     """An arm that follows the joints of a leader, from where the arm is when it is taken over.
 
-    What the leader was apart then fades out, so that no target jumps, and the leader's ends remain the arm's.
+    What the leader was apart then fades out, so that no target jumps, and the leader's ends remain the arm's. Velocity
+    and acceleration of the command are bounded on every tick, the first one included. It brakes in time for the leader:
+    it does not overshoot one that stops.
 
     Args:
         dims: of the arm in the command, joints and gripper, in the leader's order.
@@ -147,31 +153,37 @@ class LeaderArm:
     def __init__(self, dims: np.ndarray, measured: np.ndarray, low: np.ndarray, high: np.ndarray, dt: float) -> None:
         self.dims, self.measured, self._low, self._high, self._dt = dims, measured, low, high, dt
         self._apart: np.ndarray | None = None
-        self._target: np.ndarray | None = None  # of the tick before
         self._velocity = np.zeros(len(dims))
-        self._braking: float | None = None  # rad/s^2, since the leader was lost
+
+    @property
+    def approaching(self) -> bool:
+        """Whether the leader is still further than 0.05 rad from where the arm follows it."""
+        return self._apart is not None and bool(np.abs(self._apart).max() > APART)
 
     def begin(self, last: np.ndarray, before: np.ndarray) -> None:
-        self._apart = self._target = self._braking = None
+        self._apart = None
+        self._velocity = np.asarray(last - before, np.float64)[self.dims] / self._dt
 
     def command(self, sample: Sample, last: np.ndarray, state: np.ndarray) -> np.ndarray:
         at = np.asarray(last[self.dims], np.float64)
         if sample.joints is None:  # of a leader that was lost
-            return self._braked(at)
+            self._apart = None
+            return self._towards(at, at)
         if self._apart is None:
             self._apart = at - sample.joints
         fade = LEADER_FADES * self._dt
         self._apart = self._apart - np.clip(self._apart, -fade, fade)
-        step = LEADER_SPEED * self._dt
-        target = np.clip(np.clip(sample.joints + self._apart, at - step, at + step), self._low, self._high)
-        self._velocity, self._target = (target - at) / self._dt, target
-        return np.asarray(target)
+        return self._towards(sample.joints + self._apart, at)
 
-    def _braked(self, at: np.ndarray) -> np.ndarray:
-        start = goes_on(at, self._target, self._velocity, self._dt)
-        self._braking = self._braking or braking(self._velocity)
-        slower = self._braking * self._dt / max(float(np.abs(self._velocity).max()), 1e-12)
-        target = start + self._velocity * (max(0.0, 1.0 - slower) * self._dt)
-        self._target = np.clip(target, np.minimum(self._low, at), np.maximum(self._high, at))
-        self._velocity = (self._target - start) / self._dt
-        return self._target
+    def _towards(self, goal: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """Return the next command on the way to a goal, float64[D], within speed and acceleration."""
+        way = np.clip(goal, np.minimum(self._low, at), np.maximum(self._high, at)) - at
+        distance, change = np.abs(way), LEADER_ACCELERATION * self._dt
+        # The speed from which a deceleration by `change` a tick ends at the goal, in whole ticks.
+        brakes = np.sqrt(0.25 * change**2 + 2 * LEADER_ACCELERATION * distance) - 0.5 * change
+        speed = np.minimum(np.minimum(brakes, distance / self._dt), LEADER_SPEED)
+        wanted = np.copysign(speed, way)
+        velocity = self._velocity + np.clip(wanted - self._velocity, -change, change)
+        target = np.clip(at + velocity * self._dt, np.minimum(self._low, at), np.maximum(self._high, at))
+        self._velocity = (target - at) / self._dt
+        return target

@@ -14,7 +14,7 @@ from serl_chunk.devices.arm_control import ArmControl
 from serl_chunk.robots.base import Hands, InterventionCommand
 from serl_chunk.types import STATE, Observation
 from serl_chunk_robot.devices.base import NEUTRAL, InputDevice, Sample
-from serl_chunk_robot.devices.neutral import NeutralFirst
+from serl_chunk_robot.devices.neutral import APART, NeutralFirst
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +31,14 @@ class Thresholds:
         end: deflection below which it ends ...
         hold: ... after so many seconds, in which no button is pressed either.
         dead_man: button that must be held for a deflection to count; -1: none.
+        near: a leader counts only within 0.05 rad of its arm; else wherever it was at rest for 0.3 s.
     """
 
     start: float = 0.05
     end: float = 0.02
     hold: float = 0.4
     dead_man: int = -1
+    near: bool = True
 
 
 @dataclasses.dataclass
@@ -48,6 +50,7 @@ class _Arm:
     active: bool = False
     lost: bool = False
     led: deque[tuple[float, np.ndarray]] = dataclasses.field(default_factory=deque)  # a leader's newest joints
+    rest: np.ndarray | None = None  # a leader's joints since it moved by no more than `APART`
 
     def push(self, sample: Sample, now: float) -> float:
         """Return the deflection of the device: of a twist's axes the largest, of a leader its way within `LED`."""
@@ -57,6 +60,16 @@ class _Arm:
         while now - self.led[0][0] > LED:
             self.led.popleft()
         return float(np.abs(sample.joints - self.led[0][1]).max())
+
+    def compared(self, sample: Sample, state: np.ndarray, near: bool) -> np.ndarray | None:
+        """Return the joints at which a leader is neutral: those of its arm, or where it was at rest; else None."""
+        if sample.joints is None:
+            return None
+        if near:
+            return state[self.control.measured].astype(np.float64)
+        if self.rest is None or not np.abs(sample.joints - self.rest).max() <= APART:
+            self.rest = sample.joints
+        return self.rest
 
 
 class HumanIntervention:
@@ -176,7 +189,7 @@ class HumanIntervention:
                 logger.warning(f"device lost: name={arm.device.name}. Its arm holds until an operator goes on")
             arm.neutral.restart()
             return False
-        follower = None if raw.joints is None else state[arm.control.measured].astype(np.float64)
+        follower = arm.compared(raw, state, limits.near)
         if not arm.neutral.admit(raw._replace(buttons=sample.buttons), now, follower):
             arm.active = False
             return False
@@ -184,7 +197,7 @@ class HumanIntervention:
         began = not arm.active and (push > limits.start or any(sample.buttons))
         if began:
             arm.active = True
-        if push > limits.end or any(sample.buttons):
+        if push > limits.end or any(sample.buttons) or (arm.active and not began and arm.control.approaching):
             arm.since = None
         elif arm.since is None:
             arm.since = now

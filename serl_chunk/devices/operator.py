@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk.config.devices import DeviceConfig
+from serl_chunk.config.devices import LEADERS, DeviceConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.devices.arm_control import ArmControl, Gripper, JointArm, LeaderArm, TwistArm
+from serl_chunk.devices.hosted import open_hosted
 from serl_chunk.devices.human import HumanIntervention, Thresholds
 from serl_chunk.devices.switched import switched
 from serl_chunk.devices.teleoperation import Tips, TwistFollower, TwistLimits
@@ -34,21 +35,27 @@ def make_human(config: ExperimentConfig, env: RobotEnv) -> HumanIntervention:
     """
     device, spec = config.device, env.robot_spec
     controls = _controls(config, env)
-    thresholds = Thresholds(device.start, device.end, device.hold_s, device.dead_man)
+    thresholds = Thresholds(device.start, device.end, device.hold_s, device.dead_man, near=device.align == "near")
+    kind = config.actor.intervention.lower()
+    hosted = device.hosted or kind == "leader"
     count = 1 if device.switch_button >= 0 else min(len(controls), max(1, len(device.paths)))
     if len(device.paths) > len(controls):
         arms = plural(len(controls), "arm")
         raise ConfigError(f"names {len(device.paths)} devices, and robot {spec.name!r} has {arms}",
                           parameter="device.paths")  # fmt: skip
     with contextlib.ExitStack() as opened:
-        devices = _open(config.actor.intervention.lower(), device, count)
-        for each in devices:
+        if hosted:
+            arms = open_hosted(config.robot, spec, device.paths, joints=kind in LEADERS)
+        else:
+            arms = list(enumerate(_open(kind, device, count)))
+        for _, each in arms:
             opened.callback(each.close)
         if device.switch_button >= 0:
             if len(controls) != 2:
                 raise ConfigError(f"robot {spec.name!r} has one arm", parameter="device.switch_button")
-            devices = switched(devices[0], device.switch_button)
-        human = HumanIntervention(list(zip(devices, controls, strict=False)), thresholds, grippers=spec.grippers)
+            arms = list(enumerate(switched(arms[0][1], device.switch_button)))
+        moved = [(each, controls[arm]) for arm, each in arms]
+        human = HumanIntervention(moved, thresholds, grippers=spec.grippers)
         opened.pop_all()
         return human
 
@@ -102,7 +109,7 @@ def _gello(path: str) -> InputDevice:
 def _controls(config: ExperimentConfig, env: RobotEnv) -> list[ArmControl]:
     spec = env.robot_spec
     arms = spec.arms or ((0, spec.action_dim),)
-    if config.actor.intervention.lower() == "gello":
+    if config.actor.intervention.lower() in LEADERS:
         return [_leader(spec, arm) for arm in arms]
     if all(joint < 0 for k, joint in enumerate(spec.joint_of_action) if k not in spec.grippers):
         return [_twists(config.device, spec, arm, k, env) for k, arm in enumerate(arms)]
@@ -142,7 +149,7 @@ def _twists(device: DeviceConfig, spec: RobotSpec, arm: tuple[int, int], number:
 def _leader(spec: RobotSpec, arm: tuple[int, int]) -> ArmControl:
     dims = np.arange(*arm)
     if any(spec.joint_of_action[k] < 0 for k in dims if k not in spec.grippers):
-        raise ConfigError(f"gello commands joints, and robot {spec.name!r} takes other actions",
+        raise ConfigError(f"a leader commands joints, and robot {spec.name!r} takes other actions",
                           parameter="actor.intervention")  # fmt: skip
     low, high = np.array(spec.action_low)[dims], np.array(spec.action_high)[dims]
     return LeaderArm(dims, np.array(spec.joint_of_action)[dims], low, high, spec.dt)

@@ -69,6 +69,7 @@ def free_port(count: int = 2) -> int:
 def server(
     arms: FaultyArms, address: Address, clock: Callable[[], float] = time.monotonic,
     cameras: tuple[tuple[str, int, int, int], ...] = (), dt: float = DT,
+    devices: tuple[tuple[str, int, int], ...] = (),
 ) -> RobotServer:  # fmt: skip
     """A server that does not run yet."""
     arms.connect(clock)
@@ -76,7 +77,7 @@ def server(
     return RobotServer(
         arms, Gate(profiles["fast"].limits, dt), measured=Measured(*MECHANISM, np.array(SPEC.velocity)),
         profiles=profiles, profile="fast", motions=way, address=address, clock=clock,
-        cameras=cameras,
+        cameras=cameras, devices=devices,
     )  # fmt: skip
 
 
@@ -86,11 +87,11 @@ class Served:
     def __init__(
         self, keys: Path | None = None, port: int = 0, arms: FaultyArms | None = None, host: str = HERE,
         cameras: tuple[tuple[str, int, int, int], ...] = (), dt: float = DT,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, devices: tuple[tuple[str, int, int], ...] = (),
     ) -> None:  # fmt: skip
         self.port = port or free_port()
         self.arms = arms or FaultyArms()
-        self.server = server(self.arms, Address(host, self.port, keys), clock, cameras=cameras, dt=dt)
+        self.server = server(self.arms, Address(host, self.port, keys), clock, cameras=cameras, dt=dt, devices=devices)
         self._clients: list[RobotClient] = []
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()

@@ -1,6 +1,6 @@
 """The process of one camera: it opens the camera and publishes views of its frames, as `protocol` describes them.
 
-`cameras` starts it, with a job as one line of JSON on its standard input, and the descriptor of a pipe for the reason
+`processes` starts it, with a job as one line of JSON on its standard input, and the descriptor of a pipe for the reason
 of its end as its argument. It ends with its server, however that ends: the standard input ends then.
 """
 
@@ -11,9 +11,7 @@ import json
 import logging
 import math
 import os
-import select
 import sys
-import threading
 from pathlib import Path
 from time import monotonic
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -22,9 +20,10 @@ import numpy as np
 import zmq
 
 from serl_chunk_robot.admission import Admission
-from serl_chunk_robot.camera import READ_WITHIN, CameraError, CameraSpec, Frame
+from serl_chunk_robot.camera import CameraError, CameraSpec, Frame
 from serl_chunk_robot.config import CameraFile, load_camera
 from serl_chunk_robot.loading import Source
+from serl_chunk_robot.processes import Child, Watch
 from serl_chunk_robot.protocol import MAX_FRAME, MAX_REQUEST
 from serl_chunk_robot.views import View
 from serl_chunk_robot.wire import arrays
@@ -32,10 +31,6 @@ from serl_chunk_robot.wire.sockets import bind, make_socket, try_send
 
 logger = logging.getLogger(__name__)
 
-OPEN_WITHIN = 30.0  # s: a USB camera that is reset first takes several
-HUNG = 5 * READ_WITHIN  # s without a picture, in a library that does not return
-END_WITHIN = 1.5  # s for closing the camera once the server ended
-LOOK = 0.5  # s between two looks at these
 FRAMES_QUEUED = 2  # for a slow subscriber; newer ones are dropped
 FUTURE = 0.1  # s: a stamp further ahead is of another clock
 
@@ -69,6 +64,20 @@ class Job(NamedTuple):
     @property
     def source(self) -> Source:
         return Source(Path(self.file), self.driver, self.options, self.key, self.table)
+
+
+def children(cameras: Sequence[CameraFile], host: str, keys: Optional[Path], run: str) -> List[Child]:
+    """Return the processes of a robot's cameras, one for each device with all its views.
+
+    Args:
+        host: at which the frames are published, each camera's at its port.
+        keys: folder of the keys that are let in.
+        run: of the server's process.
+    """
+    devices = [camera.name for camera in cameras if not camera.of]
+    views = [[camera for camera in cameras if name in (camera.name, camera.of)] for name in devices]
+    jobs = [Job.of(each, host, keys, run) for each in views]
+    return [Child("camera", job.name, "serl_chunk_robot.camera_process", job._asdict()) for job in jobs]
 
 
 class FramePublisher:
@@ -125,34 +134,6 @@ class FramePublisher:
 def _equal(a: np.ndarray, b: np.ndarray) -> bool:
     row = len(a) // 2  # tells most pictures apart
     return bool((a[row] == b[row]).all() and (a == b).all())
-
-
-class Watch:
-    """Ends the process when its server did, or when the camera's library does not return.
-
-    Args:
-        report: writes the reason of the process's end.
-    """
-
-    def __init__(self, report: Callable[[str], None]) -> None:
-        self.ended = threading.Event()
-        self._report, self._parent = report, os.getppid()
-        self._until, self._doing = monotonic() + OPEN_WITHIN, "open"
-        threading.Thread(target=self._look, name="watch", daemon=True).start()
-
-    def read(self) -> None:
-        """The camera is open, or gave a picture."""
-        self._until, self._doing = monotonic() + HUNG, "read"
-
-    def _look(self) -> None:
-        # A child that a driver forked may keep the pipe open after the server's end: its parent is looked at too.
-        while not select.select([0], [], [], LOOK)[0] and os.getppid() == self._parent:
-            if monotonic() > self._until:
-                self._report(f"{self._doing} does not return")
-                os._exit(1)
-        self.ended.set()
-        threading.Event().wait(END_WITHIN)
-        os._exit(0)
 
 
 def run(job: Job, watch: Watch) -> None:

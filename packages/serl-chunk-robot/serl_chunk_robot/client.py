@@ -48,6 +48,16 @@ class Picture(NamedTuple):
     changed: float  # `moment` of the newest picture that differed from the one before it
 
 
+class Reading(NamedTuple):
+    """A reading of an input device that the server hosts, with arrays of its own."""
+
+    twist: Optional[np.ndarray]  # float64[6]; None: it has none
+    joints: Optional[np.ndarray]  # float64[J]; None: it has none
+    buttons: Tuple[bool, ...]
+    stamp: float  # on the server's clock, s
+    alive: bool
+
+
 class RobotClient:
     """Connects when it is made, and greets the server with its first request, also that of a restarted server.
 
@@ -79,6 +89,7 @@ class RobotClient:
         self._newest: Optional[Dict[str, Any]] = None
         self._frames: Dict[str, Tuple[int, zmq.Socket[bytes]]] = {}  # ports and sockets of cameras that are read
         self._pictures: Dict[str, Picture] = {}  # the newest
+        self._readings: Dict[str, Tuple[int, zmq.Socket[bytes]]] = {}  # ports and sockets of devices that are read
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._requests = self._connected(zmq.DEALER, MAX_STATE, self.port)
@@ -98,11 +109,13 @@ class RobotClient:
         self._greeting = {}
         reply = self._exchange("hello", {"name": self.name, "role": self.role, "protocol": PROTOCOL})
         self._greeting = _taken(reply)
-        ports = {name: port for name, _, _, port in self.cameras()}
-        for camera, (port, frames) in list(self._frames.items()):
-            if ports.get(camera) != port:  # the server was started anew with another file
-                frames.close()
-                del self._frames[camera]
+        cameras = {name: port for name, _, _, port in self.cameras()}
+        devices = {name: port for name, port, _ in self.devices()}
+        for ports, sockets in ((cameras, self._frames), (devices, self._readings)):
+            for name, (port, socket) in list(sockets.items()):
+                if ports.get(name) != port:  # the server was started anew with another file
+                    socket.close()
+                    del sockets[name]
         return self._greeting
 
     def request(self, op: str, **arguments: Any) -> Dict[str, Any]:
@@ -179,6 +192,31 @@ class RobotClient:
             if picture is not None:
                 self._pictures[camera] = picture
         return self._pictures.get(camera)
+
+    def devices(self) -> List[Tuple[str, int, int]]:
+        """Return name, port and first arm (-1: the next one) of the server's input devices, as of the last hello.
+
+        Raises RobotError.
+        """
+        listed = (self._greeting or self.hello()).get("devices", [])  # none of a server that has no such field
+        return [(str(name), int(port), int(arm)) for name, port, arm in listed]
+
+    def next_reading(self, device: str, seconds: float) -> Optional[Reading]:
+        """Wait for a device's newest reading that was not returned before; None where none comes.
+
+        The first call subscribes. Readings of another process of the server than the one that answered last are left
+        out. Raises RobotError for a device that the server does not have.
+        """
+        if device not in self._readings:
+            ports = {name: port for name, port, _ in self.devices()}
+            if device not in ports:
+                raise RobotError(f"device {device!r}: the server has {', '.join(ports) or 'none'}")
+            self._readings[device] = ports[device], self._connected(zmq.SUB, MAX_STATE, ports[device])
+        socket = self._readings[device][1]
+        if not socket.poll(int(1e3 * seconds)):
+            return None
+        frames = try_receive(socket)
+        return _reading(frames[0], device, self._run) if frames else None
 
     def server_time(self) -> float:
         """Return the server's clock, s, as of the messages so far (`clocks`); NaN before the first."""
@@ -298,6 +336,25 @@ def _picture(frame: codec.Frame, camera: str) -> Optional[Picture]:
         return None
     try:
         return Picture(image, int(values["number"]), float(values["moment"]), float(values["changed"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _reading(frame: codec.Frame, device: str, run: Any) -> Optional[Reading]:
+    """The reading in a message of this device; None where it is none, or of another device or process."""
+    values = _decoded(frame)
+    try:
+        if (values["device"], values["run"]) != (device, run):
+            return None
+        twist, joints = (
+            None if part is None else np.array(part, np.float64) for part in (values["twist"], values["joints"])
+        )
+        shaped = (twist is None or twist.shape == (6,)) and (joints is None or joints.ndim == 1)
+        finite = all(part is None or np.isfinite(part).all() for part in (twist, joints))
+        if not (shaped and finite):
+            return None
+        buttons = tuple(pressed is True for pressed in values["buttons"])
+        return Reading(twist, joints, buttons, float(values["stamp"]), values["alive"] is True)
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 import numpy as np
 
 from serl_chunk_robot.camera import Camera, CameraSpec
+from serl_chunk_robot.device_file import DeviceFile, read_devices
 from serl_chunk_robot.driver import Driver, DriverSpec
 from serl_chunk_robot.drivers import BUILT_IN, CAMERAS
 from serl_chunk_robot.errors import ConfigError
@@ -22,12 +23,12 @@ from serl_chunk_robot.protocol import FRAMES_PORT, MAX_SIDE
 from serl_chunk_robot.toml_file import Table, read_toml, unknown
 from serl_chunk_robot.views import View, read_view
 
-PORT = 5600  # of commands; state is published at the next one, the cameras' frames at those after it
+PORT = 5600  # of commands; state is published at the next one, frames of cameras and readings of devices after it
 RATES = (50.0, 500.0)  # Hz
 HAIR = 0.05  # rad: an arm at a limit, as ALOHA's asleep, is measured a little beyond it
 
 _KEYS = ("name", "driver", "host", "port", "rate", "start", "keys", "profile", "kinematics", "reset", "park", "effort",
-         "camera")  # fmt: skip
+         "camera", "device")  # fmt: skip
 _STEP = ("joints", "add", "lift", "height", "pose", "random", "gripper", "arm", "set", "every", "wait", "speed",
          "relieve", "new_object")  # fmt: skip
 LONGEST_WAIT = 600.0  # s
@@ -68,6 +69,7 @@ class RobotFile(NamedTuple):
     park: Optional[np.ndarray] = None
     effort: Optional[np.ndarray] = None  # above which the server's own motions end; None: no limit
     cameras: Tuple[CameraFile, ...] = ()
+    devices: Tuple[DeviceFile, ...] = ()
 
 
 def load(path: Union[str, Path], *, driver: str = "") -> RobotFile:
@@ -104,10 +106,12 @@ def load(path: Union[str, Path], *, driver: str = "") -> RobotFile:
     if effort is not None and not isinstance(table.values["effort"], list):
         effort = np.where(joints, effort, np.inf)  # one number is not for grippers, which are to press
     steps = table.table("reset", ("step",)).tables("step", _STEP)
+    cameras = _read_cameras(table, file.port)
     return file._replace(
         profiles=read_profiles(table.table("profile"), spec, chains), arms=arms, effort=effort,
         reset=tuple(_read_step(step, spec, joints, arms) for step in steps),
-        park=table.numbers("park", size, one=False), cameras=_read_cameras(table, file.port),
+        park=table.numbers("park", size, one=False), cameras=cameras,
+        devices=read_devices(table, file.port + FRAMES_PORT + len(cameras), spec),
     )  # fmt: skip
 
 

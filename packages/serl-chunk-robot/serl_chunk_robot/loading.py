@@ -1,4 +1,4 @@
-"""Makes the driver, or the cameras, that a robot's file names, with the options that it sets."""
+"""Makes the driver, cameras and input devices that a robot's file names, with the options that it sets."""
 
 from __future__ import annotations
 
@@ -38,6 +38,19 @@ def make(source: Source, built_in: Mapping[str, str], methods: Sequence[str]) ->
     Raises:
         ConfigError: with the driver and what failed: the file, its import, the class, an option, a missing method.
     """
+    made_by = maker(source, built_in)
+    try:
+        made = made_by(**source.options)
+    except Exception as e:  # of a lab's code
+        raise source.failed("cannot be made", e) from e
+    missing = [name for name in methods if not callable(getattr(made, name, None))]
+    if missing:
+        raise source.failed("lacks the methods {}".format(", ".join(missing)))
+    return made
+
+
+def maker(source: Source, built_in: Mapping[str, str]) -> Callable[..., Any]:
+    """Return what makes it, a class or a function, whose arguments the file's options are. Raises ConfigError."""
     made_by = _import(source, built_in)
     parameters = inspect.signature(made_by).parameters.values()
     if not any(p.kind == p.VAR_KEYWORD for p in parameters):
@@ -51,14 +64,7 @@ def make(source: Source, built_in: Mapping[str, str], methods: Sequence[str]) ->
         if needed and p.name not in source.options:
             what = f"missing in {source.path}, and {source.driver} needs it"
             raise ConfigError(what, parameter=f"{source.table}.{p.name}")
-    try:
-        made = made_by(**source.options)
-    except Exception as e:  # of a lab's code
-        raise source.failed("cannot be made", e) from e
-    missing = [name for name in methods if not callable(getattr(made, name, None))]
-    if missing:
-        raise source.failed("lacks the methods {}".format(", ".join(missing)))
-    return made
+    return made_by
 
 
 def _import(source: Source, built_in: Mapping[str, str]) -> Callable[..., Any]:

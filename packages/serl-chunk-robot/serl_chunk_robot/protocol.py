@@ -1,8 +1,8 @@
 """The messages between a robot's server and its clients, on one page.
 
-Port P takes requests (a ROUTER; clients are DEALER or REQ), P + 1 publishes the state (a PUB), and P + 2 + k the frames
-of camera k (a PUB of the camera's own process). Every message is one msgpack map whose arrays have msgpack-numpy's
-layout (`wire.arrays`).
+Port P takes requests (a ROUTER; clients are DEALER or REQ), P + 1 publishes the state (a PUB), P + 2 + k the frames of
+camera k, and with C cameras P + 2 + C + k the readings of input device k (PUBs of processes of their own). Every
+message is one msgpack map whose arrays have msgpack-numpy's layout (`wire.arrays`).
 
 A request is {"op": str, "id": int, ...}. It may hold "generation": one that is older than the robot's is refused. It
 may hold "stamp", the newest "moment" that the client got from the server, and "held", the seconds since then by the
@@ -22,7 +22,8 @@ common: a request older than 2 s is refused, but for those that only stop.
     ping        nothing: the lease ends after 2 s of silence outside RUN
 
 A reply is {"id", "ok", "error" (a sentence, empty if ok), "generation", "state", "word", "moment", "run", "greet"}, for
-hello with {"robot", "profiles", "spec", "cameras" (name, height, width, port of each)}, for a motion with {"draws"}.
+hello with {"robot", "profiles", "spec", "cameras" (name, height, width, port of each), "devices" (name, port, first arm
+of each, -1: the next one)}, for a motion with {"draws"}.
 "run" names the server's process; "greet" is true for a connection that has to send hello first. A command without "id"
 has no reply: the state's "number" is that of the newest one taken, and "counts" has the rejected ones by reason.
 
@@ -49,6 +50,17 @@ A frame is published as the camera gives it:
     changed      the "moment" of the newest picture that differed from the one before it, from which a picture is as old
                  as it shows; of a camera without noise that of each picture
     image        uint8[H, W, 3], RGB
+
+A reading of an input device is published 125 times a second (`devices.base`):
+
+    run device   the server's process that the device's belongs to, the device's name
+    number       rises with each message
+    moment       when it was sent, on the server's clock (s)
+    stamp        of the reading, on the same clock
+    alive        whether the device is there
+    twist        float64[6] in [-1, 1], or none
+    joints       float64[J] of a leader, or none
+    buttons      those that are pressed now
 """
 
 from __future__ import annotations

@@ -85,8 +85,9 @@ def serve(path: Path, driver: str = "") -> None:
         ConfigError: the file, the driver's name, the address or the keys are wrong, or the robot is served already.
         DriverFailed: the robot cannot be opened.
     """
-    from serl_chunk_robot.cameras import Cameras
+    from serl_chunk_robot import camera_process, device_process
     from serl_chunk_robot.config import HAIR, checked, load, load_driver
+    from serl_chunk_robot.processes import Processes
 
     file = load(path, driver=driver)
     with claimed(file.name, state_folder()), _logs_of_a_thread():
@@ -109,9 +110,14 @@ def serve(path: Path, driver: str = "") -> None:
                 robot, gate, measured=measured, profiles=file.profiles, profile=file.start,
                 motions=Motions(file, robot), address=Address(file.host, file.port, file.keys),
                 cameras=[(c.name, c.spec.height, c.spec.width, c.port) for c in file.cameras],
+                devices=[(d.name, d.port, d.arm) for d in file.devices],
             )  # fmt: skip
             logger.info("serving: robot=%s address=%s:%d profile=%s", file.name, file.host, file.port, file.start)
-            with _ended_by_signals(server), Cameras(file.cameras, file.host, file.keys, server.run_id):
+            streams = file.host, file.keys, server.run_id
+            children = [
+                *camera_process.children(file.cameras, *streams), *device_process.children(file.devices, *streams)
+            ]  # fmt: skip
+            with _ended_by_signals(server), Processes(children):
                 prioritise()
                 server.run()
         finally:

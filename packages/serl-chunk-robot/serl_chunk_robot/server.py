@@ -65,6 +65,7 @@ class RobotServer:
         motions: makes the motion of an event (MOTIONS) from the request's arguments, the set point, float64[J], and the
             profile's limits. What it raises refuses the request: ConfigError, TypeError, ValueError, KeyError.
         cameras: name, height, width and port of each, for clients. Other processes publish their frames.
+        devices: name, port and first arm of each input device; the same of their readings.
 
     Raises:
         ConfigError: the address is in use, or reachable without keys; the keys cannot be read.
@@ -74,10 +75,12 @@ class RobotServer:
         self, driver: Driver, gate: Gate, *, measured: Measured, profiles: Mapping[str, Profile], profile: str,
         motions: Callable[[str, Dict[str, Any], np.ndarray, Limits], Motion], address: Address,
         clock: Callable[[], float] = monotonic, cameras: Sequence[Tuple[str, int, int, int]] = (),
+        devices: Sequence[Tuple[str, int, int]] = (),
     ) -> None:  # fmt: skip
         self._spec, self._dt, self._clock = driver.spec(), gate.dt, clock
         self._gate, self._profiles, self._profile = gate, profiles, profiles[profile]
-        self._motions, self._cameras = motions, [list(camera) for camera in cameras]
+        self._motions = motions
+        self._streams = {"cameras": [list(each) for each in cameras], "devices": [list(each) for each in devices]}
         self._motion: Optional[Motion] = None  # the newest
         self.loop = RobotLoop(
             driver, gate, measured=measured, dt=gate.dt, tick=self._spec.tick, heard=self._transition
@@ -325,7 +328,7 @@ class RobotServer:
         self._clients.add(connection, client, self._lease.connection)
         profiles = {p.name: p.digest for p in self._profiles.values()}
         spec = self._spec._asdict()
-        return {"robot": self._spec.name, "profiles": profiles, "spec": spec, "cameras": self._cameras}
+        return {"robot": self._spec.name, "profiles": profiles, "spec": spec, **self._streams}
 
     def _take_lease(self, connection: bytes, client: Client, now: float) -> None:
         if self._lease.take(connection, client.name, now):

@@ -1,1 +1,15 @@
 """Input devices of an operator: SpaceMouse, gamepad, keyboard, foot pedal, GELLO and ALOHA's leader arms."""
+
+from __future__ import annotations
+
+from typing import Dict
+
+HOSTED: Dict[str, str] = {
+    "leader_ros1": "serl_chunk_robot.devices.leader:leaders_ros1",
+    "leader_ros2": "serl_chunk_robot.devices.leader:leaders_ros2",
+    "gello": "serl_chunk_robot.devices.gello:Gello",
+    "spacemouse": "serl_chunk_robot.devices.spacemouse:SpaceMouse",
+    "gamepad": "serl_chunk_robot.devices.gamepad:Gamepad",
+    "keyboard": "serl_chunk_robot.devices.evdev_keys:Keyboard",
+}
+"""What a table [[device]] of a robot's file may name -> the module and what opens the device from options."""

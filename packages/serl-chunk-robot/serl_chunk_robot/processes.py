@@ -1,7 +1,7 @@
-"""Keeps the processes of a robot's cameras running, apart from the loop that moves the arms.
+"""Keeps processes of cameras and input devices running, apart from the loop that moves the arms.
 
-Each camera has a process of its own: four streams would starve the loop, and a vendor's library that crashes must take
-neither the server nor another camera with it.
+Four streams of cameras would starve the loop, and a vendor's library that crashes must take neither the server nor
+another camera or device with it.
 """
 
 from __future__ import annotations
@@ -15,41 +15,43 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from time import monotonic
-from typing import List, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
-from serl_chunk_robot.camera_process import Job
-from serl_chunk_robot.config import CameraFile
 from serl_chunk_robot.wire.sockets import Waker
 
 logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE = 10.0  # s; the first one is of 1 s, and each doubles the one before it
 RAN_WELL = 10.0  # s: a process that ran for so long is started anew after 1 s again
-END_WITHIN = 3.0  # s for closing the cameras, once the server ends
-LOOK = 0.5  # s between two looks at processes whose pipe did not end
+END_WITHIN = 3.0  # s for closing them, once the server ends
+LOOK = 0.5  # s between two looks, at processes whose pipe did not end and of a process at these:
+OPEN_WITHIN = 30.0  # s: a USB camera that is reset first takes several
+HUNG = 5.0  # s without a picture or reading, in a library that does not return
+CLOSE_WITHIN = 1.5  # s for closing the camera or device once the server ended
 
 
-class Cameras:
-    """Starts a process for each camera, with all its views, and starts one that ends anew. A context, which ends them.
+class Child(NamedTuple):
+    """What one process is for."""
 
-    A camera that cannot be opened is logged and tried again; it never keeps the server from running.
+    kind: str  # as log lines have it: camera, device
+    name: str
+    module: str  # that is run
+    job: Dict[str, Any]  # plain values, as JSON has them
 
-    Args:
-        host: at which the frames are published, each camera's at its port.
-        keys: folder of the keys that are let in.
-        run: of the server's process.
+
+class Processes:
+    """Starts a process for each child, and starts one that ends anew. A context, which ends them.
+
+    A camera or device that cannot be opened is logged and tried again; it never keeps the server from running.
     """
 
-    def __init__(self, cameras: Sequence[CameraFile], host: str, keys: Optional[Path], run: str) -> None:
-        devices = [camera.name for camera in cameras if not camera.of]
-        views = [[camera for camera in cameras if name in (camera.name, camera.of)] for name in devices]
-        self._processes = [_CameraProcess(Job.of(each, host, keys, run)) for each in views]
+    def __init__(self, children: Sequence[Child]) -> None:
+        self._processes = [_Process(child) for child in children]
         self._ending, self._waker = threading.Event(), Waker()
-        self._thread = threading.Thread(target=self._supervise, name="cameras", daemon=True)
+        self._thread = threading.Thread(target=self._supervise, name="processes", daemon=True)
 
-    def __enter__(self) -> Cameras:
+    def __enter__(self) -> Processes:
         if self._processes:
             for each in self._processes:
                 each.start()  # at once, before the loop runs
@@ -80,13 +82,13 @@ class Cameras:
             select.select([self._waker.fileno(), *pipes], [], [], LOOK)
 
 
-class _CameraProcess:
-    """The process of one camera. It is `None` between two of them."""
+class _Process:
+    """The process of one child. It is `None` between two of them."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, child: Child) -> None:
         self.process: Optional[subprocess.Popen[bytes]] = None
         self.pipe = -1  # ends with the process
-        self._job = job
+        self._child = child
         self._began = self._due = 0.0
         self._pause = 1.0
 
@@ -96,7 +98,7 @@ class _CameraProcess:
             os.set_blocking(self.pipe, False)
             # A session of its own: Ctrl-C at the server's terminal is for the server, which ends it.
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "serl_chunk_robot.camera_process", str(theirs)], stdin=subprocess.PIPE,
+                [sys.executable, "-m", self._child.module, str(theirs)], stdin=subprocess.PIPE,
                 pass_fds=(theirs,), start_new_session=True,
             )  # fmt: skip
         except OSError as e:
@@ -108,7 +110,7 @@ class _CameraProcess:
         self._began = monotonic()
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it ended already
-            self.process.stdin.write(json.dumps(self._job._asdict()).encode() + b"\n")
+            self.process.stdin.write(json.dumps(self._child.job).encode() + b"\n")
             self.process.stdin.flush()
 
     def attend(self) -> None:
@@ -134,13 +136,15 @@ class _CameraProcess:
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            logger.warning("camera killed: name=%s did not end", self._job.name)
+            logger.warning("%s killed: name=%s did not end", self._child.kind, self._child.name)
             self.process.kill()
             self.process.wait()
         self._drop(self.process)
 
     def _retry(self, reason: str) -> None:
-        logger.warning("camera ended: name=%s reason=%s restarts_in=%gs", self._job.name, reason, self._pause)
+        logger.warning(
+            "%s ended: name=%s reason=%s restarts_in=%gs", self._child.kind, self._child.name, reason, self._pause
+        )
         self._due = monotonic() + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
@@ -162,3 +166,31 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+class Watch:
+    """Ends the process when its server did, or when the library of its camera or device does not return.
+
+    Args:
+        report: writes the reason of the process's end.
+    """
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self.ended = threading.Event()
+        self._report, self._parent = report, os.getppid()
+        self._until, self._doing = monotonic() + OPEN_WITHIN, "open"
+        threading.Thread(target=self._look, name="watch", daemon=True).start()
+
+    def read(self) -> None:
+        """The camera or device is open, or was read."""
+        self._until, self._doing = monotonic() + HUNG, "read"
+
+    def _look(self) -> None:
+        # A child that a driver forked may keep the pipe open after the server's end: its parent is looked at too.
+        while not select.select([0], [], [], LOOK)[0] and os.getppid() == self._parent:
+            if monotonic() > self._until:
+                self._report(f"{self._doing} does not return")
+                os._exit(1)
+        self.ended.set()
+        threading.Event().wait(CLOSE_WITHIN)
+        os._exit(0)

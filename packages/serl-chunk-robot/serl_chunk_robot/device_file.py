@@ -1,0 +1,54 @@
+"""Tables [[device]] of a robot's file: input devices that the server hosts."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import List, NamedTuple, Tuple
+
+from serl_chunk_robot.devices import HOSTED
+from serl_chunk_robot.driver import DriverSpec
+from serl_chunk_robot.loading import Source, maker
+from serl_chunk_robot.toml_file import Table
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_OF_TABLE = ("name", "driver", "arm")  # keys of [[device]] that are no options of its class
+
+
+class DeviceFile(NamedTuple):
+    """A table [[device]] of a robot's file."""
+
+    name: str
+    source: Source
+    port: int  # at which its readings are published
+    arm: int  # the first arm that it moves, 0: the left one; -1: the one after those of the device before
+
+
+def read_devices(table: Table, port: int, spec: DriverSpec) -> Tuple[DeviceFile, ...]:
+    """Read tables [[device]]; opens nothing.
+
+    Args:
+        port: of the first one's readings.
+        spec: of the robot.
+
+    Raises:
+        ConfigError: with the key and what is valid.
+    """
+    found: List[DeviceFile] = []
+    for k, each in enumerate(table.tables("device", None)):
+        name = each.text("name")
+        if not _NAME.fullmatch(name) or name in [device.name for device in found]:
+            raise each.wrong("name", "a letter, then letters, digits and '_', that no device before has")
+        if port + k > 65535:
+            raise table.wrong("port", "one with a free port after it for the state, each camera and device, to 65535")
+        options = {key: value for key, value in each.values.items() if key not in _OF_TABLE}
+        for key, value in options.items():
+            try:
+                json.dumps(value)
+            except TypeError:  # a date: options travel to the device's process as JSON
+                raise each.wrong(key, "a text, a number, true or false, or a list or table of these") from None
+        source = Source(table.file, each.text("driver"), options, each.dotted("driver"), each.name)
+        maker(source, HOSTED)
+        found.append(DeviceFile(name, source, port + k, each.whole("arm", -1, 0, len(spec.arms or (0,)) - 1)
+                                if "arm" in each.values else -1))  # fmt: skip
+    return tuple(found)

@@ -1,0 +1,49 @@
+"""A device that a robot's server hosts, on real sockets, from a thread of the test with faults that the test sets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from robot_served import HERE
+
+from serl_chunk_robot.device_process import Job, ReadingPublisher
+from serl_chunk_robot.devices.base import Sample
+
+
+class HostedDevice:
+    """A context. `sample` is published until it is `silent`; its stamp is `late` by so many s.
+
+    Args:
+        run: of the server's process.
+        ahead: s by which the server's clock is ahead of this machine's.
+    """
+
+    def __init__(
+        self, run: str, name: str, port: int, sample: Sample, *, keys: Path | None = None, ahead: float = 0.0
+    ) -> None:
+        self.sample, self.silent, self.late, self._ahead = sample, False, 0.0, ahead
+        folder = None if keys is None else str(keys)
+        job = Job(name, port, "robot.toml", "fake", {}, "device[0].driver", "device[0]", HERE, folder, run)
+        self._publisher = ReadingPublisher(job, self._clock)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> HostedDevice:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        self._publisher.close()
+
+    def _clock(self) -> float:
+        return time.monotonic() + self._ahead
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.008):
+            if not self.silent:
+                self._publisher.publish(self.sample._replace(stamp=self._clock() - self.late))
