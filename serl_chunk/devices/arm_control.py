@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -10,6 +11,8 @@ import numpy as np
 from serl_chunk.devices.teleoperation import TwistFollower
 from serl_chunk_robot.devices.base import Sample
 from serl_chunk_robot.devices.neutral import APART
+
+logger = logging.getLogger(__name__)
 
 CLOSE, OPEN = 0, 1  # buttons of a device
 GRIPPER_SECONDS = 0.6  # of a gripper's whole way, while its button is pressed
@@ -171,6 +174,9 @@ class LeaderArm:
             return self._towards(at, at)
         if self._apart is None:
             self._apart = at - sample.joints
+            if self.approaching:
+                apart = float(np.abs(self._apart).max())
+                logger.warning(f"leader: apart={apart:.2f} rad. Its arm comes to it at {LEADER_FADES:g} rad/s\a")
         fade = LEADER_FADES * self._dt
         self._apart = self._apart - np.clip(self._apart, -fade, fade)
         return self._towards(sample.joints + self._apart, at)
@@ -179,9 +185,10 @@ class LeaderArm:
         """Return the next command on the way to a goal, float64[D], within speed and acceleration."""
         way = np.clip(goal, np.minimum(self._low, at), np.maximum(self._high, at)) - at
         distance, change = np.abs(way), LEADER_ACCELERATION * self._dt
-        # The speed from which a deceleration by `change` a tick ends at the goal, in whole ticks.
-        brakes = np.sqrt(0.25 * change**2 + 2 * LEADER_ACCELERATION * distance) - 0.5 * change
-        speed = np.minimum(np.minimum(brakes, distance / self._dt), LEADER_SPEED)
+        # The speed from which `change` less in each tick ends at the goal: S = (k + 1) v dt - k (k + 1) / 2 change dt
+        # for v from k to k + 1 times `change`.
+        k = np.floor(0.5 * np.sqrt(1 + 8 * distance / (change * self._dt)) - 0.5)
+        speed = np.minimum((distance / self._dt + 0.5 * k * (k + 1) * change) / (k + 1), LEADER_SPEED)
         wanted = np.copysign(speed, way)
         velocity = self._velocity + np.clip(wanted - self._velocity, -change, change)
         target = np.clip(at + velocity * self._dt, np.minimum(self._low, at), np.maximum(self._high, at))

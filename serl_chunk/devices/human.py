@@ -50,7 +50,7 @@ class _Arm:
     active: bool = False
     lost: bool = False
     led: deque[tuple[float, np.ndarray]] = dataclasses.field(default_factory=deque)  # a leader's newest joints
-    rest: np.ndarray | None = None  # a leader's joints since it moved by no more than `APART`
+    rest: np.ndarray | None = None  # a leader's place, from which it moved by `APART` at most
 
     def push(self, sample: Sample, now: float) -> float:
         """Return the deflection of the device: of a twist's axes the largest, of a leader its way within `LED`."""
@@ -67,9 +67,10 @@ class _Arm:
             return None
         if near:
             return state[self.control.measured].astype(np.float64)
-        if self.rest is None or not np.abs(sample.joints - self.rest).max() <= APART:
-            self.rest = sample.joints
-        return self.rest
+        rest = sample.joints if self.rest is None else self.rest
+        # One that has left its place is not neutral there, and has its next place from here on.
+        self.rest = rest if np.abs(sample.joints - rest).max() <= APART else sample.joints
+        return rest
 
 
 class HumanIntervention:

@@ -165,7 +165,7 @@ def test_more_devices_than_arms_and_a_switch_without_a_second_arm_are_refused(mi
     assert all(mouse.closed for mouse in mice.values())
 
 
-@pytest.mark.parametrize("kind", [kind for kind in DEVICES if kind != "spacemouse"])
+@pytest.mark.parametrize("kind", [kind for kind in DEVICES if kind not in ("spacemouse", "leader")])
 def test_a_device_that_is_found_by_its_path_alone_needs_one(kind):
     with pytest.raises(ConfigError, match=naming("device.paths", kind)):
         make_intervention(kind, make_env(FakeAlohaConfig()), experiment(FakeAlohaConfig(), kind))
