@@ -51,7 +51,10 @@ class RemoteDevice(PolledDevice):
             ends = self._pinged + FIRST_S
             while (reading := self._client.next_reading(self._table, WAIT_S)) is None:
                 if time.monotonic() > ends:
-                    raise DeviceError(f"{self.name}: no reading within {FIRST_S:g} s. The server's log says why")
+                    raise DeviceError(
+                        f"{self.name}: no reading within {FIRST_S:g} s. The server's log says why. "
+                        "device.paths names the devices that are used"
+                    )
         except RobotError as e:
             raise DeviceError(f"{self.name}: {e}") from e
         self._take(reading)

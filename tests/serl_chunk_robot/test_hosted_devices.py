@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ros1
 from errors import naming
 from hosted_device import HostedDevice
 from robot_served import HERE, free_port, served, wait, write_keys
@@ -158,3 +159,29 @@ def test_what_is_no_reading_of_this_device_and_server_is_left_out_or_lifeless(fa
         alive = [reading for reading in got if reading is not None and reading.alive]
         assert not alive
         assert fault != "nan" or any(reading is not None and not reading.twist.any() for reading in got)
+
+
+@pytest.mark.system
+@pytest.mark.skipif(bool(ros1.missing()), reason=ros1.missing())
+def test_leaders_of_a_real_ros_1_are_hosted_and_lost_with_their_node(tmp_path, monkeypatch):
+    ros1.ros().need_arms()
+    monkeypatch.setenv("PYTHONPATH", ros1.ros().environment["PYTHONPATH"])
+    arms = 'arms = ["puppet_left", "puppet_right"]\ngripper_closed = 0.0\ngripper_open = 1.2'
+    file = load(robot_file(tmp_path, f'name = "leaders"\ndriver = "leader_ros1"\n{arms}'))
+    listed = tuple((d.name, d.port, d.arm) for d in file.devices)
+    with contextlib.ExitStack() as stack:
+        robot = stack.enter_context(served(port=file.port, devices=listed))
+        stack.enter_context(Processes(children(file.devices, HERE, None, robot.server.run_id)))
+        client = robot.client(role="any")
+
+        def reads(alive: bool, joint: float) -> bool:
+            reading = client.next_reading("leaders", 0.05)
+            return reading is not None and reading.alive == alive and abs(reading.joints[0] - joint) < 1e-3
+
+        wait(lambda: reads(True, 0.0), 30)
+        ros1.ros().put(0, "target", [0.3] * 6 + [0.0])
+        wait(lambda: reads(True, 0.3))
+        assert abs(client.server_time() - client.next_reading("leaders", 1.0).stamp) < 0.2
+        assert ros1.ros().get(0, "group") == [], "nothing is commanded"
+        ros1.ros().kill_arms()
+        wait(lambda: reads(False, 0.3))
