@@ -25,7 +25,11 @@ class ArmControl(Protocol):
 
     dims: np.ndarray  # intp[D], of the command
     measured: np.ndarray  # intp[D], where the state has them, for an arm that a leader leads; else its joints alone
-    approaching: bool  # the arm is still on its way to its leader: it stays the human's
+
+    @property
+    def approaching(self) -> bool:
+        """Whether the arm is still on its way to its leader: it stays the human's."""
+        ...
 
     def begin(self, last: np.ndarray, before: np.ndarray) -> None:
         """Take the arm over after the accepted commands `before` and `last`, float[A], a tick apart."""

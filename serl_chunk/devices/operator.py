@@ -44,18 +44,19 @@ def make_human(config: ExperimentConfig, env: RobotEnv) -> HumanIntervention:
         raise ConfigError(f"names {len(device.paths)} devices, and robot {spec.name!r} has {arms}",
                           parameter="device.paths")  # fmt: skip
     with contextlib.ExitStack() as opened:
+        moved: list[tuple[int, InputDevice]]
         if hosted:
-            arms = open_hosted(config.robot, spec, device.paths, joints=kind in LEADERS)
+            moved = open_hosted(config.robot, spec, device.paths, joints=kind in LEADERS)
         else:
-            arms = list(enumerate(_open(kind, device, count)))
-        for _, each in arms:
+            moved = list(enumerate(_open(kind, device, count)))
+        for _, each in moved:
             opened.callback(each.close)
         if device.switch_button >= 0:
             if len(controls) != 2:
                 raise ConfigError(f"robot {spec.name!r} has one arm", parameter="device.switch_button")
-            arms = list(enumerate(switched(arms[0][1], device.switch_button)))
-        moved = [(each, controls[arm]) for arm, each in arms]
-        human = HumanIntervention(moved, thresholds, grippers=spec.grippers)
+            moved = list(enumerate(switched(moved[0][1], device.switch_button)))
+        pairs = [(each, controls[arm]) for arm, each in moved]
+        human = HumanIntervention(pairs, thresholds, grippers=spec.grippers)
         opened.pop_all()
         return human
 

@@ -73,6 +73,9 @@ def test_readings_come_with_stamps_of_this_machines_clock_and_stale_ones_are_not
     assert abs(time.monotonic() - device.read().stamp) < 0.2
     published.late = 0.3
     wait(lambda: not device.read().alive)
+    for _ in range(20):
+        time.sleep(0.01)
+        assert not device.read().alive
     published.late = 0.0
     wait(lambda: device.read().alive)
     published.sample = published.sample._replace(alive=False)
