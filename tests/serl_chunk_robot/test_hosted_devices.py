@@ -105,7 +105,7 @@ def test_a_process_publishes_readings_and_one_that_cannot_open_its_device_is_sta
         assert processes.pids() == []
 
 
-@pytest.mark.parametrize("fault", ["hangs", "spins"])
+@pytest.mark.parametrize("fault", ["hangs", pytest.param("spins", marks=pytest.mark.slow)])
 def test_a_device_that_does_not_return_delays_no_pass(tmp_path, fault):
     """The measure is the loop's own: with the device in its process, passes go on at their rate."""
     file = load(robot_file(tmp_path, f'name = "bad"\ndriver = "faulty.py:Faulty"\nfault = "{fault}"'))
