@@ -1,0 +1,320 @@
+"""TransferCube by a simulated operator with two virtual SpaceMice: demonstrations, and training with interventions.
+
+The operator (`support/simulated_operator.py`) sees the robot's state late and nothing else of the simulator; its mice
+report below pyspacemouse.
+
+    python benchmarks/operator_transfer_cube.py record --json operator_transfer_cube.json
+
+records ten demonstrations in real time by `serl-chunk record --policy human`, through a robot server. Then
+
+    python benchmarks/operator_transfer_cube.py ours --json operator_transfer_cube.json
+
+trains from them in one process, on a simulated clock, while the operator watches and intervenes; a run that was killed
+is resumed. `hg-dagger` and `bc` are to be compared with it, and run after it: HG-DAgger has as many ticks of the
+operator as ours, `bc` the demonstrations alone, and `bc-more` as many ticks as ours, all of them demonstrations. Each
+part evaluates its last checkpoint, `ours` all of them, on held-out starts without the operator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+from learn_fake_aloha import REPORT_SEED_BASE, evaluate_checkpoint
+from support.cli_args import add_settings, split
+from support.served import ROBOTS, ServedRobotProcess
+from support.simulated_operator import RATE, SimulatedOperator
+from support.stepped_operator import operated
+from support.transfer_task import TransferCube
+from support.virtual_mice import NAMES, SOCKET, MouseReports, frame
+from support.watching_operator import WatchingOperator
+
+from serl_chunk.agents.registry import make_agent
+from serl_chunk.cli import record_human
+from serl_chunk.cli.demos import RunOptions
+from serl_chunk.cli.local import train_local
+from serl_chunk.cli.record import run_record
+from serl_chunk.config.devices import DeviceConfig
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.presets import configured
+from serl_chunk.data.formats.hdf5 import read_episode
+from serl_chunk.robots.arms import aloha_arms
+from serl_chunk.robots.base import RobotEnv
+from serl_chunk.robots.registry import make_env
+from serl_chunk.runs.checkpoints import CheckpointStore
+from serl_chunk.runs.metrics import read_metrics
+from serl_chunk.types import STATE
+from serl_chunk_robot.client import RobotClient
+
+HERE = Path(__file__).resolve().parent
+EXPERIMENT, N_DEMOS = "aloha_transfer_cube", 10
+TRANSLATION, ROTATION = 0.3, 1.5  # m/s and rad/s at full deflection
+# The scripted expert needs 165 ticks. The operator needs 300, and more where it has to grasp again.
+LONGEST = 500
+LAST = 20  # episodes of training whose share of human ticks is reported
+STARTS_WITHIN = 120.0  # s, of the recording
+SUMMARY = re.compile(r"(\d+) demonstrations? recorded in (\d+) episodes?")
+
+
+def overrides(mice: Path) -> list[tuple[str, str]]:
+    """Settings that recording and training have in common."""
+    return [
+        ("robot.max_episode_steps", str(LONGEST)),
+        ("actor.intervention", "spacemouse"),
+        ("device.paths", ",".join(str(mice / name) for name in NAMES)),
+        ("device.translation", str(TRANSLATION)),
+        ("device.rotation", str(ROTATION)),
+    ]
+
+
+def operate(robot: str, mice: Path, process: subprocess.Popen[str], operator: SimulatedOperator) -> dict[str, Any]:
+    """Be the operator of a recording until it ends; returns how late the reports were.
+
+    Reports go out every 8 ms. A machine that stood still does not make up for those that it missed.
+    """
+    ends = time.monotonic() + STARTS_WITHIN
+    while not (mice / SOCKET).exists():
+        if process.poll() is not None or time.monotonic() > ends:
+            raise SystemExit("the recording did not start")
+        time.sleep(0.05)
+    late, reports = [], [MouseReports(), MouseReports()]
+    with socket.socket(socket.AF_UNIX) as s, RobotClient(robot, name="eyes") as eyes:
+        s.connect(str(mice / SOCKET))
+        due, last = time.monotonic(), -1
+        while process.poll() is None:
+            state = eyes.newest_state()
+            if state is not None and state["q"] is not None and state["pass"] != last:
+                last = state["pass"]
+                operator.see(time.monotonic(), state["q"], state["extra"]["objects"], state["state"] == "RUN")
+            hands = operator.hands(due)
+            frames = [
+                frame(k, report)
+                for k, (made, hand) in enumerate(zip(reports, hands, strict=True))
+                for report in made.tick(hand.deflection, hand.buttons)
+            ]
+            try:
+                s.sendall(b"".join(frames))
+            except OSError:  # the recording has ended
+                break
+            late.append(time.monotonic() - due)
+            due += 1 / RATE
+            if time.monotonic() > due + 0.1:
+                due = time.monotonic()
+            time.sleep(max(0.0, due - time.monotonic()))
+    p50, p99 = np.percentile(1e3 * np.array(late), (50, 99))
+    return {"reports": len(late), "late_p50_ms": float(p50), "late_p99_ms": float(p99), "late_max_ms": 1e3 * max(late)}
+
+
+def record(args: argparse.Namespace) -> dict[str, Any]:
+    """Record demonstrations through a served robot in real time; returns their figures."""
+    demos = args.out / "demos"
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mice_") as folder, ServedRobotProcess(ROBOTS / "aloha_sim.toml") as robot:
+        mice = Path(folder)
+        settings = [*overrides(mice), ("robot.server", robot.address), *(text.split("=", 1) for text in args.set)]
+        line = [sys.executable, str(HERE / "support" / "virtual_mice.py"), folder, "record", "--exp_name", EXPERIMENT,
+                "--policy", "human", "--n_demos", str(args.demos), "--out", str(demos),
+                *(f"--config.{name}={value}" for name, value in settings)]  # fmt: skip
+        log = args.out / "record.log"
+        operator = SimulatedOperator(
+            aloha_arms(), TransferCube(), translation=TRANSLATION, rotation=ROTATION, seed=args.seed
+        )
+        with log.open("w") as file:
+            process = subprocess.Popen(line, stdout=file, stderr=subprocess.STDOUT, text=True)
+            try:
+                late = operate(robot.address, mice, process, operator)
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+                process.wait()
+        text = log.read_text()
+        print(text)
+        found = SUMMARY.search(text)
+        if process.returncode or found is None:
+            raise SystemExit("the recording failed")
+        served = robot.figures()
+    if args.png:
+        draw_demonstrations(demos, args.png)
+    return {
+        "demonstrations": int(found[1]), "attempts": int(found[2]), "seconds": time.monotonic() - began,
+        "lengths": lengths(demos), "operator": late, "server": served,
+    }  # fmt: skip
+
+
+class Method(NamedTuple):
+    """What is changed of the experiment."""
+
+    preset: str | None
+    settings: tuple[str, ...]
+
+
+LEARNER = ("learner.max_steps=20000", "learner.checkpoint_period=2500", "learner.keep_checkpoints=20")
+# Sizes and averages of our policy, which the presets do not have.
+CLONE = ("agent.flow.hidden=256,256", "agent.flow.steps=5", "agent.policy_updates=3", "agent.policy_ema=0.999")
+OFFLINE = ("learner.max_steps=1", "learner.warmup_episodes=1", "learner.critic_warmup_steps=0",
+           "learner.training_starts=0", "learner.critic_pretrain_steps=0", "actor.max_human_ticks=1")  # fmt: skip
+METHODS = {
+    "ours": Method(None, LEARNER),
+    "hg-dagger": Method("hg-dagger", (*CLONE, "chunk.horizon=10", *LEARNER)),
+    "bc": Method("bc", (*CLONE, *OFFLINE, "chunk.horizon=10")),
+    "bc-more": Method("bc", (*CLONE, *OFFLINE, "chunk.horizon=10")),  # its demonstrations: see `more_demonstrations`
+}
+
+
+def train(args: argparse.Namespace) -> dict[str, Any]:
+    """Train (or resume) one method, and evaluate it; returns its figures."""
+    run, mice, method = args.out / f"{args.part}_{args.seed}", args.out / "mice", METHODS[args.part]
+    mice.mkdir(exist_ok=True)
+    texts = [split(text) for text in (*method.settings, *args.set)]
+    common = [("seed", str(args.seed)), *overrides(mice)]
+    config = configured(load_experiment(EXPERIMENT), [*common, *texts], preset=method.preset)
+
+    def make(config: ExperimentConfig, env: RobotEnv) -> SimulatedOperator:
+        return SimulatedOperator(
+            aloha_arms(), WatchingOperator(), translation=TRANSLATION, rotation=ROTATION, seed=args.seed
+        )
+
+    demos = [str(args.out / "demos")]
+    if args.part == "bc-more":
+        demos.append(str(more_demonstrations(config, mice, args)))
+    if not args.as_it_is:
+        with operated(mice, make):
+            train_local(config, RunOptions(demos, str(run)))
+    rows = read_metrics(run)
+    demonstrated = sum(sum(lengths(Path(folder))) for folder in demos)
+    return {
+        **evaluated(config, run, args), **human_share(rows["episode"]), "demonstrated_ticks": demonstrated,
+        "wall": rows["event"][-1]["wall"],
+    }  # fmt: skip
+
+
+class InstantClock:
+    """A clock on which nothing has to be waited for."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        return self._now
+
+    def sleep_until(self, moment: float) -> None:
+        self._now = max(self._now, moment)
+
+
+def more_demonstrations(config: ExperimentConfig, mice: Path, args: argparse.Namespace) -> Path:
+    """Record `--more` demonstrations of the same operator on the simulated clock; returns their folder."""
+    folder = args.out / f"more_{args.more}"
+
+    def make(config: ExperimentConfig, env: RobotEnv) -> SimulatedOperator:
+        return SimulatedOperator(
+            aloha_arms(), TransferCube(), translation=TRANSLATION, rotation=ROTATION, seed=args.seed + 1
+        )
+
+    with operated(mice, make), patch.object(record_human, "MonotonicClock", InstantClock):
+        run_record(config, args.more, str(folder), policy="human", noise=None, cameras=())
+    return folder
+
+
+def evaluated(config: ExperimentConfig, run: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Evaluate checkpoints on held-out starts without the operator; those that were evaluated are not again."""
+    config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, intervention="none"))
+    config = dataclasses.replace(config, device=DeviceConfig())
+    env, store, curve = make_env(config.robot), CheckpointStore(run), []
+    agent = make_agent(config, env.robot_spec)
+    for step in store.steps() if args.part == "ours" and not args.as_it_is else store.steps()[-1:]:
+        file = run / f"benchmark_{step}.json"
+        if not file.exists():
+            point = evaluate_checkpoint(config, env, agent, store, step, args.episodes, REPORT_SEED_BASE)
+            file.write_text(json.dumps(point))
+        curve.append(json.loads(file.read_text()))
+        print(f"{args.part} step {step}: {curve[-1]['success_rate']:.2f}", flush=True)
+    return {"curve": curve, "last": curve[-1]}
+
+
+def plot(figures: dict[str, Any], path: Path) -> None:
+    """Draw success over the operator's ticks, demonstrations included."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    demonstrated = sum(figures["record"]["lengths"])
+    for name in (name for name in METHODS if name in figures):
+        points = figures[name]["curve"]
+        ticks = [(p["human_ticks"] + figures[name].get("demonstrated_ticks", demonstrated)) / 1000 for p in points]
+        rates = [100 * p["success_rate"] for p in points]
+        apart = [
+            [100 * (p["success_rate"] - p["low"]) for p in points],
+            [100 * (p["high"] - p["success_rate"]) for p in points],
+        ]
+        axis.errorbar(ticks, rates, apart, marker="o", capsize=3, label=name)
+    axis.set(xlabel="ticks of the operator, thousands", ylabel="success alone, % of 100 held-out starts", ylim=(0, 100))
+    axis.grid(alpha=0.3)
+    axis.legend()
+    figure.savefig(path, dpi=110)
+
+
+def human_share(episodes: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the operator's ticks, and their share of the last episodes of training."""
+    last = episodes[-LAST:]
+    return {
+        "episodes": len(episodes), "human_ticks": episodes[-1]["human_ticks"] if episodes else 0,
+        "last_share": sum(e["intervention_steps"] for e in last) / sum(e["episode/l"] for e in last) if last else None,
+    }  # fmt: skip
+
+
+def draw_demonstrations(demos: Path, path: Path) -> None:
+    """Draw a row of pictures for each of the first demonstrations."""
+    from support.contact_sheet import sheet
+
+    episodes = {file.name: read_episode(file, cameras=()) for file in sorted(demos.glob("*.hdf5"))[:5]}
+    sheet([(f"{name}: {e.end.length} ticks", e.steps.observation[STATE]) for name, e in episodes.items()], path)
+
+
+def lengths(demos: Path) -> list[int]:
+    """Return the ticks of each demonstration."""
+    return [read_episode(file, cameras=()).end.length for file in sorted(demos.glob("*.hdf5"))]
+
+
+def main() -> None:
+    """Run one part, and write its figures next to those of the others."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("part", choices=("record", *METHODS))
+    p.add_argument("--demos", type=int, default=N_DEMOS, help="to be recorded")
+    p.add_argument("--seed", type=int, default=42)
+    p.add_argument("--more", type=int, default=80, help="demonstrations that bc-more has in addition")
+    p.add_argument("--episodes", type=int, default=100, help="held-out starts of an evaluation")
+    p.add_argument("--as_it_is", action="store_true", help="evaluate the newest checkpoint of a run that goes on")
+    p.add_argument("--out", type=Path, default=Path("runs/benchmark_operator"))
+    p.add_argument("--json", type=Path, help="write the figures here; those of other parts stay")
+    p.add_argument("--png", type=Path, help="of record: pictures of the demonstrations; of plot: the curve of --json")
+    add_settings(p, "of the experiment")
+    args = p.parse_args()
+    there = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
+    if args.part == "plot":
+        if not (there and args.png):
+            p.error("plot: needs --json of the other parts, and --png")
+        plot(there, args.png)
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    figures = {args.part: record(args) if args.part == "record" else train(args)}
+    print(json.dumps(figures, indent=1))
+    if args.json:
+        args.json.write_text(json.dumps(there | figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
