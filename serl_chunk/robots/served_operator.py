@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import queue
 import threading
 import time
 from pathlib import Path
@@ -18,7 +16,10 @@ logger = logging.getLogger(__name__)
 LOOK = 0.02  # seconds between two looks at the robot's state
 SILENT = 1.0  # seconds without a state after which the server counts as gone
 FOLLOWS = 0.5  # seconds for a state after a reply
+AGAIN = 0.2  # seconds until a stop without an answer is sent again
 QUIET = ("proceed", "hold")  # requests whose refusal is no news: the robot did not move
+OVERTAKES = {"stop": ("clear", "proceed", "park"), "hold": ("proceed", "park")}
+"""What stops the robot -> what is dropped for it, if it was not sent yet: the robot would move after its stop."""
 
 
 class ServedOperator:
@@ -51,7 +52,9 @@ class ServedOperator:
         self.stopped = self.moving = self.waiting = False
         self.why = ""
         self._heard, self._moment = time.monotonic(), -1.0  # when the newest state came, and the server's moment of it
-        self._requests: queue.Queue[str] = queue.Queue()
+        self._requests: list[str] = []  # not sent yet
+        self._sending = False
+        self._changed = threading.Condition()  # of these two
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="operator", daemon=True)
         self._thread.start()
@@ -64,32 +67,62 @@ class ServedOperator:
     @property
     def idle(self) -> bool:
         """Whether every request was answered, and the state is of after that."""
-        return self._requests.unfinished_tasks == 0
+        with self._changed:
+            return not self._requests and not self._sending
 
     def request(self, op: str) -> None:
-        """Send a request soon; a refusal is logged. From any thread."""
-        self._requests.put(op)
+        """Send a request soon; a refusal is logged. A stop goes before all that was not sent yet. From any thread."""
+        with self._changed:
+            self._requests = [each for each in self._requests if each not in OVERTAKES.get(op, ())]
+            self._requests.insert(0 if op == "stop" else len(self._requests), op)
+            self._changed.notify_all()
 
     def close(self) -> None:
-        """Send what is still to be sent, and end."""
-        self._ending.set()
+        """Send what stops the robot and was not sent yet, and end."""
+        with self._changed:
+            self._requests = [each for each in self._requests if each in OVERTAKES]
+            self._ending.set()
         self._thread.join(5.0)
         self._client.close()
 
     def _run(self) -> None:
-        while not self._ending.is_set() or not self._requests.empty():
+        while True:
+            with self._changed:
+                self._sending = False
+                if not self._requests:
+                    self._changed.wait(LOOK)
+                op = self._requests.pop(0) if self._requests else ""
+                self._sending = bool(op)
+            if not op and self._ending.is_set():
+                return
             try:
-                op = self._requests.get(timeout=LOOK)
-            except queue.Empty:
-                self._follow(self._client.newest_state())
+                if op:
+                    self._send(op)
+                else:
+                    self._follow(self._client.newest_state())
+            except Exception:
+                logger.exception("the robot's state cannot be read")
+                self._ending.wait(LOOK)
+
+    def _send(self, op: str) -> None:
+        try:
+            self._client.request(op)
+        except Exception as e:  # whatever it is, a stop has to be sent
+            refused = isinstance(e, RobotError)
+            logger.log(
+                logging.DEBUG if refused and op in QUIET else logging.WARNING, f"{op}: {e}", exc_info=not refused
+            )
+            if op == "stop" and not self._ending.wait(AGAIN):
+                with self._changed:
+                    self._requests.insert(0, op)  # what was requested after it follows it further on
+                return
+        ends = time.monotonic() + FOLLOWS
+        while time.monotonic() < ends and "stop" not in self._requests:
+            try:
+                self._follow(self._client.next_state(LOOK))
+                return
+            except RobotError:
                 continue
-            try:
-                self._client.request(op)
-            except RobotError as e:
-                (logger.debug if op in QUIET else logger.warning)(f"{op}: {e}")
-            with contextlib.suppress(RobotError):
-                self._follow(self._client.next_state(FOLLOWS))
-            self._requests.task_done()
 
     def _follow(self, state: dict[str, Any] | None) -> None:
         if state is None:

@@ -1,0 +1,131 @@
+"""In which order an operator's requests reach a robot's server, and what becomes of those that a stop overtakes."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from ptys import wait_until
+
+from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.robots import served_operator
+from serl_chunk.robots.served_operator import ServedOperator
+from serl_chunk_robot.client import RobotError
+
+STATE = {"state": "MOVE", "waiting": False, "word": "", "moment": 0.0}
+
+
+class Client:
+    """A robot's server: `slow` requests are answered once `answers` is set, `errors` are raised, one for each request."""
+
+    made: list[Client] = []  # noqa: RUF012
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        self.sent: list[str] = []
+        self.slow, self.answers, self.states = "", threading.Event(), True
+        self.errors: list[Exception] = []
+        Client.made.append(self)
+
+    def hello(self) -> dict[str, Any]:
+        return {}
+
+    def request(self, op: str) -> None:
+        self.sent.append(op)
+        if op == self.slow:
+            self.answers.wait(10)
+        if self.errors:
+            raise self.errors.pop(0)
+
+    def newest_state(self) -> dict[str, Any] | None:
+        return dict(STATE) if self.states else None
+
+    def next_state(self, seconds: float) -> dict[str, Any]:
+        if self.states:
+            return dict(STATE)
+        threading.Event().wait(seconds)
+        raise RobotError("no state")
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def operator(monkeypatch):
+    monkeypatch.setattr(served_operator, "RobotClient", Client)
+    operator = ServedOperator(FakeAlohaConfig(server="127.0.0.1:1"), "test")
+    yield operator
+    Client.made[-1].answers.set()
+    operator.close()
+
+
+def test_a_stop_goes_first_and_drops_what_would_move_the_robot_after_it(operator):
+    client = Client.made[-1]
+    client.slow = "hold"
+    operator.request("hold")
+    assert wait_until(lambda: client.sent == ["hold"])
+    for op in ("clear", "proceed", "park", "stop"):
+        operator.request(op)
+    client.answers.set()
+    assert wait_until(lambda: operator.idle)
+    assert client.sent == ["hold", "stop"]
+
+
+def test_a_hold_drops_a_motion_that_was_not_sent_yet(operator):
+    client = Client.made[-1]
+    client.slow = "clear"
+    for op in ("clear", "park", "hold"):
+        operator.request(op)
+    client.answers.set()
+    assert wait_until(lambda: operator.idle)
+    assert client.sent == ["clear", "hold"]
+
+
+def test_what_is_requested_after_a_stop_follows_it(operator):
+    client = Client.made[-1]
+    for op in ("stop", "clear"):
+        operator.request(op)
+    assert wait_until(lambda: operator.idle)
+    assert client.sent == ["stop", "clear"]
+
+
+def test_a_stop_does_not_wait_for_the_state_after_another_request(operator, monkeypatch):
+    monkeypatch.setattr(served_operator, "FOLLOWS", 300.0)
+    client = Client.made[-1]
+    client.states = False
+    operator.request("hold")
+    assert wait_until(lambda: client.sent == ["hold"])
+    operator.request("stop")
+    assert wait_until(lambda: client.sent == ["hold", "stop"])
+    client.states = True
+
+
+def test_a_stop_that_was_not_answered_is_sent_again_and_a_clear_after_it_follows(operator):
+    client = Client.made[-1]
+    client.errors, client.slow = [RobotError("no answer"), RobotError("no answer")], "stop"
+    operator.request("stop")
+    assert wait_until(lambda: client.sent == ["stop"])
+    operator.request("clear")
+    client.answers.set()
+    assert wait_until(lambda: operator.idle)
+    assert client.sent == ["stop", "stop", "stop", "clear"]
+
+
+def test_an_error_of_any_kind_ends_no_requests(operator):
+    client = Client.made[-1]
+    client.errors = [KeyError("waiting")]
+    operator.request("hold")
+    operator.request("stop")
+    assert wait_until(lambda: operator.idle)
+    assert client.sent[-1] == "stop"
+
+
+def test_at_the_end_a_stop_is_sent_and_no_motion(operator):
+    client = Client.made[-1]
+    client.slow = "hold"
+    operator.request("hold")
+    assert wait_until(lambda: client.sent == ["hold"])
+    operator.request("hold")
+    operator.request("park")
+    threading.Timer(0.2, client.answers.set).start()
+    operator.close()
+    assert client.sent == ["hold", "hold"]
