@@ -13,6 +13,7 @@ from typing import Any
 
 from serl_chunk.actor.figures import Figures
 from serl_chunk.actor.labels import EpisodeLabels
+from serl_chunk.actor.obstacles import robot_obstacles
 from serl_chunk.actor.operator_devices import OperatorDevices
 from serl_chunk.actor.operator_interfaces import Console, RobotRequests
 from serl_chunk.actor.permit import COUNTDOWN, Permit
@@ -170,10 +171,15 @@ class Operator:
         return self.labels.outcome
 
     def may_move(self) -> bool:
-        """Poll where a reset is about to begin; returns whether it may. Begins the countdown."""
+        """Poll where a reset is about to begin; returns whether it may, once for each countdown, which it begins."""
+        permitted = self._permitted()
+        self._permit.granted = False  # a reset that ended early begins again after another countdown
+        return permitted
+
+    def _permitted(self) -> bool:
         self.poll(Word.RESET)
         permit = self._permit
-        if not (permit.granted or self.holding or self._is_stopped() or self._obstacles()):
+        if not (permit.is_granted(self._now()) or self.holding or self._is_stopped() or self._obstacles()):
             permit.begin(self._now())
             self.poll(Word.RESET)
         return permit.granted
@@ -186,13 +192,14 @@ class Operator:
         """
         self.labels.begin()
         self._attention.begin()
-        self._stopped, self._resets, self._permit.granted = False, True, False
+        self._permit.begin_episode()
+        self._stopped, self._resets = False, True
         self._figures.rest()
         asks = self._ready == "each" or (self._ready == "first" and not self._confirmed)
         if asks and not env.observes_again and not self._scene_confirmed(env):
             return None
         while True:
-            while not self.may_move():
+            while not self._permitted():
                 if self._over():
                     return None
                 env.idle()
@@ -282,7 +289,7 @@ class Operator:
                 self._stopped = self._inside  # its end leads to the next reset, which has its own countdown
                 self.labels.repeats = self._inside or self.labels.asked
                 self._again = self._scene and self._env is not None and self._env.observes_again
-                self._permit.held = False
+                self._permit.release()
             case Action.PARK if self._robot is None:
                 logger.warning("park: this robot is moved in this process, which knows no pose to park in")
             case Action.PARK:
@@ -303,12 +310,8 @@ class Operator:
             self._permit.begin(now, self._devices.resume)
 
     def _begin_parking(self) -> None:
-        def park() -> None:
-            self._permit.hold()  # nothing follows before "go on"
-            self._request("park")
-
         self._permit.hold()
-        self._permit.begin(self._now(), park)
+        self._permit.begin(self._now(), lambda: self._request("park"), lasts=True)
 
     def _request(self, op: str) -> None:
         if self._robot is not None:
@@ -358,15 +361,9 @@ class Operator:
 
     def _listed(self, waits_for: tuple[Obstacle, ...]) -> tuple[Obstacle, ...]:
         """Return all that "Cannot start because" lists."""
-        robot, first = self._robot, []
-        if self._is_stopped():
-            why = robot.why if robot is not None and robot.stopped else "by the operator"
-            remedy = f"look at the cell, then press {self._shown(Action.CLEAR)} and {self._shown(Action.GO)}"
-            if robot is not None and not robot.may_clear:
-                remedy = "look at the cell; an operator's machine runs: serl-chunk robot clear"
-            first.append(Obstacle(f"the robot is STOPPED ({why})", remedy))
-        elif robot is not None and robot.moving and robot.waiting:
-            first.append(Obstacle("the reset waits for the scene", f"arrange it, then press {self._shown(Action.GO)}"))
+        first = robot_obstacles(
+            self._robot, self._is_stopped(), clear=self._shown(Action.CLEAR), go=self._shown(Action.GO)
+        )
         return (*first, *self._obstacles(), *waits_for, *self._devices.remarks())
 
     def _shown(self, action: Action) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 COUNTDOWN = 2.0  # seconds before a motion
+AT_ONCE = 1.0  # seconds: a countdown whose end no poll saw for so long, or a permission of that age, moves nothing
 
 
 def nothing() -> None:
@@ -24,6 +25,8 @@ class Permit:
         self.held = self.latched = self.granted = False
         self._countdown = countdown
         self._until: float | None = None
+        self._ended = 0.0  # the last countdown
+        self._lasts = False
         self._then: Callable[[], None] = nothing
 
     @property
@@ -42,14 +45,36 @@ class Permit:
         self.hold()
         self.latched = True
 
-    def begin(self, now: float, then: Callable[[], None] = nothing) -> None:
-        """Count down, and call `then` at the end, where nothing ends the countdown before."""
-        self._until, self._then = now + self._countdown, then
+    def release(self) -> None:
+        """End a hold, and a countdown: the next motion has its own."""
+        self.held, self.granted, self._until = False, False, None
+
+    def begin_episode(self) -> None:
+        """Begin an episode, whose reset has its own countdown: none goes on but one that `lasts`."""
+        self.granted = False
+        if not self._lasts:
+            self._until = None
+
+    def is_granted(self, now: float) -> bool:
+        """Return whether a motion may begin at once, for which a countdown has ended just now."""
+        self.granted = self.granted and now - self._ended < AT_ONCE
+        return self.granted
+
+    def begin(self, now: float, then: Callable[[], None] = nothing, *, lasts: bool = False) -> None:
+        """Count down, and call `then` at the end, where nothing ends the countdown before.
+
+        Args:
+            lasts: beyond the end of an episode, and what follows is a hold.
+        """
+        self._until, self._then, self._lasts = now + self._countdown, then, lasts
 
     def elapse(self, now: float) -> bool:
         """End a countdown that is over; returns whether one was. Call it after the keys: a stop in this tick wins."""
         if self._until is None or now < self._until:
             return False
-        self._until, self.held, self.granted = None, False, True
+        if now - self._until > AT_ONCE:  # no one saw it count
+            self.hold()
+            return False
+        self._until, self._ended, self.held, self.granted = None, now, self._lasts, not self._lasts
         self._then()
         return True

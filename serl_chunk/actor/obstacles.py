@@ -1,0 +1,25 @@
+"""Why a robot cannot begin a motion, and what the operator does about it."""
+
+from __future__ import annotations
+
+from serl_chunk.actor.operator_interfaces import RobotRequests
+from serl_chunk.console.view import Obstacle
+
+
+def robot_obstacles(robot: RobotRequests | None, stopped: bool, *, clear: str, go: str) -> tuple[Obstacle, ...]:
+    """Return what the state of a robot hinders.
+
+    Args:
+        robot: None: it is in this process.
+        stopped: by its server, or by the operator.
+        clear, go: keys, for remedies.
+    """
+    if stopped:
+        why = robot.why if robot is not None and robot.stopped else "by the operator"
+        remedy = f"look at the cell, then press {clear} and {go}"
+        if robot is not None and not robot.may_clear:
+            remedy = "look at the cell; an operator's machine runs: serl-chunk robot clear"
+        return (Obstacle(f"the robot is STOPPED ({why})", remedy),)
+    if robot is not None and robot.moving and robot.waiting:
+        return (Obstacle("the reset waits for the scene", f"arrange it, then press {go}"),)
+    return ()
