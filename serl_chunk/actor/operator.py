@@ -18,7 +18,7 @@ from serl_chunk.actor.operator_devices import OperatorDevices
 from serl_chunk.actor.operator_interfaces import Console, RobotRequests
 from serl_chunk.actor.permit import COUNTDOWN, Permit
 from serl_chunk.attention.attention import Attention
-from serl_chunk.console.bindings import EFFECTIVE, Action, Word, bind_keys, shown_inputs
+from serl_chunk.console.bindings import EFFECTIVE, STOPS, Action, Word, bind_keys, shown_inputs
 from serl_chunk.console.feed import LiveFeed
 from serl_chunk.console.inlet import Inlet
 from serl_chunk.console.view import ConsoleState, Obstacle
@@ -123,6 +123,8 @@ class Operator:
         for action in itertools.chain(self._console.actions(), self._inlet.actions(), self._devices.actions()):
             if action in EFFECTIVE[self._word]:
                 self._act(action, now)
+                if action in STOPS:  # it wins over what other inputs requested up to now
+                    self._drop()
                 self._enter(word, now, waits_for)
             else:
                 logger.debug(f"key ignored: action={action} state={self._word}")
@@ -369,13 +371,16 @@ class Operator:
     def _shown(self, action: Action) -> str:
         return shown_inputs(action, self._inputs, 1) or action.value
 
+    def _drop(self) -> None:
+        """Drop what was requested so far, but for stops: nothing moves by a key that was typed ahead."""
+        for inputs in (self._console, self._inlet, self._devices):
+            inputs.empty()
+
     def _enter(self, word: Word, now: float, waits_for: tuple[Obstacle, ...]) -> None:
         word, before = self._state(word), self._word
         if changed := word is not before:
             self._word = word
-            self._console.empty()  # nothing moves by a key that was typed ahead
-            self._inlet.empty()
-            self._devices.empty()
+            self._drop()
         if word in (Word.WAITING, Word.HOLD, Word.STOPPED):
             self._figures.pause(now)
         if not changed and now - self._shown_at < SHOW_SECONDS:
