@@ -304,7 +304,7 @@ class Operator:
                 logger.info("ends after this episode")
 
     def _go(self, now: float) -> None:
-        if self._permit.counts:
+        if self._permit.counts or (self._robot is not None and not self._robot.idle):  # its state is of before
             return
         if self._robot is not None and self._robot.moving and self._robot.waiting:
             self._permit.begin(now, lambda: self._request("proceed"))
