@@ -239,6 +239,7 @@ class Operator:
         """
         if (robot := self._robot) is None:
             return
+        self._devices.watch(None)  # a device that moved the robot may be closed
         self._begin_parking()
         while self._permit.counts or not robot.idle or robot.moving:
             self.poll(Word.WAITING)
@@ -297,7 +298,7 @@ class Operator:
             case Action.PARK:
                 self._asked_at = now
             case Action.YES if asked is not None and now - asked < QUESTION_SECONDS:
-                self._stopped = self._inside
+                self._stopped, self._again = self._inside, self._scene  # the next tick follows a reset
                 self._begin_parking()
             case Action.QUIT:
                 self.quits = True
