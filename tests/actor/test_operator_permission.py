@@ -85,7 +85,7 @@ def test_the_rest_of_a_countdown_is_not_for_another_motion(desk, what):
     ]  # fmt: skip
     desk.runner.run_episode(0)
     ended = desk.time
-    desk.script = [] if what == b"r" else [Press(0.4, b"\r")]
+    desk.script = [] if what == b"r" else [Press(0.4, Action.GO)]
     moved: list[float] = []
     desk.env.may_move = lambda: desk.operator.may_move() and not moved.append(desk.time)
     desk.runner.run_episode(1)
@@ -170,7 +170,7 @@ def test_a_robot_that_was_parked_before_its_first_tick_is_reset_again():
 
         desk.script = [
             Press(desk.at(Word.WAITING), b" "), Press(0.4, b"p"), Press(0.4, b"y"), Press(parked, b"\r"),
-            Press(desk.at(Word.WAITING), b"\r"), Press(desk.at(Word.POLICY, 3), b"s"),
+            Press(desk.at(Word.WAITING), Action.GO), Press(desk.at(Word.POLICY, 3), b"s"),
         ]  # fmt: skip
         summary = desk.runner.run_episode(0)
         desk.close()
