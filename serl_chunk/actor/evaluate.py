@@ -158,6 +158,12 @@ def evaluate_in_turns(
     drawn = np.random.default_rng(config.seed)
     turns = [(i, int(k)) for i in range(n) for k in drawn.permutation(len(entries))]
     left = deque(range(len(turns)))
+
+    def take_back(undone: set[str]) -> None:
+        for again in sorted(int(name.split("-")[1]) for name in undone):
+            players[turns[again][1]].result.take_back(again)
+            left.appendleft(again)
+
     with contextlib.ExitStack() as stack:
         players = [_Player(env, e, config, seed_base, clock, stop, human, operator) for e in entries]
         for player in players:
@@ -166,14 +172,15 @@ def evaluate_in_turns(
         while left and stop() is None and not operator.quits:
             turn = left.popleft()
             i, k = turns[turn]
-            if not players[k].play(i, turn, film=filmed is None or i < filmed):
+            counts = players[k].play(i, turn, film=filmed is None or i < filmed)
+            if not counts:
                 left.appendleft(turn)
+            take_back(operator.undone())
+            if not counts:
                 break
-            for again in sorted(int(name.split("-")[1]) for name in operator.undone()):
-                players[turns[again][1]].result.take_back(again)
-                left.appendleft(again)
             if progress is not None:
                 progress(results)
+        take_back(operator.undone(last=True))
     for player in players:
         player.result.policy_version = player.entry.policy.version
         player.result.interrupted = bool(left)
@@ -214,6 +221,8 @@ class _Player:
             if (videos := self.entry.videos) is not None and film:
                 self._film.video = EpisodeVideo(videos / f"{name}.mp4", self._env.robot_spec.control_hz)
             episode_id = f"evaluation-{turn:06d}-{attempt}"
+            if self._human is not None:
+                self._human.over = False  # else the intervention of the episode before ends this one's reset
             summary = self._runner.run_episode(
                 self._seed_base + i, explore=not self.entry.deterministic, episode_id=episode_id
             )

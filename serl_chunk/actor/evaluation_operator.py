@@ -77,8 +77,14 @@ class EvaluationOperator:
         """Take a correction of the operator's."""
         self._undone.add(amend.episode_id)
 
-    def undone(self) -> set[str]:
-        """Return the episodes whose labels were undone, or that were discarded later, since the last call."""
+    def undone(self, *, last: bool = False) -> set[str]:
+        """Return the episodes whose labels were undone, or that were discarded later, since the last call.
+
+        Args:
+            last: no episode follows, which would make a discard final.
+        """
+        if last and self.operator is not None:
+            self.operator.send_pending()
         undone, self._undone = self._undone, set()
         return undone
 

@@ -88,6 +88,11 @@ class EpisodeLabels:
         if self._discarded:
             self.discard_last()
 
+    def forget(self) -> None:
+        """Send a discard that was not undone. The last episode cannot be corrected any more."""
+        self.send()
+        self._last, self._labelled = "", False
+
     def send(self) -> None:
         """Send a discard that was not undone."""
         if self._pending is not None:

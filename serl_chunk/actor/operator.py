@@ -230,8 +230,8 @@ class Operator:
             self._figures.ended(end, self._now())
 
     def send_pending(self) -> None:
-        """Send a discard that was not undone."""
-        self.labels.send()
+        """Send a discard that was not undone. What has ended cannot be corrected any more."""
+        self.labels.forget()
 
     def park(self) -> None:
         """Park the robot at the session's end, after the countdown; returns once it stands. A hold or a stop cancels

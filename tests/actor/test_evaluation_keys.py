@@ -250,3 +250,46 @@ def test_without_an_operator_nothing_waits():
         env, [Entry(make_policy(NoisyAgent(8)))], make_config(), n=2, intervention=HumanOnTicks(frozenset({5}))
     )
     assert [(e.outcome, e.ended_by) for e in result.summaries] == [(F, INTERVENTION)] * 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "left"),
+    [
+        ([Press(Action.UNDO, (Word.RESET,)), Press(Action.END, (Word.RESET,), after=-1)], []),
+        ([Press(Action.DISCARD, (Word.RESET,)), Press(Action.END, (Word.RESET,), after=-1)], []),
+        ([Press(Action.DISCARD, (Word.RESET,)), Press(Action.QUIT, (Word.RESET,), after=-1)], []),
+        ([Press(Action.END, (Word.RESET,))], [(0, S, "operator")]),
+    ],
+)
+def test_what_was_taken_back_does_not_count_where_no_episode_follows(keys, left):
+    done = Evaluation([Press(Action.SUCCESS), *keys], n=3)
+    assert done.outcomes == left
+    assert done.result.successes == len(left)
+    assert done.result.interrupted
+
+
+def test_an_episode_that_is_done_again_cannot_be_discarded_once_more():
+    """Backspace in its hold does it again; another one in the reset after that is too late for anything."""
+    again = [Press(Action.HOLD), Press(Action.DISCARD, (Word.HOLD,)), Press(Action.DISCARD, (Word.RESET, Word.HOLD))]
+    done = Evaluation([*again, Press(Action.GO, (Word.HOLD,)), Press(Action.SUCCESS)], n=1)
+    assert done.starts == [0, 0]
+    assert done.outcomes == [(0, S, "operator")]
+
+
+@pytest.mark.parametrize("operated", [True, False])
+def test_the_reset_after_an_intervention_is_not_ended_by_it(operated):
+    stops: list[str | None] = []
+
+    class Noting(Waiting):
+        def reset(self, *, seed=None, options=None):
+            stops.append(self.stop())
+            return super().reset(seed=seed, options=options)
+
+    env = Noting(length=40)
+    env.starts_repeat = True
+    if operated:
+        Evaluation([], env=env, intervention=HumanOnTicks(frozenset({5})))
+    else:
+        entries = [Entry(make_policy(NoisyAgent(8)))]
+        evaluate_in_turns(env, entries, make_config(), n=2, intervention=HumanOnTicks(frozenset({5})))
+    assert stops == [None, None]
