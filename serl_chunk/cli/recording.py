@@ -23,7 +23,7 @@ from serl_chunk.data.inspect.inspect import inspect
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.devices.recorded import ReplayedIntervention
 from serl_chunk.devices.registry import make_intervention
-from serl_chunk.io import plural
+from serl_chunk.io import os_reason, plural
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.types import Amend, ConfigError, DataError, Outcome, RobotSpec
 
@@ -88,7 +88,11 @@ class Totals:
         for file in kept.files if kept else ():
             names = (file.with_name(f"{file.name}{ASIDE}{i or ''}") for i in itertools.count())
             aside = next(name for name in names if not name.exists())
-            file.rename(aside)
+            try:
+                file.rename(aside)
+            except OSError as error:  # the control loop calls this, and goes on
+                logger.warning(f"{file} cannot be renamed ({os_reason(error)}). Remove it: it is no demonstration")
+                continue
             logger.info(f"not kept after all: {file.name} is now {aside.name}, and no demonstration")
 
     @property

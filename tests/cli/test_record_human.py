@@ -13,6 +13,7 @@ import pytest
 from actor_helpers import HumanOnTicks, LineEnv, SimClock, make_config
 from errors import naming
 
+from serl_chunk.actor.demonstration import Demonstration
 from serl_chunk.cli import record, recording
 from serl_chunk.cli.process import load
 from serl_chunk.cli.record import run_record
@@ -25,7 +26,7 @@ from serl_chunk.devices.recorded import save_interventions
 from serl_chunk.main import main
 from serl_chunk.robots.fake.single_arm import FakeSingleArmEnv
 from serl_chunk.robots.registry import make_env, make_expert
-from serl_chunk.types import ConfigError, DataError, Outcome, Source
+from serl_chunk.types import Amend, ConfigError, DataError, Outcome, Source
 from serl_chunk_robot.devices.base import DeviceError
 
 IDLE = 4  # ticks before the first motion
@@ -293,3 +294,11 @@ def test_the_configuration_checks_come_before_the_robot(monkeypatch):
     monkeypatch.setattr(record, "make_env", lambda robot: pytest.fail("the robot was opened"))
     with pytest.raises(ConfigError, match=naming("--policy=human", "spacemouse")):
         human_run(load("fake_aloha", [("actor.intervention", "none")]), 1, "never")
+
+
+def test_a_file_that_cannot_be_renamed_does_not_end_the_control_loop(tmp_path, caplog):
+    totals = Totals()
+    totals.add("one", Demonstration(5, 5, 0, Outcome.SUCCESS, "operator"), [tmp_path / "episode_0.hdf5"])
+    totals.amend(Amend("one", discard=True))
+    assert totals.successes == []
+    assert "episode_0.hdf5 cannot be renamed (No such file or directory)" in caplog.text
