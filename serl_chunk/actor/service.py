@@ -36,7 +36,7 @@ from serl_chunk.types import ConfigError
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.002  # between looks at an allowance; a control tick is ten times as long
-WELCOME_PERIOD = 0.2  # seconds between looks at a stop while the learner of another run is waited for
+WELCOME_PERIOD = 0.05  # seconds between looks at a stop and at keys while the learner of another run is waited for
 LOG_SECONDS = 5.0  # between lines while waiting
 STATUS_SECONDS = 10.0  # between status lines
 RECENT = 20  # episodes in the success rates of a status line
@@ -132,6 +132,11 @@ class ActorService:
     def stop_robot(self) -> None:
         self._robot.close()
 
+    def _leave(self) -> None:
+        self.stop_robot()
+        if self.operator is not None and self._quits() and not self.stop.is_set():
+            self.operator.park()
+
     def close(self) -> None:
         """Close the robot, the intervention device and the link, in this order."""
         try:
@@ -154,6 +159,7 @@ class ActorService:
                 f"its learner lacks stay in the spool of run {welcome.run}"
             )
             if not self._episodes_left() or (following := self._next_welcome(link)) is None:
+                self._leave()
                 return summary
             welcome = following
 
@@ -210,9 +216,7 @@ class ActorService:
         total.waited_seconds, total.lateness = self._waited, runner.lateness()
         reason = None if self.stop.is_set() else replaced()
         if reason is None:
-            self.stop_robot()
-            if self.operator is not None and self._quits() and not self.stop.is_set():
-                self.operator.park()
+            self._leave()
         if self._held_back:
             self._log_status(total, policy, link)
         if reason is not None:
@@ -335,6 +339,10 @@ class ActorService:
         while not self.stop.is_set():
             if link.wait_until(lambda: link.welcome is not None, WELCOME_PERIOD) and link.welcome is not None:
                 return link.welcome
+            if self._quits():
+                return None
+            if self.operator is not None:
+                self.operator.waits(Obstacle(link.waiting, "see the learner's log"))
             if lines.passes():
                 logger.info(link.waiting)
         return None

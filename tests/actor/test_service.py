@@ -17,6 +17,7 @@ from serl_chunk.actor.clock import MonotonicClock
 from serl_chunk.actor.evaluate import EVAL_SEED_BASE, TRAINING_SEED_BASE, VALIDATION_SEED_BASE
 from serl_chunk.actor.link import RunProgress
 from serl_chunk.actor.service import ActorService, training_seed
+from serl_chunk.actor.stats import ActorSummary
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.robots import GymConfig
@@ -401,3 +402,37 @@ def test_interventions_and_hooks_are_passed_on():
     assert (summary.human_ticks, summary.segments) == (6, 3)
     assert [e.human_ticks for e in episodes] == [2, 2, 2]
     assert len(decisions) == 6  # ticks 0 and 5 (the release) of each episode
+
+
+@pytest.mark.parametrize("key", ["stop", "quit"])
+def test_keys_count_while_the_learner_of_another_run_is_waited_for(monkeypatch, key):
+    class Keys:
+        quits, waited, parked = False, 0, 0
+
+        def waits(self, *obstacles):
+            self.waited += 1
+            if self.waited == 3 and key == "stop":
+                stop.set()
+            self.quits = self.waited == 3 and key == "quit"
+
+        def park(self):
+            self.parked += 1
+
+    class Away:
+        run, welcome, waiting = "a", None, "no learner answers"
+
+        def act_for(self, run): ...
+
+        def close(self): ...
+
+        def wait_until(self, condition, seconds):
+            return condition()
+
+    stop = threading.Event()
+    actor = ActorService(make_config(), env=LineEnv(), stop=stop)
+    actor.operator = keys = Keys()
+    monkeypatch.setattr("serl_chunk.actor.service.normaliser_of", lambda welcome: None)
+    monkeypatch.setattr("serl_chunk.actor.service.RunProgress", type("P", (), {"of": lambda *_: None}))
+    monkeypatch.setattr(actor, "run", lambda *_, **more: ActorSummary(reason="replaced", replaced=True))
+    summary = actor.serve(Away(), type("W", (), {"run": "a", "origin": None})())
+    assert (summary.replaced, keys.waited, keys.parked) == (True, 3, int(key == "quit"))
