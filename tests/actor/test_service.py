@@ -16,8 +16,7 @@ from serl_chunk.actor import service
 from serl_chunk.actor.clock import MonotonicClock
 from serl_chunk.actor.evaluate import EVAL_SEED_BASE, TRAINING_SEED_BASE, VALIDATION_SEED_BASE
 from serl_chunk.actor.link import RunProgress
-from serl_chunk.actor.service import ActorService, training_seed
-from serl_chunk.actor.stats import ActorSummary
+from serl_chunk.actor.service import ActorService, ActorSummary, training_seed
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.robots import GymConfig
