@@ -63,7 +63,7 @@ class Operator:
         pause: Callable[[float], None] = time.sleep, attention: Attention | None = None,
     ) -> None:  # fmt: skip
         self._console, self._robot, self._end, self._now = console, robot, end, now
-        self._devices, self._inlet = devices or OperatorDevices(), Inlet()
+        self._devices, self._inlet = devices or OperatorDevices(), Inlet(now)
         self._inputs = bind_keys() if inputs is None else inputs
         self._ready, self._pause, self._attention = ready, pause, attention or Attention()
         self._permit, self._figures, self.labels = Permit(countdown), Figures(), EpisodeLabels(amend)
@@ -99,15 +99,15 @@ class Operator:
         env.may_move = self.may_move
         self._devices.watch(intervention)
 
-    def request(self, action: Action, source: str) -> None:
+    def request(self, action: Action, source: str, seen: float | None = None) -> None:
         """Request an action from any thread, as by a button of a page; the control loop takes it as it takes a key.
 
         What stops is also sent to the robot's server at once. Two actions need a second request, as their keys do
-        (`bindings.second_key`); each `source` counts for itself.
+        (`bindings.second_key`); each `source` counts for itself. `seen`: when its state was (`Inlet.put`).
         """
         if action in (Action.STOP, Action.END):
             self._request("stop")
-        self._inlet.put(action, source, self._now())
+        self._inlet.put(action, source, self._now(), seen)
 
     def poll(self, word: Word, *waits_for: Obstacle) -> None:
         """Take in keys, and show the state.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 from serl_chunk.console.bindings import STOPS, Action, Keys, second_key
 
@@ -14,16 +15,25 @@ class Inlet:
     """Requested actions until the control loop takes them. Only `put` may be called from other threads.
 
     Each source is as a keyboard of its own: repeats count once, and two actions need two requests (`Keys`).
+
+    Args:
+        clock: monotonic seconds.
     """
 
-    def __init__(self) -> None:
-        self._waiting: collections.deque[tuple[Action, str, float]] = collections.deque()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._waiting: collections.deque[tuple[Action, str, float, float]] = collections.deque()
         self._keys: dict[str, Keys] = {}  # source -> what it pressed
-        self._emptied = False
+        self._emptied, self._emptied_at = False, -1.0
 
-    def put(self, action: Action, source: str, now: float) -> None:
-        """Request an action at `now` (monotonic seconds)."""
-        self._waiting.append((action, source, now))
+    def put(self, action: Action, source: str, now: float, seen: float | None = None) -> None:
+        """Request an action at `now` (monotonic seconds).
+
+        Args:
+            seen: of when the state was that it is requested for, where that is older: what came later than `seen`, a
+                change or a stop, drops it.
+        """
+        self._waiting.append((action, source, now, now if seen is None else seen))
 
     def actions(self) -> Iterator[Action]:
         """Yield what was requested since the last call. After `empty`, only stops of this call are left."""
@@ -31,8 +41,8 @@ class Inlet:
         for _ in range(len(self._waiting)):
             if not self._waiting:  # emptied meanwhile
                 return
-            requested, source, stamp = self._waiting.popleft()
-            if self._emptied and requested not in STOPS:
+            requested, source, stamp, seen = self._waiting.popleft()
+            if (self._emptied or seen < self._emptied_at) and requested not in STOPS:
                 continue
             action = self._keys.setdefault(source, Keys(BUTTONS)).press(requested.value, stamp)
             if action is not None:
@@ -40,7 +50,7 @@ class Inlet:
 
     def empty(self) -> None:
         """Drop what was requested so far, but for stops. Call it at each change of state."""
-        self._emptied = True
+        self._emptied, self._emptied_at = True, self._clock()
         for keys in self._keys.values():
             keys.empty()
         for _ in range(len(self._waiting)):

@@ -29,8 +29,8 @@ class Requested(Protocol):
         """The newest state."""
         ...
 
-    def request(self, action: Action, source: str) -> None:
-        """Let the control loop take in an action, under the rules of keys."""
+    def request(self, action: Action, source: str, seen: float | None = None) -> None:
+        """Let the control loop take in an action, under the rules of keys, for the state at `seen`."""
         ...
 
 
@@ -124,7 +124,7 @@ class Viewers:
                 self._refuse_for_holder("You can hold and stop")
             if action not in EFFECTIVE[state.word] and not state.question:
                 raise RefusedError(f"{MEANING[action]}: not in the state {state.word}")
-            self._operator.request(action, f"viewer {name}")
+            self._operator.request(action, f"viewer {name}", seen)
 
     def _note(self, name: str) -> None:
         now = self._settle()

@@ -176,3 +176,21 @@ def test_a_robot_that_was_parked_before_its_first_tick_is_reset_again():
         desk.close()
         pty.close()
     assert (len(desk.env.options), desk.script, summary.length > 0) == (2, [], True)
+
+
+def test_go_on_for_a_hold_before_the_last_one_begins_nothing(desk):
+    """A page's key is on its way for a second, and the robot is held again meanwhile."""
+    desk.operator.request(Action.HOLD, "page")
+    desk.operator.poll(Word.POLICY)
+    seen = desk.time
+    desk.operator.request(Action.HOLD, "terminal")
+    desk.operator.poll(Word.POLICY)
+    desk.operator.request(Action.GO, "page", seen)
+    for _ in range(10):
+        desk.operator.poll(Word.POLICY)
+    assert desk.operator.view.countdown is None
+    desk.time += 1.0
+    desk.operator.request(Action.GO, "page", desk.time)
+    for _ in range(10):
+        desk.operator.poll(Word.POLICY)
+    assert desk.operator.view.countdown is not None

@@ -51,7 +51,7 @@ class Recorded:
         self.view = ConsoleState(Word.POLICY)
         self.requested: list[Action] = []
 
-    def request(self, action: Action, source: str) -> None:
+    def request(self, action: Action, source: str, seen: float | None = None) -> None:
         self.requested.append(action)
 
     def taken(self) -> list[Action]:
