@@ -25,7 +25,7 @@ OVERTAKES = {"stop": ("clear", "proceed", "park"), "hold": ("proceed", "park")}
 class ServedOperator:
     """Sends requests as an operator, and follows the robot's state.
 
-    Where this machine's keys are a controller's alone, it stops the robot and nothing more.
+    Where this machine's keys are a controller's alone, it stops the robot and nothing more: a hold is a stop, too.
 
     Attributes:
         stopped: the robot is STOPPED.
@@ -72,6 +72,8 @@ class ServedOperator:
 
     def request(self, op: str) -> None:
         """Send a request soon; a refusal is logged. A stop goes before all that was not sent yet. From any thread."""
+        if op == "hold" and not self.may_clear:
+            op = "stop"  # the server refuses this client a hold, and the robot must not go on
         with self._changed:
             self._requests = [each for each in self._requests if each not in OVERTAKES.get(op, ())]
             self._requests.insert(0 if op == "stop" else len(self._requests), op)

@@ -20,14 +20,18 @@ class Client:
     """A robot's server: `slow` requests are answered once `answers` is set, `errors` are raised in turn."""
 
     made: list[Client] = []  # noqa: RUF012
+    refuses = ""  # role
 
     def __init__(self, *args: Any, **more: Any) -> None:
         self.sent: list[str] = []
         self.slow, self.answers, self.states = "", threading.Event(), True
         self.errors: list[Exception] = []
+        self.role = more["role"]
         Client.made.append(self)
 
     def hello(self) -> dict[str, Any]:
+        if Client.refuses == self.role:
+            raise RobotError("no operator's key")
         return {}
 
     def request(self, op: str) -> None:
@@ -129,3 +133,13 @@ def test_at_the_end_a_stop_is_sent_and_no_motion(operator):
     threading.Timer(0.2, client.answers.set).start()
     operator.close()
     assert client.sent == ["hold", "hold"]
+
+
+def test_without_an_operators_key_a_hold_stops(monkeypatch):
+    """The server refuses such a client a hold, and space must not do nothing in a reset."""
+    monkeypatch.setattr(served_operator, "RobotClient", Client)
+    monkeypatch.setattr(Client, "refuses", "operator")
+    operator = ServedOperator(FakeAlohaConfig(server="127.0.0.1:1"), "test")
+    operator.request("hold")
+    operator.close()
+    assert (operator.may_clear, Client.made[-1].sent) == (False, ["stop"])
