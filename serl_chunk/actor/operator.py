@@ -234,9 +234,7 @@ class Operator:
         self.labels.forget()
 
     def park(self) -> None:
-        """Park the robot at the session's end, after the countdown; returns once it stands. A hold or a stop cancels
-        it.
-        """
+        """Park the robot after the countdown, and return once it stands. A hold or a stop cancels it."""
         if (robot := self._robot) is None:
             return
         self._devices.watch(None)  # a device that moved the robot may be closed
@@ -327,9 +325,10 @@ class Operator:
         return self._permit.latched or (self._robot is not None and self._robot.stopped)
 
     def _notice(self, now: float) -> None:
-        """Hold where the robot was stopped elsewhere, and where a device is lost in an episode."""
+        """Hold where the robot was stopped or held elsewhere, and where a device is lost in an episode."""
         stopped, lost = self._is_stopped(), frozenset(self._devices.lost)
-        if stopped and not self._was_stopped:
+        held = self._inside and self._robot is not None and self._robot.why.startswith("held by ")
+        if held or (stopped and not self._was_stopped):
             self._permit.hold()
         for name in lost - self._lost if self._inside else ():
             logger.warning(f"device lost: name={name}. The robot holds")

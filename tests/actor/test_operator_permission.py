@@ -8,6 +8,7 @@ from ptys import Pty
 
 from serl_chunk.console.bindings import Action, Word
 from serl_chunk.robots.base import Hands
+from serl_chunk.types import Source
 
 
 @pytest.fixture
@@ -194,3 +195,17 @@ def test_go_on_for_a_hold_before_the_last_one_begins_nothing(desk):
     for _ in range(10):
         desk.operator.poll(Word.POLICY)
     assert desk.operator.view.countdown is not None
+
+
+def test_a_robot_that_another_machine_holds_in_an_episode_waits_for_go_on(desk):
+    """Else the next tick arms it again, and the policy goes on."""
+
+    def held() -> bool:
+        there = desk.at(Word.POLICY, 3)()
+        desk.robot.why = "held by desk" if there and desk.env.tick < 8 else "armed by actor"
+        return there and desk.env.tick >= 8
+
+    desk.script = [Press(held, Action.UNDO)]
+    desk.runner.run_episode(0)
+    assert desk.word is Word.HOLD
+    assert {step.source for step in desk.sink.steps[5:]} == {Source.HOLD}
