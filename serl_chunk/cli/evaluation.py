@@ -24,6 +24,7 @@ from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.actor import log_waiting
 from serl_chunk.cli.console import console_of
 from serl_chunk.cli.keys import LearnerAddress
+from serl_chunk.cli.live import page_on, show_on
 from serl_chunk.cli.logs import log_to_file
 from serl_chunk.cli.process import warn_of_lockstep
 from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
@@ -71,20 +72,22 @@ class _Checkpoint(NamedTuple):
     differences: Sequence[str] = ()
 
 
-def run_evaluation(config: ExperimentConfig, options: EvaluationOptions, source: Path | LearnerAddress) -> int:
+def run_evaluation(
+    config: ExperimentConfig, options: EvaluationOptions, source: Path | LearnerAddress, *, viewer: str | None = None
+) -> int:
     """Evaluate checkpoints on held-out start states, several in turns; print a table and summary lines.
 
-    At a terminal an operator labels what a real robot's environment does not judge, and may take the robot over with
+    At a terminal or a page an operator labels what a real robot's environment does not judge, and may take the robot over with
     the device of `actor.intervention`, which is a failure. An interruption reports and writes what was done before it.
 
-    `source`: a learner, or a run folder to which the results are written (else returns 1). Raises SerlChunkError, and
-    KeyboardInterrupt after an interruption.
+    `source`: a learner, or a run folder to which the results are written (else returns 1). `viewer`: port of the live
+    page. Raises SerlChunkError, and KeyboardInterrupt after an interruption.
     """
     warn_of_lockstep(config)
     exit_at_once_while(never)  # an open robot is closed, however long it takes
     run: Path | None = None
     stop, labels = threading.Event(), EvaluationOperator()
-    with contextlib.ExitStack() as stack:
+    with page_on(viewer) as page, contextlib.ExitStack() as stack:  # the page before anything can move
         env = observing(make_env(config.robot, evaluating=True), config)
         with contextlib.ExitStack() as opened:
             opened.callback(env.close)
@@ -111,7 +114,10 @@ def run_evaluation(config: ExperimentConfig, options: EvaluationOptions, source:
             for c in checkpoints for mean in modes
         ]  # fmt: skip
         stop_on_signals(stop, "reporting the finished episodes")
-        labels.operator = stack.enter_context(console_of(config, "evaluation", amend=labels.amend, end=stop.set))
+        labels.operator = stack.enter_context(
+            console_of(config, "evaluation", amend=labels.amend, end=stop.set, other_inputs=page is not None)
+        )
+        show_on(page, labels.operator, config, env.robot_spec, "evaluation")
         progress = _Progress(options.n * len(entries), labels.operator, config.robot.real)
         results = evaluate.evaluate_in_turns(
             env, entries, config, n=options.n, progress=progress.show, intervention=human, operator=labels,

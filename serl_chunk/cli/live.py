@@ -1,4 +1,4 @@
-"""`--viewer`: the page of a running actor."""
+"""`--viewer`: the page of an actor, a recording or an evaluation."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from serl_chunk.cli.console import console_of
+from serl_chunk.cli.live import page_on, show_on
 from serl_chunk.cli.process import spec_of
 from serl_chunk.cli.recording import Recording, Stream, Totals, check_source, open_human
 from serl_chunk.cli.signals import exit_at_once_while, never
@@ -35,7 +36,7 @@ DEMO_SEED_BASE = 0  # start states of demonstrations; evaluation's begin at 1,00
 
 def run_record(
     config: ExperimentConfig, n_demos: int, out: str, *, policy: str, noise: float | None, cameras: tuple[str, ...],
-    keep: str = "successes", stream: Stream | None = None,
+    keep: str = "successes", stream: Stream | None = None, viewer: str | None = None,
 ) -> int:  # fmt: skip
     """Record until `out` holds `n_demos` successful episodes; an interrupted recording goes on where it stopped.
 
@@ -45,6 +46,7 @@ def run_record(
         cameras: recorded at every tick.
         keep: "successes", or "all" episodes of a human that were judged, failures too.
         stream: takes each file that was checked and cannot be taken back any more; the caller closes it.
+        viewer: port of the live page.
 
     Raises ConfigError, also for an expert that hardly ever succeeds and for files in `out` of another robot or without
     one of `cameras`, DataError for a damaged file there, DeviceError for a device that cannot be opened, and
@@ -64,7 +66,11 @@ def run_record(
     exit_at_once_while(never)  # an open robot is closed, however long it takes
     outcomes = (Outcome.SUCCESS, Outcome.FAILURE) if keep == "all" else (Outcome.SUCCESS,)
     by_human, totals, ended = policy == "human", Totals(), threading.Event()
-    with contextlib.ExitStack() as files_stack, contextlib.ExitStack() as stack:  # the robot is closed first
+    with (
+        page_on(viewer) as page,  # before anything can move
+        contextlib.ExitStack() as files_stack,
+        contextlib.ExitStack() as stack,  # the robot is closed first
+    ):
         env = observing(make_env(config.robot), config)
         human: InterventionSource | None = None
         with contextlib.ExitStack() as opened:
@@ -81,8 +87,12 @@ def run_record(
         files_stack.enter_context(_kept_files_reported(folder, totals, there, n_demos))
         files_stack.enter_context(writer)
         device = by_human and config.actor.intervention.lower() in DEVICES
-        console = console_of(config, "record", amend=totals.amend, end=ended.set, simulated=device)
-        operator = stack.enter_context(console)
+        operator = stack.enter_context(
+            console_of(
+                config, "record", amend=totals.amend, end=ended.set, other_inputs=page is not None, simulated=device
+            )
+        )
+        show_on(page, operator, config, env.robot_spec, "record")
         progress = None
         if operator is None and not by_human:
             bar = stack.enter_context(Progress(transient=True))

@@ -53,6 +53,7 @@ def _record(arguments: list[str]) -> int:
     p.add_argument("--keep", default="successes", metavar="WHAT", help="of a human: successes (default), or all judged")
     p.add_argument("--noise", type=float, help="standard deviation of the script's noise, radians")
     p.add_argument("--cameras", metavar="A,B", help="cameras to record: names, all, or none (default: the agent's)")
+    p.add_argument("--viewer", metavar="PORT", help="show the robot on a page at this port of this machine (0: any)")
     p.add_argument("--ip", help="also stream the successes into the running learner at this address")
     p.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
     p.add_argument("--keys", metavar="DIR", help="folder of the keys (default: ~/.config/serl-chunk/keys)")
@@ -73,7 +74,7 @@ def _record(arguments: list[str]) -> int:
         cameras = _recorded_cameras(flags.cameras, spec)
     record = partial(
         run_record, config, flags.n_demos, flags.out,
-        policy=flags.policy, noise=flags.noise, cameras=cameras, keep=flags.keep,
+        policy=flags.policy, noise=flags.noise, cameras=cameras, keep=flags.keep, viewer=flags.viewer,
     )  # fmt: skip
     if flags.ip is None:
         for name in ("port", "keys", "insecure", "actor_id", "spool_path"):

@@ -115,7 +115,7 @@ def training_parser() -> Parser:
     add("port", "first of the learner's three ports (default: 5588)", "N", "labe", type=int)
     add("spool_path", "keeps what the learner does not have yet; runs/spool unless given", "DIR", "ab")
     add("actor_id", "name of this robot, another for each actor (default: its key's, else actor)", "NAME", "abe")
-    add("viewer", "show the running actor on a page at this port of this machine (0: a free one)", "PORT", "ab")
+    add("viewer", "show the running robot on a page at this port of this machine (0: a free one)", "PORT", "abe")
     add("eval_checkpoint_step", "evaluate checkpoint N, latest or best; several in turns, as 5000,best", "N[,N]")
     add("eval_n_trajs", "episodes of the evaluation, for each checkpoint", "K", type=int, default=0)
     add("save_video", "film the evaluation's episodes", modes="e")
@@ -171,7 +171,8 @@ def run_training(arguments: list[str]) -> int:
         _checkpoints(flags.eval_checkpoint_step), flags.eval_n_trajs, flags.save_video, flags.eval_stochastic,
         flags.eval_validation,
     )  # fmt: skip
-    return run_evaluation(config, options, Path(flags.checkpoint_path) if flags.checkpoint_path else address)
+    source = Path(flags.checkpoint_path) if flags.checkpoint_path else address
+    return run_evaluation(config, options, source, viewer=flags.viewer)
 
 
 def _checkpoints(text: str) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ def state_json(state: ConsoleState) -> dict[str, Any]:
     """Return what the terminal shows."""
     return {
         "word": state.word.value, "countdown": None if state.countdown is None else math.ceil(state.countdown),
-        "question": state.question, "obstacles": [list(obstacle) for obstacle in state.obstacles],
+        "question": state.question, "progress": state.progress, "look": state.notice, "obstacles": [list(obstacle) for obstacle in state.obstacles],
         "cells": [list(cell) for cell in cells(state)],
         "effective": sorted(action.value for action in EFFECTIVE[state.word]),
     }  # fmt: skip

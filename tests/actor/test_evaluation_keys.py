@@ -39,7 +39,7 @@ class Evaluation:
         self.env.starts_repeat = True
         ended: list[bool] = []
         operator = EvaluationOperator(wait=lambda seconds: None)
-        options = {k: more.pop(k) for k in ("ready", "usual") if k in more}
+        options = {k: more.pop(k) for k in ("ready", "usual", "page") if k in more}
         self.desk = Desk(script, amend=operator.amend, end=lambda: ended.append(True), **{"usual": USUAL, **options})
         operator.operator = self.desk.operator
         self.results = evaluate_in_turns(
@@ -124,16 +124,17 @@ TABLE: dict[str, tuple[Left, dict[Action, Left]]] = {  # state -> what keys with
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("page", [False, True], ids=["terminal", "page"])
 @pytest.mark.parametrize("action", Action)
 @pytest.mark.parametrize("state", TABLE)
-def test_every_key_in_every_state(state, action):
+def test_every_key_in_every_state(state, action, page):
     others, table = TABLE[state]
     words = (Word.HOLD,) if state == "ASKED" else (Word(state),)
-    done = Evaluation([*BEFORE[state], Press(action, words)], ready="first" if state == "WAITING" else "")
+    done = Evaluation([*BEFORE[state], Press(action, words)], ready="first" if state == "WAITING" else "", page=page)
     assert done.desk.console.script == []
     expected, data = table.get(action, others), done.result.to_json()
     outcomes = [(e["seed"] - EVAL_SEED_BASE, e["outcome"], e["length"]) for e in data["episodes"]]
-    left = Left(outcomes, done.starts, tuple(done.desk.robot.sent), bool(data.get("interrupted")))
+    left = Left(outcomes, done.starts, done.desk.sent, bool(data.get("interrupted")))
     assert left == expected
     assert {e["ended_by"] for e in data["episodes"]} <= {"operator"}
     assert len(data.get("repeated", [])) == len(done.starts) - len(set(done.starts))

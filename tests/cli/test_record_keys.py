@@ -32,12 +32,12 @@ class Lab:
         self.folder, self._patch = folder, monkeypatch
         self.env = Waiting(length=400)
 
-    def record(self, script, n=2, *, keep="successes", policy="human", ready="") -> int:
+    def record(self, script, n=2, *, keep="successes", policy="human", ready="", page=False) -> int:
         desks: list[Desk] = []
         self._patch.setattr(record, "make_env", lambda robot: self.env)
         self._patch.setattr(record, "spec_of", lambda config: self.env.robot_spec)
         self._patch.setattr(record, "open_human", lambda *a: HumanOnTicks(frozenset(range(1000))))
-        self._patch.setattr(record, "console_of", Desk.opening(script, desks, ready=ready))
+        self._patch.setattr(record, "console_of", Desk.opening(script, desks, ready=ready, page=page))
         try:
             return run_record(make_config(), n, str(self.folder), policy=policy, noise=None, cameras=(), keep=keep)
         except KeyboardInterrupt:
@@ -112,23 +112,25 @@ TABLE: dict[str, tuple[Left, dict[Action, Left]]] = {  # state -> what keys with
 }  # fmt: skip
 
 
-def check(lab, state: str, actions: Sequence[Action], expected: Left) -> None:
+def check(lab, state: str, actions: Sequence[Action], expected: Left, *, page: bool) -> None:
     words = ACTING if state == "ACTING" else (Word(state),)
     first, *others = actions
     script = [*BEFORE[state], Press(first, words), *(Press(action, words, after=0) for action in others)]
-    status = lab.record(script, ready="first" if state == "WAITING" else "")
+    status = lab.record(script, ready="first" if state == "WAITING" else "", page=page)
     assert lab.desk.console.script == []
-    left = Left(lab.kept(), lab.env.seeds, tuple(lab.desk.robot.sent), len(lab.aside()), status)
+    left = Left(lab.kept(), lab.env.seeds, lab.desk.sent, len(lab.aside()), status)
     assert left == expected._replace(sent=tuple(expected.sent))
 
 
+@pytest.mark.parametrize("page", [False, True], ids=["terminal", "page"])
 @pytest.mark.parametrize(("state", "action"), [(s, a) for s, (_, table) in TABLE.items() for a in table])
-def test_each_key_with_an_effect(lab, state, action):
-    check(lab, state, [action], TABLE[state][1][action])
+def test_each_key_with_an_effect(lab, state, action, page):
+    check(lab, state, [action], TABLE[state][1][action], page=page)
 
 
+@pytest.mark.parametrize("page", [False, True], ids=["terminal", "page"])
 @pytest.mark.parametrize("state", TABLE)
-def test_all_keys_without_an_effect(lab, state):
+def test_all_keys_without_an_effect(lab, state, page):
     """One after the other, and with those that lead out of a state left to the usual operator."""
     untouched, table = TABLE[state]
     leads_on = {"STOPPED": {Action.CLEAR}, "RESET": {Action.HOLD}, "WAITING": {Action.GO, Action.HOLD}}
@@ -137,7 +139,7 @@ def test_all_keys_without_an_effect(lab, state):
     if state in ("ACTING", "HOLD"):  # each further key takes a tick
         (start, ticks), second = untouched.kept
         untouched = untouched._replace(kept=[(start, ticks + len(actions) - 1), second])
-    check(lab, state, actions, untouched)
+    check(lab, state, actions, untouched, page=page)
 
 
 def test_a_label_is_recorded_as_the_operators(lab):

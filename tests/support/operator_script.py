@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from actor_helpers import LineEnv
 
 from serl_chunk.actor.operator import Operator
-from serl_chunk.console.bindings import Action, Word
+from serl_chunk.console.bindings import KEYS, REPEAT, STOPS, Action, Word, bind_keys
 from serl_chunk.console.view import ConsoleState
+from serl_chunk.live.viewers import RefusedError, Viewers
 
 DT = 0.02
 
@@ -72,6 +74,43 @@ class Console:
         self.states.append(state)
 
 
+class PageConsole(Console):
+    """The same by the keys of a page, which its operator takes in at the same poll; Ctrl-C is no key of it."""
+
+    viewers: Viewers  # of the page
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        self.stops = 0  # that were pressed
+        self._pressed: dict[Action, float] = {}
+
+    def actions(self) -> Iterator[Action]:
+        for action in super().actions():
+            if action is Action.END:
+                yield action
+            elif action is Action.CLEAR:
+                if self._press(action):
+                    self._press(Action.GO)
+            elif action is Action.QUIT:
+                self._press(action)
+                self.time += 2 * REPEAT
+                self._press(action)
+            else:
+                self._press(action)
+
+    def _press(self, action: Action) -> bool:
+        """Press a key once, as an operator does: not within the time in which it would count as a repeat."""
+        if action not in STOPS and self.time - self._pressed.get(action, -1.0) < REPEAT:
+            return False
+        self._pressed[action] = self.time
+        self.stops += action is Action.STOP
+        try:
+            self.viewers.press("a" * 24, KEYS[action][0], self.states[-1].word, time.monotonic())
+        except RefusedError:
+            return False
+        return True
+
+
 class Requests:
     """A robot server, as an operator has it."""
 
@@ -87,14 +126,21 @@ class Requests:
 
 
 class Desk:
-    """An operator of `amend` and `end`, with the script that it follows and the requests that the robot got."""
+    """An operator of `amend` and `end`, with the script that it follows and the requests that the robot got.
 
-    def __init__(self, script: Sequence[Press], *, amend, end, usual=USUAL, ready: str = "") -> None:
-        self.console, self.robot = Console(script, usual), Requests()
+    `page`: the keys come from a page.
+    """
+
+    def __init__(
+        self, script: Sequence[Press], *, amend, end, usual=USUAL, ready: str = "", page: bool = False
+    ) -> None:
+        self.console, self.robot = (PageConsole if page else Console)(script, usual), Requests()
         self.operator = Operator(
             self.console, self.robot, amend=amend, end=end, now=lambda: self.console.time, ready=ready,
             pause=lambda seconds: None,
         )  # fmt: skip
+        if page:
+            self.console.viewers = Viewers(self.operator, bind_keys())
 
     @classmethod
     def opening(cls, script: Sequence[Press], opened: list[Desk], **options):
@@ -106,6 +152,14 @@ class Desk:
             yield opened[-1].operator
 
         return console_of
+
+    @property
+    def sent(self) -> tuple[str, ...]:
+        """Requests to the robot but for those that a page's stops send at once, before the tick takes them in."""
+        sent = list(self.robot.sent)
+        for _ in range(getattr(self.console, "stops", 0)):
+            sent.remove("stop")
+        return tuple(sent)
 
     def words(self) -> list[Word]:
         """What was shown, without repeats."""

@@ -163,6 +163,8 @@ function showState(shown) {
   document.body.classList.remove("lost");
   setText(at("word"), shown.word);
   setText(at("countdown"), shown.countdown === null ? "" : `moves in ${shown.countdown} s`);
+  setText(at("look"), shown.look);
+  setText(at("progress"), shown.progress);
   at("obstacles").replaceChildren(
     ...shown.obstacles.map(([what, remedy]) => element("li", {}, element("b", {}, `${what}: `), remedy)),
   );
@@ -186,7 +188,7 @@ let sound = null;
 
 function ring(shown) {
   const alarm = ["STOPPED", "LEARNER LOST"].includes(shown.word) ? shown.word : "";
-  const reason = `${shown.countdown ?? ""} ${alarm} ${shown.question}`;
+  const reason = `${shown.countdown ?? ""} ${alarm} ${shown.question} ${shown.look}`;
   const rings = reason !== state.rang && reason.trim() !== "";
   state.rang = reason;
   if (!rings || (navigator.userActivation && !navigator.userActivation.hasBeenActive)) return; // browsers refuse it

@@ -1,0 +1,131 @@
+"""`--viewer` of recordings and evaluations: a viewer's keys reach the robot, and the page counts episodes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+from actor_helpers import LineEnv, NoisyAgent, identity_normaliser, make_config
+from errors import naming
+from live_desk import NAMES, Viewer
+
+from serl_chunk.cli import evaluation, record
+from serl_chunk.cli.evaluation import EvaluationOptions, run_evaluation
+from serl_chunk.cli.record import run_record
+from serl_chunk.data.formats.hdf5 import read_episode
+from serl_chunk.live.server import LivePage
+from serl_chunk.main import main
+from serl_chunk.runs.metrics import Counters
+from serl_chunk.types import ConfigError, Outcome, Snapshot
+
+
+class Slow(LineEnv):
+    """Leaves a viewer the time to press a key."""
+
+    opened = False
+
+    def __init__(self) -> None:
+        super().__init__(length=10_000)
+        Slow.opened = True
+
+    def step(self, action):
+        time.sleep(0.002)
+        return super().step(action)
+
+
+class Still:
+    def reset(self, seed):
+        pass
+
+    def act(self):
+        return np.zeros(2, np.float32)
+
+
+@contextlib.contextmanager
+def pressing(monkeypatch, key: str):
+    """A viewer that presses a key wherever the policy acts; yields the lines of progress and titles that it saw."""
+    seen: list[str] = []
+    begin, threads = LivePage.begin, []
+
+    def watched(page, *a, **k):
+        begin(page, *a, **k)
+        threads.append(threading.Thread(target=watch, args=(Viewer(page.url, NAMES[0]), k["title"])))
+        threads[-1].start()
+
+    def watch(viewer, title):
+        seen.append(title)
+        for event in viewer.events():
+            if event and event["state"]["word"] == "POLICY":
+                seen.append(event["state"]["progress"])
+                viewer.press(key)
+
+    monkeypatch.setattr(LivePage, "begin", watched)
+    yield seen
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()  # the page has ended
+
+
+@pytest.fixture
+def recorded(monkeypatch, tmp_path):
+    monkeypatch.setattr(record, "make_env", lambda robot: Slow())
+    monkeypatch.setattr(record, "spec_of", lambda config: LineEnv().robot_spec)
+    monkeypatch.setattr(record, "make_expert", lambda env: Still())
+    return lambda viewer: run_record(
+        make_config(), 1, str(tmp_path), policy="scripted", noise=None, cameras=(), viewer=viewer
+    )
+
+
+@pytest.fixture
+def evaluated(monkeypatch, tmp_path):
+    checkpoint = evaluation._Checkpoint(Snapshot(5, {"bias": np.float32(0)}), identity_normaliser(8), Counters(5, 0, 0))
+    monkeypatch.setattr(evaluation, "make_env", lambda *a, **k: Slow())
+    monkeypatch.setattr(evaluation, "make_agent", lambda *a: NoisyAgent(8))
+    monkeypatch.setattr(evaluation, "_of_run", lambda *a: [checkpoint])
+    monkeypatch.setattr(evaluation, "build_report", lambda run: run / "report.html")
+    monkeypatch.setattr(evaluation, "stop_on_signals", lambda stop, how: None)
+    return lambda viewer: run_evaluation(make_config(), EvaluationOptions(("5",), 2), tmp_path, viewer=viewer)
+
+
+def test_a_viewer_labels_what_a_script_records(recorded, tmp_path, monkeypatch, capsys):
+    with pressing(monkeypatch, "s") as seen:
+        assert recorded("0") == 0
+    assert "live page: http://127.0.0.1:" in capsys.readouterr().out
+    assert seen[:2] == [f"{make_config().name}: record", "demonstration 1 of 1: 0 attempts, 0 kept"]
+    [file] = tmp_path.glob("*.hdf5")
+    end = read_episode(file).end
+    assert (end.outcome, end.outcome_by) == (Outcome.SUCCESS, "operator")
+
+
+def test_a_viewer_labels_the_episodes_of_an_evaluation(evaluated, tmp_path, monkeypatch):
+    with pressing(monkeypatch, "f") as seen:
+        assert evaluated("0") == 0
+    assert seen[:2] == [f"{make_config().name}: evaluation", "episode 1 of 2"]
+    assert "episode 2 of 2" in seen
+    [result] = json.loads((tmp_path / "evaluations" / "evaluation_5.json").read_text())["results"]
+    assert [(e["outcome"], e["ended_by"]) for e in result["episodes"]] == [("failure", "operator")] * 2
+
+
+@pytest.mark.parametrize("command", ["recorded", "evaluated"])
+def test_a_port_in_use_is_refused_before_the_robot_is_opened(command, request):
+    run, Slow.opened = request.getfixturevalue(command), False
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=naming(port)) as error:
+            run(str(port))
+    assert error.value.parameter == "viewer"
+    assert not Slow.opened
+
+
+@pytest.mark.parametrize("command", [
+    ["record", "--exp_name", "fake_aloha", "--out", "never"],
+    ["--exp_name", "fake_aloha", "--actor", "--eval_checkpoint_step", "5", "--eval_n_trajs", "1"],
+])  # fmt: skip
+def test_the_flag_reaches_the_command(command, capsys):
+    assert main([*command, "--viewer", "0.0.0.0:80"]) == 2
+    assert "--viewer: must be a port" in capsys.readouterr().err
