@@ -221,7 +221,7 @@ class EpisodeRunner:
         human = self.interventions.poll(tick, observed.observation, would_decide, self._executed)
         if holds:
             self.interventions.restart()
-            self._planner.flush()
+            self._planner.rest(tick, self._look, self._hold)
             human = None
         self._by_human, self._choice, self._part = human is not None, None, None
         if human is not None and human.dims is not None and not self._unseen:
@@ -390,7 +390,7 @@ class EpisodeRunner:
             return
         request, wanted = blank_request(self.spec, self._cameras, explore=explore), self._config.actor.inference
         self._planner = realtime_planner(
-            self._queue, policy, self._inference, self._clock, self.spec.dt, wanted, request
+            self._queue, policy, self._inference, self._clock, self.spec.dt, wanted, request, self._operator.planner
         )
         self._warm = True
         if self._garbage is not None:

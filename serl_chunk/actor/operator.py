@@ -5,12 +5,14 @@ The control loop polls an operator on every tick, and wherever it waits; no poll
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from serl_chunk.actor.approval import Approval, ApprovedPlanner
 from serl_chunk.actor.figures import Figures
 from serl_chunk.actor.labels import EpisodeLabels
 from serl_chunk.actor.obstacles import robot_obstacles
@@ -67,6 +69,8 @@ class Operator:
         self._inputs = bind_keys() if inputs is None else inputs
         self._ready, self._pause, self._attention = ready, pause, attention or Attention()
         self._permit, self._figures, self.labels = Permit(countdown), Figures(), EpisodeLabels(amend)
+        self.approval = Approval(self._permit, self._is_stopped, self._shown(Action.GO))
+        self.planner = functools.partial(ApprovedPlanner, self.approval)  # of a control loop in real time
         self.quits = False  # after this episode
         self.feed: LiveFeed | None = None  # of a page that shows the episodes
         self.describe: Callable[[], Mapping[str, Any]] = dict
@@ -75,7 +79,7 @@ class Operator:
         self.unled = Word.POLICY  # what an episode shows while no human moves the robot
         self.view = ConsoleState(Word.WAITING)
         """What was shown last. It may be read from any thread."""
-        self._word, self._shown_at = Word.WAITING, -1.0
+        self._word, self._proposed, self._shown_at = Word.WAITING, self.approval.proposed, -1.0
         self._env: RobotEnv | None = None
         self._others: Callable[[], str | None] = lambda: None
         self._inside = False  # an episode is under way: it had a tick
@@ -224,6 +228,7 @@ class Operator:
     def episode_ended(self, end: End) -> None:
         """Send what was requested of the episode before this one, and keep what can still be undone of this one."""
         self._inside = False
+        self.approval.withdraw()
         self._figures.rest()
         if end.length > 0:  # else nothing is recorded of it
             self.labels.ended(end)
@@ -377,9 +382,9 @@ class Operator:
             inputs.empty()
 
     def _enter(self, word: Word, now: float, waits_for: tuple[Obstacle, ...]) -> None:
-        word, before = self._state(word), self._word
-        if changed := word is not before:
-            self._word = word
+        word, proposed = self._state(word), self.approval.proposed
+        if changed := word is not self._word or proposed is not self._proposed:
+            self._word, self._proposed = word, proposed
             self._drop()
         if word in (Word.WAITING, Word.HOLD, Word.STOPPED):
             self._figures.pause(now)
@@ -393,7 +398,7 @@ class Operator:
             **{**self._figures.fields(now), **self.describe(),
                "cameras": tuple((self._env.camera_ages() if self._env else {}).items()),
                "obstacles": () if word in ACTING else self._listed(waits_for),
-               "outcome": self.labels.shown, "question": question or self._inlet.question(now),
-               "notice": self._attention.notice},
+               "outcome": self.labels.shown, "notice": self._attention.notice,
+               "question": question or self._inlet.question(now) or self.approval.question, "proposed": proposed},
         )  # fmt: skip
         self._console.show(self.view)

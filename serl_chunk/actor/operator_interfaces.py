@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+from serl_chunk.actor.planner import RealtimePlanner
 from serl_chunk.console.bindings import Action
 from serl_chunk.console.feed import LiveFeed
 from serl_chunk.console.view import ConsoleState
@@ -47,6 +48,7 @@ class NoOperator:
     """No one requests anything."""
 
     feed: LiveFeed | None = None
+    planner: Callable[..., RealtimePlanner] = RealtimePlanner
 
     def attach(self, env: RobotEnv, intervention: InterventionSource | None) -> None: ...
 

@@ -47,6 +47,10 @@ class Planner:
     def flush(self) -> None:
         """Forget everything planned or being planned."""
 
+    def rest(self, tick: int, observe: Callable[[], Observation], hold: np.ndarray) -> None:
+        """Take a tick on which the operator holds the robot; see `plan`."""
+        self.flush()
+
     def close(self) -> None: ...
 
 
@@ -224,11 +228,11 @@ class RealtimePlanner(ChunkPlanner):
 
 def realtime_planner(
     queue: ChunkQueue, policy: ChunkPolicy, inference: InferenceThread | None, clock: Clock, period: float,
-    wanted: Wanted, request: Request,
+    wanted: Wanted, request: Request, make: Callable[..., RealtimePlanner] = RealtimePlanner,
 ) -> RealtimePlanner:  # fmt: skip
-    """Compile and measure inference, then build the planner and, unless given, its thread; see `choose_inference`."""
+    """Compile and measure inference, then `make` the planner and, unless given, its thread; see `choose_inference`."""
     policy.refresh()
     seconds = measure_inference(lambda: policy.decide(request), clock)
     mode = choose_inference(wanted, seconds, period, queue.execute_steps, policy.agent.supports_prefix)
     delay = DelayEstimate((math.ceil(s / period) for s in seconds), longest=queue.execute_steps - 1)
-    return RealtimePlanner(queue, policy, inference or InferenceThread(policy, clock), mode, delay)
+    return make(queue, policy, inference or InferenceThread(policy, clock), mode, delay)

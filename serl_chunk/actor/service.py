@@ -198,6 +198,7 @@ class ActorService:
         total = ActorSummary()
         if self.operator is not None:
             self.operator.describe = functools.partial(self._described, policy, link)
+            self.operator.approval.number = config.operator.approve
             self.operator.learner_lost = lambda: link.away > LOST_SECONDS
         try:
             self._run_episodes(runner, policy, link, begun, total)

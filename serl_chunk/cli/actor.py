@@ -18,6 +18,7 @@ from serl_chunk.cli.logs import log_to_file
 from serl_chunk.cli.process import warn_of_lockstep
 from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.fields import require
 from serl_chunk.io import WaitLog, format_bytes, plural
 from serl_chunk.runs.spool_folders import SpoolFolders, largest_episode_bytes
 
@@ -58,6 +59,9 @@ def run_training_actor(
         actor.operator = stack.enter_context(
             console_of(config, actor_id, amend=link.amend, end=stop.set, other_inputs=page is not None)
         )
+        approve = config.operator.approve
+        alone = f"{approve} chunks need an operator, and there is none. Start it at a terminal, or with --viewer"
+        require(not approve or actor.operator is not None, "operator.approve", alone)
         show_on(page, actor.operator, config, spec, actor_id)
         if inherited := int(link.stats()["inherited"]):  # what is unacknowledged now may be none of it
             logger.info(f"spool {spools.folder}: {plural(inherited, 'record')} of a previous actor are sent")

@@ -77,8 +77,9 @@ def run_evaluation(
 ) -> int:
     """Evaluate checkpoints on held-out start states, several in turns; print a table and summary lines.
 
-    At a terminal or a page an operator labels what a real robot's environment does not judge, and may take the robot over with
-    the device of `actor.intervention`, which is a failure. An interruption reports and writes what was done before it.
+    At a terminal or a page an operator labels what a real robot's environment does not judge, and may take the robot
+    over with the device of `actor.intervention`, which is a failure. An interruption reports and writes what was done
+    before it.
 
     `source`: a learner, or a run folder to which the results are written (else returns 1). `viewer`: port of the live
     page. Raises SerlChunkError, and KeyboardInterrupt after an interruption.

@@ -8,6 +8,7 @@ from typing import Literal
 from serl_chunk.config.fields import CRITIC, Group, Requirement, require, setting
 
 _REAL = Requirement("a real or served robot (robot.server)", lambda c: c.robot.real)
+_REALTIME = Requirement("actor.clock=realtime", lambda c: c.actor.clock == "realtime")
 _WATCHED = Requirement("operator.attention", lambda c: bool(c.operator.attention))
 
 
@@ -38,6 +39,11 @@ class OperatorConfig(Group, path="operator."):
     attention_holds: bool = setting(
         False, "it also holds the robot, until the operator goes on", acts="", requires=_WATCHED, off=False
     )
+
+    approve: int = setting(
+        0, "chunks of each new policy version that the operator approves in training, each before it is executed",
+        least=0, acts="", requires=(_REAL, _REALTIME), off=0,
+    )  # fmt: skip
 
     def _check(self) -> None:
         changes(self.keys, "operator.keys")

@@ -27,7 +27,7 @@ ADDED: dict[str, Any] = {
     },
     "device.hosted": False, "device.align": "near",  # of folders that have the group
     "operator": {"keys": [], "gestures": [], "pedal": "", "countdown_s": 2.0, "ready": "first", "attention": "",
-                 "attention_holds": False},
+                 "attention_holds": False, "approve": 0},
     "outcome": {"success": None, "cameras": [], "classifier": "", "condition": None},
     "outcome.classifier": "", "outcome.condition": None, "outcome.environment": True, "outcome.stages": [],
     "outcome.observed": [],  # of folders that have the group, too

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 from rich.cells import cell_len, set_cell_size
 from rich.color import ColorSystem
 from rich.style import Style
@@ -43,6 +44,13 @@ class Obstacle(NamedTuple):
     remedy: str
 
 
+class Proposed(NamedTuple):
+    """A chunk that waits for the operator's approval."""
+
+    number: int  # differs from that of every other one
+    actions: np.ndarray  # float32[H, A], robot units
+
+
 class ConsoleState(NamedTuple):
     """What the console shows; None where there is no value yet. Plain values alone: drawing happens on a thread."""
 
@@ -64,6 +72,7 @@ class ConsoleState(NamedTuple):
     progress: str = ""  # how far a recording or an evaluation is
     question: str = ""
     notice: str = ""  # what the operator should look at
+    proposed: Proposed | None = None
 
 
 def lines(state: ConsoleState, columns: int, rows: int, keys: Sequence[str] = ()) -> list[str]:

@@ -68,7 +68,9 @@ def state_json(state: ConsoleState) -> dict[str, Any]:
     """Return what the terminal shows."""
     return {
         "word": state.word.value, "countdown": None if state.countdown is None else math.ceil(state.countdown),
-        "question": state.question, "progress": state.progress, "look": state.notice, "obstacles": [list(obstacle) for obstacle in state.obstacles],
+        "question": state.question, "progress": state.progress, "look": state.notice,
+        "proposed": None if (p := state.proposed) is None else [p.number, [_rounded(row) for row in p.actions]],
+        "obstacles": [list(obstacle) for obstacle in state.obstacles],
         "cells": [list(cell) for cell in cells(state)],
         "effective": sorted(action.value for action in EFFECTIVE[state.word]),
     }  # fmt: skip

@@ -159,7 +159,7 @@ class _Handler(LocalHandler):
                     if what == "press":
                         seen = body.get("seen")
                         moment = float(seen) if isinstance(seen, int | float) else -math.inf
-                        viewers.press(name, str(body.get("key")), str(body.get("word")), moment)
+                        viewers.press(name, str(body.get("key")), str(body.get("word")), moment, body.get("proposed"))
                     else:
                         {"here": viewers.here, "take": viewers.take, "release": viewers.release}[what](name)
                 except RefusedError as error:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from serl_chunk.console.bindings import EFFECTIVE, MEANING, STOPS, Action
+from serl_chunk.console.bindings import EFFECTIVE, MEANING, MOVES, STOPS, Action
 from serl_chunk.console.view import ConsoleState
 from serl_chunk.types import SerlChunkError
 
@@ -96,11 +96,12 @@ class Viewers:
             if self._holder == name:
                 self._holder, self._released = None, True
 
-    def press(self, name: str, key: str, shown: str, seen: float) -> None:
+    def press(self, name: str, key: str, shown: str, seen: float, proposed: int | None = None) -> None:
         """Request what a key does.
 
         Args:
             shown: the state that the viewer saw. What was pressed for another one does nothing, but for stops.
+            proposed: number of the chunk that it showed for approval. A key that moves the robot counts for that one.
             seen: when that was, by this clock. Neither does what was pressed for an old one.
 
         Raises RefusedError.
@@ -116,6 +117,8 @@ class Viewers:
                 raise RefusedError(f"{key!r} does nothing")
             if shown != state.word:
                 raise RefusedError(f"the state is {state.word} now: nothing was done")
+            if action in MOVES and proposed != (None if state.proposed is None else state.proposed.number):
+                raise RefusedError("the chunk to approve has changed: nothing was done")
             if not 0 <= self._clock() - seen < OLD:
                 raise RefusedError("the page shows an old state: nothing was done")
             if self._holder is None:

@@ -45,7 +45,8 @@ async function request(what, body) {
 let chain = Promise.resolve();
 
 function press(key) {
-  const body = { key, word: state.word, seen: state.event ? state.event.now : 0 };
+  const shown = state.event ? state.event.state.proposed : null;
+  const body = { key, word: state.word, seen: state.event ? state.event.now : 0, proposed: shown && shown[0] };
   if (state.info && state.info.stops.includes(key)) return request("press", body); // waits for nothing
   const pressed = performance.now();
   chain = chain.then(() => {
@@ -338,11 +339,13 @@ function planStart(ticks) {
 
 function drawJoints(colours) {
   const { info, plan } = state, ticks = state.ticks.slice(-Math.round(JOINT_SECONDS * info.hz));
-  const first = planStart(ticks), ahead = plan ? plan.chunk.length : 0;
+  const { proposed } = state.event.state; // which begins once it is approved
+  const first = proposed ? ticks.length : planStart(ticks);
+  const chunk = proposed ? proposed[1] : plan ? plan.chunk : [], ahead = chunk.length;
   info.names.forEach((_, i) => {
     const made = plot(`j${i}`, ticks, JOINT_SECONDS, ahead, colours), { draw, x } = made;
     const measured = ticks.map((t) => t.measured[i]), command = ticks.map((t) => t.command[i]);
-    const planned = first === null ? [] : plan.chunk.map((row) => row[i]);
+    const planned = first === null ? [] : chunk.map((row) => row[i]);
     const y = scale([...measured, ...command, ...planned], made, colours, 0.02 * (info.high[i] - info.low[i]));
     const shown = measured.at(-1) ?? command.at(-1);
     setText(at(`v${i}`), number(shown));
