@@ -151,6 +151,9 @@ def test_a_chunk_is_shown_anew_where_the_robot_may_have_moved(more):
     tick, _, actions = rig.executed[0]
     assert tick > 81 + (SETTLE_SECONDS + COUNTDOWN) / DT
     assert actions == rig.shown[1][2].tolist()
+    states = rig.desk.console.states
+    withdrawn = [s for before, s in itertools.pairwise(states) if before.proposed is not None and s.proposed is None]
+    assert [(s.word, s.countdown) for s in withdrawn] == [(Word.HOLD, None), (Word.POLICY, None)]
 
 
 def test_nothing_is_left_for_the_next_episode():
