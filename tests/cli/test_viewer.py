@@ -17,6 +17,7 @@ from live_desk import NAMES, Viewer
 from serl_chunk.cli import evaluation, record
 from serl_chunk.cli.evaluation import EvaluationOptions, run_evaluation
 from serl_chunk.cli.record import run_record
+from serl_chunk.console.bindings import REPEAT
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.live.server import LivePage
 from serl_chunk.main import main
@@ -59,10 +60,13 @@ def pressing(monkeypatch, key: str):
 
     def watch(viewer, title):
         seen.append(title)
+        pressed = 0.0
         for event in viewer.events():
             if event and event["state"]["word"] == "POLICY":
                 seen.append(event["state"]["progress"])
-                viewer.press(key)
+                if time.monotonic() - pressed > 2 * REPEAT:
+                    pressed = time.monotonic()
+                    viewer.press(key)
 
     monkeypatch.setattr(LivePage, "begin", watched)
     yield seen
