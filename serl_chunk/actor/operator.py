@@ -73,24 +73,20 @@ class Operator:
         self.planner = functools.partial(ApprovedPlanner, self.approval)  # of a control loop in real time
         self.quits = False  # after this episode
         self.feed: LiveFeed | None = None  # of a page that shows the episodes
-        self.describe: Callable[[], Mapping[str, Any]] = dict
-        """Returns more fields of ConsoleState, whenever the state is shown."""
+        self.describe: Callable[[], Mapping[str, Any]] = dict  # more fields of ConsoleState, for each view
         self.learner_lost: Callable[[], bool] = bool
         self.unled = Word.POLICY  # what an episode shows while no human moves the robot
-        self.view = ConsoleState(Word.WAITING)
-        """What was shown last. It may be read from any thread."""
+        self.view = ConsoleState(Word.WAITING)  # what was shown last; any thread may read it
         self._word, self._proposed, self._shown_at = Word.WAITING, self.approval.proposed, -1.0
         self._env: RobotEnv | None = None
         self._others: Callable[[], str | None] = lambda: None
-        self._inside = False  # an episode is under way: it had a tick
-        self._stopped = False  # it is to end
-        self._resets = False  # the robot is being reset
+        # An episode is under way, as it had a tick; it is to end; the robot is being reset.
+        self._inside = self._stopped = self._resets = False
         self._scene = self._confirmed = False  # the scene is waited for; it was confirmed in this session
         self._again = self._new_object = False  # the reset is to be repeated; with its steps for a new object
         self._asked_at: float | None = None  # whether to park
         self._brakes_until = self._braked_at = -1.0
-        self._lost: frozenset[str] = frozenset()  # devices
-        self._was_stopped = False  # the robot, at the last poll
+        self._lost, self._was_stopped = frozenset[str](), False  # devices, and the robot, at the last poll
 
     @property
     def holding(self) -> bool:
