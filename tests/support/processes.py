@@ -54,6 +54,9 @@ class Process:
         cwd: its working directory; this one by default.
     """
 
+    program: Sequence[str] = ("-m", "serl_chunk")
+    """What Python runs."""
+
     def __init__(
         self,
         arguments: Sequence[str],
@@ -62,7 +65,7 @@ class Process:
         prefix: Sequence[str] = (),
         cwd: Path | None = None,
     ) -> None:
-        self.command = [*prefix, sys.executable, "-m", "serl_chunk", *arguments]
+        self.command = [*prefix, sys.executable, *self.program, *arguments]
         self._log = log
         with log.open("xb") as file:
             self._popen = self._start(file, environment, cwd)

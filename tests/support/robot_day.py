@@ -51,11 +51,13 @@ class Day:
         exp_name: the experiment.
         settings: flags of the experiment's settings, for learner, actor and evaluation.
         serving: additions to the environment of the robot's server.
+        clears: whether that operator is there; else the caller clears the robot.
     """
 
     def __init__(
-        self, folder: Path, exp_name: str, settings: Sequence[str] = (), serving: Mapping[str, str] | None = None
-    ) -> None:
+        self, folder: Path, exp_name: str, settings: Sequence[str] = (), serving: Mapping[str, str] | None = None,
+        *, clears: bool = True,
+    ) -> None:  # fmt: skip
         self.folder, self.port, self.learner_port = folder, _port(8), _port(3)
         self.file, self.run, self.demos = folder / "robot.toml", folder / "run", folder / "demos"
         self.server_log = folder / "server.log"
@@ -63,16 +65,29 @@ class Day:
         self.flags = ["--exp_name", exp_name, f"--config.robot.server={HERE}:{self.port}"]
         self.server: subprocess.Popen[bytes] | None = None
         self._settings = list(settings)
-        self._serving, self._began = dict(serving or {}), time.monotonic()
+        self.serving, self._began = dict(serving or {}), time.monotonic()
         self._started: list[Process] = []
-        self._ended, self._thread = threading.Event(), threading.Thread(target=self._clear, daemon=True)
-        self._thread.start()
+        self._clears = contextlib.ExitStack()
+        if clears:
+            self._clears.enter_context(self.clearing())
 
-    def _clear(self) -> None:
-        while not self._ended.wait(0.5):
+    @contextlib.contextmanager
+    def clearing(self) -> Iterator[None]:
+        """Clear the robot whenever it was stopped."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._clear, args=(ended,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(10)
+
+    def _clear(self, ended: threading.Event) -> None:
+        while not ended.wait(0.5):
             try:
                 with RobotClient(f"{HERE}:{self.port}", name="hands", role="operator", answer=1.0) as operator:
-                    while not self._ended.wait(0.2):
+                    while not ended.wait(0.2):
                         if operator.next_state()["state"] == "STOPPED":
                             operator.request("clear")
             except RobotError:
@@ -101,7 +116,7 @@ class Day:
         """Start the robot's server, and wait until the robot was cleared."""
         with self.server_log.open("ab") as log:
             self.server = subprocess.Popen(
-                [sys.executable, "-c", MAIN, "serve", str(self.file)], env={**self.environment, **self._serving},
+                [sys.executable, "-c", MAIN, "serve", str(self.file)], env={**self.environment, **self.serving},
                 stderr=log, cwd=self.folder,
             )  # fmt: skip
         with RobotClient(f"{HERE}:{self.port}", name="watcher") as watcher:
@@ -129,10 +144,10 @@ class Day:
     def learner(self) -> Process:
         """A learner of the run, which it goes on with where there is one."""
         more = ["--learner", "--debug", "--demo_path", str(self.demos), "--checkpoint_path", str(self.run)]
-        return self.start(*self._at_learner, *more)
+        return self.start(*self.at_learner, *more)
 
     def actor(self) -> Process:
-        return self.start(*self._at_learner, "--actor", "--spool_path", "spool")
+        return self.start(*self.at_learner, "--actor", "--spool_path", "spool")
 
     def episodes(self) -> int:
         """Online episodes that the learner has had."""
@@ -148,7 +163,7 @@ class Day:
     def evaluate(self, n: int) -> float:
         """Evaluate the newest policy; returns its success rate."""
         words = ["--actor", "--eval_checkpoint_step", "latest", "--eval_n_trajs", str(n), "--checkpoint_path", "run"]
-        output = self.ends(self.start(*self._at_learner, *words))
+        output = self.ends(self.start(*self.at_learner, *words))
         found = re.findall(r"evaluation: success_rate=([01]\.\d+) n=(\d+)", output)
         assert [int(of) for _, of in found] == [n], output
         return float(found[0][0])
@@ -162,14 +177,21 @@ class Day:
     # Processes.
 
     @property
-    def _at_learner(self) -> list[str]:
+    def at_learner(self) -> list[str]:
         return [*self.flags, *self._settings, "--port", str(self.learner_port)]
 
     def start(self, *words: str) -> Process:
         """Start `serl-chunk WORDS`."""
-        log = self.folder / f"output_{len(self._started)}.txt"
-        self._started.append(Process(words, log, self.environment, cwd=self.folder))
-        return self._started[-1]
+        return self.add(Process(words, self.new_log(), self.environment, cwd=self.folder))
+
+    def new_log(self) -> Path:
+        """Return the file for what the next process prints."""
+        return self.folder / f"output_{len(self._started)}.txt"
+
+    def add(self, process: Process) -> Process:
+        """Let `close` end a process that was started."""
+        self._started.append(process)
+        return process
 
     def ends(self, process: Process) -> str:
         """Wait for the end of a process; returns its output."""
@@ -188,9 +210,8 @@ class Day:
         return [process.output for process in self._started]
 
     def close(self) -> None:
-        self._ended.set()
+        self._clears.close()
         for process in self._started:
             process.close()
         if self.server is not None:
             self.kill_server()
-        self._thread.join(10)

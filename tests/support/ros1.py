@@ -1,12 +1,15 @@
 """A real ROS 1 for tests: rosmaster, simulated ALOHA arms as a node, and rospy in this process.
 
 The environment's SERL_CHUNK_ROS1 names a folder into which Debian's packages of ROS were unpacked: `.ci/run` does so.
+Without it, a workspace that was sourced does, where this Python can import its packages. The master is always one of
+its own, on a free port: no node of the workspace's own master is reached.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import importlib.util
 import json
 import logging
 import os
@@ -16,11 +19,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from robot_served import free_port
 
 ENVIRONMENT = "SERL_CHUNK_ROS1"
+NEEDED = ("rospy", "rosmaster", "rosgraph", "genpy", "sensor_msgs")
 NODE = Path(__file__).parent / "ros1_arms.py"
 MESSAGES = {  # fields as the public documentation of interbotix_xs_sdk lists them
     "msg/JointGroupCommand": "string name\nfloat32[] cmd\n",
@@ -38,32 +42,42 @@ MESSAGES = {  # fields as the public documentation of interbotix_xs_sdk lists th
 def missing() -> str:
     """Return why there is no ROS 1 here; empty if there is."""
     folder = os.environ.get(ENVIRONMENT, "")
-    if not folder:
-        return f"no ROS 1 here: {ENVIRONMENT} names no folder (see .ci/run)"
-    if not (_packages() / "rospy").is_dir():
-        return f"no ROS 1 here: {folder} has no rospy"
+    if folder:
+        return "" if (_packages()[0] / "rospy").is_dir() else f"no ROS 1 here: {folder} has no rospy"
+    lacking = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if lacking:
+        return f"no ROS 1 here: {ENVIRONMENT} names no folder (see .ci/run), and Python has no {lacking[0]}"
     return ""
 
 
-def _packages() -> Path:
-    return Path(os.environ[ENVIRONMENT]) / "usr" / "lib" / "python3" / "dist-packages"
+def _packages() -> list[Path]:
+    """Return what Python's path lacks."""
+    folder = os.environ.get(ENVIRONMENT, "")
+    return [Path(folder) / "usr" / "lib" / "python3" / "dist-packages"] if folder else []
 
 
 class Ros:
-    """A master and the node of two arms, whose attributes tests set. One for the whole test process."""
+    """A master and the node of two arms, whose attributes tests set. One for the whole test process.
 
-    def __init__(self) -> None:
+    Args:
+        errors: for what the node writes to its standard error; by default, this process's.
+    """
+
+    def __init__(self, errors: IO[bytes] | None = None) -> None:
+        self._errors = errors
         self.folder = Path(tempfile.mkdtemp(prefix="serl_chunk_ros1_"))
         atexit.register(self.end)
-        for place in (_packages(), self.folder):
+        for place in (*_packages(), self.folder):
             sys.path.append(str(place))
         self._generate()
         port = free_port(1)
+        inherited = filter(None, [os.environ.get("PYTHONPATH", "")])
         self.environment = {
             "ROS_MASTER_URI": f"http://127.0.0.1:{port}", "ROS_IP": "127.0.0.1", "ROS_HOME": str(self.folder),
-            "ROS_ETC_DIR": str(Path(os.environ[ENVIRONMENT]) / "etc" / "ros"),  # as a workspace that is sourced has it
-            "PYTHONPATH": os.pathsep.join(map(str, (_packages(), self.folder, NODE.parent))),
+            "PYTHONPATH": os.pathsep.join(map(str, (*_packages(), self.folder, NODE.parent, *inherited))),
         }  # fmt: skip
+        if folder := os.environ.get(ENVIRONMENT, ""):
+            self.environment["ROS_ETC_DIR"] = str(Path(folder) / "etc" / "ros")  # as a workspace that is sourced has it
         os.environ.update({k: v for k, v in self.environment.items() if k != "PYTHONPATH"})
         code = f"import rosmaster; rosmaster.rosmaster_main(['rosmaster', '--core', '-p', '{port}'])"
         self.master = self.start("-c", code)
@@ -79,7 +93,7 @@ class Ros:
         """Start a Python process that has ROS."""
         return subprocess.Popen(
             [sys.executable, *arguments], env={**os.environ, **self.environment}, text=True, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL if arguments[0] == "-c" else None,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL if arguments[0] == "-c" else self._errors,
         )  # fmt: skip
 
     def need_arms(self) -> None:
