@@ -1,5 +1,5 @@
-# Two commands on a fresh machine: `make demo` trains and reports, `make test` checks everything.
-# Both create .venv from exact versions (constraints.txt) when it is absent or out of date.
+# On a fresh machine: `make demo` trains and reports, `make lab` rehearses a day with a robot, `make test` checks all.
+# They create .venv from exact versions (constraints.txt) when it is absent or out of date.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,8 +11,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 DEMO_RUN ?= runs/demo
 DEMO_DATA ?= demos/fake_aloha
 DEMO_PORT ?= 5588
+LAB_OUT ?= runs/lab
 
-.PHONY: demo test quick test-slow lint clean
+.PHONY: demo lab test quick test-slow lint clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +26,10 @@ demo: $(VENV)/installed
 	    --demo_path $(DEMO_DATA) --checkpoint_path $(DEMO_RUN)
 	$(BIN)/serl-chunk --exp_name fake_aloha --actor --eval_checkpoint_step latest --eval_n_trajs 100 \
 	    --checkpoint_path $(DEMO_RUN)
+
+# A robot's server, an operator with two SpaceMice, and all that follows; no hardware, at most 15 minutes.
+lab: $(VENV)/installed
+	$(BIN)/python benchmarks/lab.py --out $(LAB_OUT)
 
 # Most of the time goes into compiling small functions: they are compiled quickly rather than well, by XLA's older code
 # generator for CPUs. The pinned jaxlib knows these flags; one that does not would end with "Unknown flag in XLA_FLAGS".

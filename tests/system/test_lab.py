@@ -1,0 +1,83 @@
+"""`make lab`: the rehearsal of a day in a lab, with ROS where there is one, and what it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ros1
+from robot_day import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+STAGES = (
+    "robot server", "robot check", "10 demonstrations", "6 near misses", "classifier", "learner and actor",
+    "intervention", "stop and clear", "kill -9 of the actor", "resumed", "to the end of training",
+    "evaluation of 10 trials", "export to LeRobot",
+)  # fmt: skip
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks/lab.py"), *words], env={**os.environ, **environment},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_a_rehearsal_shows_each_stage_and_leaves_a_report(tmp_path):
+    done = run("--out", str(tmp_path / "lab"))
+    lines = done.stdout.strip().splitlines()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split(": ")[0] for line in lines] == [*STAGES, "lab"]
+    assert all(re.search(r", \d+ s$", line) for line in lines[:-1])
+    driver = "fake" if ros1.missing() else "aloha_ros1"
+    assert re.search(rf"all stages passed in [\d.]+ minutes, driver {driver}, \S+/lab/report.html$", lines[-1])
+    report = (tmp_path / "lab/report.html").read_text()
+    assert all(f"<td>{name}</td>" in report for name in STAGES)
+    assert "FAILED" not in report
+    assert report.count("<img") >= 6  # demonstration, near miss, ROC, two episodes, the run's curves
+    assert (tmp_path / "lab" / re.search(r'href="(\S+report.html)"', report)[1]).exists()
+
+
+def test_a_failed_stage_names_its_log_and_fails_the_rehearsal(tmp_path):
+    done = run("--out", str(tmp_path / "lab"), "--driver", "aloha_ros1", SERL_CHUNK_ROS1=str(tmp_path))
+    assert done.returncode == 1
+    [stage, last] = done.stdout.strip().splitlines()
+    assert re.search(r"^robot server: FAILED after 0 s: no ROS 1 here: .*\. Read \S+/server.log$", stage)
+    assert last.startswith("lab: FAILED in ")
+    assert "FAILED: no ROS 1 here" in (tmp_path / "lab/report.html").read_text()
+
+
+def test_ctrl_c_ends_all_processes_and_leaves_a_report(tmp_path):
+    words = [sys.executable, "-u", str(ROOT / "benchmarks/lab.py"), "--driver", "fake", "--out", str(tmp_path / "lab")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as rehearsal:
+        assert rehearsal.stdout.readline().startswith("robot server: ")
+        assert processes_of(tmp_path) - {rehearsal.pid}
+        rehearsal.send_signal(signal.SIGINT)
+        assert "robot check: FAILED" in rehearsal.stdout.read()
+        assert rehearsal.wait(60) == 130
+    assert processes_of(tmp_path) == set()
+    assert (tmp_path / "lab/report.html").exists()
+
+
+def processes_of(folder: Path) -> set[int]:
+    """Return the processes whose command or environment names a folder."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(folder).encode() in (process / "cmdline").read_bytes() + (process / "environ").read_bytes():
+                found.add(int(process.name))
+    return found - {os.getpid()}
+
+
+def test_a_folder_that_holds_something_else_is_not_replaced(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    done = run("--out", str(tmp_path))
+    assert done.returncode != 0
+    assert "--out" in done.stderr
+    assert (tmp_path / "mine").read_text() == "mine"
