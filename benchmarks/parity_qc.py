@@ -250,7 +250,9 @@ def _acfql(agent: Any, state: Any, batch: Any, critic: Noise, policy: Noise, met
         chunks = agent.critic.truncate_flatten(
             agent.policy_chunks(state.policy, batch.next_observations, critic["next"])
         )
-        values = agent.critic.candidate_values(state.critic, batch.next_observations, chunks)
+        values = agent.critic.candidate_values(
+            state.critic, agent.critic.features(state.critic, batch.next_observations), chunks
+        )
         mid |= {"next_candidates": chunks, "next_candidate_q": values, "next_index": jnp.argmax(values, 1)}
     losses = {
         "actor/actor_loss": metrics.get("actor/actor_loss", metrics["actor/bc_loss"]),

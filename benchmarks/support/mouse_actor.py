@@ -143,8 +143,8 @@ class Hands:
             self._commands.append((number or 0, self._began, self._reported, time.monotonic(), target.tolist()))
             return done
 
-        def begun(recorder: EpisodeRecorder, sink: RecordSink, begin: Begin) -> None:
-            made(recorder, sink, begin)
+        def begun(recorder: EpisodeRecorder, sink: RecordSink, begin: Begin, *more: Any) -> None:
+            made(recorder, sink, begin, *more)
             self.recorded.append((begin.episode_id, []))
 
         def kept(recorder: EpisodeRecorder, of: Step, *more: Any) -> None:

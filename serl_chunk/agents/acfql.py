@@ -138,7 +138,8 @@ class Acfql(ActorCritic):
         def best(observations: Observation, noise: jax.Array, actions: jax.Array, given: jax.Array) -> jax.Array:
             prefix = (actions, given) if self.flow.prefixed else None
             chunks = self.flow.sample(policy, observations, noise, prefix)
-            values = self.acting_critic.candidate_values(state.critic, observations, truncate(chunks))
+            features = self.acting_critic.features(state.critic, observations)
+            values = self.acting_critic.candidate_values(state.critic, features, truncate(chunks))
             score = critic_score(self.acting_critic, state.critic, observations)
             return improve(score, chunks, values, 1.0 - given, self.config.improve)[0]
 

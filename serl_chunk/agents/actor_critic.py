@@ -41,7 +41,8 @@ class ActorCritic(Agent):
         """Of flat chunks float32[B, N, Hc*A] the one that `acting_critic` values most, float32[B, Hc*A]."""
         if chunks.shape[1] == 1:
             return chunks[:, 0]
-        best = jnp.argmax(self.acting_critic.candidate_values(critic, observations, chunks), axis=1)
+        features = self.acting_critic.features(critic, observations)
+        best = jnp.argmax(self.acting_critic.candidate_values(critic, features, chunks), axis=1)
         return jnp.take_along_axis(chunks, best[:, None, None], axis=1)[:, 0]
 
     def regression(
@@ -63,7 +64,8 @@ class ActorCritic(Agent):
     ) -> tuple[jax.Array, Metrics, jax.Array]:
         """The chunk that acts of candidates float32[N, H, A], the decision's record, and the best one's index."""
         truncate, published = self.acting_critic.truncate_flatten, params["candidates"]
-        values = self.acting_critic.candidate_values(params["critic"], observation, truncate(chunks))
+        features = self.acting_critic.features(params["critic"], observation)
+        values = self.acting_critic.candidate_values(params["critic"], features, truncate(chunks))
         chunk, q, best = best_of_n(values, chunks, published)
         if self.config.improve.steps:
             score = critic_score(self.acting_critic, params["critic"], observation)
@@ -72,7 +74,7 @@ class ActorCritic(Agent):
             chunk, q = (jnp.where(published == 0, *pair) for pair in zip(better, (chunk, q), strict=True))
         record = {"q": q, "values": values}
         if self.config.critic.ensemble > 1:
-            record["q_std"] = self.acting_critic.head_std(params["critic"], observation, truncate(chunk))
+            record["q_std"] = self.acting_critic.head_std(params["critic"], features, truncate(chunk))
         if self.prefix is not None:
             record |= self.prefix.plan(params["critic"], observation, chunk, published == 0)
         return chunk, record, best

@@ -123,14 +123,13 @@ class ChunkCritic(Encoded):
         heads = CriticEnsemble.heads(params[self.heads])
         return mean_values(values, heads, jnp.concatenate([features, chunk], axis=-1))
 
-    def candidate_values(self, params: Params, observation: Observation, chunks: jax.Array) -> jax.Array:
-        """The values float32[..., N] that compare flat chunks float32[..., N, Hc*A] of one observation."""
-        features = self.features(params, observation)[..., None, :]
-        return aggregate_heads(self.values(params, features, chunks), self.choose_by, self.choose_std)
+    def candidate_values(self, params: Params, features: jax.Array, chunks: jax.Array) -> jax.Array:
+        """The values float32[..., N] that compare flat chunks float32[..., N, Hc*A] of one observation's features."""
+        return aggregate_heads(self.values(params, features[..., None, :], chunks), self.choose_by, self.choose_std)
 
-    def head_std(self, params: Params, observation: Observation, chunk: jax.Array) -> jax.Array:
+    def head_std(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
         """The standard deviation over heads of the value of a flat chunk float32[..., Hc*A]: float32[...]."""
-        return jnp.std(self.values(params, self.features(params, observation), chunk), axis=0)
+        return jnp.std(self.values(params, features, chunk), axis=0)
 
     def value_output(self, params: Params, features: jax.Array) -> jax.Array:
         """Raw output of the value head float32[...], for hl_gauss [..., bins]."""

@@ -272,7 +272,7 @@ def test_flags_reach_the_recorder(called):
     [(_, (config, count, out), keywords)] = called
     assert (config.name, count, out) == ("fake_aloha", 3, "d")
     assert len(keywords.pop("cameras")) == 3
-    assert keywords == {"policy": "scripted", "noise": 0.1, "keep": "successes"}
+    assert keywords == {"policy": "scripted", "noise": 0.1, "keep": "successes", "viewer": None}
 
 
 def test_an_interrupt_is_no_traceback(monkeypatch, capsys):

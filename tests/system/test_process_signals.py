@@ -105,7 +105,8 @@ def test_a_closed_terminal_ends_one_process_of_both_loops_and_an_evaluation(lab)
 
 SOON = 2.0  # seconds within which a start is promised to end
 LOADED = 10.0  # what a machine that runs other tests may take
-UNBORN = -signal.SIGINT  # before the first line of this package Python's own handler answers: to a shell, 130 as well
+# Before the first line of this package Python answers: to a shell, 130 as well, but 1 while it imports `site`.
+UNBORN = (-signal.SIGINT, 1)
 
 
 def maps(process: Process) -> str:
@@ -161,7 +162,7 @@ def test_ctrl_c_ends_a_start_and_leaves_nothing_behind(tmp_path, demos, environm
         status = learner.wait()
         took = time.monotonic() - began
         print(f"{instant}: ended {took:.2f} s after Ctrl-C with status {status}")
-        assert status == 130 or (status == UNBORN and instant in ("exec", "imports"))
+        assert status == 130 or (status in UNBORN and instant in ("exec", "imports"))
         assert took < LOADED, f"promised: {SOON} s"
         with pytest.raises(ProcessLookupError):
             os.killpg(learner.pid, 0)  # it led a session of its own
