@@ -269,15 +269,15 @@ def test_a_report_is_as_old_as_the_server_receives_the_command_that_is_made_of_i
 
 
 @pytest.mark.parametrize(
-    ("kind", "age", "stopped", "holds"),
+    ("kind", "age", "brakes", "holds"),
     [("full", 0.019, 0.09, True), ("full", 0.021, 0.09, False), ("plain", 0.021, 0.09, False),
      ("full", 0.019, 0.11, False)],
 )  # fmt: skip
-def test_a_device_is_in_time_within_a_tick_of_a_report_and_100_ms_of_the_plug(kind, age, stopped, holds):
+def test_a_device_is_in_time_within_a_tick_of_a_report_and_100_ms_of_the_plug(kind, age, brakes, holds):
     good = Answer(0.019, 0, 0.02, 0.025, 0.021, (0.01,), (0.002,))
     answers = {"plain": [good] * 50, "full": [good] * 50}
     answers[kind] = [good] * 40 + [good._replace(ages=(age,))] * 10
-    brakings = [Braking(0.4, 0.02, 0.05, 0.001, 0.2)] * 9 + [Braking(0.4, 0.02, stopped, 0.001, 0.2)]
+    brakings = [Braking(0.4, 0.02, 0.05, 0.001, 0.2)] * 9 + [Braking(0.4, brakes, 0.12, 0.001, 0.2)]
     assert device_latency.figures(answers, brakings)["holds"] is holds
 
 
