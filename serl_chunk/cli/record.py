@@ -84,7 +84,7 @@ def run_record(
         writer = EpisodeWriter(
             folder, env.robot_spec, keep=lambda e: e.end.outcome in outcomes, sim=not config.robot.real
         )
-        files_stack.enter_context(_kept_files_reported(folder, totals, there, n_demos))
+        files_stack.enter_context(_kept_files_reported(folder, spec.name, there, n_demos))
         files_stack.enter_context(writer)
         device = by_human and config.actor.intervention.lower() in DEVICES
         operator = stack.enter_context(
@@ -139,14 +139,14 @@ def _expert(env: RobotEnv, noise: float | None) -> Expert:
 
 
 @contextlib.contextmanager
-def _kept_files_reported(folder: Path, totals: Totals, there: int, n_demos: int) -> Iterator[None]:
+def _kept_files_reported(folder: Path, robot: str, there: int, n_demos: int) -> Iterator[None]:
     """Log what an interrupted recording leaves, once its files are written."""
     try:
         yield
     except KeyboardInterrupt:
-        new = len(totals.successes)
-        held = f"{folder} holds {there + new} of {n_demos} demonstrations, {new} of them new"
-        logger.info(f"interrupted: {held}. Run the same command again to record the rest.")
+        _, now = held(folder, robot, ())  # an interrupt may come between an episode's file and its count
+        holds = f"{folder} holds {now} of {n_demos} demonstrations, {now - there} of them new"
+        logger.info(f"interrupted: {holds}. Run the same command again to record the rest.")
         raise
 
 
