@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from actor_helpers import HumanOnTicks, LineEnv, ListSink, NoisyAgent, make_config, make_policy
+from live_desk import Robot
 
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.operator import Operator
@@ -46,20 +47,6 @@ class Keys:
             self.words.append(state.word)
         if not self.notices or self.notices[-1] != state.notice:
             self.notices.append(state.notice)
-
-
-class Robot:
-    """A robot server's requests."""
-
-    def __init__(self) -> None:
-        self.requests: list[str] = []
-        self.stopped = self.moving = self.waiting = self.silent = False
-        self.may_clear = self.idle = True
-        self.why = ""
-
-    def request(self, op: str) -> None:
-        self.requests.append(op)
-        self.stopped = (self.stopped or op == "stop") and op != "clear"
 
 
 class Desk:
