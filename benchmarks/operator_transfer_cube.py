@@ -41,7 +41,7 @@ from support.virtual_mice import NAMES, SOCKET, MouseReports, frame
 from support.watching_operator import WatchingOperator
 
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli import record_human
+from serl_chunk.cli import recording
 from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
@@ -183,7 +183,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
     def make(config: ExperimentConfig, env: RobotEnv) -> SimulatedOperator:
         return SimulatedOperator(
-            aloha_arms(), WatchingOperator(), translation=TRANSLATION, rotation=ROTATION, seed=args.seed
+            aloha_arms(), WatchingOperator(args.seed), translation=TRANSLATION, rotation=ROTATION, seed=args.seed
         )
 
     demos = [str(args.out / "demos")]
@@ -222,7 +222,7 @@ def more_demonstrations(config: ExperimentConfig, mice: Path, args: argparse.Nam
             aloha_arms(), TransferCube(), translation=TRANSLATION, rotation=ROTATION, seed=args.seed + 1
         )
 
-    with operated(mice, make), patch.object(record_human, "MonotonicClock", InstantClock):
+    with operated(mice, make), patch.object(recording, "MonotonicClock", InstantClock):
         run_record(config, args.more, str(folder), policy="human", noise=None, cameras=())
     return folder
 

@@ -12,7 +12,7 @@ from support.simulated_operator import CLOSE, OPEN, Aim, Belief, Pose
 LEFT, RIGHT = 0, 1
 BASES = np.array([[-0.469, 0.5], [0.469, 0.5]])  # m, of the arms
 DOWN = 1.05  # rad below the horizontal, at which the right hand grasps
-ABOVE, GRASP, LIFT = 0.11, 0.015, 0.2  # m, heights of its tip
+ABOVE, GRASP, LIFT = 0.11, 0.02, 0.25  # m, heights of its tip
 MIDDLE = np.array([0.0, 0.5, 0.25])  # m, where the cube changes hands
 ASIDE = np.array([-0.12, 0.0, 0.0])  # m, of the left hand from there, as it waits
 LIFTED = 0.035  # m, of a cube's centre that is off the table
@@ -36,7 +36,7 @@ class TransferCube:
 
     def begin(self, belief: Belief) -> None:
         """Choose the phase from what is seen."""
-        self._enter("meet" if held(belief) else "reach", belief)
+        self._enter("lift" if held(belief) else "reach", belief)
 
     def decide(self, belief: Belief) -> tuple[Aim, Aim]:
         """Return what both hands are to do."""
@@ -87,9 +87,9 @@ class TransferCube:
         return "lift" if belief.now - self._since > CLOSES else None
 
     def _after_lift(self, belief: Belief) -> str | None:
-        if held(belief):
-            return "meet"
-        return "reach" if belief.seen[RIGHT].place[2] > 0.6 * LIFT else None
+        if belief.seen[RIGHT].place[2] < 0.5 * LIFT:  # turned any lower, the hand would push the table
+            return None
+        return "meet" if held(belief) else "reach"
 
     def _after_meet(self, belief: Belief) -> str | None:
         if not held(belief):

@@ -9,11 +9,12 @@ import dataclasses
 from typing import Protocol
 
 import numpy as np
+from scipy.optimize import lsq_linear
 
 LATE = 0.2  # rad by which an orientation may be late
+CATCH_UP = 10.0  # 1/s: how fast it is made up for
+FIRST, RELUCTANT = 30.0, 0.03  # weights of the tip's place against its turns, and of joints that need not move
 TURN_SINGULAR = 0.15  # singular value of turns, in rad per rad, below which they are damped
-BRAKING = 10.0, 20.0  # rad/s^2, least and most; less than most profiles allow: see `braking`
-STOPS = 0.08  # s in which joints brake between these
 HOMING = 0.5  # 1/s: how fast joints that move no tip return to the home pose
 
 
@@ -72,13 +73,12 @@ class TwistFollower:
         self._speed = np.repeat((limits.translation, limits.rotation), 3) * limits.scale
         self._velocity = np.zeros(len(self.joints))
         self._target: np.ndarray | None = None  # of the tick before
-        self._braking: float | None = None  # rad/s^2, since the device is at rest
         self._orientation: np.ndarray | None = None  # to which the tip is being turned
 
     def begin(self, velocity: np.ndarray) -> None:
         """Take the arm over while its targets move with `velocity`, float[L], rad/s."""
         self._velocity = np.array(velocity, np.float64)
-        self._target = self._braking = self._orientation = None
+        self._target = self._orientation = None
 
     def follow(self, twist: np.ndarray, accepted: np.ndarray, measured: np.ndarray) -> np.ndarray:
         """Return the targets of the arm's joints for the next tick, float64[L].
@@ -89,23 +89,19 @@ class TwistFollower:
             measured: the arm's measured joints, float[L].
         """
         limits, pose = self._limits, np.asarray(accepted, np.float64)
-        start, most = pose[self.joints], limits.acceleration
-        wanted = self._joint_velocity(np.clip(twist, -1.0, 1.0) * self._speed, pose)
-        wanted *= min(1.0, limits.velocity / max(float(np.abs(wanted).max()), 1e-12))
-        if np.any(twist):
-            self._braking = None
-        else:
-            self._braking = min(self._braking or braking(self._velocity), most)
-            start, most = goes_on(start, self._target, self._velocity, self._dt), self._braking
+        start = pose[self.joints]
+        if not np.any(twist):
+            start = goes_on(start, self._target, self._velocity, self._dt)
         # A joint that is further behind than `lead` is led no further, and not pulled back at once.
         ahead = np.maximum(limits.lead, np.abs(start - measured))
         low = np.maximum(measured - ahead, np.minimum(self._low, start))
         high = np.minimum(measured + ahead, np.maximum(self._high, start))
         down, up = self._stops_within(start - low), self._stops_within(high - start)
-        change = np.clip(wanted, -down, up) - self._velocity
-        most *= self._dt / max(float(np.abs(change).max()), 1e-12)
-        velocity = self._velocity + change * min(1.0, most)  # all joints alike, so that the tip keeps its direction
+        bounds = np.maximum(-down, -limits.velocity), np.minimum(up, limits.velocity)
+        change = self._joint_velocity(np.clip(twist, -1.0, 1.0) * self._speed, pose, bounds) - self._velocity
         fastest = limits.acceleration * self._dt  # of a joint that comes near an end, whatever the others do
+        most = fastest / max(float(np.abs(change).max()), 1e-12)
+        velocity = self._velocity + change * min(1.0, most)  # all joints alike, so that the tip keeps its direction
         velocity = np.clip(
             velocity, np.minimum(-down, self._velocity + fastest), np.maximum(up, self._velocity - fastest)
         )
@@ -119,40 +115,43 @@ class TwistFollower:
         rate, dt = self._limits.acceleration, self._dt
         return np.asarray(rate * (np.sqrt(dt * dt + 2 * np.maximum(way, 0.0) / rate) - dt))
 
-    def _joint_velocity(self, twist: np.ndarray, pose: np.ndarray) -> np.ndarray:
+    def _joint_velocity(self, twist: np.ndarray, pose: np.ndarray, bounds: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
         """Joint velocities, float64[L], for a tip's velocity, float64[6] in m/s and rad/s: the place first, then turns.
 
-        Turns that a nearly singular wrist is late with are made up for, up to `LATE`, while the device is deflected.
+        Where a joint would leave `bounds`, the least and the largest velocities, float64[L] each, the others make up
+        for it. Else a wrist that is slow or at its end would pull the tip aside. Turns that are late are made up for,
+        up to `LATE`, while the device is deflected.
         """
+        limits = self._limits
         frame, jacobian = self._tips.tip(self._arm, pose)
         turned = frame[:3, :3]
         if not twist.any():
             self._orientation = turned
             return np.zeros(len(self.joints))
         velocity, turn = (
-            (turned @ twist[:3], turned @ twist[3:]) if self._limits.frame == "tool" else np.split(twist, 2)
+            (turned @ twist[:3], turned @ twist[3:]) if limits.frame == "tool" else np.split(twist, 2)
         )
         self._orientation = rotation(turn * self._dt) @ (turned if self._orientation is None else self._orientation)
         late = axis_angle(self._orientation @ turned.T)
         if (angle := float(np.linalg.norm(late))) > LATE:
             late *= LATE / angle
             self._orientation = rotation(late) @ turned
-        inverse = _damped(jacobian[:3], self._limits.singular)
-        free = np.eye(len(self.joints)) - inverse @ jacobian[:3]
-        step = inverse @ velocity
-        step = step + free @ (_damped(jacobian[3:] @ free, TURN_SINGULAR) @ (late / self._dt - jacobian[3:] @ step))
+        place, turns = jacobian[:3], jacobian[3:]
+        wanted = turn + CATCH_UP * (late - turn * self._dt)
+        inverse = _damped(place, limits.singular)
+        alone = inverse @ velocity
+        alone *= min(1.0, limits.velocity / max(float(np.abs(alone).max()), 1e-12))
+        free = np.eye(len(alone)) - inverse @ place
+        step = alone + free @ (_damped(turns @ free, TURN_SINGULAR) @ (wanted - turns @ alone))
         if self._home is not None:
-            fixed = np.linalg.pinv(jacobian, rcond=1e-3) @ jacobian
-            step = step + (np.eye(len(self.joints)) - fixed) @ (HOMING * (self._home[self.joints] - pose[self.joints]))
-        return np.asarray(step)
-
-
-def braking(velocity: np.ndarray) -> float:
-    """Return the deceleration, rad/s^2, of joints at a velocity, float64[L], once the device is at rest or lost.
-
-    A safety gate that may brake harder follows without turning round: the target comes to rest ahead of the set point.
-    """
-    return float(np.clip(np.abs(velocity).max() / STOPS, *BRAKING))
+            moving = np.linalg.pinv(jacobian, rcond=1e-3) @ jacobian
+            step = step + (np.eye(len(alone)) - moving) @ (HOMING * (self._home[self.joints] - pose[self.joints]))
+        low, high = bounds
+        if np.all(low <= step) and np.all(step <= high):
+            return np.asarray(step)
+        equations = np.concatenate([FIRST * place, turns, RELUCTANT * np.eye(len(alone))])
+        wished = np.concatenate([FIRST * place @ alone, wanted, RELUCTANT * np.clip(step, low, high)])
+        return np.asarray(lsq_linear(equations, wished, (low - 1e-9, high + 1e-9), method="bvls").x)
 
 
 def goes_on(accepted: np.ndarray, target: np.ndarray | None, velocity: np.ndarray, dt: float) -> np.ndarray:

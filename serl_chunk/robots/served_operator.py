@@ -88,6 +88,7 @@ class ServedOperator:
         self._client.close()
 
     def _run(self) -> None:
+        unread = ""  # why the newest state could not be read
         while True:
             with self._changed:
                 self._sending = False
@@ -102,8 +103,10 @@ class ServedOperator:
                     self._send(op)
                 else:
                     self._follow(self._client.newest_state())
-            except Exception:
-                logger.exception("the robot's state cannot be read")
+                    unread = ""
+            except Exception as e:  # a stop has to be sent, whatever came; without a state the server is `silent`
+                if unread != (unread := f"{type(e).__name__}: {e}"):
+                    logger.exception("the robot's state cannot be read")
                 self._ending.wait(LOOK)
 
     def _send(self, op: str) -> None:
@@ -129,7 +132,8 @@ class ServedOperator:
     def _follow(self, state: dict[str, Any] | None) -> None:
         if state is None:
             return
-        if state["moment"] != self._moment:
-            self._moment, self._heard = state["moment"], time.monotonic()
-        self.stopped, self.moving = state["state"] == "STOPPED", state["state"] == "MOVE"
+        moment, word = state["moment"], state["state"]
         self.waiting, self.why = bool(state["waiting"]), str(state["word"])
+        self.stopped, self.moving = word == "STOPPED", word == "MOVE"
+        if moment != self._moment:
+            self._moment, self._heard = moment, time.monotonic()

@@ -136,10 +136,10 @@ def test_an_arm_whose_device_is_lost_goes_forward_to_a_stop(push: float, ticks: 
     points = np.array(desk.world.arms.sent)[lost - 1 :, :6]
     first = points[1] - points[0]
     joint = int(np.abs(first).argmax())
-    assert abs(first[joint]) > 0.2 * DT, "it moved"
+    assert abs(first[joint]) > 0.15 * DT, "it moved"
     way = (points[:, joint] - points[0, joint]) * np.sign(first[joint])
-    assert way.max() - way[-1] < 1e-3, "rad that it goes back"
-    assert int(np.argmax(np.diff(way) <= 1e-3 * DT)) * DT <= 0.1
+    assert way.max() - way[-1] < 3e-3, "rad that it goes back"
+    assert int(np.argmax(np.diff(way) <= 1e-3 * DT)) * DT <= 0.075
 
 
 def test_an_arm_whose_leader_is_lost_goes_forward_to_a_stop():

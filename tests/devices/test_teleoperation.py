@@ -17,16 +17,18 @@ def follower(arm: int = 0, **limits) -> TwistFollower:
 
 
 class Robot:
-    """Joints that follow their targets exactly, or stand still where something holds them."""
+    """Joints that follow their targets, by `late` of the way behind, or stand still where something holds them."""
 
-    def __init__(self, start=HOME) -> None:
-        self.command = np.array(start, np.float64)
+    def __init__(self, start=HOME, late: float = 0.0) -> None:
+        self.command, self.late = np.array(start, np.float64), late
+        self.measured = self.command
         self.held: np.ndarray | None = None
         self.commands: list[np.ndarray] = []
 
     def run(self, follow: TwistFollower, twist, ticks: int) -> None:
         for _ in range(ticks):
-            measured = self.command if self.held is None else self.held
+            self.measured = self.late * self.measured + (1 - self.late) * self.command
+            measured = self.measured if self.held is None else self.held
             self.command = self.command.copy()
             self.command[follow.joints] = follow.follow(np.array(twist, float), self.command, measured[follow.joints])
             self.commands.append(self.command)
@@ -59,6 +61,30 @@ def test_a_turn_keeps_the_place_of_the_tip():
     np.testing.assert_allclose(robot.tip()[:3, 3], before[:3, 3], atol=6e-3)  # of a wrist that is nearly singular
     turned = robot.tip()[:3, :3] @ before[:3, :3].T
     assert np.arctan2(turned[1, 0], turned[0, 0]) == pytest.approx(0.25, abs=0.01)
+
+
+GRASPS = np.tile([0.13, -0.39, 0.61, 0.0, 0.83, 0.0, 0.5], 2)  # a hand that points down at the table
+
+
+def straight(robot: Robot, follow: TwistFollower, twist, ticks: int) -> float:
+    """Return how far the tip came along a push, as a share of the way that it would have come undisturbed."""
+    before = robot.tip()[:3, 3]
+    robot.run(follow, twist, ticks)
+    push = np.array(twist[:3])
+    return float((robot.tip()[:3, 3] - before) @ push / (0.3 * ticks * DT * (push @ push)))
+
+
+@pytest.mark.parametrize("twist", [[1, 0.4, 0.6, 0, -1, 0], [0, 0, 1, 0, -1, 0], [0.5, 0, 0.5, 1, -1, 1]])
+def test_a_fast_turn_of_a_late_wrist_does_not_pull_the_tip_aside(twist):
+    robot, follow = Robot(GRASPS, late=0.7), follower(translation=0.3, rotation=1.5)
+    assert straight(robot, follow, twist, 25) > 0.8
+
+
+def test_a_wrist_at_its_end_does_not_pull_the_tip_aside():
+    robot, follow = Robot(GRASPS), follower(translation=0.3, rotation=1.5)
+    robot.run(follow, [0, 0, 0, 0, -1, 0], 120)
+    assert robot.command[4] == pytest.approx(LOW[4], abs=1e-3)
+    assert straight(robot, follow, [0, 0, 0.5, 0, -1, 0], 40) > 0.8
 
 
 def test_axes_that_do_not_act_stay():

@@ -283,7 +283,7 @@ def test_a_killed_browser_and_one_that_reads_nothing_delay_neither_the_loop_nor_
                 before = feed.ticks.count
                 events = other.events()
                 assert any(next(events)["ticks"] for _ in range(20))
-                assert feed.ticks.count > before
+                wait_until(lambda: feed.ticks.count > before)
                 assert other.press("x").status == 200
         finally:
             ending.set()

@@ -143,3 +143,16 @@ def test_without_an_operators_key_a_hold_stops(monkeypatch):
     operator.request("hold")
     operator.close()
     assert (operator.may_clear, Client.made[-1].sent) == (False, ["stop"])
+
+
+def test_states_that_cannot_be_read_are_logged_once_and_a_stop_is_sent(operator, monkeypatch, caplog):
+    client = Client.made[-1]
+    monkeypatch.setattr(served_operator, "SILENT", 0.1)
+    monkeypatch.setattr(client, "newest_state", lambda: {"state": "RUN", "moment": 1.0})
+    assert wait_until(lambda: operator.silent)
+    assert not operator.stopped
+    operator.request("stop")
+    assert wait_until(lambda: client.sent == ["stop"])
+    assert len([r for r in caplog.records if "cannot be read" in r.message]) == 1
+    monkeypatch.undo()
+    assert wait_until(lambda: not operator.silent)
