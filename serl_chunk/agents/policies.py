@@ -147,7 +147,7 @@ class FlowPolicy(_ChunkPolicy):
         return self.chunks(integrate(velocity, noise, steps or self.flow.steps, committed, clean=self.prefixed))
 
     def candidate_noise(self, key: jax.Array, observation: Observation, count: int, *, explore: bool) -> jax.Array:
-        """Starting noise of N candidates float32[N, D], scaled from `noise_low` for the first to 1 for the last.
+        """Starting noise of N candidates float32[N, D], scaled from `noise_low` for the first to `noise_high`.
 
         A flow policy reproduces its demonstrators' tremor from the noise it starts with; less noise gives chunks nearer
         to the mode. Not exploring, the noise is a function of the observation: the policy is deterministic, but does
@@ -158,7 +158,7 @@ class FlowPolicy(_ChunkPolicy):
             weights = 2 * jnp.arange(bits.shape[0], dtype=jnp.uint32) + 1
             key = jax.random.fold_in(jax.random.key(0), jnp.sum(bits * weights, dtype=jnp.uint32))
         low, knots = self.flow.noise_low, self.config.exploration_knots if explore else 0
-        scale = jnp.linspace(low, 1.0, count) if count > 1 else jnp.full((1,), low)
+        scale = jnp.linspace(low, self.flow.noise_high, count) if count > 1 else jnp.full((1,), low)
         return scale[:, None] * chunk_noise(key, count, self.spec.horizon, self.spec.action_dim, knots)
 
 

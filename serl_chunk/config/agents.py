@@ -158,9 +158,13 @@ class FlowConfig(Group, path="agent.flow."):
         "none", "train for late decisions: the first d actions of a chunk are given, the flow learns the rest"
     )
     train_delay_max: int = setting(2, "largest d", least=1, requires=needs("agent.flow.train_delay", "sampled"))
-    noise_low: float = acting(0.0, "scale of the first candidate's noise; the last one's is 1", least=0, most=1)
+    noise_low: float = acting(0.0, "scale of the first candidate's noise", least=0, most=1)
+    noise_high: float = acting(1.0, "scale of the last one's, of several", least=0, most=1)
 
     def _check(self) -> None:
+        # fmt: off
+        require(self.noise_low <= self.noise_high, "agent.flow.noise_high",
+            f"must be at least agent.flow.noise_low={self.noise_low:g}, got {self.noise_high:g}")
         require(self.fourier_dim % 2 == 0, "agent.flow.fourier_dim", f"must be even, got {self.fourier_dim}")
 
 

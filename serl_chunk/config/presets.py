@@ -230,7 +230,8 @@ _OF_ACRLPD: Changes = {
 }  # fmt: skip
 _OF_ACFQL: Changes = {"target": "policy", "target_flow_steps": None, "normalise_q": False, "improve": ImproveConfig()}
 _OF_FLOWS: Changes = {
-    "activation": "gelu", "layer_norm": False, "time": "raw", "noise_low": 1.0, "train_delay": "none"
+    "activation": "gelu", "layer_norm": False, "time": "raw", "noise_low": 1.0, "noise_high": 1.0,
+    "train_delay": "none"
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ ADDED: dict[str, Any] = {
     "operator": {"keys": [], "gestures": [], "pedal": "", "countdown_s": 2.0, "ready": "first", "attention": "",
                  "attention_holds": False, "approve": 0},
     "outcome": {"success": None, "cameras": [], "classifier": "", "condition": None},
-    "outcome.classifier": "", "outcome.condition": None, "outcome.environment": True, "outcome.stages": [],
+    "agent.flow.noise_high": 1.0, "outcome.classifier": "", "outcome.condition": None, "outcome.environment": True, "outcome.stages": [],
     "outcome.observed": [],  # of folders that have the group, too
 }  # fmt: skip
 MODULES = {
@@ -79,8 +79,10 @@ def current_config(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
 
     current = renamed(saved, "")
     for path, value in ADDED.items():
-        group, _, name = path.rpartition(".")
-        parent = current.get(group) if group else current
+        *groups, name = path.split(".")
+        parent: Any = current
+        for group in groups:
+            parent = parent.get(group) if isinstance(parent, dict) else None
         if isinstance(parent, dict):
             parent.setdefault(name, value)
     return current, lines

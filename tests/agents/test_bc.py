@@ -42,18 +42,19 @@ def test_the_policy_that_acts_is_an_average_of_the_newest(decay):
     assert np.allclose(average, leaf(state.policy), atol=1e-7) == (decay == 0)
 
 
-def flow_policy(dim: int, noise_low: float) -> FlowPolicy:
+def flow_policy(dim: int, noise_low: float, noise_high: float = 1.0) -> FlowPolicy:
     """A policy of single actions."""
-    flow = FlowConfig(hidden=(4,), noise_low=noise_low)
+    flow = FlowConfig(hidden=(4,), noise_low=noise_low, noise_high=noise_high)
     return FlowPolicy(config_of("bc"), flow, AgentSpec(3, dim, 1, 1, (), 0.9))
 
 
-def test_candidates_start_from_growing_noise():
+@pytest.mark.parametrize(("high", "scales"), [(1.0, [0.2, 0.4, 0.6, 0.8, 1.0]), (0.4, [0.2, 0.25, 0.3, 0.35, 0.4])])
+def test_candidates_start_from_growing_noise(high, scales):
     observation = {"state": jnp.zeros(3)}
     keys = jax.random.split(jax.random.key(0), 300)
-    draw = lambda k: flow_policy(4, 0.2).candidate_noise(k, observation, 5, explore=True)  # noqa: E731
+    draw = lambda k: flow_policy(4, 0.2, high).candidate_noise(k, observation, 5, explore=True)  # noqa: E731
     noise = np.asarray(jax.vmap(draw)(keys))
-    np.testing.assert_allclose(noise.std((0, 2)), [0.2, 0.4, 0.6, 0.8, 1.0], rtol=0.1)
+    np.testing.assert_allclose(noise.std((0, 2)), scales, rtol=0.1)
     quiet = flow_policy(4, 0.0).candidate_noise(keys[0], observation, 1, explore=True)
     np.testing.assert_allclose(quiet, np.zeros((1, 4)))
 

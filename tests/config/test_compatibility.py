@@ -30,6 +30,7 @@ OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.critic.layer_norm": [("agent.critic.layer_norm", "after")],
     "agent.flow.steps": [("agent.flow.steps", "9")],
     "agent.flow.noise_low": [("agent.flow.noise_low", "0.75")],
+    "agent.flow.noise_high": [("agent.flow.noise_high", "0.25")],
     "agent.flow.activation": [("agent.flow.activation", "gelu")],
     "agent.flow.time": [("agent.flow.time", "raw")],
     "agent.flow.train_delay": [("agent.flow.train_delay", "sampled")],

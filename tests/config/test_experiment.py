@@ -90,6 +90,7 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
     (AcfqlConfig, {"pretrain_candidates": 0}, ("agent.pretrain_candidates", 0, 1)),
     (AcfqlConfig, {"use_state": False}, ("agent.use_state", "False", "agent.image_keys")),
     (AcfqlConfig, {"policy_ema": 1.0}, ("agent.policy_ema", 1.0, "[0, 1)")),
+    (FlowConfig, {"noise_low": 0.5, "noise_high": 0.25}, ("agent.flow.noise_high", 0.25, "agent.flow.noise_low=0.5")),
     (FlowConfig, {"noise_low": 1.5}, ("agent.flow.noise_low", 1.5, "[0, 1]")),
     (BcConfig, {"policy_updates": 0}, ("agent.policy_updates", 0, 1)),
     (AcfqlConfig, {"expectile": 0.4}, ("agent.expectile", 0.4, "[0.5, 1)")),
