@@ -14,6 +14,13 @@ pytestmark = pytest.mark.system
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
+def test_every_benchmark_can_be_started():
+    names = sorted(file.stem for file in BENCHMARKS.glob("*.py"))
+    code = f"import importlib\nfor name in {names}: assert callable(importlib.import_module(name).main), name"
+    done = subprocess.run([sys.executable, "-c", code], cwd=BENCHMARKS, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, float]]:
     """The table that a quick run prints, and its figures."""
