@@ -28,9 +28,7 @@ DELAY = 0.2  # s from a state to its sight
 REACTION = 0.2  # s from a decision to the motion of a hand
 RATE = 125.0  # decisions and reports of a mouse a second
 FOLLOWS = 0.06  # s by which the operator learned that the arms come after the hands
-# m/s^2 and rad/s^2 at which a hand slows down in front of its goal. It does not creep there: within so many m and rad
-# its speed is proportional to what is left, as the operator predicts it.
-SLOWS, CREEPS = (0.5, 3.0), (0.01, 0.05)
+GAIN = 3.5  # 1/s: speed per distance that is left, as the operator predicts it
 TREMOR, TREMOR_HZ = 0.03, (8.0, 10.0)  # of a full deflection; physiological tremor of a hand
 # A hand drifts for so many seconds, by so much of a full deflection, and by as much of its own deflection: unsteadier
 # with effort. Turns drift by less.
@@ -203,10 +201,8 @@ class SimulatedOperator:
 
     def _deflection(self, aim: Pose, tip: Pose) -> np.ndarray:
         way = np.concatenate([aim.place - tip.place, axis_angle(aim.turned @ tip.turned.T)])
-        for part, slows, creeps in zip(np.split(way, 2), SLOWS, CREEPS, strict=True):
-            part *= math.sqrt(2 * slows / max(float(np.linalg.norm(part)), creeps))
-        deflection = way / self._speed
-        for part in np.split(deflection, 2):  # both keep their direction
+        deflection = GAIN * way / self._speed
+        for part in (deflection[:3], deflection[3:]):  # both keep their direction
             part /= max(1.0, float(np.abs(part).max()))
         return deflection
 

@@ -12,7 +12,7 @@ from support.simulated_operator import CLOSE, OPEN, Aim, Belief, Pose
 LEFT, RIGHT = 0, 1
 BASES = np.array([[-0.469, 0.5], [0.469, 0.5]])  # m, of the arms
 DOWN = 1.05  # rad below the horizontal, at which the right hand grasps
-ABOVE, GRASP, LIFT = 0.11, 0.02, 0.25  # m, heights of its tip
+ABOVE, GRASP, LIFT = 0.11, 0.02, 0.2  # m, heights of its tip
 MIDDLE = np.array([0.0, 0.5, 0.25])  # m, where the cube changes hands
 ASIDE = np.array([-0.12, 0.0, 0.0])  # m, of the left hand from there, as it waits
 LIFTED = 0.035  # m, of a cube's centre that is off the table
@@ -87,7 +87,7 @@ class TransferCube:
         return "lift" if belief.now - self._since > CLOSES else None
 
     def _after_lift(self, belief: Belief) -> str | None:
-        if belief.seen[RIGHT].place[2] < 0.5 * LIFT:  # turned any lower, the hand would push the table
+        if belief.seen[RIGHT].place[2] < 0.6 * LIFT:  # a hand that turns any lower pushes the table
             return None
         return "meet" if held(belief) else "reach"
 

@@ -12,33 +12,25 @@ FELL = 0.2  # of the progress, 10 cm: at once a reason to do so
 RISE = 0.01  # of the progress, about 5 mm: less is noise
 NEAR_CUBE = 0.03  # m, within which fingers that close are progress
 FAR = 0.5  # m at which a distance counts as no progress
-WATCHES = 1.0  # of the episodes. A critic learns from those that fail unwatched
 
 
 class WatchingOperator:
     """Does nothing while the policy comes on; see `Task`.
 
-    The operator takes both arms over and gives them back once the cube is lifted, or finishes a transfer that failed
-    later. A cube out of reach is left to the policy, and so are whole episodes that nobody watches.
-
-    Args:
-        seed: of which episodes are watched.
+    The operator takes both arms over and finishes the transfer. A cube out of reach is left to the policy.
     """
 
-    def __init__(self, seed: int = 0) -> None:
-        self._task, self._rng = TransferCube(), np.random.default_rng(seed)
-        self._mine = self._watches = self._lifts = False
+    def __init__(self) -> None:
+        self._task = TransferCube()
+        self._mine = False
 
     def begin(self, belief: Belief) -> None:
-        self._mine, self._watches = False, bool(self._rng.random() < WATCHES)
+        self._mine = False
         self._watch(belief)
 
     def decide(self, belief: Belief) -> tuple[Aim, Aim] | None:
-        if self._mine and self._lifts and self._task.phase == "meet":
-            self._mine = False
-            self._watch(belief)
-        elif not self._mine and self._watches and self._needed(belief):
-            self._mine, self._lifts = True, False
+        if not self._mine and self._needed(belief):
+            self._mine = True
             self._task.begin(belief)
         return self._task.decide(belief) if self._mine else None
 
