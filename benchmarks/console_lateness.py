@@ -12,7 +12,7 @@ is not measured here (camera_lateness.py).
 Lateness is that of a tick's beginning against its deadline; processor time is the control thread's own, from tick to
 tick. Printed are the medians over the rounds and, as `added`, that of the rounds' differences between on and off, with
 the least and the largest. At most 0.1 ms of lateness (p50) and 0.3 ms of processor time a tick may be added: `holds`
-says whether that is so. Figures of a machine that does something else are worth nothing.
+says whether that is so. On a machine that does something else, start it at real-time priority (`chrt -r 1`).
 """
 
 from __future__ import annotations
