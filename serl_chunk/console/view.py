@@ -96,7 +96,7 @@ def lines(state: ConsoleState, columns: int, rows: int, keys: Sequence[str] = ()
     notes += [""] * bool(notes)
     table, hints = _table(state, columns), ["", *_hints(tuple(keys), columns)] if keys else []
     word = _big_word(state.word, countdown, columns)
-    if len(word) + len(notes) + len(_obstacles(state.obstacles, columns, rows)) + len(table) > rows:
+    if len(word) + len(notes) + len(_obstacles(state.obstacles, columns, rows)) + len(table) + len(hints) > rows:
         word = [_line(columns, (f" {state.word} ", _style(state.word)))]
     out = [*word, *notes][:rows]
     out += _obstacles(state.obstacles, columns, rows - len(out))
