@@ -42,6 +42,10 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "robosuite": (lambda: installed("robosuite"), "robomimic's environments"),
     "pyarrow and av": (lambda: installed("pyarrow") and installed("av"), "LeRobot data sets"),
     "ffmpeg": (lambda: installed("imageio_ffmpeg"), "videos of evaluations"),
+    "chromium and chromedriver": (
+        lambda: shutil.which("chromium") is not None and shutil.which("chromedriver") is not None,
+        "the pages of viewer and actor in a browser",
+    ),
     "lerobot": (
         lambda: "SERL_CHUNK_LEROBOT_PYTHON" in os.environ,
         "our data sets read by lerobot itself, and the driver lerobot over its own buses (SERL_CHUNK_LEROBOT_PYTHON "

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import chromium
 import numpy as np
 import pytest
-from chromium import Chromium
+from chromium import MISSING, Chromium
 from live_desk import NAMES, Desk, Recorded, Viewer, serving, step, wait_until
 
 from serl_chunk.console.bindings import EFFECTIVE, KEYS, STOPS, Action, Word
@@ -14,16 +13,20 @@ from serl_chunk.types import Source
 
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.skipif(chromium.PROGRAM is None, reason="needs Chromium"),
+    pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)}"),
 ]
 DOM = {"space": " ", "enter": "Enter", "escape": "Escape", "backspace": "Backspace"}
 
 
+@pytest.fixture(scope="module")
+def browser():
+    with Chromium() as browser:
+        yield browser
+
+
 @pytest.fixture
-def window(tmp_path):
-    window = Chromium(tmp_path / "profile")
-    yield window
-    window.close()
+def window(browser):
+    return browser.renew()
 
 
 def show(window: Chromium, operator: Recorded, state: ConsoleState) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import chromium
 import pytest
 import viewed
-from chromium import Chromium
+from chromium import MISSING, Chromium
 from viewed import LENGTH, viewing
 
 from serl_chunk.data.formats import open_source
@@ -18,15 +17,19 @@ from serl_chunk.viewer.export import write_page
 
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.skipif(chromium.PROGRAM is None, reason="needs Chromium"),
+    pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)}"),
 ]
 
 
+@pytest.fixture(scope="module")
+def browser():
+    with Chromium() as browser:
+        yield browser
+
+
 @pytest.fixture
-def window(tmp_path):
-    window = Chromium(tmp_path / "profile")
-    yield window
-    window.close()
+def window(browser):
+    return browser.renew()
 
 
 def address(browser) -> str:
