@@ -29,7 +29,8 @@ ADDED: dict[str, Any] = {
     "operator": {"keys": [], "gestures": [], "pedal": "", "countdown_s": 2.0, "ready": "first", "attention": "",
                  "attention_holds": False, "approve": 0},
     "outcome": {"success": None, "cameras": [], "classifier": "", "condition": None},
-    "agent.flow.noise_high": 1.0, "outcome.classifier": "", "outcome.condition": None, "outcome.environment": True, "outcome.stages": [],
+    "agent.flow.noise_high": 1.0,
+    "outcome.classifier": "", "outcome.condition": None, "outcome.environment": True, "outcome.stages": [],
     "outcome.observed": [],  # of folders that have the group, too
 }  # fmt: skip
 MODULES = {

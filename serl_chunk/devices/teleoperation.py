@@ -128,9 +128,7 @@ class TwistFollower:
         if not twist.any():
             self._orientation = turned
             return np.zeros(len(self.joints))
-        velocity, turn = (
-            (turned @ twist[:3], turned @ twist[3:]) if limits.frame == "tool" else np.split(twist, 2)
-        )
+        velocity, turn = (turned @ twist[:3], turned @ twist[3:]) if limits.frame == "tool" else np.split(twist, 2)
         self._orientation = rotation(turn * self._dt) @ (turned if self._orientation is None else self._orientation)
         late = axis_angle(self._orientation @ turned.T)
         if (angle := float(np.linalg.norm(late))) > LATE:

@@ -125,7 +125,7 @@ def test_a_small_terminal_shows_the_word_and_as_many_obstacles_as_fit(rows):
 
 def test_the_word_becomes_small_before_the_keys_go():
     scene = Obstacle("the scene is not confirmed", "look at it, then press Enter")
-    out = text(draw(ConsoleState(Word.WAITING, obstacles=(scene,)), 100, 16))
+    out = text(draw(ConsoleState(Word.WAITING, obstacles=(scene,)), 100, 15))
     assert "WAITING" in out[0]
     assert any("Enter go" in line for line in out)
 
