@@ -94,7 +94,7 @@ def train(out: Path, run: Path, demos: Path, seed: int, settings: list[str]) -> 
     folder.mkdir()
     port = free_port()
     mice = f"[{folder / 'hidraw0'},{folder / 'hidraw1'}]"
-    device = [f"device.paths={mice}", f"device.translation={SPEED}", f"device.hold_s={HOLD}"]
+    device = [f"device.paths={mice}", f"device.translation={SPEED}", f"device.hold_s={HOLD}", "device.gripper=press"]
     shared = ["--exp_name", "fake_aloha", "--port", str(port), "--seed", str(seed)]
     shared += [f"--config.{text}" for text in (*TRAINS, *device, *settings)]
     learner = ["-m", "serl_chunk", "--learner", "--debug", "--demo_path", str(demos), "--checkpoint_path", str(run)]

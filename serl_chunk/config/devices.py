@@ -44,9 +44,10 @@ class DeviceConfig(Group, path="device."):
         0.15, "by which a target may lead a joint: bounds what an arm presses with", unit="rad", above=0, acts="",
         requires=_TWIST, off=0.15,
     )  # fmt: skip
-    gripper: Literal["hold", "toggle"] = setting(
-        "hold", "it moves while its button is pressed, or changes at each press", acts="", requires=_TWIST, off="hold"
-    )
+    gripper: Literal["hold", "press", "toggle"] = setting(
+        "hold", "it moves while its button is pressed, goes all the way, or changes at each press", acts="",
+        requires=_TWIST, off="hold",
+    )  # fmt: skip
     switch_button: int = setting(
         -1, "lets a single device move the other arm; -1: it moves the first one alone", acts="", least=-1,
         requires=_TWIST, off=-1,

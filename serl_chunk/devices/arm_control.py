@@ -50,14 +50,15 @@ class Gripper:
     """A gripper that two buttons drive.
 
     Args:
-        mode: "hold", it moves while a button is pressed; "toggle", the first button closes it and opens it again.
+        mode: "hold", it moves while a button is pressed; "press", the first button closes it and the second one opens
+            it, all the way at once; "toggle", the first button closes it and opens it again.
         closed, opened: its values at both ends.
         stays: its third value, which leaves it as it is; None: it takes positions.
         dt: seconds of a tick.
     """
 
     def __init__(self, mode: str, closed: float, opened: float, stays: float | None, dt: float) -> None:
-        self._toggles, self._ends, self._stays = mode == "toggle", (closed, opened), stays
+        self._mode, self._ends, self._stays = mode, (closed, opened), stays
         self._step = abs(opened - closed) * dt / GRIPPER_SECONDS
         self._to: float | None = None  # the end to which it is on its way
         self._pressed = False
@@ -68,7 +69,10 @@ class Gripper:
     def command(self, buttons: tuple[bool, ...], last: float) -> float:
         """Return the gripper's command after `last`."""
         close, opens = (*buttons, False, False)[:2]
-        if not self._toggles:
+        if self._mode == "press" and self._stays is None:
+            self._to = self._ends[CLOSE] if close else self._ends[OPEN] if opens else self._to
+            return last if self._to is None else self._to
+        if self._mode != "toggle":
             self._to = self._ends[CLOSE] if close else self._ends[OPEN] if opens else None
         elif close and not self._pressed:
             middle = sum(self._ends) / 2
