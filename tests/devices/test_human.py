@@ -180,6 +180,16 @@ class TestGripper:
         assert self.run(gripper, 0.5, (False, True), ticks=100) == 1.0
         assert self.run(gripper, 0.5, (False, False), ticks=10) == 0.5
 
+    def test_a_press_goes_all_the_way_at_once_and_stays(self):
+        gripper = Gripper("press", 0.0, 1.0, None, DT)
+        gripper.begin()
+        assert self.run(gripper, 0.4, (False, False), ticks=5) == 0.4
+        assert self.run(gripper, 0.4, (True, False)) == 0.0
+        assert self.run(gripper, 0.3, (False, False), ticks=5) == 0.0, "also where the fingers hold something"
+        assert self.run(gripper, 0.0, (False, True), (False, False), ticks=2) == 1.0
+        gripper.begin()
+        assert self.run(gripper, 0.4, (False, False)) == 0.4
+
     def test_a_toggle_goes_to_the_other_end_on_each_press(self):
         gripper = Gripper("toggle", 0.0, 1.0, None, DT)
         gripper.begin()
