@@ -76,6 +76,7 @@ def overrides(mice: Path) -> list[tuple[str, str]]:
         ("device.paths", ",".join(str(mice / name) for name in NAMES)),
         ("device.translation", str(TRANSLATION)),
         ("device.rotation", str(ROTATION)),
+        ("device.gripper", "press"),
     ]
 
 

@@ -29,6 +29,8 @@ REACTION = 0.2  # s from a decision to the motion of a hand
 RATE = 125.0  # decisions and reports of a mouse a second
 FOLLOWS = 0.06  # s by which the operator learned that the arms come after the hands
 GAIN = 3.5  # 1/s: speed per distance that is left, as the operator predicts it
+# It does not creep up to its goal: m/s and rad/s that it keeps up there, and the largest speed per distance, 1/s.
+SLOWEST, STEEPEST = (0.05, 0.2), 8.0
 TREMOR, TREMOR_HZ = 0.03, (8.0, 10.0)  # of a full deflection; physiological tremor of a hand
 # A hand drifts for so many seconds, by so much of a full deflection, and by as much of its own deflection: unsteadier
 # with effort. Turns drift by less.
@@ -201,8 +203,10 @@ class SimulatedOperator:
 
     def _deflection(self, aim: Pose, tip: Pose) -> np.ndarray:
         way = np.concatenate([aim.place - tip.place, axis_angle(aim.turned @ tip.turned.T)])
-        deflection = GAIN * way / self._speed
-        for part in (deflection[:3], deflection[3:]):  # both keep their direction
+        for part, slowest in zip(np.split(way, 2), SLOWEST, strict=True):
+            part *= max(GAIN, min(slowest / max(float(np.linalg.norm(part)), 1e-9), STEEPEST))
+        deflection = way / self._speed
+        for part in np.split(deflection, 2):  # both keep their direction
             part /= max(1.0, float(np.abs(part).max()))
         return deflection
 

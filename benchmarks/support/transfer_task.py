@@ -26,8 +26,10 @@ REACH = np.array([[-0.15, 0.45], [0.1, 0.75]])  # m, of x and y: elsewhere, the 
 class TransferCube:
     """Phases of the transfer, each with aims of both hands; see `Task`.
 
-    A hand comes to its place through a funnel: the further it is aside, the further it stays away. So it never waits
-    on its way, and what it does follows from where it is. A cube that was not grasped, or was lost, is fetched again.
+    The right hand comes to the cube through a funnel: the further it is aside, the higher it stays. Fingers close once
+    they were seen in place, and the left hand waits until the right one was seen in the middle: what a hand does
+    follows from where the hands are, and not from how they came there. A cube that was not grasped, or was lost, is
+    fetched again.
     """
 
     def __init__(self) -> None:
@@ -51,10 +53,14 @@ class TransferCube:
 
     def _aims(self, belief: Belief) -> tuple[Aim, Aim]:
         opens = [None if opening > OPENED else OPEN for opening in belief.openings]
-        if self.phase in ("meet", "take"):
-            give = Aim(Pose(MIDDLE, hand(math.pi, 0.0, 0.0)))
-            return self._taking(belief, give, CLOSE if self.phase == "take" else opens[LEFT]), give
         wait = Aim(Pose(MIDDLE + ASIDE, hand(0.0, 0.0, math.pi / 2)), opens[LEFT])
+        give = Aim(Pose(MIDDLE, hand(math.pi, 0.0, 0.0)))
+        if self.phase == "meet":
+            return wait, give
+        if self.phase in ("come", "take"):
+            goal = belief.tips[RIGHT].place + belief.cube[:3] - belief.seen[RIGHT].place  # where the cube will be
+            button = CLOSE if self.phase == "take" else opens[LEFT]
+            return Aim(Pose(goal, wait.pose.turned), button), give
         if self.phase == "reach":
             return wait, self._grasping(belief, belief.cube[:2], opens[RIGHT])
         grasp = self._grasping(belief, self._spot, CLOSE)
@@ -70,24 +76,17 @@ class TransferCube:
         height = GRASP + (ABOVE - GRASP) * _share(aside, 0.015, 0.045)
         return Aim(Pose(np.array([*spot, height]), turned), button)
 
-    def _taking(self, belief: Belief, give: Aim, button: int | None) -> Aim:
-        turned, tip = hand(0.0, 0.0, math.pi / 2), belief.tips[LEFT]
-        goal = belief.tips[RIGHT].place + belief.cube[:3] - belief.seen[RIGHT].place  # where the cube will be
-        aside = float(np.linalg.norm((tip.place - goal)[1:])) + 0.05 * _turn(turned, tip)
-        aside += float(np.linalg.norm(belief.tips[RIGHT].place - give.pose.place))
-        aside += 0.0 if belief.openings[LEFT] > 0.6 or self.phase == "take" else 0.05
-        return Aim(Pose(goal + ASIDE * _share(aside, 0.03, 0.08), turned), button)
-
     def _after_reach(self, belief: Belief) -> str | None:
         aim = self._aims(belief)[RIGHT].pose
         low = aim.place[2] < GRASP + 0.005
-        return "close" if low and _near(aim, belief.tips[RIGHT], 0.012, 0.3) else None
+        seen = _near(aim, belief.seen[RIGHT], 0.012, 0.3)
+        return "close" if low and seen and _near(aim, belief.tips[RIGHT], 0.012, 0.3) else None
 
     def _after_close(self, belief: Belief) -> str | None:
         return "lift" if belief.now - self._since > CLOSES else None
 
     def _after_lift(self, belief: Belief) -> str | None:
-        if belief.seen[RIGHT].place[2] < 0.6 * LIFT:  # a hand that turns any lower pushes the table
+        if belief.seen[RIGHT].place[2] < 0.6 * LIFT:  # turned any lower, the hand would push the table
             return None
         return "meet" if held(belief) else "reach"
 
@@ -95,9 +94,16 @@ class TransferCube:
         if not held(belief):
             return "reach"
         left, right = self._aims(belief)
-        there = _near(left.pose, belief.tips[LEFT], 0.012, 0.3)
-        comes = abs(left.pose.place[0] - right.pose.place[0]) < 0.03  # not at the funnel's outer end
-        return "take" if there and comes and belief.openings[LEFT] > OPENED - 0.1 else None
+        ready = _near(right.pose, belief.seen[RIGHT], 0.02, 0.3) and _near(left.pose, belief.tips[LEFT], 0.03, 0.3)
+        return "come" if ready and belief.openings[LEFT] > OPENED - 0.1 else None
+
+    def _after_come(self, belief: Belief) -> str | None:
+        if not held(belief):
+            return "reach"
+        left, right = self._aims(belief)
+        if not _near(right.pose, belief.seen[RIGHT], 0.05, 0.5) or belief.now - self._since > 2 * PATIENCE:
+            return "meet"
+        return "take" if _near(left.pose, belief.seen[LEFT], 0.015, 0.3) else None
 
     def _after_take(self, belief: Belief) -> str | None:
         if not held(belief):
