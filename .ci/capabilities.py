@@ -48,7 +48,7 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     ),
     "lerobot": (
         lambda: "SERL_CHUNK_LEROBOT_PYTHON" in os.environ,
-        "our data sets read by lerobot itself, and the driver lerobot over its own buses (SERL_CHUNK_LEROBOT_PYTHON "
+        "our data sets read by lerobot itself, driver and device lerobot over its own buses (SERL_CHUNK_LEROBOT_PYTHON "
         "names an interpreter that has lerobot[feetech])",
     ),
     "ros 1": (

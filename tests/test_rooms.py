@@ -119,7 +119,7 @@ ROBOT_RULE: dict[str, set[str]] = {  # the same of serl_chunk_robot, which impor
     "admission": {"errors", "safety", "wire"},
     "processes": {"wire"},
     "camera_process": {"admission", "camera", "config", "loading", "processes", "protocol", "views", "wire"},
-    "device_file": {"devices", "driver", "loading", "toml_file"},
+    "device_file": {"devices", "driver", "errors", "loading", "toml_file"},
     "device_process": {"admission", "device_file", "devices", "errors", "loading", "processes", "protocol", "wire"},
     "clocks": set(),
     "client": {"clocks", "errors", "protocol", "wire"},

@@ -68,6 +68,8 @@ def test_tables_are_read_and_their_ports_follow_those_of_cameras(tmp_path):
         ('name = "a"\ndriver = "spacemice"', "device[0].driver", "spacemouse"),
         ('name = "a"\ndriver = "spacemouse"\npaths = "b"', "device[0].paths", "path"),
         ('name = "a"\ndriver = "gello"', "device[0].port", "missing"),
+        ('name = "a"\ndriver = "lerobot"\nparams = { port = "b" }', "device[0].type", "missing"),
+        ('name = "a"\ndriver = "lerobot"\ntype = "so101_leader"\nport = "b"', "device[0].port", "params"),
         ('name = "a"\ndriver = "spacemouse"\narm = 2', "device[0].arm", "0 to 1"),
         ('name = "a"\ndriver = "spacemouse"\npath = 1979-05-27', "device[0].path", "text"),
         ('name = "a"\ndriver = "faulty.py:Nothing"', "device[0].driver", "Nothing"),
@@ -82,6 +84,21 @@ def test_wrong_tables_are_refused_with_the_key(tmp_path, table, parameter, named
     with pytest.raises(ConfigError, match=naming(named)) as refused:
         load(robot_file(tmp_path, table))
     assert refused.value.parameter == parameter
+
+
+def test_two_tables_with_one_serial_port_are_refused(tmp_path):
+    (tmp_path / "by-id").symlink_to(tmp_path / "tty")
+    lerobot = 'driver = "lerobot"\ntype = "so101_leader"\nparams = {{ port = "{}" }}'.format
+    tables = [f'name = "{name}"\n{lerobot(tmp_path / port)}' for name, port in (("a", "tty"), ("b", "by-id"))]
+    load(robot_file(tmp_path, tables[0]))
+    with pytest.raises(ConfigError, match=naming("by-id", "device[0].params.port", "/dev/serial/by-id")) as refused:
+        load(robot_file(tmp_path, *tables))
+    assert refused.value.parameter == "device[1].params.port"
+    arm = 'name = "lerobot"\ntype = "bi_so_follower"\nlow = -2\nhigh = 2\nvelocity = 4\n'
+    arm += f'params = {{ left_arm_config = {{ port = "{tmp_path / "tty"}" }} }}\n'
+    (tmp_path / "robot.toml").write_text(f'name = "cell"\n[driver]\n{arm}[[device]]\n{tables[1]}')
+    with pytest.raises(ConfigError, match=naming("driver.params.left_arm_config.port")):
+        load(tmp_path / "robot.toml")
 
 
 def test_a_process_publishes_readings_and_one_that_cannot_open_its_device_is_started_anew(tmp_path, caplog):

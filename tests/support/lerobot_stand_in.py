@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, get_type_hints
 from unittest.mock import patch
 
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
@@ -70,8 +70,15 @@ class Motor:
     norm_mode: MotorNormMode
 
 
+class MotorCalibration(NamedTuple):
+    range_min: int
+    range_max: int
+
+
 class MotorsBus:
     """lerobot.motors.motors_bus.MotorsBus with Feetech's methods."""
+
+    model_resolution_table: ClassVar[dict[str, int]] = {"sts3215": 4096}
 
     def __init__(self, port: str, motors: dict[str, Motor], calibration: dict[str, Any] | None = None) -> None:
         self.port, self.motors, self.calibration = port, motors, calibration
@@ -84,8 +91,9 @@ class MotorsBus:
 
     @property
     def is_calibrated(self) -> bool:
-        return self.calibration == {"range": tuple(self._need().registers[f"{end}_Position_Limit"][0] for end in
-                                               ("Min", "Max"))}  # fmt: skip
+        registers = self._need().registers
+        limits = zip(registers["Min_Position_Limit"], registers["Max_Position_Limit"], strict=True)
+        return self.calibration == {name: MotorCalibration(*of) for name, of in zip(JOINTS, limits, strict=True)}
 
     def connect(self, handshake: bool = True) -> None:
         if self.port not in PORTS:
@@ -232,6 +240,11 @@ class Robot:
         self.config, self.id = config, config.id
 
 
+def calibration_of(id: str | None) -> dict[str, MotorCalibration]:
+    """What is in the file of an id."""
+    return {name: MotorCalibration(*RANGE) for name in JOINTS} if id else {}
+
+
 class SOFollower(Robot):
     """One arm."""
 
@@ -242,7 +255,7 @@ class SOFollower(Robot):
         body = MotorNormMode.DEGREES if config.use_degrees else MotorNormMode.RANGE_M100_100
         motors = {name: Motor(k + 1, "sts3215", body) for k, name in enumerate(JOINTS)}
         motors["gripper"].norm_mode = MotorNormMode.RANGE_0_100
-        self.bus = MotorsBus(config.port, motors, {"range": RANGE} if config.id else None)
+        self.bus = MotorsBus(config.port, motors, calibration_of(config.id))
         self.cameras = dict(config.cameras)
 
     @cached_property
@@ -344,20 +357,21 @@ def register_so_followers() -> None:
 def decode(cls: type, raw: dict[str, Any]) -> Any:
     """draccus.decode of a config."""
     given = dict(raw)
-    kind = cls.CHOICES[given.pop("type")] if cls is RobotConfig else cls
+    kind = getattr(cls, "CHOICES", {}).get(given.pop("type", None), cls)
     fields = {field.name for field in dataclasses.fields(kind)}
     for name in given:
         if name not in fields:
             raise ValueError(f"The fields `{name}` are not valid for {kind.__name__}")
         if name.endswith("_arm_config"):
-            given[name] = decode(SOFollowerConfig, given[name])
+            given[name] = decode(get_type_hints(kind)[name], given[name])
     return kind(**given)
 
 
-def _module(name: str, **values: Any) -> types.ModuleType:
-    module = types.ModuleType(name)
-    module.__dict__.update(values)
-    return module
+def module(name: str, **values: Any) -> types.ModuleType:
+    """Make a module of these values."""
+    made = types.ModuleType(name)
+    made.__dict__.update(values)
+    return made
 
 
 @contextmanager
@@ -368,16 +382,16 @@ def installed(*ports: str) -> Iterator[dict[str, Port]]:
         for name, text in (("broken", "import a_package_that_is_missing"), ("so_follower", register)):
             (Path(folder) / name).mkdir()
             (Path(folder) / name / "__init__.py").write_text(text)
-        robots = _module("lerobot.robots", __path__=[folder])
+        robots = module("lerobot.robots", __path__=[folder])
         modules = {
-            "draccus": _module("draccus", decode=decode),
-            "lerobot": _module("lerobot", __path__=[], robots=robots),
+            "draccus": module("draccus", decode=decode),
+            "lerobot": module("lerobot", __path__=[], robots=robots),
             "lerobot.robots": robots,
-            "lerobot.robots.config": _module("lerobot.robots.config", RobotConfig=RobotConfig),
-            "lerobot.robots.utils": _module("lerobot.robots.utils", make_robot_from_config=make_robot_from_config),
-            "lerobot.motors": _module("lerobot.motors", __path__=[]),
-            "lerobot.motors.motors_bus": _module("lerobot.motors.motors_bus", MotorsBus=MotorsBus),
-            "lerobot.utils": _module("lerobot.utils", __path__=[], import_utils=_module("import_utils")),
+            "lerobot.robots.config": module("lerobot.robots.config", RobotConfig=RobotConfig),
+            "lerobot.robots.utils": module("lerobot.robots.utils", make_robot_from_config=make_robot_from_config),
+            "lerobot.motors": module("lerobot.motors", __path__=[]),
+            "lerobot.motors.motors_bus": module("lerobot.motors.motors_bus", MotorsBus=MotorsBus),
+            "lerobot.utils": module("lerobot.utils", __path__=[], import_utils=module("import_utils")),
         }
         RobotConfig.CHOICES.clear()
         PORTS.clear()

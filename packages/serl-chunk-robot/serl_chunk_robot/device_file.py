@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from typing import List, NamedTuple, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
 
 from serl_chunk_robot.devices import HOSTED
 from serl_chunk_robot.driver import DriverSpec
+from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.loading import Source, maker
 from serl_chunk_robot.toml_file import Table
 
@@ -35,6 +37,8 @@ def read_devices(table: Table, port: int, spec: DriverSpec) -> Tuple[DeviceFile,
         ConfigError: with the key and what is valid.
     """
     found: List[DeviceFile] = []
+    taken: Dict[str, str] = {}  # serial port -> key that names it
+    _take_ports(taken, "driver", table.values.get("driver"))
     for k, each in enumerate(table.tables("device", None)):
         name = each.text("name")
         if not _NAME.fullmatch(name) or name in [device.name for device in found]:
@@ -49,6 +53,23 @@ def read_devices(table: Table, port: int, spec: DriverSpec) -> Tuple[DeviceFile,
                 raise each.wrong(key, "a text, a number, true or false, or a list or table of these") from None
         source = Source(table.file, each.text("driver"), options, each.dotted("driver"), each.name)
         maker(source, HOSTED)
+        _take_ports(taken, each.name, options)
         found.append(DeviceFile(name, source, port + k, each.whole("arm", -1, 0, len(spec.arms or (0,)) - 1)
                                 if "arm" in each.values else -1))  # fmt: skip
     return tuple(found)
+
+
+def _take_ports(taken: Dict[str, str], name: str, values: Any) -> None:
+    """Note the serial ports in a table, also in those within it.
+
+    Raises:
+        ConfigError: a port that another table has. One leader would move two arms, or disturb the robot's own bus.
+    """
+    for key, value in values.items() if isinstance(values, Mapping) else ():
+        if key != "port" or not isinstance(value, str):
+            _take_ports(taken, f"{name}.{key}", value)
+            continue
+        other = taken.setdefault(os.path.realpath(value), f"{name}.{key}")
+        if other != f"{name}.{key}":
+            what = f"{value!r} is the port of {other} too, expected one of its own. Run: ls -l /dev/serial/by-id"
+            raise ConfigError(what, parameter=f"{name}.{key}")

@@ -6,10 +6,7 @@ The environment's SERL_CHUNK_LEROBOT_PYTHON names an interpreter that has lerobo
 from __future__ import annotations
 
 import inspect
-import json
 import math
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,18 +17,17 @@ from unittest.mock import patch
 import lerobot_stand_in
 import numpy as np
 import pytest
+import real_lerobot
 import sts3215
 from driver_rigs import LeRobotRig, lerobot_arms
 from lerobot_stand_in import JOINTS, START, Port, installed
 
-import serl_chunk_robot
 from serl_chunk_robot.config import checked, load, load_driver
 from serl_chunk_robot.driver import DriverError
 from serl_chunk_robot.drivers.lerobot_robot import LATE, LeRobotArms
 from serl_chunk_robot.errors import ConfigError
 
 PORT = "/dev/ttyACM0"
-PYTHON = os.environ.get("SERL_CHUNK_LEROBOT_PYTHON")
 LIMITS: dict[str, Any] = {"low": -1.6, "high": 1.6, "velocity": 4.0}
 
 
@@ -71,19 +67,7 @@ def ready(driver: LeRobotArms) -> LeRobotArms:
 @pytest.fixture(scope="module")
 def real(tmp_path_factory) -> dict[str, Any]:
     """What LeRobot's own buses did with simulated motors."""
-    package = Path(serl_chunk_robot.__file__).resolve().parents[1]
-    # What the interpreter has of its own stays first.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(package)])}
-    if not PYTHON or subprocess.run([PYTHON, "-c", "import lerobot.motors.feetech, scservo_sdk"],
-                                    env=environment, capture_output=True, check=False).returncode:  # fmt: skip
-        pytest.skip("SERL_CHUNK_LEROBOT_PYTHON names no interpreter that has lerobot[feetech]")
-    folder = tmp_path_factory.mktemp("calibration")
-    done = subprocess.run([PYTHON, sts3215.__file__, str(folder)], env=environment, capture_output=True, text=True,
-                          timeout=120, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert isinstance(found, dict)
-    return found
+    return real_lerobot.run(sts3215.__file__, tmp_path_factory.mktemp("calibration"))
 
 
 def test_lerobots_own_arm_is_driven_and_keeps_its_torque(real):

@@ -6,26 +6,24 @@ So one thread has the buses: it sends the newest set point and reads the positio
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import math
 import queue
 import threading
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from serl_chunk_robot.driver import DriverError, DriverSpec, Reading, sendable
 from serl_chunk_robot.drivers import lerobot_library
-from serl_chunk_robot.drivers.lerobot_library import DEGREES, SHARE, Arm, text
+from serl_chunk_robot.drivers.lerobot_joints import SIDES, WRITE_SCALE, Joints, Numbers
+from serl_chunk_robot.drivers.lerobot_library import DEGREES, ROBOTS, SHARE, Arm, text
 from serl_chunk_robot.drivers.stamps import StopAnswer
 
 logger = logging.getLogger(__name__)
 
-JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
-SIDES = ("left", "right")
 RATES = 50.0, 200.0  # Hz
 PERIOD = 0.008  # s between two rounds on the buses without a new set point
 POLL = 0.5  # s between two looks at the motors' torque
@@ -40,8 +38,6 @@ TAUGHT = (
     "LeRobot knows no limits in rad. Write wide ones here (low = -3.2, high = 3.2; one number is not for grippers), "
     "and teach those of the profiles by hand: serl-chunk-robot teach"
 )
-
-Numbers = Union[float, Sequence[float]]
 
 
 class _State(NamedTuple):
@@ -75,21 +71,15 @@ class LeRobotArms:
         grippers: Sequence[str] = (), low: Numbers = (), high: Numbers = (), velocity: Numbers = (),
         scale: Numbers = (), rate: float = 50.0, tick: float = 0.02,
     ) -> None:  # fmt: skip
-        two = [f"{side}_{joint}" for side in SIDES for joint in JOINTS]
-        self._joints = tuple(joints or (two if type.startswith("bi_") else JOINTS))
-        if isinstance(joints, str) or len({*self._joints}) < len(self._joints):
-            raise ValueError(f"joints: {joints!r}, expected a list of different names")
-        self._keys = [f"{joint}.pos" for joint in self._joints]  # of LeRobot's actions and observations
-        named = tuple(grippers) or tuple(joint for joint in self._joints if joint.endswith("gripper"))
-        if isinstance(grippers, str) or not {*named} <= {*self._joints}:
-            raise ValueError(f"grippers: {grippers!r}, expected names of {', '.join(self._joints)}")
+        self._named = Joints(type, joints, grippers)
+        self._joints, self._keys, self._gripper = self._named.names, self._named.keys, self._named.gripper
         if not RATES[0] <= rate <= RATES[1]:
             raise ValueError(f"rate: {rate!r}, expected {RATES[0]:g} to {RATES[1]:g} Hz")
-        self._gripper = np.isin(self._joints, named)
-        self._low, self._high = self._numbers("low", low, 0.0, TAUGHT), self._numbers("high", high, 1.0, TAUGHT)
+        numbers = self._named.numbers
+        self._low, self._high = numbers("low", low, 0.0, TAUGHT), numbers("high", high, 1.0, TAUGHT)
         if not (self._low < self._high).all():
             raise ValueError(f"low, high: {low!r} and {high!r}, expected low below high of each joint")
-        fastest = self._numbers("velocity", velocity, None, "Write the motors' own, rad/s: 4.7 of an STS3215")
+        fastest = numbers("velocity", velocity, None, "Write the motors' own, rad/s: 4.7 of an STS3215")
         if not (fastest > 0).all():
             raise ValueError(f"velocity: {velocity!r}, expected numbers above 0")
         self._type, self._params = type, dict(params or {})
@@ -101,11 +91,9 @@ class LeRobotArms:
             tuple(np.flatnonzero(self._gripper).tolist()),
             tuple((end - n, end) for n, end in zip(lengths, ends)), (("q", len(at)),), rate=rate, tick=tick,
         )  # fmt: skip
-        self._degrees = isinstance(scale, Sequence) and not scale
-        per_unit = np.where(self._gripper, 0.01, math.radians(1.0))
-        self._scale = per_unit if self._degrees else self._numbers("scale", scale, 0.01, "")
-        if not self._scale.all():
-            raise ValueError(f"scale: {scale!r}, expected no number that is 0")
+        given = self._named.scale(scale)
+        self._degrees = given is None
+        self._scale = np.where(self._gripper, 0.01, math.radians(1.0)) if given is None else given
         self._clock: Callable[[], float] = lambda: 0.0
         self._robot: Any = None
         self._arms: List[Arm] = []
@@ -136,12 +124,8 @@ class LeRobotArms:
         self._arms = lerobot_library.arms_of(self._robot)
         self._check_joints()
         try:
-            for arm in self._arms:
-                arm.bus.connect()
-                if not arm.robot.is_calibrated:
-                    command = lerobot_library.calibration_command(self._type, self._params)
-                    raise DriverError(f"{arm.bus.port}: its motors do not have the calibration of this id. Support "
-                                      f"the arm and run {command}")  # fmt: skip
+            command = lerobot_library.calibration_command(ROBOTS, self._type, self._params)
+            lerobot_library.open_buses(self._arms, f"Support the arm and run {command}")
             self._look_at_torque()
             self._exchange()
         except DriverError:
@@ -208,9 +192,7 @@ class LeRobotArms:
                 logger.warning("%s: a bus has not answered for %g s. It is left open.", self._type, ENDS)
                 return
         for arm in self._arms:
-            with contextlib.suppress(Exception):
-                if arm.bus.is_connected:
-                    arm.bus.disconnect(disable_torque=False)
+            lerobot_library.close_bus(arm, torque_off=False)
         self._arms = []
 
     # By the thread that has the buses, once it runs.
@@ -291,25 +273,11 @@ class LeRobotArms:
         self._jobs.put(job)
         self._new.set()
 
-    def _numbers(self, name: str, value: Numbers, of_grippers: Optional[float], missing: str) -> np.ndarray:
-        """An option as float64[J]. `of_grippers`: where it is one number; None: the same."""
-        if isinstance(value, Sequence) and not len(value):
-            raise ValueError(f"{name}: missing. {missing}")
-        values = np.array(value, np.float64)
-        if values.ndim == 0:
-            values = np.where(self._gripper, values if of_grippers is None else of_grippers, values)
-        if values.shape != (len(self._joints),) or not np.isfinite(values).all():
-            raise ValueError(f"{name}: {value!r}, expected one number, or {len(self._joints)}, one a joint")
-        return values
-
     def _check_joints(self) -> None:
         """Raise DriverError where LeRobot's robot has other joints, or units that the driver does not know."""
-        found = [feature.rpartition(".")[0] for feature in self._robot.action_features]
-        if {*self._keys} != {*self._robot.action_features}:
-            raise DriverError(f"joints: {', '.join(self._joints)}, but LeRobot's {self._type} has {', '.join(found)}")
+        self._named.check(self._type, self._robot)
         modes = {arm.prefix + name: motor.norm_mode.value for arm in self._arms for name, motor in
                  arm.bus.motors.items()}  # fmt: skip
         for joint, gripper in zip(self._joints, self._gripper):
             if self._degrees and modes.get(joint) != (SHARE if gripper else DEGREES):
-                raise DriverError(f"{joint}: its unit is {modes.get(joint)}. Write scale, one number for each joint, "
-                                  "by which LeRobot's numbers are rad or an opening")  # fmt: skip
+                raise DriverError(f"{joint}: its unit is {modes.get(joint)}. {WRITE_SCALE}")

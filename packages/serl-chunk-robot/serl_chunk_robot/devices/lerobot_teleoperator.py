@@ -1,0 +1,112 @@
+"""Leader arms of LeRobot whose motors are on its serial buses: SO-100, SO-101, Koch, OMX, two SO arms, and plug-ins."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, List, Mapping, Optional, Sequence
+
+import numpy as np
+
+from serl_chunk_robot.devices.base import SILENT, DeviceError, Sample
+from serl_chunk_robot.devices.polled import PolledDevice
+from serl_chunk_robot.driver import DriverError
+from serl_chunk_robot.drivers import lerobot_library
+from serl_chunk_robot.drivers.lerobot_joints import WRITE_SCALE, Joints, Numbers
+from serl_chunk_robot.drivers.lerobot_library import REPEATS, TELEOPERATORS, Arm, text
+
+
+class LeRobotTeleoperator(PolledDevice):
+    """A teleoperator of LeRobot as a device: its joints in rad and its grippers from 0 closed to 1 open.
+
+    It runs in LeRobot's own environment. Motors are written to only after their calibration was found to be that of the
+    id: those of another arm keep their torque. LeRobot then switches torque off, and gives it to the gripper of a Koch
+    or OMX leader, which springs open. A reading's stamp is the time before its bus was read. A read that fails is tried
+    again; without one for 0.2 s the device is not alive, and is opened again.
+
+    Args:
+        type: LeRobot's name of the teleoperator, as "so101_leader".
+        params: of its config, as `port` and `id`.
+        joints: names of the motors in the order of the robot's joints; without it those of an SO arm, or of two.
+        grippers: names of those that are grippers; without it those that end with "gripper".
+        scale: what LeRobot's numbers are multiplied by; without it, it follows from the motors' units and calibration.
+        clock: the machine's monotonic clock, s.
+
+    Raises:
+        DeviceError: an option that cannot be, no LeRobot, no such teleoperator, one that gives no joint positions,
+            whose motors are on no serial bus, or that is not calibrated, or motors that do not answer.
+    """
+
+    pause = 0.002
+
+    def __init__(
+        self, *, type: str, params: Optional[Mapping[str, Any]] = None, joints: Sequence[str] = (),
+        grippers: Sequence[str] = (), scale: Numbers = (), clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        if not isinstance(params or {}, Mapping):
+            example = '{ port = "/dev/ttyACM1", id = "my_leader" }'
+            raise DeviceError(f"{params!r}, expected a table, as {example}", parameter="params")
+        try:
+            self._joints = Joints(type, joints, grippers)
+            self._given = self._joints.scale(scale)
+        except ValueError as e:
+            raise DeviceError(str(e)) from e
+        self._type, self._params = type, dict(params or {})
+        self._made: Any = None
+        self._arms: List[Arm] = []
+        self._configured = False
+        self._scale: Any = None  # float64[J]
+        self._newest: Optional[Sample] = None
+        shown = self._params.get("id") or self._params.get("port") or ""
+        super().__init__(f"{type} {shown}".rstrip(), clock)
+
+    def _open(self) -> None:
+        try:
+            self._made = lerobot_library.make_teleoperator(self._type, self._params)
+            self._arms = lerobot_library.arms_of(self._made, REPEATS)
+            self._joints.check(self._type, self._made)
+            command = lerobot_library.calibration_command(TELEOPERATORS, self._type, self._params)
+            lerobot_library.open_buses(self._arms, f"Run {command}")
+            self._scale = self._units() if self._given is None else self._given
+            self._configured = True
+            for arm in self._arms:
+                arm.robot.configure()
+        except DriverError as e:
+            raise DeviceError(str(e)) from e
+        except Exception as e:  # of LeRobot, of no common kind
+            raise DeviceError(f"{self.name}: its motors do not answer ({text(e)}). Check power and port") from e
+
+    def _look(self) -> Sample:
+        began = self._clock()
+        try:
+            action = self._made.get_action()
+            values = np.array([action[key] for key in self._joints.keys], np.float64)
+            if not np.isfinite(values).all():
+                raise DeviceError(f"{self.name}: no number for each joint ({action!r})")
+        except Exception:
+            lerobot_library.drop_late_answers(self._arms)
+            if self._newest is None or self._clock() - self._newest.stamp > SILENT:
+                raise
+            return self._newest  # with its stamp
+        joints = self._scale * values
+        joints[self._joints.gripper] = np.clip(joints[self._joints.gripper], 0.0, 1.0)
+        self._newest = Sample(None, joints, (), began, True)
+        return self._newest
+
+    def _release(self) -> None:
+        arms, self._arms = self._arms, []
+        configured, self._configured = self._configured, False
+        for arm in arms:
+            lerobot_library.close_bus(arm, configured)
+
+    def _units(self) -> np.ndarray:
+        """Return the scale of each joint, float64[J]. Raises DriverError for units that are not known."""
+        of = {arm.prefix + motor: (arm, motor) for arm in self._arms for motor in arm.bus.motors}
+        found = []
+        for joint, gripper in zip(self._joints.names, self._joints.gripper):
+            arm, motor = of[joint]
+            factor = lerobot_library.per_unit(arm, motor, bool(gripper))
+            if factor is None:
+                unit = arm.bus.motors[motor].norm_mode.value
+                raise DriverError(f"{joint}: its unit is {unit}. {WRITE_SCALE}")
+            found.append(factor)
+        return np.array(found)

@@ -1,0 +1,230 @@
+"""LeRobot's leader arms: a stand-in of its package, and LeRobot itself over simulated motors where it is installed."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+import time
+
+import lerobot_leaders
+import numpy as np
+import pytest
+import real_lerobot
+import sts3215_leader
+from lerobot_leaders import installed
+from lerobot_stand_in import JOINTS, RANGE, START
+from robot_served import wait
+
+from serl_chunk_robot import device_process
+from serl_chunk_robot.config import load
+from serl_chunk_robot.devices import lerobot_teleoperator
+from serl_chunk_robot.devices.base import DeviceError
+from serl_chunk_robot.devices.lerobot_teleoperator import LeRobotTeleoperator
+
+LEFT, RIGHT = "/dev/left", "/dev/right"
+STEP = math.tau / 4095  # rad of an encoder's step
+MIDDLE = sum(RANGE) / 2
+AT = [STEP * (x - MIDDLE) for x in START[:5]] + [(START[5] - RANGE[0]) / (RANGE[1] - RANGE[0])]
+
+
+@pytest.fixture
+def ports():
+    with installed(LEFT, RIGHT) as ports:
+        yield ports
+
+
+@pytest.fixture
+def leader(opened):
+    """Open a leader at the left port; it is closed after the test."""
+
+    def make(**options):
+        params = {"port": LEFT, "id": "mine", **options.pop("params", {})}
+        return opened(LeRobotTeleoperator, **{"type": "so101_leader", "params": params, **options})
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("kind", "params"), [("so101_leader", {"use_degrees": True}), ("so101_leader", {}), ("koch_leader", {})]
+)
+def test_joints_are_in_rad_and_a_gripper_is_a_share_whatever_the_units_of_lerobot(ports, leader, kind, params):
+    device = leader(type=kind, params={**params, "gripper_open_pos": 50.0} if kind == "koch_leader" else params)
+    reading = device.read()
+    np.testing.assert_allclose(reading.joints[:5], AT[:5], atol=1e-9)
+    assert (reading.twist, reading.buttons, reading.alive, device.name) == (None, (), True, f"{kind} mine")
+    ports[LEFT].at[1] = MIDDLE + 300
+    wait(lambda: abs(device.read().joints[1] - 300 * STEP) < 1e-9)
+    assert abs(time.monotonic() - device.read().stamp) < 1.0
+    kept = device.read()
+    kept.joints[:] = 9
+    assert device.read().joints[0] == AT[0]
+
+
+def test_joints_have_the_order_and_scale_of_the_robots_file(ports, leader):
+    device = leader(joints=JOINTS[::-1], params={"use_degrees": True})
+    np.testing.assert_allclose(device.read().joints, AT[::-1], atol=1e-9)
+    device.close()
+    scaled = leader(scale=[-0.01] * 5 + [0.02])  # of -100 to 100
+    percent = [200 * (x - RANGE[0]) / (RANGE[1] - RANGE[0]) - 100 for x in START[:5]]
+    np.testing.assert_allclose(scaled.read().joints, [*(-0.01 * x for x in percent), 1.0], atol=1e-9)
+
+
+def test_two_arms_are_one_device_or_two(ports, opened, leader):
+    params = {"id": "both", "left_arm_config": {"port": LEFT}, "right_arm_config": {"port": RIGHT}}
+    ports[RIGHT].at[0] = MIDDLE + 100
+    both = opened(LeRobotTeleoperator, type="bi_so_leader", params=params)
+    np.testing.assert_allclose(both.read().joints, [*AT, 100 * STEP, *AT[1:]], atol=1e-9)
+    both.close()
+    left, right = leader(), leader(params={"port": RIGHT})
+    np.testing.assert_allclose([*left.read().joints, *right.read().joints], [*AT, 100 * STEP, *AT[1:]], atol=1e-9)
+
+
+def test_nothing_but_a_kochs_gripper_gets_torque_and_close_takes_it(ports, leader):
+    leader(params={"port": RIGHT})
+    device = leader(type="koch_leader")
+    assert ports[LEFT].registers["Torque_Enable"] == [0] * 5 + [1]
+    assert ports[RIGHT].registers["Torque_Enable"] == [0] * 6
+    device.close()
+    assert ports[LEFT].registers["Torque_Enable"] == [0] * 6
+    assert not ports[LEFT].open
+    assert not device.read().alive
+
+
+def test_an_arm_without_this_calibration_is_refused_with_the_command_and_keeps_its_torque(ports, leader):
+    """It may be a follower that holds itself, at a port that was mixed up."""
+    port = ports[LEFT]
+    port.registers["Torque_Enable"] = [1] * 6
+    port.registers["Min_Position_Limit"] = [0] * 6
+    command = f"lerobot-calibrate --teleop.type=so101_leader --teleop.port={LEFT} --teleop.id=mine"
+    with pytest.raises(DeviceError, match=f"{LEFT}: .*calibration of this id. Run {command}"):
+        leader()
+    assert port.calls == []
+    assert not port.open
+
+
+def test_no_motor_is_configured_before_both_arms_are_calibrated(ports, opened):
+    ports[RIGHT].registers["Max_Position_Limit"] = [4095] * 6
+    params = {"id": "both", "left_arm_config": {"port": LEFT}, "right_arm_config": {"port": RIGHT}}
+    with pytest.raises(DeviceError, match=RIGHT):
+        opened(LeRobotTeleoperator, type="bi_so_leader", params=params)
+    assert not ports[LEFT].calls
+    assert not ports[LEFT].open
+
+
+def test_a_leader_that_fails_is_not_alive_with_its_last_joints_and_returns(ports, leader, monkeypatch):
+    monkeypatch.setattr(lerobot_teleoperator, "SILENT", 0.05)
+    device = leader()
+    port = ports[LEFT]
+    port.broken = "Failed to sync read. [TxRxResult] There is no status packet!"
+    port.at[0] = MIDDLE + 500
+    wait(lambda: not device.read().alive)
+    last = device.read()
+    np.testing.assert_allclose(last.joints[0], AT[0], atol=1e-9)
+    time.sleep(0.05)
+    assert device.read().stamp == last.stamp
+    port.broken = ""
+    wait(lambda: device.read().alive)
+    np.testing.assert_allclose(device.read().joints[0], 500 * STEP, atol=1e-9)
+
+
+def test_one_read_that_fails_gives_no_new_reading_and_is_no_loss(ports, leader, caplog):
+    device, dropped = leader(), []
+    device._arms[0].bus.port_handler.ser.reset_input_buffer = lambda: dropped.append(time.monotonic())
+    ports[LEFT].broken = "one status packet is missing"
+    wait(lambda: dropped and time.monotonic() - device.read().stamp > 0.05)  # what comes late is dropped
+    assert device.read().alive
+    ports[LEFT].broken = ""
+    wait(lambda: time.monotonic() - device.read().stamp < 0.04)
+    assert "lost" not in caplog.text
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_number_that_is_none_is_no_reading(ports, leader, monkeypatch, number):
+    device = leader()
+    before = device.read().joints
+    get, looks = lerobot_leaders.SOLeader.get_action, []
+
+    def get_action(self):
+        looks.append(get(self))
+        return {**looks[-1], "elbow_flex.pos": number}
+
+    monkeypatch.setattr(lerobot_leaders.SOLeader, "get_action", get_action)
+    wait(lambda: len(looks) > 2)
+    np.testing.assert_array_equal(device.read().joints, before)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"type": "so102_leader"}, r"type: 'so102_leader' is no teleoperator .*koch_leader.*Not imported: broken"),
+        ({"type": 3}, r"type: 3, expected LeRobot's name"),
+        ({"type": "gamepad", "params": None}, r"gamepad: .*no serial bus.*no joint positions.*so101_leader"),
+        ({"type": "openarm_leader"}, r"openarm_leader: .*no serial bus.*may repeat.*my_device.py"),
+        ({"params": {}}, r"so101_leader: .*'port'.*params .valid: .*port, .*lerobot-find-port"),
+        ({"params": {"prt": 1}}, r"so101_leader: .*`prt`.*valid: .*port"),
+        ({"params": "port"}, r"params: 'port', expected a table"),
+        ({"params": {"port": "/dev/none"}}, r"so101_leader /dev/none: .*lerobot-find-port.*Check power and port"),
+        ({"joints": ["a", "b"]}, r"joints: a, b, but LeRobot's so101_leader has shoulder_pan"),
+        ({"joints": "elbow"}, r"joints: 'elbow', expected a list"),
+        ({"grippers": ["hand"]}, r"grippers: \['hand'\], expected names of shoulder_pan"),
+        ({"grippers": ["wrist_roll"]}, r"wrist_roll: its unit is range_m100_100\. Write scale"),
+        ({"scale": [1.0]}, r"scale: \[1\.0\], expected one number, or 6"),
+    ],
+)
+def test_what_cannot_be_is_named_with_what_is_valid_and_no_motor_is_written_to(ports, options, match):
+    given = {"type": "so101_leader", "params": {"port": LEFT, "id": "mine"}, **options}
+    with pytest.raises(DeviceError, match=match):
+        LeRobotTeleoperator(**given)
+    assert not ports[LEFT].calls
+    assert not ports[LEFT].open
+
+
+def test_a_missing_package_is_named_with_what_helps(monkeypatch):
+    for name in ("draccus", "lerobot"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(DeviceError, match=r"draccus .*pip install 'lerobot\[feetech"):
+        LeRobotTeleoperator(type="so101_leader", params={"port": LEFT})
+
+
+def test_a_robots_file_names_one_for_each_arm(ports, tmp_path):
+    path = tmp_path / "robot.toml"
+    tables = "".join(
+        f'[[device]]\nname = "{name}"\ndriver = "lerobot"\narm = {arm}\ntype = "so101_leader"\n'
+        f'params = {{ port = "{port}", id = "{name}", use_degrees = true }}\n'
+        for arm, (name, port) in enumerate((("left", LEFT), ("right", RIGHT)))
+    )
+    path.write_text(f'name = "cell"\ndriver = "fake"\n{tables}')
+    ports[RIGHT].at[0] = MIDDLE + 100
+    files = load(path).devices
+    assert [(device.name, device.arm) for device in files] == [("left", 0), ("right", 1)]
+    for file, first in zip(files, (0.0, 100 * STEP), strict=True):
+        device = device_process.opened(file.source)
+        np.testing.assert_allclose(device.read().joints, [first, *AT[1:]], atol=1e-9)
+        device.close()
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """What LeRobot's own leader did with simulated motors."""
+    return real_lerobot.run(sts3215_leader.__file__, tmp_path_factory.mktemp("calibration"))
+
+
+def test_lerobots_own_leader_is_read(real):
+    assert "lerobot-calibrate --teleop.type=so101_leader --teleop.port=" in real["uncalibrated"]
+    assert real["refused"] == {"torque": [1] * 6, "writes": 0}, "a mixed-up port loses no torque"
+    assert "so101_leader" in real["unknown"]
+    assert "port" in real["without_port"]
+    for units in ("degrees", "percent"):
+        np.testing.assert_allclose(real[units], real["expected"], atol=1e-3)
+    np.testing.assert_allclose(real["moved"], real["target"], atol=1e-3)
+    assert real["rounds"] > 25, "readings within a second"
+    assert real["silent"] == {"alive": False, "joints": real["moved"]}
+    np.testing.assert_allclose(real["again"], real["moved"], atol=1e-9)
+    assert real["torque"] == [0] * 6
+
+
+def test_the_stand_in_has_the_parameters_of_lerobot(real):
+    for name, parameters in real["signatures"].items():
+        kind, _, method = name.partition(".")
+        assert list(inspect.signature(getattr(getattr(lerobot_leaders, kind), method)).parameters) == parameters, name
