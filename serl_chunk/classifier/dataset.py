@@ -130,13 +130,14 @@ def read_source(
         condition: of the classifier to be (`outcome.condition`): frames on which it does not hold are left out.
 
     Raises:
-        DataError: an episode lacks a camera, or the labels name an unknown episode.
+        DataError: no episode has frames of all cameras, or the labels name an unknown episode.
     """
     labels = read_frame_labels(source.path)
     keys = source.keys()
     if labels is not None and (unknown := sorted(set(labels.episodes) - set(keys))):
         raise DataError(f"{labels_file(source.path)}: no episode {unknown[0]!r}. `serl-chunk data inspect` lists them")
     out, twice, unjudged = [], 0, 0
+    lacking: dict[str, tuple[str, list[str]]] = {}  # episode -> a camera without frames, those with
     for key in keys:
         episode = source.read(key)
         digest = content_digest(episode)
@@ -145,7 +146,10 @@ def read_source(
             continue
         known.add(digest)
         name = f"{source.path}: {key}"
-        ticks, images = _frames(name, episode, cameras)
+        if lacks := _camera_without_frames(episode, cameras):
+            lacking[name] = lacks, _cameras_with_frames(episode)
+            continue
+        ticks, images = _frames(episode, cameras)
         given = None if labels is None else labels.of(key, ticks)
         success = len(labels.classes if labels else CLASSES) - 1
         unjudged += given is None and episode.end.outcome is Outcome.UNKNOWN
@@ -154,7 +158,13 @@ def read_source(
         corrected = given is None and episode.end.reward is not None and episode.end.outcome_by == OPERATOR
         labelled = LabelledEpisode(name, images, classes, ticks, sum(labelling) if corrected else 0)
         out.append(labelled if condition is None else _looked_at(labelled, episode, condition))
+    if lacking and not out:
+        name, (camera, has) = next(iter(lacking.items()))
+        raise DataError(f"{name} has no frames of camera {camera!r}; it has: {', '.join(has) or 'none'}")
     notes = [f"{source.path}: {plural(twice, 'episode')} read before, left out"] if twice else []
+    if lacking:  # as those that a stop or a crash ended, of cameras that the classifier alone looked at
+        names = ", ".join(sorted({camera for camera, _ in lacking.values()}))
+        notes.append(f"{source.path}: {plural(len(lacking), 'episode')} without frames of {names}, left out")
     if unseen := sum(not len(e.ticks) for e in out):
         notes.append(
             f"{source.path}: {plural(unseen, 'episode')} without a frame on which the condition holds, left out"
@@ -182,18 +192,32 @@ def _by_outcome(outcome: Outcome, frames: int, success: int, labelling: Labellin
     return out
 
 
-def _frames(name: str, episode: Episode, cameras: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _camera_without_frames(episode: Episode, cameras: Sequence[str]) -> str:
+    """The first camera that has frames neither of the steps nor, with all others, at the end; empty: there is none."""
+    if _all_at_the_end(episode, cameras):
+        return ""
+    return next((c for c in cameras if IMAGE_PREFIX + c not in episode.steps.sparse), "")
+
+
+def _cameras_with_frames(episode: Episode) -> list[str]:
+    names = {*episode.steps.sparse, *(episode.end.final_observation or {})}
+    return sorted(name.removeprefix(IMAGE_PREFIX) for name in names if name.startswith(IMAGE_PREFIX))
+
+
+def _all_at_the_end(episode: Episode, cameras: Sequence[str]) -> bool:
+    final = episode.end.final_observation or {}
+    return all(IMAGE_PREFIX + c in final for c in cameras)
+
+
+def _frames(episode: Episode, cameras: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The ticks int32[N] on which all cameras have a frame, the final observation's included, and the frames.
 
     Cameras that the classifier alone looked at have a frame at the end.
     """
     steps, final = episode.steps, episode.end.final_observation or {}
-    ticks, whole = np.arange(steps.n, dtype=np.int32), all(IMAGE_PREFIX + c in final for c in cameras)
+    ticks, whole = np.arange(steps.n, dtype=np.int32), _all_at_the_end(episode, cameras)
     rows = {c: steps.sparse.get(IMAGE_PREFIX + c) for c in cameras}
-    for camera, of in rows.items():
-        if of is None and not whole:
-            has = sorted(k.removeprefix(IMAGE_PREFIX) for k in steps.sparse if k.startswith(IMAGE_PREFIX))
-            raise DataError(f"{name} has no frames of camera {camera!r}; it has: {', '.join(has) or 'none'}")
+    for of in rows.values():
         ticks = np.intersect1d(ticks, () if of is None else of.index)
     images = {}
     for camera, of in rows.items():

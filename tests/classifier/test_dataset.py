@@ -296,3 +296,27 @@ def test_a_camera_of_the_classifier_alone_has_its_last_frame(tmp_path):
     assert data.episodes[0].ticks.tolist() == [N]
     assert data.episodes[0].images["side"][:, 0, 0, 0].tolist() == [100 + N]
     assert data.episodes[0].labels.tolist() == [1]
+
+
+def test_an_episode_that_a_stop_ended_lacks_the_frames_of_a_camera_of_the_classifier_alone(tmp_path):
+    cameras = ("top", "side")
+
+    def read_run(name: str, stopped: tuple[bool, ...]) -> Labelled:
+        run = Run(tmp_path / name, SPEC)
+        with run.opened():
+            for number, by_stop in enumerate(stopped):
+                begin, steps, end = recorded(number, Outcome.UNKNOWN if by_stop else Outcome.SUCCESS)
+                sparse = {k: v for k, v in steps.sparse.items() if "side" not in k}
+                if by_stop:
+                    final = {k: v for k, v in end.final_observation.items() if "side" not in k}
+                    end = end._replace(final_observation=final)
+                for record in (begin, dataclasses.replace(steps, sparse=sparse), end):
+                    run.put("s", record)
+        return read_source(RunSource(run.path, ReadOptions(cameras=cameras)), cameras, Labelling(), set())
+
+    data = read_run("one", (True, False))
+    assert [(e.name.rpartition("/")[2], e.labels.tolist()) for e in data.episodes] == [("e1", [1])]
+    (note,) = data.notes
+    assert "1 episode without frames of side, left out" in note
+    with pytest.raises(DataError, match=naming("e0", "no frames of camera 'side'", "it has: top")):
+        read_run("all", (True, True))
