@@ -91,8 +91,7 @@ class MotorsBus:
 
     @property
     def is_calibrated(self) -> bool:
-        registers = self._need().registers
-        limits = zip(registers["Min_Position_Limit"], registers["Max_Position_Limit"], strict=True)
+        limits = zip(*(self._need().registers[f"{end}_Position_Limit"] for end in ("Min", "Max")), strict=True)
         return self.calibration == {name: MotorCalibration(*of) for name, of in zip(JOINTS, limits, strict=True)}
 
     def connect(self, handshake: bool = True) -> None:
@@ -241,7 +240,7 @@ class Robot:
 
 
 def calibration_of(id: str | None) -> dict[str, MotorCalibration]:
-    """What is in the file of an id."""
+    """Return the calibration in the file of an id."""
     return {name: MotorCalibration(*RANGE) for name in JOINTS} if id else {}
 
 
