@@ -18,7 +18,7 @@ from serl_chunk.actor.labels import EpisodeLabels
 from serl_chunk.actor.obstacles import robot_obstacles
 from serl_chunk.actor.operator_devices import OperatorDevices
 from serl_chunk.actor.operator_interfaces import Console, RobotRequests
-from serl_chunk.actor.permit import COUNTDOWN, Permit
+from serl_chunk.actor.permit import COUNTDOWN, Brake, Permit
 from serl_chunk.attention.attention import Attention
 from serl_chunk.console.bindings import EFFECTIVE, STOPS, Action, Word, bind_keys, shown_inputs
 from serl_chunk.console.feed import LiveFeed
@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 SHOW_SECONDS = 0.1  # between two views of an unchanged state
 POLL_SECONDS = 0.01  # between polls where the operator is waited for
-BRAKE_SECONDS, BRAKE_AGAIN = 1.0, 0.1  # after a hold: for so long a reset that had been requested is braked as well
 QUESTION_SECONDS = 10.0  # for the answer to a question
 ACTING = frozenset({Word.POLICY, Word.HUMAN, Word.LEARNER_LOST})  # ticks follow each other
 
@@ -85,7 +84,7 @@ class Operator:
         self._scene = self._confirmed = False  # the scene is waited for; it was confirmed in this session
         self._again = self._new_object = False  # the reset is to be repeated; with its steps for a new object
         self._asked_at: float | None = None  # whether to park
-        self._brakes_until = self._braked_at = -1.0
+        self._brake, self._stays = Brake(robot), False  # not to be parked: it was held after "quit"
         self._lost, self._was_stopped = frozenset[str](), False  # devices, and the robot, at the last poll
 
     @property
@@ -164,7 +163,8 @@ class Operator:
         def stop() -> str | None:
             if self._resets:
                 self.poll(Word.RESET)
-            return OPERATOR if self._stopped else others()
+            left = self._resets and self.quits and self._permit.held  # a held reset does not go on any more
+            return OPERATOR if self._stopped or left else others()
 
         return stop
 
@@ -235,8 +235,11 @@ class Operator:
         self.labels.forget()
 
     def park(self) -> None:
-        """Park the robot after the countdown, and return once it stands. A hold or a stop cancels it."""
-        if (robot := self._robot) is None:
+        """Park the robot after the countdown, and return once it stands. A hold or a stop cancels it.
+
+        A robot that was held after "quit" stays where it is.
+        """
+        if (robot := self._robot) is None or self._stays:
             return
         self._devices.watch(None)  # a device that moved the robot may be closed
         self._begin_parking()
@@ -264,8 +267,8 @@ class Operator:
             case Action.HOLD:
                 self._permit.hold()
                 if not self._inside:
-                    self._brakes_until = now + BRAKE_SECONDS
-                    self._brake(now)
+                    self._brake.begin(now)
+                    self._stays = self.quits
             case Action.GO:
                 self._go(now)
             case Action.STOP | Action.END:
@@ -302,6 +305,9 @@ class Operator:
             case Action.QUIT:
                 self.quits = True
                 logger.info("ends after this episode")
+                if self._resets and not (self._robot is not None and self._robot.moving and not self._robot.waiting):
+                    self._permit.hold()  # it stands: nothing moves before it is parked
+                    self._brake.begin(now)
 
     def _go(self, now: float) -> None:
         if self._permit.counts or (self._robot is not None and not self._robot.idle):  # its state is of before
@@ -335,13 +341,7 @@ class Operator:
             logger.warning(f"device lost: name={name}. The robot holds")
             self._permit.hold()
         self._was_stopped, self._lost = stopped, lost
-        self._brake(now)
-
-    def _brake(self, now: float) -> None:
-        """Brake a motion of the server's after a hold. A reset that was requested just before it may begin later."""
-        if now < self._brakes_until and now - self._braked_at >= BRAKE_AGAIN and self._robot and self._robot.moving:
-            self._braked_at = now
-            self._request("hold")
+        self._brake.look(now)
 
     def _state(self, word: Word) -> Word:
         robot = self._robot

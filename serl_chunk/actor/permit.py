@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from serl_chunk.actor.operator_interfaces import RobotRequests
+
 COUNTDOWN = 2.0  # seconds before a motion
 AT_ONCE = 1.0  # seconds: a countdown whose end no poll saw for so long, or a permission of that age, moves nothing
+BRAKE_SECONDS, BRAKE_AGAIN = 1.0, 0.1  # after a hold: for so long a reset that had been requested is braked as well
 
 
 def nothing() -> None:
@@ -78,3 +81,26 @@ class Permit:
         self._until, self._ended, self.held, self.granted = None, now, self._lasts, not self._lasts
         self._then()
         return True
+
+
+class Brake:
+    """A hold of a server's own motions. A reset that was requested just before the hold may begin after it.
+
+    Args:
+        robot: None: it is in this process.
+    """
+
+    def __init__(self, robot: RobotRequests | None) -> None:
+        self._robot = robot
+        self._until = self._braked_at = -1.0
+
+    def begin(self, now: float) -> None:
+        """Brake what moves now, or begins to within `BRAKE_SECONDS`."""
+        self._until = now + BRAKE_SECONDS
+        self.look(now)
+
+    def look(self, now: float) -> None:
+        """Request a hold where the robot moves. Call it on each poll."""
+        if now < self._until and now - self._braked_at >= BRAKE_AGAIN and self._robot and self._robot.moving:
+            self._braked_at = now
+            self._robot.request("hold")

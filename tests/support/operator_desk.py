@@ -55,9 +55,9 @@ class ServedLine(LineEnv):
                 return super().reset(seed=seed)
             self.options.append(options)
             self.robot.moving = True
-            for _ in range(20):
-                if self.stop() is not None or not self.robot.moving:
-                    break
+            ticks = 0
+            while (self.robot.waiting or ticks < 20) and self.stop() is None and self.robot.moving:
+                ticks += 1
             done, self.robot.moving = self.robot.moving, False
             if done:
                 return super().reset(seed=seed)
