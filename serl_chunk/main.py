@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from serl_chunk.cli.logs import logging_to_stdout
-from serl_chunk.cli.output import background_output
 from serl_chunk.cli.signals import INTERRUPTED, TELLING, answer_signals, before_exit, exit_status
 from serl_chunk.cli.subcommands import COMMANDS, Parser
 from serl_chunk.io import folder_fault, os_reason
 from serl_chunk.types import ConfigError, SerlChunkError
+from serl_chunk_robot.output import background_output
 
 logger = logging.getLogger(__name__)
 

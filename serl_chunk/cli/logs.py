@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from serl_chunk.cli.output import FLUSH_SECONDS, BackgroundStream, OutputThread
 from serl_chunk.cli.signals import TELLING, before_exit
 from serl_chunk.io import os_reason
 from serl_chunk.runs.status_line import STATUS_LOGGER, StatusLine
+from serl_chunk_robot.output import FLUSH_SECONDS, BackgroundStream, OutputThread
 
 if TYPE_CHECKING:
     from rich.live import Live

@@ -14,10 +14,10 @@ import threading
 
 import pytest
 
-from serl_chunk.cli import output
 from serl_chunk.cli.logs import logging_to_stdout
-from serl_chunk.cli.output import background_output
 from serl_chunk.runs.status_line import StatusLine
+from serl_chunk_robot import output
+from serl_chunk_robot.output import background_output
 
 PATIENCE = 60.0  # seconds
 
@@ -108,7 +108,7 @@ def test_lines_arrive_whole_in_order_and_before_the_end():
     """In a process of its own, which leaves by an exit in the block, with a library that prints behind it."""
     code = """
 import atexit, sys, threading
-from serl_chunk.cli.output import background_output
+from serl_chunk_robot.output import background_output
 kept = []
 atexit.register(lambda: kept[0].write("behind\\n"))
 with background_output():
@@ -134,6 +134,22 @@ with background_output():
         own = [line for line in lines if line.startswith(f"{k} ")]
         assert own == [rf"{k} line {i} \u2713" for i in range(300)]
     assert lines[1200:] == ["to the other", "unfinishedbehind"]
+
+
+@pytest.mark.filterwarnings("ignore:os.fork")
+def test_a_forked_process_prints_without_the_thread(to_descriptor):
+    """As a driver's: neither the thread nor what holds its lock is there."""
+    reader, writer = os.pipe()
+    to_descriptor(writer)
+    with background_output() as thread, thread._changed:
+        child = os.fork()
+        if not child:
+            print("of the child", flush=True)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert os.read(reader, 100) == b"of the child\n"
+    os.close(reader)
+    os.close(writer)
 
 
 def test_streams_in_memory_get_everything_before_the_block_is_left(monkeypatch):

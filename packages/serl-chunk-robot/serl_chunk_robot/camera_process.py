@@ -23,6 +23,7 @@ from serl_chunk_robot.admission import Admission
 from serl_chunk_robot.camera import CameraError, CameraSpec, Frame
 from serl_chunk_robot.config import CameraFile, load_camera
 from serl_chunk_robot.loading import Source
+from serl_chunk_robot.output import background_output
 from serl_chunk_robot.processes import Child, Watch
 from serl_chunk_robot.protocol import MAX_FRAME, MAX_REQUEST
 from serl_chunk_robot.views import View
@@ -163,13 +164,14 @@ def main() -> None:
         with contextlib.suppress(OSError):  # the server is gone
             os.write(pipe, reason.encode()[:4000])
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    job = Job(**json.loads(sys.stdin.readline()))
-    try:
-        run(job, Watch(report))
-    except Exception as e:  # of a vendor's or a lab's code
-        report(f"{type(e).__name__}: {e}")
-        sys.exit(1)
+    with background_output():  # a pipe that takes nothing must not stop it
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        job = Job(**json.loads(sys.stdin.readline()))
+        try:
+            run(job, Watch(report))
+        except Exception as e:  # of a vendor's or a lab's code
+            report(f"{type(e).__name__}: {e}")
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from serl_chunk_robot.devices import HOSTED
 from serl_chunk_robot.devices.base import InputDevice, Sample, lifeless
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.loading import Source, make
+from serl_chunk_robot.output import background_output
 from serl_chunk_robot.processes import Child, Watch
 from serl_chunk_robot.protocol import MAX_FRAME, MAX_REQUEST
 from serl_chunk_robot.wire import arrays
@@ -135,16 +136,17 @@ def main() -> None:
         with contextlib.suppress(OSError):  # the server is gone
             os.write(pipe, reason.encode()[:4000])
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    job = Job(**json.loads(sys.stdin.readline()))
-    try:
-        run(job, Watch(report))
-    except ConfigError as e:
-        report(str(e))
-        sys.exit(1)
-    except Exception as e:  # of a vendor's or a lab's code
-        report(f"{type(e).__name__}: {e}")
-        sys.exit(1)
+    with background_output():  # a pipe that takes nothing must not stop it
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        job = Job(**json.loads(sys.stdin.readline()))
+        try:
+            run(job, Watch(report))
+        except ConfigError as e:
+            report(str(e))
+            sys.exit(1)
+        except Exception as e:  # of a vendor's or a lab's code
+            report(f"{type(e).__name__}: {e}")
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
-import logging.handlers
 import os
-import queue
 import re
 import signal
 import sys
@@ -22,6 +20,7 @@ from serl_chunk_robot.admission import Address
 from serl_chunk_robot.driver import Driver
 from serl_chunk_robot.errors import ConfigError, SerlChunkError
 from serl_chunk_robot.loop import Motion
+from serl_chunk_robot.output import background_output
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
@@ -238,20 +237,17 @@ def _ended_by_signals(server: RobotServer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logs_of_a_thread() -> Iterator[None]:
-    """Write log lines to stderr by another thread: a terminal that stands still must not stop the control loop."""
-    lines: queue.Queue[logging.LogRecord] = queue.Queue()
-    stream = logging.StreamHandler(sys.stderr)
-    stream.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    """Write log lines, and what a driver prints, by another thread: a stuck terminal must not stop the control loop."""
     package = logging.getLogger(__name__.partition(".")[0])
-    handler, listener = logging.handlers.QueueHandler(lines), logging.handlers.QueueListener(lines, stream)
     before = package.level, package.propagate
-    package.addHandler(handler)
-    package.setLevel(logging.INFO)
-    package.propagate = False
-    listener.start()
-    try:
-        yield
-    finally:
-        listener.stop()
-        package.removeHandler(handler)
-        package.level, package.propagate = before
+    with background_output():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        package.addHandler(handler)
+        package.setLevel(logging.INFO)
+        package.propagate = False
+        try:
+            yield
+        finally:
+            package.removeHandler(handler)
+            package.level, package.propagate = before

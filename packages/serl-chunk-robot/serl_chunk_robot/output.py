@@ -1,4 +1,7 @@
-"""Standard output and error of a run, written by a thread: a blocked or closed terminal must not stop a robot's."""
+"""Standard output and error, written by a thread: a terminal or pipe that takes nothing must not stop a robot's loop.
+
+Code below Python (XLA, a vendor's library) writes to the descriptors itself: in `background_output` these do not block.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ import contextlib
 import io
 import os
 import select
+import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TextIO
+from typing import Callable, Deque, Dict, Iterator, Optional, TextIO, Tuple
 
 QUEUE_CHARS = 1 << 18  # queued for a terminal at most: minutes of a live status line, days of a log
 FLUSH_SECONDS = 5.0  # at the end of a run, for what is queued
@@ -24,15 +27,15 @@ class BackgroundStream(io.TextIOBase):
     """
 
     def __init__(
-        self, stream: TextIO, queue: OutputThread, on_error: Callable[[Exception], None] | None = None
+        self, stream: TextIO, queue: OutputThread, on_error: Optional[Callable[[Exception], None]] = None
     ) -> None:
         super().__init__()
         self._stream, self._queue, self._on_error = stream, queue, on_error
         try:
-            self._descriptor: int | None = stream.fileno()
+            self._descriptor: Optional[int] = stream.fileno()
         except (OSError, ValueError, AttributeError):  # a stream in memory, of a test
             self._descriptor = None
-        self._partial: dict[int, str] = {}  # thread -> the part of a line that it wrote
+        self._partial: Dict[int, str] = {}  # thread -> the part of a line that it wrote
         self._failed = False
 
     @property
@@ -62,6 +65,11 @@ class BackgroundStream(io.TextIOBase):
     def isatty(self) -> bool:
         return self._stream.isatty()
 
+    @property
+    def has_descriptor(self) -> bool:
+        """Whether `fileno` returns one."""
+        return self._descriptor is not None
+
     def fileno(self) -> int:
         if self._descriptor is None:
             raise io.UnsupportedOperation("fileno")
@@ -81,7 +89,7 @@ class BackgroundStream(io.TextIOBase):
             while data:
                 try:
                     data = data[os.write(self._descriptor, data) :]
-                except BlockingIOError:  # another program made the terminal non-blocking
+                except BlockingIOError:  # see `unblocked`
                     select.select([], [self._descriptor], [], 1.0)
         except (OSError, ValueError) as error:  # EIO, EPIPE, a full disk; a stream that was closed
             self._failed = True
@@ -94,14 +102,18 @@ class OutputThread:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # reentrant: a signal's handler may take its lock again
-        self._pieces: collections.deque[tuple[BackgroundStream, str]] = collections.deque()
+        self._pieces: Deque[Tuple[BackgroundStream, str]] = collections.deque()
         self._chars = 0
         self._writing = False
         self._ended = False
+        self._process = os.getpid()
         self.dropped = self._noted = 0  # lines so far, and those of them that the output mentions
         threading.Thread(target=self._run, name="output", daemon=True).start()
 
     def put(self, stream: BackgroundStream, text: str) -> None:
+        if os.getpid() != self._process:  # forked, as a driver's process: the thread is not there, its lock may be held
+            stream.deliver(text)
+            return
         with self._changed:
             if not self._ended:
                 if self._chars + len(text) > QUEUE_CHARS:
@@ -151,20 +163,53 @@ class OutputThread:
             stream.deliver(text)
 
 
+class _Unblocked:
+    """A descriptor of a pipe or terminal with an open file of its own that does not block, until `restore`.
+
+    What does not fit is lost then, and its writer gets EAGAIN. The flag is not set on the open file that was there: a
+    shell or another program shares it. Where it cannot be opened again, as a socket, the descriptor stays as it is.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._before = descriptor, -1
+        try:
+            if not (stat.S_ISFIFO(os.fstat(descriptor).st_mode) or os.isatty(descriptor)):
+                return
+            own = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        except OSError:  # a pipe without a reader, a terminal of another user, a system without /proc
+            return
+        self._before = os.dup(descriptor)
+        os.dup2(own, descriptor)
+        os.close(own)
+
+    def restore(self) -> None:
+        if self._before >= 0:
+            os.dup2(self._before, self._descriptor)
+            os.close(self._before)
+            self._before = -1
+
+
 @contextlib.contextmanager
 def background_output() -> Iterator[OutputThread]:
-    """Replace `sys.stdout` and `sys.stderr` by background streams in the block; its end writes what is queued."""
+    """Replace `sys.stdout` and `sys.stderr` by background streams in the block; its end writes what is queued.
+
+    Their descriptors do not block meanwhile. Where the end could not write all, they do not block after it either: an
+    error that ends the interpreter must not wait for a reader that is gone.
+    """
     before = sys.stdout, sys.stderr
     with contextlib.suppress(OSError, ValueError):  # a terminal that is closed already
         for stream in before:
             stream.flush()
     thread = OutputThread()
     streams = [BackgroundStream(stream, thread) for stream in before]
-    sys.stdout, sys.stderr = streams
+    unblocked = [_Unblocked(each) for each in {s.fileno() for s in streams if s.has_descriptor}]
+    sys.stdout, sys.stderr = streams  # type: ignore[assignment]
     try:
         yield thread
     finally:
         sys.stdout, sys.stderr = before
         for own in streams:
             own.flush_all()
-        thread.close(FLUSH_SECONDS)
+        if thread.close(FLUSH_SECONDS):
+            for each in unblocked:
+                each.restore()
