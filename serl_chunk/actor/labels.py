@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from serl_chunk.outcomes.judge import CLASSIFIER, OPERATOR
 from serl_chunk.types import Amend, End, Outcome
@@ -11,11 +12,22 @@ from serl_chunk.types import Amend, End, Outcome
 logger = logging.getLogger(__name__)
 
 
+class DiscardNotes(Protocol):
+    """Takes note of a discard that is not final yet, so that it holds where this process is killed."""
+
+    def note_discard(self, episode_id: str) -> None:
+        """Note which episode is to be discarded, in place of the one before; empty: none. Returns at once."""
+
+    @property
+    def discard_noted(self) -> bool:
+        """Whether the last note is on disk."""
+
+
 class EpisodeLabels:
     """Labels of the episode under way, and corrections of the one before.
 
     A label that was given within an episode ends it. A discard is sent when the next episode ends, so that it can be
-    undone until then.
+    undone until then. Meanwhile it is noted in `notes`.
 
     Args:
         amend: sends a correction.
@@ -24,7 +36,8 @@ class EpisodeLabels:
     def __init__(self, amend: Callable[[Amend], object]) -> None:
         self._amend = amend
         self.outcome: Outcome | None = None  # of the episode under way
-        self.shown = ""  # of the last one, for the console
+        self.notes: DiscardNotes | None = None  # None: a discard that was not sent is lost where the process is killed
+        self._shown, self._noting = "", False  # of the last one; whether that was noted
         self.repeats = False  # the next one is to begin from the start state of the last one
         self.asked = False  # the last one waits for a label
         self._discarded = False  # the episode under way
@@ -32,6 +45,12 @@ class EpisodeLabels:
         self._labelled = False  # ... which a label ended
         self._classified = False  # ... or a success of the classifier's
         self._pending: str | None = None  # id of the one to discard
+
+    @property
+    def shown(self) -> str:
+        """The last episode's outcome, or what became of it, for the console."""
+        waits = self._noting and self.notes is not None and not self.notes.discard_noted
+        return f"{self._shown}, not on disk yet" if waits else self._shown
 
     @property
     def discards_last(self) -> bool:
@@ -50,7 +69,8 @@ class EpisodeLabels:
         """Discard the last episode."""
         if self._last:
             self._pending = self._last
-            self.shown = "discarded"
+            self._show("discarded", noted=True)
+            self._note(self._last)
 
     def ask(self) -> None:
         """Let a label count for the last episode, which ended without one, until `answer`."""
@@ -60,7 +80,8 @@ class EpisodeLabels:
         """Return the label since `ask`, or None. It can be undone as that of an episode under way."""
         self.asked = False
         if self.outcome is not None:
-            self._labelled, self.shown = True, self.outcome.value
+            self._labelled = True
+            self._show(self.outcome.value)
         return self.outcome
 
     def undo(self) -> None:
@@ -70,20 +91,25 @@ class EpisodeLabels:
         """
         if self._pending is not None:
             logger.info(f"episode {self._pending} is kept")
-            self._pending, self.shown = None, "kept"
+            self._pending = None
+            self._show("kept", noted=True)
+            self._note("")
         elif self._labelled:
             self._amend(Amend(self._last, Outcome.UNKNOWN, OPERATOR, terminated=False, reward=0.0))
             logger.info(f"the label of episode {self._last} is undone")
-            self._labelled, self.shown = False, Outcome.UNKNOWN.value
+            self._labelled = False
+            self._show(Outcome.UNKNOWN.value)
         elif self._classified:  # its frames are what the next classifier learns not to take for a success
             self._amend(Amend(self._last, Outcome.FAILURE, OPERATOR, terminated=False, reward=0.0))
             logger.info(f"the classifier's success of episode {self._last} is a failure")
-            self._classified, self.shown = False, Outcome.FAILURE.value
+            self._classified = False
+            self._show(Outcome.FAILURE.value)
 
     def ended(self, end: End) -> None:
         """Send what is pending of the episode before this one, which has ended."""
         self.send()
-        self._last, self._labelled, self.shown = end.episode_id, self.outcome is not None, end.outcome.value
+        self._last, self._labelled = end.episode_id, self.outcome is not None
+        self._show(end.outcome.value)
         self._classified = end.outcome_by == CLASSIFIER
         if self._discarded:
             self.discard_last()
@@ -98,3 +124,11 @@ class EpisodeLabels:
         if self._pending is not None:
             self._amend(Amend(self._pending, discard=True))
             self._pending = None
+            self._note("")
+
+    def _show(self, text: str, *, noted: bool = False) -> None:
+        self._shown, self._noting = text, noted
+
+    def _note(self, episode_id: str) -> None:
+        if self.notes is not None:
+            self.notes.note_discard(episode_id)

@@ -59,6 +59,8 @@ def run_training_actor(
         actor.operator = stack.enter_context(
             console_of(config, actor_id, amend=link.amend, end=stop.set, other_inputs=page is not None)
         )
+        if actor.operator is not None:
+            actor.operator.labels.notes = link
         approve = config.operator.approve
         alone = f"{approve} chunks need an operator, and there is none. Start it at a terminal, or with --viewer"
         require(not approve or actor.operator is not None, "operator.approve", alone)

@@ -92,6 +92,7 @@ class LabelledFolder:
     def __init__(self, folder: Path, wanted: tuple[int, int]) -> None:
         self.folder, self._wanted = folder, wanted
         self._files: dict[str, Path] = {}  # episode of this recording -> its file
+        self._noted, self._dropped = "", dict[str, list[tuple[int, int, str]]]()  # to be discarded: its file's labels
         labels = read_frame_labels(folder)
         if labels is not None and labels.classes != CLASSES:
             raise ConfigError(
@@ -106,6 +107,8 @@ class LabelledFolder:
         """Label an episode by whether each of its frames shows a success, the final one's included."""
         self._files[episode] = file
         self._ranges[file.name] = _ranges(labels)
+        if episode == self._noted:
+            self._drop(file.name)
         self._save()
 
     def amend(self, record: Amend) -> None:
@@ -113,9 +116,26 @@ class LabelledFolder:
         file = self._files.pop(record.episode_id, None)
         if record.discard and file is not None:
             del self._ranges[file.name]
+            self._dropped.pop(file.name, None)
             self._save()
             file.unlink()
             logger.info(f"{file.name}: removed; {self.counts()}")
+
+    def note_discard(self, episode_id: str) -> None:
+        """Drop the labels of an episode at once; an empty id, or another one, brings them back until `amend`."""
+        self._ranges.update(self._dropped)
+        self._dropped, self._noted = {}, episode_id
+        if (file := self._files.get(episode_id)) is not None:
+            self._drop(file.name)
+        self._save()
+
+    @property
+    def discard_noted(self) -> bool:
+        return True
+
+    def _drop(self, name: str) -> None:
+        """Leave a file as one that was being written when a recording was killed: without labels."""
+        self._dropped[name], self._ranges[name] = self._ranges[name], []
 
     @property
     def frames(self) -> tuple[int, int]:
@@ -238,6 +258,7 @@ def run_record_labels(
         operator = stack.enter_context(console)
         if operator is None:
             raise ConfigError("classifier record labels frames by a key. Start it at a terminal")
+        operator.labels.notes = labels
         env = stack.enter_context(contextlib.closing(make_env(config.robot)))
         source = open_human(config, env, seed)
         if source is not None:

@@ -92,6 +92,8 @@ def run_record(
                 config, "record", amend=totals.amend, end=ended.set, other_inputs=page is not None, simulated=device
             )
         )
+        if operator is not None:
+            operator.labels.notes = totals
         show_on(page, operator, config, env.robot_spec, "record")
         progress = None
         if operator is None and not by_human:

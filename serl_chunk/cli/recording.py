@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -69,31 +70,42 @@ class Totals:
     """Counts of a recording, and the files of what was kept.
 
     A file is written when its episode ends, so that a killed process loses none. What the operator takes back later is
-    renamed, and counts no more.
+    renamed at once, and counts no more once that is final.
     """
 
     def __init__(self) -> None:
         self.attempts = 0
         self._kept: dict[str, _Kept] = {}  # by episode
+        self._noted, self._aside = "", dict[Path, Path]()  # the episode to be discarded; its files, and where they are
 
     def add(self, episode_id: str, demonstration: Demonstration, files: Sequence[Path]) -> None:
         """Count an attempt; `files`: what was kept of it."""
         self.attempts += 1
         if files:
             self._kept[episode_id] = _Kept(demonstration, files)
+            if episode_id == self._noted:
+                self.note_discard(episode_id)
 
     def amend(self, amend: Amend) -> None:
         """Set the file of an episode aside: it is discarded, or its label undone."""
         kept = self._kept.pop(amend.episode_id, None)
         for file in kept.files if kept else ():
-            names = (file.with_name(f"{file.name}{ASIDE}{i or ''}") for i in itertools.count())
-            aside = next(name for name in names if not name.exists())
-            try:
-                file.rename(aside)
-            except OSError as error:  # the control loop calls this, and goes on
-                logger.warning(f"{file} cannot be renamed ({os_reason(error)}). Remove it: it is no demonstration")
-                continue
-            logger.info(f"not kept after all: {file.name} is now {aside.name}, and no demonstration")
+            if (aside := self._aside.pop(file, None) or _set_aside(file)) is not None:
+                logger.info(f"not kept after all: {file.name} is now {aside.name}, and no demonstration")
+
+    def note_discard(self, episode_id: str) -> None:
+        """Set the file of an episode aside at once; an empty id, or another one, brings it back until `amend`."""
+        for file, aside in self._aside.items():
+            with contextlib.suppress(OSError):  # it was moved by hand meanwhile
+                aside.rename(file)
+        self._aside, self._noted = {}, episode_id
+        for file in self._kept[episode_id].files if episode_id in self._kept else ():
+            if (moved := _set_aside(file)) is not None:
+                self._aside[file] = moved
+
+    @property
+    def discard_noted(self) -> bool:
+        return True
 
     @property
     def successes(self) -> list[Demonstration]:
@@ -134,6 +146,17 @@ class Pace:
             self._start += now - due
         else:
             self._clock.sleep_until(due)
+
+
+def _set_aside(file: Path) -> Path | None:
+    """Rename a file that is no demonstration; returns its new path, or None where it cannot be renamed."""
+    names = (file.with_name(f"{file.name}{ASIDE}{i or ''}") for i in itertools.count())
+    aside = next(name for name in names if not name.exists())
+    try:
+        return file.rename(aside)
+    except OSError as error:  # the control loop calls this, and goes on
+        logger.warning(f"{file} cannot be renamed ({os_reason(error)}). Remove it: it is no demonstration")
+        return None
 
 
 class Recording:

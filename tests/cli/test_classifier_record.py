@@ -13,13 +13,13 @@ from serl_chunk.actor.operator import Operator
 from serl_chunk.classifier.dataset import LABELS, Labelling, read_source
 from serl_chunk.cli import classifier_record as module
 from serl_chunk.cli import recording
-from serl_chunk.cli.classifier_record import run_record_labels
+from serl_chunk.cli.classifier_record import LabelledFolder, run_record_labels
 from serl_chunk.console.bindings import Action
 from serl_chunk.data.formats import open_source
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.main import main
-from serl_chunk.types import ConfigError, Outcome, Source
+from serl_chunk.types import Amend, ConfigError, Outcome, Source
 
 CAMERAS = ("front", "wrist")
 LENGTH = 12  # ticks of an episode
@@ -161,3 +161,18 @@ def test_the_command_takes_an_experiment_and_its_settings(tmp_path, capsys):
     assert "belly" in capsys.readouterr().err
     assert main(out) == 2  # pytest's output is no terminal
     assert "terminal" in capsys.readouterr().err
+
+
+def test_a_discard_takes_the_labels_away_at_once_and_u_brings_them_back(tmp_path):
+    """A recording that is killed before the next episode ends leaves a file without labels, as of one cut short."""
+    (tmp_path / "episode_0.hdf5").touch()
+    labels = LabelledFolder(tmp_path, (1, 1))
+    labels.note_discard("a")  # within the episode
+    labels.add("a", tmp_path / "episode_0.hdf5", [False, True])
+    assert (labels.frames, LabelledFolder(tmp_path, (1, 1)).frames) == ((0, 0), (0, 0))
+    labels.note_discard("")
+    assert (labels.frames, LabelledFolder(tmp_path, (1, 1)).frames) == ((1, 1), (1, 1))
+    labels.note_discard("a")
+    labels.amend(Amend("a", discard=True))
+    labels.note_discard("")
+    assert (labels.frames, [*tmp_path.glob("*.hdf5")]) == ((0, 0), [])

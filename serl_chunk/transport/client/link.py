@@ -145,6 +145,16 @@ class LearnerLink(Connection):
             except UnreachableError as e:
                 time.sleep(min(1.0, patience.check(str(e))))
 
+    def note_discard(self, episode_id: str) -> None:
+        """See `actor.labels.DiscardNotes`: the note is on the disk of the spool a moment later."""
+        self._out.note = episode_id
+        self._waker.wake()
+
+    @property
+    def discard_noted(self) -> bool:
+        spool = self._out.spool
+        return spool is not None and spool.noted == self._out.note
+
     @property
     def steps_recorded(self) -> int:
         return self._out.steps_recorded

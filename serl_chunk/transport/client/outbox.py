@@ -161,6 +161,7 @@ class Outbox:
     def __init__(self, config: TransportConfig, spools: Spools | None, largest_episode_bytes: int = 0) -> None:
         self.waker = Waker()  # wakes the network thread
         self.stuck = ""  # why the spool takes nothing
+        self.note = ""  # id of the episode that a later process is to discard (`Spool.note_discard`)
         self.sender = Sender(config.credit_bytes, config.timeout_s)
         self.inherited = 0  # records that the spool held when it was opened and that the learner lacked then
         self.counters = Counters(abandoned=0, set_aside=0)
@@ -317,6 +318,8 @@ class Outbox:
         if self.can_pack and self._write():
             records.pack_steps(self._queue, self._made, self._block_bytes)
             self._write()
+        if self.spool is not None and not self.queued:  # after the records that were handed over before it
+            self.spool.note_discard(self.note)
 
     def _write(self) -> bool:
         """Spool what was packed; False where the disk is full: nothing is lost, and it is tried again."""
@@ -382,7 +385,7 @@ class Outbox:
         """End the session where the learner has all of it. Returns its number of records, None where it continues."""
         if (spool := self.spool) is None:
             return 0 if self._spools is None else None
-        return spool.next if self.flushed and spool.retire() else None
+        return spool.next if self.flushed and not spool.noted and spool.retire() else None
 
     def close(self) -> None:
         for spool in filter(None, (self._former, self.spool)):

@@ -6,6 +6,7 @@ A new process continues the session under a higher incarnation number, which shu
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import functools
 import json
@@ -22,13 +23,14 @@ from serl_chunk.transport.storage.journal import Journal, JournalError, Place
 from serl_chunk.transport.storage.segment import Buffer
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.records import LOST, Item
-from serl_chunk.types import Begin, DataError, End, Outcome, StepBlock
+from serl_chunk.types import Amend, Begin, DataError, End, Outcome, Record, StepBlock
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, Limits, WireError
 
 log = logging.getLogger(__name__)
 
 IDENTITY = "session.json"
+DISCARD = "discard.json"  # see `Spool.note_discard`
 _SEGMENT_BYTES = 16 << 20
 _CACHE_BYTES = 64 << 20  # of frames kept in memory until they are acknowledged; the rest is read back
 _RECORD = b""  # first frame of a record's entry; a segment's first entry has a table instead
@@ -58,7 +60,7 @@ class Spool:
 
     Used by the network thread, except for the byte counts. Acknowledged records are kept until their segment and
     episode are complete: a learner that lost everything receives the open episode whole. `close` removes `folder` once
-    all is acknowledged; `sync_interval`: seconds between fsyncs.
+    all is acknowledged and no discard is noted; `sync_interval`: seconds between fsyncs.
 
     Raises ConfigError where another process has the folder, JournalError where it cannot be written, DataError where it
     cannot be read, or lacks the session of its records.
@@ -74,6 +76,8 @@ class Spool:
         self.steps = 0  # of the session, below `next`
         self.steps_before_first = 0  # of these, no longer kept
         self.lost = 0  # sequence numbers that a damaged disk took
+        self.noted = ""  # id of the episode whose discard is noted
+        self._unnoted = False  # the last note could not be written
         self._limits = limits
         self._entries: list[Entry] = []
         self._cached = 0  # bytes of frames in memory
@@ -89,8 +93,10 @@ class Spool:
             unfinished = self._recover()
             self._identify()
             if unfinished is not None:
-                item = Item.of(unfinished, self.next)
-                self.append(item, records.encode_record(unfinished, item.first))
+                self._add(unfinished)
+            if self.noted:  # the process before was killed before it was final
+                self._add(Amend(self.noted, discard=True))
+                self.note_discard("")
         except BaseException:
             self._journal.close()
             raise
@@ -131,9 +137,35 @@ class Spool:
         except OSError as e:
             raise JournalError(f"{path} cannot be written: {e.strerror}") from e
 
+    def note_discard(self, episode: str) -> None:
+        """Let the next process discard an episode, where this one is killed; an empty id takes that back.
+
+        `noted` is what the disk has. A failed write is logged once, and tried again at the next call.
+        """
+        if episode == self.noted:
+            return
+        path = self.folder / DISCARD
+        try:
+            if episode:
+                atomic_write(path, json.dumps({"episode": episode}), durable=True)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as e:
+            if not self._unnoted:
+                log.warning("%s cannot be written: %s", path, e.strerror)
+            self._unnoted = True
+            return
+        self.noted, self._unnoted = episode, False
+
+    def _add(self, record: Record) -> None:
+        item = Item.of(record, self.next)
+        self.append(item, records.encode_record(record, item.first))
+
     def _recover(self) -> End | None:
         """Index the entries of all segments. Returns the End of an episode that lacks one."""
         episode, length, unreadable = "", 0, 0
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # there is none
+            self.noted = str(json.loads((self.folder / DISCARD).read_text())["episode"])
         for entry in self._journal.read():
             try:
                 if entry.frames[0].nbytes:
@@ -274,4 +306,4 @@ class Spool:
         return True
 
     def close(self) -> None:
-        self._journal.close(remove=self.acked == self.next)
+        self._journal.close(remove=self.acked == self.next and not self.noted)
