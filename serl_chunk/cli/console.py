@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from serl_chunk.actor.operator import Operator
-from serl_chunk.actor.operator_devices import OperatorDevices
+from serl_chunk.actor.operator_devices import OperatorDevices, Pedal
 from serl_chunk.actor.operator_interfaces import Console
 from serl_chunk.attention.alarm import Alarm
 from serl_chunk.attention.attention import Attention
@@ -19,6 +19,7 @@ from serl_chunk.config.operator import OperatorConfig, changes
 from serl_chunk.console.bindings import Action, bind_gestures, bind_keys
 from serl_chunk.console.console import OperatorConsole
 from serl_chunk.console.terminal import is_usable
+from serl_chunk.devices.hosted import open_pedal
 from serl_chunk.robots.served_operator import ServedOperator
 from serl_chunk.types import Amend
 
@@ -50,7 +51,8 @@ def console_of(
         over: returns the console that the operator polls, which may give some keys another meaning.
 
     Raises:
-        ConfigError: a key or gesture is unknown, or mapped twice; `operator.attention` is no alarm, or has no operator.
+        ConfigError: a key or gesture is unknown, or mapped twice; `operator.attention` is no alarm, or has no operator;
+            the robot's server has no such pedal.
         DeviceError: the pedal cannot be opened.
         RobotError: no server answers.
     """
@@ -64,8 +66,10 @@ def console_of(
         return
     alarm = Alarm.read(settings.attention, "operator.attention") if settings.attention else None
     with contextlib.ExitStack() as stack:
-        pedal = None
-        if settings.pedal:
+        pedal: Pedal | None = None
+        if settings.pedal_hosted:
+            pedal = stack.enter_context(contextlib.closing(open_pedal(config.robot, settings.pedal)))
+        elif settings.pedal:
             from serl_chunk_robot.devices.evdev_keys import FootPedal
 
             pedal = stack.enter_context(contextlib.closing(FootPedal(settings.pedal)))

@@ -9,6 +9,7 @@ from serl_chunk.config.fields import CRITIC, Group, Requirement, require, settin
 
 _REAL = Requirement("a real or served robot (robot.server)", lambda c: c.robot.real)
 _REALTIME = Requirement("actor.clock=realtime", lambda c: c.actor.clock == "realtime")
+_PEDAL = Requirement("operator.pedal", lambda c: bool(c.operator.pedal))
 _WATCHED = Requirement("operator.attention", lambda c: bool(c.operator.attention))
 
 
@@ -24,6 +25,9 @@ class OperatorConfig(Group, path="operator."):
     )
     pedal: str = setting(
         "", "a foot pedal: part of its name in /dev/input/by-id, or a path", acts="", requires=_REAL, off=""
+    )
+    pedal_hosted: bool = setting(
+        False, "operator.pedal is the name of a table [[device]] of robot.server", acts="", requires=_PEDAL, off=False
     )
     countdown_s: float = setting(
         2.0, "before each motion", unit="s", least=1, most=60, acts="", requires=_REAL, off=2.0

@@ -28,6 +28,7 @@ ADDED: dict[str, Any] = {
     "device.hosted": False, "device.align": "near",  # of folders that have the group
     "operator": {"keys": [], "gestures": [], "pedal": "", "countdown_s": 2.0, "ready": "first", "attention": "",
                  "attention_holds": False, "approve": 0},
+    "operator.pedal_hosted": False,
     "outcome": {"success": None, "cameras": [], "classifier": "", "condition": None},
     "agent.flow.noise_high": 1.0,
     "outcome.classifier": "", "outcome.condition": None, "outcome.environment": True, "outcome.stages": [],

@@ -6,9 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from serl_chunk.console.bindings import REPEAT, STOPS, Action, bind_gestures
+from serl_chunk.console.bindings import MOVES, REPEAT, STOPS, Action, bind_gestures
 
 LONG = 1.0  # seconds of a long press
+LATE = (
+    0.5  # seconds after which an event counts for stops alone: it comes from another machine, or the loop stood still
+)
 CLOSED, OPENED = 0.1, 0.3  # positions of a leader's gripper (0 closed, 1 open) from which it counts as such
 
 
@@ -28,7 +31,8 @@ class Gestures:
 
     A short press counts when it ends before `LONG` seconds, or when it begins, if it stops the robot or the same pedal
     has no long one. A long press counts once, after `LONG` seconds. Another press of a pedal within `REPEAT` seconds is
-    a bounce, unless it stops. Buttons and grippers count after they were seen released.
+    a bounce, unless it stops. Buttons and grippers count after they were seen released. A press from before the last
+    `empty` counts for stops alone, and one older than `LATE` for nothing that moves.
 
     Args:
         bindings: of `bind_gestures`.
@@ -45,6 +49,7 @@ class Gestures:
         self._newest: dict[str, float] = {}  # pedal -> its newest press
         self._since: dict[str, float | None] = {}  # gesture of `_held` -> since when; None: it has counted
         self._closed = False
+        self._emptied_at = float("-inf")
 
     def update(
         self, events: Iterable[KeyEvent] = (), *, buttons: Sequence[bool] = (), grippers: Sequence[float] = ()
@@ -74,6 +79,7 @@ class Gestures:
         self._down = {name: since for name, since in self._down.items() if self._bound(name, long=True) in STOPS}
         self._short.clear()
         self._since = {}
+        self._emptied_at = self._clock()
 
     def _bound(self, name: str, *, long: bool = False) -> Action | None:
         return self._bindings.get(f"pedal_{name}_long" if long else f"pedal_{name}")
@@ -83,9 +89,13 @@ class Gestures:
         before, self._newest[event.name] = self._newest.get(event.name), event.stamp
         if before is not None and event.stamp - before < REPEAT and not {action, long} & STOPS:
             return []
+        if event.stamp < self._emptied_at:
+            action, long = (each if each in STOPS else None for each in (action, long))
+        elif self._clock() - event.stamp > LATE:
+            action, long = (None if each in MOVES else each for each in (action, long))
         if long is not None:
             self._down[event.name] = event.stamp
-        if long is None or action in STOPS:
+        if long is None or action is None or action in STOPS:
             return [action]
         self._short.add(event.name)
         return []

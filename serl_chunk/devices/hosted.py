@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.types import ConfigError, RobotSpec
 from serl_chunk_robot.client import Keys, Reading, RobotClient, RobotError
-from serl_chunk_robot.devices.base import DeviceError, InputDevice, Sample
+from serl_chunk_robot.devices.base import DeviceError, InputDevice, KeyEvent, Sample
+from serl_chunk_robot.devices.evdev_device import KEPT
+from serl_chunk_robot.devices.evdev_keys import PEDALS
 from serl_chunk_robot.devices.polled import PolledDevice
 
 FIRST_S = 3.0  # for the first reading
@@ -84,6 +87,53 @@ class RemoteDevice(PolledDevice):
         self._newest = Sample(reading.twist, reading.joints, reading.buttons, stamp, reading.alive)
 
 
+class RemotePedal(RemoteDevice):
+    """A foot pedal of the robot's server, whose events come with the readings; see RemoteDevice."""
+
+    def __init__(self, config: RobotConfig, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.pedals: tuple[str, ...] = ()
+        self._events: deque[KeyEvent] = deque(maxlen=KEPT)
+        self._began, self._number = 0.0, -1  # of the device's process, and of its newest event
+        super().__init__(config, name, clock)
+
+    def keys(self) -> list[KeyEvent]:
+        """Return the events since the last call, oldest first; stamps are of this machine's clock."""
+        return [self._events.popleft() for _ in range(len(self._events))]
+
+    def _take(self, reading: Reading) -> None:
+        super()._take(reading)
+        assert self._client is not None
+        first, self.pedals = not self._began, reading.pedals
+        if reading.began != self._began:
+            self._began, self._number = reading.began, -1
+        ahead, now = self._clock() - self._client.server_time(), self._clock()
+        for number, name, pressed, stamp in reading.keys:
+            if number > self._number:
+                self._number = number
+                if not first:  # what was pressed before does not count
+                    self._events.append(KeyEvent(name, pressed, now if math.isnan(ahead) else min(now, stamp + ahead)))
+
+
+def open_pedal(config: RobotConfig, name: str) -> RemotePedal:
+    """Open the operator's pedal, a table of the robot's server.
+
+    Raises:
+        ConfigError: no server, no such table, or a device that is no pedal.
+        DeviceError: it cannot be read.
+    """
+    _check_server(config)
+    _tables(config, [name], "operator.pedal")
+    pedal = RemotePedal(config, name)
+    if not pedal.pedals or not {*pedal.pedals} <= {*PEDALS}:
+        pedal.close()
+        raise ConfigError(
+            f"{pedal.name} has the pedals {', '.join(pedal.pedals) or 'none'} (expected some of {', '.join(PEDALS)}). "
+            'Give its table driver = "pedal", and these names',
+            parameter="operator.pedal",
+        )
+    return pedal
+
+
 class Part:
     """One arm's joints of a device that has those of several arms. The first part closes the device."""
 
@@ -115,10 +165,8 @@ def open_hosted(
         ConfigError: no server, no such device, or one that does not fit the robot's arms.
         DeviceError: one cannot be read.
     """
-    if not config.server:
-        raise ConfigError("empty, and the devices are those of a robot server. Give its HOST[:PORT]",
-                          parameter="robot.server")  # fmt: skip
-    tables = _tables(config, names)
+    _check_server(config)
+    tables = _tables(config, names, "device.paths")
     arms = spec.arms or ((0, spec.action_dim),)
     kind = "joints" if joints else "a twist"
     with contextlib.ExitStack() as opened:
@@ -169,7 +217,13 @@ def _parts(device: InputDevice, sample: Sample, arms: Sequence[tuple[int, int]],
     return parts
 
 
-def _tables(config: RobotConfig, names: Sequence[str]) -> list[tuple[str, int]]:
+def _check_server(config: RobotConfig) -> None:
+    if not config.server:
+        raise ConfigError("empty, and the devices are those of a robot server. Give its HOST[:PORT]",
+                          parameter="robot.server")  # fmt: skip
+
+
+def _tables(config: RobotConfig, names: Sequence[str], parameter: str) -> list[tuple[str, int]]:
     """Names and first arms of the server's tables, or of those that are named, in this order."""
     with contextlib.closing(_connect(config, "devices")) as client:
         try:
@@ -181,7 +235,7 @@ def _tables(config: RobotConfig, names: Sequence[str]) -> list[tuple[str, int]]:
             raise ConfigError(
                 f"{config.server} has no device {name!r} (it has {', '.join(tables) or 'none'}). Add a "
                 "table [[device]] with this name to the robot's file",
-                parameter="device.paths",
+                parameter=parameter,
             )
     return [(name, tables[name]) for name in names or tables]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serl_chunk.console.bindings import MOVES, STOPS, Action, bind_gestures
-from serl_chunk.console.gestures import LONG, Gestures
+from serl_chunk.console.gestures import LATE, LONG, Gestures
 
 TICK = 0.02
 
@@ -174,3 +174,27 @@ def test_a_press_of_the_left_pedal_always_holds_and_never_moves(presses):
             assert not pressed or Action.HOLD in actions
         assert not (set(actions) & MOVES and set(actions) & STOPS and name == "left")
         devices.run(seconds)
+
+
+@pytest.mark.parametrize(
+    ("why", "pedal", "short", "long"),
+    [
+        ("state", "left", [Action.HOLD], [Action.STOP]),
+        ("state", "middle", [], []),
+        ("state", "right", [], []),
+        ("late", "left", [Action.HOLD], [Action.STOP]),
+        ("late", "middle", [], []),
+        ("late", "right", [], [Action.FAILURE]),  # a label moves nothing
+    ],
+)
+def test_a_press_of_before_the_last_state_stops_alone_and_a_late_one_moves_nothing(why, pedal, short, long):
+    devices = Devices()
+    pressed = Event(pedal, True, devices.now)
+    devices.now += 0.1 if why == "state" else LATE + 0.1
+    if why == "state":
+        devices.gestures.empty()
+    assert devices._update([pressed]) == short
+    assert devices.run(1.1 * LONG) == long
+    assert devices.run(LONG, (pedal, False)) == []
+    expected = {"left": Action.HOLD, "middle": Action.GO, "right": Action.SUCCESS}[pedal]
+    assert devices.run(0.1, (pedal, True), (pedal, False)) == [expected]

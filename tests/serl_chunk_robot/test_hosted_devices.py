@@ -13,7 +13,7 @@ from errors import naming
 from hosted_device import HostedDevice
 from robot_served import HERE, free_port, served, wait, write_keys
 
-from serl_chunk_robot.client import RobotError
+from serl_chunk_robot.client import Reading, RobotError
 from serl_chunk_robot.config import load
 from serl_chunk_robot.device_process import children
 from serl_chunk_robot.devices.base import Sample
@@ -23,7 +23,7 @@ from serl_chunk_robot.processes import Processes
 DEVICES = """
 import time
 import numpy as np
-from serl_chunk_robot.devices.base import DeviceError, Sample
+from serl_chunk_robot.devices.base import DeviceError, KeyEvent, Sample
 
 class Faulty:
     def __init__(self, fault=""):
@@ -41,6 +41,12 @@ class Faulty:
 
     def close(self):
         pass
+
+class Pedal(Faulty):
+    pedals = ("left", "right")
+
+    def keys(self):
+        return [KeyEvent("left", True, time.monotonic())]
 """
 
 
@@ -120,6 +126,39 @@ def test_a_process_publishes_readings_and_one_that_cannot_open_its_device_is_sta
             with pytest.raises(RobotError, match="device 'left': the server has good, bad"):
                 client.next_reading("left", 0.05)
         assert processes.pids() == []
+
+
+def test_events_of_a_pedal_are_repeated_for_two_seconds_and_numbered(tmp_path):
+    file = load(robot_file(tmp_path, 'name = "foot"\ndriver = "faulty.py:Pedal"'))
+    listed = tuple((d.name, d.port, d.arm) for d in file.devices)
+    with contextlib.ExitStack() as stack:
+        robot = stack.enter_context(served(port=file.port, devices=listed))
+        stack.enter_context(Processes(children(file.devices, HERE, None, robot.server.run_id)))
+        client = robot.client(role="any")
+        readings: list[Reading] = []
+
+        def reads() -> bool:
+            reading = client.next_reading("foot", 0.05)
+            if reading is not None:
+                readings.append(reading)
+            return reading is not None and len(reading.keys) > 99
+
+        wait(reads, 20.0)
+        numbers = [number for number, *_ in readings[-1].keys]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        assert {event[1:3] for event in readings[-1].keys} == {("left", True)}
+        assert abs(client.server_time() - readings[-1].keys[-1][3]) < 0.5
+        assert readings[-1].pedals == ("left", "right")
+        time.sleep(2.5)
+        last = client.next_reading("foot", 1.0)
+        assert last.keys[-1][3] - last.keys[0][3] < 2.1
+        assert (last.keys[0][0] > 0, last.began) == (True, readings[-1].began)
+
+
+def test_a_pedals_table_names_its_keys(tmp_path):
+    table = 'name = "foot"\ndriver = "pedal"\ndevice = "FootSwitch"\npedals = { left = "space", middle = "enter" }'
+    (device,) = load(robot_file(tmp_path, table)).devices
+    assert device.source.options == {"device": "FootSwitch", "pedals": {"left": "space", "middle": "enter"}}
 
 
 @pytest.mark.parametrize("fault", ["hangs", pytest.param("spins", marks=pytest.mark.slow)])

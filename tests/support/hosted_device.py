@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 from robot_served import HERE
 
 from serl_chunk_robot.device_process import Job, ReadingPublisher
-from serl_chunk_robot.devices.base import Sample
+from serl_chunk_robot.devices.base import KeyEvent, Sample
 
 
 class HostedDevice:
@@ -24,6 +25,8 @@ class HostedDevice:
         self, run: str, name: str, port: int, sample: Sample, *, keys: Path | None = None, ahead: float = 0.0
     ) -> None:
         self.sample, self.silent, self.late, self._ahead = sample, False, 0.0, ahead
+        self.pedals: tuple[str, ...] = ()
+        self._keys: deque[KeyEvent] = deque()
         folder = None if keys is None else str(keys)
         job = Job(name, port, "robot.toml", "fake", {}, "device[0].driver", "device[0]", HERE, folder, run)
         self._publisher = ReadingPublisher(job, self._clock)
@@ -40,10 +43,15 @@ class HostedDevice:
         assert not self._thread.is_alive()
         self._publisher.close()
 
+    def press(self, name: str, pressed: bool = True, *, ago: float = 0.0) -> None:
+        """Press or release a pedal, `ago` s before now."""
+        self._keys.append(KeyEvent(name, pressed, self._clock() - ago))
+
     def _clock(self) -> float:
         return time.monotonic() + self._ahead
 
     def _run(self) -> None:
         while not self._ended.wait(0.008):
             if not self.silent:
-                self._publisher.publish(self.sample._replace(stamp=self._clock() - self.late))
+                keys = [self._keys.popleft() for _ in range(len(self._keys))]
+                self._publisher.publish(self.sample._replace(stamp=self._clock() - self.late), keys, self.pedals)

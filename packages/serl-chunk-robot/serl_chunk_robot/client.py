@@ -56,6 +56,9 @@ class Reading(NamedTuple):
     buttons: Tuple[bool, ...]
     stamp: float  # on the server's clock, s
     alive: bool
+    began: float = 0.0  # the device's process, on the same clock
+    keys: Tuple[Tuple[int, str, bool, float], ...] = ()  # see `protocol`; none of an earlier server
+    pedals: Tuple[str, ...] = ()
 
 
 class RobotClient:
@@ -354,7 +357,9 @@ def _reading(frame: codec.Frame, device: str, run: Any) -> Optional[Reading]:
         if not (shaped and finite):
             return None
         buttons = tuple(pressed is True for pressed in values["buttons"])
-        return Reading(twist, joints, buttons, float(values["stamp"]), values["alive"] is True)
+        keys = tuple((int(n), str(key), down is True, float(at)) for n, key, down, at in values.get("keys", ()))
+        return Reading(twist, joints, buttons, float(values["stamp"]), values["alive"] is True,
+                       float(values.get("began", 0.0)), keys, tuple(map(str, values.get("pedals", ()))))  # fmt: skip
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -13,16 +13,17 @@ import logging
 import math
 import os
 import sys
+from collections import deque
 from pathlib import Path
 from time import monotonic
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import zmq
 
 from serl_chunk_robot.admission import Admission
 from serl_chunk_robot.device_file import DeviceFile
 from serl_chunk_robot.devices import HOSTED
-from serl_chunk_robot.devices.base import InputDevice, Sample, lifeless
+from serl_chunk_robot.devices.base import InputDevice, KeyEvent, Sample, lifeless
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.loading import Source, make
 from serl_chunk_robot.output import background_output
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 PERIOD = 0.008  # s between two readings: as often as a SpaceMouse reports
 QUEUED = 2  # for a slow subscriber; newer ones are dropped
+KEYS_KEPT, MOST_KEYS = 2.0, 256  # s and number of the newest key events, which every reading repeats
 
 
 class Job(NamedTuple):
@@ -73,6 +75,8 @@ class ReadingPublisher:
 
     def __init__(self, job: Job, clock: Callable[[], float] = monotonic) -> None:
         self._job, self._clock, self._number = job, clock, 0
+        self._began, self._count = clock(), 0
+        self._keys: Deque[Tuple[int, str, bool, float]] = deque(maxlen=MOST_KEYS)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._admission: Optional[Admission] = None
         try:
@@ -87,16 +91,28 @@ class ReadingPublisher:
             self.close()
             raise
 
-    def publish(self, sample: Sample) -> None:
-        """Send a reading. One that holds a number which is not finite is lifeless."""
+    def publish(self, sample: Sample, keys: Sequence[KeyEvent] = (), pedals: Sequence[str] = ()) -> None:
+        """Send a reading. One that holds a number which is not finite is lifeless.
+
+        Args:
+            keys: that went down or up since the last reading.
+            pedals: names of the events, of a device that is a pedal.
+        """
+        now = self._clock()
+        for key in keys:
+            self._keys.append((self._count, key.name, bool(key.pressed), float(key.stamp)))
+            self._count += 1
+        while self._keys and now - self._keys[0][3] > KEYS_KEPT:
+            self._keys.popleft()
         parts = [part for part in (sample.twist, sample.joints) if part is not None]
         if not all(math.isfinite(x) for part in parts for x in part) or not math.isfinite(sample.stamp):
             sample = lifeless(sample)
         self._number += 1
         message = {
-            "run": self._job.run, "device": self._job.name, "number": self._number, "moment": self._clock(),
+            "run": self._job.run, "device": self._job.name, "number": self._number, "moment": now,
             "stamp": float(sample.stamp), "alive": bool(sample.alive), "twist": sample.twist, "joints": sample.joints,
-            "buttons": [bool(pressed) for pressed in sample.buttons],
+            "buttons": [bool(pressed) for pressed in sample.buttons], "began": self._began,
+            "keys": [list(each) for each in self._keys], "pedals": list(pedals),
         }  # fmt: skip
         try_send(self._socket, [arrays.pack(message)])
 
@@ -117,10 +133,11 @@ def run(job: Job, watch: Watch) -> None:
     try:
         device = opened(job.source)
         logger.info("device open: name=%s device=%s", job.name, device.name)
+        keys, pedals = getattr(device, "keys", list), getattr(device, "pedals", ())
         try:
             while not watch.ended.wait(PERIOD):
                 watch.read()
-                publisher.publish(device.read())
+                publisher.publish(device.read(), keys(), pedals)
         finally:
             device.close()
     finally:

@@ -61,6 +61,11 @@ A reading of an input device is published 125 times a second (`devices.base`):
     twist        float64[6] in [-1, 1], or none
     joints       float64[J] of a leader, or none
     buttons      those that are pressed now
+    began        when its process began, on the server's clock (s)
+    keys         number, name, whether it went down, and moment on the server's clock (s) of each key event of the last
+                 2 s, oldest first: each is in many readings, so that a reading that is lost loses none. Numbers are
+                 those of a process
+    pedals       names of the events, of a device that is a pedal; else none
 """
 
 from __future__ import annotations

@@ -12,5 +12,6 @@ HOSTED: Dict[str, str] = {
     "spacemouse": "serl_chunk_robot.devices.spacemouse:SpaceMouse",
     "gamepad": "serl_chunk_robot.devices.gamepad:Gamepad",
     "keyboard": "serl_chunk_robot.devices.evdev_keys:Keyboard",
+    "pedal": "serl_chunk_robot.devices.evdev_keys:FootPedal",
 }
 """What a table [[device]] of a robot's file may name -> the module and what opens the device from options."""

@@ -46,7 +46,10 @@ class KeyEvent(NamedTuple):
 
 
 class InputDevice(Protocol):
-    """One device. A device with keys, buttons or pedals for gestures has `keys() -> List[KeyEvent]` in addition."""
+    """One device. A device with keys, buttons or pedals for gestures has `keys() -> List[KeyEvent]` in addition.
+
+    One that is a pedal has `pedals`, the names of its events: Tuple[str, ...].
+    """
 
     name: str  # path or id, as shown to the operator
 

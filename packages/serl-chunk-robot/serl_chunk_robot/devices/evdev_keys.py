@@ -77,6 +77,7 @@ class FootPedal(EvdevDevice):
         self, device: str, pedals: Mapping[str, str] = PEDALS, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._pedals = dict(pedals)
+        self.pedals = tuple(self._pedals)
         super().__init__(device, clock)
 
     def _names(self) -> Mapping[int, str]:
