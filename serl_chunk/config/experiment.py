@@ -251,6 +251,7 @@ class ExperimentConfig(Group):
         c, r = self.agent.critic, self.reward
         require(r.scale > 0, "reward.scale", f"must be above 0 with agent.critic.loss={c.loss}, got {r.scale:g}")
         low, high = possible_returns(r, self.discount)
+        high += r.scale * self.outcome.stage_reward * (self.outcome.longest - 1)
         dust = 1e-9 * max(1.0, abs(low), abs(high))  # of rounded sums
         # The range in the message, once set, holds them.
         least, most = math.floor((low + dust) * 1e4) / 1e4, math.ceil((high - dust) * 1e4) / 1e4
@@ -258,7 +259,7 @@ class ExperimentConfig(Group):
         require(c.value_low <= low + dust and high - dust <= c.value_high, "agent.critic.loss",
             f"{ranged}the reward settings allow {least:.12g} to {most:.12g}. Set agent.critic.value_low to "
             f"{least:.12g} or less and agent.critic.value_high to {most:.12g} or more; or change reward.scale, offset, "
-            "failure_reward or intervention_penalty, or use agent.critic.loss=squared.")
+            "failure_reward, intervention_penalty or outcome.stage_reward, or use agent.critic.loss=squared.")
         require(c.value_low < low - dust or not self.robot.negative_rewards, "agent.critic.loss",
             f"{ranged}this robot's own rewards may be negative. Set agent.critic.value_low to the least discounted "
             "return, use robot.reward=sparse, or agent.critic.loss=squared.")

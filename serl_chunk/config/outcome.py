@@ -10,6 +10,7 @@ from serl_chunk.types import Observation
 
 _JUDGED = Requirement("outcome.success", lambda c: c.outcome.success is not None)
 _CLASSIFIED = Requirement("outcome.classifier", lambda c: bool(c.outcome.classifier))
+_STAGED = Requirement("outcome.stages with a chain of several classes", lambda c: c.outcome.longest > 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +49,25 @@ class OutcomeConfig(Group, path="outcome."):
         requires=_CLASSIFIED,
         off=(),
     )
+    stage_reward: float = setting(
+        0.0,
+        "when a class before the last one of a chain is first seen, added to the environment's reward; below 1",
+        acts="",
+        least=0,
+        requires=_STAGED,
+        off=0.0,
+    )
     observed: tuple[str, ...] = shaping((), "its classes that are appended to the state, 1 for the likeliest class")
 
     @property
     def chains(self) -> tuple[tuple[str, ...], ...]:
         """The classes of each of `stages`."""
         return tuple(tuple(name.strip() for name in chain.split(">")) for chain in self.stages)
+
+    @property
+    def longest(self) -> int:
+        """Classes of the longest of `stages`."""
+        return max(map(len, self.chains), default=1)
 
     def _check(self) -> None:
         # fmt: off
@@ -68,5 +82,7 @@ class OutcomeConfig(Group, path="outcome."):
             "False leaves nothing that finds a success. Give outcome.classifier or outcome.success")
         require(all(all(chain) for chain in self.chains), "outcome.stages",
             f"must be names of classes with > between them, got {self.stages}")
+        require(self.stage_reward < 1, "outcome.stage_reward",
+            f"must be below 1, the reward of a success, got {self.stage_reward:g}. Raise reward.scale for larger ones")
         require(len({*self.observed}) == len(self.observed), "outcome.observed",
             f"must be different names, got {self.observed}")

@@ -32,7 +32,7 @@ ADDED: dict[str, Any] = {
     "outcome": {"success": None, "cameras": [], "classifier": "", "condition": None},
     "agent.flow.noise_high": 1.0,
     "outcome.classifier": "", "outcome.condition": None, "outcome.environment": True, "outcome.stages": [],
-    "outcome.observed": [],  # of folders that have the group, too
+    "outcome.stage_reward": 0.0, "outcome.observed": [],  # of folders that have the group, too
 }  # fmt: skip
 MODULES = {
     "serl_chunk.actor.timing": "serl_chunk.actor.clock",

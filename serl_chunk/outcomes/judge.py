@@ -36,8 +36,9 @@ class Judge:
     """Decides on success and failure: an operator's label, the environment, then `outcome.classifier` or
     `outcome.success`.
 
-    A success by one of the last two adds 1 to the environment's reward. They are not called where one before them ended
-    the episode. With `outcome.environment=False` the environment decides and rewards nothing.
+    A success by one of the last two adds 1 to the environment's reward, and a stage before it `outcome.stage_reward`.
+    They are not called where one before them ended the episode. With `outcome.environment=False` the environment
+    decides and rewards nothing.
 
     Args:
         goes_on: the robot's (`RobotEnv.goes_on`).
@@ -51,6 +52,7 @@ class Judge:
         self._success, self._condition = outcome.success, outcome.condition
         self._hidden, self._failure_reward = not outcome.environment, config.reward.failure_reward
         self._classifier: Classifier | None = None
+        self._stage_reward = outcome.stage_reward
         self._chains: list[list[int]] = []  # of classes that are to be seen in their order
         if outcome.classifier:
             self._classifier = Classifier(outcome.classifier)
@@ -99,8 +101,12 @@ class Judge:
             return Verdict(self._reward(label, max(reward, 1.0)), True, label, OPERATOR)
         if judged is not Outcome.UNKNOWN:
             return Verdict(self._reward(judged, reward), True, judged, "environment")
-        if not terminated and (by := self._success_by(look, info)):
-            return Verdict(reward + 1.0, True, Outcome.SUCCESS, by)
+        if not terminated:
+            reached = max(self._stages, default=0)
+            if by := self._success_by(look, info):
+                return Verdict(reward + 1.0, True, Outcome.SUCCESS, by)
+            # Of the chain that is furthest: several that share a class are ways to one goal.
+            reward += self._stage_reward * (max(self._stages, default=0) - reached)
         return Verdict(reward, terminated, Outcome.UNKNOWN, "environment", truncated=cut)
 
     def _begin(self) -> None:

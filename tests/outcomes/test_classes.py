@@ -49,7 +49,9 @@ def folder(tmp_path):
 
 def run(outcome: OutcomeConfig, env: LineEnv | None = None) -> ListSink:
     sink = ListSink()
-    config = dataclasses.replace(make_config(), outcome=outcome)
+    config = make_config()
+    critic = dataclasses.replace(config.agent.critic, value_high=2.0)  # of stages, too
+    config = dataclasses.replace(config, outcome=outcome, agent=dataclasses.replace(config.agent, critic=critic))
     env = observing(env or LineEnv(length=LENGTH), config)
     policy = None if outcome.observed else make_policy(NoisyAgent(8))  # a normaliser has one length
     EpisodeRunner(env, policy, sink, config=config).run_episode(5)
@@ -91,6 +93,43 @@ def test_stages_begin_anew_in_each_episode(folder, seen):
         assert sink.last_end.outcome is Outcome.UNKNOWN
 
 
+@pytest.mark.parametrize(
+    ("order", "stages", "rewards"),
+    [
+        ("uuuuuuddddddd", ("up>down",), {2: 0.25, 7: 1.0}),  # {frame that shows it: reward}
+        ("uuuulludddldd", ("up>down>up",), {2: 0.25, 8: 0.25}),  # each once, and there is no success
+        ("uuuuudduuuuuu", ("up>down>up",), {2: 0.25, 6: 0.25, 8: 1.0}),
+        ("dddduuuullddd", ("up>down", "down>up"), {2: 0.25, 5: 1.0}),
+        ("ddduullllllll", ("up>lost>down", "down>lost"), {2: 0.25, 6: 1.0}),  # up is no further than down
+        ("ddddlllllllll", ("up>down",), {}),
+    ],
+)
+def test_a_stage_that_is_first_reached_is_rewarded_once(folder, seen, order, stages, rewards):
+    show, _ = seen
+    show(order)
+    sink = run(OutcomeConfig(classifier=folder, stages=stages, stage_reward=0.25))
+    given = {tick + 1: s.reward for tick, s in enumerate(sink.steps) if s.reward}
+    assert given == rewards
+
+
+def test_what_the_environment_rewards_stays(folder, seen):
+    show, _ = seen
+    show("llluuuddddddd")
+    env = LineEnv(length=LENGTH)
+    step = env.receive
+    env.receive = lambda: ((result := step())[0], 0.5, *result[2:])  # type: ignore[method-assign]
+    sink = run(OutcomeConfig(classifier=folder, stages=("up>down",), stage_reward=0.25), env)
+    assert [s.reward for s in sink.steps] == [0.5, 0.5, 0.5, 0.75, 0.5, 0.5, 1.5]
+
+
+def test_a_critics_range_holds_the_stages_rewards(folder):
+    stages = [("outcome.classifier", folder), ("outcome.stages", "up>down>up"), ("outcome.stage_reward", "0.25")]
+    ranged = [("agent.critic.loss", "hl_gauss"), ("agent.critic.value_low", "0"), ("agent.critic.value_high", "1")]
+    with pytest.raises(ConfigError, match=naming("value_high to 1.5")):
+        load("fake_aloha", [*stages, *ranged])
+    assert load("fake_aloha", [*stages, *ranged[:2], ("agent.critic.value_high", "1.5")]).outcome.longest == 3
+
+
 def test_the_condition_is_of_the_last_stage(folder, seen):
     show, _ = seen
     show("uuuuuuddddddd")
@@ -127,6 +166,7 @@ def test_the_learner_knows_the_state_without_the_classifier(folder):
         ({"stages": ("up>sideways",)}, ("outcome.stages", "sideways")),
         ({"observed": ("up",), "classifier": ""}, ("outcome.observed", "up")),
         ({"stages": ("up>",)}, ("outcome.stages", "up>")),
+        ({"stages": ("up>down",), "stage_reward": 1.0}, ("outcome.stage_reward", "below 1")),
         ({"observed": ("up", "up")}, ("outcome.observed", "up")),
     ],
 )
