@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
 from operator_desk import COUNTDOWN, Desk, Press
 from ptys import Pty
+from robot_limits import GRIPPERS, HIGH, LOW, J
+from robot_served import HERE, Way, served, wait
+from robot_world import TICK
 
+from serl_chunk.actor.operator import Operator
+from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.console.bindings import Action, Word
+from serl_chunk.robots.served import ServedRobot
+from serl_chunk.robots.served_operator import ServedOperator
+from serl_chunk.types import RobotSpec
+
+ARMS = RobotSpec("arms", 1 / TICK, J, tuple(LOW), tuple(HIGH), tuple(range(J)), GRIPPERS, (), 500, ((0, 7), (7, 14)))
 
 Q_Q = [Press(0.4, Action.QUIT), Press(0.4, Action.QUIT)]
 
@@ -110,3 +123,51 @@ def test_a_reset_that_begins_after_q_q_is_braked(desk):
     desk.robot.moving = True
     desk.operator.poll(Word.RESET)
     assert desk.robot.requests == ["hold"]
+
+
+class NoKeys:
+    """A console that a page's requests stand in for."""
+
+    def actions(self):
+        return iter(())
+
+    def empty(self) -> None: ...
+
+    def show(self, state) -> None: ...
+
+
+def test_a_held_reset_of_a_real_server_ends_and_the_robot_is_parked(monkeypatch):
+    """Real sockets, the server's own states; the reset would never end."""
+    events: list[str] = []
+
+    def motion(event, arguments, start, limits):
+        events.append(event)
+        return Way(start + (0.3 if event == "reset" else 0.0), lasts=event == "reset")
+
+    with served() as robot, contextlib.ExitStack() as stack:
+        monkeypatch.setattr(robot.server, "_motions", motion)
+        robot.ready()
+        config = FakeAlohaConfig(server=f"{HERE}:{robot.port}")
+        env = stack.enter_context(contextlib.closing(ServedRobot(config, ARMS, name="actor")))
+        requests = stack.enter_context(contextlib.closing(ServedOperator(config, "actor console")))
+        operator = Operator(
+            NoKeys(), requests, amend=lambda record: None, end=lambda: None, now=time.monotonic, countdown=0.3
+        )
+        operator.attach(env, None)
+        env.stop = operator.stopping(lambda: None)
+        ended: list[object] = []
+        thread = threading.Thread(target=lambda: ended.append(operator.reset(env, 1)), daemon=True)
+        thread.start()
+        wait(lambda: requests.moving and operator.view.word is Word.RESET)
+        operator.request(Action.HOLD, "page")
+        wait(lambda: operator.view.word is Word.HOLD)
+        for _ in range(2):
+            time.sleep(0.4)
+            operator.request(Action.QUIT, "page")
+        thread.join(5.0)
+        assert ended == [None], "it waits for go on"
+        env.close()
+        began = time.monotonic()
+        operator.park()
+        assert time.monotonic() - began >= 0.3
+        assert (events, robot.client(role="any").next_state()["state"]) == (["reset", "park"], "HOLD")
