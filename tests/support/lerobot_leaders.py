@@ -63,6 +63,7 @@ class SOLeader:
 
     name = "so_leader"
     body = MotorNormMode.RANGE_M100_100
+    limits_torque = True  # as Feetech's motors, and not Dynamixel's
 
     def __init__(self, config: Any) -> None:
         self.config, self.id = config, config.id
@@ -70,6 +71,7 @@ class SOLeader:
         motors = {name: Motor(k + 1, "sts3215", body) for k, name in enumerate(JOINTS)}
         motors["gripper"].norm_mode = MotorNormMode.RANGE_0_100
         self.bus = MotorsBus(config.port, motors, calibration_of(config.id))
+        self.bus.model_ctrl_table = {"sts3215": {"Torque_Limit": (48, 2)} if self.limits_torque else {}}  # type: ignore[attr-defined]
 
     @property
     def action_features(self) -> dict[str, type]:
@@ -92,6 +94,7 @@ class KochLeader(SOLeader):
     """One arm whose gripper springs open."""
 
     name = "koch_leader"
+    limits_torque = False
 
     def configure(self) -> None:
         super().configure()

@@ -59,6 +59,7 @@ class Reading(NamedTuple):
     began: float = 0.0  # the device's process, on the same clock
     keys: Tuple[Tuple[int, str, bool, float], ...] = ()  # see `protocol`; none of an earlier server
     pedals: Tuple[str, ...] = ()
+    drive: Optional[Tuple[int, str, str]] = None  # number, phase and why it failed; None: the device cannot be driven
 
 
 class RobotClient:
@@ -358,9 +359,11 @@ def _reading(frame: codec.Frame, device: str, run: Any) -> Optional[Reading]:
             return None
         buttons = tuple(pressed is True for pressed in values["buttons"])
         keys = tuple((int(n), str(key), down is True, float(at)) for n, key, down, at in values.get("keys", ()))
+        number, phase, why = values.get("drive") or (0, "", "")  # none of a server that has no such field
+        drive = (int(number), str(phase), str(why)) if phase else None
         return Reading(twist, joints, buttons, float(values["stamp"]), values["alive"] is True,
-                       float(values.get("began", 0.0)), keys, tuple(map(str, values.get("pedals", ()))))  # fmt: skip
-    except (KeyError, TypeError, ValueError):
+                       float(values.get("began", 0.0)), keys, tuple(map(str, values.get("pedals", ()))), drive)  # fmt: skip
+    except (KeyError, TypeError, ValueError, IndexError):
         return None
 
 

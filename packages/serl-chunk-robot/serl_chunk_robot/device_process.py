@@ -12,11 +12,12 @@ import json
 import logging
 import math
 import os
+import signal
 import sys
 from collections import deque
 from pathlib import Path
 from time import monotonic
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import zmq
 
@@ -24,6 +25,7 @@ from serl_chunk_robot.admission import Admission
 from serl_chunk_robot.device_file import DeviceFile
 from serl_chunk_robot.devices import HOSTED
 from serl_chunk_robot.devices.base import InputDevice, KeyEvent, Sample, lifeless
+from serl_chunk_robot.drives import take_permits
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.loading import Source, make
 from serl_chunk_robot.output import background_output
@@ -52,22 +54,32 @@ class Job(NamedTuple):
     host: str
     keys: Optional[str]  # folder
     run: str  # of the server's process
+    permits: int = -1  # descriptor from which the server's permissions to drive it are read; -1: there are none
 
     @classmethod
-    def of(cls, device: DeviceFile, host: str, keys: Optional[Path], run: str) -> Job:
+    def of(cls, device: DeviceFile, host: str, keys: Optional[Path], run: str, permits: int) -> Job:
         source, folder = device.source, None if keys is None else str(keys)
         return cls(device.name, device.port, str(source.path), source.driver, source.options, source.key, source.table,
-                   host, folder, run)  # fmt: skip
+                   host, folder, run, permits)  # fmt: skip
 
     @property
     def source(self) -> Source:
         return Source(Path(self.file), self.driver, self.options, self.key, self.table)
 
 
-def children(devices: Sequence[DeviceFile], host: str, keys: Optional[Path], run: str) -> List[Child]:
-    """Return the processes of the devices; arguments as of `camera_process.children`."""
-    jobs = [Job.of(each, host, keys, run) for each in devices]
-    return [Child("device", job.name, "serl_chunk_robot.device_process", job._asdict()) for job in jobs]
+def children(
+    devices: Sequence[DeviceFile], host: str, keys: Optional[Path], run: str, permits: Mapping[str, int] = {},
+) -> List[Child]:  # fmt: skip
+    """Return the processes of the devices; further arguments as of `camera_process.children`.
+
+    Args:
+        permits: name of a device -> descriptor of `drives.Drives`.
+    """
+    jobs = [Job.of(each, host, keys, run, permits.get(each.name, -1)) for each in devices]
+    return [
+        Child("device", job.name, "serl_chunk_robot.device_process", job._asdict(), tuple({job.permits} - {-1}))
+        for job in jobs
+    ]
 
 
 class ReadingPublisher:
@@ -113,6 +125,7 @@ class ReadingPublisher:
             "stamp": float(sample.stamp), "alive": bool(sample.alive), "twist": sample.twist, "joints": sample.joints,
             "buttons": [bool(pressed) for pressed in sample.buttons], "began": self._began,
             "keys": [list(each) for each in self._keys], "pedals": list(pedals),
+            "drive": None if sample.drive is None else list(sample.drive),
         }  # fmt: skip
         try_send(self._socket, [arrays.pack(message)])
 
@@ -134,12 +147,15 @@ def run(job: Job, watch: Watch) -> None:
         device = opened(job.source)
         logger.info("device open: name=%s device=%s", job.name, device.name)
         keys, pedals = getattr(device, "keys", list), getattr(device, "pedals", ())
+        drive = getattr(device, "drive", None)
         try:
             while not watch.ended.wait(PERIOD):
                 watch.read()
+                if drive is not None and job.permits >= 0:
+                    take_permits(job.permits, drive)
                 publisher.publish(device.read(), keys(), pedals)
         finally:
-            device.close()
+            device.close()  # which takes the torque of a leader that is driven
     finally:
         publisher.close()
 
@@ -153,6 +169,7 @@ def main() -> None:
         with contextlib.suppress(OSError):  # the server is gone
             os.write(pipe, reason.encode()[:4000])
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # a device is closed: a leader that is driven has torque
     with background_output():  # a pipe that takes nothing must not stop it
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         job = Job(**json.loads(sys.stdin.readline()))

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 from time import monotonic
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from serl_chunk_robot.wire.sockets import Waker
 
@@ -38,6 +38,7 @@ class Child(NamedTuple):
     name: str
     module: str  # that is run
     job: Dict[str, Any]  # plain values, as JSON has them
+    descriptors: Tuple[int, ...] = ()  # that it gets under the same numbers
 
 
 class Processes:
@@ -99,7 +100,7 @@ class _Process:
             # A session of its own: Ctrl-C at the server's terminal is for the server, which ends it.
             self.process = subprocess.Popen(
                 [sys.executable, "-m", self._child.module, str(theirs)], stdin=subprocess.PIPE,
-                pass_fds=(theirs,), start_new_session=True,
+                pass_fds=(theirs, *self._child.descriptors), start_new_session=True,
             )  # fmt: skip
         except OSError as e:
             os.close(self.pipe)

@@ -15,6 +15,9 @@ common: a request older than 2 s is refused, but for those that only stop.
     stop        name, if there was no hello: any client may stop, at any time
     arm release clear hold torque_off
     reset park jog    and the arguments of the motion; a jog with "swing" moves the joint to and fro by the angle
+    drive       number (another one for each drive), first (device -> the first joint that it leads): drives leaders to
+                the joints of a robot that stands in HOLD, for 0.3 s after each request; first empty: ends it. For the
+                one that has the lease; each other request that calms or moves the robot ends it too
     profile     name
     reboot      name of a motor, as the robot's driver has it; arm_is_supported, if the arm falls without that motor.
                 For the operator of a STOPPED robot
@@ -66,6 +69,8 @@ A reading of an input device is published 125 times a second (`devices.base`):
                  2 s, oldest first: each is in many readings, so that a reading that is lost loses none. Numbers are
                  those of a process
     pedals       names of the events, of a device that is a pedal; else none
+    drive        of a leader that can be driven: [number, phase, why it failed] of the newest drive (`devices.base`);
+                 none of other devices
 """
 
 from __future__ import annotations

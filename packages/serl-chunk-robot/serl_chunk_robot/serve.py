@@ -86,7 +86,9 @@ def serve(path: Path, driver: str = "") -> None:
     """
     from serl_chunk_robot import camera_process, device_process
     from serl_chunk_robot.config import HAIR, checked, load, load_driver
+    from serl_chunk_robot.drives import Drives
     from serl_chunk_robot.processes import Processes
+    from serl_chunk_robot.profiles import CAUTIOUS
 
     file = load(path, driver=driver)
     with claimed(file.name, state_folder()), _logs_of_a_thread():
@@ -105,18 +107,20 @@ def serve(path: Path, driver: str = "") -> None:
             gate = Gate(file.profiles[file.start].limits, 1.0 / (file.rate or spec.rate), file.arms)
             low, high, fastest = (np.array(x, np.float64) for x in (spec.low, spec.high, spec.fastest or spec.velocity))
             measured = Measured(low - HAIR, high + HAIR, fastest)
+            drives = Drives([d.name for d in file.devices], file.profiles[CAUTIOUS].limits)
             server = RobotServer(
                 robot, gate, measured=measured, profiles=file.profiles, profile=file.start,
                 motions=Motions(file, robot), address=Address(file.host, file.port, file.keys),
                 cameras=[(c.name, c.spec.height, c.spec.width, c.port) for c in file.cameras],
-                devices=[(d.name, d.port, d.arm) for d in file.devices],
+                devices=[(d.name, d.port, d.arm) for d in file.devices], drives=drives,
             )  # fmt: skip
             logger.info("serving: robot=%s address=%s:%d profile=%s", file.name, file.host, file.port, file.start)
             streams = file.host, file.keys, server.run_id
             children = [
-                *camera_process.children(file.cameras, *streams), *device_process.children(file.devices, *streams)
+                *camera_process.children(file.cameras, *streams),
+                *device_process.children(file.devices, *streams, drives.descriptors()),
             ]  # fmt: skip
-            with _ended_by_signals(server), Processes(children):
+            with contextlib.closing(drives), _ended_by_signals(server), Processes(children):
                 prioritise()
                 server.run()
         finally:

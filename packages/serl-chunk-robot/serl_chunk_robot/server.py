@@ -18,6 +18,7 @@ import zmq
 
 from serl_chunk_robot.admission import Address, Admission
 from serl_chunk_robot.driver import SUPPORTED, Driver
+from serl_chunk_robot.drives import Drives
 from serl_chunk_robot.errors import SerlChunkError
 from serl_chunk_robot.leases import Client, Clients, Lease
 from serl_chunk_robot.loop import Motion, Refused, RobotLoop, Status
@@ -41,7 +42,7 @@ LED = ("arm", "release", "reset")  # need the lease; an operator's release and r
 MOTIONS = ("reset", "park", "jog")
 CALMING = ("stop", "hold", "release", "drop")  # are obeyed however old they are
 REQUESTS = {*LED, *MOTIONS, "stop", "clear", "hold", "torque_off"}  # events of the table
-OTHERS = ("hello", "lease", "drop", "command", "profile", "reboot", "proceed", "ping")
+OTHERS = ("hello", "lease", "drop", "command", "drive", "profile", "reboot", "proceed", "ping")
 
 
 class Profile(Protocol):
@@ -66,6 +67,7 @@ class RobotServer:
             profile's limits. What it raises refuses the request: ConfigError, TypeError, ValueError, KeyError.
         cameras: name, height, width and port of each, for clients. Other processes publish their frames.
         devices: name, port and first arm of each input device; the same of their readings.
+        drives: of leaders among them; None: none can be driven.
 
     Raises:
         ConfigError: the address is in use, or reachable without keys; the keys cannot be read.
@@ -75,11 +77,11 @@ class RobotServer:
         self, driver: Driver, gate: Gate, *, measured: Measured, profiles: Mapping[str, Profile], profile: str,
         motions: Callable[[str, Dict[str, Any], np.ndarray, Limits], Motion], address: Address,
         clock: Callable[[], float] = monotonic, cameras: Sequence[Tuple[str, int, int, int]] = (),
-        devices: Sequence[Tuple[str, int, int]] = (),
+        devices: Sequence[Tuple[str, int, int]] = (), drives: Optional[Drives] = None,
     ) -> None:  # fmt: skip
         self._spec, self._dt, self._clock = driver.spec(), gate.dt, clock
         self._gate, self._profiles, self._profile = gate, profiles, profiles[profile]
-        self._motions = motions
+        self._motions, self._drives = motions, drives or Drives()
         self._streams = {"cameras": [list(each) for each in cameras], "devices": [list(each) for each in devices]}
         self._motion: Optional[Motion] = None  # the newest
         self.loop = RobotLoop(
@@ -145,6 +147,7 @@ class RobotServer:
             self._lost(now)
         self._publisher.begin(now - due)
         status = self.loop.run_pass(now)
+        self._drives.run_pass(status, self._lease.connection)
         own = {
             "controller": self._lease.holder, "profile": self._profile.name, "digest": self._profile.digest,
             "counts": {**self._gate.counts, **self._counts}, "came": self._came,
@@ -178,11 +181,10 @@ class RobotServer:
         self._event("lost", "server", "the server", now)
 
     def _transition(self, done: Transition) -> None:
+        self._drives.end(done.word)
         if done.word and done.word != self._said:
             logger.info("%s: %s", self.loop.machine.state, done.word)
         self._said = done.word
-
-    # Requests.
 
     def _wait(self, due: float) -> None:
         """Answer requests until a pass is due; commands wait for it."""
@@ -284,6 +286,8 @@ class RobotServer:
             self._command(values, connection, age, now)
             return {}
         self._take_newest()  # what came before is done before
+        if op in CALMING:
+            self._drives.end(f"{op} by {client.name}")
         if op not in CALMING and not -OLD <= age <= OLD:
             raise Refused(f"{op}: it was sent {age:.1f} s ago")
         if self._ending and op not in CALMING:
@@ -293,6 +297,9 @@ class RobotServer:
         elif op == "drop":
             if self._lease.drop(connection):
                 self._lost(now)
+        elif op == "drive":
+            self._lease.check(connection, op)
+            self._drives.request(values, connection, self.loop.machine.state, self.loop.set_point, now, age)
         elif op == "profile":
             self._choose(codec.identifier(values, "name", 64), client)
         elif op == "reboot":

@@ -18,9 +18,12 @@ from robot_served import wait
 
 from serl_chunk_robot import device_process
 from serl_chunk_robot.config import load
-from serl_chunk_robot.devices import lerobot_teleoperator
+from serl_chunk_robot.devices import drive, lerobot_teleoperator, polled
 from serl_chunk_robot.devices.base import DeviceError
+from serl_chunk_robot.devices.drive import Permission
 from serl_chunk_robot.devices.lerobot_teleoperator import LeRobotTeleoperator
+from serl_chunk_robot.safety.limits import Limits
+from serl_chunk_robot.safety.motion import Rates
 
 LEFT, RIGHT = "/dev/left", "/dev/right"
 STEP = math.tau / 4095  # rad of an encoder's step
@@ -228,3 +231,113 @@ def test_the_stand_in_has_the_parameters_of_lerobot(real):
     for name, parameters in real["signatures"].items():
         kind, _, method = name.partition(".")
         assert list(inspect.signature(getattr(getattr(lerobot_leaders, kind), method)).parameters) == parameters, name
+
+
+def permits(device, number=1, joints=None, offset=0.0):
+    """Permit a drive of all joints by an offset from where the leader is, once, as the server does in each pass."""
+    goal = np.array(AT) + offset if joints is None else joints
+    size = len(goal)
+    low, high, rate = np.full(size, -3.0), np.full(size, 3.0), np.full(size, 4.0)
+    still = np.zeros(size)
+    limits = Limits(low, high, Rates(rate, 20 * rate, 2000 * rate), still, still, still)
+    device.drive.permit(Permission(number, time.monotonic(), goal, limits))
+
+
+def drives(device, until, number=1, **more):
+    """Permit a drive until it comes to a phase."""
+    goal = device.read().joints + more.pop("offset", 0.0)
+    wait(lambda: permits(device, number, goal) or device.read().drive.phase in until)
+    return device.read().drive
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(drive, "STANDS", 0.05)
+    monkeypatch.setattr(drive, "FASTEST", 3.0)
+
+
+@pytest.mark.parametrize("params", [{}, {"use_degrees": True}])
+def test_feetechs_leaders_are_driven_with_limited_torque_and_released(ports, leader, quick, params):
+    device, port = leader(params=params, drive_torque=0.3), ports[LEFT]
+    assert device.read().drive == (0, "off", "")
+    port.calls.clear()
+    goal = device.read().joints + np.array([0.3, -0.2, 0.1, 0.2, -0.3, -0.2])
+    wait(lambda: permits(device, joints=goal) or device.read().drive.phase == "keeps")
+    assert port.registers["Torque_Enable"] == [1] * 6
+    assert port.registers["Torque_Limit"] == [300] * 6
+    limited, on = (next(k for k, call in enumerate(port.calls) if call.startswith(name)) for name in
+                   ("Torque_Limit", "Torque_Enable"))  # fmt: skip
+    assert limited < on
+    np.testing.assert_allclose(device.read().joints, goal, atol=0.01)
+    device.drive.end(1, "the actor ended it")
+    wait(lambda: device.read().drive.phase == "there")
+    assert port.registers["Torque_Enable"] == [0] * 6
+    assert "two threads" not in port.calls
+
+
+def test_two_arms_are_driven_together(ports, opened, quick):
+    params = {"id": "both", "left_arm_config": {"port": LEFT}, "right_arm_config": {"port": RIGHT}}
+    both = opened(LeRobotTeleoperator, type="bi_so_leader", params=params)
+    goal = both.read().joints + np.array([0.3] + [0.0] * 10 + [-0.2])
+    wait(lambda: permits(both, joints=goal) or both.read().drive.phase == "keeps")
+    np.testing.assert_allclose(both.read().joints, goal, atol=0.01)
+    both.close()
+    assert [port.registers["Torque_Enable"] for port in ports.values()] == [[0] * 6] * 2
+
+
+def test_no_permission_takes_the_torque_and_so_does_a_close_in_motion(ports, leader, quick, monkeypatch):
+    monkeypatch.setattr(drive, "FASTEST", 0.3)
+    device, port = leader(), ports[LEFT]
+    assert drives(device, ("moves",), offset=-0.5).phase == "moves"
+    wait(lambda: any(port.registers["Torque_Enable"]))
+    wait(lambda: not any(port.registers["Torque_Enable"]), 1.0)
+    assert "no permission" in device.read().drive.why
+    assert drives(device, ("moves",), number=2, offset=-0.5).phase == "moves"
+    wait(lambda: any(port.registers["Torque_Enable"]))
+    device.close()
+    assert port.registers["Torque_Enable"] == [0] * 6
+
+
+def test_unplugged_in_motion_it_is_opened_without_torque_and_is_not_driven_on(ports, leader, quick, monkeypatch):
+    monkeypatch.setattr(drive, "FASTEST", 0.3)
+    monkeypatch.setattr(polled, "AGAIN", 0.02)
+    device, port = leader(), ports[LEFT]
+    drives(device, ("moves",), offset=-0.5)
+    wait(lambda: any(port.registers["Torque_Enable"]))
+    port.broken = "device not configured"
+    wait(lambda: device.read().drive.phase == "failed")
+    assert any(port.registers["Torque_Enable"]), "nothing reaches its motors"
+    wait(lambda: not device.read().alive)
+    port.broken = ""
+    wait(lambda: device.read().alive)
+    assert port.registers["Torque_Enable"] == [0] * 6
+    for _ in range(20):
+        permits(device, joints=np.array(AT))
+        time.sleep(0.01)
+    assert port.registers["Torque_Enable"] == [0] * 6
+
+
+def test_a_motor_that_keeps_its_torque_is_a_loss(ports, leader, quick, monkeypatch):
+    device, port = leader(), ports[LEFT]
+    drives(device, ("keeps",), offset=-0.2)
+    bus = device._arms[0].bus
+    write = bus.sync_write
+
+    def sync_write(name, values, **more):
+        write(name, {**values, "gripper": 1} if name == "Torque_Enable" else values, **more)
+
+    monkeypatch.setattr(bus, "sync_write", sync_write)
+    device.drive.end(1, "the actor ended it")
+    wait(lambda: device.read().drive.phase == "failed")
+    assert "may have torque" in device.read().drive.why
+    wait(lambda: not any(port.registers["Torque_Enable"]))  # as it is opened anew
+
+
+def test_motors_whose_torque_has_no_limit_are_not_driven(ports, leader):
+    assert leader(type="koch_leader").read().drive is None
+
+
+@pytest.mark.parametrize("torque", [0, 1.5, "half"])
+def test_a_share_of_torque_that_cannot_be_is_refused(torque):
+    with pytest.raises(DeviceError, match="drive_torque"):
+        LeRobotTeleoperator(type="so101_leader", params={"port": LEFT}, drive_torque=torque)

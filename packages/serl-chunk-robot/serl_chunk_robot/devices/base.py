@@ -19,10 +19,26 @@ from serl_chunk_robot.errors import SerlChunkError
 AXES = 6  # x, y, z, roll, pitch, yaw
 SILENT = 0.2  # s after which a device that should have reported is not alive
 NEUTRAL = 0.02  # of a twist: each number of a device at rest is smaller
+WAITS, MOVES, KEEPS = GOING = ("waits", "moves", "keeps")  # phases of a drive that has not ended
+THERE, FAILED = "there", "failed"
+PHASES = ("off", *GOING, THERE, FAILED)
 
 
 class DeviceError(SerlChunkError):
     """An input device that cannot be opened: its name, what is valid, and the remedy."""
+
+
+class DriveStatus(NamedTuple):
+    """What the newest drive of a leader to its arm does: see `devices.drive`."""
+
+    number: int = 0  # of the drive, as its requester numbered it; 0 before the first
+    phase: str = "off"  # of PHASES
+    why: str = ""  # it failed
+
+    @property
+    def going(self) -> bool:
+        """Whether it has not ended: the leader's motors have torque, or get it."""
+        return self.phase in GOING
 
 
 class Sample(NamedTuple):
@@ -35,6 +51,7 @@ class Sample(NamedTuple):
     buttons: Tuple[bool, ...]  # pressed now
     stamp: float  # monotonic s: see the module
     alive: bool  # False: unplugged, closed, or silent for 0.2 s where reports are regular; the twist is zero then
+    drive: Optional[DriveStatus] = None  # of a leader that can be driven
 
 
 class KeyEvent(NamedTuple):

@@ -8,6 +8,8 @@ from typing import Any, Callable, List, Mapping, Optional, Sequence
 import numpy as np
 
 from serl_chunk_robot.devices.base import SILENT, DeviceError, Sample
+from serl_chunk_robot.devices.drive import LeaderDrive
+from serl_chunk_robot.devices.lerobot_motors import LeRobotMotors, can_drive
 from serl_chunk_robot.devices.polled import PolledDevice
 from serl_chunk_robot.driver import DriverError
 from serl_chunk_robot.drivers import lerobot_library
@@ -29,6 +31,7 @@ class LeRobotTeleoperator(PolledDevice):
         joints: names of the motors in the order of the robot's joints; without it those of an SO arm, or of two.
         grippers: names of those that are grippers; without it those that end with "gripper".
         scale: what LeRobot's numbers are multiplied by; without it, it follows from the motors' units and calibration.
+        drive_torque: share of their torque that Feetech's motors have while they are driven (`devices.drive`).
         clock: the machine's monotonic clock, s.
 
     Raises:
@@ -40,7 +43,8 @@ class LeRobotTeleoperator(PolledDevice):
 
     def __init__(
         self, *, type: str, params: Optional[Mapping[str, Any]] = None, joints: Sequence[str] = (),
-        grippers: Sequence[str] = (), scale: Numbers = (), clock: Callable[[], float] = time.monotonic,
+        grippers: Sequence[str] = (), scale: Numbers = (), drive_torque: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         if not isinstance(params or {}, Mapping):
             example = '{ port = "/dev/ttyACM1", id = "my_leader" }'
@@ -50,7 +54,9 @@ class LeRobotTeleoperator(PolledDevice):
             self._given = self._joints.scale(scale)
         except ValueError as e:
             raise DeviceError(str(e)) from e
-        self._type, self._params = type, dict(params or {})
+        if not (isinstance(drive_torque, (int, float)) and 0 < drive_torque <= 1):
+            raise DeviceError(f"{drive_torque!r}, expected a number above 0, to 1", parameter="drive_torque")
+        self._type, self._params, self._torque = type, dict(params or {}), float(drive_torque)
         self._made: Any = None
         self._arms: List[Arm] = []
         self._configured = False
@@ -70,6 +76,7 @@ class LeRobotTeleoperator(PolledDevice):
             self._configured = True
             for arm in self._arms:
                 arm.robot.configure()
+            self._prepare_drive()
         except DriverError as e:
             raise DeviceError(str(e)) from e
         except Exception as e:  # of LeRobot, of no common kind
@@ -97,6 +104,15 @@ class LeRobotTeleoperator(PolledDevice):
         configured, self._configured = self._configured, False
         for arm in arms:
             lerobot_library.close_bus(arm, configured)
+
+    def _prepare_drive(self) -> None:
+        """Let motors be driven that can be. What the drive reports outlasts a loss of the device."""
+        if not can_drive(self._arms):
+            return
+        motors = LeRobotMotors(self._arms, self._joints, self._scale, self._torque)
+        if self.drive is None:
+            self.drive = LeaderDrive(self.name, motors, len(self._joints.names))
+        self.drive.motors = motors
 
     def _units(self) -> np.ndarray:
         """Return the scale of each joint, float64[J]. Raises DriverError for units that are not known."""

@@ -23,7 +23,8 @@ class NeutralFirst:
     It counts once it has been neutral for 0.3 s: each number of its twist below 0.02, no button pressed, and each joint
     of a leader within 0.05 of its follower's. It counts no more from `restart()` on, which the caller owes each start,
     arm, stop, clear and change of the robot's controller, nor from the first reading on that is not alive or is older
-    than 0.2 s. Looks more than 0.2 s apart do not show what the device did meanwhile, and count as silence.
+    than 0.2 s. A leader that is driven counts no more either: its motors move it, and no hand does. Looks more than
+    0.2 s apart do not show what the device did meanwhile, and count as silence.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,8 @@ class NeutralFirst:
         shape = None if follower is None else follower.shape
         if sample.joints is not None and shape != sample.joints.shape:
             raise ValueError(f"follower: shape {shape}, expected {sample.joints.shape}")
-        silent = not sample.alive or now - sample.stamp > SILENT
+        driven = sample.drive is not None and sample.drive.going
+        silent = not sample.alive or now - sample.stamp > SILENT or driven
         if silent or now - self._looked > SILENT:
             self.restart()
         self._looked = now

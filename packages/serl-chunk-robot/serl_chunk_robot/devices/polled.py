@@ -6,9 +6,10 @@ import contextlib
 import logging
 import threading
 import time
-from typing import Callable
+from typing import Callable, Optional
 
 from serl_chunk_robot.devices.base import SILENT, DeviceError, Sample, lifeless, unshared
+from serl_chunk_robot.devices.drive import LeaderDrive
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class PolledDevice:
     """
 
     pause = 0.0  # s between looks that do not wait themselves
+    drive: Optional[LeaderDrive] = None  # of a leader that can be driven; it is stepped after each look
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name, self._clock = name, clock
@@ -52,7 +54,7 @@ class PolledDevice:
         sample = self._sample
         if self._ending.is_set() or self._clock() - sample.stamp > SILENT:
             sample = lifeless(sample)
-        return unshared(sample)
+        return unshared(sample._replace(drive=None if self.drive is None else self.drive.status))
 
     def close(self) -> None:
         """Close the device. Readings are not alive from then on."""
@@ -76,8 +78,12 @@ class PolledDevice:
         while not self._ending.is_set():
             try:
                 self._sample = self._look()
+                if self.drive is not None:
+                    self.drive.step(self._sample, self._clock())
             except Exception as e:  # of a library: of no common kind
                 self._sample = lifeless(self._sample)
+                if self.drive is not None:
+                    self.drive.lost(_why(e))
                 logger.warning("%s: lost (%s). It commands nothing until it is connected again.", self.name, _why(e))
                 self._let_go()
                 self._reopen()
