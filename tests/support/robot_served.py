@@ -18,6 +18,7 @@ from robot_world import DT, MECHANISM, SPEC, FaultyArms
 
 from serl_chunk_robot.admission import Address
 from serl_chunk_robot.client import Keys, RobotClient
+from serl_chunk_robot.drives import Drives
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
@@ -69,7 +70,7 @@ def free_port(count: int = 2) -> int:
 def server(
     arms: FaultyArms, address: Address, clock: Callable[[], float] = time.monotonic,
     cameras: tuple[tuple[str, int, int, int], ...] = (), dt: float = DT,
-    devices: tuple[tuple[str, int, int], ...] = (),
+    devices: tuple[tuple[str, int, int], ...] = (), drives: Drives | None = None,
 ) -> RobotServer:  # fmt: skip
     """A server that does not run yet."""
     arms.connect(clock)
@@ -77,7 +78,7 @@ def server(
     return RobotServer(
         arms, Gate(profiles["fast"].limits, dt), measured=Measured(*MECHANISM, np.array(SPEC.velocity)),
         profiles=profiles, profile="fast", motions=way, address=address, clock=clock,
-        cameras=cameras, devices=devices,
+        cameras=cameras, devices=devices, drives=drives,
     )  # fmt: skip
 
 
@@ -88,10 +89,13 @@ class Served:
         self, keys: Path | None = None, port: int = 0, arms: FaultyArms | None = None, host: str = HERE,
         cameras: tuple[tuple[str, int, int, int], ...] = (), dt: float = DT,
         clock: Callable[[], float] = time.monotonic, devices: tuple[tuple[str, int, int], ...] = (),
+        drives: Drives | None = None,
     ) -> None:  # fmt: skip
         self.port = port or free_port()
         self.arms = arms or FaultyArms()
-        self.server = server(self.arms, Address(host, self.port, keys), clock, cameras=cameras, dt=dt, devices=devices)
+        self.server = server(
+            self.arms, Address(host, self.port, keys), clock, cameras=cameras, dt=dt, devices=devices, drives=drives
+        )
         self._clients: list[RobotClient] = []
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()
