@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from serl_chunk.actor.operator_devices import OperatorDevices
 from serl_chunk.actor.operator_interfaces import RobotRequests
 from serl_chunk.console.view import Obstacle
+from serl_chunk.robots.base import RobotEnv
+
+
+def motion_obstacles(
+    robot: RobotRequests | None, env: RobotEnv | None, devices: OperatorDevices
+) -> tuple[Obstacle, ...]:
+    """Return why no motion may begin: a silent server, cameras and devices."""
+    of_robot = () if env is None else (Obstacle(*each) for each in env.hindrances())
+    silent = robot is not None and robot.silent
+    gone = (Obstacle("the robot's server is silent", "look at its log, and start it again"),) if silent else ()
+    return (*gone, *of_robot, *devices.obstacles())
 
 
 def robot_obstacles(robot: RobotRequests | None, stopped: bool, *, clear: str, go: str) -> tuple[Obstacle, ...]:

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from serl_chunk.actor.alignment import confirm_scene, drive_leaders
 from serl_chunk.actor.approval import Approval, ApprovedPlanner
 from serl_chunk.actor.figures import Figures
 from serl_chunk.actor.labels import EpisodeLabels
-from serl_chunk.actor.obstacles import robot_obstacles
+from serl_chunk.actor.obstacles import motion_obstacles, robot_obstacles
 from serl_chunk.actor.operator_devices import OperatorDevices
 from serl_chunk.actor.operator_interfaces import Console, RobotRequests
 from serl_chunk.actor.permit import COUNTDOWN, Brake, Permit
@@ -198,7 +199,7 @@ class Operator:
         self._stopped, self._resets = False, True
         self._figures.rest()
         asks = self._ready == "each" or (self._ready == "first" and not self._confirmed)
-        if asks and not env.observes_again and not self._scene_confirmed(env):
+        if asks and not env.observes_again and not self._prepared(env, asks):
             return None
         while True:
             while not self._permitted():
@@ -214,10 +215,8 @@ class Operator:
             if self._new_object and options is None:  # requested in a hold of this reset
                 continue
             self._new_object = False
-            if not asks or not env.observes_again:
-                return raw
-            if self._scene_confirmed(env):
-                return env.observe_again()
+            if self._prepared(env, asks and env.observes_again):
+                return env.observe_again() if env.observes_again and (asks or self._devices.drives) else raw
             if not self._again:
                 return None
 
@@ -250,16 +249,20 @@ class Operator:
                 return
             self._pause(POLL_SECONDS)
 
-    def _scene_confirmed(self, env: RobotEnv) -> bool:
-        """Wait for "scene ready" and its countdown. False: the reset is to be repeated, or there is no episode."""
-        self._scene, self._permit.granted = True, False
-        why = Obstacle("the scene is not confirmed", f"look at it, then press {self._shown(Action.GO)}")
-        while not (self._permit.granted or self._again or self._over()):
-            env.idle()
-            self.poll(Word.WAITING, why)
-            self._pause(POLL_SECONDS)
-        self._scene, self._confirmed = False, self._confirmed or self._permit.granted
-        return self._permit.granted
+    def _prepared(self, env: RobotEnv, asks: bool) -> bool:
+        """Wait for the scene if it `asks`, then for leaders that are driven. False: another reset, or no episode."""
+        wait, self._scene = functools.partial(self._waits, env), True
+        confirmed = not asks or confirm_scene(self._permit, wait, self._shown(Action.GO))
+        self._confirmed |= asks and confirmed
+        self._scene, ready = False, confirmed and drive_leaders(self._devices.drives, self._permit, wait)
+        return ready
+
+    def _waits(self, env: RobotEnv, *why: Obstacle) -> bool:
+        """Poll, and wait a moment; returns whether this episode may still begin without another reset."""
+        env.idle()
+        self.poll(Word.WAITING, *why)
+        self._pause(POLL_SECONDS)
+        return not (self._again or self._over())
 
     def _act(self, action: Action, now: float) -> None:
         asked, self._asked_at = self._asked_at, None
@@ -357,10 +360,7 @@ class Operator:
 
     def _obstacles(self) -> tuple[Obstacle, ...]:
         """Return why no motion may begin."""
-        of_robot = () if self._env is None else (Obstacle(*each) for each in self._env.hindrances())
-        silent = self._robot is not None and self._robot.silent
-        gone = (Obstacle("the robot's server is silent", "look at its log, and start it again"),) if silent else ()
-        return (*gone, *of_robot, *self._devices.obstacles())
+        return motion_obstacles(self._robot, self._env, self._devices)
 
     def _listed(self, waits_for: tuple[Obstacle, ...]) -> tuple[Obstacle, ...]:
         """Return all that "Cannot start because" lists."""

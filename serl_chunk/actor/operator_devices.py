@@ -9,6 +9,7 @@ from typing import Protocol
 from serl_chunk.console.bindings import STOPS, Action
 from serl_chunk.console.gestures import Gestures, KeyEvent
 from serl_chunk.console.view import Obstacle
+from serl_chunk.devices.driven import LeaderDrives
 from serl_chunk.robots.base import Hands, InterventionSource
 
 
@@ -67,6 +68,12 @@ class OperatorDevices:
         """Drop what was requested and begun, but for stops. Call it at each change of state."""
         self._actions = [action for action in self._actions if action in STOPS]
         self._gestures.empty()
+
+    @property
+    def drives(self) -> LeaderDrives | None:
+        """The leaders that are driven to their arms before an episode; None: there are none."""
+        found: LeaderDrives | None = getattr(self._source, "drives", None)
+        return found
 
     @property
     def lost(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from serl_chunk.attention.alarm import Alarm
 from serl_chunk.attention.attention import Attention
 from serl_chunk.cli.logs import logging_to
 from serl_chunk.cli.signals import before_exit
+from serl_chunk.config.devices import LEADERS
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.config.operator import OperatorConfig, changes
@@ -51,8 +52,8 @@ def console_of(
         over: returns the console that the operator polls, which may give some keys another meaning.
 
     Raises:
-        ConfigError: a key or gesture is unknown, or mapped twice; `operator.attention` is no alarm, or has no operator;
-            the robot's server has no such pedal.
+        ConfigError: a key or gesture is unknown, or mapped twice; `operator.attention` is no alarm; there is no
+            operator, whom that or `device.align=drive` needs; the robot's server has no such pedal.
         DeviceError: the pedal cannot be opened.
         RobotError: no server answers.
     """
@@ -62,6 +63,11 @@ def console_of(
     if not (config.robot.real or simulated or other_inputs) or not usable:
         alone = f"{settings.attention} is for an operator, and there is no terminal or pedal. Start it at a terminal"
         require(not (config.robot.real and settings.attention), "operator.attention", alone)
+        driven = config.device.align == "drive" and config.actor.intervention.lower() in LEADERS
+        alone = (
+            "drive is for an operator, who may stop it, and there is no terminal or pedal. Start it at one, or set near"
+        )
+        require(not driven, "device.align", alone)
         yield None
         return
     alarm = Alarm.read(settings.attention, "operator.attention") if settings.attention else None

@@ -25,8 +25,9 @@ class DeviceConfig(Group, path="device."):
         False, "the devices are those of robot.server, paths are names of its tables [[device]]; leader: always",
         acts="", requires=_DEVICE, off=False,
     )  # fmt: skip
-    align: Literal["near", "blend"] = setting(
-        "near", "a leader counts near its arm alone, or anywhere: its arm comes to it slowly", acts="",
+    align: Literal["near", "blend", "drive"] = setting(
+        "near", "a leader counts near its arm alone, or anywhere: its arm comes to it slowly; drive: near, and its "
+        "motors take it there before each episode", acts="",
         requires=_LEADER, off="near",
     )  # fmt: skip
     scale: tuple[float, ...] = setting(

@@ -12,7 +12,7 @@ from pathlib import Path
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.types import ConfigError, RobotSpec
 from serl_chunk_robot.client import Keys, Reading, RobotClient, RobotError
-from serl_chunk_robot.devices.base import DeviceError, InputDevice, KeyEvent, Sample
+from serl_chunk_robot.devices.base import DeviceError, DriveStatus, InputDevice, KeyEvent, Sample
 from serl_chunk_robot.devices.evdev_device import KEPT
 from serl_chunk_robot.devices.evdev_keys import PEDALS
 from serl_chunk_robot.devices.polled import PolledDevice
@@ -40,19 +40,19 @@ class RemoteDevice(PolledDevice):
     """
 
     def __init__(self, config: RobotConfig, name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._config, self._table = config, name
+        self._config, self.table = config, name
         self._client: RobotClient | None = None
         self._pinged = 0.0
         self._newest: Sample | None = None
         super().__init__(f"{name} at {config.server}", clock)
 
     def _open(self) -> None:
-        self._client = _connect(self._config, f"device {self._table}")
+        self._client = _connect(self._config, f"device {self.table}")
         try:
             self._client.hello()
             self._pinged = time.monotonic()
             ends = self._pinged + FIRST_S
-            while (reading := self._client.next_reading(self._table, WAIT_S)) is None:
+            while (reading := self._client.next_reading(self.table, WAIT_S)) is None:
                 if time.monotonic() > ends:
                     raise DeviceError(
                         f"{self.name}: no reading within {FIRST_S:g} s. The server's log says why. "
@@ -67,7 +67,7 @@ class RemoteDevice(PolledDevice):
         if time.monotonic() - self._pinged > PING_S:
             self._client.request("ping")
             self._pinged = time.monotonic()
-        reading = self._client.next_reading(self._table, WAIT_S)
+        reading = self._client.next_reading(self.table, WAIT_S)
         if reading is not None:
             self._take(reading)
         assert self._newest is not None
@@ -84,7 +84,8 @@ class RemoteDevice(PolledDevice):
         now = self._clock()
         # A stamp ahead of the mapped clock, by the map's error, is of now. Without a map it is too old for any use.
         stamp = -math.inf if math.isnan(age) else now - max(age, 0.0)
-        self._newest = Sample(reading.twist, reading.joints, reading.buttons, stamp, reading.alive)
+        drive = None if reading.drive is None else DriveStatus(*reading.drive)
+        self._newest = Sample(reading.twist, reading.joints, reading.buttons, stamp, reading.alive, drive)
 
 
 class RemotePedal(RemoteDevice):
@@ -139,6 +140,7 @@ class Part:
 
     def __init__(self, device: InputDevice, first: int, end: int) -> None:
         self.name, self._device, self._first, self._end = device.name, device, first, end
+        self.table: str = getattr(device, "table", "")  # of a device that the robot's server hosts
 
     def read(self) -> Sample:
         sample = self._device.read()

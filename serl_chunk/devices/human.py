@@ -11,6 +11,7 @@ from time import monotonic
 import numpy as np
 
 from serl_chunk.devices.arm_control import ArmControl
+from serl_chunk.devices.driven import LeaderDrives
 from serl_chunk.robots.base import Hands, InterventionCommand
 from serl_chunk.types import STATE, Observation
 from serl_chunk_robot.devices.base import NEUTRAL, InputDevice, Sample
@@ -82,14 +83,15 @@ class HumanIntervention:
     Args:
         arms: each device with the arm that it controls; a device may be named once.
         grippers: indices of the command that are grippers.
+        drives: of leaders that are driven to their arms before an episode, for the operator.
         now: clock of the samples' stamps, s.
     """
 
     def __init__(
         self, arms: Sequence[tuple[InputDevice, ArmControl]], thresholds: Thresholds,
-        *, grippers: Sequence[int] = (), now: Callable[[], float] = monotonic,
+        *, grippers: Sequence[int] = (), drives: LeaderDrives | None = None, now: Callable[[], float] = monotonic,
     ) -> None:  # fmt: skip
-        self._grips = frozenset(grippers)
+        self._grips, self.drives = frozenset(grippers), drives
         self._arms = [_Arm(device, control, NeutralFirst()) for device, control in arms]
         self._thresholds, self._now = thresholds, now
         self._last: np.ndarray | None = None  # the accepted command of the tick before
@@ -118,6 +120,7 @@ class HumanIntervention:
     def hands(self) -> Hands:
         """Return which devices are lost or deflected, the buttons of the last mouse, and the grippers of leaders."""
         lost, busy, buttons, grippers = [], [], (), []  # type: list[str], list[str], tuple[bool, ...], list[float]
+        driven = False  # a gripper that its motor closes is no gesture
         for arm in self._arms:
             sample = arm.device.read()
             if not sample.alive:
@@ -126,9 +129,10 @@ class HumanIntervention:
                 buttons = sample.buttons
                 if float(np.abs(sample.twist).max()) >= NEUTRAL:
                     busy.append(arm.device.name)
+            driven = driven or (sample.drive is not None and sample.drive.going)
             if sample.alive and sample.joints is not None:
                 grippers += [float(p) for d, p in zip(arm.control.dims, sample.joints, strict=True) if d in self._grips]
-        return Hands(tuple(dict.fromkeys(lost)), tuple(busy), buttons, tuple(grippers))
+        return Hands(tuple(dict.fromkeys(lost)), tuple(busy), buttons, () if driven else tuple(grippers))
 
     def resume(self) -> None:
         """Give arms back to the policy whose device was lost. Their devices count again once they were neutral."""

@@ -13,6 +13,7 @@ import numpy as np
 from serl_chunk.config.devices import LEADERS, DeviceConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.devices.arm_control import ArmControl, Gripper, JointArm, LeaderArm, TwistArm
+from serl_chunk.devices.driven import LeaderDrives
 from serl_chunk.devices.hosted import open_hosted
 from serl_chunk.devices.human import HumanIntervention, Thresholds
 from serl_chunk.devices.switched import switched
@@ -35,7 +36,7 @@ def make_human(config: ExperimentConfig, env: RobotEnv) -> HumanIntervention:
     """
     device, spec = config.device, env.robot_spec
     controls = _controls(config, env)
-    thresholds = Thresholds(device.start, device.end, device.hold_s, device.dead_man, near=device.align == "near")
+    thresholds = Thresholds(device.start, device.end, device.hold_s, device.dead_man, near=device.align != "blend")
     kind = config.actor.intervention.lower()
     hosted = device.hosted or kind == "leader"
     count = 1 if device.switch_button >= 0 else min(len(controls), max(1, len(device.paths)))
@@ -56,9 +57,26 @@ def make_human(config: ExperimentConfig, env: RobotEnv) -> HumanIntervention:
                 raise ConfigError(f"robot {spec.name!r} has one arm", parameter="device.switch_button")
             moved = list(enumerate(switched(moved[0][1], device.switch_button)))
         pairs = [(each, controls[arm]) for arm, each in moved]
-        human = HumanIntervention(pairs, thresholds, grippers=spec.grippers)
+        drives = _drives(env, spec, moved) if device.align == "drive" else None
+        human = HumanIntervention(pairs, thresholds, grippers=spec.grippers, drives=drives)
         opened.pop_all()
         return human
+
+
+def _drives(env: RobotEnv, spec: RobotSpec, leaders: Sequence[tuple[int, InputDevice]]) -> LeaderDrives:
+    """Return the drives of the leaders to their arms. Raises ConfigError where one of them cannot be driven."""
+    request = getattr(env, "drive_leaders", None)
+    first: dict[str, tuple[InputDevice, int]] = {}
+    for arm, each in leaders:
+        table = getattr(each, "table", "")
+        if request is None or not table or each.read().drive is None:
+            raise ConfigError(
+                f"drive, and {each.name} cannot be driven: leaders of LeRobot with Feetech motors can, as devices of "
+                "the robot's server. Set near, and put it at its arm by hand, or blend",
+                parameter="device.align",
+            )
+        first.setdefault(table, (each, spec.arms[arm][0] if spec.arms else 0))
+    return LeaderDrives(request, first)  # type: ignore[arg-type]
 
 
 def _open(kind: str, device: DeviceConfig, count: int) -> list[InputDevice]:

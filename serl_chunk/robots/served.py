@@ -199,6 +199,18 @@ class ServedRobot(RobotEnv):
             with contextlib.suppress(RobotError):
                 self._client.request("ping")
 
+    def drive_leaders(self, number: int, first: Mapping[str, int]) -> None:
+        """Let the server drive leaders to the robot, which stands since its reset, for a moment.
+
+        Args:
+            number: of the drive.
+            first: device -> the first joint that it leads; empty: the drive ends.
+
+        Raises:
+            RobotError: the server refuses it, or does not answer.
+        """
+        self._client.request("drive", number=number, first=dict(first))
+
     def hindrances(self) -> Sequence[tuple[str, str]]:
         """Return why a camera cannot be decided on, as of the last look."""
         return ((self._unseen, "look at its cable, and at the log of the robot's server"),) if self._unseen else ()

@@ -54,7 +54,9 @@ class PolledDevice:
         sample = self._sample
         if self._ending.is_set() or self._clock() - sample.stamp > SILENT:
             sample = lifeless(sample)
-        return unshared(sample._replace(drive=None if self.drive is None else self.drive.status))
+        if self.drive is not None:
+            sample = sample._replace(drive=self.drive.status)
+        return unshared(sample)
 
     def close(self) -> None:
         """Close the device. Readings are not alive from then on."""

@@ -1,0 +1,244 @@
+"""Leaders that are driven to their arms: what is requested, on a simulated clock, and with a server and a process."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import numpy as np
+import pytest
+from driven_leader import robot_file
+from errors import naming
+from robot_limits import GRIPPERS, HIGH, LOW, J
+from robot_served import HERE, served, wait
+from robot_world import TICK
+
+from serl_chunk.config.devices import DeviceConfig
+from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
+from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.devices import driven
+from serl_chunk.devices.driven import AGAIN_S, KEEPS_S, LeaderDrives
+from serl_chunk.devices.hosted import open_hosted
+from serl_chunk.devices.operator import make_human
+from serl_chunk.robots.registry import make_env
+from serl_chunk.robots.served import ServedRobot
+from serl_chunk.types import ConfigError, RobotSpec
+from serl_chunk_robot.client import RobotError
+from serl_chunk_robot.config import load
+from serl_chunk_robot.device_process import children
+from serl_chunk_robot.devices.base import DriveStatus, Sample
+from serl_chunk_robot.drives import RENEWED, Drives
+from serl_chunk_robot.processes import Processes
+from serl_chunk_robot.profiles import CAUTIOUS
+
+SPEC = RobotSpec(
+    "arms", 1 / TICK, J, tuple(LOW), tuple(HIGH), tuple(range(J)), GRIPPERS, (), 500, ((0, 7), (7, 14))
+)  # fmt: skip
+
+
+class Leader:
+    def __init__(self) -> None:
+        self.drive: DriveStatus | None = DriveStatus()
+        self.alive = True
+
+    def read(self) -> Sample:
+        return Sample(None, np.zeros(7), (), 0.0, self.alive, self.drive)
+
+
+class Desk:
+    """Two leaders and a server that takes requests."""
+
+    def __init__(self) -> None:
+        self.now, self.refuses, self.requests = 0.0, "", []
+        self.leaders = {"left": Leader(), "right": Leader()}
+        both = {"left": (self.leaders["left"], 0), "right": (self.leaders["right"], 7)}
+        self.drives = LeaderDrives(self._request, both, lambda: self.now)
+
+    def _request(self, number, first):
+        if self.refuses:
+            raise RobotError(self.refuses)
+        self.requests.append((self.now, number, dict(first)))
+
+    def phase(self, left, right, why="", number=None):
+        number = self.requests[-1][1] if number is None else number
+        for name, phase in (("left", left), ("right", right)):
+            self.leaders[name].drive = DriveStatus(number, phase, why)
+
+    def poll(self, seconds=0.01):
+        for _ in range(round(seconds / 0.01)):
+            self.now += 0.01
+            going = self.drives.poll()
+        return going
+
+    def ended(self):
+        return self.requests[-1][2] == {}
+
+
+@pytest.fixture
+def desk():
+    desk = Desk()
+    desk.drives.begin()
+    assert desk.poll()
+    return desk
+
+
+def test_a_drive_is_requested_again_and_again_and_ended_once_hands_had_time_to_take_all_leaders(desk, caplog):
+    assert desk.requests[0][2] == {"left": 0, "right": 7}
+    desk.phase("keeps", "moves")
+    assert desk.poll(3.0)
+    times = np.array([at for at, _, _ in desk.requests])
+    assert np.diff(times).max() < 1.5 * AGAIN_S < RENEWED
+    assert "\a" not in caplog.text
+    desk.phase("keeps", "keeps")
+    assert desk.poll(KEEPS_S - 0.1)
+    assert "Take hold of them" in caplog.text
+    assert not desk.ended()
+    assert desk.poll(0.2)
+    assert desk.ended()
+    desk.phase("there", "there")
+    assert not desk.poll()
+    assert desk.drives.failed == ""
+
+
+def test_leaders_at_their_arms_are_there_at_once(desk):
+    desk.phase("there", "there")
+    assert not desk.poll()
+    assert desk.drives.failed == ""
+
+
+def test_what_an_earlier_drive_came_to_does_not_count(desk):
+    desk.phase("there", "there")
+    assert not desk.poll()
+    desk.drives.begin()
+    assert desk.poll()
+    desk.phase("failed", "failed", number=desk.requests[0][1])
+    assert desk.poll()
+    assert desk.requests[-1][1] > desk.requests[0][1]
+
+
+@pytest.mark.parametrize("fault", ["failed", "lost", "refused", "long", "cannot"])
+def test_a_fault_of_one_leader_ends_the_drive_of_all(desk, fault, monkeypatch):
+    monkeypatch.setattr(driven, "LONGEST_S", 1.0)
+    desk.phase("moves", "moves")
+    assert desk.poll()
+    if fault == "failed":
+        desk.phase("moves", "failed", "a hand holds it")
+    elif fault == "lost":
+        desk.leaders["right"].alive = False
+    elif fault == "refused":
+        desk.refuses = "drive: the robot is in STOPPED"
+    elif fault == "cannot":
+        desk.leaders["right"].drive = None
+    assert not desk.poll(1.1)
+    words = {"failed": "right: a hand holds it", "lost": "right is lost", "refused": "STOPPED", "long": "within 1 s",
+             "cannot": "right is lost"}  # fmt: skip
+    assert words[fault] in desk.drives.failed
+    assert desk.ended() or fault == "refused"
+    count = len(desk.requests)
+    assert not desk.poll(1.0)
+    assert len(desk.requests) == count
+
+
+def test_leaders_that_do_not_report_their_release_are_a_fault(desk):
+    desk.phase("keeps", "keeps")
+    assert desk.poll(KEEPS_S + 0.5)
+    assert not desk.poll(1.0)
+    assert "no end" in desk.drives.failed
+
+
+def test_a_cancelled_drive_ends_also_where_no_server_answers(desk):
+    desk.drives.cancel()
+    assert desk.ended()
+    desk.refuses = "no answer"
+    desk.drives.cancel()
+
+
+def test_what_the_operator_does_is_shown(desk):
+    assert desk.drives.remarks()[0][1] == "keep your hands off it"
+    desk.phase("keeps", "keeps")
+    desk.poll()
+    assert "take hold" in desk.drives.remarks()[0][1]
+
+
+class Served:
+    """A served robot and a simulated leader of its right arm in a process, as an actor has them."""
+
+    def __init__(self, stack: contextlib.ExitStack, folder, more: str = "") -> None:
+        file = load(robot_file(folder, more))
+        self.state = folder / "state"
+        drives = stack.enter_context(contextlib.closing(Drives(["right"], file.profiles[CAUTIOUS].limits)))
+        listed = tuple((d.name, d.port, d.arm) for d in file.devices)
+        self.robot = stack.enter_context(served(port=file.port, devices=listed, drives=drives))
+        run = self.robot.server.run_id
+        stack.enter_context(Processes(children(file.devices, HERE, None, run, drives.descriptors())))
+        self.operator = self.robot.ready()
+        self.config = FakeAlohaConfig(server=f"{HERE}:{file.port}")
+        self.env = stack.enter_context(contextlib.closing(ServedRobot(self.config, SPEC)))
+
+    def torque(self) -> bool:
+        return self.state.read_text().startswith("1")
+
+
+def human_of(stack, cell, config=None, env=None, **device):
+    config = ExperimentConfig("x", config or cell.config, actor=ActorConfig(intervention="leader"),
+                              device=DeviceConfig(align="drive", **device))  # fmt: skip
+    human = make_human(config, env or cell.env)
+    stack.callback(human.close)
+    return human
+
+
+def test_an_actor_drives_the_leader_of_a_served_robot_and_a_stop_takes_its_torque(tmp_path):
+    with contextlib.ExitStack() as stack:
+        cell = Served(stack, tmp_path)
+        cell.env.reset(seed=1)
+        human = human_of(stack, cell)
+
+        def poll() -> bool:
+            time.sleep(0.01)
+            cell.env.idle()
+            return human.drives.poll()
+
+        def torque() -> bool:
+            assert poll(), human.drives.failed
+            return cell.torque()
+
+        human.drives.begin()
+        wait(torque)
+        assert human.hands().grippers == ()
+        cell.operator.request("stop")
+        wait(lambda: not cell.torque(), 1.0)
+        wait(lambda: not poll())
+        assert human.drives.failed
+        cell.operator.request("clear")
+        cell.env.reset(seed=1)
+        human.drives.begin()
+        wait(lambda: not poll(), 30.0)
+        assert human.drives.failed == ""
+        assert not cell.torque()
+        leader = open_hosted(cell.config, cell.env.robot_spec, (), joints=True)[0][1]
+        stack.callback(leader.close)
+        q = cell.env.seen().q
+        np.testing.assert_allclose(leader.read().joints, q[7:], atol=0.05)
+
+
+def test_an_actor_that_is_gone_takes_the_torque(tmp_path):
+    with contextlib.ExitStack() as stack:
+        cell = Served(stack, tmp_path)
+        cell.env.reset(seed=1)
+        human = human_of(stack, cell)
+        human.drives.begin()
+        wait(lambda: human.drives.poll() and cell.torque())
+        wait(lambda: not cell.torque(), RENEWED + 0.7)  # no poll follows, as of a process that hangs or was killed
+
+
+def test_leaders_that_cannot_be_driven_and_robots_without_a_server_are_refused(tmp_path):
+    with contextlib.ExitStack() as stack:
+        cell = Served(stack, tmp_path)
+        env = stack.enter_context(contextlib.closing(make_env(FakeAlohaConfig())))
+        with pytest.raises(ConfigError, match=naming("device.align", "right at", "Feetech", "near")):
+            human_of(stack, cell, env=env)
+    with contextlib.ExitStack() as stack:
+        (tmp_path / "plain").mkdir()
+        plain = Served(stack, tmp_path / "plain", "plain = true")
+        with pytest.raises(ConfigError, match=naming("device.align", "right at", "Feetech", "near")):
+            human_of(stack, plain)
