@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -24,12 +25,15 @@ from serl_chunk_robot.processes import Processes
 from serl_chunk_robot.profiles import CAUTIOUS
 from serl_chunk_robot.wire import arrays
 
+PATIENCE = 0.8  # s in place of RENEWED: machines that run tests may stand still for longer than robot PCs may
+
 
 class Cell:
     """A served robot in HOLD, whose actor has the lease, and a leader of its right arm in a process."""
 
     def __init__(self, stack: contextlib.ExitStack, folder: Path, more: str = "") -> None:
         file = load(robot_file(folder, more))
+        stack.enter_context(patch("serl_chunk_robot.drives.RENEWED", PATIENCE))
         self.state, self.folder = folder / "state", folder
         self.drives = stack.enter_context(contextlib.closing(Drives(["right"], file.profiles[CAUTIOUS].limits)))
         listed = tuple((d.name, d.port, d.arm) for d in file.devices)
@@ -42,6 +46,7 @@ class Cell:
         self.actor.hello()
         self.number = 1
         wait(lambda: self.status() is not None, 30)
+        self.actor.request("lease")  # it ended if that took long
 
     def status(self):
         reading = self.actor.next_reading("right", 0.05)
@@ -120,8 +125,8 @@ def test_an_actor_that_is_silent_or_killed_takes_the_torque(cell):
     cell.goes("moves")
     wait(cell.torque)
     began = time.monotonic()
-    cell.falls()
-    assert time.monotonic() - began < RENEWED + 0.3
+    cell.falls(3.0)
+    assert RENEWED < PATIENCE - 0.1 < time.monotonic() - began < PATIENCE + 0.5
     assert "did not request it" in cell.why()
 
 

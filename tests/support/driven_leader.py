@@ -12,9 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from serl_chunk_robot.devices import drive
 from serl_chunk_robot.devices.base import Sample
 from serl_chunk_robot.devices.drive import LeaderDrive
 from serl_chunk_robot.devices.polled import PolledDevice
+
+drive.VALID = 0.3  # s: machines that run tests may stand still for longer than robot PCs may
 
 
 class Simulated(PolledDevice):
@@ -33,7 +36,9 @@ class Simulated(PolledDevice):
         self._show()
 
     def _show(self):
-        self.state.write_text(f"{self.torque:d} {self.joints[0]:.4f}")
+        new = self.state.with_suffix(".new")
+        new.write_text(f"{self.torque:d} {self.joints[0]:.4f}")
+        new.replace(self.state)  # no reader finds it empty
 
     def _look(self):
         if not self.state.exists():
@@ -47,7 +52,7 @@ class Simulated(PolledDevice):
     def reach(self):
         return np.full(7, -3.0), np.full(7, 3.0)
 
-    def hold(self):
+    def hold(self, joints):
         self.torque = True
         self._show()
 

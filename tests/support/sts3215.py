@@ -14,7 +14,7 @@ import time
 import tty
 
 PING, READ, WRITE, SYNC_READ, SYNC_WRITE = 1, 2, 3, 0x82, 0x83
-MODEL, MIN, MAX, TORQUE, GOAL, PRESENT = 3, 9, 11, 40, 42, 56  # addresses
+MODEL, MIN, MAX, TORQUE, GOAL, TORQUE_LIMIT, PRESENT = 3, 9, 11, 40, 42, 48, 56  # addresses
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
 LAG = 0.02  # s
 LATE = 0.1  # s
@@ -32,7 +32,7 @@ class Motors:
             self.put(motor, PRESENT, 2048 + 50 * motor)
             self.memory[motor][0:2] = b"\x03\x0a"  # firmware
         self.writes: list[tuple[int, int]] = []
-        self.silent = False
+        self.silent = self.held = False  # held: by a hand
         self.late = 0  # packets whose answer comes after LeRobot has given up
         self.since = time.monotonic()
         self.terminal, user = pty.openpty()
@@ -87,7 +87,7 @@ class Motors:
         share = min((now - self.since) / LAG, 1.0)
         self.since = now
         for motor in self.memory:
-            if self.memory[motor][TORQUE]:
+            if self.memory[motor][TORQUE] and not self.held:
                 at = self.get(motor, PRESENT)
                 self.put(motor, PRESENT, at + round(share * (self.get(motor, GOAL) - at)))
 

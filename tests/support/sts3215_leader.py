@@ -8,11 +8,15 @@ import math
 import os
 import sys
 import time
+from typing import TYPE_CHECKING
 
-from sts3215 import GOAL, JOINTS, PRESENT, TORQUE, Motors, wait
+from sts3215 import GOAL, JOINTS, PRESENT, TORQUE, TORQUE_LIMIT, Motors, wait
 
 AT = [2048 + 50 * motor for motor in range(1, 7)]  # encoder steps, as the motors begin
 LOW, HIGH = 1024, 3072
+
+if TYPE_CHECKING:
+    from serl_chunk_robot.devices.lerobot_teleoperator import LeRobotTeleoperator
 
 
 def share(steps: int) -> float:
@@ -36,6 +40,68 @@ def signatures() -> dict[str, list[str]]:
     }
     return {f"{kind.__name__}.{name}": list(inspect.signature(getattr(kind, name)).parameters)
             for kind, each in names.items() for name in each}  # fmt: skip
+
+
+def driven(motors: Motors, leader: LeRobotTeleoperator) -> dict[str, object]:
+    """Drive the leader to its end, into a hand, without a permission, and with motors that fall silent."""
+    import numpy as np
+
+    from serl_chunk_robot.devices import drive as of_drive
+    from serl_chunk_robot.devices.drive import Permission
+    from serl_chunk_robot.safety.limits import Limits
+    from serl_chunk_robot.safety.motion import Rates
+
+    of_drive.VALID = 0.5  # s: machines that run tests may stand still for longer than robot PCs may
+    still = np.zeros(6)
+    rate = np.full(6, 0.47)  # of first_day
+    limits = Limits(np.full(6, -1.5), np.full(6, 1.5), Rates(rate, rate / 0.08, rate / 0.0008), still, still, still)
+    path: list[tuple[float, list[int]]] = []
+
+    def drive(number: int, goal: np.ndarray, until: tuple[str, ...], permits: bool = True) -> str:
+        def done() -> bool:
+            if permits:
+                leader.drive.permit(Permission(number, time.monotonic(), goal, limits))
+            path.append((time.monotonic(), [motors.get(motor, GOAL) for motor in motors.memory]))
+            return leader.read().drive.number == number and leader.read().drive.phase in until
+
+        wait(done)
+        return str(leader.read().drive.why)
+
+    start = leader.read().joints
+    goal = np.clip(start + np.array([0.5, -0.3, 0.4, -0.5, 0.2, 0.3]), -1.2, 0.9)
+    drive(1, goal, ("moves",))
+    wait(lambda: all(motors.torque()))
+    path.clear()
+    drive(1, goal, ("keeps",))
+    found: dict[str, object] = {"kept": motors.torque(), "goal": goal.tolist(), "at": leader.read().joints.tolist()}
+    found["limit"] = [motors.get(motor, TORQUE_LIMIT) for motor in motors.memory]
+    steps = np.array([goals[:5] for _, goals in path])  # a gripper's are not of rad
+    times = np.array([at for at, _ in path])
+    late = np.searchsorted(times, times + 0.2)
+    pairs = [(k, n) for k, n in enumerate(late) if n < len(times)]
+    found["speed"] = max(float(np.abs(steps[n] - steps[k]).max() * math.tau / 4095 / (times[n] - times[k]))
+                         for k, n in pairs)  # fmt: skip
+    leader.drive.end(1, "the actor ended it")
+    wait(lambda: leader.read().drive.phase == "there")
+    found["there"] = motors.torque()
+    motors.held = True
+    found["hand"] = drive(2, start, ("failed",))
+    wait(lambda: not any(motors.torque()))
+    motors.held = False
+    drive(3, start, ("moves",))
+    wait(lambda: all(motors.torque()))
+    began = time.monotonic()
+    found["alone"] = drive(3, start, ("failed",), permits=False)
+    wait(lambda: not any(motors.torque()))
+    found["seconds alone"] = time.monotonic() - began
+    drive(4, start, ("moves",))
+    wait(lambda: all(motors.torque()))
+    motors.silent = True
+    wait(lambda: leader.read().drive.phase == "failed" and not leader.read().alive)
+    motors.silent = False
+    wait(lambda: leader.read().alive)
+    found["back"] = motors.torque()
+    return found
 
 
 def main(folder: str) -> None:
@@ -91,6 +157,7 @@ def main(folder: str) -> None:
     motors.silent = False
     wait(lambda: leader.read().alive)
     found["again"] = leader.read().joints.tolist()
+    found["driven"] = driven(motors, leader)
     leader.close()
     found["torque"] = motors.torque()
     print(json.dumps(found))

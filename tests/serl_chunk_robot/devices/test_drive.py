@@ -38,9 +38,10 @@ class Leader:
     def reach(self):
         return np.array([-1.2, -1.2, -1.2, 0.0]), np.array([1.2, 1.2, 1.2, 1.0])
 
-    def hold(self):
+    def hold(self, joints):
         self._call("hold")
-        self.torque, self.goal = True, self.joints.copy()
+        np.testing.assert_array_equal(joints, self.joints)
+        self.torque, self.goal = True, joints.copy()
 
     def move(self, joints):
         self._call("move")
@@ -174,8 +175,22 @@ def test_a_hand_that_pulls_it_on_its_way_gets_it_without_torque(leader, joint):
     moving(leader)
     leader.blocked = True
     leader.joints[joint] += 0.2
-    leader.run()
-    assert (leader.phase, leader.torque) == ("failed", False)
+    count = leader.calls.count("move")
+    leader.run(2 * LOOK)
+    assert (leader.phase, leader.torque, leader.calls.count("move")) == ("failed", False, count)
+
+
+def test_one_reading_that_is_wrong_gets_no_set_point_and_is_no_hand(leader):
+    moving(leader)
+    for _ in range(10):
+        at = leader.joints.copy()
+        leader.blocked, leader.joints[1] = True, 1.0
+        count = leader.calls.count("move")
+        leader.run(LOOK)
+        assert leader.calls.count("move") == count
+        leader.blocked, leader.joints = False, at
+        leader.run(0.1)
+        assert leader.phase == "moves"
 
 
 def test_a_hand_that_moves_it_before_it_has_torque_keeps_it_from_getting_any(leader):
@@ -189,7 +204,7 @@ def test_a_hand_that_takes_it_at_its_arm_gets_it_without_torque(leader):
     leader.run(20, until=("keeps",))
     leader.blocked = True
     leader.joints[0] += 0.2
-    leader.run()
+    leader.run(2 * LOOK)
     assert (leader.phase, leader.torque) == ("there", False)
 
 
@@ -214,7 +229,7 @@ def test_numbers_that_are_none_end_it(leader, number):
     assert (leader.phase, leader.torque) == ("failed", False)
     other = moving(Leader())
     other.blocked, other.joints = True, np.array([number, 0, 0, 0])
-    other.run()
+    other.run(2 * LOOK)
     assert (other.phase, other.torque) == ("failed", False)
 
 

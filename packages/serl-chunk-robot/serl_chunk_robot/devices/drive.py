@@ -44,8 +44,8 @@ class Motors(Protocol):
         """Return the lowest and highest joints that they can reach, float64[J] each."""
         ...
 
-    def hold(self) -> None:
-        """Give all motors torque, limited, where they are."""
+    def hold(self, joints: np.ndarray) -> None:
+        """Give all motors torque, limited, with a set point where they are, float64[J]."""
         ...
 
     def move(self, joints: np.ndarray) -> None:
@@ -85,6 +85,7 @@ class LeaderDrive:
         self._since = 0.0  # when its phase began
         self._stepped = 0.0  # when its last set point was
         self._at: Optional[SetPoint] = None
+        self._doubted = False  # the newest reading was far from the set point
         self._moves: Optional[Moves] = None
         self._gate: Optional[Gate] = None
         self._pursuit: Optional[Pursuit] = None
@@ -170,24 +171,30 @@ class LeaderDrive:
             return "its arm moves"
         if self.status.phase == WAITS:
             return "a hand moves it" if np.abs(sample.joints - self._beeped_at).max() > APART else ""
+        return self._holder(sample.joints)
+
+    def _holder(self, joints: np.ndarray) -> str:
+        """Return why two readings in a row are far from the set point. It stands where one is: a bus may misread."""
         assert self._at is not None
-        apart = np.abs(sample.joints - self._at.position)
-        if not apart.max() <= HELD:  # also where it is no number
-            joint = int(np.argmax(apart))
-            return f"a hand holds it, or it is blocked: joint {joint} is {apart[joint]:.2f} from its set point"
-        return ""
+        apart = np.abs(joints - self._at.position)
+        doubted, self._doubted = self._doubted, not apart.max() <= HELD  # also where it is no number
+        if not (doubted and self._doubted):
+            return ""
+        joint = int(np.argmax(apart))
+        return f"a hand holds it, or it is blocked: joint {joint} is {apart[joint]:.2f} from its set point"
 
     def _advance(self, joints: np.ndarray, now: float) -> None:
         phase = self.status.phase
         assert self._permission is not None
         if phase == WAITS and now - self._since >= STANDS:
             self._plan(self._permission.limits, joints)
-            self._enter(MOVES, now)
-            self.motors.hold()
+            self._enter(MOVES, now)  # first: whatever fails from here on, the torque is taken
+            self._doubted = False
+            self.motors.hold(joints)
             self._stepped = now
         elif phase == KEEPS and now - self._since > KEEPS_MOST:
             self._leave(f"nothing ended it for {KEEPS_MOST:g} s")
-        elif phase == MOVES and now - self._stepped >= DT:
+        elif phase == MOVES and now - self._stepped >= DT and not self._doubted:
             self._move(joints, now)
 
     def _move(self, joints: np.ndarray, now: float) -> None:

@@ -48,15 +48,14 @@ class LeRobotMotors:
         both = self._scale * np.array([ends[name] for name in self._names], np.float64).T
         return both.min(axis=0), both.max(axis=0)
 
-    def hold(self) -> None:
-        """Limit the torque of all motors, and give it to them where they are."""
+    def hold(self, joints: np.ndarray) -> None:
+        """Limit the torque of all motors, and give it to them with a set point where they are."""
         for arm in self._arms:
             for motor in arm.bus.motors:
                 arm.bus.write(LIMIT, motor, self._limit, normalize=False, num_retry=TRIES - 1)
+        # The set point first: a motor goes to the one that it has as soon as it gets torque.
+        self.move(joints)
         for arm in self._arms:
-            # The set point first: a motor goes to the one that it has as soon as it gets torque.
-            at = arm.bus.sync_read("Present_Position", normalize=False)
-            arm.bus.sync_write("Goal_Position", at, normalize=False)
             arm.bus.enable_torque(num_retry=TRIES - 1)
 
     def move(self, joints: np.ndarray) -> None:
