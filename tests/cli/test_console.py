@@ -10,6 +10,8 @@ from errors import naming
 
 from serl_chunk.attention.alarm import Alarm
 from serl_chunk.cli.console import console_of
+from serl_chunk.config.devices import DeviceConfig
+from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.operator import OperatorConfig
 from serl_chunk.types import ConfigError
 
@@ -34,6 +36,15 @@ def test_an_alarm_is_for_an_operator_of_a_real_robot(tmp_path):
         operator.decided({"q": 0.8})
         operator.decided({"q": 0.2})
         assert not operator.holding
+
+
+def test_leaders_are_driven_under_an_operator_alone():
+    config = dataclasses.replace(
+        make_config(), actor=ActorConfig(intervention="leader"), device=DeviceConfig(align="drive")
+    )
+    console = console_of(config, "a", amend=lambda record: None, end=lambda: None)
+    with pytest.raises(ConfigError, match=naming("device.align", "operator", "terminal", "near")), console:
+        pass  # standard output is no terminal
 
 
 def test_a_file_that_is_no_alarm_is_refused(tmp_path):
