@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from serl_chunk_robot.client import RobotError
-from serl_chunk_robot.devices.base import FAILED, KEEPS, THERE, DriveStatus, InputDevice
+from serl_chunk_robot.devices.base import FAILED, KEEPS, MOVES, THERE, WAITS, DriveStatus, InputDevice
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class LeaderDrives:
         self._first = {name: first for name, (_, first) in leaders.items()}
         self._number = 0
         self._began = self._requested = 0.0
+        self._announced = False  # that a leader is about to move
         self._kept: float | None = None  # since when all leaders are at their arms
         self._released: float | None = None  # since when they are to have no torque
         self.failed = ""  # why the newest drive failed
@@ -46,7 +47,8 @@ class LeaderDrives:
         """Begin a drive of all leaders. One that is at its arm already gets no torque."""
         # Another number than those of other processes of this actor, too.
         self._number = max(self._number + 1, time.time_ns() // 1_000_000)
-        self._began, self._requested, self._kept, self._released, self.failed = self._now(), -1.0, None, None, ""
+        self._began, self._requested, self._kept, self._released = self._now(), -1.0, None, None
+        self._announced, self.failed = False, ""
 
     def poll(self) -> bool:
         """Go on with the drive; returns whether it is under way. Else the leaders are there, or it has `failed`."""
@@ -67,6 +69,9 @@ class LeaderDrives:
             return False
         if self._released is not None:
             return now - self._released < RELEASED_S or self._fail("one reports no end of its drive")
+        if phases & {WAITS, MOVES} and not self._announced:
+            self._announced = True
+            logger.warning("leaders: they move to their arms in a second. Take your hands off them\a")
         if phases <= {KEEPS, THERE} and self._kept is None:
             self._kept = now
             logger.warning(f"leaders: at their arms. Take hold of them: their torque ends in {KEEPS_S:g} s\a")

@@ -67,7 +67,7 @@ class ServedRobot(RobotEnv):
             self._client.close()
             raise
         self.tick = self._seen = self._pass = self._episode = 0
-        self._sent_at, self._number = 0.0, 0
+        self._sent_at, self._number, self._drive = 0.0, 0, 0
         self._armed, self._held_since, self._refused = False, 0.0, ""
         self._new_arm = False  # in the last `send`
         self._unseen_since = self._unseen_told = self._pinged = 0.0
@@ -203,12 +203,15 @@ class ServedRobot(RobotEnv):
         """Let the server drive leaders to the robot, which stands since its reset, for a moment.
 
         Args:
-            number: of the drive.
+            number: of the drive, another one for each.
             first: device -> the first joint that it leads; empty: the drive ends.
 
         Raises:
             RobotError: the server refuses it, or does not answer.
         """
+        if first and number != self._drive:
+            self._drive = number
+            self._client.request("lease")  # it ended if nothing was requested for 2 s
         self._client.request("drive", number=number, first=dict(first))
 
     def hindrances(self) -> Sequence[tuple[str, str]]:

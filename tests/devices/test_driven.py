@@ -85,6 +85,11 @@ def desk():
 
 def test_a_drive_is_requested_again_and_again_and_ended_once_hands_had_time_to_take_all_leaders(desk, caplog):
     assert desk.requests[0][2] == {"left": 0, "right": 7}
+    assert "\a" not in caplog.text
+    desk.phase("waits", "there")
+    assert desk.poll(0.5)
+    assert caplog.text.count("Take your hands off them\a") == 1
+    caplog.clear()
     desk.phase("keeps", "moves")
     assert desk.poll(3.0)
     times = np.array([at for at, _, _ in desk.requests])
@@ -101,10 +106,11 @@ def test_a_drive_is_requested_again_and_again_and_ended_once_hands_had_time_to_t
     assert desk.drives.failed == ""
 
 
-def test_leaders_at_their_arms_are_there_at_once(desk):
+def test_leaders_at_their_arms_are_there_at_once_and_nothing_rings(desk, caplog):
     desk.phase("there", "there")
     assert not desk.poll()
     assert desk.drives.failed == ""
+    assert "\a" not in caplog.text
 
 
 def test_what_an_earlier_drive_came_to_does_not_count(desk):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -407,3 +408,22 @@ def test_a_state_of_before_the_arm_is_no_lapse(served, operator, make):
         env.reset(seed=1)
         env.send(HOME.astype(np.float32))  # begins late: the result is asked for at once
         assert "lost_ticks" not in env.receive()[4]
+
+
+def test_leaders_are_driven_under_a_lease_that_is_taken_again_and_refusals_are_raised(served, make, operator):
+    env = make()
+    clear(operator)
+    env.reset(seed=0)
+    requests, request = [], env._client.request
+
+    def noted(op, **arguments):
+        requests.append((op, arguments))
+        return request(op, **arguments)
+
+    env._client.request = noted
+    env._client.request("drop")
+    for first in ({"left": 0}, {"left": 0}, {}):
+        with pytest.raises(RobotError, match="no device 'left'") if first else contextlib.nullcontext():
+            env.drive_leaders(5, first)
+    assert [op for op, _ in requests] == ["drop", "lease", "drive", "drive", "drive"]
+    assert requests[-1][1] == {"number": 5, "first": {}}

@@ -103,6 +103,11 @@ def test_a_leader_goes_to_the_joints_of_its_arm_and_loses_its_torque_there(cell)
     wait(lambda: cell.phase() == "there")
     with pytest.raises(RobotError, match="has ended"):
         cell.request()
+    cell.number = 2
+    assert cell.goes("there") == "there"
+    cell.number = 1
+    with pytest.raises(RobotError, match="has ended"):  # a request of an earlier drive, that came late
+        cell.request()
 
 
 @pytest.mark.parametrize("op", ["stop", "hold", "release", "drop", "arm", "reset", "torque_off"])

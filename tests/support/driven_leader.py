@@ -17,8 +17,6 @@ from serl_chunk_robot.devices.base import Sample
 from serl_chunk_robot.devices.drive import LeaderDrive
 from serl_chunk_robot.devices.polled import PolledDevice
 
-drive.VALID = 0.3  # s: machines that run tests may stand still for longer than robot PCs may
-
 
 class Simulated(PolledDevice):
     """Seven joints. A file shows their torque, and its absence unplugs the leader."""
@@ -26,6 +24,7 @@ class Simulated(PolledDevice):
     pause = 0.002
 
     def __init__(self, state, away=0.5, held=False, plain=False):
+        drive.VALID = 0.3  # s: machines that run tests may stand still for longer than robot PCs may
         self.state, self.joints, self.torque, self.held = Path(state), np.full(7, away), False, held
         self.joints[6] = 0.5
         self.drive = None if plain else LeaderDrive("simulated", self, 7)

@@ -11,8 +11,9 @@ import contextlib
 import logging
 import os
 import socket
+from collections import deque
 from time import monotonic
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 RENEWED = 0.3  # s for which a request permits
 STOOD = 1e-3  # rad by which the set point of a robot that stands may differ
+ENDED = 64  # drives that ended, and do not begin again
 LARGEST = 8192  # bytes of a permission: of 100 joints it has 6000
 OF_LIMITS = ("low", "high", "velocity", "acceleration", "jerk")
 
@@ -56,7 +58,7 @@ class Drives:
                 end.setblocking(False)
         self._limits = {} if limits is None else dict(zip(OF_LIMITS, (limits.low, limits.high, *limits.rates)))
         self._drive: Optional[_Drive] = None
-        self._ended = 0  # number of the newest drive that ended
+        self._ended: Deque[int] = deque([0], maxlen=ENDED)  # numbers of drives that ended
 
     def descriptors(self) -> Dict[str, int]:
         """Return the descriptor of each device's end, which its process inherits, also one that is started anew."""
@@ -89,7 +91,7 @@ class Drives:
                 raise Refused(f"drive: {joint!r}, expected a joint from 0 to {len(set_point) - 1}")
         if age > RENEWED:
             raise Refused(f"drive: it was sent {age:.1f} s ago")
-        if number in (0, self._ended):
+        if number in self._ended:
             raise Refused("drive: it has ended. Request another one")
         drive = self._drive
         if drive is None or drive.number != number:
@@ -123,7 +125,7 @@ class Drives:
         drive, self._drive = self._drive, None
         if drive is None:
             return
-        self._ended = drive.number
+        self._ended.append(drive.number)
         for name in drive.first:
             self._send(name, {"number": drive.number, "ended": codec.shown(why)})
 

@@ -345,6 +345,18 @@ def test_a_motor_that_keeps_its_torque_is_a_loss(ports, leader, quick, monkeypat
     wait(lambda: not any(port.registers["Torque_Enable"]))  # as it is opened anew
 
 
+def test_a_motor_that_does_not_answer_leaves_no_other_one_its_torque_at_a_close(ports, leader, quick, monkeypatch):
+    device, port = leader(), ports[LEFT]
+    drives(device, ("keeps",), offset=-0.2)
+
+    def write(name, motor, *_, **more):
+        raise ConnectionError(f"Failed to write '{name}': no answer of {motor}")
+
+    monkeypatch.setattr(device._arms[0].bus, "write", write)
+    device.close()
+    assert port.registers["Torque_Enable"] == [0] * 6
+
+
 def test_motors_whose_torque_has_no_limit_are_not_driven(ports, leader):
     assert leader(type="koch_leader").read().drive is None
 

@@ -112,11 +112,11 @@ class LeaderDrive:
             self._leave(why)
             return
         why = self._hindrance(permission, sample, now)
-        if why:
+        if why or permission is None:
             self._leave(why)
             return
         try:
-            self._advance(sample.joints, now)
+            self._advance(permission, sample.joints, now)
         except (Resistance, SerlChunkError) as e:
             self._leave(str(e))
         except Exception as e:  # of a library
@@ -183,11 +183,10 @@ class LeaderDrive:
         joint = int(np.argmax(apart))
         return f"a hand holds it, or it is blocked: joint {joint} is {apart[joint]:.2f} from its set point"
 
-    def _advance(self, joints: np.ndarray, now: float) -> None:
+    def _advance(self, permission: Permission, joints: np.ndarray, now: float) -> None:
         phase = self.status.phase
-        assert self._permission is not None
         if phase == WAITS and now - self._since >= STANDS:
-            self._plan(self._permission.limits, joints)
+            self._plan(permission.limits, joints)
             self._enter(MOVES, now)  # first: whatever fails from here on, the torque is taken
             self._doubted = False
             self.motors.hold(joints)

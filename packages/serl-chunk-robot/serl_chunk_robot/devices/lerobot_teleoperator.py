@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any, Callable, List, Mapping, Optional, Sequence
 
@@ -102,6 +103,9 @@ class LeRobotTeleoperator(PolledDevice):
     def _release(self) -> None:
         arms, self._arms = self._arms, []
         configured, self._configured = self._configured, False
+        if configured and self.drive is not None:
+            with contextlib.suppress(Exception):  # LeRobot tries motor by motor then, until one does not answer
+                self.drive.motors.release()
         for arm in arms:
             lerobot_library.close_bus(arm, configured)
 
