@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+
+import numpy as np
 import pytest
+from driven_leader import Served, human_of
 from operator_desk import COUNTDOWN, DT, Desk, Press
 from ptys import Pty
+from robot_served import wait
 
+from serl_chunk.actor.operator import Operator
 from serl_chunk.console.bindings import Action, Word
 from serl_chunk.robots.base import Hands
+from serl_chunk.robots.served_operator import ServedOperator
 
 TAKES = 20  # polls of a drive
 
@@ -184,3 +193,55 @@ def test_a_lost_device_ends_the_countdown_to_another_drive(make):
     desk.runner.run_episode(0)
     assert drives.names() == ["begin"]
     assert desk.sink.steps == []
+
+
+class Silent:
+    """A console without keys."""
+
+    def __init__(self) -> None:
+        self.words: list[Word] = []
+
+    def actions(self):
+        return iter(())
+
+    def empty(self) -> None: ...
+
+    def show(self, state) -> None:
+        self.words.append(state.word)
+
+
+def test_a_served_robots_leader_is_driven_by_its_operator_and_a_stop_takes_its_torque(tmp_path):
+    """With a server, a process of the leader, and the operator's own thread of requests."""
+    with contextlib.ExitStack() as stack:
+        cell = Served(stack, tmp_path)
+        human, robot = human_of(stack, cell), ServedOperator(cell.config, "console")
+        stack.callback(robot.close)
+        ends = time.monotonic() + 60
+
+        def operator() -> Operator:
+            made = Operator(Silent(), robot, amend=lambda _: None, end=lambda: None, now=time.monotonic, countdown=0.05)
+            made.attach(cell.env, human)
+            cell.env.stop = made.stopping(lambda: "test" if time.monotonic() > ends else None)
+            return made
+
+        stopped, seconds = operator(), []
+
+        def stop() -> None:
+            wait(cell.torque, 30)
+            began = time.monotonic()
+            stopped.request(Action.STOP, "page")
+            wait(lambda: not cell.torque())
+            seconds.append(time.monotonic() - began)
+
+        thread = threading.Thread(target=stop)
+        thread.start()
+        assert stopped.reset(cell.env, 0) is None
+        thread.join(30)
+        assert seconds[0] < 1.0
+        cell.operator.request("clear")
+        wait(lambda: not robot.stopped)
+        observation = operator().reset(cell.env, 1)
+        assert not cell.torque()
+        leader = human._arms[0].device.read()
+        assert leader.drive.phase == "there"
+        np.testing.assert_allclose(leader.joints, observation["state"][7:14], atol=0.05)

@@ -4,37 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import time
-from unittest.mock import patch
 
 import numpy as np
 import pytest
-from driven_leader import robot_file
+from driven_leader import Served, human_of
 from errors import naming
-from robot_limits import GRIPPERS, HIGH, LOW, J
-from robot_served import HERE, served, wait
-from robot_world import TICK
+from robot_served import wait
 
-from serl_chunk.config.devices import DeviceConfig
-from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.devices import driven
 from serl_chunk.devices.driven import AGAIN_S, KEEPS_S, LeaderDrives
 from serl_chunk.devices.hosted import open_hosted
-from serl_chunk.devices.operator import make_human
 from serl_chunk.robots.registry import make_env
-from serl_chunk.robots.served import ServedRobot
-from serl_chunk.types import ConfigError, RobotSpec
+from serl_chunk.types import ConfigError
 from serl_chunk_robot.client import RobotError
-from serl_chunk_robot.config import load
-from serl_chunk_robot.device_process import children
 from serl_chunk_robot.devices.base import DriveStatus, Sample
-from serl_chunk_robot.drives import RENEWED, Drives
-from serl_chunk_robot.processes import Processes
-from serl_chunk_robot.profiles import CAUTIOUS
-
-SPEC = RobotSpec(
-    "arms", 1 / TICK, J, tuple(LOW), tuple(HIGH), tuple(range(J)), GRIPPERS, (), 500, ((0, 7), (7, 14))
-)  # fmt: skip
+from serl_chunk_robot.drives import RENEWED
 
 
 class Leader:
@@ -165,34 +150,6 @@ def test_what_the_operator_does_is_shown(desk):
     desk.phase("keeps", "keeps")
     desk.poll()
     assert "take hold" in desk.drives.remarks()[0][1]
-
-
-class Served:
-    """A served robot and a simulated leader of its right arm in a process, as an actor has them."""
-
-    def __init__(self, stack: contextlib.ExitStack, folder, more: str = "") -> None:
-        file = load(robot_file(folder, more))
-        stack.enter_context(patch("serl_chunk_robot.drives.RENEWED", 0.8))  # for machines that run tests
-        self.state = folder / "state"
-        drives = stack.enter_context(contextlib.closing(Drives(["right"], file.profiles[CAUTIOUS].limits)))
-        listed = tuple((d.name, d.port, d.arm) for d in file.devices)
-        self.robot = stack.enter_context(served(port=file.port, devices=listed, drives=drives))
-        run = self.robot.server.run_id
-        stack.enter_context(Processes(children(file.devices, HERE, None, run, drives.descriptors())))
-        self.operator = self.robot.ready()
-        self.config = FakeAlohaConfig(server=f"{HERE}:{file.port}")
-        self.env = stack.enter_context(contextlib.closing(ServedRobot(self.config, SPEC)))
-
-    def torque(self) -> bool:
-        return self.state.read_text().startswith("1")
-
-
-def human_of(stack, cell, config=None, env=None, **device):
-    config = ExperimentConfig("x", config or cell.config, actor=ActorConfig(intervention="leader"),
-                              device=DeviceConfig(align="drive", **device))  # fmt: skip
-    human = make_human(config, env or cell.env)
-    stack.callback(human.close)
-    return human
 
 
 def test_an_actor_drives_the_leader_of_a_served_robot_and_a_stop_takes_its_torque(tmp_path):

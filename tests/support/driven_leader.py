@@ -1,10 +1,30 @@
-"""A simulated leader that can be driven, as the device of a robot's file, in a process of its own."""
+"""A simulated leader that can be driven, in a process of its own, and a served robot whose right arm it leads."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from unittest.mock import patch
 
-from robot_served import free_port
+from robot_limits import GRIPPERS, HIGH, LOW, J
+from robot_served import HERE, free_port, served
+from robot_world import TICK
+
+from serl_chunk.config.devices import DeviceConfig
+from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
+from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.devices.operator import make_human
+from serl_chunk.robots.served import ServedRobot
+from serl_chunk.types import RobotSpec
+from serl_chunk_robot.config import load
+from serl_chunk_robot.device_process import children
+from serl_chunk_robot.drives import Drives
+from serl_chunk_robot.processes import Processes
+from serl_chunk_robot.profiles import CAUTIOUS
+
+SPEC = RobotSpec(
+    "arms", 1 / TICK, J, tuple(LOW), tuple(HIGH), tuple(range(J)), GRIPPERS, (), 500, ((0, 7), (7, 14))
+)  # fmt: skip
 
 LEADER = '''
 import time
@@ -72,3 +92,31 @@ def robot_file(folder: Path, more: str = "", port: int = 0) -> Path:
     path = folder / "robot.toml"
     path.write_text(f'name = "cell"\ndriver = "fake"\nport = {port or free_port(3)}\n[[device]]\n{table}\n')
     return path
+
+
+class Served:
+    """A served robot and a simulated leader of its right arm in a process, as an actor has them."""
+
+    def __init__(self, stack: contextlib.ExitStack, folder, more: str = "") -> None:
+        file = load(robot_file(folder, more))
+        stack.enter_context(patch("serl_chunk_robot.drives.RENEWED", 0.8))  # for machines that run tests
+        self.state = folder / "state"
+        drives = stack.enter_context(contextlib.closing(Drives(["right"], file.profiles[CAUTIOUS].limits)))
+        listed = tuple((d.name, d.port, d.arm) for d in file.devices)
+        self.robot = stack.enter_context(served(port=file.port, devices=listed, drives=drives))
+        run = self.robot.server.run_id
+        stack.enter_context(Processes(children(file.devices, HERE, None, run, drives.descriptors())))
+        self.operator = self.robot.ready()
+        self.config = FakeAlohaConfig(server=f"{HERE}:{file.port}")
+        self.env = stack.enter_context(contextlib.closing(ServedRobot(self.config, SPEC)))
+
+    def torque(self) -> bool:
+        return self.state.read_text().startswith("1")
+
+
+def human_of(stack, cell, config=None, env=None, **device):
+    config = ExperimentConfig("x", config or cell.config, actor=ActorConfig(intervention="leader"),
+                              device=DeviceConfig(align="drive", **device))  # fmt: skip
+    human = make_human(config, env or cell.env)
+    stack.callback(human.close)
+    return human
