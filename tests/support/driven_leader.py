@@ -32,7 +32,7 @@ from pathlib import Path
 
 import numpy as np
 
-from serl_chunk_robot.devices import drive
+from serl_chunk_robot.devices import drive, polled
 from serl_chunk_robot.devices.base import Sample
 from serl_chunk_robot.devices.drive import LeaderDrive
 from serl_chunk_robot.devices.polled import PolledDevice
@@ -44,7 +44,7 @@ class Simulated(PolledDevice):
     pause = 0.002
 
     def __init__(self, state, away=0.5, held=False, plain=False):
-        drive.VALID = 0.3  # s: machines that run tests may stand still for longer than robot PCs may
+        drive.VALID = polled.SILENT = 0.5  # s: machines that run tests may stand still for longer than robot PCs may
         self.state, self.joints, self.torque, self.held = Path(state), np.full(7, away), False, held
         self.joints[6] = 0.5
         self.drive = None if plain else LeaderDrive("simulated", self, 7)
@@ -100,6 +100,7 @@ class Served:
     def __init__(self, stack: contextlib.ExitStack, folder, more: str = "") -> None:
         file = load(robot_file(folder, more))
         stack.enter_context(patch("serl_chunk_robot.drives.RENEWED", 0.8))  # for machines that run tests
+        stack.enter_context(patch("serl_chunk_robot.devices.polled.SILENT", 1.0))  # of readings at the actor
         self.state = folder / "state"
         drives = stack.enter_context(contextlib.closing(Drives(["right"], file.profiles[CAUTIOUS].limits)))
         listed = tuple((d.name, d.port, d.arm) for d in file.devices)
