@@ -362,7 +362,8 @@ def _reading(frame: codec.Frame, device: str, run: Any) -> Optional[Reading]:
         number, phase, why = values.get("drive") or (0, "", "")  # none of a server that has no such field
         drive = (int(number), str(phase), str(why)) if phase else None
         return Reading(twist, joints, buttons, float(values["stamp"]), values["alive"] is True,
-                       float(values.get("began", 0.0)), keys, tuple(map(str, values.get("pedals", ()))), drive)  # fmt: skip
+                       float(values.get("began", 0.0)), keys, tuple(map(str, values.get("pedals", ()))),
+                       drive)  # fmt: skip
     except (KeyError, TypeError, ValueError, IndexError):
         return None
 
