@@ -366,6 +366,9 @@ class ChunkBatch(NamedTuple):
     prev_action: Array | None = None
     # float32[B, L, A]: 1 for the numbers of an action that are imitated where `bc_weight` is; None: all of them.
     bc_dims: Array | None = None
+    # float32[B, S] and float32[B, L, A]: what imitation adds to the state and the actions (`agent.bc_joint_noise`).
+    bc_state_shift: Array | None = None
+    bc_action_shift: Array | None = None
 
 
 class PolicyOrigin(NamedTuple):

@@ -159,7 +159,9 @@ class Acfql(ActorCritic):
             given = self.flow.prefix_mask(batch, draws)
             chunks = self.improved_chunks(jax.lax.stop_gradient(policy), state, batch, draws["improve"], given)
             points = {"x0": draws["improve_x0"], "t": draws["improve_t"]}
-            improved_batch = batch._replace(actions=chunks, bc_weight=jnp.ones_like(given), bc_dims=None)
+            improved_batch = batch._replace(
+                actions=chunks, bc_weight=jnp.ones_like(given), bc_dims=None, bc_state_shift=None, bc_action_shift=None
+            )
             improved = self.flow.loss(policy, improved_batch, points, given)
             loss = imitation + self.config.improve.imitate * improved
             return loss, {**metrics, "actor/improve_loss": improved, "actor/actor_loss": loss}

@@ -16,7 +16,7 @@ import optax
 
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.base import descend
-from serl_chunk.agents.losses import replace_tail
+from serl_chunk.agents.losses import imitated, replace_tail
 from serl_chunk.agents.policies import GaussianPolicy, with_prefix
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Loss, Metrics, Noise, Observation, Params, Prefix, Updated
@@ -106,7 +106,9 @@ class Acrlpd(ActorCritic):
         dist = self.gaussian.distribution(policy, batch.observations)
         if self.config.bc_invalid:
             batch = batch._replace(bc_weight=jnp.ones_like(batch.bc_weight), bc_dims=None)
-        imitation = self.dimensions * self.gaussian.imitation(dist, batch)
+        shown = imitated(batch)
+        at_shown = dist if shown is batch else self.gaussian.distribution(policy, shown.observations)
+        imitation = self.dimensions * self.gaussian.imitation(at_shown, shown)
         metrics = {"actor/bc_loss": imitation, "actor/bc_share": jnp.mean(batch.bc_weight)}
         if bc_only:
             return imitation, metrics

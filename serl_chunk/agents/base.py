@@ -239,7 +239,8 @@ class Agent(abc.ABC):
         h = self.spec.horizon
         if batch.actions.shape[1] == h:
             return batch
-        values = {name: getattr(batch, name) for name in ("actions", "valid", "is_demo", "bc_weight", "bc_dims")}
+        names = ("actions", "valid", "is_demo", "bc_weight", "bc_dims", "bc_action_shift")
+        values = {name: getattr(batch, name) for name in names}
         return batch._replace(**{name: value[:, :h] for name, value in values.items() if value is not None})
 
     @abc.abstractmethod

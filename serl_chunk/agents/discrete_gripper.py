@@ -47,8 +47,9 @@ class ArmAndGripper(Agent):
         self._order = np.argsort(np.concatenate([self.arm, self.grippers]))
 
     def arm_batch(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
-        dims = None if batch.bc_dims is None else batch.bc_dims[..., self.arm]
-        return batch._replace(actions=batch.actions[..., self.arm], prev_action=None, bc_dims=dims)
+        values = {name: getattr(batch, name) for name in ("actions", "bc_dims", "bc_action_shift")}
+        of_arm = {name: value[..., self.arm] for name, value in values.items() if value is not None}
+        return batch._replace(prev_action=None, **of_arm)
 
     def merged(self, arm: jax.Array, gripper: jax.Array, prefix: Prefix) -> jax.Array:
         """A chunk float32[H, A] of the arm's [H, A - G] and the grippers' [H, G]; committed actions are kept."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.config.critics import Aggregate, Floor
-from serl_chunk.types import ChunkBatch
+from serl_chunk.types import STATE, ChunkBatch
 
 
 def chunk_return(rewards: jax.Array, discount: float) -> jax.Array:
@@ -48,6 +48,17 @@ def imitation_mean(error: jax.Array, bc: jax.Array, divisor: Literal["weights", 
 def imitated_numbers(bc: jax.Array, dims: jax.Array | None) -> jax.Array:
     """Weights of steps `bc` float32[B, H] as those of their numbers, with `ChunkBatch.bc_dims`; None: `bc` itself."""
     return bc if dims is None else bc[..., None] * dims
+
+
+def imitated(batch: ChunkBatch) -> ChunkBatch:
+    """`batch` as an imitation loss sees it: with `bc_state_shift` and `bc_action_shift` added, where it has them."""
+    if batch.bc_state_shift is None:
+        return batch
+    observations = {**batch.observations, STATE: batch.observations[STATE] + batch.bc_state_shift}
+    return batch._replace(
+        observations=observations, actions=batch.actions + batch.bc_action_shift,
+        bc_state_shift=None, bc_action_shift=None,
+    )  # fmt: skip
 
 
 def replace_tail(batch: ChunkBatch, sampled: jax.Array) -> jax.Array:

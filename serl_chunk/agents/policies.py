@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from serl_chunk.agents.losses import imitated_numbers, imitation_mean
+from serl_chunk.agents.losses import imitated, imitated_numbers, imitation_mean
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Noise, Observation, Params, Prefix
 from serl_chunk.agents.vision import Encoded
@@ -68,6 +68,9 @@ def _layers(config: AgentConfig, flow: FlowConfig) -> dict[str, Any]:
 class FlowPolicy(_ChunkPolicy):
     """Chunks by integrating a learned velocity field. Parameters: {"encoder", "flow"}.
 
+    The network predicts the velocity, or with `predicts=chunk` the chunk a' that a path ends at: the velocity is
+    (a' - x_t) / (1 - t) then (Li and He 2025, section 3).
+
     With `train_delay` the field has H more inputs, 1 where an action is given, and sees those actions as they are at
     every t (training-time RTC, Black et al. 2025, with a mask in place of a time per action).
     """
@@ -111,9 +114,12 @@ class FlowPolicy(_ChunkPolicy):
     def loss(self, params: Params, batch: ChunkBatch, draws: Noise, given: jax.Array | None = None) -> jax.Array:
         """Conditional flow matching, mean by `bc_weight` and `bc_dims` of |v(o, x_t, t) - (a - z)|^2: float32[].
 
-        Where `given` float32[B, H] (`prefix_mask`) is 1, x_t is the action itself, and the step has no weight.
+        With `predicts=chunk` the mean of |a'(o, x_t, t) - a|^2: what the former would be for v = (a' - x_t) / (1 - t),
+        times (1 - t)^2. Where `given` float32[B, H] (`prefix_mask`) is 1, x_t is the action itself, and the step has no
+        weight.
         """
         given = self.prefix_mask(batch, draws) if given is None else given
+        batch = imitated(batch)
         chunks, weight = batch.actions, batch.bc_weight
         flat = chunks.reshape(chunks.shape[0], -1)
         x, velocity = interpolate(draws["x0"], draws["t"], flat)
@@ -121,7 +127,8 @@ class FlowPolicy(_ChunkPolicy):
             x = jnp.where(jnp.repeat(given, chunks.shape[-1], axis=-1) > 0, flat, x)
             weight = weight * (1.0 - given)
         inputs = self._inputs(self.features(params, batch.observations), given)
-        error = (self.field.apply({"params": params["flow"]}, inputs, x, draws["t"]) - velocity) ** 2
+        output = self.field.apply({"params": params["flow"]}, inputs, x, draws["t"])
+        error = (output - (flat if self.flow.predicts == "chunk" else velocity)) ** 2
         weight = imitated_numbers(weight, batch.bc_dims)
         return imitation_mean(error.reshape(chunks.shape), weight, self.config.bc_mean)
 
@@ -142,7 +149,9 @@ class FlowPolicy(_ChunkPolicy):
         inputs = self._inputs(features, given)[..., None, :]
 
         def velocity(x: jax.Array, t: jax.Array) -> jax.Array:
-            return self.field.apply({"params": params["flow"]}, inputs, x, t, repeated=True)
+            output = self.field.apply({"params": params["flow"]}, inputs, x, t, repeated=True)
+            # Euler's method takes no t nearer to 1 than a step.
+            return output if self.flow.predicts == "velocity" else (output - x) / (1 - t)[..., None]
 
         return self.chunks(integrate(velocity, noise, steps or self.flow.steps, committed, clean=self.prefixed))
 
@@ -229,6 +238,7 @@ class GaussianPolicy(_ChunkPolicy):
         return {}
 
     def loss(self, params: Params, batch: ChunkBatch, draws: Noise) -> jax.Array:
+        batch = imitated(batch)
         return self.imitation(self.distribution(params, batch.observations), batch)
 
     def candidate_noise(self, key: jax.Array, observation: Observation, count: int, *, explore: bool) -> jax.Array:

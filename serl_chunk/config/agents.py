@@ -82,6 +82,10 @@ class AgentConfig(Group, path="agent."):
     bc_on: Literal["all", "demo", "demo+interventions", "+successes", "interventions"] = setting(
         "+successes", "steps that are imitated"
     )
+    bc_joint_noise: float = setting(
+        0.0, "deviation by which imitation sees joints moved, with targets that stay: it learns the way back",
+        unit="rad", least=0, requires=needs("normaliser.actions", "relative"), off=0.0,
+    )  # fmt: skip
 
     def _check(self) -> None:
         # fmt: off
@@ -158,6 +162,10 @@ class FlowConfig(Group, path="agent.flow."):
         "none", "train for late decisions: the first d actions of a chunk are given, the flow learns the rest"
     )
     train_delay_max: int = setting(2, "largest d", least=1, requires=needs("agent.flow.train_delay", "sampled"))
+    predicts: Literal["velocity", "chunk"] = acting(
+        "velocity",
+        "output of the network: v (as published), or the chunk that x_t comes to, which follows unsteady hands",
+    )
     noise_low: float = acting(0.0, "scale of the first candidate's noise", least=0, most=1)
     noise_high: float = acting(1.0, "scale of the last one's, of several", least=0, most=1)
 

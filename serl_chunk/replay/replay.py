@@ -18,7 +18,7 @@ from serl_chunk.replay.frame_cache import Embedder, Fetch, feature_bytes
 from serl_chunk.replay.memory import available_bytes, check_memory, estimate_disk_bytes
 from serl_chunk.replay.partitions import Partitions
 from serl_chunk.replay.qc_sampler import gather_qc_windows
-from serl_chunk.replay.windows import BcOn, gather
+from serl_chunk.replay.windows import BcOn, gather, with_moved_joints
 from serl_chunk.types import ChunkBatch, ConfigError, DataError, Episode, Record, RobotSpec
 
 DEMO_SESSION = "demonstrations"  # the session under which demonstrations are kept
@@ -170,6 +170,8 @@ class Replay:
             self._actions += int(live.sum()) * batch.actions.shape[2]
         for fetch in pending:  # without the lock: decoding takes a while, and records go on coming in
             fetch()
+        if noise := self._config.agent.bc_joint_noise:
+            batch = with_moved_joints(batch, self._normaliser, noise, rng)
         return batch if updates is None else _lead(batch, updates, batch_size)
 
     def _draw(self, rng: np.random.Generator, updates: int, batch_size: int, half: Half | None) -> np.ndarray:

@@ -214,6 +214,23 @@ def gather(
     return batch, pending
 
 
+def with_moved_joints(batch: ChunkBatch, normaliser: Normaliser, noise: float, rng: np.random.Generator) -> ChunkBatch:
+    """Add `bc_state_shift` and `bc_action_shift` to a batch of `gather`: joints moved at random, targets that stay.
+
+    Imitation then shows the way back onto the demonstrated path from next to it (corrective labels as those of Ke et
+    al. 2021). Moved are the joints that actions are relative to.
+
+    Args:
+        noise: standard deviation, in the robot's units (rad).
+    """
+    state = batch.observations[STATE]
+    joints = np.unique(normaliser.joint[normaliser.joint >= 0])
+    moved = np.zeros(state.shape, np.float32)
+    moved[:, joints] = noise * rng.standard_normal((len(state), len(joints)), np.float32)
+    of_state, of_actions = normaliser.shifts(moved)
+    return batch._replace(bc_state_shift=of_state, bc_action_shift=of_actions[:, : batch.actions.shape[1]])
+
+
 def _stop_at_cuts(storage: StepStorage, rows: np.ndarray, exists: np.ndarray) -> None:
     """Make windows `rows` int64[B, L + 1] stay on the first cut after their start; `exists` bool[B, L] ends there."""
     crossed = np.logical_or.accumulate(storage.cut[rows[:, 1:]], axis=1)  # by the step that leads to each row

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import bandit, bandit_error, build, config_of, on_device
+from agent_tools import bandit, bandit_error, build, config_of, make_batches, on_device
 
 from serl_chunk.agents.policies import FlowPolicy
 from serl_chunk.agents.spec import AgentSpec
@@ -40,6 +40,47 @@ def test_the_policy_that_acts_is_an_average_of_the_newest(decay):
         average = keep * average + (1 - keep) * leaf(state.policy)
         np.testing.assert_allclose(leaf(agent.policy_params(state)["policy"]), average, atol=1e-6)
     assert np.allclose(average, leaf(state.policy), atol=1e-7) == (decay == 0)
+
+
+def test_a_network_of_chunks_is_trained_on_them_and_followed_to_them():
+    """The loss, the steps of Euler's method, and the end of a path, by hand."""
+    flow = FlowConfig(hidden=(8,), steps=3, predicts="chunk")
+    policy = FlowPolicy(config_of("bc", flow=flow), flow, AgentSpec(4, 2, 3, 3, (), 0.9))
+    batch = jax.tree.map(lambda x: x[0], on_device(policy.spec))._replace(bc_weight=jnp.ones((8, 3)))
+    params = policy.init(jax.random.key(0), batch.observations)
+    predicted = lambda x, t: policy.field.apply(  # noqa: E731
+        {"params": params["flow"]}, batch.observations["state"], x, jnp.broadcast_to(t, 8)
+    )
+    draws, chunks = policy.draws(jax.random.key(1), batch), batch.actions.reshape(8, 6)
+    t = draws["t"]
+    x = (1 - t)[:, None] * draws["x0"] + t[:, None] * chunks
+    error = ((predicted(x, t) - chunks) ** 2).mean()
+    assert float(policy.loss(params, batch, draws)) == pytest.approx(float(error), rel=1e-5)
+
+    x = draws["x0"]
+    for at, left in ((0.0, 3), (1 / 3, 2)):
+        x = x + (predicted(x, at) - x) / left
+    end = jnp.clip(predicted(x, 2 / 3), -1, 1).reshape(8, 1, 3, 2)  # what the last step predicts, without noise
+    np.testing.assert_allclose(policy.sample(params, batch.observations, draws["x0"][:, None]), end, atol=1e-5)
+
+
+def test_a_network_of_chunks_follows_long_ones_that_one_of_velocities_does_not():
+    """A layer with half as many units as a chunk has numbers cannot take the noise out, and need not."""
+    errors = {}
+    for predicts in ("velocity", "chunk"):
+        flow = FlowConfig(hidden=(32,), steps=5, predicts=predicts)
+        agent = build(config_of("bc", flow=flow), horizon=32)
+        state = agent.init(jax.random.key(0))
+        for i in range(30):
+            batch = make_batches(agent.spec, size=64, seed=i)
+            wanted = 0.2 * np.sin(batch.observations["state"][:, :, None, :2] + 0.1 * np.arange(32)[:, None])
+            shown = batch._replace(actions=wanted, bc_weight=np.ones_like(batch.valid))
+            state, _ = agent.update_policy(state, jax.device_put(shown))
+        noise = jax.random.normal(jax.random.key(1), (64, 1, 64))
+        seen = jax.tree.map(lambda x: jnp.asarray(x[0]), batch.observations)
+        samples = agent.net.sample(state.policy, seen, noise)[:, 0]
+        errors[predicts] = float(jnp.abs(samples - wanted[0]).mean())
+    assert errors["chunk"] < min(0.1, errors["velocity"] / 2), errors
 
 
 def flow_policy(dim: int, noise_low: float, noise_high: float = 1.0) -> FlowPolicy:

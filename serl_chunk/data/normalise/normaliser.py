@@ -65,6 +65,17 @@ class Normaliser:
         h = self._offsets(chunk)
         return (chunk * self.scale[:h] + self.centre[:h] + self._base(state)).astype(np.float32)
 
+    def shifts(self, moved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return what a move of the state adds in model space to the state and to the encoding of an unchanged chunk.
+
+        Args:
+            moved: float32[..., S], robot units.
+
+        Returns:
+            float32[..., S] and float32[..., H, A].
+        """
+        return (moved / self.state_std).astype(np.float32), (-self._base(moved) / self.scale).astype(np.float32)
+
     def _offsets(self, chunk: np.ndarray) -> int:
         h = chunk.shape[-2]
         if h > self.horizon:  # numpy would repeat the statistics of horizon 1 silently
