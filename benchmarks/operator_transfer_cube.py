@@ -10,9 +10,10 @@ records ten demonstrations in real time by `serl-chunk record --policy human`, t
     python benchmarks/operator_transfer_cube.py ours --json operator_transfer_cube.json
 
 trains from them in one process, on a simulated clock, while the operator watches and intervenes; a run that was killed
-is resumed. `hg-dagger` and `bc` are to be compared with it, and run after it: HG-DAgger has as many ticks of the
-operator as ours, `bc` the demonstrations alone, and `bc-more` as many ticks as ours, all of them demonstrations. Each
-part evaluates its last checkpoint, `ours` all of them, on held-out starts without the operator.
+is resumed. The others are to be compared with it, and run after it with the same `--json`: HG-DAgger has as many ticks
+of the operator as ours, `bc` the demonstrations alone, and `bc-more` as many ticks as ours, all of them demonstrations.
+`bc-more-still` and `bc-more-velocity` show what our policy's settings do to that clone. Each part evaluates its last
+checkpoint, `ours` all of them, on held-out starts without the operator.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import re
 import socket
 import subprocess
@@ -161,30 +163,37 @@ class Method(NamedTuple):
     settings: tuple[str, ...]
 
 
-LEARNER = ("learner.max_steps=20000", "learner.checkpoint_period=2500", "learner.keep_checkpoints=20")
-# The operator waits for 1.5 s and takes 0.4 s more: a policy that stands still is not to be imitated. And while the
-# critic is young, what it chooses is worse than the first candidate: the policy trains with that one alone.
-OURS = ("replay.exclude_before_takeover=150", "agent.candidates=1", "agent.flow.noise_high=0.3")
-CHOOSES = 16  # candidates of an evaluation
+POLICY = ("agent.flow.predicts=chunk", "agent.flow.noise_low=0.5", "agent.bc_joint_noise=0.03")
+LEARNER = ("learner.max_steps=40000", "learner.utd_ratio=0.5", "learner.checkpoint_period=5000",
+           "learner.keep_checkpoints=20", "learner.pretrain_steps=6000", "learner.warmup_episodes=5")  # fmt: skip
+# The operator waits for 1.5 s and takes 0.4 s more: a policy that stands still is not to be imitated.
+OURS = ("replay.exclude_before_takeover=150",)
 # Sizes and averages of our policy, which the presets do not have.
 CLONE = ("agent.flow.hidden=256,256", "agent.flow.steps=5", "agent.policy_updates=3", "agent.policy_ema=0.999",
-         "agent.flow.noise_low=0")  # fmt: skip
-OFFLINE = ("learner.max_steps=1", "learner.warmup_episodes=1", "learner.critic_warmup_steps=0",
-           "learner.training_starts=0", "learner.critic_pretrain_steps=0", "actor.max_human_ticks=1")  # fmt: skip
+         "chunk.horizon=10")  # fmt: skip
+OFFLINE = ("learner.pretrain_steps=12000", "learner.max_steps=1", "learner.warmup_episodes=1",
+           "learner.critic_warmup_steps=0", "learner.training_starts=0", "learner.critic_pretrain_steps=0",
+           "actor.max_human_ticks=1")  # fmt: skip
 METHODS = {
-    "ours": Method(None, (*LEARNER, *OURS)),
-    "hg-dagger": Method("hg-dagger", (*CLONE, "chunk.horizon=10", *LEARNER)),
-    "bc": Method("bc", (*CLONE, *OFFLINE, "chunk.horizon=10")),
-    "bc-more": Method("bc", (*CLONE, *OFFLINE, "chunk.horizon=10")),  # its demonstrations: see `more_demonstrations`
+    "ours": Method(None, (*LEARNER, *POLICY, *OURS)),
+    "hg-dagger": Method("hg-dagger", (*CLONE, *POLICY, *LEARNER)),
+    "bc": Method("bc", (*CLONE, *POLICY, *OFFLINE)),
+    # With `more_demonstrations`; then without moved joints, and without these with a network of velocities, which is
+    # at its best where a chunk starts from no noise.
+    "bc-more": Method("bc", (*CLONE, *POLICY, *OFFLINE)),
+    "bc-more-still": Method("bc", (*CLONE, *POLICY, *OFFLINE, "agent.bc_joint_noise=0")),
+    "bc-more-velocity": Method("bc", (*CLONE, *OFFLINE, "agent.flow.noise_low=0")),
 }
 
 
-def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Train (or resume) one method, and evaluate it; returns its figures."""
+def train(args: argparse.Namespace, there: dict[str, Any]) -> dict[str, Any]:
+    """Train (or resume) one method, and evaluate it; returns its figures. `there`: those of other parts."""
     run, mice, method = args.out / f"{args.part}_{args.seed}", args.out / "mice", METHODS[args.part]
     mice.mkdir(exist_ok=True)
     texts = [split(text) for text in (*method.settings, *args.set)]
     common = [("seed", str(args.seed)), *overrides(mice)]
+    if args.part == "hg-dagger":
+        texts.append(("actor.max_human_ticks", str(ours(there)["human_ticks"])))
     config = configured(load_experiment(EXPERIMENT), [*common, *texts], preset=method.preset)
 
     def make(config: ExperimentConfig, env: RobotEnv) -> SimulatedOperator:
@@ -193,8 +202,9 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         )
 
     demos = [str(args.out / "demos")]
-    if args.part == "bc-more":
-        demos.append(str(more_demonstrations(config, mice, args)))
+    if args.part.startswith("bc-more"):
+        count = math.ceil(ours(there)["human_ticks"] / np.mean(lengths(args.out / "demos")))
+        demos.append(str(more_demonstrations(config, mice, count, args)))
     if not args.as_it_is:
         with operated(mice, make):
             train_local(config, RunOptions(demos, str(run)))
@@ -219,9 +229,16 @@ class InstantClock:
         self._now = max(self._now, moment)
 
 
-def more_demonstrations(config: ExperimentConfig, mice: Path, args: argparse.Namespace) -> Path:
-    """Record `--more` demonstrations of the same operator on the simulated clock; returns their folder."""
-    folder = args.out / f"more_{args.more}"
+def ours(there: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of `ours`, which says how many ticks of the operator the others have."""
+    if "ours" not in there:
+        raise SystemExit("run the part ours before this one, with the same --json")
+    return there["ours"]
+
+
+def more_demonstrations(config: ExperimentConfig, mice: Path, count: int, args: argparse.Namespace) -> Path:
+    """Record `count` demonstrations of the same operator on the simulated clock; returns their folder."""
+    folder = args.out / f"more_{count}"
 
     def make(config: ExperimentConfig, env: RobotEnv) -> SimulatedOperator:
         return SimulatedOperator(
@@ -229,7 +246,7 @@ def more_demonstrations(config: ExperimentConfig, mice: Path, args: argparse.Nam
         )
 
     with operated(mice, make), patch.object(recording, "MonotonicClock", InstantClock):
-        run_record(config, args.more, str(folder), policy="human", noise=None, cameras=())
+        run_record(config, count, str(folder), policy="human", noise=None, cameras=())
     return folder
 
 
@@ -237,12 +254,10 @@ def evaluated(config: ExperimentConfig, run: Path, args: argparse.Namespace) -> 
     """Evaluate checkpoints on held-out starts without the operator; those that were evaluated are not again."""
     config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, intervention="none"))
     config = dataclasses.replace(config, device=DeviceConfig())
-    if args.part == "ours":
-        config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, candidates=args.candidates))
     env, store, curve = make_env(config.robot), CheckpointStore(run), []
     agent = make_agent(config, env.robot_spec)
     for step in store.steps() if args.part == "ours" and not args.as_it_is else store.steps()[-1:]:
-        file = run / f"benchmark_{step}_{args.candidates}.json"
+        file = run / f"benchmark_{step}.json"
         if not file.exists():
             point = evaluate_checkpoint(config, env, agent, store, step, args.episodes, REPORT_SEED_BASE)
             file.write_text(json.dumps(point))
@@ -303,8 +318,6 @@ def main() -> None:
     p.add_argument("part", choices=("record", *METHODS))
     p.add_argument("--demos", type=int, default=N_DEMOS, help="to be recorded")
     p.add_argument("--seed", type=int, default=42)
-    p.add_argument("--more", type=int, default=80, help="demonstrations that bc-more has in addition")
-    p.add_argument("--candidates", type=int, default=CHOOSES, help="of which the critic chooses in ours' evaluations")
     p.add_argument("--episodes", type=int, default=100, help="held-out starts of an evaluation")
     p.add_argument("--as_it_is", action="store_true", help="evaluate the newest checkpoint of a run that goes on")
     p.add_argument("--out", type=Path, default=Path("runs/benchmark_operator"))
@@ -319,7 +332,7 @@ def main() -> None:
         plot(there, args.png)
         return
     args.out.mkdir(parents=True, exist_ok=True)
-    figures = {args.part: record(args) if args.part == "record" else train(args)}
+    figures = {args.part: record(args) if args.part == "record" else train(args, there)}
     print(json.dumps(figures, indent=1))
     if args.json:
         args.json.write_text(json.dumps(there | figures, indent=1) + "\n")

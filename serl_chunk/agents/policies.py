@@ -69,7 +69,7 @@ class FlowPolicy(_ChunkPolicy):
     """Chunks by integrating a learned velocity field. Parameters: {"encoder", "flow"}.
 
     The network predicts the velocity, or with `predicts=chunk` the chunk a' that a path ends at: the velocity is
-    (a' - x_t) / (1 - t) then (Li and He 2025, section 3).
+    (a' - x_t) / (1 - t) then (Li and He 2025).
 
     With `train_delay` the field has H more inputs, 1 where an action is given, and sees those actions as they are at
     every t (training-time RTC, Black et al. 2025, with a mask in place of a time per action).
