@@ -2,7 +2,7 @@
 
     python benchmarks/learn_served_mouse.py --out runs/benchmark_served_mouse --json learn_served_mouse.json
 
-Ten scripted demonstrations are recorded through the server. Then a learner, the robot's server and an actor train,
+Thirty scripted demonstrations are recorded through the server. Then a learner, the robot's server and an actor train,
 each in a process of its own. The actor runs on a pseudo terminal with two SpaceMice, which are virtual below
 pyspacemouse. The operator (`support/mouse_operator.py`) moves them and types Enter, c and space. The last checkpoint is
 evaluated on 100 held-out starts without it, behind the server in real time and in lockstep (`served_policy.py`).
@@ -49,7 +49,7 @@ sys.path.insert(0, str(TESTS))
 from ptys import Pty  # noqa: E402
 
 HOLD = 0.2  # s: `device.hold_s`
-DEMOS = 10
+DEMOS = 30
 NEAR = 0.05  # s between the operator's first push and the tick that reads it, which may be the last of its episode
 STOOD = 1.0  # s around a tick after which the robot did not follow: a device counts again once it was neutral
 YIELDS = 10  # niceness of the learner: a robot PC has processors of its own

@@ -114,14 +114,16 @@ class FlowPolicy(_ChunkPolicy):
     def loss(self, params: Params, batch: ChunkBatch, draws: Noise, given: jax.Array | None = None) -> jax.Array:
         """Conditional flow matching, mean by `bc_weight` and `bc_dims` of |v(o, x_t, t) - (a - z)|^2: float32[].
 
-        With `predicts=chunk` the mean of |a'(o, x_t, t) - a|^2: what the former would be for v = (a' - x_t) / (1 - t),
-        times (1 - t)^2. Where `given` float32[B, H] (`prefix_mask`) is 1, x_t is the action itself, and the step has no
-        weight.
+        With `predicts=chunk` the mean of |a'(o, x_t, t) - a|^2, a clipped to [-1, 1]: what the former would be for this
+        a and v = (a' - x_t) / (1 - t), times (1 - t)^2. Where `given` float32[B, H] (`prefix_mask`) is 1, x_t is the
+        action itself, and the step has no weight.
         """
         given = self.prefix_mask(batch, draws) if given is None else given
         batch = imitated(batch)
         chunks, weight = batch.actions, batch.bc_weight
         flat = chunks.reshape(chunks.shape[0], -1)
+        if self.flow.predicts == "chunk":  # none that acts lies further out, but steps of an arm that was pushed away do
+            flat = jnp.clip(flat, -1.0, 1.0)
         x, velocity = interpolate(draws["x0"], draws["t"], flat)
         if self.prefixed:
             x = jnp.where(jnp.repeat(given, chunks.shape[-1], axis=-1) > 0, flat, x)

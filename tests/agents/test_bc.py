@@ -57,6 +57,10 @@ def test_a_network_of_chunks_is_trained_on_them_and_followed_to_them():
     error = ((predicted(x, t) - chunks) ** 2).mean()
     assert float(policy.loss(params, batch, draws)) == pytest.approx(float(error), rel=1e-5)
 
+    far = batch._replace(actions=20 * batch.actions)  # of an arm that was pushed away: no policy commands it
+    near = batch._replace(actions=jnp.clip(20 * batch.actions, -1, 1))
+    assert float(policy.loss(params, far, draws)) == float(policy.loss(params, near, draws))
+
     x = draws["x0"]
     for at, left in ((0.0, 3), (1 / 3, 2)):
         x = x + (predicted(x, at) - x) / left
