@@ -2,7 +2,7 @@
 
     python benchmarks/learn_served_mouse.py --out runs/benchmark_served_mouse --json learn_served_mouse.json
 
-Thirty scripted demonstrations are recorded through the server. Then a learner, the robot's server and an actor train,
+Twenty scripted demonstrations are recorded through the server. Then a learner, the robot's server and an actor train,
 each in a process of its own. The actor runs on a pseudo terminal with two SpaceMice, which are virtual below
 pyspacemouse. The operator (`support/mouse_operator.py`) moves them and types Enter, c and space. The last checkpoint is
 evaluated on 100 held-out starts without it, behind the server in real time and in lockstep (`served_policy.py`).
@@ -49,7 +49,7 @@ sys.path.insert(0, str(TESTS))
 from ptys import Pty  # noqa: E402
 
 HOLD = 0.2  # s: `device.hold_s`
-DEMOS = 30
+DEMOS = 20
 NEAR = 0.05  # s between the operator's first push and the tick that reads it, which may be the last of its episode
 STOOD = 1.0  # s around a tick after which the robot did not follow: a device counts again once it was neutral
 YIELDS = 10  # niceness of the learner: a robot PC has processors of its own
@@ -57,7 +57,7 @@ COLUMNS, ROWS = 100, 16
 TRAINS = ("actor.clock=realtime", "actor.intervention=spacemouse")
 # Hands of a human are slower than the script, and let a policy stand still for a second and a half.
 LEARNS = (
-    "learner.max_steps=4000", "robot.max_episode_steps=250", "replay.exclude_before_takeover=100",
+    "learner.max_steps=3000", "robot.max_episode_steps=250", "replay.exclude_before_takeover=100",
     "agent.flow.predicts=chunk", "agent.flow.noise_low=0.5", "agent.bc_joint_noise=0.05",
 )  # fmt: skip
 

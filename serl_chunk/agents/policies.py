@@ -122,7 +122,7 @@ class FlowPolicy(_ChunkPolicy):
         batch = imitated(batch)
         chunks, weight = batch.actions, batch.bc_weight
         flat = chunks.reshape(chunks.shape[0], -1)
-        if self.flow.predicts == "chunk":  # none that acts lies further out, but steps of an arm that was pushed away do
+        if self.flow.predicts == "chunk":  # none that acts is further out; steps of an arm that was pushed away are
             flat = jnp.clip(flat, -1.0, 1.0)
         x, velocity = interpolate(draws["x0"], draws["t"], flat)
         if self.prefixed:
