@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.operator_interfaces import Console
 from serl_chunk.classifier.dataset import CLASSES, FrameLabels, read_frame_labels, write_frame_labels
 from serl_chunk.cli.console import console_of
+from serl_chunk.cli.full_disk import write_with_room
 from serl_chunk.cli.process import spec_of
 from serl_chunk.cli.record import held
 from serl_chunk.cli.recording import Pace, open_human
@@ -28,7 +30,7 @@ from serl_chunk.io import plural
 from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env
-from serl_chunk.types import Amend, ConfigError, Observation
+from serl_chunk.types import Amend, ConfigError, DataError, Observation
 
 logger = logging.getLogger(__name__)
 
@@ -113,9 +115,12 @@ class LabelledFolder:
         file = self._files.pop(record.episode_id, None)
         if record.discard and file is not None:
             del self._ranges[file.name]
-            self._save()
             file.unlink()
             logger.info(f"{file.name}: removed; {self.counts()}")
+            try:
+                self._save()
+            except DataError as error:  # the control loop calls this, and goes on
+                logger.warning(f"{error}. It is written with the next episode")
 
     @property
     def frames(self) -> tuple[int, int]:
@@ -185,16 +190,20 @@ class LabelledRecording:
         self._keys.episode_begins()
         name = f"labelled-{self._runner.spec.name}-{seed:06d}"
         self._runner.run_episode(seed, episode_id=name)
-        self._writer.flush()
+        write_with_room(self._writer.flush, self._operator, self._given_up, self._writer.again)
         for file in self._writer.written[before:]:
             marked = self._marked[: self._runner.end.length if self._runner.end else 0]
-            self._labels.add(name, file, [*marked, self._keys.marking])
+            labels = [*marked, self._keys.marking]
+            write_with_room(functools.partial(self._labels.add, name, file, labels), self._operator, self._given_up)
             logger.info(f"{file.name}: {sum(marked)} of {plural(len(marked), 'tick')} a success; "
                         f"{self._labels.counts()}")  # fmt: skip
 
     def interrupt(self) -> None:
         """End the recording with the episode under way."""
         self.interrupted = True
+
+    def _given_up(self) -> bool:
+        return self.interrupted
 
     def _observe(self, tick: int) -> None:
         self._pace.wait(tick)

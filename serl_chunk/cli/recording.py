@@ -13,6 +13,7 @@ from serl_chunk.actor.clock import Clock, MonotonicClock
 from serl_chunk.actor.demonstration import Demonstration, DemonstrationSink
 from serl_chunk.actor.episode import EpisodeRunner, no_stop
 from serl_chunk.actor.operator import Operator
+from serl_chunk.cli.full_disk import write_with_room
 from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import GymConfig
@@ -211,7 +212,8 @@ class Recording:
         summary = self._runner.run_episode(seed, episode_id=name)
         if summary.length == 0 and self._operator is not None:
             return False
-        self._writer.flush()  # a fast simulator would leave thousands of episodes waiting in memory
+        # Now, as a fast simulator would leave thousands of episodes waiting in memory.
+        write_with_room(self._writer.flush, self._operator, lambda: self._stop() is not None, self._writer.again)
         files = self._writer.written[before:]
         if self._sink is not None:
             demonstration = self._sink.last

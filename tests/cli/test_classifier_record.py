@@ -8,14 +8,15 @@ import json
 import pytest
 from actor_helpers import HumanOnTicks, LineEnv, SimClock, make_config
 from errors import naming
+from full_disk import full_disk
 
 from serl_chunk.actor.operator import Operator
 from serl_chunk.classifier.dataset import LABELS, Labelling, read_source
 from serl_chunk.cli import classifier_record as module
 from serl_chunk.cli import recording
-from serl_chunk.cli.classifier_record import run_record_labels
+from serl_chunk.cli.classifier_record import LabelledFolder, run_record_labels
 from serl_chunk.console.bindings import Action
-from serl_chunk.data.formats import open_source
+from serl_chunk.data.formats import hdf5_writer, open_source
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.main import main
@@ -121,6 +122,29 @@ def test_a_discarded_episode_is_removed_with_its_labels(record):
     folder, _ = record(3, 18, {Action.SUCCESS: [(0, 5), (1, 9), (2, 9)], Action.DISCARD: [(0, 8)]})
     assert list(labels_of(folder)) == ["episode_1.hdf5", "episode_2.hdf5"]
     assert not (folder / "episode_0.hdf5").exists()
+
+
+@pytest.mark.parametrize(("where", "name"), [(hdf5_writer, "write_episode"), (module, "write_frame_labels")])
+def test_a_full_disk_delays_it(record, monkeypatch, where, name):
+    disk = full_disk(monkeypatch, where, name, full=2)
+    folder, _ = record(3, 9, {Action.SUCCESS: [(0, 9)]})
+    assert disk.full == 0
+    assert labels_of(folder) == {"episode_0.hdf5": [0] * 9 + [1] * 4}
+
+
+def test_a_full_disk_does_not_end_the_loop_at_a_discard(record, monkeypatch, caplog):
+    pressed = {Action.SUCCESS: [(0, 5), (1, 9), (2, 9)], Action.DISCARD: [(0, 8)]}
+    discarded = LabelledFolder.amend
+
+    def amend(self, record):
+        disk = full_disk(monkeypatch, module, "write_frame_labels", full=1)
+        discarded(self, record)
+        disk.full = 0
+
+    monkeypatch.setattr(LabelledFolder, "amend", amend)
+    folder, _ = record(3, 18, pressed)
+    assert "It is written with the next episode" in caplog.text
+    assert list(labels_of(folder)) == ["episode_1.hdf5", "episode_2.hdf5"]
 
 
 def test_ctrl_c_keeps_the_episode_under_way(record, tmp_path):

@@ -8,13 +8,15 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from actor_helpers import HumanOnTicks, make_config
+from full_disk import full_disk
 from operator_script import ACTING, Desk, Press, Waiting
 
 from serl_chunk.cli import record
 from serl_chunk.cli.record import run_record
 from serl_chunk.console.bindings import Action, Word
+from serl_chunk.data.formats import hdf5_writer
 from serl_chunk.data.formats.hdf5 import read_episode
-from serl_chunk.types import Outcome, Source
+from serl_chunk.types import DataError, Outcome, Source
 
 BEFORE = {  # state -> the keys that lead there
     "ACTING": [],
@@ -252,3 +254,18 @@ def test_a_script_records_under_the_same_keys(lab, monkeypatch):
     episode = read_episode(sorted(lab.folder.glob("*.hdf5"))[0])
     assert set(episode.steps.source) == {Source.SCRIPTED}
     assert lab.desk.words()[-1] is Word.POLICY
+
+
+def test_a_full_disk_delays_a_recording_which_ctrl_c_gives_up(lab, monkeypatch, caplog):
+    disk = full_disk(monkeypatch, hdf5_writer, "write_episode", full=2)
+    assert lab.record([]) == 0
+    assert lab.kept() == [(0, 12), (1, 8)]
+    assert caplog.text.count("No space left on device") == 1
+    reasons = [why.what for state in lab.desk.console.states for why in state.obstacles]
+    assert any("episode_0.hdf5" in what and "No space left on device" in what for what in reasons)
+    disk.full = 1_000
+    waits = (Word.WAITING,)
+    with pytest.raises(DataError, match="No space left on device"):
+        lab.record([Press(Action.SUCCESS), Press(Action.STOP, waits), Press(Action.END, (Word.STOPPED,))], n=3)
+    assert lab.desk.robot.sent == ["stop", "stop"]  # the keys work meanwhile
+    assert lab.kept() == [(0, 12), (1, 8)]
