@@ -27,6 +27,11 @@ class _Alive(Protocol):
     def alive(self) -> bool: ...
 
 
+def untaken(action: Action) -> bool:
+    """Leave every action to the operator."""
+    return False
+
+
 class OperatorDevices:
     """The devices of one operator. No method waits.
 
@@ -34,13 +39,14 @@ class OperatorDevices:
         bindings: of `bind_gestures`.
         pedal: None without one.
         clock: monotonic seconds, that of the pedal's events.
+        takes: called with each action; True where it has another meaning, and is not the operator's.
     """
 
     def __init__(
         self, bindings: Mapping[str, Action] | None = None, pedal: Pedal | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, takes: Callable[[Action], bool] = untaken,
     ) -> None:  # fmt: skip
-        self._gestures, self._pedal = Gestures(bindings, clock=clock), pedal
+        self._gestures, self._pedal, self._takes = Gestures(bindings, clock=clock), pedal, takes
         self._source: InterventionSource | None = None
         self._hands = Hands()
         self._pedal_lost = False
@@ -61,7 +67,9 @@ class OperatorDevices:
     def actions(self) -> Iterator[Action]:
         """Yield what was requested up to the last look. After `empty`, only stops are left."""
         while self._actions:
-            yield self._actions.pop(0)
+            action = self._actions.pop(0)
+            if not self._takes(action):
+                yield action
 
     def empty(self) -> None:
         """Drop what was requested and begun, but for stops. Call it at each change of state."""

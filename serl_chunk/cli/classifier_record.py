@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class LabellingConsole:
-    """The operator's console with two keys of another meaning; all others are the operator's.
+    """The operator's console with two keys of another meaning, also on a pedal; all others are the operator's.
 
     The key of success switches "this is a success" on and off, since a terminal reports no release of a key. The key of
     failure ends the episode, which is kept.
@@ -60,12 +60,16 @@ class LabellingConsole:
         """Yield the operator's other requests."""
         assert self._console is not None
         for action in self._console.actions():
-            if action is Action.SUCCESS:
-                self.marking = not self.marking
-            elif action is Action.FAILURE:
-                self.ends = True
-            else:
+            if not self.takes(action):
                 yield action
+
+    def takes(self, action: Action) -> bool:
+        """Act on a label, of any input; returns whether `action` is one."""
+        if action is Action.SUCCESS:
+            self.marking = not self.marking
+        elif action is Action.FAILURE:
+            self.ends = True
+        return action in (Action.SUCCESS, Action.FAILURE)
 
     def empty(self) -> None:
         """As of the console."""
@@ -242,8 +246,9 @@ def run_record_labels(
     exit_at_once_while(never)  # an open robot is closed, however long it takes
     with contextlib.ExitStack() as files_stack, contextlib.ExitStack() as stack:  # the robot is closed first
         console = console_of(
-            config, "classifier record", amend=labels.amend, end=interrupt, over=keys.over, simulated=True
-        )
+            config, "classifier record", amend=labels.amend, end=interrupt, over=keys.over, takes=keys.takes,
+            simulated=True,
+        )  # fmt: skip
         operator = stack.enter_context(console)
         if operator is None:
             raise ConfigError("classifier record labels frames by a key. Start it at a terminal")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from serl_chunk.actor.operator import Operator
-from serl_chunk.actor.operator_devices import OperatorDevices
+from serl_chunk.actor.operator_devices import OperatorDevices, untaken
 from serl_chunk.actor.operator_interfaces import Console
 from serl_chunk.attention.alarm import Alarm
 from serl_chunk.attention.attention import Attention
@@ -34,7 +34,7 @@ def bindings_of(config: OperatorConfig) -> tuple[dict[str, Action], dict[str, Ac
 def console_of(
     config: ExperimentConfig, name: str, *, amend: Callable[[Amend], object], end: Callable[[], None],
     other_inputs: bool = False, simulated: bool = False,
-    over: Callable[[Console], Console] = lambda console: console,
+    over: Callable[[Console], Console] = lambda console: console, takes: Callable[[Action], bool] = untaken,
 ) -> Iterator[Operator | None]:  # fmt: skip
     """Yield the operator of a robot, whose keys are read while this is open.
 
@@ -48,6 +48,7 @@ def console_of(
         other_inputs: something else calls `Operator.request`, as a page.
         simulated: a simulator has an operator too, as where a human moves it.
         over: returns the console that the operator polls, which may give some keys another meaning.
+        takes: the same of pedals and gestures (`OperatorDevices`).
 
     Raises:
         ConfigError: a key or gesture is unknown, or mapped twice; `operator.attention` is no alarm, or has no operator.
@@ -77,8 +78,9 @@ def console_of(
         if console.terminal is not None:
             stack.enter_context(logging_to(console.line))
         yield Operator(
-            over(console), robot, amend=amend, end=end, now=time.monotonic, devices=OperatorDevices(gestures, pedal),
-            inputs={**keys, **gestures}, countdown=settings.countdown_s if config.robot.real else 0.0,
+            over(console), robot, amend=amend, end=end, now=time.monotonic,
+            devices=OperatorDevices(gestures, pedal, takes=takes), inputs={**keys, **gestures},
+            countdown=settings.countdown_s if config.robot.real else 0.0,
             ready=settings.ready if config.robot.real else "",
             attention=Attention(alarm, holds=settings.attention_holds),
         )  # fmt: skip
