@@ -12,7 +12,7 @@ from serl_chunk.actor.operator_interfaces import Console
 from serl_chunk.attention.alarm import Alarm
 from serl_chunk.attention.attention import Attention
 from serl_chunk.cli.logs import logging_to
-from serl_chunk.cli.signals import before_exit
+from serl_chunk.cli.signals import before_exit, holding_at_hangup
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.config.operator import OperatorConfig, changes
@@ -77,10 +77,14 @@ def console_of(
         before_exit(console.close)
         if console.terminal is not None:
             stack.enter_context(logging_to(console.line))
-        yield Operator(
+        operator = Operator(
             over(console), robot, amend=amend, end=end, now=time.monotonic,
             devices=OperatorDevices(gestures, pedal, takes=takes), inputs={**keys, **gestures},
             countdown=settings.countdown_s if config.robot.real else 0.0,
             ready=settings.ready if config.robot.real else "",
             attention=Attention(alarm, holds=settings.attention_holds),
         )  # fmt: skip
+        goes_on = pedal is not None and any(name.startswith("pedal") and a is Action.GO for name, a in gestures.items())
+        if config.robot.real and (other_inputs or goes_on):  # else no one could ever continue after a hold
+            stack.enter_context(holding_at_hangup(lambda: operator.request(Action.HOLD, "terminal")))
+        yield operator

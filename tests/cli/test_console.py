@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 
 import pytest
 from actor_helpers import make_config
 from errors import naming
 
 from serl_chunk.attention.alarm import Alarm
+from serl_chunk.cli import signals
 from serl_chunk.cli.console import console_of
 from serl_chunk.config.operator import OperatorConfig
+from serl_chunk.console.bindings import Word
 from serl_chunk.types import ConfigError
+from serl_chunk_robot.devices import evdev_keys
+
+
+class Pedal:
+    name = "pedal"
+    alive = True
+
+    def read(self):
+        return self
+
+    def keys(self):
+        return []
+
+    def close(self): ...
+
+
+def served(operator: OperatorConfig, *, real: bool = True):
+    config = make_config()
+    return dataclasses.replace(config, robot=dataclasses.replace(config.robot, is_real=real), operator=operator)
 
 
 def opened(file, *, real: bool, **more):
-    config = make_config()
-    config = dataclasses.replace(
-        config, robot=dataclasses.replace(config.robot, is_real=real), operator=OperatorConfig(attention=str(file)),
-    )  # fmt: skip
+    config = served(OperatorConfig(attention=str(file)), real=real)
     return console_of(config, "a", amend=lambda record: None, end=lambda: None, **more)
 
 
@@ -41,3 +60,27 @@ def test_a_file_that_is_no_alarm_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=naming(tmp_path / "none", "no such file")) as caught, console:
         pass
     assert caught.value.parameter == "operator.attention"
+
+
+@pytest.mark.parametrize(("page", "pedal", "gestures", "goes_on"), [
+    (True, False, (), True), (False, True, (), True), (False, True, ("go=mouse_long",), False),
+])  # fmt: skip
+def test_a_closed_terminal_holds_where_a_page_or_a_pedal_can_go_on(monkeypatch, page, pedal, gestures, goes_on):
+    ended, before = [], signal.getsignal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    monkeypatch.setattr(signals, "_interrupt", lambda number, frame: ended.append(number))
+    monkeypatch.setattr(evdev_keys, "FootPedal", lambda path: Pedal())
+    try:
+        signals._install(signals._interrupt)
+        config = served(OperatorConfig(pedal="foot" if pedal else "", gestures=gestures))
+        with console_of(config, "a", amend=lambda record: None, end=lambda: None, other_inputs=page) as operator:
+            signal.raise_signal(signal.SIGHUP)
+            operator.poll(Word.POLICY)
+            assert operator.holding == goes_on
+        assert ended == ([] if goes_on else [signal.SIGHUP])
+        signal.raise_signal(signal.SIGHUP)
+        assert ended[-1:] == [signal.SIGHUP]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
