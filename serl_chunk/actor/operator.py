@@ -356,24 +356,23 @@ class Operator:
         return Word.LEARNER_LOST if word is Word.POLICY and self.learner_lost() else word
 
     def _obstacles(self) -> tuple[Obstacle, ...]:
-        """Return why no motion may begin."""
         of_robot = () if self._env is None else (Obstacle(*each) for each in self._env.hindrances())
         silent = self._robot is not None and self._robot.silent
         gone = (Obstacle("the robot's server is silent", "look at its log, and start it again"),) if silent else ()
         return (*gone, *of_robot, *self._devices.obstacles())
 
     def _listed(self, waits_for: tuple[Obstacle, ...]) -> tuple[Obstacle, ...]:
-        """Return all that "Cannot start because" lists."""
-        first = robot_obstacles(
-            self._robot, self._is_stopped(), clear=self._shown(Action.CLEAR), go=self._shown(Action.GO)
-        )
+        clear, go = self._shown(Action.CLEAR), self._shown(Action.GO)
+        first = robot_obstacles(self._robot, self._is_stopped(), clear=clear, go=go)
         return (*first, *self._obstacles(), *waits_for, *self._devices.remarks())
 
     def _shown(self, action: Action) -> str:
         return shown_inputs(action, self._inputs, 1) or action.value
 
-    def _drop(self) -> None:
-        """Drop what was requested so far, but for stops: nothing moves by a key that was typed ahead."""
+    def _begun(self, now: float) -> str:
+        return self._inlet.question(now) or self._devices.question(now)
+
+    def _drop(self) -> None:  # nothing moves by a key that was typed ahead
         for inputs in (self._console, self._inlet, self._devices):
             inputs.empty()
 
@@ -395,6 +394,6 @@ class Operator:
                "cameras": tuple((self._env.camera_ages() if self._env else {}).items()),
                "obstacles": () if word in ACTING else self._listed(waits_for),
                "outcome": self.labels.shown, "notice": self._attention.notice,
-               "question": question or self._inlet.question(now) or self.approval.question, "proposed": proposed},
+               "question": question or self._begun(now) or self.approval.question, "proposed": proposed},
         )  # fmt: skip
         self._console.show(self.view)

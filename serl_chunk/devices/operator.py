@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 
 from serl_chunk.config.devices import LEADERS, DeviceConfig
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.operator import changes
 from serl_chunk.devices.arm_control import ArmControl, Gripper, JointArm, LeaderArm, TwistArm
 from serl_chunk.devices.hosted import open_hosted
 from serl_chunk.devices.human import HumanIntervention, Thresholds
@@ -48,7 +50,7 @@ def make_human(config: ExperimentConfig, env: RobotEnv) -> HumanIntervention:
         if hosted:
             moved = open_hosted(config.robot, spec, device.paths, joints=kind in LEADERS)
         else:
-            moved = list(enumerate(_open(kind, device, count)))
+            moved = list(enumerate(_open(kind, config, count)))
         for _, each in moved:
             opened.callback(each.close)
         if device.switch_button >= 0:
@@ -61,7 +63,8 @@ def make_human(config: ExperimentConfig, env: RobotEnv) -> HumanIntervention:
         return human
 
 
-def _open(kind: str, device: DeviceConfig, count: int) -> list[InputDevice]:
+def _open(kind: str, config: ExperimentConfig, count: int) -> list[InputDevice]:
+    device, keys = config.device, changes(config.operator.keys, "operator.keys")
     if kind == "spacemouse":
         from serl_chunk_robot.devices.spacemouse import open_mice
 
@@ -69,7 +72,8 @@ def _open(kind: str, device: DeviceConfig, count: int) -> list[InputDevice]:
     if not device.paths:
         raise ConfigError(f"names no device, and actor.intervention={kind} needs one for each arm that it moves. See "
                           "/dev/input/by-id", parameter="device.paths")  # fmt: skip
-    makes = {"gamepad": _gamepad, "keyboard": _keyboard, "gello": _gello}
+    gamepad = functools.partial(_gamepad, keys=" ".join(keys.values()).split())
+    makes = {"gamepad": gamepad, "keyboard": _keyboard, "gello": _gello}
     return _all(makes[kind], device.paths)
 
 
@@ -83,10 +87,10 @@ def _all(make: Callable[[str], InputDevice], paths: Sequence[str]) -> list[Input
         return devices
 
 
-def _gamepad(path: str) -> InputDevice:
+def _gamepad(path: str, keys: Sequence[str]) -> InputDevice:
     from serl_chunk_robot.devices.gamepad import Gamepad
 
-    return Gamepad(path)
+    return Gamepad(path, keys=keys)
 
 
 def _keyboard(path: str) -> InputDevice:

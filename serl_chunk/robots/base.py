@@ -211,7 +211,8 @@ class InterventionSource(Protocol):
 
     Optional: `restart()`, called within an episode after ticks on which the robot did not follow its commands, as after
     a stop and a clear. A human's device then commands nothing until it was neutral. `hands() -> Hands`: the devices of
-    a human, for an operator. `resume()`: an operator gave the arms of lost devices back to the policy.
+    a human, for an operator. `resume()`: an operator gave the arms of lost devices back to the policy. `keys()`: events
+    of the devices' keys that move nothing.
     """
 
     def reset(self, seed: int) -> None:
