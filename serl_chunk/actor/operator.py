@@ -326,14 +326,15 @@ class Operator:
         return self._permit.latched or (self._robot is not None and self._robot.stopped)
 
     def _notice(self, now: float) -> None:
-        """Hold where the robot was stopped or held elsewhere, and where a device is lost in an episode."""
+        """Hold where the robot was stopped or held elsewhere, and where a device is lost while the robot may move."""
         stopped, lost = self._is_stopped(), frozenset(self._devices.lost)
         held = self._inside and self._robot is not None and self._robot.why.startswith("held by ")
         if held or (stopped and not self._was_stopped):
             self._permit.hold()
-        for name in lost - self._lost if self._inside else ():
+        moves = self._inside or self._word is Word.RESET or (self._robot is not None and not self._robot.idle)
+        for name in lost - self._lost if moves else ():
             logger.warning(f"device lost: name={name}. The robot holds")
-            self._permit.hold()
+            self._act(Action.HOLD, now)
         self._was_stopped, self._lost = stopped, lost
         self._brake(now)
 
