@@ -21,8 +21,10 @@ from serl_chunk.console.console import OperatorConsole
 from serl_chunk.console.terminal import is_usable
 from serl_chunk.robots.served_operator import ServedOperator
 from serl_chunk.types import Amend, ConfigError
+from serl_chunk_robot.devices.base import DeviceError
 from serl_chunk_robot.devices.evdev_keys import BUTTONS as KEYBOARD_BUTTONS
 from serl_chunk_robot.devices.evdev_keys import MOVES as KEYBOARD_MOVES
+from serl_chunk_robot.devices.evdev_keys import FootPedal
 from serl_chunk_robot.devices.gamepad import NAMES as GAMEPAD
 
 
@@ -60,6 +62,29 @@ def _check_moving_keys(config: ExperimentConfig, keys: Mapping[str, Action]) -> 
             )
 
 
+def check_operator(config: ExperimentConfig, *, other_inputs: bool = False, simulated: bool = False) -> bool:
+    """Return whether there is an operator (`console_of`). Raises what that raises, but for the robot's server."""
+    settings, keys = config.operator, bindings_of(config)[0]
+    usable = bool(is_usable(0, 1) or settings.pedal or other_inputs or device_has_keys(config, keys))
+    if not (config.robot.real or simulated or other_inputs) or not usable:
+        alone = f"{settings.attention} is for an operator, and there is no terminal or pedal. Start it at a terminal"
+        require(not (config.robot.real and settings.attention), "operator.attention", alone)
+        return False
+    if settings.attention:
+        Alarm.read(settings.attention, "operator.attention")
+    if settings.pedal:
+        open_pedal(settings.pedal).close()
+    return True
+
+
+def open_pedal(device: str) -> FootPedal:
+    """Open a foot pedal. Raises DeviceError, which names the setting."""
+    try:
+        return FootPedal(device)
+    except DeviceError as error:
+        raise DeviceError(str(error), parameter="operator.pedal") from error
+
+
 @contextlib.contextmanager
 def console_of(
     config: ExperimentConfig, name: str, *, amend: Callable[[Amend], object], end: Callable[[], None],
@@ -85,21 +110,15 @@ def console_of(
         DeviceError: the pedal cannot be opened.
         RobotError: no server answers.
     """
-    settings = config.operator
-    keys, gestures = bindings_of(config)
-    usable = bool(is_usable(0, 1) or settings.pedal or other_inputs or device_has_keys(config, keys))
-    if not (config.robot.real or simulated or other_inputs) or not usable:
-        alone = f"{settings.attention} is for an operator, and there is no terminal or pedal. Start it at a terminal"
-        require(not (config.robot.real and settings.attention), "operator.attention", alone)
+    settings, (keys, gestures) = config.operator, bindings_of(config)
+    if not check_operator(config, other_inputs=other_inputs, simulated=simulated):
         yield None
         return
     alarm = Alarm.read(settings.attention, "operator.attention") if settings.attention else None
     with contextlib.ExitStack() as stack:
         pedal = None
         if settings.pedal:
-            from serl_chunk_robot.devices.evdev_keys import FootPedal
-
-            pedal = stack.enter_context(contextlib.closing(FootPedal(settings.pedal)))
+            pedal = stack.enter_context(contextlib.closing(open_pedal(settings.pedal)))
         robot = None
         if config.robot.server:
             robot = stack.enter_context(contextlib.closing(ServedOperator(config.robot, f"{name} console")))

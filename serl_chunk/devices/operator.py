@@ -73,7 +73,7 @@ def _open(kind: str, config: ExperimentConfig, count: int) -> list[InputDevice]:
         raise ConfigError(f"names no device, and actor.intervention={kind} needs one for each arm that it moves. See "
                           "/dev/input/by-id", parameter="device.paths")  # fmt: skip
     gamepad = functools.partial(_gamepad, keys=" ".join(keys.values()).split())
-    makes = {"gamepad": gamepad, "keyboard": _keyboard, "gello": _gello}
+    makes: dict[str, Callable[[str], InputDevice]] = {"gamepad": gamepad, "keyboard": _keyboard, "gello": _gello}
     return _all(makes[kind], device.paths)
 
 

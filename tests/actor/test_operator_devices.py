@@ -23,7 +23,7 @@ from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
 from serl_chunk.config.operator import OperatorConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.console.bindings import Action, Word, bind_keys
-from serl_chunk.devices.registry import make_intervention
+from serl_chunk.devices.operator import make_human
 from serl_chunk.robots.registry import make_env
 from serl_chunk.types import ConfigError
 from serl_chunk_robot.devices.evdev_keys import BUTTONS, MOVES
@@ -125,11 +125,11 @@ def real(kind: str, keys: tuple[str, ...], **device) -> ExperimentConfig:
     [("keyboard", None, "KEY_SPACE", ()), ("gamepad", STICK, "BTN_SELECT", ("hold=space select",))],
 )
 def test_a_device_without_a_terminal_holds_the_robot_and_the_key_moves_nothing(tmp_path, kind, axes, key, keys):
+    env = make_env(FakeAlohaConfig())
     with evdev_stand_in.installed(tmp_path) as inputs, contextlib.ExitStack() as opened:
         user = inputs.device(f"usb-{kind}-event-x", axes)
         config = real(kind, keys, paths=(kind,))
-        env = make_env(FakeAlohaConfig())
-        human = make_intervention(kind, env, dataclasses.replace(config, robot=FakeAlohaConfig()))
+        human = make_human(dataclasses.replace(config, robot=FakeAlohaConfig()), env)
         opened.callback(human.close)
         operator = opened.enter_context(console_of(config, "a", amend=lambda record: None, end=lambda: None))
         operator.attach(env, human)

@@ -10,12 +10,11 @@ from actor_helpers import make_config
 from errors import naming
 
 from serl_chunk.attention.alarm import Alarm
-from serl_chunk.cli import signals
+from serl_chunk.cli import console, signals
 from serl_chunk.cli.console import console_of
 from serl_chunk.config.operator import OperatorConfig
 from serl_chunk.console.bindings import Word
 from serl_chunk.types import ConfigError
-from serl_chunk_robot.devices import evdev_keys
 
 
 class Pedal:
@@ -56,8 +55,8 @@ def test_an_alarm_is_for_an_operator_of_a_real_robot(tmp_path):
 
 
 def test_a_file_that_is_no_alarm_is_refused(tmp_path):
-    console = opened(tmp_path / "none", real=True, other_inputs=True)
-    with pytest.raises(ConfigError, match=naming(tmp_path / "none", "no such file")) as caught, console:
+    refused = opened(tmp_path / "none", real=True, other_inputs=True)
+    with pytest.raises(ConfigError, match=naming(tmp_path / "none", "no such file")) as caught, refused:
         pass
     assert caught.value.parameter == "operator.attention"
 
@@ -69,7 +68,7 @@ def test_a_closed_terminal_holds_where_a_page_or_a_pedal_can_go_on(monkeypatch, 
     ended, before = [], signal.getsignal(signal.SIGHUP)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     monkeypatch.setattr(signals, "_interrupt", lambda number, frame: ended.append(number))
-    monkeypatch.setattr(evdev_keys, "FootPedal", lambda path: Pedal())
+    monkeypatch.setattr(console, "open_pedal", lambda path: Pedal())
     try:
         signals._install(signals._interrupt)
         config = served(OperatorConfig(pedal="foot" if pedal else "", gestures=gestures))
