@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from serl_chunk.io import os_reason, plural
 from serl_chunk.robots.arms import kinematics_of
 from serl_chunk.robots.base import RobotEnv
 from serl_chunk.types import ConfigError, RobotSpec
-from serl_chunk_robot.devices.base import InputDevice
+from serl_chunk_robot.devices.base import DeviceError, InputDevice
 
 AXES = {3: (0, 1, 2), 6: tuple(range(6))}  # actions of an arm that takes twists -> axes of the device
 
@@ -37,7 +37,9 @@ def make_human(config: ExperimentConfig, env: RobotEnv) -> HumanIntervention:
     """
     device, spec = config.device, env.robot_spec
     controls = _controls(config, env)
-    thresholds = Thresholds(device.start, device.end, device.hold_s, device.dead_man, near=device.align == "near")
+    # The button that switches is none of the others.
+    dead_man = device.dead_man - (0 <= device.switch_button < device.dead_man)
+    thresholds = Thresholds(device.start, device.end, device.hold_s, dead_man, near=device.align == "near")
     kind = config.actor.intervention.lower()
     hosted = device.hosted or kind == "leader"
     count = 1 if device.switch_button >= 0 else min(len(controls), max(1, len(device.paths)))
@@ -45,6 +47,9 @@ def make_human(config: ExperimentConfig, env: RobotEnv) -> HumanIntervention:
         arms = plural(len(controls), "arm")
         raise ConfigError(f"names {len(device.paths)} devices, and robot {spec.name!r} has {arms}",
                           parameter="device.paths")  # fmt: skip
+    if device.switch_button >= 0 and len(device.paths) > 1:
+        raise ConfigError(f"lets a single device move both arms (got {len(device.paths)} in device.paths, expected 1). "
+                          "Name one of them, or leave switch_button out", parameter="device.switch_button")  # fmt: skip
     with contextlib.ExitStack() as opened:
         moved: list[tuple[int, InputDevice]]
         if hosted:
@@ -53,6 +58,7 @@ def make_human(config: ExperimentConfig, env: RobotEnv) -> HumanIntervention:
             moved = list(enumerate(_open(kind, config, count)))
         for _, each in moved:
             opened.callback(each.close)
+            _check_buttons(device, each)
         if device.switch_button >= 0:
             if len(controls) != 2:
                 raise ConfigError(f"robot {spec.name!r} has one arm", parameter="device.switch_button")
@@ -63,18 +69,41 @@ def make_human(config: ExperimentConfig, env: RobotEnv) -> HumanIntervention:
         return human
 
 
+def _check_buttons(device: DeviceConfig, opened: InputDevice) -> None:
+    """Raise ConfigError for a setting that names a button which the device lacks."""
+    buttons = len(opened.read().buttons)
+    for name in ("dead_man", "switch_button"):
+        number = getattr(device, name)
+        if number >= buttons:
+            valid = f"0 to {buttons - 1}" if buttons else "-1"
+            raise ConfigError(f"{opened.name} has {plural(buttons, 'button')} (got {number}, expected {valid}). "
+                              "Choose another one", parameter=f"device.{name}")  # fmt: skip
+
+
 def _open(kind: str, config: ExperimentConfig, count: int) -> list[InputDevice]:
     device, keys = config.device, changes(config.operator.keys, "operator.keys")
     if kind == "spacemouse":
         from serl_chunk_robot.devices.spacemouse import open_mice
 
-        return list(open_mice(device.paths, count))
+        with _naming_paths():
+            return list(open_mice(device.paths, count))
     if not device.paths:
         raise ConfigError(f"names no device, and actor.intervention={kind} needs one for each arm that it moves. See "
                           "/dev/input/by-id", parameter="device.paths")  # fmt: skip
     gamepad = functools.partial(_gamepad, keys=" ".join(keys.values()).split())
     makes: dict[str, Callable[[str], InputDevice]] = {"gamepad": gamepad, "keyboard": _keyboard, "gello": _gello}
-    return _all(makes[kind], device.paths)
+    with _naming_paths():
+        return _all(makes[kind], device.paths)
+
+
+@contextlib.contextmanager
+def _naming_paths() -> Iterator[None]:
+    """Let errors of devices name the setting in place of an argument."""
+    try:
+        yield
+    except DeviceError as error:
+        text = error.message if error.parameter == "paths" else str(error)  # of a GELLO's file it names the entry
+        raise DeviceError(text, parameter="device.paths") from error
 
 
 def _all(make: Callable[[str], InputDevice], paths: Sequence[str]) -> list[InputDevice]:
@@ -106,6 +135,9 @@ def _gello(path: str) -> InputDevice:
     try:
         values: dict[str, Any] = tomllib.loads(Path(path).expanduser().read_text())
         return Gello(**values)
+    except FileNotFoundError as e:
+        raise ConfigError(f"{path}: no such file (expected a GELLO's, with port, ids, offsets and signs). Write it",
+                          parameter="device.paths") from e  # fmt: skip
     except (OSError, tomllib.TOMLDecodeError, TypeError) as e:
         raise ConfigError(f"{path} describes no GELLO ({os_reason(e)}). It has port, ids, offsets and signs",
                           parameter="device.paths") from e  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import fake_hid
 import numpy as np
 import pytest
 from actor_helpers import LineEnv
@@ -15,12 +16,14 @@ from serl_chunk.config.devices import DEVICES, DeviceConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig, FakeSingleArmConfig, GymConfig
 from serl_chunk.devices import human, operator
+from serl_chunk.devices.operator import make_human
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.devices.switched import switched
 from serl_chunk.robots.arms import fake_aloha_arms
 from serl_chunk.robots.registry import make_env
 from serl_chunk.types import STATE, ConfigError, RobotSpec
 from serl_chunk_robot.devices import spacemouse
+from serl_chunk_robot.devices.base import DeviceError
 
 
 @pytest.fixture
@@ -163,6 +166,56 @@ def test_more_devices_than_arms_and_a_switch_without_a_second_arm_are_refused(mi
             make_intervention("spacemouse", env, experiment(FakeSingleArmConfig(), **device))
         assert refused.value.parameter == parameter
     assert all(mouse.closed for mouse in mice.values())
+
+
+@pytest.mark.parametrize(("setting", "number"), [("dead_man", 3), ("switch_button", 7)])
+def test_a_button_that_the_device_lacks_is_refused(mice, setting, number):
+    with pytest.raises(ConfigError, match=naming("the only one", "3 buttons", number, "0 to 2")) as refused:
+        make_intervention("spacemouse", make_env(FakeAlohaConfig()), experiment(FakeAlohaConfig(), **{setting: number}))
+    assert refused.value.parameter == f"device.{setting}"
+    assert mice["the only one"].closed
+
+
+def test_a_switch_button_of_two_devices_is_refused(mice):
+    config = experiment(FakeAlohaConfig(), switch_button=1, paths=("/dev/a", "/dev/b"))
+    with pytest.raises(ConfigError, match=naming("a single device", 2)) as refused:
+        make_intervention("spacemouse", make_env(FakeAlohaConfig()), config)
+    assert (refused.value.parameter, mice) == ("device.switch_button", {})
+
+
+def test_the_dead_mans_button_is_counted_before_the_switch(mice, clock):
+    robot = Robot(experiment(FakeAlohaConfig(), switch_button=0, dead_man=2), clock)
+    robot.run(20)
+    mouse = mice["the only one"]
+    mouse.push, mouse.buttons = 0.5, (False, True, False)
+    assert robot.run(5) is None
+    mouse.push = 0.0
+    robot.run(30)
+    mouse.buttons = (False, False, True)
+    robot.run(2)
+    mouse.push = 0.5
+    assert robot.run(5) is not None
+
+
+def test_errors_of_mice_name_the_setting(tmp_path):
+    with fake_hid.installed(tmp_path) as hid:
+        env, config = make_env(FakeAlohaConfig()), experiment(FakeAlohaConfig())
+        first, _ = hid.mouse("hidraw0"), hid.mouse("hidraw1")
+        with pytest.raises(DeviceError, match="several are plugged in") as refused:
+            make_human(config, env)
+        assert refused.value.parameter == "device.paths"
+        link = tmp_path / "link"
+        link.symlink_to(first.path)
+        config = experiment(FakeAlohaConfig(), paths=(str(first.path), str(link)))
+        with pytest.raises(DeviceError, match=naming(link, "one mouse", "expected two")) as refused:
+            make_human(config, env)
+        assert str(refused.value).startswith("device.paths: ")
+
+
+def test_a_missing_file_of_a_gello_is_named(tmp_path):
+    config = experiment(FakeAlohaConfig(), "gello", paths=(str(tmp_path / "none.toml"),))
+    with pytest.raises(ConfigError, match=naming("device.paths", tmp_path / "none.toml", "no such file")):
+        make_human(config, make_env(FakeAlohaConfig()))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in DEVICES if kind not in ("spacemouse", "leader")])
