@@ -163,10 +163,18 @@ def _controls(config: ExperimentConfig, env: RobotEnv) -> list[ArmControl]:
 def _joints(device: DeviceConfig, spec: RobotSpec, tips: Tips, arm: int) -> ArmControl:
     low, high = np.array(spec.action_low), np.array(spec.action_high)
     limits = TwistLimits(device.translation, device.rotation, device.scale, device.frame, device.lead)
-    follower = TwistFollower(tips, arm, low, high, spec.dt, limits)
+    follower = TwistFollower(tips, arm, low, high, spec.dt, limits, _home(tips, arm, low, high))
     measured = np.array(spec.joint_of_action)[follower.joints]
-    first, end = spec.arms[arm]
+    first, end = spec.arms[arm] if spec.arms else (0, spec.action_dim)
     return JointArm(follower, _gripper(device, spec, first, end, None), measured, spec.dt)
+
+
+def _home(tips: Tips, arm: int, low: np.ndarray, high: np.ndarray) -> np.ndarray | None:
+    """Return the pose towards which joints move that the twist leaves free; None: a tip's pose leaves none free."""
+    if len(tips.joints[arm]) <= len(AXES[6]):
+        return None
+    home: np.ndarray | None = getattr(tips, "home", None)
+    return (low + high) / 2 if home is None else home
 
 
 def _twists(device: DeviceConfig, spec: RobotSpec, arm: tuple[int, int], number: int, env: RobotEnv) -> ArmControl:

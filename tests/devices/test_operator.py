@@ -24,6 +24,7 @@ from serl_chunk.robots.registry import make_env
 from serl_chunk.types import STATE, ConfigError, RobotSpec
 from serl_chunk_robot.devices import spacemouse
 from serl_chunk_robot.devices.base import DeviceError
+from serl_chunk_robot.kinematics import Arms, Chain, Link
 
 
 @pytest.fixture
@@ -166,6 +167,45 @@ def test_more_devices_than_arms_and_a_switch_without_a_second_arm_are_refused(mi
             make_intervention("spacemouse", env, experiment(FakeSingleArmConfig(), **device))
         assert refused.value.parameter == parameter
     assert all(mouse.closed for mouse in mice.values())
+
+
+PANDA = [(0, 0, 0.33), (0, 0, 0), (0, 0, 0.32), (0.08, 0, 0), (-0.08, 0, 0.38), (0, 0, 0), (0.09, 0, 0)]
+AXES_OF_PANDA = [(0, 0, 1), (0, 1, 0), (0, 0, 1), (0, -1, 0), (0, 0, 1), (0, -1, 0), (0, 0, -1)]
+LOW, HIGH = (-2.8, -1.7, -2.8, -3.0, -2.8, 0.1, -2.8), (2.8, 1.7, 2.8, -0.1, 2.8, 3.6, 2.8)
+
+
+@pytest.mark.parametrize("home", [None, (0.4, 0.3, 0.6, -1.8, 0.2, 2.0, 0.3)])
+def test_free_joints_of_an_arm_of_seven_move_home_and_its_tip_does_not(mice, clock, monkeypatch, home):
+    links = [Link(offset, axis) for offset, axis in zip(PANDA, AXES_OF_PANDA, strict=True)]
+    arms = Arms([Chain((0, 0, 0), 0.0, links, (0.0, 0.0, -0.2))], [range(7)], 7, home)
+    monkeypatch.setattr(operator, "kinematics_of", lambda robot: arms)
+    env = LineEnv(spec=RobotSpec("seven", 50.0, 7, LOW, HIGH, tuple(range(7)), (), (), 10))
+    goal = (np.array(LOW) + HIGH) / 2 if home is None else np.array(home)
+    away, tips = [], []
+    for freely in (True, False):
+        mice.clear()
+        human = make_human(experiment(GymConfig(make=lambda fake_env: env), translation=0.02), env)
+        if not freely:
+            human._arms[0].control._follower._home = None
+        human.reset(0)
+        state = np.array([0.3, 0.4, -0.5, -1.6, 0.4, 2.0, 0.2], np.float32)
+        for tick in range(220):
+            clock.now += 0.02
+            mice["the only one"].push = 1.0 if tick >= 20 else 0.0
+            given = human.poll(0, {STATE: state}, False, state)
+            state = state if given is None else given.action
+        tip, jacobian = arms.tip(0, state.astype(float))
+        away.append(abs(np.linalg.svd(jacobian)[2][-1] @ (goal - state)))  # along what moves no tip
+        tips.append(tip)
+    np.testing.assert_allclose(tips[0], tips[1], atol=2e-3)
+    assert away[0] < 0.35 * away[1]
+
+
+def test_an_arm_of_six_joints_has_no_free_ones(mice, clock):
+    robot = Robot(experiment(FakeAlohaConfig()), clock)
+    assert [arm.control._follower._home for arm in robot.source._arms] == [None]
+    with pytest.raises(ValueError, match="home has 2 numbers, expected 7"):
+        Arms([Chain((0, 0, 0), 0.0, [Link((0, 0, 1), (0, 0, 1))], (0, 0, 0))], [[0]], 7, (0.0, 0.0))
 
 
 @pytest.mark.parametrize(("setting", "number"), [("dead_man", 3), ("switch_button", 7)])
