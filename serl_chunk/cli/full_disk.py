@@ -1,10 +1,11 @@
-"""Writes to a disk that may be full, while an operator's robot waits for room."""
+"""Writes to a disk that may be slow or full, while the operator of a robot is polled."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from serl_chunk.actor.operator import POLL_SECONDS, Operator
 from serl_chunk.console.view import Obstacle
@@ -17,6 +18,22 @@ AGAIN_S = 1.0  # between two attempts
 
 def nothing() -> None:
     """Do nothing before another attempt."""
+
+
+def polling(work: Callable[[], None], operator: Operator | None, what: str) -> None:
+    """Call `work`, on a thread where there is an operator, whose keys work meanwhile. Raises what `work` raises.
+
+    Args:
+        what: is waited for, as the operator sees it.
+    """
+    if operator is None:
+        work()
+        return
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(work)
+        while not wait([done], POLL_SECONDS).done:
+            operator.waits(Obstacle(what, "wait: it takes a moment"))
+    done.result()
 
 
 def write_with_room(
@@ -37,7 +54,7 @@ def write_with_room(
     waits = False
     while True:
         try:
-            write()
+            polling(write, operator, "the episode is being written")
         except DataError as error:
             if operator is None or not isinstance(error.__cause__, OSError) or given_up():
                 raise

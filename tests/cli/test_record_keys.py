@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,13 +12,16 @@ from actor_helpers import HumanOnTicks, make_config
 from full_disk import full_disk
 from operator_script import ACTING, Desk, Press, Waiting
 
-from serl_chunk.cli import record
+from serl_chunk.actor.operator import Operator
+from serl_chunk.cli import full_disk as full_disk_module
+from serl_chunk.cli import record, recording
 from serl_chunk.cli.record import run_record
 from serl_chunk.console.bindings import Action, Word
 from serl_chunk.data.formats import hdf5_writer
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.types import DataError, Outcome, Source
 
+POLLING = full_disk_module.polling
 BEFORE = {  # state -> the keys that lead there
     "ACTING": [],
     "HOLD": [Press(Action.HOLD)],
@@ -58,6 +62,9 @@ class Lab:
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
+    """One whose disk is so fast that no key comes while it writes."""
+    for module in (recording, full_disk_module):
+        monkeypatch.setattr(module, "polling", lambda work, operator, what: work())
     return Lab(tmp_path / "d", monkeypatch)
 
 
@@ -259,7 +266,7 @@ def test_a_script_records_under_the_same_keys(lab, monkeypatch):
 def test_a_full_disk_delays_a_recording_which_ctrl_c_gives_up(lab, monkeypatch, caplog):
     disk = full_disk(monkeypatch, hdf5_writer, "write_episode", full=2)
     assert lab.record([]) == 0
-    assert lab.kept() == [(0, 12), (1, 8)]
+    assert lab.kept() == [(0, 8), (1, 8)]
     assert caplog.text.count("No space left on device") == 1
     reasons = [why.what for state in lab.desk.console.states for why in state.obstacles]
     assert any("episode_0.hdf5" in what and "No space left on device" in what for what in reasons)
@@ -268,4 +275,34 @@ def test_a_full_disk_delays_a_recording_which_ctrl_c_gives_up(lab, monkeypatch, 
     with pytest.raises(DataError, match="No space left on device"):
         lab.record([Press(Action.SUCCESS), Press(Action.STOP, waits), Press(Action.END, (Word.STOPPED,))], n=3)
     assert lab.desk.robot.sent == ["stop", "stop"]  # the keys work meanwhile
-    assert lab.kept() == [(0, 12), (1, 8)]
+    assert lab.kept() == [(0, 8), (1, 8)]
+
+
+@pytest.mark.parametrize("slow", ["write", "check"])
+@pytest.mark.parametrize("action", [Action.STOP, Action.END, Action.UNDO])
+def test_keys_act_while_a_demonstration_is_written_and_checked(lab, monkeypatch, slow, action):
+    for each in (recording, full_disk_module):
+        monkeypatch.setattr(each, "polling", POLLING)
+    module, name = (hdf5_writer.EpisodeWriter, "flush") if slow == "write" else (recording, "inspect")
+    works, taken, waited = getattr(module, name), [], []
+    acts = Operator._act
+
+    def act(self, key, now):
+        acts(self, key, now)
+        taken.append(key)
+
+    def waits(*args, **more):
+        ends = time.monotonic() + 10
+        while not waited and action not in taken and time.monotonic() < ends:
+            time.sleep(0.002)
+        waited.append(action in taken)
+        return works(*args, **more)
+
+    monkeypatch.setattr(Operator, "_act", act)
+    monkeypatch.setattr(module, name, waits)
+    status = lab.record([Press(Action.SUCCESS), Press(action, (Word.WAITING,), after=2)], n=2)
+    assert waited[0]
+    assert status == (130 if action is Action.END else 0)
+    assert ("stop" in lab.desk.sent) == (action is not Action.UNDO)
+    assert len(lab.aside()) == (action is Action.UNDO)
+    assert len(lab.kept()) == (1 if action is Action.END else 2)
