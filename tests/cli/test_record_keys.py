@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from actor_helpers import HumanOnTicks, make_config
 from full_disk import full_disk
-from operator_script import ACTING, Desk, Press, Waiting
+from operator_script import ACTING, BY, Desk, Press, Waiting
 
 from serl_chunk.actor.operator import Operator
 from serl_chunk.cli import full_disk as full_disk_module
@@ -38,12 +38,12 @@ class Lab:
         self.folder, self._patch = folder, monkeypatch
         self.env = Waiting(length=400)
 
-    def record(self, script, n=2, *, keep="successes", policy="human", ready="", page=False) -> int:
+    def record(self, script, n=2, *, keep="successes", policy="human", ready="", by="terminal") -> int:
         desks: list[Desk] = []
         self._patch.setattr(record, "make_env", lambda robot: self.env)
         self._patch.setattr(record, "spec_of", lambda config: self.env.robot_spec)
         self._patch.setattr(record, "open_human", lambda *a: HumanOnTicks(frozenset(range(1000))))
-        self._patch.setattr(record, "console_of", Desk.opening(script, desks, ready=ready, page=page))
+        self._patch.setattr(record, "console_of", Desk.opening(script, desks, ready=ready, by=by))
         try:
             return run_record(make_config(), n, str(self.folder), policy=policy, noise=None, cameras=(), keep=keep)
         except KeyboardInterrupt:
@@ -121,25 +121,25 @@ TABLE: dict[str, tuple[Left, dict[Action, Left]]] = {  # state -> what keys with
 }  # fmt: skip
 
 
-def check(lab, state: str, actions: Sequence[Action], expected: Left, *, page: bool) -> None:
+def check(lab, state: str, actions: Sequence[Action], expected: Left, *, by: str) -> None:
     words = ACTING if state == "ACTING" else (Word(state),)
     first, *others = actions
     script = [*BEFORE[state], Press(first, words), *(Press(action, words, after=0) for action in others)]
-    status = lab.record(script, ready="first" if state == "WAITING" else "", page=page)
+    status = lab.record(script, ready="first" if state == "WAITING" else "", by=by)
     assert lab.desk.console.script == []
     left = Left(lab.kept(), lab.env.seeds, lab.desk.sent, len(lab.aside()), status)
     assert left == expected._replace(sent=tuple(expected.sent))
 
 
-@pytest.mark.parametrize("page", [False, True], ids=["terminal", "page"])
+@pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize(("state", "action"), [(s, a) for s, (_, table) in TABLE.items() for a in table])
-def test_each_key_with_an_effect(lab, state, action, page):
-    check(lab, state, [action], TABLE[state][1][action], page=page)
+def test_each_key_with_an_effect(lab, state, action, by):
+    check(lab, state, [action], TABLE[state][1][action], by=by)
 
 
-@pytest.mark.parametrize("page", [False, True], ids=["terminal", "page"])
+@pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("state", TABLE)
-def test_all_keys_without_an_effect(lab, state, page):
+def test_all_keys_without_an_effect(lab, state, by):
     """One after the other, and with those that lead out of a state left to the usual operator."""
     untouched, table = TABLE[state]
     leads_on = {"STOPPED": {Action.CLEAR}, "RESET": {Action.HOLD}, "WAITING": {Action.GO, Action.HOLD}}
@@ -148,7 +148,7 @@ def test_all_keys_without_an_effect(lab, state, page):
     if state in ("ACTING", "HOLD"):  # each further key takes a tick
         (start, ticks), second = untouched.kept
         untouched = untouched._replace(kept=[(start, ticks + len(actions) - 1), second])
-    check(lab, state, actions, untouched, page=page)
+    check(lab, state, actions, untouched, by=by)
 
 
 def test_a_label_is_recorded_as_the_operators(lab):
