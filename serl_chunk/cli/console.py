@@ -62,18 +62,23 @@ def _check_moving_keys(config: ExperimentConfig, keys: Mapping[str, Action]) -> 
             )
 
 
-def check_operator(config: ExperimentConfig, *, other_inputs: bool = False, simulated: bool = False) -> bool:
+def check_operator(config: ExperimentConfig, *, other_inputs: bool = False) -> bool:
     """Return whether there is an operator (`console_of`). Raises what that raises, but for the robot's server."""
+    settings, there = config.operator, _is_there(config, other_inputs=other_inputs, simulated=False)
+    if there and settings.attention:
+        Alarm.read(settings.attention, "operator.attention")
+    if there and settings.pedal:
+        open_pedal(settings.pedal).close()
+    return there
+
+
+def _is_there(config: ExperimentConfig, *, other_inputs: bool, simulated: bool) -> bool:
     settings, keys = config.operator, bindings_of(config)[0]
     usable = bool(is_usable(0, 1) or settings.pedal or other_inputs or device_has_keys(config, keys))
     if not (config.robot.real or simulated or other_inputs) or not usable:
         alone = f"{settings.attention} is for an operator, and there is no terminal or pedal. Start it at a terminal"
         require(not (config.robot.real and settings.attention), "operator.attention", alone)
         return False
-    if settings.attention:
-        Alarm.read(settings.attention, "operator.attention")
-    if settings.pedal:
-        open_pedal(settings.pedal).close()
     return True
 
 
@@ -111,7 +116,7 @@ def console_of(
         RobotError: no server answers.
     """
     settings, (keys, gestures) = config.operator, bindings_of(config)
-    if not check_operator(config, other_inputs=other_inputs, simulated=simulated):
+    if not _is_there(config, other_inputs=other_inputs, simulated=simulated):
         yield None
         return
     alarm = Alarm.read(settings.attention, "operator.attention") if settings.attention else None
