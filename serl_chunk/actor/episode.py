@@ -11,6 +11,7 @@ import numpy as np
 
 from serl_chunk.actor.chunk_queue import ChunkQueue, SentTick, TickAction
 from serl_chunk.actor.clock import Clock, Deadlines, GarbageSchedule, Lateness, MonotonicClock
+from serl_chunk.actor.handover import Handover
 from serl_chunk.actor.hold import HoldPolicy, hold_warning, with_kept
 from serl_chunk.actor.inference import InferenceThread
 from serl_chunk.actor.intervention import Interventions
@@ -87,7 +88,7 @@ class EpisodeRunner:
         env.stop = stop = self._operator.stopping(stop)
         self._operator.attach(env, intervention)
         self._clock, self._inference, self._stop, self._observer = clock or MonotonicClock(), inference, stop, observer
-        self._hold_policy = HoldPolicy(spec)
+        self._hold_policy, self._handover = HoldPolicy(spec), Handover(config, spec)
         self._low, self._high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
         self._kept = spec.grippers if config.agent.gripper.kept else ()
         self._not_random = spec.grippers if config.agent.gripper.composition == "fixed" else ()
@@ -171,6 +172,7 @@ class EpisodeRunner:
         self._observed = LazyObservation(self._env, raw, self._cameras)
         planner.begin(self._recorder, seed, explore=explore)
         self.interventions.reset(seed)
+        self._handover.begin()
         if self._realtime:
             self._deadlines = Deadlines(self._clock, spec.dt)
             planner.start(self._deadlines)
@@ -271,6 +273,7 @@ class EpisodeRunner:
                 choice = TickAction(self._hold, Source.HOLD, version=choice.version, by_human=choice.by_human)
             before = self._clock.now()
         command = np.clip(choice.command, self._low, self._high).astype(np.float32)
+        command = self._handover.bounded(command, choice, self._executed)
         sent = SentTick(self._tick, choice, command, self._stamp, self._lost_ticks, before)
         self._env.send(command)
         if deadlines is not None:

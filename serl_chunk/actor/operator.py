@@ -335,14 +335,15 @@ class Operator:
         return self._permit.latched or (self._robot is not None and self._robot.stopped)
 
     def _notice(self, now: float) -> None:
-        """Hold where the robot was stopped or held elsewhere, and where a device is lost in an episode."""
+        """Hold where the robot was stopped or held elsewhere, and where a device is lost while the robot may move."""
         stopped, lost = self._is_stopped(), frozenset(self._devices.lost)
         held = self._inside and self._robot is not None and self._robot.why.startswith("held by ")
         if held or (stopped and not self._was_stopped):
             self._permit.hold()
-        for name in lost - self._lost if self._inside else ():
+        moves = self._inside or self._word is Word.RESET or (self._robot is not None and not self._robot.idle)
+        for name in lost - self._lost if moves else ():
             logger.warning(f"device lost: name={name}. The robot holds")
-            self._permit.hold()
+            self._act(Action.HOLD, now)
         self._was_stopped, self._lost = stopped, lost
         self._brake.look(now)
 
@@ -363,17 +364,14 @@ class Operator:
         return motion_obstacles(self._robot, self._env, self._devices)
 
     def _listed(self, waits_for: tuple[Obstacle, ...]) -> tuple[Obstacle, ...]:
-        """Return all that "Cannot start because" lists."""
-        first = robot_obstacles(
-            self._robot, self._is_stopped(), clear=self._shown(Action.CLEAR), go=self._shown(Action.GO)
-        )
+        shown = {"clear": self._shown(Action.CLEAR), "go": self._shown(Action.GO)}
+        first = robot_obstacles(self._robot, self._is_stopped(), **shown)
         return (*first, *self._obstacles(), *waits_for, *self._devices.remarks())
 
     def _shown(self, action: Action) -> str:
         return shown_inputs(action, self._inputs, 1) or action.value
 
-    def _drop(self) -> None:
-        """Drop what was requested so far, but for stops: nothing moves by a key that was typed ahead."""
+    def _drop(self) -> None:  # nothing moves by a key that was typed ahead
         for inputs in (self._console, self._inlet, self._devices):
             inputs.empty()
 
@@ -395,6 +393,7 @@ class Operator:
                "cameras": tuple((self._env.camera_ages() if self._env else {}).items()),
                "obstacles": () if word in ACTING else self._listed(waits_for),
                "outcome": self.labels.shown, "notice": self._attention.notice,
-               "question": question or self._inlet.question(now) or self.approval.question, "proposed": proposed},
+               "question": question or self._inlet.question(now) or self._devices.question(now) or self.approval.question,
+               "proposed": proposed},
         )  # fmt: skip
         self._console.show(self.view)

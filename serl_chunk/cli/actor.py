@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from serl_chunk.actor.link import open_link
 from serl_chunk.actor.service import ActorService, ActorSummary
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.console import console_of
+from serl_chunk.cli.console import check_operator, console_of
 from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.live import page_on, show_on
 from serl_chunk.cli.logs import log_to_file
@@ -20,6 +20,7 @@ from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.io import WaitLog, format_bytes, plural
+from serl_chunk.outcomes.judge import Judge
 from serl_chunk.runs.spool_folders import SpoolFolders, largest_episode_bytes
 
 logger = logging.getLogger(__name__)
@@ -43,9 +44,11 @@ def run_training_actor(
     with (
         page_on(viewer) as page,  # before anything can move
         contextlib.ExitStack() as stack,
+        _checked(config, with_page=page is not None),  # before a learner is waited for
         ActorService(config, actor_id=actor_id, stop=stop) as actor,
     ):
         spec = actor.env.robot_spec
+        Judge(config, spec, compiled=False)
         actor.agent = agent = make_agent(config, spec)
         spools = SpoolFolders(config, actor_id, None if spool_path is None else Path(spool_path).expanduser())
         largest = largest_episode_bytes(spec, config)
@@ -61,9 +64,6 @@ def run_training_actor(
         )
         if actor.operator is not None:
             actor.operator.labels.notes = link
-        approve = config.operator.approve
-        alone = f"{approve} chunks need an operator, and there is none. Start it at a terminal, or with --viewer"
-        require(not approve or actor.operator is not None, "operator.approve", alone)
         show_on(page, actor.operator, config, spec, actor_id)
         if inherited := int(link.stats()["inherited"]):  # what is unacknowledged now may be none of it
             logger.info(f"spool {spools.folder}: {plural(inherited, 'record')} of a previous actor are sent")
@@ -72,6 +72,15 @@ def run_training_actor(
         summary = actor.serve(link, welcome)
     report_session(summary, config)
     return 0 if summary.delivered else 1
+
+
+@contextlib.contextmanager
+def _checked(config: ExperimentConfig, *, with_page: bool) -> Iterator[None]:
+    """Raise what an operator lacks: ConfigError, or DeviceError for the pedal."""
+    there, approve = check_operator(config, other_inputs=with_page), config.operator.approve
+    alone = f"{approve} chunks need an operator, and there is none. Start it at a terminal, or with --viewer"
+    require(not approve or there, "operator.approve", alone)
+    yield
 
 
 def log_waiting() -> Callable[[str], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.operator_interfaces import Console
 from serl_chunk.classifier.dataset import CLASSES, FrameLabels, read_frame_labels, write_frame_labels
 from serl_chunk.cli.console import console_of
+from serl_chunk.cli.full_disk import write_with_room
 from serl_chunk.cli.process import spec_of
 from serl_chunk.cli.record import held
 from serl_chunk.cli.recording import Pace, open_human
@@ -28,13 +30,13 @@ from serl_chunk.io import plural
 from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env
-from serl_chunk.types import Amend, ConfigError, Observation
+from serl_chunk.types import Amend, ConfigError, DataError, Observation
 
 logger = logging.getLogger(__name__)
 
 
 class LabellingConsole:
-    """The operator's console with two keys of another meaning; all others are the operator's.
+    """The operator's console with two keys of another meaning, also on a pedal; all others are the operator's.
 
     The key of success switches "this is a success" on and off, since a terminal reports no release of a key. The key of
     failure ends the episode, which is kept.
@@ -58,12 +60,16 @@ class LabellingConsole:
         """Yield the operator's other requests."""
         assert self._console is not None
         for action in self._console.actions():
-            if action is Action.SUCCESS:
-                self.marking = not self.marking
-            elif action is Action.FAILURE:
-                self.ends = True
-            else:
+            if not self.takes(action):
                 yield action
+
+    def takes(self, action: Action) -> bool:
+        """Act on a label, of any input; returns whether `action` is one."""
+        if action is Action.SUCCESS:
+            self.marking = not self.marking
+        elif action is Action.FAILURE:
+            self.ends = True
+        return action in (Action.SUCCESS, Action.FAILURE)
 
     def empty(self) -> None:
         """As of the console."""
@@ -117,9 +123,9 @@ class LabelledFolder:
         if record.discard and file is not None:
             del self._ranges[file.name]
             self._dropped.pop(file.name, None)
-            self._save()
             file.unlink()
             logger.info(f"{file.name}: removed; {self.counts()}")
+            self._save_in_the_loop()
 
     def note_discard(self, episode_id: str) -> None:
         """Drop the labels of an episode at once; an empty id, or another one, brings them back until `amend`."""
@@ -127,7 +133,13 @@ class LabelledFolder:
         self._dropped, self._noted = {}, episode_id
         if (file := self._files.get(episode_id)) is not None:
             self._drop(file.name)
-        self._save()
+        self._save_in_the_loop()
+
+    def _save_in_the_loop(self) -> None:
+        try:
+            self._save()
+        except DataError as error:  # the control loop calls this, and goes on
+            logger.warning(f"{error}. It is written with the next episode")
 
     @property
     def discard_noted(self) -> bool:
@@ -205,16 +217,20 @@ class LabelledRecording:
         self._keys.episode_begins()
         name = f"labelled-{self._runner.spec.name}-{seed:06d}"
         self._runner.run_episode(seed, episode_id=name)
-        self._writer.flush()
+        write_with_room(self._writer.flush, self._operator, self._given_up, self._writer.again)
         for file in self._writer.written[before:]:
             marked = self._marked[: self._runner.end.length if self._runner.end else 0]
-            self._labels.add(name, file, [*marked, self._keys.marking])
+            labels = [*marked, self._keys.marking]
+            write_with_room(functools.partial(self._labels.add, name, file, labels), self._operator, self._given_up)
             logger.info(f"{file.name}: {sum(marked)} of {plural(len(marked), 'tick')} a success; "
                         f"{self._labels.counts()}")  # fmt: skip
 
     def interrupt(self) -> None:
         """End the recording with the episode under way."""
         self.interrupted = True
+
+    def _given_up(self) -> bool:
+        return self.interrupted
 
     def _observe(self, tick: int) -> None:
         self._pace.wait(tick)
@@ -253,8 +269,9 @@ def run_record_labels(
     exit_at_once_while(never)  # an open robot is closed, however long it takes
     with contextlib.ExitStack() as files_stack, contextlib.ExitStack() as stack:  # the robot is closed first
         console = console_of(
-            config, "classifier record", amend=labels.amend, end=interrupt, over=keys.over, simulated=True
-        )
+            config, "classifier record", amend=labels.amend, end=interrupt, over=keys.over, takes=keys.takes,
+            simulated=True,
+        )  # fmt: skip
         operator = stack.enter_context(console)
         if operator is None:
             raise ConfigError("classifier record labels frames by a key. Start it at a terminal")

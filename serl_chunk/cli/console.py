@@ -4,62 +4,79 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from serl_chunk.actor.operator import Operator
-from serl_chunk.actor.operator_devices import OperatorDevices, Pedal
+from serl_chunk.actor.operator_devices import OperatorDevices, Pedal, untaken
 from serl_chunk.actor.operator_interfaces import Console
 from serl_chunk.attention.alarm import Alarm
 from serl_chunk.attention.attention import Attention
 from serl_chunk.cli.logs import logging_to
-from serl_chunk.cli.signals import before_exit
+from serl_chunk.cli.signals import before_exit, holding_at_hangup
 from serl_chunk.config.devices import LEADERS
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
-from serl_chunk.config.operator import OperatorConfig, changes
+from serl_chunk.config.operator import changes
 from serl_chunk.console.bindings import Action, bind_gestures, bind_keys
 from serl_chunk.console.console import OperatorConsole
 from serl_chunk.console.terminal import is_usable
-from serl_chunk.devices.hosted import open_pedal
+from serl_chunk.devices.hosted import open_pedal as open_hosted_pedal
 from serl_chunk.robots.served_operator import ServedOperator
-from serl_chunk.types import Amend
+from serl_chunk.types import Amend, ConfigError
+from serl_chunk_robot.devices.base import DeviceError
+from serl_chunk_robot.devices.evdev_keys import BUTTONS as KEYBOARD_BUTTONS
+from serl_chunk_robot.devices.evdev_keys import MOVES as KEYBOARD_MOVES
+from serl_chunk_robot.devices.evdev_keys import FootPedal
+from serl_chunk_robot.devices.gamepad import NAMES as GAMEPAD
 
 
-def bindings_of(config: OperatorConfig) -> tuple[dict[str, Action], dict[str, Action]]:
+def bindings_of(config: ExperimentConfig) -> tuple[dict[str, Action], dict[str, Action]]:
     """Return key -> action and gesture -> action. Raises ConfigError where one is unknown, or mapped twice."""
-    keys = bind_keys(changes(config.keys, "operator.keys"), parameter="operator.keys")
-    gestures = bind_gestures(changes(config.gestures, "operator.gestures"), parameter="operator.gestures")
+    operator = config.operator
+    keys = bind_keys(changes(operator.keys, "operator.keys"), parameter="operator.keys")
+    gestures = bind_gestures(changes(operator.gestures, "operator.gestures"), parameter="operator.gestures")
+    _check_moving_keys(config, keys)
     return keys, gestures
 
 
-@contextlib.contextmanager
-def console_of(
-    config: ExperimentConfig, name: str, *, amend: Callable[[Amend], object], end: Callable[[], None],
-    other_inputs: bool = False, simulated: bool = False,
-    over: Callable[[Console], Console] = lambda console: console,
-) -> Iterator[Operator | None]:  # fmt: skip
-    """Yield the operator of a robot, whose keys are read while this is open.
+def device_has_keys(config: ExperimentConfig, keys: Mapping[str, Action]) -> bool:
+    """Return whether the device that moves the robot has keys of the operator as well."""
+    kind = config.actor.intervention.lower()
+    return not config.device.hosted and (
+        kind == "keyboard" or (kind == "gamepad" and not set(GAMEPAD).isdisjoint(keys))
+    )
 
-    There is none (None) of a simulator, and where there is no terminal, no pedal and no other input. With another input
-    a simulator has one as well: it waits for no countdown.
 
-    Args:
-        name: of this process, for the robot's server.
-        amend: sends a correction of a recorded episode.
-        end: ends this process (Ctrl-C).
-        other_inputs: something else calls `Operator.request`, as a page.
-        simulated: a simulator has an operator too, as where a human moves it.
-        over: returns the console that the operator polls, which may give some keys another meaning.
+def _check_moving_keys(config: ExperimentConfig, keys: Mapping[str, Action]) -> None:
+    """Raise ConfigError for a key of the operator by which the device moves the robot."""
+    kind, device = config.actor.intervention.lower(), config.device
+    moving: tuple[str, ...] = ()
+    if kind == "keyboard":
+        moving = (*KEYBOARD_MOVES, *KEYBOARD_BUTTONS)
+    elif kind == "gamepad":
+        moving = (*GAMEPAD[:2], *(GAMEPAD[k] for k in (device.dead_man, device.switch_button) if 0 <= k < len(GAMEPAD)))
+    for name in moving:
+        if name in keys:
+            raise ConfigError(
+                f"{name!r} is mapped twice (got {keys[name]}, and a motion by the {kind} {', '.join(device.paths)}, "
+                f"expected one). Choose another key for {keys[name]}",
+                parameter="operator.keys",
+            )
 
-    Raises:
-        ConfigError: a key or gesture is unknown, or mapped twice; `operator.attention` is no alarm; there is no
-            operator, whom that or `device.align=drive` needs; the robot's server has no such pedal.
-        DeviceError: the pedal cannot be opened.
-        RobotError: no server answers.
-    """
-    settings = config.operator
-    keys, gestures = bindings_of(settings)
-    usable = bool(is_usable(0, 1) or settings.pedal or other_inputs)
+
+def check_operator(config: ExperimentConfig, *, other_inputs: bool = False) -> bool:
+    """Return whether there is an operator (`console_of`). Raises what that raises, but for the robot's server."""
+    settings, there = config.operator, _is_there(config, other_inputs=other_inputs, simulated=False)
+    if there and settings.attention:
+        Alarm.read(settings.attention, "operator.attention")
+    if there and settings.pedal and not settings.pedal_hosted:
+        open_pedal(settings.pedal).close()
+    return there
+
+
+def _is_there(config: ExperimentConfig, *, other_inputs: bool, simulated: bool) -> bool:
+    settings, keys = config.operator, bindings_of(config)[0]
+    usable = bool(is_usable(0, 1) or settings.pedal or other_inputs or device_has_keys(config, keys))
     if not (config.robot.real or simulated or other_inputs) or not usable:
         alone = f"{settings.attention} is for an operator, and there is no terminal or pedal. Start it at a terminal"
         require(not (config.robot.real and settings.attention), "operator.attention", alone)
@@ -68,17 +85,55 @@ def console_of(
             "drive is for an operator, who may stop it, and there is no terminal or pedal. Start it at one, or set near"
         )
         require(not driven, "device.align", alone)
+        return False
+    return True
+
+
+def open_pedal(device: str) -> FootPedal:
+    """Open a foot pedal. Raises DeviceError, which names the setting."""
+    try:
+        return FootPedal(device)
+    except DeviceError as error:
+        raise DeviceError(str(error), parameter="operator.pedal") from error
+
+
+@contextlib.contextmanager
+def console_of(
+    config: ExperimentConfig, name: str, *, amend: Callable[[Amend], object], end: Callable[[], None],
+    other_inputs: bool = False, simulated: bool = False,
+    over: Callable[[Console], Console] = lambda console: console, takes: Callable[[Action], bool] = untaken,
+) -> Iterator[Operator | None]:  # fmt: skip
+    """Yield the operator of a robot, whose keys are read while this is open.
+
+    There is none (None) of a simulator, and where there is no terminal, pedal, device with keys or other input. With
+    another input a simulator has one as well: it waits for no countdown.
+
+    Args:
+        name: of this process, for the robot's server.
+        amend: sends a correction of a recorded episode.
+        end: ends this process (Ctrl-C).
+        other_inputs: something else calls `Operator.request`, as a page.
+        simulated: a simulator has an operator too, as where a human moves it.
+        over: returns the console that the operator polls, which may give some keys another meaning.
+        takes: the same of pedals and gestures (`OperatorDevices`).
+
+    Raises:
+        ConfigError: a key or gesture is unknown, or mapped twice; `operator.attention` is no alarm; there is no
+            operator, whom that or `device.align=drive` needs; the robot's server has no such pedal.
+        DeviceError: the pedal cannot be opened.
+        RobotError: no server answers.
+    """
+    settings, (keys, gestures) = config.operator, bindings_of(config)
+    if not _is_there(config, other_inputs=other_inputs, simulated=simulated):
         yield None
         return
     alarm = Alarm.read(settings.attention, "operator.attention") if settings.attention else None
     with contextlib.ExitStack() as stack:
         pedal: Pedal | None = None
         if settings.pedal_hosted:
-            pedal = stack.enter_context(contextlib.closing(open_pedal(config.robot, settings.pedal)))
+            pedal = stack.enter_context(contextlib.closing(open_hosted_pedal(config.robot, settings.pedal)))
         elif settings.pedal:
-            from serl_chunk_robot.devices.evdev_keys import FootPedal
-
-            pedal = stack.enter_context(contextlib.closing(FootPedal(settings.pedal)))
+            pedal = stack.enter_context(contextlib.closing(open_pedal(settings.pedal)))
         robot = None
         if config.robot.server:
             robot = stack.enter_context(contextlib.closing(ServedOperator(config.robot, f"{name} console")))
@@ -86,9 +141,16 @@ def console_of(
         before_exit(console.close)
         if console.terminal is not None:
             stack.enter_context(logging_to(console.line))
-        yield Operator(
-            over(console), robot, amend=amend, end=end, now=time.monotonic, devices=OperatorDevices(gestures, pedal),
-            inputs={**keys, **gestures}, countdown=settings.countdown_s if config.robot.real else 0.0,
+        operator = Operator(
+            over(console), robot, amend=amend, end=end, now=time.monotonic,
+            devices=OperatorDevices(gestures, pedal, takes=takes, keys=keys), inputs={**keys, **gestures},
+            countdown=settings.countdown_s if config.robot.real else 0.0,
             ready=settings.ready if config.robot.real else "",
             attention=Attention(alarm, holds=settings.attention_holds),
         )  # fmt: skip
+        goes_on = pedal is not None and any(name.startswith("pedal") and a is Action.GO for name, a in gestures.items())
+        if config.robot.real and (
+            other_inputs or goes_on or device_has_keys(config, keys)
+        ):  # else no one could ever continue after a hold
+            stack.enter_context(holding_at_hangup(lambda: operator.request(Action.HOLD, "terminal")))
+        yield operator

@@ -50,6 +50,6 @@ def show_on(
     if page is None or operator is None:
         return
     operator.feed = LiveFeed()
-    keys = bindings_of(config.operator)[0]
+    keys = bindings_of(config)[0]
     cameras = ServedPictures(config.robot, f"{name} page") if config.robot.server else None
     page.begin(operator, operator.feed, spec, title=f"{config.name}: {name}", keys=keys, cameras=cameras)

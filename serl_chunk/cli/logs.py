@@ -6,9 +6,11 @@ import argparse
 import collections
 import contextlib
 import logging
+import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -25,6 +27,7 @@ LIVE = "SERL_CHUNK_LIVE_STATUS"  # set for a process whose output a Relay shows 
 PACKAGE = "serl_chunk"
 LEVELS = ("debug", "info", "warning", "error")
 EARLY_LINES = 1000  # of a log file, kept until its folder is known
+AGAIN_S = 10.0  # until a log file that could not be written is tried again
 COLOURS = {logging.DEBUG: "2", logging.INFO: "32", logging.WARNING: "33", logging.ERROR: "31"}  # ANSI
 
 logger = logging.getLogger(__name__)
@@ -173,7 +176,11 @@ def logging_to(show: Callable[[str], None]) -> Iterator[None]:
 
 
 class FileHandler(logging.Handler):
-    """Appends records, kept in memory until `open`, to a file on a thread; after an error it warns and gives up."""
+    """Appends records, kept in memory until `open`, to a file on a thread.
+
+    After an error, as of a full disk, it warns once and tries again, `AGAIN_S` later at the earliest. The file says
+    where lines are missing. A file that cannot be opened is given up.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -182,6 +189,8 @@ class FileHandler(logging.Handler):
         self._stream: BackgroundStream | None = None
         self._thread: OutputThread | None = None
         self._file: TextIO | None = None
+        self._again_at = math.inf  # after an error
+        self._warned = False
         self.path: Path | None = None
 
     def open(self, path: Path) -> None:
@@ -207,8 +216,11 @@ class FileHandler(logging.Handler):
             if record.levelno < logging.INFO:  # the screen's handler reports the others
                 self.handleError(record)
             return
-        if self._stream is not None:
-            self._stream.write(line)
+        if self._stream is None and time.monotonic() >= self._again_at and self._file and self._thread:
+            self._stream = BackgroundStream(self._file, self._thread, self._failed)
+            line = f"\nWARNING: lines are missing here, as the file could not be written\n{line}"
+        if (stream := self._stream) is not None:  # the output's thread may remove it
+            stream.write(line)
         elif self.path is None:
             self._early.append(line)
 
@@ -223,8 +235,13 @@ class FileHandler(logging.Handler):
 
     def _failed(self, error: Exception) -> None:
         self._stream = None
-        reason = os_reason(error)
-        logger.warning(f"{self.path}: the log file cannot be written ({reason}). The process continues without it.")
+        again = self._file is not None
+        if again:
+            self._again_at = time.monotonic() + AGAIN_S
+        if not self._warned:
+            self._warned = True
+            goes_on = "It is tried again" if again else "The process continues without it"
+            logger.warning(f"{self.path}: the log file cannot be written ({os_reason(error)}). {goes_on}.")
 
 
 _PLAIN = logging.Formatter("%(message)s")

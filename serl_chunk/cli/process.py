@@ -12,6 +12,7 @@ from serl_chunk.config.compatibility import gripper_in_words
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import check_unused, settings_of
 from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.operator import OF_PAGES
 from serl_chunk.config.presets import COMPAT, configured
 from serl_chunk.config.renamed import current_overrides
 from serl_chunk.extras import choose_opengl
@@ -77,7 +78,8 @@ def load_flags(flags: argparse.Namespace, rest: Sequence[str]) -> ExperimentConf
     values = [*given.items(), *overrides]
     seed = [("seed", str(flags.seed))] if getattr(flags, "seed", None) is not None else []
     config = load(flags.exp_name, [*values, *seed], preset=flags.preset, compat=flags.compat)
-    check_unused(config, [path for path, _ in values])
+    watched = OF_PAGES if getattr(flags, "viewer", None) is not None else ()  # a page's operator of a simulator
+    check_unused(config, [path for path, _ in values if path not in watched])
     return config
 
 

@@ -14,6 +14,7 @@ from serl_chunk.actor.clock import Clock, MonotonicClock
 from serl_chunk.actor.demonstration import Demonstration, DemonstrationSink
 from serl_chunk.actor.episode import EpisodeRunner, no_stop
 from serl_chunk.actor.operator import Operator
+from serl_chunk.cli.full_disk import polling, write_with_room
 from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import GymConfig
@@ -77,6 +78,7 @@ class Totals:
         self.attempts = 0
         self._kept: dict[str, _Kept] = {}  # by episode
         self._noted, self._aside = "", dict[Path, Path]()  # the episode to be discarded; its files, and where they are
+        self._early: set[str] = set()  # episodes that were taken back before they were written
 
     def add(self, episode_id: str, demonstration: Demonstration, files: Sequence[Path]) -> None:
         """Count an attempt; `files`: what was kept of it."""
@@ -85,10 +87,18 @@ class Totals:
             self._kept[episode_id] = _Kept(demonstration, files)
             if episode_id == self._noted:
                 self.note_discard(episode_id)
+        if episode_id in self._early:
+            self._set_aside(episode_id)
 
     def amend(self, amend: Amend) -> None:
         """Set the file of an episode aside: it is discarded, or its label undone."""
-        kept = self._kept.pop(amend.episode_id, None)
+        if amend.episode_id in self._kept:
+            self._set_aside(amend.episode_id)
+        else:
+            self._early.add(amend.episode_id)
+
+    def _set_aside(self, episode_id: str) -> None:
+        kept = self._kept.pop(episode_id, None)
         for file in kept.files if kept else ():
             if (aside := self._aside.pop(file, None) or _set_aside(file)) is not None:
                 logger.info(f"not kept after all: {file.name} is now {aside.name}, and no demonstration")
@@ -234,20 +244,21 @@ class Recording:
         summary = self._runner.run_episode(seed, episode_id=name)
         if summary.length == 0 and self._operator is not None:
             return False
-        self._writer.flush()  # a fast simulator would leave thousands of episodes waiting in memory
+        # Now, as a fast simulator would leave thousands of episodes waiting in memory.
+        write_with_room(self._writer.flush, self._operator, lambda: self._stop() is not None, self._writer.again)
         files = self._writer.written[before:]
         if self._sink is not None:
             demonstration = self._sink.last
         else:
             demonstration = Demonstration(summary.length, summary.human_ticks, 0, summary.outcome, summary.ended_by)
         self.totals.add(name, demonstration, files)
+        files = [file for file in files if file.exists()]
         if self._sink is not None or self._operator is not None:
             logger.info(self._line(demonstration, files))
         if self._progress is not None:
             self._progress(len(self.totals.successes))
         if self._sink is not None:
-            for file in files:
-                self._check(file)
+            polling(lambda: self._check(files), self._operator, "the demonstration is being checked")
         self._send()  # of the attempt before: the end of this one made it final
         self._unsent = [*files]
         if self._operator is None:
@@ -302,8 +313,16 @@ class Recording:
         number = f"demonstration {self._number - self.missing} of {self._number}"
         return f"{number}: {figures}, success by {by} ({files[0].name})"
 
-    def _check(self, file: Path) -> None:
-        """Read a file as `serl-chunk data inspect` does."""
+    def _check(self, files: Sequence[Path]) -> None:
+        """Read files as `serl-chunk data inspect` does, but for what the operator takes back meanwhile."""
+        for file in files:
+            try:
+                self._inspect(file)
+            except (DataError, OSError):
+                if file.exists():
+                    raise
+
+    def _inspect(self, file: Path) -> None:
         spec = self._spec
         report = inspect(open_source(str(file), ReadOptions(spec=spec)), spec=spec, horizon=self._config.chunk.horizon)
         if report.faults:

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 INTERRUPTED = 130  # exit status
 HANGUP = 128 + signal.SIGHUP
@@ -36,6 +36,7 @@ _expendable: Callable[[], bool] = always
 _grace = 0.0
 _passed_on = False  # whether a signal was passed to the thread that ends the process
 _cleanups: list[Callable[[], object]] = []
+_hold: Callable[[], object] | None = None  # what a closed terminal calls instead of ending this process
 
 
 def answer_signals() -> None:
@@ -97,6 +98,21 @@ def before_exit(cleanup: Callable[[], object]) -> None:
         _cleanups.append(cleanup)
 
 
+@contextlib.contextmanager
+def holding_at_hangup(hold: Callable[[], object]) -> Iterator[None]:
+    """Let a closed terminal (SIGHUP) call `hold` in this block, and the process go on.
+
+    Args:
+        hold: is called in the main thread, between any two of its instructions: it takes no lock.
+    """
+    global _hold
+    _hold = hold
+    try:
+        yield
+    finally:
+        _hold = None
+
+
 def note_signal(number: int) -> None:
     """Remember the first signal for the exit status."""
     global _first
@@ -110,9 +126,17 @@ def exit_status(status: int) -> int:
 
 
 def _install(handler: Callable[[int, object], None]) -> None:
+    def handle(number: int, frame: object) -> None:
+        if number != signal.SIGHUP or _hold is None:
+            handler(number, frame)
+            return
+        _hold()
+        text = "SIGHUP: the robot holds, and this process goes on for its other inputs (SIGTERM ends it)"
+        threading.Thread(target=logger.warning, args=(text,), daemon=True).start()
+
     for number in SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, handler)
+            signal.signal(number, handle)
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -5,9 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.fields import CRITIC, Group, Requirement, require, setting
 
 _REAL = Requirement("a real or served robot (robot.server)", lambda c: c.robot.real)
+_OPERATED = Requirement(
+    "a real or served robot (robot.server), a device in actor.intervention, or --viewer",
+    lambda c: c.robot.real or c.actor.intervention.lower() in DEVICES,
+)
+OF_PAGES = ("operator.keys", "operator.gestures", "operator.pedal")  # settings that a page (--viewer) needs as well
 _REALTIME = Requirement("actor.clock=realtime", lambda c: c.actor.clock == "realtime")
 _PEDAL = Requirement("operator.pedal", lambda c: bool(c.operator.pedal))
 _WATCHED = Requirement("operator.attention", lambda c: bool(c.operator.attention))
@@ -18,13 +24,13 @@ class OperatorConfig(Group, path="operator."):
     """What an operator presses, and what a motion waits for (docs/operator.md)."""
 
     keys: tuple[str, ...] = setting(
-        (), "changes, as success=s 1; nothing after =: no key", acts="", requires=_REAL, off=()
+        (), "changes, as success=s 1; nothing after =: no key", acts="", requires=_OPERATED, off=()
     )
     gestures: tuple[str, ...] = setting(
-        (), "the same of pedals and devices, as go=pedal_middle", acts="", requires=_REAL, off=()
+        (), "the same of pedals and devices, as go=pedal_middle", acts="", requires=_OPERATED, off=()
     )
     pedal: str = setting(
-        "", "a foot pedal: part of its name in /dev/input/by-id, or a path", acts="", requires=_REAL, off=""
+        "", "a foot pedal: part of its name in /dev/input/by-id, or a path", acts="", requires=_OPERATED, off=""
     )
     pedal_hosted: bool = setting(
         False, "operator.pedal is the name of a table [[device]] of robot.server", acts="", requires=_PEDAL, off=False

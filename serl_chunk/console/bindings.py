@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from serl_chunk.console.keys import CTRL_C, NAMED
 from serl_chunk.types import ConfigError
+from serl_chunk_robot.devices.gamepad import NAMES as GAMEPAD
 
 REPEAT = 0.3  # seconds from the newest press of a key in which another one is a repeat
 SECOND_STEP = 3.0  # seconds for the second key of two
@@ -117,16 +118,20 @@ Changes = Mapping[str, str | Sequence[str]]
 def bind_keys(changes: Changes | None = None, *, parameter: str = "keys") -> dict[str, Action]:
     """Return key -> action, where `changes` replace the keys of single actions.
 
+    Buttons of a gamepad are keys as well, which no terminal has.
+
     Raises ConfigError, which names `parameter`, for an unknown action or key, a key of two actions, no key to hold or
     go on, and no key to stop in addition to Esc, which a network may delay.
     """
-    bound = _bind(KEYS, changes, parameter, _is_key, f"one printable character in lower case, {', '.join(NAMED)}")
+    names = f"one printable character in lower case, {', '.join(NAMED)}, of a gamepad {', '.join(GAMEPAD)}"
+    bound = _bind(KEYS, changes, parameter, _is_key, names)
+    typed = {name: action for name, action in bound.items() if name not in GAMEPAD}
     for action in NEEDED:
-        if action not in bound.values():
+        if action not in typed.values():
             raise ConfigError(
                 f"no key (got {action}='', expected one or more). Give {action} a key", parameter=parameter
             )
-    if _inputs(Action.STOP, bound) == ["escape"]:
+    if _inputs(Action.STOP, typed) == ["escape"]:
         raise ConfigError(
             "stop has Esc alone, which a network may delay (got 'escape', expected another key). Add one, as x",
             parameter=parameter,
@@ -154,7 +159,7 @@ def bind_gestures(changes: Changes | None = None, *, parameter: str = "gestures"
 
 
 def _is_key(name: str) -> bool:
-    return name in NAMED or (len(name) == 1 and "!" <= name <= "~" and name == name.lower())
+    return name in NAMED or name in GAMEPAD or (len(name) == 1 and "!" <= name <= "~" and name == name.lower())
 
 
 def _bind(

@@ -14,7 +14,7 @@ from serl_chunk.devices.arm_control import ArmControl
 from serl_chunk.devices.driven import LeaderDrives
 from serl_chunk.robots.base import Hands, InterventionCommand
 from serl_chunk.types import STATE, Observation
-from serl_chunk_robot.devices.base import NEUTRAL, InputDevice, Sample
+from serl_chunk_robot.devices.base import NEUTRAL, InputDevice, KeyEvent, Sample
 from serl_chunk_robot.devices.neutral import APART, NeutralFirst
 
 logger = logging.getLogger(__name__)
@@ -133,6 +133,11 @@ class HumanIntervention:
             if sample.alive and sample.joints is not None:
                 grippers += [float(p) for d, p in zip(arm.control.dims, sample.joints, strict=True) if d in self._grips]
         return Hands(tuple(dict.fromkeys(lost)), tuple(busy), buttons, () if driven else tuple(grippers))
+
+    def keys(self) -> list[KeyEvent]:
+        """Return the events of keys that move nothing since the last call, of devices that have keys."""
+        found = [getattr(arm.device, "keys", None) for arm in self._arms]
+        return [event for keys in found if keys is not None for event in keys()]
 
     def resume(self) -> None:
         """Give arms back to the policy whose device was lost. Their devices count again once they were neutral."""

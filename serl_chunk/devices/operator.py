@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from serl_chunk.config.devices import LEADERS, DeviceConfig
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.operator import changes
 from serl_chunk.devices.arm_control import ArmControl, Gripper, JointArm, LeaderArm, TwistArm
 from serl_chunk.devices.driven import LeaderDrives
 from serl_chunk.devices.hosted import open_hosted
@@ -22,7 +24,7 @@ from serl_chunk.io import os_reason, plural
 from serl_chunk.robots.arms import kinematics_of
 from serl_chunk.robots.base import RobotEnv
 from serl_chunk.types import ConfigError, RobotSpec
-from serl_chunk_robot.devices.base import InputDevice
+from serl_chunk_robot.devices.base import DeviceError, InputDevice
 
 AXES = {3: (0, 1, 2), 6: tuple(range(6))}  # actions of an arm that takes twists -> axes of the device
 
@@ -36,7 +38,9 @@ def make_human(config: ExperimentConfig, env: RobotEnv) -> HumanIntervention:
     """
     device, spec = config.device, env.robot_spec
     controls = _controls(config, env)
-    thresholds = Thresholds(device.start, device.end, device.hold_s, device.dead_man, near=device.align != "blend")
+    # The button that switches is none of the others.
+    dead_man = device.dead_man - (0 <= device.switch_button < device.dead_man)
+    thresholds = Thresholds(device.start, device.end, device.hold_s, dead_man, near=device.align != "blend")
     kind = config.actor.intervention.lower()
     hosted = device.hosted or kind == "leader"
     count = 1 if device.switch_button >= 0 else min(len(controls), max(1, len(device.paths)))
@@ -44,14 +48,18 @@ def make_human(config: ExperimentConfig, env: RobotEnv) -> HumanIntervention:
         arms = plural(len(controls), "arm")
         raise ConfigError(f"names {len(device.paths)} devices, and robot {spec.name!r} has {arms}",
                           parameter="device.paths")  # fmt: skip
+    if device.switch_button >= 0 and len(device.paths) > 1:
+        raise ConfigError(f"lets a single device move both arms (got {len(device.paths)} in device.paths, expected 1). "
+                          "Name one of them, or leave switch_button out", parameter="device.switch_button")  # fmt: skip
     with contextlib.ExitStack() as opened:
         moved: list[tuple[int, InputDevice]]
         if hosted:
             moved = open_hosted(config.robot, spec, device.paths, joints=kind in LEADERS)
         else:
-            moved = list(enumerate(_open(kind, device, count)))
+            moved = list(enumerate(_open(kind, config, count)))
         for _, each in moved:
             opened.callback(each.close)
+            _check_buttons(device, each)
         if device.switch_button >= 0:
             if len(controls) != 2:
                 raise ConfigError(f"robot {spec.name!r} has one arm", parameter="device.switch_button")
@@ -79,16 +87,41 @@ def _drives(env: RobotEnv, spec: RobotSpec, leaders: Sequence[tuple[int, InputDe
     return LeaderDrives(request, first)  # type: ignore[arg-type]
 
 
-def _open(kind: str, device: DeviceConfig, count: int) -> list[InputDevice]:
+def _check_buttons(device: DeviceConfig, opened: InputDevice) -> None:
+    """Raise ConfigError for a setting that names a button which the device lacks."""
+    buttons = len(opened.read().buttons)
+    for name in ("dead_man", "switch_button"):
+        number = getattr(device, name)
+        if number >= buttons:
+            valid = f"0 to {buttons - 1}" if buttons else "-1"
+            raise ConfigError(f"{opened.name} has {plural(buttons, 'button')} (got {number}, expected {valid}). "
+                              "Choose another one", parameter=f"device.{name}")  # fmt: skip
+
+
+def _open(kind: str, config: ExperimentConfig, count: int) -> list[InputDevice]:
+    device, keys = config.device, changes(config.operator.keys, "operator.keys")
     if kind == "spacemouse":
         from serl_chunk_robot.devices.spacemouse import open_mice
 
-        return list(open_mice(device.paths, count))
+        with _naming_paths():
+            return list(open_mice(device.paths, count))
     if not device.paths:
         raise ConfigError(f"names no device, and actor.intervention={kind} needs one for each arm that it moves. See "
                           "/dev/input/by-id", parameter="device.paths")  # fmt: skip
-    makes = {"gamepad": _gamepad, "keyboard": _keyboard, "gello": _gello}
-    return _all(makes[kind], device.paths)
+    gamepad = functools.partial(_gamepad, keys=" ".join(keys.values()).split())
+    makes: dict[str, Callable[[str], InputDevice]] = {"gamepad": gamepad, "keyboard": _keyboard, "gello": _gello}
+    with _naming_paths():
+        return _all(makes[kind], device.paths)
+
+
+@contextlib.contextmanager
+def _naming_paths() -> Iterator[None]:
+    """Let errors of devices name the setting in place of an argument."""
+    try:
+        yield
+    except DeviceError as error:
+        text = error.message if error.parameter == "paths" else str(error)  # of a GELLO's file it names the entry
+        raise DeviceError(text, parameter="device.paths") from error
 
 
 def _all(make: Callable[[str], InputDevice], paths: Sequence[str]) -> list[InputDevice]:
@@ -101,10 +134,10 @@ def _all(make: Callable[[str], InputDevice], paths: Sequence[str]) -> list[Input
         return devices
 
 
-def _gamepad(path: str) -> InputDevice:
+def _gamepad(path: str, keys: Sequence[str]) -> InputDevice:
     from serl_chunk_robot.devices.gamepad import Gamepad
 
-    return Gamepad(path)
+    return Gamepad(path, keys=keys)
 
 
 def _keyboard(path: str) -> InputDevice:
@@ -120,6 +153,9 @@ def _gello(path: str) -> InputDevice:
     try:
         values: dict[str, Any] = tomllib.loads(Path(path).expanduser().read_text())
         return Gello(**values)
+    except FileNotFoundError as e:
+        raise ConfigError(f"{path}: no such file (expected a GELLO's, with port, ids, offsets and signs). Write it",
+                          parameter="device.paths") from e  # fmt: skip
     except (OSError, tomllib.TOMLDecodeError, TypeError) as e:
         raise ConfigError(f"{path} describes no GELLO ({os_reason(e)}). It has port, ids, offsets and signs",
                           parameter="device.paths") from e  # fmt: skip
@@ -145,10 +181,18 @@ def _controls(config: ExperimentConfig, env: RobotEnv) -> list[ArmControl]:
 def _joints(device: DeviceConfig, spec: RobotSpec, tips: Tips, arm: int) -> ArmControl:
     low, high = np.array(spec.action_low), np.array(spec.action_high)
     limits = TwistLimits(device.translation, device.rotation, device.scale, device.frame, device.lead)
-    follower = TwistFollower(tips, arm, low, high, spec.dt, limits)
+    follower = TwistFollower(tips, arm, low, high, spec.dt, limits, _home(tips, arm, low, high))
     measured = np.array(spec.joint_of_action)[follower.joints]
-    first, end = spec.arms[arm]
+    first, end = spec.arms[arm] if spec.arms else (0, spec.action_dim)
     return JointArm(follower, _gripper(device, spec, first, end, None), measured, spec.dt)
+
+
+def _home(tips: Tips, arm: int, low: np.ndarray, high: np.ndarray) -> np.ndarray | None:
+    """Return the pose towards which joints move that the twist leaves free; None: a tip's pose leaves none free."""
+    if len(tips.joints[arm]) <= len(AXES[6]):
+        return None
+    home: np.ndarray | None = getattr(tips, "home", None)
+    return (low + high) / 2 if home is None else home
 
 
 def _twists(device: DeviceConfig, spec: RobotSpec, arm: tuple[int, int], number: int, env: RobotEnv) -> ArmControl:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serl_chunk_robot.devices.base import InputDevice, Sample, lifeless
+from serl_chunk_robot.devices.base import InputDevice, KeyEvent, Sample, lifeless
 
 
 class _Shared:
@@ -39,6 +39,11 @@ class SwitchedDevice:
             shared.sample = shared.read()
         sample = shared.sample
         return sample if shared.arm == self._arm else lifeless(sample)._replace(alive=sample.alive)
+
+    def keys(self) -> list[KeyEvent]:
+        """Return the events of the device's keys, once for both arms."""
+        keys = getattr(self._shared.device, "keys", None)
+        return keys() if keys is not None and self._arm == 0 else []
 
     def close(self) -> None:
         if self._arm == 0:

@@ -24,12 +24,13 @@ class Classifier:
 
     Args:
         folder: of `serl-chunk classifier train`.
+        compiled: False: the first look compiles it, for a check of its files.
 
     Raises:
         ConfigError: the folder holds no classifier, or a damaged one.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, *, compiled: bool = True) -> None:
         from serl_chunk.classifier.model import Predictor  # imports JAX
 
         self._folder = Path(folder).expanduser()
@@ -38,7 +39,8 @@ class Classifier:
             predictor = Predictor(self.description, weights, str(self._folder))
         except ConfigError as error:
             raise ConfigError(str(error), parameter=SETTING) from error
-        predictor.warm()
+        if compiled:
+            predictor.warm()
         self._predict: Callable[[Mapping[str, Any]], np.ndarray] = predictor
         self.cameras = tuple(c.name for c in self.description.cameras)
         self.reset()

@@ -42,12 +42,15 @@ class Judge:
 
     Args:
         goes_on: the robot's (`RobotEnv.goes_on`).
+        compiled: False: the classifier's first look compiles it, for a check of the configuration.
 
     Raises:
         ConfigError: the classifier cannot be read, lacks a class, or is one of other cameras than the robot's.
     """
 
-    def __init__(self, config: ExperimentConfig, spec: RobotSpec, *, goes_on: bool = False) -> None:
+    def __init__(
+        self, config: ExperimentConfig, spec: RobotSpec, *, goes_on: bool = False, compiled: bool = True
+    ) -> None:
         outcome = config.outcome
         self._success, self._condition = outcome.success, outcome.condition
         self._hidden, self._failure_reward = not outcome.environment, config.reward.failure_reward
@@ -55,7 +58,7 @@ class Judge:
         self._stage_reward = outcome.stage_reward
         self._chains: list[list[int]] = []  # of classes that are to be seen in their order
         if outcome.classifier:
-            self._classifier = Classifier(outcome.classifier)
+            self._classifier = Classifier(outcome.classifier, compiled=compiled)
             self._classifier.check(spec)
             chains = outcome.chains or (self._classifier.description.classes[-1:],)
             self._chains = [self._classifier.numbers(chain, "outcome.stages") for chain in chains]

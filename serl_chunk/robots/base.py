@@ -213,6 +213,7 @@ class InterventionSource(Protocol):
     a stop and a clear. A human's device then commands nothing until it was neutral. `hands() -> Hands`: the devices of
     a human, for an operator. `resume()`: an operator gave the arms of lost devices back to the policy. `drives`:
     leaders that the operator lets be driven to their arms before an episode (`devices.driven.LeaderDrives`), or None.
+    `keys()`: events of the devices' keys that move nothing.
     """
 
     def reset(self, seed: int) -> None:

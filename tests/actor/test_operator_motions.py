@@ -168,6 +168,57 @@ def test_a_lost_pedal_holds(desk):
     assert desk.word is Word.HOLD
 
 
+@pytest.mark.parametrize("lost", ["device", "pedal"])
+def test_a_device_or_pedal_that_is_lost_in_a_reset_holds(pty, lost):
+    hand = Hand()
+    desk = Desk(pty, intervention=hand)
+
+    def unplugged() -> bool:
+        if there := desk.robot.moving and desk.word is Word.RESET:
+            hand.hands_now = Hands(lost=("mouse",)) if lost == "device" else Hands()
+            desk.pedal.alive = lost == "device"
+        return there
+
+    def plugged() -> bool:
+        hand.hands_now, desk.pedal.alive = Hands(), True
+        return True
+
+    # `u` does nothing there. Enter goes on with the reset, which has its own countdown.
+    desk.script = [Press(unplugged, b"u"), Press(1.0, b"u"), Press(lambda: plugged(), b"u"), Press(0.5, b"\r")]
+    desk.runner.run_episode(0)
+    desk.close()
+    assert desk.robot.requests == ["hold"]
+    assert len(desk.env.options) == 2  # the reset was ended, and begun again
+    assert Word.HOLD in [state.word for state in desk.states]
+    assert len(desk.sink.steps) > 0
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_pedal_that_is_lost_while_the_robot_parks_holds(desk, begun):
+    def pause(seconds: float) -> None:
+        desk.time += seconds
+        if "park" in desk.robot.requests:
+            desk.pedal.alive = False
+            desk.robot.moving = desk.robot.moving and "hold" not in desk.robot.requests
+
+    requested = desk.robot.request
+
+    def request(op: str) -> None:
+        requested(op)
+        if op == "park" and not begun:  # the server answers later
+            desk.robot.moving, desk.robot.idle = False, False
+
+    def poll(word: Word, *waits_for) -> None:
+        polled(word, *waits_for)
+        if not desk.robot.idle and desk.time > COUNTDOWN + 0.3:
+            desk.robot.idle = desk.robot.moving = True
+
+    desk.robot.request, desk.operator._pause = request, pause
+    polled, desk.operator.poll = desk.operator.poll, poll
+    desk.operator.park()
+    assert desk.robot.requests[:2] == ["park", "hold"]
+
+
 def test_a_camera_that_is_gone_is_listed_and_blocks(desk):
     desk.env.lost = (("camera 'top': no new picture for 0.5 s", "look at its cable"),)
     for _ in range(200):

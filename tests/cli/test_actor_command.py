@@ -6,8 +6,11 @@ import dataclasses
 import types
 
 import pytest
+from actor_helpers import LineEnv, make_config
+from classifier_sets import save_random
 from errors import naming
 
+from serl_chunk.actor import service
 from serl_chunk.actor.link import normaliser_of
 from serl_chunk.actor.policy import PolicyError
 from serl_chunk.actor.service import ActorService, ActorSummary
@@ -16,10 +19,12 @@ from serl_chunk.cli.evaluation import EvaluationOptions
 from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.config.agents import BcConfig, FlowConfig
+from serl_chunk.config.operator import OperatorConfig
+from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
 from serl_chunk.learner.service import welcome_of
 from serl_chunk.transport.wire.handshake import Welcome
-from serl_chunk.types import Amend, DataError, PolicyOrigin, Snapshot
+from serl_chunk.types import Amend, CameraSpec, DataError, PolicyOrigin, SerlChunkError, Snapshot
 
 ADDRESS = LearnerAddress("127.0.0.1", 1, "a")
 
@@ -155,3 +160,43 @@ def test_an_evaluation_decodes_no_checkpoint_with_another_ones_normaliser(monkey
     monkeypatch.setattr(evaluation, "open_link", lambda *_, **__: link)
     with pytest.raises(PolicyError, match=naming("normaliser", "its own", normaliser.digest(), 40)):
         evaluation.run_evaluation(config, EvaluationOptions(("latest",), 1), ADDRESS)
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, config):
+    """Start the command with changes of its settings; no learner is called before they are refused."""
+
+    def start(real: bool = True, robot=None, **changes) -> SerlChunkError:
+        real_robot = dataclasses.replace(make_config().robot, is_real=True)
+        other = dataclasses.replace(config, robot=robot or (real_robot if real else config.robot), **changes)
+        monkeypatch.setattr(service, "make_env", lambda *_, **__: LineEnv())
+        monkeypatch.setattr(actor, "open_link", lambda *_, **__: pytest.fail("a learner was called"))
+        monkeypatch.setattr(actor, "stop_on_signals", lambda *_: None)
+        with pytest.raises(SerlChunkError) as error:
+            actor.run_training_actor(other, ADDRESS, str(tmp_path))
+        return error.value
+
+    return start
+
+
+@pytest.mark.parametrize(("settings", "named"), [
+    ({"keys": ("success=space",)}, ("operator.keys", "space")),
+    ({"gestures": ("success=pedal_left",)}, ("operator.gestures", "pedal_left")),
+    ({"attention": "none.json", "pedal": "foot"}, ("operator.attention", "none.json")),
+    ({"attention": "none.json"}, ("operator.attention", "terminal")),
+    ({"approve": 2}, ("operator.approve", 2, "--viewer")),
+    ({"pedal": "foot"}, ("operator.pedal",)),
+])  # fmt: skip
+def test_what_an_operator_lacks_is_refused_before_a_learner_is_called(refused, settings, named):
+    parameter, *parts = named
+    error = refused(operator=OperatorConfig(**settings))
+    assert error.parameter == parameter
+    assert all(str(part) in str(error) for part in parts)
+
+
+def test_a_missing_or_foreign_classifier_is_refused_before_a_learner_is_called(refused, tmp_path):
+    none = refused(real=False, outcome=OutcomeConfig(classifier=str(tmp_path / "none")))
+    assert (none.parameter, str(tmp_path / "none") in str(none)) == ("outcome.classifier", True)
+    folder = save_random(tmp_path / "classifier", CameraSpec("side", 32, 32))
+    foreign = refused(real=False, outcome=OutcomeConfig(classifier=str(folder)))
+    assert (foreign.parameter, "camera 'side'" in str(foreign)) == ("outcome.classifier", True)

@@ -8,18 +8,21 @@ import json
 import pytest
 from actor_helpers import HumanOnTicks, LineEnv, SimClock, make_config
 from errors import naming
+from full_disk import full_disk
 
 from serl_chunk.actor.operator import Operator
+from serl_chunk.actor.operator_devices import OperatorDevices
 from serl_chunk.classifier.dataset import LABELS, Labelling, read_source
 from serl_chunk.cli import classifier_record as module
 from serl_chunk.cli import recording
 from serl_chunk.cli.classifier_record import LabelledFolder, run_record_labels
 from serl_chunk.console.bindings import Action
-from serl_chunk.data.formats import open_source
+from serl_chunk.data.formats import hdf5_writer, open_source
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.main import main
 from serl_chunk.types import Amend, ConfigError, Outcome, Source
+from serl_chunk_robot.devices.base import KeyEvent
 
 CAMERAS = ("front", "wrist")
 LENGTH = 12  # ticks of an episode
@@ -45,11 +48,27 @@ class Keys:
         self.questions.append(state.question)
 
 
+class Pedal:
+    """A pedal that is pressed and let go at once on ticks of the first episode: tick -> pedal."""
+
+    name, alive = "pedal", True
+
+    def __init__(self, env: LineEnv, pressed: dict[int, str]) -> None:
+        self._env, self._pressed = env, pressed
+
+    def read(self) -> Pedal:
+        return self
+
+    def keys(self) -> list[KeyEvent]:
+        name = self._pressed.pop(self._env.tick, None) if len(self._env.seeds) == 1 else None
+        return [] if name is None else [KeyEvent(name, down, 0.02 * self._env.tick) for down in (True, False)]
+
+
 @pytest.fixture
 def record(monkeypatch, tmp_path):
     """Record on the line robot with keys; returns the folder and the console."""
 
-    def run(successes: int, failures: int, pressed=None, *, cameras=CAMERAS, env=None, terminal=True):
+    def run(successes: int, failures: int, pressed=None, *, cameras=CAMERAS, env=None, terminal=True, pedal=None):
         env = env or LineEnv(length=LENGTH, success_at=4)
         env.goes_on = True
         keys = Keys(env, pressed or {})
@@ -59,11 +78,13 @@ def record(monkeypatch, tmp_path):
         monkeypatch.setattr(module, "spec_of", lambda config: env.robot_spec)
 
         @contextlib.contextmanager
-        def console_of(config, name, *, amend, end, over, simulated):
+        def console_of(config, name, *, amend, end, over, takes, simulated):
             assert simulated
+            now = lambda: 0.02 * env.tick  # noqa: E731
+            feet = None if pedal is None else Pedal(env, pedal)
             operator = Operator(
-                over(keys), None, amend=amend, end=end, now=lambda: 0.02 * env.tick, countdown=0.0,
-                pause=lambda seconds: None,
+                over(keys), None, amend=amend, end=end, now=now, countdown=0.0, pause=lambda seconds: None,
+                devices=OperatorDevices(pedal=feet, clock=now, takes=takes),
             )  # fmt: skip
             yield operator if terminal else None
 
@@ -121,6 +142,35 @@ def test_a_discarded_episode_is_removed_with_its_labels(record):
     folder, _ = record(3, 18, {Action.SUCCESS: [(0, 5), (1, 9), (2, 9)], Action.DISCARD: [(0, 8)]})
     assert list(labels_of(folder)) == ["episode_1.hdf5", "episode_2.hdf5"]
     assert not (folder / "episode_0.hdf5").exists()
+
+
+def test_a_pedal_switches_the_label_too(record):
+    folder, _ = record(10, 3, pedal={3: "right"})
+    assert labels_of(folder) == {"episode_0.hdf5": [0] * 3 + [1] * 10}
+    assert read_episode(folder / "episode_0.hdf5").end.outcome is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize(("where", "name"), [(hdf5_writer, "write_episode"), (module, "write_frame_labels")])
+def test_a_full_disk_delays_it(record, monkeypatch, where, name):
+    disk = full_disk(monkeypatch, where, name, full=2)
+    folder, _ = record(3, 9, {Action.SUCCESS: [(0, 9)]})
+    assert disk.full == 0
+    assert labels_of(folder) == {"episode_0.hdf5": [0] * 9 + [1] * 4}
+
+
+def test_a_full_disk_does_not_end_the_loop_at_a_discard(record, monkeypatch, caplog):
+    pressed = {Action.SUCCESS: [(0, 5), (1, 9), (2, 9)], Action.DISCARD: [(0, 8)]}
+    discarded = LabelledFolder.amend
+
+    def amend(self, record):
+        disk = full_disk(monkeypatch, module, "write_frame_labels", full=1)
+        discarded(self, record)
+        disk.full = 0
+
+    monkeypatch.setattr(LabelledFolder, "amend", amend)
+    folder, _ = record(3, 18, pressed)
+    assert "It is written with the next episode" in caplog.text
+    assert list(labels_of(folder)) == ["episode_1.hdf5", "episode_2.hdf5"]
 
 
 def test_ctrl_c_keeps_the_episode_under_way(record, tmp_path):

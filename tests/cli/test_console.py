@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 
 import pytest
 from actor_helpers import make_config
 from errors import naming
 
 from serl_chunk.attention.alarm import Alarm
+from serl_chunk.cli import console, signals
 from serl_chunk.cli.console import console_of
 from serl_chunk.config.devices import DeviceConfig
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.operator import OperatorConfig
+from serl_chunk.console.bindings import Word
 from serl_chunk.types import ConfigError
 
 
-def opened(file, *, real: bool, **more):
+class Pedal:
+    name = "pedal"
+    alive = True
+
+    def read(self):
+        return self
+
+    def keys(self):
+        return []
+
+    def close(self): ...
+
+
+def served(operator: OperatorConfig, *, real: bool = True):
     config = make_config()
-    config = dataclasses.replace(
-        config, robot=dataclasses.replace(config.robot, is_real=real), operator=OperatorConfig(attention=str(file)),
-    )  # fmt: skip
+    return dataclasses.replace(config, robot=dataclasses.replace(config.robot, is_real=real), operator=operator)
+
+
+def opened(file, *, real: bool, **more):
+    config = served(OperatorConfig(attention=str(file)), real=real)
     return console_of(config, "a", amend=lambda record: None, end=lambda: None, **more)
 
 
@@ -48,7 +66,31 @@ def test_leaders_are_driven_under_an_operator_alone():
 
 
 def test_a_file_that_is_no_alarm_is_refused(tmp_path):
-    console = opened(tmp_path / "none", real=True, other_inputs=True)
-    with pytest.raises(ConfigError, match=naming(tmp_path / "none", "no such file")) as caught, console:
+    refused = opened(tmp_path / "none", real=True, other_inputs=True)
+    with pytest.raises(ConfigError, match=naming(tmp_path / "none", "no such file")) as caught, refused:
         pass
     assert caught.value.parameter == "operator.attention"
+
+
+@pytest.mark.parametrize(("page", "pedal", "gestures", "goes_on"), [
+    (True, False, (), True), (False, True, (), True), (False, True, ("go=mouse_long",), False),
+])  # fmt: skip
+def test_a_closed_terminal_holds_where_a_page_or_a_pedal_can_go_on(monkeypatch, page, pedal, gestures, goes_on):
+    ended, before = [], signal.getsignal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    monkeypatch.setattr(signals, "_interrupt", lambda number, frame: ended.append(number))
+    monkeypatch.setattr(console, "open_pedal", lambda path: Pedal())
+    try:
+        signals._install(signals._interrupt)
+        config = served(OperatorConfig(pedal="foot" if pedal else "", gestures=gestures))
+        with console_of(config, "a", amend=lambda record: None, end=lambda: None, other_inputs=page) as operator:
+            signal.raise_signal(signal.SIGHUP)
+            operator.poll(Word.POLICY)
+            assert operator.holding == goes_on
+        assert ended == ([] if goes_on else [signal.SIGHUP])
+        signal.raise_signal(signal.SIGHUP)
+        assert ended[-1:] == [signal.SIGHUP]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

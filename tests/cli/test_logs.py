@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import logging
 import os
 import re
 import sys
 import threading
+import time
 
 import pytest
+from live_desk import wait_until
 
-from serl_chunk.cli import logs
+from serl_chunk.cli import logs, output
 from serl_chunk.cli.launch import Relay
 from serl_chunk.cli.logs import LIVE, Screen, TerminalScreen, add_log_flags, configure, log_to_file, logging_to_stdout
 from serl_chunk.runs.status_line import StatusLine
@@ -122,6 +125,31 @@ def test_a_log_file_that_cannot_be_written_is_one_warning(tmp_path, capsys, kind
     assert out.count("WARNING") == 1
     assert f"{path}: the log file cannot be written" in out
     assert out.endswith(" INFO    another\n")
+
+
+def test_a_log_file_goes_on_once_the_disk_has_room(tmp_path, capsys, monkeypatch):
+    path, full, write = tmp_path / "a.log", [True], os.write
+
+    def limited(descriptor: int, data) -> int:
+        if full[0] and os.fstat(descriptor).st_ino == path.stat().st_ino:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    monkeypatch.setattr(output.os, "write", limited)
+    monkeypatch.setattr(logs, "AGAIN_S", 0.05)
+    with logging_to_stdout():
+        log_to_file(path)
+        for k in range(2):  # a second failure is no second warning
+            own.info("lost %d", k)
+            wait_until(lambda: logs._file._stream is None)
+            time.sleep(0.06)
+        full[0] = False
+        own.info("there again")
+    lines = path.read_text().splitlines()
+    assert lines[1] == "WARNING: lines are missing here, as the file could not be written"
+    assert lines[2].endswith("there again")
+    assert "lost" not in path.read_text()
+    assert capsys.readouterr().out.count("It is tried again") == 1
 
 
 def test_a_terminal_keeps_the_state_below_lines(terminal, monkeypatch):

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 from actor_helpers import HumanOnTicks, make_config
-from operator_script import ACTING, Desk, Press, Waiting
+from full_disk import full_disk
+from operator_script import ACTING, BY, Desk, Press, Waiting
 
-from serl_chunk.cli import record
+from serl_chunk.actor.operator import Operator
+from serl_chunk.cli import full_disk as full_disk_module
+from serl_chunk.cli import record, recording
 from serl_chunk.cli.record import run_record
 from serl_chunk.console.bindings import Action, Word
+from serl_chunk.data.formats import hdf5_writer
 from serl_chunk.data.formats.hdf5 import read_episode
-from serl_chunk.types import Outcome, Source
+from serl_chunk.types import DataError, Outcome, Source
 
+POLLING = full_disk_module.polling
 BEFORE = {  # state -> the keys that lead there
     "ACTING": [],
     "HOLD": [Press(Action.HOLD)],
@@ -32,12 +38,12 @@ class Lab:
         self.folder, self._patch = folder, monkeypatch
         self.env = Waiting(length=400)
 
-    def record(self, script, n=2, *, keep="successes", policy="human", ready="", page=False) -> int:
+    def record(self, script, n=2, *, keep="successes", policy="human", ready="", by="terminal") -> int:
         desks: list[Desk] = []
         self._patch.setattr(record, "make_env", lambda robot: self.env)
         self._patch.setattr(record, "spec_of", lambda config: self.env.robot_spec)
         self._patch.setattr(record, "open_human", lambda *a: HumanOnTicks(frozenset(range(1000))))
-        self._patch.setattr(record, "console_of", Desk.opening(script, desks, ready=ready, page=page))
+        self._patch.setattr(record, "console_of", Desk.opening(script, desks, ready=ready, by=by))
         try:
             return run_record(make_config(), n, str(self.folder), policy=policy, noise=None, cameras=(), keep=keep)
         except KeyboardInterrupt:
@@ -56,6 +62,9 @@ class Lab:
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
+    """One whose disk is so fast that no key comes while it writes."""
+    for module in (recording, full_disk_module):
+        monkeypatch.setattr(module, "polling", lambda work, operator, what: work())
     return Lab(tmp_path / "d", monkeypatch)
 
 
@@ -112,25 +121,25 @@ TABLE: dict[str, tuple[Left, dict[Action, Left]]] = {  # state -> what keys with
 }  # fmt: skip
 
 
-def check(lab, state: str, actions: Sequence[Action], expected: Left, *, page: bool) -> None:
+def check(lab, state: str, actions: Sequence[Action], expected: Left, *, by: str) -> None:
     words = ACTING if state == "ACTING" else (Word(state),)
     first, *others = actions
     script = [*BEFORE[state], Press(first, words), *(Press(action, words, after=0) for action in others)]
-    status = lab.record(script, ready="first" if state == "WAITING" else "", page=page)
+    status = lab.record(script, ready="first" if state == "WAITING" else "", by=by)
     assert lab.desk.console.script == []
     left = Left(lab.kept(), lab.env.seeds, lab.desk.sent, len(lab.aside()), status)
     assert left == expected._replace(sent=tuple(expected.sent))
 
 
-@pytest.mark.parametrize("page", [False, True], ids=["terminal", "page"])
+@pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize(("state", "action"), [(s, a) for s, (_, table) in TABLE.items() for a in table])
-def test_each_key_with_an_effect(lab, state, action, page):
-    check(lab, state, [action], TABLE[state][1][action], page=page)
+def test_each_key_with_an_effect(lab, state, action, by):
+    check(lab, state, [action], TABLE[state][1][action], by=by)
 
 
-@pytest.mark.parametrize("page", [False, True], ids=["terminal", "page"])
+@pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("state", TABLE)
-def test_all_keys_without_an_effect(lab, state, page):
+def test_all_keys_without_an_effect(lab, state, by):
     """One after the other, and with those that lead out of a state left to the usual operator."""
     untouched, table = TABLE[state]
     leads_on = {"STOPPED": {Action.CLEAR}, "RESET": {Action.HOLD}, "WAITING": {Action.GO, Action.HOLD}}
@@ -139,7 +148,7 @@ def test_all_keys_without_an_effect(lab, state, page):
     if state in ("ACTING", "HOLD"):  # each further key takes a tick
         (start, ticks), second = untouched.kept
         untouched = untouched._replace(kept=[(start, ticks + len(actions) - 1), second])
-    check(lab, state, actions, untouched, page=page)
+    check(lab, state, actions, untouched, by=by)
 
 
 def test_a_label_is_recorded_as_the_operators(lab):
@@ -255,3 +264,48 @@ def test_a_script_records_under_the_same_keys(lab, monkeypatch):
     episode = read_episode(sorted(lab.folder.glob("*.hdf5"))[0])
     assert set(episode.steps.source) == {Source.SCRIPTED}
     assert lab.desk.words()[-1] is Word.POLICY
+
+
+def test_a_full_disk_delays_a_recording_which_ctrl_c_gives_up(lab, monkeypatch, caplog):
+    disk = full_disk(monkeypatch, hdf5_writer, "write_episode", full=2)
+    assert lab.record([]) == 0
+    assert lab.kept() == [(0, 8), (1, 8)]
+    assert caplog.text.count("No space left on device") == 1
+    reasons = [why.what for state in lab.desk.console.states for why in state.obstacles]
+    assert any("episode_0.hdf5" in what and "No space left on device" in what for what in reasons)
+    disk.full = 1_000
+    waits = (Word.WAITING,)
+    with pytest.raises(DataError, match="No space left on device"):
+        lab.record([Press(Action.SUCCESS), Press(Action.STOP, waits), Press(Action.END, (Word.STOPPED,))], n=3)
+    assert lab.desk.robot.sent == ["stop", "stop"]  # the keys work meanwhile
+    assert lab.kept() == [(0, 8), (1, 8)]
+
+
+@pytest.mark.parametrize("slow", ["write", "check"])
+@pytest.mark.parametrize("action", [Action.STOP, Action.END, Action.UNDO])
+def test_keys_act_while_a_demonstration_is_written_and_checked(lab, monkeypatch, slow, action):
+    for each in (recording, full_disk_module):
+        monkeypatch.setattr(each, "polling", POLLING)
+    module, name = (hdf5_writer.EpisodeWriter, "flush") if slow == "write" else (recording, "inspect")
+    works, taken, waited = getattr(module, name), [], []
+    acts = Operator._act
+
+    def act(self, key, now):
+        acts(self, key, now)
+        taken.append(key)
+
+    def waits(*args, **more):
+        ends = time.monotonic() + 10
+        while not waited and action not in taken and time.monotonic() < ends:
+            time.sleep(0.002)
+        waited.append(action in taken)
+        return works(*args, **more)
+
+    monkeypatch.setattr(Operator, "_act", act)
+    monkeypatch.setattr(module, name, waits)
+    status = lab.record([Press(Action.SUCCESS), Press(action, (Word.WAITING,), after=2)], n=2)
+    assert waited[0]
+    assert status == (130 if action is Action.END else 0)
+    assert ("stop" in lab.desk.sent) == (action is not Action.UNDO)
+    assert len(lab.aside()) == (action is Action.UNDO)
+    assert len(lab.kept()) == (1 if action is Action.END else 2)

@@ -9,13 +9,14 @@ import threading
 import pytest
 
 from serl_chunk.cli import signals
-from serl_chunk.cli.signals import SIGNALS, stop_on_signals
+from serl_chunk.cli.signals import SIGNALS, holding_at_hangup, stop_on_signals
 
 
 @pytest.fixture(autouse=True)
-def handlers():
+def handlers(monkeypatch):
     """Puts the handlers of the tests' own Ctrl-C back. They may run under nohup."""
     before = {n: signal.getsignal(n) for n in SIGNALS}
+    monkeypatch.setattr(signals, "_first", None)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for number, handler in before.items():
@@ -66,3 +67,17 @@ def test_a_closed_terminal_that_was_ignored_stays_ignored():
     signal.raise_signal(signal.SIGHUP)
     assert not stop.is_set()
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+def test_a_closed_terminal_holds_where_other_inputs_go_on_and_other_signals_stop():
+    stop, held = threading.Event(), []
+    stop_on_signals(stop, "ending")
+    with holding_at_hangup(lambda: held.append(1)):
+        for _ in range(2):
+            signal.raise_signal(signal.SIGHUP)
+        assert not stop.is_set()
+        assert len(held) == 2
+        assert signals.exit_status(0) == 0
+    signal.raise_signal(signal.SIGHUP)
+    assert stop.is_set()
+    assert len(held) == 2

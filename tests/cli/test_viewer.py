@@ -133,3 +133,12 @@ def test_a_port_in_use_is_refused_before_the_robot_is_opened(command, request):
 def test_the_flag_reaches_the_command(command, capsys):
     assert main([*command, "--viewer", "0.0.0.0:80"]) == 2
     assert "--viewer: must be a port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("setting", ["keys=success=s 2", "gestures=success=pedal_left", "pedal=foot"])
+def test_a_page_of_a_simulator_has_keys_that_can_be_set(setting, capsys):
+    command = ["record", "--exp_name", "fake_aloha", "--out", "never", f"--config.operator.{setting}"]
+    assert main(command) == 2
+    assert "--viewer" in capsys.readouterr().err
+    assert main([*command, "--viewer", "0.0.0.0:80"]) == 2  # which comes after the settings
+    assert "--viewer: must be a port" in capsys.readouterr().err

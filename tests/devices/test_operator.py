@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import fake_hid
 import numpy as np
 import pytest
 from actor_helpers import LineEnv
@@ -15,12 +16,15 @@ from serl_chunk.config.devices import DEVICES, DeviceConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig, FakeSingleArmConfig, GymConfig
 from serl_chunk.devices import human, operator
+from serl_chunk.devices.operator import make_human
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.devices.switched import switched
 from serl_chunk.robots.arms import fake_aloha_arms
 from serl_chunk.robots.registry import make_env
 from serl_chunk.types import STATE, ConfigError, RobotSpec
 from serl_chunk_robot.devices import spacemouse
+from serl_chunk_robot.devices.base import DeviceError
+from serl_chunk_robot.kinematics import Arms, Chain, Link
 
 
 @pytest.fixture
@@ -163,6 +167,95 @@ def test_more_devices_than_arms_and_a_switch_without_a_second_arm_are_refused(mi
             make_intervention("spacemouse", env, experiment(FakeSingleArmConfig(), **device))
         assert refused.value.parameter == parameter
     assert all(mouse.closed for mouse in mice.values())
+
+
+PANDA = [(0, 0, 0.33), (0, 0, 0), (0, 0, 0.32), (0.08, 0, 0), (-0.08, 0, 0.38), (0, 0, 0), (0.09, 0, 0)]
+AXES_OF_PANDA = [(0, 0, 1), (0, 1, 0), (0, 0, 1), (0, -1, 0), (0, 0, 1), (0, -1, 0), (0, 0, -1)]
+LOW, HIGH = (-2.8, -1.7, -2.8, -3.0, -2.8, 0.1, -2.8), (2.8, 1.7, 2.8, -0.1, 2.8, 3.6, 2.8)
+
+
+@pytest.mark.parametrize("home", [None, (0.4, 0.3, 0.6, -1.8, 0.2, 2.0, 0.3)])
+def test_free_joints_of_an_arm_of_seven_move_home_and_its_tip_does_not(mice, clock, monkeypatch, home):
+    links = [Link(offset, axis) for offset, axis in zip(PANDA, AXES_OF_PANDA, strict=True)]
+    arms = Arms([Chain((0, 0, 0), 0.0, links, (0.0, 0.0, -0.2))], [range(7)], 7, home)
+    monkeypatch.setattr(operator, "kinematics_of", lambda robot: arms)
+    env = LineEnv(spec=RobotSpec("seven", 50.0, 7, LOW, HIGH, tuple(range(7)), (), (), 10))
+    goal = (np.array(LOW) + HIGH) / 2 if home is None else np.array(home)
+    away, tips = [], []
+    for freely in (True, False):
+        mice.clear()
+        human = make_human(experiment(GymConfig(make=lambda fake_env: env), translation=0.02), env)
+        if not freely:
+            human._arms[0].control._follower._home = None
+        human.reset(0)
+        state = np.array([0.3, 0.4, -0.5, -1.6, 0.4, 2.0, 0.2], np.float32)
+        for tick in range(220):
+            clock.now += 0.02
+            mice["the only one"].push = 1.0 if tick >= 20 else 0.0
+            given = human.poll(0, {STATE: state}, False, state)
+            state = state if given is None else given.action
+        tip, jacobian = arms.tip(0, state.astype(float))
+        away.append(abs(np.linalg.svd(jacobian)[2][-1] @ (goal - state)))  # along what moves no tip
+        tips.append(tip)
+    np.testing.assert_allclose(tips[0], tips[1], atol=2e-3)
+    assert away[0] < 0.35 * away[1]
+
+
+def test_an_arm_of_six_joints_has_no_free_ones(mice, clock):
+    robot = Robot(experiment(FakeAlohaConfig()), clock)
+    assert [arm.control._follower._home for arm in robot.source._arms] == [None]
+    with pytest.raises(ValueError, match="home has 2 numbers, expected 7"):
+        Arms([Chain((0, 0, 0), 0.0, [Link((0, 0, 1), (0, 0, 1))], (0, 0, 0))], [[0]], 7, (0.0, 0.0))
+
+
+@pytest.mark.parametrize(("setting", "number"), [("dead_man", 3), ("switch_button", 7)])
+def test_a_button_that_the_device_lacks_is_refused(mice, setting, number):
+    with pytest.raises(ConfigError, match=naming("the only one", "3 buttons", number, "0 to 2")) as refused:
+        make_intervention("spacemouse", make_env(FakeAlohaConfig()), experiment(FakeAlohaConfig(), **{setting: number}))
+    assert refused.value.parameter == f"device.{setting}"
+    assert mice["the only one"].closed
+
+
+def test_a_switch_button_of_two_devices_is_refused(mice):
+    config = experiment(FakeAlohaConfig(), switch_button=1, paths=("/dev/a", "/dev/b"))
+    with pytest.raises(ConfigError, match=naming("a single device", 2)) as refused:
+        make_intervention("spacemouse", make_env(FakeAlohaConfig()), config)
+    assert (refused.value.parameter, mice) == ("device.switch_button", {})
+
+
+def test_the_dead_mans_button_is_counted_before_the_switch(mice, clock):
+    robot = Robot(experiment(FakeAlohaConfig(), switch_button=0, dead_man=2), clock)
+    robot.run(20)
+    mouse = mice["the only one"]
+    mouse.push, mouse.buttons = 0.5, (False, True, False)
+    assert robot.run(5) is None
+    mouse.push = 0.0
+    robot.run(30)
+    mouse.buttons = (False, False, True)
+    robot.run(2)
+    mouse.push = 0.5
+    assert robot.run(5) is not None
+
+
+def test_errors_of_mice_name_the_setting(tmp_path):
+    with fake_hid.installed(tmp_path) as hid:
+        env, config = make_env(FakeAlohaConfig()), experiment(FakeAlohaConfig())
+        first, _ = hid.mouse("hidraw0"), hid.mouse("hidraw1")
+        with pytest.raises(DeviceError, match="several are plugged in") as refused:
+            make_human(config, env)
+        assert refused.value.parameter == "device.paths"
+        link = tmp_path / "link"
+        link.symlink_to(first.path)
+        config = experiment(FakeAlohaConfig(), paths=(str(first.path), str(link)))
+        with pytest.raises(DeviceError, match=naming(link, "one mouse", "expected two")) as refused:
+            make_human(config, env)
+        assert str(refused.value).startswith("device.paths: ")
+
+
+def test_a_missing_file_of_a_gello_is_named(tmp_path):
+    config = experiment(FakeAlohaConfig(), "gello", paths=(str(tmp_path / "none.toml"),))
+    with pytest.raises(ConfigError, match=naming("device.paths", tmp_path / "none.toml", "no such file")):
+        make_human(config, make_env(FakeAlohaConfig()))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in DEVICES if kind not in ("spacemouse", "leader")])

@@ -11,7 +11,9 @@ from typing import NamedTuple
 from actor_helpers import LineEnv
 
 from serl_chunk.actor.operator import Operator
-from serl_chunk.console.bindings import KEYS, REPEAT, STOPS, Action, Word, bind_keys
+from serl_chunk.actor.operator_devices import OperatorDevices
+from serl_chunk.console.bindings import GESTURES, KEYS, REPEAT, STOPS, Action, Word, bind_keys
+from serl_chunk.console.gestures import LONG
 from serl_chunk.console.view import ConsoleState
 from serl_chunk.live.viewers import RefusedError, Viewers
 
@@ -111,6 +113,48 @@ class PageConsole(Console):
         return True
 
 
+class PedalEvent(NamedTuple):
+    name: str
+    pressed: bool
+    stamp: float
+
+
+class PedalConsole(Console):
+    """The same by a foot pedal, for actions that it has; its operator takes them in at the same poll."""
+
+    devices: OperatorDevices  # whose pedal and clock this console is
+    name, alive = "pedal", True
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        self.foot = 0.0  # the pedal's clock: a long press takes a poll, as a key does
+        self._events: list[PedalEvent] = []
+        self._by = {action: gestures[0] for action, gestures in GESTURES.items()}
+
+    def actions(self) -> Iterator[Action]:
+        for action in super().actions():
+            if action not in self._by:
+                yield action
+                continue
+            pedal, long = self._by[action].removeprefix("pedal_").removesuffix("_long"), "long" in self._by[action]
+            self.foot += REPEAT  # else it may be a bounce
+            self._move(pedal, pressed=True)
+            self.foot += LONG + DT if long else DT
+            self.devices.look()
+            self._move(pedal, pressed=False)
+
+    def _move(self, pedal: str, *, pressed: bool) -> None:
+        self._events.append(PedalEvent(pedal, pressed, self.foot))
+        self.devices.look()
+
+    def read(self) -> PedalConsole:
+        return self
+
+    def keys(self) -> list[PedalEvent]:
+        events, self._events = self._events, []
+        return events
+
+
 class Requests:
     """A robot server, as an operator has it."""
 
@@ -125,22 +169,30 @@ class Requests:
         self.stopped = (self.stopped or op == "stop") and op != "clear"
 
 
+BY = {"terminal": Console, "page": PageConsole, "pedal": PedalConsole}
+
+
 class Desk:
     """An operator of `amend` and `end`, with the script that it follows and the requests that the robot got.
 
-    `page`: the keys come from a page.
+    `by`: where the keys come from, a "terminal", a "page" or a "pedal".
     """
 
     def __init__(
-        self, script: Sequence[Press], *, amend, end, usual=USUAL, ready: str = "", page: bool = False
+        self, script: Sequence[Press], *, amend, end, usual=USUAL, ready: str = "", by: str = "terminal"
     ) -> None:
-        self.console, self.robot = (PageConsole if page else Console)(script, usual), Requests()
+        self.console, self.robot = BY[by](script, usual), Requests()
+        devices = OperatorDevices(
+            pedal=self.console if by == "pedal" else None, clock=lambda: getattr(self.console, "foot", 0.0)
+        )
         self.operator = Operator(
             self.console, self.robot, amend=amend, end=end, now=lambda: self.console.time, ready=ready,
-            pause=lambda seconds: None,
+            pause=lambda seconds: None, devices=devices,
         )  # fmt: skip
-        if page:
+        if by == "page":
             self.console.viewers = Viewers(self.operator, bind_keys())
+        if by == "pedal":
+            self.console.devices = devices
 
     @classmethod
     def opening(cls, script: Sequence[Press], opened: list[Desk], **options):

@@ -40,10 +40,19 @@ class TerminalProcess(Process):
             )  # fmt: skip
         finally:
             os.close(slave)
-        self._closing = threading.Event()
+        self._closing, self._looking = threading.Event(), threading.Event()
+        self._looking.set()
         self._copier = threading.Thread(target=self._copy, daemon=True)
         self._copier.start()
         return popen
+
+    def look_away(self) -> None:
+        """Read nothing, until `look`: what it prints fills the terminal."""
+        self._looking.clear()
+
+    def look(self) -> None:
+        """Read again."""
+        self._looking.set()
 
     def hang_up(self) -> None:
         """Close the terminal, as a dropped connection does: SIGHUP, and EIO for whatever is printed from now on."""
@@ -59,6 +68,8 @@ class TerminalProcess(Process):
         os.set_blocking(self._master, False)
         with self._log.open("ab") as log:
             while not self._closing.wait(0.01):
+                if not self._looking.is_set():
+                    continue
                 with contextlib.suppress(OSError):  # nothing there yet, or the process has closed its side
                     log.write(os.read(self._master, 1 << 16))
                     log.flush()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
+from live_desk import Viewer
 from robot_served import HERE, free_port
 from terminals import OperatedProcess
 
@@ -65,30 +70,114 @@ class Cell:
             time.sleep(0.4)
 
 
-@pytest.mark.slow
-def test_keys_at_the_terminal_of_a_served_robots_actor(tmp_path, environment, processes):
-    run, port, file = tmp_path / "run", free_port(2), tmp_path / "robot.toml"
+class Served(NamedTuple):
+    """A robot's server, and the flags of processes that use it."""
+
+    flags: list[str]
+    watcher: RobotClient
+    log: Path
+
+
+@pytest.fixture
+def served(tmp_path, environment) -> Iterator[Served]:
+    port, file, log = free_port(2), tmp_path / "robot.toml", tmp_path / "server.txt"
     start = 'start = "evaluating"'
     file.write_text(FILE.read_text().replace(start, f"{start}\nport = {port}\npark = {[*HOME_JOINTS]}"))
-    served = [f"--config.robot.server={HERE}:{port}", "--config.actor.clock=realtime"]
-    with (tmp_path / "server.txt").open("w") as log, contextlib.ExitStack() as opened:
+    flags = [f"--config.robot.server={HERE}:{port}", "--config.actor.clock=realtime"]
+    with log.open("w") as text, contextlib.ExitStack() as opened:
         server = subprocess.Popen(
-            [sys.executable, "-c", SERVER, "serve", str(file)], stdout=log, stderr=log,
+            [sys.executable, "-c", SERVER, "serve", str(file)], stdout=text, stderr=text,
             env={**environment, "XDG_STATE_HOME": str(tmp_path)},
         )  # fmt: skip
         opened.callback(server.wait, 20)
         opened.callback(server.terminate)
         watcher = opened.enter_context(RobotClient(f"{HERE}:{port}", name="watcher", answer=20.0))
         watcher.next_state(60)
-        processes.learner(run, *served, **LONG)
-        actor = processes.start(
-            *processes.flags(**LONG), "--actor", "--spool_path", str(tmp_path / "spool"), *served,
-            "--config.operator.countdown_s=1", kind=OperatedProcess,
-        )  # fmt: skip
-        cell = Cell(actor, watcher)
-        _session(cell)
-        assert actor.wait() == 0, actor.output
-    _check(RunSource(run), (tmp_path / "server.txt").read_text())
+        yield Served(flags, watcher, log)
+
+
+def actor_of(processes, served: Served, run: Path, *more: str) -> Cell:
+    """A learner of the run folder `run`, and its actor at a terminal."""
+    processes.learner(run, *served.flags, **LONG)
+    actor = processes.start(
+        *processes.flags(**LONG), "--actor", "--spool_path", str(run.parent / "spool"), *served.flags,
+        "--config.operator.countdown_s=1", *more, kind=OperatedProcess,
+    )  # fmt: skip
+    return Cell(actor, served.watcher)
+
+
+@pytest.mark.slow
+def test_keys_at_the_terminal_of_a_served_robots_actor(tmp_path, served, processes):
+    cell = actor_of(processes, served, tmp_path / "run")
+    _session(cell)
+    assert cell.actor.wait() == 0, cell.actor.output
+    _check(RunSource(tmp_path / "run"), served.log.read_text())
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_holds_the_robot_and_a_page_goes_on(tmp_path, served, processes):
+    cell = actor_of(processes, served, tmp_path / "run", "--viewer", "0")
+    _first_episode(cell)
+    page = Viewer(re.search(r"live page: (http\S+)", cell.actor.output)[1], "a" * 24)
+    with page.stream():  # it has control
+        cell.actor.hang_up()
+        _at_rest(cell, served)
+        assert cell.actor.running
+        assert cell.state().startswith("RUN")  # in its episode
+        pressed = lambda: page.press("enter", "HOLD").status == 200 and not _stands(cell, served, 2.5)  # noqa: E731
+        cell.until(pressed, "the page never went on")
+        quits = lambda: not cell.actor.running or _press(page, "q") or _press(page, "q") or _press(page, "s")  # noqa: E731
+        cell.until(quits, "the page never ended it")
+        assert cell.actor.wait() == 0
+    assert any(Source.HOLD in episode for episode in _sources(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_ends_an_actor_that_nothing_else_can_continue(tmp_path, served, processes):
+    cell = actor_of(processes, served, tmp_path / "run")
+    _first_episode(cell)
+    cell.actor.hang_up()
+    assert cell.actor.wait() == 128 + signal.SIGHUP
+    cell.is_("HOLD")  # by its server
+    assert _stands(cell, served, 1.0)
+
+
+def _first_episode(cell: Cell) -> None:
+    """Go on until the policy moves the robot. A key that meets a change of the state does nothing."""
+    cell.until(lambda: "STOPPED" in cell.actor.output, "never shown: STOPPED")
+    ends = time.monotonic() + 120
+    while not cell.state().startswith("RUN"):
+        assert time.monotonic() < ends, f"never RUN: {cell.state()} {cell.actor.output[-3000:]}"
+        cell.press(b"c\r" if cell.state().startswith("STOPPED") else b"\r")
+        time.sleep(2)
+    cell.runs()
+
+
+def _press(page: Viewer, key: str) -> None:
+    """Press a key in whatever state it is: a busy machine's server may have stopped the robot."""
+    for word in ("POLICY", "HOLD", "STOPPED", "RESET", "WAITING"):
+        with contextlib.suppress(OSError):  # the page has ended
+            page.press(key, word)
+    time.sleep(0.5)
+
+
+def _stands(cell: Cell, served: Served, seconds: float) -> bool:
+    """Whether no joint's set point changes for so long."""
+    ends, places = time.monotonic() + seconds, []
+    while time.monotonic() < ends:
+        places.append(served.watcher.newest_state()["set_point"])
+        time.sleep(0.02)
+    return float(np.ptp(np.stack(places), axis=0).max()) < 1e-3
+
+
+def _at_rest(cell: Cell, served: Served) -> None:
+    time.sleep(1)
+    assert _stands(cell, served, 2.0), cell.state()
+
+
+def _sources(run: Path) -> list[set[int]]:
+    source = RunSource(run)
+    return [{int(s) for s in source.read(key).steps.source} for key in source.keys()]
 
 
 def _session(cell: Cell) -> None:

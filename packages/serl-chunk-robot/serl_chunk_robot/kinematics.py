@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence, Tuple
+from typing import NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -47,13 +47,21 @@ class Arms:
         chains: one for each arm.
         joints: of each chain, where its joints are in a pose, as many as it has links.
         size: joints of a pose; some may move no point, as a gripper's.
+        home: pose towards which joints of an arm of more than six move where a human's device leaves them free;
+            default: the middle of their ranges.
     """
 
-    def __init__(self, chains: Sequence[Chain], joints: Sequence[Sequence[int]], size: int) -> None:
+    def __init__(
+        self, chains: Sequence[Chain], joints: Sequence[Sequence[int]], size: int,
+        home: Optional[Sequence[float]] = None,
+    ) -> None:  # fmt: skip
         counts = {len(chain.still) for chain in chains} | {len(indices) for indices in joints}
         if len(counts) != 1 or len(chains) != len(joints):
             raise ValueError("each chain needs as many links as the others, and as many joints")
+        if home is not None and len(home) != size:
+            raise ValueError(f"home has {len(home)} numbers, expected {size}")
         self.joints = np.array(joints, np.intp)  # [A, L]
+        self.home = None if home is None else np.array(home, np.float64)
         self.levers = np.zeros(size)  # m: the farthest that a joint's turn of 1 rad moves a point
         for chain, indices in zip(chains, self.joints):
             self.levers[indices] = np.maximum(self.levers[indices], chain.levers)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from serl_chunk.data.formats.hdf5 import write_episode, write_file
 from serl_chunk.data.frames import with_repeated_frames
@@ -20,12 +20,21 @@ from serl_chunk.io import folder_fault, fsync_path
 from serl_chunk.types import Begin, ConfigError, DataError, End, Episode, RobotSpec, Step, StepBlock
 
 
+class _Closed(NamedTuple):
+    """An episode to be written."""
+
+    begin: Begin
+    steps: list[Step]
+    end: End
+
+
 class EpisodeWriter:
     """Collects records and writes each closed episode that `keep` accepts to `directory/episode_<i>.hdf5`.
 
     Numbers continue after the highest one in the folder. No file is overwritten; several writers may share a folder.
     No record call waits for the disk: a thread calls `keep`, builds and writes the files, so the caller must not change
-    the arrays afterwards. A failed write is raised by the next `begin`, `flush` or `close`; a with-statement closes.
+    the arrays afterwards. A failed write is raised by the next `begin`, `flush` or `close`, and its episode stays in
+    memory for `again`; a with-statement closes.
 
     Raises ConfigError where the folder cannot be created.
     """
@@ -49,7 +58,8 @@ class EpisodeWriter:
         self._steps: list[Step] = []
         self.written: list[Path] = []
         self._thread = ThreadPoolExecutor(1, "episode-writer")
-        self._writes: list[Future[None]] = []
+        self._writes: list[tuple[Future[None], _Closed]] = []
+        self._failed: list[_Closed] = []
 
     def begin(self, record: Begin) -> None:
         self._raise_failure()
@@ -68,13 +78,19 @@ class EpisodeWriter:
             opened = "none" if self._begin is None else self._begin.episode_id
             raise DataError(f"the end of episode {record.episode_id} does not match the open one ({opened})")
         if self._steps:
-            self._writes.append(self._thread.submit(self._write, self._begin, self._steps, record))
+            self._submit(_Closed(self._begin, self._steps, record))
         self._begin, self._steps = None, []
 
     def flush(self) -> None:
         """Wait until every closed episode is on disk. Raises the error of a failed write."""
-        wait(self._writes)
+        wait([write for write, _ in self._writes])
         self._raise_failure()
+
+    def again(self) -> None:
+        """Queue the writes that failed once more."""
+        failed, self._failed = self._failed, []
+        for closed in failed:
+            self._submit(closed)
 
     def close(self) -> None:
         """Finish all writes and stop the thread; an open episode is dropped. May be called again."""
@@ -87,11 +103,19 @@ class EpisodeWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _submit(self, closed: _Closed) -> None:
+        self._writes.append((self._thread.submit(self._write, *closed), closed))
+
     def _raise_failure(self) -> None:
-        done = list(itertools.takewhile(Future.done, self._writes))
+        done = list(itertools.takewhile(lambda write: write[0].done(), self._writes))
         self._writes = self._writes[len(done) :]  # they end in their order
-        for write in done:
-            write.result()
+        errors = []
+        for write, closed in done:
+            if (error := write.exception()) is not None:
+                errors.append(error)
+                self._failed.append(closed)
+        if errors:
+            raise errors[0]
 
     def _write(self, begin: Begin, steps: list[Step], end: End) -> None:
         block = StepBlock.from_steps(begin.episode_id, steps)
@@ -100,11 +124,12 @@ class EpisodeWriter:
             return
         while True:
             path = self._directory / f"episode_{self._next}.hdf5"
-            self._next += 1
             with contextlib.suppress(FileExistsError):  # another writer took the number
                 write_episode(path, episode, self._spec, sim=self._sim, replace=False)
+                self._next += 1
                 self.written.append(path)
                 return
+            self._next += 1
 
 
 @dataclasses.dataclass(frozen=True)

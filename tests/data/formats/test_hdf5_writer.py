@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from errors import naming
 
+from serl_chunk.data.formats import hdf5_writer
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.types import Begin, ConfigError, DataError, End, Episode, Outcome, Source, Step
@@ -83,6 +84,29 @@ def test_a_failed_write_reaches_the_caller_once_and_the_writer_goes_on(tmp_path,
     writer.close()
     writer.close()
     assert [read_episode(p).begin.episode_id for p in writer.written] == ["e9"]
+
+
+def test_an_episode_that_had_no_room_is_written_later_under_the_next_number(tmp_path, spec, make_episode, monkeypatch):
+    def full(*args, **options):
+        raise DataError("the disk is full")
+
+    with EpisodeWriter(tmp_path, spec) as writer:
+        with monkeypatch.context() as disk:
+            disk.setattr(hdf5_writer, "write_episode", full)
+            _feed(writer, make_episode(spec, 3, seed=8))
+            for _ in range(2):
+                with pytest.raises(DataError, match="full"):
+                    writer.flush()
+                writer.again()
+            with pytest.raises(DataError, match="full"):
+                writer.flush()
+        writer.flush()
+        assert os.listdir(tmp_path) == []
+        writer.again()
+        _feed(writer, make_episode(spec, 3, seed=9))
+        writer.flush()
+    assert [read_episode(p).begin.episode_id for p in writer.written] == ["e8", "e9"]
+    assert sorted(os.listdir(tmp_path)) == ["episode_0.hdf5", "episode_1.hdf5"]
 
 
 def test_records_out_of_order_are_refused(tmp_path, spec, make_episode):

@@ -58,7 +58,7 @@ def test_missing_rights_are_named_with_the_group(inputs, monkeypatch):
 
 def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "evdev", None)
-    with pytest.raises(DeviceError, match="pip install evdev"):
+    with pytest.raises(DeviceError, match=r"serl-chunk\[devices\]"):
         FootPedal("Foot")
 
 

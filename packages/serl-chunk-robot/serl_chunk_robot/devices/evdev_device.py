@@ -125,8 +125,8 @@ def library() -> Any:
         return importlib.import_module("evdev")
     except ImportError as e:
         raise DeviceError(
-            f"evdev cannot be imported ({e}). Run: pip install evdev (it is compiled: sudo apt install gcc "
-            "linux-libc-dev)"
+            f"evdev cannot be imported ({e}). Run: pip install 'serl-chunk[devices]' (at a robot's PC "
+            "'serl-chunk-robot[devices]'; it is compiled: sudo apt install gcc linux-libc-dev)"
         ) from e
 
 

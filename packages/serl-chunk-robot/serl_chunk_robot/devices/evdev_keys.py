@@ -10,11 +10,12 @@ import numpy as np
 from serl_chunk_robot.devices.base import AXES, DeviceError, Sample, listed
 from serl_chunk_robot.devices.evdev_device import SAME, EvdevDevice, key_codes
 
-# Letters and keys that mean nothing to the console: i and k tilt, j and l turn, y and o roll.
+# Letters and keys that mean nothing to the console: i and k tilt, j and l turn, o and m roll.
 MOVES = {
     "up": (0, 1.0), "down": (0, -1.0), "left": (1, 1.0), "right": (1, -1.0), "pageup": (2, 1.0), "pagedown": (2, -1.0),
-    "o": (3, 1.0), "y": (3, -1.0), "i": (4, 1.0), "k": (4, -1.0), "j": (5, 1.0), "l": (5, -1.0),
+    "o": (3, 1.0), "m": (3, -1.0), "i": (4, 1.0), "k": (4, -1.0), "j": (5, 1.0), "l": (5, -1.0),
 }  # fmt: skip
+BUTTONS = ("z", "v")  # that close and open a gripper
 PEDALS = {"left": "a", "middle": "b", "right": "c"}  # as foot switches type, unless another program set them
 
 
@@ -35,7 +36,7 @@ class Keyboard(EvdevDevice):
     """
 
     def __init__(
-        self, device: str, moves: Mapping[str, Tuple[int, float]] = MOVES, buttons: Sequence[str] = ("z", "v"),
+        self, device: str, moves: Mapping[str, Tuple[int, float]] = MOVES, buttons: Sequence[str] = BUTTONS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._moves, self._buttons = moves, tuple(buttons)

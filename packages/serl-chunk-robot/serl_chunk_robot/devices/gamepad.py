@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, Dict, Mapping, NamedTuple
+from typing import Callable, Collection, Dict, Mapping, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ BUTTONS = (
     "BTN_SOUTH", "BTN_EAST", "BTN_NORTH", "BTN_WEST", "BTN_TL", "BTN_TR", "BTN_SELECT", "BTN_START", "BTN_MODE",
     "BTN_THUMBL", "BTN_THUMBR",
 )  # fmt: skip
+NAMES = tuple(name[4:].lower() for name in BUTTONS)
 STICKS = {"ABS_Y": (0, -1.0), "ABS_X": (1, -1.0), "ABS_RY": (4, -1.0), "ABS_RX": (5, -1.0)}  # up and left are negative
 TRIGGERS = {"ABS_RZ": (2, 1.0), "ABS_Z": (2, -1.0)}
 CROSS = {"ABS_HAT0X": (3, 1.0)}
@@ -42,21 +43,25 @@ class Gamepad(EvdevDevice):
         device: a path, or part of the name of one link in /dev/input/by-id.
         dead_zone: share of a stick's way around its middle that is rest, or the pad's own if that is larger.
         clock: the machine's monotonic clock, s.
+        keys: names of buttons that are an operator's keys: events alone, never pressed in the reading.
 
     Raises:
         DeviceError: as `EvdevDevice`; a device without two sticks, or a dead zone outside [0, 1).
     """
 
-    def __init__(self, device: str, dead_zone: float = 0.1, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, device: str, dead_zone: float = 0.1, clock: Callable[[], float] = time.monotonic,
+        keys: Collection[str] = (),
+    ) -> None:  # fmt: skip
         if not 0 <= dead_zone < 1:
             raise DeviceError(f"{dead_zone!r}, expected a share from 0, below 1", parameter="dead_zone")
-        self._dead_zone = dead_zone
+        self._dead_zone, self._keys = dead_zone, frozenset(keys)
         self._axes: Dict[int, _Axis] = {}
         self._positions: Dict[int, int] = {}
         super().__init__(device, clock)
 
     def _names(self) -> Mapping[int, str]:
-        return {self._codes.ecodes[name]: name[4:].lower() for name in BUTTONS}
+        return {self._codes.ecodes[name]: shown for name, shown in zip(BUTTONS, NAMES)}
 
     def _check(self) -> None:
         there = dict(self._device.capabilities(absinfo=True).get(self._codes.EV_ABS, ()))
@@ -96,5 +101,5 @@ class Gamepad(EvdevDevice):
             share = (self._positions[code] - axis.rests) / axis.span
             beyond = max(abs(share) - axis.dead, 0.0) / (1.0 - axis.dead)
             twist[axis.number] += axis.sign * np.copysign(beyond, share)
-        buttons = tuple(code in self._held for code in self._named)
+        buttons = tuple(code in self._held and name not in self._keys for code, name in self._named.items())
         return Sample(np.clip(twist, -1.0, 1.0), None, buttons, self._clock(), True)

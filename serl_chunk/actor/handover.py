@@ -1,0 +1,80 @@
+"""Bounds the acceleration of joints where a human lets go of them, without a robot server whose gate does."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from serl_chunk.actor.chunk_queue import TickAction
+from serl_chunk.config.devices import DEVICES
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.types import RobotSpec, Source
+
+ACCELERATION = 20.0  # rad/s^2, as of the human's own motion (`devices.teleoperation.TwistLimits`)
+LEAST = 2  # ticks after a human's that are bounded: both have targets of the human among the last two
+
+
+class Handover:
+    """Blends from a human's commands into those that follow. Call `bounded` on every tick.
+
+    It bounds joint targets of a robot that this process moves, and of a simulator under a human's device. A joint's
+    blend ends once the command is within the bound and can go on so. Simulators under scripted interventions stay as
+    they are: nothing is spared there.
+    """
+
+    def __init__(self, config: ExperimentConfig, spec: RobotSpec) -> None:
+        device = config.actor.intervention.lower() in DEVICES
+        self._joints = np.array(spec.joint_of_action) >= 0
+        self._joints[list(spec.grippers)] = False
+        self._joints &= not config.robot.server and (config.robot.real or device)
+        self._dt, self._change = spec.dt, ACCELERATION * spec.dt
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an episode: no human had the robot."""
+        none = np.zeros(len(self._joints))
+        self._human, self._blends, self._ticks = none.astype(bool), none.astype(bool), none.astype(int)
+        self._last: np.ndarray | None = None  # executed on the tick before the last one
+        self._goal: np.ndarray | None = None  # that was to be commanded on the last one
+
+    def bounded(self, command: np.ndarray, choice: TickAction, last: np.ndarray) -> np.ndarray:
+        """Return the command of this tick, float32[A].
+
+        Args:
+            command: float32[A], of `choice`. A hold stays as it is: it is to stop the robot at once.
+            last: executed on the last tick, float32[A].
+        """
+        if not self._joints.any():
+            return command
+        before, self._last = last if self._last is None else self._last, last
+        goal_before, self._goal = command if self._goal is None else self._goal, command
+        had, self._human = self._human, self._joints & _dims(choice, len(command))
+        self._ticks[had & ~self._human] = 0
+        self._blends = (self._blends | had) & ~self._human
+        if not self._blends.any() or choice.source is Source.HOLD:
+            return command
+        velocity = (last - before).astype(np.float64) / self._dt
+        # A goal's own speed, without its jump from what the human commanded.
+        moves = np.where(self._ticks == 0, 0.0, (command - goal_before).astype(np.float64) / self._dt)
+        wanted = moves + _approach(command - last - moves * self._dt, self._change, self._dt)
+        taken = velocity + np.clip(wanted - velocity, -self._change, self._change)
+        direct = (command - last).astype(np.float64) / self._dt
+        fits = (np.abs(direct - velocity) <= self._change) & (np.abs(direct - moves) <= self._change)
+        blended = np.where(self._blends & ~fits, last + taken * self._dt, command)
+        self._ticks += self._blends
+        self._blends = self._blends & ~(fits & (self._ticks >= LEAST))
+        return blended.astype(np.float32)
+
+
+def _dims(choice: TickAction, size: int) -> np.ndarray:
+    """Return which numbers of the command are a human's, bool[A]."""
+    if not choice.by_human:
+        return np.zeros(size, bool)
+    return np.ones(size, bool) if choice.human_dims is None else choice.human_dims
+
+
+def _approach(way: np.ndarray, change: float, dt: float) -> np.ndarray:
+    """Return the speeds from which `change` less on each tick ends at the end of a way, both float64[A]."""
+    distance = np.abs(way)
+    # S = (k + 1) v dt - k (k + 1) / 2 change dt for v from k to k + 1 times `change`.
+    k = np.floor(0.5 * np.sqrt(1 + 8 * distance / (change * dt)) - 0.5)
+    return np.asarray(np.copysign((distance / dt + 0.5 * k * (k + 1) * change) / (k + 1), way))
