@@ -74,10 +74,7 @@ FALSE_POSITIVES = 0.05  # share of the threshold: most of the held-out failures 
 LAST = 100  # episodes of the second figure
 SHOWN = 12  # disagreements in the picture
 ENCODER = EncoderConfig(features=(16, 32, 32), latent=64, share_cameras=False)  # places matter: no pooling
-# Of the training; as in docs/operator.md.
-PLAN = (
-    "agent.image_keys=top", "agent.flow.predicts=chunk", "agent.flow.noise_low=0.5", "agent.bc_joint_noise=0.05",
-)  # fmt: skip
+PLAN = ("agent.image_keys=top",)  # of the training
 
 
 def open_hand(observation: Observation) -> bool:

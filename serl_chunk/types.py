@@ -343,11 +343,9 @@ class ChunkBatch(NamedTuple):
     """B training windows in model space (normalised observations, chunks in about [-1, 1]).
 
     `actions[b, i]` is the action executed i ticks after the window's first observation; `valid` marks steps that exist.
-    `rewards` are scaled, per step, 0 where the critic's return does not reach; `mask` is 0 where the task terminated
-    inside the return's n steps; `discount_n` is gamma**n, n = min(R, T - t), R the steps of the return. L is the
-    policy's H, or what the critic scores where that is more. `weight` is the window's in the critic's loss, 1 except
-    for the published sampler's windows that cross an end. `mc_return` is the discounted sum of the effective rewards
-    from the window's first step to its episode's termination, of demonstrations that the task terminated; else -inf.
+    `rewards` are scaled, per step, 0 beyond the critic's return; `mask` is 0 where the task terminated inside its n
+    steps; `discount_n` is gamma**n. L is the policy's H, or what the critic scores where that is more. All fields:
+    docs/architecture/replay.md.
     """
 
     observations: dict[str, Array]  # state float32[B, S]; images/<camera> uint8[B, H, W, 3]

@@ -34,6 +34,7 @@ OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.flow.activation": [("agent.flow.activation", "gelu")],
     "agent.flow.time": [("agent.flow.time", "raw")],
     "agent.flow.train_delay": [("agent.flow.train_delay", "sampled")],
+    "agent.flow.predicts": [("agent.flow.predicts", "chunk")],
     "agent.improve.steps": [("agent.improve.steps", "3")],
     "agent.improve.top": [("agent.improve.steps", "3"), ("agent.improve.top", "2")],
     "agent.improve.rate": [("agent.improve.steps", "3"), ("agent.improve.rate", "0.5")],
