@@ -2,7 +2,7 @@
 
     python benchmarks/learn_served_mouse.py --out runs/benchmark_served_mouse --json learn_served_mouse.json
 
-Twenty scripted demonstrations are recorded through the server. Then a learner, the robot's server and an actor train,
+Scripted demonstrations are recorded through the server. Then a learner, the robot's server and an actor train,
 each in a process of its own. The actor runs on a pseudo terminal with two SpaceMice, which are virtual below
 pyspacemouse. The operator (`support/mouse_operator.py`) moves them and types Enter, c and space. The last checkpoint is
 evaluated on 100 held-out starts without it, behind the server in real time and in lockstep (`served_policy.py`).
@@ -49,7 +49,6 @@ sys.path.insert(0, str(TESTS))
 from ptys import Pty  # noqa: E402
 
 HOLD = 0.2  # s: `device.hold_s`
-DEMOS = 20
 NEAR = 0.05  # s between the operator's first push and the tick that reads it, which may be the last of its episode
 STOOD = 1.0  # s around a tick after which the robot did not follow: a device counts again once it was neutral
 YIELDS = 10  # niceness of the learner: a robot PC has processors of its own
@@ -173,6 +172,7 @@ def main() -> None:
     """Record, train, count, evaluate, print and write the figures."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--seed", type=int, default=42)
+    p.add_argument("--demos", type=int, default=20, help="scripted demonstrations; with fewer the operator intervenes")
     p.add_argument("--episodes", type=int, default=100, help="held-out starts of the evaluation")
     p.add_argument("--out", type=Path, default=Path("runs/benchmark_served_mouse"), help="new, or of a finished run")
     p.add_argument("--json", type=Path, help="write the figures here")
@@ -183,11 +183,12 @@ def main() -> None:
     if not saved.exists():
         out.mkdir(parents=True)
         with ServedRobotProcess(ROBOTS / "fake_aloha.toml") as robot:
-            command(robot, "record", "--n_demos", str(DEMOS), "--out", str(demos), "--policy", "scripted", settings=[])
+            command(robot, "record", "--n_demos", str(args.demos), "--out", str(demos), "--policy", "scripted",
+                    settings=[])  # fmt: skip
         train(out, run, demos, args.seed, [*LEARNS, *args.set])
     done, source = json.loads(saved.read_text()), RunSource(run)
     result: dict[str, Any] = {
-        "seed": args.seed, "seconds": done["seconds"], "steps": steps(out, source),
+        "seed": args.seed, "demonstrations": args.demos, "seconds": done["seconds"], "steps": steps(out, source),
         "interventions": segments(done["interventions"], source), "keys": Counter(name for _, name in done["keys"]),
         "server": {name: value for name, value in done.items() if name not in ("interventions", "keys", "seconds")},
     }  # fmt: skip
