@@ -15,10 +15,11 @@ import time
 import pytest
 from live_desk import wait_until
 
-from serl_chunk.cli import logs, output
+from serl_chunk.cli import logs
 from serl_chunk.cli.launch import Relay
 from serl_chunk.cli.logs import LIVE, Screen, TerminalScreen, add_log_flags, configure, log_to_file, logging_to_stdout
 from serl_chunk.runs.status_line import StatusLine
+from serl_chunk_robot import output
 
 own = logging.getLogger("serl_chunk.somewhere")
 other = logging.getLogger("someone.else")

@@ -169,7 +169,7 @@ def test_its_checkpoint_is_evaluated_as_it_was(command: Cluster, files):
     assert [r.pop("starts_repeat") for r in now["results"]] == [True]  # which it did not record
     assert now == then
     for one, other in zip(fine[:3], fine[3:], strict=True):
-        assert other == pytest.approx(one, rel=0.2)  # processors round differently, and the loop is closed
+        assert other == pytest.approx(one, rel=0.2, abs=0.015)  # processors round differently; the loop is closed
 
 
 def test_its_report_has_its_figures(command: Cluster, files):
