@@ -9,11 +9,12 @@ records ten demonstrations in real time by `serl-chunk record --policy human`, t
 
     python benchmarks/operator_transfer_cube.py ours --json operator_transfer_cube.json
 
-trains from them in one process, on a simulated clock, while the operator watches and intervenes; a run that was killed
-is resumed. The others are to be compared with it, and run after it with the same `--json`: HG-DAgger has as many ticks
-of the operator as ours, `bc` the demonstrations alone, and `bc-more` as many ticks as ours, all of them demonstrations.
-`bc-more-still` and `bc-more-velocity` show what our policy's settings do to that clone. Each part evaluates its last
-checkpoint, `ours` all of them, on held-out starts without the operator.
+trains from them in one process, on a simulated clock, while the operator watches and intervenes. A run in one process
+keeps no steps on disk, so that an interrupted one is not resumed. The others are to be compared with it, and run after
+it with the same `--json`: HG-DAgger has as many ticks of the operator as ours, `bc` the demonstrations alone, and
+`bc-more` as many ticks as ours, all of them demonstrations. `bc-more-still` and `bc-more-velocity` show what our
+policy's settings do to that clone. Each part evaluates its last checkpoint, `ours` all of them, on held-out starts
+without the operator.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ class Method(NamedTuple):
 
 
 POLICY = ("agent.flow.predicts=chunk", "agent.flow.noise_low=0.5", "agent.bc_joint_noise=0.03")
-LEARNER = ("learner.max_steps=40000", "learner.utd_ratio=0.5", "learner.checkpoint_period=5000",
+LEARNER = ("learner.max_steps=30000", "learner.utd_ratio=0.5", "learner.checkpoint_period=5000",
            "learner.keep_checkpoints=20", "learner.pretrain_steps=6000", "learner.warmup_episodes=5")  # fmt: skip
 # The operator waits for 1.5 s and takes 0.4 s more: a policy that stands still is not to be imitated.
 OURS = ("replay.exclude_before_takeover=150",)
@@ -187,7 +188,7 @@ METHODS = {
 
 
 def train(args: argparse.Namespace, there: dict[str, Any]) -> dict[str, Any]:
-    """Train (or resume) one method, and evaluate it; returns its figures. `there`: those of other parts."""
+    """Train one method, where that was not done, and evaluate it; returns its figures. `there`: the other parts'."""
     run, mice, method = args.out / f"{args.part}_{args.seed}", args.out / "mice", METHODS[args.part]
     mice.mkdir(exist_ok=True)
     texts = [split(text) for text in (*method.settings, *args.set)]
@@ -205,7 +206,10 @@ def train(args: argparse.Namespace, there: dict[str, Any]) -> dict[str, Any]:
     if args.part.startswith("bc-more"):
         count = math.ceil(ours(there)["human_ticks"] / np.mean(lengths(args.out / "demos")))
         demos.append(str(more_demonstrations(config, mice, count, args)))
-    if not args.as_it_is:
+    done = CheckpointStore(run).steps() if run.exists() else []
+    if done and done[-1] < config.learner.max_steps and not args.as_it_is:
+        raise SystemExit(f"{run}: it was interrupted at update {done[-1]}, and its steps are lost. Remove it")
+    if not done:
         with operated(mice, make):
             train_local(config, RunOptions(demos, str(run)))
     rows = read_metrics(run)
@@ -315,7 +319,7 @@ def lengths(demos: Path) -> list[int]:
 def main() -> None:
     """Run one part, and write its figures next to those of the others."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("part", choices=("record", *METHODS))
+    p.add_argument("part", choices=("record", *METHODS, "plot"))
     p.add_argument("--demos", type=int, default=N_DEMOS, help="to be recorded")
     p.add_argument("--seed", type=int, default=42)
     p.add_argument("--episodes", type=int, default=100, help="held-out starts of an evaluation")
