@@ -387,13 +387,13 @@ class Operator:
         self._shown_at = now
         asked = self._asked_at is not None and now - self._asked_at < QUESTION_SECONDS
         question = f"park? {self._shown(Action.YES)} confirms, any other key cancels" if asked else ""
+        begun = self._inlet.question(now) or self._devices.question(now)
         self.view = ConsoleState(
             word, self._permit.seconds(now),
             **{**self._figures.fields(now), **self.describe(),
                "cameras": tuple((self._env.camera_ages() if self._env else {}).items()),
                "obstacles": () if word in ACTING else self._listed(waits_for),
                "outcome": self.labels.shown, "notice": self._attention.notice,
-               "question": question or self._inlet.question(now) or self._devices.question(now) or self.approval.question,
-               "proposed": proposed},
+               "question": question or begun or self.approval.question, "proposed": proposed},
         )  # fmt: skip
         self._console.show(self.view)
