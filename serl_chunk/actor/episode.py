@@ -25,7 +25,7 @@ from serl_chunk.actor.stats import EpisodeMeter, EpisodeSummary
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.outcomes.judge import OPERATOR, Judge
 from serl_chunk.robots.base import Expert, InterventionCommand, InterventionSource, RobotEnv
-from serl_chunk.types import STATE, Begin, ConfigError, End, Observation, Outcome, RecordSink, Source, Step
+from serl_chunk.types import STATE, Begin, End, Observation, Outcome, RecordSink, Source, Step
 
 logger = logging.getLogger(__name__)
 
@@ -68,12 +68,6 @@ class EpisodeRunner:
     ) -> None:  # fmt: skip
         actor, spec = config.actor, env.robot_spec
         self._policy = policy if isinstance(policy, ChunkPolicy) else None
-        if actor.delay_ticks > 0 and self._policy is not None and not self._policy.agent.supports_prefix:
-            raise ConfigError(
-                f"this agent cannot plan with a delay (got {actor.delay_ticks}). Set it to 0, or use an agent that "
-                "takes a prefix",
-                parameter="actor.delay_ticks",
-            )
         image_keys = self._policy.image_keys if self._policy is not None else ()
         self._cameras = tuple(dict.fromkeys((*image_keys, *cameras)))
         self._judge = Judge(config, spec, goes_on=env.goes_on)

@@ -134,21 +134,14 @@ Wanted = Literal["auto", "sync", "async"]
 SYNC_SHARE = 0.5  # of a tick: how long the control thread waits for a chunk, and what `auto` requires of inference
 
 
-def choose_inference(
-    wanted: Wanted, seconds: list[float], period: float, execute_steps: int, supports_prefix: bool
-) -> Mode:
+def choose_inference(wanted: Wanted, seconds: list[float], period: float, execute_steps: int) -> Mode:
     """Choose `sync` or `async` from measured inference `seconds` and the tick's `period`, in seconds.
 
-    Raises ConfigError where inference is too slow for the chunk, or the agent cannot take a delay.
+    Raises ConfigError where inference is too slow for the chunk.
     """
     p50, p99 = np.percentile(seconds, (50, 99))
     mode: Mode = wanted if wanted != "auto" else "sync" if p99 < SYNC_SHARE * period else "async"
     figures = f"inference takes {p50 * 1e3:.1f} ms (p99 {p99 * 1e3:.1f}), a tick {period * 1e3:.1f} ms"
-    if mode == "async" and not supports_prefix:
-        raise ConfigError(
-            f"{figures}, and this agent cannot plan with a delay. Set actor.inference=sync with a smaller network or "
-            "fewer agent.candidates, or use an agent that takes a prefix"
-        )
     within_tick = mode == "sync" and p50 <= SYNC_SHARE * period
     if not within_tick and max(1, math.ceil(p50 / period)) >= execute_steps:
         raise ConfigError(
@@ -233,6 +226,6 @@ def realtime_planner(
     """Compile and measure inference, then `make` the planner and, unless given, its thread; see `choose_inference`."""
     policy.refresh()
     seconds = measure_inference(lambda: policy.decide(request), clock)
-    mode = choose_inference(wanted, seconds, period, queue.execute_steps, policy.agent.supports_prefix)
+    mode = choose_inference(wanted, seconds, period, queue.execute_steps)
     delay = DelayEstimate((math.ceil(s / period) for s in seconds), longest=queue.execute_steps - 1)
     return make(queue, policy, inference or InferenceThread(policy, clock), mode, delay)

@@ -30,8 +30,6 @@ class PolicyError(SerlChunkError):
 class ActingAgent(Protocol):
     """The part of an `Agent` that acting needs."""
 
-    supports_prefix: bool
-
     def sample(
         self, params: Any, observation: Mapping[str, Any], key: jax.Array,
         *, explore: bool, prefix: tuple[Any, Any] | None = None,

@@ -20,9 +20,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.action_selection import critic_score, improve
 from serl_chunk.agents.actor_critic import ActorCritic
-from serl_chunk.agents.losses import replace_tail
 from serl_chunk.agents.policies import FlowPolicy, OneStepPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Loss, Metrics, Noise, Observation, Params, Prefix
@@ -30,7 +28,7 @@ from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.types import ChunkBatch
 
-_ONE_STEP, _IMPROVE = 2, 3  # folded into keys of which `split` takes 0 and 1
+_ONE_STEP = 2  # folded into keys of which `split` takes 0 and 1
 
 
 class Acfql(ActorCritic):
@@ -41,7 +39,6 @@ class Acfql(ActorCritic):
     def __init__(self, config: AcfqlConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec, with_value=config.target == "expectile")
         self.policy_updates = config.policy_updates
-        self.imitates_critic = config.improve.imitate > 0
         self.flow = FlowPolicy(config, config.flow, spec)
         self.one_step = OneStepPolicy(config, config.flow, spec) if config.actor_type == "distill-ddpg" else None
 
@@ -61,13 +58,11 @@ class Acfql(ActorCritic):
         return self.flow.sample(policy, observation, noise, prefix, steps)
 
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
-        """The heads', and where needed "tail" float32[B, 1, D] and "next" float32[B, N, D], standard normal."""
-        k_tail, k_target = jax.random.split(key)
+        """The heads', and where needed "next" float32[B, N, D], standard normal."""
+        _, k_target = jax.random.split(key)
         c, b, draws = self.config, batch.actions.shape[0], {}
-        if c.critic.tail == "policy":
-            draws["tail"] = jax.random.normal(k_tail, (b, 1, self.chunk_dim))
         if c.target == "expectile":
-            return draws | self.critic.head_noise(k_target)
+            return self.critic.head_noise(k_target)
         k_noise, k_heads = jax.random.split(k_target)
         candidates = c.target_candidates if self.one_step is None else 1
         draws["next"] = jax.random.normal(k_noise, (b, candidates, self.chunk_dim))
@@ -95,14 +90,10 @@ class Acfql(ActorCritic):
 
     def _critic_loss(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Noise) -> Loss:
         """Q regression to the target, plus, for `expectile`, V regression to Q or Q_e (IQL, equations 5 and 6)."""
-        actions = batch.actions
-        if "tail" in draws:
-            sampled = self.policy_chunks(state.policy, batch.observations, draws["tail"])[:, 0]
-            actions = replace_tail(batch, sampled)
         target = self.critic_target(critic, state, batch, draws)
-        loss, metrics, features = self.regression(critic, batch, actions, target)
+        loss, metrics, features = self.regression(critic, batch, batch.actions, target)
         if self.config.target == "expectile":
-            chunk = self.acting_critic.truncate_flatten(actions)
+            chunk = self.acting_critic.truncate_flatten(batch.actions)
             seen = self.critic.features(state.target, batch.observations)
             q = self.acting_critic.target_values(state.target, draws, seen, chunk)
             # The value head reads the encoder without training it: the Q loss alone shapes the features.
@@ -113,58 +104,18 @@ class Acfql(ActorCritic):
         return loss, metrics
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
-        """The flow's; for distill-ddpg "distill" float32[B, D], standard normal.
-
-        Where improved chunks are imitated also "improve" float32[B, N, D], from which their candidates start, and the
-        flow's "improve_x0" and "improve_t" on them.
-        """
+        """The flow's; for distill-ddpg "distill" float32[B, D], standard normal."""
         draws = self.flow.draws(key, batch)
-        if self.config.improve.imitate:
-            k_candidates, k_noise, k_time = jax.random.split(jax.random.fold_in(key, _IMPROVE), 3)
-            b, d = draws["x0"].shape
-            draws["improve"] = jax.random.normal(k_candidates, (b, self.config.improve.candidates, d))
-            draws["improve_x0"] = jax.random.normal(k_noise, (b, d))
-            draws["improve_t"] = jax.random.uniform(k_time, (b,))
         if self.one_step is not None:
             draws["distill"] = jax.random.normal(jax.random.fold_in(key, _ONE_STEP), draws["x0"].shape)
         return draws
 
-    def improved_chunks(
-        self, policy: Params, state: AgentState, batch: ChunkBatch, noise: jax.Array, given: jax.Array
-    ) -> jax.Array:
-        """Chunks at o_t that climbed the critic, float32[B, H, A]; `given` float32[B, H] marks actions that stay."""
-        truncate = self.acting_critic.truncate_flatten
-
-        def best(observations: Observation, noise: jax.Array, actions: jax.Array, given: jax.Array) -> jax.Array:
-            prefix = (actions, given) if self.flow.prefixed else None
-            chunks = self.flow.sample(policy, observations, noise, prefix)
-            features = self.acting_critic.features(state.critic, observations)
-            values = self.acting_critic.candidate_values(state.critic, features, truncate(chunks))
-            score = critic_score(self.acting_critic, state.critic, observations)
-            return improve(score, chunks, values, 1.0 - given, self.config.improve)[0]
-
-        arguments = (batch.observations, noise, batch.actions, given)
-        return jax.lax.stop_gradient(map_blocks(best, arguments, rows=noise.shape[1]))
-
     def _policy_loss(self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Noise, bc_only: bool) -> Loss:
-        """L_flow, and for distill-ddpg + alpha mean |mu(o, z) - flow(o, z)|^2 - mean Q(o, clip(mu)) (FQL, eq. 8).
-
-        For best-of-n with `improve.imitate`: L_flow + imitate * L_flow on `improved_chunks` (PA-RL).
-        """
+        """L_flow, and for distill-ddpg + alpha mean |mu(o, z) - flow(o, z)|^2 - mean Q(o, clip(mu)) (FQL, eq. 8)."""
         imitation = self.flow.loss(policy, batch, draws)
         metrics = {"actor/bc_loss": imitation, "actor/bc_share": jnp.mean(batch.bc_weight)}
         if self.one_step is None:
-            if bc_only or not self.config.improve.imitate:
-                return imitation, metrics
-            given = self.flow.prefix_mask(batch, draws)
-            chunks = self.improved_chunks(jax.lax.stop_gradient(policy), state, batch, draws["improve"], given)
-            points = {"x0": draws["improve_x0"], "t": draws["improve_t"]}
-            improved_batch = batch._replace(
-                actions=chunks, bc_weight=jnp.ones_like(given), bc_dims=None, bc_state_shift=None, bc_action_shift=None
-            )
-            improved = self.flow.loss(policy, improved_batch, points, given)
-            loss = imitation + self.config.improve.imitate * improved
-            return loss, {**metrics, "actor/improve_loss": improved, "actor/actor_loss": loss}
+            return imitation, metrics
         noise = draws["distill"][:, None]
         teacher = self.flow.sample(jax.lax.stop_gradient(policy), batch.observations, noise)
         student = self.one_step.raw(policy["onestep"], batch.observations, noise)
@@ -186,7 +137,7 @@ class Acfql(ActorCritic):
 
     def act(self, params: Params, observation: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
         chunks = self.policy_chunks(params["policy"], observation, noise, prefix)
-        return self.choose(params, observation, chunks, prefix)[:2]
+        return self.choose(params, observation, chunks)[:2]
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         params = super().policy_params(state, pretrained=pretrained)

@@ -16,12 +16,11 @@ import optax
 
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.base import descend
-from serl_chunk.agents.losses import imitated, replace_tail
+from serl_chunk.agents.losses import imitated
 from serl_chunk.agents.policies import GaussianPolicy, with_prefix
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Loss, Metrics, Noise, Observation, Params, Prefix, Updated
 from serl_chunk.config.agents import AcrlpdConfig
-from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.models.distributions import TanhNormal
 from serl_chunk.types import ChunkBatch
 
@@ -55,45 +54,24 @@ class Acrlpd(ActorCritic):
         return self.compared_dimensions * jnp.mean(log_prob[..., : self.compared_dim], -1)
 
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
-        """The heads', "next" float32[B, D] (several `target_candidates`: [B, N, D]) and, if sampled, "tail" [B, D]."""
-        k_next, k_heads, k_tail = jax.random.split(key, 3)
-        b, n = batch.actions.shape[0], self.config.target_candidates
-        following = (b, self.chunk_dim) if n == 1 else (b, n, self.chunk_dim)
-        draws = {"next": jax.random.normal(k_next, following)} | self.critic.head_noise(k_heads)
-        if self.config.critic.tail == "policy":
-            draws["tail"] = jax.random.normal(k_tail, (b, self.chunk_dim))
-        return draws
-
-    def next_chunk(self, state: AgentState, observations: Observation, noise: jax.Array) -> jax.Array:
-
-        def choose(observations: Observation, noise: jax.Array) -> jax.Array:
-            dist = self.gaussian.distribution(state.policy, observations)
-            dist = TanhNormal(*(jnp.broadcast_to(x[:, None], noise.shape) for x in dist))
-            chunks = self.acting_critic.truncate_flatten(self.gaussian.chunks(dist.sample_and_log_prob(noise)[0]))
-            return self.best_candidate(state.critic, observations, chunks)
-
-        return map_blocks(choose, (observations, noise), rows=noise.shape[1])
+        """The heads' and "next" float32[B, D], standard normal."""
+        k_next, k_heads, _ = jax.random.split(key, 3)
+        following = jax.random.normal(k_next, (batch.actions.shape[0], self.chunk_dim))
+        return {"next": following} | self.critic.head_noise(k_heads)
 
     def critic_target(self, state: AgentState, batch: ChunkBatch, draws: Noise) -> jax.Array:
-        """R + gamma^n mask min_subset Q'(o', a'), a' ~ pi, float32[B] (RLPD), or the best of several such a'."""
-        observations, penalty = batch.next_observations, None
-        if self.config.target_candidates > 1:
-            chunk = self.next_chunk(state, observations, draws["next"])
-        else:
-            flat, log_prob = self.gaussian.distribution(state.policy, observations).sample_and_log_prob(draws["next"])
-            chunk = self.acting_critic.truncate_flatten(self.gaussian.chunks(flat))
-            if self.config.backup_entropy:
-                penalty = jnp.exp(state.temperature["log_alpha"]) * self.joint_log_prob(log_prob)
+        """R + gamma^n mask min_subset Q'(o', a'), a' ~ pi, float32[B] (RLPD)."""
+        observations = batch.next_observations
+        flat, log_prob = self.gaussian.distribution(state.policy, observations).sample_and_log_prob(draws["next"])
+        chunk = self.acting_critic.truncate_flatten(self.gaussian.chunks(flat))
         features = self.critic.features(state.target, observations)
         next_value = self.acting_critic.target_values(state.target, draws, features, chunk)
-        return self.critic.target(batch, next_value if penalty is None else next_value - penalty)
+        if self.config.backup_entropy:
+            next_value -= jnp.exp(state.temperature["log_alpha"]) * self.joint_log_prob(log_prob)
+        return self.critic.target(batch, next_value)
 
     def _critic_loss(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Noise) -> Loss:
-        target, actions = self.critic_target(state, batch, draws), batch.actions
-        if "tail" in draws:
-            dist = self.gaussian.distribution(state.policy, batch.observations)
-            actions = replace_tail(batch, self.gaussian.chunks(dist.sample_and_log_prob(draws["tail"])[0]))
-        return self.regression(critic, batch, actions, target)[:2]
+        return self.regression(critic, batch, batch.actions, self.critic_target(state, batch, draws))[:2]
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         return {"pi": jax.random.normal(key, (batch.actions.shape[0], self.chunk_dim))}
@@ -145,10 +123,8 @@ class Acrlpd(ActorCritic):
         dist = TanhNormal(*(jnp.broadcast_to(x, noise.shape) for x in one))
         flat, log_prob = dist.sample_and_log_prob(noise)
         chunks = with_prefix(self.gaussian.chunks(flat), prefix)
-        chunk, record, best = self.choose(params, observation, chunks, prefix)
+        chunk, record, best = self.choose(params, observation, chunks)
         drawn = self.gaussian.chunks(log_prob)[best]
-        if self.config.improve.steps:
-            drawn = self.gaussian.chunks(one.log_prob(chunk.reshape(-1)))
         # Committed actions were not drawn from the policy.
         free = jnp.broadcast_to(prefix[1][:, None] == 0, prefix[0].shape)
         return chunk, record | {"log_prob": jnp.sum(drawn * free) / jnp.maximum(jnp.sum(free), 1)}

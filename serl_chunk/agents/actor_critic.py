@@ -5,12 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.action_selection import best_of_n, candidate_limit, critic_score, improve
+from serl_chunk.agents.action_selection import best_of_n, is_trusted
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Metrics, Observation, Params, Prefix
+from serl_chunk.agents.state import AgentState, Metrics, Observation, Params
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig
 from serl_chunk.types import ChunkBatch
 
@@ -60,23 +60,19 @@ class ActorCritic(Agent):
         return loss + distilled, metrics | more, features
 
     def choose(
-        self, params: Params, observation: Observation, chunks: jax.Array, prefix: Prefix
+        self, params: Params, observation: Observation, chunks: jax.Array
     ) -> tuple[jax.Array, Metrics, jax.Array]:
         """The chunk that acts of candidates float32[N, H, A], the decision's record, and the best one's index."""
-        truncate, published = self.acting_critic.truncate_flatten, params["candidates"]
+        truncate, trusted = self.acting_critic.truncate_flatten, params["trusted"]
         features = self.acting_critic.features(params["critic"], observation)
         values = self.acting_critic.candidate_values(params["critic"], features, truncate(chunks))
-        chunk, q, best = best_of_n(values, chunks, published)
-        if self.config.improve.steps:
-            score = critic_score(self.acting_critic, params["critic"], observation)
-            # Committed actions do not move, and no chunk climbs a critic that is not trusted.
-            better = improve(score, chunks, values, 1.0 - prefix[1], self.config.improve)
-            chunk, q = (jnp.where(published == 0, *pair) for pair in zip(better, (chunk, q), strict=True))
-        record = {"q": q, "values": values}
+        best = best_of_n(values, trusted, self.config.pretrain_candidates)
+        chunk = chunks[best]
+        record = {"q": values[best], "values": values}
         if self.config.critic.ensemble > 1:
             record["q_std"] = self.acting_critic.head_std(params["critic"], features, truncate(chunk))
         if self.prefix is not None:
-            record |= self.prefix.plan(params["critic"], observation, chunk, published == 0)
+            record |= self.prefix.plan(params["critic"], observation, chunk, trusted)
         return chunk, record, best
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
@@ -84,5 +80,5 @@ class ActorCritic(Agent):
         return {
             "policy": self.acting_policy(state),
             "critic": {k: critic[k] for k in ("encoder", self.acting_critic.heads)},
-            "candidates": candidate_limit(self.config, pretrained=pretrained),
+            "trusted": is_trusted(self.config, pretrained=pretrained),
         } | self.shared_params(state)

@@ -62,9 +62,7 @@ class Agent(abc.ABC):
     and `policy_draws` make them from a key; `step` takes them.
     """
 
-    supports_prefix = True  # whether `sample` takes the committed actions of a delayed decision
     has_critic = True
-    imitates_critic = False  # whether the policy imitates chunks that the critic improved
     imitates = True  # whether the policy's loss has imitation in it
     policy_updates = 1  # policy steps after the critic's, on the last batch
 

@@ -31,7 +31,6 @@ class ChunkCritic(Encoded):
         super().__init__(config)
         self.steps = spec.critic_steps  # actions that are scored
         self.config = c = config.critic
-        self.choose_by, self.choose_std = config.choose_by, config.choose_std
         self.spec, self.width = spec, c.bins if c.loss == "hl_gauss" else 1
         layers = (c.hidden, self.width, c.layer_norm, initial_bias(c), c.activation, config.kernel_init)
         self.head: Any = Mlp(*layers)
@@ -125,7 +124,7 @@ class ChunkCritic(Encoded):
 
     def candidate_values(self, params: Params, features: jax.Array, chunks: jax.Array) -> jax.Array:
         """The values float32[..., N] that compare flat chunks float32[..., N, Hc*A] of one observation's features."""
-        return aggregate_heads(self.values(params, features[..., None, :], chunks), self.choose_by, self.choose_std)
+        return aggregate_heads(self.values(params, features[..., None, :], chunks), self.config.target_aggregate)
 
     def head_std(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
         """The standard deviation over heads of the value of a flat chunk float32[..., Hc*A]: float32[...]."""

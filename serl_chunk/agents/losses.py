@@ -61,17 +61,9 @@ def imitated(batch: ChunkBatch) -> ChunkBatch:
     )  # fmt: skip
 
 
-def replace_tail(batch: ChunkBatch, sampled: jax.Array) -> jax.Array:
-    """The batch's actions float32[B, L, A]; those after a termination (`valid` 0) from `sampled`."""
-    return jnp.where(batch.valid[..., None] > 0, batch.actions, sampled)
-
-
-def aggregate_heads(values: jax.Array, how: Aggregate, deviations: float = 0.0) -> jax.Array:
-    """Minimum over the leading ensemble axis, or mean_k Q_k - deviations * std_k Q_k (population deviation)."""
-    if how == "min":
-        return jnp.min(values, axis=0)
-    mean = jnp.mean(values, axis=0)
-    return mean - deviations * jnp.std(values, axis=0) if deviations else mean
+def aggregate_heads(values: jax.Array, how: Aggregate) -> jax.Array:
+    """Minimum or mean over the leading ensemble axis."""
+    return jnp.min(values, axis=0) if how == "min" else jnp.mean(values, axis=0)
 
 
 def soft_update(online: object, target: object, tau: float | jax.Array) -> object:

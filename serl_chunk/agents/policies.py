@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from serl_chunk.agents.losses import imitated, imitated_numbers, imitation_mean
 from serl_chunk.agents.spec import AgentSpec
@@ -20,33 +19,6 @@ from serl_chunk.types import STATE, ChunkBatch
 
 _DELAY = 4  # folded into a key that is split in two
 _LOG_STD_MAX = 2.0
-
-
-def knot_weights(horizon: int, knots: int) -> np.ndarray:
-    """W float32[H, K]: standard normal values z at K >= 1 knots become standard normal noise W z at each of H steps.
-
-    The knots lie evenly from the first step to the last, with a Catmull-Rom cubic between them and the outermost values
-    repeated beyond the ends. Each row has length 1, which makes the variance 1 at every step.
-    """
-    if knots == 1:
-        return np.ones((horizon, 1), np.float32)
-    at = np.linspace(0.0, knots - 1.0, horizon)
-    left = np.minimum(at.astype(int), knots - 2)
-    t = at - left
-    cubic = 0.5 * np.stack(
-        [-(t**3) + 2 * t**2 - t, 3 * t**3 - 5 * t**2 + 2, -3 * t**3 + 4 * t**2 + t, t**3 - t**2], axis=-1
-    )
-    weights = sum(cubic[:, i, None] * np.eye(knots)[np.clip(left - 1 + i, 0, knots - 1)] for i in range(4))
-    return (weights / np.linalg.norm(weights, axis=1, keepdims=True)).astype(np.float32)
-
-
-def chunk_noise(key: jax.Array, count: int, horizon: int, action_dim: int, knots: int) -> jax.Array:
-    """Standard normal noise of `count` chunks, float32[count, H*A]: independent, or smooth in time through `knots`."""
-    if knots == 0:
-        return jax.random.normal(key, (count, horizon * action_dim))
-    at_knots = jax.random.normal(key, (count, knots, action_dim))
-    noise = jnp.einsum("hk,nka->nha", jnp.asarray(knot_weights(horizon, knots)), at_knots)
-    return noise.reshape(count, horizon * action_dim)
 
 
 class _ChunkPolicy(Encoded):
@@ -168,9 +140,9 @@ class FlowPolicy(_ChunkPolicy):
             bits = jax.lax.bitcast_convert_type(observation[STATE].astype(jnp.float32), jnp.uint32)
             weights = 2 * jnp.arange(bits.shape[0], dtype=jnp.uint32) + 1
             key = jax.random.fold_in(jax.random.key(0), jnp.sum(bits * weights, dtype=jnp.uint32))
-        low, knots = self.flow.noise_low, self.config.exploration_knots if explore else 0
+        low = self.flow.noise_low
         scale = jnp.linspace(low, self.flow.noise_high, count) if count > 1 else jnp.full((1,), low)
-        return scale[:, None] * chunk_noise(key, count, self.spec.horizon, self.spec.action_dim, knots)
+        return scale[:, None] * jax.random.normal(key, (count, self.chunk_dim))
 
 
 class OneStepPolicy(_ChunkPolicy):
@@ -246,7 +218,7 @@ class GaussianPolicy(_ChunkPolicy):
     def candidate_noise(self, key: jax.Array, observation: Observation, count: int, *, explore: bool) -> jax.Array:
         """Standard normal; not exploring, the first candidate is the mode and the others are always the same."""
         if explore:
-            return chunk_noise(key, count, self.spec.horizon, self.spec.action_dim, self.config.exploration_knots)
+            return jax.random.normal(key, (count, self.chunk_dim))
         return jax.random.normal(jax.random.key(0), (count, self.chunk_dim)).at[0].set(0.0)
 
     def sample(self, params: Params, observation: Observation, noise: jax.Array, prefix: Prefix) -> jax.Array:

@@ -9,32 +9,12 @@ import dataclasses
 from functools import partial
 from typing import ClassVar, Literal
 
-from serl_chunk.config.critics import Activation, Aggregate, CriticConfig
+from serl_chunk.config.critics import Activation, CriticConfig
 from serl_chunk.config.encoders import EncoderConfig
-from serl_chunk.config.fields import CRITIC, Group, Requirement, acting, needs, require, setting, shaping, widths
+from serl_chunk.config.fields import CRITIC, Group, acting, needs, require, setting, shaping, widths
 from serl_chunk.config.gripper import GripperConfig
 
 _PREFIXED = needs("agent.prefix_critic", True)
-_IMPROVED = Requirement("agent.improve.steps above 0", lambda c: c.agent.improve.steps > 0)
-_IMITATED = Requirement("agent.improve.imitate above 0", lambda c: c.agent.improve.imitate > 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class ImproveConfig(Group, path="agent.improve."):
-    """Chunks that the critic chose take a few gradient steps on it before they act (PA-RL, Mark et al. 2024)."""
-
-    steps: int = acting(0, "gradient steps m; 0: no improvement", least=0)
-    top: int = acting(4, "k best candidates that are improved; all where there are fewer", least=1, requires=_IMPROVED)
-    rate: float = acting(0.02, "step in model space of the action with the steepest slope", above=0, requires=_IMPROVED)
-    radius: float = acting(0.1, "largest move per dimension, in model space", above=0, most=2, requires=_IMPROVED)
-    imitate: float = setting(0.0, "weight of imitating improved chunks (acfql, best-of-n); 0: they only act", least=0)
-    candidates: int = setting(8, "N that imitated chunks are chosen from", least=1, requires=_IMITATED)
-
-    def _check(self) -> None:
-        # fmt: off
-        require(self.imitate == 0 or self.steps > 0, "agent.improve.imitate",
-            f"must be 0 while agent.improve.steps is 0, got {self.imitate}: no chunk is improved. Set "
-            "agent.improve.steps.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +37,6 @@ class AgentConfig(Group, path="agent."):
     pretrain_candidates: int = setting(1, "N at acting while the critic has seen no failure", least=1, requires=CRITIC)
     policy_ema: float = setting(0.0, "decay of the averaged policy that acts; 0: the newest acts", least=0, below=1)
     acting_critic: Literal["online", "target"] = setting("online", "chooses among candidates", requires=CRITIC)
-    choose_by: Aggregate = acting("mean", "aggregate over the heads, where candidates are compared", requires=CRITIC)
-    choose_std: float = acting(0.0, "deviations over the heads subtracted from that mean", least=0, requires=CRITIC)
-    exploration_knots: int = acting(0, "knots over a chunk between which noise is interpolated; 0: none", least=0)
     # Decoupled Q-chunking (Li, Park and Levine 2025): the first critic may score more actions, chunk.critic_horizon.
     prefix_critic: bool = shaping(False, "a second critic scores the executed actions; policies and targets use it")
     prefix_expectile: float = setting(
@@ -96,10 +73,6 @@ class AgentConfig(Group, path="agent."):
             "True has no effect: agent.image_keys names no camera. Name cameras, or set it to False.")
         require(cameras or self.use_state, "agent.use_state",
             "False leaves the agent without an input. Name cameras in agent.image_keys.")
-        require(self.choose_std == 0 or self.choose_by == "mean", "agent.choose_std",
-            f"{self.choose_std:g} is subtracted from a mean over heads. Set agent.choose_by=mean, or set it to 0.")
-        require(self.choose_std == 0 or self.critic.ensemble > 1, "agent.choose_std",
-            f"{self.choose_std:g} needs several heads. Set agent.critic.ensemble to 2 or more, or set it to 0.")
         require(self.prefix_lengths == 1 or self.prefix_critic, "agent.prefix_lengths",
             f"{self.prefix_lengths} needs a critic of several lengths. Set agent.prefix_critic=True.")
         if self.replan_spread is not None:
@@ -128,8 +101,6 @@ class AcrlpdConfig(AgentConfig):
     log_std_min: float = acting(-10.0, "least log deviation before tanh; -20 is Q-chunking's", below=2)
     # atanh is finite there; Q-chunking's is 1e-5.
     bc_clip: float = setting(1e-6, "imitated actions are moved to within 1 - bc_clip", above=0, below=0.1)
-    target_candidates: int = setting(1, "policy samples in the target; the online critic chooses; 1 is RLPD's", least=1)
-    improve: ImproveConfig = setting(ImproveConfig, "improvement of chosen chunks by the critic's gradient")
     bc_invalid: bool = setting(False, "imitate every row, also beyond ends and against `bc_on` (Q-chunking's code)")
 
     def _check(self) -> None:
@@ -137,11 +108,6 @@ class AcrlpdConfig(AgentConfig):
         require(self.critic.target_floor == "none" or not self.backup_entropy, "agent.critic.target_floor",
             "mc compares the target with rewards alone, and agent.backup_entropy adds entropy to it. Switch one of "
             "them off.")
-        require(self.target_candidates == 1 or not self.backup_entropy, "agent.target_candidates",
-            f"{self.target_candidates} needs agent.backup_entropy=False: the best of several samples has another "
-            "entropy than the policy. Set it to 1, or switch the entropy off.")
-        require(self.improve.imitate == 0, "agent.improve.imitate",
-            f"must be 0 for acrlpd, got {self.improve.imitate}: its policy follows the critic's gradient itself")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,13 +152,6 @@ def _check_flow(agent: AcfqlConfig | BcConfig, *, acts: bool, remedy: str) -> No
         f"{agent.flow.train_delay} needs {remedy}: the other policy has no input for committed actions")
 
 
-def _check_noise(agent: AcfqlConfig | BcConfig) -> None:
-    # fmt: off
-    require(agent.exploration_knots == 0 or agent.candidates > 1 or agent.flow.noise_low > 0, "agent.exploration_knots",
-        f"{agent.exploration_knots} has no noise to smooth: the one candidate starts from agent.flow.noise_low=0. Set "
-        "that above 0, or set it to 0.")
-
-
 _OF_POLICY = (needs("agent.target", "policy"), needs("agent.actor_type", "best-of-n"))
 _DISTILLED = (needs("agent.actor_type", "distill-ddpg"),)
 _QC_CRITIC = partial(CriticConfig, ensemble=4, target_subset=4, target_aggregate="mean", loss="bounded", tau=0.01)
@@ -219,17 +178,11 @@ class AcfqlConfig(AgentConfig):
     )
     alpha: float = setting(100.0, "weight of the distillation", least=0, requires=_DISTILLED)
     normalise_q: bool = setting(False, "divide its Q term by the batch's mean |Q| (FQL)", requires=_DISTILLED)
-    improve: ImproveConfig = setting(ImproveConfig, "improvement of chosen chunks by the critic's gradient")
     policy_updates: int = setting(3, "flow updates after the last critic update: same batch, new noise", least=1)
 
     def _check(self) -> None:
         # fmt: off
-        _check_noise(self)
-        best = self.actor_type == "best-of-n"
-        _check_flow(self, acts=best, remedy="agent.actor_type=best-of-n")
-        require(best or self.improve.imitate == 0, "agent.improve.imitate",
-            f"{self.improve.imitate} needs agent.actor_type=best-of-n: a distilled policy follows the critic's "
-            "gradient already. Set it to 0.")
+        _check_flow(self, acts=self.actor_type == "best-of-n", remedy="agent.actor_type=best-of-n")
 
 
 _BY_FLOW = needs("agent.policy", "flow", note="the Gaussian's layers are agent.hidden")
@@ -255,14 +208,11 @@ class BcConfig(AgentConfig):
     def _check(self) -> None:
         # fmt: off
         _check_flow(self, acts=self.policy == "flow", remedy="agent.policy=flow")
-        if self.policy == "flow":
-            _check_noise(self)
         for path, value, only in (
             ("prefix_critic", self.prefix_critic, False),
             ("critic.loss", self.critic.loss, "squared"),
             ("critic.target_floor", self.critic.target_floor, "none"),
             ("candidates", self.candidates, 1),
-            ("choose_std", self.choose_std, 0),
         ):
             require(value == only, f"agent.{path}",
                 f"must be {only} for bc, which has no critic, got {value}. Leave it out, or use an agent with a critic "

@@ -65,9 +65,6 @@ def contract(config: ExperimentConfig, spec: RobotSpec, network: str) -> dict[st
     if config.agent.image_keys:  # an actor records frames where windows end
         named["return_steps"] = str(config.chunk.returned)
     unused: tuple[str, ...] = () if config.agent.gripper.composition == "learned" else ("agent.gripper.",)
-    improve = getattr(config.agent, "improve", None)
-    if improve is not None and improve.steps == 0:
-        unused += ("agent.improve.top", "agent.improve.rate", "agent.improve.radius")
     compared = (leaf for leaf in leaves(config) if leaf.acts == "value" and not leaf.path.startswith(unused))
     return named | {leaf.path: as_text(leaf.value) for leaf in compared}
 

@@ -24,7 +24,7 @@ class CriticConfig(Group, path="agent.critic."):
     hidden: tuple[int, ...] = widths((256, 256), "widths of the hidden layers")
     ensemble: int = shaping(10, "critics in the ensemble, RLPD's K", least=1)
     target_subset: int = setting(2, "heads aggregated in a target (REDQ); equal to `ensemble` to use them all", least=1)
-    target_aggregate: Aggregate = setting("min", "aggregate of these heads")
+    target_aggregate: Aggregate = acting("min", "aggregate of these heads, and of all where candidates are compared")
     # bounded and hl_gauss are trained by cross-entropy and need a range that holds every return.
     loss: Literal["squared", "bounded", "hl_gauss"] = derived(
         "squared",
@@ -38,7 +38,6 @@ class CriticConfig(Group, path="agent.critic."):
     initial_logit: float = setting(-2.0, "a new Q lies at the share sigmoid(this) of the range", requires=_RANGED)
     target_floor: Floor = setting("none", "mc: a demonstration's target is at least its realised return")
     tau: float = setting(0.005, "target <- tau * critic + (1 - tau) * target, after the update", above=0, most=1)
-    tail: Literal["repeat", "policy"] = setting("repeat", "actions that the critic sees after a termination")
     activation: Activation = acting("relu", "gelu is FQL's (tanh approximation)")
     layer_norm: Literal["before", "after", "none"] = acting("before", "relative to the activation; after is FQL's")
     target_average: Literal["new", "old"] = setting("new", "the critic averaged: after the update, or before (QC)")

@@ -211,17 +211,11 @@ class ExperimentConfig(Group):
         require(not self.actor.adaptive_execution or agent.replan_spread is not None, "actor.adaptive_execution",
             "True has no effect while agent.replan_spread is none. Set that, with agent.prefix_critic=True and "
             "agent.prefix_lengths of 2 or more.")
-        require(agent.critic.tail == "repeat" or chunk.critic_steps <= chunk.horizon, "agent.critic.tail",
-            f"policy fills chunk.critic_horizon={chunk.critic_steps} actions from the policy's {chunk.horizon} "
-            "(chunk.horizon), which are fewer. Use agent.critic.tail=repeat.")
         if agent.gripper.composition == "learned":
             self._check_learned_gripper()
         require(self.actor.delay_ticks < chunk.executed, "actor.delay_ticks",
             f"must be below chunk.execute_steps={chunk.executed}, got {self.actor.delay_ticks}: a chunk that arrives "
             "after it should have been executed leaves the robot holding")
-        require(agent.exploration_knots <= chunk.horizon, "agent.exploration_knots",
-            f"must be at most chunk.horizon={chunk.horizon}, got {agent.exploration_knots}; 0 gives every step its own "
-            "noise")
         if isinstance(agent, AcfqlConfig | BcConfig) and agent.flow.train_delay == "sampled":
             longest = agent.flow.train_delay_max
             require(longest < chunk.horizon, "agent.flow.train_delay_max",

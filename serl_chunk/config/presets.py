@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig, ImproveConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, RewardConfig, infinite_horizon_return
@@ -220,15 +220,14 @@ def _compat_changes(
 
 _OF_ALL_AGENTS: Changes = {
     "grad_clip": 0.0, "update_order": "joint", "bc_mean": "batch", "kernel_init": "xavier_uniform", "policy_ema": 0.0,
-    "acting_critic": "online", "bc_on": "all", "choose_std": 0.0, "exploration_knots": 0, "prefix_critic": False,
+    "acting_critic": "online", "bc_on": "all", "prefix_critic": False,
     "prefix_lengths": 1, "replan_spread": None, "gripper": GripperConfig(),  # continuous as every other dimension
 }  # fmt: skip
 _OF_ACRLPD: Changes = {
     "policy_layer_norm": False, "log_prob": "sum", "log_std_min": -20.0, "init_temperature": 1.0,
     "backup_entropy": False, "bc_clip": 1e-5, "bc_invalid": True, "candidates": 1, "pretrain_candidates": 1,
-    "target_candidates": 1, "improve": ImproveConfig(),
 }  # fmt: skip
-_OF_ACFQL: Changes = {"target": "policy", "target_flow_steps": None, "normalise_q": False, "improve": ImproveConfig()}
+_OF_ACFQL: Changes = {"target": "policy", "target_flow_steps": None, "normalise_q": False}
 _OF_FLOWS: Changes = {
     "activation": "gelu", "layer_norm": False, "time": "raw", "noise_low": 1.0, "noise_high": 1.0,
     "train_delay": "none"
@@ -244,7 +243,7 @@ def _published(agent: AgentConfig) -> AgentConfig:
         of_flow = isinstance(agent, AcfqlConfig)
         changes["critic"] = replace(
             agent.critic, loss="squared", target_floor="none", target_average="old",
-            target_subset=agent.critic.ensemble, tau=0.005, tail="repeat",
+            target_subset=agent.critic.ensemble, tau=0.005,
             activation="gelu" if of_flow else "relu", layer_norm="after" if of_flow else "before",
         )  # fmt: skip
     if isinstance(agent, AcrlpdConfig):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from serl_chunk.config.removed import REMOVED, removal_hint, without_removed
+
 SETTINGS = {
     "agent.act_by": "agent.acting_critic",
     "agent.gripper.plausible": "agent.gripper.mask_unreachable",
@@ -46,6 +48,7 @@ MODULES = {
     "serl_chunk.robots.replayed": "serl_chunk.devices.recorded",
 }
 CLASSES = {"HelperConfig": "ScriptedHumanConfig"}
+REMOVED_CLASSES = {"ImproveConfig": "agent.improve"}
 
 
 def current_overrides(overrides: Iterable[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[str]]:
@@ -79,7 +82,7 @@ def current_config(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
             out[path.rpartition(".")[2]] = new
         return out
 
-    current = renamed(saved, "")
+    current = without_removed(renamed(saved, ""))
     for path, value in ADDED.items():
         *groups, name = path.split(".")
         parent: Any = current
@@ -91,14 +94,18 @@ def current_config(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
 
 
 def rename_hint(error: BaseException) -> str:
-    """Return what replaced the module, class or setting that `error` misses; empty where it is none of the former."""
+    """Return what replaced the module, class or setting that `error` misses, or that it was removed; else empty."""
     names: dict[str, str] = {}
     if isinstance(error, ImportError):
         names = {f"'{old}'": old for old in MODULES | CLASSES}
     elif isinstance(error, TypeError):
         names = {f"unexpected keyword argument '{old.rpartition('.')[2]}'": old for old in SETTINGS}
     known = MODULES | CLASSES | SETTINGS
-    return next((f"{old} is now {known[old]}" for part, old in names.items() if part in str(error)), "")
+    if found := next((f"{old} is now {known[old]}" for part, old in names.items() if part in str(error)), ""):
+        return found
+    gone = {f"unexpected keyword argument '{path.rpartition('.')[2]}'": path for path in REMOVED}
+    gone |= {f"'{name}'": path for name, path in REMOVED_CLASSES.items()}
+    return next((removal_hint(path) for part, path in gone.items() if part in str(error)), "")
 
 
 def _current_path(path: str) -> str:

@@ -270,12 +270,6 @@ class PhaseTrainer:
             self._data.require_window()
             if phase is Phase.PRETRAIN and c.pretrain_steps:
                 self._data.require_imitated(self._learner.config.agent)
-        if self._agent.imitates_critic and c.offline_steps and not self._data.has_failures:
-            logger.warning(
-                "agent.improve.imitate in an offline phase on successes alone: the policy imitates chunks that climb a "
-                "critic which has seen no failure. Set agent.improve.imitate=0 until that phase is over, or add failed "
-                "demonstrations"
-            )
 
     def progress(self, env_steps: int) -> dict[str, Any]:
         """Fields of TrainingProgress that are the trainer's; `env_steps` of the checkpoint."""

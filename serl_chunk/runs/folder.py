@@ -20,6 +20,7 @@ from typing import IO, Any, NamedTuple
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import difference, to_dict
+from serl_chunk.config.removed import removal_hint
 from serl_chunk.config.renamed import current_config
 from serl_chunk.io import atomic_write, folder_fault
 from serl_chunk.types import ConfigError, RobotSpec
@@ -109,6 +110,8 @@ def _log_origin(path: Path, old: dict[str, Any], config: ExperimentConfig) -> No
     """Log the version that wrote the run where it was another; raises ConfigError for fields unknown to this one."""
     file = path / CONFIG
     if unknown := _unknown_fields({k: v for k, v in old.items() if k not in OWN_FIELDS}, config):
+        if hint := removal_hint(unknown[0]):
+            raise ConfigError(f"{file}: {hint}, and this run uses it. Resume the run with that commit")
         remedy = f"Resume the run with {_writer(old)}, or remove the setting from the file"
         raise ConfigError(f"{file}: this version has no setting {', '.join(unknown)}. {remedy}")
     if former := current_config(read_json(file))[1]:

@@ -344,13 +344,6 @@ def test_random_steps():
     assert sink.steps[11].decision_tick == 11
 
 
-def test_an_agent_without_prefix_refuses_a_delay():
-    agent = NoisyAgent(8)
-    agent.supports_prefix = False
-    with pytest.raises(ConfigError, match=naming("actor.delay_ticks", 1)):
-        run(delay=1, agent=agent)
-
-
 def test_a_policy_that_diverged_does_not_reach_the_robot():
     env = LineEnv()
     with pytest.raises(PolicyError, match=naming("version", 3)):

@@ -391,24 +391,19 @@ def test_a_stop_ends_a_realtime_episode():
     ],
 )
 def test_choice_of_inference(wanted, seconds, expected):
-    assert choose_inference(wanted, seconds, DT, 8, supports_prefix=True) == expected
+    assert choose_inference(wanted, seconds, DT, 8) == expected
 
 
 @pytest.mark.parametrize("wanted", ["auto", "sync", "async"])
 def test_inference_slower_than_a_chunk_is_refused(wanted):
     with pytest.raises(ConfigError, match=naming(100.0, 20.0, 5, "chunk.execute_steps")):
-        choose_inference(wanted, [100 * MS] * 50, DT, 5, supports_prefix=True)
+        choose_inference(wanted, [100 * MS] * 50, DT, 5)
 
 
 def test_sync_single_actions_must_come_within_the_tick():
-    assert choose_inference("sync", [9 * MS] * 50, DT, 1, supports_prefix=False) == "sync"
+    assert choose_inference("sync", [9 * MS] * 50, DT, 1) == "sync"
     with pytest.raises(ConfigError, match=naming(11.0, 20.0, 1, "chunk.execute_steps")):
-        choose_inference("sync", [11 * MS] * 50, DT, 1, supports_prefix=False)
-
-
-def test_async_without_prefix_is_refused():
-    with pytest.raises(ConfigError, match=naming(15.0, 20.0, "actor.inference", "sync")):
-        choose_inference("auto", [15 * MS] * 50, DT, 5, supports_prefix=False)
+        choose_inference("sync", [11 * MS] * 50, DT, 1)
 
 
 def test_delay_estimate_forgets_and_is_bounded():

@@ -289,8 +289,6 @@ class LongShape(HilSerlShape):
 class Still:
     """An agent whose chunks move nothing."""
 
-    supports_prefix = True
-
     def load_params(self, flat):
         return "nothing"
 

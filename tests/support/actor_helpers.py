@@ -121,8 +121,6 @@ class NoisyAgent:
     `asks(tick)`, where given, is how many steps of it the decision of that tick asks for.
     """
 
-    supports_prefix = True
-
     def __init__(self, horizon: int, spread: float = 0.1, asks: Callable[[int], int] | None = None) -> None:
         self.horizon, self.spread, self.asks = horizon, spread, asks
         self.prefixes: dict[int, np.ndarray] = {}  # tick -> the d committed actions of its latest decision
