@@ -81,10 +81,10 @@ def update_seconds(config: ExperimentConfig, demos: Path, seconds: float) -> dic
         t0 = time.perf_counter()
         batch = jax.block_until_ready(loader.next(1))
         t1 = time.perf_counter()
-        state, metrics = agent.update(state, batch)
+        state, metrics = agent.update(state, {}, batch)
         jax.block_until_ready(metrics)
         t2 = time.perf_counter()
-        state, metrics = agent.update_policy(state, batch)
+        state, metrics = agent.update_policy(state, {}, batch)
         jax.block_until_ready(metrics)
         t3 = time.perf_counter()
         for name, value in (("draw", t1 - t0), ("update", t2 - t1), ("policy", t3 - t2)):

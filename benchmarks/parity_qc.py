@@ -144,14 +144,10 @@ class Comparison:
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], dict[str, Any]]:
         """Intermediates, losses and gradients under their published names."""
         agent: Any = self.case.agent
-        (_, critic), critic_grad = jax.value_and_grad(agent._critic_loss, has_aux=True)(
-            state.critic, state, batch, critic_draws
-        )
-        (_, policy), policy_grad = jax.value_and_grad(agent._policy_loss, has_aux=True)(
-            state.policy, state, batch, policy_draws, bc_only=False
-        )
+        critic_grad, critic = agent._critic_gradient(state, {}, batch, critic_draws)
+        policy_grad, policy = agent._policy_gradient(state, {}, batch, policy_draws, False)
         grads = {"critic": critic_grad, "policy": policy_grad}
-        features = agent.critic.features(state.critic, batch.observations)
+        features = agent.critic_context(state.critic, {}, batch.observations).features
         q = agent.critic.values(state.critic, features, agent.critic.truncate_flatten(batch.actions))
         mid = {"q": q}
         losses = {
@@ -162,13 +158,13 @@ class Comparison:
         }
         if isinstance(agent, Acrlpd):
             more = _acrlpd(agent, state, batch, critic_draws, policy_draws, policy)
-            grads["temperature"] = jax.grad(agent._temperature_loss)(state.temperature, policy["actor/entropy"])
-            mid["target_q"] = agent.critic_target(state, batch, critic_draws)
+            grads["temperature"] = jax.grad(agent.temperature_loss)(state.temperature, policy["actor/entropy"])
+            mid["target_q"] = agent.critic_target(state, {}, batch, critic_draws)
         else:
             more = _acfql(agent, state, batch, critic_draws, policy_draws, policy)
-            mid["target_q"] = agent.critic_target(state.critic, state, batch, critic_draws)
+            mid["target_q"] = agent.critic_target(state.critic, state, {}, batch, critic_draws)
         mid, losses = mid | more[0], losses | more[1]
-        following = agent.critic.features(state.target, batch.next_observations)
+        following = agent.critic_context(state.target, {}, batch.next_observations).features
         mid["next_qs"] = agent.critic.values(state.target, following, mid["next_actions"])
         mid["next_q"] = agent.critic.target_values(state.target, critic_draws, following, mid["next_actions"])
         if self.case.averages_the_batch:
@@ -184,7 +180,7 @@ class Comparison:
         except DataError as e:
             self.left_out.update({k: str(e) for k in case.arrays if k.split("/")[0] == "after1"})
             return
-        after, _ = jax.jit(case.agent.step)(state, batch, dict(zip(("critic", "policy"), draws, strict=True)))
+        after, _ = jax.jit(case.agent.step)(state, {}, batch, dict(zip(("critic", "policy"), draws, strict=True)))
         trees = {f: getattr(after, f) for f in ("policy", "critic", "target", "temperature")}
         for name in case.group("after1"):
             leaf = case.leaf(name)
@@ -200,7 +196,7 @@ class Comparison:
         prefix = (np.zeros((self.case.steps, self.case.action_dim), np.float32), np.zeros(self.case.steps, np.float32))
         noise = sample["noise"].astype(np.float32).reshape(-1, agent.chunk_dim)
         observation = {STATE: jnp.asarray(sample["observation"], jnp.float32).reshape(-1)}
-        chunk, _ = jax.jit(agent.act)(agent.policy_params(state), observation, noise, prefix)
+        chunk, _ = jax.jit(agent.act)(agent.policy_params(state), {}, observation, noise, prefix)
         self._done |= {"sample/observation", "sample/noise"}
         self.check("sample/action", np.asarray(chunk).reshape(sample["action"].shape))
 
@@ -209,10 +205,11 @@ Named = tuple[dict[str, jax.Array], dict[str, jax.Array]]
 
 
 def _acrlpd(agent: Any, state: Any, batch: Any, critic: Noise, policy: Noise, metrics: dict[str, jax.Array]) -> Named:
-    following = agent.gaussian.distribution(state.policy, batch.next_observations)
-    now = agent.gaussian.distribution(state.policy, batch.observations)
+    context = lambda observations: agent.policy_context(state.policy, state.critic, {}, observations)  # noqa: E731
+    following = agent.gaussian.distribution(state.policy["net"], context(batch.next_observations))
+    now = agent.gaussian.distribution(state.policy["net"], context(batch.observations))
     action, log_prob = now.sample_and_log_prob(policy["pi"])
-    features = agent.critic.features(state.critic, batch.observations)
+    features = agent.critic_context(state.critic, {}, batch.observations).features
     flat = batch.actions.reshape(len(batch.actions), -1)
     entropy, alpha = metrics["actor/entropy"], metrics["actor/temperature"]
     mid = {
@@ -232,7 +229,7 @@ def _acrlpd(agent: Any, state: Any, batch: Any, critic: Noise, policy: Noise, me
     losses = {
         "actor/actor_loss": -alpha * entropy - metrics["actor/q"],
         "actor/alpha": alpha,
-        "actor/alpha_loss": agent._temperature_loss(state.temperature, entropy),
+        "actor/alpha_loss": agent.temperature_loss(state.temperature, entropy),
         "actor/bc_loss": agent.config.bc_alpha * metrics["actor/bc_loss"],
         "actor/entropy": entropy,
         "actor/q": metrics["actor/q"],
@@ -242,17 +239,16 @@ def _acrlpd(agent: Any, state: Any, batch: Any, critic: Noise, policy: Noise, me
 
 
 def _acfql(agent: Any, state: Any, batch: Any, critic: Noise, policy: Noise, metrics: dict[str, jax.Array]) -> Named:
-    mid = {"next_actions": agent.next_chunk(state, batch.next_observations, critic["next"])}
+    mid = {"next_actions": agent.next_chunk(state, {}, batch.next_observations, critic["next"])}
     if "distill" in policy:
-        taught = agent.flow.sample(state.policy, batch.observations, policy["distill"][:, None])
+        context = agent.policy_context(state.policy, state.critic, {}, batch.observations)
+        taught = agent.bounded(agent.flow.sample(state.policy["flow"], context, policy["distill"][:, None]))
         mid["target_flow_actions"] = taught.reshape(len(taught), -1)
     else:
-        chunks = agent.critic.truncate_flatten(
-            agent.policy_chunks(state.policy, batch.next_observations, critic["next"])
-        )
-        values = agent.critic.candidate_values(
-            state.critic, agent.critic.features(state.critic, batch.next_observations), chunks
-        )
+        sampled = agent.sampled(state.policy, state.critic, {}, batch.next_observations, critic["next"])
+        chunks = agent.critic.truncate_flatten(sampled)
+        context = agent.critic_context(state.critic, {}, batch.next_observations)
+        values = agent.critic.candidate_values(state.critic, context.features, chunks)
         mid |= {"next_candidates": chunks, "next_candidate_q": values, "next_index": jnp.argmax(values, 1)}
     losses = {
         "actor/actor_loss": metrics.get("actor/actor_loss", metrics["actor/bc_loss"]),

@@ -99,7 +99,6 @@ class Case:
         common: dict[str, Any] = {
             "critic": critic,
             "lr": float(c["lr"]),
-            "choose_by": "mean" if c["q_agg"] == "mean" else "min",
         }
         width = tuple(c["actor_hidden_dims"])
         if isinstance(config.agent, AcrlpdConfig):
@@ -206,7 +205,7 @@ class Case:
             f: jax.tree_util.tree_map_with_path(lambda at, _, f=f: jnp.asarray(ours[f][tuple(k.key for k in at)]), tree)
             for f, tree in fields.items()
         }
-        return state.replace(**new, policy_average=new["policy"])
+        return state.replace(**new)
 
     # -- data and draws --------------------------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ def open_link(
     config: ExperimentConfig, spec: RobotSpec, agent: Agent, host: str, port: int, actor_id: str, **options: Any
 ) -> LearnerLink:
     """Return a link to the learner at `host`, with what both must agree on; `options` as of `LearnerLink`."""
-    agreed = contract(config, spec, agent.network_shape())
+    agreed = contract(config, spec, agent.network_shape(), agent.base_digest)
     return LearnerLink(config.transport, host=host, port=port, actor_id=actor_id, contract=agreed, **options)
 
 

@@ -32,7 +32,7 @@ class ActingAgent(Protocol):
 
     def sample(
         self, params: Any, observation: Mapping[str, Any], key: jax.Array,
-        *, explore: bool, prefix: tuple[Any, Any] | None = None,
+        *, explore: bool, committed: tuple[Any, Any] | None = None,
     ) -> tuple[jax.Array, dict[str, jax.Array]]: ...  # fmt: skip
 
     def load_params(self, flat: Mapping[str, np.ndarray]) -> Any: ...
@@ -147,7 +147,9 @@ class ChunkPolicy:
         key = jax.random.fold_in(self._key, self._decisions)
         self._decisions += 1
         encoded = None if prefix is None or len(prefix) == 0 else self._encode_prefix(state, prefix)
-        chunk, record = jax.device_get(self.agent.sample(acting.params, inputs, key, explore=explore, prefix=encoded))
+        chunk, record = jax.device_get(
+            self.agent.sample(acting.params, inputs, key, explore=explore, committed=encoded)
+        )
         decoded = self.normaliser.decode(state, chunk)
         if prefix is not None:
             decoded[: len(prefix)] = prefix  # exactly what runs, not its image through encode and decode

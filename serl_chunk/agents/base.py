@@ -1,4 +1,4 @@
-"""Base of the agents: pure functions over one state, compiled once per shape."""
+"""Base of the agents: pure functions over one state and a base that no update changes, compiled once per shape."""
 
 from __future__ import annotations
 
@@ -13,36 +13,32 @@ import numpy as np
 import optax
 from flax.traverse_util import flatten_dict
 
-from serl_chunk.agents.losses import soft_update
+from serl_chunk.agents.former import current_params
+from serl_chunk.agents.losses import descend, gradient, soft_update
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
 from serl_chunk.agents.state import (
     AgentState,
+    Committed,
+    Context,
     Loss,
     Metrics,
     Noise,
     Observation,
     Params,
-    Prefix,
     Updated,
     flatten_params,
+    key_of,
     unflatten_params,
 )
-from serl_chunk.agents.vision import FrameEmbedder, Vision
+from serl_chunk.agents.vision import FrameEmbedder, Vision, digest_of
 from serl_chunk.config.agents import AgentConfig
-from serl_chunk.models.encoder import random_shift
+from serl_chunk.models.encoder import ObservationEncoder, random_shift
 from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, STATE, ChunkBatch
 
 # Without it XLA for CPUs copies each network once an update, because losses read what the update replaces.
 _COMPILER_OPTIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
 
-_AUGMENTATION = 2  # folded into a state's key, which updates split (the same as folding in 0 and 1)
-_BACKBONE = 3  # folded into a key that updates split and fold 0 to 2 into
-
-
-def descend(optimiser: optax.GradientTransformation, grads: Params, opt: Any, params: Params) -> tuple[Params, Any]:
-    """The parameters after one step of `optimiser`, and its state."""
-    updates, opt = optimiser.update(grads, opt, params)
-    return optax.apply_updates(params, updates), opt
+_WHOLE = ("heads",)  # draws that are of no row of a batch
 
 
 def _scan(step: Callable[[AgentState, Any], Updated], state: AgentState, xs: Any, length: int | None = None) -> Updated:
@@ -53,13 +49,14 @@ def _scan(step: Callable[[AgentState, Any], Updated], state: AgentState, xs: Any
 class Agent(abc.ABC):
     """Base of the agents: updates from the losses and draws that a subclass supplies, and acting.
 
-    `update(state, batches)` takes batches with a leading axis U and runs U critic updates in one compiled scan. The
-    policy's update follows the last, or runs on each batch (`update_order`). `update_policy` and `update_critic` run
-    one half; where the critic trains the policy's encoder, the latter lets the policy imitate on each batch, so that it
-    follows the features. All three donate the state: use the one they return.
+    `update(state, base, batches)` takes batches with a leading axis U and runs U critic updates in one compiled scan.
+    The policy's update follows the last, or runs on each batch (`update_order`). `update_policy` and `update_critic`
+    run one half; where the critic trains the policy's encoder, the latter lets the policy imitate on each batch, so
+    that it follows the features. All three donate the state: use the one they return. The `base` is read alone.
 
     Losses are functions of the parameters they train, with `state` a constant, and of explicit draws: `critic_draws`
-    and `policy_draws` make them from a key; `step` takes them.
+    and `policy_draws` make them of a whole batch from a key; `step` takes them, and cuts them into
+    `spec.micro_batches`.
     """
 
     has_critic = True
@@ -70,6 +67,7 @@ class Agent(abc.ABC):
         self.config, self.spec = config, spec
         self.chunk_dim = spec.horizon * spec.action_dim
         self.optimiser = self._network_optimiser(config.lr)
+        self.encoder: Any = ObservationEncoder(config.image_keys, config.use_state, config.encoder)
         self.vision = Vision(config, spec.cameras)
         self.caches_features = config.encoder.cache_features and self.vision.frozen
         # Donated buffers go to outputs of their shape in order: dropping an unused one would shift and copy the rest.
@@ -89,75 +87,144 @@ class Agent(abc.ABC):
         clip = optax.clip_by_global_norm(self.config.grad_clip) if self.config.grad_clip > 0 else optax.identity()
         return optax.chain(clip, optimiser)
 
+    # -- encoders --------------------------------------------------------------------------------------------
+
+    @property
+    def shares_encoder(self) -> bool:
+        """Whether the policy reads the acting critic's encoder, which it does not train."""
+        return self.config.encoder.trained_by == "critic"
+
+    def init_encoder(self, key: jax.Array) -> tuple[Params, jax.Array]:
+        """Fresh parameters of one encoder, and the features float32[1, F] of `seen_example`."""
+        encoder = self.encoder.init(key, self.seen_example()).get("params", {})
+        return encoder, self.encode(encoder, {}, self.seen_example()).features
+
+    def encode(self, encoder: Params, base: Params, observation: Observation) -> Context:
+        """Observations as one encoder shows them; features that they bring are taken as they are."""
+        seen = self.vision.encode_images(base, observation)
+        return Context(self.encoder.apply({"params": encoder}, seen))
+
+    def policy_context(self, policy: Params, critic: Params, base: Params, observation: Observation) -> Context:
+        """As a network of the policy sees it: by its own encoder, or as a constant by that of `critic`."""
+        if self.shares_encoder:
+            return jax.lax.stop_gradient(self.encode(critic.get("encoder", {}), base, observation))
+        return self.encode(policy.get("encoder", {}), base, observation)
+
+    def critic_context(self, critic: Params, base: Params, observation: Observation) -> Context:
+        """As the critic sees it: followed by a discrete gripper's choice where there is one."""
+        return self.with_choice(self.encode(critic.get("encoder", {}), base, observation), observation)
+
+    def with_choice(self, context: Context, observation: Observation) -> Context:
+        if not self.spec.gripper_inputs:
+            return context
+        return context._replace(features=jnp.concatenate([context.features, observation[GRIPPER]], axis=-1))
+
+    def init_policy(self, rng: jax.Array, net: Any, name: str) -> Params:
+        """Fresh parameters of a policy's network, and of an encoder where it has its own: {"encoder", name}."""
+        encoder, features = self.init_encoder(key_of(rng, "encoder"))
+        own = {} if self.shares_encoder else {"encoder": encoder}
+        return own | {name: net.init(key_of(rng, name), features)}
+
+    def bounded(self, chunks: jax.Array) -> jax.Array:
+        """Chunks within model space, which has bounds or none (`spec.bounded`)."""
+        return jnp.clip(chunks, -1.0, 1.0) if self.spec.bounded else chunks
+
+    def finished(self, chunks: jax.Array, committed: Committed) -> jax.Array:
+        """Chunks float32[N, H, A] within model space, with the committed actions in place of their own."""
+        fixed = jnp.broadcast_to(committed[1][:, None] > 0, committed[0].shape)
+        return jnp.where(fixed[None], committed[0][None], self.bounded(chunks))
+
+    # -- what a subclass supplies ----------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def init(self, rng: jax.Array) -> AgentState:
+        """A fresh state from a typed key, without the weights of `pretrained`."""
+
     @abc.abstractmethod
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise: ...
 
     @abc.abstractmethod
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise: ...
 
-    def _critic_loss(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Noise) -> Loss:
+    def critic_loss(self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> Loss:
         raise NotImplementedError
 
-    def _policy_loss(self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Noise, bc_only: bool) -> Loss:
+    @abc.abstractmethod
+    def policy_loss(
+        self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
+    ) -> Loss:
         """The policy's loss on the `policy_part` of a batch; with `bc_only` the part of it that needs no critic."""
-        raise NotImplementedError
+
+    @abc.abstractmethod
+    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
+        """Starting noise float32[N, H*A] of one decision's candidates; `key` is used only where `explore`."""
+
+    @abc.abstractmethod
+    def act(
+        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed
+    ) -> tuple[jax.Array, Metrics]:
+        """A chunk float32[H, A] in model space from one observation and `acting_noise`, and the decision's record."""
+
+    @abc.abstractmethod
+    def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
+        """The parameters that `sample` needs besides the base; `pretrained`: the critic saw no failure."""
 
     def batches_used(self, updates: int) -> int:
         """Number of batches that `update` takes for so many critic updates of the learner."""
         return updates
 
-    def with_encoder(self, policy: Params, encoder: Params) -> Params:
-        """`policy` with the critic's `encoder` wherever one of its networks reads an observation."""
-        return {**policy, "encoder": encoder}
+    # -- updates ---------------------------------------------------------------------------------------------
 
-    def _update(self, state: AgentState, batches: ChunkBatch) -> Updated:
+    def _update(self, state: AgentState, base: Params, batches: ChunkBatch) -> Updated:
         if self.config.update_order == "joint":
-            state, metrics = _scan(self._joint_step, state, batches)
-            return self._averaged(state), metrics
-        state, metrics = _scan(self._critic_step, state, batches)
-        last = self._augment(state, jax.tree.map(lambda x: x[-1], batches))
-        state, of_policy = self._policy_steps(state, last, self.policy_updates)
-        return self._averaged(state), metrics | of_policy
 
-    def _update_policy(self, state: AgentState, batches: ChunkBatch) -> Updated:
+            def joint(s: AgentState, batch: ChunkBatch) -> Updated:
+                return self._drawn_step(s, base, self.seen(s, base, batch), "critic", "policy")
+
+            return _scan(joint, state, batches)
+        state, metrics = _scan(lambda s, b: self._critic_step(s, base, b), state, batches)
+        last = self.seen(state, base, jax.tree.map(lambda x: x[-1], batches))
+        state, of_policy = self._policy_steps(state, base, last, self.policy_updates)
+        return state, metrics | of_policy
+
+    def _update_policy(self, state: AgentState, base: Params, batches: ChunkBatch) -> Updated:
         def step(s: AgentState, batch: ChunkBatch) -> Updated:
-            return self._policy_steps(s, self._augment(s, batch), 1, bc_only=True)
+            return self._policy_steps(s, base, self.seen(s, base, batch), 1, bc_only=True)
 
-        state, metrics = _scan(step, state, batches)
-        return self._averaged(state), metrics
+        return _scan(step, state, batches)
 
-    def _update_critic(self, state: AgentState, batches: ChunkBatch) -> Updated:
-        shared = self.config.encoder.trained_by == "critic" and jax.tree.leaves(state.critic["encoder"])
+    def _update_critic(self, state: AgentState, base: Params, batches: ChunkBatch) -> Updated:
+        shared = self.shares_encoder and jax.tree.leaves(state.critic["encoder"])
         if not (shared and self.imitates):
-            return _scan(self._critic_step, state, batches)
+            return _scan(lambda s, b: self._critic_step(s, base, b), state, batches)
 
         def step(s: AgentState, batch: ChunkBatch) -> Updated:
-            batch = self._augment(s, batch)
-            s, metrics = self._drawn_step(s, batch, "critic")
-            s, of_policy = self._policy_steps(s, batch, 1, bc_only=True)
+            batch = self.seen(s, base, batch)
+            s, metrics = self._drawn_step(s, base, batch, "critic")
+            s, of_policy = self._policy_steps(s, base, batch, 1, bc_only=True)
             return s, metrics | of_policy
 
-        state, metrics = _scan(step, state, batches)
-        return self._averaged(state), metrics
+        return _scan(step, state, batches)
 
-    def _critic_step(self, state: AgentState, batch: ChunkBatch) -> Updated:
-        return self._drawn_step(state, self._augment(state, batch), "critic")
+    def _critic_step(self, state: AgentState, base: Params, batch: ChunkBatch) -> Updated:
+        return self._drawn_step(state, base, self.seen(state, base, batch), "critic")
 
-    def _joint_step(self, state: AgentState, batch: ChunkBatch) -> Updated:
-        return self._drawn_step(state, self._augment(state, batch), "critic", "policy")
+    def _policy_steps(
+        self, state: AgentState, base: Params, batch: ChunkBatch, updates: int, *, bc_only: bool = False
+    ) -> Updated:
+        return _scan(lambda s, _: self._drawn_step(s, base, batch, "policy", bc_only=bc_only), state, None, updates)
 
-    def _policy_steps(self, state: AgentState, batch: ChunkBatch, updates: int, *, bc_only: bool = False) -> Updated:
-        return _scan(lambda s, _: self._drawn_step(s, batch, "policy", bc_only=bc_only), state, None, updates)
-
-    def _drawn_step(self, state: AgentState, batch: ChunkBatch, *parts: str, bc_only: bool = False) -> Updated:
+    def _drawn_step(
+        self, state: AgentState, base: Params, batch: ChunkBatch, *parts: str, bc_only: bool = False
+    ) -> Updated:
         rng, draws = state.rng, {}
         for part in parts:
             rng, key = jax.random.split(rng)
             draws[part] = (self.critic_draws if part == "critic" else self.policy_draws)(key, batch)
-        return self.step(state.replace(rng=rng), batch, draws, bc_only=bc_only)
+        return self.step(state.replace(rng=rng), base, batch, draws, bc_only=bc_only)
 
     def step(
-        self, state: AgentState, batch: ChunkBatch, draws: Mapping[str, Noise], *, bc_only: bool = False
+        self, state: AgentState, base: Params, batch: ChunkBatch, draws: Mapping[str, Noise], *, bc_only: bool = False
     ) -> Updated:
         """One gradient step of "critic", "policy" or both, those that `draws` names.
 
@@ -165,9 +232,9 @@ class Agent(abc.ABC):
         """
         metrics: Metrics = {}
         if "critic" in draws:
-            critic_grads, metrics = self._critic_gradient(state, batch, draws["critic"])
+            critic_grads, metrics = self._critic_gradient(state, base, batch, draws["critic"])
         if "policy" in draws:
-            policy_grads, of_policy = self._policy_gradient(state, batch, draws["policy"], bc_only)
+            policy_grads, of_policy = self._policy_gradient(state, base, batch, draws["policy"], bc_only)
         if "critic" in draws:
             state = self._apply_critic_gradient(state, critic_grads)
         if "policy" in draws:
@@ -175,27 +242,27 @@ class Agent(abc.ABC):
             metrics = metrics | of_policy
         return state, metrics
 
-    def _critic_gradient(self, state: AgentState, batch: ChunkBatch, draws: Noise) -> tuple[Params, Metrics]:
-        grads, metrics = jax.grad(self._critic_loss, has_aux=True)(state.critic, self._whole(state), batch, draws)
+    def _summed(self, loss: Callable[..., Loss], params: Params, batch: ChunkBatch, draws: Noise) -> Any:
+        """`losses.gradient` of `loss(params, batch, draws)` over the micro-batches."""
+        whole = {name: draws[name] for name in _WHOLE if name in draws}
+        rows = batch, {name: value for name, value in draws.items() if name not in whole}
+        return gradient(lambda p, cut: loss(p, cut[0], {**cut[1], **whole}), params, rows, self.spec.micro_batches)
+
+    def _critic_gradient(
+        self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise
+    ) -> tuple[Params, Metrics]:
+        loss = lambda critic, part, drawn: self.critic_loss(critic, state, base, part, drawn)  # noqa: E731
+        grads, metrics, _ = self._summed(loss, state.critic, batch, draws)
         return grads, {**metrics, "critic/grad_norm": optax.tree.norm(grads)}
 
     def _policy_gradient(
-        self, state: AgentState, batch: ChunkBatch, draws: Noise, bc_only: bool
+        self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, bc_only: bool
     ) -> tuple[Params, Metrics]:
-        batch = self.policy_part(batch)
+        def loss(policy: Params, part: ChunkBatch, drawn: Noise) -> Loss:
+            return self.policy_loss(policy, state, base, part, drawn, bc_only=bc_only)
 
-        def loss(policy: Params) -> Loss:
-            whole = self._whole(state.replace(policy=policy)).policy
-            return self._policy_loss(whole, self._whole(state), batch, draws, bc_only)
-
-        return jax.grad(loss, has_aux=True)(state.policy)
-
-    def _whole(self, state: AgentState) -> AgentState:
-        """`state` with the acting critic's encoder, a constant, in the policy where the critic trains the encoder."""
-        if self.config.encoder.trained_by == "each":
-            return state
-        encoder = jax.lax.stop_gradient(self.choosing_params(state)["encoder"])
-        return state.replace(policy=self.with_encoder(state.policy, encoder))
+        grads, metrics, value = self._summed(loss, state.policy, self.policy_part(batch), draws)
+        return grads, metrics | ({"actor/actor_loss": value} if "actor/q" in metrics else {})
 
     def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
         """The target moves towards the critic after the step, or before it (`target_average`)."""
@@ -206,30 +273,27 @@ class Agent(abc.ABC):
 
     def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> Updated:
         policy, opt = descend(self.optimiser, grads, state.policy_opt, state.policy)
-        average, updates = self._average(state, policy, state.policy_average), state.policy_updates + 1
+        average, updates = self.averaged(state, policy, state.policy_average), state.policy_updates + 1
         return state.replace(policy=policy, policy_average=average, policy_opt=opt, policy_updates=updates), metrics
 
-    def _average(self, state: AgentState, policy: Params, average: Params) -> Params:
-        """The exponential average after a step to `policy`; with `policy_ema` 0, `average`."""
+    def averaged(self, state: AgentState, policy: Params, average: Params) -> Params:
+        """The exponential average after a step to `policy`; empty with `policy_ema` 0."""
         if not self.config.policy_ema:
-            return average
+            return {}
         n = state.policy_updates.astype(jnp.float32)
         decay = jnp.minimum(self.config.policy_ema, (1 + n) / (10 + n))  # forgets the first policies soon
         return soft_update(policy, average, 1 - decay)
 
-    def _averaged(self, state: AgentState) -> AgentState:
-        return state if self.config.policy_ema else state.replace(policy_average=state.policy)
-
     def choosing_params(self, state: AgentState) -> Params:
         return state.target if self.config.acting_critic == "target" else state.critic
 
-    def _augment(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
-        """Both observations shifted at random with independent offsets (DrQ), with a frozen backbone's features."""
+    def seen(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
+        """`batch` with both observations shifted at random, each by its own offsets (DrQ), and the base's features."""
         both, pixels = [batch.observations, batch.next_observations], self.config.encoder.shift
         if self.config.image_keys and pixels:
-            keys = jax.random.split(jax.random.fold_in(state.rng, _AUGMENTATION))
+            keys = jax.random.split(key_of(state.rng, "shift"))
             both = [random_shift(key, o, pixels) for key, o in zip(keys, both, strict=True)]
-        now, later = (self.vision.encode_images(state.frozen, o) for o in both)
+        now, later = (self.vision.encode_images(base, o) for o in both)
         return batch._replace(observations=now, next_observations=later)
 
     def policy_part(self, batch: ChunkBatch) -> ChunkBatch:
@@ -241,51 +305,30 @@ class Agent(abc.ABC):
         values = {name: getattr(batch, name) for name in names}
         return batch._replace(**{name: value[:, :h] for name, value in values.items() if value is not None})
 
-    @abc.abstractmethod
-    def init(self, rng: jax.Array) -> AgentState:
-        """A fresh state from a typed key, without the weights of `pretrained`."""
+    # -- the base, and fresh states --------------------------------------------------------------------------
 
-    @abc.abstractmethod
-    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
-        """Starting noise float32[N, H*A] of one decision's candidates; `key` is used only where `explore`."""
+    @property
+    def source(self) -> str:
+        """The file that the base is read from, on each side; empty where it travels with the parameters."""
+        return self.vision.source
 
-    @abc.abstractmethod
-    def act(self, params: Params, observation: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
-        """A chunk float32[H, A] in model space from one observation and `acting_noise`, and the decision's record."""
+    def new_base(self, rng: jax.Array) -> Params:
+        """The base of a run: of its `source`, else random. Raises ConfigError."""
+        return self.vision.base(key_of(rng, "base"))
 
-    @abc.abstractmethod
-    def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
-        """The parameters that `sample` needs, `shared_params` among them; `pretrained`: the critic saw no failure."""
+    @functools.cached_property
+    def source_base(self) -> Params:
+        """The base of `source`, read once; empty without one. Raises ConfigError."""
+        return self.new_base(jax.random.key(0)) if self.source else {}
+
+    @functools.cached_property
+    def base_digest(self) -> str:
+        """The digest of the base that both sides read themselves; empty without one. Raises ConfigError."""
+        return digest_of(self.source_base)
 
     def pretrained(self, state: AgentState) -> AgentState:
         """A fresh state with the weights of `encoder.weights`, a run's start, in every backbone. Raises ConfigError."""
         return self.vision.pretrained(state)
-
-    def sample(
-        self, params: Params, observation: Observation, key: jax.Array, *, explore: bool, prefix: Prefix | None = None
-    ) -> tuple[jax.Array, Metrics]:
-        """A chunk float32[H, A] in model space for one normalised observation (no batch axis)."""
-        h = self.spec.horizon
-        if prefix is None:
-            prefix = (np.zeros((h, self.spec.action_dim), np.float32), np.zeros(h, np.float32))
-        elif len(prefix[1]) > h:  # of the normaliser of a critic of more actions
-            prefix = (prefix[0][:h], prefix[1][:h])
-        return self._sample(params, dict(observation), key, prefix, explore=explore)
-
-    flatten_params = staticmethod(flatten_params)
-
-    def load_params(self, flat: Mapping[str, np.ndarray]) -> Params:
-        """The inverse of `flatten_params`; raises ConfigError as `unflatten_params`."""
-        return unflatten_params(flat, self._abstract_params)
-
-    @functools.cached_property  # tracing at every swap would delay a robot
-    def _abstract_params(self) -> Params:
-        return jax.eval_shape(lambda: self.policy_params(self.init(jax.random.key(0))))
-
-    def network_shape(self) -> str:
-        """The travelling parameters' paths and shapes as one text, for the handshake."""
-        leaves = sorted(flatten_dict(self._abstract_params, sep="/").items())
-        return ";".join(f"{path}{tuple(leaf.shape)}" for path, leaf in leaves)
 
     def seen_example(self) -> dict[str, jax.Array]:
         """A batch of one observation as networks read it, all zeros."""
@@ -295,47 +338,82 @@ class Agent(abc.ABC):
                 out[FEATURE_PREFIX + c.name] = jnp.zeros((1, *self.vision.feature_shape(c)), jnp.float16)
             else:
                 out[IMAGE_PREFIX + c.name] = jnp.zeros((1, c.height, c.width, 3), jnp.uint8)
-        if self.spec.gripper_inputs:
-            out[GRIPPER] = jnp.zeros((1, self.spec.gripper_inputs), jnp.float32)
         return out
 
     def fresh_state(
-        self, key: jax.Array, policy: Params, critic: Params | None = None, *, averaged: tuple[str, ...] = ()
+        self, key: jax.Array, policy: Params, critic: Params | None = None, *, target: tuple[str, ...] = ()
     ) -> AgentState:
-        """A state of fresh networks; `averaged` names the critic's parts in the target."""
+        """A state of fresh networks; `target` names the critic's parts in the target network."""
         critic = critic or {}
         return AgentState(
             rng=key,
-            frozen=self.vision.init(jax.random.fold_in(key, _BACKBONE)) if self.vision.frozen else {},
             critic_updates=jnp.zeros((), jnp.int32),
             policy_updates=jnp.zeros((), jnp.int32),
             policy=policy,
-            policy_average=jax.tree.map(jnp.copy, policy),
+            policy_average=jax.tree.map(jnp.copy, policy) if self.config.policy_ema else {},
             policy_opt=self.optimiser.init(policy),
             critic=critic,
             critic_opt=self.optimiser.init(critic) if critic else {},
-            target={k: jax.tree.map(jnp.copy, critic[k]) for k in averaged},
+            target={k: jax.tree.map(jnp.copy, critic[k]) for k in target},
         )
 
-    def shared_params(self, state: AgentState) -> Params:
-        return {"frozen": state.frozen} if self.vision.frozen else {}
+    # -- acting ----------------------------------------------------------------------------------------------
 
-    def frame_embedder(self, state: AgentState) -> FrameEmbedder | None:
-        """Computes features of stored frames for `encoder.cache_features`; None where it is off."""
-        return FrameEmbedder(self.vision, state.frozen) if self.caches_features else None
-
-    def cached_shapes(self) -> list[tuple[int, int, int]]:
-        """(h, w, C) of one frame's features of each camera where they are cached, else empty."""
-        return [self.vision.feature_shape(c) for c in self.spec.cameras] if self.caches_features else []
+    def published(self, state: AgentState, base: Params, *, pretrained: bool = False) -> Params:
+        """What travels to the actors: `policy_params`, with a base that has no source."""
+        params = self.policy_params(state, pretrained=pretrained)
+        return params | ({"base": base} if base and not self.source else {})
 
     def acting_policy(self, state: AgentState) -> Params:
         return state.policy_average if self.config.policy_ema else state.policy
 
+    def sample(
+        self, params: Params, observation: Observation, key: jax.Array,
+        *, explore: bool, committed: Committed | None = None,
+    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
+        """A chunk float32[H, A] in model space for one normalised observation (no batch axis).
+
+        `params` are those of `load_params`, or `published` ones with "base" where there is a base.
+        """
+        h = self.spec.horizon
+        if committed is None:
+            committed = (np.zeros((h, self.spec.action_dim), np.float32), np.zeros(h, np.float32))
+        elif len(committed[1]) > h:  # of the normaliser of a critic of more actions
+            committed = (committed[0][:h], committed[1][:h])
+        return self._sample(params, dict(observation), key, committed, explore=explore)
+
     def _sample_chunk(
-        self, params: Params, observation: Observation, key: jax.Array, prefix: Prefix, *, explore: bool
+        self, params: Params, observation: Observation, key: jax.Array, committed: Committed, *, explore: bool
     ) -> tuple[jax.Array, Metrics]:
-        observation = self.vision.encode_images(params.get("frozen", {}), observation)
-        if self.config.encoder.trained_by == "critic":
-            encoder = params["critic"].get("encoder", {})  # an empty one does not travel
-            params = {**params, "policy": self.with_encoder(params["policy"], encoder)}
-        return self.act(params, observation, self.acting_noise(key, observation, explore=explore), prefix)
+        base = params.get("base", {})
+        seen = self.vision.encode_images(base, observation)  # once for all encoders
+        return self.act(params, base, seen, self.acting_noise(key, observation, explore=explore), committed)
+
+    flatten_params = staticmethod(flatten_params)
+
+    def load_params(self, flat: Mapping[str, np.ndarray]) -> Params:
+        """The inverse of `flatten_params` of `published`, with the base; raises ConfigError as `unflatten_params`."""
+        flat = current_params(flat, has_source=bool(self.source))
+        params = unflatten_params(flat, self._abstract_params)
+        return params | ({"base": self.source_base} if self.source else {})
+
+    @functools.cached_property  # tracing at every swap would delay a robot
+    def _abstract_params(self) -> Params:
+        def made() -> Params:
+            key = jax.random.key(0)
+            return self.published(self.init(key), self.vision.random(key))
+
+        return jax.eval_shape(made)
+
+    def network_shape(self) -> str:
+        """The travelling parameters' paths and shapes as one text, for the handshake."""
+        leaves = sorted(flatten_dict(self._abstract_params, sep="/").items())
+        return ";".join(f"{path}{tuple(leaf.shape)}" for path, leaf in leaves)
+
+    def frame_embedder(self, base: Params) -> FrameEmbedder | None:
+        """Computes features of stored frames for `encoder.cache_features`; None where it is off."""
+        return FrameEmbedder(self.vision, base) if self.caches_features else None
+
+    def cached_shapes(self) -> list[tuple[int, int, int]]:
+        """(h, w, C) of one frame's features of each camera where they are cached, else empty."""
+        return [self.vision.feature_shape(c) for c in self.spec.cameras] if self.caches_features else []

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
 from serl_chunk.agents.base import Agent
+from serl_chunk.agents.losses import imitated, imitated_numbers
 from serl_chunk.agents.policies import FlowPolicy, GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Loss, Metrics, Noise, Observation, Params, Prefix, Updated
+from serl_chunk.agents.state import (
+    AgentState,
+    Committed,
+    Loss,
+    Metrics,
+    Noise,
+    Observation,
+    Params,
+    Updated,
+    key_of,
+    mean_of,
+)
 from serl_chunk.config.agents import BcConfig
 from serl_chunk.types import ChunkBatch
 
@@ -22,12 +33,12 @@ class Bc(Agent):
     def __init__(self, config: BcConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
         self.policy_updates = config.policy_updates
+        self.name = "flow" if config.policy == "flow" else "net"  # of the network's parameters
         flow = config.policy == "flow"
         self.net = FlowPolicy(config, config.flow, spec) if flow else GaussianPolicy(config, spec)
 
     def init(self, rng: jax.Array) -> AgentState:
-        k_policy, k_state = jax.random.split(rng)
-        return self.fresh_state(k_state, self.net.init(k_policy, self.seen_example()))
+        return self.fresh_state(key_of(rng, "state"), self.init_policy(key_of(rng, "policy"), self.net, self.name))
 
     def batches_used(self, updates: int) -> int:
         """One batch for the policy, or one for each critic step (`update_order=joint`)."""
@@ -39,25 +50,36 @@ class Bc(Agent):
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         return self.net.draws(key, batch)
 
-    def _critic_gradient(self, state: AgentState, batch: ChunkBatch, draws: Noise) -> tuple[Params, Metrics]:
+    def _critic_gradient(
+        self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise
+    ) -> tuple[Params, Metrics]:
         return {}, {}
 
     def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
         return state.replace(critic_updates=state.critic_updates + 1)
 
-    def _critic_step(self, state: AgentState, batch: ChunkBatch) -> Updated:
-        return self.step(state, batch, {"critic": {}})
+    def _critic_step(self, state: AgentState, base: Params, batch: ChunkBatch) -> Updated:
+        return self.step(state, base, batch, {"critic": {}})
 
-    def _policy_loss(self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Noise, bc_only: bool) -> Loss:
+    def policy_loss(
+        self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
+    ) -> Loss:
         """Flow matching, or -log pi per dimension, over the steps that `bc_weight` marks."""
-        loss = self.net.loss(policy, batch, draws)
-        return loss, {"actor/bc_loss": loss, "actor/bc_share": jnp.mean(batch.bc_weight)}
+        shown = imitated(batch)
+        context = self.policy_context(policy, {}, base, shown.observations)
+        weight, given = imitated_numbers(shown.bc_weight, shown.bc_dims), self.net.given(shown, draws)
+        loss = self.net.loss(policy[self.name], context, shown.actions, weight, given, draws)
+        return Loss((loss,), {"actor/bc_loss": loss, "actor/bc_share": mean_of(batch.bc_weight)})
 
     def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
         return self.net.candidate_noise(key, observation, 1, explore=explore)
 
-    def act(self, params: Params, observation: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
-        return self.net.sample(params["policy"], observation, noise, prefix)[0], {}
+    def act(
+        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed
+    ) -> tuple[jax.Array, Metrics]:
+        policy = params["policy"]
+        context = self.policy_context(policy, {}, base, observation)
+        return self.finished(self.net.sample(policy[self.name], context, noise, committed), committed)[0], {}
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
-        return {"policy": self.acting_policy(state)} | self.shared_params(state)
+        return {"policy": self.acting_policy(state)}

@@ -1,4 +1,4 @@
-"""The chunk critic that agents share: an observation encoder, an ensemble of Q heads and, for some, a value head."""
+"""The chunk critic that agents share: an ensemble of Q heads over an observation's features and, for some, V."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.losses import aggregate_heads, bootstrap_target, expectile_weight
-from serl_chunk.agents.spec import GRIPPER, AgentSpec
-from serl_chunk.agents.state import Metrics, Observation, Params
+from serl_chunk.agents.spec import AgentSpec
+from serl_chunk.agents.state import Params, Sum, key_of, mean_of
 from serl_chunk.agents.value_heads import critic_values, initial_bias, regression_loss
-from serl_chunk.agents.vision import Encoded
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.ensemble import each, mean_values, one_by_one, summed_loss
 from serl_chunk.models.mlp import CriticEnsemble, Mlp
@@ -22,13 +21,12 @@ from serl_chunk.types import ChunkBatch
 _MANY_ROWS = 128
 
 
-class ChunkCritic(Encoded):
-    """Q_k(o, chunk) for k < K, and V(o) where `with_value`. Parameters: {"encoder", "q"} and {"v"}."""
+class ChunkCritic:
+    """Q_k(o, chunk) for k < K, and V(o) where `with_value`. Parameters: {"q"} and {"v"}, beside an "encoder"."""
 
     heads: ClassVar[str] = "q"  # where in the critic's parameters the heads are
 
     def __init__(self, config: AgentConfig, spec: AgentSpec, *, with_value: bool) -> None:
-        super().__init__(config)
         self.steps = spec.critic_steps  # actions that are scored
         self.config = c = config.critic
         self.spec, self.width = spec, c.bins if c.loss == "hl_gauss" else 1
@@ -37,12 +35,10 @@ class ChunkCritic(Encoded):
         self.q: Any = CriticEnsemble(*layers, ensemble=c.ensemble)
         self.with_value = with_value
 
-    def init(self, key: jax.Array, observation: Observation) -> Params:
-        k_encoder, k_q, k_v = jax.random.split(key, 3)
-        params, features = self.init_encoder(k_encoder, observation)
-        params[self.heads] = self.init_heads(k_q, features)
+    def init(self, key: jax.Array, features: jax.Array) -> dict[str, Params]:
+        params = {self.heads: self.init_heads(key_of(key, self.heads), features)}
         if self.with_value:
-            params["v"] = self.head.init(k_v, features)["params"]
+            params["v"] = self.head.init(key_of(key, "v"), features)["params"]
         return params
 
     def init_heads(self, key: jax.Array, features: jax.Array) -> Params:
@@ -52,13 +48,6 @@ class ChunkCritic(Encoded):
     def truncate_flatten(self, chunk: jax.Array) -> jax.Array:
         """The actions of chunks float32[..., L, A], L at least `steps`, that are scored: float32[..., steps * A]."""
         return chunk[..., : self.steps, :].reshape(*chunk.shape[:-2], -1)
-
-    def features(self, params: Params, observation: Observation) -> jax.Array:
-        """Observation features float32[..., F], followed by a discrete gripper's choice where the critic sees it."""
-        features = super().features(params, observation)
-        if not self.spec.gripper_inputs:
-            return features
-        return jnp.concatenate([features, observation[GRIPPER]], axis=-1)
 
     def outputs(self, q: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
         """Raw, float32[K, ...], hl_gauss: [K, ..., bins]. Features may have axes of size 1 for many flat chunks."""
@@ -78,12 +67,12 @@ class ChunkCritic(Encoded):
     def expected_value(self, outputs: jax.Array) -> jax.Array:
         return critic_values(outputs, self.config)
 
-    def head_loss(self, outputs: jax.Array, target: jax.Array, weight: jax.Array | float) -> jax.Array:
-        """`regression_loss` of raw outputs [..., B] (or with bins) to a target float32[B]: float32[]."""
+    def head_loss(self, outputs: jax.Array, target: jax.Array, weight: jax.Array | float) -> Sum:
+        """`regression_loss` of raw outputs [..., B] (or with bins) to a target float32[B]."""
         return regression_loss(outputs, target, self.config, weight)
 
-    def expectile_loss(self, outputs: jax.Array, target: jax.Array, expectile: float, weight: jax.Array) -> jax.Array:
-        """`head_loss` whose fixed point is the expectile of the targets of equal inputs: float32[].
+    def expectile_loss(self, outputs: jax.Array, target: jax.Array, expectile: float, weight: jax.Array) -> Sum:
+        """`head_loss` whose fixed point is the expectile of the targets of equal inputs.
 
         Raw outputs [..., B] (or with bins), targets float32[..., B] without a gradient, rows' `weight` float32[B].
         0.5 is the targets' mean, 1 would be their maximum (IQL, Kostrikov 2022, equation 5).
@@ -94,7 +83,7 @@ class ChunkCritic(Encoded):
 
     def regression(
         self, params: Params, features: jax.Array, chunk: jax.Array, target: jax.Array, weight: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[Sum, jax.Array]:
         """`regression_loss` of all heads to one target float32[B], and their raw outputs as constants."""
         count = self.config.ensemble
         if not one_by_one(count):
@@ -103,10 +92,11 @@ class ChunkCritic(Encoded):
 
         def loss(head: Params, x: jax.Array, constants: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             output, (target, weight) = self._of_head(head, x), constants
-            return self.head_loss(output, target, weight) / count, output
+            return self.head_loss(output, target, weight).total, output
 
         x = jnp.concatenate([features, chunk], axis=-1)
-        return summed_loss(loss, CriticEnsemble.heads(params[self.heads]), x, (target, weight))
+        total, outputs = summed_loss(loss, CriticEnsemble.heads(params[self.heads]), x, (target, weight))
+        return Sum(total, jnp.float32(count * len(target))), outputs
 
     def values(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
         return self.expected_value(self.outputs(params[self.heads], features, chunk))
@@ -152,16 +142,16 @@ class ChunkCritic(Encoded):
     def target(self, batch: ChunkBatch, next_value: jax.Array) -> jax.Array:
         return bootstrap_target(batch, self.spec.discount, next_value, self.config.target_floor)
 
-    def metrics(self, loss: jax.Array, outputs: jax.Array, target: jax.Array, batch: ChunkBatch) -> Metrics:
+    def metrics(self, loss: Sum, outputs: jax.Array, target: jax.Array, batch: ChunkBatch) -> dict[str, Sum]:
         """HIL-SERL's critic metrics, the ensemble's spread, and the share of targets raised by the floor."""
         values = self.expected_value(outputs)
         metrics = {
             "critic/critic_loss": loss,
-            "critic/predicted_qs": jnp.mean(values),
-            "critic/target_qs": jnp.mean(target),
-            "critic/rewards": jnp.mean(jnp.sum(batch.rewards, -1)),
-            "critic/head_std": jnp.mean(jnp.std(values, axis=0)),
+            "critic/predicted_qs": mean_of(values),
+            "critic/target_qs": mean_of(target),
+            "critic/rewards": mean_of(jnp.sum(batch.rewards, -1)),
+            "critic/head_std": mean_of(jnp.std(values, axis=0)),
         }
         if self.config.target_floor == "mc":
-            metrics["critic/floored"] = jnp.mean((target == batch.mc_return) & (batch.mask > 0))
+            metrics["critic/floored"] = mean_of((target == batch.mc_return) & (batch.mask > 0))
         return metrics

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from serl_chunk.agents.base import Agent, descend
+from serl_chunk.agents.base import Agent
 from serl_chunk.agents.grasp_critic import (
     GraspCritic,
     GripperActions,
@@ -21,15 +21,25 @@ from serl_chunk.agents.grasp_critic import (
     reachable_actions,
     select_action,
 )
-from serl_chunk.agents.losses import imitated_numbers, soft_update
+from serl_chunk.agents.losses import descend, gradient, imitated_numbers, soft_update
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
-from serl_chunk.agents.state import AgentState, Loss, Metrics, Noise, Observation, Params, Prefix, Updated
+from serl_chunk.agents.state import (
+    AgentState,
+    Committed,
+    Loss,
+    Metrics,
+    Noise,
+    Observation,
+    Params,
+    Sum,
+    Updated,
+    key_of,
+    mean_of,
+)
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.types import ChunkBatch, ConfigError
 
 Build = Callable[[AgentSpec], Agent]
-
-_GRASP = 4  # folded into keys of which `split` takes 0 to 3 at most
 
 
 class ArmAndGripper(Agent):
@@ -51,13 +61,15 @@ class ArmAndGripper(Agent):
         of_arm = {name: value[..., self.arm] for name, value in values.items() if value is not None}
         return batch._replace(prev_action=None, **of_arm)
 
-    def merged(self, arm: jax.Array, gripper: jax.Array, prefix: Prefix) -> jax.Array:
+    def merged(self, arm: jax.Array, gripper: jax.Array, committed: Committed) -> jax.Array:
         """A chunk float32[H, A] of the arm's [H, A - G] and the grippers' [H, G]; committed actions are kept."""
-        gripper = jnp.where(prefix[1][:, None] > 0, prefix[0][:, self.grippers], gripper)
+        gripper = jnp.where(committed[1][:, None] > 0, committed[0][:, self.grippers], gripper)
         return jnp.concatenate([arm, gripper], axis=-1)[:, self._order]
 
-    def act_arm(self, params: Params, seen: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
-        return self.inner.act(params, seen, noise, (prefix[0][:, self.arm], prefix[1]))
+    def act_arm(
+        self, params: Params, base: Params, seen: Observation, noise: Noise, committed: Committed
+    ) -> tuple[jax.Array, Metrics]:
+        return self.inner.act(params, base, seen, noise, (committed[0][:, self.arm], committed[1]))
 
     def init(self, rng: jax.Array) -> AgentState:
         return self.inner.init(rng)
@@ -68,10 +80,15 @@ class ArmAndGripper(Agent):
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         return self.inner.policy_draws(key, batch)
 
+    def policy_loss(
+        self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
+    ) -> Loss:
+        return self.inner.policy_loss(policy, state, base, batch, draws, bc_only=bc_only)
+
     def step(
-        self, state: AgentState, batch: ChunkBatch, draws: Mapping[str, Noise], *, bc_only: bool = False
+        self, state: AgentState, base: Params, batch: ChunkBatch, draws: Mapping[str, Noise], *, bc_only: bool = False
     ) -> Updated:
-        return self.inner.step(state, self.arm_batch(state, batch), draws, bc_only=bc_only)
+        return self.inner.step(state, base, self.arm_batch(state, batch), draws, bc_only=bc_only)
 
     def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
         return self.inner.acting_noise(key, observation, explore=explore)
@@ -82,17 +99,16 @@ class ArmAndGripper(Agent):
     def batches_used(self, updates: int) -> int:
         return self.inner.batches_used(updates)
 
-    def with_encoder(self, policy: Params, encoder: Params) -> Params:
-        return self.inner.with_encoder(policy, encoder)
-
 
 class FixedGripper(ArmAndGripper):
     """Grippers get `fixed_value`; without one 0, and the actor keeps the opening at reset (`GripperConfig.kept`)."""
 
-    def act(self, params: Params, observation: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
-        chunk, record = self.act_arm(params, observation, noise, prefix)
+    def act(
+        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed
+    ) -> tuple[jax.Array, Metrics]:
+        chunk, record = self.act_arm(params, base, observation, noise, committed)
         value = self.config.gripper.fixed_value or 0.0
-        return self.merged(chunk, jnp.full((self.spec.horizon, len(self.grippers)), value), prefix), record
+        return self.merged(chunk, jnp.full((self.spec.horizon, len(self.grippers)), value), committed), record
 
 
 class LearnedGripper(ArmAndGripper):
@@ -114,11 +130,12 @@ class LearnedGripper(ArmAndGripper):
         self.grasp_optimiser = self._network_optimiser(g.lr or config.lr)
 
     def init(self, rng: jax.Array) -> AgentState:
-        critic, policy = self.net.init(jax.random.fold_in(rng, _GRASP), self.seen_example())
+        critic, policy = self.net.init(key_of(rng, "gripper"), self.seen_example())
         grasp: dict[str, Params] = {}
         for name, copy, params in (("policy", "policy_average", policy), ("critic", "target", critic)):
             if name == "policy" or self.has_critic:
-                grasp |= {name: params, copy: jax.tree.map(jnp.copy, params)}
+                copied = name == "critic" or self.config.policy_ema > 0
+                grasp |= {name: params, copy: jax.tree.map(jnp.copy, params) if copied else {}}
                 grasp[f"{name}_opt"] = self.grasp_optimiser.init(params)
         return self.inner.init(rng).replace(grasp=grasp)
 
@@ -171,12 +188,13 @@ class LearnedGripper(ArmAndGripper):
         weight = self._of_parts(batch.valid)[..., 0] * batch.weight[:, None]
         loss = grasp_loss(outputs, option, target, self.net.config, weight)
         values = self.net.expected_value(select_action(outputs, option))
-        return loss, {
+        metrics = {
             "grasp_critic/grasp_critic_loss": loss,
-            "grasp_critic/predicted_grasp_qs": jnp.mean(values),
-            "grasp_critic/target_grasp_qs": jnp.mean(target),
-            "grasp_critic/grasp_rewards": jnp.mean(rewards),
+            "grasp_critic/predicted_grasp_qs": mean_of(values),
+            "grasp_critic/target_grasp_qs": mean_of(target),
+            "grasp_critic/grasp_rewards": mean_of(rewards),
         }
+        return Loss((loss,), metrics)
 
     def grasp_policy_loss(self, policy: Params, batch: ChunkBatch) -> Loss:
         """`choice_imitation` as a function of `policy`; a part's weight is the mean of its steps' weights.
@@ -191,38 +209,34 @@ class LearnedGripper(ArmAndGripper):
         loss = choice_imitation(logits, option, bc, self.config.bc_mean)
         hit = (jnp.argmax(logits, axis=-1) == option).astype(jnp.float32)
         weight = jnp.broadcast_to(bc[..., None], hit.shape) if dims is None else bc
-        accuracy = jnp.sum(hit * weight) / jnp.maximum(jnp.sum(weight), 1e-6)
-        return loss, {"grasp_critic/bc_loss": loss, "grasp_critic/bc_accuracy": accuracy}
+        accuracy = Sum(jnp.sum(hit * weight), jnp.sum(weight))
+        return Loss((loss,), {"grasp_critic/bc_loss": loss, "grasp_critic/bc_accuracy": accuracy})
 
     def step(
-        self, state: AgentState, batch: ChunkBatch, draws: Mapping[str, Noise], *, bc_only: bool = False
+        self, state: AgentState, base: Params, batch: ChunkBatch, draws: Mapping[str, Noise], *, bc_only: bool = False
     ) -> Updated:
-        grasp, metrics = {**state.grasp}, {}
+        grasp, parts = {**state.grasp}, self.spec.micro_batches
+        metrics: Metrics = {}
         if "critic" in draws and self.has_critic:
-            grads, metrics = jax.grad(self.grasp_critic_loss, has_aux=True)(grasp["critic"], state.grasp, batch)
+            loss = lambda critic, part: self.grasp_critic_loss(critic, state.grasp, part)  # noqa: E731
+            grads, metrics, _ = gradient(loss, grasp["critic"], batch, parts)
             critic, opt = descend(self.grasp_optimiser, grads, grasp["critic_opt"], grasp["critic"])
             target = soft_update(critic, grasp["target"], self.config.gripper.tau)
             grasp |= {"critic": critic, "target": target, "critic_opt": opt}
         if "policy" in draws:
-            grads, of_policy = jax.grad(self.grasp_policy_loss, has_aux=True)(grasp["policy"], batch)
+            grads, of_policy, _ = gradient(self.grasp_policy_loss, grasp["policy"], batch, parts)
             policy, opt = descend(self.grasp_optimiser, grads, grasp["policy_opt"], grasp["policy"])
-            average = self._average(state, policy, grasp["policy_average"])
+            average = self.averaged(state, policy, grasp["policy_average"])
             grasp |= {"policy": policy, "policy_average": average, "policy_opt": opt}
             metrics |= of_policy
-        state, of_arm = super().step(state, batch, draws, bc_only=bc_only)
+        state, of_arm = super().step(state, base, batch, draws, bc_only=bc_only)
         return state.replace(grasp=grasp), {**of_arm, **metrics}
-
-    def _averaged(self, state: AgentState) -> AgentState:
-        state = super()._averaged(state)
-        if self.config.policy_ema:
-            return state
-        return state.replace(grasp={**state.grasp, "policy_average": state.grasp["policy"]})
 
     def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
         """{"arm": the arm's, "gripper": uniform float32[J, P, 2], or ones (nothing is drawn) where not `explore`}."""
-        arm = super().acting_noise(key, observation, explore=explore)
+        arm = super().acting_noise(key_of(key, "arm"), observation, explore=explore)
         shape = (*self.choices.shape[:2], 2)
-        drawn = jax.random.uniform(jax.random.fold_in(key, _GRASP), shape) if explore else jnp.ones(shape)
+        drawn = jax.random.uniform(key_of(key, "gripper"), shape) if explore else jnp.ones(shape)
         return {"arm": arm, "gripper": drawn}
 
     def choose(self, params: Params, observation: Observation, drawn: jax.Array) -> jax.Array:
@@ -237,15 +251,17 @@ class LearnedGripper(ArmAndGripper):
         any_of = jnp.minimum((drawn[..., 1] * options).astype(jnp.int32), options - 1)
         return jnp.where(drawn[..., 0] < self.config.gripper.epsilon, any_of, best)
 
-    def act(self, params: Params, observation: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
+    def act(
+        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed
+    ) -> tuple[jax.Array, Metrics]:
         grasp = params["gripper"]
         option = self.choose(grasp, observation, noise["gripper"])
         inputs = {**observation, GRIPPER: self._seen(option)}
-        arm, record = self.act_arm(params, inputs, noise["arm"], prefix)
+        arm, record = self.act_arm(params, base, inputs, noise["arm"], committed)
         record = {**record, "gripper": self.choices.decode(option)}
         if self.has_critic:
             record["gripper_q"] = select_action(self.net.values(grasp["critic"], observation), option)
-        return self.merged(arm, self.choices.chunk(option, self.spec.horizon), prefix), record
+        return self.merged(arm, self.choices.chunk(option, self.spec.horizon), committed), record
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         """The arm's, and "gripper"; while the critic has seen no failure, imitation chooses."""

@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from serl_chunk.agents.losses import bootstrap_target, imitation_mean
-from serl_chunk.agents.state import Observation, Params
+from serl_chunk.agents.losses import bootstrap_target, imitation_sum
+from serl_chunk.agents.state import Observation, Params, Sum, key_of
 from serl_chunk.agents.value_heads import critic_values, regression_loss
-from serl_chunk.agents.vision import Encoded
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.critics import CriticConfig, Floor
+from serl_chunk.models.encoder import ObservationEncoder
 from serl_chunk.models.mlp import Mlp
 from serl_chunk.types import ChunkBatch
 
@@ -179,7 +179,7 @@ def grasp_target(
 
 def grasp_loss(
     outputs: jax.Array, option: jax.Array, target: jax.Array, config: CriticConfig, weight: jax.Array
-) -> jax.Array:
+) -> Sum:
     """Mean over windows, parts and branches of the regression of Q_{jp}(o, c_{jp}) to y (Tavakoli 2018).
 
     Raw outputs float32[B, J, P, O], executed options int32[B, J, P], y float32[B], weights float32[B, J].
@@ -188,21 +188,19 @@ def grasp_loss(
     return regression_loss(chosen, target, config, jnp.broadcast_to(weight.T[:, None], chosen.shape))
 
 
-def choice_imitation(
-    logits: jax.Array, option: jax.Array, bc: jax.Array, divisor: Literal["weights", "batch"]
-) -> jax.Array:
+def choice_imitation(logits: jax.Array, option: jax.Array, bc: jax.Array, divisor: Literal["weights", "batch"]) -> Sum:
     """Mean under weights `bc` float32[B, J] or [B, J, P] of -log p(c_{jp} | o), for logits float32[B, J, P, O]."""
-    return imitation_mean(-select_action(jax.nn.log_softmax(logits), option), bc, divisor)
+    return imitation_sum(-select_action(jax.nn.log_softmax(logits), option), bc, divisor)
 
 
-class GraspCritic(Encoded):
+class GraspCritic:
     """Q_{jp}(o, c) and the imitated probabilities of the same options, float32[..., J, P, O].
 
     Parameters of either: {"encoder", "net"}. Each has an encoder of its own, trained by its own loss alone.
     """
 
     def __init__(self, config: AgentConfig, choices: GripperActions) -> None:
-        super().__init__(config)
+        self.encoder: Any = ObservationEncoder(config.image_keys, config.use_state, config.encoder)
         g, self.choices = config.gripper, choices
         # One number an option; where the arm's critic has a known range, in bins or not, Q is bounded by it.
         squared = "squared" in (g.loss, config.critic.loss)
@@ -214,12 +212,11 @@ class GraspCritic(Encoded):
     def init(self, key: jax.Array, observation: Observation) -> tuple[Params, Params]:
 
         def fresh(key: jax.Array, net: Any) -> Params:
-            k_encoder, k_net = jax.random.split(key)
-            encoder, features = self.init_encoder(k_encoder, observation)
-            return encoder | {"net": net.init(k_net, features)["params"]}
+            encoder = self.encoder.init(key_of(key, "encoder"), observation).get("params", {})
+            features = self.encoder.apply({"params": encoder}, observation)
+            return {"encoder": encoder, "net": net.init(key_of(key, "net"), features)["params"]}
 
-        k_q, k_classifier = jax.random.split(key)
-        return fresh(k_q, self.q), fresh(k_classifier, self.classifier)
+        return fresh(key_of(key, "critic"), self.q), fresh(key_of(key, "policy"), self.classifier)
 
     def outputs(self, critic: Params, observation: Observation) -> jax.Array:
         return self._apply(self.q, critic, observation)
@@ -234,5 +231,6 @@ class GraspCritic(Encoded):
         return self._apply(self.classifier, policy, observation)
 
     def _apply(self, net: Any, params: Params, observation: Observation) -> jax.Array:
-        out = net.apply({"params": params["net"]}, self.features(params, observation))
+        features = self.encoder.apply({"params": params.get("encoder", {})}, observation)
+        out = net.apply({"params": params["net"]}, features)
         return out.reshape(*out.shape[:-1], *self.choices.shape)

@@ -1,4 +1,7 @@
-"""Chunk policies: the flow and the Gaussian, of acfql, acrlpd and bc, and the one-step policy distilled from a flow."""
+"""Chunk policies: the flow and the Gaussian, of acfql, acrlpd and bc, and the one-step policy distilled from a flow.
+
+They read a `Context`. Chunks come out as the networks give them; the agent bounds them to model space.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.losses import imitated, imitated_numbers, imitation_mean
+from serl_chunk.agents.losses import imitation_sum
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import Noise, Observation, Params, Prefix
-from serl_chunk.agents.vision import Encoded
+from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, Sum, key_of
 from serl_chunk.config.agents import AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
 from serl_chunk.models.distributions import EDGE, TanhNormal
 from serl_chunk.models.flow import VelocityField, integrate, interpolate
 from serl_chunk.models.mlp import Mlp
 from serl_chunk.types import STATE, ChunkBatch
 
-_DELAY = 4  # folded into a key that is split in two
 _LOG_STD_MAX = 2.0
 
 
-class _ChunkPolicy(Encoded):
+class _ChunkPolicy:
     """Base: a network of flat chunks float32[..., H*A]."""
 
     def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
-        super().__init__(config, own=config.encoder.trained_by == "each")
         self.config, self.spec, self.chunk_dim = config, spec, spec.horizon * spec.action_dim
 
     def chunks(self, flat: jax.Array) -> jax.Array:
@@ -38,7 +38,7 @@ def _layers(config: AgentConfig, flow: FlowConfig) -> dict[str, Any]:
 
 
 class FlowPolicy(_ChunkPolicy):
-    """Chunks by integrating a learned velocity field. Parameters: {"encoder", "flow"}.
+    """Chunks by integrating a learned velocity field, whose parameters are those of the policy.
 
     The network predicts the velocity, or with `predicts=chunk` the chunk a' that a path ends at: the velocity is
     (a' - x_t) / (1 - t) then (Li and He 2025).
@@ -49,85 +49,92 @@ class FlowPolicy(_ChunkPolicy):
 
     def __init__(self, config: AgentConfig, flow: FlowConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
-        self.flow, self.prefixed = flow, flow.train_delay != "none"
+        self.flow, self.sees_given = flow, flow.train_delay != "none"
         layers = {**_layers(config, flow), "time": flow.time, "fourier_dim": flow.fourier_dim}
         self.field: Any = VelocityField(flow.hidden, self.chunk_dim, **layers)
 
-    def init(self, key: jax.Array, observation: Observation) -> Params:
-        k_encoder, k_flow = jax.random.split(key)
-        encoder, features = self.init_encoder(k_encoder, observation)
+    def init(self, key: jax.Array, features: jax.Array) -> Params:
         batch = features.shape[:-1]
         x = jnp.zeros((*batch, self.chunk_dim), jnp.float32)
         inputs = self._inputs(features, jnp.zeros((*batch, self.spec.horizon)))
-        flow = self.field.init(k_flow, inputs, x, jnp.zeros(batch))["params"]
-        return encoder | {"flow": flow}
+        return self.field.init(key, inputs, x, jnp.zeros(batch))["params"]
 
     def _inputs(self, features: jax.Array, given: jax.Array) -> jax.Array:
         """The field's inputs next to x and t: features float32[..., F] and, with `train_delay`, `given` [..., H]."""
-        return jnp.concatenate([features, given], axis=-1) if self.prefixed else features
+        return jnp.concatenate([features, given], axis=-1) if self.sees_given else features
 
     def draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """ "x0" float32[B, D], standard normal, "t" float32[B], uniform in [0, 1), and "delay" int32[B] if sampled."""
-        k_noise, k_time = jax.random.split(key)
         b = batch.actions.shape[0]
-        draws = {"x0": jax.random.normal(k_noise, (b, self.chunk_dim)), "t": jax.random.uniform(k_time, (b,))}
+        draws = {
+            "x0": jax.random.normal(key_of(key, "x0"), (b, self.chunk_dim)),
+            "t": jax.random.uniform(key_of(key, "t"), (b,)),
+        }
         if self.flow.train_delay == "sampled":
-            draws["delay"] = jax.random.randint(jax.random.fold_in(key, _DELAY), (b,), 0, self.flow.train_delay_max + 1)
+            draws["delay"] = jax.random.randint(key_of(key, "delay"), (b,), 0, self.flow.train_delay_max + 1)
         return draws
 
-    def prefix_mask(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
+    def given(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
         """float32[B, H]: 1 for a window's first d actions, which were committed at its decision (`train_delay`)."""
         b, h = batch.actions.shape[0], self.spec.horizon
-        if not self.prefixed:
+        if not self.sees_given:
             return jnp.zeros((b, h))
         delay = batch.delay if self.flow.train_delay == "recorded" else draws["delay"]
         return (jnp.arange(h)[None] < delay[:, None]).astype(jnp.float32)
 
-    def loss(self, params: Params, batch: ChunkBatch, draws: Noise, given: jax.Array | None = None) -> jax.Array:
-        """Conditional flow matching, mean by `bc_weight` and `bc_dims` of |v(o, x_t, t) - (a - z)|^2: float32[].
+    def velocity(
+        self, params: Params, context: Context, x: jax.Array, t: jax.Array, given: jax.Array, *, repeated: bool = False
+    ) -> jax.Array:
+        """v at x float32[..., D] and t float32[...], `given` float32[..., H]; `repeated`: see `VelocityField`."""
+        output = self._output(params, context, x, t, given, repeated=repeated)
+        # Euler's method takes no t nearer to 1 than a step.
+        return output if self.flow.predicts == "velocity" else (output - x) / (1 - t)[..., None]
 
-        With `predicts=chunk` the mean of |a'(o, x_t, t) - a|^2, a clipped to [-1, 1]: what the former would be for this
-        a and v = (a' - x_t) / (1 - t), times (1 - t)^2. Where `given` float32[B, H] (`prefix_mask`) is 1, x_t is the
-        action itself, and the step has no weight.
+    def _output(
+        self, params: Params, context: Context, x: jax.Array, t: jax.Array, given: jax.Array, *, repeated: bool = False
+    ) -> jax.Array:
+        return self.field.apply({"params": params}, self._inputs(context.features, given), x, t, repeated=repeated)
+
+    def loss(
+        self, params: Params, context: Context, chunks: jax.Array, weight: jax.Array, given: jax.Array, draws: Noise
+    ) -> Sum:
+        """Conditional flow matching under `weight` float32[B, H] or [B, H, A] of |v(o, x_t, t) - (a - z)|^2.
+
+        With `predicts=chunk` of |a'(o, x_t, t) - a|^2: what the former would be for v = (a' - x_t) / (1 - t), times
+        (1 - t)^2. Where `given` float32[B, H] is 1, x_t is the action itself, and the step has no weight.
         """
-        given = self.prefix_mask(batch, draws) if given is None else given
-        batch = imitated(batch)
-        chunks, weight = batch.actions, batch.bc_weight
         flat = chunks.reshape(chunks.shape[0], -1)
-        if self.flow.predicts == "chunk":  # none that acts is further out; steps of an arm that was pushed away are
+        if self.flow.predicts == "chunk" and self.spec.bounded:
+            # None that acts is further out; steps of an arm that was pushed away are.
             flat = jnp.clip(flat, -1.0, 1.0)
         x, velocity = interpolate(draws["x0"], draws["t"], flat)
-        if self.prefixed:
+        if self.sees_given:
             x = jnp.where(jnp.repeat(given, chunks.shape[-1], axis=-1) > 0, flat, x)
-            weight = weight * (1.0 - given)
-        inputs = self._inputs(self.features(params, batch.observations), given)
-        output = self.field.apply({"params": params["flow"]}, inputs, x, draws["t"])
+            free = 1.0 - given
+            weight = weight * (free if weight.ndim == free.ndim else free[..., None])
+        output = self._output(params, context, x, draws["t"], given)
         error = (output - (flat if self.flow.predicts == "chunk" else velocity)) ** 2
-        weight = imitated_numbers(weight, batch.bc_dims)
-        return imitation_mean(error.reshape(chunks.shape), weight, self.config.bc_mean)
+        return imitation_sum(error.reshape(chunks.shape), weight, self.config.bc_mean)
 
     def sample(
-        self, params: Params, observation: Observation, noise: jax.Array, prefix: Prefix | None = None, steps: int = 0
+        self, params: Params, context: Context, noise: jax.Array, committed: Committed | None = None, steps: int = 0
     ) -> jax.Array:
-        """Chunks float32[..., N, H, A] from noise float32[..., N, H*A]; observations `...` are encoded once.
+        """Chunks float32[..., N, H, A] before any clip, from noise float32[..., N, H*A].
 
-        Prefixes are float32[..., H, A] and [..., H]; `steps` of Euler's method, 0: the policy's number.
+        Committed actions are float32[..., H, A], their mask [..., H]; `steps` of Euler's method, 0: the policy's.
         """
-        features = self.features(params, observation)
-        given, committed = jnp.zeros((*features.shape[:-1], self.spec.horizon)), None
-        if prefix is not None:
-            given = jnp.asarray(prefix[1])
-            flat_prefix = prefix[0].reshape(*features.shape[:-1], 1, self.chunk_dim)
-            committed = (flat_prefix, jnp.repeat(given, self.spec.action_dim, axis=-1)[..., None, :])
-
-        inputs = self._inputs(features, given)[..., None, :]
+        lead = context.features.shape[:-1]
+        given, fixed = jnp.zeros((*lead, self.spec.horizon)), None
+        if committed is not None:
+            given = jnp.asarray(committed[1])
+            actions = committed[0].reshape(*lead, 1, self.chunk_dim)
+            fixed = (actions, jnp.repeat(given, self.spec.action_dim, axis=-1)[..., None, :])
+        one = context._replace(features=context.features[..., None, :])
 
         def velocity(x: jax.Array, t: jax.Array) -> jax.Array:
-            output = self.field.apply({"params": params["flow"]}, inputs, x, t, repeated=True)
-            # Euler's method takes no t nearer to 1 than a step.
-            return output if self.flow.predicts == "velocity" else (output - x) / (1 - t)[..., None]
+            return self.velocity(params, one, x, t, given[..., None, :], repeated=True)
 
-        return self.chunks(integrate(velocity, noise, steps or self.flow.steps, committed, clean=self.prefixed))
+        return self.chunks(integrate(velocity, noise, steps or self.flow.steps, fixed, clean=self.sees_given))
 
     def candidate_noise(self, key: jax.Array, observation: Observation, count: int, *, explore: bool) -> jax.Array:
         """Starting noise of N candidates float32[N, D], scaled from `noise_low` for the first to `noise_high`.
@@ -146,34 +153,25 @@ class FlowPolicy(_ChunkPolicy):
 
 
 class OneStepPolicy(_ChunkPolicy):
-    """Chunks mu(o, z) by one pass from noise z (FQL, Park 2025). Parameters: {"encoder", "net"}."""
+    """Chunks mu(o, z) by one pass from noise z (FQL, Park 2025); the parameters are the network's."""
 
     def __init__(self, config: AgentConfig, flow: FlowConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
         self.net: Any = Mlp(flow.hidden, self.chunk_dim, **_layers(config, flow))
 
-    def init(self, key: jax.Array, observation: Observation) -> Params:
-        k_encoder, k_net = jax.random.split(key)
-        encoder, features = self.init_encoder(k_encoder, observation)
+    def init(self, key: jax.Array, features: jax.Array) -> Params:
         noise = jnp.zeros((*features.shape[:-1], self.chunk_dim), jnp.float32)
-        net = self.net.init(k_net, jnp.concatenate([features, noise], -1))["params"]
-        return encoder | {"net": net}
+        return self.net.init(key, jnp.concatenate([features, noise], -1))["params"]
 
-    def raw(self, params: Params, observation: Observation, noise: jax.Array) -> jax.Array:
-        """mu before it is clipped, float32[..., N, H, A] from noise float32[..., N, H*A]."""
-        features = self.features(params, observation)
-        features = jnp.broadcast_to(features[..., None, :], (*noise.shape[:-1], features.shape[-1]))
-        return self.chunks(self.net.apply({"params": params["net"]}, jnp.concatenate([features, noise], -1)))
-
-    def sample(
-        self, params: Params, observation: Observation, noise: jax.Array, prefix: Prefix | None = None
-    ) -> jax.Array:
-        chunks = jnp.clip(self.raw(params, observation, noise), -1.0, 1.0)
-        return chunks if prefix is None else with_prefix(chunks, prefix)
+    def sample(self, params: Params, context: Context, noise: jax.Array) -> jax.Array:
+        """Chunks float32[..., N, H, A] before any clip, from noise float32[..., N, H*A]."""
+        features = context.features[..., None, :]
+        features = jnp.broadcast_to(features, (*noise.shape[:-1], features.shape[-1]))
+        return self.chunks(self.net.apply({"params": params}, jnp.concatenate([features, noise], -1)))
 
 
 class GaussianPolicy(_ChunkPolicy):
-    """TanhNormal over flat chunks. Parameters: {"encoder", "net"}; the net's outputs are means, then log sigmas."""
+    """TanhNormal over flat chunks; the net's outputs are means, then log sigmas."""
 
     def __init__(self, config: AcrlpdConfig | BcConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
@@ -189,45 +187,41 @@ class GaussianPolicy(_ChunkPolicy):
             out_blocks=1 if config.kernel_init == "lecun_normal" else 2,
         )
 
-    def init(self, key: jax.Array, observation: Observation) -> Params:
-        k_encoder, k_net = jax.random.split(key)
-        return self.init_from(k_encoder, k_net, observation)
+    def init(self, key: jax.Array, features: jax.Array) -> Params:
+        return self.net.init(key, features)["params"]
 
-    def init_from(self, k_encoder: jax.Array, k_net: jax.Array, observation: Observation) -> Params:
-        encoder, features = self.init_encoder(k_encoder, observation)
-        return encoder | {"net": self.net.init(k_net, features)["params"]}
-
-    def distribution(self, params: Params, observation: Observation) -> TanhNormal:
-        outputs = self.net.apply({"params": params["net"]}, self.features(params, observation))
-        mean, log_std = jnp.split(outputs, 2, axis=-1)
+    def distribution(self, params: Params, context: Context) -> TanhNormal:
+        mean, log_std = jnp.split(self.net.apply({"params": params}, context.features), 2, axis=-1)
         return TanhNormal(mean, jnp.clip(log_std, self.log_std_min, _LOG_STD_MAX))
-
-    def imitation(self, dist: TanhNormal, batch: ChunkBatch) -> jax.Array:
-        """Mean over what `bc_weight` and `bc_dims` mark of -log pi(a | o) per dimension."""
-        flat = batch.actions.reshape(batch.actions.shape[0], -1)
-        weight = imitated_numbers(batch.bc_weight, batch.bc_dims)
-        return -imitation_mean(self.chunks(dist.log_prob(flat, self.bc_clip)), weight, self.config.bc_mean)
 
     def draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         return {}
 
-    def loss(self, params: Params, batch: ChunkBatch, draws: Noise) -> jax.Array:
-        batch = imitated(batch)
-        return self.imitation(self.distribution(params, batch.observations), batch)
+    def given(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
+        return jnp.zeros(batch.actions.shape[:2])
+
+    def loss(
+        self, params: Params, context: Context, chunks: jax.Array, weight: jax.Array, given: jax.Array, draws: Noise
+    ) -> Sum:
+        """-log pi(a | o) per dimension under `weight` float32[B, H] or [B, H, A]."""
+        log_prob = self.distribution(params, context).log_prob(chunks.reshape(chunks.shape[0], -1), self.bc_clip)
+        return imitation_sum(-self.chunks(log_prob), weight, self.config.bc_mean)
+
+    def sample(
+        self, params: Params, context: Context, noise: jax.Array, committed: Committed | None = None, steps: int = 0
+    ) -> jax.Array:
+        """Chunks float32[..., N, H, A] from noise float32[..., N, H*A]; nothing of them follows `committed`."""
+        return self.sample_and_log_prob(params, context, noise)[0]
+
+    def sample_and_log_prob(self, params: Params, context: Context, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Chunks float32[..., N, H, A] from noise float32[..., N, H*A], and the log-probability of each number."""
+        one = self.distribution(params, context)
+        dist = TanhNormal(*(jnp.broadcast_to(x[..., None, :], noise.shape) for x in one))
+        flat, log_prob = dist.sample_and_log_prob(noise)
+        return self.chunks(flat), self.chunks(log_prob)
 
     def candidate_noise(self, key: jax.Array, observation: Observation, count: int, *, explore: bool) -> jax.Array:
         """Standard normal; not exploring, the first candidate is the mode and the others are always the same."""
         if explore:
             return jax.random.normal(key, (count, self.chunk_dim))
         return jax.random.normal(jax.random.key(0), (count, self.chunk_dim)).at[0].set(0.0)
-
-    def sample(self, params: Params, observation: Observation, noise: jax.Array, prefix: Prefix) -> jax.Array:
-        """Chunks float32[N, H, A] for one observation, from noise float32[N, H*A]."""
-        dist = TanhNormal(*(jnp.broadcast_to(x, noise.shape) for x in self.distribution(params, observation)))
-        return with_prefix(self.chunks(dist.sample_and_log_prob(noise)[0]), prefix)
-
-
-def with_prefix(chunks: jax.Array, prefix: Prefix) -> jax.Array:
-    """Chunks float32[N, H, A] with the committed actions in place of their own."""
-    committed = jnp.broadcast_to(prefix[1][:, None] > 0, prefix[0].shape)
-    return jnp.where(committed[None], prefix[0][None], chunks)

@@ -1,4 +1,4 @@
-"""The second critic of decoupled Q-chunking: the value of the first actions of a longer chunk.
+"""The short critic of decoupled Q-chunking: the value of the first actions of a longer chunk.
 
 A critic of many actions propagates rewards quickly, but a policy of as many is hard to learn. So the long critic
 Q_h(o, a_0..a_{h-1}) only teaches, and chunks are compared by a critic of the e < h executed actions,
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import Loss, Metrics, Observation, Params
+from serl_chunk.agents.state import Metrics, Params, Sum, mean_of
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.ensemble import one_by_one, summed_loss
 from serl_chunk.models.mlp import CriticEnsemble
@@ -52,8 +52,8 @@ class PrefixCritic(ChunkCritic):
 
     def distil(
         self, params: Params, features: jax.Array, actions: jax.Array, teacher: jax.Array, weight: jax.Array
-    ) -> Loss:
-        """The prefix heads' loss float32[] and its metrics.
+    ) -> tuple[Sum, dict[str, Sum]]:
+        """The prefix heads' loss and its metrics.
 
             L = mean over k, lengths m and windows of |kappa - 1(q_k < Q_m,k)| l(Q_m,k(o, a_0..a_{m-1}), q_k)
 
@@ -69,22 +69,23 @@ class PrefixCritic(ChunkCritic):
 
             def loss(head: Params, x: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
                 output = self._of_head(head["net"], x)
-                return self.expectile_loss(output, head["teacher"], self.expectile, weights) / count, output
+                return self.expectile_loss(output, head["teacher"], self.expectile, weights).total, output
 
             heads = {"net": CriticEnsemble.heads(params[self.heads]), "teacher": targets}
             total, outputs = summed_loss(loss, heads, jnp.concatenate([features, chunk], axis=-1), weights)
+            distilled = Sum(total, jnp.float32(targets.size))
         else:
             outputs = self.outputs(params[self.heads], features, chunk)
-            total = self.expectile_loss(outputs, targets, self.expectile, weights)
+            distilled = self.expectile_loss(outputs, targets, self.expectile, weights)
         values = self.expected_value(jax.lax.stop_gradient(outputs))[:, -len(weight) :]  # of the e actions
-        return total, {
-            "critic/prefix_loss": total,
-            "critic/prefix_values": jnp.mean(values),
-            "critic/prefix_head_std": jnp.mean(jnp.std(values, axis=0)),
+        return distilled, {
+            "critic/prefix_loss": distilled,
+            "critic/prefix_values": mean_of(values),
+            "critic/prefix_head_std": mean_of(jnp.std(values, axis=0)),
         }
 
-    def plan(self, params: Params, observation: Observation, chunk: jax.Array, trusted: jax.Array | bool) -> Metrics:
-        """Decide how many actions of a chunk float32[H, A], chosen for one observation, to execute before replanning.
+    def plan(self, params: Params, features: jax.Array, chunk: jax.Array, trusted: jax.Array | bool) -> Metrics:
+        """Decide how many actions of a chunk float32[H, A], chosen at features float32[F], to execute until replanning.
 
         The heads' disagreement behind the first length m_1 is
 
@@ -98,7 +99,7 @@ class PrefixCritic(ChunkCritic):
         if self.replan_spread is None:
             return {}
         shown = jnp.stack([self.truncate_flatten(chunk, m) for m in self.lengths])
-        features = jnp.tile(self.features(params, observation)[None], (len(shown), 1))
+        features = jnp.tile(features[None], (len(shown), 1))
         values = self.values(params, features, shown)
         spread = jnp.std(values - values[:, :1], axis=0)
         near = jnp.logical_or(spread <= self.replan_spread, jnp.logical_not(trusted))

@@ -23,6 +23,8 @@ class AgentSpec:
     prefix_steps: int = 0  # actions the prefix critic scores, those that are executed; 0 where there is none
     grippers: tuple[int, ...] = ()  # action dimensions that are grippers
     gripper_inputs: int = 0  # numbers of a discrete gripper's choice that the critic sees
+    bounded: bool = True  # model space is [-1, 1] in every number of an action
+    micro_batches: int = 1  # that gradients are summed over
 
     @property
     def compared_steps(self) -> int:

@@ -1,9 +1,10 @@
-"""The state of an agent, and its parameters as flat maps of named arrays."""
+"""The state of an agent, what its losses are made of, and its parameters as flat maps of named arrays."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -17,29 +18,71 @@ Params = Any  # a nested dict of arrays
 Metrics = dict[str, jax.Array]
 Observation = Mapping[str, jax.Array]  # state, and frames or features of cameras by name
 Noise = Any  # random numbers: an array, or a dict of arrays by what they are for
-Prefix = tuple[Array, Array]  # committed actions float32[H, A] in model space, mask float32[H]
+Committed = tuple[Array, Array]  # actions float32[..., H, A] in model space that are given, mask float32[..., H]
 
 
 class AgentState(flax.struct.PyTreeNode):
-    """Everything an update changes. Trees an agent does not use are empty dicts."""
+    """Everything an update changes. Trees an agent does not use are empty dicts.
+
+    What no update changes is the *base*, a tree beside the state: an argument of updates and decisions, never donated.
+    """
 
     rng: jax.Array
     critic_updates: jax.Array  # int32 scalar
     policy_updates: jax.Array  # int32 scalar
     policy: Params
-    policy_average: Params  # exponential average of `policy`: what acts
+    policy_average: Params  # exponential average of `policy`, which acts; empty with `policy_ema` 0
     policy_opt: Any
     critic: Params
     critic_opt: Any
     target: Params
     temperature: Params = flax.struct.field(default_factory=dict)
     temperature_opt: Any = flax.struct.field(default_factory=dict)
-    frozen: Params = flax.struct.field(default_factory=dict)  # the frozen backbone, in no optimiser
     grasp: Params = flax.struct.field(default_factory=dict)  # of a grasp critic, see agents/discrete_gripper.py
 
 
-Loss = tuple[jax.Array, Metrics]
+class Context(NamedTuple):
+    """One observation, or a batch of them, as one encoder's parameters show it."""
+
+    features: jax.Array  # float32[..., F]: what critics and small heads read
+    cache: Any = ()  # what a large policy alone reads
+
+
+_LEAST = 1e-6  # weight of a sum without a weight
+
+
+class Sum(NamedTuple):
+    """A weighted mean that is not divided yet, so that those of micro-batches add up exactly."""
+
+    total: jax.Array  # float32[]
+    weight: jax.Array  # float32[], without a gradient
+
+    def mean(self) -> jax.Array:
+        """0 where nothing had a weight."""
+        return self.total / jnp.maximum(self.weight, _LEAST)
+
+    def times(self, factor: float | jax.Array) -> Sum:
+        return Sum(factor * self.total, self.weight)
+
+
+def mean_of(values: jax.Array) -> Sum:
+    """The mean of all numbers."""
+    return Sum(jnp.sum(values), jnp.float32(values.size))
+
+
+class Loss(NamedTuple):
+    """What is minimised: the sum of the terms' means."""
+
+    terms: tuple[Sum, ...]
+    metrics: dict[str, Sum]
+
+
 Updated = tuple[AgentState, Metrics]
+
+
+def key_of(key: jax.Array, name: str) -> jax.Array:
+    """A key for what `name` says, of a key that is used for nothing else."""
+    return jax.random.fold_in(key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
 
 
 def flatten_params(params: Params) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from serl_chunk.agents.state import Sum, mean_of
 from serl_chunk.config.critics import SIGMAS, CriticConfig
 
 
@@ -83,8 +84,8 @@ def target_bins(target: jax.Array, config: CriticConfig) -> jax.Array:
 
 def regression_loss(
     outputs: jax.Array, target: jax.Array, config: CriticConfig, weight: jax.Array | float = 1.0
-) -> jax.Array:
-    """Mean loss of raw outputs float32[..., B], for hl_gauss [..., B, bins], against targets float32[B]: float32[].
+) -> Sum:
+    """Loss of raw outputs float32[..., B], for hl_gauss [..., B, bins], against targets float32[B].
 
     Each row counts times its `weight` float32[B]; the divisor counts every row, whatever its weight.
     squared: (Q - y)^2. bounded: cross-entropy of sigmoid(output) against the target's place in the range, in [0, 1],
@@ -100,4 +101,4 @@ def regression_loss(
         low, high = config.value_low, config.value_high
         place = jnp.clip((jnp.broadcast_to(target, outputs.shape) - low) / (high - low), 0, 1)
         error = jax.nn.softplus(outputs) - place * outputs
-    return jnp.mean(jnp.broadcast_to(weight, error.shape) * error)
+    return mean_of(jnp.broadcast_to(weight, error.shape) * error)

@@ -1,7 +1,8 @@
-"""Encoders of observations, and frozen backbones: the features that networks read, in an update and of frames."""
+"""Frozen backbones, an agent's base: the features that encoders read, in an update and of frames."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -14,26 +15,9 @@ from serl_chunk.agents.state import AgentState, Observation, Params
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.encoders import resnet10_leaves
 from serl_chunk.models.convolutions import map_blocks
-from serl_chunk.models.encoder import ObservationEncoder, make_backbone
+from serl_chunk.models.encoder import make_backbone
 from serl_chunk.models.resnet import read_weights
 from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, CameraSpec, ConfigError
-
-
-class Encoded:
-    """Base of critics and policies. Without an `own` encoder the critic's is put in (`Agent.with_encoder`)."""
-
-    def __init__(self, config: AgentConfig, *, own: bool = True) -> None:
-        self._own = own
-        self.encoder: Any = ObservationEncoder(config.image_keys, config.use_state, config.encoder)
-
-    def init_encoder(self, key: jax.Array, observation: Observation) -> tuple[Params, jax.Array]:
-        """Fresh parameters, {"encoder"} or nothing, and the features float32[B, F] of a batch of observations."""
-        encoder = {"encoder": self.encoder.init(key, observation).get("params", {})}
-        return encoder if self._own else {}, self.features(encoder, observation)
-
-    def features(self, params: Params, observation: Observation) -> jax.Array:
-        return self.encoder.apply({"params": params.get("encoder", {})}, observation)
-
 
 # Frames in one call: large blocks, then small ones, the last filled up, so that few frames cost no large batch, and
 # nothing is compiled again whatever their number.
@@ -46,19 +30,19 @@ class FrameEmbedder:
     Compiles twice per size of image. Safe to call from any thread.
     """
 
-    def __init__(self, vision: Vision, frozen: Params) -> None:
+    def __init__(self, vision: Vision, base: Params) -> None:
         self.shape = vision.feature_shape  # of a camera
-        self._frozen = jax.tree.map(jnp.copy, frozen)  # updates donate theirs
+        self._base = base
         self._embed = jax.jit(vision.embed)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         large, small = SIZES
         whole = len(images) - len(images) % large
-        parts = [self._embed(self._frozen, images[at : at + large]) for at in range(0, whole, large)]
+        parts = [self._embed(self._base, images[at : at + large]) for at in range(0, whole, large)]
         for at in range(whole, len(images), small):
             few = images[at : at + small]
             filled = np.concatenate([few, np.zeros((small - len(few), *few.shape[1:]), np.uint8)])
-            parts.append(self._embed(self._frozen, filled))
+            parts.append(self._embed(self._base, filled))
         # Cut on the host: a slice on the device is compiled for every length.
         return np.concatenate([np.asarray(part) for part in parts])[: len(images)]
 
@@ -67,10 +51,11 @@ State = TypeVar("State", bound=AgentState)
 
 _ROWS = 32  # of a network of 512 numbers: what one image costs, for `map_blocks`
 _TREES = ("policy", "policy_average", "critic", "target", "grasp")  # of a state, those that may hold backbones
+_BACKBONE = "backbone"  # in the base
 
 
 class Vision:
-    """The part of the encoder that no loss trains; `frozen` is False where there is none.
+    """The part of the encoder that no loss trains, the base's "backbone"; `frozen` is False where there is none.
 
     Raises:
         ConfigError: cameras of different sizes share weights that depend on the size.
@@ -79,6 +64,7 @@ class Vision:
     def __init__(self, config: AgentConfig, cameras: Sequence[CameraSpec]) -> None:
         self._config, self._cameras = config.encoder, tuple(cameras)
         self.frozen = config.encoder.frozen_backbone and bool(cameras)
+        self.source = config.encoder.weights if self.frozen else ""  # the file of the base; empty: it is random
         self._backbone: Any = make_backbone("resnet10", ()) if self.frozen else None
         sizes = {(c.height, c.width) for c in cameras}
         if len(sizes) > 1 and config.encoder.share_cameras and config.encoder.pooling != "mean":
@@ -88,16 +74,31 @@ class Vision:
                 f"{config.encoder.pooling}: set agent.encoder.share_cameras=False, or agent.encoder.pooling=mean"
             )
 
-    def init(self, key: jax.Array) -> Params:
-        return self._backbone.init(key, jnp.zeros((1, 32, 32, 3), jnp.uint8))["params"]
+    def base(self, key: jax.Array) -> Params:
+        """The base: weights of `encoder.weights`, else random ones; empty without a frozen backbone.
+
+        Raises ConfigError for a file that is absent or holds something else.
+        """
+        if not self.frozen:
+            return {}
+        if not self.source:
+            return self.random(key)
+        weights = read_weights(self.source, resnet10_leaves())
+        return {_BACKBONE: unflatten_dict({k: jnp.array(v) for k, v in weights.items()}, sep="/")}
+
+    def random(self, key: jax.Array) -> Params:
+        """A base of random weights, which has the shapes and dtypes of any."""
+        if not self.frozen:
+            return {}
+        return {_BACKBONE: self._backbone.init(key, jnp.zeros((1, 32, 32, 3), jnp.uint8))["params"]}
 
     def feature_shape(self, camera: CameraSpec) -> tuple[int, int, int]:
-        frozen = jax.eval_shape(lambda: self.init(jax.random.key(0)))
+        base = jax.eval_shape(lambda: self.random(jax.random.key(0)))
         frame = jax.ShapeDtypeStruct((1, camera.height, camera.width, 3), jnp.uint8)
-        height, width, channels = jax.eval_shape(self.embed, frozen, frame).shape[1:]
+        height, width, channels = jax.eval_shape(self.embed, base, frame).shape[1:]
         return height, width, channels
 
-    def encode_images(self, frozen: Params, observation: Observation) -> dict[str, jax.Array]:
+    def encode_images(self, base: Params, observation: Observation) -> dict[str, jax.Array]:
         """`observation` with `features/<camera>` float16[..., h, w, 512] in place of `images/<camera>`, if frozen."""
         out = dict(observation)
         if not self.frozen:
@@ -105,33 +106,44 @@ class Vision:
         for camera in self._cameras:
             image = out.pop(IMAGE_PREFIX + camera.name, None)
             if image is not None:
-                out[FEATURE_PREFIX + camera.name] = self.embed(frozen, image)
+                out[FEATURE_PREFIX + camera.name] = self.embed(base, image)
         return out
 
-    def embed(self, frozen: Params, images: jax.Array) -> jax.Array:
+    def embed(self, base: Params, images: jax.Array) -> jax.Array:
         """The frozen backbone's features float16[..., h, w, 512] of images uint8[..., H, W, 3]."""
 
         def features(x: jax.Array) -> jax.Array:
-            return self._backbone.apply({"params": frozen}, x).astype(jnp.float16)
+            return self._backbone.apply({"params": base[_BACKBONE]}, x).astype(jnp.float16)
 
         if images.ndim == 3:
             return features(images)
         return jax.lax.stop_gradient(map_blocks(features, (images,), rows=_ROWS))
 
     def pretrained(self, state: State) -> State:
-        """`state` with the weights of `encoder.weights`, where given, in every backbone. Raises ConfigError."""
-        if not self._config.weights or not self._cameras:
+        """`state` with the weights of `encoder.weights` in every backbone that is trained. Raises ConfigError."""
+        if not self._config.weights or not self._cameras or self.frozen:
             return state
         weights = read_weights(self._config.weights, resnet10_leaves())
-        if self.frozen:
-            return state.replace(frozen=unflatten_dict({k: jnp.array(v) for k, v in weights.items()}, sep="/"))
 
         def filled(tree: Params) -> Params:
             flat = flatten_dict(tree, keep_empty_nodes=True)
             for path in flat:
-                if "backbone" in path:
+                if _BACKBONE in path:
                     # one copy per tree, because updates donate each
-                    flat[path] = jnp.array(weights["/".join(path[path.index("backbone") + 1 :])])
+                    flat[path] = jnp.array(weights["/".join(path[path.index(_BACKBONE) + 1 :])])
             return unflatten_dict(flat)
 
         return state.replace(**{name: filled(getattr(state, name)) for name in _TREES})
+
+
+def digest_of(tree: Params) -> str:
+    """The first 16 digits of SHA-256 over the paths, shapes and numbers of a tree's leaves; empty for none."""
+    leaves = sorted(flatten_dict(tree, sep="/").items())
+    if not leaves:
+        return ""
+    digest = hashlib.sha256()
+    for path, leaf in leaves:
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{path} {array.dtype} {array.shape};".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()[:16]

@@ -133,7 +133,7 @@ def run_learner(
     agent = make_agent(config, spec)  # first: where it is refused there is no folder yet
     with locked_run(config, spec, options.checkpoint_path) as (run, status, stack):
         server_keys = learner_keys(bind, keys, insecure=insecure)
-        shared = contract(config, spec, agent.network_shape())
+        shared = contract(config, spec, agent.network_shape(), agent.base_digest)
         service = LearnerService(config, run, shared, bind=bind, port=port, insecure=insecure, keys=server_keys)
         stack.callback(service.close)
         if insecure and not is_loopback(bind):

@@ -35,10 +35,11 @@ def _acts() -> dict[str, str]:
     return {leaf.path: leaf.acts for config in configs for leaf in leaves(config)}
 
 
-def contract(config: ExperimentConfig, spec: RobotSpec, network: str) -> dict[str, str]:
+def contract(config: ExperimentConfig, spec: RobotSpec, network: str, base: str = "") -> dict[str, str]:
     """Named values that both sides must share; the handshake names those that differ.
 
-    `network` is the agent's `network_shape`. Settings that this agent does not have or does not use are left out.
+    `network` is the agent's `network_shape`, `base` its `base_digest`. Settings that this agent does not have or does
+    not use are left out.
     """
     critic = config.agent.critic
     # Networks of equal shape whose outputs mean other values.
@@ -62,6 +63,8 @@ def contract(config: ExperimentConfig, spec: RobotSpec, network: str) -> dict[st
         "critic": critic_values,
         "network": network,
     }
+    if base:
+        named["base"] = base
     if config.agent.image_keys:  # an actor records frames where windows end
         named["return_steps"] = str(config.chunk.returned)
     unused: tuple[str, ...] = () if config.agent.gripper.composition == "learned" else ("agent.gripper.",)

@@ -13,7 +13,8 @@ from typing import Any
 import jax
 
 from serl_chunk.agents.base import Agent
-from serl_chunk.agents.state import AgentState, Metrics
+from serl_chunk.agents.former import Learned, current_leaves
+from serl_chunk.agents.state import AgentState, Metrics, Params
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.io import plural
@@ -54,10 +55,12 @@ class Learner:
         c, a = config.learner, config.agent
         self.checkpoints = CheckpointStore(metrics.run_dir, keep=c.keep_checkpoints)
         self.timed_checkpoints = TimedCheckpoints(metrics.run_dir)
-        self.state: AgentState = agent.init(jax.random.key(config.seed))
-        restored = self.checkpoints.restore_state(jax.eval_shape(lambda: self.state))
-        if restored is None:  # else the weights are in the checkpoint, and their file may be gone
-            self.state = agent.pretrained(self.state)
+        key, self.base = jax.random.key(config.seed), agent.source_base
+        shapes = jax.eval_shape(lambda: Learned(agent.init(key), {} if agent.source else agent.new_base(key)))
+        restored = self.checkpoints.restore_state(shapes, lambda leaves: current_leaves(leaves, shapes, self.base))
+        if restored is None:  # else trained weights are in the checkpoint, and their file may be gone
+            self.state: AgentState = agent.pretrained(agent.init(key))
+            self.base = self.base or agent.new_base(key)
             if a.image_keys and a.encoder.frozen_backbone and not a.encoder.weights:
                 logger.warning(
                     "agent.encoder.frozen_backbone=True without agent.encoder.weights: its convolutions stay random. "
@@ -66,9 +69,10 @@ class Learner:
         else:
             saved = Normaliser.from_arrays(restored.meta["normaliser_mode"], restored.normaliser)
             normaliser = restored_normaliser(saved, normaliser, same_data=data.dataset is None)
-            self.state = restored.state
+            self.state, self.base = restored.state.state, self.base or restored.state.base
+            self._check_base(restored)
         self.normaliser = normaliser
-        embed = agent.frame_embedder(self.state)  # with the weights that the run has: they never change
+        embed = agent.frame_embedder(self.base)  # with the weights that the run has: they never change
         self.replay = Replay(spec, config, normaliser, image_keys=a.image_keys, bc_on=a.bc_on, embed=embed)
         self.router = RecordRouter(self.replay)
         self.router.demonstrations.hold(data.demos)
@@ -186,12 +190,24 @@ class Learner:
         return received
 
     def publish(self) -> int:
-        params = self.agent.policy_params(self.state, pretrained=self.trainer.pretrained)
+        params = self._published()
         info = {"step": self.updates, "env_steps": self.env_steps}
         return self._publisher.publish(params, info, normaliser=self.normaliser.digest())
 
     def _policy(self) -> dict[str, Any]:
-        return self.agent.flatten_params(self.agent.policy_params(self.state, pretrained=self.trainer.pretrained))
+        return self.agent.flatten_params(self._published())
+
+    def _published(self) -> Params:
+        return self.agent.published(self.state, self.base, pretrained=self.trainer.pretrained)
+
+    def _check_base(self, restored: Restored) -> None:
+        before, now = restored.meta.get("base_digest", ""), self.agent.base_digest
+        if before and before != now:
+            raise ConfigError(
+                f"{self.agent.source} has other weights (digest {now}) than this run's base (digest {before}). Give "
+                "the file that the run began with",
+                parameter="agent.encoder.weights",
+            )
 
     def checkpoint(self, *, timed: bool = False) -> None:
         """Write a checkpoint in the background: of this step, or `timed`, in the place of the timed one before."""
@@ -206,10 +222,12 @@ class Learner:
             "agent": self.config.agent.kind,
             "normaliser_mode": self.normaliser.mode,
             "normaliser_digest": self.normaliser.digest(),
+            "base_digest": self.agent.base_digest,
             "updates": int(self.state.critic_updates) + int(self.state.policy_updates),
             **dataclasses.asdict(progress),
         }
-        content = (self.updates, self.state, policy, self.normaliser.to_arrays(), meta)
+        learned = Learned(self.state, {} if self.agent.source else self.base)
+        content = (self.updates, learned, policy, self.normaliser.to_arrays(), meta)
         if timed:
             self.timed_checkpoints.save(*content)
             self._unsaved = False

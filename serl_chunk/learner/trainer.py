@@ -161,7 +161,7 @@ class PhaseTrainer:
     def _pretrain(self, update: Callable[..., Any], following: Phase) -> bool:
         learner, n, total = self._learner, self._updates_at_once, self._lengths[self.phase]
         if self.phase_updates < total:
-            learner.state, metrics = update(learner.state, self._next_batch(n))
+            learner.state, metrics = update(learner.state, learner.base, self._next_batch(n))
             self.phase_updates += n
             learner.updated(n, metrics)
         if self.phase_updates >= total:
@@ -192,7 +192,8 @@ class PhaseTrainer:
 
     def _update(self) -> None:
         learner, n = self._learner, self._config.cta_ratio
-        learner.state, metrics = self._agent.update(learner.state, self._next_batch(self._agent.batches_used(n)))
+        batches = self._next_batch(self._agent.batches_used(n))
+        learner.state, metrics = self._agent.update(learner.state, learner.base, batches)
         learner.updates += n
         learner.updated(n, metrics)
         self._data.advance(n)

@@ -64,7 +64,7 @@ def integrate(
     *,
     clean: bool = False,
 ) -> jax.Array:
-    """Euler-integrate `noise` float32[..., D] to a chunk, clipped to [-1, 1].
+    """Euler-integrate `noise` float32[..., D] to a chunk, which may leave [-1, 1].
 
     `committed` is a prefix and a mask, float32[D] each. Dimensions where the mask is 1 follow the straight path from
     their noise to the prefix, and the free ones are generated with them. With `clean` they are the prefix from the
@@ -74,13 +74,13 @@ def integrate(
     if committed is None:
         for i in range(steps):
             x = x + velocity(x, jnp.full(x.shape[:-1], i / steps)) / steps
-        return jnp.clip(x, -1.0, 1.0)
+        return x
     prefix, mask = (jnp.broadcast_to(c, noise.shape) for c in committed)
     for i in range(steps):
         t = i / steps
         x = mask * (prefix if clean else (1 - t) * noise + t * prefix) + (1 - mask) * x
         x = x + velocity(x, jnp.full(x.shape[:-1], t)) / steps
-    return mask * prefix + (1 - mask) * jnp.clip(x, -1.0, 1.0)
+    return mask * prefix + (1 - mask) * x
 
 
 def interpolate(noise: jax.Array, t: jax.Array, chunk: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -210,11 +210,12 @@ class CheckpointStore:
         )
         self._manager = None  # orbax keeps raising an asynchronous error until it is opened anew
 
-    def restore_state(self, template: Any) -> Restored | None:
+    def restore_state(self, template: Any, current: Callable[[Flat], Flat] = lambda leaves: leaves) -> Restored | None:
         """Restore the newest checkpoint that verifies; None where there is none.
 
-        Damaged ones are moved to `checkpoints_damaged/` once an older one verifies. Raises CheckpointError where all
-        are damaged (nothing is moved then), or the one that verifies does not fit this agent.
+        `current` gives leaves that an earlier version wrote their present names. Damaged checkpoints are moved to
+        `checkpoints_damaged/` once an older one verifies. Raises CheckpointError where all are damaged (nothing is
+        moved then), or the one that verifies does not fit this agent.
         """
         entries, damaged = self._entries(), []
         for entry in reversed(entries):
@@ -226,7 +227,8 @@ class CheckpointStore:
                 damaged.append(entry)
                 continue
             self._move_aside(damaged)
-            return Restored(int(entry.step), self._assemble(template, leaves, entry.path), meta, normaliser)
+            state = self._assemble(template, current(leaves), entry.path)
+            return Restored(int(entry.step), state, meta, normaliser)
         if not entries:
             return None
         labels = ", ".join(e.label for e in entries)

@@ -33,10 +33,10 @@ class Named(NoisyAgent):
         super().__init__(8, spread)
         self._name, self._log = name, log
 
-    def sample(self, params, observation, key, *, explore, prefix=None):
+    def sample(self, params, observation, key, *, explore, committed=None):
         if observation["state"][2] == 0:
             self._log.append(self._name)
-        return super().sample(params, observation, key, explore=explore, prefix=prefix)
+        return super().sample(params, observation, key, explore=explore, committed=committed)
 
 
 def policies(log: list[str], env: RobotEnv) -> list[ChunkPolicy]:

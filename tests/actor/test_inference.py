@@ -29,10 +29,10 @@ class SlowAgent(NoisyAgent):
         super().__init__(4)
         self.begun, self.go = threading.Event(), threading.Event()
 
-    def sample(self, params, observation, key, *, explore, prefix=None):
+    def sample(self, params, observation, key, *, explore, committed=None):
         self.begun.set()
         assert self.go.wait(10)
-        return super().sample(params, observation, key, explore=explore, prefix=prefix)
+        return super().sample(params, observation, key, explore=explore, committed=committed)
 
 
 def test_only_the_newest_request_waits():
@@ -123,8 +123,8 @@ def test_decisions_go_on_while_newer_parameters_are_loaded():
 
 def test_a_decision_uses_one_set_of_parameters_whatever_is_loaded_meanwhile():
     class Telling(SlowAgent):
-        def sample(self, params, observation, key, *, explore, prefix=None):
-            chunk, record = super().sample(params, observation, key, explore=explore, prefix=prefix)
+        def sample(self, params, observation, key, *, explore, committed=None):
+            chunk, record = super().sample(params, observation, key, explore=explore, committed=committed)
             return chunk, record | {"params": np.float32(params)}
 
     agent = Telling()
@@ -161,7 +161,7 @@ def test_an_error_of_loading_reaches_the_control_thread():
 
 def test_an_error_reaches_the_control_thread_with_its_traceback():
     class Broken(NoisyAgent):
-        def sample(self, params, observation, key, *, explore, prefix=None):
+        def sample(self, params, observation, key, *, explore, committed=None):
             raise ZeroDivisionError("in the network")
 
     inference = InferenceThread(make_policy(Broken(4)), CLOCK)

@@ -22,7 +22,7 @@ class EchoAgent(NoisyAgent):
         super().__init__(len(chunk))
         self.chunk = np.asarray(chunk, np.float32)
 
-    def sample(self, params, observation, key, *, explore, prefix=None):
+    def sample(self, params, observation, key, *, explore, committed=None):
         self.asked = observation, prefix
         return self.chunk, {"q": np.float32(0.5)}
 

@@ -21,8 +21,8 @@ def test_choosing_by_value_finds_the_rewarded_chunk():
     state = agent.init(jax.random.key(0))
     for i in range(15):
         batch = jax.device_put(bandit(agent.spec, 20, 64, i)[0])
-        state, _ = agent.update_policy(state, batch)
-        state, _ = agent.update_critic(state, batch)
+        state, _ = agent.update_policy(state, {}, batch)
+        state, _ = agent.update_critic(state, {}, batch)
     first = bandit_error(agent, state, pretrained=True, explore=True)
     chosen = bandit_error(agent, state, explore=True)
     assert first > 0.35  # the data are uniform: imitating them is no better than chance

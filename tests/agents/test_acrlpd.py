@@ -16,7 +16,7 @@ def test_the_policy_climbs_the_critic_to_the_rewarded_chunk():
     state = agent.init(jax.random.key(0))
     for i in range(250):
         batch, _ = bandit(agent.spec, 4, 32, i)
-        state, _ = agent.update(state, jax.device_put(batch))
+        state, _ = agent.update(state, {}, jax.device_put(batch))
     assert bandit_error(agent, state) < 0.12
 
 
@@ -67,7 +67,7 @@ def test_entropy_is_of_the_actions_that_a_critic_compares(variant, steps, compar
     assert float(agent.joint_log_prob(jnp.asarray(of_each))) == (part.sum() if log_prob == "sum" else part.mean())
     target = -0.5 * (2 * compared if log_prob == "sum" else 1)
     entropy = float(metrics["actor/entropy"])
-    assert float(agent._temperature_loss({"log_alpha": 0.0}, entropy)) == pytest.approx(entropy - target, rel=1e-5)
+    assert float(agent.temperature_loss({"log_alpha": 0.0}, entropy)) == pytest.approx(entropy - target, rel=1e-5)
 
 
 @pytest.mark.parametrize("variant", ["acrlpd", "acrlpd-entropy"])
@@ -113,7 +113,7 @@ def test_a_decision_records_the_log_probability_of_what_was_chosen():
         wanted = dist.log_prob(chunk.reshape(-1)).reshape(3, 2)
         assert float(record["log_prob"]) == pytest.approx(float(wanted.mean()), abs=1e-3)
     committed = (np.full((3, 2), 0.9, np.float32), np.array([1, 0, 0], np.float32))
-    chunk, record = agent.sample(params, observation, jax.random.key(2), explore=True, prefix=committed)
+    chunk, record = agent.sample(params, observation, jax.random.key(2), explore=True, committed=committed)
     wanted = dist.log_prob(chunk.reshape(-1)).reshape(3, 2)
     assert float(record["log_prob"]) == pytest.approx(float(wanted[1:].mean()), abs=1e-3)
 
@@ -150,7 +150,7 @@ def test_published_log_probabilities_are_sums_over_the_chunk():
         draws = agent.policy_draws(jax.random.key(3), batch)
         losses[kind] = agent._policy_loss(state.policy, state, batch, draws, bc_only=False)[1]
         entropy = losses[kind]["actor/entropy"]
-        losses[kind]["temperature"] = agent._temperature_loss(state.temperature, entropy)
+        losses[kind]["temperature"] = agent.temperature_loss(state.temperature, entropy)
     for name in ("actor/entropy", "actor/bc_loss", "temperature"):
         assert float(losses["sum"][name]) == pytest.approx(6 * float(losses["mean"][name]), rel=1e-5)
     assert float(losses["sum"]["actor/q"]) == pytest.approx(float(losses["mean"]["actor/q"]), abs=1e-6)

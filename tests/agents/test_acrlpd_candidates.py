@@ -48,7 +48,7 @@ def test_updates_with_several_candidates_compile_once():
     agent = build(config_of("acrlpd-tail", target_candidates=4))
     state = agent.init(jax.random.key(0))
     for seed in range(2):
-        state, metrics = agent.update(state, on_device(agent.spec, seed))
+        state, metrics = agent.update(state, {}, on_device(agent.spec, seed))
     assert all(np.isfinite(v) for v in metrics.values())
     assert agent.update._cache_size() == 1
 
@@ -60,7 +60,7 @@ def test_acting_by_the_best_of_several_is_better_than_by_one(candidates):
     many, one = (build(config_of("acrlpd", critic=loss, candidates=n), horizon=2, actions=1) for n in (candidates, 1))
     state = many.init(jax.random.key(0))
     for i in range(15):
-        state, _ = many.update_critic(state, jax.device_put(bandit(many.spec, 20, 64, i)[0]))
+        state, _ = many.update_critic(state, {}, jax.device_put(bandit(many.spec, 20, 64, i)[0]))
     batch, best = bandit(many.spec, 1, 64, 10_000)
     errors = []
     for agent in (many, one):

@@ -71,7 +71,7 @@ def run(preset: str, compat: str) -> None:
     state = agent.init(jax.random.key(0))
     shapes = jax.eval_shape(lambda: state)
     before = np.asarray(jax.tree.leaves(state.policy)[-1])
-    after, metrics = agent.update(state, batches(config, agent))
+    after, metrics = agent.update(state, {}, batches(config, agent))
     chunk, _ = agent.sample(
         agent.policy_params(after), {"state": np.ones(4, np.float32)}, jax.random.key(1), explore=True
     )

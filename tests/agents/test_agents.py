@@ -59,7 +59,7 @@ def test_one_compilation_per_shape_whatever_the_data(variant):
 @every
 def test_an_update_consumes_the_state_it_is_given(variant):
     agent, state = fresh(variant)
-    agent.update(state, on_device(agent.spec))
+    agent.update(state, {}, on_device(agent.spec))
     leaves = jax.tree.leaves((state.policy, state.policy_opt, state.critic, state.critic_opt, state.target))
     assert all(leaf.is_deleted() for leaf in leaves)
 
@@ -67,7 +67,7 @@ def test_an_update_consumes_the_state_it_is_given(variant):
 @every
 def test_a_policy_update_leaves_the_critic_alone(variant):
     agent, before = fresh(variant)
-    after, _ = agent.update_policy(jax.tree.map(jnp.copy, before), on_device(agent.spec))
+    after, _ = agent.update_policy(jax.tree.map(jnp.copy, before), {}, on_device(agent.spec))
     assert not same(after.policy, before.policy)
     assert int(after.policy_updates) == 2
     for name in ("critic", "critic_opt", "target", "temperature", "temperature_opt", "critic_updates"):
@@ -77,7 +77,7 @@ def test_a_policy_update_leaves_the_critic_alone(variant):
 @every
 def test_a_critic_update_leaves_the_policy_alone(variant):
     agent, before = fresh(variant)
-    after, _ = agent.update_critic(jax.tree.map(jnp.copy, before), on_device(agent.spec))
+    after, _ = agent.update_critic(jax.tree.map(jnp.copy, before), {}, on_device(agent.spec))
     assert int(after.critic_updates) == 2
     for name in ("policy", "policy_average", "policy_opt", "temperature", "temperature_opt", "policy_updates"):
         assert same(getattr(after, name), getattr(before, name)), name
@@ -93,8 +93,8 @@ def test_a_critic_update_leaves_the_policy_alone(variant):
 @every
 def test_an_update_is_the_critics_updates_then_the_policys(variant):
     agent, state = fresh(variant)
-    critic_only, _ = agent.update_critic(jax.tree.map(jnp.copy, state), on_device(agent.spec))
-    after, metrics = agent.update(state, on_device(agent.spec))
+    critic_only, _ = agent.update_critic(jax.tree.map(jnp.copy, state), {}, on_device(agent.spec))
+    after, metrics = agent.update(state, {}, on_device(agent.spec))
     assert int(after.critic_updates) == 2
     assert int(after.policy_updates) == getattr(agent.config, "policy_updates", 1)
     for x, y in zip(jax.tree.leaves(after.critic), jax.tree.leaves(critic_only.critic), strict=True):
@@ -110,7 +110,7 @@ def test_a_scan_over_updates_equals_as_many_single_updates(variant):
     single, one = jax.tree.map(jnp.copy, state), jax.jit(agent._critic_step)
     for u in range(2):
         single, _ = one(single, jax.tree.map(lambda x, u=u: x[u], batches))
-    scanned, _ = agent.update_critic(state, batches)
+    scanned, _ = agent.update_critic(state, {}, batches)
     for x, y in zip(jax.tree.leaves(scanned.critic), jax.tree.leaves(single.critic), strict=True):
         np.testing.assert_allclose(x, y, atol=1e-5)
     assert same(scanned.rng, single.rng)
@@ -125,11 +125,11 @@ def test_what_follows_a_termination_does_not_reach_the_critic(variant):
     for value in other.values():
         value[ended] = 100
     changed = batches._replace(next_observations=other)
-    a, _ = agent.update_critic(jax.tree.map(jnp.copy, state), jax.device_put(batches))
-    b, _ = agent.update_critic(jax.tree.map(jnp.copy, state), jax.device_put(changed))
+    a, _ = agent.update_critic(jax.tree.map(jnp.copy, state), {}, jax.device_put(batches))
+    b, _ = agent.update_critic(jax.tree.map(jnp.copy, state), {}, jax.device_put(changed))
     assert same(a.critic, b.critic)
     still_running = changed._replace(mask=np.ones_like(batches.mask))
-    c, _ = agent.update_critic(state, jax.device_put(still_running))
+    c, _ = agent.update_critic(state, {}, jax.device_put(still_running))
     assert not same(a.critic, c.critic)
 
 
@@ -138,8 +138,8 @@ def test_the_critics_tail_after_a_termination(variant):
     agent, state = fresh(variant)
     batches = make_batches(agent.spec)
     changed = batches._replace(actions=np.where(batches.valid[..., None] > 0, batches.actions, 0.5).astype(np.float32))
-    a, _ = agent.update_critic(jax.tree.map(jnp.copy, state), jax.device_put(batches))
-    b, _ = agent.update_critic(state, jax.device_put(changed))
+    a, _ = agent.update_critic(jax.tree.map(jnp.copy, state), {}, jax.device_put(batches))
+    b, _ = agent.update_critic(state, {}, jax.device_put(changed))
     # "policy" draws the tail anew; "repeat" scores what the sampler put there
     assert same(a.critic, b.critic) == ("tail" in variant)
 
@@ -163,7 +163,7 @@ def test_a_sampled_chunk(variant):
     params = agent.policy_params(state)
 
     def draw(key, explore, prefix=None, p=params):
-        chunk, record = agent.sample(p, observation, jax.random.key(key), explore=explore, prefix=prefix)
+        chunk, record = agent.sample(p, observation, jax.random.key(key), explore=explore, committed=prefix)
         assert (chunk.shape, chunk.dtype) == ((3, 2), jnp.float32)
         assert float(jnp.abs(chunk).max()) <= 1
         return np.asarray(chunk), record

@@ -23,7 +23,7 @@ def test_only_marked_steps_are_cloned():
         shown = np.arange(64) < 16  # a quarter is demonstrated; the rest is noise that must not be imitated
         actions = np.where(shown[:, None, None], best, batch.actions)
         bc = np.broadcast_to(shown[:, None].astype(np.float32), batch.bc_weight.shape)
-        state, _ = agent.update_policy(state, jax.device_put(batch._replace(actions=actions, bc_weight=bc)))
+        state, _ = agent.update_policy(state, {}, jax.device_put(batch._replace(actions=actions, bc_weight=bc)))
     assert bandit_error(agent, state) < min(0.1, untrained / 2)
 
 
@@ -79,7 +79,7 @@ def test_a_network_of_chunks_follows_long_ones_that_one_of_velocities_does_not()
             batch = make_batches(agent.spec, size=64, seed=i)
             wanted = 0.2 * np.sin(batch.observations["state"][:, :, None, :2] + 0.1 * np.arange(32)[:, None])
             shown = batch._replace(actions=wanted, bc_weight=np.ones_like(batch.valid))
-            state, _ = agent.update_policy(state, jax.device_put(shown))
+            state, _ = agent.update_policy(state, {}, jax.device_put(shown))
         noise = jax.random.normal(jax.random.key(1), (64, 1, 64))
         seen = jax.tree.map(lambda x: jnp.asarray(x[0]), batch.observations)
         samples = agent.net.sample(state.policy, seen, noise)[:, 0]
@@ -124,7 +124,7 @@ def test_a_gaussian_clone_is_fitted_by_likelihood_and_acts_with_its_mode():
     assert float(loss) == pytest.approx(-shown.mean(), abs=1e-5)
     for i in range(20):
         batch, best = bandit(agent.spec, 20, 64, i)
-        state, _ = agent.update_policy(state, jax.device_put(batch._replace(actions=best.astype(np.float32))))
+        state, _ = agent.update_policy(state, {}, jax.device_put(batch._replace(actions=best.astype(np.float32))))
     assert bandit_error(agent, state) < 0.1
     observation = {"state": np.full(4, 0.3, np.float32)}
     params = agent.policy_params(state)

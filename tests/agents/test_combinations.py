@@ -107,7 +107,7 @@ def test_trains_travels_acts_and_is_saved(name: str, tmp_path: Path) -> None:
         travelled = agent.load_params(agent.flatten_params(own))
         for prefix in (None, committed):
             chunks = [
-                agent.sample(params, observation, jax.random.key(1), explore=True, prefix=prefix)[0]
+                agent.sample(params, observation, jax.random.key(1), explore=True, committed=prefix)[0]
                 for params in (own, travelled)
             ]
             np.testing.assert_array_equal(*chunks)
@@ -123,6 +123,6 @@ def test_trains_travels_acts_and_is_saved(name: str, tmp_path: Path) -> None:
     restored = CheckpointStore(tmp_path).restore_state(agent.init(jax.random.key(5)))
     assert restored is not None
     assert same(restored.state, state)
-    later = [agent.update(s, batches(7))[0] for s in (restored.state, state)]
+    later = [agent.update(s, {}, batches(7))[0] for s in (restored.state, state)]
     assert same(*later)
     assert [update._cache_size() for update in updates] == [1, 1, 1]

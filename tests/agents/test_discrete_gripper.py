@@ -124,7 +124,7 @@ def test_no_ranks_are_promoted_silently(variant):
 def test_a_chunk_holds_choices_in_the_grippers_dimensions_and_the_arms_agent_in_the_others(variant):
     agent, state = fresh(variant)
     params = agent.policy_params(state)
-    draw = lambda key, prefix=None: agent.sample(params, see(agent), key, explore=False, prefix=prefix)  # noqa: E731
+    draw = lambda key, prefix=None: agent.sample(params, see(agent), key, explore=False, committed=prefix)  # noqa: E731
     chunk, record = draw(jax.random.key(0))
     chunk = np.asarray(chunk)
     assert set(np.unique(chunk[:, GRIPPERS])) <= set(CHOICES)
@@ -305,11 +305,11 @@ def test_what_follows_a_termination_does_not_reach_the_grasp_critic():
     later = np.array(batches.next_observations["state"])
     later[ended] = 100
     actions = np.where(batches.valid[..., None] > 0, batches.actions, np.float32(0.7))
-    a, _ = agent.update_critic(jax.tree.map(jnp.copy, state), jax.device_put(batches))
+    a, _ = agent.update_critic(jax.tree.map(jnp.copy, state), {}, jax.device_put(batches))
     changed = batches._replace(next_observations={"state": later}, actions=actions)
-    b, _ = agent.update_critic(jax.tree.map(jnp.copy, state), jax.device_put(changed))
+    b, _ = agent.update_critic(jax.tree.map(jnp.copy, state), {}, jax.device_put(changed))
     assert same(a.grasp["critic"], b.grasp["critic"])
-    c, _ = agent.update_critic(state, jax.device_put(changed._replace(mask=np.ones_like(batches.mask))))
+    c, _ = agent.update_critic(state, {}, jax.device_put(changed._replace(mask=np.ones_like(batches.mask))))
     assert not same(a.grasp["critic"], c.grasp["critic"])
 
 

@@ -80,16 +80,16 @@ def test_updates_with_features_are_those_with_pixels_and_compiled_once():
     pixels = make_batches(agent.spec)
     features = embedded(it, pixels)
     assert set(features.observations) == {"state", f"features/{CAMERA.name}"}
-    expected, as_pixels = agent.update(jax.tree.map(jnp.copy, state), jax.device_put(pixels))
+    expected, as_pixels = agent.update(jax.tree.map(jnp.copy, state), {}, jax.device_put(pixels))
     compiled = agent.update._cache_size()
-    after, metrics = agent.update(state, jax.device_put(features))
+    after, metrics = agent.update(state, {}, jax.device_put(features))
     for name in ("critic", "target", "policy", "frozen"):
         jax.tree.map(_assert_close, getattr(after, name), getattr(expected, name))
     assert metrics.keys() == as_pixels.keys()
     for key in metrics:
         np.testing.assert_allclose(metrics[key], as_pixels[key], rtol=1e-2, atol=1e-4, err_msg=key)
     for seed in (1, 2):
-        after, _ = agent.update(after, jax.device_put(embedded(it, make_batches(agent.spec, seed=seed))))
+        after, _ = agent.update(after, {}, jax.device_put(embedded(it, make_batches(agent.spec, seed=seed))))
     assert agent.update._cache_size() == compiled + 1
 
 

@@ -168,7 +168,7 @@ def test_committed_actions_longer_than_a_chunk_are_cut():
     agent, state = fresh("acfql-prefix-lengths")
     params, observation = agent.policy_params(state), {"state": np.ones(4, np.float32)}
     committed, mask = np.full((5, 2), 0.25, np.float32), np.array([1, 0, 0, 0, 0], np.float32)
-    chunk, _ = agent.sample(params, observation, jax.random.key(0), explore=True, prefix=(committed, mask))
+    chunk, _ = agent.sample(params, observation, jax.random.key(0), explore=True, committed=(committed, mask))
     np.testing.assert_allclose(chunk[0], 0.25, atol=1e-6)
     assert not np.allclose(chunk[1:], 0.25)
 
@@ -200,8 +200,8 @@ def test_the_prefix_critic_finds_the_chunk_whose_best_continuation_is_rewarded()
             valid=ones, bc_weight=ones,
         )  # fmt: skip
         batch = jax.device_put(batch)
-        state, _ = agent.update_policy(state, batch)
-        state, metrics = agent.update_critic(state, batch)
+        state, _ = agent.update_policy(state, {}, batch)
+        state, metrics = agent.update_critic(state, {}, batch)
     params = agent.policy_params(state)
     observations = np.random.default_rng(99).normal(size=(32, 4)).astype(np.float32)
     first = [

@@ -97,13 +97,13 @@ def test_updates_and_decisions_compile_once(variant):
     for kind in ("recorded", "sampled"):
         agent, state, _ = delayed(kind, variant)
         for seed in range(2):
-            state, metrics = agent.update(state, on_device(agent.spec, seed))
+            state, metrics = agent.update(state, {}, on_device(agent.spec, seed))
         assert all(np.isfinite(v) for v in metrics.values())
         assert agent.update._cache_size() == 1
         observation = {"state": make_batches(agent.spec).observations["state"][0, 0]}
         params = agent.policy_params(state)
         prefix = (np.full((3, 2), 0.4, np.float32), np.array([1, 0, 0], np.float32))
-        chunk, _ = agent.sample(params, observation, jax.random.key(0), explore=True, prefix=prefix)
+        chunk, _ = agent.sample(params, observation, jax.random.key(0), explore=True, committed=prefix)
         np.testing.assert_allclose(chunk[0], prefix[0][0])
         free, _ = agent.sample(params, observation, jax.random.key(0), explore=True)
         assert free.shape == (3, 2)
@@ -142,7 +142,7 @@ def two_modes(train_delay: str) -> tuple[float, float]:
         actions = (side + rng.normal(0, 0.03, (50, 64, 4, 1))).astype(np.float32)
         here = {"state": np.zeros_like(batch.observations["state"])}  # nothing but the prefix tells the modes apart
         batch = batch._replace(observations=here, actions=actions, bc_weight=np.ones((50, 64, 4), np.float32))
-        state, _ = agent.update_policy(state, jax.device_put(batch))
+        state, _ = agent.update_policy(state, {}, jax.device_put(batch))
     noise = jax.random.normal(jax.random.key(1), (200, 4))
     same_side, jump = [], []
     for side in (-0.6, 0.6):

@@ -164,7 +164,7 @@ def test_a_critic_of_bins_learns_known_returns_and_is_compiled_once(variant):
     powers = 0.9 ** np.arange(3, dtype=np.float32)
     returns = np.clip(np.asarray(batch.rewards)[0] @ powers, -2, 3)
     for _ in range(60):
-        state, metrics = agent.update_critic(state, batch)
+        state, metrics = agent.update_critic(state, {}, batch)
     chunk = agent.critic.truncate_flatten(jax.tree.map(lambda x: x[0], batch).actions)
     values = np.asarray(agent.critic.values(state.critic, batch.observations["state"][0], chunk)).mean(0)
     assert np.abs(values - returns).mean() < 0.35 * np.abs(returns - returns.mean()).mean()

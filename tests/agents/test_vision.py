@@ -118,7 +118,7 @@ def test_a_policy_that_never_imitated_does_not_begin_to_while_the_critic_trains(
     agent = by_critic("acrlpd", bc_alpha=0.0)
     state = agent.init(jax.random.key(0))
     before = jax.tree.map(jnp.copy, state)
-    after, _ = agent.update_critic(state, on_device(agent.spec))
+    after, _ = agent.update_critic(state, {}, on_device(agent.spec))
     assert same(after.policy, before.policy)
     assert not same(after.critic, before.critic)
 
@@ -130,7 +130,7 @@ def test_critic_updates_leave_a_policy_alone_that_sees_with_eyes_of_its_own(trai
         agent = build(dataclasses.replace(config_of(variant), encoder=encoder))
         state = agent.init(jax.random.key(0))
         before = jax.tree.map(jnp.copy, state)
-        after, _ = agent.update_critic(state, on_device(agent.spec))
+        after, _ = agent.update_critic(state, {}, on_device(agent.spec))
         assert same(after.policy, before.policy) != moved
         assert int(after.policy_updates) == (2 if moved else 0)
         assert int(after.critic_updates) == 2
@@ -158,7 +158,7 @@ def test_a_frozen_backbone_is_one_for_all_networks_and_no_optimiser_has_it(small
         paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(getattr(state, name))]
         assert not [p for p in paths if "backbone" in p or "frozen" in p], name
     policy = jax.tree.map(np.asarray, state.policy)
-    after, metrics = agent.update(state, on_device(agent.spec))
+    after, metrics = agent.update(state, {}, on_device(agent.spec))
     assert all(np.isfinite(v) for v in metrics.values())
     assert same(jax.tree.map(np.asarray, after.frozen), before)
     assert not same(jax.tree.map(np.asarray, after.policy), policy)

@@ -292,7 +292,7 @@ class Still:
     def load_params(self, flat):
         return "nothing"
 
-    def sample(self, params, observation, key, *, explore, prefix=None):
+    def sample(self, params, observation, key, *, explore, committed=None):
         return np.zeros((4, 6), np.float32), {}
 
 

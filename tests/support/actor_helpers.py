@@ -132,15 +132,15 @@ class NoisyAgent:
         return float(flat["bias"])
 
     def sample(
-        self, params: float, observation: dict[str, Any], key: Any, *, explore: bool, prefix: Any = None
+        self, params: float, observation: dict[str, Any], key: Any, *, explore: bool, committed: Any = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         tick = round(float(observation[STATE][2]))
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         chunk = rng.normal(0, self.spread if explore else 0, (self.horizon, 2))
         chunk[:, 1] = tick / 64  # exact in float32
         self.explored.add(explore)
-        if prefix is not None:
-            actions, mask = prefix
+        if committed is not None:
+            actions, mask = committed
             chunk = np.where(mask[:, None] > 0, actions, chunk).astype(np.float32)
             self.prefixes[tick] = actions[mask > 0]
         else:

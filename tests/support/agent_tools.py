@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from serl_chunk.agents.base import Agent
+from serl_chunk.agents.losses import gradient
 from serl_chunk.agents.registry import IMPLEMENTATIONS
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState
@@ -45,17 +46,16 @@ def config_of(variant: str, **changes: Any) -> AgentConfig:
     if kind == "bc":
         policy = "gaussian" if "gaussian" in special else "flow"
         return BcConfig(**{"flow": FLOW, "policy": policy, "hidden": (16,), **common})
-    tail = "policy" if "tail" in special else "repeat"
     common.setdefault("candidates", 3)
     if kind == "acrlpd":
         return AcrlpdConfig(
-            **{"critic": critic(tail=tail), "hidden": (16,), "backup_entropy": "entropy" in special, **common}
+            **{"critic": critic(), "hidden": (16,), "backup_entropy": "entropy" in special, **common}
         )
     target = "policy" if "policy" in special else "expectile"
     actor_type = "distill-ddpg" if "distill" in special else "best-of-n"
     loss = "squared" if "squared" in special else "bounded"
     return AcfqlConfig(
-        **{"critic": critic(tail=tail, loss=loss), "flow": FLOW, "target": target, "target_candidates": 2,
+        **{"critic": critic(loss=loss), "flow": FLOW, "target": target, "target_candidates": 2,
            "actor_type": actor_type, "alpha": 3.0, "policy_updates": 2, **common}
     )  # fmt: skip
 
@@ -138,9 +138,26 @@ def marked_numbers(spec: AgentSpec, *marked: int) -> np.ndarray:
 def imitation_gradient(agent: Agent, state: AgentState, batch: ChunkBatch) -> tuple[jax.Array, Any]:
     """The value of the policy's loss without a critic, and its gradient."""
     batch = agent.policy_part(batch)
-    draws = agent.policy_draws(jax.random.key(1), batch)
-    loss = lambda policy: agent._policy_loss(policy, state, batch, draws, bc_only=True)[0]  # noqa: E731
-    return jax.value_and_grad(loss)(state.policy)
+    grads, metrics = policy_gradient(agent, state, batch, agent.policy_draws(jax.random.key(1), batch), bc_only=True)
+    return metrics["value"], grads
+
+
+def policy_gradient(
+    agent: Agent, state: AgentState, batch: ChunkBatch, draws: Any, *, bc_only: bool = False, base: Any = None
+) -> tuple[Any, dict[str, jax.Array]]:
+    """The gradient of the policy's loss, and its metrics with its value as "value"."""
+    loss = lambda policy, rows: agent.policy_loss(policy, state, base or {}, rows, draws, bc_only=bc_only)  # noqa: E731
+    grads, metrics, value = gradient(loss, state.policy, batch)
+    return grads, {**metrics, "value": value}
+
+
+def critic_gradient(
+    agent: Agent, state: AgentState, batch: ChunkBatch, draws: Any, *, base: Any = None
+) -> tuple[Any, dict[str, jax.Array]]:
+    """The gradient of the critic's loss, and its metrics with its value as "value"."""
+    loss = lambda critic, rows: agent.critic_loss(critic, state, base or {}, rows, draws)  # noqa: E731
+    grads, metrics, value = gradient(loss, state.critic, batch)
+    return grads, {**metrics, "value": value}
 
 
 def output_bias(grads: Any, agent: Agent) -> np.ndarray:

@@ -172,7 +172,8 @@ class _LearnerChecks:
         try:
             from serl_chunk.agents.registry import make_agent
 
-            return contract(self._config, self._spec, make_agent(self._config, self._spec).network_shape()), None
+            agent = make_agent(self._config, self._spec)
+            return contract(self._config, self._spec, agent.network_shape(), agent.base_digest), None
         except (ImportError, SerlChunkError) as e:
             return {}, _cannot_build(self._config, e)
 
