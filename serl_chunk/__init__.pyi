@@ -9,7 +9,6 @@ from serl_chunk.config.agents import (
     AcrlpdConfig as AcrlpdConfig,
     BcConfig as BcConfig,
     FlowConfig as FlowConfig,
-    ImproveConfig as ImproveConfig,
 )
 from serl_chunk.config.critics import CriticConfig as CriticConfig
 from serl_chunk.config.encoders import EncoderConfig as EncoderConfig

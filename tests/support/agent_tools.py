@@ -45,17 +45,14 @@ def config_of(variant: str, **changes: Any) -> AgentConfig:
     if kind == "bc":
         policy = "gaussian" if "gaussian" in special else "flow"
         return BcConfig(**{"flow": FLOW, "policy": policy, "hidden": (16,), **common})
-    tail = "policy" if "tail" in special else "repeat"
     common.setdefault("candidates", 3)
     if kind == "acrlpd":
-        return AcrlpdConfig(
-            **{"critic": critic(tail=tail), "hidden": (16,), "backup_entropy": "entropy" in special, **common}
-        )
+        return AcrlpdConfig(**{"critic": critic(), "hidden": (16,), "backup_entropy": "entropy" in special, **common})
     target = "policy" if "policy" in special else "expectile"
     actor_type = "distill-ddpg" if "distill" in special else "best-of-n"
     loss = "squared" if "squared" in special else "bounded"
     return AcfqlConfig(
-        **{"critic": critic(tail=tail, loss=loss), "flow": FLOW, "target": target, "target_candidates": 2,
+        **{"critic": critic(loss=loss), "flow": FLOW, "target": target, "target_candidates": 2,
            "actor_type": actor_type, "alpha": 3.0, "policy_updates": 2, **common}
     )  # fmt: skip
 
