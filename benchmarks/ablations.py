@@ -70,8 +70,6 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "horizon_1": ("chunk.horizon=1",),
     "absolute_actions": ("normaliser.actions=absolute_demo",),
     "adjacent_windows": ("replay.windows=qc", "replay.terminal_windows=drop"),
-    "cut_at_takeovers": ("replay.intervention_windows=cut",),
-    "takeover_costs_0.1": ("agent.critic.value_low=-0.1", "reward.intervention_penalty=0.1"),
     "hl_gauss": ("agent.critic.loss=hl_gauss",),
     "floor_of_returns": ("agent.critic.target_floor=mc",),
     "decoupled_10": ("agent.prefix_critic=True", "chunk.critic_horizon=10"),
@@ -85,8 +83,6 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "gaussian": GAUSSIAN,
     "gaussian_16": (*GAUSSIAN, "agent.candidates=16"),
     "helper_errs": FAULTS,
-    "helper_errs_cut": (*FAULTS, "replay.intervention_windows=cut"),
-    "helper_errs_costs": (*FAULTS, "agent.critic.value_low=-0.1", "reward.intervention_penalty=0.1"),
 }
 # fmt: on
 # What a row is compared with, where that is not the default.
@@ -94,8 +90,6 @@ BESIDE = {
     "replan_early": "decoupled_10",
     "delay_2_trained": "delay_2",
     "gaussian_16": "gaussian",
-    "helper_errs_cut": "helper_errs",
-    "helper_errs_costs": "helper_errs",
 }
 # Without online steps these train and are evaluated as the default is.
 ONLINE = ("utd_0.5", "critic_warmup_0", "critic_warmup_2000", "all_candidates_at_once")

@@ -49,6 +49,12 @@ REMOVED = {
     "agent.target_candidates": Removed(
         "The best of several samples in acrlpd's target did not act better.", _only(1), "acrlpd", acts=False
     ),
+    "reward.intervention_penalty": Removed(
+        "A price on interventions did not make policies need fewer of them.", _only(0), acts=False
+    ),
+    "replay.intervention_windows": Removed(
+        "Windows that ended at interventions did not act better.", _only("keep"), acts=False
+    ),
 }  # fmt: skip
 
 

@@ -209,10 +209,6 @@ PREFIX = AcfqlConfig(prefix_critic=True)
             ("agent.prefix_lengths", 2, "chunk.execute_steps", 5),
         ),
         (
-            {"agent": BcConfig(), "reward": RewardConfig(intervention_penalty=0.1)},
-            ("reward.intervention_penalty", 0.1, 0, "bc"),
-        ),
-        (
             {
                 "agent": BcConfig(),
                 "replay": ReplayConfig(windows="qc", terminal_windows="drop", demo_fraction=1),

@@ -241,16 +241,6 @@ def test_a_clone_trains_the_encoder_that_was_the_critics(preset: str) -> None:
         configured(ours, [("agent.encoder.trained_by", "critic")], preset=preset)
 
 
-@CLONES
-def test_a_clone_leaves_the_price_of_interventions_to_agents_that_learn_from_rewards(preset: str) -> None:
-    priced = dataclasses.replace(BASE.reward, intervention_penalty=0.1)
-    squared = dataclasses.replace(BASE.agent, critic=dataclasses.replace(BASE.agent.critic, loss="squared"))
-    ours = dataclasses.replace(BASE, agent=squared, reward=priced)
-    assert configured(ours, preset=preset).reward.intervention_penalty == 0
-    with pytest.raises(ConfigError, match=naming("reward.intervention_penalty", 0.2, "bc")):
-        configured(ours, [("reward.intervention_penalty", "0.2")], preset=preset)
-
-
 @pytest.mark.parametrize("preset", ["bc", "bc-gaussian"])
 def test_a_clone_is_not_trained_by_the_updates_of_a_critic(preset: str) -> None:
     none = [("learner.online_steps", "0"), ("learner.pretrain_steps", "0")]
