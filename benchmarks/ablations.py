@@ -47,7 +47,6 @@ FAULTS = (
 OPTIONS: dict[str, tuple[str, ...]] = {
     DEFAULT: (),
     "drop_terminal_windows": ("replay.terminal_windows=drop",),
-    "tail_policy": ("agent.critic.tail=policy",),
     "squared": ("agent.critic.loss=squared",),
     "target_2_mean": ("agent.critic.target_subset=2",),
     "target_2_min": ("agent.critic.target_subset=2", "agent.critic.target_aggregate=min"),
@@ -64,7 +63,6 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "candidates_32": ("agent.candidates=32",),
     "all_candidates_at_once": ("agent.pretrain_candidates=16",),
     "act_by_online": ("agent.acting_critic=online",),
-    "choose_by_min": ("agent.choose_by=min",),
     "no_policy_average": ("agent.policy_ema=0",),
     "policy_updates_1": ("agent.policy_updates=1",),
     "full_noise": ("agent.flow.noise_low=1",),
@@ -72,14 +70,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "horizon_1": ("chunk.horizon=1",),
     "absolute_actions": ("normaliser.actions=absolute_demo",),
     "adjacent_windows": ("replay.windows=qc", "replay.terminal_windows=drop"),
-    "cut_at_takeovers": ("replay.intervention_windows=cut",),
-    "takeover_costs_0.1": ("agent.critic.value_low=-0.1", "reward.intervention_penalty=0.1"),
     "hl_gauss": ("agent.critic.loss=hl_gauss",),
     "floor_of_returns": ("agent.critic.target_floor=mc",),
-    "choose_std_1": ("agent.choose_std=1",),
-    "knots_2": ("agent.exploration_knots=2",),
-    "climb": ("agent.improve.steps=5",),
-    "climb_and_imitate": ("agent.improve.steps=5", "agent.improve.imitate=0.5"),
     "decoupled_10": ("agent.prefix_critic=True", "chunk.critic_horizon=10"),
     "decoupled_20": ("agent.prefix_critic=True", "chunk.critic_horizon=20"),
     "replan_early": (
@@ -90,24 +82,17 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "delay_2_trained": ("actor.delay_ticks=2", "agent.flow.train_delay=sampled", "agent.flow.train_delay_max=2"),
     "gaussian": GAUSSIAN,
     "gaussian_16": (*GAUSSIAN, "agent.candidates=16"),
-    "gaussian_16_target_8": (*GAUSSIAN, "agent.candidates=16", "agent.target_candidates=8"),
     "helper_errs": FAULTS,
-    "helper_errs_cut": (*FAULTS, "replay.intervention_windows=cut"),
-    "helper_errs_costs": (*FAULTS, "agent.critic.value_low=-0.1", "reward.intervention_penalty=0.1"),
 }
 # fmt: on
 # What a row is compared with, where that is not the default.
 BESIDE = {
     "replan_early": "decoupled_10",
-    "climb_and_imitate": "climb",
     "delay_2_trained": "delay_2",
     "gaussian_16": "gaussian",
-    "gaussian_16_target_8": "gaussian_16",
-    "helper_errs_cut": "helper_errs",
-    "helper_errs_costs": "helper_errs",
 }
 # Without online steps these train and are evaluated as the default is.
-ONLINE = ("utd_0.5", "critic_warmup_0", "critic_warmup_2000", "all_candidates_at_once", "knots_2")
+ONLINE = ("utd_0.5", "critic_warmup_0", "critic_warmup_2000", "all_candidates_at_once")
 
 
 class Count(NamedTuple):

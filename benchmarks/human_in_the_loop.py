@@ -51,9 +51,6 @@ CLONE = ("agent.flow.hidden=256,256", "agent.flow.steps=5", "agent.policy_update
 GAUSSIAN = ("agent.critic.hidden=256,256", "agent.hidden=256,256")
 METHODS = {
     "ours": Method("ours: the experiment as it is", None, (), "#d62728"),
-    "ours-cut": Method(
-        "ours, windows cut at interventions", None, ("replay.intervention_windows=cut",), "#ff9896"
-    ),
     # RLPD has no imitation to begin with, and its critic no phase of its own.
     "rlpd": Method(
         "RLPD", "rlpd", (*GAUSSIAN, "learner.pretrain_steps=0", "learner.critic_warmup_steps=0"), "#8c564b"

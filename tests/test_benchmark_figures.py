@@ -47,7 +47,7 @@ def test_the_table_compares_the_seeds_that_both_have():
         "fake_aloha": {
             "default": {"0": Count(50, 100), "1": Count(60, 100)},
             "squared": {"0": Count(90, 100)},
-            "tail_policy": {"0": Count(52, 100), "1": Count(58, 100)},
+            "full_noise": {"0": Count(52, 100), "1": Count(58, 100)},
             "delay_2": {"0": Count(20, 100)},
             "delay_2_trained": {"0": Count(20, 100)},
         },
@@ -60,7 +60,7 @@ def test_the_table_compares_the_seeds_that_both_have():
     assert squared["difference"] == pytest.approx(0.4)  # 0.9 - 0.5: seed 1 is not there yet
     assert squared["difference_low"] < 0.4 < squared["difference_high"]
     assert squared["overrides"] == ["agent.critic.loss=squared"]
-    assert table["fake_aloha", "tail_policy"]["difference"] == pytest.approx(0.0)
+    assert table["fake_aloha", "full_noise"]["difference"] == pytest.approx(0.0)
     assert "difference" not in table["cube_single", "squared"]  # nothing to compare with
     text = ablations.markdown(list(table.values()))
     [line] = [x for x in text.splitlines() if "| fake_aloha | squared |" in x]
@@ -82,8 +82,7 @@ def test_every_option_is_an_experiment_of_its_own(task, experiment):
         assert config not in seen, f"{option} is {seen[config]}"
         seen[config] = option
     assert len(seen) > 15
-    about_humans = {"cut_at_takeovers", "takeover_costs_0.1", "helper_errs"}
-    assert about_humans & set(seen.values()) == (about_humans if task == "fake_aloha" else set())
+    assert ("helper_errs" in seen.values()) is (task == "fake_aloha")  # where a human intervenes
     offline = {o for o in seen.values() if not ablations.says_nothing(o, experiment, [], online=False)}
     assert set(seen.values()) - offline == set(ablations.ONLINE) & set(seen.values())
     assert set(ablations.BESIDE) | set(ablations.BESIDE.values()) <= set(ablations.OPTIONS)
@@ -117,7 +116,6 @@ def test_methods_are_what_they_are_called():
     assert len({(c.learner.max_steps, c.learner.utd_ratio) for c in of.values()}) == 1
     assert {c.agent.critic.hidden for n, c in of.items() if "rlpd" in n} == {(256, 256)}
     assert (of["rlpd"].chunk.horizon, of["rlpd"].learner.pretrain_steps) == (1, 0)
-    assert of["ours-cut"].replay.intervention_windows == "cut"
     dagger, clone = of["hg-dagger"].agent, of["bc"].agent
     assert isinstance(dagger, BcConfig)
     assert isinstance(clone, BcConfig)

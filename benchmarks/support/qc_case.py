@@ -96,10 +96,7 @@ class Case:
             tau=float(c["tau"]),
             **({} if c["layer_norm"] else {"layer_norm": "none"}),
         )
-        common: dict[str, Any] = {
-            "critic": critic,
-            "lr": float(c["lr"]),
-        }
+        common: dict[str, Any] = {"critic": critic, "lr": float(c["lr"])}
         width = tuple(c["actor_hidden_dims"])
         if isinstance(config.agent, AcrlpdConfig):
             wanted = c.get("target_entropy")

@@ -32,6 +32,7 @@ from serl_chunk.config.compatibility import affects_acting
 from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import difference, to_dict
+from serl_chunk.config.removed import agent_kind, removal_hint, still_acting
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.io import os_reason
@@ -191,6 +192,9 @@ def _of_run(config: ExperimentConfig, agent: Agent, run: Path, steps: Sequence[s
         if (theirs := saved.get(flag, "")) != ours:
             remedy = f"give --{flag} {theirs} here too" if theirs else f"leave --{flag} {ours} out"
             raise ConfigError(f"{run} was trained with --{flag}={theirs or 'none'}: {remedy}")
+    if removed := still_acting(saved):
+        hint = removal_hint(removed[0], agent_kind(saved))
+        raise ConfigError(f"{run / CONFIG}: {hint}, and this run acts by it. Evaluate the run with that commit")
     store, recorded = CheckpointStore(run), _recorded(saved, config)
     found = [evaluations.wanted_policy(run, store, step) for step in steps]
     differences = _differences(saved, recorded)

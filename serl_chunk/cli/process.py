@@ -166,9 +166,7 @@ def print_config(config: ExperimentConfig, spec: RobotSpec) -> None:
     if any(applied.values()):
         logger.info(", ".join(f"{kind} {name}" for kind, name in applied.items() if name))
     r = config.reward
-    text = f"effective reward: {r.scale:g} * reward + {r.offset:g}; a declared failure gives {r.failure_reward:g}"
-    charged = f", the step before an intervention {r.intervention_penalty:g} less" if r.intervention_penalty else ""
-    logger.info(text + charged)
+    logger.info(f"effective reward: {r.scale:g} * reward + {r.offset:g}; a declared failure gives {r.failure_reward:g}")
     delay, flow = config.actor.delay_ticks, getattr(config.agent, "flow", None)
     if delay and (flow is None or flow.train_delay == "none"):
         acts = getattr(config.agent, "actor_type", getattr(config.agent, "policy", None))

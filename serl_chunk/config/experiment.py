@@ -107,7 +107,6 @@ class RewardConfig(Group, path="reward."):
     scale: float = setting(1.0, "factor of every step's reward")
     offset: float = setting(0.0, "added to every step's scaled reward")
     failure_reward: float = acting(0.0, "reward of the step on which a declared failure ends the episode")
-    intervention_penalty: float = setting(0.0, "subtracted on the last step before an intervention", least=0)
 
 
 def possible_returns(reward: RewardConfig, discount: float) -> tuple[float, float]:
@@ -115,11 +114,10 @@ def possible_returns(reward: RewardConfig, discount: float) -> tuple[float, floa
     success.
 
     k steps of the offset c and an end e return c (1 - gamma^k) / (1 - gamma) + gamma^k e, which lies between e and c /
-    (1 - gamma); e is a success, a declared failure, or none (a truncated episode counts as going on for ever). One
-    intervention costs its penalty; an episode with several may return less, which a critic of a range cannot show.
+    (1 - gamma); e is a success, a declared failure, or none (a truncated episode counts as going on for ever).
     """
     ends = infinite_horizon_return(reward.offset, discount), reward.scale + reward.offset, reward.failure_reward
-    return min(ends) - reward.intervention_penalty, max(ends)
+    return min(ends), max(ends)
 
 
 _REALTIME = needs("actor.clock", "realtime")
@@ -189,9 +187,6 @@ class ExperimentConfig(Group):
             f"must be at most offset/(1-discount)={named:.12g} with reward.offset={reward.offset}, got "
             f"{reward.failure_reward}: every step costs something, so failing early would pay")
         if isinstance(agent, BcConfig):
-            require(reward.intervention_penalty == 0, "reward.intervention_penalty",
-                f"must be 0 for bc, which learns from no reward, got {reward.intervention_penalty:g}. Set it to 0, or "
-                "use an agent with a critic (acfql, acrlpd).")
             require(loop.online_steps != 0 or loop.offline_steps + loop.pretrain_steps > 0, "learner.online_steps",
                 f"0 trains on demonstrations alone, and learner.critic_pretrain_steps={loop.critic_pretrain_steps} "
                 "trains nothing of bc, which has no critic. Set learner.pretrain_steps or learner.offline_steps.")
@@ -253,7 +248,7 @@ class ExperimentConfig(Group):
         require(c.value_low <= low + dust and high - dust <= c.value_high, "agent.critic.loss",
             f"{ranged}the reward settings allow {least:.12g} to {most:.12g}. Set agent.critic.value_low to "
             f"{least:.12g} or less and agent.critic.value_high to {most:.12g} or more; or change reward.scale, offset, "
-            "failure_reward, intervention_penalty or outcome.stage_reward, or use agent.critic.loss=squared.")
+            "failure_reward or outcome.stage_reward, or use agent.critic.loss=squared.")
         require(c.value_low < low - dust or not self.robot.negative_rewards, "agent.critic.loss",
             f"{ranged}this robot's own rewards may be negative. Set agent.critic.value_low to the least discounted "
             "return, use robot.reward=sparse, or agent.critic.loss=squared.")

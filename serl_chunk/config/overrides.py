@@ -41,7 +41,7 @@ def _rebuild(config: Any, tree: dict[str, Any], prefix: str, before: Mapping[str
     changes = dict(before)
     for name, value in tree.items():
         here = f"{prefix}{name}"
-        if name not in names and (removed := removal_hint(here)):
+        if name not in names and (removed := removal_hint(here, getattr(type(config), "kind", ""))):
             raise ConfigError(f"{removed}. Leave it out", parameter=here)
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)

@@ -82,9 +82,7 @@ def _clone(config: ExperimentConfig, policy: Any, bc_on: Any = "all") -> Changes
         **_common(config) | {"encoder": encoder},
         policy=policy, flow=FLOW, hidden=HIDDEN, policy_updates=1, policy_ema=0.0, bc_on=bc_on,
     )  # fmt: skip
-    # Clones learn from no reward; the penalty of an intervention is the experiment's for agents that do.
-    reward = replace(config.reward, intervention_penalty=0.0)
-    return {"agent": agent, "chunk": _lengths(config, HORIZON), "reward": reward}
+    return {"agent": agent, "chunk": _lengths(config, HORIZON)}
 
 
 def _hg_dagger(config: ExperimentConfig, policy: Any) -> Changes:
@@ -208,10 +206,8 @@ def _compat_changes(
     return _without_adaptive(config) | {
         "agent": _published(agent),
         "chunk": chunk,
-        "reward": replace(_rewards_of(config, discount), intervention_penalty=0.0),
-        "replay": replace(
-            config.replay, windows="qc", terminal_windows="drop", intervention_windows="keep", positive_fraction=None
-        ),
+        "reward": _rewards_of(config, discount),
+        "replay": replace(config.replay, windows="qc", terminal_windows="drop", positive_fraction=None),
         "normaliser": replace(config.normaliser, actions="absolute_range", state=False, norm_stats="", demo_range=1.0),
         "learner": replace(config.learner, eval_mode="sampled", critic_warmup_steps=0),
         "compat": name,

@@ -41,14 +41,13 @@ MODULES = {
     "serl_chunk.config.actor": "serl_chunk.config.experiment",
     "serl_chunk.config.chunks": "serl_chunk.config.experiment",
     "serl_chunk.config.helpers": "serl_chunk.config.robots",
-    "serl_chunk.config.improvement": "serl_chunk.config.agents",
     "serl_chunk.config.normaliser": "serl_chunk.config.experiment",
     "serl_chunk.config.reward": "serl_chunk.config.experiment",
     "serl_chunk.data.writer": "serl_chunk.data.formats.hdf5_writer",
     "serl_chunk.robots.replayed": "serl_chunk.devices.recorded",
 }
 CLASSES = {"HelperConfig": "ScriptedHumanConfig"}
-REMOVED_CLASSES = {"ImproveConfig": "agent.improve"}
+REMOVED_NAMES = {"ImproveConfig": "agent.improve", "serl_chunk.config.improvement": "agent.improve"}
 
 
 def current_overrides(overrides: Iterable[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[str]]:
@@ -103,9 +102,13 @@ def rename_hint(error: BaseException) -> str:
     known = MODULES | CLASSES | SETTINGS
     if found := next((f"{old} is now {known[old]}" for part, old in names.items() if part in str(error)), ""):
         return found
-    gone = {f"unexpected keyword argument '{path.rpartition('.')[2]}'": path for path in REMOVED}
-    gone |= {f"'{name}'": path for name, path in REMOVED_CLASSES.items()}
-    return next((removal_hint(path) for part, path in gone.items() if part in str(error)), "")
+    if name := next((name for name in REMOVED_NAMES if f"'{name}'" in str(error)), ""):
+        return removal_hint(REMOVED_NAMES[name])
+    for path, removed in REMOVED.items():
+        called = f"{removed.kind.capitalize()}Config.__init__()" if removed.kind else ""
+        if called in str(error) and f"unexpected keyword argument '{path.rpartition('.')[2]}'" in str(error):
+            return removal_hint(path, removed.kind)
+    return ""
 
 
 def _current_path(path: str) -> str:

@@ -35,7 +35,6 @@ class ReplayConfig(Group, path="replay."):
     exclude_before_takeover: int = setting(
         40, "part of a success before an intervention that is not imitated", unit="ticks", least=0, requires=_SUCCESSES
     )
-    intervention_windows: Literal["keep", "cut"] = setting("keep", "a window may go on into human steps, or ends there")
     prefetch: int = setting(2, "batches prepared ahead by a thread; 0: the training thread samples", least=0)
 
     def _check(self) -> None:
@@ -43,7 +42,7 @@ class ReplayConfig(Group, path="replay."):
         require(self.positive_fraction is None or self.demo_fraction not in ("uniform", 0), "replay.positive_fraction",
             f"{self.positive_fraction} has no effect without a part of demonstrations. Set replay.demo_fraction above "
             "0, or set it to none.")
-        of_episodes = {"terminal_windows": "drop", "intervention_windows": "keep", "positive_fraction": None}
+        of_episodes = {"terminal_windows": "drop", "positive_fraction": None}
         for name, value in of_episodes.items():
             require(self.windows == "episode" or getattr(self, name) == value, "replay.windows",
                 f"qc needs replay.{name}={value}, got {getattr(self, name)}: its windows belong to no episode")

@@ -93,7 +93,6 @@ class StoredEpisode:
     provisional: bool = False  # closed by the learner because the actor is silent; it may still come back
     abandoned: bool = False  # closed by the learner because what follows is lost: not to be judged by its last step
     human: bool = False  # some step was executed by a human
-    cuts: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # ticks windows stop at
     gaps: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # ticks of steps after one
     frames: list[list[np.ndarray]] = dataclasses.field(init=False)  # per camera, slots in arrays
     latest_frame: np.ndarray = dataclasses.field(init=False)  # [C] slot or -1
@@ -165,19 +164,6 @@ def human_segments(source: np.ndarray, decision_tick: np.ndarray | None = None) 
             last = begin + np.flatnonzero(human[begin:follows])[-1]
             segment[1] = np.clip(decision_tick[follows], last + 1, follows)
     return segments
-
-
-def interventions(source: np.ndarray) -> np.ndarray:
-    """Return the ticks between which a human took the robot over, from source uint8[T]: int64[K, 2], increasing.
-
-    First column: the last tick on which the robot acted by itself, of which there must be one; second: the first human
-    tick. HOLD ticks may lie between them.
-    """
-    begins = human_segments(source)[:, 0]
-    acted = np.flatnonzero(source != Source.HOLD)
-    before = np.searchsorted(acted, begins) - 1
-    # Between two segments lies a tick of the robot's own: otherwise they were one.
-    return np.stack([acted[before[before >= 0]], begins[before >= 0]], axis=1)
 
 
 def decision_values(block: StepBlock) -> list[tuple[int, float]]:

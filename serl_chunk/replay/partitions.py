@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.replay.episode import Key, Partition, StoredEpisode, effective_rewards, interventions, returns_to_go
+from serl_chunk.replay.episode import Key, Partition, StoredEpisode, effective_rewards, returns_to_go
 from serl_chunk.replay.frame_cache import Embedder
 from serl_chunk.replay.memory import STORES
 from serl_chunk.replay.qc_sampler import QCWindowSampler
@@ -127,8 +127,6 @@ class Partitions:
             storage.mc_return[rows] = known
             if len(episode.gaps):  # a gap took time that no discount counts: what was realised across it is not known
                 storage.mc_return[rows[: episode.gaps[-1] + 1]] = -np.inf
-        if (source == Source.HUMAN).any():
-            self._mark_interventions(episode, first)
         storage.is_demo[rows] = episode.demonstration | (source == Source.HUMAN)
         weigh = functools.partial(
             imitation_weights, source, bc_on=self._bc_on, demonstration=episode.demonstration, outcome=episode.outcome,
@@ -139,28 +137,15 @@ class Partitions:
             of_policy = weigh(shared=storage.human_dims[rows].any(1))
             storage.imitate_human_alone(rows, of_policy < storage.bc_weight[rows])
 
-    def _mark_interventions(self, episode: StoredEpisode, first: int) -> None:
-        """Cut windows at the interventions, and charge those from tick `first` on to the steps that led to them."""
-        penalty, cut = self._config.reward.intervention_penalty, self._config.replay.intervention_windows == "cut"
-        if not penalty and not cut:
-            return
-        storage = self.storage
-        found = interventions(storage.source[episode.rows[: episode.length]])
-        if cut:
-            episode.cuts = found[:, 1]
-            storage.cut[episode.rows[episode.cuts]] = True
-        if penalty and not episode.demonstration:  # the step to blame may have come with an earlier record
-            storage.effective[episode.rows[found[found[:, 1] >= first, 0]]] -= np.float32(penalty)
-
     def index(self, episode: StoredEpisode) -> None:
         """Add the windows that have become complete since the last call."""
         returned = self._config.chunk.returned
         ticks, excluded = eligible_starts(
             self.storage.recent[episode.rows], first=episode.indexed, last=episode.last, terminated=episode.terminated,
             returned=returned, keep_terminal=self._config.replay.terminal_windows == "keep",
-            cuts=episode.cuts, gaps=episode.gaps,
+            gaps=episode.gaps,
         )  # fmt: skip
-        episode.indexed = max(episode.indexed, episode.last - returned + 1, *episode.cuts[-1:].tolist())
+        episode.indexed = max(episode.indexed, episode.last - returned + 1)
         episode.eligible += len(ticks)
         episode.excluded += excluded
         rows = episode.rows[ticks]

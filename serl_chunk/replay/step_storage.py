@@ -97,7 +97,6 @@ class StepStorage:
         self.pred = np.empty(n, np.int64)  # the tick before's row; an episode's first row leads to itself
         self.live = np.zeros(n, np.bool_)
         self.terminal = np.zeros(n, np.bool_)  # the observation after a true termination
-        self.cut = np.zeros(n, np.bool_)  # windows that began before end here (`replay.intervention_windows=cut`)
         self.is_demo = np.zeros(n, np.float32)
         self.bc_weight = np.zeros(n, np.float32)
         # Of steps that a human had a part of, the bits of the human's numbers, uint8[n, A / 8 rounded up]; else 0. And
@@ -269,7 +268,7 @@ class StepStorage:
     def _finish_rows(self, episode: StoredEpisode, rows: np.ndarray) -> None:
         """Link `rows` behind the episode's last row; the newest one ends every window for now."""
         self.recent[rows] = (self.age[rows] <= self.max_image_age).all(1)
-        self.terminal[rows] = self.cut[rows] = False
+        self.terminal[rows] = False
         self.mc_return[rows] = -np.inf
         if self.bc_human is not None:
             self.bc_human[rows] = False

@@ -26,8 +26,7 @@ _NO_TICKS = np.empty(0, np.int64)
 
 def eligible_starts(
     recent: np.ndarray,
-    *, first: int, last: int, terminated: bool, returned: int, keep_terminal: bool, cuts: np.ndarray = _NO_TICKS,
-    gaps: np.ndarray = _NO_TICKS,
+    *, first: int, last: int, terminated: bool, returned: int, keep_terminal: bool, gaps: np.ndarray = _NO_TICKS,
 ) -> tuple[np.ndarray, int]:  # fmt: skip
     """Return the starts at tick `first` or later that are sampled, and how many lack a recent image.
 
@@ -38,15 +37,12 @@ def eligible_starts(
             nothing is bootstrapped from it.
         returned: steps of a full window's return.
         keep_terminal: also sample the windows shorter than `returned` that end in a true termination.
-        cuts: int64[K] ticks up to `last`, increasing, at which every window that began before ends, and bootstraps.
         gaps: int64[G] ticks of the steps after a gap, increasing. No window contains one of them, nor its observation,
             nor the step before: its effect one tick later was not observed.
     """
     stop = last if terminated and keep_terminal else last - returned + 1
-    if len(cuts):
-        stop = max(stop, int(cuts[-1]))  # whatever begins before a cut is complete with it
     start = np.arange(first, max(first, stop))
-    end = np.minimum(start + returned, np.append(cuts, last)[np.searchsorted(cuts, start, side="right")])
+    end = np.minimum(start + returned, last)
     within = end < np.append(gaps, last + 1)[np.searchsorted(gaps, start)]
     start, end = start[within], end[within]
     bootstraps = ~((end == last) & terminated)
@@ -164,8 +160,7 @@ def gather(
 
     Also returns what fills in images, or their features, that the batch still lacks. Beyond an episode's end the last
     executed action is repeated (in the robot's units, then encoded), `valid` and `rewards` are 0. There may be fewer or
-    more rewards than actions. With `replay.intervention_windows=cut` a window also ends at an intervention after its
-    first step (`storage.cut`): as at an episode's end, but its mask is 1. Fields: docs/architecture/replay.md.
+    more rewards than actions. Fields: docs/architecture/replay.md.
     """
     horizon, returned = config.chunk.carried, config.chunk.returned
     b, reach = len(starts), max(horizon, returned)
@@ -174,8 +169,6 @@ def gather(
     for i in range(reach):
         rows[:, i + 1] = storage.succ[rows[:, i]]  # a row that is not live leads to itself
     exists = storage.live[rows[:, :reach]]
-    if config.replay.intervention_windows == "cut":
-        _stop_at_cuts(storage, rows, exists)
     steps, paid, ends = rows[:, :horizon], rows[:, :returned], rows[:, returned]
     live, earned = exists[:, :horizon], exists[:, :returned]
     valid = live.astype(np.float32)
@@ -229,11 +222,3 @@ def with_moved_joints(batch: ChunkBatch, normaliser: Normaliser, noise: float, r
     moved[:, joints] = noise * rng.standard_normal((len(state), len(joints)), np.float32)
     of_state, of_actions = normaliser.shifts(moved)
     return batch._replace(bc_state_shift=of_state, bc_action_shift=of_actions[:, : batch.actions.shape[1]])
-
-
-def _stop_at_cuts(storage: StepStorage, rows: np.ndarray, exists: np.ndarray) -> None:
-    """Make windows `rows` int64[B, L + 1] stay on the first cut after their start; `exists` bool[B, L] ends there."""
-    crossed = np.logical_or.accumulate(storage.cut[rows[:, 1:]], axis=1)  # by the step that leads to each row
-    exists[:, 1:] &= ~crossed[:, :-1]
-    stay = np.where(crossed.any(1), crossed.argmax(1) + 1, rows.shape[1] - 1)
-    rows[:] = np.take_along_axis(rows, np.minimum(np.arange(rows.shape[1]), stay[:, None]), axis=1)

@@ -97,6 +97,14 @@ def _finished(folder: Path) -> list[str]:
     return [p.name for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
 
 
+def _current(params: Flat) -> Flat:
+    """Return a policy's parameters under their current names: until 2514010 `candidates` was a number, 0 for all."""
+    if "candidates" not in params:
+        return params
+    others = {name: value for name, value in params.items() if name != "candidates"}
+    return others | {"trusted": np.asarray(params["candidates"] == 0)}
+
+
 def read_item(path: Path, item: str) -> tuple[Flat, dict[str, Any]]:
     """Read one item of the checkpoint `path`, and its meta; raises CheckpointError where it is damaged."""
     where = f"checkpoint {path.name} in {path.parent}"
@@ -268,7 +276,7 @@ class CheckpointStore:
     def _policy(self, entry: _Entry) -> PolicyCheckpoint:
         params, meta = read_item(entry.path, "policy")
         normaliser, _ = read_item(entry.path, "normaliser")
-        return PolicyCheckpoint(int(entry.step), params, normaliser, meta)
+        return PolicyCheckpoint(int(entry.step), _current(params), normaliser, meta)
 
     def _assemble(self, template: Any, leaves: Flat, path: Path) -> Any:
         misfit = f"checkpoint {path.name} in {path.parent} does not fit this agent"

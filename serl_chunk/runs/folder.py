@@ -110,7 +110,7 @@ def _log_origin(path: Path, old: dict[str, Any], config: ExperimentConfig) -> No
     """Log the version that wrote the run where it was another; raises ConfigError for fields unknown to this one."""
     file = path / CONFIG
     if unknown := _unknown_fields({k: v for k, v in old.items() if k not in OWN_FIELDS}, config):
-        if hint := removal_hint(unknown[0]):
+        if hint := next(filter(None, (removal_hint(path, config.agent.kind) for path in unknown)), ""):
             raise ConfigError(f"{file}: {hint}, and this run uses it. Resume the run with that commit")
         remedy = f"Resume the run with {_writer(old)}, or remove the setting from the file"
         raise ConfigError(f"{file}: this version has no setting {', '.join(unknown)}. {remedy}")

@@ -104,7 +104,7 @@ def test_the_policys_loss_by_hand():
 
 
 def test_a_decision_records_the_log_probability_of_what_was_chosen():
-    agent, state = fresh("acrlpd-tail-entropy")
+    agent, state = fresh("acrlpd-entropy")
     observation = {"state": np.full(4, 0.3, np.float32)}
     dist = agent.gaussian.distribution(state.policy, observation)
     for explore, count in ((True, False), (False, True)):
@@ -119,7 +119,7 @@ def test_a_decision_records_the_log_probability_of_what_was_chosen():
 
 
 def test_imitation_is_the_log_probability_of_the_marked_steps():
-    agent, state = fresh("acrlpd-tail-entropy")
+    agent, state = fresh("acrlpd-entropy")
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
     bc = np.zeros((8, 3), np.float32)
     bc[2, 1] = 1
@@ -129,13 +129,13 @@ def test_imitation_is_the_log_probability_of_the_marked_steps():
 
 
 def test_the_mean_policy_is_the_first_candidate():
-    agent, state = fresh("acrlpd-tail-entropy")
+    agent, state = fresh("acrlpd-entropy")
     observation = {"state": np.full(4, 0.3, np.float32)}
     params = agent.policy_params(state, pretrained=True)
     chunk, _ = agent.sample(params, observation, jax.random.key(9), explore=False)
     mode = agent.gaussian.distribution(state.policy, observation).mode()
     np.testing.assert_allclose(chunk, mode.reshape(3, 2), atol=1e-6)
-    acting = build(config_of("acrlpd-tail-entropy", acting_critic="target"))
+    acting = build(config_of("acrlpd-entropy", acting_critic="target"))
     shifted = state.replace(target=jax.tree.map(lambda x: x + 1, state.target))
     assert same(acting.policy_params(shifted)["critic"], shifted.target)
 

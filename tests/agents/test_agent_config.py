@@ -9,6 +9,8 @@ from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcC
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.types import ConfigError
 
+LATE = FlowConfig(train_delay="sampled", train_delay_max=3)
+
 
 @pytest.mark.parametrize(
     ("make", "named"),
@@ -18,7 +20,6 @@ from serl_chunk.types import ConfigError
         (lambda: CriticConfig(target_average="mean"), ("agent.critic.target_average", "mean", "new", "old")),
         (lambda: AgentConfig(weight_decay=-0.1), ("agent.weight_decay", -0.1, 0)),
         (lambda: AgentConfig(kernel_init="xavier"), ("agent.kernel_init", "xavier", "lecun_normal", "xavier_uniform")),
-        (lambda: AgentConfig(choose_by="max"), ("agent.choose_by", "max", "mean", "min")),
         (lambda: AgentConfig(update_order="both"), ("agent.update_order", "both", "critic_first", "joint")),
         (lambda: AgentConfig(bc_mean="sum"), ("agent.bc_mean", "sum", "weights", "batch")),
         (lambda: AcrlpdConfig(log_prob="max"), ("agent.log_prob", "max", "mean", "sum")),
@@ -26,6 +27,13 @@ from serl_chunk.types import ConfigError
         (lambda: AcrlpdConfig(bc_clip=0.0), ("agent.bc_clip", 0.0, "(0, 0.1)")),
         (lambda: AcfqlConfig(actor_type="ddpg"), ("agent.actor_type", "ddpg", "best-of-n", "distill-ddpg")),
         (lambda: AcfqlConfig(alpha=-1.0), ("agent.alpha", -1.0, 0)),
+        (lambda: FlowConfig(train_delay="some"), ("agent.flow.train_delay", "some", "none", "recorded", "sampled")),
+        (lambda: FlowConfig(train_delay_max=0), ("agent.flow.train_delay_max", 0, 1)),
+        (
+            lambda: AcfqlConfig(flow=LATE, actor_type="distill-ddpg"),
+            ("agent.flow.train_delay", "sampled", "agent.actor_type", "best-of-n"),
+        ),
+        (lambda: BcConfig(flow=LATE, policy="gaussian"), ("agent.flow.train_delay", "sampled", "agent.policy", "flow")),
         (lambda: FlowConfig(activation="silu"), ("agent.flow.activation", "silu", "relu", "gelu")),
         (lambda: FlowConfig(time="sine"), ("agent.flow.time", "sine", "cosine", "raw", "fourier")),
         (lambda: FlowConfig(fourier_dim=5), ("agent.flow.fourier_dim", 5, "even")),

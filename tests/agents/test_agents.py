@@ -15,15 +15,15 @@ from serl_chunk.agents import base
 from serl_chunk.types import ConfigError
 
 VARIANTS = [  # compiled, run
-    "acfql", "acfql-policy-tail-image", "acfql-policy-distill", "acrlpd-tail-entropy", "bc", "bc-gaussian",
+    "acfql", "acfql-policy-image", "acfql-policy-distill", "acrlpd-entropy", "bc", "bc-gaussian",
     "acfql-prefix-lengths", "acrlpd-prefix",
 ]  # fmt: skip
 TRACED = [  # only traced: cheap
-    *VARIANTS, "acfql-policy-squared", "acfql-image", "acfql-policy-distill-tail-squared-image",
+    *VARIANTS, "acfql-policy-squared", "acfql-image", "acfql-policy-distill-squared-image",
     "acfql-distill-together", "acrlpd-image", "acrlpd-together", "bc-image", "bc-gaussian-together-image",
     "acfql-prefix-image", "acfql-policy-distill-prefix", "acrlpd-prefix-lengths-image",
 ]  # fmt: skip
-STATE_ONLY = ["acfql", "acfql-policy-squared", "acfql-policy-distill", "acrlpd-tail", "bc", "bc-gaussian"]
+STATE_ONLY = ["acfql", "acfql-policy-squared", "acfql-policy-distill", "acrlpd", "bc", "bc-gaussian"]
 WITH_CRITIC = [v for v in VARIANTS if not v.startswith("bc")]
 COMPILED_OFTEN = ["acfql-policy-distill", "bc"]
 
@@ -103,7 +103,7 @@ def test_an_update_is_the_critics_updates_then_the_policys(variant):
     assert "actor/bc_loss" in metrics
 
 
-@pytest.mark.parametrize("variant", ["acfql", "acrlpd-tail-entropy"])
+@pytest.mark.parametrize("variant", ["acfql", "acrlpd-entropy"])
 def test_a_scan_over_updates_equals_as_many_single_updates(variant):
     agent, state = fresh(variant)
     batches = on_device(agent.spec)
@@ -140,8 +140,7 @@ def test_the_critics_tail_after_a_termination(variant):
     changed = batches._replace(actions=np.where(batches.valid[..., None] > 0, batches.actions, 0.5).astype(np.float32))
     a, _ = agent.update_critic(jax.tree.map(jnp.copy, state), {}, jax.device_put(batches))
     b, _ = agent.update_critic(state, {}, jax.device_put(changed))
-    # "policy" draws the tail anew; "repeat" scores what the sampler put there
-    assert same(a.critic, b.critic) == ("tail" in variant)
+    assert not same(a.critic, b.critic)  # scored as the sampler filled it in
 
 
 # Distillation asks for no action.
@@ -192,7 +191,7 @@ def test_the_best_of_the_allowed_candidates_is_chosen(variant):
     agent, state = fresh(variant)
     observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
     params, first = agent.policy_params(state), agent.policy_params(state, pretrained=True)
-    assert (int(params["candidates"]), int(first["candidates"])) == (0, 1)  # 0: all there are
+    assert (bool(params["trusted"]), bool(first["trusted"])) == (True, False)
     chosen = set()
     for seed in range(12):
         chunk, record = agent.sample(params, observation, jax.random.key(seed), explore=True)
@@ -206,7 +205,7 @@ def test_the_best_of_the_allowed_candidates_is_chosen(variant):
 
 
 @pytest.mark.parametrize("few", [1, 3])
-@pytest.mark.parametrize("variant", ["acfql", "acrlpd-tail-entropy"])
+@pytest.mark.parametrize("variant", ["acfql", "acrlpd-entropy"])
 def test_an_evaluation_may_set_another_number_of_candidates(variant, few):
     """`--config.agent.candidates` of an evaluation, with parameters published by a run of 3."""
     _, state = fresh(variant)
@@ -273,7 +272,7 @@ def test_parameters_of_another_network_are_refused(variant):
         agent.load_params({**flat, "ghost": np.zeros(1)})
 
 
-@some(TRACED, [*COMPILED_OFTEN, "acfql-policy-tail-image", "acrlpd-prefix-lengths-image", "bc-gaussian-together-image"])
+@some(TRACED, [*COMPILED_OFTEN, "acfql-policy-image", "acrlpd-prefix-lengths-image", "bc-gaussian-together-image"])
 def test_no_ranks_are_promoted_silently(variant):
     agent, state = fresh(variant)
     observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
@@ -351,7 +350,7 @@ def test_switching_clipping_on_keeps_the_state_resumable():
     assert jax.tree.structure(state) == jax.tree.structure(fresh("acfql")[1])
 
 
-@pytest.mark.parametrize("variant", ["acfql", "acrlpd-tail-entropy"])
+@pytest.mark.parametrize("variant", ["acfql", "acrlpd-entropy"])
 def test_switching_weight_decay_on_keeps_the_checkpoint_readable(variant):
     decaying = jax.eval_shape(build(config_of(variant, weight_decay=0.1)).init, jax.random.key(0))
     paths = lambda tree: [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(tree)]  # noqa: E731

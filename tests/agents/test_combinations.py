@@ -16,14 +16,12 @@ from agent_tools import CAMERA, DISCOUNT, ENCODER, FLOW, config_of, make_batches
 from serl_chunk.agents.discrete_gripper import with_gripper
 from serl_chunk.agents.registry import IMPLEMENTATIONS
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.config.agents import ImproveConfig
 from serl_chunk.config.gripper import GripperConfig
 from serl_chunk.runs.checkpoints import CheckpointStore
 
 HORIZON, ACTIONS, GRIPPERS = 4, 5, (1, 4)
 CHOSEN = GripperConfig(choices=(-1.0, 1.0), hidden=(16,), tau=0.1, lr=1e-2)
 FIXED = GripperConfig(mode="fixed", fixed_value=0.5)
-CLIMB = ImproveConfig(steps=2, top=2, imitate=0.5, candidates=2)
 BINS = {"loss": "hl_gauss", "bins": 21}
 
 
@@ -44,19 +42,17 @@ def encoder(**changes):
 
 COMBINATIONS = {
     "choices, prefix critic": lambda: made("acfql-prefix-lengths", gripper=CHOSEN, prefix_steps=2),
-    "Gaussian, choices for each gripper, prefix critic, best of three, climb": lambda: made(
-        "acrlpd-prefix-lengths", gripper=dataclasses.replace(CHOSEN, joint=False), prefix_steps=2,
-        target_candidates=3, improve=dataclasses.replace(CLIMB, imitate=0),
+    "Gaussian, choices for each gripper, prefix critic": lambda: made(
+        "acrlpd-prefix-lengths", gripper=dataclasses.replace(CHOSEN, joint=False), prefix_steps=2
     ),
     "fixed gripper, a critic of more actions than the chunk": lambda: made(
         "acfql-prefix-policy", gripper=FIXED, critic_steps=7, prefix_steps=2
     ),
-    "bins, prefix critic, climb and imitate, ranked against the spread": lambda: made(
-        "acfql-prefix-lengths", critic=BINS, critic_steps=7, prefix_steps=2, improve=CLIMB, choose_std=0.5
+    "bins, prefix critic, the least head compares": lambda: made(
+        "acfql-prefix-lengths", critic=BINS | {"target_aggregate": "min"}, critic_steps=7, prefix_steps=2
     ),
-    "trained with a delay, choices, climb and imitate": lambda: made(
-        "acfql", gripper=CHOSEN, improve=CLIMB,
-        flow=dataclasses.replace(FLOW, train_delay="sampled", train_delay_max=2),
+    "trained with a delay, choices": lambda: made(
+        "acfql", gripper=CHOSEN, flow=dataclasses.replace(FLOW, train_delay="sampled", train_delay_max=2)
     ),
     "the critic's encoder without cameras": lambda: made("acfql", encoder=encoder(trained_by="critic")),
     "one-step policy, choices, a camera, the critic's encoder": lambda: made(
@@ -66,8 +62,8 @@ COMBINATIONS = {
         "acfql-policy-distill-together", gripper=dataclasses.replace(CHOSEN, penalty=-0.1, loss="squared")
     ),
     "Gaussian, bins, choices, a camera, the critic's encoder, averaged critic acts": lambda: made(
-        "acrlpd-tail-image-together", gripper=CHOSEN, critic=BINS, encoder=encoder(trained_by="critic"),
-        acting_critic="target", target_candidates=2,
+        "acrlpd-image-together", gripper=CHOSEN, critic=BINS, encoder=encoder(trained_by="critic"),
+        acting_critic="target",
     ),
     "clone with choices, trained with recorded delays": lambda: made(
         "bc", gripper=CHOSEN, flow=dataclasses.replace(FLOW, train_delay="recorded")

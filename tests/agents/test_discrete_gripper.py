@@ -37,10 +37,10 @@ from serl_chunk.types import ConfigError
 HORIZON, ACTIONS, GRIPPERS = 4, 5, (1, 4)
 ARM = [0, 2, 3]
 CHOICES = (-1.0, 1.0)
-COMPILED = ["acfql", "acrlpd-tail", "bc"]
-RARELY_COMPILED = [pytest.param(v, marks=pytest.mark.slow) for v in ("acfql", "acrlpd-tail")]
-TRACED = ["acrlpd-tail", "acfql-prefix-lengths", "bc"]  # and rarely:
-RARE = ["acfql", "acfql-policy-distill-together", "bc-gaussian", "acfql-policy-tail-image", "acrlpd-prefix"]
+COMPILED = ["acfql", "acrlpd", "bc"]
+RARELY_COMPILED = [pytest.param(v, marks=pytest.mark.slow) for v in ("acfql", "acrlpd")]
+TRACED = ["acrlpd", "acfql-prefix-lengths", "bc"]  # and rarely:
+RARE = ["acfql", "acfql-policy-distill-together", "bc-gaussian", "acfql-policy-image", "acrlpd-prefix"]
 PART = {"critic_steps": 6, "prefix_steps": 2}  # of chunks of 4: two are executed, and a critic of six teaches
 
 
@@ -340,7 +340,7 @@ def test_the_average_of_the_imitated_choices_acts():
 
 @pytest.mark.parametrize(
     ("variant", "value", "expected"),
-    [pytest.param("acfql", None, 0.0, marks=pytest.mark.slow), ("acrlpd-tail", -0.5, -0.5), ("bc", None, 0.0)],
+    [pytest.param("acfql", None, 0.0, marks=pytest.mark.slow), ("acrlpd", -0.5, -0.5), ("bc", None, 0.0)],
 )
 def test_a_fixed_gripper_is_no_part_of_what_is_learned(variant, value, expected):
     agent = compose(variant, GripperConfig(mode="fixed", fixed_value=value))

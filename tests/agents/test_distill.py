@@ -119,15 +119,15 @@ def test_only_the_one_step_policy_travels_and_its_best_sample_acts():
 
 
 @pytest.mark.parametrize(
-    ("choose_by", "variant"),
+    ("aggregate", "variant"),
     [
         ("mean", "acfql-policy-image"),
         ("min", f"{VARIANT}-image"),
         pytest.param("min", "acrlpd-image", marks=pytest.mark.slow),
     ],
 )
-def test_candidates_are_compared_by_the_mean_or_the_least_head(variant, choose_by):
-    agent = build(config_of(variant, choose_by=choose_by, candidates=5))
+def test_candidates_are_compared_by_the_mean_or_the_least_head(variant, aggregate):
+    agent = build(config_of(variant, critic=critic(loss="bounded", target_aggregate=aggregate), candidates=5))
     state = agent.init(jax.random.key(0))
     params, act = agent.policy_params(state), jax.jit(agent.act)
     observation = {k: jnp.asarray(v[0, 0]) for k, v in make_batches(agent.spec).observations.items()}
@@ -137,5 +137,5 @@ def test_candidates_are_compared_by_the_mean_or_the_least_head(variant, choose_b
     alone = jnp.stack([act(params, observation, noise[n : n + 1], free)[0].reshape(-1) for n in range(5)])
     features = jnp.broadcast_to(agent.critic.features(state.critic, observation), (5, 12))
     heads = np.asarray(agent.critic.values(state.critic, features, alone))
-    wanted = heads.mean(0) if choose_by == "mean" else heads.min(0)
+    wanted = heads.mean(0) if aggregate == "mean" else heads.min(0)
     np.testing.assert_allclose(record["values"], wanted, atol=1e-5)

@@ -28,7 +28,8 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 def test_candidates_share_what_the_encoder_makes(variant: str, encoded: list[tuple[int, ...]]) -> None:
     seen = []
     for n in (2, 7):
-        agent = build(config_of(variant, candidates=n, pretrain_candidates=n, target_candidates=n))
+        in_target = {} if variant.startswith("acrlpd") else {"target_candidates": n}
+        agent = build(config_of(variant, candidates=n, pretrain_candidates=n, **in_target))
         state = jax.eval_shape(agent.init, jax.random.key(0))
         prefix = (np.zeros((3, 2), np.float32), np.zeros(3, np.float32))
         picture = np.zeros((CAMERA.height, CAMERA.width, 3), np.uint8)

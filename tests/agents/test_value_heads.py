@@ -203,7 +203,7 @@ def test_the_floor_lifts_targets_to_the_realised_return_and_nothing_else():
     assert float(metrics["critic/floored"]) == 2 / 8  # of rows 0, 2 and 4 the first two bootstrap nothing: 0, 1
 
 
-def test_candidates_are_ranked_by_the_mean_less_deviations_at_acting_and_in_targets():
+def test_candidates_are_ranked_by_the_targets_aggregate_at_acting_and_in_targets():
     config = config_of("acfql-policy-squared", candidates=6)
     config = dataclasses.replace(config, target_candidates=6)
     bold = build(config)
@@ -218,17 +218,19 @@ def test_candidates_are_ranked_by_the_mean_less_deviations_at_acting_and_in_targ
     features = jnp.broadcast_to(batch.next_observations["state"][:, None], (8, 6, 4))
     there = np.asarray(bold.critic.values(state.critic, features, following))
     chosen = set()
-    for deviations in (0.0, 0.5, 20.0):
-        agent = build(dataclasses.replace(config, choose_std=deviations))
+    for aggregate, over_heads in (("mean", np.mean), ("min", np.min)):
+        agent = build(
+            dataclasses.replace(config, critic=dataclasses.replace(config.critic, target_aggregate=aggregate))
+        )
         _, record = agent.sample(agent.policy_params(state), observation, jax.random.key(3), explore=True)
-        np.testing.assert_allclose(record["values"], heads.mean(0) - deviations * heads.std(0), atol=2e-5)
+        np.testing.assert_allclose(record["values"], over_heads(heads, axis=0), atol=2e-5)
         of_chosen = heads[:, int(np.argmax(record["values"]))].std()
         np.testing.assert_allclose(record["q_std"], of_chosen, atol=2e-5)
-        best = (there.mean(0) - deviations * there.std(0)).argmax(1)
+        best = over_heads(there, axis=0).argmax(1)
         chosen.add(tuple(best))
         wanted = np.take_along_axis(np.asarray(following), best[:, None, None], 1)[:, 0]
         np.testing.assert_allclose(agent.next_chunk(state, batch.next_observations, draws), wanted, atol=1e-5)
-    assert len(chosen) > 1  # the deviations did change what was chosen
+    assert len(chosen) > 1  # the aggregate did change what was chosen
 
 
 def test_only_the_critic_knows_what_raw_outputs_mean():

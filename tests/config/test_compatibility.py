@@ -19,9 +19,7 @@ PREFIX = [("agent.prefix_critic", "True"), ("chunk.critic_horizon", "10")]
 OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.image_keys": [("agent.image_keys", "top")],
     "agent.candidates": [("agent.candidates", "5")],
-    "agent.choose_by": [("agent.choose_by", "min")],
-    "agent.choose_std": [("agent.choose_std", "0.5")],
-    "agent.exploration_knots": [("agent.exploration_knots", "2")],
+    "agent.critic.target_aggregate": [("agent.critic.target_aggregate", "min")],
     "agent.replan_spread": [
         *PREFIX, ("agent.prefix_lengths", "5"), ("agent.replan_spread", "0.125"),
     ],
@@ -35,10 +33,6 @@ OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.flow.time": [("agent.flow.time", "raw")],
     "agent.flow.train_delay": [("agent.flow.train_delay", "sampled")],
     "agent.flow.predicts": [("agent.flow.predicts", "chunk")],
-    "agent.improve.steps": [("agent.improve.steps", "3")],
-    "agent.improve.top": [("agent.improve.steps", "3"), ("agent.improve.top", "2")],
-    "agent.improve.rate": [("agent.improve.steps", "3"), ("agent.improve.rate", "0.5")],
-    "agent.improve.radius": [("agent.improve.steps", "3"), ("agent.improve.radius", "0.5")],
     "agent.log_std_min": [("agent.log_std_min", "-20.0")],
     "agent.gripper.epsilon": [("agent.gripper.choices", "-1,1"), ("agent.gripper.epsilon", "0.5")],
     "agent.gripper.loss": [("agent.gripper.choices", "-1,1"), ("agent.gripper.loss", "squared")],
@@ -121,6 +115,4 @@ def test_a_setting_that_an_actor_acts_by_is_named_where_it_differs(path):
 
 def test_settings_that_nothing_looks_at_are_not_compared():
     said = contract(CONFIG, SPEC, "net")
-    assert not {"agent.improve.rate", "agent.gripper.epsilon", "agent.log_std_min"} & set(said)
-    base, other = (contract(load("fake_aloha", [("agent.improve.top", n)]), SPEC, "net") for n in "23")
-    assert base == other
+    assert not {"agent.gripper.epsilon", "agent.log_std_min"} & set(said)

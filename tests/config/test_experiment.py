@@ -19,6 +19,7 @@ from serl_chunk.config.transport import TransportConfig
 from serl_chunk.types import ConfigError
 
 ZERO = ("journal_bytes", "journal_days", "sync_interval", "jpeg_quality")  # of TransportConfig: 0 has a meaning
+LATE = FlowConfig(train_delay="sampled", train_delay_max=3)
 SPREAD: dict[str, Any] = {"prefix_critic": True, "prefix_lengths": 5, "replan_spread": 0.1}
 REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
     (CriticConfig, {"ensemble": 0, "target_subset": 0}, ("agent.critic.ensemble", 0, 1)),
@@ -36,27 +37,14 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
     (CriticConfig, {"sigma_bins": 0.2}, ("agent.critic.sigma_bins", 0.2, 0.5)),
     (CriticConfig, {"bins": 7}, ("agent.critic.bins", 7, 8, "agent.critic.sigma_bins", 0.75)),
     (CriticConfig, {"target_floor": "min"}, ("agent.critic.target_floor", "min", "none", "mc")),
-    (AcfqlConfig, {"choose_std": -1.0}, ("agent.choose_std", -1.0, 0)),
-    (
-        AcfqlConfig,
-        {"choose_std": 1.0, "choose_by": "min"},
-        ("agent.choose_std", 1, "agent.choose_by", "mean"),
-    ),
-    (
-        AcfqlConfig,
-        {"choose_std": 0.5, "critic": CriticConfig(ensemble=1, target_subset=1)},
-        ("agent.choose_std", 0.5, "agent.critic.ensemble", 2),
-    ),
     (BcConfig, {"critic": CriticConfig(loss="hl_gauss")}, ("agent.critic.loss", "hl_gauss", "bc")),
     (BcConfig, {"critic": CriticConfig(target_floor="mc")}, ("agent.critic.target_floor", "mc", "bc")),
-    (BcConfig, {"choose_std": 1.0}, ("agent.choose_std", 0, "bc")),
     (
         AcrlpdConfig,
         {"backup_entropy": True, "critic": CriticConfig(target_floor="mc")},
         ("agent.critic.target_floor", "mc", "agent.backup_entropy"),
     ),
     (CriticConfig, {"target_aggregate": "max"}, ("agent.critic.target_aggregate", "max", "mean", "min")),
-    (CriticConfig, {"tail": None}, ("agent.critic.tail", "None", "repeat", "policy")),
     (AcfqlConfig, {"target": "expectiles"}, ("agent.target", "expectiles", "policy", "expectile")),
     (AcrlpdConfig, {"acting_critic": "mean"}, ("agent.acting_critic", "mean", "online", "target")),
     (
@@ -222,17 +210,6 @@ PREFIX = AcfqlConfig(prefix_critic=True)
         ),
         (
             {
-                "agent": AcfqlConfig(prefix_critic=True, critic=CriticConfig(loss="squared", tail="policy")),
-                "chunk": ChunkConfig(critic_horizon=9),
-            },
-            ("agent.critic.tail", "policy", "chunk.critic_horizon", 9, "chunk.horizon", 5),
-        ),
-        (
-            {"agent": BcConfig(), "reward": RewardConfig(intervention_penalty=0.1)},
-            ("reward.intervention_penalty", 0.1, 0, "bc"),
-        ),
-        (
-            {
                 "agent": BcConfig(),
                 "replay": ReplayConfig(windows="qc", terminal_windows="drop", demo_fraction=1),
             },
@@ -252,6 +229,19 @@ def test_parts_that_do_not_fit_together_are_refused(values, named):
     defaults = {"name": "x", "robot": FakeAlohaConfig(), "discount": 0.99}
     with pytest.raises(ConfigError, match=naming(*named)):
         ExperimentConfig(**{**defaults, **values})
+
+
+@pytest.mark.parametrize("agent", [AcfqlConfig(flow=LATE), BcConfig(flow=LATE)], ids=["acfql", "bc"])
+def test_a_delay_that_is_trained_for_fits_the_chunk_and_the_actors(agent):
+    def build(horizon, delay):
+        chunk, actor = ChunkConfig(horizon), ActorConfig(delay_ticks=delay)
+        return ExperimentConfig(name="x", robot=FakeAlohaConfig(), agent=agent, chunk=chunk, actor=actor, discount=0.99)
+
+    assert build(5, 3).actor.delay_ticks == 3
+    with pytest.raises(ConfigError, match=naming("agent.flow.train_delay_max", "chunk.horizon", 3)):
+        build(3, 0)
+    with pytest.raises(ConfigError, match=naming("actor.delay_ticks", 4, "agent.flow.train_delay_max", 3)):
+        build(5, 4)
 
 
 @pytest.mark.parametrize("loss", ["bounded", "hl_gauss"])

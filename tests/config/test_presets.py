@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from errors import naming
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
+from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig
 from serl_chunk.config.learner import LearnerConfig
@@ -97,9 +98,9 @@ def test_a_presets_rewards_with_a_bounded_critic_say_which_range_to_set() -> Non
 
 def test_published_conventions_switch_our_options_of_the_critic_off() -> None:
     critic = dataclasses.replace(BASE.agent.critic, loss="hl_gauss", target_floor="mc")
-    ours = dataclasses.replace(BASE, agent=dataclasses.replace(BASE.agent, critic=critic, choose_std=1.0))
+    ours = dataclasses.replace(BASE, agent=dataclasses.replace(BASE.agent, critic=critic))
     agent = configured(ours, compat="qc").agent
-    assert (agent.critic.loss, agent.critic.target_floor, agent.choose_std) == ("squared", "none", 0.0)
+    assert (agent.critic.loss, agent.critic.target_floor) == ("squared", "none")
 
 
 @pytest.mark.parametrize(
@@ -116,6 +117,21 @@ def test_published_conventions_switch_each_agents_options_off(agent: AgentConfig
     found = configured(asked, compat="qc").agent
     off = {"grad_clip": 0.0, "normalise_q": False, "target_flow_steps": None, "backup_entropy": False}
     assert {name: getattr(found, name) for name in ours} == {name: off[name] for name in ours}
+
+
+def test_published_conventions_choose_and_bootstrap_as_published() -> None:
+    """No warm-up of the critic, no best of N for Gaussians, no candidates kept back, all heads in the target."""
+    gaussian = AcrlpdConfig(critic=CriticConfig(ensemble=10, target_subset=2), candidates=16)
+    warmed = dataclasses.replace(BASE, agent=gaussian, learner=LearnerConfig(critic_warmup_steps=500))
+    config = configured(warmed, compat="qc")
+    assert (config.agent.candidates, config.agent.pretrain_candidates, config.agent.critic.target_subset) == (1, 1, 10)
+    assert config.learner.critic_warmup_steps == 0
+    late = FlowConfig(train_delay="sampled")
+    flow = configured(
+        dataclasses.replace(BASE, agent=AcfqlConfig(candidates=16, pretrain_candidates=1, flow=late)), compat="qc"
+    ).agent
+    assert isinstance(flow, AcfqlConfig)
+    assert (flow.candidates, flow.pretrain_candidates, flow.flow.train_delay) == (16, 16, "none")
 
 
 @pytest.mark.parametrize(("preset", "compat"), [(None, "qc"), ("qc", None), ("qc", "qc"), ("bc", None)])
@@ -223,16 +239,6 @@ def test_a_clone_trains_the_encoder_that_was_the_critics(preset: str) -> None:
     assert configured(ours, preset=preset).agent.encoder == EncoderConfig(latent=5, trained_by="each")
     with pytest.raises(ConfigError, match=naming("agent.encoder.trained_by", "critic", "each", "bc")):
         configured(ours, [("agent.encoder.trained_by", "critic")], preset=preset)
-
-
-@CLONES
-def test_a_clone_leaves_the_price_of_interventions_to_agents_that_learn_from_rewards(preset: str) -> None:
-    priced = dataclasses.replace(BASE.reward, intervention_penalty=0.1)
-    squared = dataclasses.replace(BASE.agent, critic=dataclasses.replace(BASE.agent.critic, loss="squared"))
-    ours = dataclasses.replace(BASE, agent=squared, reward=priced)
-    assert configured(ours, preset=preset).reward.intervention_penalty == 0
-    with pytest.raises(ConfigError, match=naming("reward.intervention_penalty", 0.2, "bc")):
-        configured(ours, [("reward.intervention_penalty", "0.2")], preset=preset)
 
 
 @pytest.mark.parametrize("preset", ["bc", "bc-gaussian"])

@@ -30,8 +30,6 @@ CASES = [
     ("qc-fql", "agent.target_flow_steps", "4", [("agent.actor_type", "best-of-n")]),
     (None, "agent.encoder.trained_by", "critic", [("agent.image_keys", "top")]),
     (None, "agent.prefix_expectile", "0.6", [("agent.prefix_critic", "true"), ("chunk.critic_horizon", "9")]),
-    (None, "agent.improve.radius", "0.2", [("agent.improve.steps", "2")]),
-    (None, "agent.improve.candidates", "4", [("agent.improve.imitate", "0.5"), ("agent.improve.steps", "2")]),
     (None, "agent.gripper.epsilon", "0.1", [("agent.gripper.choices", "-1,1")]),
     ("qc", "replay.exclude_before_takeover", "9", [("agent.bc_on", "+successes")]),
     (None, "robot.scripted_human.noise", "0.1", [("actor.intervention", "scripted")]),
@@ -58,14 +56,15 @@ def test_a_field_that_nothing_reads_is_refused_until_something_does(preset, path
     asked(preset, *switched, (path, value))
 
 
-OF_A_CRITIC = ["agent.critic.tau", "agent.choose_by", "agent.gripper.mask_unreachable", "agent.pretrain_candidates",
-               "learner.critic_pretrain_steps", "learner.critic_warmup_steps"]  # fmt: skip
+OF_A_CRITIC = ["agent.critic.tau", "agent.critic.target_aggregate", "agent.gripper.mask_unreachable",
+               "agent.pretrain_candidates", "learner.critic_pretrain_steps",
+               "learner.critic_warmup_steps"]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", OF_A_CRITIC)
 def test_an_agent_without_a_critic_reads_nothing_of_one(path):
     number = "9" if path.endswith(("steps", "candidates")) else "0.2"
-    value = {"agent.choose_by": "min"}.get(path, number)
+    value = {"agent.critic.target_aggregate": "min"}.get(path, number)
     with pytest.raises(ConfigError, match=naming(path, value, "acfql", "acrlpd")):
         asked("hg-dagger", (path, value), ("agent.gripper.choices", "-1,1"))
     asked("hg-dagger", ("agent.gripper.lr", "0.01"), ("agent.gripper.choices", "-1,1"))

@@ -114,37 +114,36 @@ def test_a_resumed_run_goes_on(demos, tmp_path, published, caplog):
 
 
 def test_a_resumed_policy_chooses_with_its_trained_critic(demos, tmp_path, monkeypatch):
-    counts: list[int] = []
+    trusted: list[bool] = []
     publish = LocalLink.publish
 
     def record(self, snapshot, info):
-        counts.append(int(snapshot.params["candidates"]))
+        trusted.append(bool(snapshot.params["trusted"]))
         publish(self, snapshot, info)
 
     monkeypatch.setattr(LocalLink, "publish", record)
     run = str(tmp_path / "run")
     train_local(experiment(), RunOptions([demos], run))
-    assert counts[0] == 1  # imitation alone, until the critic has seen failures
-    assert set(counts[1:]) == {0}  # all there are
-    counts.clear()
+    assert not trusted[0]  # imitation alone, until the critic has seen failures
+    assert set(trusted[1:]) == {True}
+    trusted.clear()
     train_local(experiment(max_steps=80), RunOptions([demos], run))
-    assert set(counts) == {0}
+    assert set(trusted) == {True}
 
 
 def test_a_critic_that_was_never_updated_chooses_nothing(demos, tmp_path, monkeypatch):
-    published: list[tuple[int, int]] = []
+    published: list[tuple[int, bool]] = []
     publish = LocalLink.publish
 
     def record(self, snapshot, info):
-        published.append((info["step"], int(snapshot.params["candidates"])))
+        published.append((info["step"], bool(snapshot.params["trusted"])))
         publish(self, snapshot, info)
 
     monkeypatch.setattr(LocalLink, "publish", record)
     train_local(experiment(critic_warmup_steps=0), RunOptions([demos], str(tmp_path / "run")))
-    before = [count for step, count in published if step == 0]
-    assert len(before) == 2  # when the actors begin, and when training does
-    assert set(before) == {1}
-    assert {count for step, count in published if step} == {0}  # all there are
+    before = [trusted for step, trusted in published if step == 0]
+    assert before == [False, False]  # when the actors begin, and when training does
+    assert {trusted for step, trusted in published if step} == {True}
 
 
 def test_training_waits_where_everything_was_discarded(demos, tmp_path, monkeypatch, caplog):

@@ -15,7 +15,6 @@ from serl_chunk.cli import demos as demos_command
 from serl_chunk.cli.demos import DemoOptions, RunOptions
 from serl_chunk.cli.learner import build_learner, train_offline
 from serl_chunk.cli.local import LocalLink, train_local
-from serl_chunk.config.agents import ImproveConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import Phase
@@ -55,17 +54,17 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def candidates(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many candidates each published policy chooses among; 0 for all."""
-    counts: list[int] = []
+def trusted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the critic chooses among the candidates of each published policy."""
+    published: list[bool] = []
     publish = LocalLink.publish
 
     def record(self: LocalLink, snapshot: Snapshot, info: dict) -> None:
-        counts.append(int(snapshot.params["candidates"]))
+        published.append(bool(snapshot.params["trusted"]))
         publish(self, snapshot, info)
 
     monkeypatch.setattr(LocalLink, "publish", record)
-    return counts
+    return published
 
 
 def same_state(a: Learner, b: Learner) -> None:
@@ -79,7 +78,7 @@ def phases(run: Path) -> list[str]:
     return [r["text"].removeprefix("phase: ") for r in by_kind(run)["event"] if r["text"].startswith("phase: ")]
 
 
-def test_offline_to_online_keeps_everything_and_counts_apart(demos, tmp_path, candidates):
+def test_offline_to_online_keeps_everything_and_counts_apart(demos, tmp_path, trusted):
     config = experiment(offline_steps=40, max_steps=60)
     learner, summary = train_local(config, RunOptions([demos], str(tmp_path)))
     assert phases(tmp_path) == ["critic pretrain", "offline", "warm-up", "critic warm-up", "train", "done"]
@@ -93,31 +92,13 @@ def test_offline_to_online_keeps_everything_and_counts_apart(demos, tmp_path, ca
     assert summary.reason == "training is complete"
     rows = by_kind(tmp_path)["train"]
     assert [r["step"] for r in rows if r["env_steps"] == 0][-1] == 40
-    assert candidates[0] == 1  # demonstrations that all succeed teach a critic nothing about failure
-    assert set(candidates[1:]) == {0}
+    assert not trusted[0]  # demonstrations that all succeed teach a critic nothing about failure
+    assert set(trusted[1:]) == {True}
 
 
-def test_a_critic_that_has_seen_failures_offline_chooses_at_once(demos, tmp_path, candidates, failing):
+def test_a_critic_that_has_seen_failures_offline_chooses_at_once(demos, tmp_path, trusted, failing):
     train_local(experiment(offline_steps=40, max_steps=20), RunOptions([demos], str(tmp_path)))
-    assert set(candidates) == {0}
-
-
-MISLED = "agent.improve.imitate in an offline phase on successes alone"
-
-
-@pytest.mark.parametrize(
-    ("imitate", "offline", "failures", "warned"),
-    [(0.5, 20, False, True), (0.5, 20, True, False), (0.5, 0, False, False), (0.0, 20, False, False)],
-)
-def test_imitating_what_climbs_a_critic_of_successes_is_warned_of(
-    demos, tmp_path, caplog, request, imitate, offline, failures, warned
-):
-    if failures:
-        request.getfixturevalue("failing")
-    config = experiment(offline_steps=offline, pretrain_steps=0)
-    agent = dataclasses.replace(config.agent, improve=ImproveConfig(steps=1, imitate=imitate, candidates=2))
-    let_go(learner_of(dataclasses.replace(config, agent=agent), demos, tmp_path))
-    assert (caplog.text.count(MISLED) == 1) is warned
+    assert set(trusted) == {True}
 
 
 def test_training_ends_after_so_many_online_steps_and_their_updates(demos, tmp_path):

@@ -1,25 +1,17 @@
-"""Interventions: cuts of windows, the step that is charged; both follow corrections, restarts and silence."""
+"""Windows around interventions: all are sampled, also after corrections, restarts and silence."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from coded_episodes import LIMIT, SPEC, Checker, Coded, config, feed, make, normaliser
-from coded_replay import CollectingReplay, read_held
-from errors import naming
+from coded_replay import read_held
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties import examples
 
-from serl_chunk.config.agents import AcfqlConfig
-from serl_chunk.config.critics import CriticConfig
-from serl_chunk.config.experiment import ExperimentConfig, RewardConfig
-from serl_chunk.config.presets import configured
-from serl_chunk.config.replay import ReplayConfig
-from serl_chunk.config.robots import RobotConfig
-from serl_chunk.replay.episode import interventions
-from serl_chunk.replay.replay import DEMO_SESSION, Replay
-from serl_chunk.types import Amend, ConfigError, Outcome, Source, StepBlock
+from serl_chunk.replay.replay import Replay
+from serl_chunk.types import Amend, Outcome, Source, StepBlock
 
 P, U, H, S, R = Source.POLICY, Source.HUMAN, Source.HOLD, Source.SCRIPTED, Source.RANDOM
 EVERY = [set(range(LIMIT + 1)) for _ in SPEC.cameras]
@@ -30,7 +22,7 @@ def build(cfg, **kw):
 
 
 def check_all(replay, episodes, cfg, *, n=1_500):
-    """Every window that may be sampled is, and says what it should; returns the batch's shortest window."""
+    """Check that every window that may be sampled is, and says what it should."""
     checker = Checker(episodes, cfg)
     if not replay.ready.windows:
         assert not checker.windows()
@@ -46,28 +38,8 @@ def episode(text: str, end: str = "limit", **kw) -> Coded:
     return Coded(0, len(source), end, source, EVERY, **kw)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("pppuu", [(2, 3)]),
-        ("pphhu", [(1, 4)]),  # holds between the two are the approach
-        ("puuhuup", [(0, 1)]),  # one segment
-        ("puhhpu", [(0, 1), (4, 5)]),
-        ("uupu", [(2, 3)]),  # the first one took it from no policy
-        ("hhu", []),
-        ("ru", [(0, 1)]),
-        ("ppp", []),
-    ],
-)
-def test_interventions(text, expected):
-    e = episode(text)
-    assert interventions(e.source).tolist() == [list(pair) for pair in expected]
-    assert interventions(e.source).shape == (len(expected), 2)
-    assert interventions(e.source).tolist() == [list(pair) for pair in e.interventions()]  # the other tests' own rule
-
-
-def test_a_cut_window_bootstraps_from_the_observation_at_the_intervention():
-    cfg = config(4, 4, intervention_windows="cut", penalty=0.5, demo_fraction="uniform", offset=0.0, scale=1.0)
+def test_a_window_goes_on_into_the_humans_steps():
+    cfg = config(4, 4, demo_fraction="uniform", offset=0.0, scale=1.0)
     e = episode("pppppphuuuu")
     replay = build(cfg)
     feed(replay, [e], np.random.default_rng(0))
@@ -76,15 +48,10 @@ def test_a_cut_window_bootstraps_from_the_observation_at_the_intervention():
     checker.check(batch)
     tick = (batch.observations["state"] * checker.norm.state_std + checker.norm.state_mean)[:, 1]
     first = int(np.flatnonzero(tick == 5)[0])  # the policy's last step, a hold, and the human from tick 7 on
-    assert batch.valid[first].tolist() == [1, 1, 0, 0]
-    assert batch.rewards[first].tolist() == [5 - 0.5, 6, 0, 0]
-    assert batch.mask[first] == 1
-    assert batch.discount_n[first] == cfg.discount**2
+    assert batch.valid[first].tolist() == [1, 1, 1, 1]
+    assert batch.rewards[first].tolist() == [5, 6, 7, 8]
     after = batch.next_observations["state"] * checker.norm.state_std + checker.norm.state_mean
-    assert after[first, 1] == 7
-    assert set(tick.astype(int)) == set(range(8))  # those before the intervention, and a human's full window
-    actions = batch.actions[first] * checker.norm.scale + checker.norm.centre
-    assert (actions[:, 1] + tick[first]).tolist() == [5, 6, 6, 6]  # nothing of the human's
+    assert after[first, 1] == 9
 
 
 @settings(max_examples=examples(30), deadline=None)
@@ -95,15 +62,11 @@ def test_a_cut_window_bootstraps_from_the_observation_at_the_intervention():
     ends=st.lists(st.sampled_from(["success", "failure", "limit", "died"]), min_size=4, max_size=4),
     lengths=st.sampled_from([(1, 1, None), (4, 4, None), (6, 3, None), (2, 2, 7), (5, 2, 3)]),
     terminal=st.sampled_from(["keep", "drop"]),
-    windows=st.sampled_from(["keep", "cut"]),
-    penalty=st.sampled_from([0.0, 0.5]),
     seed=st.integers(0, 2**16),
 )
-def test_no_window_crosses_an_intervention_and_the_right_step_is_charged(
-    sources, ends, lengths, terminal, windows, penalty, seed
-):
+def test_whoever_acted_every_window_is_sampled(sources, ends, lengths, terminal, seed):
     cfg = config(
-        *lengths, penalty=penalty, intervention_windows=windows, terminal_windows=terminal, demo_fraction="uniform",
+        *lengths, terminal_windows=terminal, demo_fraction="uniform",
         capacity=200, demo_capacity=200, human_capacity=50, image_capacity=200,
     )  # fmt: skip
     episodes = [
@@ -113,23 +76,12 @@ def test_no_window_crosses_an_intervention_and_the_right_step_is_charged(
     replay = build(cfg)
     feed(replay, episodes, np.random.default_rng(seed))
     check_all(replay, episodes, cfg, n=400)
-    if replay.ready.windows and windows == "cut":
-        batch = replay.sample(np.random.default_rng(seed), 400)
-        norm = normaliser(cfg.chunk.horizon)
-        state = (batch.observations["state"] * norm.state_std + norm.state_mean).astype(int)
-        for k, t, valid in zip(state[:, 0], state[:, 1], batch.valid, strict=True):
-            seen = episodes[k].source[t : t + int(valid.sum())]
-            own = np.flatnonzero((seen != U) & (seen != H))
-            assert not len(own) or U not in seen[own[0] :], "a window goes from the policy's steps into a human's"
 
 
 @pytest.mark.parametrize("age", [0, 2])
 def test_with_missing_frames_evictions_and_the_human_store(age):
     rng = np.random.default_rng(3)
-    cfg = config(
-        capacity=400, human_capacity=300, demo_fraction="uniform", max_image_age=age, penalty=0.5,
-        intervention_windows="cut",
-    )  # fmt: skip
+    cfg = config(capacity=400, human_capacity=300, demo_fraction="uniform", max_image_age=age)
     episodes = [make(rng, i, session=f"s{i % 3}") for i in range(120)]
     replay = build(cfg)
     feed(replay, episodes, rng)
@@ -139,9 +91,9 @@ def test_with_missing_frames_evictions_and_the_human_store(age):
         checker.check(replay.sample(rng, 4_000))
 
 
-def test_an_amended_episode_is_charged_once():
+def test_an_amended_episode():
     rng = np.random.default_rng(4)
-    cfg = config(intervention_windows="cut", penalty=0.5, demo_fraction="uniform")
+    cfg = config(demo_fraction="uniform")
     episodes = [make(rng, i, every_frame=True) for i in range(30)]
     replay = build(cfg)
     feed(replay, episodes, rng)
@@ -152,12 +104,12 @@ def test_an_amended_episode_is_charged_once():
 
 
 def test_an_actor_that_was_silent_and_came_back():
-    cfg = config(4, 4, intervention_windows="cut", penalty=0.5, demo_fraction="uniform")
+    cfg = config(4, 4, demo_fraction="uniform")
     e = episode("pppphuuhpppuuu", "success")
     replay = build(cfg)
     begin, *_, end = e.records(np.random.default_rng(0))
     replay.insert("s", begin)
-    for first, past in ((0, 5), (5, 7), (7, 12), (12, 14)):  # the first silence lies in the approach
+    for first, past in ((0, 5), (5, 7), (7, 12), (12, 14)):  # the first silence lies before the human came
         replay.insert("s", StepBlock.from_steps(e.episode_id, [e.step(t) for t in range(first, past)]))
         replay.close_session("s")
     replay.insert("s", end)
@@ -166,7 +118,7 @@ def test_an_actor_that_was_silent_and_came_back():
 
 def test_put_back_from_records_it_is_the_same():
     rng = np.random.default_rng(5)
-    cfg = config(intervention_windows="cut", penalty=0.5, demo_fraction="uniform")
+    cfg = config(demo_fraction="uniform")
     episodes = [make(rng, i) for i in range(25)]
     first, second = build(cfg), build(cfg)
     records = [(e.session, r) for e in episodes for r in e.records(rng)]
@@ -179,50 +131,3 @@ def test_put_back_from_records_it_is_the_same():
     np.testing.assert_array_equal(a.rewards, b.rewards)
     np.testing.assert_array_equal(a.valid, b.valid)
     np.testing.assert_array_equal(a.next_observations["state"], b.next_observations["state"])
-
-
-def test_demonstrations_are_cut_and_not_charged():
-    rng = np.random.default_rng(6)
-    cfg = config(intervention_windows="cut", penalty=0.5, demo_fraction=1.0)
-    demos = [make(rng, i, demonstration=True, session=DEMO_SESSION) for i in range(20)]
-    assert sum(len(d.interventions()) for d in demos) > 3
-    replay = build(cfg)
-    replay.add_demo(*(d.episode() for d in demos))
-    checker = Checker(demos, cfg)
-    assert checker.check(replay.sample(rng, 8_000)) == checker.windows()
-
-
-def test_the_realised_return_includes_what_was_charged():
-    cfg = config(4, 4, penalty=0.5, scale=0.0, offset=0.0)
-    replay = CollectingReplay(SPEC, cfg, normaliser(4))
-    e = episode("ppuupp")
-    steps = [e.step(t) for t in range(e.length)]
-    steps[0] = steps[0]._replace(decision={"q": np.float32(0.25)})
-    for record in (e.records(np.random.default_rng(0))[0], StepBlock.from_steps(e.episode_id, steps), e.end_record()):
-        replay.insert("s", record)
-    assert replay.finished[0].decisions == ((0.25, -0.5 * cfg.discount),)
-
-
-def test_off_is_as_before_and_published_conventions_switch_it_off():
-    base = ExperimentConfig("x", RobotConfig())
-    assert (base.replay.intervention_windows, base.reward.intervention_penalty) == ("keep", 0.0)
-    agent = AcfqlConfig(critic=CriticConfig(loss="squared"))
-    on = ExperimentConfig(
-        "x", RobotConfig(), agent=agent, replay=ReplayConfig(intervention_windows="cut"),
-        reward=RewardConfig(intervention_penalty=0.1),
-    )  # fmt: skip
-    off = configured(on, compat="qc")
-    assert (off.replay.intervention_windows, off.reward.intervention_penalty) == ("keep", 0.0)
-    assert configured(on, preset="qc").reward.intervention_penalty == 0.1
-
-
-def test_what_cannot_work_is_refused():
-    with pytest.raises(ConfigError, match=naming("reward.intervention_penalty", -1, 0)):
-        RewardConfig(intervention_penalty=-1)
-    with pytest.raises(ConfigError, match=naming("replay.intervention_windows", "cut", "replay.windows", "qc")):
-        ReplayConfig(intervention_windows="cut", windows="qc", terminal_windows="drop")
-    with pytest.raises(
-        ConfigError,
-        match=naming("agent.critic.loss", "bounded", "agent.critic.value_low", -0.1, "agent.critic.value_high", 1),
-    ):
-        ExperimentConfig("x", RobotConfig(), agent=AcfqlConfig(), reward=RewardConfig(intervention_penalty=0.1))

@@ -48,9 +48,7 @@ def config_of(variant: str, **changes: Any) -> AgentConfig:
         return BcConfig(**{"flow": FLOW, "policy": policy, "hidden": (16,), **common})
     common.setdefault("candidates", 3)
     if kind == "acrlpd":
-        return AcrlpdConfig(
-            **{"critic": critic(), "hidden": (16,), "backup_entropy": "entropy" in special, **common}
-        )
+        return AcrlpdConfig(**{"critic": critic(), "hidden": (16,), "backup_entropy": "entropy" in special, **common})
     target = "policy" if "policy" in special else "expectile"
     actor_type = "distill-ddpg" if "distill" in special else "best-of-n"
     loss = "squared" if "squared" in special else "bounded"

@@ -38,7 +38,6 @@ def config(
     scale=0.5,
     offset=0.25,
     failure_reward=0.75,
-    penalty=0.0,
     **replay,
 ) -> ExperimentConfig:
     """Powers of two, so that every number below is exact in float32."""
@@ -51,7 +50,7 @@ def config(
             **{"capacity": 20_000, "demo_capacity": 20_000, "human_capacity": 2_000, "exclude_before_takeover": 3}
             | replay
         ),
-        reward=RewardConfig(scale, offset, failure_reward, penalty),
+        reward=RewardConfig(scale, offset, failure_reward),
         discount=0.5,
     )
 
@@ -198,37 +197,19 @@ class Coded:
             [[w * (both or of_human) for of_human in self.shared.get(t, (1, 1))] for t, w in enumerate(weights)]
         )
 
-    def interventions(self) -> list[tuple[int, int]]:
-        """(last tick of the robot's own, first human tick) of every intervention."""
-        out, own, held = [], None, False
-        for t, s in enumerate(self.source.tolist()):  # comparing NumPy's numbers with an enum's takes ten times as long
-            if s == Source.HUMAN:
-                if not held and own is not None:
-                    out.append((own, t))
-                held = True
-            elif s != Source.HOLD:
-                own, held = t, False
-        return out
-
-    def stop(self, cfg: ExperimentConfig, t: int) -> int:
+    def stop(self, t: int) -> int:
         """Tick of the last observation that a window from tick t may end on."""
-        return min([self._cut(cfg, t), *(g - 1 for g in self.lost if g >= t)])
-
-    def _cut(self, cfg: ExperimentConfig, t: int) -> int:
-        cuts = [k for _, k in self.interventions() if k > t and cfg.replay.intervention_windows == "cut"]
-        return min([self.last(), *cuts])
+        return min([self.last(), *(g - 1 for g in self.lost if g >= t)])
 
     def starts(self, cfg: ExperimentConfig, image_keys: tuple[str, ...]) -> set[int]:
         """Ticks at which a window may start."""
         full, out = cfg.chunk.returned, set()
         for t in range(self.last()):
-            stop = self._cut(cfg, t)
-            end, cut = min(t + full, stop), stop < self.last()
-            cut |= any(k == stop for _, k in self.interventions()) and cfg.replay.intervention_windows == "cut"
+            end = min(t + full, self.last())
             terminal = self.terminated and end == self.length
             if any(t <= g <= end for g in self.lost):
                 continue
-            if end - t < full and not cut and not (terminal and cfg.replay.terminal_windows == "keep"):
+            if end - t < full and not (terminal and cfg.replay.terminal_windows == "keep"):
                 continue
             needed = [t] if terminal else [t, end]
             cameras = [c for c, cam in enumerate(SPEC.cameras) if cam.name in image_keys]
@@ -307,10 +288,7 @@ class Checker:
             self.reward[k, :t] = [e.reward(i) * r.scale + r.offset for i in range(t)]
             if e.terminated and e.outcome == Outcome.FAILURE:
                 self.reward[k, t - 1] = r.failure_reward
-            self.stop[k, :t] = [e.stop(cfg, i) for i in range(t)]
-            if not e.demonstration:
-                for own, _ in e.interventions():
-                    self.reward[k, own] -= r.intervention_penalty
+            self.stop[k, :t] = [e.stop(i) for i in range(t)]
             self.to_go[k, :t] = [self.reward[k, i:t] @ powers[: t - i] for i in range(t)]
             exclude = cfg.replay.exclude_before_takeover
             self.bc_weight[k, :t] = e.weights(bc_on, exclude)

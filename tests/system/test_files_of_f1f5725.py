@@ -26,6 +26,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 FILES = Path(__file__).parents[1] / "data" / "f1f5725"
 ARGUMENTS = json.loads((FILES / "arguments.json").read_text())  # of command lines, by what they are for
 EXPECTED = json.loads((FILES / "digests.json").read_text())
+LATER = json.loads((FILES / "later.json").read_text())  # what became of settings since
 RENAMED = {"adjacent": "qc", "together": "joint"}  # values that have another name since
 INTERRUPTED = 130  # exit status
 CHANGED = "config changed since the last start"
@@ -220,28 +221,65 @@ def test_an_interrupted_conversion_goes_on(command: Cluster, files):
     assert tables(out) == EXPECTED["converted"]
 
 
+def replaced(config: dict, path: str, value: object) -> object:
+    """Put `value` at the dotted `path` of a `config.json`; return what was there."""
+    *groups, name = path.split(".")
+    for group in groups:
+        config = config[group]
+    before, config[name] = config[name], value
+    return before
+
+
+def without_removed(run: Path) -> tuple[dict, collections.Counter]:
+    """Give a run's removed settings values without effect; return its `config.json`, and a count of these changes."""
+    file = run / "config.json"
+    config = json.loads(file.read_text())
+    gone: collections.Counter = collections.Counter()
+    for path, default in LATER["removed"].items():
+        gone[f"{replaced(config, path, LATER['unused'].get(path, default))} -> {default}"] += 1
+    file.write_text(json.dumps(config))
+    return config, gone
+
+
+def flags(name: str) -> list[str]:
+    """Return a command line of `arguments.json` without the settings that were removed."""
+    removed = tuple(f"--config.{path}=" for path in LATER["removed"])
+    return [word for word in ARGUMENTS[name] if not word.startswith(removed)]
+
+
 @pytest.mark.parametrize("name", ["settings_a", "settings_b"])
 def test_settings_keep_their_values(command: Cluster, files, name):
     run, write = files / name, RunFolder.write_config
-    then = json.loads((FILES / name / "config.json").read_text())
+    then, _ = without_removed(run)
 
     def write_and_interrupt(folder: RunFolder) -> None:
         write(folder)
         raise KeyboardInterrupt
 
     with mock.patch.object(RunFolder, "write_config", write_and_interrupt):
-        output = start_and_interrupt(command, run, ARGUMENTS[name])
+        output = start_and_interrupt(command, run, flags(name))
     now = json.loads((run / "config.json").read_text())
     assert CHANGED not in output
     assert now["run_id"] == then["run_id"]
-    assert not renamed(values(then)) - values(now)
+    for path, value in LATER["converted"].items():
+        replaced(then, path, value)
+    removed = collections.Counter(map(json.dumps, (LATER["removed"] | LATER["unused"]).values()))
+    assert not renamed(values(then)) - removed - values(now)
 
 
 @pytest.mark.parametrize("name", ["settings_a", "settings_b"])
 def test_a_start_with_other_settings_says_each_of_them(command: Cluster, files, name):
+    _, gone = without_removed(files / name)
     with mock.patch("serl_chunk.cli.learner.Learner", side_effect=KeyboardInterrupt):  # before networks are built
-        output = start_and_interrupt(command, files / name, ARGUMENTS[f"not_{name}"])
-    assert changes(output) == sorted(renamed(EXPECTED["changes"][name]).elements())
+        output = start_and_interrupt(command, files / name, flags(f"not_{name}"))
+    expected = renamed(collections.Counter(EXPECTED["changes"][name]) - gone)
+    assert changes(output) == sorted(expected.elements())
+
+
+def test_a_run_that_used_removed_settings_is_refused_with_the_commit_that_has_them(command: Cluster, files):
+    demos = ("--demo_path", str(command.demos), "--checkpoint_path", str(files / "settings_a"))
+    output = command.start(*flags("settings_a"), "--local", "--debug", *demos, kind=Command).ends(2)
+    assert re.search(r"was removed: .* The last commit with it is [0-9a-f]{7}", " ".join(output.split()))
 
 
 def renamed(texts: Iterable[str] | Mapping[str, int]) -> collections.Counter[str]:
