@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict
 
 from serl_chunk.agents.former import current_params
 from serl_chunk.agents.losses import descend, gradient, soft_update
-from serl_chunk.agents.spec import GRIPPER, AgentSpec
+from serl_chunk.agents.spec import GRIPPER, AgentSpec, BatchSpec
 from serl_chunk.agents.state import (
     AgentState,
     Committed,
@@ -49,10 +49,11 @@ def _scan(step: Callable[[AgentState, Any], Updated], state: AgentState, xs: Any
 class Agent(abc.ABC):
     """Base of the agents: updates from the losses and draws that a subclass supplies, and acting.
 
-    `update(state, base, batches)` takes batches with a leading axis U and runs U critic updates in one compiled scan.
-    The policy's update follows the last, or runs on each batch (`update_order`). `update_policy` and `update_critic`
-    run one half; where the critic trains the policy's encoder, the latter lets the policy imitate on each batch, so
-    that it follows the features. All three donate the state: use the one they return. The `base` is read alone.
+    `update(state, base, {name: batch})` takes the batches of `wants`, with a leading axis each, and runs U critic
+    updates in one compiled scan. The policy's follows the last, or runs on each batch (`update_order`). `update_policy`
+    and `update_critic` run one half, on a batch with a leading axis; where the critic trains the policy's encoder, the
+    latter lets the policy imitate on each batch, so that it follows the features. All three donate the state: use the
+    one they return. The `base` is read alone.
 
     Losses are functions of the parameters they train, with `state` a constant, and of explicit draws: `critic_draws`
     and `policy_draws` make them of a whole batch from a key; `step` takes them, and cuts them into
@@ -169,27 +170,40 @@ class Agent(abc.ABC):
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         """The parameters that `sample` needs besides the base; `pretrained`: the critic saw no failure."""
 
-    def batches_used(self, updates: int) -> int:
-        """Number of batches that `update` takes for so many critic updates of the learner."""
-        return updates
+    def wants(self) -> dict[str, BatchSpec]:
+        """The batches of `update` by name. Without one of "policy" the policy has the critic's last.
+
+        `update_critic` takes those of "critic" alone, and `update_policy` of "policy", one for each step, whether or
+        not they are named here.
+        """
+        joint = self.config.update_order == "joint"
+        of_policy = BatchSpec(self.spec.policy_batch, each=joint, next_observations=False)
+        if not self.has_critic:
+            return {"policy": of_policy}
+        return {"critic": BatchSpec()} | ({"policy": of_policy} if self.spec.policy_batch else {})
 
     # -- updates ---------------------------------------------------------------------------------------------
 
-    def _update(self, state: AgentState, base: Params, batches: ChunkBatch) -> Updated:
+    def _update(self, state: AgentState, base: Params, batches: Mapping[str, ChunkBatch]) -> Updated:
+        if not self.has_critic:
+            return self._update_policy(state, base, batches["policy"], self.policy_updates, bc_only=False)
+        of_critic = batches["critic"]
         if self.config.update_order == "joint":
 
             def joint(s: AgentState, batch: ChunkBatch) -> Updated:
                 return self._drawn_step(s, base, self.seen(s, base, batch), "critic", "policy")
 
-            return _scan(joint, state, batches)
-        state, metrics = _scan(lambda s, b: self._critic_step(s, base, b), state, batches)
-        last = self.seen(state, base, jax.tree.map(lambda x: x[-1], batches))
-        state, of_policy = self._policy_steps(state, base, last, self.policy_updates)
+            return _scan(joint, state, of_critic)
+        state, metrics = _scan(lambda s, b: self._critic_step(s, base, b), state, of_critic)
+        last = jax.tree.map(lambda x: x[-1], batches.get("policy", of_critic))
+        state, of_policy = self._policy_steps(state, base, self.seen(state, base, last), self.policy_updates)
         return state, metrics | of_policy
 
-    def _update_policy(self, state: AgentState, base: Params, batches: ChunkBatch) -> Updated:
+    def _update_policy(
+        self, state: AgentState, base: Params, batches: ChunkBatch, updates: int = 1, *, bc_only: bool = True
+    ) -> Updated:
         def step(s: AgentState, batch: ChunkBatch) -> Updated:
-            return self._policy_steps(s, base, self.seen(s, base, batch), 1, bc_only=True)
+            return self._policy_steps(s, base, self.seen(s, base, batch), updates, bc_only=bc_only)
 
         return _scan(step, state, batches)
 
@@ -292,7 +306,7 @@ class Agent(abc.ABC):
         both, pixels = [batch.observations, batch.next_observations], self.config.encoder.shift
         if self.config.image_keys and pixels:
             keys = jax.random.split(key_of(state.rng, "shift"))
-            both = [random_shift(key, o, pixels) for key, o in zip(keys, both, strict=True)]
+            both = [random_shift(key, o, pixels) if o else o for key, o in zip(keys, both, strict=True)]
         now, later = (self.vision.encode_images(base, o) for o in both)
         return batch._replace(observations=now, next_observations=later)
 

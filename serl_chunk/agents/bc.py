@@ -16,7 +16,6 @@ from serl_chunk.agents.state import (
     Noise,
     Observation,
     Params,
-    Updated,
     key_of,
     mean_of,
 )
@@ -25,7 +24,7 @@ from serl_chunk.types import ChunkBatch
 
 
 class Bc(Agent):
-    """An agent without a critic: that half of an update is empty, and no batch is drawn for it."""
+    """An agent without a critic: an update is the policy's alone, and no batch is drawn for another."""
 
     config: BcConfig
     has_critic = False
@@ -40,26 +39,11 @@ class Bc(Agent):
     def init(self, rng: jax.Array) -> AgentState:
         return self.fresh_state(key_of(rng, "state"), self.init_policy(key_of(rng, "policy"), self.net, self.name))
 
-    def batches_used(self, updates: int) -> int:
-        """One batch for the policy, or one for each critic step (`update_order=joint`)."""
-        return updates if self.config.update_order == "joint" else 1
-
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         return {}
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         return self.net.draws(key, batch)
-
-    def _critic_gradient(
-        self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise
-    ) -> tuple[Params, Metrics]:
-        return {}, {}
-
-    def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
-        return state.replace(critic_updates=state.critic_updates + 1)
-
-    def _critic_step(self, state: AgentState, base: Params, batch: ChunkBatch) -> Updated:
-        return self.step(state, base, batch, {"critic": {}})
 
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool

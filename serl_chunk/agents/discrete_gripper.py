@@ -96,9 +96,6 @@ class ArmAndGripper(Agent):
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         return self.inner.policy_params(state, pretrained=pretrained)
 
-    def batches_used(self, updates: int) -> int:
-        return self.inner.batches_used(updates)
-
 
 class FixedGripper(ArmAndGripper):
     """Grippers get `fixed_value`; without one 0, and the actor keeps the opening at reset (`GripperConfig.kept`)."""

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.types import CameraSpec, RobotSpec
 
 GRIPPER = "gripper"  # entry of an observation: a discrete gripper's choice for the chunk, as a critic's input
+
+
+class BatchSpec(NamedTuple):
+    """What a batch shows, for the agent that asks for it."""
+
+    size: int | None = None  # windows; None: `learner.batch_size`
+    each: bool = True  # one for each critic update of a call, or one for the call
+    next_observations: bool = True  # whether it has the observations that windows end on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +34,7 @@ class AgentSpec:
     gripper_inputs: int = 0  # numbers of a discrete gripper's choice that the critic sees
     bounded: bool = True  # model space is [-1, 1] in every number of an action
     micro_batches: int = 1  # that gradients are summed over
+    policy_batch: int | None = None  # windows of the policy's own batch; None: it has the critic's last one
 
     @property
     def compared_steps(self) -> int:
@@ -43,4 +53,5 @@ def agent_spec(config: ExperimentConfig, spec: RobotSpec) -> AgentSpec:
         config.discount,
         config.chunk.executed if config.agent.prefix_critic else 0,
         spec.grippers,
+        policy_batch=config.learner.policy_batch_size,
     )

@@ -15,6 +15,9 @@ class LearnerConfig(Group, path="learner."):
     """The training loop. Names shared with HIL-SERL's train_rlpd mean the same."""
 
     batch_size: int = setting(256, "windows per critic update, an even number", least=1)
+    policy_batch_size: int | None = setting(
+        None, "windows of a policy's update; none: those of the last critic update before it", least=1
+    )
     cta_ratio: int = setting(1, "critic updates in one compiled update, the last followed by the policy's", least=1)
     utd_ratio: float = setting(0.25, "critic updates per inserted online step; may be below 1", above=0)
     max_lag_steps: int = setting(200, "steps of lockstep actors ahead of the updates they allow", unit="steps")
@@ -47,7 +50,8 @@ class LearnerConfig(Group, path="learner."):
             "before it begins. Raise the one or lower the other.")
         require(self.video_episodes <= self.eval_episodes, "learner.video_episodes",
             f"must be at most learner.eval_episodes={self.eval_episodes}, got {self.video_episodes}")
-        require(self.batch_size % 2 == 0, "learner.batch_size", f"must be even, got {self.batch_size}")
+        for name, size in (("batch_size", self.batch_size), ("policy_batch_size", self.policy_batch_size)):
+            require(size is None or size % 2 == 0, f"learner.{name}", f"must be even, got {size}")
         # A limiter that gives the actor fewer steps than one update needs would stop both sides permanently.
         need = self.cta_ratio / self.utd_ratio
         require(self.max_lag_steps >= need, "learner.max_lag_steps",

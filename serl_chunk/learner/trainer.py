@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
+from serl_chunk.agents.spec import BatchSpec
 from serl_chunk.learner.offline_data import InitialData, OfflineData
 from serl_chunk.learner.schedule import PRETRAINING, Phase, TrainingProgress, TrainingSchedule, phases_of
-from serl_chunk.replay.replay import BatchLoader
+from serl_chunk.replay.replay import BatchLoader, Request
 from serl_chunk.runs.status_line import StatusFields
 from serl_chunk.types import CameraSpec, ChunkBatch
 
@@ -50,7 +51,7 @@ class PhaseTrainer:
         self.schedule = TrainingSchedule(c, learner.router)
         self._rng = np.random.default_rng(learner.config.seed)
         prefetch = learner.config.replay.prefetch if threaded else 0
-        self._batches = BatchLoader(replay, self._rng, c.batch_size, put=jax.device_put, prefetch=prefetch)
+        self._batches = BatchLoader(replay, self._rng, put=jax.device_put, prefetch=prefetch)
         cameras = [learner.spec.camera(k) for k in learner.config.agent.image_keys]
         self._updates_at_once = updates_at_once(c.batch_size, cameras)
         critic = self._agent.has_critic
@@ -124,16 +125,16 @@ class PhaseTrainer:
         agent = self._agent
         match self.phase:
             case Phase.PRETRAIN:
-                return self._pretrain(agent.update_policy, Phase.CRITIC_PRETRAIN)
+                return self._pretrain(agent.update_policy, "policy", Phase.CRITIC_PRETRAIN)
             case Phase.CRITIC_PRETRAIN:
                 following = Phase.OFFLINE if self._config.offline_steps else Phase.WARMUP
-                return self._pretrain(agent.update_critic, following)
+                return self._pretrain(agent.update_critic, "critic", following)
             case Phase.OFFLINE:
                 return self._train_offline()
             case Phase.WARMUP:
                 return self._warm_up()
             case Phase.CRITIC_WARMUP:
-                return self._pretrain(agent.update_critic, Phase.TRAIN)
+                return self._pretrain(agent.update_critic, "critic", Phase.TRAIN)
         return self.phase is Phase.TRAIN and self._train()
 
     def log_if_empty(self) -> None:
@@ -154,14 +155,21 @@ class PhaseTrainer:
         number = f"{self.phases.index(self.phase) + 1}/{len(self.phases)} " if self.phase in self.phases else ""
         return f"{number}{self.phase}"
 
-    def _next_batch(self, updates: int) -> ChunkBatch:
+    def _next_batches(self, wanted: Mapping[str, BatchSpec], updates: int) -> dict[str, ChunkBatch]:
+        size = self._config.batch_size
+        requests = [
+            Request(name, updates if spec.each else 1, spec.size or size, spec.next_observations)
+            for name, spec in wanted.items()
+        ]
         with self._learner.stats.timed("sampling"):
-            return self._batches.next(updates, "demo" if self.phase in ON_DATA else None)
+            return self._batches.next(*requests, half="demo" if self.phase in ON_DATA else None)
 
-    def _pretrain(self, update: Callable[..., Any], following: Phase) -> bool:
+    def _pretrain(self, update: Callable[..., Any], name: str, following: Phase) -> bool:
         learner, n, total = self._learner, self._updates_at_once, self._lengths[self.phase]
         if self.phase_updates < total:
-            learner.state, metrics = update(learner.state, learner.base, self._next_batch(n))
+            wanted = self._agent.wants().get(name, BatchSpec(next_observations=name == "critic"))
+            batch = self._next_batches({name: wanted._replace(each=True)}, n)[name]
+            learner.state, metrics = update(learner.state, learner.base, batch)
             self.phase_updates += n
             learner.updated(n, metrics)
         if self.phase_updates >= total:
@@ -192,7 +200,7 @@ class PhaseTrainer:
 
     def _update(self) -> None:
         learner, n = self._learner, self._config.cta_ratio
-        batches = self._next_batch(self._agent.batches_used(n))
+        batches = self._next_batches(self._agent.wants(), n)
         learner.state, metrics = self._agent.update(learner.state, learner.base, batches)
         learner.updates += n
         learner.updated(n, metrics)

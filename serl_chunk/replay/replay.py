@@ -155,16 +155,19 @@ class Replay:
             return Ready(self._count["steps"], len(s.windows_online), len(s.windows_demo), len(s.windows_all))
 
     def sample(
-        self, rng: np.random.Generator, batch_size: int, updates: int | None = None, *, half: Half | None = None
-    ) -> ChunkBatch:
+        self, rng: np.random.Generator, batch_size: int, updates: int | None = None,
+        *, half: Half | None = None, next_observations: bool = True,
+    ) -> ChunkBatch:  # fmt: skip
         """Draw `batch_size` windows with replacement; with `updates` = U, every array has a leading axis U.
 
         Each batch takes `round(demo_fraction * batch_size)` windows of the demonstration half, first, and the rest
-        of the online half; an empty half gives its share to the other. With `half` that half alone gives them. The
-        arrays are fresh and belong to the caller. Raises DataError while there is no complete window.
+        of the online half; an empty half gives its share to the other. With `half` that half alone gives them.
+        Without `next_observations` these are empty. The arrays are fresh and belong to the caller. Raises DataError
+        while there is no complete window.
         """
         with self._lock:
-            batch, pending = self._gather(self._draw(rng, 1 if updates is None else updates, batch_size, half))
+            drawn = self._draw(rng, 1 if updates is None else updates, batch_size, half)
+            batch, pending = self._gather(drawn, next_observations)
             live = batch.valid > 0
             self._clipped += int((np.abs(batch.actions) > 1).sum(2)[live].sum())
             self._actions += int(live.sum()) * batch.actions.shape[2]
@@ -212,12 +215,13 @@ class Replay:
             held, weight = self._partitions.demo.episodes.values(), self._partitions.storage.bc_weight
             return any(weight[e.rows[: e.length]].any() for e in held)
 
-    def _gather(self, drawn: np.ndarray) -> tuple[ChunkBatch, list[Fetch]]:
+    def _gather(self, drawn: np.ndarray, later: bool) -> tuple[ChunkBatch, list[Fetch]]:
         storage, config = self._partitions.storage, self._config
         if config.replay.windows == "qc":
             rows = drawn.reshape(-1, drawn.shape[-1])
-            return gather_qc_windows(storage, self._normaliser, config, rows, bc_all=self._bc_on == "all"), []
-        return gather(storage, self._normaliser, config, drawn.ravel())
+            batch = gather_qc_windows(storage, self._normaliser, config, rows, bc_all=self._bc_on == "all")
+            return (batch if later else batch._replace(next_observations={})), []
+        return gather(storage, self._normaliser, config, drawn.ravel(), later=later)
 
     @property
     def frames_unseen(self) -> int:
@@ -258,43 +262,56 @@ def _lead(batch: ChunkBatch, updates: int, batch_size: int) -> ChunkBatch:
     return ChunkBatch(*(split(v) for v in batch))
 
 
-class BatchLoader:
-    """Batches of windows for compiled calls; `put` is applied to each where it is prepared.
+class Request(NamedTuple):
+    """A batch that is asked for by name."""
 
-    With `prefetch=0` a batch is drawn by `next`, and a seed reproduces a run. With `prefetch=P` a thread keeps up to P
-    batches ready; only it uses `rng`. Every batch has fresh arrays: JAX reads them after a call has returned, and may
-    keep them as the device array itself. Without `close` the process exits after the batches that are being prepared.
+    name: str
+    updates: int
+    size: int
+    next_observations: bool = True
+
+
+class BatchLoader:
+    """Batches of windows for compiled calls; `put` is applied to what each call takes, where it is prepared.
+
+    With `prefetch=0` batches are drawn by `next`, and a seed reproduces a run. With `prefetch=P` a thread keeps those
+    of up to P calls ready; only it uses `rng`. Every batch has fresh arrays: JAX reads them after a call has returned,
+    and may keep them as the device array itself. Without `close` the process exits after what is being prepared.
     """
 
     def __init__(
-        self, replay: Replay, rng: np.random.Generator, batch_size: int,
-        *, put: Callable[[ChunkBatch], Any] = lambda batch: batch, prefetch: int = 0,
+        self, replay: Replay, rng: np.random.Generator,
+        *, put: Callable[[dict[str, ChunkBatch]], Any] = lambda batches: batches, prefetch: int = 0,
     ) -> None:  # fmt: skip
-        self._replay, self._rng, self._batch_size = replay, rng, batch_size
+        self._replay, self._rng = replay, rng
         self._put, self._prefetch = put, prefetch
-        self._of: tuple[int, Half | None] | None = None  # what `_ready` was drawn for
+        self._of: tuple[tuple[Request, ...], Half | None] | None = None  # what `_ready` was drawn for
         self._ready: deque[Future[Any]] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
 
-    def next(self, updates: int, half: Half | None = None) -> Any:
-        """Return the next batch, arrays of shape [updates, batch_size, ...], after `put`; see `Replay.sample`.
+    def next(self, *requests: Request, half: Half | None = None) -> Any:
+        """Return {name: batch}, arrays of shape [updates, size, ...], after `put`; see `Replay.sample`.
 
-        Another size or half drops what was prepared. Raises what the preparing thread raised.
+        Other requests or another half drop what was prepared. Raises what the preparing thread raised.
         """
         if not self._prefetch:
-            return self._prepare(updates, half)
-        if self._of != (updates, half):
+            return self._prepare(requests, half)
+        if self._of != (requests, half):
             self.close()
-            self._of = updates, half
+            self._of = requests, half
         while len(self._ready) < self._prefetch:
-            self._ready.append(self._thread.submit(self._prepare, updates, half))
-        batch = self._ready[0].result()  # an error stays in front: a later call raises it again
+            self._ready.append(self._thread.submit(self._prepare, requests, half))
+        batches = self._ready[0].result()  # an error stays in front: a later call raises it again
         self._ready.popleft()
-        self._ready.append(self._thread.submit(self._prepare, updates, half))
-        return batch
+        self._ready.append(self._thread.submit(self._prepare, requests, half))
+        return batches
 
-    def _prepare(self, updates: int, half: Half | None) -> Any:
-        return self._put(self._replay.sample(self._rng, self._batch_size, updates, half=half))
+    def _prepare(self, requests: Sequence[Request], half: Half | None) -> Any:
+        drawn = {
+            name: self._replay.sample(self._rng, size, updates, half=half, next_observations=later)
+            for name, updates, size, later in requests
+        }
+        return self._put(drawn)
 
     def close(self) -> None:
         """End the thread and drop what it prepared, from the data of before; `next` starts another one."""

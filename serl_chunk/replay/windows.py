@@ -154,13 +154,13 @@ class StratifiedSampler:
 
 
 def gather(
-    storage: StepStorage, normaliser: Normaliser, config: ExperimentConfig, starts: np.ndarray
+    storage: StepStorage, normaliser: Normaliser, config: ExperimentConfig, starts: np.ndarray, *, later: bool = True
 ) -> tuple[ChunkBatch, list[Fetch]]:
     """Gather the windows that start at storage rows `starts` int64[B], in model space; every array is fresh.
 
     Also returns what fills in images, or their features, that the batch still lacks. Beyond an episode's end the last
     executed action is repeated (in the robot's units, then encoded), `valid` and `rewards` are 0. There may be fewer or
-    more rewards than actions. Fields: docs/architecture/replay.md.
+    more rewards than actions. Without `later` there are no next observations. Fields: docs/architecture/replay.md.
     """
     horizon, returned = config.chunk.carried, config.chunk.returned
     b, reach = len(starts), max(horizon, returned)
@@ -179,12 +179,14 @@ def gather(
     actions = normaliser.encode(state, storage.action[executed])
     decided = live & (storage.decision_tick[steps] == storage.tick[starts][:, None])  # -1 where the policy did not act
     observations = {STATE: normaliser.observe(state)}
-    next_observations = {STATE: normaliser.observe(storage.state[ends])}
+    next_observations = {STATE: normaliser.observe(storage.state[ends])} if later else {}
     pending: list[Fetch] = []
-    both = np.concatenate([starts, ends])
+    seen = np.concatenate([starts, ends]) if later else starts
     for c in range(len(storage.cameras)):
-        key, shown, fetch = storage.observation_at(c, storage.frame[both, c])
-        observations[key], next_observations[key] = shown[:b], shown[b:]
+        key, shown, fetch = storage.observation_at(c, storage.frame[seen, c])
+        observations[key] = shown[:b]
+        if later:
+            next_observations[key] = shown[b:]
         pending += [] if fetch is None else [fetch]
     batch = ChunkBatch(
         observations=observations,
