@@ -16,7 +16,7 @@ from serl_chunk.learner.offline_data import FRAMES, precompute_features
 from serl_chunk.replay import replay as replay_module
 from serl_chunk.replay.frame_cache import FrameFeatures, feature_bytes
 from serl_chunk.replay.memory import estimate_bytes
-from serl_chunk.replay.replay import DEMO_SESSION, BatchLoader, Replay
+from serl_chunk.replay.replay import DEMO_SESSION, BatchLoader, Replay, Request
 from serl_chunk.types import Amend, CameraSpec, ConfigError, DataError, SparseRows
 
 pytestmark = pytest.mark.compiles
@@ -125,7 +125,7 @@ def test_batches_are_right_while_records_come_in_from_elsewhere():
     episodes = [make(RNG(k), k) for k in range(150)]
     replay, embed = replay_of(cfg)
     feed(replay, episodes[:5], RNG(0))
-    loader = BatchLoader(replay, RNG(0), 64, prefetch=2)
+    loader = BatchLoader(replay, RNG(0), prefetch=2)
     checker = Checker(episodes, cfg)
     done, errors = threading.Event(), []
 
@@ -142,7 +142,7 @@ def test_batches_are_right_while_records_come_in_from_elsewhere():
     writer.start()
     count = 0
     while not done.is_set() or count < 5:
-        batch = loader.next(2)
+        batch = loader.next(Request("critic", 2, 64))["critic"]
         flat = type(batch)(*(_flat(v) for v in batch))
         checker.check(with_pixels(flat), writing=True)
         count += 1

@@ -12,7 +12,7 @@ from deferred_episodes import Files, One, lazy
 from errors import naming
 
 from serl_chunk.replay.frame_cache import FrameCache, cached_frames, copy_frames, frame_caches
-from serl_chunk.replay.replay import DEMO_SESSION, BatchLoader, Replay
+from serl_chunk.replay.replay import DEMO_SESSION, BatchLoader, Replay, Request
 from serl_chunk.types import CameraSpec, ConfigError, DataError, Source, SparseRows
 
 
@@ -204,9 +204,9 @@ def test_a_file_that_broke_meanwhile_is_named_where_the_batch_is_taken():
     sparse = episode.steps.sparse | {"images/a": SparseRows(images.index, Broken(images.values))}
     replay = build(config(), image_keys=("a",))
     replay.add_demo(episode._replace(steps=dataclasses.replace(episode.steps, sparse=sparse)))
-    loader = BatchLoader(replay, RNG(0), 8, prefetch=1)
+    loader = BatchLoader(replay, RNG(0), prefetch=1)
     with pytest.raises(DataError, match=r"cut\.mp4, frame \d+"):
-        loader.next(1)
+        loader.next(Request("critic", 1, 8))
     loader.close()
 
 

@@ -5,8 +5,11 @@ import pytest
 from coded_episodes import SPEC, config, feed, make, normaliser
 from errors import naming
 
-from serl_chunk.replay.replay import BatchLoader, Replay
+from serl_chunk.replay.replay import BatchLoader, Replay, Request
 from serl_chunk.types import DataError
+
+
+ONE = Request("critic", 1, 4)
 
 
 @pytest.fixture
@@ -20,9 +23,9 @@ def replay():
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_batches_are_the_same_with_and_without_the_thread(replay, prefetch):
     reference = np.random.default_rng(7)
-    loader = BatchLoader(replay, np.random.default_rng(7), 8, prefetch=prefetch)
+    loader = BatchLoader(replay, np.random.default_rng(7), prefetch=prefetch)
     for _ in range(6):
-        batch, expected = loader.next(3), replay.sample(reference, 8, 3)
+        batch, expected = loader.next(Request("critic", 3, 8))["critic"], replay.sample(reference, 8, 3)
         assert batch.actions.shape == (3, 8, 6, 2)
         assert batch.observations["images/a"].shape == (3, 8, 2, 4, 3)
         assert batch.delay.shape == (3, 8)
@@ -38,16 +41,16 @@ def test_put_is_applied_where_the_batch_is_prepared(replay, prefetch):
         threads.append(threading.current_thread().name.removesuffix("_0"))
         return {"wrapped": batch}
 
-    loader = BatchLoader(replay, np.random.default_rng(0), 4, put=put, prefetch=prefetch)
-    assert set(loader.next(1)) == {"wrapped"}
+    loader = BatchLoader(replay, np.random.default_rng(0), put=put, prefetch=prefetch)
+    assert set(loader.next(ONE)) == {"wrapped"}
     loader.close()
     assert set(threads) == {"batches" if prefetch else threading.current_thread().name}
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_no_two_batches_share_memory(replay, prefetch):
-    loader = BatchLoader(replay, np.random.default_rng(0), 16, prefetch=prefetch)
-    batches = [loader.next(2) for _ in range(5)]
+    loader = BatchLoader(replay, np.random.default_rng(0), prefetch=prefetch)
+    batches = [loader.next(Request("critic", 2, 16))["critic"] for _ in range(5)]
     arrays = [
         [*b.observations.values(), *b.next_observations.values(), b.actions, b.rewards, b.bc_weight] for b in batches
     ]
@@ -60,10 +63,10 @@ def test_no_two_batches_share_memory(replay, prefetch):
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_error_reaches_the_caller_every_time(prefetch):
     empty = Replay(SPEC, config(), normaliser(6))
-    loader = BatchLoader(empty, np.random.default_rng(0), 4, prefetch=prefetch)
+    loader = BatchLoader(empty, np.random.default_rng(0), prefetch=prefetch)
     for _ in range(2):
         with pytest.raises(DataError, match=naming(4, 0)):
-            loader.next(1)
+            loader.next(ONE)
     loader.close()
 
 
@@ -76,11 +79,11 @@ def test_batches_prepared_before_an_error_are_still_given(replay):
             raise ValueError("device full")
         return batch
 
-    loader = BatchLoader(replay, np.random.default_rng(0), 4, put=put, prefetch=5)
-    assert loader.next(1) is prepared[0]
-    assert loader.next(1) is prepared[1]
+    loader = BatchLoader(replay, np.random.default_rng(0), put=put, prefetch=5)
+    assert loader.next(ONE) is prepared[0]
+    assert loader.next(ONE) is prepared[1]
     with pytest.raises(ValueError, match="device full"):
-        loader.next(1)
+        loader.next(ONE)
     loader.close()
 
 
@@ -93,8 +96,8 @@ def test_no_more_than_prefetch_batches_wait(replay):
         prepared.release()
         return batch
 
-    loader = BatchLoader(replay, np.random.default_rng(0), 4, put=put, prefetch=2)
-    loader.next(1)
+    loader = BatchLoader(replay, np.random.default_rng(0), put=put, prefetch=2)
+    loader.next(ONE)
     for _ in range(3):  # one taken, two waiting
         assert prepared.acquire(timeout=10)
     loader.close()  # joins the thread: it has not begun another
@@ -103,21 +106,33 @@ def test_no_more_than_prefetch_batches_wait(replay):
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_close_ends_the_thread_until_the_next_batch(replay, prefetch):
-    loader = BatchLoader(replay, np.random.default_rng(0), 4, prefetch=prefetch)
+    loader = BatchLoader(replay, np.random.default_rng(0), prefetch=prefetch)
     for _ in range(2):
-        loader.next(1)
+        loader.next(ONE)
         loader.close()
         loader.close()
         assert not any(t.name.startswith("batches") for t in threading.enumerate())
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_another_size_or_half_drops_what_was_prepared(prefetch):
+def test_other_requests_or_another_half_drop_what_was_prepared(prefetch):
     class Drawn:
-        def sample(self, rng, batch_size, updates, *, half):
-            return updates, half
+        def sample(self, rng, batch_size, updates, *, half, next_observations):
+            return updates, batch_size, half, next_observations
 
-    loader = BatchLoader(Drawn(), np.random.default_rng(0), 4, prefetch=prefetch)
-    for size_and_half in [(1, None), (3, None), (3, "demo"), (3, None)]:
-        assert loader.next(*size_and_half) == loader.next(*size_and_half) == size_and_half
+    loader = BatchLoader(Drawn(), np.random.default_rng(0), prefetch=prefetch)
+    both = (Request("critic", 3, 4), Request("policy", 1, 8, next_observations=False))
+    for requests, half in [((ONE,), None), (both, None), (both, "demo"), (both, None)]:
+        wanted = {r.name: (r.updates, r.size, half, r.next_observations) for r in requests}
+        assert loader.next(*requests, half=half) == loader.next(*requests, half=half) == wanted
     loader.close()
+
+
+def test_a_batch_without_next_observations_has_all_else_and_reads_no_frame_of_them(replay):
+    whole = replay.sample(np.random.default_rng(3), 16, 2)
+    batch = replay.sample(np.random.default_rng(3), 16, 2, next_observations=False)
+    assert batch.next_observations == {}
+    for name, value in batch.observations.items():
+        np.testing.assert_array_equal(value, whole.observations[name])
+    for name in ("actions", "rewards", "mask", "discount_n", "bc_weight"):
+        np.testing.assert_array_equal(getattr(batch, name), getattr(whole, name))

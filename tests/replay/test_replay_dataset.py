@@ -13,7 +13,7 @@ from errors import naming
 from serl_chunk.data.frames import Frames
 from serl_chunk.learner.offline_data import InitialData, OfflineData
 from serl_chunk.replay import replay as replay_module
-from serl_chunk.replay.replay import DATASET_SESSION, DEMO_SESSION, BatchLoader
+from serl_chunk.replay.replay import DATASET_SESSION, DEMO_SESSION, BatchLoader, Request
 from serl_chunk.types import ConfigError, DataError, Episode, Outcome, SparseRows
 
 EPISODES, SHARDS = 8, 6
@@ -83,7 +83,7 @@ def test_no_batch_mixes_two_shards_and_the_pool_does_not_grow():
     replay = build(cfg)
     shards = [episodes_of(shard(k)) for k in range(SHARDS)]
     replay.replace_demos(shards[0])
-    loader = BatchLoader(replay, RNG(0), 64, prefetch=2)
+    loader = BatchLoader(replay, RNG(0), prefetch=2)
     done, seen = threading.Event(), []
 
     def turn():
@@ -95,7 +95,7 @@ def test_no_batch_mixes_two_shards_and_the_pool_does_not_grow():
     writer = threading.Thread(target=turn)
     writer.start()
     while len(seen) < 40 or (len(set(seen)) == 1 and len(seen) < 2_000):
-        number = loader.next(4).observations["state"][..., 0].astype(int) * 2 + 8
+        number = loader.next(Request("critic", 4, 64))["critic"].observations["state"][..., 0].astype(int) * 2 + 8
         (one,) = set((number // 16).ravel().tolist())
         seen.append(one)
         assert replay.stats()["replay/demo_rows"] <= most
