@@ -47,7 +47,7 @@ def config(
         agent=AcrlpdConfig(prefix_critic=critic_horizon is not None and critic_horizon > horizon),
         chunk=ChunkConfig(horizon, critic_horizon, return_steps=return_steps),
         replay=ReplayConfig(
-            **{"capacity": 20_000, "demo_capacity": 20_000, "human_capacity": 2_000, "exclude_before_takeover": 3}
+            **{"capacity": 20_000, "demo_capacity": 20_000, "human_capacity": 2_000, "exclude_before_takeover": 0.06}
             | replay
         ),
         reward=RewardConfig(scale, offset, failure_reward),
@@ -290,7 +290,7 @@ class Checker:
                 self.reward[k, t - 1] = r.failure_reward
             self.stop[k, :t] = [e.stop(i) for i in range(t)]
             self.to_go[k, :t] = [self.reward[k, i:t] @ powers[: t - i] for i in range(t)]
-            exclude = cfg.replay.exclude_before_takeover
+            exclude = round(cfg.replay.exclude_before_takeover * SPEC.control_hz)
             self.bc_weight[k, :t] = e.weights(bc_on, exclude)
             self.open_bc[k, :t] = dataclasses.replace(e, end="limit").weights(bc_on, exclude)
             self.bc_dims[k, :t] = e.imitated(bc_on, exclude)
