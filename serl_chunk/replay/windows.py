@@ -194,7 +194,6 @@ def gather(
         mask=(~storage.terminal[ends]).astype(np.float32),
         discount_n=np.power(config.discount, n).astype(np.float32),
         next_observations=next_observations,
-        is_demo=storage.is_demo[steps] * valid,
         bc_weight=storage.bc_weight[steps] * valid,
         delay=decided.argmax(1).astype(np.int32),
         weight=np.ones(b, np.float32),

@@ -344,8 +344,6 @@ class Checker:
         after = batch.next_observations["state"] * self.norm.state_std + self.norm.state_mean
         end = np.where(self.final[ep], t + n, np.minimum(t + n, self.length[ep] - 1))
         np.testing.assert_array_equal(after, np.stack([ep, end, ep + 2 * end], 1))
-        source = self.source[ep[:, None], at]
-        np.testing.assert_array_equal(batch.is_demo, valid & (self.demo[ep][:, None] | (source == Source.HUMAN)))
         closed = batch.bc_weight == self.bc_weight[ep[:, None], at] * valid
         still_open = batch.bc_weight == self.open_bc[ep[:, None], at] * valid
         assert (closed | still_open if writing else closed).all()
@@ -353,7 +351,8 @@ class Checker:
         closed = numbers == self.bc_dims[ep[:, None], at] * valid[..., None]
         still_open = numbers == self.open_bc_dims[ep[:, None], at] * valid[..., None]
         assert (closed | still_open if writing else closed).all()
-        decided = (self.decision[ep[:, None], at] == t[:, None]) & valid & (source == Source.POLICY)
+        of_policy = self.source[ep[:, None], at] == Source.POLICY
+        decided = (self.decision[ep[:, None], at] == t[:, None]) & valid & of_policy
         np.testing.assert_array_equal(batch.delay, np.where(decided.any(1), decided.argmax(1), 0))
         for c, camera in enumerate(SPEC.cameras):
             key = f"images/{camera.name}"
