@@ -96,8 +96,10 @@ def current_config(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
 def _ticks_to_seconds(config: dict[str, Any]) -> list[str]:
     """Convert `replay.exclude_before_takeover` of a version that counted ticks, an integer, and return a line."""
     replay, spec = config.get("replay"), config.get("robot_spec")
-    ticks = replay.get("exclude_before_takeover") if isinstance(replay, dict) else None
-    if not isinstance(ticks, int) or not isinstance(spec, dict) or not spec.get("control_hz"):
+    if not isinstance(replay, dict) or not isinstance(spec, dict) or not spec.get("control_hz"):
+        return []
+    ticks = replay.get("exclude_before_takeover")
+    if not isinstance(ticks, int):
         return []
     seconds = ticks / spec["control_hz"]
     replay["exclude_before_takeover"] = seconds
