@@ -1,8 +1,9 @@
 """What critics promised beside what was realised, of several runs side by side: one panel a run, and its bias.
 
 A point is a decision of an online episode: the value of the chosen chunk, and the discounted return from there to the
-episode's end. Squares are tenths of the decisions by value, with 95 % intervals over episodes (serl_chunk/learner/
-calibration.py). For the losses of the critic, from runs that ablations.py made:
+task's termination. Truncated episodes are left out, for the critic bootstraps where they end. Squares are tenths of the
+decisions by value, with 95 % intervals over episodes (serl_chunk/runs/report_panels.py). For the losses of the critic,
+from runs that ablations.py made:
 
     python benchmarks/calibration.py bounded=runs/ablations/fake_aloha/default/rl_helper_0 \\
         squared=runs/ablations/fake_aloha/squared/rl_helper_0 --plot calibration.png

@@ -168,7 +168,7 @@ POLICY = ("agent.flow.predicts=chunk", "agent.flow.noise_low=0.5", "agent.bc_joi
 LEARNER = ("learner.max_steps=30000", "learner.utd_ratio=0.5", "learner.checkpoint_period=5000",
            "learner.keep_checkpoints=20", "learner.pretrain_steps=6000", "learner.warmup_episodes=5")  # fmt: skip
 # The operator waits for 1.5 s and takes 0.4 s more: a policy that stands still is not to be imitated.
-OURS = ("replay.exclude_before_takeover=150",)
+OURS = ("replay.exclude_before_takeover=3.0",)
 # Sizes and averages of our policy, which the presets do not have.
 CLONE = ("agent.flow.hidden=256,256", "agent.flow.steps=5", "agent.policy_updates=3", "agent.policy_ema=0.999",
          "chunk.horizon=10")  # fmt: skip

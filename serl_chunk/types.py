@@ -355,7 +355,6 @@ class ChunkBatch(NamedTuple):
     mask: Array  # float32[B]
     discount_n: Array  # float32[B]
     next_observations: dict[str, Array]
-    is_demo: Array  # float32[B, L]
     bc_weight: Array  # float32[B, L]
     delay: Array  # int32[B]
     weight: Array  # float32[B]

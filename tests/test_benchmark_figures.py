@@ -192,12 +192,13 @@ def test_a_run_that_was_told_to_stop_is_not_finished(online, end, done):
 
 
 def test_a_critics_bias_is_of_the_decisions_that_were_not_corrected(tmp_path):
-    def episode(q: float, g: float, **more) -> str:
+    def episode(q: float, g: float | None, **more) -> str:
         row = {"kind": "episode", "step": 1, "env_steps": 1, "human_ticks": 0, "wall": 1.0, "intervention_count": 0}
         return json.dumps({**row, "q": [q, q], "g": [g, None], **more})
 
     early = [episode(0.9, 0.0)] * 8
-    late = [episode(0.6, 0.5)] * 6 + [episode(0.9, 0.1, intervention_count=1)] * 2
+    truncated = episode(0.9, None)
+    late = [episode(0.6, 0.5)] * 6 + [episode(0.9, 0.1, intervention_count=1)] * 2 + [truncated]
     (tmp_path / "metrics.jsonl").write_text("\n".join(early + late) + "\n")
     (tmp_path / "config.json").write_text('{"agent": {"critic": {"loss": "bounded"}}}')
     found = calibration.figures(tmp_path)

@@ -218,7 +218,6 @@ class Case:
             mask=b["masks"][:, -1],
             discount_n=np.full(size, self.config["discount"] ** self.horizon, np.float32),
             next_observations={STATE: b["next_observations"][:, -1]},
-            is_demo=b["valid"][:, :h],
             bc_weight=b["valid"][:, :h],
             delay=np.zeros(size, np.int32),
             weight=b["valid"][:, -1],

@@ -315,7 +315,7 @@ class Agent(abc.ABC):
         h = self.spec.horizon
         if batch.actions.shape[1] == h:
             return batch
-        names = ("actions", "valid", "is_demo", "bc_weight", "bc_dims", "bc_action_shift")
+        names = ("actions", "valid", "bc_weight", "bc_dims", "bc_action_shift")
         values = {name: getattr(batch, name) for name in names}
         return batch._replace(**{name: value[:, :h] for name, value in values.items() if value is not None})
 

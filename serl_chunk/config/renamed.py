@@ -82,6 +82,7 @@ def current_config(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
         return out
 
     current = without_removed(renamed(saved, ""))
+    lines += _ticks_to_seconds(current)
     for path, value in ADDED.items():
         *groups, name = path.split(".")
         parent: Any = current
@@ -90,6 +91,19 @@ def current_config(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
         if isinstance(parent, dict):
             parent.setdefault(name, value)
     return current, lines
+
+
+def _ticks_to_seconds(config: dict[str, Any]) -> list[str]:
+    """Convert `replay.exclude_before_takeover` of a version that counted ticks, an integer, and return a line."""
+    replay, spec = config.get("replay"), config.get("robot_spec")
+    if not isinstance(replay, dict) or not isinstance(spec, dict) or not spec.get("control_hz"):
+        return []
+    ticks = replay.get("exclude_before_takeover")
+    if not isinstance(ticks, int):
+        return []
+    seconds = ticks / spec["control_hz"]
+    replay["exclude_before_takeover"] = seconds
+    return [f"replay.exclude_before_takeover={ticks} (ticks) is now {seconds:g} (s)"]
 
 
 def rename_hint(error: BaseException) -> str:

@@ -32,13 +32,18 @@ class ReplayConfig(Group, path="replay."):
     dataset_replace_interval: int = setting(1_000, "between two shards of a data set", unit="updates", least=1)
     # The policy acts with pictures of age 0.
     max_image_age: int = setting(0, "age of a window's picture", unit="ticks", least=0, requires=CAMERAS)
-    exclude_before_takeover: int = setting(
-        40, "part of a success before an intervention that is not imitated", unit="ticks", least=0, requires=_SUCCESSES
+    exclude_before_takeover: float = setting(
+        0.8, "part of a success before an intervention that is not imitated", unit="s", least=0, requires=_SUCCESSES
     )
     prefetch: int = setting(2, "batches prepared ahead by a thread; 0: the training thread samples", least=0)
 
     def _check(self) -> None:
         # fmt: off
+        require(self.exclude_before_takeover <= 30, "replay.exclude_before_takeover",
+            f"must be at most 30 seconds, got {self.exclude_before_takeover:g}. Divide a number of ticks by the robot's"
+            " control_hz.")
+        # config.json then holds a float: a whole number there is of a version that counted ticks.
+        object.__setattr__(self, "exclude_before_takeover", float(self.exclude_before_takeover))
         require(self.positive_fraction is None or self.demo_fraction not in ("uniform", 0), "replay.positive_fraction",
             f"{self.positive_fraction} has no effect without a part of demonstrations. Set replay.demo_fraction above "
             "0, or set it to none.")

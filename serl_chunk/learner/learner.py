@@ -23,7 +23,7 @@ from serl_chunk.learner.publisher import Publish, SnapshotPublisher
 from serl_chunk.learner.router import Received, RecordRouter
 from serl_chunk.learner.schedule import BY_LEARNER, EvalSchedule, Evaluate, TrainingProgress
 from serl_chunk.learner.trainer import PhaseTrainer
-from serl_chunk.learner.training_stats import TrainingStats, ValueRange
+from serl_chunk.learner.training_stats import ModelSpace, TrainingStats, ValueRange
 from serl_chunk.replay.memory import available_bytes, check_memory
 from serl_chunk.replay.replay import Replay
 from serl_chunk.runs.checkpoints import CheckpointStore, Restored, TimedCheckpoints
@@ -78,6 +78,7 @@ class Learner:
         self.router.demonstrations.hold(data.demos)
         self._precompute = None if embed is None else precompute_features(self.replay)
         self.value_range = ValueRange(config)
+        self._model_space = ModelSpace(metrics, self.replay, normaliser.mode)
         self.updates = 0  # critic updates of the offline and the online phase
         self.human_ticks = self.episodes = 0
         self.has_trained = self._unsaved = False  # whether this process made an update: at all, since a checkpoint
@@ -187,6 +188,7 @@ class Learner:
             self.value_range.demonstrations([demonstration])
             self.metrics.event(text, self.counters())
             logger.info("%s", text)
+        self._model_space.check(self.counters())
         return received
 
     def publish(self) -> int:

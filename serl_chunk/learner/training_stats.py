@@ -14,8 +14,8 @@ import jax
 from serl_chunk.agents.state import Metrics
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.replay.episode import EpisodeStats, realised_returns
-from serl_chunk.replay.replay import Replay
-from serl_chunk.runs.metrics import Counters, MetricsLog
+from serl_chunk.replay.replay import Half, Replay
+from serl_chunk.runs.metrics import Counters, MetricsLog, read_metrics
 from serl_chunk.types import Episode
 
 logger = logging.getLogger(__name__)
@@ -137,6 +137,52 @@ class TrainingStats:
             seam_acceleration=e.accelerations[0], acceleration=e.accelerations[1],
             q=[q for q, _ in e.decisions], g=[g for _, g in e.decisions],
         )  # fmt: skip
+
+
+class ModelSpace:
+    """Warns once a run where more than 5 % of the recorded actions' numbers lie outside of model space, [-1, 1].
+
+    Apart for demonstrations and online episodes; in the log and as an event.
+    """
+
+    def __init__(self, metrics: MetricsLog, replay: Replay, mode: str) -> None:
+        self._metrics, self._replay, self._mode = metrics, replay, mode
+        self._warned: set[str] = set()
+
+    def check(self, counters: Counters) -> None:
+        """Warn, the first time in the run, of demonstrations and of online episodes."""
+        for half, name in _HALVES.items():
+            outside, numbers = self._replay.outside_model_space[half]
+            if name in self._warned or numbers < _LEAST_NUMBERS or outside <= _MOST_OUTSIDE * numbers:
+                continue
+            self._warned.add(name)
+            what = f"warning: actions outside of model space: {name}"
+            if any(row["text"].startswith(what) for row in read_metrics(self._metrics.run_dir)["event"]):
+                continue  # a previous process of the run did
+            demonstrated = self._replay.outside_model_space["demo"].numbers > 0
+            text = (
+                f"{what}, {outside / numbers:.1%} of their numbers (expected at most {_MOST_OUTSIDE:.0%}) with "
+                f"normaliser.actions={self._mode}. The policy cannot output them. In a new run, "
+                f"{_remedy(self._mode, demonstrated=demonstrated)}"
+            )
+            self._metrics.event(text, counters)
+            logger.warning("%s", text.removeprefix("warning: "))
+
+
+_HALVES: dict[Half, str] = {"demo": "demonstrations", "online": "online episodes"}
+_MOST_OUTSIDE = 0.05
+_LEAST_NUMBERS = 1_000  # before a share is judged
+
+
+def _remedy(mode: str, *, demonstrated: bool) -> str:
+    """Return which settings of the normaliser to change."""
+    if mode == "norm_stats":
+        return "write normaliser.norm_stats from these data (serl-chunk data stats), or set normaliser.actions=relative"
+    if mode == "absolute_range":
+        return "widen the robot's action_low and action_high, or set normaliser.actions=relative or absolute_demo"
+    if not demonstrated:
+        return "give demonstrations (demo_path), which the scale is fitted to, or set normaliser.actions=absolute_range"
+    return "give demonstrations (demo_path) that move as far, or lower normaliser.demo_range to leave room beyond them"
 
 
 class ValueRange:

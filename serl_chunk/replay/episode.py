@@ -68,7 +68,8 @@ class EpisodeStats(NamedTuple):
     episode_id: str
     length: int  # steps, T
     episode_return: float  # sum of the rewards as recorded
-    decisions: tuple[tuple[float, float], ...]  # (recorded value q, discounted effective rewards that followed)
+    # (recorded value q, discounted effective rewards that followed); None in an episode that no termination ended.
+    decisions: tuple[tuple[float, float | None], ...]
     success: bool | None  # None where the actor died in it: unknown
     human_ticks: int  # of the human's segments, idle ones included
     segments: int
@@ -223,7 +224,10 @@ def summarise(
         episode_id=episode_id,
         length=episode.length,
         episode_return=float(reward.sum(dtype=np.float64)),
-        decisions=tuple((q, float(to_go[tick])) for tick, q in episode.decisions if tick > before),
+        # The critic bootstraps from a truncation: a return that ends there would show a bias that it does not have.
+        decisions=tuple(
+            (q, float(to_go[tick]) if episode.terminated else None) for tick, q in episode.decisions if tick > before
+        ),
         success=None if episode.last < episode.length else episode.outcome == Outcome.SUCCESS,
         human_ticks=int((segments[:, 1] - segments[:, 0]).sum()),
         segments=len(segments),

@@ -23,9 +23,9 @@ def estimate_bytes(
 
     `features`: bytes of a frame's features, of each camera; then no decoded image of demonstrations' files is kept.
     """
-    floats = 4 * (spec.state_dim + spec.action_dim + 5)  # reward, effective, mc_return, is_demo, bc_weight
+    floats = 4 * (spec.state_dim + spec.action_dim + 4)  # reward, effective, mc_return, bc_weight
     fixed = 1 + 4 + 4 + 4 + 8 + 8  # source, tick, decision, lost, succ, pred
-    fixed += 1 + 1 + 1  # live, terminal, recent
+    fixed += 1 + 1 + 1 + 1  # live, terminal, is_demo, recent
     fixed += -(-spec.action_dim // 8) + 1  # human_dims, bc_human
     index = (3 if config.positive_fraction is None else 5) * 16 + 8  # views, free list
     index += 16 if config.windows == "qc" else 0  # the order of the steps, while it is drawn up anew

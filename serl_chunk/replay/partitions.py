@@ -37,6 +37,7 @@ class Partitions:
     ) -> None:  # fmt: skip
         self._config, self._bc_on, self._count = config, bc_on, count
         r = config.replay
+        self._exclude_ticks = round(r.exclude_before_takeover * spec.control_hz)
         rows = r.capacity + r.demo_capacity + r.human_capacity
         self.storage = StepStorage(
             spec, cameras, rows=rows, frames=STORES * r.image_capacity, max_image_age=r.max_image_age,
@@ -130,7 +131,7 @@ class Partitions:
         storage.is_demo[rows] = episode.demonstration | (source == Source.HUMAN)
         weigh = functools.partial(
             imitation_weights, source, bc_on=self._bc_on, demonstration=episode.demonstration, outcome=episode.outcome,
-            exclude_before_takeover=self._config.replay.exclude_before_takeover,
+            exclude_ticks=self._exclude_ticks,
         )  # fmt: skip
         storage.bc_weight[rows] = weigh()
         if storage.human_dims is not None:

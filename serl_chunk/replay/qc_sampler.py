@@ -37,7 +37,7 @@ def gather_adjacent(rows: Rows, starts: np.ndarray, *, horizon: int, returned: i
 
     `valid[b, i]` is 1 until the first end, its own step included; `weight` is that of the return's last step. Rewards
     are those of all R = `returned` rows, also after an end; `mask` is 0 where any of them terminated; `discount_n` is
-    gamma^R, and the next observation that of row R - 1. Valid steps count as demonstrated and imitated.
+    gamma^R, and the next observation that of row R - 1. Valid steps count as imitated.
     """
     length = max(horizon, returned)
     at = starts[:, None] + np.arange(length)
@@ -53,7 +53,6 @@ def gather_adjacent(rows: Rows, starts: np.ndarray, *, horizon: int, returned: i
         mask=rows.mask[at[:, :returned]].min(1),
         discount_n=np.full(len(starts), discount**returned, np.float32),
         next_observations={STATE: rows.next_state[at[:, returned - 1]]},
-        is_demo=valid.copy(),
         bc_weight=valid.copy(),
         delay=np.zeros(len(starts), np.int32),
         weight=reached[:, returned - 1].copy(),
@@ -66,7 +65,7 @@ def gather_qc_windows(
 ) -> ChunkBatch:
     """Gather windows of storage rows `rows` int64[B, L], L = max(horizon, returned), in model space; arrays are fresh.
 
-    As `gather_adjacent`, with the storage's own marks of demonstrated and, unless `bc_all`, imitated steps. An end lies
+    As `gather_adjacent`, with the storage's own marks of imitated steps unless `bc_all`. An end lies
     where a row's successor is not the window's next, unless a demonstrated trajectory goes on there.
     """
     (b, length), horizon, returned = rows.shape, config.chunk.carried, config.chunk.returned
@@ -92,7 +91,6 @@ def gather_qc_windows(
         observations={STATE: normaliser.observe(state)},
         actions=normaliser.encode(state, raw.actions),
         next_observations={STATE: normaliser.observe(raw.next_observations[STATE])},
-        is_demo=storage.is_demo[steps] * raw.valid,
         bc_weight=raw.bc_weight if bc_all else storage.bc_weight[steps] * raw.valid,
         bc_dims=storage.bc_dims(steps),
         delay=decided.argmax(1).astype(np.int32),
@@ -102,7 +100,7 @@ def gather_qc_windows(
 def _goes_on(storage: StepStorage, last: np.ndarray, final: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Return where episodes from rows `first` int64[K] on continue those with `last` step and `final` row, bool[K]."""
     same = (storage.state[final] == storage.state[first]).all(1) & storage.terminal[final]
-    return same & (storage.tick[first] == 0) & (storage.is_demo[last] > 0) & (storage.is_demo[first] > 0)
+    return same & (storage.tick[first] == 0) & storage.is_demo[last] & storage.is_demo[first]
 
 
 class QCWindowSampler:

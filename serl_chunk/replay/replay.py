@@ -19,7 +19,7 @@ from serl_chunk.replay.memory import available_bytes, check_memory, estimate_dis
 from serl_chunk.replay.partitions import Partitions
 from serl_chunk.replay.qc_sampler import gather_qc_windows
 from serl_chunk.replay.windows import BcOn, gather, with_moved_joints
-from serl_chunk.types import ChunkBatch, ConfigError, DataError, Episode, Record, RobotSpec
+from serl_chunk.types import STATE, ChunkBatch, ConfigError, DataError, Episode, Record, RobotSpec
 
 DEMO_SESSION = "demonstrations"  # the session under which demonstrations are kept
 DATASET_SESSION = "dataset"  # and that of those which give way to others
@@ -38,6 +38,16 @@ class Ready(NamedTuple):
     online: int  # windows that the online half draws from
     demo: int  # and the demonstration half
     windows: int  # distinct ones in either
+
+
+class OutsideCount(NamedTuple):
+    """Numbers of actions in model space, from every step of the episodes on, and how many lie outside of it."""
+
+    outside: int = 0
+    numbers: int = 0
+
+    def plus(self, other: tuple[int, int]) -> OutsideCount:
+        return OutsideCount(self.outside + other[0], self.numbers + other[1])
 
 
 class Replay:
@@ -85,6 +95,8 @@ class Replay:
         self._builder = EpisodeBuilder(self._partitions, config.discount, self._count)
         self._sampled = self._sampled_demo = self._actions = self._clipped = 0
         self._lock = threading.RLock()
+        # Of demonstrations and of finished online episodes that came to this process; complete with each of them.
+        self.outside_model_space: dict[Half, OutsideCount] = {"demo": OutsideCount(), "online": OutsideCount()}
 
     def add_demo(self, *episodes: Episode) -> None:
         """Add demonstrations, which are never evicted. Images that come as `Frames` stay in their files.
@@ -117,18 +129,21 @@ class Replay:
         held.check_demos(episodes, files=stays)
         reward, discount = self._config.reward, self._config.discount
         returns = [realised_returns(e, reward, discount)[:-1] if e.end.terminated else None for e in episodes]
+        columns = ((e.steps.observation[STATE], e.steps.action, e.steps.lost_ticks) for e in episodes)
+        counts = [self._normaliser.count_outside(*of_episode) for of_episode in columns]
         with self._lock:
             leaving = [] if stays else [e for key, e in held.demo.episodes.items() if key[0] == session]
             held.check_room(episodes, leaving=leaving)
             held.remove(*leaving)
             self._builder.demonstrations(session, episodes, returns)
+            self._count_outside("demo", counts)
             if not leaving:
                 held.check_balance()
 
     def insert(self, session: str, record: Record) -> Added:
         """Insert the next record of `session`; return what it added. Raises as `EpisodeBuilder`."""
         with self._lock:
-            return self._builder.insert(session, record)
+            return self._checked(self._builder.insert(session, record))
 
     def close_session(self, session: str, *, gone: bool = False) -> Added:
         """Close a silent actor's open episode as truncated, without a final observation.
@@ -136,7 +151,22 @@ class Replay:
         An actor that comes back opens it again. With `gone` it cannot, and the episode is finished.
         """
         with self._lock:
-            return self._builder.close_session(session, gone=gone)
+            return self._checked(self._builder.close_session(session, gone=gone))
+
+    def _checked(self, added: Added) -> Added:
+        """Count the actions of an online episode that ended with a record."""
+        if (ended := added.finished) is None:
+            return added
+        episode, storage = self._partitions.find((ended.session, ended.episode_id)), self._partitions.storage
+        if episode is not None:
+            rows = episode.rows[: episode.length]
+            columns = storage.state[rows], storage.action[rows], storage.lost_ticks[rows]
+            self._count_outside("online", [self._normaliser.count_outside(*columns)])
+        return added
+
+    def _count_outside(self, half: Half, counts: Sequence[tuple[int, int]]) -> None:
+        for count in counts:
+            self.outside_model_space[half] = self.outside_model_space[half].plus(count)
 
     @property
     def empty_half(self) -> Half | None:

@@ -97,7 +97,7 @@ class StepStorage:
         self.pred = np.empty(n, np.int64)  # the tick before's row; an episode's first row leads to itself
         self.live = np.zeros(n, np.bool_)
         self.terminal = np.zeros(n, np.bool_)  # the observation after a true termination
-        self.is_demo = np.zeros(n, np.float32)
+        self.is_demo = np.zeros(n, np.bool_)  # a demonstration or a human supplied the action
         self.bc_weight = np.zeros(n, np.float32)
         # Of steps that a human had a part of, the bits of the human's numbers, uint8[n, A / 8 rounded up]; else 0. And
         # those of which these alone are imitated, bool[n]. None before the first such step.

@@ -51,13 +51,13 @@ def eligible_starts(
 
 
 def imitation_weights(
-    source: np.ndarray, *, bc_on: BcOn, demonstration: bool, outcome: Outcome, exclude_before_takeover: int,
+    source: np.ndarray, *, bc_on: BcOn, demonstration: bool, outcome: Outcome, exclude_ticks: int,
     shared: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
     """Return the weight of each step of an episode in an imitation loss, float32[T], from source uint8[T].
 
-    Never imitated are holds, failed demonstrations, and policy steps shortly before an intervention. Given `shared`
-    bool[T], HUMAN steps of which the policy had a part, their weights are those of the policy's part.
+    Never imitated are holds, failed demonstrations, and policy steps within `exclude_ticks` before a human's. Given
+    `shared` bool[T], HUMAN steps of which the policy had a part, their weights are those of the policy's part.
     """
     human = source == Source.HUMAN
     own = source == Source.POLICY
@@ -74,7 +74,7 @@ def imitation_weights(
         if bc_on == "+successes" and not demonstration and outcome == Outcome.SUCCESS:
             imitated = own.copy()
             for begin, _ in human_segments(source):
-                imitated[max(0, begin - exclude_before_takeover) : begin] = False
+                imitated[max(0, begin - exclude_ticks) : begin] = False
             chosen |= imitated
     if demonstration and outcome == Outcome.FAILURE:
         chosen = np.zeros(len(source), np.bool_)
@@ -196,7 +196,6 @@ def gather(
         mask=(~storage.terminal[ends]).astype(np.float32),
         discount_n=np.power(config.discount, n).astype(np.float32),
         next_observations=next_observations,
-        is_demo=storage.is_demo[steps] * valid,
         bc_weight=storage.bc_weight[steps] * valid,
         delay=decided.argmax(1).astype(np.int32),
         weight=np.ones(b, np.float32),

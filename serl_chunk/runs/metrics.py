@@ -179,10 +179,13 @@ class MetricsLog:
         """Write a period of training; times are seconds, `wait/...` of this period, `timer/...` the mean of a call."""
         self._write("train", counters, values)
 
-    def episode(self, counters: Counters, *, q: Sequence[float] = (), g: Sequence[float] = (), **fields: Any) -> None:
+    def episode(
+        self, counters: Counters, *, q: Sequence[float] = (), g: Sequence[float | None] = (), **fields: Any
+    ) -> None:
         """Write a finished episode; `fields` are those of `EPISODE_FIELDS`, absent ones null.
 
-        Per decision, `q` is the critic's value and `g` the realised return; raises DataError if their lengths differ.
+        Per decision, `q` is the critic's value and `g` the realised return, None where unknown. Raises DataError if
+        their lengths differ.
         """
         if len(q) != len(g):
             raise DataError(f"an episode needs one realised return g per value q, got {len(q)} q and {len(g)} g")

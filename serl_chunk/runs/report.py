@@ -103,9 +103,10 @@ def _figures(metrics: RunMetrics, limits: tuple[float, float] | None) -> list[Ht
         built(
             "q-return", "Q against realised return",
             [panels.calibration_panel(limits), panels.draw_q_trend, panels.draw_q_train],
-            "No value of the critic has been recorded in this run yet.",
-            f"Left: the critic's value at decisions of the last {panels.CALIBRATION_EPISODES} episodes, and the "
-            "discounted return from there. The critic is calibrated where the squares' 95 % intervals, of a tenth of "
+            "No value of the critic with a known return has been recorded in this run yet.",
+            f"Left: the critic's value at decisions of the last {panels.CALIBRATION_EPISODES} episodes that terminated "
+            "and the discounted return from there; at a truncation no return is known. The critic is calibrated where "
+            "the squares' 95 % intervals, of a tenth of "
             "the decisions each, reach the dashed line; states below it proved worse than their value. Intervals count "
             "episodes, not decisions. Where a human intervened, the return is not the policy's own, and the squares "
             "leave it out as long as there are others. Right: means of an episode; values and targets in batches.",

@@ -126,7 +126,7 @@ class Decisions(NamedTuple):
     """N decisions with a recorded value."""
 
     value: np.ndarray  # float64[N], the critic's, of the chosen chunk
-    realised: np.ndarray  # float64[N], discounted return from there to the episode's end
+    realised: np.ndarray  # float64[N], discounted return from there to the task's termination
     episode: np.ndarray  # int64[N], which episode each belongs to
 
     @property
@@ -143,8 +143,9 @@ class Bin(NamedTuple):
 
 
 def decisions(rows: Iterable[Row]) -> Decisions:
-    """Return the decisions in episode rows whose value and return are both known."""
-    pairs = ((i, pair) for i, row in enumerate(rows) for pair in zip(row["q"], row["g"], strict=False))
+    """Return the decisions in episode rows whose value and return are both known: not those of truncated episodes."""
+    valued = (zip(row.get("q") or (), row.get("g") or (), strict=False) for row in rows)
+    pairs = ((i, pair) for i, row in enumerate(valued) for pair in row)
     found = [(*pair, i) for i, pair in pairs if None not in pair]
     table = np.array(found, float).reshape(-1, 3)
     return Decisions(table[:, 0], table[:, 1], table[:, 2].astype(np.int64))
@@ -184,7 +185,7 @@ def calibration_panel(limits: tuple[float, float] | None) -> Draw:
     """
 
     def draw(ax: Axes, metrics: RunMetrics) -> bool:
-        rows = [row for row in metrics["episode"] if row.get("q")][-CALIBRATION_EPISODES:]
+        rows = [row for row in metrics["episode"] if len(decisions([row]).value)][-CALIBRATION_EPISODES:]
         alone = decisions(row for row in rows if not row.get("intervention_count"))
         intervened = decisions(row for row in rows if row.get("intervention_count"))
         if not len(alone.value) and not len(intervened.value):

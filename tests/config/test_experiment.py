@@ -64,6 +64,7 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
     (RewardConfig, {"offset": float("-inf")}, ("reward.offset", "-inf")),
     (EncoderConfig, {"latent": 0}, ("agent.encoder.latent", 0, 1)),
     (ReplayConfig, {"exclude_before_takeover": -1}, ("replay.exclude_before_takeover", -1, 0)),
+    (ReplayConfig, {"exclude_before_takeover": 40}, ("replay.exclude_before_takeover", 40, 30, "ticks", "control_hz")),
     (ActorConfig, {"max_human_ticks": -1}, ("actor.max_human_ticks", -1, 0)),
     (ActorConfig, {"max_episodes": -1}, ("actor.max_episodes", -1, 0)),
     (CriticConfig, {"hidden": ()}, ("agent.critic.hidden", "()")),

@@ -128,6 +128,24 @@ def test_a_run_folder_with_former_names_resumes_with_one_line_and_no_change(tmp_
     assert len(caplog.messages) == 1
 
 
+@pytest.mark.parametrize(("ticks", "hz", "seconds"), [(40, 50.0, 0.8), (40, 10.0, 4.0), (0, 50.0, 0.0)])
+def test_ticks_before_an_intervention_are_read_as_seconds_at_the_runs_rate(ticks, hz, seconds):
+    saved = {"replay": {"exclude_before_takeover": ticks}, "robot_spec": {"control_hz": hz}}
+    read, lines = current_config(saved)
+    assert read["replay"]["exclude_before_takeover"] == seconds
+    assert lines == [f"replay.exclude_before_takeover={ticks} (ticks) is now {seconds:g} (s)"]
+    assert current_config(read) == (read, [])
+    assert saved["replay"]["exclude_before_takeover"] == ticks
+
+
+def test_a_whole_number_of_seconds_is_not_taken_for_ticks(tmp_path):
+    replay = dataclasses.replace(CONFIG.replay, exclude_before_takeover=3)
+    run = open_run(dataclasses.replace(CONFIG, replay=replay), SPEC, str(tmp_path))
+    run.write_config()
+    run.lock.close()
+    assert read_config(tmp_path)["replay"]["exclude_before_takeover"] == 3.0
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [

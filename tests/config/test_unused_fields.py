@@ -31,7 +31,7 @@ CASES = [
     (None, "agent.encoder.trained_by", "critic", [("agent.image_keys", "top")]),
     (None, "agent.prefix_expectile", "0.6", [("agent.prefix_critic", "true"), ("chunk.critic_horizon", "9")]),
     (None, "agent.gripper.epsilon", "0.1", [("agent.gripper.choices", "-1,1")]),
-    ("qc", "replay.exclude_before_takeover", "9", [("agent.bc_on", "+successes")]),
+    ("qc", "replay.exclude_before_takeover", "0.5", [("agent.bc_on", "+successes")]),
     (None, "robot.scripted_human.noise", "0.1", [("actor.intervention", "scripted")]),
     ("hg-dagger-gaussian", "agent.flow.hidden", "16", [("agent.policy", "flow")]),
     ("hg-dagger", "agent.hidden", "16", [("agent.policy", "gaussian")]),

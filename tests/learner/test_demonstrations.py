@@ -35,7 +35,6 @@ def test_one_is_in_the_demo_partition_with_its_end_and_counts_nowhere():
     assert [d.begin.episode_id for d in received.demonstrations] == ["d0"]
     assert (replay.ready.steps, replay.ready.online, replay.ready.demo) == (0, 0, LENGTH)
     batch = replay.sample(np.random.default_rng(0), 8)
-    assert (batch.is_demo[:, 0] == 1).all()
     assert np.isfinite(batch.mc_return).all()  # as of --demo_path
 
 

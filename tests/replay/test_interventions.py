@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from coded_episodes import LIMIT, SPEC, Checker, Coded, config, feed, make, normaliser
@@ -131,3 +133,16 @@ def test_put_back_from_records_it_is_the_same():
     np.testing.assert_array_equal(a.rewards, b.rewards)
     np.testing.assert_array_equal(a.valid, b.valid)
     np.testing.assert_array_equal(a.next_observations["state"], b.next_observations["state"])
+
+
+@pytest.mark.parametrize(("hz", "excluded"), [(50.0, 3), (20.0, 1), (10.0, 1), (5.0, 0)])
+def test_what_is_not_imitated_before_an_intervention_is_a_time(hz, excluded):
+    cfg = config(1, 1, demo_fraction="uniform")  # 0.06 s
+    e = episode("pppppuup", "success")
+    replay = Replay(dataclasses.replace(SPEC, control_hz=hz), cfg, normaliser(1), image_keys=("a", "b"))
+    feed(replay, [e], np.random.default_rng(0))
+    batch = replay.sample(np.random.default_rng(0), 400)
+    norm = normaliser(1)
+    tick = (batch.observations["state"] * norm.state_std + norm.state_mean)[:, 1].round().astype(int)
+    left_out = sorted({int(t) for t, w in zip(tick, batch.bc_weight[:, 0], strict=True) if w == 0})
+    assert left_out == list(range(5 - excluded, 5))

@@ -142,4 +142,3 @@ def test_they_count_as_human_ticks():
     batch = replay.sample(RNG(0), 200, half="demo")  # windows that start on a human's step
     tick = batch.observations["state"][:, 1] * 0.5 - 4
     assert set(tick) == {4, 5, 6, 7}
-    assert batch.is_demo[:, 0].all()

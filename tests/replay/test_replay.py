@@ -242,7 +242,18 @@ def test_nothing_realised_across_a_gap_is_reported_or_a_floor():
     steps = [online.step(t)._replace(decision={"q": np.float32(t)}) for t in range(9)]
     for record in (begin, StepBlock.from_steps("e2", steps), end):
         replay.insert("s", record)
-    assert [q for q, _ in replay.finished[0].decisions] == [4, 5, 6, 7, 8]
+    assert replay.finished[0].decisions == tuple((q, None) for q in (4, 5, 6, 7, 8))  # truncated
+
+
+@pytest.mark.parametrize(("end", "known"), [("success", True), ("failure", True), ("limit", False), ("died", False)])
+def test_a_return_is_realised_where_the_task_terminated(end, known):
+    replay = build(config(scale=1.0, offset=0.0))
+    online = coded(2, 6, end)
+    begin, *_, last = online.records(RNG(0))
+    steps = [online.step(t)._replace(decision={"q": np.float32(t)}) for t in range(6)]
+    for record in (begin, StepBlock.from_steps("e2", steps), last):
+        replay.insert("s", record)
+    assert [g is not None for _, g in replay.finished[0].decisions] == [known] * 6
 
 
 def test_realised_returns_follow_corrections_and_are_of_demonstrations_that_the_task_ended():

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from coded_episodes import Checker, config, feed, make
+from coded_episodes import Checker, config, feed, make, normaliser
 from coded_replay import RNG, build, coded, windows
 from errors import naming
 
@@ -44,7 +44,7 @@ def test_an_empty_half_gives_its_share_and_says_so():
     assert (replay.stats()["replay/demo_share"], replay.stats()["replay/empty_half"]) == (0, 1)
     only_demos = build(config(demo_fraction=0.5))
     only_demos.add_demo(coded(demonstration=True).episode())
-    np.testing.assert_array_equal(only_demos.sample(RNG(0), 8).is_demo[:, 0], 1)
+    assert only_demos.sample(RNG(0), 8).mask.shape == (8,)
     assert only_demos.empty_half == "online"
     assert (only_demos.stats()["replay/demo_share"], only_demos.stats()["replay/empty_half"]) == (1, 1)
     feed(only_demos, [coded(1)], RNG(0))
@@ -116,3 +116,26 @@ def test_clipped_and_excluded_shares():
     clipped = (np.abs(batch.actions) > 1) & (batch.valid[..., None] > 0)
     assert 0 < clipped.mean() < 1
     assert replay.stats()["replay/clipped_share"] == pytest.approx(clipped.sum() / (batch.valid.sum() * 2))
+
+
+def encoded_outside(norm, episode):
+    """(numbers outside of [-1, 1], numbers) of every chunk of an episode's steps."""
+    steps = episode.episode().steps
+    state, action = steps.observation["state"], steps.action
+    chunks = [norm.encode(state[t], action[t : t + norm.horizon]) for t in range(len(action))]
+    return sum(int((np.abs(c) > 1).sum()) for c in chunks), sum(c.size for c in chunks)
+
+
+def test_actions_outside_of_model_space_are_counted_where_episodes_come_in():
+    replay, norm = build(config(4, 4)), normaliser(4)
+    demo, online = coded(9, 12, demonstration=True), coded(1, 7)
+    replay.add_demo(demo.episode())
+    assert replay.outside_model_space["demo"] == encoded_outside(norm, demo)
+    assert replay.outside_model_space["online"] == (0, 0)
+    feed(replay, [online], RNG(0))
+    assert replay.outside_model_space["online"] == encoded_outside(norm, online)
+    assert 0 < replay.outside_model_space["online"].outside < replay.outside_model_space["online"].numbers
+    replay.insert("s", coded(2, 7).records(RNG(0))[0])
+    assert replay.outside_model_space["online"] == encoded_outside(norm, online)  # of whole episodes alone
+    feed(replay, [dataclasses.replace(online, number=3, session="t")], RNG(0))
+    assert replay.outside_model_space["online"].numbers == 2 * encoded_outside(norm, online)[1]

@@ -93,9 +93,7 @@ SOURCE = np.array([P, P, P, P, H, U, H, U, P, Source.RANDOM], np.uint8)
     ],
 )
 def test_imitation_weights(bc_on, demonstration, outcome, expected):
-    weights = imitation_weights(
-        SOURCE, bc_on=bc_on, demonstration=demonstration, outcome=outcome, exclude_before_takeover=2
-    )
+    weights = imitation_weights(SOURCE, bc_on=bc_on, demonstration=demonstration, outcome=outcome, exclude_ticks=2)
     assert weights.dtype == np.float32
     assert "".join(str(int(w)) for w in weights) == expected
 
@@ -119,7 +117,7 @@ def test_the_policys_part_of_a_human_step_weighs_as_its_own(bc_on, demonstration
     """The human had a part of tick 5 and all of tick 7."""
     assert SOURCE[[5, 7]].tolist() == [U, U]
     weights = imitation_weights(
-        SOURCE, bc_on=bc_on, demonstration=demonstration, outcome=outcome, exclude_before_takeover=2,
+        SOURCE, bc_on=bc_on, demonstration=demonstration, outcome=outcome, exclude_ticks=2,
         shared=np.arange(10) == 5,
     )  # fmt: skip
     assert "".join(str(int(w)) for w in weights) == expected

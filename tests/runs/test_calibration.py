@@ -71,6 +71,12 @@ def test_the_panel_shows_bins_equality_and_the_range():
     assert found["equal: calibrated"].get_xdata()[0] == -100.0
     (bars,) = ax.containers
     assert len(bars.lines[0].get_xdata()) == 10
+    truncated = [{"q": [0.5], "g": [None], "env_steps": 1, "wall": 1.0}] * 50
+    again = Figure().subplots()
+    longer = RunMetrics({"episode": metrics["episode"] + truncated, "train": [], "eval": []})
+    assert calibration_panel((-100.0, 0.0))(again, longer)
+    assert again.get_title() == ax.get_title()  # the newest hundred whose returns are known
+    assert not calibration_panel(None)(Figure().subplots(), RunMetrics({"episode": truncated}))
     last = decisions(metrics["episode"][-100:-20])  # of the newest hundred, those without intervention
     assert f"{last.bias:+.3g}" in ax.get_title()
     assert not calibration_panel(None)(Figure().subplots(), RunMetrics({"episode": []}))

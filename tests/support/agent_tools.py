@@ -95,7 +95,6 @@ def make_batches(spec: AgentSpec, updates: int = 2, size: int = 8, seed: int = 0
         "mask": mask,
         "discount_n": (spec.discount**n).astype(np.float32),
         "next_observations": observe(),
-        "is_demo": valid,
         "bc_weight": valid,
         "delay": np.zeros(lead, np.int32),
         "weight": np.ones(lead, np.float32),

@@ -47,7 +47,7 @@ def config(
         agent=AcrlpdConfig(prefix_critic=critic_horizon is not None and critic_horizon > horizon),
         chunk=ChunkConfig(horizon, critic_horizon, return_steps=return_steps),
         replay=ReplayConfig(
-            **{"capacity": 20_000, "demo_capacity": 20_000, "human_capacity": 2_000, "exclude_before_takeover": 3}
+            **{"capacity": 20_000, "demo_capacity": 20_000, "human_capacity": 2_000, "exclude_before_takeover": 0.06}
             | replay
         ),
         reward=RewardConfig(scale, offset, failure_reward),
@@ -290,7 +290,7 @@ class Checker:
                 self.reward[k, t - 1] = r.failure_reward
             self.stop[k, :t] = [e.stop(i) for i in range(t)]
             self.to_go[k, :t] = [self.reward[k, i:t] @ powers[: t - i] for i in range(t)]
-            exclude = cfg.replay.exclude_before_takeover
+            exclude = round(cfg.replay.exclude_before_takeover * SPEC.control_hz)
             self.bc_weight[k, :t] = e.weights(bc_on, exclude)
             self.open_bc[k, :t] = dataclasses.replace(e, end="limit").weights(bc_on, exclude)
             self.bc_dims[k, :t] = e.imitated(bc_on, exclude)
@@ -344,8 +344,6 @@ class Checker:
         after = batch.next_observations["state"] * self.norm.state_std + self.norm.state_mean
         end = np.where(self.final[ep], t + n, np.minimum(t + n, self.length[ep] - 1))
         np.testing.assert_array_equal(after, np.stack([ep, end, ep + 2 * end], 1))
-        source = self.source[ep[:, None], at]
-        np.testing.assert_array_equal(batch.is_demo, valid & (self.demo[ep][:, None] | (source == Source.HUMAN)))
         closed = batch.bc_weight == self.bc_weight[ep[:, None], at] * valid
         still_open = batch.bc_weight == self.open_bc[ep[:, None], at] * valid
         assert (closed | still_open if writing else closed).all()
@@ -353,7 +351,8 @@ class Checker:
         closed = numbers == self.bc_dims[ep[:, None], at] * valid[..., None]
         still_open = numbers == self.open_bc_dims[ep[:, None], at] * valid[..., None]
         assert (closed | still_open if writing else closed).all()
-        decided = (self.decision[ep[:, None], at] == t[:, None]) & valid & (source == Source.POLICY)
+        of_policy = self.source[ep[:, None], at] == Source.POLICY
+        decided = (self.decision[ep[:, None], at] == t[:, None]) & valid & of_policy
         np.testing.assert_array_equal(batch.delay, np.where(decided.any(1), decided.argmax(1), 0))
         for c, camera in enumerate(SPEC.cameras):
             key = f"images/{camera.name}"

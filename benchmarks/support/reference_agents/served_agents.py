@@ -268,7 +268,6 @@ def _windows(b: Batch) -> ChunkBatch:
         mask=b["mask"],
         discount_n=np.full(size, DISCOUNT**HORIZON, np.float32),
         next_observations={"state": b["next_observations"]},
-        is_demo=b["valid"],
         bc_weight=b["valid"],
         delay=np.zeros(size, np.int32),
         weight=b["valid"][:, -1],

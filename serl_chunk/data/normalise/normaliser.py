@@ -13,6 +13,8 @@ from serl_chunk.config.experiment import NormaliserConfig
 from serl_chunk.data.normalise.chunk_statistics import NormStats, read_norm_stats, read_note
 from serl_chunk.types import STATE, ConfigError, DataError, Episode, RobotSpec
 
+_ROUNDING = 1e-5  # of float32: an action at a limit is encoded as 1 or a little more
+
 
 @dataclasses.dataclass(frozen=True, eq=False)  # compared by `digest`; arrays have no single truth value
 class Normaliser:
@@ -64,6 +66,24 @@ class Normaliser:
     def decode(self, state: np.ndarray, chunk: np.ndarray) -> np.ndarray:
         h = self._offsets(chunk)
         return (chunk * self.scale[:h] + self.centre[:h] + self._base(state)).astype(np.float32)
+
+    def count_outside(self, state: np.ndarray, action: np.ndarray, lost_ticks: np.ndarray) -> tuple[int, int]:
+        """Count the numbers of an episode's chunks, from every step on, that lie outside of model space, and all.
+
+        Args:
+            state: float32[T, S], robot units.
+            action: float32[T, A], robot units.
+            lost_ticks: int[T], above 0 on the steps after a gap, which no chunk crosses.
+        """
+        base, stretch = self._base(state)[:, 0], np.cumsum(lost_ticks > 0)
+        outside = total = 0
+        for i in range(min(self.horizon, len(action))):
+            starts = len(action) - i
+            together = stretch[i:] == stretch[:starts]
+            encoded = (action[i:] - base[:starts] - self.centre[i]) / self.scale[i]
+            outside += int((np.abs(encoded[together]) > 1 + _ROUNDING).sum())
+            total += int(together.sum()) * action.shape[1]
+        return outside, total
 
     def shifts(self, moved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return what a move of the state adds in model space to the state and to the encoding of an unchanged chunk.

@@ -52,6 +52,21 @@ def test_decode_is_the_inverse_of_encode(spec, demos, data, mode, with_demos):
     np.testing.assert_allclose(norm.encode(state, norm.decode(state, chunk)), chunk, atol=2e-4)
 
 
+def test_numbers_outside_of_model_space_are_counted_over_all_chunks(spec, demos):
+    fitted = fit_normaliser(spec, NormaliserConfig(actions="relative", demo_range=1.0), HORIZON, demos)
+    narrow = dataclasses.replace(fitted, scale=fitted.scale / 2)
+    for demo in demos:
+        steps = demo.steps
+        columns = steps.observation["state"], steps.action, steps.lost_ticks
+        chunks = [narrow.encode(*window) for window in _windows(demo, HORIZON)]
+        numbers = sum(chunk.size for chunk in chunks)
+        assert fitted.count_outside(*columns) == (0, numbers)  # the extremes are 1, and rounding does not count
+        assert narrow.count_outside(*columns) == (sum(int((abs(c) > 1 + 1e-5).sum()) for c in chunks), numbers)
+        lost = np.arange(steps.n) == 2  # a gap before the third step: no chunk crosses it
+        parts = [narrow.count_outside(*(column[part] for column in columns)) for part in (slice(2), slice(2, None))]
+        assert narrow.count_outside(*columns[:2], lost) == tuple(map(sum, zip(*parts, strict=True)))
+
+
 def test_no_difference_across_a_gap_is_demonstrated(spec, make_episode):
     first, second = (make_episode(spec, n, seed=n, image_ticks={}) for n in (5, 7))
     joined = [np.concatenate([a, b]) for a, b in [
