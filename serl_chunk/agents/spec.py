@@ -43,4 +43,5 @@ def agent_spec(config: ExperimentConfig, spec: RobotSpec) -> AgentSpec:
         config.discount,
         config.chunk.executed if config.agent.prefix_critic else 0,
         spec.grippers,
+        micro_batches=config.learner.accumulate,
     )

@@ -15,6 +15,7 @@ class LearnerConfig(Group, path="learner."):
     """The training loop. Names shared with HIL-SERL's train_rlpd mean the same."""
 
     batch_size: int = setting(256, "windows per critic update, an even number", least=1)
+    accumulate: int = setting(1, "micro-batches that an update's gradients are summed over", least=1)
     cta_ratio: int = setting(1, "critic updates in one compiled update, the last followed by the policy's", least=1)
     utd_ratio: float = setting(0.25, "critic updates per inserted online step; may be below 1", above=0)
     max_lag_steps: int = setting(200, "steps of lockstep actors ahead of the updates they allow", unit="steps")
@@ -48,6 +49,8 @@ class LearnerConfig(Group, path="learner."):
         require(self.video_episodes <= self.eval_episodes, "learner.video_episodes",
             f"must be at most learner.eval_episodes={self.eval_episodes}, got {self.video_episodes}")
         require(self.batch_size % 2 == 0, "learner.batch_size", f"must be even, got {self.batch_size}")
+        require(self.batch_size % self.accumulate == 0, "learner.accumulate",
+            f"must divide learner.batch_size={self.batch_size}, got {self.accumulate}")
         # A limiter that gives the actor fewer steps than one update needs would stop both sides permanently.
         need = self.cta_ratio / self.utd_ratio
         require(self.max_lag_steps >= need, "learner.max_lag_steps",
