@@ -121,7 +121,8 @@ def measure(seconds: float, mb_per_s: float | None, in_process: bool) -> dict[st
     spec = env.robot_spec
     agent = make_agent(config, spec)
     normaliser = fit_normaliser(spec, config.normaliser, config.chunk.horizon, [])
-    params = agent.flatten_params(agent.policy_params(agent.init(jax.random.key(0))))
+    key = jax.random.key(0)
+    params = agent.flatten_params(agent.published(agent.init(key), agent.new_base(key)))
     snapshot_mb = sum(v.nbytes for v in params.values()) / 1e6
     period = 1.0 if mb_per_s is None else snapshot_mb / mb_per_s
     link: InMemory | LearnerLink

@@ -70,21 +70,21 @@ def update_seconds(config: ExperimentConfig, demos: Path, seconds: float) -> dic
     replay = Replay(spec, config, normaliser, image_keys=cameras, bc_on=config.agent.bc_on)
     replay.add_demo(*episodes)
     loader = BatchLoader(replay, rng, config.learner.batch_size, put=jax.device_put)
-    state = agent.init(jax.random.key(0))
+    state, base = agent.init(jax.random.key(0)), agent.new_base(jax.random.key(1))
     times: dict[str, list[float]] = {"update": [], "policy": [], "draw": []}
     warm = loader.next(1)
-    state, _ = agent.update(state, warm)  # these two compile
-    state, metrics = agent.update_policy(state, warm)
+    state, _ = agent.update(state, base, warm)  # these two compile
+    state, metrics = agent.update_policy(state, base, warm)
     jax.block_until_ready(metrics)
     begin = time.perf_counter()
     while len(times["draw"]) < 3 or time.perf_counter() - begin < seconds:
         t0 = time.perf_counter()
         batch = jax.block_until_ready(loader.next(1))
         t1 = time.perf_counter()
-        state, metrics = agent.update(state, {}, batch)
+        state, metrics = agent.update(state, base, batch)
         jax.block_until_ready(metrics)
         t2 = time.perf_counter()
-        state, metrics = agent.update_policy(state, {}, batch)
+        state, metrics = agent.update_policy(state, base, batch)
         jax.block_until_ready(metrics)
         t3 = time.perf_counter()
         for name, value in (("draw", t1 - t0), ("update", t2 - t1), ("policy", t3 - t2)):

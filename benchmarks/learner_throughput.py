@@ -59,14 +59,14 @@ def measure(name: str, config: ExperimentConfig, spec: RobotSpec, seconds: float
     loader = BatchLoader(replay, rng, BATCH, put=jax.device_put, prefetch=2)
     state = agent.init(jax.random.key(0))
     fixed = loader.next(UTD)
-    state, _ = agent.update(state, fixed)
+    state, _ = agent.update(state, {}, fixed)
     rates: dict[str, list[float]] = {"loop": [], "bare": []}
     for _ in range(max(1, round(seconds / 2))):
         for mode, values in rates.items():
             jax.block_until_ready(state)
             start, count = time.perf_counter(), 0
             while time.perf_counter() - start < 1.0:
-                state, metrics = agent.update(state, loader.next(UTD) if mode == "loop" else fixed)
+                state, metrics = agent.update(state, {}, loader.next(UTD) if mode == "loop" else fixed)
                 jax.block_until_ready(metrics)
                 count += UTD
             values.append(count / (time.perf_counter() - start))

@@ -119,7 +119,8 @@ class Contestant:
         self.case, self._batch = case, config.learner.batch_size
         self.agent = make_agent(config, spec)
         self.state = self.agent.init(jax.random.key(0))
-        self.embed = self.agent.frame_embedder(self.state)
+        self.base = self.agent.new_base(jax.random.key(0))
+        self.embed = self.agent.frame_embedder(self.base)
         cameras = config.agent.image_keys
         normaliser = fit_normaliser(spec, config.normaliser, config.chunk.carried, data)
         self.replay = Replay(spec, config, normaliser, image_keys=cameras, bc_on="all", embed=self.embed)
@@ -152,7 +153,7 @@ class Contestant:
         return jax.block_until_ready(jax.device_put(batch))
 
     def _update(self, batch: Any) -> dict[str, float]:
-        self.state, metrics = self.agent.update(self.state, batch)
+        self.state, metrics = self.agent.update(self.state, self.base, batch)
         return {k: float(v) for k, v in metrics.items()}
 
     def turn(self, seconds: float) -> None:

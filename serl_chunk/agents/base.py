@@ -347,6 +347,8 @@ class Agent(abc.ABC):
     def seen_example(self) -> dict[str, jax.Array]:
         """A batch of one observation as networks read it, all zeros."""
         out: dict[str, jax.Array] = {STATE: jnp.zeros((1, self.spec.state_dim), jnp.float32)}
+        if self.spec.gripper_inputs:
+            out[GRIPPER] = jnp.zeros((1, self.spec.gripper_inputs), jnp.float32)
         for c in self.spec.cameras:
             if self.vision.frozen:
                 out[FEATURE_PREFIX + c.name] = jnp.zeros((1, *self.vision.feature_shape(c)), jnp.float16)

@@ -54,4 +54,5 @@ def agent_spec(config: ExperimentConfig, spec: RobotSpec) -> AgentSpec:
         config.chunk.executed if config.agent.prefix_critic else 0,
         spec.grippers,
         policy_batch=config.learner.policy_batch_size,
+        micro_batches=config.learner.accumulate,
     )

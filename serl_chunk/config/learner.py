@@ -18,6 +18,7 @@ class LearnerConfig(Group, path="learner."):
     policy_batch_size: int | None = setting(
         None, "windows of a policy's update; none: those of the last critic update before it", least=1
     )
+    accumulate: int = setting(1, "micro-batches that an update's gradients are summed over", least=1)
     cta_ratio: int = setting(1, "critic updates in one compiled update, the last followed by the policy's", least=1)
     utd_ratio: float = setting(0.25, "critic updates per inserted online step; may be below 1", above=0)
     max_lag_steps: int = setting(200, "steps of lockstep actors ahead of the updates they allow", unit="steps")
@@ -52,6 +53,8 @@ class LearnerConfig(Group, path="learner."):
             f"must be at most learner.eval_episodes={self.eval_episodes}, got {self.video_episodes}")
         for name, size in (("batch_size", self.batch_size), ("policy_batch_size", self.policy_batch_size)):
             require(size is None or size % 2 == 0, f"learner.{name}", f"must be even, got {size}")
+            require(size is None or size % self.accumulate == 0, "learner.accumulate",
+                f"must divide learner.{name}={size}, got {self.accumulate}")
         # A limiter that gives the actor fewer steps than one update needs would stop both sides permanently.
         need = self.cta_ratio / self.utd_ratio
         require(self.max_lag_steps >= need, "learner.max_lag_steps",

@@ -33,6 +33,7 @@ ADDED: dict[str, Any] = {
     "operator.pedal_hosted": False,
     "outcome": {"success": None, "cameras": [], "classifier": "", "condition": None},
     "agent.flow.noise_high": 1.0, "agent.flow.predicts": "velocity", "agent.bc_joint_noise": 0.0,
+    "learner.accumulate": 1,
     "outcome.classifier": "", "outcome.condition": None, "outcome.environment": True, "outcome.stages": [],
     "outcome.stage_reward": 0.0, "outcome.observed": [],  # of folders that have the group, too
 }  # fmt: skip

@@ -23,7 +23,7 @@ class EchoAgent(NoisyAgent):
         self.chunk = np.asarray(chunk, np.float32)
 
     def sample(self, params, observation, key, *, explore, committed=None):
-        self.asked = observation, prefix
+        self.asked = observation, committed
         return self.chunk, {"q": np.float32(0.5)}
 
 

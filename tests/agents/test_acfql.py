@@ -8,7 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import bandit, bandit_error, build, config_of, critic, fresh, make_batches, on_device, same
+from agent_tools import (
+    bandit,
+    bandit_error,
+    build,
+    config_of,
+    critic,
+    critic_gradient,
+    fresh,
+    make_batches,
+    on_device,
+    same,
+)
 
 from serl_chunk.config.agents import FlowConfig
 
@@ -34,14 +45,14 @@ def test_the_value_loss_trains_the_value_head_alone():
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
 
     @jax.jit
-    def gradient(critic_params, b):
-        return jax.grad(lambda c: agent._critic_loss(c, state, b, {"heads": jnp.zeros(1, int)})[0])(critic_params)
+    def gradient(b):
+        return critic_gradient(agent, state, b, {"heads": jnp.zeros(1, int)})[0]
 
-    grads = gradient(state.critic, batch)
+    grads = gradient(batch)
     assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(grads["v"]["Dense_1"]))
     # V enters Q's target as a number: another successor changes Q's gradient and leaves V's as it was.
     other = batch._replace(next_observations=jax.tree.map(lambda x: x + 1, batch.next_observations))
-    moved = gradient(state.critic, other)
+    moved = gradient(other)
     assert same(grads["v"], moved["v"])
     assert not same(grads["q"], moved["q"])
 
@@ -60,7 +71,7 @@ def test_the_heads_of_an_expectile_target_rank_as_they_should():
         @jax.jit
         def step(critic_params, b, agent=agent, frozen=state):
             draws = agent.critic_draws(jax.random.key(0), b)
-            grads, metrics = jax.grad(agent._critic_loss, has_aux=True)(critic_params, frozen, b, draws)
+            grads, metrics = critic_gradient(agent, frozen.replace(critic=critic_params), b, draws)
             return jax.tree.map(lambda p, g: p - 0.5 * g, critic_params, grads), metrics["critic/values"]
 
         params = state.critic
@@ -72,7 +83,8 @@ def test_the_heads_of_an_expectile_target_rank_as_they_should():
 
 def critic_target(agent, state, batch, draws) -> float:
     """The mean target that the critic is regressed to."""
-    return float(jax.jit(agent._critic_loss)(state.critic, state, batch, draws)[1]["critic/target_qs"])
+    metrics = jax.jit(lambda s, b, d: critic_gradient(agent, s, b, d)[1])(state, batch, draws)
+    return float(metrics["critic/target_qs"])
 
 
 def test_an_expectile_target_is_the_return_and_the_discounted_value_of_the_successor():
@@ -96,7 +108,7 @@ def test_a_policy_target_is_chosen_by_the_critic_and_valued_by_its_target():
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
     draws = agent.critic_draws(jax.random.key(3), batch)
     observation = batch.next_observations["state"]
-    chunks = agent.flow.sample(state.policy, batch.next_observations, draws["next"])
+    chunks = agent.sampled(state.policy, state.critic, {}, batch.next_observations, draws["next"])
     assert chunks.shape == (8, 6, 3, 2)
     values = np.zeros((2, 8, 6))
     for who, params in enumerate((state.critic, state.target)):
@@ -118,7 +130,7 @@ def test_the_value_head_is_regressed_to_the_configured_number_of_heads():
         state = agent.init(jax.random.key(0))
         batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
         draws = agent.critic_draws(jax.random.key(3), batch)
-        _, metrics = jax.jit(agent._critic_loss)(state.critic, state, batch, draws)
+        metrics = jax.jit(lambda s, b, d, agent=agent: critic_gradient(agent, s, b, d)[1])(state, batch, draws)
         losses.append(float(metrics["critic/value_loss"]))
     assert losses[0] != losses[1]
 
@@ -140,7 +152,7 @@ def test_the_target_integrates_the_flow_in_steps_of_its_own():
         state = agent.init(jax.random.key(0))
         batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
         draws = agent.critic_draws(jax.random.key(1), batch)
-        targets[steps] = np.array(agent.critic_target(state.critic, state, batch, draws))
+        targets[steps] = np.array(agent.critic_target(state.critic, state, {}, batch, draws))
     assert np.array_equal(targets[None], targets[2]), "the flow's own number is 2"
     assert not np.allclose(targets[None], targets[1], atol=1e-5)
 

@@ -6,7 +6,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import PREFIX, bandit, bandit_error, build, config_of, critic, fresh, on_device, same
+from agent_tools import (
+    PREFIX,
+    bandit,
+    bandit_error,
+    build,
+    config_of,
+    critic,
+    critic_gradient,
+    fresh,
+    on_device,
+    policy_gradient,
+    same,
+)
+
+from serl_chunk.agents.state import Context
+
+
+def distribution(agent, state, observation):
+    """The policy's, with an encoder of its own."""
+    return agent.gaussian.distribution(state.policy["net"], agent.encode(state.policy["encoder"], {}, observation))
 
 
 @pytest.mark.slow
@@ -32,7 +51,7 @@ def test_the_temperature_rises_while_the_entropy_is_too_low():
         @jax.jit
         def step(s, b, agent=agent):
             batch = jax.tree.map(lambda x: x[0], b)
-            return agent.step(s, batch, {"policy": agent.policy_draws(s.rng, batch)})
+            return agent.step(s, {}, batch, {"policy": agent.policy_draws(s.rng, batch)})
 
         state, metrics = step(state, batch)
         assert -2 < float(metrics["actor/entropy"]) < 2  # per dimension, whatever H * A
@@ -55,10 +74,7 @@ def test_entropy_is_of_the_actions_that_a_critic_compares(variant, steps, compar
     state = agent.init(jax.random.key(0))
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
     draws = agent.policy_draws(jax.random.key(1), batch)
-    loss = lambda policy: agent._policy_loss(  # noqa: E731
-        policy, state, agent.policy_part(batch), draws, bc_only=False
-    )
-    grads, metrics = jax.grad(loss, has_aux=True)(state.policy)
+    grads, metrics = policy_gradient(agent, state, agent.policy_part(batch), draws)
     (bias,) = [np.asarray(x) for x in jax.tree.leaves(grads["net"]) if x.shape == (12,)]
     moved = (np.abs(bias.reshape(2, 3, 2)) > 1e-6).all(axis=(0, 2))  # means and deviations of each step
     assert moved.tolist() == [i < compared for i in range(3)]
@@ -77,8 +93,8 @@ def test_the_target_is_the_least_of_its_heads_less_the_entropys_price_only_when_
     state = state.replace(target=agent.init(jax.random.key(1)).target, temperature={"log_alpha": jnp.float32(1.0)})
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
     draws = agent.critic_draws(jax.random.key(3), batch)
-    _, metrics = jax.jit(agent._critic_loss)(state.critic, state, batch, draws)
-    dist = agent.gaussian.distribution(state.policy, batch.next_observations)
+    metrics = jax.jit(lambda s, b, d: critic_gradient(agent, s, b, d)[1])(state, batch, draws)
+    dist = distribution(agent, state, batch.next_observations)
     action, log_prob = dist.sample_and_log_prob(draws["next"])
     heads = agent.critic.outputs(state.target["q"], batch.next_observations["state"], action)
     value = heads.min(0) - (jnp.exp(1.0) * log_prob.mean(1) if "entropy" in variant else 0)
@@ -92,21 +108,22 @@ def test_the_policys_loss_by_hand():
     state = agent.init(jax.random.key(0)).replace(temperature={"log_alpha": jnp.float32(-1.0)})
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
     draws = agent.policy_draws(jax.random.key(3), batch)
-    loss, metrics = agent._policy_loss(state.policy, state, batch, draws, bc_only=False)
-    dist = agent.gaussian.distribution(state.policy, batch.observations)
+    _, metrics = policy_gradient(agent, state, batch, draws)
+    dist = distribution(agent, state, batch.observations)
     action, log_prob = dist.sample_and_log_prob(draws["pi"])
     q = agent.critic.outputs(state.critic["q"], batch.observations["state"], action).mean()
     shown = np.asarray(dist.log_prob(batch.actions.reshape(8, 6)).reshape(8, 3, 2))[
         np.asarray(batch.bc_weight) > 0
     ].mean()
-    assert float(loss) == pytest.approx(float(jnp.exp(-1.0) * log_prob.mean() - q - 0.5 * shown), abs=1e-4)
+    wanted = float(jnp.exp(-1.0) * log_prob.mean() - q - 0.5 * shown)
+    assert float(metrics["value"]) == pytest.approx(wanted, abs=1e-4)
     assert float(metrics["actor/entropy"]) == pytest.approx(-float(log_prob.mean()), abs=1e-5)
 
 
 def test_a_decision_records_the_log_probability_of_what_was_chosen():
     agent, state = fresh("acrlpd-entropy")
     observation = {"state": np.full(4, 0.3, np.float32)}
-    dist = agent.gaussian.distribution(state.policy, observation)
+    dist = distribution(agent, state, observation)
     for explore, count in ((True, False), (False, True)):
         params = agent.policy_params(state, pretrained=count)
         chunk, record = agent.sample(params, observation, jax.random.key(2), explore=explore)
@@ -123,9 +140,9 @@ def test_imitation_is_the_log_probability_of_the_marked_steps():
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
     bc = np.zeros((8, 3), np.float32)
     bc[2, 1] = 1
-    loss, _ = agent._policy_loss(state.policy, state, batch._replace(bc_weight=jnp.asarray(bc)), {}, bc_only=True)
-    log_prob = agent.gaussian.distribution(state.policy, batch.observations).log_prob(batch.actions.reshape(8, 6))
-    assert float(loss) == pytest.approx(-float(log_prob.reshape(8, 3, 2)[2, 1].mean()), abs=1e-4)
+    _, metrics = policy_gradient(agent, state, batch._replace(bc_weight=jnp.asarray(bc)), {}, bc_only=True)
+    log_prob = distribution(agent, state, batch.observations).log_prob(batch.actions.reshape(8, 6))
+    assert float(metrics["value"]) == pytest.approx(-float(log_prob.reshape(8, 3, 2)[2, 1].mean()), abs=1e-4)
 
 
 def test_the_mean_policy_is_the_first_candidate():
@@ -133,7 +150,7 @@ def test_the_mean_policy_is_the_first_candidate():
     observation = {"state": np.full(4, 0.3, np.float32)}
     params = agent.policy_params(state, pretrained=True)
     chunk, _ = agent.sample(params, observation, jax.random.key(9), explore=False)
-    mode = agent.gaussian.distribution(state.policy, observation).mode()
+    mode = distribution(agent, state, observation).mode()
     np.testing.assert_allclose(chunk, mode.reshape(3, 2), atol=1e-6)
     acting = build(config_of("acrlpd-entropy", acting_critic="target"))
     shifted = state.replace(target=jax.tree.map(lambda x: x + 1, state.target))
@@ -148,7 +165,7 @@ def test_published_log_probabilities_are_sums_over_the_chunk():
         state = agent.init(jax.random.key(0))
         batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
         draws = agent.policy_draws(jax.random.key(3), batch)
-        losses[kind] = agent._policy_loss(state.policy, state, batch, draws, bc_only=False)[1]
+        losses[kind] = policy_gradient(agent, state, batch, draws)[1]
         entropy = losses[kind]["actor/entropy"]
         losses[kind]["temperature"] = agent.temperature_loss(state.temperature, entropy)
     for name in ("actor/entropy", "actor/bc_loss", "temperature"):
@@ -163,7 +180,7 @@ def test_published_imitation_reaches_beyond_an_episodes_end():
         state = agent.init(jax.random.key(0))
         batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
         moved = batch._replace(actions=jnp.where(batch.valid[..., None] > 0, batch.actions, 0.5))
-        ends[invalid] = [float(agent._policy_loss(state.policy, state, b, {}, bc_only=True)[0]) for b in (batch, moved)]
+        ends[invalid] = [float(policy_gradient(agent, state, b, {}, bc_only=True)[1]["value"]) for b in (batch, moved)]
     assert ends[False][0] == ends[False][1]
     assert ends[True][0] != ends[True][1]
 
@@ -173,6 +190,5 @@ def test_the_policys_deviation_has_the_configured_least_size():
         agent = build(config_of("acrlpd", log_std_min=least))
         policy = jax.tree.map(lambda x: x * 0, agent.init(jax.random.key(0)).policy)
         policy["net"]["Dense_1"]["bias"] = jnp.full(12, -99.0)
-        np.testing.assert_array_equal(
-            agent.gaussian.distribution(policy, {"state": jnp.zeros(4)}).log_std, np.full(6, least)
-        )
+        shown = agent.gaussian.distribution(policy["net"], Context(jnp.zeros(4)))
+        np.testing.assert_array_equal(shown.log_std, np.full(6, least))

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import bandit, bandit_error, build, config_of, make_batches, on_device
+from agent_tools import bandit, bandit_error, build, config_of, make_batches, on_device, policy_gradient
 
 from serl_chunk.agents.policies import FlowPolicy
 from serl_chunk.agents.spec import AgentSpec
+from serl_chunk.agents.state import Context
 from serl_chunk.config.agents import FlowConfig
 
 
@@ -33,7 +34,7 @@ def test_the_policy_that_acts_is_an_average_of_the_newest(decay):
     state = agent.init(jax.random.key(0))
     leaf = lambda tree: np.asarray(tree["flow"]["Mlp_0"]["Dense_1"]["bias"])  # noqa: E731
     average = leaf(state.policy)
-    step = jax.jit(lambda s, b: agent._policy_steps(s, b, 1, bc_only=True))
+    step = jax.jit(lambda s, b: agent._policy_steps(s, {}, b, 1, bc_only=True))
     for n in range(4):
         state, _ = step(state, jax.tree.map(lambda x: x[0], on_device(agent.spec, n)))
         keep = min(decay, (1 + n) / (10 + n))
@@ -47,25 +48,28 @@ def test_a_network_of_chunks_is_trained_on_them_and_followed_to_them():
     flow = FlowConfig(hidden=(8,), steps=3, predicts="chunk")
     policy = FlowPolicy(config_of("bc", flow=flow), flow, AgentSpec(4, 2, 3, 3, (), 0.9))
     batch = jax.tree.map(lambda x: x[0], on_device(policy.spec))._replace(bc_weight=jnp.ones((8, 3)))
-    params = policy.init(jax.random.key(0), batch.observations)
+    context = Context(batch.observations["state"])
+    params = policy.init(jax.random.key(0), context.features)
     predicted = lambda x, t: policy.field.apply(  # noqa: E731
-        {"params": params["flow"]}, batch.observations["state"], x, jnp.broadcast_to(t, 8)
+        {"params": params}, context.features, x, jnp.broadcast_to(t, 8)
     )
     draws, chunks = policy.draws(jax.random.key(1), batch), batch.actions.reshape(8, 6)
+    loss = lambda actions: float(  # noqa: E731
+        policy.loss(params, context, actions, batch.bc_weight, jnp.zeros((8, 3)), draws).mean()
+    )
     t = draws["t"]
     x = (1 - t)[:, None] * draws["x0"] + t[:, None] * chunks
     error = ((predicted(x, t) - chunks) ** 2).mean()
-    assert float(policy.loss(params, batch, draws)) == pytest.approx(float(error), rel=1e-5)
+    assert loss(batch.actions) == pytest.approx(float(error), rel=1e-5)
 
-    far = batch._replace(actions=20 * batch.actions)  # of an arm that was pushed away: no policy commands it
-    near = batch._replace(actions=jnp.clip(20 * batch.actions, -1, 1))
-    assert float(policy.loss(params, far, draws)) == float(policy.loss(params, near, draws))
+    far = 20 * batch.actions  # of an arm that was pushed away: no policy commands it
+    assert loss(far) == loss(jnp.clip(far, -1, 1))
 
     x = draws["x0"]
     for at, left in ((0.0, 3), (1 / 3, 2)):
         x = x + (predicted(x, at) - x) / left
-    end = jnp.clip(predicted(x, 2 / 3), -1, 1).reshape(8, 1, 3, 2)  # what the last step predicts, without noise
-    np.testing.assert_allclose(policy.sample(params, batch.observations, draws["x0"][:, None]), end, atol=1e-5)
+    end = predicted(x, 2 / 3).reshape(8, 1, 3, 2)  # what the last step predicts, without noise
+    np.testing.assert_allclose(policy.sample(params, context, draws["x0"][:, None]), end, atol=1e-5)
 
 
 def test_a_network_of_chunks_follows_long_ones_that_one_of_velocities_does_not():
@@ -82,7 +86,8 @@ def test_a_network_of_chunks_follows_long_ones_that_one_of_velocities_does_not()
             state, _ = agent.update_policy(state, {}, jax.device_put(shown))
         noise = jax.random.normal(jax.random.key(1), (64, 1, 64))
         seen = jax.tree.map(lambda x: jnp.asarray(x[0]), batch.observations)
-        samples = agent.net.sample(state.policy, seen, noise)[:, 0]
+        context = agent.policy_context(state.policy, {}, {}, seen)
+        samples = agent.bounded(agent.net.sample(state.policy["flow"], context, noise))[:, 0]
         errors[predicts] = float(jnp.abs(samples - wanted[0]).mean())
     assert errors["chunk"] < min(0.1, errors["velocity"] / 2), errors
 
@@ -118,10 +123,10 @@ def test_a_gaussian_clone_is_fitted_by_likelihood_and_acts_with_its_mode():
     agent = build(config_of("bc-gaussian", hidden=(32,)), horizon=2, actions=1)
     state = agent.init(jax.random.key(0))
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
-    dist = agent.net.distribution(state.policy, batch.observations)
+    dist = agent.net.distribution(state.policy["net"], Context(batch.observations["state"]))
     shown = np.asarray(dist.log_prob(batch.actions.reshape(8, 2))).reshape(8, 2, 1)[np.asarray(batch.bc_weight) > 0]
-    loss, _ = agent._policy_loss(state.policy, state, batch, {}, bc_only=False)
-    assert float(loss) == pytest.approx(-shown.mean(), abs=1e-5)
+    _, metrics = policy_gradient(agent, state, batch, {})
+    assert float(metrics["value"]) == pytest.approx(-shown.mean(), abs=1e-5)
     for i in range(20):
         batch, best = bandit(agent.spec, 20, 64, i)
         state, _ = agent.update_policy(state, {}, jax.device_put(batch._replace(actions=best.astype(np.float32))))
@@ -129,7 +134,7 @@ def test_a_gaussian_clone_is_fitted_by_likelihood_and_acts_with_its_mode():
     observation = {"state": np.full(4, 0.3, np.float32)}
     params = agent.policy_params(state)
     mean = agent.sample(params, observation, jax.random.key(0), explore=False)[0]
-    mode = agent.net.distribution(state.policy, observation).mode()
+    mode = agent.net.distribution(state.policy["net"], Context(jnp.asarray(observation["state"]))).mode()
     np.testing.assert_allclose(mean.reshape(-1), mode, atol=1e-6)
     assert not np.allclose(agent.sample(params, observation, jax.random.key(0), explore=True)[0], mean, atol=1e-3)
 
@@ -143,7 +148,7 @@ def test_imitation_trains_the_image_encoder(policy):
         for weight, moves in ((shown, True), (0 * shown, False)):
             state = agent.init(jax.random.key(0))
             before = jax.tree.map(np.array, state.policy["encoder"])
-            state, _ = update(state, on_device(agent.spec, bc_weight=weight, valid=shown))
+            state, _ = update(state, {}, on_device(agent.spec, bc_weight=weight, valid=shown))
             after = jax.tree.map(np.array, state.policy["encoder"])
             changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), before, after)
             assert set(jax.tree.leaves(changed)) == {moves}, changed
@@ -163,6 +168,6 @@ def test_the_batches_that_are_not_asked_for_would_change_nothing():
     agent = build(config_of("bc-gaussian"), horizon=2, actions=1)  # no draws: nothing else differs
     batches = on_device(agent.spec)
     asked = jax.tree.map(lambda x: x[-1:], batches)
-    many, few = (agent.update(agent.init(jax.random.key(0)), b)[0] for b in (batches, asked))
+    many, few = (agent.update(agent.init(jax.random.key(0)), {}, b)[0] for b in (batches, asked))
     for x, y in zip(jax.tree.leaves(many.policy), jax.tree.leaves(few.policy), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7)

@@ -85,7 +85,7 @@ def test_trains_travels_acts_and_is_saved(name: str, tmp_path: Path) -> None:
     updates = (agent.update_policy, agent.update_critic, agent.update)
     for seed in range(2):
         for update in updates:
-            state, metrics = update(state, batches(seed))
+            state, metrics = update(state, {}, batches(seed))
             assert all(np.isfinite(value) for value in metrics.values()), metrics
     trees = (state.policy, state.critic, state.target, state.grasp)
     resting = [

@@ -25,6 +25,7 @@ from agent_tools import (
 from errors import naming
 
 from serl_chunk.agents.discrete_gripper import FixedGripper, LearnedGripper, with_gripper
+from serl_chunk.agents.losses import gradient
 from serl_chunk.agents.registry import IMPLEMENTATIONS, make_agent
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.config.agents import AcfqlConfig
@@ -83,7 +84,7 @@ def test_every_update_compiles_once_and_moves_its_own_half(variant):
             (agent.update, "policy", None),
         ):
             before = jax.tree.map(jnp.copy, state)
-            state, metrics = update(state, on_device(agent.spec, seed))
+            state, metrics = update(state, {}, on_device(agent.spec, seed))
             assert all(np.isfinite(v) for v in metrics.values())
             if moved in before.grasp:
                 assert not same(state.grasp[moved], before.grasp[moved])
@@ -107,7 +108,7 @@ def test_no_ranks_are_promoted_silently(variant):
         state = jax.eval_shape(agent.init, jax.random.key(0))
         with jax.numpy_rank_promotion("raise"):
             for update in (agent._update, agent._update_policy):  # the critic's own is a part of the first
-                new, _ = jax.eval_shape(update, state, batches)
+                new, _ = jax.eval_shape(update, state, {}, batches)
                 kept = jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), new, state)
                 assert all(jax.tree.leaves(kept))
             chunk, _ = jax.eval_shape(
@@ -160,7 +161,7 @@ def test_choices_are_of_the_executed_actions_and_last_for_as_long_as_a_chunk(ste
 def test_the_grasp_critic_of_executed_actions_learns_from_returns_of_more():
     agent = compose("acfql-prefix", learned(hold_steps=1), steps=PART)
     batches = make_batches(agent.spec)
-    one = lambda b: agent.update_critic(agent.init(jax.random.key(0)), jax.device_put(b))  # noqa: E731
+    one = lambda b: agent.update_critic(agent.init(jax.random.key(0)), {}, jax.device_put(b))  # noqa: E731
     a, _ = one(batches)
     for tick, matters in ((1, True), (2, False), (5, False)):
         flipped = np.array(batches.actions)
@@ -188,8 +189,8 @@ def test_a_change_is_charged_as_far_as_the_return_goes(critic_steps, prefix_step
         closing[:, :, tick:, GRIPPERS] = -1
         batch = jax.tree.map(lambda x: x[0], batches._replace(actions=closing))
         grasp = agent.init(jax.random.key(0)).grasp
-        _, metrics = agent.grasp_critic_loss(grasp["critic"], grasp, batch)
-        charged.append(float(metrics["grasp_critic/grasp_rewards"]) - float(np.mean(np.sum(batch.rewards, -1))))
+        rewards = agent.grasp_critic_loss(grasp["critic"], grasp, batch).metrics["grasp_critic/grasp_rewards"]
+        charged.append(float(rewards.mean()) - float(np.mean(np.sum(batch.rewards, -1))))
     expected = [-1.0 if tick < critic_steps else 0.0 for tick in range(length)]
     np.testing.assert_allclose(charged, expected, atol=1e-5)
 
@@ -241,7 +242,7 @@ def test_the_grasp_critic_learns_which_choice_pays(joint, plausible):
     state = agent.init(jax.random.key(0))
     before = right(agent, state)
     for i in range(12):
-        state, metrics = agent.update(state, gripper_task(agent.spec, 20, 64, i))
+        state, metrics = agent.update(state, {}, gripper_task(agent.spec, 20, 64, i))
     assert right(agent, state) > max(0.9, before + 0.1)
     if joint:  # of one decision a branch for each gripper sees the mean over the other one's choices
         assert float(metrics["grasp_critic/grasp_critic_loss"]) < 0.1
@@ -251,7 +252,7 @@ def test_before_the_critic_has_seen_a_failure_imitation_chooses():
     agent = compose("acrlpd", learned(mask_unreachable=0.0), candidates=1)
     state = agent.init(jax.random.key(0))
     for i in range(12):
-        state, metrics = agent.update_policy(state, gripper_task(agent.spec, 20, 64, i))
+        state, metrics = agent.update_policy(state, {}, gripper_task(agent.spec, 20, 64, i))
     assert right(agent, state, pretrained=True) > 0.9
     assert right(agent, state) < 0.9  # a critic that never learnt
     assert float(metrics["grasp_critic/bc_accuracy"]) > 0.95
@@ -261,7 +262,7 @@ def test_cloning_imitates_the_choices():
     agent = compose("bc-gaussian", learned())
     state = agent.init(jax.random.key(0))
     for i in range(12):
-        state, _ = agent.update(state, gripper_task(agent.spec, 20, 64, i))
+        state, _ = agent.update(state, {}, gripper_task(agent.spec, 20, 64, i))
     assert right(agent, state) > 0.9
 
 
@@ -272,7 +273,7 @@ def test_whether_the_arms_critic_sees_the_gripper(sees):
     flipped = np.array(batches.actions)
     flipped[..., GRIPPERS] *= -1
     one = lambda actions: agent.update_critic(  # noqa: E731
-        agent.init(jax.random.key(0)), jax.device_put(batches._replace(actions=actions))
+        agent.init(jax.random.key(0)), {}, jax.device_put(batches._replace(actions=actions))
     )[0]
     a, b = one(batches.actions), one(flipped)
     assert same(a.critic, b.critic) != sees
@@ -289,7 +290,7 @@ def test_the_penalty_of_a_change_reaches_the_grasp_critic_alone():
     after = {}
     for penalty in (0.0, -0.5):
         agent = compose("acrlpd", learned(penalty=penalty, critic_sees_gripper=False))
-        after[penalty], metrics = agent.update_critic(agent.init(jax.random.key(0)), jax.device_put(batches))
+        after[penalty], metrics = agent.update_critic(agent.init(jax.random.key(0)), {}, jax.device_put(batches))
         rewards = metrics["critic/rewards"], metrics["grasp_critic/grasp_rewards"]
         assert (rewards[1] < rewards[0]) == (penalty < 0)
     # Two programs: what rounds elsewhere in them is not the penalty, which would move every parameter by a whole step.
@@ -332,7 +333,7 @@ def test_weights_of_the_grasp_critic_decay_as_those_of_every_network_do():
 
 def test_the_average_of_the_imitated_choices_acts():
     agent = compose("acfql", learned(), policy_ema=0.9)
-    state, _ = agent.update_policy(agent.init(jax.random.key(0)), on_device(agent.spec))
+    state, _ = agent.update_policy(agent.init(jax.random.key(0)), {}, on_device(agent.spec))
     published = agent.policy_params(state)["gripper"]["policy"]
     assert same(published, state.grasp["policy_average"])
     assert not same(published, state.grasp["policy"])
@@ -349,7 +350,7 @@ def test_a_fixed_gripper_is_no_part_of_what_is_learned(variant, value, expected)
     flipped = np.array(batches.actions)
     flipped[..., GRIPPERS] *= -1
     a, b = (
-        agent.update(agent.init(jax.random.key(0)), jax.device_put(batches._replace(actions=x)))[0]
+        agent.update(agent.init(jax.random.key(0)), {}, jax.device_put(batches._replace(actions=x)))[0]
         for x in (batches.actions, flipped)
     )
     assert same(a, b)
@@ -413,7 +414,7 @@ def test_a_grippers_choice_is_imitated_where_the_human_made_it(joint):
 
     def loss(*marked):
         batch = one_batch(agent, bc_dims=marked_numbers(agent.spec, *marked))
-        grads, metrics = jax.grad(agent.grasp_policy_loss, has_aux=True)(state.grasp["policy"], batch)
+        grads, metrics, _ = gradient(agent.grasp_policy_loss, state.grasp["policy"], batch)
         bias = next(x for p, x in jax.tree_util.tree_leaves_with_path(grads) if x.shape == (size,))
         return np.asarray(bias).reshape(agent.choices.shape).any(axis=(0, 2)), metrics
 
@@ -422,9 +423,9 @@ def test_a_grippers_choice_is_imitated_where_the_human_made_it(joint):
     assert (float(metrics["grasp_critic/bc_loss"]) == 0) == joint
     moved, metrics = loss(*GRIPPERS)
     assert moved.all()
-    plain = agent.grasp_policy_loss(state.grasp["policy"], one_batch(agent))[1]
+    plain = agent.grasp_policy_loss(state.grasp["policy"], one_batch(agent)).metrics
     for name, value in plain.items():
-        assert float(metrics[name]) == pytest.approx(float(value), rel=1e-5)
+        assert float(metrics[name]) == pytest.approx(float(value.mean()), rel=1e-5)
     _, arm = imitation_gradient(
         agent.inner, state, agent.arm_batch(state, one_batch(agent, bc_dims=marked_numbers(agent.spec, 2, 4)))
     )

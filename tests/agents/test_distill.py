@@ -8,7 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import bandit, bandit_error, build, config_of, critic, fresh, make_batches, on_device, same
+from agent_tools import (
+    bandit,
+    bandit_error,
+    build,
+    config_of,
+    critic,
+    critic_gradient,
+    fresh,
+    make_batches,
+    on_device,
+    policy_gradient,
+    same,
+)
 
 VARIANT = "acfql-policy-distill"
 
@@ -20,8 +32,7 @@ def setting(**changes):
 
 
 def gradients(agent, state, batch, draws, **changes):
-    loss = lambda p: agent._policy_loss(p, state, batch, draws, bc_only=changes.get("bc_only", False))  # noqa: E731
-    return jax.jit(jax.grad(lambda p: loss(p)[0]))(state.policy)
+    return jax.jit(lambda s: policy_gradient(agent, s, batch, draws, **changes)[0])(state)
 
 
 @pytest.mark.slow
@@ -42,18 +53,20 @@ def test_the_one_step_policy_climbs_the_critic_while_the_flow_imitates():
 
 def test_its_loss_by_hand():
     agent, state, batch, draws = setting(critic=critic(loss="squared"))
-    loss, metrics = agent._policy_loss(state.policy, state, batch, draws, bc_only=False)
+    _, metrics = policy_gradient(agent, state, batch, draws)
     noise = draws["distill"]
     observation = batch.observations["state"]
     raw = agent.one_step.net.apply(
         {"params": state.policy["onestep"]["net"]}, jnp.concatenate([observation, noise], -1)
     )
-    taught = agent.flow.sample(state.policy, batch.observations, noise[:, None]).reshape(8, 6)
-    distance = float(((raw - taught) ** 2).mean())  # the teacher is clipped, the student is not
+    context = agent.encode(state.policy["encoder"], {}, batch.observations)
+    taught = agent.flow.sample(state.policy["flow"], context, noise[:, None]).reshape(8, 6)
+    distance = float(((raw - jnp.clip(taught, -1, 1)) ** 2).mean())  # the teacher is clipped, the student is not
     q = agent.critic.outputs(state.critic["q"], observation, jnp.clip(raw, -1, 1)).mean()
-    flow = float(agent.flow.loss(state.policy, batch, draws))
+    given = jnp.zeros((8, 3))
+    flow = agent.flow.loss(state.policy["flow"], context, batch.actions, batch.bc_weight, given, draws).mean()
     assert float(metrics["actor/distill_loss"]) == pytest.approx(distance, abs=1e-5)
-    assert float(loss) == pytest.approx(flow + 3.0 * distance - float(q), abs=1e-4)
+    assert float(metrics["value"]) == pytest.approx(float(flow + 3.0 * distance - q), abs=1e-4)
 
 
 def test_what_each_part_of_the_loss_trains():
@@ -74,8 +87,8 @@ def test_what_each_part_of_the_loss_trains():
 def test_the_critics_loss_reads_the_policy_without_training_it():
     agent, state, batch, _ = setting()
     draws = agent.critic_draws(jax.random.key(1), batch)
-    by_policy = lambda p: agent._critic_loss(state.critic, state.replace(policy=p), batch, draws)[0]  # noqa: E731
-    by_target = lambda t: agent._critic_loss(state.critic, state.replace(target=t), batch, draws)[0]  # noqa: E731
+    value = lambda **read: critic_gradient(agent, state.replace(**read), batch, draws)[1]["value"]  # noqa: E731
+    by_policy, by_target = (lambda p: value(policy=p)), (lambda t: value(target=t))
     for gradient in (jax.grad(by_policy)(state.policy), jax.grad(by_target)(state.target)):
         assert not any(np.asarray(g).any() for g in jax.tree.leaves(gradient))
 
@@ -102,7 +115,7 @@ def test_a_target_of_the_one_step_policy():
     )
     value = agent.critic.outputs(state.target["q"], following, jnp.clip(raw, -1, 1)).mean(0)
     wanted = batch.rewards @ np.array([1, 0.9, 0.81], np.float32) + batch.discount_n * batch.mask * value
-    np.testing.assert_allclose(agent.critic_target(state.critic, state, batch, draws), wanted, atol=1e-5)
+    np.testing.assert_allclose(agent.critic_target(state.critic, state, {}, batch, draws), wanted, atol=1e-5)
 
 
 def test_only_the_one_step_policy_travels_and_its_best_sample_acts():
@@ -133,9 +146,9 @@ def test_candidates_are_compared_by_the_mean_or_the_least_head(variant, aggregat
     observation = {k: jnp.asarray(v[0, 0]) for k, v in make_batches(agent.spec).observations.items()}
     noise = agent.acting_noise(jax.random.key(3), observation, explore=True)
     free = (np.zeros((3, 2), np.float32), np.zeros(3, np.float32))
-    _, record = act(params, observation, noise, free)
-    alone = jnp.stack([act(params, observation, noise[n : n + 1], free)[0].reshape(-1) for n in range(5)])
-    features = jnp.broadcast_to(agent.critic.features(state.critic, observation), (5, 12))
+    _, record = act(params, {}, observation, noise, free)
+    alone = jnp.stack([act(params, {}, observation, noise[n : n + 1], free)[0].reshape(-1) for n in range(5)])
+    features = jnp.broadcast_to(agent.critic_context(state.critic, {}, observation).features, (5, 12))
     heads = np.asarray(agent.critic.values(state.critic, features, alone))
     wanted = heads.mean(0) if aggregate == "mean" else heads.min(0)
     np.testing.assert_allclose(record["values"], wanted, atol=1e-5)

@@ -14,7 +14,7 @@ from errors import naming
 
 from serl_chunk.agents import vision
 from serl_chunk.agents.base import Agent
-from serl_chunk.agents.state import AgentState
+from serl_chunk.agents.state import AgentState, Params
 from serl_chunk.agents.vision import SIZES, FrameEmbedder
 from serl_chunk.config.agents import AcrlpdConfig
 from serl_chunk.config.encoders import EncoderConfig
@@ -34,10 +34,11 @@ def small_backbone():
 
 
 class Looking(NamedTuple):
-    """An agent with kept features, its first state, and what computes them."""
+    """An agent with cached features, its first state, its base, and what computes the features."""
 
     agent: Agent
     state: AgentState
+    base: Params
     embed: FrameEmbedder
 
 
@@ -49,10 +50,10 @@ def acrlpd(small_backbone) -> Looking:
 
 def looking(variant: str, encoder: EncoderConfig) -> Looking:
     agent = agent_of(variant, encoder)
-    state = jax.jit(agent.init)(jax.random.key(0))
-    embed = agent.frame_embedder(state)
+    state, base = jax.jit(agent.init)(jax.random.key(0)), agent.new_base(jax.random.key(1))
+    embed = agent.frame_embedder(base)
     assert embed is not None
-    return Looking(agent, state, embed)
+    return Looking(agent, state, base, embed)
 
 
 def agent_of(variant: str, encoder: EncoderConfig = CACHED) -> Agent:
@@ -76,20 +77,20 @@ def embedded(it: Looking, batch: ChunkBatch) -> ChunkBatch:
 @pytest.mark.slow
 def test_updates_with_features_are_those_with_pixels_and_compiled_once():
     it = looking("acfql-policy", dataclasses.replace(CACHED, trained_by="critic"))
-    agent, state, _ = it
+    agent, state, base, _ = it
     pixels = make_batches(agent.spec)
     features = embedded(it, pixels)
     assert set(features.observations) == {"state", f"features/{CAMERA.name}"}
-    expected, as_pixels = agent.update(jax.tree.map(jnp.copy, state), {}, jax.device_put(pixels))
+    expected, as_pixels = agent.update(jax.tree.map(jnp.copy, state), base, jax.device_put(pixels))
     compiled = agent.update._cache_size()
-    after, metrics = agent.update(state, {}, jax.device_put(features))
-    for name in ("critic", "target", "policy", "frozen"):
+    after, metrics = agent.update(state, base, jax.device_put(features))
+    for name in ("critic", "target", "policy"):
         jax.tree.map(_assert_close, getattr(after, name), getattr(expected, name))
     assert metrics.keys() == as_pixels.keys()
     for key in metrics:
         np.testing.assert_allclose(metrics[key], as_pixels[key], rtol=1e-2, atol=1e-4, err_msg=key)
     for seed in (1, 2):
-        after, _ = agent.update(after, {}, jax.device_put(embedded(it, make_batches(agent.spec, seed=seed))))
+        after, _ = agent.update(after, base, jax.device_put(embedded(it, make_batches(agent.spec, seed=seed))))
     assert agent.update._cache_size() == compiled + 1
 
 
@@ -99,7 +100,7 @@ def _assert_close(a, b):
 
 @pytest.mark.slow
 def test_steps_with_given_draws_are_the_same_and_depend_on_the_features(acrlpd):
-    agent, state, _ = acrlpd
+    agent, state, base, _ = acrlpd
     pixels = jax.tree.map(lambda x: x[0], make_batches(agent.spec))
     features, other = embedded(acrlpd, pixels), jax.tree.map(lambda x: x[0], make_batches(agent.spec, seed=1))
     foreign = features._replace(observations=embedded(acrlpd, other).observations)
@@ -107,9 +108,9 @@ def test_steps_with_given_draws_are_the_same_and_depend_on_the_features(acrlpd):
 
     @jax.jit
     def steps(state, batch, draws):
-        batch = agent._augment(state, batch)
-        critic, _ = agent.step(state, batch, {"critic": draws[0]})
-        policy, _ = agent.step(state, batch, {"policy": draws[1]})
+        batch = agent.seen(state, base, batch)
+        critic, _ = agent.step(state, base, batch, {"critic": draws[0]})
+        policy, _ = agent.step(state, base, batch, {"policy": draws[1]})
         return critic.critic, policy.policy
 
     a, b, c = (steps(state, batch, draws) for batch in (features, pixels, foreign))
@@ -129,17 +130,17 @@ def test_features_do_not_depend_on_how_many_frames_there_are(acrlpd):
     assert not np.allclose(whole[0], whole[1], atol=2e-3)
 
 
-def test_the_weights_outlive_the_updates_that_are_given_them(acrlpd):
+def test_the_base_is_not_consumed_by_the_updates_that_read_it(acrlpd):
     images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
-    donated = acrlpd.state.replace(frozen=jax.tree.map(jnp.copy, acrlpd.state.frozen))
-    embed, before = acrlpd.agent.frame_embedder(donated), acrlpd.embed(images)
-    jax.tree.map(lambda x: x.delete(), donated.frozen)  # as an update does that is given the state
-    np.testing.assert_array_equal(embed(images), before)
+    before = acrlpd.embed(images)
+    acrlpd.agent.update_policy(jax.tree.map(jnp.copy, acrlpd.state), acrlpd.base, on_device(acrlpd.agent.spec))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(acrlpd.base))
+    np.testing.assert_array_equal(acrlpd.embed(images), before)
 
 
 def test_a_policy_that_learns_from_features_acts_on_pixels(acrlpd):
-    agent, state, embed = acrlpd
-    params = agent.policy_params(state)
+    agent, state, base, embed = acrlpd
+    params = agent.published(state, base)
     observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
     chunk, _ = agent.sample(params, observation, jax.random.key(0), explore=False)
     one = {
@@ -153,19 +154,19 @@ def test_a_policy_that_learns_from_features_acts_on_pixels(acrlpd):
 
 
 def test_there_is_nothing_to_keep_unless_asked_for(acrlpd):
-    assert agent_of("acrlpd", PIXELS).frame_embedder(acrlpd.state) is None
-    assert build(config_of("acrlpd")).frame_embedder(acrlpd.state) is None
+    assert agent_of("acrlpd", PIXELS).frame_embedder(acrlpd.base) is None
+    assert build(config_of("acrlpd")).frame_embedder(acrlpd.base) is None
 
 
 @pytest.mark.slow
 def test_resnet10s_features_are_those_of_an_update(monkeypatch):
     monkeypatch.setattr(vision, "make_backbone", make_backbone)
     agent = build(AcrlpdConfig(encoder=CACHED, image_keys=(CAMERA.name,)))
-    frozen = agent.vision.init(jax.random.key(0))
-    embed = FrameEmbedder(agent.vision, frozen)
+    base = agent.vision.random(jax.random.key(0))
+    embed = FrameEmbedder(agent.vision, base)
     assert embed.shape(CameraSpec("large", 128, 100)) == (4, 4, 512)
     images = on_device(agent.spec).observations["images/top"][0]
-    inside = jax.jit(jax.vmap(agent.vision.embed, in_axes=(None, 0)))(frozen, images[None])[0]
+    inside = jax.jit(jax.vmap(agent.vision.embed, in_axes=(None, 0)))(base, images[None])[0]
     outside = embed(np.asarray(images))
     np.testing.assert_allclose(outside, inside, rtol=2e-3, atol=2e-3)
     assert np.abs(outside).max() > 0.1

@@ -13,8 +13,7 @@ from serl_chunk.agents.losses import (
     chunk_return,
     expectile_weight,
     imitated_numbers,
-    imitation_mean,
-    replace_tail,
+    imitation_sum,
     soft_update,
 )
 from serl_chunk.agents.value_heads import critic_values, regression_loss
@@ -32,6 +31,14 @@ def windows(rewards: list[list[float]], mask: list[float], discount_n: list[floa
         {}, nothing, r, r, np.array(mask, np.float32), np.array(discount_n, np.float32), {}, r, r, nothing, nothing + 1,
         np.full(len(r), -np.inf, np.float32),
     )  # fmt: skip
+
+
+def imitation_mean(*args) -> jax.Array:
+    return imitation_sum(*args).mean()
+
+
+def regressed(*args) -> jax.Array:
+    return regression_loss(*args).mean()
 
 
 def test_the_return_is_discounted_per_step():
@@ -98,20 +105,20 @@ def test_imitation_of_some_numbers_is_a_mean_over_these_only():
 @pytest.mark.parametrize("y", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_the_bounded_loss_is_least_where_the_value_is_the_target(y):
     logits = jnp.linspace(-12, 12, 2401)
-    losses = jax.vmap(lambda x: regression_loss(x[None], jnp.array([y]), BOUNDED))(logits)
+    losses = jax.vmap(lambda x: regressed(x[None], jnp.array([y]), BOUNDED))(logits)
     assert float(critic_values(logits[jnp.argmin(losses)], BOUNDED)) == pytest.approx(y, abs=3e-3)
-    gradient = jax.vmap(jax.grad(lambda x: regression_loss(x[None], jnp.array([y]), BOUNDED)))(logits)
+    gradient = jax.vmap(jax.grad(lambda x: regressed(x[None], jnp.array([y]), BOUNDED)))(logits)
     np.testing.assert_allclose(gradient, jax.nn.sigmoid(logits) - y, atol=1e-5)  # constant at a confident mistake
 
 
 def test_regression_losses_by_hand():
     outputs = jnp.array([[1.0, 2.0], [3.0, 4.0]])  # two heads, two windows
     target = jnp.array([0.0, 2.0])
-    assert float(regression_loss(outputs, target, SQUARED)) == (1 + 0 + 9 + 4) / 4
-    assert float(regression_loss(outputs, target, SQUARED, jnp.array([1.0, 0.0]))) == (1 + 9) / 4
-    assert float(regression_loss(jnp.zeros(1), jnp.array([0.3]), BOUNDED)) == pytest.approx(np.log(2))
+    assert float(regressed(outputs, target, SQUARED)) == (1 + 0 + 9 + 4) / 4
+    assert float(regressed(outputs, target, SQUARED, jnp.array([1.0, 0.0]))) == (1 + 9) / 4
+    assert float(regressed(jnp.zeros(1), jnp.array([0.3]), BOUNDED)) == pytest.approx(np.log(2))
     # beyond [0, 1] a target counts as its nearest possible return
-    beyond, inside = (regression_loss(jnp.array([0.7]), jnp.array([y]), BOUNDED) for y in (1.5, 1.0))
+    beyond, inside = (regressed(jnp.array([0.7]), jnp.array([y]), BOUNDED) for y in (1.5, 1.0))
     assert float(beyond) == float(inside)
     assert critic_values(jnp.array([3.0]), SQUARED).tolist() == [3.0]
 
@@ -123,7 +130,7 @@ def test_the_expectile_regression_settles_at_the_expectile(expectile):
     def step(_: int, value: jax.Array) -> jax.Array:
         def loss(v: jax.Array) -> jax.Array:
             outputs = jnp.broadcast_to(v, samples.shape)
-            return regression_loss(outputs, samples, SQUARED, expectile_weight(samples, outputs, expectile))
+            return regressed(outputs, samples, SQUARED, expectile_weight(samples, outputs, expectile))
 
         return value - 0.3 * jax.grad(loss)(value)
 
@@ -136,19 +143,10 @@ def test_the_expectile_regression_settles_at_the_expectile(expectile):
         assert value == pytest.approx(0.48, abs=1e-4)  # the mean
 
 
-def test_only_the_tail_after_a_termination_is_replaced():
-    actions, sampled = jnp.ones((2, 3, 2)), jnp.full((2, 3, 2), 7.0)
-    batch = windows([[0.0], [0.0]], [1.0, 1.0], [1.0, 1.0])
-    batch = batch._replace(actions=actions, valid=jnp.array([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]))
-    out = replace_tail(batch, sampled)
-    assert out[:, :, 0].tolist() == [[1, 1, 1], [1, 7, 7]]
-
-
 def test_heads_are_aggregated_over_the_ensemble():
     values = jnp.array([[1.0, 5.0], [3.0, 1.0]])
     assert aggregate_heads(values, "mean").tolist() == [2.0, 3.0]
     assert aggregate_heads(values, "min").tolist() == [1.0, 1.0]
-    assert aggregate_heads(values, "mean", 0.5).tolist() == [1.5, 2.0]  # deviations 1 and 2
 
 
 def test_the_target_follows_slowly():

@@ -16,6 +16,7 @@ from agent_tools import (
     output_bias,
 )
 
+from serl_chunk.agents.state import Context
 from serl_chunk.config.agents import FlowConfig
 
 
@@ -49,7 +50,8 @@ def test_a_gaussian_imitates_the_marked_numbers_by_likelihood():
     dims[0, :, 1, 0] = 0
     batch = one_batch(agent, bc_dims=dims)
     loss, _ = imitation_gradient(agent, state, batch)
-    log_prob = agent.net.distribution(state.policy, batch.observations).log_prob(batch.actions.reshape(8, 6))
+    dist = agent.net.distribution(state.policy["net"], Context(batch.observations["state"]))
+    log_prob = dist.log_prob(batch.actions.reshape(8, 6))
     marked = (np.asarray(batch.bc_weight)[..., None] * dims[0]) > 0
     assert marked.sum() == 8 * 2 + 6 * 1 + 6 * 2  # two of eight windows have one step
     assert float(loss) == pytest.approx(-float(np.asarray(log_prob).reshape(8, 3, 2)[marked].mean()), abs=1e-5)
@@ -81,6 +83,6 @@ def test_whole_updates_take_marks(variant):
     batches = make_batches(agent.spec)
     for update in (agent.update, agent.update_policy):
         state, metrics = update(
-            agent.init(jax.random.key(0)), jax.device_put(batches._replace(bc_dims=marked_numbers(agent.spec, 1)))
+            agent.init(jax.random.key(0)), {}, jax.device_put(batches._replace(bc_dims=marked_numbers(agent.spec, 1)))
         )
         assert all(np.isfinite(v).all() for v in jax.tree.leaves((metrics, state.policy)))

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import DISCOUNT, PREFIX, build, config_of, critic, fresh, make_batches, on_device, same
+from agent_tools import (
+    DISCOUNT,
+    PREFIX,
+    build,
+    config_of,
+    critic,
+    critic_gradient,
+    fresh,
+    make_batches,
+    on_device,
+    same,
+)
 
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.spec import AgentSpec
@@ -24,7 +36,7 @@ def one_batch(agent, seed=0):
 
 def gradient(agent, state, batch, critic_params):
     draws = agent.critic_draws(jax.random.key(3), batch)
-    return jax.jit(jax.grad(lambda c: agent._critic_loss(c, state, batch, draws)[0]))(critic_params)
+    return jax.jit(lambda s: critic_gradient(agent, s, batch, draws)[0])(state.replace(critic=critic_params))
 
 
 def test_an_expectile_loss_ends_at_the_expectile():
@@ -35,7 +47,7 @@ def test_an_expectile_loss_ends_at_the_expectile():
         config = AcfqlConfig(critic=CriticConfig(hidden=(8,), loss=kind))
         value = ChunkCritic(config, AgentSpec(3, 2, 2, 2, (), 0.9), with_value=False)
         step = jax.jit(
-            jax.grad(lambda x, c=value, t=tau: c.expectile_loss(jnp.repeat(x, 2, 1), target, t, jnp.ones(2)))
+            jax.grad(lambda x, c=value, t=tau: c.expectile_loss(jnp.repeat(x, 2, 1), target, t, jnp.ones(2)).mean())
         )
         for _ in range(300):
             x = x - 2.0 * step(x)
@@ -48,7 +60,7 @@ def test_the_distilled_loss_is_its_equation():
     agent, state = fresh("acfql-prefix-lengths")
     batch = one_batch(agent)._replace(weight=jnp.asarray([0.0, 2.0] * 4))
     draws = agent.critic_draws(jax.random.key(3), batch)
-    _, metrics = jax.jit(agent._critic_loss)(state.critic, state, batch, draws)
+    metrics = jax.jit(lambda s: critic_gradient(agent, s, batch, draws)[1])(state)
     observation, wanted = batch.observations["state"], []
     apply = jax.jit(lambda head, x: agent.critic.head.apply({"params": head}, x)[:, 0])
     for k in range(2):
@@ -84,8 +96,8 @@ def test_the_long_critic_sees_all_its_actions_and_the_prefix_critic_the_executed
     agent, state = fresh(variant)
     batch = one_batch(agent)
     features = batch.observations["state"]
-    long = lambda actions: agent.critic.values(state.critic, features, agent.critic.truncate_flatten(actions))  # noqa: E731
-    short = lambda actions: agent.prefix.values(state.critic, features, agent.prefix.truncate_flatten(actions))  # noqa: E731
+    values = lambda of, actions: of.values(state.critic, features, of.truncate_flatten(actions))  # noqa: E731
+    long, short = (functools.partial(values, of) for of in (agent.critic, agent.short_critic))
     last, behind, executed = (batch.actions.at[:, i].add(0.3) for i in (4, 2, 1))
     assert not np.array_equal(long(batch.actions), long(last))
     assert np.array_equal(short(batch.actions), short(last))
@@ -103,7 +115,8 @@ def test_only_the_prefix_critic_has_a_target_and_travels(variant):
     chunk, record = agent.sample(params, observation, jax.random.key(1), explore=True)
     assert chunk.shape == (3, 2)
     one = jnp.asarray(observation["state"])[None]
-    value = agent.prefix.values(params["critic"], one, agent.prefix.truncate_flatten(chunk[None])).min()  # of its heads
+    flat = agent.short_critic.truncate_flatten(chunk[None])
+    value = agent.short_critic.values(params["critic"], one, flat).min()  # of its heads
     assert float(record["q"]) == pytest.approx(float(value), abs=1e-6)
     # Another long critic does not change what is chosen.
     other = state.replace(critic={**state.critic, "q": jax.tree.map(lambda p: p + 1, state.critic["q"])})
@@ -121,7 +134,7 @@ def test_v_follows_the_target_heads_of_the_prefix_critic_and_bootstraps_the_long
     assert same(plain["prefix"], moved["prefix"])
     value = jax.nn.sigmoid(agent.critic.value_output(state.critic, batch.next_observations["state"]))
     wanted = batch.rewards @ (DISCOUNT ** np.arange(5, dtype=np.float32)) + batch.discount_n * batch.mask * value
-    np.testing.assert_allclose(agent.critic_target(state.critic, state, batch, {}), wanted, atol=1e-6)
+    np.testing.assert_allclose(agent.critic_target(state.critic, state, {}, batch, {}), wanted, atol=1e-6)
 
 
 def test_a_policy_target_is_chosen_by_the_online_and_valued_by_the_target_prefix_critic():
@@ -132,10 +145,10 @@ def test_a_policy_target_is_chosen_by_the_online_and_valued_by_the_target_prefix
     batch = one_batch(agent)
     draws = agent.critic_draws(jax.random.key(3), batch)
     observation = batch.next_observations["state"]
-    chunks = agent.flow.sample(state.policy, batch.next_observations, draws["next"])
+    chunks = agent.sampled(state.policy, state.critic, {}, batch.next_observations, draws["next"])
     values = np.array(
         [
-            [agent.prefix.values(p, observation, chunks[:, n, :2].reshape(8, -1)).mean(0) for n in range(6)]
+            [agent.short_critic.values(p, observation, chunks[:, n, :2].reshape(8, -1)).mean(0) for n in range(6)]
             for p in (state.critic, state.target)
         ]
     )
@@ -143,7 +156,7 @@ def test_a_policy_target_is_chosen_by_the_online_and_valued_by_the_target_prefix
     assert (best != values[1].argmax(0)).any()
     returns = batch.rewards @ (DISCOUNT ** np.arange(5, dtype=np.float32))
     wanted = returns + batch.discount_n * batch.mask * values[1][best, np.arange(8)]
-    np.testing.assert_allclose(agent.critic_target(state.critic, state, batch, draws), wanted, atol=1e-5)
+    np.testing.assert_allclose(agent.critic_target(state.critic, state, {}, batch, draws), wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("variant", ["acfql-prefix-lengths", "acrlpd-prefix", "acfql-policy-distill-prefix"])
@@ -152,7 +165,7 @@ def test_the_policy_is_taught_its_own_actions_alone(variant):
     agent, state = fresh(variant)
     batch = one_batch(agent)
     draws = agent.policy_draws(jax.random.key(1), batch)
-    step = jax.jit(lambda b: agent._policy_gradient(state, b, draws, bc_only=False)[0])
+    step = jax.jit(lambda b: agent._policy_gradient(state, {}, b, draws, False)[0])
     plain = step(batch)
     behind = batch._replace(
         actions=batch.actions.at[:, 3:].add(0.5),
@@ -221,15 +234,15 @@ def test_a_decision_asks_to_be_followed_where_the_heads_disagree_about_the_rest(
     for m in (1, 2):
         shown = np.concatenate([np.where(np.arange(2)[:, None] < m, chunk[:2], 0).ravel(), np.arange(2) < m])
         x = jnp.asarray(np.concatenate([observation["state"], shown]), jnp.float32)
-        values.append(jax.nn.sigmoid(agent.prefix.q.apply({"params": params["critic"]["prefix"]}, x)))
+        values.append(jax.nn.sigmoid(agent.short_critic.q.apply({"params": params["critic"]["prefix"]}, x)))
     wanted = np.std(np.array(values[1]) - np.array(values[0]))
     assert wanted > 1e-4
     for threshold, steps in ((wanted * 0.9, 1), (wanted * 1.1, 2)):
-        agent.prefix.replan_spread = threshold
+        agent.short_critic.replan_spread = threshold
         try:
-            record = agent.prefix.plan(params["critic"], observation, chunk, trusted=True)
+            record = agent.short_critic.plan(params["critic"], jnp.ones(4), chunk, trusted=True)
         finally:
-            agent.prefix.replan_spread = agent.config.replan_spread
+            agent.short_critic.replan_spread = agent.config.replan_spread
         np.testing.assert_allclose(record["spread"], [0, wanted], atol=1e-6)
         assert (int(record["steps"]), record["steps"].dtype) == (steps, jnp.int32)
 
@@ -243,8 +256,7 @@ def test_steps_end_at_the_first_length_that_is_not_agreed_on():
         prefix_steps=4,
     )
     opinions = {"values": np.zeros((2, 4), np.float32)}
-    agent.prefix.values = lambda params, features, shown: jnp.asarray(opinions["values"])  # of the four lengths
-    observation = {"state": np.ones(4, np.float32)}
+    agent.short_critic.values = lambda params, features, shown: jnp.asarray(opinions["values"])  # of the four lengths
     for second, steps in (
         ([0, 0, 0, 0], 4),
         ([0, 0, 1, 0], 2),
@@ -253,9 +265,9 @@ def test_steps_end_at_the_first_length_that_is_not_agreed_on():
         ([0, 0.3, 0.3, 1], 3),
     ):
         opinions["values"][1] = second
-        record = agent.prefix.plan({"encoder": {}}, observation, jnp.zeros((4, 2)), trusted=True)
+        record = agent.short_critic.plan({}, jnp.ones(4), jnp.zeros((4, 2)), trusted=True)
         assert int(record["steps"]) == steps
-        unheard = agent.prefix.plan({"encoder": {}}, observation, jnp.zeros((4, 2)), trusted=False)
+        unheard = agent.short_critic.plan({}, jnp.ones(4), jnp.zeros((4, 2)), trusted=False)
         assert int(unheard["steps"]) == 4
         np.testing.assert_array_equal(unheard["spread"], record["spread"])
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from agent_tools import FLOW, build, config_of, make_batches, on_device, same
 
+from serl_chunk.agents.state import Context
 from serl_chunk.config.agents import FlowConfig
 from serl_chunk.models.flow import integrate
 
@@ -23,8 +24,13 @@ def delayed(train_delay: str, variant: str = "acfql", **changes):
     return agent, agent.init(jax.random.key(0)), batch._replace(delay=DELAYS, bc_weight=jnp.ones((8, 3)))
 
 
+def flow_loss(agent, policy, batch, draws):
+    context, given = agent.policy_context(policy, {}, {}, batch.observations), agent.flow.given(batch, draws)
+    return agent.flow.loss(policy["flow"], context, batch.actions, batch.bc_weight, given, draws).mean()
+
+
 def gradient(agent, state, batch, draws):
-    return jax.grad(lambda p: agent.flow.loss(p, batch, draws))(state.policy)
+    return jax.grad(lambda p: flow_loss(agent, p, batch, draws))(state.policy)
 
 
 @pytest.mark.slow
@@ -46,7 +52,7 @@ def test_a_committed_action_is_seen_as_it_is_and_is_no_target():
     inputs = jnp.concatenate([batch.observations["state"], jnp.asarray(given, jnp.float32)], axis=1)
     velocity = agent.flow.field.apply({"params": state.policy["flow"]}, inputs, x, draws["t"])
     error = ((velocity - (flat - draws["x0"])) ** 2 * (1 - mask)).sum() / (1 - mask).sum()
-    assert float(agent.flow.loss(state.policy, batch, draws)) == pytest.approx(float(error), rel=1e-5)
+    assert float(flow_loss(agent, state.policy, batch, draws)) == pytest.approx(float(error), rel=1e-5)
 
 
 def test_outputs_for_committed_actions_are_not_trained():
@@ -62,15 +68,15 @@ def test_outputs_for_committed_actions_are_not_trained():
 def test_where_the_delay_comes_from():
     recorded, _, batch = delayed("recorded")
     wanted = (np.arange(3)[None] < np.asarray(DELAYS)[:, None]).astype(np.float32)
-    np.testing.assert_array_equal(recorded.flow.prefix_mask(batch, {}), wanted)
+    np.testing.assert_array_equal(recorded.flow.given(batch, {}), wanted)
     plain, _, _ = delayed("none")
-    np.testing.assert_array_equal(plain.flow.prefix_mask(batch, {}), np.zeros((8, 3)))
+    np.testing.assert_array_equal(plain.flow.given(batch, {}), np.zeros((8, 3)))
     sampled, _, _ = delayed("sampled")
     counts = np.zeros(4, int)
     for seed in range(100):
         draws = sampled.flow.draws(jax.random.key(seed), batch)
         counts += np.bincount(draws["delay"], minlength=4)
-        np.testing.assert_array_equal(sampled.flow.prefix_mask(batch, draws).sum(1), draws["delay"])
+        np.testing.assert_array_equal(sampled.flow.given(batch, draws).sum(1), draws["delay"])
         before = plain.flow.draws(jax.random.key(seed), batch)
         assert same({k: draws[k] for k in before}, before)
     assert counts[3] == 0
@@ -131,13 +137,18 @@ def two_modes(train_delay: str) -> tuple[float, float]:
         batch = batch._replace(observations=here, actions=actions, bc_weight=np.ones((50, 64, 4), np.float32))
         state, _ = agent.update_policy(state, {}, jax.device_put(batch))
     noise = jax.random.normal(jax.random.key(1), (200, 4))
+
+    def sampled(*args):
+        chunks = agent.net.sample(state.policy["flow"], Context(jnp.zeros(4)), *args)
+        return np.asarray(agent.bounded(chunks))[..., 0]
+
     same_side, jump = [], []
     for side in (-0.6, 0.6):
         prefix = (jnp.full((4, 1), side), jnp.array([1.0, 1.0, 0.0, 0.0]))
-        chunks = np.asarray(agent.net.sample(state.policy, {"state": jnp.zeros(4)}, noise, prefix))[..., 0]
+        chunks = sampled(noise, prefix)
         same_side.append((np.sign(chunks[:, 2:]) == np.sign(side)).all(1).mean())
         jump.append(np.abs(chunks[:, 2] - side).mean())
-    free = np.asarray(agent.net.sample(state.policy, {"state": jnp.zeros(4)}, noise))[..., 0]
+    free = sampled(noise)
     assert 0.25 < (free > 0).mean() < 0.75  # without a prefix both modes are there
     return float(np.mean(same_side)), float(np.mean(jump))
 

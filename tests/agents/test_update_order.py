@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import build, config_of, critic, fresh, make_batches, on_device, same
+from agent_tools import build, config_of, critic, critic_gradient, fresh, make_batches, on_device, same
 
 TOGETHER = ["acfql-policy-distill-together", "acrlpd-together"]
 
@@ -29,7 +29,7 @@ def test_together_each_gradient_is_taken_at_the_parameters_before_the_step(varia
     state, batch = agent.init(jax.random.key(0)), first(make_batches(agent.spec))
     draws = agent.critic_draws(jax.random.key(1), batch), agent.policy_draws(jax.random.key(2), batch)
 
-    step = jax.jit(lambda s, **d: agent.step(s, batch, d)[0])
+    step = jax.jit(lambda s, **d: agent.step(s, {}, batch, d)[0])
     joint = step(state, critic=draws[0], policy=draws[1])
     critic_alone, policy_alone = step(state, critic=draws[0]), step(state, policy=draws[1])
     in_turn = step(critic_alone, policy=draws[1])
@@ -57,7 +57,7 @@ def test_the_target_moves_towards_the_critic_after_or_before_the_step(average):
     agent = build(dataclasses.replace(config, critic=critic(loss="squared", target_average=average)))
     state, batch = agent.init(jax.random.key(0)), first(make_batches(agent.spec))
     state = state.replace(target=jax.tree.map(lambda x: x + 1.0, state.target))
-    after, _ = agent.step(state, batch, {"critic": agent.critic_draws(jax.random.key(1), batch)})
+    after, _ = agent.step(state, {}, batch, {"critic": agent.critic_draws(jax.random.key(1), batch)})
     followed = (after if average == "new" else state).critic
     wanted = jax.tree.map(lambda c, t: 0.1 * c + 0.9 * t, followed["q"], state.target["q"])
     assert close(after.target["q"], wanted)
@@ -71,7 +71,7 @@ def test_a_row_of_no_weight_teaches_the_critic_nothing_and_counts_in_the_divisor
     draws = agent.critic_draws(jax.random.key(1), batch)
     half = batch._replace(weight=jnp.array([1.0] * 4 + [0.0] * 4))
     spoiled = half._replace(rewards=half.rewards.at[4:].add(9.0), mask=half.mask.at[4:].set(0.0))
-    gradient = jax.jit(lambda b, d: jax.grad(lambda c: agent._critic_loss(c, state, b, d)[0])(state.critic))
+    gradient = jax.jit(lambda b, d: critic_gradient(agent, state, b, d)[0])
     assert close(gradient(half, draws), gradient(spoiled, draws))
     twice = lambda x: jnp.concatenate([x[:4], x[:4]])  # noqa: E731
     same_draws = {k: v if k == "heads" else twice(v) for k, v in draws.items()}
@@ -87,7 +87,7 @@ def test_returns_of_more_steps_than_the_chunk(variant):
         rewards=jnp.arange(32, dtype=jnp.float32).reshape(8, 4) / 32, discount_n=jnp.full(8, 0.9**4), mask=jnp.zeros(8)
     )
     state = agent.init(jax.random.key(0))
-    _, metrics = agent._critic_loss(state.critic, state, batch, agent.critic_draws(jax.random.key(1), batch))
+    _, metrics = critic_gradient(agent, state, batch, agent.critic_draws(jax.random.key(1), batch))
     wanted = np.asarray(batch.rewards) @ 0.9 ** np.arange(4)
     assert float(metrics["critic/target_qs"]) == pytest.approx(wanted.mean(), abs=1e-6)
 
@@ -100,7 +100,7 @@ def test_no_network_is_copied_between_updates(variant):
     config = config_of(variant, critic=critic(hidden=(44, 44), target_subset=2))
     agent = build(dataclasses.replace(config, flow=dataclasses.replace(config.flow, hidden=(44, 44))))
     state, batches = agent.init(jax.random.key(0)), on_device(agent.spec)
-    parts = agent.update.lower(state, batches).compile().as_text().split("\n\n")
+    parts = agent.update.lower(state, {}, batches).compile().as_text().split("\n\n")
     updates = [part for part in parts if not part.startswith("ENTRY") and "44,44" in part]
     assert updates
     assert not [line for part in updates for line in part.splitlines() if re.search(r"\[(2,)?44,44\]\S* copy\(", line)]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import build, config_of, critic, make_batches
+from agent_tools import build, config_of, critic, critic_gradient, make_batches
 
 from serl_chunk.agents.losses import expectile_weight
 from serl_chunk.agents.value_heads import (
@@ -33,13 +33,17 @@ BOUNDED = ranged("bounded")
 AGENTS = Path(__file__).resolve().parents[2] / "serl_chunk" / "agents"
 
 
+def regressed(*args) -> jax.Array:
+    return regression_loss(*args).mean()
+
+
 def test_a_bounded_value_and_its_loss_are_those_of_the_unit_range_scaled():
     outputs, places = jnp.linspace(-4, 4, 9), jnp.linspace(-0.2, 1.2, 9)
     costs = ranged("bounded", -100.0, 0.0)
     values = critic_values(outputs, costs)
     np.testing.assert_allclose(values, -100 + 100 * critic_values(outputs, BOUNDED), rtol=1e-6)
-    scaled = regression_loss(outputs, -100 + 100 * places, costs)
-    assert float(scaled) == pytest.approx(float(regression_loss(outputs, places, BOUNDED)), rel=1e-5)
+    scaled = regressed(outputs, -100 + 100 * places, costs)
+    assert float(scaled) == pytest.approx(float(regressed(outputs, places, BOUNDED)), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -80,10 +84,10 @@ def test_the_loss_is_the_cross_entropy_of_the_bins_and_least_at_the_target():
     logs = np.asarray(outputs, np.float64)
     logs = logs - np.log(np.exp(logs).sum(-1, keepdims=True))
     rows = -(np.asarray(target_bins(target, COSTS))[None] * logs).sum(-1)
-    loss = regression_loss(outputs, target, COSTS, weight)
+    loss = regressed(outputs, target, COSTS, weight)
     assert float(loss) == pytest.approx((rows * np.asarray(weight)).mean(), rel=1e-5)
     learnt = jnp.log(target_bins(target, COSTS) + 1e-12)  # the loss is convex in the logits, and flat here
-    gradient = jax.grad(lambda o: regression_loss(o, target, COSTS))
+    gradient = jax.grad(lambda o: regressed(o, target, COSTS))
     np.testing.assert_allclose(gradient(learnt), 0, atol=1e-6)
     assert np.abs(gradient(outputs[0])).max() > 1e-3
     np.testing.assert_allclose(critic_values(learnt, COSTS), target, atol=0.012 * bin_width(COSTS))
@@ -97,7 +101,7 @@ def test_an_expectile_weight_lifts_the_value_of_bins_above_the_mean():
             def loss(o: jax.Array) -> jax.Array:
                 outputs = jnp.broadcast_to(o, (5, 101))
                 weight = expectile_weight(samples, critic_values(outputs, UNIT), expectile)
-                return regression_loss(outputs, samples, UNIT, weight)
+                return regressed(outputs, samples, UNIT, weight)
 
             return x - 3 * jax.grad(loss)(x)
 
@@ -140,7 +144,7 @@ def test_heads_of_bins_one_by_one_and_side_by_side_are_the_same(monkeypatch):
 
     def everything(q, chunk):
         loss, outputs = c.regression({"q": q}, features, chunk, target, batch.weight)
-        return loss + jnp.mean(c.mean_value({"q": jax.lax.stop_gradient(q)}, features, chunk)), outputs
+        return loss.mean() + jnp.mean(c.mean_value({"q": jax.lax.stop_gradient(q)}, features, chunk)), outputs
 
     got = []
     for alone in (True, False):
@@ -192,9 +196,9 @@ def test_the_floor_lifts_targets_to_the_realised_return_and_nothing_else():
             realised = jnp.where(jnp.arange(8) % 2 == 0, 50.0, -jnp.inf).at[6].set(-50.0)
             batch = batch._replace(mc_return=realised)
             draws = agent.critic_draws(jax.random.key(1), batch)
-            args = (state.critic, state, batch, draws) if variant != "acrlpd" else (state, batch, draws)
+            args = (state.critic, state, {}, batch, draws)[variant == "acrlpd" :]
             values[floor, variant] = np.asarray(agent.critic_target(*args))
-            _, metrics = agent._critic_loss(state.critic, state, batch, draws)
+            _, metrics = critic_gradient(agent, state, batch, draws)
             assert ("critic/floored" in metrics) == (floor == "mc")
     for variant in ("acfql-policy-squared", "acrlpd"):
         plain, floored = values["none", variant], values["mc", variant]
@@ -211,10 +215,10 @@ def test_candidates_are_ranked_by_the_targets_aggregate_at_acting_and_in_targets
     observation = {k: jnp.asarray(v[0, 0]) for k, v in make_batches(bold.spec).observations.items()}
     batch = one(bold)
     noise = bold.acting_noise(jax.random.key(3), observation, explore=True)
-    chunks = bold.policy_chunks(state.policy, observation, noise).reshape(6, 6)
+    chunks = bold.sampled(state.policy, state.critic, {}, observation, noise).reshape(6, 6)
     heads = np.asarray(bold.critic.values(state.critic, jnp.broadcast_to(observation["state"], (6, 4)), chunks))
     draws = bold.critic_draws(jax.random.key(1), batch)["next"]
-    following = bold.policy_chunks(state.policy, batch.next_observations, draws).reshape(8, 6, 6)
+    following = bold.sampled(state.policy, state.critic, {}, batch.next_observations, draws).reshape(8, 6, 6)
     features = jnp.broadcast_to(batch.next_observations["state"][:, None], (8, 6, 4))
     there = np.asarray(bold.critic.values(state.critic, features, following))
     chosen = set()
@@ -229,7 +233,7 @@ def test_candidates_are_ranked_by_the_targets_aggregate_at_acting_and_in_targets
         best = over_heads(there, axis=0).argmax(1)
         chosen.add(tuple(best))
         wanted = np.take_along_axis(np.asarray(following), best[:, None, None], 1)[:, 0]
-        np.testing.assert_allclose(agent.next_chunk(state, batch.next_observations, draws), wanted, atol=1e-5)
+        np.testing.assert_allclose(agent.next_chunk(state, {}, batch.next_observations, draws), wanted, atol=1e-5)
     assert len(chosen) > 1  # the aggregate did change what was chosen
 
 

@@ -18,7 +18,7 @@ from serl_chunk.agents.acrlpd import Acrlpd
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.discrete_gripper import with_gripper
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState
+from serl_chunk.agents.state import AgentState, Context
 from serl_chunk.agents.vision import Vision
 from serl_chunk.config.agents import AcrlpdConfig, BcConfig
 from serl_chunk.config.encoders import EncoderConfig, resnet10_leaves
@@ -58,13 +58,12 @@ def test_policies_have_no_encoder_of_their_own_and_read_the_acting_critics(varia
     assert optimised
     assert not [k for k in optimised if "encoder" in k]
     critics = {"online": "critic", "target": "target"}
-    marked = shapes.replace(**{name: {"encoder": name} for name in critics.values()})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax.lax, "stop_gradient", lambda x: x)
-        whole = agent._whole(marked).policy
-    assert whole["encoder"] == critics[acting_critic]
-    if "distill" in variant:
-        assert whole["onestep"]["encoder"] == critics[acting_critic]
+    marked, read = shapes.replace(**{name: {"encoder": name} for name in critics.values()}), []
+    agent.encode = lambda encoder, base, observation: read.append(encoder) or Context(jnp.zeros(1))
+    for policy in (shapes.policy, shapes.policy.get("onestep", shapes.policy)):
+        agent.policy_context(policy, agent.choosing_params(marked), {}, {})
+    assert set(read) == {critics[acting_critic]}
+    agent = by_critic(variant, acting_critic=acting_critic)
     travelling = flatten_dict(jax.eval_shape(agent.policy_params, shapes), sep="/")
     assert {k.split("/encoder/")[0] for k in travelling if "encoder" in k} == {"critic"}  # once
 
@@ -76,8 +75,8 @@ def test_the_critic_alone_trains_the_shared_encoder():
     draws = agent.policy_draws(jax.random.key(1), batch)
 
     def both(state: AgentState) -> tuple[AgentState, AgentState]:
-        after_policy, _ = agent.step(state, batch, {"policy": draws}, bc_only=True)
-        after_critic, _ = agent.step(state, batch, {"critic": agent.critic_draws(jax.random.key(2), batch)})
+        after_policy, _ = agent.step(state, {}, batch, {"policy": draws}, bc_only=True)
+        after_critic, _ = agent.step(state, {}, batch, {"critic": agent.critic_draws(jax.random.key(2), batch)})
         return after_policy, after_critic
 
     after_policy, after_critic = jax.jit(both)(state)
@@ -104,11 +103,11 @@ def test_a_policy_keeps_what_it_imitated_while_the_critic_trains_the_encoder_alo
 
     state, losses = agent.init(jax.random.key(0)), []
     for i in range(10):
-        state, metrics = agent.update_policy(state, bright(i))
+        state, metrics = agent.update_policy(state, {}, bright(i))
         losses.append(float(metrics["actor/bc_loss"]))
     for i in range(10):
-        state, _ = agent.update_critic(state, bright(100 + i))
-    _, metrics = agent.update_policy(state, bright(7))
+        state, _ = agent.update_critic(state, {}, bright(100 + i))
+    _, metrics = agent.update_policy(state, {}, bright(7))
     assert losses[-1] < losses[0] - 0.5
     assert float(metrics["actor/bc_loss"]) < losses[-1] + 0.2  # it would be a whole unit worse
 
@@ -152,33 +151,34 @@ def test_an_actor_sees_through_the_encoder_that_travelled():
 def test_a_frozen_backbone_is_one_for_all_networks_and_no_optimiser_has_it(small_backbone):
     agent = agent_of("acrlpd", FROZEN)
     state = jax.jit(agent.init)(jax.random.key(0))
-    before = jax.tree.map(np.asarray, state.frozen)
+    base = agent.new_base(jax.random.key(1))
+    before = jax.tree.map(np.array, base)
     assert len(jax.tree.leaves(before)) == 10  # five convolutions
     for name in ("policy", "policy_opt", "critic", "critic_opt", "target"):
         paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(getattr(state, name))]
-        assert not [p for p in paths if "backbone" in p or "frozen" in p], name
-    policy = jax.tree.map(np.asarray, state.policy)
-    after, metrics = agent.update(state, {}, on_device(agent.spec))
+        assert not [p for p in paths if "backbone" in p], name
+    policy = jax.tree.map(np.array, state.policy)
+    after, metrics = agent.update(state, base, on_device(agent.spec))
     assert all(np.isfinite(v) for v in metrics.values())
-    assert same(jax.tree.map(np.asarray, after.frozen), before)
+    assert same(jax.tree.map(np.asarray, base), before)
     assert not same(jax.tree.map(np.asarray, after.policy), policy)
-    params = agent.policy_params(after)
-    assert same(params["frozen"], after.frozen)
+    params = agent.published(after, base)
+    assert same(params["base"], base)
     observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
     seen, _ = agent.sample(params, observation, jax.random.key(0), explore=False)
-    unseen, _ = agent.sample({**params, "frozen": zeros(after.frozen)}, observation, jax.random.key(0), explore=False)
+    unseen, _ = agent.sample({**params, "base": zeros(base)}, observation, jax.random.key(0), explore=False)
     assert not np.array_equal(seen, unseen)
 
 
 def test_features_that_an_observation_brings_are_not_computed_again(small_backbone):
     looks = Vision(AcrlpdConfig(encoder=FROZEN, image_keys=(CAMERA.name,)), (CAMERA,))
-    frozen = looks.init(jax.random.key(0))
+    base = looks.random(jax.random.key(0))
     images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)
-    seen = looks.encode_images(frozen, {"state": jnp.zeros((3, 4)), "images/top": images})
+    seen = looks.encode_images(base, {"state": jnp.zeros((3, 4)), "images/top": images})
     assert set(seen) == {"state", "features/top"}
     assert (seen["features/top"].shape, seen["features/top"].dtype) == ((3, 4, 4, 2), jnp.float16)
-    assert looks.encode_images(frozen, seen)["features/top"] is seen["features/top"]
-    alone = looks.encode_images(frozen, {"images/top": images[1]})["features/top"]
+    assert looks.encode_images(base, seen)["features/top"] is seen["features/top"]
+    alone = looks.encode_images(base, {"images/top": images[1]})["features/top"]
     np.testing.assert_allclose(alone, seen["features/top"][1], atol=2e-3)
 
 
@@ -187,10 +187,11 @@ def test_features_that_an_observation_brings_are_not_computed_again(small_backbo
 def test_resnet10_keeps_the_shapes_of_a_state(kind, frozen):
     agent = agent_of(kind, dataclasses.replace(FROZEN, frozen_backbone=frozen, pooling="spatial", state_latent=6))
     state = jax.eval_shape(agent.init, jax.random.key(0))
-    new, _ = jax.eval_shape(agent._update, state, make_batches(agent.spec))
+    base = jax.eval_shape(agent.new_base, jax.random.key(0))
+    new, _ = jax.eval_shape(agent._update, state, base, make_batches(agent.spec))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), new) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
     found = {k for k in agent.network_shape().split(";") if "conv_init" in k}
-    where = {"frozen"} if frozen else {"policy", "critic"} - ({"critic"} if kind == "bc" else set())
+    where = {"base"} if frozen else {"policy", "critic"} - ({"critic"} if kind == "bc" else set())
     assert {k.split("/")[0] for k in found} == where
 
 
@@ -200,12 +201,12 @@ def test_pretrained_weights_reach_every_backbone(tmp_path, frozen):
     weights = {k: rng.random(s, np.float32) for k, s in resnet10_leaves().items()}
     np.savez(tmp_path / "w.npz", **weights)
     encoder = dataclasses.replace(FROZEN, frozen_backbone=frozen, weights=str(tmp_path / "w.npz"))
-    agent = agent_of("acrlpd", encoder)
+    agent = agent_of("acrlpd", encoder, policy_ema=0.9)
     state = zeros_state(agent)
     filled = agent.pretrained(state)
-    names = ("policy", "policy_average", "critic", "target")
-    trees = {name: getattr(filled, name)["encoder"]["cameras"]["backbone"] for name in names if not frozen}
-    trees = trees or {"frozen": filled.frozen}
+    names = () if frozen else ("policy", "policy_average", "critic", "target")
+    trees = {name: getattr(filled, name)["encoder"]["cameras"]["backbone"] for name in names}
+    trees = trees or {"base": agent.source_base["backbone"]}
     for name, tree in trees.items():
         flat = flatten_dict(tree, sep="/")
         assert flat.keys() == weights.keys()
@@ -219,7 +220,7 @@ def test_pretrained_weights_reach_the_grasp_critics_backbones(tmp_path):
     np.savez(tmp_path / "w.npz", **{k: np.ones(s, np.float32) for k, s in resnet10_leaves().items()})
     encoder = dataclasses.replace(FROZEN, frozen_backbone=False, weights=str(tmp_path / "w.npz"))
     gripper = GripperConfig(choices=(-1.0, 1.0), hidden=(4,))
-    config = config_of("acrlpd", image_keys=(CAMERA.name,), encoder=encoder, gripper=gripper)
+    config = config_of("acrlpd", image_keys=(CAMERA.name,), encoder=encoder, gripper=gripper, policy_ema=0.9)
     spec = AgentSpec(4, 2, 3, 3, (CAMERA,), DISCOUNT, grippers=(1,))
     agent = with_gripper(config, spec, functools.partial(Acrlpd, config))
     filled = agent.pretrained(zeros_state(agent)).grasp
@@ -247,7 +248,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
     np.savez(tmp_path / "w.npz", **{"conv_init/kernel": np.zeros((3, 3, 3, 64), np.float32)})
     agent = agent_of("bc", dataclasses.replace(FROZEN, weights=str(tmp_path / "w.npz")))
     with pytest.raises(ConfigError, match=naming("w.npz", "conv_init/kernel", "float32(3, 3, 3, 64)", "(7, 7, 3, 64)")):
-        agent.pretrained(None)  # type: ignore[arg-type]
+        agent.new_base(jax.random.key(0))
 
 
 @pytest.mark.parametrize(

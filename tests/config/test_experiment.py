@@ -130,7 +130,15 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
     (ReplayConfig, {"prefetch": -1}, ("replay.prefetch", -1, 0)),
     *(
         (LearnerConfig, {name: 0}, (f"learner.{name}", 0, 1))
-        for name in ("batch_size", "cta_ratio", "max_steps", "steps_per_update", "keep_checkpoints", "log_period")
+        for name in (
+            "batch_size",
+            "accumulate",
+            "cta_ratio",
+            "max_steps",
+            "steps_per_update",
+            "keep_checkpoints",
+            "log_period",
+        )
     ),
     *(
         (LearnerConfig, {name: -1}, (f"learner.{name}", -1, 0))
@@ -145,6 +153,7 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
         )
     ),
     (LearnerConfig, {"batch_size": 3}, ("learner.batch_size", 3)),
+    (LearnerConfig, {"batch_size": 8, "accumulate": 3}, ("learner.accumulate", 3, "learner.batch_size", 8)),
     (LearnerConfig, {"utd_ratio": 0}, ("learner.utd_ratio", 0)),
     (
         LearnerConfig,

@@ -16,7 +16,7 @@ FREE = (jnp.zeros(4), jnp.zeros(4))
 def test_a_constant_velocity_is_integrated_exactly(steps):
     noise = jnp.array([[0.5, -0.5, 0.0, 2.0], [0.1, 0.2, 0.3, -3.0]])
     end = integrate(lambda x, t: jnp.full_like(x, 0.25), noise, steps, FREE)
-    np.testing.assert_allclose(end, np.clip(noise + 0.25, -1, 1), atol=1e-6)
+    np.testing.assert_allclose(end, noise + 0.25, atol=1e-6)  # a path may leave [-1, 1]
 
 
 def test_the_velocity_sees_every_time_once_and_in_order():
@@ -39,7 +39,7 @@ def test_the_straight_path_to_a_point_arrives_there():
 
 
 def test_committed_dimensions_are_kept_exactly_and_seen_on_their_path():
-    prefix, mask = jnp.array([1.5, -0.2, 9.0, 9.0]), jnp.array([1.0, 1.0, 0.0, 0.0])  # beyond 1: not even clipped
+    prefix, mask = jnp.array([1.5, -0.2, 9.0, 9.0]), jnp.array([1.0, 1.0, 0.0, 0.0])
     noise = jax.random.normal(jax.random.key(1), (3, 4))
     seen = []
 
@@ -49,7 +49,7 @@ def test_committed_dimensions_are_kept_exactly_and_seen_on_their_path():
 
     end = integrate(velocity, noise, 2, (prefix, mask))
     np.testing.assert_array_equal(end[:, :2], np.broadcast_to(prefix[:2], (3, 2)))
-    np.testing.assert_allclose(end[:, 2:], np.clip(noise[:, 2:] + 1, -1, 1), atol=1e-6)
+    np.testing.assert_allclose(end[:, 2:], noise[:, 2:] + 1, atol=1e-6)
     for t, x in seen:
         np.testing.assert_allclose(x[:, :2], (1 - t) * noise[:, :2] + t * prefix[:2], atol=1e-6)
 

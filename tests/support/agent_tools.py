@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from serl_chunk.agents.base import Agent
+from serl_chunk.agents.discrete_gripper import with_gripper
 from serl_chunk.agents.losses import gradient
 from serl_chunk.agents.registry import IMPLEMENTATIONS
 from serl_chunk.agents.spec import AgentSpec
@@ -59,13 +60,18 @@ def config_of(variant: str, **changes: Any) -> AgentConfig:
 
 
 def build(
-    config: AgentConfig, *, horizon: int = 3, critic_steps: int | None = None, actions: int = 2, prefix_steps: int = 0
-) -> Agent:
+    config: AgentConfig, *, horizon: int = 3, critic_steps: int | None = None, actions: int = 2, prefix_steps: int = 0,
+    micro_batches: int = 1, grippers: tuple[int, ...] = (),
+) -> Agent:  # fmt: skip
     """An agent for 4 states."""
     cameras = (CAMERA,) if config.image_keys else ()
-    spec = AgentSpec(4, actions, horizon, critic_steps or horizon, cameras, DISCOUNT, prefix_steps)
+    spec = AgentSpec(
+        4, actions, horizon, critic_steps or horizon, cameras, DISCOUNT, prefix_steps, grippers,
+        micro_batches=micro_batches,
+    )  # fmt: skip
     module, name = IMPLEMENTATIONS[type(config)]
-    return getattr(importlib.import_module(module), name)(config, spec)
+    make = functools.partial(getattr(importlib.import_module(module), name), config)
+    return with_gripper(config, spec, make) if grippers else make(spec)
 
 
 def make_batches(spec: AgentSpec, updates: int = 2, size: int = 8, seed: int = 0, **changes: Any) -> ChunkBatch:

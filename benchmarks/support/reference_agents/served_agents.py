@@ -200,12 +200,12 @@ class OurContestant(_Contestant):
             candidates = self.config.target_candidates if isinstance(self.config, AcfqlConfig) else 1
             draws = random_draws(i, len(batch.mask), candidates)
             following = draws["next"] if isinstance(self.config, AcfqlConfig) else draws["next"][:, 0]
-            state, metrics = step(state, batch, {"critic": {"next": following}, "policy": draws})
+            state, metrics = step(state, {}, batch, {"critic": {"next": following}, "policy": draws})
             out.append({k: float(metrics[v]) for k, v in PARTS.items() if v in metrics})
         return out
 
     def _update(self, i: int) -> int:
-        self.state, metrics = self.agent.update(self.state, self.batches[i % BATCHES])
+        self.state, metrics = self.agent.update(self.state, {}, self.batches[i % BATCHES])
         jax.block_until_ready((self.state, metrics))
         return self.per_call
 
@@ -250,7 +250,7 @@ def with_parameters(state: AgentState, plain: Plain) -> AgentState:
             policy["onestep"] = {"encoder": {}, "net": mlp(params["modules_onestep"])}
     return state.replace(**{
         name: jax.tree.map(lambda old, new: jnp.copy(new.reshape(old.shape)), getattr(state, name), tree)
-        for name, tree in {"critic": heads, "target": heads, "policy": policy, "policy_average": policy}.items()
+        for name, tree in {"critic": heads, "target": heads, "policy": policy}.items()
     })  # fmt: skip
 
 
