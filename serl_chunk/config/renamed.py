@@ -16,6 +16,9 @@ SETTINGS = {
     "transport.silence": "transport.timeout_s",
     "transport.snapshots": "transport.snapshot_dtype",
 }
+# Presets of run folders before format 2, where a new preset has the former name.
+PRESETS = {"rlpd": "rlpd-qc"}
+PRESETS_FORMAT = 2
 VALUES = {("agent.update_order", "together"): "joint", ("replay.windows", "adjacent"): "qc"}
 # Settings that f1f5725 did not have, and the value that its files stand for.
 ADDED: dict[str, Any] = {
@@ -34,6 +37,7 @@ ADDED: dict[str, Any] = {
     "outcome.classifier": "", "outcome.condition": None, "outcome.environment": True, "outcome.stages": [],
     "outcome.stage_reward": 0.0, "outcome.observed": [],  # of folders that have the group, too
 }  # fmt: skip
+ADDED_TO: dict[str, dict[str, Any]] = {"acrlpd": {"agent.policy_activation": "relu"}}  # kind of agent -> as ADDED
 MODULES = {
     "serl_chunk.actor.timing": "serl_chunk.actor.clock",
     "serl_chunk.config.actor": "serl_chunk.config.experiment",
@@ -80,7 +84,12 @@ def current_config(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
         return out
 
     current = renamed(saved, "")
-    for path, value in ADDED.items():
+    if (preset := _former_preset(saved)) is not None:
+        current["preset"] = PRESETS[preset]
+        lines.append(f"preset={preset} is now preset={PRESETS[preset]}")
+    agent = current.get("agent")
+    of_agent = ADDED_TO.get(agent.get("kind", ""), {}) if isinstance(agent, dict) else {}
+    for path, value in (ADDED | of_agent).items():
         *groups, name = path.split(".")
         parent: Any = current
         for group in groups:
@@ -88,6 +97,13 @@ def current_config(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
         if isinstance(parent, dict):
             parent.setdefault(name, value)
     return current, lines
+
+
+def _former_preset(saved: Mapping[str, Any]) -> str | None:
+    """Return the preset of a `config.json` where it has another name now."""
+    number, preset = saved.get("format", 0), saved.get("preset")
+    former = isinstance(number, int) and number < PRESETS_FORMAT and isinstance(preset, str) and preset in PRESETS
+    return preset if former else None
 
 
 def rename_hint(error: BaseException) -> str:

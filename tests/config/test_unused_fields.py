@@ -43,6 +43,7 @@ CASES = [
     (None, "replay.image_capacity", "9000", [("agent.image_keys", "top")]),
     (None, "replay.max_image_age", "2", [("agent.image_keys", "top")]),
     (None, "replay.frame_cache_bytes", "1000", [("agent.image_keys", "top")]),
+    ("hil-serl", "learner.max_lag_steps", "30", [("learner.utd_ratio", "2.0")]),
 ]  # fmt: skip
 
 
