@@ -22,7 +22,8 @@ PRESETS_FORMAT = 2
 VALUES = {("agent.update_order", "together"): "joint", ("replay.windows", "adjacent"): "qc"}
 # Settings that f1f5725 did not have, and the value that its files stand for.
 ADDED: dict[str, Any] = {
-    "actor.frames": "auto", "robot.server": "", "robot.server_keys": "", "robot.joints_at": "now",
+    "actor.frames": "auto", "actor.max_human_s": 0.0,
+    "robot.server": "", "robot.server_keys": "", "robot.joints_at": "now",
     "device": {
         "paths": [], "scale": [1.0] * 6, "translation": 0.2, "rotation": 1.0, "frame": "base", "lead": 0.15,
         "gripper": "hold", "switch_button": -1, "dead_man": -1, "start": 0.05, "end": 0.02, "hold_s": 0.4,
@@ -37,7 +38,10 @@ ADDED: dict[str, Any] = {
     "outcome.classifier": "", "outcome.condition": None, "outcome.environment": True, "outcome.stages": [],
     "outcome.stage_reward": 0.0, "outcome.observed": [],  # of folders that have the group, too
 }  # fmt: skip
-ADDED_TO: dict[str, dict[str, Any]] = {"acrlpd": {"agent.policy_activation": "relu"}}  # kind of agent -> as ADDED
+ADDED_TO: dict[tuple[str, str], dict[str, Any]] = {  # (group, its kind) -> as ADDED
+    ("agent", "acrlpd"): {"agent.policy_activation": "relu"},
+    ("robot", "gym"): {"robot.max_episode_s": None},
+}
 MODULES = {
     "serl_chunk.actor.timing": "serl_chunk.actor.clock",
     "serl_chunk.config.actor": "serl_chunk.config.experiment",
@@ -87,9 +91,11 @@ def current_config(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
     if (preset := _former_preset(saved)) is not None:
         current["preset"] = PRESETS[preset]
         lines.append(f"preset={preset} is now preset={PRESETS[preset]}")
-    agent = current.get("agent")
-    of_agent = ADDED_TO.get(agent.get("kind", ""), {}) if isinstance(agent, dict) else {}
-    for path, value in (ADDED | of_agent).items():
+    added = dict(ADDED)
+    for (name, kind), of_kind in ADDED_TO.items():
+        group = current.get(name)
+        added |= of_kind if isinstance(group, dict) and group.get("kind") == kind else {}
+    for path, value in added.items():
         *groups, name = path.split(".")
         parent: Any = current
         for group in groups:
