@@ -51,7 +51,7 @@ METHODS = {
     ),
     "qc-fql": Method("QC-FQL, alpha 300", "qc-fql", (*SMALL, "agent.alpha=300"), "#2ca02c"),
     "qc-rlpd": Method("QC-RLPD", "qc-rlpd", GAUSSIAN, "#9467bd"),
-    "rlpd": Method("RLPD", "rlpd", GAUSSIAN, "#8c564b"),
+    "rlpd-qc": Method("RLPD of Q-chunking", "rlpd-qc", GAUSSIAN, "#8c564b"),
     "bc": Method("BC (flow)", "bc", ("agent.flow.hidden=256,256", "agent.flow.steps=5"), "#7f7f7f"),
 }  # fmt: skip
 POLICY_LATE = ("agent.update_order=critic_first", "learner.cta_ratio=4")

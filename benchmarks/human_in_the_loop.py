@@ -1,4 +1,4 @@
-"""Benefit of human ticks on the fake ALOHA task: our recipe beside RLPD, HG-DAgger and cloning, same scripted human.
+"""Benefit of human ticks on the fake ALOHA task: our recipe beside RLPD, HIL-SERL, HG-DAgger and cloning, same human.
 
 Every method trains in one process from the same ten scripted demonstrations, with interventions of the same scripted
 human during collection (late, noisy, and with faults under `--set robot.scripted_human.fault_rate=0.2`).
@@ -49,12 +49,16 @@ class Method(NamedTuple):
 
 CLONE = ("agent.flow.hidden=256,256", "agent.flow.steps=5", "agent.policy_updates=3", "agent.policy_ema=0.999")
 GAUSSIAN = ("agent.critic.hidden=256,256", "agent.hidden=256,256")
+UPDATES = 12_000  # of the experiment, at 0.25 an online step
 METHODS = {
     "ours": Method("ours: the experiment as it is", None, (), "#d62728"),
     # RLPD has no imitation to begin with, and its critic no phase of its own.
-    "rlpd": Method(
-        "RLPD", "rlpd", (*GAUSSIAN, "learner.pretrain_steps=0", "learner.critic_warmup_steps=0"), "#8c564b"
+    "rlpd-qc": Method(
+        "RLPD of Q-chunking", "rlpd-qc",
+        (*GAUSSIAN, "learner.pretrain_steps=0", "learner.critic_warmup_steps=0"), "#8c564b",
     ),
+    # Its loop has no ratio; one process needs one, and figures over online steps need the same number of these.
+    "hil-serl": Method("HIL-SERL", "hil-serl", ("learner.utd_ratio=4", f"learner.max_steps={16 * UPDATES}"), "#bcbd22"),
     "qc-rlpd": Method("QC-RLPD, pretrained", "qc-rlpd", GAUSSIAN, "#9467bd"),
     "hg-dagger": Method("HG-DAgger (flow)", "hg-dagger", CLONE, "#2ca02c"),
     # Learns nothing from human steps; interventions happen all the same. Adjacent windows draw demonstrations alone:
@@ -176,7 +180,7 @@ def plot(results: list[dict[str, Any]], episodes: int, path: Path) -> None:
 def main() -> None:
     """Run what is missing, print one line a run, write the figures and the plot."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--methods", default="ours,rlpd,qc-rlpd,hg-dagger,bc", help=f"of: {', '.join(METHODS)}")
+    p.add_argument("--methods", default="ours,rlpd-qc,qc-rlpd,hg-dagger,bc", help=f"of: {', '.join(METHODS)}")
     p.add_argument("--seeds", default="0", help="separated by commas")
     p.add_argument("--checkpoints", type=int, default=6, help="of each run that are measured, beside the first")
     p.add_argument("--episodes", type=int, default=100, help="of each measurement")

@@ -91,7 +91,7 @@ VARIANTS: dict[str, Callable[[ExperimentConfig], ExperimentConfig]] = {
     "qc": _preset("qc", *FLOW, *BEST_OF_8),
     "qc_fql": _preset("qc-fql", *FLOW),
     "qc_rlpd": _preset("qc-rlpd", "agent.hidden=256,256"),
-    "rlpd": _preset("rlpd", "agent.hidden=256,256"),
+    "rlpd_qc": _preset("rlpd-qc", "agent.hidden=256,256"),
 }
 # BC is not an online run: its checkpoints are of pretraining, under both normalisers (best is reported).
 BC_NORMALISERS = ("relative", "absolute_demo")

@@ -11,8 +11,9 @@ Env's own observations, `{"state": {...}, "images": {...}}`, or those of the wra
 `succeed` and `intervene_action`. HIL-SERL itself does not run in this Python: docs/your_robot.md lists the files to
 copy and change.
 
-Set SETUP_MODE, CAMERAS and ACTION_DIM below where your robot differs from HIL-SERL's for the task. WEIGHTS selects
-HIL-SERL's vision. The flag `--setup_mode` sets the use of the grippers among these actions; a fixed one is not moved.
+Set SETUP_MODE, CAMERAS, ACTION_DIM and EPISODE_S below where your robot differs from HIL-SERL's for the task. WEIGHTS
+selects HIL-SERL's vision. The flag `--setup_mode` sets the use of the grippers among these actions; a fixed one is not
+moved. Learner and actor do not wait for each other (learner.utd_ratio=none), as in HIL-SERL.
 """
 
 import dataclasses
@@ -32,6 +33,8 @@ from serl_chunk.robots.hil_serl import hil_serl_robot
 SETUP_MODE: SetupMode | None = None  # for example "single-arm-fixed-gripper"
 CAMERAS: tuple[str, ...] | None = None  # of the policy, for example ("wrist_1", "side")
 ACTION_DIM: int | None = None
+# Time limit of an episode in seconds; None: HIL-SERL's for the task (10, and 12 and 20 for the second and third).
+EPISODE_S: float | None = None
 # HIL-SERL's vision: the file that `serl-chunk data encoder` makes of its ResNet-10, at the learner. "": a small network
 # that is trained from scratch.
 WEIGHTS = ""
@@ -55,14 +58,22 @@ def make_robot(task: str, fake_env: bool, evaluating: bool) -> Any:
 
 
 def experiment(task: str = "ram_insertion") -> ExperimentConfig:
-    """Return the task's experiment: HIL-SERL's cameras, grippers, discount, length and checkpoint period, our agent."""
+    """Return the task's experiment: our agent, HIL-SERL's cameras, grippers, discount, limit and checkpoint period."""
     settings = hil_serl_task(task, setup_mode=SETUP_MODE, cameras=CAMERAS, action_dim=ACTION_DIM)
     gripper = GripperConfig(setup_mode=settings.setup_mode)
     if gripper.composition == "learned":  # HIL-SERL's cost of a change lies outside a bounded critic's range
         gripper = dataclasses.replace(gripper, penalty=-0.02, loss="squared")
     return ExperimentConfig(
         name=f"hil_serl_{task}",  # also of run folders and spools, so that tasks do not mix
-        robot=hil_serl_robot(task, make_robot, __file__, setup_mode=SETUP_MODE, cameras=CAMERAS, action_dim=ACTION_DIM),
+        robot=hil_serl_robot(
+            task,
+            make_robot,
+            __file__,
+            setup_mode=SETUP_MODE,
+            cameras=CAMERAS,
+            action_dim=ACTION_DIM,
+            episode_s=EPISODE_S,
+        ),
         agent=AcfqlConfig(
             image_keys=settings.cameras,
             encoder=hil_serl_encoder(WEIGHTS) if WEIGHTS else EncoderConfig(features=(32, 64, 64, 64)),
@@ -74,8 +85,8 @@ def experiment(task: str = "ram_insertion") -> ExperimentConfig:
             capacity=200_000, demo_capacity=50_000, human_capacity=50_000, image_capacity=50_000, max_image_age=0
         ),
         learner=LearnerConfig(
-            utd_ratio=1.0,
-            max_steps=100_000,
+            utd_ratio=None,
+            max_steps=1_000_000,  # HIL-SERL's; the operator ends a run before
             training_starts=100,
             pretrain_steps=5_000,
             warmup_episodes=10,

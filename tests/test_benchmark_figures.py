@@ -113,9 +113,12 @@ def test_methods_are_what_they_are_called():
     assert {c.seed for c in of.values()} == {3}
     assert all(c.actor.intervention == "scripted" for c in of.values())  # the same scripted human
     assert len({str(c.robot) for c in of.values()}) == 1
-    assert len({(c.learner.max_steps, c.learner.utd_ratio) for c in of.values()}) == 1
+    free = of.pop("hil-serl")
+    assert (free.agent.init_temperature, free.learner.utd_ratio) == (0.01, 4.0)
+    (paces,) = {(c.learner.max_steps, c.learner.utd_ratio) for c in of.values()}
+    assert paces[0] / paces[1] == free.learner.max_steps / free.learner.utd_ratio  # as many online steps
     assert {c.agent.critic.hidden for n, c in of.items() if "rlpd" in n} == {(256, 256)}
-    assert (of["rlpd"].chunk.horizon, of["rlpd"].learner.pretrain_steps) == (1, 0)
+    assert (of["rlpd-qc"].chunk.horizon, of["rlpd-qc"].learner.pretrain_steps) == (1, 0)
     dagger, clone = of["hg-dagger"].agent, of["bc"].agent
     assert isinstance(dagger, BcConfig)
     assert isinstance(clone, BcConfig)

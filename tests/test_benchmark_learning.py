@@ -29,7 +29,7 @@ def run(tmp_path: Path, script: str, *flags: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_every_method_with_a_human_runs(tmp_path: Path) -> None:
     plot = tmp_path / "plot.png"
-    methods = ["ours", "rlpd", "hg-dagger", "bc"]
+    methods = ["ours", "rlpd-qc", "hil-serl", "hg-dagger", "bc"]
     flags = ("--quick", "--methods", ",".join(methods), "--plot", str(plot))
     results = run(tmp_path, "human_in_the_loop.py", *flags)["results"]
     assert [r["method"] for r in results] == methods

@@ -14,7 +14,7 @@ from serl_chunk.actor.clock import Clock, Deadlines, GarbageSchedule, Lateness, 
 from serl_chunk.actor.handover import Handover
 from serl_chunk.actor.hold import HoldPolicy, hold_warning, with_kept
 from serl_chunk.actor.inference import InferenceThread
-from serl_chunk.actor.intervention import Interventions
+from serl_chunk.actor.intervention import Interventions, human_limit
 from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.operator_interfaces import NoOperator
 from serl_chunk.actor.pacing import Pacing
@@ -47,7 +47,7 @@ class EpisodeRunner:
         cameras: recorded in addition to those the policy looks at. Of a demonstration, on every tick. Of a policy, on
             every tick or (`actor.frames`) at every decision, under intervention and in the end record, of an image
             agent also where the windows end that begin there (`chunk.returned` ticks later).
-        human_ticks_before: of the run's earlier sessions, which count for `actor.max_human_ticks`.
+        human_ticks_before: of the run's earlier sessions, which count for the actor's `human_limit`.
         clock: of the realtime loop and of `wall_seconds`. Without a policy a real robot is paced, a simulator is not.
         inference: of the realtime loop; a thread of its own by default.
         before_decision: lockstep only, called before every decision; may wait, or learn in the same process.
@@ -76,7 +76,7 @@ class EpisodeRunner:
             spec.camera(name)
         env.watch(watched)
         self.spec = spec
-        self.interventions = Interventions(intervention, spec, actor.max_human_ticks, human_ticks_before)
+        self.interventions = Interventions(intervention, spec, human_limit(actor, spec), human_ticks_before)
         self._env, self._config, self._sink = env, config, sink
         self._operator = operator or NoOperator()
         env.stop = stop = self._operator.stopping(stop)

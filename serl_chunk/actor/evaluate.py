@@ -152,7 +152,7 @@ def evaluate_in_turns(
         )
     _compare_starts(env, config, seed_base, entries[0].policy.image_keys)
     # It limits how much an operator helps a policy in training. For safety a human may act here at any time.
-    config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, max_human_ticks=0))
+    config = dataclasses.replace(config, actor=config.actor.without_human_limit())
     operator = operator or EvaluationOperator()
     human = None if intervention is None else SingleIntervention(intervention)
     drawn = np.random.default_rng(config.seed)

@@ -58,7 +58,7 @@ class RunProgress(NamedTuple):
     run: str = ""  # whose snapshots act; empty: those of any run
     episodes: int = 0  # number of the first episode: seeds, exploration and recorded interventions go on from it
     env_steps: int = 0  # count for `learner.random_steps`
-    human_ticks: int = 0  # count for `actor.max_human_ticks`
+    human_ticks: int = 0  # count for the actor's `human_limit`
     episode_prefix: str = ""  # of episode ids, which differ between sessions of a run; empty: the actor's id
 
     @classmethod

@@ -16,7 +16,7 @@ from serl_chunk.agents.state import Committed, Context, Noise, Observation, Para
 from serl_chunk.config.agents import AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
 from serl_chunk.models.distributions import EDGE, TanhNormal
 from serl_chunk.models.flow import VelocityField, integrate, interpolate
-from serl_chunk.models.mlp import Mlp
+from serl_chunk.models.mlp import Activation, Mlp
 from serl_chunk.types import STATE, ChunkBatch
 
 _LOG_STD_MAX = 2.0
@@ -176,12 +176,15 @@ class GaussianPolicy(_ChunkPolicy):
     def __init__(self, config: AcrlpdConfig | BcConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
         layer_norm, self.log_std_min, self.bc_clip = True, -10.0, EDGE
+        activation: Activation = "relu"
         if isinstance(config, AcrlpdConfig):
             layer_norm, self.log_std_min, self.bc_clip = config.policy_layer_norm, config.log_std_min, config.bc_clip
+            activation = config.policy_activation
         self.net: Any = Mlp(
             config.hidden,
             2 * self.chunk_dim,
             norm="before" if layer_norm else "none",
+            activation=activation,
             kernel_init=config.kernel_init,
             # Published code has one layer for means and one for log sigmas, which matters for xavier's fan-out.
             out_blocks=1 if config.kernel_init == "lecun_normal" else 2,

@@ -188,7 +188,7 @@ class LabelledRecording:
         *, config: ExperimentConfig, cameras: tuple[str, ...], keys: LabellingConsole, operator: Operator,
         clock: Clock | None = None,
     ) -> None:  # fmt: skip
-        actor = dataclasses.replace(config.actor, max_human_ticks=0)
+        actor = config.actor.without_human_limit()
         outcome = OutcomeConfig(success=_never, environment=False)
         config = dataclasses.replace(config, actor=actor, outcome=outcome)
         self._writer, self._labels, self._keys, self._operator = writer, labels, keys, operator

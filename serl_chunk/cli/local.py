@@ -95,6 +95,12 @@ def train_local(
     if config.actor.clock != "lockstep":
         raise ConfigError("--local runs in lockstep only: --config.actor.clock=lockstep, or use --learner and --actor")
     stop, started = stop or Event(), started or Event()
+    if config.learner.utd_ratio is None and config.learner.online_steps != 0:
+        raise ConfigError(
+            "none lets neither side wait, and the one process of --local trains between decisions. Set a number, or "
+            "use --learner and --actor",
+            parameter="learner.utd_ratio",
+        )
     warn_of_lockstep(config)
     spec = prepare(config, options)
     with locked_run(config, spec, options.checkpoint_path) as (run, status, stack):

@@ -193,7 +193,7 @@ class Recording:
         progress: Callable[[int], object] | None = None, stream: Stream | None = None,
     ) -> None:  # fmt: skip
         # It limits how much an operator helps a policy in training.
-        config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, max_human_ticks=0))
+        config = dataclasses.replace(config, actor=config.actor.without_human_limit())
         self._config, self._writer, self._operator, self._stop = config, writer, operator, stop
         self._spec, self._progress = env.robot_spec, progress
         self._number, self._there, self.totals = number, there, totals

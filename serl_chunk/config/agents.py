@@ -96,9 +96,10 @@ class AcrlpdConfig(AgentConfig):
     target_entropy_per_dim: float = setting(-0.5, "target entropy of one of the H*A dimensions")
     # RLPD's published target adds entropy; it drowns Q <= 1 as H grows.
     backup_entropy: bool = setting(False, "the target adds the policy's entropy")
-    policy_layer_norm: bool = shaping(True, "layer norm in the policy's network; False is Q-chunking's")
+    policy_activation: Activation = acting("relu", "of the policy's network; tanh is HIL-SERL's")
+    policy_layer_norm: bool = shaping(True, "layer norm in the policy's network; False is RLPD's and Q-chunking's")
     log_prob: Literal["mean", "sum"] = setting("mean", "over the H*A dimensions; sum is the published convention")
-    log_std_min: float = acting(-10.0, "least log deviation before tanh; -20 is Q-chunking's", below=2)
+    log_std_min: float = acting(-10.0, "least log deviation before tanh; -20 is RLPD's and Q-chunking's", below=2)
     # atanh is finite there; Q-chunking's is 1e-5.
     bc_clip: float = setting(1e-6, "imitated actions are moved to within 1 - bc_clip", above=0, below=0.1)
     bc_invalid: bool = setting(False, "imitate every row, also beyond ends and against `bc_on` (Q-chunking's code)")

@@ -122,6 +122,7 @@ def possible_returns(reward: RewardConfig, discount: float) -> tuple[float, floa
 
 _REALTIME = needs("actor.clock", "realtime")
 _INTERVENED = Requirement("actor.intervention", lambda c: c.actor.intervention != "none")
+_HUMAN_IN_TICKS = Requirement("actor.max_human_s=0", lambda c: c.actor.max_human_s == 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,14 +143,22 @@ class ActorConfig(Group, path="actor."):
         "none", "none, scripted, a device (spacemouse, gamepad, keyboard, gello), or a recorded file"
     )
     max_human_ticks: int = setting(
-        0, "interventions of a run end after so long; 0: no limit", unit="ticks", least=0, requires=_INTERVENED
-    )
+        0, "interventions of a run end after so long; 0: no limit", unit="ticks", least=0,
+        requires=(_INTERVENED, _HUMAN_IN_TICKS),
+    )  # fmt: skip
+    max_human_s: float = setting(
+        0.0, "the same, in ticks of the robot's rate; 0: max_human_ticks", unit="s", least=0, most=1e7,
+        requires=_INTERVENED,
+    )  # fmt: skip
     max_episodes: int = setting(0, "0: until the learner is done", unit="episodes", least=0)
 
     def _check(self) -> None:
         # fmt: off
         require(self.clock == "lockstep" or self.delay_ticks == 0, "actor.delay_ticks",
             f"must be 0 without actor.clock=lockstep, got {self.delay_ticks}: in real time the delay is measured")
+
+    def without_human_limit(self) -> ActorConfig:
+        return dataclasses.replace(self, max_human_ticks=0, max_human_s=0.0)
 
 
 __all__ = ["ActorConfig", "ChunkConfig", "ExperimentConfig", "LearnerConfig", "NormaliserConfig", "ReplayConfig",

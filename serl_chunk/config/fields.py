@@ -45,6 +45,11 @@ def needs(path: str, *values: Any, note: str = "") -> Requirement:
     return Requirement(text, lambda c: value_at(c, path) in (*values, ABSENT))
 
 
+def ticks_of(seconds: float, control_hz: float) -> int:
+    """Return a limit in seconds as whole ticks of the control loop, the nearest number, 1 at least."""
+    return max(1, round(seconds * control_hz))
+
+
 class Setting(NamedTuple):
     """The meaning of one field.
 

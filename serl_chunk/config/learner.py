@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from serl_chunk.config.fields import CRITIC, Group, acting, require, setting
+from serl_chunk.config.fields import CRITIC, Group, Requirement, acting, require, setting
 
 _OF_CRITIC = {"requires": CRITIC, "off": 0}
+_LIMITED = Requirement(
+    "a number in learner.utd_ratio (none: neither side waits)", lambda c: c.learner.utd_ratio is not None
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,8 +23,8 @@ class LearnerConfig(Group, path="learner."):
     )
     accumulate: int = setting(1, "micro-batches that an update's gradients are summed over", least=1)
     cta_ratio: int = setting(1, "critic updates in one compiled update, the last followed by the policy's", least=1)
-    utd_ratio: float = setting(0.25, "critic updates per inserted online step; may be below 1", above=0)
-    max_lag_steps: int = setting(200, "steps of lockstep actors ahead of the updates they allow", unit="steps")
+    utd_ratio: float | None = setting(0.25, "critic updates per inserted online step; none: no side waits", above=0)
+    max_lag_steps: int = setting(200, "lockstep steps ahead of the updates they allow", unit="steps", requires=_LIMITED)
     max_steps: int = setting(20_000, "critic updates of the online phase", unit="updates", least=1)
     training_starts: int = setting(100, "online steps before training", unit="steps", least=0)
     steps_per_update: int = setting(50, "critic updates between publications", unit="updates", least=1)
@@ -56,7 +59,7 @@ class LearnerConfig(Group, path="learner."):
             require(size is None or size % self.accumulate == 0, "learner.accumulate",
                 f"must divide learner.{name}={size}, got {self.accumulate}")
         # A limiter that gives the actor fewer steps than one update needs would stop both sides permanently.
-        need = self.cta_ratio / self.utd_ratio
+        need = 0 if self.utd_ratio is None else self.cta_ratio / self.utd_ratio
         require(self.max_lag_steps >= need, "learner.max_lag_steps",
             f"must be at least cta_ratio/utd_ratio={need:g}, got {self.max_lag_steps}: the actor would wait for an "
             "update that waits for the actor")

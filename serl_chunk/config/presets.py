@@ -1,13 +1,15 @@
 """Named algorithms, as changes of an experiment: `--preset qc`, and `--compat qc` for the published conventions.
 
-A preset replaces the agent and the lengths; its numbers, sizes included, are those of Li, Zhou and Levine (2025).
-`compat` replaces our conventions by those of the published code (docs/algorithms.md gives the reason of each
+A preset replaces the agent and the lengths. Its numbers, sizes included, are those of Li, Zhou and Levine (2025). Those
+of `rlpd` are of Ball et al. (2023), those of `hil-serl` of Luo et al. (2024), and both replace the training loop too.
+`compat` replaces our conventions by those of Q-chunking's code (docs/algorithms.md gives the reason of each
 difference). Both are validated together with the overrides of the command line.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -25,6 +27,7 @@ HORIZON = 5  # actions in a published chunk
 HIDDEN = (512, 512, 512, 512)  # of every published network
 FLOW = FlowConfig(hidden=HIDDEN, steps=10, noise_low=1.0)
 HG_DAGGER_PRETRAIN = 20_000  # HIL-SERL's --pretrain_steps
+SAC_WIDTH = 256  # of a layer of RLPD's and HIL-SERL's networks
 
 Changes = dict[str, Any]  # fields of an ExperimentConfig -> their new values
 
@@ -74,6 +77,53 @@ def _gaussian(config: ExperimentConfig, discount: float, horizon: int, bc_alpha:
     return {"agent": agent, "reward": _rewards_of(config, discount), "chunk": _lengths(config, horizon)}
 
 
+# What the published SAC agents have in common, where our defaults differ: acrlpd of one action, without imitation.
+_SAC: Changes = {
+    "candidates": 1, "pretrain_candidates": 1, "bc_alpha": 0.0, "bc_on": "all", "log_prob": "sum",
+    "target_entropy_per_dim": -0.5, "backup_entropy": False, "kernel_init": "xavier_uniform",
+}  # fmt: skip
+
+
+def _online(config: ExperimentConfig, utd_ratio: float | None, cta_ratio: int) -> Changes:
+    """Return the loop of RLPD and HIL-SERL: half demonstrations in every batch, and no phase before the first step."""
+    loop = replace(config.learner, pretrain_steps=0, critic_pretrain_steps=0, warmup_episodes=0, critic_warmup_steps=0)
+    return {
+        "chunk": _lengths(config, 1),
+        "replay": replace(config.replay, demo_fraction=0.5, positive_fraction=None),
+        "learner": replace(loop, utd_ratio=utd_ratio, cta_ratio=cta_ratio),
+    }
+
+
+def _rlpd(config: ExperimentConfig, discount: float) -> Changes:
+    """RLPD's settings for sparse rewards (its Adroit runs), which leave the entropy out of the target."""
+    hidden = (SAC_WIDTH,) * 3
+    critic = CriticConfig(
+        hidden=hidden, ensemble=10, target_subset=2, target_aggregate="min", tau=0.005, layer_norm="before"
+    )
+    agent = AcrlpdConfig(
+        **_common(config), **_SAC, critic=critic, hidden=hidden, init_temperature=1.0,
+        policy_layer_norm=False, log_std_min=-20.0,
+    )  # fmt: skip
+    return _online(config, 20.0, 20) | {"agent": agent, "reward": _rewards_of(config, discount)}
+
+
+def _hil_serl(config: ExperimentConfig, discount: float) -> Changes:
+    """HIL-SERL's SAC; rewards are 1 at a success, which the initial temperature is scaled for."""
+    common, hidden = _common(config), (SAC_WIDTH,) * 2
+    if config.agent.image_keys:
+        common["encoder"] = replace(config.agent.encoder, trained_by="critic")
+    critic = CriticConfig(
+        hidden=hidden, ensemble=2, target_subset=2, target_aggregate="min", tau=0.005, activation="tanh",
+        layer_norm="before",
+    )  # fmt: skip
+    agent = AcrlpdConfig(
+        **common, **_SAC, critic=critic, hidden=hidden, init_temperature=0.01,
+        policy_activation="tanh", policy_layer_norm=True, log_std_min=math.log(1e-5),
+    )  # fmt: skip
+    reward = replace(config.reward, scale=1.0, offset=0.0, failure_reward=0.0)
+    return _online(config, None, 2) | {"agent": agent, "reward": reward}
+
+
 def _clone(config: ExperimentConfig, policy: Any, bc_on: Any = "all") -> Changes:
     encoder = config.agent.encoder
     if encoder.trained_by == "critic":  # a clone has none
@@ -108,7 +158,11 @@ PRESETS: dict[str, Preset] = {
         ("bfn-n", "as bfn, with returns over 5 steps", lambda c, g: _flow(c, g, _BEST, 4, 1, HORIZON)),
         ("fql", "flow Q-learning: as qc-fql, single actions", lambda c, g: _flow(c, g, _ONE_STEP, 1, 1)),
         ("fql-n", "as fql, with returns over 5 steps", lambda c, g: _flow(c, g, _ONE_STEP, 1, 1, HORIZON)),
-        ("rlpd", "RLPD: SAC with prior data, ten critics, single actions", lambda c, g: _gaussian(c, g, 1, 0)),
+        ("rlpd", "RLPD for sparse rewards: SAC with prior data, least of 2 of 10 critics, 20 updates a step; single "
+         "actions", _rlpd),
+        ("hil-serl", "HIL-SERL's SAC: two critics, updates as fast as the learner can; single actions", _hil_serl),
+        ("rlpd-qc", "Q-chunking's RLPD: mean of ten critics, no entropy in the target; single actions",
+         lambda c, g: _gaussian(c, g, 1, 0)),
         ("rlpd-ac", "RLPD on chunks of 5", lambda c, g: _gaussian(c, g, HORIZON, 0)),
         ("qc-rlpd", "RLPD on chunks of 5, with imitation (bc_alpha 0.01)", lambda c, g: _gaussian(c, g, HORIZON, 0.01)),
         ("bc", "behaviour cloning by flow matching, chunks of 5", lambda c, g: _clone(c, "flow")),
@@ -137,12 +191,9 @@ def configured(
         return apply_overrides(config, overrides)  # which refuses it
     changes = _preset_changes(config, preset, discount) if preset is not None else {}
     if compat is not None:
-        wrong = (
-            f"{compat} excludes preset={preset or config.preset}: the published code has no HG-DAgger, and its sampler"
-        )
-        require(
-            (preset or config.preset) not in NOT_OF_COMPAT, "compat", f"{wrong} draws no interventions. Leave it out."
-        )
+        chosen = preset or config.preset
+        reason = NOT_OF_COMPAT.get(chosen, "")
+        require(not reason, "compat", f"{compat} excludes preset={chosen}: {reason}. Leave it out.")
         agent, chunk = changes.get("agent", config.agent), changes.get("chunk", config.chunk)
         changes |= _compat_changes(config, agent, chunk, compat, discount)
     changes |= _composed_anew(changes.get("agent", config.agent), overrides)
@@ -192,7 +243,13 @@ def _without_adaptive(config: ExperimentConfig) -> Changes:
 
 
 COMPAT = ("qc",)
-NOT_OF_COMPAT = ("hg-dagger", "hg-dagger-gaussian")  # presets of which the published code has no version
+_NO_DAGGER = "the published code has no HG-DAgger, and its sampler draws no interventions"
+NOT_OF_COMPAT = {  # presets of which the published code has no version
+    "hg-dagger": _NO_DAGGER,
+    "hg-dagger-gaussian": _NO_DAGGER,
+    "rlpd": "the RLPD of the published code is preset=rlpd-qc",
+    "hil-serl": "the published code has no HIL-SERL",
+}
 
 
 def _compat_changes(
@@ -220,7 +277,8 @@ _OF_ALL_AGENTS: Changes = {
     "prefix_lengths": 1, "replan_spread": None, "gripper": GripperConfig(),  # continuous as every other dimension
 }  # fmt: skip
 _OF_ACRLPD: Changes = {
-    "policy_layer_norm": False, "log_prob": "sum", "log_std_min": -20.0, "init_temperature": 1.0,
+    "policy_activation": "relu", "policy_layer_norm": False, "log_prob": "sum", "log_std_min": -20.0,
+    "init_temperature": 1.0,
     "backup_entropy": False, "bc_clip": 1e-5, "bc_invalid": True, "candidates": 1, "pretrain_candidates": 1,
 }  # fmt: skip
 _OF_ACFQL: Changes = {"target": "policy", "target_flow_steps": None, "normalise_q": False}

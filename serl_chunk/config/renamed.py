@@ -18,10 +18,14 @@ SETTINGS = {
     "transport.silence": "transport.timeout_s",
     "transport.snapshots": "transport.snapshot_dtype",
 }
+# Presets of run folders before format 2, where a new preset has the former name.
+PRESETS = {"rlpd": "rlpd-qc"}
+PRESETS_FORMAT = 2
 VALUES = {("agent.update_order", "together"): "joint", ("replay.windows", "adjacent"): "qc"}
 # Settings that f1f5725 did not have, and the value that its files stand for.
 ADDED: dict[str, Any] = {
-    "actor.frames": "auto", "robot.server": "", "robot.server_keys": "", "robot.joints_at": "now",
+    "actor.frames": "auto", "actor.max_human_s": 0.0,
+    "robot.server": "", "robot.server_keys": "", "robot.joints_at": "now",
     "device": {
         "paths": [], "scale": [1.0] * 6, "translation": 0.2, "rotation": 1.0, "frame": "base", "lead": 0.15,
         "gripper": "hold", "switch_button": -1, "dead_man": -1, "start": 0.05, "end": 0.02, "hold_s": 0.4,
@@ -37,6 +41,10 @@ ADDED: dict[str, Any] = {
     "outcome.classifier": "", "outcome.condition": None, "outcome.environment": True, "outcome.stages": [],
     "outcome.stage_reward": 0.0, "outcome.observed": [],  # of folders that have the group, too
 }  # fmt: skip
+ADDED_TO: dict[tuple[str, str], dict[str, Any]] = {  # (group, its kind) -> as ADDED
+    ("agent", "acrlpd"): {"agent.policy_activation": "relu"},
+    ("robot", "gym"): {"robot.max_episode_s": None},
+}
 MODULES = {
     "serl_chunk.actor.timing": "serl_chunk.actor.clock",
     "serl_chunk.config.actor": "serl_chunk.config.experiment",
@@ -84,7 +92,14 @@ def current_config(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
 
     current = without_removed(renamed(saved, ""))
     lines += _ticks_to_seconds(current)
-    for path, value in ADDED.items():
+    if (preset := _former_preset(saved)) is not None:
+        current["preset"] = PRESETS[preset]
+        lines.append(f"preset={preset} is now preset={PRESETS[preset]}")
+    added = dict(ADDED)
+    for (name, kind), of_kind in ADDED_TO.items():
+        group = current.get(name)
+        added |= of_kind if isinstance(group, dict) and group.get("kind") == kind else {}
+    for path, value in added.items():
         *groups, name = path.split(".")
         parent: Any = current
         for group in groups:
@@ -105,6 +120,13 @@ def _ticks_to_seconds(config: dict[str, Any]) -> list[str]:
     seconds = ticks / spec["control_hz"]
     replay["exclude_before_takeover"] = seconds
     return [f"replay.exclude_before_takeover={ticks} (ticks) is now {seconds:g} (s)"]
+
+
+def _former_preset(saved: Mapping[str, Any]) -> str | None:
+    """Return the preset of a `config.json` where it has another name now."""
+    number, preset = saved.get("format", 0), saved.get("preset")
+    former = isinstance(number, int) and number < PRESETS_FORMAT and isinstance(preset, str) and preset in PRESETS
+    return preset if former else None
 
 
 def rename_hint(error: BaseException) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from serl_chunk.config.fields import Group, Requirement, needs, require, setting
+from serl_chunk.config.fields import Group, Requirement, needs, require, setting, ticks_of
 
 _SCRIPTED = needs("actor.intervention", "scripted")
 _SERVED = Requirement("robot.server", lambda c: bool(c.robot.server))
+_IN_TICKS = Requirement("robot.max_episode_s=none", lambda c: getattr(c.robot, "max_episode_s", None) is None)
+_DAY = 86_400.0
 _image_size = partial(setting, unit="pixels, square", least=8)
 
 
@@ -256,6 +258,10 @@ class GymConfig(RobotConfig):
 
     kind: ClassVar[str] = "gym"
 
+    max_episode_steps: int = setting(120, "time limit T", unit="ticks", least=1, requires=_IN_TICKS)
+    max_episode_s: float | None = setting(
+        None, "time limit, in ticks of control_hz; none: max_episode_steps", unit="s", above=0, most=_DAY
+    )
     make: Callable[..., Any] | None = setting(None, "make(fake_env, evaluating) -> gymnasium.Env")
     robot_name: str = setting("gym", "name of the robot")
     control_hz: float = setting(10.0, "rate of the control loop", unit="Hz", above=0)
@@ -272,6 +278,11 @@ class GymConfig(RobotConfig):
     @property
     def real(self) -> bool:
         return self.is_real or bool(self.server)
+
+    @property
+    def time_limit(self) -> int:
+        """Return the time limit T in ticks."""
+        return self.max_episode_steps if self.max_episode_s is None else ticks_of(self.max_episode_s, self.control_hz)
 
     @property
     def frames_with_observation(self) -> bool:

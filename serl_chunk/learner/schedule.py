@@ -71,17 +71,20 @@ class TrainingProgress:
 class RateLimiter:
     """Keeps critic updates near `utd_ratio` times the online steps recorded since `start`.
 
-    Before `start` nothing is limited: pretraining has its own lengths, the warm-up is counted in episodes.
+    Before `start` nothing is limited: pretraining has its own lengths, the warm-up is counted in episodes. Without a
+    ratio nothing is limited after it either: every update is allowed, and every step.
     """
 
-    utd_ratio: float  # critic updates per online step
+    utd_ratio: float | None  # critic updates per online step; None: no limit
     max_lag_steps: int  # steps an actor may record beyond those the updates so far account for
     _base_steps: int | None = None
     updates: int = 0  # critic updates done since `start`
 
     def start(self, online_steps: int, updates: int = 0, owed: float = 0.0) -> None:
         """Begin; after a resume, of the updates that `online_steps` allow, `updates` were done and `owed` were not."""
-        self._base_steps = online_steps - round((updates + owed) / self.utd_ratio)
+        self._base_steps = online_steps
+        if self.utd_ratio is not None:
+            self._base_steps -= round((updates + owed) / self.utd_ratio)
         self.updates = updates
 
     @property
@@ -89,39 +92,46 @@ class RateLimiter:
         return self._base_steps is not None
 
     def _earned(self, online_steps: int) -> float | None:
-        """Updates since `start` that so many steps allow, parts of one included; None before it."""
-        return None if self._base_steps is None else (online_steps - self._base_steps) * self.utd_ratio
+        """Updates since `start` that so many steps allow, parts of one included; None before it or without a ratio."""
+        if self._base_steps is None or self.utd_ratio is None:
+            return None
+        return (online_steps - self._base_steps) * self.utd_ratio
 
     def owed(self, online_steps: int) -> float | None:
         """Updates, also parts of one, with which `start` goes on as if nothing had been; None before `start`."""
+        if self.started and self.utd_ratio is None:
+            return 0.0  # a run that goes on with a ratio counts from here
         return None if (earned := self._earned(online_steps)) is None else earned - self.updates
 
     def updates_allowed(self, online_steps: int) -> int | None:
-        """Critic updates since `start` that so many steps allow, those done included; None before `start`."""
+        """Critic updates since `start` that so many steps allow, those done included; None as for `_earned`."""
         return None if (earned := self._earned(online_steps)) is None else max(0, math.floor(earned + 1e-6))
 
     def may_update(self, online_steps: int, count: int) -> bool:
         """Whether `count` more critic updates are covered by the steps recorded so far."""
+        if self.utd_ratio is None:
+            return self.started
         earned = self._earned(online_steps)
         # 100 steps at 0.29 allow 29 updates, not the 28 that rounding leaves.
         return earned is not None and self.updates + count <= earned + 1e-6
 
     def steps_missing(self, online_steps: int, count: int) -> int:
         """Steps that `count` more critic updates wait for; 0 where they are covered, or before `start`."""
-        if self._base_steps is None:
+        if self._base_steps is None or self.utd_ratio is None:
             return 0
         need = math.ceil((self.updates + count - 1e-6) / self.utd_ratio)
         return max(0, self._base_steps + need - online_steps)
 
     def updates_due(self, online_steps: int) -> int:
-        """Critic updates that the steps recorded so far allow and that are not done; 0 before `start`."""
+        """Critic updates that the recorded steps allow and that are not done; 0 before `start` or without a ratio."""
         return max(0, (self.updates_allowed(online_steps) or 0) - self.updates)
 
     def did_update(self, count: int) -> None:
         self.updates += count
 
     def steps_allowed(self, online_steps: int) -> int | None:
-        if self._base_steps is None:
+        """Steps that lockstep actors may record now; None: no limit."""
+        if self._base_steps is None or self.utd_ratio is None:
             return None
         # Rounded up: a fraction of a step less could be what the next update waits for, while the actor waits for it.
         limit = self._base_steps + math.ceil(self.updates / self.utd_ratio + self.max_lag_steps)
@@ -161,6 +171,13 @@ class TrainingSchedule:
             return c.max_steps
         return min(c.max_steps, max(done, allowed // c.cta_ratio * c.cta_ratio))
 
+    def progress(self, updates: int) -> tuple[int, int]:
+        """Return what of training is done, and its total: updates, or steps where no total of updates is known."""
+        c = self._config
+        if c.utd_ratio is None and c.online_steps is not None:
+            return self.steps_used, c.online_steps
+        return updates, self.updates_wanted(updates)
+
     @property
     def updates_due(self) -> int:
         return self.limiter.updates_due(self.steps_used)
@@ -170,7 +187,10 @@ class TrainingSchedule:
         return self.limiter.may_update(self.steps_used, self._config.cta_ratio)
 
     def is_over(self, updates: int) -> bool:
-        return updates >= self._config.max_steps or (self.steps_over and not self.may_update)
+        if updates >= self._config.max_steps:
+            return True
+        # Without a ratio no count of updates belongs to the last step.
+        return self.steps_over and (self._config.utd_ratio is None or not self.may_update)
 
     def steps_allowed(self, phase: Phase) -> int | None:
         if phase is Phase.OFFLINE:  # `offline_steps` was raised: steps that come now are of an old policy

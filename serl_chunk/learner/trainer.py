@@ -109,7 +109,7 @@ class PhaseTrainer:
         elif self.phase is Phase.OFFLINE or c.online_steps == 0:
             done, total = self.offline_updates, c.offline_steps
         else:
-            done, total = self.online_updates, self.schedule.updates_wanted(self.online_updates)
+            done, total = self.schedule.progress(self.online_updates)
         fields: StatusFields = {"done": done, "total": total}
         if self.phase in self.phases:
             fields |= {"phase_number": self.phases.index(self.phase) + 1, "phase_total": len(self.phases)}
@@ -248,10 +248,13 @@ class PhaseTrainer:
             if learner.evaluate_if_due(now=True):
                 return True
             if not self.online_updates:
-                logger.warning(
-                    "training ends without an update: %d online steps are fewer than learner.utd_ratio=%g requires",
-                    self.schedule.steps_used, c.utd_ratio,
-                )  # fmt: skip
+                steps, ratio = self.schedule.steps_used, c.utd_ratio
+                reason = (
+                    f"all {steps} online steps came before the first one. Raise learner.online_steps to go on"
+                    if ratio is None
+                    else f"{steps} online steps are fewer than learner.utd_ratio={ratio:g} requires"
+                )
+                logger.warning("training ends without an update: %s", reason)
             self._enter(Phase.DONE)
             return True
         if not self.schedule.may_update:

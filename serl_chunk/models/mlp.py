@@ -64,11 +64,13 @@ class LayerNorm(nn.Module):
         return layer_norm(x, scale, self.param("bias", nn.initializers.zeros, size))
 
 
-Activation = Literal["relu", "gelu"]
+Activation = Literal["relu", "gelu", "tanh"]
 KernelInit = Literal["lecun_normal", "xavier_uniform"]
 Norm = Literal["none", "before", "after"]  # where LayerNorm stands, seen from the activation
 
-_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {"relu": nn.relu, "gelu": nn.gelu}  # gelu: the tanh form
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": nn.relu, "gelu": nn.gelu, "tanh": nn.tanh,  # gelu: the tanh form
+}  # fmt: skip
 _KERNELS: dict[str, Callable[..., jax.Array]] = {
     "lecun_normal": nn.initializers.lecun_normal(),
     "xavier_uniform": nn.initializers.xavier_uniform(),

@@ -233,12 +233,15 @@ class GymAdapter(RobotEnv):
 
 
 def _spec(config: GymConfig, env: gymnasium.Env[Any, Any], box: spaces.Box, layout: ObservationLayout) -> RobotSpec:
-    limit, steps = getattr(env.unwrapped, "max_episode_length", None), config.max_episode_steps  # HIL-SERL's
-    late = (
-        f"later than the environment's own end, which looks like a failure (got {steps}, expected at most its "
-        f"max_episode_length={limit}). Set robot.max_episode_steps={limit}"
-    )
-    require(not isinstance(limit, int) or limit >= steps, "robot.max_episode_steps", late)
+    limit, steps = getattr(env.unwrapped, "max_episode_length", None), config.time_limit  # HIL-SERL's
+    if isinstance(limit, int) and limit < steps:
+        seconds = config.max_episode_s is not None
+        field, most = ("max_episode_s", limit / config.control_hz) if seconds else ("max_episode_steps", limit)
+        raise ConfigError(
+            f"later than the environment's own end, which looks like a failure (got {steps} ticks, expected at most "
+            f"its max_episode_length={limit}). Set robot.{field}={most:g}",
+            parameter=f"robot.{field}",
+        )
     dim, joints = box.shape[0], config.joint_of_action or (-1,) * box.shape[0]
     count = f"must have {dim} entries, one per action dimension, got {len(joints)}"
     require(len(joints) == dim, "robot.joint_of_action", count)
@@ -253,7 +256,7 @@ def _spec(config: GymConfig, env: gymnasium.Env[Any, Any], box: spaces.Box, layo
         joint_of_action=joints,
         grippers=config.grippers,
         cameras=tuple(spec for _, spec in layout.cameras),
-        max_episode_steps=config.max_episode_steps,
+        max_episode_steps=config.time_limit,
     )
 
 

@@ -21,12 +21,13 @@ def hil_serl_robot(
     setup_mode: SetupMode | None = None,
     cameras: Sequence[str] | None = None,
     action_dim: int | None = None,
+    episode_s: float | None = None,
 ) -> GymConfig:
     """Return HIL-SERL's task `name` on the environment that `make_robot(name, fake_env, evaluating)` builds.
 
-    `evaluating` is optional; the rest is as in `hil_serl_task`. Building the environment raises ConfigError for a
-    `make_robot` (in `file`) that is still a stub, for another number of actions than the control mode's, and for a
-    missing camera of the policy.
+    `evaluating` is optional, `episode_s` another time limit in seconds; the rest is as in `hil_serl_task`. Building the
+    environment raises ConfigError for a `make_robot` (in `file`) that is still a stub, for another number of actions
+    than the control mode's, and for a missing camera of the policy.
     """
     task = hil_serl_task(name, setup_mode=setup_mode, cameras=cameras, action_dim=action_dim)
 
@@ -47,7 +48,7 @@ def hil_serl_robot(
         make=make,
         task=task.words,
         robot_name=f"hil_serl {name}",
-        max_episode_steps=task.max_episode_steps,
+        max_episode_s=task.max_episode_steps / CONTROL_HZ if episode_s is None else episode_s,
         control_hz=CONTROL_HZ,
         is_real=True,
         joint_of_action=(-1,) * task.action_dim,  # twists: a hold of 0 is a standstill

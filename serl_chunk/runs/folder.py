@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"  # in a run folder
 RUN_LOCK = "run.lock"  # the same; its learner holds it
-FORMAT = 1  # of run folders; runs of before the number was recorded have format 0
+# Of run folders. 0: before the number was recorded; 2: the preset `rlpd` is RLPD as published (config/renamed.py).
+FORMAT = 2
 
 
 class RunFolder(NamedTuple):

@@ -192,3 +192,13 @@ def test_the_policys_deviation_has_the_configured_least_size():
         policy["net"]["Dense_1"]["bias"] = jnp.full(12, -99.0)
         shown = agent.gaussian.distribution(policy["net"], Context(jnp.zeros(4)))
         np.testing.assert_array_equal(shown.log_std, np.full(6, least))
+
+
+def test_the_policys_activation_is_a_setting():
+    """Equal parameters, other values: tanh of a large input is bounded, relu of it is not."""
+    layers = {"hidden": (32,), "policy_layer_norm": False}
+    agents = [build(config_of("acrlpd", policy_activation=name, **layers)) for name in ("relu", "tanh")]
+    params = agents[0].init(jax.random.key(0)).policy
+    context = Context(jnp.full(agents[0].spec.state_dim, 1e3))
+    relu, tanh = (agent.gaussian.distribution(params["net"], context).mean for agent in agents)
+    assert float(jnp.abs(tanh).max()) < 30 < float(jnp.abs(relu).max())

@@ -15,7 +15,7 @@ LATE = FlowConfig(train_delay="sampled", train_delay_max=3)
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: CriticConfig(activation="tanh"), ("agent.critic.activation", "tanh", "relu", "gelu")),
+        (lambda: CriticConfig(activation="silu"), ("agent.critic.activation", "silu", "relu", "gelu", "tanh")),
         (lambda: CriticConfig(layer_norm="yes"), ("agent.critic.layer_norm", "yes", "before", "after", "none")),
         (lambda: CriticConfig(target_average="mean"), ("agent.critic.target_average", "mean", "new", "old")),
         (lambda: AgentConfig(weight_decay=-0.1), ("agent.weight_decay", -0.1, 0)),
@@ -24,6 +24,10 @@ LATE = FlowConfig(train_delay="sampled", train_delay_max=3)
         (lambda: AgentConfig(bc_mean="sum"), ("agent.bc_mean", "sum", "weights", "batch")),
         (lambda: AcrlpdConfig(log_prob="max"), ("agent.log_prob", "max", "mean", "sum")),
         (lambda: AcrlpdConfig(log_std_min=2.5), ("agent.log_std_min", 2.5, 2)),
+        (
+            lambda: AcrlpdConfig(policy_activation="silu"),
+            ("agent.policy_activation", "silu", "relu", "gelu", "tanh"),
+        ),
         (lambda: AcrlpdConfig(bc_clip=0.0), ("agent.bc_clip", 0.0, "(0, 0.1)")),
         (lambda: AcfqlConfig(actor_type="ddpg"), ("agent.actor_type", "ddpg", "best-of-n", "distill-ddpg")),
         (lambda: AcfqlConfig(alpha=-1.0), ("agent.alpha", -1.0, 0)),

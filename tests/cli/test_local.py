@@ -82,6 +82,13 @@ def test_real_time_is_refused_before_anything_is_written(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_in_which_no_side_waits_needs_two_processes(tmp_path):
+    config = load("fake_aloha", [("learner.utd_ratio", "none")])
+    with pytest.raises(ConfigError, match=naming("learner.utd_ratio", "--local", "--learner", "--actor")):
+        train_local(config, RunOptions([], str(tmp_path / "run")))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_stop_before_the_start_ends_cleanly(tmp_path, capsys):
     overrides = [("learner.pretrain_steps", "0"), ("actor.intervention", "none")]
     stop = threading.Event()

@@ -34,6 +34,7 @@ OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.flow.train_delay": [("agent.flow.train_delay", "sampled")],
     "agent.flow.predicts": [("agent.flow.predicts", "chunk")],
     "agent.log_std_min": [("agent.log_std_min", "-20.0")],
+    "agent.policy_activation": [("agent.policy_activation", "tanh")],
     "agent.gripper.epsilon": [("agent.gripper.choices", "-1,1"), ("agent.gripper.epsilon", "0.5")],
     "agent.gripper.loss": [("agent.gripper.choices", "-1,1"), ("agent.gripper.loss", "squared")],
     "reward.failure_reward": [("agent.critic.loss", "squared"), ("reward.failure_reward", "-0.5")],
@@ -102,7 +103,7 @@ def test_an_evaluation_is_the_runs_own_whatever_only_trained():
 @pytest.mark.parametrize("path", OTHER)
 def test_a_setting_that_an_actor_acts_by_is_named_where_it_differs(path):
     *first, last = OTHER[path]
-    gaussian = path == "agent.log_std_min"
+    gaussian = path in ("agent.log_std_min", "agent.policy_activation")
     learner, actor = (
         load("fake_aloha", overrides, preset="qc-rlpd" if gaussian else None) for overrides in (first, [*first, last])
     )

@@ -66,6 +66,10 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
     (ReplayConfig, {"exclude_before_takeover": -1}, ("replay.exclude_before_takeover", -1, 0)),
     (ReplayConfig, {"exclude_before_takeover": 40}, ("replay.exclude_before_takeover", 40, 30, "ticks", "control_hz")),
     (ActorConfig, {"max_human_ticks": -1}, ("actor.max_human_ticks", -1, 0)),
+    (ActorConfig, {"max_human_s": -0.1}, ("actor.max_human_s", -0.1, 0)),
+    (ActorConfig, {"max_human_s": float("inf")}, ("actor.max_human_s", "inf")),
+    (GymConfig, {"make": print, "max_episode_s": 0.0}, ("robot.max_episode_s", 0.0)),
+    (GymConfig, {"make": print, "max_episode_s": float("nan")}, ("robot.max_episode_s", "nan")),
     (ActorConfig, {"max_episodes": -1}, ("actor.max_episodes", -1, 0)),
     (CriticConfig, {"hidden": ()}, ("agent.critic.hidden", "()")),
     (EncoderConfig, {"features": (0,)}, ("agent.encoder.features", "(0,)")),
@@ -316,6 +320,16 @@ def test_a_prefix_critic_permits_a_critic_of_more_actions_than_are_executed():
         config = ExperimentConfig(name="x", robot=FakeAlohaConfig(), agent=PREFIX, chunk=chunk)
         assert config.chunk.carried == carried
         assert config.chunk.returned == config.chunk.critic_steps
+
+
+def test_limits_in_seconds_are_ticks_of_the_robots_rate():
+    assert GymConfig(make=print, max_episode_steps=7).time_limit == 7
+    assert GymConfig(make=print, max_episode_s=12.0, control_hz=10.0).time_limit == 120
+    assert GymConfig(make=print, max_episode_s=12.0, control_hz=15.0).time_limit == 180
+    unlimited = ActorConfig(max_human_s=20.0, max_episodes=3).without_human_limit()
+    assert (
+        unlimited == ActorConfig(max_episodes=3) == ActorConfig(max_human_ticks=9, max_episodes=3).without_human_limit()
+    )
 
 
 def test_only_a_gym_robot_that_says_so_is_real():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -13,20 +14,21 @@ from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig
 from serl_chunk.config.learner import LearnerConfig
+from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
-from serl_chunk.config.presets import PRESETS, configured
+from serl_chunk.config.presets import NOT_OF_COMPAT, PRESETS, configured
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.types import ConfigError
 
 BASE = ExperimentConfig("x", RobotConfig())
-OF_FAILING = [name for name in PRESETS if not name.startswith(("bc", "hg-dagger"))]
+OF_FAILING = [name for name in PRESETS if not name.startswith(("bc", "hg-dagger", "hil-serl"))]
 
 
 @pytest.mark.parametrize("discount", ["0.9", "0.97", "0.995", "0.9999"])
 @pytest.mark.parametrize("preset", OF_FAILING)
 def test_what_follows_from_the_discount_follows_from_the_one_given(preset: str, discount: str) -> None:
-    for compat in (None, "qc"):
+    for compat in (None,) if preset in NOT_OF_COMPAT else (None, "qc"):
         config = configured(BASE, [("discount", discount)], preset=preset, compat=compat)
         assert config.discount == float(discount)
         assert config.reward.failure_reward == -1.0 / (1 - config.discount)
@@ -38,9 +40,9 @@ def test_what_follows_from_the_discount_follows_from_the_one_given(preset: str, 
 def test_the_result_alone_is_validated() -> None:
     late = dataclasses.replace(BASE, actor=ActorConfig(delay_ticks=2))
     with pytest.raises(ConfigError, match=naming("actor.delay_ticks", 2, "chunk.execute_steps", 1)):
-        configured(late, preset="rlpd")
-    assert configured(late, [("actor.delay_ticks", "0")], preset="rlpd").actor.delay_ticks == 0
-    assert configured(late, [("chunk.horizon", "3")], preset="rlpd").chunk.horizon == 3
+        configured(late, preset="rlpd-qc")
+    assert configured(late, [("actor.delay_ticks", "0")], preset="rlpd-qc").actor.delay_ticks == 0
+    assert configured(late, [("chunk.horizon", "3")], preset="rlpd-qc").chunk.horizon == 3
 
 
 def test_the_published_conventions_take_back_what_their_windows_cannot_do() -> None:
@@ -165,6 +167,52 @@ def test_the_published_code_has_no_hg_dagger() -> None:
         configured(configured(BASE, preset="hg-dagger"), compat="qc")
 
 
+def test_rlpd_is_the_published_one_for_sparse_rewards() -> None:
+    config = configured(BASE, preset="rlpd")
+    agent, loop = config.agent, config.learner
+    assert isinstance(agent, AcrlpdConfig)
+    critic = agent.critic
+    assert (critic.ensemble, critic.target_subset, critic.target_aggregate) == (10, 2, "min")
+    assert critic.hidden == agent.hidden == (256, 256, 256)
+    assert (critic.layer_norm, critic.activation, critic.loss) == ("before", "relu", "squared")
+    assert (critic.tau, agent.lr, agent.init_temperature, agent.target_entropy_per_dim) == (0.005, 3e-4, 1.0, -0.5)
+    assert (agent.backup_entropy, agent.log_prob, agent.bc_alpha, agent.candidates) == (False, "sum", 0.0, 1)
+    assert (agent.policy_layer_norm, agent.log_std_min, agent.kernel_init) == (False, -20.0, "xavier_uniform")
+    assert (loop.utd_ratio, loop.cta_ratio, agent.update_order) == (20.0, 20, "critic_first")
+    assert (config.chunk.horizon, config.replay.demo_fraction, config.discount) == (1, 0.5, BASE.discount)
+    assert (config.reward.scale, config.reward.offset) == (1.0, -1.0)
+
+
+def test_hil_serl_is_the_published_one() -> None:
+    cameras = dataclasses.replace(BASE.agent, image_keys=("top",))
+    config = configured(dataclasses.replace(BASE, agent=cameras), preset="hil-serl")
+    agent, loop = config.agent, config.learner
+    assert isinstance(agent, AcrlpdConfig)
+    critic = agent.critic
+    assert (critic.ensemble, critic.target_subset, critic.target_aggregate) == (2, 2, "min")
+    assert critic.hidden == agent.hidden == (256, 256)
+    assert (critic.activation, critic.layer_norm) == ("tanh", "before")
+    assert (agent.policy_activation, agent.policy_layer_norm) == ("tanh", True)
+    assert (critic.tau, agent.lr, agent.init_temperature, agent.target_entropy_per_dim) == (0.005, 3e-4, 0.01, -0.5)
+    assert (agent.backup_entropy, agent.log_prob, agent.bc_alpha, agent.candidates) == (False, "sum", 0.0, 1)
+    assert math.exp(agent.log_std_min) == pytest.approx(1e-5)
+    assert (loop.utd_ratio, loop.cta_ratio, agent.encoder.trained_by) == (None, 2, "critic")
+    assert (config.chunk.horizon, config.replay.demo_fraction) == (1, 0.5)
+    assert (config.reward.scale, config.reward.offset, config.reward.failure_reward) == (1.0, 0.0, 0.0)
+    assert configured(BASE, preset="hil-serl").agent.encoder == BASE.agent.encoder
+
+
+@pytest.mark.parametrize("preset", ["rlpd", "hil-serl"])
+def test_published_online_agents_begin_with_the_first_step(preset: str) -> None:
+    loop = configured(load_experiment("fake_aloha"), preset=preset).learner
+    assert (loop.pretrain_steps, loop.warmup_episodes, loop.critic_warmup_steps) == (0, 0, 0)
+    own = [("learner.pretrain_steps", "7"), ("learner.utd_ratio", "4")]
+    loop = configured(load_experiment("fake_aloha"), own, preset=preset).learner
+    assert (loop.pretrain_steps, loop.utd_ratio) == (7, 4.0)
+    with pytest.raises(ConfigError, match=naming("compat", "qc", "preset", preset)):
+        configured(BASE, preset=preset, compat="qc")
+
+
 def test_published_conventions_leave_only_what_the_first_encoder_had() -> None:
     encoder = {"kind": "resnet10", "features": (4,), "latent": 5, "shift": 1, "trained_by": "critic"}
     encoder |= {"pooling": "mean", "share_cameras": False, "state_latent": 3, "frozen_backbone": True, "weights": "w"}
@@ -186,7 +234,7 @@ def test_another_algorithm_than_a_decoupled_one_is_chosen_over_it() -> None:
         ],
     )  # fmt: skip
     assert decoupled.actor.adaptive_execution
-    for preset, compat in ((None, "qc"), ("qc", None), ("rlpd", "qc"), ("hg-dagger", None)):
+    for preset, compat in ((None, "qc"), ("qc", None), ("rlpd-qc", "qc"), ("hg-dagger", None)):
         config = configured(decoupled, preset=preset, compat=compat)
         assert not config.actor.adaptive_execution
         assert not config.agent.prefix_critic

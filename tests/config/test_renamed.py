@@ -13,7 +13,7 @@ from serl_chunk.cli.process import load, spec_of, split_overrides
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import to_dict
-from serl_chunk.config.renamed import CLASSES, MODULES, SETTINGS, VALUES, current_config
+from serl_chunk.config.renamed import CLASSES, MODULES, PRESETS_FORMAT, SETTINGS, VALUES, current_config
 from serl_chunk.main import main
 from serl_chunk.runs.folder import open_run, read_config
 from serl_chunk.types import ConfigError
@@ -107,6 +107,47 @@ def test_a_config_file_with_former_names_is_read_under_the_current_ones():
     assert len(lines) == len(SETTINGS) + len(VALUES)
     assert any("transport.silence" in line and "transport.timeout_s" in line for line in lines)
     assert current_config(now) == (now, [])
+
+
+@pytest.mark.parametrize(
+    ("number", "preset", "read"),
+    [
+        (None, "rlpd", "rlpd-qc"),
+        (1, "rlpd", "rlpd-qc"),
+        (2, "rlpd", "rlpd"),
+        (1, "qc", "qc"),
+        (1, "rlpd-qc", "rlpd-qc"),
+    ],
+)
+def test_the_preset_rlpd_of_older_run_folders_is_read_as_rlpd_qc(number, preset, read):
+    saved = {**json.loads(json.dumps(to_dict(CONFIG))), "preset": preset}
+    saved |= {} if number is None else {"format": number}
+    current, lines = current_config(saved)
+    assert current == {**saved, "preset": read}
+    assert lines == ([] if preset == read else [f"preset={preset} is now preset={read}"])
+
+
+def test_a_run_with_the_preset_rlpd_of_before_resumes_as_rlpd_qc(tmp_path, caplog):
+    caplog.set_level("INFO")
+    config = load("fake_aloha", [], preset="rlpd-qc")
+    run = open_run(config, SPEC, str(tmp_path))
+    run.write_config()
+    run.lock.close()
+    file = tmp_path / "config.json"
+    saved = json.loads(file.read_text())
+    assert saved["format"] == PRESETS_FORMAT
+    saved["agent"].pop("policy_activation")  # which that version did not have
+    file.write_text(json.dumps(saved | {"preset": "rlpd", "format": 1}))
+    open_run(config, SPEC, str(tmp_path)).lock.close()
+    assert not [line for line in caplog.messages if "config changed" in line]
+    assert any("preset=rlpd is now preset=rlpd-qc" in line for line in caplog.messages)
+
+
+def test_a_run_with_the_preset_rlpd_of_now_stays_one(tmp_path):
+    run = open_run(load("fake_aloha", [], preset="rlpd"), SPEC, str(tmp_path))
+    run.write_config()
+    run.lock.close()
+    assert read_config(tmp_path)["preset"] == "rlpd"
 
 
 def test_a_run_folder_with_former_names_resumes_with_one_line_and_no_change(tmp_path, caplog):

@@ -8,10 +8,10 @@ import pytest
 from errors import naming
 
 from serl_chunk.config.critics import CriticConfig
-from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
 from serl_chunk.config.fields import check_unused
 from serl_chunk.config.presets import configured
-from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.config.robots import FakeAlohaConfig, GymConfig
 from serl_chunk.types import ConfigError
 
 BASE = ExperimentConfig("x", FakeAlohaConfig())
@@ -41,7 +41,22 @@ CASES = [
     (None, "replay.image_capacity", "9000", [("agent.image_keys", "top")]),
     (None, "replay.max_image_age", "2", [("agent.image_keys", "top")]),
     (None, "replay.frame_cache_bytes", "1000", [("agent.image_keys", "top")]),
+    ("hil-serl", "learner.max_lag_steps", "30", [("learner.utd_ratio", "2.0")]),
 ]  # fmt: skip
+
+
+GYM = ExperimentConfig("x", GymConfig(make=print), actor=ActorConfig(intervention="gello"))
+
+
+@pytest.mark.parametrize(
+    ("ticks", "seconds"),
+    [("robot.max_episode_steps", "robot.max_episode_s"), ("actor.max_human_ticks", "actor.max_human_s")],
+)
+def test_a_limit_in_ticks_has_no_effect_beside_one_in_seconds(ticks, seconds):
+    check_unused(configured(GYM, [(ticks, "50")]), [ticks])
+    check_unused(configured(GYM, [(seconds, "5")]), [seconds])
+    with pytest.raises(ConfigError, match=naming(ticks, 50, seconds)):
+        check_unused(configured(GYM, [(ticks, "50"), (seconds, "5")]), [ticks, seconds])
 
 
 def asked(preset: str | None, *overrides: tuple[str, str]) -> None:

@@ -123,6 +123,63 @@ def test_a_critics_warm_up_goes_on_where_it_was_stopped(demos, tmp_path):
     let_go(third)
 
 
+def test_without_a_ratio_a_learner_trains_on_as_fast_as_it_can_and_resumes_with_one(demos, tmp_path):
+    config = experiment(utd_ratio=None, pretrain_steps=20, critic_warmup_steps=0, warmup_episodes=2, max_steps=40)
+    episodes = online(config, demos)
+    first = learner_of(config, demos, tmp_path)
+    until(first, Phase.WARMUP)
+    assert not first.work()  # training starts with steps
+    collect(first, episodes[:4])
+    until(first, Phase.TRAIN)
+    steps = first.router.env_steps
+    for _ in range(30):
+        assert first.work()
+    status = first.status()
+    assert (status["done"], status["total"]) == (30, 40)
+    assert (status["steps_missing"], status["updates_due"], status["may_record"]) == (0, 0, None)
+    assert first.trainer.progress(steps)["updates_owed"] == 0.0
+    first.checkpoint()
+    let_go(first)
+
+    limited = experiment(utd_ratio=1.0, max_lag_steps=20, pretrain_steps=20, critic_warmup_steps=0, max_steps=40)
+    second = learner_of(limited, demos, tmp_path)
+    assert (second.updates, second.trainer.schedule.updates_due) == (30, 0)
+    let_go(second)
+
+    third = learner_of(config, demos, tmp_path)
+    collect(third, episodes[4:])
+    while not third.trainer.done:
+        assert third.work()
+    assert third.updates == 40
+    let_go(third)
+
+
+def test_without_a_ratio_training_ends_with_the_last_online_step(demos, tmp_path, caplog):
+    config = experiment(
+        utd_ratio=None, pretrain_steps=20, critic_warmup_steps=0, warmup_episodes=2, training_starts=1, online_steps=60
+    )
+    episodes = online(config, demos)
+    assert sum(e.steps.n for e in episodes[:4]) < 60 < sum(e.steps.n for e in episodes)
+    learner = learner_of(config, demos, tmp_path / "run")
+    until(learner, Phase.WARMUP)
+    collect(learner, episodes[:4])
+    until(learner, Phase.TRAIN)
+    for _ in range(7):
+        learner.work()
+    assert (learner.status()["done"], learner.status()["total"]) == (learner.router.env_steps, 60)
+    collect(learner, episodes[4:])
+    until(learner, Phase.DONE)
+    assert learner.updates == 7
+    let_go(learner)
+
+    late = learner_of(config, demos, tmp_path / "late")
+    until(late, Phase.WARMUP)
+    collect(late, episodes)
+    until(late, Phase.DONE)
+    assert "came before the first one. Raise learner.online_steps" in caplog.text
+    let_go(late)
+
+
 def test_a_killed_learner_loses_what_came_after_the_last_timed_checkpoint(demos, tmp_path):
     """Between two checkpoints of the period, of which there are none here."""
     config = experiment(offline_steps=200, online_steps=0, checkpoint_period=0, pretrain_steps=0)

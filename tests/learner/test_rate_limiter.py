@@ -70,6 +70,32 @@ def test_what_each_side_waits_for_in_numbers():
     assert limiter.updates_due(1_000) == 0
 
 
+def test_without_a_ratio_no_side_waits():
+    limiter = RateLimiter(None, 10)
+    assert (limiter.may_update(1_000, 1), limiter.owed(1_000)) == (False, None)
+    limiter.start(100)
+    for _ in range(3):
+        assert limiter.may_update(100, 1_000)
+        limiter.did_update(1_000)
+    assert limiter.steps_allowed(100) is limiter.steps_allowed(9_999) is limiter.updates_allowed(9_999) is None
+    assert [(limiter.steps_missing(n, 20), limiter.updates_due(n), limiter.owed(n)) for n in (100, 9_999)] == [
+        (0, 0, 0.0), (0, 0, 0.0)
+    ]  # fmt: skip
+
+
+def test_a_run_without_a_ratio_goes_on_with_one_and_back():
+    free = RateLimiter(None, 10)
+    free.start(100)
+    free.did_update(5_000)
+    limited = RateLimiter(0.5, 10)
+    limited.start(300, 5_000, free.owed(300) or 0.0)
+    assert [limited.updates_due(n) for n in (300, 302)] == [0, 1]  # for new steps alone
+    assert limited.steps_allowed(300) == 10
+    again = RateLimiter(None, 10)
+    again.start(302, 5_000, limited.owed(302) or 0.0)
+    assert (again.may_update(302, 1), again.updates_due(302), again.owed(302)) == (True, 0, 0.0)
+
+
 @settings(max_examples=examples(100), deadline=None)
 @given(
     ratio=st.floats(0.01, 20).map(lambda x: round(x, 3)),

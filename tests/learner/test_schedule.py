@@ -86,3 +86,45 @@ def test_a_checkpoint_that_does_not_say_what_was_owed():
     p.resume(3, None)
     p.begin(3)
     assert p.updates_due == 0
+
+
+def test_without_a_ratio_no_side_waits_from_the_warm_up_on():
+    ingest = Steps(100)
+    p = schedule(ingest, utd_ratio=None, max_steps=1_000)
+    assert not p.may_update
+    p.begin(0)
+    for _ in range(500):
+        assert p.may_update
+        p.did_update()
+    assert (p.steps_allowed(Phase.TRAIN), p.steps_missing(Phase.TRAIN, 9), p.updates_due) == (None, 0, 0)
+    assert p.progress(500) == (500, 1_000)
+    assert [p.is_over(n) for n in (999, 1_000)] == [False, True]
+
+
+def test_without_a_ratio_the_last_online_step_ends_training():
+    ingest = Steps(60)
+    p = schedule(ingest, utd_ratio=None, online_steps=100)
+    p.begin(0)
+    assert (p.progress(7), p.is_over(7), p.steps_allowed(Phase.TRAIN)) == ((60, 100), False, 40)
+    ingest.env_steps = 130  # of realtime actors
+    assert (p.progress(9), p.is_over(9), p.steps_allowed(Phase.TRAIN)) == ((100, 100), True, 0)
+    done = {"offline_updates": 0, "online_updates": 9, "missed": False}
+    assert p.resumed_phase("train", **done) is Phase.DONE
+    assert "learner.online_steps" in p.resume_hint(9)
+    ingest.env_steps = 60
+    assert p.resumed_phase("train", **done) is Phase.WARMUP
+
+
+@pytest.mark.parametrize(("before", "after", "due"), [(None, 0.5, 0), (0.5, None, 0)])
+def test_a_run_resumes_with_or_without_a_ratio(before, after, due):
+    ingest = Steps(200)
+    first = schedule(ingest, utd_ratio=before)
+    first.begin(0)
+    ingest.env_steps = 221
+    for _ in range(3):
+        first.did_update()
+    second = schedule(Steps(221, resumed_steps=221), utd_ratio=after)
+    second.resume(3, first.limiter.owed(221))
+    second.begin(3)
+    assert (second.updates_due, second.may_update) == (due, after is None)
+    assert second.steps_allowed(Phase.TRAIN) == (None if after is None else 40)

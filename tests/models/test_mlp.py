@@ -31,7 +31,7 @@ def test_layer_norm_and_the_last_bias_are_optional():
 
 def test_the_norm_stands_before_or_after_the_activation():
     x = jnp.array([[1.0, -2.0], [0.5, 3.0]])
-    for activation, function in (("relu", nn.relu), ("gelu", nn.gelu)):
+    for activation, function in (("relu", nn.relu), ("gelu", nn.gelu), ("tanh", nn.tanh)):
         for norm in ("before", "after"):
             net = Mlp((3,), 1, norm, activation=activation)
             params = net.init(jax.random.key(0), x)["params"]

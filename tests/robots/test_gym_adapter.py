@@ -174,6 +174,16 @@ class TestHilSerl:
     def test_a_shorter_limit_of_its_own_is_refused(self):
         with pytest.raises(ConfigError, match=naming("max_episode_length", 12, "robot.max_episode_steps", 50)):
             GymAdapter(dataclasses.replace(hil_serl_config(), max_episode_steps=50))
+        with pytest.raises(ConfigError, match=naming("max_episode_length", 12, "robot.max_episode_s=1.2", 50)):
+            GymAdapter(dataclasses.replace(hil_serl_config(), max_episode_s=5.0))
+
+    @pytest.mark.parametrize(("seconds", "hz", "ticks"), [(1.2, 10.0, 12), (0.5, 20.0, 10), (0.01, 10.0, 1)])
+    def test_a_limit_in_seconds_is_one_in_ticks_of_the_robots_rate(self, seconds, hz, ticks):
+        env = GymAdapter(dataclasses.replace(hil_serl_config(), max_episode_s=seconds, control_hz=hz))
+        assert env.robot_spec.max_episode_steps == ticks
+        env.reset()
+        ends = [env.step(np.zeros(7))[2:4] for _ in range(ticks)]
+        assert ends == [(False, False)] * (ticks - 1) + [(False, True)]
 
     def test_frames_are_of_the_present_moment_and_safe_to_keep(self):
         env = GymAdapter(hil_serl_config())

@@ -52,10 +52,12 @@ def shape_of(name, fake_env):
 def test_each_task_has_its_settings(name, discount, limit, actions, cameras, composition, options):
     config = load_experiment(f"hil_serl_template:{name}")
     assert config.name == f"hil_serl_{name}"
-    assert (config.discount, config.robot.max_episode_steps, config.robot.real) == (discount, limit, True)
+    assert (config.discount, config.robot.max_episode_s, config.robot.real) == (discount, limit / 10, True)
+    assert config.learner.utd_ratio is None
     assert len(config.agent.image_keys) == cameras
     spec = registry.robot_spec(hil_serl_robot(name, shape_of, "file.py"))
     assert (spec.action_dim, spec.control_hz, spec.state_dim) == (actions, 10.0, 19)
+    assert spec.max_episode_steps == limit
     assert {c.name for c in spec.cameras} == set(config.agent.image_keys)
     assert spec.grippers == tuple(i for i in (6, 13) if i < actions)
     assert config.agent.gripper.composition == composition
@@ -87,6 +89,15 @@ def test_a_filled_copy_serves(tmp_path):
     env = registry.make_env(load_experiment(f"{copy}:egg_flip").robot)
     assert env.reset(seed=0)[0]["state"].shape == (19,)
     assert env.read_images()["images/side"].shape == (128, 128, 3)
+
+
+def test_a_copys_time_limit_is_in_seconds(tmp_path):
+    copy = filled(tmp_path, "from hil_serl_shape import HilSerlShape", "return HilSerlShape(3, ('wrist_1', 'side'))")
+    line = "EPISODE_S: float | None = None\n"
+    assert line in copy.read_text()
+    copy.write_text(copy.read_text().replace(line, "EPISODE_S: float | None = 4.0\n"))
+    limits = [load(f"{copy}:egg_flip", [("robot.control_hz", hz)]).robot.time_limit for hz in ("10", "25")]
+    assert limits == [40, 100]
 
 
 def test_a_run_of_one_task_is_no_run_of_another(tmp_path):
