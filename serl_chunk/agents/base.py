@@ -30,7 +30,7 @@ from serl_chunk.agents.state import (
 from serl_chunk.agents.vision import FrameEmbedder, Vision
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.encoder import random_shift
-from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, STATE, ChunkBatch
+from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch
 
 # Without it XLA for CPUs copies each network once an update, because losses read what the update replaces.
 _COMPILER_OPTIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
@@ -297,6 +297,9 @@ class Agent(abc.ABC):
                 out[FEATURE_PREFIX + c.name] = jnp.zeros((1, *self.vision.feature_shape(c)), jnp.float16)
             else:
                 out[IMAGE_PREFIX + c.name] = jnp.zeros((1, c.height, c.width, 3), jnp.uint8)
+        if self.config.language.reads:
+            out[PROMPT] = jnp.zeros((1, self.config.language.length), jnp.int32)
+            out[PROMPT_MASK] = jnp.zeros((1, self.config.language.length), jnp.bool_)
         if self.spec.gripper_inputs:
             out[GRIPPER] = jnp.zeros((1, self.spec.gripper_inputs), jnp.float32)
         return out

@@ -15,7 +15,7 @@ from serl_chunk.types import Array, ConfigError
 
 Params = Any  # a nested dict of arrays
 Metrics = dict[str, jax.Array]
-Observation = Mapping[str, jax.Array]  # state, and frames or features of cameras by name
+Observation = Mapping[str, jax.Array]  # state, prompt, and frames or features of cameras by name
 Noise = Any  # random numbers: an array, or a dict of arrays by what they are for
 Prefix = tuple[Array, Array]  # committed actions float32[H, A] in model space, mask float32[H]
 

@@ -24,7 +24,7 @@ class Encoded:
 
     def __init__(self, config: AgentConfig, *, own: bool = True) -> None:
         self._own = own
-        self.encoder: Any = ObservationEncoder(config.image_keys, config.use_state, config.encoder)
+        self.encoder: Any = ObservationEncoder(config.image_keys, config.use_state, config.encoder, config.language)
 
     def init_encoder(self, key: jax.Array, observation: Observation) -> tuple[Params, jax.Array]:
         """Fresh parameters, {"encoder"} or nothing, and the features float32[B, F] of a batch of observations."""

@@ -35,6 +35,7 @@ OF_BOTH_SIDES = (
     Alias("horizon_length", "chunk.horizon", "H", "actions in a chunk"),
     Alias("setup_mode", "agent.gripper.setup_mode", "MODE", "HIL-SERL's {single,dual}-arm-{fixed,learned}-gripper"),
     Alias("env_name", "robot.env_name", "NAME", "environment, for robots that have several"),
+    Alias("task", "robot.task", "TEXT", "the task in words: recorded, and an input of agents that read language"),
 )
 OF_THE_LEARNER = (
     Alias("pretrain_steps", "learner.pretrain_steps", "N", "imitation updates on demonstrations before actors begin"),

@@ -35,10 +35,11 @@ def _acts() -> dict[str, str]:
     return {leaf.path: leaf.acts for config in configs for leaf in leaves(config)}
 
 
-def contract(config: ExperimentConfig, spec: RobotSpec, network: str) -> dict[str, str]:
+def contract(config: ExperimentConfig, spec: RobotSpec, network: str, tokens: str = "") -> dict[str, str]:
     """Named values that both sides must share; the handshake names those that differ.
 
-    `network` is the agent's `network_shape`. Settings that this agent does not have or does not use are left out.
+    `network` is the agent's `network_shape`, `tokens` the digest of its tokenizer (`data.prompts.tokens_digest`).
+    Settings that this agent does not have or does not use are left out.
     """
     critic = config.agent.critic
     # Networks of equal shape whose outputs mean other values.
@@ -65,6 +66,10 @@ def contract(config: ExperimentConfig, spec: RobotSpec, network: str) -> dict[st
     if config.agent.image_keys:  # an actor records frames where windows end
         named["return_steps"] = str(config.chunk.returned)
     unused: tuple[str, ...] = () if config.agent.gripper.composition == "learned" else ("agent.gripper.",)
+    if config.agent.language.reads:
+        named["tokens"] = tokens
+    else:
+        unused += ("agent.language.",)
     improve = getattr(config.agent, "improve", None)
     if improve is not None and improve.steps == 0:
         unused += ("agent.improve.top", "agent.improve.rate", "agent.improve.radius")

@@ -39,6 +39,10 @@ OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.improve.top": [("agent.improve.steps", "3"), ("agent.improve.top", "2")],
     "agent.improve.rate": [("agent.improve.steps", "3"), ("agent.improve.rate", "0.5")],
     "agent.improve.radius": [("agent.improve.steps", "3"), ("agent.improve.radius", "0.5")],
+    "agent.language.tokenizer": [("agent.language.tokenizer", "bytes")],
+    "agent.language.length": [
+        ("agent.language.tokenizer", "bytes"), ("agent.language.length", "90"), ("agent.language.length", "100"),
+    ],
     "agent.log_std_min": [("agent.log_std_min", "-20.0")],
     "agent.gripper.epsilon": [("agent.gripper.choices", "-1,1"), ("agent.gripper.epsilon", "0.5")],
     "agent.gripper.loss": [("agent.gripper.choices", "-1,1"), ("agent.gripper.loss", "squared")],

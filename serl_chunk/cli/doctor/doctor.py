@@ -17,6 +17,7 @@ from serl_chunk.cli.process import spec_of
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.transport import TransportConfig
+from serl_chunk.data.prompts import tokens_digest
 from serl_chunk.io import format_bytes
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import ClientKeys
@@ -172,7 +173,8 @@ class _LearnerChecks:
         try:
             from serl_chunk.agents.registry import make_agent
 
-            return contract(self._config, self._spec, make_agent(self._config, self._spec).network_shape()), None
+            network = make_agent(self._config, self._spec).network_shape()
+            return contract(self._config, self._spec, network, tokens_digest(self._config)), None
         except (ImportError, SerlChunkError) as e:
             return {}, _cannot_build(self._config, e)
 
