@@ -123,6 +123,15 @@ def test_a_setting_that_an_actor_acts_by_is_named_where_it_differs(path):
     assert "Start both with the same experiment, configuration" in sentence
 
 
+def test_the_tokens_of_an_agent_that_reads_language_are_compared():
+    reading = load("fake_aloha", [("agent.language.tokenizer", "bytes")])
+    one, other = (contract(reading, SPEC, "net", tokens) for tokens in ("a1", "b2"))
+    assert "tokens is 'a1' at the learner and 'b2' at the actor" in compare(one, other)
+    elsewhere = load("fake_aloha", [("agent.language.tokenizer", "bytes"), ("robot.task", "another one")])
+    assert contract(elsewhere, SPEC, "net", "a1") == one  # actors of one learner have different tasks
+    assert not any(name.startswith(("agent.language", "tokens")) for name in contract(CONFIG, SPEC, "net"))
+
+
 def test_settings_that_nothing_looks_at_are_not_compared():
     said = contract(CONFIG, SPEC, "net")
     assert not {"agent.improve.rate", "agent.gripper.epsilon", "agent.log_std_min"} & set(said)
