@@ -15,6 +15,7 @@ from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.operator import OF_PAGES
 from serl_chunk.config.presets import COMPAT, configured
 from serl_chunk.config.renamed import current_overrides
+from serl_chunk.data.prompts import make_prompts
 from serl_chunk.extras import choose_opengl
 from serl_chunk.outcomes.robot import spec_of_robot
 from serl_chunk.types import ConfigError, RobotSpec
@@ -81,6 +82,7 @@ def load_flags(flags: argparse.Namespace, rest: Sequence[str]) -> ExperimentConf
     config = load(flags.exp_name, [*values, *seed], preset=flags.preset, compat=flags.compat)
     watched = OF_PAGES if getattr(flags, "viewer", None) is not None else ()  # a page's operator of a simulator
     check_unused(config, [path for path, _ in values if path not in watched])
+    make_prompts(config)  # refuses a text that is too long before a robot is opened or a run has a folder
     return config
 
 

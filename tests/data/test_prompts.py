@@ -26,13 +26,11 @@ def test_a_prompt_is_a_begin_token_and_the_bytes_and_then_padding():
     assert PROMPTS("")[0].tolist() == [1, *11 * [0]]
 
 
-@given(st.text(max_size=3), st.text(max_size=3))
+@given(st.text(max_size=2), st.text(max_size=2))
 def test_different_texts_have_different_prompts_within_the_vocabulary(a, b):
-    (of_a, _), (of_b, _) = PROMPTS(a) if a.isprintable() else PROMPTS(""), PROMPTS("")
-    assert of_a.max() < VOCABULARY["bytes"]
-    assert of_b.min() >= 0
-    if all(x.isprintable() for x in (a, b)):
-        assert (a == b) == np.array_equal(PROMPTS(a)[0], PROMPTS(b)[0])
+    (of_a, _), (of_b, _) = PROMPTS(a), PROMPTS(b)
+    assert 0 <= of_a.min() <= of_a.max() < VOCABULARY["bytes"]
+    assert (a == b) == np.array_equal(of_a, of_b)
 
 
 def test_a_text_is_remembered_and_cannot_be_changed():
