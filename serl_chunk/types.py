@@ -21,6 +21,7 @@ FEATURE_PREFIX = "features/"  # before a camera's name: what a frozen backbone m
 REPEAT_PREFIX = "repeat/"  # before a camera's name, in a block of steps: ticks whose frames later steps repeat
 HUMAN_DIMS = "human_dims"  # in a block of steps, uint8[M, A]: see Step.human_dims
 DECISION_PREFIX = "decision/"  # of what a decision recorded, in a block of steps
+PROMPT, PROMPT_MASK = "prompt", "prompt_mask"  # the task's text for networks: int32[L] tokens, bool[L] which are given
 
 Array = Any  # a numpy array on the host or a JAX array on the device
 
@@ -135,9 +136,7 @@ class Begin(NamedTuple):
     init_state: str = ""  # id of the start state where a scheduler gave one
     group: str = ""  # id of the group of episodes that share a start state
     conditions: str = ""  # JSON, see `RobotEnv.conditions`; files and journals may be without it
-    demonstration: bool = (
-        False  # streamed by `record --ip`, for the partition `demo`; on the wire and in journals alone
-    )
+    demonstration: bool = False  # streamed by `record --ip`, for the partition `demo`; on wire and in journals alone
 
 
 class Step(NamedTuple):
@@ -348,7 +347,7 @@ class ChunkBatch(NamedTuple):
     docs/architecture/replay.md.
     """
 
-    observations: dict[str, Array]  # state float32[B, S]; images/<camera> uint8[B, H, W, 3]
+    observations: dict[str, Array]  # state float32[B, S]; images/<camera> uint8[B, H, W, 3]; prompt, prompt_mask [B, L]
     actions: Array  # float32[B, L, A]
     valid: Array  # float32[B, L]
     rewards: Array  # float32[B, R]

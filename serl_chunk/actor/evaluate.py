@@ -22,6 +22,7 @@ from serl_chunk.actor.recorder import NullSink
 from serl_chunk.actor.stats import EpisodeSummary
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.prompts import make_prompts
 from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, Outcome, Snapshot, Source, Step
@@ -267,8 +268,8 @@ def policy_of(
     env: RobotEnv, agent: ActingAgent, normaliser: Normaliser, snapshot: Snapshot, config: ExperimentConfig
 ) -> ChunkPolicy:
     """Return the policy of a snapshot. Its noise depends on `config.seed` alone."""
-    keys, seed = config.agent.image_keys, config.seed + 1
-    policy = ChunkPolicy(agent, normaliser, env.robot_spec, image_keys=keys, seed=seed)
+    keys, seed, prompts = config.agent.image_keys, config.seed + 1, make_prompts(config)
+    policy = ChunkPolicy(agent, normaliser, env.robot_spec, image_keys=keys, seed=seed, prompts=prompts)
     policy.swap(snapshot)
     return policy
 

@@ -9,6 +9,7 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.prompts import tokens_digest
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.wire.handshake import Welcome
 from serl_chunk.types import DataError, PolicyOrigin, RecordSink, RobotSpec, SerlChunkError, SnapshotSource
@@ -73,7 +74,8 @@ def open_link(
     config: ExperimentConfig, spec: RobotSpec, agent: Agent, host: str, port: int, actor_id: str, **options: Any
 ) -> LearnerLink:
     """Return a link to the learner at `host`, with what both must agree on; `options` as of `LearnerLink`."""
-    agreed = contract(config, spec, agent.network_shape(), agent.base_digest)
+    digests = {"base": agent.base_digest, "tokens": tokens_digest(config)}
+    agreed = contract(config, spec, agent.network_shape(), **digests)
     return LearnerLink(config.transport, host=host, port=port, actor_id=actor_id, contract=agreed, **options)
 
 

@@ -78,6 +78,7 @@ class ChunkPlanner(Planner):
     def begin(self, recorder: EpisodeRecorder, seed: int, *, explore: bool) -> None:
         self.flush()
         self._decided_at, self._recorder, self._explore = 0, recorder, explore
+        self._task = recorder.task
 
     def action(self, tick: int) -> TickAction | None:
         queued = self._queue.pop(tick)
@@ -96,7 +97,7 @@ class ChunkPlanner(Planner):
 
     def _request(self, tick: int, observe: Callable[[], Observation], hold: np.ndarray, delay: int) -> Request:
         prefix = self._queue.committed(tick, delay, hold)
-        return Request(observe(), tick, self._queue.epoch, self._explore, prefix)
+        return Request(observe(), tick, self._queue.epoch, self._explore, prefix, self._task)
 
 
 class LockstepPlanner(ChunkPlanner):

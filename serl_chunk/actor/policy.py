@@ -9,8 +9,11 @@ import jax
 import numpy as np
 
 from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.prompts import Prompts
 from serl_chunk.types import (
     IMAGE_PREFIX,
+    PROMPT,
+    PROMPT_MASK,
     STATE,
     Observation,
     PolicyOrigin,
@@ -46,6 +49,7 @@ class Request(NamedTuple):
     epoch: int = 0  # of the chunk queue when the observation was taken
     explore: bool = False
     prefix: np.ndarray | None = None  # float32[d, A], robot units: actions committed to the ticks from `tick` on
+    task: str = ""  # the episode's, in words
 
 
 def blank_request(spec: RobotSpec, cameras: Iterable[str], *, explore: bool) -> Request:
@@ -83,13 +87,15 @@ class ChunkPolicy:
     Args:
         source: of newer snapshots; None where `swap` is called by hand. Those for another normaliser are never taken.
         run: whose snapshots are taken from `source`, empty for those of any.
+        prompts: of the tasks' texts; None where the agent reads no language.
     """
 
     def __init__(
         self, agent: ActingAgent, normaliser: Normaliser, spec: RobotSpec,
         *, image_keys: tuple[str, ...] = (), seed: int = 0, source: SnapshotSource | None = None, run: str = "",
+        prompts: Prompts | None = None,
     ) -> None:  # fmt: skip
-        self.agent, self.normaliser, self.image_keys = agent, normaliser, image_keys
+        self.agent, self.normaliser, self.image_keys, self._prompts = agent, normaliser, image_keys, prompts
         self.values = self.clipped = 0  # H * A values decided so far, and how many of them were clipped
         self._source = source
         self._origin = PolicyOrigin(run, normaliser.digest())
@@ -137,13 +143,15 @@ class ChunkPolicy:
 
     def decide(self, request: Request) -> Decision:
         """Compute a chunk. Raises PolicyError before the first snapshot, and for an action that is not finite."""
-        observation, tick, epoch, explore, prefix = request
+        observation, tick, epoch, explore, prefix, task = request
         acting = self._acting
         if acting is None:
             raise PolicyError("the policy has no parameters yet: wait for the learner's first snapshot, then decide")
         state = observation[STATE]
         frames = {key: observation[key] for key in (IMAGE_PREFIX + camera for camera in self.image_keys)}
         inputs = {STATE: self.normaliser.observe(state), **frames}
+        if self._prompts is not None:
+            inputs[PROMPT], inputs[PROMPT_MASK] = self._prompts(task)
         key = jax.random.fold_in(self._key, self._decisions)
         self._decisions += 1
         encoded = None if prefix is None or len(prefix) == 0 else self._encode_prefix(state, prefix)

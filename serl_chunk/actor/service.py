@@ -24,6 +24,7 @@ from serl_chunk.actor.stats import EpisodeSummary, RolloutStats
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.console.view import Obstacle
 from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.prompts import make_prompts
 from serl_chunk.devices.recorded import ReplayedIntervention
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.outcomes.robot import observing
@@ -184,7 +185,10 @@ class ActorService:
         lockstep = config.actor.clock == "lockstep"
         seed = training_seed(config.seed, self.actor_id, begun.episodes)
         keys, spec = config.agent.image_keys, self.env.robot_spec
-        policy = ChunkPolicy(agent, normaliser, spec, image_keys=keys, seed=seed, source=link, run=begun.run)
+        policy = ChunkPolicy(
+            agent, normaliser, spec, image_keys=keys, seed=seed, source=link, run=begun.run,
+            prompts=make_prompts(config),
+        )  # fmt: skip
         self._waited, self._replaced, self._held_back = 0.0, replaced, False
         self._recent.clear()
         if isinstance(self._intervention, ReplayedIntervention):

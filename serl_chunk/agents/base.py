@@ -33,7 +33,7 @@ from serl_chunk.agents.state import (
 from serl_chunk.agents.vision import FrameEmbedder, Vision, digest_of
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.encoder import ObservationEncoder, random_shift
-from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, STATE, ChunkBatch
+from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch
 
 # Without it XLA for CPUs copies each network once an update, because losses read what the update replaces.
 _COMPILER_OPTIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
@@ -68,7 +68,7 @@ class Agent(abc.ABC):
         self.config, self.spec = config, spec
         self.chunk_dim = spec.horizon * spec.action_dim
         self.optimiser = self._network_optimiser(config.lr)
-        self.encoder: Any = ObservationEncoder(config.image_keys, config.use_state, config.encoder)
+        self.encoder: Any = ObservationEncoder(config.image_keys, config.use_state, config.encoder, config.language)
         self.vision = Vision(config, spec.cameras)
         self.caches_features = config.encoder.cache_features and self.vision.frozen
         # Donated buffers go to outputs of their shape in order: dropping an unused one would shift and copy the rest.

@@ -200,7 +200,7 @@ class GraspCritic:
     """
 
     def __init__(self, config: AgentConfig, choices: GripperActions) -> None:
-        self.encoder: Any = ObservationEncoder(config.image_keys, config.use_state, config.encoder)
+        self.encoder: Any = ObservationEncoder(config.image_keys, config.use_state, config.encoder, config.language)
         g, self.choices = config.gripper, choices
         # One number an option; where the arm's critic has a known range, in bins or not, Q is bounded by it.
         squared = "squared" in (g.loss, config.critic.loss)

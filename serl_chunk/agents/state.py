@@ -16,7 +16,7 @@ from serl_chunk.types import Array, ConfigError
 
 Params = Any  # a nested dict of arrays
 Metrics = dict[str, jax.Array]
-Observation = Mapping[str, jax.Array]  # state, and frames or features of cameras by name
+Observation = Mapping[str, jax.Array]  # state, prompt, and frames or features of cameras by name
 Noise = Any  # random numbers: an array, or a dict of arrays by what they are for
 Committed = tuple[Array, Array]  # actions float32[..., H, A] in model space that are given, mask float32[..., H]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +17,13 @@ from serl_chunk.data.demos import DemoSet, NoDemosFoundError, find_demos, load_d
 from serl_chunk.data.formats.ogbench import OgbenchSource
 from serl_chunk.data.rotating_dataset import ShardedSource
 from serl_chunk.data.source import ReadOptions
+from serl_chunk.io import plural
 from serl_chunk.runs.episodes import FORMAT
 from serl_chunk.types import ConfigError, RobotSpec
 
 logger = logging.getLogger(__name__)
+
+_TEXTS = 10  # that a log line names
 
 
 class DemoOptions(NamedTuple):
@@ -76,7 +80,22 @@ def read_demos(config: ExperimentConfig, spec: RobotSpec, paths: Sequence[str], 
         for note in demos.notes:
             logger.info(f"demonstrations: {note}")
         logger.info(f"demonstrations: {len(demos.episodes)} episodes, {steps} steps{more}")
+        if config.agent.language.reads:
+            _log_texts(config, demos)
     return demos
+
+
+def _log_texts(config: ExperimentConfig, demos: DemoSet) -> None:
+    """Log what an agent that reads language learns from demonstrations; warn where the robot's text is none of it."""
+    own = config.robot.task
+    texts = Counter(episode.begin.task or own for episode in demos.episodes)
+    shown = ", ".join(f"{text!r} ({plural(count, 'episode')})" for text, count in texts.most_common(_TEXTS))
+    logger.info(f"language: {plural(len(texts), 'text')} of tasks: {shown}{', ...' if len(texts) > _TEXTS else ''}")
+    if texts and own not in texts:
+        logger.warning(
+            f"robot.task={own!r} is the text of no demonstration: a policy that reads it was not trained for it. Give "
+            "one of theirs as --task"
+        )
 
 
 def _check_task(demo_options: DemoOptions, read: Sequence[str]) -> None:

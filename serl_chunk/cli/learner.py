@@ -19,6 +19,7 @@ from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
+from serl_chunk.data.prompts import tokens_digest
 from serl_chunk.io import os_reason
 from serl_chunk.learner.learner import Learner, check_replay_memory
 from serl_chunk.learner.offline_data import InitialData
@@ -133,7 +134,8 @@ def run_learner(
     agent = make_agent(config, spec)  # first: where it is refused there is no folder yet
     with locked_run(config, spec, options.checkpoint_path) as (run, status, stack):
         server_keys = learner_keys(bind, keys, insecure=insecure)
-        shared = contract(config, spec, agent.network_shape(), agent.base_digest)
+        digests = {"base": agent.base_digest, "tokens": tokens_digest(config)}
+        shared = contract(config, spec, agent.network_shape(), **digests)
         service = LearnerService(config, run, shared, bind=bind, port=port, insecure=insecure, keys=server_keys)
         stack.callback(service.close)
         if insecure and not is_loopback(bind):

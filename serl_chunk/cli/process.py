@@ -15,6 +15,7 @@ from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.operator import OF_PAGES
 from serl_chunk.config.presets import COMPAT, configured
 from serl_chunk.config.renamed import current_overrides
+from serl_chunk.data.prompts import make_prompts
 from serl_chunk.extras import choose_opengl
 from serl_chunk.outcomes.robot import spec_of_robot
 from serl_chunk.types import ConfigError, RobotSpec
@@ -35,6 +36,7 @@ OF_BOTH_SIDES = (
     Alias("horizon_length", "chunk.horizon", "H", "actions in a chunk"),
     Alias("setup_mode", "agent.gripper.setup_mode", "MODE", "HIL-SERL's {single,dual}-arm-{fixed,learned}-gripper"),
     Alias("env_name", "robot.env_name", "NAME", "environment, for robots that have several"),
+    Alias("task", "robot.task", "TEXT", "the task in words: recorded, and an input of agents that read language"),
 )
 OF_THE_LEARNER = (
     Alias("pretrain_steps", "learner.pretrain_steps", "N", "imitation updates on demonstrations before actors begin"),
@@ -80,6 +82,7 @@ def load_flags(flags: argparse.Namespace, rest: Sequence[str]) -> ExperimentConf
     config = load(flags.exp_name, [*values, *seed], preset=flags.preset, compat=flags.compat)
     watched = OF_PAGES if getattr(flags, "viewer", None) is not None else ()  # a page's operator of a simulator
     check_unused(config, [path for path, _ in values if path not in watched])
+    make_prompts(config)  # refuses a text that is too long before a robot is opened or a run has a folder
     return config
 
 

@@ -13,6 +13,7 @@ from serl_chunk.config.critics import Activation, CriticConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.fields import CRITIC, Group, acting, needs, require, setting, shaping, widths
 from serl_chunk.config.gripper import GripperConfig
+from serl_chunk.config.language import LanguageConfig
 
 _PREFIXED = needs("agent.prefix_critic", True)
 
@@ -30,6 +31,7 @@ class AgentConfig(Group, path="agent."):
     critic: CriticConfig = setting(CriticConfig, "the critic", requires=CRITIC)
     encoder: EncoderConfig = setting(EncoderConfig, "the image encoder")
     gripper: GripperConfig = setting(GripperConfig, "discrete or fixed grippers")
+    language: LanguageConfig = setting(LanguageConfig, "the task's text as an input")
     image_keys: tuple[str, ...] = acting((), "cameras of the policy; empty: the state alone")
     use_state: bool = shaping(True, "the state vector is an input next to the images")
     candidates: int = acting(16, "N of best-of-N at acting; 1 takes the policy's first sample", least=1)

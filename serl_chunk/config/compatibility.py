@@ -35,11 +35,13 @@ def _acts() -> dict[str, str]:
     return {leaf.path: leaf.acts for config in configs for leaf in leaves(config)}
 
 
-def contract(config: ExperimentConfig, spec: RobotSpec, network: str, base: str = "") -> dict[str, str]:
+def contract(
+    config: ExperimentConfig, spec: RobotSpec, network: str, *, base: str = "", tokens: str = ""
+) -> dict[str, str]:
     """Named values that both sides must share; the handshake names those that differ.
 
-    `network` is the agent's `network_shape`, `base` its `base_digest`. Settings that this agent does not have or does
-    not use are left out.
+    `network` is the agent's `network_shape`, `base` its `base_digest`, `tokens` the digest of its tokenizer
+    (`data.prompts.tokens_digest`). Settings that this agent does not have or does not use are left out.
     """
     critic = config.agent.critic
     # Networks of equal shape whose outputs mean other values.
@@ -68,6 +70,10 @@ def contract(config: ExperimentConfig, spec: RobotSpec, network: str, base: str 
     if config.agent.image_keys:  # an actor records frames where windows end
         named["return_steps"] = str(config.chunk.returned)
     unused: tuple[str, ...] = () if config.agent.gripper.composition == "learned" else ("agent.gripper.",)
+    if config.agent.language.reads:
+        named["tokens"] = tokens
+    else:
+        unused += ("agent.language.",)
     compared = (leaf for leaf in leaves(config) if leaf.acts == "value" and not leaf.path.startswith(unused))
     return named | {leaf.path: as_text(leaf.value) for leaf in compared}
 

@@ -14,8 +14,8 @@ Pooling = Literal["flatten", "mean", "spatial"]
 _CHANNELS = needs("agent.encoder.kind", "conv", "impala", note="ResNet-10 has channels of its own")
 _STATE = needs("agent.use_state", True)
 _EMBEDDED = Requirement(
-    "cameras in agent.image_keys, or agent.encoder.state_latent above 0",
-    lambda c: bool(c.agent.image_keys) or c.agent.encoder.state_latent > 0,
+    "cameras in agent.image_keys, agent.language.tokenizer, or agent.encoder.state_latent above 0",
+    lambda c: bool(c.agent.image_keys) or c.agent.language.reads or c.agent.encoder.state_latent > 0,
 )
 _of_cameras = partial(shaping, requires=CAMERAS)
 

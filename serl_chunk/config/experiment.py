@@ -208,6 +208,9 @@ class ExperimentConfig(Group):
         require(agent.bc_on not in ("interventions", "demo+interventions") or not only_demos, "agent.bc_on",
             f"{agent.bc_on} imitates human steps online, and replay.windows=qc with replay.demo_fraction=1 draws "
             "demonstrations alone. Set replay.windows=episode, or agent.bc_on=demo.")
+        require(bool(self.robot.task) or not agent.language.reads, "robot.task",
+            f"empty, and agent.language.tokenizer={agent.language.tokenizer} reads it. Set it to the task in words, or "
+            "agent.language.tokenizer=none.")
         self._check_shared_encoder()
         chunk.check_scored(prefix_critic=agent.prefix_critic)
         require(chunk.executed % agent.prefix_lengths == 0, "agent.prefix_lengths",
@@ -266,7 +269,7 @@ class ExperimentConfig(Group):
         """A policy that Q has trained cannot follow the critic's encoder by imitation, as the warm-up has it."""
         # fmt: off
         a, loop = self.agent, self.learner
-        shared = a.encoder.trained_by == "critic" and (a.image_keys or a.encoder.state_latent)
+        shared = a.encoder.trained_by == "critic" and (a.image_keys or a.language.reads or a.encoder.state_latent)
         climbs = isinstance(a, AcrlpdConfig) or (isinstance(a, AcfqlConfig) and a.actor_type == "distill-ddpg")
         require(not (shared and climbs and loop.offline_steps and loop.critic_warmup_steps and loop.online_steps != 0),
             "learner.critic_warmup_steps",

@@ -51,7 +51,8 @@ def _rewards_of(config: ExperimentConfig, discount: float) -> RewardConfig:
 
 def _common(config: ExperimentConfig) -> Changes:
     a = config.agent
-    return {"image_keys": a.image_keys, "use_state": a.use_state, "encoder": a.encoder, "gripper": a.gripper}
+    inputs = {"image_keys": a.image_keys, "use_state": a.use_state, "encoder": a.encoder, "language": a.language}
+    return {**inputs, "gripper": a.gripper}
 
 
 def _flow(

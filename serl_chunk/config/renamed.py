@@ -36,6 +36,7 @@ ADDED: dict[str, Any] = {
                  "attention_holds": False, "approve": 0},
     "operator.pedal_hosted": False,
     "outcome": {"success": None, "cameras": [], "classifier": "", "condition": None},
+    "agent.language": {"tokenizer": "none", "length": 48},
     "agent.flow.noise_high": 1.0, "agent.flow.predicts": "velocity", "agent.bc_joint_noise": 0.0,
     "learner.accumulate": 1,
     "outcome.classifier": "", "outcome.condition": None, "outcome.environment": True, "outcome.stages": [],

@@ -278,7 +278,8 @@ def check_replay_memory(config: ExperimentConfig, spec: RobotSpec, agent: Agent)
     """
     cameras = [spec.camera(key) for key in config.agent.image_keys]
     features = [2 * math.prod(shape) for shape in agent.cached_shapes()]  # float16
-    return check_memory(spec, config.replay, cameras, available_bytes(), features)
+    language = config.agent.language.reads
+    return check_memory(spec, config.replay, cameras, available_bytes(), features, language=language)
 
 
 def restored_normaliser(saved: Normaliser, fresh: Normaliser, *, same_data: bool) -> Normaliser:

@@ -1,4 +1,4 @@
-"""Encoders from an observation to a feature vector: the state, and images of all cameras or of each."""
+"""Encoders from an observation to a feature vector: the state, the task's text, and images of all cameras or each."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.config.encoders import EncoderConfig, Kind, Pooling
+from serl_chunk.config.language import LanguageConfig
 from serl_chunk.models.convolutions import Conv, map_blocks, max_pool, patches, with_batch
 from serl_chunk.models.resnet import ResNet10
-from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, STATE
+from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE
 
 SPATIAL_FEATURES = 8  # of each channel, HIL-SERL's number
+LANGUAGE_FEATURES = 64  # of a text
 
 
 class SpatialEmbeddings(nn.Module):
@@ -139,8 +141,29 @@ class BackboneEncoder(nn.Module):
         return jnp.tanh(nn.LayerNorm()(nn.Dense(self.latent)(pooled(x, self.pooling))))
 
 
+class LanguageEncoder(nn.Module):
+    """Tokens int32[..., L] and which are given, bool[..., L] -> float32[..., 64].
+
+    Each token's learned embedding and its place's pass a layer, so that their order counts; then the mean over the
+    given tokens, Dense, LayerNorm and tanh.
+    """
+
+    vocabulary: int
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array, given: jax.Array) -> jax.Array:
+        width = LANGUAGE_FEATURES
+        embedding = nn.initializers.normal(width**-0.5)
+        table = self.param("tokens", embedding, (self.vocabulary, width))
+        places = self.param("places", embedding, (tokens.shape[-1], width))
+        x = nn.relu(nn.Dense(width)(table[tokens] + places))
+        weight = given[..., None].astype(jnp.float32)
+        mean = jnp.sum(x * weight, axis=-2) / jnp.maximum(jnp.sum(weight, axis=-2), 1.0)
+        return jnp.tanh(nn.LayerNorm()(nn.Dense(width)(mean)))
+
+
 class ObservationEncoder(nn.Module):
-    """Concatenates the state (where used) and every camera's embedding: float32[..., F].
+    """Concatenates the state (where used), the text's embedding (where read) and every camera's: float32[..., F].
 
     The normalised state float32[..., S] enters as it is, or through Dense, LayerNorm and tanh of width `state_latent`.
     A camera's input is its frame `images/<camera>`, or a frozen backbone's `features/<camera>`.
@@ -149,10 +172,14 @@ class ObservationEncoder(nn.Module):
     image_keys: Sequence[str]
     use_state: bool
     config: EncoderConfig
+    language: LanguageConfig = LanguageConfig()
 
     @nn.compact
     def __call__(self, observation: Mapping[str, jax.Array]) -> jax.Array:
         parts = [self._embedded_state(observation[STATE])] if self.use_state else []
+        if self.language.reads:
+            of_text = LanguageEncoder(self.language.vocabulary, name="language")
+            parts.append(of_text(observation[PROMPT], observation[PROMPT_MASK]))
         prefix = FEATURE_PREFIX if self.config.frozen_backbone else IMAGE_PREFIX
         shared = self._camera_encoder("cameras") if self.image_keys and self.config.share_cameras else None
         for key in self.image_keys:

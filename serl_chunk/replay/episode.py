@@ -88,6 +88,7 @@ class StoredEpisode:
     begin: Begin
     demonstration: bool
     cameras: int
+    task: int = 0  # number of its text, see `tasks.TaskTable`
     rows: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
     length: int = 0  # steps
     end: End | None = None  # None while open

@@ -25,7 +25,8 @@ class EpisodeBuilder:
     """Writes records into the partitions. Its caller holds the replay's lock.
 
     Records of an episode that no partition holds any more are counted in `count` and otherwise ignored. Raises
-    DataError for steps that come twice or leave a gap, for an end that does not fit, and for arrays of another robot.
+    DataError for steps that come twice or leave a gap, for an end that does not fit, for arrays of another robot, and
+    for a text that is too long for a prompt.
     """
 
     def __init__(self, partitions: Partitions, discount: float, count: Counter[str]) -> None:
@@ -56,8 +57,9 @@ class EpisodeBuilder:
         key: Key = (session, begin.episode_id)
         if self._partitions.find(key) is not None:
             raise DataError(f"episode {begin.episode_id} of session {session!r} began twice")
-        demonstration = partition is self._partitions.demo
-        self._current[session] = StoredEpisode(key, begin, demonstration, len(self._partitions.storage.cameras))
+        demonstration, storage = partition is self._partitions.demo, self._partitions.storage
+        task = 0 if storage.tasks is None else storage.tasks.number(begin)
+        self._current[session] = StoredEpisode(key, begin, demonstration, len(storage.cameras), task)
         partition.put(self._current[session])
         return finished
 

@@ -17,16 +17,19 @@ _MIB = 1 << 20
 
 
 def estimate_bytes(
-    spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec], features: Sequence[int] = ()
-) -> int:
+    spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec], features: Sequence[int] = (),
+    *, language: bool = False,
+) -> int:  # fmt: skip
     """Return the bytes of a replay whose partitions are full: columns, index views, free lists, images.
 
     `features`: bytes of a frame's features, of each camera; then no decoded image of demonstrations' files is kept.
+    `language`: whether the agent reads the tasks' texts.
     """
     floats = 4 * (spec.state_dim + spec.action_dim + 4)  # reward, effective, mc_return, bc_weight
     fixed = 1 + 4 + 4 + 4 + 8 + 8  # source, tick, decision, lost, succ, pred
     fixed += 1 + 1 + 1 + 1  # live, terminal, is_demo, recent
     fixed += -(-spec.action_dim // 8) + 1  # human_dims, bc_human
+    fixed += 4 if language else 0  # task
     index = (3 if config.positive_fraction is None else 5) * 16 + 8  # views, free list
     index += 16 if config.windows == "qc" else 0  # the order of the steps, while it is drawn up anew
     per_row = floats + fixed + index + 12 * len(cameras)  # frame slot and age
@@ -76,15 +79,16 @@ def _lines(file: Path) -> list[str]:
 
 def check_memory(
     spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec], available: int | None,
-    features: Sequence[int] = (),
+    features: Sequence[int] = (), *, language: bool = False,
 ) -> int:  # fmt: skip
     """Return the estimate in bytes; raises ConfigError, naming what to lower, where it exceeds `available`."""
-    need = estimate_bytes(spec, config, cameras, features)
+    need = estimate_bytes(spec, config, cameras, features, language=language)
     if available is not None and need > available:
         fields = "replay.capacity, replay.demo_capacity or replay.human_capacity"
         images = "replay.image_capacity (or use fewer agent.image_keys), " if cameras else ""
         if features:  # nothing is kept decoded
-            share = need - estimate_bytes(spec, dataclasses.replace(config, frame_cache_bytes=0), cameras)
+            bare = dataclasses.replace(config, frame_cache_bytes=0)
+            share = need - estimate_bytes(spec, bare, cameras, language=language)
             fields += f", or set agent.encoder.cache_features=False ({share / _MIB:.0f} MiB of it are features)"
         elif cameras:
             images += "replay.frame_cache_bytes, "

@@ -14,6 +14,7 @@ from serl_chunk.replay.frame_cache import Embedder
 from serl_chunk.replay.memory import STORES
 from serl_chunk.replay.qc_sampler import QCWindowSampler
 from serl_chunk.replay.step_storage import StepStorage, final_rows
+from serl_chunk.replay.tasks import task_table
 from serl_chunk.replay.windows import BcOn, IndexSet, StratifiedSampler, eligible_starts, imitation_weights
 from serl_chunk.types import CameraSpec, ConfigError, DataError, Episode, Outcome, RobotSpec, Source
 
@@ -41,7 +42,7 @@ class Partitions:
         rows = r.capacity + r.demo_capacity + r.human_capacity
         self.storage = StepStorage(
             spec, cameras, rows=rows, frames=STORES * r.image_capacity, max_image_age=r.max_image_age,
-            cache_bytes=r.frame_cache_bytes, deferred=r.demo_capacity, embed=embed,
+            cache_bytes=r.frame_cache_bytes, deferred=r.demo_capacity, embed=embed, tasks=task_table(config),
         )  # fmt: skip
         self.online, self.demo, self.human = (
             Partition(name, size, r.image_capacity, np.zeros(len(cameras), np.int64))
@@ -174,6 +175,8 @@ class Partitions:
         storage, seen = self.storage, set[str]()
         for begin, steps, end in episodes:
             storage.check(steps)
+            if storage.tasks is not None:
+                storage.tasks.check(begin)
             if end.final_observation is not None:
                 storage.check_final(begin.episode_id, end.final_observation)
             if not files and storage.deferred_in(steps, end.final_observation):
@@ -230,6 +233,8 @@ class Partitions:
         if storage.features:
             known, computed = (sum(getattr(f, name) for f in storage.features) for name in ("known", "computed"))
             out |= {"feature_frames": known, "feature_bytes": features, "features_computed": computed}
+        if storage.tasks is not None:
+            out["tasks"] = len(storage.tasks)
         return out | {
             "online_windows": len(self.windows_online),
             "demo_windows": len(self.windows_demo),

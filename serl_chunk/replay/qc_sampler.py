@@ -88,9 +88,12 @@ def gather_qc_windows(
     decided = live & (storage.decision_tick[steps] == storage.tick[steps[:, :1]])
     state = raw.observations[STATE]
     return raw._replace(
-        observations={STATE: normaliser.observe(state)},
+        observations={STATE: normaliser.observe(state), **storage.prompts_at(rows[:, 0])},
         actions=normaliser.encode(state, raw.actions),
-        next_observations={STATE: normaliser.observe(raw.next_observations[STATE])},
+        next_observations={
+            STATE: normaliser.observe(raw.next_observations[STATE]),
+            **storage.prompts_at(after[:, returned - 1]),
+        },
         bc_weight=raw.bc_weight if bc_all else storage.bc_weight[steps] * raw.valid,
         bc_dims=storage.bc_dims(steps),
         delay=decided.argmax(1).astype(np.int32),
@@ -100,6 +103,8 @@ def gather_qc_windows(
 def _goes_on(storage: StepStorage, last: np.ndarray, final: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Return where episodes from rows `first` int64[K] on continue those with `last` step and `final` row, bool[K]."""
     same = (storage.state[final] == storage.state[first]).all(1) & storage.terminal[final]
+    if storage.task is not None:
+        same &= storage.task[final] == storage.task[first]
     return same & (storage.tick[first] == 0) & storage.is_demo[last] & storage.is_demo[first]
 
 

@@ -81,7 +81,9 @@ class Replay:
                     f"{spec.name!r}: set it to at least {spec.max_episode_steps + 1}, better to hundreds of episodes"
                 )
         features = [] if embed is None else [feature_bytes(embed, camera) for camera in cameras]
-        self.estimated_bytes = check_memory(spec, config.replay, cameras, available_bytes(), features)
+        self.estimated_bytes = check_memory(
+            spec, config.replay, cameras, available_bytes(), features, language=config.agent.language.reads
+        )
         self.estimated_disk_bytes = estimate_disk_bytes(spec, config.replay, cameras)
         if config.replay.windows == "qc" and cameras:
             raise ConfigError(

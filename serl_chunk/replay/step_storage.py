@@ -10,6 +10,7 @@ import numpy as np
 from serl_chunk.data.frames import Frames
 from serl_chunk.replay.episode import StoredEpisode
 from serl_chunk.replay.frame_cache import Embedder, EncodedFrames, Fetch, FrameFeatures, copy_frames, frame_caches
+from serl_chunk.replay.tasks import TaskTable
 from serl_chunk.types import (
     FEATURE_PREFIX,
     HUMAN_DIMS,
@@ -74,14 +75,16 @@ class StepStorage:
     all ages are at most `max_image_age`. JPEG frames are decoded when they are first shown (`encoded[c]`). Images of
     demonstrations that come as `Frames` stay in their files: slots beyond those of `images[c]` are the numbers of
     `deferred[c]`. `features[c]` has what `embed` computes of frames. Arrays become resident as they are written.
+
+    `task[row]` is the number in `tasks` of the episode's text, where an agent reads it.
     """
 
     def __init__(
         self, spec: RobotSpec, cameras: Sequence[CameraSpec],
         *, rows: int, frames: int, max_image_age: int, cache_bytes: int = 0, deferred: int = 0,
-        embed: Embedder | None = None,
+        embed: Embedder | None = None, tasks: TaskTable | None = None,
     ) -> None:  # fmt: skip
-        self.spec, self.cameras, self.max_image_age = spec, tuple(cameras), max_image_age
+        self.spec, self.cameras, self.max_image_age, self.tasks = spec, tuple(cameras), max_image_age, tasks
         n, c = rows, len(self.cameras)
         self.state = np.empty((n, spec.state_dim), np.float32)
         self.action = np.empty((n, spec.action_dim), np.float32)  # as executed, robot units
@@ -103,6 +106,7 @@ class StepStorage:
         # those of which these alone are imitated, bool[n]. None before the first such step.
         self.human_dims: np.ndarray | None = None
         self.bc_human: np.ndarray | None = None
+        self.task = None if tasks is None else np.empty(n, np.int32)
         self.frame = np.empty((n, c), np.int64)
         self.age = np.empty((n, c), np.int32)  # ticks
         self.recent = np.empty(n, np.bool_)
@@ -272,6 +276,8 @@ class StepStorage:
         self.mc_return[rows] = -np.inf
         if self.bc_human is not None:
             self.bc_human[rows] = False
+        if self.task is not None:
+            self.task[rows] = episode.task
         before = np.concatenate([episode.rows[-1:], rows[:-1]])
         after = rows if len(episode.rows) else rows[1:]
         # Neither the step before a gap nor the one after it leads to what was observed one tick later.
@@ -299,6 +305,12 @@ class StepStorage:
         episode.rows = episode.rows[:-1]
         last = episode.rows[-1]
         self.live[last], self.succ[last] = False, last
+
+    def prompts_at(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Return what batches have of the texts at `rows` int64[B]; nothing where no agent reads them."""
+        if self.tasks is None or self.task is None:
+            return {}
+        return self.tasks.prompts_at(self.task[rows])
 
     def images_at(self, c: int, slots: np.ndarray) -> tuple[np.ndarray, Fetch | None]:
         """Images uint8[B, H, W, 3] of camera c at `slots` int64[B], and what fills in those in files.

@@ -178,8 +178,10 @@ def gather(
     state = storage.state[starts]
     actions = normaliser.encode(state, storage.action[executed])
     decided = live & (storage.decision_tick[steps] == storage.tick[starts][:, None])  # -1 where the policy did not act
-    observations = {STATE: normaliser.observe(state)}
-    next_observations = {STATE: normaliser.observe(storage.state[ends])} if later else {}
+    observations = {STATE: normaliser.observe(state), **storage.prompts_at(starts)}
+    next_observations = {}
+    if later:
+        next_observations = {STATE: normaliser.observe(storage.state[ends]), **storage.prompts_at(ends)}
     pending: list[Fetch] = []
     seen = np.concatenate([starts, ends]) if later else starts
     for c in range(len(storage.cameras)):

@@ -10,6 +10,7 @@ from actor_helpers import SPEC, NoisyAgent, identity_normaliser, make_policy
 from errors import naming
 
 from serl_chunk.actor.policy import ChunkPolicy, PolicyError, Request
+from serl_chunk.data.prompts import ByteTokenizer, Prompts
 from serl_chunk.types import PolicyOrigin, Snapshot
 
 OBSERVATION = {"state": np.array([0.25, -0.5, 4], np.float32), "images/front": np.zeros((8, 10, 3), np.uint8)}
@@ -42,6 +43,19 @@ def relative_normaliser(horizon):
         scale=np.full((horizon, 2), 0.1, np.float32),
         joint=np.array([0, 1], np.int32),
     )
+
+
+def test_a_decision_reads_the_text_of_its_episode():
+    prompts = Prompts(ByteTokenizer(), 8)
+    agent = EchoAgent([[1, 0]])
+    policy = policy_of(agent, prompts=prompts)
+    for text in ("left", "right", ""):
+        policy.decide(Request(OBSERVATION, task=text))
+        seen, _ = agent.asked
+        assert seen["prompt"] is prompts(text)[0]
+        assert seen["prompt_mask"] is prompts(text)[1]
+    policy_of(agent).decide(Request(OBSERVATION, task="left"))
+    assert set(agent.asked[0]) == {"state"}
 
 
 def test_model_space_in_and_robot_units_out():

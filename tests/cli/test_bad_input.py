@@ -91,6 +91,13 @@ BAD: dict[str, tuple[str, ...]] = {
     "--exp_name fake_aloha --learner --utd_ratio 0": ("--utd_ratio", "0"),
     "--exp_name fake_aloha --learner --utd_ratio fast": ("--utd_ratio", "fast"),
     "--exp_name fake_aloha --learner --horizon_length 0": ("--horizon_length", "0"),
+    "--exp_name fake_aloha --actor --config.agent.language.tokenizer=bytes": (
+        "--config.agent.language.length",
+        "pick the cube",
+        "82",
+        "48",
+    ),
+    "--exp_name fake_aloha --actor --config.agent.language.tokenizer=bytes --task=": ("--task", "empty", "bytes"),
     "--exp_name fake_aloha --learner --online_steps -5": ("--online_steps", "-5"),
     "--exp_name fake_aloha --learner --sparse=perhaps": ("--sparse", "perhaps"),
     "--exp_name fake_aloha --learner --preset no_such": ("no_such", "qc"),

@@ -10,6 +10,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from errors import naming
@@ -100,6 +101,27 @@ def test_what_is_to_be_known_of_a_data_set_is_logged(tmp_path: Path, caplog: pyt
     assert dataset is not None
     dataset.close()
     assert any(line.startswith("data set: successes by the file's own labels") for line in caplog.messages)
+
+
+def test_the_texts_that_an_agent_learns_from_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run_record(FAKE, 4, str(tmp_path), policy="scripted", noise=None, cameras=())
+    files = sorted(map(str, tmp_path.glob("*.hdf5")))
+    for path, text in zip(files, ("lift", "lift", "place", ""), strict=True):
+        with h5py.File(path, "r+") as file:
+            assert file["rl"].attrs["task"].decode() == FAKE.robot.task
+            file["rl"].attrs["task"] = np.bytes_(text)
+    for own, warned in (("place", False), ("fold", False), ("lower", True)):
+        caplog.clear()
+        overrides = [("agent.language.tokenizer", "bytes"), ("robot.task", own)]
+        given = files if own != "lower" else files[:3]
+        read_demos(load("fake_aloha", overrides), SPEC, given, DemoOptions())
+        [line] = [line for line in caplog.messages if line.startswith("language: ")]
+        assert "'lift' (2 episodes)" in line
+        assert f"{own!r}" in line or warned
+        assert any("is the text of no demonstration" in line for line in caplog.messages) == warned
+    caplog.clear()
+    read_demos(FAKE, SPEC, files, DemoOptions())
+    assert not any("language" in line for line in caplog.messages)
 
 
 class Taken:

@@ -50,6 +50,7 @@ def field(config: ExperimentConfig, path: str) -> Any:
 
 def test_each_alias_sets_its_field(called):
     values = {"utd_ratio": "0.5", "horizon_length": "4", "online_steps": "500", "env_name": None, "setup_mode": None}
+    values["task"] = None  # a text, see below
     flags = {a.flag: (a.path, values.get(a.flag, "7")) for a in (*OF_BOTH_SIDES, *OF_THE_LEARNER)}
     given = [w for flag, (_, value) in flags.items() if value for w in (f"--{flag}", value)]
     assert main([*RUN, "--learner", "--dataset_dir", "d", *given]) == 0
@@ -59,6 +60,16 @@ def test_each_alias_sets_its_field(called):
         if value:
             assert field(config, path) == float(value)
     assert options.demo_options.dataset == "d"
+
+
+@pytest.mark.parametrize("mode", [["--learner"], ["--actor"], ["record", "--out", "x"], ["doctor"]])
+def test_the_text_of_the_task_is_a_flag_of_everything_that_records_or_acts(called, mode):
+    command = [word for word in mode if not word.startswith("--")]
+    flags = ["--out", "x"] if mode[0] == "record" else [] if command else mode
+    assert main([*command[:1], *RUN, *flags, "--task", "fold it=twice"]) == 0
+    name, arguments, _ = called[-1]
+    config = next(a for a in arguments if isinstance(a, ExperimentConfig))
+    assert config.robot.task == "fold it=twice", name
 
 
 def test_the_environment_and_its_reward(called, tmp_path):

@@ -33,6 +33,10 @@ OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.flow.time": [("agent.flow.time", "raw")],
     "agent.flow.train_delay": [("agent.flow.train_delay", "sampled")],
     "agent.flow.predicts": [("agent.flow.predicts", "chunk")],
+    "agent.language.tokenizer": [("agent.language.tokenizer", "bytes")],
+    "agent.language.length": [
+        ("agent.language.tokenizer", "bytes"), ("agent.language.length", "90"), ("agent.language.length", "100"),
+    ],
     "agent.log_std_min": [("agent.log_std_min", "-20.0")],
     "agent.policy_activation": [("agent.policy_activation", "tanh")],
     "agent.gripper.epsilon": [("agent.gripper.choices", "-1,1"), ("agent.gripper.epsilon", "0.5")],
@@ -112,6 +116,15 @@ def test_a_setting_that_an_actor_acts_by_is_named_where_it_differs(path):
     assert f"{path} is " in sentence
     assert f"at the learner and {value!r} at the actor" in sentence
     assert "Start both with the same experiment, configuration" in sentence
+
+
+def test_the_tokens_of_an_agent_that_reads_language_are_compared():
+    reading = load("fake_aloha", [("agent.language.tokenizer", "bytes")])
+    one, other = (contract(reading, SPEC, "net", tokens=tokens) for tokens in ("a1", "b2"))
+    assert "tokens is 'a1' at the learner and 'b2' at the actor" in compare(one, other)
+    elsewhere = load("fake_aloha", [("agent.language.tokenizer", "bytes"), ("robot.task", "another one")])
+    assert contract(elsewhere, SPEC, "net", tokens="a1") == one  # actors of one learner have different tasks
+    assert not any(name.startswith(("agent.language", "tokens")) for name in contract(CONFIG, SPEC, "net"))
 
 
 def test_settings_that_nothing_looks_at_are_not_compared():

@@ -12,6 +12,7 @@ from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig, FlowCo
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig, RewardConfig
+from serl_chunk.config.language import LanguageConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import AlohaSimConfig, FakeAlohaConfig, GymConfig, OgbenchConfig, RobotConfig
@@ -44,6 +45,8 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
         {"backup_entropy": True, "critic": CriticConfig(target_floor="mc")},
         ("agent.critic.target_floor", "mc", "agent.backup_entropy"),
     ),
+    (LanguageConfig, {"tokenizer": "words"}, ("agent.language.tokenizer", "words", "none", "bytes")),
+    (LanguageConfig, {"length": 1}, ("agent.language.length", 1, "at least 2")),
     (CriticConfig, {"target_aggregate": "max"}, ("agent.critic.target_aggregate", "max", "mean", "min")),
     (AcfqlConfig, {"target": "expectiles"}, ("agent.target", "expectiles", "policy", "expectile")),
     (AcrlpdConfig, {"acting_critic": "mean"}, ("agent.acting_critic", "mean", "online", "target")),

@@ -13,6 +13,7 @@ from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcC
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig
+from serl_chunk.config.language import LanguageConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
@@ -223,6 +224,13 @@ def test_published_conventions_leave_only_what_the_first_encoder_had() -> None:
     agent = dataclasses.replace(agent, encoder=EncoderConfig(**encoder))  # type: ignore[arg-type]
     found = configured(dataclasses.replace(BASE, agent=agent), compat="qc").agent.encoder
     assert found == EncoderConfig(features=(4,), latent=5, shift=0)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_an_algorithm_reads_the_language_that_the_experiment_reads(preset: str) -> None:
+    language = LanguageConfig("bytes", 100)
+    agent, robot = dataclasses.replace(BASE.agent, language=language), dataclasses.replace(BASE.robot, task="lift")
+    assert configured(dataclasses.replace(BASE, agent=agent, robot=robot), preset=preset).agent.language == language
 
 
 def test_another_algorithm_than_a_decoupled_one_is_chosen_over_it() -> None:

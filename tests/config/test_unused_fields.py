@@ -30,6 +30,7 @@ CASES = [
     ("qc-fql", "agent.target_flow_steps", "4", [("agent.actor_type", "best-of-n")]),
     (None, "agent.encoder.trained_by", "critic", [("agent.image_keys", "top")]),
     (None, "agent.prefix_expectile", "0.6", [("agent.prefix_critic", "true"), ("chunk.critic_horizon", "9")]),
+    (None, "agent.language.length", "90", [("agent.language.tokenizer", "bytes")]),
     (None, "agent.gripper.epsilon", "0.1", [("agent.gripper.choices", "-1,1")]),
     ("qc", "replay.exclude_before_takeover", "0.5", [("agent.bc_on", "+successes")]),
     (None, "robot.scripted_human.noise", "0.1", [("actor.intervention", "scripted")]),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.language import LanguageConfig
 from serl_chunk.models.encoder import ConvEncoder, ObservationEncoder, SpatialEmbeddings, _patches, random_shift
 
 
@@ -69,6 +70,29 @@ def test_every_encoder_gives_one_embedding_per_camera_of_weights_of_its_own(kind
     assert (features.shape, features.dtype) == ((2, 3 + 2 * 6), jnp.float32)
     assert float(jnp.abs(features).max()) <= 1
     assert not np.array_equal(features[:, 3:9], features[:, 9:])  # equal frames
+
+
+TEXT = {
+    "prompt": np.array([[1, 5, 6, 7], [1, 6, 5, 7], [1, 5, 0, 0]], np.int32),
+    "prompt_mask": np.array([4 * [True], 4 * [True], [True, True, False, False]]),
+}
+
+
+def test_a_text_is_embedded_next_to_the_state_and_its_order_counts():
+    encoder = ObservationEncoder((), True, EncoderConfig(), LanguageConfig("bytes", 4))
+    observation = {"state": np.zeros((3, 5), np.float32), **TEXT}
+    variables = encoder.init(jax.random.key(0), observation)
+    assert set(variables["params"]) == {"language"}
+    features = encoder.apply(variables, observation)
+    assert (features.shape, features.dtype) == ((3, 5 + 64), jnp.float32)
+    assert float(jnp.abs(features).max()) <= 1
+    different = [float(jnp.abs(features[i] - features[j]).max()) for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert min(different) > 0.05
+    single = encoder.apply(variables, {k: v[2] for k, v in observation.items()})
+    np.testing.assert_allclose(single, features[2], atol=1e-6)
+    blank = TEXT["prompt"].copy()
+    blank[2, 2:] = 99  # behind its end
+    np.testing.assert_array_equal(encoder.apply(variables, observation | {"prompt": blank}), features)
 
 
 def test_a_frozen_encoder_reads_features_and_has_no_backbone():

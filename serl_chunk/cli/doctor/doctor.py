@@ -17,6 +17,7 @@ from serl_chunk.cli.process import spec_of
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.transport import TransportConfig
+from serl_chunk.data.prompts import tokens_digest
 from serl_chunk.io import format_bytes
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import ClientKeys
@@ -173,7 +174,8 @@ class _LearnerChecks:
             from serl_chunk.agents.registry import make_agent
 
             agent = make_agent(self._config, self._spec)
-            return contract(self._config, self._spec, agent.network_shape(), agent.base_digest), None
+            digests = {"base": agent.base_digest, "tokens": tokens_digest(self._config)}
+            return contract(self._config, self._spec, agent.network_shape(), **digests), None
         except (ImportError, SerlChunkError) as e:
             return {}, _cannot_build(self._config, e)
 

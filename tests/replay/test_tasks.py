@@ -1,0 +1,160 @@
+"""The texts of tasks in batches: of the window's own episode, whatever left, was corrected, moved or came back."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from coded_episodes import SPEC, config
+from coded_replay import RNG, build, coded
+from errors import naming
+
+from serl_chunk.config.language import LanguageConfig
+from serl_chunk.data.prompts import ByteTokenizer, Prompts
+from serl_chunk.learner.router import RecordRouter
+from serl_chunk.replay.memory import estimate_bytes
+from serl_chunk.types import PROMPT, PROMPT_MASK, Amend, Begin, DataError, Outcome, Source
+
+OWN, LENGTH = "own task", 16
+PROMPTS = Prompts(ByteTokenizer(), LENGTH)
+
+
+def reading(**replay):
+    """An experiment whose agent reads language."""
+    cfg = config(**{"demo_fraction": "uniform", **replay})
+    agent = dataclasses.replace(cfg.agent, language=LanguageConfig("bytes", LENGTH))
+    return dataclasses.replace(cfg, agent=agent, robot=dataclasses.replace(cfg.robot, task=OWN))
+
+
+def text_of(number: int) -> str:
+    """Every sixth episode has no text of its own."""
+    return "" if number % 6 == 0 else f"task {number % 5}"
+
+
+def records(episode, rng):
+    begin, *rest = episode.records(rng)
+    return [begin._replace(task=text_of(episode.number)), *rest]
+
+
+def episode_of(number, **kw):
+    whole = coded(number, demonstration=True, **kw).episode()
+    return whole._replace(begin=whole.begin._replace(task=text_of(number)))
+
+
+def check(replay, n=500):
+    """Both observations of every window have the text of the episode that their state names; returns the episodes."""
+    batch = replay.sample(RNG(0), n)
+    mean, std = np.array([8, -4, 2]), np.array([2, 0.5, 4])
+    for observation in (batch.observations, batch.next_observations):
+        tokens, mask = observation[PROMPT], observation[PROMPT_MASK]
+        assert (tokens.shape, tokens.dtype) == ((n, LENGTH), np.int32)
+        assert (mask.shape, mask.dtype) == ((n, LENGTH), np.bool_)
+        numbers = np.rint((observation["state"] * std + mean)[:, 0]).astype(int).tolist()
+        for number, row, given in zip(numbers, tokens, mask, strict=True):
+            expected = PROMPTS(text_of(number) or OWN)
+            np.testing.assert_array_equal(row, expected[0])
+            np.testing.assert_array_equal(given, expected[1])
+    return set(numbers)
+
+
+def test_texts_are_mixed_and_stay_with_their_episodes_while_others_leave():
+    rng = RNG(1)
+    replay = build(reading(capacity=150, human_capacity=60))
+    replay.add_demo(*(episode_of(1000 + i) for i in range(4)))
+    for i in range(60):  # several times round the ring, with interventions that are kept
+        episode = coded(i, end=("success", "limit", "died")[i % 3])
+        if i % 4 == 0:
+            episode.source[3:6] = Source.HUMAN
+        for record in records(episode, rng):
+            replay.insert("s", record)
+        check(replay, 60)
+    seen = check(replay)
+    assert {1000, 1001, 1002, 1003} < seen
+    assert replay.stats()["replay/kept_for_interventions"] > 0
+    assert replay.stats()["replay/evicted_episodes"] > 0
+    assert replay.stats()["replay/tasks"] == 6
+
+
+def test_corrections_and_an_actor_that_comes_back_keep_the_text():
+    rng = RNG(2)
+    replay = build(reading())
+    for i in range(6):
+        for record in records(coded(i), rng):
+            replay.insert("s", record)
+    for i, amend in enumerate((
+        Amend("e0", Outcome.SUCCESS, "operator", True, 16.0), Amend("e1", Outcome.FAILURE, "operator"),
+        Amend("e2", discard=True),
+    )):  # fmt: skip
+        replay.insert("s", amend)
+        assert check(replay) == {0, 1, 2, 3, 4, 5} - ({2} if i == 2 else set())
+    begin, *blocks, end = records(coded(7), rng)
+    for record in (begin, *blocks[:-1]):
+        replay.insert("t", record)
+    replay.close_session("t")  # silent, then there again
+    assert 7 in check(replay)
+    for record in (blocks[-1], end):
+        replay.insert("t", record)
+    assert 7 in check(replay)
+
+
+def test_a_journal_puts_texts_back_whatever_was_numbered_first():
+    rng = RNG(3)
+    journal = [("s", record) for i in range(8) for record in records(coded(i), rng)]
+    router = RecordRouter(build(reading()))
+    router._replay.add_demo(*(episode_of(1000 + i) for i in (4, 3, 2)))
+    router.resume(0, 0)
+    router.refill((n, session, record) for n, (session, record) in enumerate(journal))
+    assert check(router._replay) == {*range(8), 1002, 1003, 1004}
+
+
+def test_shards_bring_their_texts():
+    replay = build(reading())
+    for start in (0, 10, 20):
+        replay.replace_demos([episode_of(start + i) for i in range(5)])
+        assert check(replay) == {*range(start, start + 5)}
+
+
+def test_the_published_sampler_gives_each_observation_the_text_of_its_row():
+    cfg = reading(windows="qc", terminal_windows="drop")
+    replay = build(dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, prefix_critic=False)))
+    replay.add_demo(*(episode_of(i) for i in range(1, 6)))
+    check(replay)
+
+
+def test_a_text_that_is_too_long_is_refused_and_nothing_is_kept():
+    replay = build(reading())
+    text = "a text of more than sixteen bytes"
+    with pytest.raises(DataError, match=naming("e9", text, 34, LENGTH)):
+        replay.insert("s", Begin("e9", task=text))
+    whole = episode_of(3)
+    with pytest.raises(DataError, match=naming("e3", text, 34, LENGTH)):
+        replay.add_demo(whole._replace(begin=whole.begin._replace(task=text)))
+    assert replay.episodes() == []
+    replay.insert("s", Begin("e10", task="short"))
+
+
+def test_an_agent_without_language_has_neither_a_column_nor_entries():
+    cfg = config(demo_fraction="uniform")
+    replay = build(cfg)
+    replay.add_demo(episode_of(3))
+    batch = replay.sample(RNG(0), 4)
+    assert set(batch.observations) == set(batch.next_observations) == {"state"}
+    assert replay._partitions.storage.task is None
+    assert "replay/tasks" not in replay.stats()
+    assert len(replay.sample(RNG(0), 4, 2).observations) == 1
+
+
+def test_the_estimate_of_memory_has_the_column():
+    cfg = reading()
+    plain, more = (estimate_bytes(SPEC, cfg.replay, (), language=language) for language in (False, True))
+    held = [build(c).stats()["replay/reserved_bytes"] for c in (config(), cfg)]
+    assert more - plain == held[1] - held[0] > 0
+
+
+def test_batches_of_several_updates_have_prompts_of_that_shape():
+    replay = build(reading())
+    replay.add_demo(episode_of(3))
+    batch = replay.sample(RNG(0), 4, 2)
+    assert batch.observations[PROMPT].shape == batch.next_observations[PROMPT_MASK].shape == (2, 4, LENGTH)
+    assert not np.shares_memory(batch.observations[PROMPT], batch.next_observations[PROMPT])
