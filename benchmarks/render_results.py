@@ -30,17 +30,22 @@ def documents(root: Path = ROOT) -> list[str]:
     return sorted({*found, *(table.document for table in TABLES.values())})
 
 
-def refuse_unknown_commits(book: Book, folder: Path = FOLDER) -> None:
-    """Raise DataError where a results file does not name the commit that ran."""
+def refuse_unknown_code(book: Book, folder: Path = FOLDER) -> None:
+    """Raise DataError where a results file names no commit, or one with changes on top."""
     for file in sorted(folder.glob("*.json")):
-        if book.file(file.stem).commit == UNKNOWN:
-            raise DataError(f"{file}: commit: {UNKNOWN!r}, expected a commit. Run the benchmark from a git checkout.")
+        results = book.file(file.stem)
+        for name, commit in (("commit", results.commit), ("published", results.published)):
+            if commit == UNKNOWN or commit.endswith("-dirty"):
+                raise DataError(
+                    f"{file}: {name}: {commit!r}, expected a commit without changes. Commit, and run the benchmark "
+                    "from that checkout."
+                )
 
 
 def differences(root: Path = ROOT) -> Iterator[tuple[Path, str, str]]:
     """Yield (document, text, text with tables made anew) of each document that differs. Raises DataError."""
     book = Book()
-    refuse_unknown_commits(book)
+    refuse_unknown_code(book)
     for name in documents(root):
         text = (root / name).read_text()
         if (made := render(text, name, TABLES, book)) != text:

@@ -83,8 +83,13 @@ class Book:
         return self._read[name]
 
     def runs(self, where: Where, name: str = "") -> list[Run]:
-        """Return the runs of a cell (or those of another name), seed by seed."""
+        """Return the runs of a cell (or those of another name), seed by seed. Raises DataError."""
         runs = [run for run in self.file(where.file).runs if run.name == (name or where.run)]
+        if len(experiments := {run.experiment for run in runs}) > 1:
+            raise DataError(
+                f"{where.file}: runs: {runs[0].name!r} is of several experiments ({', '.join(sorted(experiments))}). "
+                "Write a file for each."
+            )
         if not where.seeds:
             return runs
         return [run for seed in where.seeds for run in runs if run.seed == seed]

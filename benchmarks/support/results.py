@@ -117,7 +117,7 @@ def parse(value: Any, where: str) -> Results:
     if "published" in fields:
         _is_commit(fields["published"], f"{where}: published")
     _is(fields["runs"], list, f"{where}: runs", "a list of runs")
-    if not fields["runs"]:
+    if not fields["runs"] and not fields.get("details"):
         raise DataError(f"{where}: runs: [], expected at least one run. Run the benchmark with --json.")
     runs = [_run(run, f"{where}: runs[{i}]") for i, run in enumerate(fields["runs"])]
     return Results(**{**fields, "runs": runs})
@@ -224,6 +224,22 @@ def write(path: Path, runs: Iterable[Run], *, published: str = "", details: Mapp
     )
     parse(to_json(results), str(path))
     path.write_text(dumps(results))
+
+
+def add(path: Path, run: Run | None, details: Mapping[str, Any] | None = None) -> Results:
+    """Write one run or further details next to what a results file has, and return all; a run of its name is replaced.
+
+    Runs of other commits keep theirs.
+    """
+    commit, runs, there = version_info().commit or UNKNOWN, list[Run](), dict[str, Any]()
+    if path.exists():
+        results = read(path)
+        there = dict(results.details)
+        others = [r for r in results.runs if run is None or (r.name, r.seed) != (run.name, run.seed)]
+        made = [r.commit or results.commit for r in others]
+        runs = [dataclasses.replace(r, commit="" if m == commit else m) for r, m in zip(others, made, strict=True)]
+    write(path, [*runs, *([] if run is None else [run])], details={**there, **(details or {})})
+    return read(path)
 
 
 def checkpoint(point: Mapping[str, Any], episodes: int, starts: str = "reported", **more: Any) -> Checkpoint:
