@@ -122,7 +122,7 @@ def curve(run: Path) -> list[dict[str, Any]]:
 
 
 def as_run(name: str, seed: int, points: Sequence[dict[str, Any]], args: argparse.Namespace) -> results.Run:
-    """A run of the product in the common form."""
+    """Return a run of the product in the common form."""
     method = EVERY[name]
     preset = [f"preset={method.preset}"] if method.preset else []
     checkpoints = [
@@ -135,7 +135,7 @@ def as_run(name: str, seed: int, points: Sequence[dict[str, Any]], args: argpars
 
 
 def published_run(name: str, seed: int, args: argparse.Namespace) -> results.Run:
-    """A run of the published code; one that is complete is read and not made again."""
+    """Train the published code, or read its run where that is complete."""
     file = args.out / f"{name}_seed{seed}.json"
     commit = published_code.commit_of(args.published)
     plan = [args.task, args.data.name, args.offline_steps, args.eval_interval, args.episodes, commit,

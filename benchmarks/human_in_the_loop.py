@@ -148,7 +148,7 @@ def run(name: str, seed: int, demos: Path, args: argparse.Namespace) -> dict[str
 
 
 def as_run(result: dict[str, Any], episodes: int, changes: Sequence[str]) -> Run:
-    """What `run` returns in the common form, with the human's share at the end of training."""
+    """Return a result of `run` in the common form, with the human's share at the end of training."""
     method, last = METHODS[result["method"]], result["people"][-1]
     preset = [f"preset={method.preset}"] if method.preset else []
     points = [checkpoint(p, episodes) for p in result["curve"]]

@@ -202,9 +202,10 @@ def run_bc(seed: int, demos: Path, out: Path, n: int, config: ExperimentConfig) 
 
 
 def as_run(result: dict[str, Any], episodes: int, experiment: str, changes: list[str]) -> Run:
-    """What `run_variant` or `run_bc` returns, in the common form: all checkpoints, then those on reported starts.
+    """Return the result of `run_variant` or `run_bc` in the common form.
 
     Args:
+        episodes: of each evaluation.
         changes: of the experiment, for every variant.
     """
     clone = result["variant"] == "bc"  # one checkpoint of each training, counted in updates of imitation

@@ -350,7 +350,7 @@ def run(seed: int, out: Path, n: int, texts: Sequence[tuple[str, str]]) -> dict[
 
 
 def as_run(result: dict[str, Any], episodes: int, changes: Sequence[str]) -> Run:
-    """What `run` returns in the common form; human ticks and time are those of the whole training."""
+    """Return a result of `run` in the common form; human ticks and time are those of the whole training."""
     *before, last = [checkpoint({"step": p["step"], "env_steps": p["env_steps"], "success_rate": p["success_rate"]},
                                 episodes) for p in result["curve"]]  # fmt: skip
     last = dataclasses.replace(last, human_ticks=result["human_ticks"], wall=round(result["wall_seconds"], 1))

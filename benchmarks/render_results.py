@@ -1,9 +1,9 @@
-"""The documents' tables of learning results, made of the files in `benchmarks/results`.
+"""Writes the documents' tables of learning results from the files in `benchmarks/results`.
 
     python benchmarks/render_results.py
     python benchmarks/render_results.py --check
 
-Rewrites what stands between `<!-- results: NAME -->` and `<!-- end of results -->`. `--check` writes nothing and ends
+Replaces what is between `<!-- results: NAME -->` and `<!-- end of results -->`. `--check` writes nothing and ends
 with status 1 where a document and its results differ. The tables are in `support/documented_tables.py`.
 """
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def documents(root: Path = ROOT) -> list[str]:
-    """Return the documents that tables belong to, and those that have a marker, by their paths from `root`."""
+    """Return the paths from `root` of the documents that have a table or a marker."""
     marked = [p for p in (root / "README.md", root / "benchmarks" / "README.md", *(root / "docs").rglob("*.md"))]
     found = [str(p.relative_to(root)) for p in marked if p.is_file() and MARKED.search(p.read_text())]
     return sorted({*found, *(table.document for table in TABLES.values())})

@@ -133,7 +133,7 @@ def test_clones_are_counted_by_their_updates_of_imitation():
     ]  # fmt: skip
 
 
-def test_a_run_on_cube_single_says_how_it_was_made():
+def test_a_run_on_cube_single_has_its_preset_and_settings():
     points = [{"updates": 10, "env_steps": 0, "wall": 1.23, "rate": 0.58, "low": 0.4, "high": 0.7}]
     args = argparse.Namespace(episodes=50, set=["agent.lr=0.1"])
     run = cube_single.as_run("bc", 2, points, args)

@@ -154,6 +154,16 @@ def test_a_part_joins_the_others_and_runs_keep_their_commit(tmp_path: Path):
     assert [(r.name, r.checkpoints[0].updates) for r in both.runs] == [("ours", 0), ("bc", 9)]
     assert [r.commit for r in both.runs] == ["0123456", ""]
     assert results.add(file, None, {"plan": 2}).details == {"record": 1, "plan": 2}
+    assert results.read(file) == results.add(file, None)
+
+
+@pytest.mark.parametrize(("seeds", "transcribed"), [((0, 1), True), ((0,), False)])
+def test_a_file_is_transcribed_while_it_has_such_runs(tmp_path: Path, seeds: tuple[int, ...], transcribed: bool):
+    file = tmp_path / "results.json"
+    runs = [Run("ours", seed, "e", [], [Checkpoint(0, 1, 2)]) for seed in seeds]
+    file.write_text(results.dumps(Results("c", "0123456", True, runs, "From the table.")))
+    made = results.add(file, Run("ours", 0, "e", [], [Checkpoint(9, 2, 2)]))
+    assert (made.transcribed, made.note) == (transcribed, "From the table." if transcribed else "")
 
 
 def test_results_of_unknown_or_changed_code_are_not_shown(tmp_path: Path):
@@ -207,7 +217,7 @@ def contestants(*words: str) -> tuple[argparse.ArgumentParser, argparse.Namespac
         (["--published", "code", "--offline_steps", "0"], ["published-qc"], ("--published", "--offline_steps", "0")),
     ],
 )
-def test_the_published_code_is_asked_for_by_its_checkout(
+def test_the_published_code_needs_its_checkout(
     words: list[str], names: list[str], named: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):  # fmt: skip

@@ -169,7 +169,7 @@ CUBE_SINGLE_SAVINGS_ONLINE = Table(
 
 
 def _option(name: str, base: str = "default") -> Row:
-    """A row of the ablations; a base other than the default is named."""
+    """Return a row of the ablations, whose label names a base other than the default."""
     against = "" if base == "default" else f", against `{base}`"
     return Row(f"`{name}`{against}", Where(run=name, base=base))
 

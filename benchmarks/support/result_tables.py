@@ -34,7 +34,7 @@ def pooled(counts: Sequence[Count | Checkpoint]) -> Count:
 
 
 def difference_interval(a: Count, b: Count) -> tuple[float, float]:
-    """95 % interval of rate(a) - rate(b), independent samples (Newcombe 1998, method 10: from Wilson's intervals)."""
+    """Return the 95 % interval of rate(a) - rate(b), independent samples (Newcombe 1998, method 10)."""
     (low_a, high_a), (low_b, high_b) = wilson_interval(*a), wilson_interval(*b)
     down = math.hypot(a.rate - low_a, high_b - b.rate)
     up = math.hypot(high_a - a.rate, b.rate - low_b)
@@ -173,17 +173,17 @@ def render(text: str, document: str, tables: dict[str, Table], book: Book) -> st
 
 
 def thousands(number: float) -> str:
-    """`12345` as `12,345`."""
+    """Show 12345 as `12,345`."""
     return f"{round(number):,}"
 
 
 def percent(book: Book, where: Where) -> str:
-    """Each success as `28 % (20 .. 37)`."""
+    """Show each success as `28 % (20 .. 37)`, with Wilson's interval."""
     return ", ".join(_percent(point, " (", " .. ", ")") for point in book.points(where))
 
 
 def percent_square(book: Book, where: Where) -> str:
-    """Each success as `28 % [20, 37]`."""
+    """Show each success as `28 % [20, 37]`, with Wilson's interval."""
     return ", ".join(_percent(point, " [", ", ", "]") for point in book.points(where))
 
 
@@ -193,13 +193,13 @@ def _percent(point: Checkpoint, opening: str, between: str, closing: str) -> str
 
 
 def plain_percent(book: Book, where: Where) -> str:
-    """Successes as `26, 29 %`."""
+    """Show successes as `26, 29 %`."""
     rates = ", ".join(f"{100 * point.rate:.0f}" for point in book.points(where))
     return rates and f"{rates} %"
 
 
 def bare(usual: int) -> Cell:
-    """Successes as `60, 60; 52`, a semicolon between seeds; other numbers of episodes than usual are named."""
+    """Show successes in % as `60, 60; 52`, a semicolon between seeds; name a number of episodes other than `usual`."""
 
     def cell(book: Book, where: Where) -> str:
         texts: dict[int, list[str]] = {}
@@ -218,7 +218,7 @@ def bare(usual: int) -> Cell:
 
 
 def interval(book: Book, where: Where) -> str:
-    """Success of all seeds together as `0.78 [0.69, 0.85]`."""
+    """Show the success of all seeds together as `0.78 [0.69, 0.85]`."""
     if not (points := book.points(where)):
         return ""
     count = pooled(points)
@@ -227,12 +227,12 @@ def interval(book: Book, where: Where) -> str:
 
 
 def rates(book: Book, where: Where) -> str:
-    """Success of each seed as `0.78, 0.84, 0.69`."""
+    """Show the success of each seed as `0.78, 0.84, 0.69`."""
     return ", ".join(f"{point.rate:.2f}" for point in book.points(where))
 
 
 def difference(book: Book, where: Where) -> str:
-    """All seeds' success minus that of the run `base`, with a star where the interval excludes 0."""
+    """Show all seeds' success minus that of the run `base` on the same seeds, as `difference_text`."""
     points = book.points(where)
     if not points or where.run == where.base:
         return ""
@@ -243,14 +243,14 @@ def difference(book: Book, where: Where) -> str:
 
 
 def difference_text(ours: Count, base: Count) -> str:
-    """`-0.14 [-0.26, -0.01] *`: a star where the interval excludes 0."""
+    """Show a difference as `-0.14 [-0.26, -0.01] *`, with a star where the interval excludes 0."""
     low, high = difference_interval(ours, base)
     star = " *" if low > 0 or high < 0 else ""
     return f"{ours.rate - base.rate:+.2f} [{low:+.2f}, {high:+.2f}]{star}"
 
 
 def field(name: Literal["env_steps", "human_ticks", "updates"]) -> Cell:
-    """A count of each evaluation as `4,073, 4,375`; one number where all are equal."""
+    """Show a count of each evaluation as `4,073, 4,375`, or one number where all are equal."""
 
     def cell(book: Book, where: Where) -> str:
         values = [value for point in book.points(where) if (value := getattr(point, name)) is not None]
@@ -260,21 +260,21 @@ def field(name: Literal["env_steps", "human_ticks", "updates"]) -> Cell:
 
 
 def wall(unit: float) -> Cell:
-    """Training time of an evaluation, in `unit` seconds."""
+    """Show the training time of an evaluation, in `unit` seconds."""
     return lambda book, where: ", ".join(
         f"{point.wall / unit:.0f}" for point in book.points(where) if point.wall is not None
     )
 
 
 def figures(*names: str) -> Cell:
-    """Figures of a run as `225, 72`."""
+    """Show figures of a run as `225, 72`."""
     return lambda book, where: ", ".join(
         thousands(run.figures[name]) for run in book.runs(where) for name in names if name in run.figures
     )
 
 
 def share(name: str) -> Cell:
-    """A share among a run's figures with the interval `NAME_low`, `NAME_high`, as `3 % [0, 10]`."""
+    """Show a share among a run's figures with the interval `NAME_low`, `NAME_high`, as `3 % [0, 10]`."""
     return lambda book, where: ", ".join(
         f"{100 * f[name]:.0f} % [{100 * f[name + '_low']:.0f}, {100 * f[name + '_high']:.0f}]"
         for f in (run.figures for run in book.runs(where))
@@ -283,7 +283,7 @@ def share(name: str) -> Cell:
 
 
 def separate(book: Book, where: Where) -> str:
-    """Whether the last interval is above the first one."""
+    """Show whether the last interval is above the first one: `separate` or `touch`."""
     pairs = [(run.at("first"), run.at("last")) for run in book.runs(where)]
     return ", ".join(
         "separate"
@@ -295,7 +295,7 @@ def separate(book: Book, where: Where) -> str:
 
 
 def listed(cell: Cell) -> Cell:
-    """What `cell` shows of each checkpoint, as `a, b and c`."""
+    """Show what `cell` shows of each checkpoint as `a, b and c`."""
 
     def joined(book: Book, where: Where) -> str:
         texts = [cell(book, dataclasses.replace(where, at=(at,))) for at in where.at]
@@ -305,7 +305,7 @@ def listed(cell: Cell) -> Cell:
 
 
 def operator_ticks(book: Book, where: Where) -> str:
-    """Ticks of the operator: its demonstrations', and those of its interventions up to an evaluation."""
+    """Show the operator's ticks: those of its demonstrations and of its interventions up to an evaluation."""
     return ", ".join(
         thousands(run.figures["demonstrated_ticks"] + (point.human_ticks or 0))
         for run in book.runs(where)

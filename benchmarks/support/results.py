@@ -157,7 +157,7 @@ def _checkpoint(value: Any, where: str) -> Checkpoint:
 
 
 def _fields(value: Any, where: str, kind: type, optional: Collection[str]) -> dict[str, Any]:
-    """`value` as a dictionary with all fields of `kind` but the optional ones, and no others."""
+    """Return `value` with all fields of `kind` but the optional ones, and no others. Raises DataError."""
     _is(value, dict, where, "an object")
     known = [f.name for f in dataclasses.fields(kind)]
     required = [name for name in known if name not in optional]
@@ -227,19 +227,27 @@ def write(path: Path, runs: Iterable[Run], *, published: str = "", details: Mapp
 
 
 def add(path: Path, run: Run | None, details: Mapping[str, Any] | None = None) -> Results:
-    """Write one run or further details next to what a results file has, and return all; a run of its name is replaced.
+    """Write one run or further details next to what a results file has, and return all.
 
-    Runs of other commits keep theirs.
+    A run of the same name and seed is replaced. Other runs keep their commit, and transcribed ones keep the file's
+    `transcribed` and `note`.
     """
-    commit, runs, there = version_info().commit or UNKNOWN, list[Run](), dict[str, Any]()
+    commit = version_info().commit or UNKNOWN
+    made = Results(command_line(), commit, False, [] if run is None else [run], details=details or {})
     if path.exists():
-        results = read(path)
-        there = dict(results.details)
-        others = [r for r in results.runs if run is None or (r.name, r.seed) != (run.name, run.seed)]
-        made = [r.commit or results.commit for r in others]
-        runs = [dataclasses.replace(r, commit="" if m == commit else m) for r, m in zip(others, made, strict=True)]
-    write(path, [*runs, *([] if run is None else [run])], details={**there, **(details or {})})
-    return read(path)
+        there = read(path)
+        others = [r for r in there.runs if run is None or (r.name, r.seed) != (run.name, run.seed)]
+        kept = [(r, r.commit or there.commit) for r in others]
+        made = dataclasses.replace(
+            made,
+            runs=[*(dataclasses.replace(r, commit="" if c == commit else c) for r, c in kept), *made.runs],
+            transcribed=there.transcribed and bool(others),
+            note=there.note if others else "",
+            details={**there.details, **made.details},
+        )
+    parse(to_json(made), str(path))
+    path.write_text(dumps(made))
+    return made
 
 
 def checkpoint(point: Mapping[str, Any], episodes: int, starts: str = "reported", **more: Any) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""The published code's offline training on an OGBench data set. Runs in any interpreter that has what it imports."""
+"""Offline training of the published code on an OGBench data set. Runs in any interpreter that has what it imports."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PublishedTraining:
         self._evaluate = importlib.import_module("evaluation").evaluate
 
     def train(self, updates: int) -> float:
-        """Make updates; returns the seconds they took."""
+        """Make updates, and return the seconds they took."""
         batch, horizon = self._sizes
         begin = time.perf_counter()
         for _ in range(updates):
