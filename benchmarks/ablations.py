@@ -2,7 +2,7 @@
 
 Every row of `OPTIONS` is trained on the fake ALOHA task (with its scripted human) and on OGBench's cube-single
 (offline, then online), for every seed, and compared with the row `default`, or with the one that `BESIDE` names. One
-table comes out, as markdown and as JSON. What is finished is not run again:
+table comes out, as markdown and as JSON; `--json` writes the counts. What is finished is not run again:
 
     python benchmarks/ablations.py --seeds 0,1 --data cube-single-play-v0.npz --out runs/ablations
 
@@ -16,15 +16,16 @@ import argparse
 import functools
 import itertools
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from learn_fake_aloha import N_DEMOS, run_variant
 from support.cli_args import add_settings, chosen, keep_plan, settings, split
+from support.result_tables import Count, difference_interval, difference_text, pooled
+from support.results import Checkpoint, Run, checkpoint, read, write
 
 from serl_chunk.actor.evaluation_results import wilson_interval
 from serl_chunk.cli.record import run_record
@@ -95,22 +96,6 @@ BESIDE = {
 ONLINE = ("utd_0.5", "critic_warmup_0", "critic_warmup_2000", "all_candidates_at_once")
 
 
-class Count(NamedTuple):
-    """Successes among measured episodes of one run."""
-
-    successes: int
-    episodes: int
-
-
-def difference_interval(a: Count, b: Count) -> tuple[float, float]:
-    """95 % interval of rate(a) - rate(b), independent samples (Newcombe 1998, method 10: from Wilson's intervals)."""
-    (low_a, high_a), (low_b, high_b) = wilson_interval(*a), wilson_interval(*b)
-    p, q = a.successes / a.episodes, b.successes / b.episodes
-    down = math.hypot(p - low_a, high_b - q)
-    up = math.hypot(high_a - p, q - low_b)
-    return max(-1.0, p - q - down), min(1.0, p - q + up)
-
-
 def configuration(experiment: str, texts: Sequence[str]) -> ExperimentConfig:
     """The experiment with settings `field=value`; of two for one field the later one counts. Raises ConfigError."""
     return _configuration(experiment, tuple(texts))
@@ -146,7 +131,7 @@ def folder(task: str, option: str, args: argparse.Namespace, plan: Sequence[Any]
     return out
 
 
-def on_fake_aloha(option: str, seed: int, args: argparse.Namespace) -> Count:
+def on_fake_aloha(option: str, seed: int, args: argparse.Namespace) -> Checkpoint:
     """The last checkpoint of one run of the demo's recipe, on held-out starts without interventions."""
     length = [f"learner.max_steps={args.fake_steps}", f"learner.checkpoint_period={args.fake_steps}"]
     config = configuration("fake_aloha", [*length, *args.set, *OPTIONS[option]])
@@ -154,10 +139,10 @@ def on_fake_aloha(option: str, seed: int, args: argparse.Namespace) -> Count:
     demos = args.out / "fake_aloha" / "demos"
     run_record(load_experiment("fake_aloha"), N_DEMOS, str(demos), policy="scripted", noise=None, cameras=())
     last = run_variant("rl_helper", seed, demos, out, args.episodes, config)["last"]
-    return Count(round(last["success_rate"] * args.episodes), args.episodes)
+    return checkpoint(last, args.episodes)
 
 
-def on_cube_single(option: str, seed: int, args: argparse.Namespace) -> Count:
+def on_cube_single(option: str, seed: int, args: argparse.Namespace) -> Checkpoint:
     """The last evaluation of one run of the product on OGBench's data, offline and then online."""
     out = folder("cube_single", option, args, [args.offline_steps, args.online_steps])
     figures = out / f"figures_{seed}.json"
@@ -179,18 +164,13 @@ def on_cube_single(option: str, seed: int, args: argparse.Namespace) -> Count:
     for setting in (*args.set, *(f"{field}={value}" for field, value in options.items())):
         command += ["--set", setting]
     subprocess.run(command, check=True)
-    last = json.loads(figures.read_text())["curves"][f"{method}/{seed}"][-1]
-    return Count(round(last["rate"] * args.episodes), args.episodes)
+    [run] = read(figures).runs
+    return run.checkpoints[-1]
 
 
 TASKS = {"fake_aloha": on_fake_aloha, "cube_single": on_cube_single}
 EXPERIMENTS = {"fake_aloha": "fake_aloha", "cube_single": "ogbench"}
-Results = dict[str, dict[str, dict[str, Count]]]  # task -> option -> seed -> count
-
-
-def pooled(counts: dict[str, Count]) -> Count:
-    """All seeds together."""
-    return Count(sum(c.successes for c in counts.values()), sum(c.episodes for c in counts.values()))
+Results = dict[str, dict[str, dict[str, Checkpoint | Count]]]  # task -> option -> seed -> its last evaluation
 
 
 def rows(results: Results) -> list[dict[str, Any]]:
@@ -198,7 +178,7 @@ def rows(results: Results) -> list[dict[str, Any]]:
     out = []
     for task, options in results.items():
         for option in (o for o in OPTIONS if o in options):
-            count = pooled(options[option])
+            count = pooled(list(options[option].values()))
             low, high = wilson_interval(*count)
             row: dict[str, Any] = {
                 "task": task,
@@ -206,18 +186,19 @@ def rows(results: Results) -> list[dict[str, Any]]:
                 "overrides": list(OPTIONS[option]),
                 "successes": count.successes,
                 "episodes": count.episodes,
-                "rate": count.successes / count.episodes,
+                "rate": count.rate,
                 "low": low,
                 "high": high,
-                "seeds": {seed: c.successes / c.episodes for seed, c in options[option].items()},
+                "seeds": {seed: c.rate for seed, c in options[option].items()},
             }
             # The same seeds of both, however far the run has come.
             beside = BESIDE.get(option, DEFAULT)
             shared = [s for s in options[option] if s in options.get(beside, {})]
             if option != DEFAULT and shared:
-                ours, base = (pooled({s: options[o][s] for s in shared}) for o in (option, beside))
+                ours, base = (pooled([options[o][s] for s in shared]) for o in (option, beside))
                 row["beside"] = beside
-                row["difference"] = ours.successes / ours.episodes - base.successes / base.episodes
+                row["difference"] = ours.rate - base.rate
+                row["difference_text"] = difference_text(ours, base)
                 row["difference_low"], row["difference_high"] = difference_interval(ours, base)
             out.append(row)
     return out
@@ -230,9 +211,7 @@ def markdown(table: Sequence[dict[str, Any]]) -> str:
         seeds = ", ".join(f"{rate:.2f}" for rate in r["seeds"].values())
         difference = ""
         if "difference" in r:
-            low, high = r["difference_low"], r["difference_high"]
-            star = " *" if low > 0 or high < 0 else ""
-            difference = f"{r['difference']:+.2f} [{low:+.2f}, {high:+.2f}]{star}"
+            difference = r["difference_text"]
             difference += "" if r["beside"] == DEFAULT else f" beside {r['beside']}"
         interval = f"{r['rate']:.2f} [{r['low']:.2f}, {r['high']:.2f}]"
         lines.append(f"| {r['task']} | {r['option']} | {interval} | {seeds} | {difference} |")
@@ -253,6 +232,7 @@ def main() -> None:
     p.add_argument("--port", type=int, default=5688)
     add_settings(p, "for every row")
     p.add_argument("--out", type=Path, default=Path("runs/ablations"), help="runs, table.md and table.json")
+    p.add_argument("--json", type=Path, help="write the results here (benchmarks/README.md, Results)")
     args = p.parse_args()
     settings(p, args.set)
     options = chosen(p, args.options, OPTIONS, "option")
@@ -263,6 +243,7 @@ def main() -> None:
     options = [*dict.fromkeys([DEFAULT, *(BESIDE[o] for o in options if o in BESIDE), *options])]
     args.out.mkdir(parents=True, exist_ok=True)
     results: Results = {}
+    runs: list[Run] = []
     for seed in args.seeds.split(","):
         for task in tasks:
             for option in options:
@@ -272,11 +253,14 @@ def main() -> None:
                     continue
                 count = TASKS[task](option, int(seed), args)
                 results.setdefault(task, {}).setdefault(option, {})[seed] = count
+                runs.append(Run(option, int(seed), EXPERIMENTS[task], [*args.set, *OPTIONS[option]], [count]))
                 print(f"{task:12s} seed {seed} {option:24s} {count.successes}/{count.episodes}", flush=True)
                 table = rows(results)
                 (args.out / "table.json").write_text(json.dumps(table, indent=1))
                 (args.out / "table.md").write_text(markdown(table))
     print(markdown(rows(results)))
+    if args.json:
+        write(args.json, runs)
 
 
 if __name__ == "__main__":

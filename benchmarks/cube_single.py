@@ -6,14 +6,15 @@ interrupted goes on, one that is complete is not made again, and the plot is of 
     python benchmarks/cube_single.py --data cube-single-play-v0.npz --out runs/cube_single --plot cube_single.png
 
 The sizes are small enough for two cores: networks of 2 x 256, best of 8. Success is over `--episodes` held-out starts.
-`--task` takes another of OGBench's tasks with its data, such as cube-double-play-singletask-task2-v0; the published
-code's curve is then left out.
+`--task` takes another of OGBench's tasks with its data, such as cube-double-play-singletask-task2-v0.
+
+`--published DIR` trains the published code of a checkout as well, offline, at the same sizes and by its own evaluation.
+Without it the plot of task 1 has the curves of `results/cube_single_published.json`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -21,7 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from support import published_code, results
 from support.cli_args import add_settings, chosen, keep_plan, settings
+from support.published_code import CONTESTANTS, SOURCE
 
 from serl_chunk.runs.metrics import read_metrics
 
@@ -77,22 +80,7 @@ SAVINGS = {
 }  # fmt: skip
 EVERY = METHODS | SAVINGS
 
-
-class Published(NamedTuple):
-    """The published code at the same sizes on a data set of this size, offline."""
-
-    curve: tuple[tuple[int, float], ...]  # (updates, success of 50 episodes)
-    seconds: float  # per update, on two cores
-    color: str
-
-
-PUBLISHED = {
-    "QC, best of 8": Published(
-        ((5_000, 0.20), (10_000, 0.26), (20_000, 0.50), (25_000, 0.72), (30_000, 0.50)), 470 / 30_000, "#1f77b4"
-    ),
-    # The first two are of 25 episodes; the cores were not quiet.
-    "QC-FQL, alpha 300": Published(((10_000, 0.36), (20_000, 0.32), (30_000, 0.46)), 366 / 30_000, "#2ca02c"),
-}
+RECORDED = results.FOLDER / "cube_single_published.json"  # the published code's runs on TASK
 
 
 def command(method: Method, args: argparse.Namespace, seed: int, run: Path) -> list[str]:
@@ -133,13 +121,46 @@ def curve(run: Path) -> list[dict[str, Any]]:
     ]
 
 
+def as_run(name: str, seed: int, points: Sequence[dict[str, Any]], args: argparse.Namespace) -> results.Run:
+    """Return a run of the product in the common form."""
+    method = EVERY[name]
+    preset = [f"preset={method.preset}"] if method.preset else []
+    checkpoints = [
+        results.checkpoint(
+            {**p, "step": p["updates"], "success_rate": p["rate"], "wall": round(p["wall"], 1)}, args.episodes
+        )
+        for p in points
+    ]
+    return results.Run(name, seed, "ogbench", [*preset, *method.settings, *args.set], checkpoints)
+
+
+def published_run(name: str, seed: int, args: argparse.Namespace) -> results.Run:
+    """Train the published code, or read its run where that is complete."""
+    file = args.out / f"{name}_seed{seed}.json"
+    commit = published_code.commit_of(args.published)
+    plan = [args.task, args.data.name, args.offline_steps, args.eval_interval, args.episodes, commit,
+            CONTESTANTS[name].options]  # fmt: skip
+    keep_plan(args.out / f"{name}_seed{seed}.plan", plan, file)
+    if file.exists():
+        return results.read(file).runs[0]
+    print(f"{name}, seed {seed}: {args.published} ({commit})", flush=True)
+    run = published_code.train(
+        name,
+        seed,
+        args,
+        lambda c: print(f"  {c.updates} updates {c.wall:.0f} s: {c.successes} of {c.episodes}", flush=True),
+    )
+    results.write(file, [run], published=commit)
+    return run
+
+
 def finished(points: Sequence[dict[str, Any]], args: argparse.Namespace) -> bool:
     """Whether a run was evaluated at its end."""
     end = ("env_steps", args.online_steps) if args.online_steps else ("updates", args.offline_steps)
     return bool(points) and points[-1][end[0]] >= end[1]
 
 
-def plot(curves: dict[str, list[dict[str, Any]]], args: argparse.Namespace) -> None:
+def plot(curves: dict[str, list[dict[str, Any]]], published: Sequence[results.Run], args: argparse.Namespace) -> None:
     """Success with 95 % intervals over updates and over training time, into `args.plot`."""
     import matplotlib
 
@@ -155,15 +176,12 @@ def plot(curves: dict[str, list[dict[str, Any]]], args: argparse.Namespace) -> N
                 x, [p["low"] for p in points], [p["high"] for p in points], color=method.color, alpha=0.12
             )
             axis.plot(x, [p["rate"] for p in points], marker=".", color=method.color, label=method.label)
-    for label, theirs in PUBLISHED.items() if args.task == TASK else ():
-        updates = [u for u, _ in theirs.curve]
-        for axis, x in (
-            (axes[0], [u / 1000 for u in updates]),
-            (axes[1], [u * theirs.seconds / 60 for u in updates]),
-        ):
-            axis.plot(
-                x, [r for _, r in theirs.curve], ":", marker="x", color=theirs.color, label=f"published code, {label}"
-            )
+    for run in published:
+        contestant = CONTESTANTS[run.name]
+        for axis, key, unit in ((axes[0], "updates", 1000), (axes[1], "wall", 60)):
+            x = [getattr(c, key) / unit for c in run.checkpoints]
+            y = [c.rate for c in run.checkpoints]
+            axis.plot(x, y, ":", marker="x", color=contestant.color, label=contestant.label)
     axes[0].axvline(args.offline_steps / 1000, color="black", linewidth=0.8)
     axes[0].text(args.offline_steps / 1000, 1.01, " online from here", fontsize=8)
     axes[0].set(
@@ -186,7 +204,8 @@ def main() -> None:
     p.add_argument("--data", type=Path, required=True, help="OGBench's .npz of the task's ENV and DATA")
     p.add_argument("--task", default=TASK, help=f"ENV-DATA-singletask-taskN-v0; {TASK} by default")
     p.add_argument("--out", type=Path, default=Path("runs/cube_single"), help="folder of the runs")
-    p.add_argument("--methods", default=",".join(METHODS), help=f"of: {', '.join(EVERY)}")
+    p.add_argument("--methods", help=f"of: {', '.join([*EVERY, *CONTESTANTS])}; by default {', '.join(METHODS)}, and "
+                   "with --published those of the published code")  # fmt: skip
     p.add_argument("--seeds", default="0", help="separated by commas")
     p.add_argument("--offline_steps", type=int, default=30_000)
     p.add_argument("--online_steps", type=int, default=20_000)
@@ -194,18 +213,26 @@ def main() -> None:
     p.add_argument("--episodes", type=int, default=50)
     p.add_argument("--port", type=int, default=5688)
     add_settings(p, "for every method")
+    p.add_argument("--published", type=Path, metavar="DIR", help=f"checkout of {SOURCE}, which trains as well")
+    p.add_argument("--published_python", metavar="PATH", help="interpreter that has what that checkout imports")
     p.add_argument("--plot", type=Path, help="write the curves here (PNG)")
-    p.add_argument("--json", type=Path, help="write the curves here")
+    p.add_argument("--json", type=Path, help="write the results here (benchmarks/README.md, Results)")
     args = p.parse_args()
-    names = chosen(p, args.methods, EVERY, "method")
+    everyone = [*METHODS, *(CONTESTANTS if args.published else ())]
+    names = chosen(p, args.methods, [*EVERY, *CONTESTANTS], "method") if args.methods else everyone
     settings(p, args.set)
+    published_code.check(p, names, args)
     curves: dict[str, list[dict[str, Any]]] = {}
+    runs: list[results.Run] = []
+    args.out.mkdir(parents=True, exist_ok=True)
     for seed in map(int, args.seeds.split(",")):
         for name in names:
+            if name in CONTESTANTS:
+                runs.append(published_run(name, seed, args))
+                continue
             run = args.out / f"{name}_seed{seed}"
             done, method = run / "complete.json", EVERY[name]
             plan = [args.task, args.data.name, args.offline_steps, args.online_steps, args.eval_interval, args.episodes]
-            args.out.mkdir(parents=True, exist_ok=True)
             keep_plan(args.out / f"{run.name}.plan", [*plan, method.preset, *method.settings, *args.set], run)
             if not done.exists():
                 print(f"{name}, seed {seed}: {run}", flush=True)
@@ -221,18 +248,21 @@ def main() -> None:
                     raise SystemExit(f"{name}, seed {seed} was stopped; run the same command again; see {log}")
                 done.touch()
             curves[f"{name}/{seed}"] = curve(run)
+            runs.append(as_run(name, seed, curves[f"{name}/{seed}"], args))
             for point in curves[f"{name}/{seed}"]:
                 print(
                     f"  {name:8s} seed {seed}  {point['updates']:6d} updates {point['env_steps']:6d} online steps "
                     f"{point['wall']:6.0f} s  {point['rate']:.2f} [{point['low']:.2f}, {point['high']:.2f}]",
                     flush=True,
                 )
+    commit = published_code.commit_of(args.published) if args.published else ""
     if args.json:
-        args.json.write_text(
-            json.dumps({"published": {k: v.curve for k, v in PUBLISHED.items()}, "curves": curves}, indent=1)
-        )
+        results.write(args.json, runs, published=commit)
     if args.plot:
-        plot(curves, args)
+        published = [run for run in runs if run.name in CONTESTANTS]
+        if not published and args.task == TASK:
+            published = list(results.read(RECORDED).runs)
+        plot(curves, published, args)
 
 
 if __name__ == "__main__":

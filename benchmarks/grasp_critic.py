@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
-from learn_fake_aloha import N_DEMOS, run_variant
+from learn_fake_aloha import N_DEMOS, as_run, run_variant
 from support.cli_args import add_settings, chosen, keep_plan, settings
+from support.results import Run, write
 
 from serl_chunk.actor.evaluation_results import wilson_interval
 from serl_chunk.cli.record import run_record
@@ -41,11 +41,11 @@ def main() -> None:
     p.add_argument("--seeds", default="0", help="comma-separated")
     p.add_argument("--episodes", type=int, default=100, help="evaluation episodes per checkpoint")
     p.add_argument("--out", type=Path, default=Path("runs/benchmark_grasp_critic"))
-    p.add_argument("--json", type=Path, help="write all figures here")
+    p.add_argument("--json", type=Path, help="write the results here (benchmarks/README.md, Results)")
     add_settings(p, "for both grippers")
     args = p.parse_args()
     names, overrides = chosen(p, args.grippers, EXPERIMENTS, "gripper"), settings(p, args.set)
-    demos, figures = args.out / "demos", {}
+    demos, runs = args.out / "demos", list[Run]()
     args.out.mkdir(parents=True, exist_ok=True)
     keep_plan(args.out / "plan.json", [args.episodes, args.set], args.out)
     for name in names:
@@ -66,9 +66,10 @@ def main() -> None:
                 flush=True,
             )
         print(f"{name:10s} last checkpoints: {pooled(results, args.episodes)}", flush=True)
-        figures[name] = results
+        made = [as_run(r, args.episodes, EXPERIMENTS[name], args.set) for r in results]
+        runs += [dataclasses.replace(run, name=name) for run in made]
     if args.json:
-        args.json.write_text(json.dumps(figures, indent=2))
+        write(args.json, runs)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from learn_fake_aloha import N_DEMOS, REPORT_SEED_BASE, evaluate_checkpoint
 from support.cli_args import add_settings, chosen, keep_plan, settings, split
+from support.results import Run, checkpoint, write
 
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.demos import RunOptions
@@ -147,6 +148,20 @@ def run(name: str, seed: int, demos: Path, args: argparse.Namespace) -> dict[str
     return result
 
 
+def as_run(result: dict[str, Any], episodes: int, changes: Sequence[str]) -> Run:
+    """Return a result of `run` in the common form, with the human's share at the end of training."""
+    method, last = METHODS[result["method"]], result["people"][-1]
+    preset = [f"preset={method.preset}"] if method.preset else []
+    points = [checkpoint(p, episodes) for p in result["curve"]]
+    figures = {
+        "human_share": last["share"],
+        "human_share_low": last["low"],
+        "human_share_high": last["high"],
+        "later_share": later_share(result["people"]),
+    }
+    return Run(result["method"], result["seed"], "fake_aloha", [*preset, *method.settings, *changes], points, figures)
+
+
 def plot(results: list[dict[str, Any]], episodes: int, path: Path) -> None:
     """Success, the human's share and the human ticks over online steps; a line a run, a colour a method."""
     import matplotlib
@@ -187,7 +202,7 @@ def main() -> None:
     p.add_argument("--out", type=Path, default=Path("runs/human_in_the_loop"))
     add_settings(p, "for every method")
     p.add_argument("--quick", action="store_true", help="tiny, in OUT/quick: does it run?")
-    p.add_argument("--json", type=Path, help="write all figures here")
+    p.add_argument("--json", type=Path, help="write the results here (benchmarks/README.md, Results)")
     p.add_argument("--plot", type=Path, help="write the curves here (PNG)")
     args = p.parse_args()
     names = chosen(p, args.methods, METHODS, "method")
@@ -211,7 +226,7 @@ def main() -> None:
                 flush=True,
             )
     if args.json:
-        args.json.write_text(json.dumps({"results": results}, indent=1))
+        write(args.json, [as_run(r, args.episodes, args.set) for r in results])
     if args.plot:
         plot(results, args.episodes, args.plot)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from learn_fake_aloha import REPORT_SEED_BASE, evaluate_checkpoint
 from support.cli_args import add_settings, settings
+from support.results import Run, add, checkpoint
 
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.demos import RunOptions
@@ -59,7 +60,7 @@ def main() -> None:
     p.add_argument("--seed", type=int, default=42)
     p.add_argument("--episodes", type=int, default=100, help="evaluation episodes per checkpoint")
     p.add_argument("--out", type=Path, default=Path("runs/benchmark_aloha_transfer_cube"))
-    p.add_argument("--json", type=Path)
+    p.add_argument("--json", type=Path, help="write the results (benchmarks/README.md) here, next to other seeds'")
     p.add_argument("--plot", type=Path, help="write the curve here (PNG)")
     add_settings(p, "of the experiment")
     args = p.parse_args()
@@ -89,7 +90,8 @@ def main() -> None:
     apart = last["low"] > first["high"]
     print(f"intervals of the clone and of the last checkpoint {'separate' if apart else 'overlap'}")
     if args.json:
-        args.json.write_text(json.dumps({"curve": curve, "separate": apart}, indent=2))
+        points = [checkpoint(p, args.episodes) for p in curve]
+        add(args.json, Run(config.name, args.seed, config.name, args.set, points))
     if args.plot:
         plot(curve, args.plot)
 

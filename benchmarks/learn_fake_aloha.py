@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from support.cli_args import add_settings, chosen, differing, keep_plan, settings, split
+from support.results import Run, checkpoint, write
 
 from serl_chunk.actor.evaluate import VALIDATION_SEED_BASE, evaluate
 from serl_chunk.actor.policy import ChunkPolicy
@@ -200,6 +201,30 @@ def run_bc(seed: int, demos: Path, out: Path, n: int, config: ExperimentConfig) 
     return result
 
 
+def as_run(result: dict[str, Any], episodes: int, experiment: str, changes: list[str]) -> Run:
+    """Return the result of `run_variant` or `run_bc` in the common form.
+
+    Args:
+        episodes: of each evaluation.
+        changes: of the experiment, for every variant.
+    """
+    clone = result["variant"] == "bc"  # one checkpoint of each training, counted in updates of imitation
+    points = []
+    chosen_clone = max(result["curve"], key=lambda p: p["success_rate"])
+    for p in result["curve"]:
+        more = {"updates": p["updates"], "note": f"normaliser.actions={p['actions']}"} if clone else {}
+        points.append(checkpoint(p, episodes, "validation", **more))
+        if clone:
+            points.append(checkpoint(p["reported"], episodes, best=p is chosen_clone, **more))
+    best, last = result["best"], result["last"]
+    if not clone and best["step"] != last["step"]:
+        points.append(checkpoint(best, episodes, best=True))
+    if not clone:
+        points.append(checkpoint(last, episodes, best=best["step"] == last["step"]))
+    wall = {"wall_seconds": round(result["wall"], 1)}
+    return Run(result["variant"], result["seed"], experiment, changes, points, wall)
+
+
 def plot(results: list[dict[str, Any]], path: Path) -> None:
     """Validation success over environment steps, human ticks and wall time; one line a run, one colour a variant."""
     import matplotlib
@@ -239,7 +264,7 @@ def main() -> None:
     p.add_argument("--episodes", type=int, default=100, help="evaluation episodes per checkpoint")
     p.add_argument("--candidates", default="", help="also evaluate each last checkpoint with these, comma-separated")
     p.add_argument("--out", type=Path, default=Path("runs/benchmark_fake_aloha"))
-    p.add_argument("--json", type=Path, help="write all figures here")
+    p.add_argument("--json", type=Path, help="write the results here (benchmarks/README.md, Results)")
     p.add_argument("--plot", type=Path, help="write the curves here (PNG)")
     add_settings(p, "for every variant")
     args = p.parse_args()
@@ -272,7 +297,7 @@ def main() -> None:
                 flush=True,
             )
     if args.json:
-        args.json.write_text(json.dumps({"results": results}, indent=2))
+        write(args.json, [as_run(r, args.episodes, config.name, args.set) for r in results])
     if args.plot:
         plot(results, args.plot)
 

@@ -22,6 +22,7 @@ import jax
 import numpy as np
 from learn_fake_aloha import REPORT_SEED_BASE, evaluate_checkpoint
 from support.cli_args import add_settings, differing, keep_plan, settings
+from support.results import Run, checkpoint, write
 
 from serl_chunk.actor.evaluate import VALIDATION_SEED_BASE
 from serl_chunk.agents.registry import make_agent
@@ -145,6 +146,7 @@ def train(config: ExperimentConfig, demos: Path, run: Path, cost: dict[str, floa
             file.write_text(json.dumps(evaluate_checkpoint(config, env, agent, store, step, n, base)))
         point = json.loads(file.read_text())
         point["wall"] = max((w for s, w in walls.items() if s <= step), default=0.0)
+        point["starts"] = "reported" if base == REPORT_SEED_BASE else "validation"
         curve.append(point)
         print(
             f"step {step}: {point['success_rate']:.2f} [{point['low']:.2f}, {point['high']:.2f}], "
@@ -166,7 +168,7 @@ def main() -> None:
     p.add_argument("--demos", type=int, default=N_DEMOS, help="scripted demonstrations")
     p.add_argument("--episodes", type=int, default=100, help="evaluation episodes per checkpoint")
     p.add_argument("--out", type=Path, default=Path("runs/benchmark_fake_aloha_images"))
-    p.add_argument("--json", type=Path)
+    p.add_argument("--json", type=Path, help="write the costs here, or the results (benchmarks/README.md, Results)")
     add_settings(p, "of the experiment")
     args = p.parse_args()
     overrides = [("seed", str(args.seed)), *settings(p, args.set)]
@@ -176,11 +178,16 @@ def main() -> None:
     run_record(config, args.demos, str(demos), policy="scripted", noise=None, cameras=config.agent.image_keys)
     if (there := len(list(demos.glob("*.hdf5")))) != args.demos:
         p.error(f"--demos={args.demos}: {demos} holds {there}; give another --out")
-    result: dict[str, Any] = {"costs": costs(config, demos, args.seconds)}
-    if not args.costs:
-        result |= train(config, demos, args.out / f"seed_{args.seed}", result["costs"], args.episodes)
+    cost = costs(config, demos, args.seconds)
+    if args.costs:
+        if args.json:
+            args.json.write_text(json.dumps(cost, indent=2))
+        return
+    result = train(config, demos, args.out / f"seed_{args.seed}", cost, args.episodes)
     if args.json:
-        args.json.write_text(json.dumps(result, indent=2))
+        points = [checkpoint(p, args.episodes, p["starts"]) for p in result["curve"]]
+        run = Run(config.name, args.seed, config.name, args.set, points)
+        write(args.json, [run], details={"costs": cost, "times": result["times"]})
 
 
 if __name__ == "__main__":

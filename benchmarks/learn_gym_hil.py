@@ -14,6 +14,7 @@ the wrapper that makes its starts repeatable.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import enum
 import functools
 import importlib.metadata
@@ -27,6 +28,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from support.cli_args import add_settings, keep_plan, settings
+from support.results import Run, checkpoint, write
 
 from serl_chunk.actor.evaluate import EVAL_SEED_BASE, evaluate
 from serl_chunk.actor.policy import ChunkPolicy
@@ -347,6 +349,16 @@ def run(seed: int, out: Path, n: int, texts: Sequence[tuple[str, str]]) -> dict[
     return result
 
 
+def as_run(result: dict[str, Any], episodes: int, changes: Sequence[str]) -> Run:
+    """Return a result of `run` in the common form; human ticks and time are those of the whole training."""
+    *before, last = [checkpoint({"step": p["step"], "env_steps": p["env_steps"], "success_rate": p["success_rate"]},
+                                episodes) for p in result["curve"]]  # fmt: skip
+    last = dataclasses.replace(last, human_ticks=result["human_ticks"], wall=round(result["wall_seconds"], 1))
+    figures = {name: result[name] for name in ("demonstrations", "episodes", "episodes_with_intervention")}
+    figures["starts_repeat"] = int(all(p["starts_repeat"] for p in result["curve"]))
+    return Run("gym_hil", result["seed"], "gym_hil", changes, [*before, last], figures)
+
+
 def main() -> None:
     """Run what is missing, print one line a checkpoint, write the figures."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -355,7 +367,7 @@ def main() -> None:
     p.add_argument("--out", type=Path, default=Path("runs/gym_hil"))
     add_settings(p, "of the experiment")
     p.add_argument("--quick", action="store_true", help="tiny, in OUT/quick: does it run?")
-    p.add_argument("--json", type=Path, help="write all figures here")
+    p.add_argument("--json", type=Path, help="write the results here (benchmarks/README.md, Results)")
     args = p.parse_args()
     texts = settings(p, args.set)
     if args.quick:
@@ -378,7 +390,7 @@ def main() -> None:
                 f"({100 * point['low']:.0f} .. {100 * point['high']:.0f} %)"
             )
     if args.json:
-        args.json.write_text(json.dumps({"results": results}, indent=1))
+        write(args.json, [as_run(r, args.episodes, args.set) for r in results])
 
 
 if __name__ == "__main__":

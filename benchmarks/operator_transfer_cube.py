@@ -36,6 +36,7 @@ from unittest.mock import patch
 import numpy as np
 from learn_fake_aloha import REPORT_SEED_BASE, evaluate_checkpoint
 from support.cli_args import add_settings, split
+from support.results import Results, Run, add, checkpoint, read
 from support.served import ROBOTS, ServedRobotProcess
 from support.simulated_operator import RATE, SimulatedOperator
 from support.stepped_operator import operated
@@ -43,6 +44,7 @@ from support.transfer_task import TransferCube
 from support.virtual_mice import NAMES, SOCKET, MouseReports, frame
 from support.watching_operator import WatchingOperator
 
+from serl_chunk.actor.evaluation_results import wilson_interval
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli import recording
 from serl_chunk.cli.demos import RunOptions
@@ -187,14 +189,14 @@ METHODS = {
 }
 
 
-def train(args: argparse.Namespace, there: dict[str, Any]) -> dict[str, Any]:
-    """Train one method, where that was not done, and evaluate it; returns its figures. `there`: the other parts'."""
+def train(args: argparse.Namespace, there: Results | None) -> Run:
+    """Train one method, where that was not done, and evaluate it. `there`: the other parts' results."""
     run, mice, method = args.out / f"{args.part}_{args.seed}", args.out / "mice", METHODS[args.part]
     mice.mkdir(exist_ok=True)
     texts = [split(text) for text in (*method.settings, *args.set)]
     common = [("seed", str(args.seed)), *overrides(mice)]
     if args.part == "hg-dagger":
-        texts.append(("actor.max_human_ticks", str(ours(there)["human_ticks"])))
+        texts.append(("actor.max_human_ticks", str(int(ours(there).figures["human_ticks"]))))
     config = configured(load_experiment(EXPERIMENT), [*common, *texts], preset=method.preset)
 
     def make(config: ExperimentConfig, env: RobotEnv) -> SimulatedOperator:
@@ -204,7 +206,7 @@ def train(args: argparse.Namespace, there: dict[str, Any]) -> dict[str, Any]:
 
     demos = [str(args.out / "demos")]
     if args.part.startswith("bc-more"):
-        count = math.ceil(ours(there)["human_ticks"] / np.mean(lengths(args.out / "demos")))
+        count = math.ceil(ours(there).figures["human_ticks"] / np.mean(lengths(args.out / "demos")))
         demos.append(str(more_demonstrations(config, mice, count, args)))
     done = CheckpointStore(run).steps() if run.exists() else []
     if done and done[-1] < config.learner.max_steps and not args.as_it_is:
@@ -214,10 +216,13 @@ def train(args: argparse.Namespace, there: dict[str, Any]) -> dict[str, Any]:
             train_local(config, RunOptions(demos, str(run)))
     rows = read_metrics(run)
     demonstrated = sum(sum(lengths(Path(folder))) for folder in demos)
-    return {
-        **evaluated(config, run, args), **human_share(rows["episode"]), "demonstrated_ticks": demonstrated,
-        "wall": rows["event"][-1]["wall"],
-    }  # fmt: skip
+    points = [checkpoint(point, args.episodes) for point in evaluated(config, run, args)]
+    if args.part.startswith("bc"):  # `OFFLINE` lets the operator act for one tick, which a clone does not imitate
+        points = [dataclasses.replace(point, human_ticks=None) for point in points]
+    points[-1] = dataclasses.replace(points[-1], wall=rows["event"][-1]["wall"])
+    preset = [f"preset={method.preset}"] if method.preset else []
+    figures = {"demonstrated_ticks": demonstrated, **human_share(rows["episode"])}
+    return Run(args.part, args.seed, EXPERIMENT, [*preset, *method.settings, *args.set], points, figures)
 
 
 class InstantClock:
@@ -233,11 +238,12 @@ class InstantClock:
         self._now = max(self._now, moment)
 
 
-def ours(there: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of `ours`, which says how many ticks of the operator the others have."""
-    if "ours" not in there:
-        raise SystemExit("run the part ours before this one, with the same --json")
-    return there["ours"]
+def ours(there: Results | None) -> Run:
+    """Return the run `ours`, which has the number of the operator's ticks that the others get."""
+    for run in there.runs if there else ():
+        if run.name == "ours":
+            return run
+    raise SystemExit("run the part ours before this one, with the same --json")
 
 
 def more_demonstrations(config: ExperimentConfig, mice: Path, count: int, args: argparse.Namespace) -> Path:
@@ -254,7 +260,7 @@ def more_demonstrations(config: ExperimentConfig, mice: Path, count: int, args: 
     return folder
 
 
-def evaluated(config: ExperimentConfig, run: Path, args: argparse.Namespace) -> dict[str, Any]:
+def evaluated(config: ExperimentConfig, run: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Evaluate checkpoints on held-out starts without the operator; those that were evaluated are not again."""
     config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, intervention="none"))
     config = dataclasses.replace(config, device=DeviceConfig())
@@ -267,10 +273,10 @@ def evaluated(config: ExperimentConfig, run: Path, args: argparse.Namespace) -> 
             file.write_text(json.dumps(point))
         curve.append(json.loads(file.read_text()))
         print(f"{args.part} step {step}: {curve[-1]['success_rate']:.2f}", flush=True)
-    return {"curve": curve, "last": curve[-1]}
+    return curve
 
 
-def plot(figures: dict[str, Any], path: Path) -> None:
+def plot(results: Results, path: Path) -> None:
     """Draw success over the operator's ticks, demonstrations included."""
     import matplotlib
 
@@ -278,28 +284,28 @@ def plot(figures: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
-    demonstrated = sum(figures["record"]["lengths"])
-    for name in (name for name in METHODS if name in figures):
-        points = figures[name]["curve"]
-        ticks = [(p["human_ticks"] + figures[name].get("demonstrated_ticks", demonstrated)) / 1000 for p in points]
-        rates = [100 * p["success_rate"] for p in points]
+    for run in results.runs:
+        points = run.checkpoints
+        ticks = [(run.figures["demonstrated_ticks"] + (p.human_ticks or 0)) / 1000 for p in points]
+        intervals = [wilson_interval(p.successes, p.episodes) for p in points]
         apart = [
-            [100 * (p["success_rate"] - p["low"]) for p in points],
-            [100 * (p["high"] - p["success_rate"]) for p in points],
+            [100 * (p.rate - i.low) for p, i in zip(points, intervals, strict=True)],
+            [100 * (i.high - p.rate) for p, i in zip(points, intervals, strict=True)],
         ]
-        axis.errorbar(ticks, rates, apart, marker="o", capsize=3, label=name)
+        rates = [100 * p.rate for p in points]
+        axis.errorbar(ticks, rates, apart, marker="o", capsize=3, label=run.name)
     axis.set(xlabel="ticks of the operator, thousands", ylabel="success alone, % of 100 held-out starts", ylim=(0, 100))
     axis.grid(alpha=0.3)
     axis.legend()
     figure.savefig(path, dpi=110)
 
 
-def human_share(episodes: list[dict[str, Any]]) -> dict[str, Any]:
+def human_share(episodes: list[dict[str, Any]]) -> dict[str, float]:
     """Return the operator's ticks, and their share of the last episodes of training."""
     last = episodes[-LAST:]
     return {
         "episodes": len(episodes), "human_ticks": episodes[-1]["human_ticks"] if episodes else 0,
-        "last_share": sum(e["intervention_steps"] for e in last) / sum(e["episode/l"] for e in last) if last else None,
+        "last_share": sum(e["intervention_steps"] for e in last) / sum(e["episode/l"] for e in last) if last else 0.0,
     }  # fmt: skip
 
 
@@ -325,21 +331,26 @@ def main() -> None:
     p.add_argument("--episodes", type=int, default=100, help="held-out starts of an evaluation")
     p.add_argument("--as_it_is", action="store_true", help="evaluate the newest checkpoint of a run that goes on")
     p.add_argument("--out", type=Path, default=Path("runs/benchmark_operator"))
-    p.add_argument("--json", type=Path, help="write the figures here; those of other parts stay")
+    p.add_argument("--json", type=Path, help="write the results (benchmarks/README.md) here, next to other parts'")
     p.add_argument("--png", type=Path, help="of record: pictures of the demonstrations; of plot: the curve of --json")
     add_settings(p, "of the experiment")
     args = p.parse_args()
-    there = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
+    there = read(args.json) if args.json and args.json.exists() else None
     if args.part == "plot":
-        if not (there and args.png):
+        if there is None or args.png is None:
             p.error("plot: needs --json of the other parts, and --png")
         plot(there, args.png)
         return
     args.out.mkdir(parents=True, exist_ok=True)
-    figures = {args.part: record(args) if args.part == "record" else train(args, there)}
-    print(json.dumps(figures, indent=1))
+    if args.part == "record":
+        run, details = None, {"record": record(args)}
+    else:
+        run, details = train(args, there), {}
+        for c in run.checkpoints:
+            print(f"{run.name}: {c.updates} updates, {c.successes} of {c.episodes}")
+    print(json.dumps(run.figures if run else details, indent=1))
     if args.json:
-        args.json.write_text(json.dumps(there | figures, indent=1) + "\n")
+        add(args.json, run, details)
 
 
 if __name__ == "__main__":

@@ -26,19 +26,20 @@ import cube_single
 import device_latency
 import grasp_critic
 import human_in_the_loop
+import learn_fake_aloha
 import learn_gym_hil
-from ablations import Count
 from support import cli_args
 from support.mouse_cell import Answer, Braking, answer_of, braking_of, ways_of
+from support.result_tables import Count, difference_interval
 
 pytestmark = pytest.mark.system
 
 
 def test_newcombes_example():
     """Newcombe 1998, table II, (a) method 10: 56/70 - 48/80."""
-    low, high = ablations.difference_interval(Count(56, 70), Count(48, 80))
+    low, high = difference_interval(Count(56, 70), Count(48, 80))
     assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
-    low, high = ablations.difference_interval(Count(10, 10), Count(0, 20))
+    low, high = difference_interval(Count(10, 10), Count(0, 20))
     assert (round(low, 4), high) == (0.6791, 1.0)
 
 
@@ -96,6 +97,76 @@ def test_every_method_on_cube_single_is_a_configuration_of_its_own():
         assert text not in seen, f"{name} is {seen[text]}"
         seen[text] = name
     assert len(seen) == len(cube_single.METHODS) + len(cube_single.SAVINGS)
+
+
+def evaluation(step: int, rate: float, **more: object) -> dict[str, object]:
+    return {"step": step, "env_steps": 5 * step, "human_ticks": step, "success_rate": rate, **more}
+
+
+def test_checkpoints_of_a_learning_curve_are_counted_and_the_chosen_one_is_marked():
+    """In the common form: those on validation starts, then the chosen and the last one on reported starts."""
+    curve = [evaluation(step, rate, wall=9.0) for step, rate in ((0, 0.1), (20, 0.7), (40, 0.57))]
+    result = {"variant": "qc", "seed": 4, "curve": curve, "best": evaluation(20, 0.6), "last": evaluation(40, 0.5)}
+    run = learn_fake_aloha.as_run({**result, "wall": 9.0}, 100, "fake_aloha", ["agent.lr=0.1"])
+    assert (run.name, run.seed, run.experiment, run.settings) == ("qc", 4, "fake_aloha", ["agent.lr=0.1"])
+    assert [(c.updates, c.successes, c.starts, c.best) for c in run.checkpoints] == [
+        (0, 10, "validation", False), (20, 70, "validation", False), (40, 57, "validation", False),
+        (20, 60, "reported", True), (40, 50, "reported", False),
+    ]  # fmt: skip
+    assert run.at("last") == run.checkpoints[-1]
+    same = learn_fake_aloha.as_run({**result, "best": result["last"], "wall": 9.0}, 100, "fake_aloha", [])
+    assert [(c.updates, c.best) for c in same.checkpoints[3:]] == [(40, True)]
+
+
+def test_clones_are_counted_by_their_updates_of_imitation():
+    curve = [
+        evaluation(0, rate, updates=updates, actions="relative", wall=1.0, reported=evaluation(0, rate + 0.1))
+        for updates, rate in ((200, 0.3), (400, 0.2))
+    ]
+    best = curve[0]["reported"]
+    result = {"variant": "bc", "seed": 0, "curve": curve, "best": best, "last": best, "wall": 2.0}
+    run = learn_fake_aloha.as_run(result, 100, "fake_aloha", [])
+    assert [(c.updates, c.successes, c.starts, c.best) for c in run.checkpoints] == [
+        (200, 30, "validation", False), (200, 40, "reported", True),
+        (400, 20, "validation", False), (400, 30, "reported", False),
+    ]  # fmt: skip
+
+
+def test_a_run_on_cube_single_has_its_preset_and_settings():
+    points = [{"updates": 10, "env_steps": 0, "wall": 1.23, "rate": 0.58, "low": 0.4, "high": 0.7}]
+    args = argparse.Namespace(episodes=50, set=["agent.lr=0.1"])
+    run = cube_single.as_run("bc", 2, points, args)
+    assert run.settings == ["preset=bc", *cube_single.METHODS["bc"].settings, "agent.lr=0.1"]
+    [point] = run.checkpoints
+    assert (point.updates, point.successes, point.episodes, point.wall, point.human_ticks) == (10, 29, 50, 1.2, None)
+
+
+def test_the_humans_share_of_the_last_episodes_and_of_the_second_half_are_kept():
+    people = [
+        {"env_steps": 50, "human_ticks": 45, "share": 0.9, "low": 0.8, "high": 1.0},
+        {"env_steps": 100, "human_ticks": 50, "share": 0.2, "low": 0.1, "high": 0.3},
+    ]
+    result = {"method": "rlpd", "seed": 1, "curve": [evaluation(9, 0.25)], "people": people}
+    run = human_in_the_loop.as_run(result, 4, [])
+    assert run.figures == {
+        "human_share": 0.2, "human_share_low": 0.1, "human_share_high": 0.3, "later_share": pytest.approx(0.1)
+    }  # fmt: skip
+    assert run.settings[0] == "preset=rlpd"
+    assert [c.successes for c in run.checkpoints] == [1]
+
+
+def test_gym_hils_ticks_and_time_are_those_of_its_whole_training():
+    curve = [{**evaluation(step, 0.5), "starts_repeat": True, "human_ticks": 0} for step in (0, 10)]
+    totals = {
+        "human_ticks": 7,
+        "wall_seconds": 3.14,
+        "demonstrations": 3,
+        "episodes": 5,
+        "episodes_with_intervention": 2,
+    }
+    run = learn_gym_hil.as_run({"seed": 0, "curve": curve, **totals}, 50, [])
+    assert [(c.updates, c.human_ticks, c.wall) for c in run.checkpoints] == [(0, None, None), (10, 7, 3.1)]
+    assert run.figures["starts_repeat"] == 1
 
 
 def test_runs_made_another_way_are_not_mixed(tmp_path):

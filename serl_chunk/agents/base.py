@@ -354,6 +354,9 @@ class Agent(abc.ABC):
                 out[FEATURE_PREFIX + c.name] = jnp.zeros((1, *self.vision.feature_shape(c)), jnp.float16)
             else:
                 out[IMAGE_PREFIX + c.name] = jnp.zeros((1, c.height, c.width, 3), jnp.uint8)
+        if self.config.language.reads:
+            out[PROMPT] = jnp.zeros((1, self.config.language.length), jnp.int32)
+            out[PROMPT_MASK] = jnp.zeros((1, self.config.language.length), jnp.bool_)
         return out
 
     def fresh_state(

@@ -8,7 +8,6 @@ from errors import naming
 from serl_chunk.replay.replay import BatchLoader, Replay, Request
 from serl_chunk.types import DataError
 
-
 ONE = Request("critic", 1, 4)
 
 
