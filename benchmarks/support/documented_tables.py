@@ -68,7 +68,7 @@ FAKE_ALOHA_SEED_11 = Table(
             "the Gaussian agent (`gaussian`: acrlpd, best of 16), best, last", Where(run="gaussian", at=_BEST_AND_LAST)
         ),
         Row("QC-RLPD (`qc_rlpd`), best, last", Where(run="qc_rlpd", at=_BEST_AND_LAST)),
-        Row("RLPD (`rlpd`)", Where(run="rlpd")),
+        Row("RLPD of Q-chunking (`rlpd_qc`)", Where(run="rlpd")),
         Row("no demonstrations, with interventions (`no_demos`)", Where(run="no_demos")),
     ],
     Where("fake_aloha_seed_11"),
@@ -118,7 +118,7 @@ CUBE_SINGLE = Table(
         Row("QC, best of 8", Where(run="qc")),
         Row("QC-FQL, alpha 300", Where(run="qc-fql")),
         Row("QC-RLPD", Where(run="qc-rlpd")),
-        Row("RLPD", Where(run="rlpd")),
+        Row("RLPD of Q-chunking (`rlpd-qc`)", Where(run="rlpd")),
         Row("BC (flow)", Where(run="bc")),
         Row(
             "published code: QC, best of 8",
@@ -270,7 +270,7 @@ HUMAN_IN_THE_LOOP = Table(
     [
         Row("ours: the experiment as it is", Where(run="ours")),
         Row("HG-DAgger (flow)", Where(run="hg-dagger")),
-        Row("RLPD", Where(run="rlpd")),
+        Row("RLPD of Q-chunking (`rlpd-qc`)", Where(run="rlpd")),
         Row("BC (flow), which learns nothing from human steps", Where(run="bc")),
     ],
     Where("human_in_the_loop", seeds=(0,)),
