@@ -34,7 +34,7 @@ from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.normalise.normaliser import fit_normaliser
-from serl_chunk.replay.replay import BatchLoader, Replay
+from serl_chunk.replay.replay import BatchLoader, Replay, Request
 from serl_chunk.robots.fake import render as renderer
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
@@ -70,22 +70,23 @@ def update_seconds(config: ExperimentConfig, demos: Path, seconds: float) -> dic
     normaliser = fit_normaliser(spec, config.normaliser, config.chunk.carried, episodes)
     replay = Replay(spec, config, normaliser, image_keys=cameras, bc_on=config.agent.bc_on)
     replay.add_demo(*episodes)
-    loader = BatchLoader(replay, rng, config.learner.batch_size, put=jax.device_put)
+    loader = BatchLoader(replay, rng, put=jax.device_put)
     state, base = agent.init(jax.random.key(0)), agent.new_base(jax.random.key(1))
     times: dict[str, list[float]] = {"update": [], "policy": [], "draw": []}
-    warm = loader.next(1)
+    asked = Request("critic", 1, config.learner.batch_size)
+    warm = loader.next(asked)
     state, _ = agent.update(state, base, warm)  # these two compile
-    state, metrics = agent.update_policy(state, base, warm)
+    state, metrics = agent.update_policy(state, base, warm["critic"])
     jax.block_until_ready(metrics)
     begin = time.perf_counter()
     while len(times["draw"]) < 3 or time.perf_counter() - begin < seconds:
         t0 = time.perf_counter()
-        batch = jax.block_until_ready(loader.next(1))
+        batch = jax.block_until_ready(loader.next(asked))
         t1 = time.perf_counter()
         state, metrics = agent.update(state, base, batch)
         jax.block_until_ready(metrics)
         t2 = time.perf_counter()
-        state, metrics = agent.update_policy(state, base, batch)
+        state, metrics = agent.update_policy(state, base, batch["critic"])
         jax.block_until_ready(metrics)
         t3 = time.perf_counter()
         for name, value in (("draw", t1 - t0), ("update", t2 - t1), ("policy", t3 - t2)):

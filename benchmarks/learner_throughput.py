@@ -23,7 +23,7 @@ from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.normalise.normaliser import fit_normaliser
-from serl_chunk.replay.replay import BatchLoader, Replay
+from serl_chunk.replay.replay import BatchLoader, Replay, Request
 from serl_chunk.types import Begin, End, Episode, Outcome, RobotSpec, Source, StepBlock
 
 STATE, ACTION, LENGTH, HORIZON, UTD, BATCH = 30, 14, 100, 5, 4, 256
@@ -56,9 +56,10 @@ def measure(name: str, config: ExperimentConfig, spec: RobotSpec, seconds: float
     for online in episodes(50, "online", spec, rng):
         for record in online:
             replay.insert("s", record)
-    loader = BatchLoader(replay, rng, BATCH, put=jax.device_put, prefetch=2)
+    loader = BatchLoader(replay, rng, put=jax.device_put, prefetch=2)
     state = agent.init(jax.random.key(0))
-    fixed = loader.next(UTD)
+    asked = Request("critic", UTD, BATCH)
+    fixed = loader.next(asked)
     state, _ = agent.update(state, {}, fixed)
     rates: dict[str, list[float]] = {"loop": [], "bare": []}
     for _ in range(max(1, round(seconds / 2))):
@@ -66,7 +67,7 @@ def measure(name: str, config: ExperimentConfig, spec: RobotSpec, seconds: float
             jax.block_until_ready(state)
             start, count = time.perf_counter(), 0
             while time.perf_counter() - start < 1.0:
-                state, metrics = agent.update(state, {}, loader.next(UTD) if mode == "loop" else fixed)
+                state, metrics = agent.update(state, {}, loader.next(asked) if mode == "loop" else fixed)
                 jax.block_until_ready(metrics)
                 count += UTD
             values.append(count / (time.perf_counter() - start))

@@ -153,7 +153,7 @@ class Contestant:
         return jax.block_until_ready(jax.device_put(batch))
 
     def _update(self, batch: Any) -> dict[str, float]:
-        self.state, metrics = self.agent.update(self.state, self.base, batch)
+        self.state, metrics = self.agent.update(self.state, self.base, {"critic": batch})
         return {k: float(v) for k, v in metrics.items()}
 
     def turn(self, seconds: float) -> None:

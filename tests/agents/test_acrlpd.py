@@ -15,6 +15,7 @@ from agent_tools import (
     critic,
     critic_gradient,
     fresh,
+    named,
     on_device,
     policy_gradient,
     same,
@@ -35,7 +36,7 @@ def test_the_policy_climbs_the_critic_to_the_rewarded_chunk():
     state = agent.init(jax.random.key(0))
     for i in range(250):
         batch, _ = bandit(agent.spec, 4, 32, i)
-        state, _ = agent.update(state, {}, jax.device_put(batch))
+        state, _ = agent.update(state, {}, named(agent, jax.device_put(batch)))
     assert bandit_error(agent, state) < 0.12
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import make_batches
+from agent_tools import make_batches, named
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import make_agent
@@ -71,7 +71,7 @@ def run(preset: str, compat: str) -> None:
     state = agent.init(jax.random.key(0))
     shapes = jax.eval_shape(lambda: state)
     before = np.asarray(jax.tree.leaves(state.policy)[-1])
-    after, metrics = agent.update(state, {}, batches(config, agent))
+    after, metrics = agent.update(state, {}, named(agent, batches(config, agent)))
     chunk, _ = agent.sample(
         agent.policy_params(after), {"state": np.ones(4, np.float32)}, jax.random.key(1), explore=True
     )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import build, config_of, critic, fresh, make_batches, on_device, same
+from agent_tools import build, config_of, critic, fresh, make_batches, named, on_device, same
 from errors import naming
 
 from serl_chunk.agents import base
@@ -59,7 +59,7 @@ def test_one_compilation_per_shape_whatever_the_data(variant):
 @every
 def test_an_update_consumes_the_state_it_is_given(variant):
     agent, state = fresh(variant)
-    agent.update(state, {}, on_device(agent.spec))
+    agent.update(state, {}, named(agent, on_device(agent.spec)))
     leaves = jax.tree.leaves((state.policy, state.policy_opt, state.critic, state.critic_opt, state.target))
     assert all(leaf.is_deleted() for leaf in leaves)
 
@@ -94,7 +94,7 @@ def test_a_critic_update_leaves_the_policy_alone(variant):
 def test_an_update_is_the_critics_updates_then_the_policys(variant):
     agent, state = fresh(variant)
     critic_only, _ = agent.update_critic(jax.tree.map(jnp.copy, state), {}, on_device(agent.spec))
-    after, metrics = agent.update(state, {}, on_device(agent.spec))
+    after, metrics = agent.update(state, {}, named(agent, on_device(agent.spec)))
     assert int(after.critic_updates) == 2
     assert int(after.policy_updates) == getattr(agent.config, "policy_updates", 1)
     for x, y in zip(jax.tree.leaves(after.critic), jax.tree.leaves(critic_only.critic), strict=True):
@@ -363,7 +363,9 @@ def test_weight_decay_shrinks_the_networks_by_lr_times_decay_and_not_the_tempera
     for decay in (0.0, 0.5):
         agent = build(config_of("acrlpd", weight_decay=decay))
         after.append(
-            agent.update(agent.init(jax.random.key(0)), {}, on_device(agent.spec, bc_weight=np.ones((2, 8, 3))))
+            agent.update(
+                agent.init(jax.random.key(0)), {}, named(agent, on_device(agent.spec, bc_weight=np.ones((2, 8, 3))))
+            )
         )
     (plain, _), (decayed, _) = after
     assert same(plain.temperature, decayed.temperature)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import bandit, bandit_error, build, config_of, make_batches, on_device, policy_gradient
+from agent_tools import bandit, bandit_error, build, config_of, make_batches, on_device, policy_gradient, same
 
 from serl_chunk.agents.policies import FlowPolicy
-from serl_chunk.agents.spec import AgentSpec
+from serl_chunk.agents.spec import AgentSpec, BatchSpec
 from serl_chunk.agents.state import Context
 from serl_chunk.config.agents import FlowConfig
 
@@ -157,17 +159,21 @@ def test_imitation_trains_the_image_encoder(policy):
 
 
 def test_no_batch_is_asked_for_that_nothing_is_learnt_from():
-    agent = build(config_of("bc"))
-    assert not agent.has_critic
-    assert agent.batches_used(4) == 1
-    assert build(config_of("bc-together")).batches_used(4) == 4  # there the policy steps on each
-    assert build(config_of("acfql")).batches_used(4) == 4
+    assert build(config_of("bc")).wants() == {"policy": BatchSpec(each=False, next_observations=False)}
+    # There the policy steps on each.
+    assert build(config_of("bc-together")).wants() == {"policy": BatchSpec(each=True, next_observations=False)}
+    assert build(config_of("acfql")).wants() == {"critic": BatchSpec()}
 
 
-def test_the_batches_that_are_not_asked_for_would_change_nothing():
-    agent = build(config_of("bc-gaussian"), horizon=2, actions=1)  # no draws: nothing else differs
-    batches = on_device(agent.spec)
-    asked = jax.tree.map(lambda x: x[-1:], batches)
-    many, few = (agent.update(agent.init(jax.random.key(0)), {}, b)[0] for b in (batches, asked))
-    for x, y in zip(jax.tree.leaves(many.policy), jax.tree.leaves(few.policy), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7)
+def test_a_batch_of_the_policys_own_is_asked_for_and_trained_on():
+    config = config_of("acfql")
+    agent = type(build(config))(config, dataclasses.replace(build(config).spec, policy_batch=16))
+    assert agent.wants()["policy"] == BatchSpec(16, each=False, next_observations=False)
+    critic, state = on_device(agent.spec), agent.init(jax.random.key(0))
+    larger = jax.device_put(make_batches(agent.spec, updates=1, size=16, seed=4)._replace(next_observations={}))
+    shown = jax.tree.map(jnp.copy, state)
+    alone, _ = agent.update(shown, {}, {"critic": critic})
+    apart, metrics = agent.update(state, {}, {"critic": critic, "policy": larger})
+    assert same(alone.critic, apart.critic)
+    assert not same(alone.policy, apart.policy)
+    assert np.isfinite(metrics["actor/bc_loss"])

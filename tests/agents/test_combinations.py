@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import CAMERA, DISCOUNT, ENCODER, FLOW, config_of, make_batches, same
+from agent_tools import CAMERA, DISCOUNT, ENCODER, FLOW, config_of, make_batches, named, same
 
 from serl_chunk.agents.discrete_gripper import with_gripper
 from serl_chunk.agents.registry import IMPLEMENTATIONS
@@ -119,6 +119,6 @@ def test_trains_travels_acts_and_is_saved(name: str, tmp_path: Path) -> None:
     restored = CheckpointStore(tmp_path).restore_state(agent.init(jax.random.key(5)))
     assert restored is not None
     assert same(restored.state, state)
-    later = [agent.update(s, {}, batches(7))[0] for s in (restored.state, state)]
+    later = [agent.update(s, {}, named(agent, batches(7)))[0] for s in (restored.state, state)]
     assert same(*later)
     assert [update._cache_size() for update in updates] == [1, 1, 1]

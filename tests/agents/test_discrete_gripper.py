@@ -17,6 +17,7 @@ from agent_tools import (
     imitation_gradient,
     make_batches,
     marked_numbers,
+    named,
     on_device,
     one_batch,
     output_bias,
@@ -242,7 +243,7 @@ def test_the_grasp_critic_learns_which_choice_pays(joint, plausible):
     state = agent.init(jax.random.key(0))
     before = right(agent, state)
     for i in range(12):
-        state, metrics = agent.update(state, {}, gripper_task(agent.spec, 20, 64, i))
+        state, metrics = agent.update(state, {}, named(agent, gripper_task(agent.spec, 20, 64, i)))
     assert right(agent, state) > max(0.9, before + 0.1)
     if joint:  # of one decision a branch for each gripper sees the mean over the other one's choices
         assert float(metrics["grasp_critic/grasp_critic_loss"]) < 0.1
@@ -262,7 +263,7 @@ def test_cloning_imitates_the_choices():
     agent = compose("bc-gaussian", learned())
     state = agent.init(jax.random.key(0))
     for i in range(12):
-        state, _ = agent.update(state, {}, gripper_task(agent.spec, 20, 64, i))
+        state, _ = agent.update(state, {}, named(agent, gripper_task(agent.spec, 20, 64, i)))
     assert right(agent, state) > 0.9
 
 
@@ -350,7 +351,7 @@ def test_a_fixed_gripper_is_no_part_of_what_is_learned(variant, value, expected)
     flipped = np.array(batches.actions)
     flipped[..., GRIPPERS] *= -1
     a, b = (
-        agent.update(agent.init(jax.random.key(0)), {}, jax.device_put(batches._replace(actions=x)))[0]
+        agent.update(agent.init(jax.random.key(0)), {}, named(agent, jax.device_put(batches._replace(actions=x))))[0]
         for x in (batches.actions, flipped)
     )
     assert same(a, b)

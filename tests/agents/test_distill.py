@@ -17,6 +17,7 @@ from agent_tools import (
     critic_gradient,
     fresh,
     make_batches,
+    named,
     on_device,
     policy_gradient,
     same,
@@ -44,10 +45,10 @@ def test_the_one_step_policy_climbs_the_critic_while_the_flow_imitates():
     agent = build(config, horizon=2, actions=1)
     state = agent.init(jax.random.key(0))
     for i in range(120):
-        state, _ = agent.update(state, {}, jax.device_put(bandit(agent.spec, 4, 64, i)[0]))
+        state, _ = agent.update(state, {}, named(agent, jax.device_put(bandit(agent.spec, 4, 64, i)[0])))
     before = bandit_error(agent, state)
     for i in range(80):
-        state, _ = agent.update(state, {}, jax.device_put(bandit(agent.spec, 4, 64, 200 + i)[0]))
+        state, _ = agent.update(state, {}, named(agent, jax.device_put(bandit(agent.spec, 4, 64, 200 + i)[0])))
     assert bandit_error(agent, state) < min(0.25, before + 0.05)  # imitation alone is beyond 0.35
 
 

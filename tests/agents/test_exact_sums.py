@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import ENCODER, PREFIX, build, config_of, critic, fresh, make_batches
+from agent_tools import ENCODER, PREFIX, build, config_of, critic, fresh, make_batches, named
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.spec import agent_spec
@@ -131,11 +131,11 @@ def test_a_whole_update_of_micro_batches_compiles_once():
     whole, state = fresh("acrlpd")
     cut = build(config_of("acrlpd"), micro_batches=2)
     batches = jax.device_put(make_batches(whole.spec))
-    expected, as_whole = whole.update(jax.tree.map(jnp.copy, state), {}, batches)
-    got, metrics = cut.update(state, {}, batches)
+    expected, as_whole = whole.update(jax.tree.map(jnp.copy, state), {}, named(whole, batches))
+    got, metrics = cut.update(state, {}, named(cut, batches))
     assert_close(metrics, as_whole, 1e-4)
     assert_close((got.policy, got.critic), (expected.policy, expected.critic), 1e-3)
-    cut.update(got, {}, batches)
+    cut.update(got, {}, named(cut, batches))
     assert cut.update._cache_size() == 1
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import CAMERA, build, config_of, make_batches, on_device, same
+from agent_tools import CAMERA, build, config_of, make_batches, named, on_device, same
 from errors import naming
 
 from serl_chunk.agents import vision
@@ -81,16 +81,18 @@ def test_updates_with_features_are_those_with_pixels_and_compiled_once():
     pixels = make_batches(agent.spec)
     features = embedded(it, pixels)
     assert set(features.observations) == {"state", f"features/{CAMERA.name}"}
-    expected, as_pixels = agent.update(jax.tree.map(jnp.copy, state), base, jax.device_put(pixels))
+    expected, as_pixels = agent.update(jax.tree.map(jnp.copy, state), base, named(agent, jax.device_put(pixels)))
     compiled = agent.update._cache_size()
-    after, metrics = agent.update(state, base, jax.device_put(features))
+    after, metrics = agent.update(state, base, named(agent, jax.device_put(features)))
     for name in ("critic", "target", "policy"):
         jax.tree.map(_assert_close, getattr(after, name), getattr(expected, name))
     assert metrics.keys() == as_pixels.keys()
     for key in metrics:
         np.testing.assert_allclose(metrics[key], as_pixels[key], rtol=1e-2, atol=1e-4, err_msg=key)
     for seed in (1, 2):
-        after, _ = agent.update(after, base, jax.device_put(embedded(it, make_batches(agent.spec, seed=seed))))
+        after, _ = agent.update(
+            after, base, named(agent, jax.device_put(embedded(it, make_batches(agent.spec, seed=seed))))
+        )
     assert agent.update._cache_size() == compiled + 1
 
 

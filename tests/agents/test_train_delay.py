@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import FLOW, build, config_of, make_batches, on_device, same
+from agent_tools import FLOW, build, config_of, make_batches, named, on_device, same
 
 from serl_chunk.agents.state import Context
 from serl_chunk.config.agents import FlowConfig
@@ -103,7 +103,7 @@ def test_updates_and_decisions_compile_once(variant):
     for kind in ("recorded", "sampled"):
         agent, state, _ = delayed(kind, variant)
         for seed in range(2):
-            state, metrics = agent.update(state, {}, on_device(agent.spec, seed))
+            state, metrics = agent.update(state, {}, named(agent, on_device(agent.spec, seed)))
         assert all(np.isfinite(v) for v in metrics.values())
         assert agent.update._cache_size() == 1
         observation = {"state": make_batches(agent.spec).observations["state"][0, 0]}

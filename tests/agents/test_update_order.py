@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import build, config_of, critic, critic_gradient, fresh, make_batches, on_device, same
+from agent_tools import build, config_of, critic, critic_gradient, fresh, make_batches, named, on_device, same
 
 TOGETHER = ["acfql-policy-distill-together", "acrlpd-together"]
 
@@ -44,7 +44,7 @@ def test_together_each_gradient_is_taken_at_the_parameters_before_the_step(varia
 def test_together_every_batch_of_an_update_trains_both_and_compiles_once(variant):
     agent, state = fresh(variant)
     for seed in range(2):
-        state, metrics = agent.update(state, {}, on_device(agent.spec, seed))
+        state, metrics = agent.update(state, {}, named(agent, on_device(agent.spec, seed)))
     assert (int(state.critic_updates), int(state.policy_updates)) == (4, 4)
     assert {"critic/critic_loss", "actor/actor_loss"} <= metrics.keys()
     assert all(np.isfinite(v) for v in metrics.values())

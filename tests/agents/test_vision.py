@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import CAMERA, DISCOUNT, build, config_of, make_batches, on_device, same
+from agent_tools import CAMERA, DISCOUNT, build, config_of, make_batches, named, on_device, same
 from errors import naming
 from flax.traverse_util import flatten_dict
 
@@ -158,7 +158,7 @@ def test_a_frozen_backbone_is_one_for_all_networks_and_no_optimiser_has_it(small
         paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(getattr(state, name))]
         assert not [p for p in paths if "backbone" in p], name
     policy = jax.tree.map(np.array, state.policy)
-    after, metrics = agent.update(state, base, on_device(agent.spec))
+    after, metrics = agent.update(state, base, named(agent, on_device(agent.spec)))
     assert all(np.isfinite(v) for v in metrics.values())
     assert same(jax.tree.map(np.asarray, base), before)
     assert not same(jax.tree.map(np.asarray, after.policy), policy)

@@ -126,6 +126,14 @@ def on_device(spec: AgentSpec, seed: int = 0, **changes: Any) -> ChunkBatch:
     return jax.device_put(make_batches(spec, seed=seed, **changes))
 
 
+def named(agent: Agent, batches: ChunkBatch) -> dict[str, ChunkBatch]:
+    """Batches [U, B] as `update` takes them; an agent without a critic gets as many as it wants."""
+    if agent.has_critic:
+        return {"critic": batches}
+    each = agent.wants()["policy"].each
+    return {"policy": batches if each else jax.tree.map(lambda x: x[-1:], batches)}
+
+
 def one_batch(agent: Agent, **changes: Any) -> ChunkBatch:
     """The first of `on_device`."""
     return jax.tree.map(lambda x: x[0], on_device(agent.spec, **changes))

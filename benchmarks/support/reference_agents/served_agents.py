@@ -205,7 +205,7 @@ class OurContestant(_Contestant):
         return out
 
     def _update(self, i: int) -> int:
-        self.state, metrics = self.agent.update(self.state, {}, self.batches[i % BATCHES])
+        self.state, metrics = self.agent.update(self.state, {}, {"critic": self.batches[i % BATCHES]})
         jax.block_until_ready((self.state, metrics))
         return self.per_call
 
