@@ -134,10 +134,9 @@ def as_run(name: str, seed: int, points: Sequence[dict[str, Any]], args: argpars
     return results.Run(name, seed, "ogbench", [*preset, *method.settings, *args.set], checkpoints)
 
 
-def published_run(name: str, seed: int, args: argparse.Namespace) -> results.Run:
+def published_run(name: str, seed: int, args: argparse.Namespace, commit: str) -> results.Run:
     """Train the published code, or read its run where that is complete."""
     file = args.out / f"{name}_seed{seed}.json"
-    commit = published_code.commit_of(args.published)
     plan = [args.task, args.data.name, args.offline_steps, args.eval_interval, args.episodes, commit,
             CONTESTANTS[name].options]  # fmt: skip
     keep_plan(args.out / f"{name}_seed{seed}.plan", plan, file)
@@ -222,13 +221,14 @@ def main() -> None:
     names = chosen(p, args.methods, [*EVERY, *CONTESTANTS], "method") if args.methods else everyone
     settings(p, args.set)
     published_code.check(p, names, args)
+    commit = published_code.commit_of(args.published) if args.published else ""
     curves: dict[str, list[dict[str, Any]]] = {}
     runs: list[results.Run] = []
     args.out.mkdir(parents=True, exist_ok=True)
     for seed in map(int, args.seeds.split(",")):
         for name in names:
             if name in CONTESTANTS:
-                runs.append(published_run(name, seed, args))
+                runs.append(published_run(name, seed, args, commit))
                 continue
             run = args.out / f"{name}_seed{seed}"
             done, method = run / "complete.json", EVERY[name]
@@ -255,7 +255,6 @@ def main() -> None:
                     f"{point['wall']:6.0f} s  {point['rate']:.2f} [{point['low']:.2f}, {point['high']:.2f}]",
                     flush=True,
                 )
-    commit = published_code.commit_of(args.published) if args.published else ""
     if args.json:
         results.write(args.json, runs, published=commit)
     if args.plot:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,18 @@ def test_the_published_code_needs_its_checkout(
         published_code.check(parser, names, args)
     error = capsys.readouterr().err.partition("error: ")[2]
     assert all(word in error for word in named)
+
+
+def test_a_folder_without_a_repository_of_its_own_has_no_commit(tmp_path: Path):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "acfql.py").touch()
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)
+    assert results.COMMIT.fullmatch(published_code.commit_of(tmp_path))
+    (tmp_path / "agents" / "acfql.py").write_text("x = 1")
+    assert published_code.commit_of(tmp_path).endswith("-dirty")
+    assert published_code.commit_of(tmp_path / "agents") == results.UNKNOWN
 
 
 CHECKOUT = {

@@ -60,6 +60,8 @@ def check(parser: argparse.ArgumentParser, names: list[str], args: argparse.Name
 
 def commit_of(checkout: Path) -> str:
     """Return the commit of a checkout, with `-dirty` behind it where files were changed; "unknown" without git."""
+    if not (checkout / ".git").exists():  # git would answer for a repository that the folder lies in
+        return UNKNOWN
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

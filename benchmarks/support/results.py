@@ -18,6 +18,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "results"
 COMMIT = re.compile(r"[0-9a-f]{7,40}(-dirty)?")
 UNKNOWN = "unknown"  # written where the package does not run from a git checkout; refused in FOLDER
 STARTS = ("validation", "reported")
+# Read when a command starts: the checkout may have moved on by the time that its results are written.
+_CODE = version_info().commit or UNKNOWN
 # What changes between runs of one command and says nothing about its results.
 _OUTPUTS = ("--json", "--plot", "--out", "--port", "--published_python")
 
@@ -219,9 +221,7 @@ def command_line() -> str:
 
 def write(path: Path, runs: Iterable[Run], *, published: str = "", details: Mapping[str, Any] | None = None) -> None:
     """Write the results of this process's command, with the commit it runs from."""
-    results = Results(
-        command_line(), version_info().commit or UNKNOWN, False, list(runs), published=published, details=details or {}
-    )
+    results = Results(command_line(), _CODE, False, list(runs), published=published, details=details or {})
     parse(to_json(results), str(path))
     path.write_text(dumps(results))
 
@@ -232,15 +232,14 @@ def add(path: Path, run: Run | None, details: Mapping[str, Any] | None = None) -
     A run of the same name and seed is replaced. Other runs keep their commit, and transcribed ones keep the file's
     `transcribed` and `note`.
     """
-    commit = version_info().commit or UNKNOWN
-    made = Results(command_line(), commit, False, [] if run is None else [run], details=details or {})
+    made = Results(command_line(), _CODE, False, [] if run is None else [run], details=details or {})
     if path.exists():
         there = read(path)
         others = [r for r in there.runs if run is None or (r.name, r.seed) != (run.name, run.seed)]
         kept = [(r, r.commit or there.commit) for r in others]
         made = dataclasses.replace(
             made,
-            runs=[*(dataclasses.replace(r, commit="" if c == commit else c) for r, c in kept), *made.runs],
+            runs=[*(dataclasses.replace(r, commit="" if c == _CODE else c) for r, c in kept), *made.runs],
             transcribed=there.transcribed and bool(others),
             note=there.note if others else "",
             details={**there.details, **made.details},
