@@ -54,7 +54,7 @@ def test_every_preset_can_be_compiled(preset, compat):
     config, agent = small(preset, compat)
     state = jax.eval_shape(agent.init, jax.random.key(0))
     with jax.numpy_rank_promotion("raise"):
-        after, metrics = jax.eval_shape(agent._update, state, {}, batches(config, agent))
+        after, metrics = jax.eval_shape(agent._update, state, {}, named(agent, batches(config, agent)))
         prefix = (np.zeros((agent.spec.horizon, 2), np.float32), np.zeros(agent.spec.horizon, np.float32))
         chunk, _ = jax.eval_shape(
             lambda s, k: agent._sample_chunk(agent.policy_params(s), {"state": jnp.zeros(4)}, k, prefix, explore=True),

@@ -44,7 +44,7 @@ def test_one_compilation_per_shape_whatever_the_data(variant):
     for seed in range(3):
         batches = on_device(agent.spec, seed)
         for update in (agent.update_policy, agent.update_critic, agent.update):
-            state, metrics = update(state, {}, batches)
+            state, metrics = update(state, {}, named(agent, batches) if update is agent.update else batches)
         assert all(np.isfinite(v) for v in metrics.values())
     params = agent.policy_params(state)
     for seed in range(3):
@@ -278,7 +278,7 @@ def test_no_ranks_are_promoted_silently(variant):
     observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
     prefix = (np.zeros((3, 2), np.float32), np.zeros(3, np.float32))
     with jax.numpy_rank_promotion("raise"):
-        new, _ = jax.eval_shape(agent._update, state, {}, make_batches(agent.spec))
+        new, _ = jax.eval_shape(agent._update, state, {}, named(agent, make_batches(agent.spec)))
         jax.eval_shape(agent._update_policy, state, {}, make_batches(agent.spec))
         chunk, _ = jax.eval_shape(
             lambda s, k: agent._sample_chunk(agent.policy_params(s), observation, k, prefix, explore=True),
@@ -307,7 +307,7 @@ def test_other_lengths_and_a_single_head(variant, horizon):
     critic_steps = (horizon + 1) // 2
     agent = build(config_of(variant, **alone), horizon=horizon, critic_steps=critic_steps)
     state = jax.eval_shape(agent.init, jax.random.key(0))
-    new, metrics = jax.eval_shape(agent._update, state, {}, make_batches(agent.spec))
+    new, metrics = jax.eval_shape(agent._update, state, {}, named(agent, make_batches(agent.spec)))
     assert jax.tree.map(lambda x: x.shape, new) == jax.tree.map(lambda x: x.shape, state)
     assert {m.shape for m in metrics.values()} == {()}
     if not variant.startswith("bc"):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import build, config_of, make_batches, on_device, same
+from agent_tools import build, config_of, make_batches, named, on_device, same
 from errors import naming
 from flax.traverse_util import flatten_dict
 from small_bases import FROZEN, experiment, use_small_backbones, write_weights
@@ -107,7 +107,8 @@ def test_no_update_consumes_or_changes_the_base():
     state, base = agent.init(jax.random.key(0)), agent.new_base(jax.random.key(1))
     before = jax.tree.map(np.array, base)
     for update in (agent.update, agent.update_policy, agent.update_critic):
-        state, _ = update(state, base, on_device(agent.spec))
+        batches = on_device(agent.spec)
+        state, _ = update(state, base, named(agent, batches) if update is agent.update else batches)
     assert same(jax.tree.map(np.asarray, base), before)
     assert not same(jax.tree.map(np.asarray, agent.new_base(jax.random.key(2))), before)
 
@@ -115,7 +116,7 @@ def test_no_update_consumes_or_changes_the_base():
 def test_a_difference_is_named_when_an_actor_connects():
     config = experiment(FROZEN)
     spec = robot_spec(config.robot)
-    mine, theirs = (contract(config, spec, "net", digest) for digest in ("0123456789abcdef", "fedcba9876543210"))
+    mine, theirs = (contract(config, spec, "net", base=digest) for digest in ("0123456789abcdef", "fedcba9876543210"))
     refusal = compare(mine, theirs)
     assert "0123456789abcdef" in refusal
     assert "fedcba9876543210" in refusal

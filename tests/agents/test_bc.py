@@ -150,7 +150,8 @@ def test_imitation_trains_the_image_encoder(policy):
         for weight, moves in ((shown, True), (0 * shown, False)):
             state = agent.init(jax.random.key(0))
             before = jax.tree.map(np.array, state.policy["encoder"])
-            state, _ = update(state, {}, on_device(agent.spec, bc_weight=weight, valid=shown))
+            batches = on_device(agent.spec, bc_weight=weight, valid=shown)
+            state, _ = update(state, {}, named(agent, batches) if update is agent.update else batches)
             after = jax.tree.map(np.array, state.policy["encoder"])
             changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), before, after)
             assert set(jax.tree.leaves(changed)) == {moves}, changed

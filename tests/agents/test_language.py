@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import ENCODER, build, config_of, make_batches
+from agent_tools import ENCODER, build, config_of, make_batches, named
 
 from serl_chunk.config.gripper import GripperConfig
 from serl_chunk.config.language import LanguageConfig
@@ -49,7 +49,7 @@ def test_agents_learn_from_texts_and_act_by_them(variant):
     assert tokens
     assert all(leaf.shape == (258, 64) for leaf in tokens)
     before = jax.tree.map(jnp.copy, (state.policy, state.critic))
-    state, metrics = agent.update(state, with_prompts(make_batches(agent.spec)))
+    state, metrics = agent.update(state, {}, named(agent, with_prompts(make_batches(agent.spec))))
     assert all(np.isfinite(v).all() for v in metrics.values())
     moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), before, (state.policy, state.critic))
     assert all(move > 0 for path, move in jax.tree.leaves_with_path(moved) if "tokens" in str(path))

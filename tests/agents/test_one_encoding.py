@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from agent_tools import CAMERA, build, config_of, make_batches
+from agent_tools import CAMERA, build, config_of, make_batches, named
 
 from serl_chunk.models.encoder import ConvEncoder
 
@@ -43,6 +43,6 @@ def test_candidates_share_what_the_encoder_makes(variant: str, encoded: list[tup
         acting = list(encoded)
         assert len(acting) == 2  # the policy's encoder, and that of the critic that chooses
         encoded.clear()
-        jax.eval_shape(agent._update, state, {}, make_batches(agent.spec))
+        jax.eval_shape(agent._update, state, {}, named(agent, make_batches(agent.spec)))
         seen.append((acting, sorted(encoded)))
     assert seen[0] == seen[1]

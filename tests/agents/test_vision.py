@@ -188,7 +188,7 @@ def test_resnet10_keeps_the_shapes_of_a_state(kind, frozen):
     agent = agent_of(kind, dataclasses.replace(FROZEN, frozen_backbone=frozen, pooling="spatial", state_latent=6))
     state = jax.eval_shape(agent.init, jax.random.key(0))
     base = jax.eval_shape(agent.new_base, jax.random.key(0))
-    new, _ = jax.eval_shape(agent._update, state, base, make_batches(agent.spec))
+    new, _ = jax.eval_shape(agent._update, state, base, named(agent, make_batches(agent.spec)))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), new) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
     found = {k for k in agent.network_shape().split(";") if "conv_init" in k}
     where = {"base"} if frozen else {"policy", "critic"} - ({"critic"} if kind == "bc" else set())
