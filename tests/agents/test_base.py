@@ -121,7 +121,7 @@ def test_a_difference_is_named_when_an_actor_connects():
     assert "0123456789abcdef" in refusal
     assert "fedcba9876543210" in refusal
     assert "base" in refusal
-    assert compare(mine, contract(config, spec, "net", "0123456789abcdef")) == ""
+    assert compare(mine, contract(config, spec, "net", base="0123456789abcdef")) == ""
     assert "base" not in contract(config, spec, "net")
 
 

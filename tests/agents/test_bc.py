@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import bandit, bandit_error, build, config_of, make_batches, on_device, policy_gradient, same
+from agent_tools import bandit, bandit_error, build, config_of, make_batches, named, on_device, policy_gradient, same
 
 from serl_chunk.agents.policies import FlowPolicy
 from serl_chunk.agents.spec import AgentSpec, BatchSpec
