@@ -106,7 +106,7 @@ def test_no_update_consumes_or_changes_the_base():
     agent = agent_of()
     state, base = agent.init(jax.random.key(0)), agent.new_base(jax.random.key(1))
     before = jax.tree.map(np.array, base)
-    for update in (agent.update, agent.update_policy, agent.update_critic):
+    for update in (agent.update, agent.update_policy):
         batches = on_device(agent.spec)
         state, _ = update(state, base, named(agent, batches) if update is agent.update else batches)
     assert same(jax.tree.map(np.asarray, base), before)
