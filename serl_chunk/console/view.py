@@ -221,7 +221,7 @@ def cells(state: ConsoleState) -> tuple[tuple[str, str], ...]:
         ("unacknowledged", _value(s.unacknowledged, "{:,} steps")),
         ("human", _value(s.human_share, "{:.0%} of ticks")),
         ("successes", _value(s.successes, "{:.1f} in 10 minutes")),
-        ("last pause", _value(s.since_pause, "{:.0f} minutes ago")),
+        ("last pause", _value(s.since_pause, "{:.0f} min ago")),
         ("last episode", s.outcome or _NONE),
     )
 

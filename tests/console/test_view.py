@@ -71,7 +71,7 @@ def test_everything_of_a_state_is_shown():
     whole = "\n".join(text(draw(FULL)))
     for shown in (
         "49.9 of 50 Hz", "p50 0.2 ms, p99 1.4 ms", "cam_high 0.02 s", "cam_left_wrist 0.03 s", "cam_right_wrist 0.41 s",
-        "version 1234, 1:15 old", "1,017 steps", "12% of ticks", "8.2 in 10 minutes", "12 minutes ago",
+        "version 1234, 1:15 old", "1,017 steps", "12% of ticks", "8.2 in 10 minutes", "12 min ago",
         "success (operator)", "demonstration 3 of 20", "moves in 3 s",
         "Place the cube. Enter goes on", "Cannot start because:",
         *(part for obstacle in OBSTACLES for part in obstacle),
