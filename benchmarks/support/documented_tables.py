@@ -299,18 +299,18 @@ FAKE_ALOHA_IMAGES = Table(
     Where("fake_aloha_images", "fake_aloha_images"),
 )
 
-_ONLINE = (10_000, 20_000, 25_000)
+_ONLINE = (10_000, 20_000, 25_000, 30_000)
 OPERATOR = Table(
     "docs/operator.md",
     "",
     [Column("ticks of the operator, demonstrations included", listed(operator_ticks)), Column("success", percent)],
     [
         Row("before training online", Where(run="ours", at=(0,))),
-        Row("after 10,000, 20,000 and 25,000 updates", Where(run="ours", at=_ONLINE)),
-        Row("**after 30,000 updates**", Where(run="ours", at=(30_000,))),
+        Row("after 10,000, 20,000, 25,000 and 30,000 updates", Where(run="ours", at=_ONLINE)),
+        Row("**after 36,000 updates**", Where(run="ours", at=(36_000,))),
         Row("HG-DAgger (preset `hg-dagger`, our policy's sizes and settings), as many updates", Where(run="hg-dagger")),
         Row("a clone of the ten", Where(run="bc")),
-        Row("a clone of 55 of its demonstrations", Where(run="bc-more")),
+        Row("a clone of 61 of its demonstrations", Where(run="bc-more")),
         Row("the same without moved joints (`agent.bc_joint_noise=0`)", Where(run="bc-more-still")),
         Row("without them, and with a network of velocities, from no noise", Where(run="bc-more-velocity")),
     ],
