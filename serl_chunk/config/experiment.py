@@ -218,6 +218,10 @@ class ExperimentConfig(Group):
         require(not self.actor.adaptive_execution or agent.replan_spread is not None, "actor.adaptive_execution",
             "True has no effect while agent.replan_spread is none. Set that, with agent.prefix_critic=True and "
             "agent.prefix_lengths of 2 or more.")
+        require(self.learner.policy_batch_size is None or agent.update_order == "critic_first",
+            "learner.policy_batch_size",
+            f"{self.learner.policy_batch_size} has no effect with agent.update_order=joint: the policy learns from "
+            "the critic's batch. Set it to none, or agent.update_order=critic_first.")
         if agent.gripper.composition == "learned":
             self._check_learned_gripper()
         require(self.actor.delay_ticks < chunk.executed, "actor.delay_ticks",

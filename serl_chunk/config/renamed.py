@@ -38,7 +38,7 @@ ADDED: dict[str, Any] = {
     "outcome": {"success": None, "cameras": [], "classifier": "", "condition": None},
     "agent.language": {"tokenizer": "none", "length": 48},
     "agent.flow.noise_high": 1.0, "agent.flow.predicts": "velocity", "agent.bc_joint_noise": 0.0,
-    "learner.accumulate": 1,
+    "learner.accumulate": 1, "learner.policy_batch_size": None,
     "outcome.classifier": "", "outcome.condition": None, "outcome.environment": True, "outcome.stages": [],
     "outcome.stage_reward": 0.0, "outcome.observed": [],  # of folders that have the group, too
 }  # fmt: skip

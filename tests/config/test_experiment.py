@@ -160,6 +160,8 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
         )
     ),
     (LearnerConfig, {"batch_size": 3}, ("learner.batch_size", 3)),
+    (LearnerConfig, {"policy_batch_size": 3}, ("learner.policy_batch_size", 3)),
+    (LearnerConfig, {"policy_batch_size": 2, "accumulate": 4}, ("learner.accumulate", 4, "policy_batch_size", 2)),
     (LearnerConfig, {"batch_size": 8, "accumulate": 3}, ("learner.accumulate", 3, "learner.batch_size", 8)),
     (LearnerConfig, {"utd_ratio": 0}, ("learner.utd_ratio", 0)),
     (

@@ -309,3 +309,12 @@ def test_a_clone_is_not_trained_by_the_updates_of_a_critic(preset: str) -> None:
         loop = configured(BASE, [*none, (f"learner.{name}", "10")], preset=preset).learner
         assert (getattr(loop, name), loop.online_steps) == (10, 0)
     assert configured(BASE, [*none, ("learner.critic_pretrain_steps", "9")], preset="qc").learner.online_steps == 0
+
+
+def test_a_policy_batch_of_its_own_needs_a_step_of_its_own():
+    own = [("learner.policy_batch_size", "32")]
+    assert configured(BASE, own, preset="qc").learner.policy_batch_size == 32
+    with pytest.raises(
+        ConfigError, match=naming("learner.policy_batch_size", 32, "agent.update_order", "critic_first")
+    ):
+        configured(BASE, own, preset="qc", compat="qc")
