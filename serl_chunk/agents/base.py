@@ -15,11 +15,11 @@ from flax.traverse_util import flatten_dict
 
 from serl_chunk.agents.former import current_params
 from serl_chunk.agents.losses import descend, gradient, soft_update
-from serl_chunk.agents.spec import GRIPPER, AgentSpec, BatchSpec
+from serl_chunk.agents.perception import Perception
+from serl_chunk.agents.spec import AgentSpec, BatchSpec
 from serl_chunk.agents.state import (
     AgentState,
     Committed,
-    Context,
     Loss,
     Metrics,
     Noise,
@@ -30,10 +30,8 @@ from serl_chunk.agents.state import (
     key_of,
     unflatten_params,
 )
-from serl_chunk.agents.vision import FrameEmbedder, Vision, digest_of
 from serl_chunk.config.agents import AgentConfig
-from serl_chunk.models.encoder import ObservationEncoder, random_shift
-from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch
+from serl_chunk.types import ChunkBatch
 
 # Without it XLA for CPUs copies each network once an update, because losses read what the update replaces.
 _COMPILER_OPTIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
@@ -46,7 +44,7 @@ def _scan(step: Callable[[AgentState, Any], Updated], state: AgentState, xs: Any
     return state, jax.tree.map(jnp.mean, metrics)
 
 
-class Agent(abc.ABC):
+class Agent(Perception, abc.ABC):
     """Base of the agents: updates from the losses and draws that a subclass supplies, and acting.
 
     `update(state, base, {name: batch})` takes the batches of `wants`, with a leading axis each, and runs U critic
@@ -65,12 +63,9 @@ class Agent(abc.ABC):
     policy_updates = 1  # policy steps after the critic's, on the last batch
 
     def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
-        self.config, self.spec = config, spec
+        super().__init__(config, spec)
         self.chunk_dim = spec.horizon * spec.action_dim
         self.optimiser = self._network_optimiser(config.lr)
-        self.encoder: Any = ObservationEncoder(config.image_keys, config.use_state, config.encoder, config.language)
-        self.vision = Vision(config, spec.cameras)
-        self.caches_features = config.encoder.cache_features and self.vision.frozen
         # Donated buffers go to outputs of their shape in order: dropping an unused one would shift and copy the rest.
         options = _COMPILER_OPTIONS if jax.default_backend() == "cpu" else None
         compiled = functools.partial(jax.jit, donate_argnums=0, keep_unused=True, compiler_options=options)
@@ -88,37 +83,7 @@ class Agent(abc.ABC):
         clip = optax.clip_by_global_norm(self.config.grad_clip) if self.config.grad_clip > 0 else optax.identity()
         return optax.chain(clip, optimiser)
 
-    # -- encoders --------------------------------------------------------------------------------------------
-
-    @property
-    def shares_encoder(self) -> bool:
-        """Whether the policy reads the acting critic's encoder, which it does not train."""
-        return self.config.encoder.trained_by == "critic"
-
-    def init_encoder(self, key: jax.Array) -> tuple[Params, jax.Array]:
-        """Fresh parameters of one encoder, and the features float32[1, F] of `seen_example`."""
-        encoder = self.encoder.init(key, self.seen_example()).get("params", {})
-        return encoder, self.encode(encoder, {}, self.seen_example()).features
-
-    def encode(self, encoder: Params, base: Params, observation: Observation) -> Context:
-        """Observations as one encoder shows them; features that they bring are taken as they are."""
-        seen = self.vision.encode_images(base, observation)
-        return Context(self.encoder.apply({"params": encoder}, seen))
-
-    def policy_context(self, policy: Params, critic: Params, base: Params, observation: Observation) -> Context:
-        """As a network of the policy sees it: by its own encoder, or as a constant by that of `critic`."""
-        if self.shares_encoder:
-            return jax.lax.stop_gradient(self.encode(critic.get("encoder", {}), base, observation))
-        return self.encode(policy.get("encoder", {}), base, observation)
-
-    def critic_context(self, critic: Params, base: Params, observation: Observation) -> Context:
-        """As the critic sees it: followed by a discrete gripper's choice where there is one."""
-        return self.with_choice(self.encode(critic.get("encoder", {}), base, observation), observation)
-
-    def with_choice(self, context: Context, observation: Observation) -> Context:
-        if not self.spec.gripper_inputs:
-            return context
-        return context._replace(features=jnp.concatenate([context.features, observation[GRIPPER]], axis=-1))
+    # -- parts of agents -------------------------------------------------------------------------------------
 
     def init_policy(self, rng: jax.Array, net: Any, name: str) -> Params:
         """Fresh parameters of a policy's network, and of an encoder where it has its own: {"encoder", name}."""
@@ -301,15 +266,6 @@ class Agent(abc.ABC):
     def choosing_params(self, state: AgentState) -> Params:
         return state.target if self.config.acting_critic == "target" else state.critic
 
-    def seen(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
-        """`batch` with both observations shifted at random, each by its own offsets (DrQ), and the base's features."""
-        both, pixels = [batch.observations, batch.next_observations], self.config.encoder.shift
-        if self.config.image_keys and pixels:
-            keys = jax.random.split(key_of(state.rng, "shift"))
-            both = [random_shift(key, o, pixels) if o else o for key, o in zip(keys, both, strict=True)]
-        now, later = (self.vision.encode_images(base, o) for o in both)
-        return batch._replace(observations=now, next_observations=later)
-
     def policy_part(self, batch: ChunkBatch) -> ChunkBatch:
         """`batch` with as many actions as the policy outputs; a critic may score more."""
         h = self.spec.horizon
@@ -318,46 +274,6 @@ class Agent(abc.ABC):
         names = ("actions", "valid", "bc_weight", "bc_dims", "bc_action_shift")
         values = {name: getattr(batch, name) for name in names}
         return batch._replace(**{name: value[:, :h] for name, value in values.items() if value is not None})
-
-    # -- the base, and fresh states --------------------------------------------------------------------------
-
-    @property
-    def source(self) -> str:
-        """The file that the base is read from, on each side; empty where it travels with the parameters."""
-        return self.vision.source
-
-    def new_base(self, rng: jax.Array) -> Params:
-        """The base of a run: of its `source`, else random. Raises ConfigError."""
-        return self.vision.base(key_of(rng, "base"))
-
-    @functools.cached_property
-    def source_base(self) -> Params:
-        """The base of `source`, read once; empty without one. Raises ConfigError."""
-        return self.new_base(jax.random.key(0)) if self.source else {}
-
-    @functools.cached_property
-    def base_digest(self) -> str:
-        """The digest of the base that both sides read themselves; empty without one. Raises ConfigError."""
-        return digest_of(self.source_base)
-
-    def pretrained(self, state: AgentState) -> AgentState:
-        """A fresh state with the weights of `encoder.weights`, a run's start, in every backbone. Raises ConfigError."""
-        return self.vision.pretrained(state)
-
-    def seen_example(self) -> dict[str, jax.Array]:
-        """A batch of one observation as networks read it, all zeros."""
-        out: dict[str, jax.Array] = {STATE: jnp.zeros((1, self.spec.state_dim), jnp.float32)}
-        if self.spec.gripper_inputs:
-            out[GRIPPER] = jnp.zeros((1, self.spec.gripper_inputs), jnp.float32)
-        for c in self.spec.cameras:
-            if self.vision.frozen:
-                out[FEATURE_PREFIX + c.name] = jnp.zeros((1, *self.vision.feature_shape(c)), jnp.float16)
-            else:
-                out[IMAGE_PREFIX + c.name] = jnp.zeros((1, c.height, c.width, 3), jnp.uint8)
-        if self.config.language.reads:
-            out[PROMPT] = jnp.zeros((1, self.config.language.length), jnp.int32)
-            out[PROMPT_MASK] = jnp.zeros((1, self.config.language.length), jnp.bool_)
-        return out
 
     def fresh_state(
         self, key: jax.Array, policy: Params, critic: Params | None = None, *, target: tuple[str, ...] = ()
@@ -428,11 +344,3 @@ class Agent(abc.ABC):
         """The travelling parameters' paths and shapes as one text, for the handshake."""
         leaves = sorted(flatten_dict(self._abstract_params, sep="/").items())
         return ";".join(f"{path}{tuple(leaf.shape)}" for path, leaf in leaves)
-
-    def frame_embedder(self, base: Params) -> FrameEmbedder | None:
-        """Computes features of stored frames for `encoder.cache_features`; None where it is off."""
-        return FrameEmbedder(self.vision, base) if self.caches_features else None
-
-    def cached_shapes(self) -> list[tuple[int, int, int]]:
-        """(h, w, C) of one frame's features of each camera where they are cached, else empty."""
-        return [self.vision.feature_shape(c) for c in self.spec.cameras] if self.caches_features else []

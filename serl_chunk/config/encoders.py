@@ -48,7 +48,9 @@ class EncoderConfig(Group, path="agent.encoder."):
     frozen_backbone: bool = _of_cameras(False, "keep resnet10's convolutions; heads train")
     # A frame that is shifted anew each time has no features to keep.
     cache_features: bool = setting(False, "store the frozen backbone's features of each frame in place of pixels")
-    weights: str = setting("", ".npz of the backbone's initial weights (`serl-chunk data encoder`), at the learner")
+    weights: str = setting(
+        "", ".npz of the backbone's initial weights (`serl-chunk data encoder`); frozen: at the actor, too"
+    )
     shift: int = setting(4, "random-shift augmentation (DrQ); 0: none", unit="pixels", least=0, requires=CAMERAS)
 
     def _check(self) -> None:

@@ -33,7 +33,7 @@ def _compares_as_the_target(saved: Saved, value: Any) -> bool:
     agent = saved["agent"]
     in_target = agent.get("target_candidates", 1) if agent.get("target") == "policy" else 1
     compares = agent.get("candidates", 1) > 1 or in_target > 1
-    return not compares or value == agent.get("critic", {}).get("target_aggregate", value)
+    return not compares or value in ("mean", agent.get("critic", {}).get("target_aggregate"))  # mean was the default
 
 
 REMOVED = {

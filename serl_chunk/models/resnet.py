@@ -80,8 +80,8 @@ def read_weights(path: str, leaves: Mapping[str, Shape]) -> dict[str, np.ndarray
             found = {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise ConfigError(
-            f"{where}: no such file. The learner reads it, the actor does not need it. Give its path on the learner's "
-            "machine, or make one with `serl-chunk data encoder resnet10_params.pkl FILE.npz`"
+            f"{where}: no such file. The learner reads it, and each actor where agent.encoder.frozen_backbone is True: "
+            "give its path on this machine, or make one with `serl-chunk data encoder resnet10_params.pkl FILE.npz`"
         ) from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigError(

@@ -1,0 +1,111 @@
+"""What an agent sees: an encoder's contexts, a frozen backbone's features, and the base that holds it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from serl_chunk.agents.spec import GRIPPER, AgentSpec
+from serl_chunk.agents.state import AgentState, Context, Observation, Params, key_of
+from serl_chunk.agents.vision import FrameEmbedder, Vision, digest_of
+from serl_chunk.config.agents import AgentConfig
+from serl_chunk.models.encoder import ObservationEncoder, random_shift
+from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch
+
+
+class Perception:
+    """Base of an agent: its encoder, whose parameters each network has or shares, and its base."""
+
+    def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
+        self.config, self.spec = config, spec
+        self.encoder: Any = ObservationEncoder(config.image_keys, config.use_state, config.encoder, config.language)
+        self.vision = Vision(config, spec.cameras)
+        self.caches_features = config.encoder.cache_features and self.vision.frozen
+
+    @property
+    def shares_encoder(self) -> bool:
+        """Whether the policy reads the acting critic's encoder, which it does not train."""
+        return self.config.encoder.trained_by == "critic"
+
+    def init_encoder(self, key: jax.Array) -> tuple[Params, jax.Array]:
+        """Fresh parameters of one encoder, and the features float32[1, F] of `seen_example`."""
+        encoder = self.encoder.init(key, self.seen_example()).get("params", {})
+        return encoder, self.encode(encoder, {}, self.seen_example()).features
+
+    def encode(self, encoder: Params, base: Params, observation: Observation) -> Context:
+        """Observations as one encoder shows them; features that they bring are taken as they are."""
+        seen = self.vision.encode_images(base, observation)
+        return Context(self.encoder.apply({"params": encoder}, seen))
+
+    def policy_context(self, policy: Params, critic: Params, base: Params, observation: Observation) -> Context:
+        """As a network of the policy sees it: by its own encoder, or as a constant by that of `critic`."""
+        if self.shares_encoder:
+            return jax.lax.stop_gradient(self.encode(critic.get("encoder", {}), base, observation))
+        return self.encode(policy.get("encoder", {}), base, observation)
+
+    def critic_context(self, critic: Params, base: Params, observation: Observation) -> Context:
+        """As the critic sees it: followed by a discrete gripper's choice where there is one."""
+        return self.with_choice(self.encode(critic.get("encoder", {}), base, observation), observation)
+
+    def with_choice(self, context: Context, observation: Observation) -> Context:
+        if not self.spec.gripper_inputs:
+            return context
+        return context._replace(features=jnp.concatenate([context.features, observation[GRIPPER]], axis=-1))
+
+    def seen(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
+        """`batch` with both observations shifted at random, each by its own offsets (DrQ), and the base's features."""
+        both, pixels = [batch.observations, batch.next_observations], self.config.encoder.shift
+        if self.config.image_keys and pixels:
+            keys = jax.random.split(key_of(state.rng, "shift"))
+            both = [random_shift(key, o, pixels) if o else o for key, o in zip(keys, both, strict=True)]
+        now, later = (self.vision.encode_images(base, o) for o in both)
+        return batch._replace(observations=now, next_observations=later)
+
+    @property
+    def source(self) -> str:
+        """The file that the base is read from, on each side; empty where it travels with the parameters."""
+        return self.vision.source
+
+    def new_base(self, rng: jax.Array) -> Params:
+        """The base of a run: of its `source`, else random. Raises ConfigError."""
+        return self.vision.base(key_of(rng, "base"))
+
+    @functools.cached_property
+    def source_base(self) -> Params:
+        """The base of `source`, read once; empty without one. Raises ConfigError."""
+        return self.new_base(jax.random.key(0)) if self.source else {}
+
+    @functools.cached_property
+    def base_digest(self) -> str:
+        """The digest of the base that both sides read themselves; empty without one. Raises ConfigError."""
+        return digest_of(self.source_base)
+
+    def pretrained(self, state: AgentState) -> AgentState:
+        """A fresh state with the weights of `encoder.weights`, a run's start, in every backbone. Raises ConfigError."""
+        return self.vision.pretrained(state)
+
+    def seen_example(self) -> dict[str, jax.Array]:
+        """A batch of one observation as networks read it, all zeros."""
+        out: dict[str, jax.Array] = {STATE: jnp.zeros((1, self.spec.state_dim), jnp.float32)}
+        if self.spec.gripper_inputs:
+            out[GRIPPER] = jnp.zeros((1, self.spec.gripper_inputs), jnp.float32)
+        for c in self.spec.cameras:
+            if self.vision.frozen:
+                out[FEATURE_PREFIX + c.name] = jnp.zeros((1, *self.vision.feature_shape(c)), jnp.float16)
+            else:
+                out[IMAGE_PREFIX + c.name] = jnp.zeros((1, c.height, c.width, 3), jnp.uint8)
+        if self.config.language.reads:
+            out[PROMPT] = jnp.zeros((1, self.config.language.length), jnp.int32)
+            out[PROMPT_MASK] = jnp.zeros((1, self.config.language.length), jnp.bool_)
+        return out
+
+    def frame_embedder(self, base: Params) -> FrameEmbedder | None:
+        """Computes features of stored frames for `encoder.cache_features`; None where it is off."""
+        return FrameEmbedder(self.vision, base) if self.caches_features else None
+
+    def cached_shapes(self) -> list[tuple[int, int, int]]:
+        """(h, w, C) of one frame's features of each camera where they are cached, else empty."""
+        return [self.vision.feature_shape(c) for c in self.spec.cameras] if self.caches_features else []
