@@ -21,6 +21,7 @@ import tempfile
 import termios
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.style import Style
@@ -29,11 +30,6 @@ from rich.text import Text
 from support.ports import free_port
 
 from serl_chunk.console.view import COLOURS, Word
-
-try:
-    import pyte
-except ImportError:
-    raise SystemExit("console_picture.py needs pyte: pip install pyte") from None
 
 COMMAND = [sys.executable, "-m", "serl_chunk"]
 TAKE_TERMINAL = (
@@ -47,13 +43,13 @@ TRAINING = (
 )  # fmt: skip
 
 
-def is_big(screen: pyte.Screen, word: Word) -> bool:
+def is_big(screen: Any, word: Word) -> bool:
     """Whether the screen's big word has the colour of `word`."""
     cells = (char for row in screen.buffer.values() for char in row.values())
     return any(char.reverse and char.fg.replace("brown", "yellow") == COLOURS[word] for char in cells)
 
 
-def coloured(screen: pyte.Screen) -> Text:
+def coloured(screen: Any) -> Text:
     """What stands on the screen, with its colours."""
     out = Text()
     for row in range(screen.lines):
@@ -70,6 +66,10 @@ def coloured(screen: pyte.Screen) -> Text:
 
 def taken(episodes: int, folder: Path) -> Text:
     """Run an actor until the human acts in an episode after the first `episodes`."""
+    try:
+        import pyte
+    except ImportError:
+        raise SystemExit("needs pyte: pip install pyte") from None
     common = [*COMMAND, "--exp_name", "fake_aloha", *TRAINING, "--port", str(free_port())]
     demos = folder / "demos"
     subprocess.run([*COMMAND, "record", "--exp_name", "fake_aloha", "--policy", "scripted", "--out", demos], check=True)

@@ -146,12 +146,12 @@ def test_the_humans_share_of_the_last_episodes_and_of_the_second_half_are_kept()
         {"env_steps": 50, "human_ticks": 45, "share": 0.9, "low": 0.8, "high": 1.0},
         {"env_steps": 100, "human_ticks": 50, "share": 0.2, "low": 0.1, "high": 0.3},
     ]
-    result = {"method": "rlpd", "seed": 1, "curve": [evaluation(9, 0.25)], "people": people}
+    result = {"method": "rlpd-qc", "seed": 1, "curve": [evaluation(9, 0.25)], "people": people}
     run = human_in_the_loop.as_run(result, 4, [])
     assert run.figures == {
         "human_share": 0.2, "human_share_low": 0.1, "human_share_high": 0.3, "later_share": pytest.approx(0.1)
     }  # fmt: skip
-    assert run.settings[0] == "preset=rlpd"
+    assert run.settings[0] == "preset=rlpd-qc"
     assert [c.successes for c in run.checkpoints] == [1]
 
 

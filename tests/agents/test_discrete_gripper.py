@@ -81,11 +81,11 @@ def test_every_update_compiles_once_and_moves_its_own_half(variant):
     for seed in range(2):
         for update, moved, kept in (
             (agent.update_policy, "policy", "critic"),
-            (agent.update_critic, "critic", "policy"),
+            *([(agent.update_critic, "critic", "policy")] if agent.has_critic else []),
             (agent.update, "policy", None),
         ):
-            before = jax.tree.map(jnp.copy, state)
-            state, metrics = update(state, {}, on_device(agent.spec, seed))
+            before, batches = jax.tree.map(jnp.copy, state), on_device(agent.spec, seed)
+            state, metrics = update(state, {}, named(agent, batches) if update is agent.update else batches)
             assert all(np.isfinite(v) for v in metrics.values())
             if moved in before.grasp:
                 assert not same(state.grasp[moved], before.grasp[moved])
@@ -95,7 +95,7 @@ def test_every_update_compiles_once_and_moves_its_own_half(variant):
     assert ("critic" in state.grasp) == has_critic
     assert ("grasp_critic/grasp_critic_loss" in metrics) == has_critic
     assert "grasp_critic/bc_loss" in metrics
-    for update in (agent.update, agent.update_policy, agent.update_critic):
+    for update in (agent.update, agent.update_policy, *([agent.update_critic] if has_critic else [])):
         assert update._cache_size() == 1
 
 
@@ -108,8 +108,9 @@ def test_no_ranks_are_promoted_silently(variant):
         prefix = (np.zeros((HORIZON, ACTIONS), np.float32), np.zeros(HORIZON, np.float32))
         state = jax.eval_shape(agent.init, jax.random.key(0))
         with jax.numpy_rank_promotion("raise"):
-            for update in (agent._update, agent._update_policy):  # the critic's own is a part of the first
-                new, _ = jax.eval_shape(update, state, {}, batches)
+            # the critic's own is a part of the first
+            for update, given in ((agent._update, named(agent, batches)), (agent._update_policy, batches)):
+                new, _ = jax.eval_shape(update, state, {}, given)
                 kept = jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), new, state)
                 assert all(jax.tree.leaves(kept))
             chunk, _ = jax.eval_shape(

@@ -151,7 +151,7 @@ def test_a_run_folder_goes_on_where_it_ended(former_run):
         np.testing.assert_allclose(record["values"], expected["values"], atol=1e-4)
 
     batches = jax.device_put(make_batches(agent.spec))
-    learner.state, metrics = agent.update(state, base, batches)
+    learner.state, metrics = agent.update(state, base, {"critic": batches})
     assert all(np.isfinite(value) for value in metrics.values())
     learner.updates += 2
     learner.checkpoint()  # of today's leaves
