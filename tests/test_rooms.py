@@ -268,7 +268,6 @@ LONGEST = 400  # lines of a product file
 SHORTEST = 60  # lines of one that a single module imports; a shorter one makes its reader open two files for one idea
 SHORT_WITH_REASON: dict[str, str] = {  # path -> why it stands alone
     "serl_chunk/agents/action_selection.py": "a choice of numbers, apart from the agents that make them",
-    "serl_chunk/models/distributions.py": "a distribution, apart from the policies that sample from it",
     "serl_chunk/replay/seams.py": "figures of an episode, which have nothing to do with its windows",
     "serl_chunk/actor/alignment.py": "what an episode waits for, apart from the operator, which is long",
     "serl_chunk/actor/obstacles.py": "words on a robot's state, apart from the operator, which is long",

@@ -32,6 +32,7 @@ from serl_chunk.agents.state import (
     mean_of,
 )
 from serl_chunk.config.agents import AcrlpdConfig
+from serl_chunk.models.distributions import TanhNormal
 from serl_chunk.types import ChunkBatch
 
 
@@ -99,16 +100,18 @@ class Acrlpd(ActorCritic):
         if self.config.bc_invalid:
             batch = batch._replace(bc_weight=jnp.ones_like(batch.bc_weight), bc_dims=None)
         shown = imitated(batch)
-        context = self.policy_context(policy, acting, base, shown.observations)
+
+        def at(observations: Observation) -> TanhNormal:
+            return self.gaussian.distribution(policy["net"], self.policy_context(policy, acting, base, observations))
+
+        dist = at(batch.observations)
+        at_shown = dist if shown is batch else at(shown.observations)  # once, and one gradient of it
         weight = imitated_numbers(shown.bc_weight, shown.bc_dims)
-        given = self.gaussian.given(shown, {})
-        imitation = self.gaussian.loss(policy["net"], context, shown.actions, weight, given, {}).times(self.dimensions)
+        imitation = self.gaussian.imitation(at_shown, shown.actions, weight).times(self.dimensions)
         metrics = {"actor/bc_loss": imitation, "actor/bc_share": mean_of(batch.bc_weight)}
         if bc_only:
             return Loss((imitation,), metrics)
-        if shown is not batch:
-            context = self.policy_context(policy, acting, base, batch.observations)
-        flat, log_prob = self.gaussian.distribution(policy["net"], context).sample_and_log_prob(draws["pi"])
+        flat, log_prob = dist.sample_and_log_prob(draws["pi"])
         entropy = mean_of(-self.joint_log_prob(log_prob))
         alpha = jnp.exp(state.temperature["log_alpha"])
         now = jax.lax.stop_gradient(self.critic_context(state.critic, base, batch.observations))

@@ -207,7 +207,10 @@ class GaussianPolicy(_ChunkPolicy):
         self, params: Params, context: Context, chunks: jax.Array, weight: jax.Array, given: jax.Array, draws: Noise
     ) -> Sum:
         """-log pi(a | o) per dimension under `weight` float32[B, H] or [B, H, A]."""
-        log_prob = self.distribution(params, context).log_prob(chunks.reshape(chunks.shape[0], -1), self.bc_clip)
+        return self.imitation(self.distribution(params, context), chunks, weight)
+
+    def imitation(self, dist: TanhNormal, chunks: jax.Array, weight: jax.Array) -> Sum:
+        log_prob = dist.log_prob(chunks.reshape(chunks.shape[0], -1), self.bc_clip)
         return imitation_sum(-self.chunks(log_prob), weight, self.config.bc_mean)
 
     def sample(
