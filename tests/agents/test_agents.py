@@ -11,7 +11,7 @@ import pytest
 from agent_tools import build, config_of, critic, fresh, make_batches, named, on_device, same
 from errors import naming
 
-from serl_chunk.agents import base
+from serl_chunk.agents import perception
 from serl_chunk.types import ConfigError
 
 VARIANTS = [  # compiled, run
@@ -240,7 +240,7 @@ def test_images_are_shifted_by_keys_of_their_own(variant):
     offsets: list[tuple[int, ...]] = []
     with pytest.MonkeyPatch.context() as patch:
         shift = lambda key, observation, pixels: offsets.append(keys(key)) or observation  # noqa: E731
-        patch.setattr(base, "random_shift", shift)
+        patch.setattr(perception, "random_shift", shift)
         agent.seen(state, {}, jax.tree.map(lambda x: x[0], make_batches(agent.spec)))
     used = [state.rng, *jax.random.split(state.rng)]
     drawn = {keys(k) for u in used for n in (2, 3) for k in (u, *jax.random.split(u, n))}
