@@ -83,14 +83,16 @@ def episode_of(demos: str, config: ExperimentConfig) -> Episode:
 def test_a_run_trains_on_features_and_acts_on_pixels(demos, tmp_path, caplog, monkeypatch):
     drawn = []
     take = BatchLoader.next
-    monkeypatch.setattr(BatchLoader, "next", lambda *args: drawn.append(take(*args)) or drawn[-1])
+    monkeypatch.setattr(BatchLoader, "next", lambda *args, **kw: drawn.append(take(*args, **kw)) or drawn[-1])
     config = experiment()
     learner, summary = train_local(config, RunOptions([demos], str(tmp_path)))
     assert (learner.trainer.phase, learner.updates) == (Phase.DONE, 12)
     assert summary.steps == learner.env_steps > 12
     assert drawn
-    for batch in drawn:
-        assert set(batch.observations) == set(batch.next_observations) == {"state", "features/top"}
+    seen = {"state", "features/top"}
+    for name, batch in (each for batches in drawn for each in batches.items()):
+        assert set(batch.observations) == seen
+        assert set(batch.next_observations) == (set() if name == "policy" else seen)
     frames = len(episode_of(demos, config).steps.sparse["images/top"].index) + 1
     said = caplog.text
     assert said.count(f"features of {frames} stored frames computed in") == 1
