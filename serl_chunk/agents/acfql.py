@@ -24,21 +24,10 @@ from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.losses import imitated, imitated_numbers
 from serl_chunk.agents.policies import FlowPolicy, OneStepPolicy
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import (
-    AgentState,
-    Committed,
-    Context,
-    Loss,
-    Metrics,
-    Noise,
-    Observation,
-    Params,
-    Sum,
-    key_of,
-    mean_of,
-)
+from serl_chunk.agents.state import AgentState, Committed, Context, Loss, Metrics, Noise, Observation, Params, key_of
 from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.models.convolutions import map_blocks
+from serl_chunk.models.sums import Sum, mean_of
 from serl_chunk.types import ChunkBatch
 
 

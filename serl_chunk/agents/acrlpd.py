@@ -18,21 +18,10 @@ from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.losses import descend, imitated, imitated_numbers
 from serl_chunk.agents.policies import GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import (
-    AgentState,
-    Committed,
-    Loss,
-    Metrics,
-    Noise,
-    Observation,
-    Params,
-    Sum,
-    Updated,
-    key_of,
-    mean_of,
-)
+from serl_chunk.agents.state import AgentState, Committed, Loss, Metrics, Noise, Observation, Params, Updated, key_of
 from serl_chunk.config.agents import AcrlpdConfig
 from serl_chunk.models.distributions import TanhNormal
+from serl_chunk.models.sums import Sum, mean_of
 from serl_chunk.types import ChunkBatch
 
 

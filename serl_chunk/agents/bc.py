@@ -8,18 +8,9 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.losses import imitated, imitated_numbers
 from serl_chunk.agents.policies import FlowPolicy, GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import (
-    AgentState,
-    Committed,
-    Loss,
-    Metrics,
-    Noise,
-    Observation,
-    Params,
-    key_of,
-    mean_of,
-)
+from serl_chunk.agents.state import AgentState, Committed, Loss, Metrics, Noise, Observation, Params, key_of
 from serl_chunk.config.agents import BcConfig
+from serl_chunk.models.sums import mean_of
 from serl_chunk.types import ChunkBatch
 
 

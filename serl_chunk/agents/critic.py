@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -11,14 +10,13 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.losses import aggregate_heads, bootstrap_target, expectile_weight
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import Params, Sum, key_of, mean_of
+from serl_chunk.agents.state import Params, key_of
 from serl_chunk.agents.value_heads import critic_values, initial_bias, regression_loss
 from serl_chunk.config.agents import AgentConfig
-from serl_chunk.models.ensemble import each, mean_values, one_by_one, summed_loss
-from serl_chunk.models.mlp import CriticEnsemble, Mlp
+from serl_chunk.models.ensemble import Ensemble
+from serl_chunk.models.mlp import Mlp
+from serl_chunk.models.sums import Sum, mean_of
 from serl_chunk.types import ChunkBatch
-
-_MANY_ROWS = 128
 
 
 class ChunkCritic:
@@ -29,21 +27,23 @@ class ChunkCritic:
     def __init__(self, config: AgentConfig, spec: AgentSpec, *, with_value: bool) -> None:
         self.steps = spec.critic_steps  # actions that are scored
         self.config = c = config.critic
-        self.spec, self.width = spec, c.bins if c.loss == "hl_gauss" else 1
-        layers = (c.hidden, self.width, c.layer_norm, initial_bias(c), c.activation, config.kernel_init)
-        self.head: Any = Mlp(*layers)
-        self.q: Any = CriticEnsemble(*layers, ensemble=c.ensemble)
-        self.with_value = with_value
+        self.spec = spec
+        layers: dict[str, Any] = {
+            "hidden": c.hidden, "out": c.bins if c.loss == "hl_gauss" else 1, "norm": c.layer_norm,
+            "out_bias": initial_bias(c), "activation": c.activation, "kernel_init": config.kernel_init,
+        }  # fmt: skip
+        self.q = Ensemble(c.ensemble, **layers)
+        self.v: Any = Mlp(**layers) if with_value else None
 
     def init(self, key: jax.Array, features: jax.Array) -> dict[str, Params]:
         params = {self.heads: self.init_heads(key_of(key, self.heads), features)}
-        if self.with_value:
-            params["v"] = self.head.init(key_of(key, "v"), features)["params"]
+        if self.v is not None:
+            params["v"] = self.v.init(key_of(key, "v"), features)["params"]
         return params
 
     def init_heads(self, key: jax.Array, features: jax.Array) -> Params:
         chunk = self.truncate_flatten(jnp.zeros((*features.shape[:-1], self.steps, self.spec.action_dim), jnp.float32))
-        return self.q.init(key, jnp.concatenate([features, chunk], axis=-1))["params"]
+        return self.q.init(key, jnp.concatenate([features, chunk], axis=-1))
 
     def truncate_flatten(self, chunk: jax.Array) -> jax.Array:
         """The actions of chunks float32[..., L, A], L at least `steps`, that are scored: float32[..., steps * A]."""
@@ -51,18 +51,9 @@ class ChunkCritic:
 
     def outputs(self, q: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
         """Raw, float32[K, ...], hl_gauss: [K, ..., bins]. Features may have axes of size 1 for many flat chunks."""
-        heads = CriticEnsemble.heads(q)
-        apart = features.shape[:-1] != chunk.shape[:-1]
-        x, shared = (chunk, features) if apart else (jnp.concatenate([features, chunk], axis=-1), None)
-        count = len(jax.tree.leaves(heads)[0])
-        # With few rows the parameters are most of the work, and slicing them would add to it.
-        if one_by_one(count) and math.prod(x.shape[:-1]) >= _MANY_ROWS:
-            return each(lambda head: self._of_head(head, x, shared), heads)
-        return self.q.clone(ensemble=count).apply({"params": q}, x, shared)
-
-    def _of_head(self, head: Params, x: jax.Array, shared: jax.Array | None = None) -> jax.Array:
-        last = self.head.apply({"params": head}, x, shared)
-        return last[..., 0] if self.width == 1 else last
+        if features.shape[:-1] != chunk.shape[:-1]:
+            return self.q.outputs(q, chunk, features)
+        return self.q.outputs(q, jnp.concatenate([features, chunk], axis=-1))
 
     def expected_value(self, outputs: jax.Array) -> jax.Array:
         return critic_values(outputs, self.config)
@@ -84,33 +75,21 @@ class ChunkCritic:
     def regression(
         self, params: Params, features: jax.Array, chunk: jax.Array, target: jax.Array, weight: jax.Array
     ) -> tuple[Sum, jax.Array]:
-        """`regression_loss` of all heads to one target float32[B], and their raw outputs as constants."""
-        count = self.config.ensemble
-        if not one_by_one(count):
-            outputs = self.outputs(params[self.heads], features, chunk)
-            return self.head_loss(outputs, target, weight), jax.lax.stop_gradient(outputs)
+        """mean over k of l(Q_k(o, a), y) with y = `target` float32[B], and the heads' raw outputs as constants."""
 
-        def loss(head: Params, x: jax.Array, constants: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            output, (target, weight) = self._of_head(head, x), constants
-            return self.head_loss(output, target, weight).total, output
+        def loss(output: jax.Array, _: Any, constants: tuple[jax.Array, jax.Array]) -> Sum:
+            return self.head_loss(output, *constants)
 
         x = jnp.concatenate([features, chunk], axis=-1)
-        total, outputs = summed_loss(loss, CriticEnsemble.heads(params[self.heads]), x, (target, weight))
-        return Sum(total, jnp.float32(count * len(target))), outputs
+        return self.q.mean_loss(params[self.heads], x, loss, constants=(target, weight))
 
     def values(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
         return self.expected_value(self.outputs(params[self.heads], features, chunk))
 
     def mean_value(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
         """The mean over heads, float32[B] for batches; policies climb it. Its gradient is that of the chunks alone."""
-        if not one_by_one(self.config.ensemble):
-            return jnp.mean(self.values(params, features, chunk), axis=0)
-
-        def values(head: Params, x: jax.Array) -> jax.Array:
-            return self.expected_value(self._of_head(head, x))
-
-        heads = CriticEnsemble.heads(params[self.heads])
-        return mean_values(values, heads, jnp.concatenate([features, chunk], axis=-1))
+        x = jnp.concatenate([features, chunk], axis=-1)
+        return self.q.mean(params[self.heads], x, self.expected_value)
 
     def candidate_values(self, params: Params, features: jax.Array, chunks: jax.Array) -> jax.Array:
         """The values float32[..., N] that compare flat chunks float32[..., N, Hc*A] of one observation's features."""
@@ -122,7 +101,8 @@ class ChunkCritic:
 
     def value_output(self, params: Params, features: jax.Array) -> jax.Array:
         """Raw output of the value head float32[...], for hl_gauss [..., bins]."""
-        return self._of_head(params["v"], features)
+        output = self.v.apply({"params": params["v"]}, features)
+        return output[..., 0] if self.v.out == 1 else output
 
     def head_noise(self, key: jax.Array) -> dict[str, jax.Array]:
         """ "heads" int32[subset], the random subset of target heads (REDQ); nothing where all count."""

@@ -23,20 +23,9 @@ from serl_chunk.agents.grasp_critic import (
 )
 from serl_chunk.agents.losses import descend, gradient, imitated_numbers, soft_update
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
-from serl_chunk.agents.state import (
-    AgentState,
-    Committed,
-    Loss,
-    Metrics,
-    Noise,
-    Observation,
-    Params,
-    Sum,
-    Updated,
-    key_of,
-    mean_of,
-)
+from serl_chunk.agents.state import AgentState, Committed, Loss, Metrics, Noise, Observation, Params, Updated, key_of
 from serl_chunk.config.agents import AgentConfig
+from serl_chunk.models.sums import Sum, mean_of
 from serl_chunk.types import ChunkBatch, ConfigError
 
 Build = Callable[[AgentSpec], Agent]

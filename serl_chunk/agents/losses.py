@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from serl_chunk.agents.state import Loss, Metrics, Params, Sum
+from serl_chunk.agents.state import Loss, Metrics, Params
 from serl_chunk.config.critics import Aggregate, Floor
+from serl_chunk.models.sums import Sum
 from serl_chunk.types import STATE, ChunkBatch
 
 

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.losses import imitation_sum
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, Sum, key_of
+from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, key_of
 from serl_chunk.config.agents import AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
 from serl_chunk.models.distributions import EDGE, TanhNormal
 from serl_chunk.models.flow import VelocityField, integrate, interpolate
 from serl_chunk.models.mlp import Activation, Mlp
+from serl_chunk.models.sums import Sum
 from serl_chunk.types import STATE, ChunkBatch
 
 _LOG_STD_MAX = 2.0

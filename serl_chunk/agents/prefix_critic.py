@@ -18,10 +18,9 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import Metrics, Params, Sum, mean_of
+from serl_chunk.agents.state import Metrics, Params
 from serl_chunk.config.agents import AgentConfig
-from serl_chunk.models.ensemble import one_by_one, summed_loss
-from serl_chunk.models.mlp import CriticEnsemble
+from serl_chunk.models.sums import Sum, mean_of
 
 
 class PrefixCritic(ChunkCritic):
@@ -61,23 +60,16 @@ class PrefixCritic(ChunkCritic):
         float32[K, B]. Head k learns from head k, so that the heads stay as different as their teachers. "prefix" alone
         gets a gradient. Features float32[B, F], actions float32[B, L, A], L at least e.
         """
-        count, n = self.config.ensemble, len(self.lengths)
+        n = len(self.lengths)
         chunk = jnp.concatenate([self.truncate_flatten(actions, m) for m in self.lengths])
         features = jnp.tile(jax.lax.stop_gradient(features), (n, 1))
-        targets, weights = jnp.tile(jax.lax.stop_gradient(teacher), (1, n)), jnp.tile(weight, n)
-        if one_by_one(count):
 
-            def loss(head: Params, x: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-                output = self._of_head(head["net"], x)
-                return self.expectile_loss(output, head["teacher"], self.expectile, weights).total, output
+        def loss(output: jax.Array, teacher: jax.Array, weight: jax.Array) -> Sum:
+            return self.expectile_loss(output, teacher, self.expectile, weight)
 
-            heads = {"net": CriticEnsemble.heads(params[self.heads]), "teacher": targets}
-            total, outputs = summed_loss(loss, heads, jnp.concatenate([features, chunk], axis=-1), weights)
-            distilled = Sum(total, jnp.float32(targets.size))
-        else:
-            outputs = self.outputs(params[self.heads], features, chunk)
-            distilled = self.expectile_loss(outputs, targets, self.expectile, weights)
-        values = self.expected_value(jax.lax.stop_gradient(outputs))[:, -len(weight) :]  # of the e actions
+        x, teachers = jnp.concatenate([features, chunk], axis=-1), jnp.tile(teacher, (1, n))
+        distilled, outputs = self.q.mean_loss(params[self.heads], x, loss, own=teachers, constants=jnp.tile(weight, n))
+        values = self.expected_value(outputs)[:, -len(weight) :]  # of the e actions
         return distilled, {
             "critic/prefix_loss": distilled,
             "critic/prefix_values": mean_of(values),

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from serl_chunk.models.sums import Sum
 from serl_chunk.types import Array, ConfigError
 
 Params = Any  # a nested dict of arrays
@@ -46,28 +47,6 @@ class Context(NamedTuple):
 
     features: jax.Array  # float32[..., F]: what critics and small heads read
     cache: Any = ()  # what a large policy alone reads
-
-
-_LEAST = 1e-6  # weight of a sum without a weight
-
-
-class Sum(NamedTuple):
-    """A weighted mean that is not divided yet, so that those of micro-batches add up exactly."""
-
-    total: jax.Array  # float32[]
-    weight: jax.Array  # float32[], without a gradient
-
-    def mean(self) -> jax.Array:
-        """0 where nothing had a weight."""
-        return self.total / jnp.maximum(self.weight, _LEAST)
-
-    def times(self, factor: float | jax.Array) -> Sum:
-        return Sum(factor * self.total, self.weight)
-
-
-def mean_of(values: jax.Array) -> Sum:
-    """The mean of all numbers."""
-    return Sum(jnp.sum(values), jnp.float32(values.size))
 
 
 class Loss(NamedTuple):

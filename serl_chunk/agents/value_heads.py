@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from serl_chunk.agents.state import Sum, mean_of
 from serl_chunk.config.critics import SIGMAS, CriticConfig
+from serl_chunk.models.sums import Sum, mean_of
 
 
 def bin_width(config: CriticConfig) -> float:

@@ -142,15 +142,15 @@ class Mlp(nn.Module):
         return nn.Dense(self.out, kernel_init=last, bias_init=nn.initializers.constant(bias), name=name)(x)
 
 
-class CriticEnsemble(Mlp):
-    """K critics of inputs float32[..., F], features and a flat chunk: float32[K, ...], or [K, ..., out] unless 1."""
+class StackedMlp(Mlp):
+    """`count` networks of inputs float32[..., F] at once: float32[K, ...], or [K, ..., out] unless `out` is 1."""
 
-    ensemble: int = 2
+    count: int = 2
 
     @nn.compact
     def __call__(self, x: jax.Array, shared: jax.Array | None = None) -> jax.Array:
         axes: Any = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}, "in_axes": None, "out_axes": 0}
-        heads = nn.vmap(Mlp, **axes, axis_size=self.ensemble)
+        heads = nn.vmap(Mlp, **axes, axis_size=self.count)
         layers = (self.hidden, self.out, self.norm, self.out_bias, self.activation, self.kernel_init)
         outputs = heads(*layers)(x, shared)
         return outputs[..., 0] if self.out == 1 else outputs

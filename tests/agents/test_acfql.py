@@ -90,9 +90,7 @@ def critic_target(agent, state, batch, draws) -> float:
 def test_an_expectile_target_is_the_return_and_the_discounted_value_of_the_successor():
     agent, state = fresh("acfql")
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
-    value = jax.nn.sigmoid(
-        agent.critic.head.apply({"params": state.critic["v"]}, batch.next_observations["state"])[:, 0]
-    )
+    value = jax.nn.sigmoid(agent.critic.v.apply({"params": state.critic["v"]}, batch.next_observations["state"])[:, 0])
     returns = batch.rewards @ np.array([1, 0.9, 0.81], np.float32)
     wanted = float((returns + batch.discount_n * batch.mask * value).mean())
     draws = agent.critic_draws(jax.random.key(3), batch)

@@ -175,6 +175,7 @@ def test_a_batch_of_the_policys_own_is_asked_for_and_trained_on():
     shown = jax.tree.map(jnp.copy, state)
     alone, _ = agent.update(shown, {}, {"critic": critic})
     apart, metrics = agent.update(state, {}, {"critic": critic, "policy": larger})
-    assert same(alone.critic, apart.critic)
+    # Two programs, so equal to rounding.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), alone.critic, apart.critic)
     assert not same(alone.policy, apart.policy)
     assert np.isfinite(metrics["actor/bc_loss"])

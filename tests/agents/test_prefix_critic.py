@@ -62,7 +62,7 @@ def test_the_distilled_loss_is_its_equation():
     draws = agent.critic_draws(jax.random.key(3), batch)
     metrics = jax.jit(lambda s: critic_gradient(agent, s, batch, draws)[1])(state)
     observation, wanted = batch.observations["state"], []
-    apply = jax.jit(lambda head, x: agent.critic.head.apply({"params": head}, x)[:, 0])
+    apply = jax.jit(agent.critic.q.of_head)
     for k in range(2):
         head = lambda tree, x, k=k: apply(jax.tree.map(lambda p: p[k], tree["VmapMlp_0"]), x)  # noqa: E731
         five = jnp.concatenate([observation, batch.actions.reshape(8, -1)], 1)
@@ -234,7 +234,7 @@ def test_a_decision_asks_to_be_followed_where_the_heads_disagree_about_the_rest(
     for m in (1, 2):
         shown = np.concatenate([np.where(np.arange(2)[:, None] < m, chunk[:2], 0).ravel(), np.arange(2) < m])
         x = jnp.asarray(np.concatenate([observation["state"], shown]), jnp.float32)
-        values.append(jax.nn.sigmoid(agent.short_critic.q.apply({"params": params["critic"]["prefix"]}, x)))
+        values.append(jax.nn.sigmoid(agent.short_critic.q.outputs(params["critic"]["prefix"], x)))
     wanted = np.std(np.array(values[1]) - np.array(values[0]))
     assert wanted > 1e-4
     for threshold, steps in ((wanted * 0.9, 1), (wanted * 1.1, 2)):

@@ -148,7 +148,7 @@ def test_heads_of_bins_one_by_one_and_side_by_side_are_the_same(monkeypatch):
 
     got = []
     for alone in (True, False):
-        monkeypatch.setattr("serl_chunk.agents.critic.one_by_one", lambda heads, alone=alone: alone)
+        monkeypatch.setattr("serl_chunk.models.ensemble.one_by_one", lambda heads, alone=alone: alone)
         gradient = jax.jit(jax.value_and_grad(lambda *a: everything(*a), argnums=(0, 1), has_aux=True))
         (loss, outputs), grads = gradient(params["q"], chunk)
         assert outputs.shape == (2, 160, 21)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from serl_chunk.models.mlp import CriticEnsemble, Mlp
+from serl_chunk.models.mlp import Mlp, StackedMlp
 
 
 def test_an_mlp_is_what_its_layers_compute():
@@ -66,7 +66,7 @@ def test_groups_of_outputs_are_drawn_like_layers_of_their_own():
 
 def test_heads_of_an_ensemble_are_independent():
     inputs = jnp.ones((5, 7))
-    critic = CriticEnsemble((8,), 1, "before", out_bias=0.5, ensemble=3)
+    critic = StackedMlp((8,), 1, "before", out_bias=0.5, count=3)
     params = critic.init(jax.random.key(0), inputs)["params"]
     values = critic.apply({"params": params}, inputs)
     assert values.shape == (3, 5)
@@ -85,7 +85,7 @@ def test_heads_of_an_ensemble_are_independent():
 def test_what_inputs_share_may_be_given_apart(hidden, norm):
     shared, x = jax.random.normal(jax.random.key(0), (4, 1, 3)), jax.random.normal(jax.random.key(1), (4, 7, 2))
     joined = jnp.concatenate([jnp.broadcast_to(shared, (4, 7, 3)), x], axis=-1)
-    for net in (Mlp(hidden, 2, norm), CriticEnsemble(hidden, 1, norm, ensemble=3)):
+    for net in (Mlp(hidden, 2, norm), StackedMlp(hidden, 1, norm, count=3)):
         params = net.init(jax.random.key(2), joined)["params"]
         apart = net.init(jax.random.key(2), x, shared)["params"]
         jax.tree.map(np.testing.assert_array_equal, params, apart)  # drawn alike, too
