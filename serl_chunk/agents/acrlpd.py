@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.losses import descend, imitated, imitated_numbers
+from serl_chunk.agents.optimiser import plain_optimiser
 from serl_chunk.agents.policies import GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Committed, Loss, Metrics, Noise, Observation, Params, Updated, key_of
@@ -34,7 +34,7 @@ class Acrlpd(ActorCritic):
         super().__init__(config, spec, with_value=False)
         self.imitates = config.bc_alpha > 0
         self.gaussian = GaussianPolicy(config, spec)
-        self.temperature_optimiser = self._clipped(optax.adam(config.lr))  # weight decay would draw it to 1
+        self.temperature_optimiser = plain_optimiser(config.optimiser("policy"))  # decay would draw it to 1
         # Factors of mean log-probabilities per dimension: of whole chunks (imitated), and of their compared actions.
         # Entropy counts the latter alone, because entropy of actions that no critic scores costs nothing.
         self.compared_dim = spec.compared_steps * spec.action_dim

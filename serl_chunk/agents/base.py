@@ -15,6 +15,7 @@ from flax.traverse_util import flatten_dict
 
 from serl_chunk.agents.former import current_params
 from serl_chunk.agents.losses import descend, gradient, soft_update
+from serl_chunk.agents.optimiser import network_optimiser
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.spec import AgentSpec, BatchSpec
 from serl_chunk.agents.state import (
@@ -65,7 +66,8 @@ class Agent(Perception, abc.ABC):
     def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
         self.chunk_dim = spec.horizon * spec.action_dim
-        self.optimiser = self._network_optimiser(config.lr)
+        self.policy_optimiser = network_optimiser(config, "policy")
+        self.critic_optimiser = network_optimiser(config, "critic")
         # Donated buffers go to outputs of their shape in order: dropping an unused one would shift and copy the rest.
         options = _COMPILER_OPTIONS if jax.default_backend() == "cpu" else None
         compiled = functools.partial(jax.jit, donate_argnums=0, keep_unused=True, compiler_options=options)
@@ -73,15 +75,6 @@ class Agent(Perception, abc.ABC):
         self.update_policy = compiled(self._update_policy)
         self.update_critic = compiled(self._update_critic)
         self._sample = jax.jit(self._sample_chunk, static_argnames="explore")
-
-    def _network_optimiser(self, lr: float) -> optax.GradientTransformation:
-        decay = self.config.weight_decay
-        return self._clipped(optax.adamw(lr, weight_decay=decay) if decay else optax.adam(lr))
-
-    def _clipped(self, optimiser: optax.GradientTransformation) -> optax.GradientTransformation:
-        # `identity` keeps the optimiser's tree, so that a resume may switch clipping on or off.
-        clip = optax.clip_by_global_norm(self.config.grad_clip) if self.config.grad_clip > 0 else optax.identity()
-        return optax.chain(clip, optimiser)
 
     # -- parts of agents -------------------------------------------------------------------------------------
 
@@ -245,13 +238,13 @@ class Agent(Perception, abc.ABC):
 
     def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
         """The target moves towards the critic after the step, or before it (`target_average`)."""
-        critic, opt = descend(self.optimiser, grads, state.critic_opt, state.critic)
+        critic, opt = descend(self.critic_optimiser, grads, state.critic_opt, state.critic)
         followed = critic if self.config.critic.target_average == "new" else state.critic
         target = soft_update({k: followed[k] for k in state.target}, state.target, self.config.critic.tau)
         return state.replace(critic=critic, critic_opt=opt, target=target, critic_updates=state.critic_updates + 1)
 
     def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> Updated:
-        policy, opt = descend(self.optimiser, grads, state.policy_opt, state.policy)
+        policy, opt = descend(self.policy_optimiser, grads, state.policy_opt, state.policy)
         average, updates = self.averaged(state, policy, state.policy_average), state.policy_updates + 1
         return state.replace(policy=policy, policy_average=average, policy_opt=opt, policy_updates=updates), metrics
 
@@ -286,9 +279,9 @@ class Agent(Perception, abc.ABC):
             policy_updates=jnp.zeros((), jnp.int32),
             policy=policy,
             policy_average=jax.tree.map(jnp.copy, policy) if self.config.policy_ema else {},
-            policy_opt=self.optimiser.init(policy),
+            policy_opt=self.policy_optimiser.init(policy),
             critic=critic,
-            critic_opt=self.optimiser.init(critic) if critic else {},
+            critic_opt=self.critic_optimiser.init(critic) if critic else {},
             target={k: jax.tree.map(jnp.copy, critic[k]) for k in target},
         )
 

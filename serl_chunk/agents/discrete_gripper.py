@@ -22,6 +22,7 @@ from serl_chunk.agents.grasp_critic import (
     select_action,
 )
 from serl_chunk.agents.losses import descend, gradient, imitated_numbers, soft_update
+from serl_chunk.agents.optimiser import network_optimiser
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
 from serl_chunk.agents.state import AgentState, Committed, Loss, Metrics, Noise, Observation, Params, Updated, key_of
 from serl_chunk.config.agents import AgentConfig
@@ -113,7 +114,7 @@ class LearnedGripper(ArmAndGripper):
         seen = self.choices.parts * len(spec.grippers) if g.critic_sees_gripper else 0
         super().__init__(config, spec, build, gripper_inputs=seen)
         self.net = GraspCritic(config, self.choices)
-        self.grasp_optimiser = self._network_optimiser(g.lr or config.lr)
+        self.grasp_optimiser = network_optimiser(config, "policy", lr=g.lr or config.lr)
 
     def init(self, rng: jax.Array) -> AgentState:
         critic, policy = self.net.init(key_of(rng, "gripper"), self.seen_example())

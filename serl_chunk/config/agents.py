@@ -10,10 +10,16 @@ from functools import partial
 from typing import ClassVar, Literal
 
 from serl_chunk.config.critics import Activation, CriticConfig
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.encoders import EMBEDDED, EncoderConfig
 from serl_chunk.config.fields import CRITIC, Group, acting, needs, require, setting, shaping, widths
 from serl_chunk.config.gripper import GripperConfig
 from serl_chunk.config.language import LanguageConfig
+from serl_chunk.config.optimisers import (
+    CriticOptimiserConfig,
+    EncoderOptimiserConfig,
+    Optimiser,
+    check_schedule,
+)
 
 _PREFIXED = needs("agent.prefix_critic", True)
 
@@ -24,9 +30,18 @@ class AgentConfig(Group, path="agent."):
 
     kind: ClassVar[str] = ""
 
-    lr: float = setting(3e-4, "learning rate (Adam), of each optimiser", above=0)
+    lr: float = setting(3e-4, "learning rate (Adam), of the policy and of all that set no other", above=0)
+    lr_warmup: int = setting(0, "its own gradient steps in which the rate rises to lr", unit="updates", least=0)
+    lr_cosine: int = setting(
+        0, "its own gradient steps after which the rate has fallen to a tenth, by a cosine; 0: it stays",
+        unit="updates", least=0,
+    )  # fmt: skip
     grad_clip: float = setting(0.0, "global norm to which gradients are clipped; 0: no clipping", least=0)
     weight_decay: float = setting(0.0, "AdamW's, of every trained network, without the temperature; 0: Adam", least=0)
+    critic_optimiser: CriticOptimiserConfig = setting(CriticOptimiserConfig, "the critic's optimiser", requires=CRITIC)
+    encoder_optimiser: EncoderOptimiserConfig = setting(
+        EncoderOptimiserConfig, "the optimiser of encoders", requires=EMBEDDED
+    )
     kernel_init: Literal["lecun_normal", "xavier_uniform"] = setting("lecun_normal", "xavier is RLPD's and FQL's")
     critic: CriticConfig = setting(CriticConfig, "the critic", requires=CRITIC)
     encoder: EncoderConfig = setting(EncoderConfig, "the image encoder")
@@ -66,8 +81,22 @@ class AgentConfig(Group, path="agent."):
         unit="rad", least=0, requires=needs("normaliser.actions", "relative"), off=0.0,
     )  # fmt: skip
 
+    def optimiser(
+        self, component: Literal["policy", "critic", "encoder"], network: Literal["policy", "critic"] = "policy"
+    ) -> Optimiser:
+        """Return a component's optimiser; that of an encoder in a `network` has the network's where it has no own."""
+        policy = Optimiser(self.lr, self.lr_warmup, self.lr_cosine, self.weight_decay, self.grad_clip)
+        if component == "policy":
+            return policy
+        if component == "critic":
+            return self.critic_optimiser.resolved(policy)
+        return self.encoder_optimiser.resolved(self.optimiser(network))
+
     def _check(self) -> None:
         # fmt: off
+        check_schedule(self.optimiser("policy"), self.PATH)
+        self.optimiser("encoder", "critic")
+        self.optimiser("encoder", "policy")
         cameras, encoder = bool(self.image_keys), self.encoder
         require(cameras or not encoder.weights, "agent.encoder.weights",
             f"{encoder.weights} has no effect: agent.image_keys names no camera. Name cameras, or leave it out.")

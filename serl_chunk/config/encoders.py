@@ -13,7 +13,7 @@ Pooling = Literal["flatten", "mean", "spatial"]
 
 _CHANNELS = needs("agent.encoder.kind", "conv", "impala", note="ResNet-10 has channels of its own")
 _STATE = needs("agent.use_state", True)
-_EMBEDDED = Requirement(
+EMBEDDED = Requirement(
     "cameras in agent.image_keys, agent.language.tokenizer, or agent.encoder.state_latent above 0",
     lambda c: bool(c.agent.image_keys) or c.agent.language.reads or c.agent.encoder.state_latent > 0,
 )
@@ -43,7 +43,7 @@ class EncoderConfig(Group, path="agent.encoder."):
     )
     # critic: policies read the features of the critic that acts, without a gradient (HIL-SERL).
     trained_by: Literal["each", "critic"] = shaping(
-        "each", "each network's loss trains an encoder of its own, or the critic's one for all", requires=_EMBEDDED
+        "each", "each network's loss trains an encoder of its own, or the critic's one for all", requires=EMBEDDED
     )
     frozen_backbone: bool = _of_cameras(False, "keep resnet10's convolutions; heads train")
     # A frame that is shifted anew each time has no features to keep.

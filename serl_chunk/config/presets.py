@@ -20,6 +20,7 @@ from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, RewardConfig, infinite_horizon_return
 from serl_chunk.config.fields import require
 from serl_chunk.config.gripper import GripperConfig
+from serl_chunk.config.optimisers import CriticOptimiserConfig, EncoderOptimiserConfig
 from serl_chunk.config.overrides import apply_overrides, parse
 from serl_chunk.types import ConfigError
 
@@ -273,6 +274,8 @@ def _compat_changes(
 
 
 _OF_ALL_AGENTS: Changes = {
+    "lr_warmup": 0, "lr_cosine": 0, "critic_optimiser": CriticOptimiserConfig(),
+    "encoder_optimiser": EncoderOptimiserConfig(),
     "grad_clip": 0.0, "update_order": "joint", "bc_mean": "batch", "kernel_init": "xavier_uniform", "policy_ema": 0.0,
     "acting_critic": "online", "bc_on": "all", "prefix_critic": False,
     "prefix_lengths": 1, "replan_spread": None, "gripper": GripperConfig(),  # continuous as every other dimension

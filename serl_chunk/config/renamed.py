@@ -38,6 +38,11 @@ ADDED: dict[str, Any] = {
     "outcome": {"success": None, "cameras": [], "classifier": "", "condition": None},
     "agent.language": {"tokenizer": "none", "length": 48},
     "agent.flow.noise_high": 1.0, "agent.flow.predicts": "velocity", "agent.bc_joint_noise": 0.0,
+    "agent.lr_warmup": 0, "agent.lr_cosine": 0,
+    **{
+        f"agent.{component}_optimiser": dict.fromkeys(("lr", "lr_warmup", "lr_cosine", "weight_decay", "grad_clip"))
+        for component in ("critic", "encoder")
+    },
     "learner.accumulate": 1, "learner.policy_batch_size": None,
     "outcome.classifier": "", "outcome.condition": None, "outcome.environment": True, "outcome.stages": [],
     "outcome.stage_reward": 0.0, "outcome.observed": [],  # of folders that have the group, too

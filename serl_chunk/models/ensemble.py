@@ -32,7 +32,8 @@ class Ensemble:
 
     def __init__(self, count: int, **layers: Any) -> None:
         self.count = count
-        self._head, self._stacked = Mlp(**layers), StackedMlp(**layers, count=count)
+        self._head: Any = Mlp(**layers)
+        self._stacked: Any = StackedMlp(**layers, count=count)
 
     def init(self, key: jax.Array, x: jax.Array) -> Tree:
         return self._stacked.init(key, x)["params"]
