@@ -158,8 +158,9 @@ class Acfql(ActorCritic):
 
     # -- acting ----------------------------------------------------------------------------------------------
 
-    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> jax.Array:
-        return self.flow.candidate_noise(key, observation, self.config.candidates, explore=explore)
+    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> jax.Array:
+        alone = jnp.logical_not(params["trusted"]) if self.config.pretrain_candidates == 1 else False
+        return self.flow.candidate_noise(key, observation, self.config.candidates, explore=explore, alone=alone)
 
     def act(
         self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed

@@ -126,7 +126,7 @@ class Acrlpd(ActorCritic):
 
     # -- acting ----------------------------------------------------------------------------------------------
 
-    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> jax.Array:
+    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> jax.Array:
         return self.gaussian.candidate_noise(key, observation, self.config.candidates, explore=explore)
 
     def act(

@@ -75,6 +75,7 @@ class Agent(Perception, abc.ABC):
         self.update_policy = compiled(self._update_policy)
         self.update_critic = compiled(self._update_critic)
         self._sample = jax.jit(self._sample_chunk, static_argnames="explore")
+        self._decide = jax.jit(self._decide_each, static_argnames="explore")
 
     # -- parts of agents -------------------------------------------------------------------------------------
 
@@ -115,7 +116,7 @@ class Agent(Perception, abc.ABC):
         """The policy's loss on the `policy_part` of a batch; with `bc_only` the part of it that needs no critic."""
 
     @abc.abstractmethod
-    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
+    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
         """Starting noise float32[N, H*A] of one decision's candidates; `key` is used only where `explore`."""
 
     @abc.abstractmethod
@@ -303,19 +304,38 @@ class Agent(Perception, abc.ABC):
 
         `params` are those of `load_params`, or `published` ones with "base" where there is a base.
         """
+        return self._sample(params, dict(observation), key, self._committed(committed), explore=explore)
+
+    def decide(
+        self, params: Params, observations: Observation, keys: jax.Array,
+        *, explore: bool, committed: Committed | None = None,
+    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
+        """`sample` for each of E observations of as many environments, a key each: chunks float32[E, H, A].
+
+        Every array has a leading axis E. Each number of E is compiled once.
+        """
+        given = self._committed(committed, (len(keys),))
+        return self._decide(params, dict(observations), keys, given, explore=explore)
+
+    def _committed(self, committed: Committed | None, lead: tuple[int, ...] = ()) -> Committed:
+        """The committed actions of H steps; none where there are none."""
         h = self.spec.horizon
         if committed is None:
-            committed = (np.zeros((h, self.spec.action_dim), np.float32), np.zeros(h, np.float32))
-        elif len(committed[1]) > h:  # of the normaliser of a critic of more actions
-            committed = (committed[0][:h], committed[1][:h])
-        return self._sample(params, dict(observation), key, committed, explore=explore)
+            return np.zeros((*lead, h, self.spec.action_dim), np.float32), np.zeros((*lead, h), np.float32)
+        return committed[0][..., :h, :], committed[1][..., :h]  # a critic of more actions has a normaliser of more
+
+    def _decide_each(
+        self, params: Params, observations: Observation, keys: jax.Array, committed: Committed, *, explore: bool
+    ) -> tuple[jax.Array, Metrics]:
+        one = functools.partial(self._sample_chunk, explore=explore)
+        return jax.vmap(one, in_axes=(None, 0, 0, 0))(params, observations, keys, committed)
 
     def _sample_chunk(
         self, params: Params, observation: Observation, key: jax.Array, committed: Committed, *, explore: bool
     ) -> tuple[jax.Array, Metrics]:
         base = params.get("base", {})
         seen = self.vision.encode_images(base, observation)  # once for all encoders
-        return self.act(params, base, seen, self.acting_noise(key, observation, explore=explore), committed)
+        return self.act(params, base, seen, self.acting_noise(params, key, observation, explore=explore), committed)
 
     flatten_params = staticmethod(flatten_params)
 

@@ -46,7 +46,7 @@ class Bc(Agent):
         loss = self.net.loss(policy[self.name], context, shown.actions, weight, given, draws)
         return Loss((loss,), {"actor/bc_loss": loss, "actor/bc_share": mean_of(batch.bc_weight)})
 
-    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
+    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
         return self.net.candidate_noise(key, observation, 1, explore=explore)
 
     def act(

@@ -80,8 +80,8 @@ class ArmAndGripper(Agent):
     ) -> Updated:
         return self.inner.step(state, base, self.arm_batch(state, batch), draws, bc_only=bc_only)
 
-    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
-        return self.inner.acting_noise(key, observation, explore=explore)
+    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
+        return self.inner.acting_noise(params, key, observation, explore=explore)
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         return self.inner.policy_params(state, pretrained=pretrained)
@@ -219,9 +219,9 @@ class LearnedGripper(ArmAndGripper):
         state, of_arm = super().step(state, base, batch, draws, bc_only=bc_only)
         return state.replace(grasp=grasp), {**of_arm, **metrics}
 
-    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
+    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
         """{"arm": the arm's, "gripper": uniform float32[J, P, 2], or ones (nothing is drawn) where not `explore`}."""
-        arm = super().acting_noise(key_of(key, "arm"), observation, explore=explore)
+        arm = super().acting_noise(params, key_of(key, "arm"), observation, explore=explore)
         shape = (*self.choices.shape[:2], 2)
         drawn = jax.random.uniform(key_of(key, "gripper"), shape) if explore else jnp.ones(shape)
         return {"arm": arm, "gripper": drawn}

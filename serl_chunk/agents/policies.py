@@ -137,8 +137,13 @@ class FlowPolicy(_ChunkPolicy):
 
         return self.chunks(integrate(velocity, noise, steps or self.flow.steps, fixed, clean=self.sees_given))
 
-    def candidate_noise(self, key: jax.Array, observation: Observation, count: int, *, explore: bool) -> jax.Array:
+    def candidate_noise(
+        self, key: jax.Array, observation: Observation, count: int, *, explore: bool, alone: jax.Array | bool = False
+    ) -> jax.Array:
         """Starting noise of N candidates float32[N, D], scaled from `noise_low` for the first to `noise_high`.
+
+        Where the first one explores and is compared with no other, N = 1 or `alone` bool[], its scale is at least
+        `noise_alone`: an imitation that starts from its mode tries nothing.
 
         A flow policy reproduces its demonstrators' tremor from the noise it starts with; less noise gives chunks nearer
         to the mode. Not exploring, the noise is a function of the observation: the policy is deterministic, but does
@@ -148,8 +153,11 @@ class FlowPolicy(_ChunkPolicy):
             bits = jax.lax.bitcast_convert_type(observation[STATE].astype(jnp.float32), jnp.uint32)
             weights = 2 * jnp.arange(bits.shape[0], dtype=jnp.uint32) + 1
             key = jax.random.fold_in(jax.random.key(0), jnp.sum(bits * weights, dtype=jnp.uint32))
-        low = self.flow.noise_low
-        scale = jnp.linspace(low, self.flow.noise_high, count) if count > 1 else jnp.full((1,), low)
+        flow = self.flow
+        scale = jnp.linspace(flow.noise_low, flow.noise_high, count) if count > 1 else jnp.full((1,), flow.noise_low)
+        if explore:
+            first = max(flow.noise_low, flow.noise_alone)
+            scale = scale.at[0].set(jnp.where(alone, first, flow.noise_low) if count > 1 else first)
         return scale[:, None] * jax.random.normal(key, (count, self.chunk_dim))
 
 
@@ -227,7 +235,9 @@ class GaussianPolicy(_ChunkPolicy):
         flat, log_prob = dist.sample_and_log_prob(noise)
         return self.chunks(flat), self.chunks(log_prob)
 
-    def candidate_noise(self, key: jax.Array, observation: Observation, count: int, *, explore: bool) -> jax.Array:
+    def candidate_noise(
+        self, key: jax.Array, observation: Observation, count: int, *, explore: bool, alone: jax.Array | bool = False
+    ) -> jax.Array:
         """Standard normal; not exploring, the first candidate is the mode and the others are always the same."""
         if explore:
             return jax.random.normal(key, (count, self.chunk_dim))

@@ -166,6 +166,7 @@ class FlowConfig(Group, path="agent.flow."):
     )
     noise_low: float = acting(0.0, "scale of the first candidate's noise", least=0, most=1)
     noise_high: float = acting(1.0, "scale of the last one's, of several", least=0, most=1)
+    noise_alone: float = acting(0.25, "at least this scale for one that explores alone", least=0, most=1)
 
     def _check(self) -> None:
         # fmt: off

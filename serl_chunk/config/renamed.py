@@ -37,7 +37,8 @@ ADDED: dict[str, Any] = {
     "operator.pedal_hosted": False,
     "outcome": {"success": None, "cameras": [], "classifier": "", "condition": None},
     "agent.language": {"tokenizer": "none", "length": 48},
-    "agent.flow.noise_high": 1.0, "agent.flow.predicts": "velocity", "agent.bc_joint_noise": 0.0,
+    "agent.flow.noise_high": 1.0, "agent.flow.noise_alone": 0.0, "agent.flow.predicts": "velocity",
+    "agent.bc_joint_noise": 0.0,
     "agent.lr_warmup": 0, "agent.lr_cosine": 0,
     **{
         f"agent.{component}_optimiser": dict.fromkeys(("lr", "lr_warmup", "lr_cosine", "weight_decay", "grad_clip"))

@@ -94,9 +94,9 @@ def test_a_network_of_chunks_follows_long_ones_that_one_of_velocities_does_not()
     assert errors["chunk"] < min(0.1, errors["velocity"] / 2), errors
 
 
-def flow_policy(dim: int, noise_low: float, noise_high: float = 1.0) -> FlowPolicy:
+def flow_policy(dim: int, noise_low: float, noise_high: float = 1.0, noise_alone: float = 0.0) -> FlowPolicy:
     """A policy of single actions."""
-    flow = FlowConfig(hidden=(4,), noise_low=noise_low, noise_high=noise_high)
+    flow = FlowConfig(hidden=(4,), noise_low=noise_low, noise_high=noise_high, noise_alone=noise_alone)
     return FlowPolicy(config_of("bc"), flow, AgentSpec(3, dim, 1, 1, (), 0.9))
 
 
@@ -107,8 +107,39 @@ def test_candidates_start_from_growing_noise(high, scales):
     draw = lambda k: flow_policy(4, 0.2, high).candidate_noise(k, observation, 5, explore=True)  # noqa: E731
     noise = np.asarray(jax.vmap(draw)(keys))
     np.testing.assert_allclose(noise.std((0, 2)), scales, rtol=0.1)
-    quiet = flow_policy(4, 0.0).candidate_noise(keys[0], observation, 1, explore=True)
-    np.testing.assert_allclose(quiet, np.zeros((1, 4)))
+
+
+@pytest.mark.parametrize(("low", "alone", "explores", "rests"), [(0.0, 0.5, 0.5, 0.0), (0.7, 0.5, 0.7, 0.7)])
+def test_a_candidate_alone_has_noise_of_its_own_where_it_explores(low, alone, explores, rests):
+    policy = flow_policy(4, low, noise_alone=alone)
+    see = lambda k: {"state": jax.random.normal(k, (3,))}  # noqa: E731
+
+    def spread(count, **how):
+        draw = lambda k: policy.candidate_noise(k, see(k), count, **how)  # noqa: E731
+        return np.asarray(jax.vmap(draw)(jax.random.split(jax.random.key(0), 400))).std((0, 2))
+
+    np.testing.assert_allclose(spread(1, explore=True), [explores], rtol=0.1)
+    np.testing.assert_allclose(spread(1, explore=False), [rests], rtol=0.1)
+    np.testing.assert_allclose(spread(2, explore=True), [low, 1.0], rtol=0.1)
+    np.testing.assert_allclose(spread(2, explore=True, alone=jnp.asarray(True)), [explores, 1.0], rtol=0.1)
+    np.testing.assert_allclose(spread(2, explore=False, alone=jnp.asarray(True)), [rests, 1.0], rtol=0.1)
+
+
+def test_while_the_critic_has_seen_no_failure_the_one_that_acts_explores_alone():
+    config = config_of("acfql", candidates=3)
+    agent = build(dataclasses.replace(config, flow=dataclasses.replace(config.flow, noise_low=0.0, noise_alone=0.5)))
+    state, observation = agent.init(jax.random.key(0)), {"state": jnp.ones(4)}
+    noise = {
+        pretrained: np.asarray(
+            agent.acting_noise(
+                agent.policy_params(state, pretrained=pretrained), jax.random.key(1), observation, explore=True
+            )
+        )
+        for pretrained in (False, True)
+    }
+    assert not noise[False][0].any()
+    assert noise[True][0].any()
+    np.testing.assert_array_equal(noise[True][1:], noise[False][1:])
 
 
 def test_without_exploration_the_noise_depends_on_the_observation_alone():

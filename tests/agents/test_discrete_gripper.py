@@ -203,7 +203,7 @@ def test_exploring_takes_random_choices_as_often_as_epsilon_says():
     observation = see(agent)
     choose = jax.jit(
         lambda key: agent.choose(
-            params["gripper"], observation, agent.acting_noise(key, observation, explore=True)["gripper"]
+            params["gripper"], observation, agent.acting_noise(params, key, observation, explore=True)["gripper"]
         )
     )
     best = agent.choose(params["gripper"], observation, jnp.ones((HORIZON, 2, 2)))

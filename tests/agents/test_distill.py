@@ -124,7 +124,7 @@ def test_only_the_one_step_policy_travels_and_its_best_sample_acts():
     params = agent.policy_params(state)
     assert list(params["policy"]) == ["onestep"]
     observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
-    noise = agent.acting_noise(jax.random.key(3), observation, explore=True)
+    noise = agent.acting_noise(params, jax.random.key(3), observation, explore=True)
     chunk, record = agent.sample(params, observation, jax.random.key(3), explore=True)
     features = jnp.broadcast_to(observation["state"], (3, 4))
     raw = agent.one_step.net.apply({"params": state.policy["onestep"]["net"]}, jnp.concatenate([features, noise], -1))
@@ -145,7 +145,7 @@ def test_candidates_are_compared_by_the_mean_or_the_least_head(variant, aggregat
     state = agent.init(jax.random.key(0))
     params, act = agent.policy_params(state), jax.jit(agent.act)
     observation = {k: jnp.asarray(v[0, 0]) for k, v in make_batches(agent.spec).observations.items()}
-    noise = agent.acting_noise(jax.random.key(3), observation, explore=True)
+    noise = agent.acting_noise(params, jax.random.key(3), observation, explore=True)
     free = (np.zeros((3, 2), np.float32), np.zeros(3, np.float32))
     _, record = act(params, {}, observation, noise, free)
     alone = jnp.stack([act(params, {}, observation, noise[n : n + 1], free)[0].reshape(-1) for n in range(5)])

@@ -214,7 +214,7 @@ def test_candidates_are_ranked_by_the_targets_aggregate_at_acting_and_in_targets
     state = bold.init(jax.random.key(0))
     observation = {k: jnp.asarray(v[0, 0]) for k, v in make_batches(bold.spec).observations.items()}
     batch = one(bold)
-    noise = bold.acting_noise(jax.random.key(3), observation, explore=True)
+    noise = bold.acting_noise(bold.policy_params(state), jax.random.key(3), observation, explore=True)
     chunks = bold.sampled(state.policy, state.critic, {}, observation, noise).reshape(6, 6)
     heads = np.asarray(bold.critic.values(state.critic, jnp.broadcast_to(observation["state"], (6, 4)), chunks))
     draws = bold.critic_draws(jax.random.key(1), batch)["next"]

@@ -29,6 +29,7 @@ OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.flow.steps": [("agent.flow.steps", "9")],
     "agent.flow.noise_low": [("agent.flow.noise_low", "0.75")],
     "agent.flow.noise_high": [("agent.flow.noise_high", "0.25")],
+    "agent.flow.noise_alone": [("agent.flow.noise_alone", "0.125")],
     "agent.flow.activation": [("agent.flow.activation", "gelu")],
     "agent.flow.time": [("agent.flow.time", "raw")],
     "agent.flow.train_delay": [("agent.flow.train_delay", "sampled")],
