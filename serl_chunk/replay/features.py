@@ -247,8 +247,8 @@ class ObservationFeatures:
         for group in () if embed is None else groups_of(embed.features):
             if lacking := [key for key in group.reads if key not in entries]:
                 raise ConfigError(
-                    f"{', '.join(group.shapes)}: computed of {', '.join(lacking)}, which stored observations lack. They "
-                    f"have {', '.join(entries)}. Name cameras in agent.image_keys, set agent.language.tokenizer for texts"
+                    f"{', '.join(group.shapes)}: computed of {', '.join(lacking)}, which no stored observation has "
+                    f"(valid: {', '.join(entries)}). Name cameras in agent.image_keys, or set agent.language.tokenizer"
                 )
             read = [c for c, key in enumerate(keys) if key in group.reads]
             if group.frame is None:

@@ -74,7 +74,7 @@ class Replay:
         *, image_keys: Sequence[str] = (), bc_on: BcOn = "+successes", embed: Embedder | None = None,
     ) -> None:  # fmt: skip
         cameras = [spec.camera(key) for key in image_keys]
-        for name in ("capacity", "image_capacity") if cameras else ("capacity",):
+        for name in ("capacity", "image_capacity") if cameras or embed is not None else ("capacity",):
             # An episode that does not fit drives out all others before it is dropped itself.
             if getattr(config.replay, name) <= spec.max_episode_steps:
                 raise ConfigError(
