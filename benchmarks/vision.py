@@ -153,7 +153,8 @@ class Contestant:
         return jax.block_until_ready(jax.device_put(batch))
 
     def _update(self, batch: Any) -> dict[str, float]:
-        self.state, metrics = self.agent.update(self.state, self.base, {"critic": batch})
+        name, *_ = self.agent.wants()  # of the critic, or of a policy alone
+        self.state, metrics = self.agent.update(self.state, self.base, {name: batch})
         return {k: float(v) for k, v in metrics.items()}
 
     def turn(self, seconds: float) -> None:
