@@ -34,7 +34,7 @@ from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.data.normalise.normaliser import fit_normaliser
-from serl_chunk.replay.frame_cache import feature_bytes
+from serl_chunk.replay.features import groups_of
 from serl_chunk.replay.replay import Replay
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.types import Begin, End, Episode, Outcome, RobotSpec, SparseRows, StepBlock
@@ -120,7 +120,7 @@ class Contestant:
         self.agent = make_agent(config, spec)
         self.state = self.agent.init(jax.random.key(0))
         self.base = self.agent.new_base(jax.random.key(0))
-        self.embed = self.agent.frame_embedder(self.base)
+        self.embed = self.agent.embedder(self.base)
         cameras = config.agent.image_keys
         normaliser = fit_normaliser(spec, config.normaliser, config.chunk.carried, data)
         self.replay = Replay(spec, config, normaliser, image_keys=cameras, bc_on="all", embed=self.embed)
@@ -130,7 +130,7 @@ class Contestant:
         if shown:
             self.figures["pixel_bytes_per_frame"] = float(shown[0].height * shown[0].width * 3)
         if self.embed is not None:
-            self.figures["feature_bytes_per_frame"] = float(feature_bytes(self.embed, shown[0]))
+            self.figures["feature_bytes_per_frame"] = float(groups_of(self.embed.features)[0].nbytes)
             self._fill()
         self.rng = np.random.default_rng(CHECK_SEED)  # the same windows for all
         self.first = self._update(self._device(self._draw()))
@@ -139,9 +139,9 @@ class Contestant:
     def _fill(self) -> None:
         """Features of all frames but those of the first calls, which compile; timed."""
         for first in (64, 8):
-            self.replay.embed_frames(first)
+            self.replay.compute_features(first)
         start, computed = time.perf_counter(), 0
-        while found := self.replay.embed_frames(64):
+        while found := self.replay.compute_features(64):
             computed += found
         self.figures["embed_ms_per_frame"] = 1e3 * (time.perf_counter() - start) / max(1, computed)
 
@@ -153,7 +153,8 @@ class Contestant:
         return jax.block_until_ready(jax.device_put(batch))
 
     def _update(self, batch: Any) -> dict[str, float]:
-        self.state, metrics = self.agent.update(self.state, self.base, {"critic": batch})
+        name, *_ = self.agent.wants()  # of the critic, or of a policy alone
+        self.state, metrics = self.agent.update(self.state, self.base, {name: batch})
         return {k: float(v) for k, v in metrics.items()}
 
     def turn(self, seconds: float) -> None:

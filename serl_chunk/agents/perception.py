@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.spec import GRIPPER, AgentSpec
+from serl_chunk.agents.spec import GRIPPER, AgentSpec, FeatureSpec
 from serl_chunk.agents.state import AgentState, Context, Observation, Params, key_of
-from serl_chunk.agents.vision import FrameEmbedder, Vision, digest_of
+from serl_chunk.agents.vision import ObservationEmbedder, Vision, digest_of
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.encoder import ObservationEncoder, random_shift
 from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch
@@ -102,10 +102,10 @@ class Perception:
             out[PROMPT_MASK] = jnp.zeros((1, self.config.language.length), jnp.bool_)
         return out
 
-    def frame_embedder(self, base: Params) -> FrameEmbedder | None:
-        """Computes features of stored frames for `encoder.cache_features`; None where it is off."""
-        return FrameEmbedder(self.vision, base) if self.caches_features else None
+    def embedder(self, base: Params) -> ObservationEmbedder | None:
+        """Computes features of stored observations for `encoder.cache_features`; None where it is off."""
+        return ObservationEmbedder(self.vision, base) if self.caches_features else None
 
-    def cached_shapes(self) -> list[tuple[int, int, int]]:
-        """(h, w, C) of one frame's features of each camera where they are cached, else empty."""
-        return [self.vision.feature_shape(c) for c in self.spec.cameras] if self.caches_features else []
+    def cached_features(self) -> dict[str, FeatureSpec]:
+        """The features that `embedder` computes, by name; empty where it is off."""
+        return self.vision.features() if self.caches_features else {}

@@ -19,6 +19,13 @@ class BatchSpec(NamedTuple):
     next_observations: bool = True  # whether it has the observations that windows end on
 
 
+class FeatureSpec(NamedTuple):
+    """A feature of observations that the replay keeps: float16[N, *shape], computed of the entries that it reads."""
+
+    shape: tuple[int, ...]
+    reads: tuple[str, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class AgentSpec:
     """The sizes that an agent is built for."""

@@ -1,9 +1,9 @@
-"""Frozen backbones, an agent's base: the features that encoders read, in an update and of frames."""
+"""Frozen backbones, an agent's base: the features that encoders read, in an update and of stored frames."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from serl_chunk.agents.spec import FeatureSpec
 from serl_chunk.agents.state import AgentState, Observation, Params
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.encoders import resnet10_leaves
@@ -24,18 +25,23 @@ from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, CameraSpec, ConfigErr
 SIZES = (64, 8)
 
 
-class FrameEmbedder:
-    """uint8[N, H, W, 3] -> float16[N, h, w, C] on the host, for any N: the features that an update would compute.
+class ObservationEmbedder:
+    """The features that an update would compute, on the host: each of one camera's frames.
 
     Compiles twice per size of image. Safe to call from any thread.
     """
 
     def __init__(self, vision: Vision, base: Params) -> None:
-        self.shape = vision.feature_shape  # of a camera
+        self.features = vision.features()
         self._base = base
         self._embed = jax.jit(vision.embed)
 
-    def __call__(self, images: np.ndarray) -> np.ndarray:
+    def __call__(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return `features/<camera>` float16[N, h, w, C] of each `images/<camera>` uint8[N, H, W, 3], for any N."""
+        entries = {name: spec.reads[0] for name, spec in self.features.items()}
+        return {name: self._of_frames(inputs[key]) for name, key in entries.items() if key in inputs}
+
+    def _of_frames(self, images: np.ndarray) -> np.ndarray:
         large, small = SIZES
         whole = len(images) - len(images) % large
         parts = [self._embed(self._base, images[at : at + large]) for at in range(0, whole, large)]
@@ -97,6 +103,12 @@ class Vision:
         frame = jax.ShapeDtypeStruct((1, camera.height, camera.width, 3), jnp.uint8)
         height, width, channels = jax.eval_shape(self.embed, base, frame).shape[1:]
         return height, width, channels
+
+    def features(self) -> dict[str, FeatureSpec]:
+        """A frozen backbone's features of each camera, by their names in batches."""
+        return {
+            FEATURE_PREFIX + c.name: FeatureSpec(self.feature_shape(c), (IMAGE_PREFIX + c.name,)) for c in self._cameras
+        }
 
     def encode_images(self, base: Params, observation: Observation) -> dict[str, jax.Array]:
         """`observation` with `features/<camera>` float16[..., h, w, 512] in place of `images/<camera>`, if frozen."""

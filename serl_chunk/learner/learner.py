@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -72,7 +71,7 @@ class Learner:
             self.state, self.base = restored.state.state, self.base or restored.state.base
             self._check_base(restored)
         self.normaliser = normaliser
-        embed = agent.frame_embedder(self.base)  # with the weights that the run has: they never change
+        embed = agent.embedder(self.base)  # with the weights that the run has: they never change
         self.replay = Replay(spec, config, normaliser, image_keys=a.image_keys, bc_on=a.bc_on, embed=embed)
         self.router = RecordRouter(self.replay)
         self.router.demonstrations.hold(data.demos)
@@ -277,9 +276,8 @@ def check_replay_memory(config: ExperimentConfig, spec: RobotSpec, agent: Agent)
     The replay's own check comes after the compilation of the networks, which this one does not need.
     """
     cameras = [spec.camera(key) for key in config.agent.image_keys]
-    features = [2 * math.prod(shape) for shape in agent.cached_shapes()]  # float16
     language = config.agent.language.reads
-    return check_memory(spec, config.replay, cameras, available_bytes(), features, language=language)
+    return check_memory(spec, config.replay, cameras, available_bytes(), agent.cached_features(), language=language)
 
 
 def restored_normaliser(saved: Normaliser, fresh: Normaliser, *, same_data: bool) -> Normaliser:

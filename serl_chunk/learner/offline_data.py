@@ -1,4 +1,4 @@
-"""Data that a learner has before any actor sends steps: demonstrations, a data set, and features of their frames."""
+"""Data that a learner has before any actor sends steps: demonstrations, a data set, and features of what they show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from serl_chunk.types import ConfigError, Episode, Outcome
 
 logger = logging.getLogger(__name__)
 
-FRAMES = 64  # of one piece of work: short enough for stops and progress in between
+PIECE = 64  # inputs of one piece of work: short enough for stops and progress in between
 LOG_PERIOD = 5.0  # seconds between lines
 
 
@@ -114,20 +114,20 @@ def _fail(episodes: Sequence[Episode]) -> bool:
 
 
 def precompute_features(replay: Replay, now: Callable[[], float] = time.monotonic) -> Iterator[int]:
-    """Compute features of the frames that are stored at the first `next`, a piece each, with progress lines.
+    """Compute the features that are missing at the first `next`, a piece each, with progress lines.
 
-    Later frames are left to the batches that show them. Yields the frames done; raises DataError for a demonstration's
-    file that cannot be read.
+    Those of later frames and observations are left to the batches that show them. Yields the number done; raises
+    DataError for a demonstration's file that cannot be read.
     """
-    total, done = replay.frames_unseen, 0
+    total, done = replay.features_missing, 0
     begun = logged = now()
     while done < total:
-        computed = replay.embed_frames(FRAMES)
+        computed = replay.compute_features(PIECE)
         # Fewer may be left than there were: episodes leave.
         done = min(total, done + computed) if computed else total
         if done == total:
-            logger.info(f"features of {total:,} stored frames computed in {now() - begun:.1f} s")
+            logger.info(f"{total:,} features of stored observations computed in {now() - begun:.1f} s")
         elif now() - logged >= LOG_PERIOD:
             logged = now()
-            logger.info(f"computing features of stored frames: {done:,} of {total:,}")
+            logger.info(f"computing features of stored observations: {done:,} of {total:,}")
         yield done

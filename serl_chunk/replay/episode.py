@@ -21,8 +21,9 @@ class Partition:
 
     name: str
     max_rows: int
-    max_frames: int  # per camera
-    frames: np.ndarray  # int64[C]
+    # int64[C + F], as `StepStorage.space_for`: frames of each camera, and observations whose features are kept by rows.
+    max_frames: np.ndarray
+    frames: np.ndarray
     rows: int = 0
     episodes: dict[Key, StoredEpisode] = dataclasses.field(default_factory=dict)
     # `StoredEpisode.followed` of the oldest ones, all closed, and how many those are.
@@ -88,6 +89,7 @@ class StoredEpisode:
     begin: Begin
     demonstration: bool
     cameras: int
+    tables: int = 0  # of features by rows, F
     task: int = 0  # number of its text, see `tasks.TaskTable`
     rows: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
     length: int = 0  # steps
@@ -97,6 +99,7 @@ class StoredEpisode:
     human: bool = False  # some step was executed by a human
     gaps: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # ticks of steps after one
     frames: list[list[np.ndarray]] = dataclasses.field(init=False)  # per camera, slots in arrays
+    places: list[list[np.ndarray]] = dataclasses.field(init=False)  # per table, those of its observations
     latest_frame: np.ndarray = dataclasses.field(init=False)  # [C] slot or -1
     latest_frame_tick: np.ndarray = dataclasses.field(init=False)  # [C] last given
     recorded_tick: np.ndarray = dataclasses.field(init=False)  # [C] of it, or -1
@@ -109,13 +112,15 @@ class StoredEpisode:
 
     def __post_init__(self) -> None:
         self.frames = [[] for _ in range(self.cameras)]
+        self.places = [[] for _ in range(self.tables)]
         self.latest_frame = np.full(self.cameras, -1, np.int64)
         self.latest_frame_tick = np.zeros(self.cameras, np.int64)
         self.recorded_tick = np.full(self.cameras, -1, np.int64)
 
     @property
     def frame_counts(self) -> np.ndarray:
-        return np.array([sum(map(len, slots)) for slots in self.frames], np.int64)
+        """What it takes, as `StepStorage.space_for` counts it."""
+        return np.array([sum(map(len, parts)) for parts in (*self.frames, *self.places)], np.int64)
 
     @property
     def outcome(self) -> Outcome:

@@ -59,7 +59,8 @@ class EpisodeBuilder:
             raise DataError(f"episode {begin.episode_id} of session {session!r} began twice")
         demonstration, storage = partition is self._partitions.demo, self._partitions.storage
         task = 0 if storage.tasks is None else storage.tasks.number(begin)
-        self._current[session] = StoredEpisode(key, begin, demonstration, len(storage.cameras), task)
+        tables = len(storage.features.row_tables)
+        self._current[session] = StoredEpisode(key, begin, demonstration, len(storage.cameras), tables, task)
         partition.put(self._current[session])
         return finished
 
@@ -88,11 +89,10 @@ class EpisodeBuilder:
         decisions = decision_values(block)
         self._reopen(episode)
         partition = self._partitions.of(episode)
-        frames = storage.frames_in(block.sparse, demonstration=episode.demonstration)
+        frames = storage.space_for(block.n, block.sparse, demonstration=episode.demonstration)
         if not self._partitions.make_room(partition, episode, block.n, frames):
             return self._orphan(block)
-        storage.append(episode, block)
-        partition.grow(block.n, frames)
+        partition.grow(block.n, storage.append(episode, block))
         episode.human |= bool((block.source == Source.HUMAN).any())
         if block.lost_ticks.any():
             episode.gaps = np.concatenate([episode.gaps, first + np.flatnonzero(block.lost_ticks)])
@@ -171,11 +171,10 @@ class EpisodeBuilder:
         if end.final_observation is not None and not checked:
             storage.check_final(end.episode_id, end.final_observation)
         partition = partitions.of(episode)
-        frames = storage.frames_in(final_rows(end.final_observation), demonstration=episode.demonstration)
+        frames = storage.space_for(1, final_rows(end.final_observation), demonstration=episode.demonstration)
         if not partitions.make_room(partition, episode, 1, frames):
             return
-        storage.append_final(episode, end.final_observation, end.repeats)
-        partition.grow(1, frames)
+        partition.grow(1, storage.append_final(episode, end.final_observation, end.repeats))
         # The storage holds the observation now; of the record only its presence is needed later.
         episode.end = end if end.final_observation is None else end._replace(final_observation={}, repeats=None)
         self._settle(episode, end.reward)
@@ -192,8 +191,7 @@ class EpisodeBuilder:
         """Undo a provisional close: the actor came back."""
         if episode.provisional:
             self._partitions.unindex(episode)
-            self._partitions.storage.reopen(episode)
-            self._partitions.of(episode).rows -= 1
+            self._partitions.of(episode).grow(-1, -self._partitions.storage.reopen(episode))
             episode.end, episode.provisional = None, False
             self._partitions.index(episode)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.replay import ReplayConfig
-from serl_chunk.replay.frame_cache import PLACE_BYTES, cached_frames
+from serl_chunk.replay.features import PLACE_BYTES, ROW_BYTES, ROW_PLACE_BYTES, FeatureSpec, groups_of
+from serl_chunk.replay.frame_cache import cached_frames
 from serl_chunk.types import CameraSpec, ConfigError, RobotSpec
 
 STORES = 3  # online, demonstrations, and episodes kept for their interventions
@@ -17,12 +18,12 @@ _MIB = 1 << 20
 
 
 def estimate_bytes(
-    spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec], features: Sequence[int] = (),
-    *, language: bool = False,
+    spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec],
+    features: Mapping[str, FeatureSpec] | None = None, *, language: bool = False,
 ) -> int:  # fmt: skip
     """Return the bytes of a replay whose partitions are full: columns, index views, free lists, images.
 
-    `features`: bytes of a frame's features, of each camera; then no decoded image of demonstrations' files is kept.
+    `features`: those that are kept, by name; then no decoded image of demonstrations' files is kept.
     `language`: whether the agent reads the tasks' texts.
     """
     floats = 4 * (spec.state_dim + spec.action_dim + 4)  # reward, effective, mc_return, bc_weight
@@ -37,9 +38,21 @@ def estimate_bytes(
     rows = config.capacity + config.demo_capacity + config.human_capacity
     cached = 0 if features else cached_frames(cameras, config.frame_cache_bytes, config.demo_capacity)
     cached_bytes = cached * sum(c.height * c.width * 3 + 16 for c in cameras)
-    places = STORES * config.image_capacity + config.demo_capacity
-    feature_bytes = places * sum(size + PLACE_BYTES for size in features)
+    feature_bytes = 0
+    for group in groups_of(features or {}):
+        if group.frame is not None:
+            places = STORES * config.image_capacity + config.demo_capacity
+            feature_bytes += places * (group.nbytes + PLACE_BYTES)
+        else:
+            feature_bytes += kept_observations(config) * (group.nbytes + PLACE_BYTES + ROW_PLACE_BYTES)
+            feature_bytes += rows * ROW_BYTES
     return rows * per_row + STORES * config.image_capacity * per_frame + cached_bytes + feature_bytes
+
+
+def kept_observations(config: ReplayConfig) -> int:
+    """Return the observations whose features are kept by rows at most, of all partitions."""
+    of_episodes = min(config.capacity, config.image_capacity) + min(config.human_capacity, config.image_capacity)
+    return of_episodes + config.demo_capacity
 
 
 def replay_size(config: ExperimentConfig, nbytes: int) -> str:
@@ -79,7 +92,7 @@ def _lines(file: Path) -> list[str]:
 
 def check_memory(
     spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec], available: int | None,
-    features: Sequence[int] = (), *, language: bool = False,
+    features: Mapping[str, FeatureSpec] | None = None, *, language: bool = False,
 ) -> int:  # fmt: skip
     """Return the estimate in bytes; raises ConfigError, naming what to lower, where it exceeds `available`."""
     need = estimate_bytes(spec, config, cameras, features, language=language)

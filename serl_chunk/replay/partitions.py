@@ -10,8 +10,8 @@ import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.replay.episode import Key, Partition, StoredEpisode, effective_rewards, returns_to_go
-from serl_chunk.replay.frame_cache import Embedder
-from serl_chunk.replay.memory import STORES
+from serl_chunk.replay.features import Embedder
+from serl_chunk.replay.memory import STORES, kept_observations
 from serl_chunk.replay.qc_sampler import QCWindowSampler
 from serl_chunk.replay.step_storage import StepStorage, final_rows
 from serl_chunk.replay.tasks import task_table
@@ -42,12 +42,19 @@ class Partitions:
         rows = r.capacity + r.demo_capacity + r.human_capacity
         self.storage = StepStorage(
             spec, cameras, rows=rows, frames=STORES * r.image_capacity, max_image_age=r.max_image_age,
-            cache_bytes=r.frame_cache_bytes, deferred=r.demo_capacity, embed=embed, tasks=task_table(config),
+            cache_bytes=r.frame_cache_bytes, deferred=r.demo_capacity, embed=embed, observations=kept_observations(r),
+            tasks=task_table(config),
         )  # fmt: skip
+        none = self.storage.space_for(0, {}, demonstration=False)
+        most = np.full_like(none, r.image_capacity)
+        of_demos = most.copy()
+        of_demos[len(cameras) :] = r.demo_capacity  # frames in files do not count, their features do
         self.online, self.demo, self.human = (
-            Partition(name, size, r.image_capacity, np.zeros(len(cameras), np.int64))
-            for name, size in (("online", r.capacity), ("demo", r.demo_capacity), ("human", r.human_capacity))
-        )
+            Partition(name, size, frames, none.copy())
+            for name, size, frames in (
+                ("online", r.capacity, most), ("demo", r.demo_capacity, of_demos), ("human", r.human_capacity, most),
+            )
+        )  # fmt: skip
         self.view_online, self.view_demo, self.view_all = (IndexSet(rows) for _ in range(3))
         # Of demonstrations: windows of successful ones, and of all others; kept only where they are balanced.
         self._balanced = [] if r.positive_fraction is None else [IndexSet(rows), IndexSet(rows)]
@@ -194,13 +201,14 @@ class Partitions:
         rows = partition.rows - sum(len(e.rows) for e in leaving) + sum(e.steps.n + 1 for e in episodes)
         frames = partition.frames - sum((e.frame_counts for e in leaving), np.zeros_like(partition.frames))
         for _, steps, end in episodes:
-            frames += storage.frames_in(steps.sparse, demonstration=True)
-            frames += storage.frames_in(final_rows(end.final_observation), demonstration=True)
-        if rows > partition.max_rows or (frames > partition.max_frames).any():
+            frames += storage.space_for(steps.n, steps.sparse, demonstration=True)
+            frames += storage.space_for(1, final_rows(end.final_observation), demonstration=True)
+        frames = frames[: len(storage.cameras)]  # no more features than rows
+        if rows > partition.max_rows or (frames > self._config.replay.image_capacity).any():
             raise ConfigError(
                 f"the demonstrations need {rows} rows (their steps, and one final observation per episode) and "
                 f"{max(frames.tolist(), default=0)} frames per camera; replay.demo_capacity is {partition.max_rows}, "
-                f"replay.image_capacity {partition.max_frames}. Raise the one that is too small"
+                f"replay.image_capacity {self._config.replay.image_capacity}. Raise the one that is too small"
             )
 
     def check_balance(self) -> None:
@@ -228,11 +236,12 @@ class Partitions:
         per_row = (storage.nbytes - storage.image_nbytes + views) / storage.row_slots.capacity
         out: dict[str, float] = {f"{s.name}_rows": s.rows for s in self.all}
         out |= {f"{s.name}_episodes": len(s.episodes) for s in self.all}
-        out |= {f"{s.name}_frames": int(s.frames.sum()) for s in self.all}
-        features = sum(f.held_bytes for f in storage.features)
-        if storage.features:
-            known, computed = (sum(getattr(f, name) for f in storage.features) for name in ("known", "computed"))
-            out |= {"feature_frames": known, "feature_bytes": features, "features_computed": computed}
+        out |= {f"{s.name}_frames": int(s.frames[: len(storage.cameras)].sum()) for s in self.all}
+        tables = storage.features.tables
+        features = sum(t.held_bytes for t in tables)
+        if tables:
+            known, computed = (sum(getattr(t, name) for t in tables) for name in ("known", "computed"))
+            out |= {"features_held": known, "feature_bytes": features, "features_computed": computed}
         if storage.tasks is not None:
             out["tasks"] = len(storage.tasks)
         return out | {

@@ -14,7 +14,8 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.replay.episode import Key, realised_returns
 from serl_chunk.replay.episode_builder import Added, EpisodeBuilder
-from serl_chunk.replay.frame_cache import Embedder, Fetch, feature_bytes
+from serl_chunk.replay.features import Embedder
+from serl_chunk.replay.frame_cache import Fetch
 from serl_chunk.replay.memory import available_bytes, check_memory, estimate_disk_bytes
 from serl_chunk.replay.partitions import Partitions
 from serl_chunk.replay.qc_sampler import gather_qc_windows
@@ -61,8 +62,8 @@ class Replay:
         normaliser: transform of observations and chunks to model space.
         image_keys: cameras whose frames are kept and sampled.
         bc_on: the steps that carry weight in an imitation loss.
-        embed: computes features of frames; batches then have `features/<camera>` in place of images. They are computed
-            once for each stored frame, at the latest when a batch first shows it.
+        embed: computes features of observations; batches then have these in place of the images and texts that they
+            are computed of. Each is computed once, at the latest when a batch first shows it.
 
     Raises ConfigError for an unknown camera, a capacity below one episode, more memory than there is, or
     `replay.windows=qc` with images.
@@ -73,17 +74,17 @@ class Replay:
         *, image_keys: Sequence[str] = (), bc_on: BcOn = "+successes", embed: Embedder | None = None,
     ) -> None:  # fmt: skip
         cameras = [spec.camera(key) for key in image_keys]
-        for name in ("capacity", "image_capacity") if cameras else ("capacity",):
+        for name in ("capacity", "image_capacity") if cameras or embed is not None else ("capacity",):
             # An episode that does not fit drives out all others before it is dropped itself.
             if getattr(config.replay, name) <= spec.max_episode_steps:
                 raise ConfigError(
                     f"replay.{name}={getattr(config.replay, name)} is too small for one episode of robot "
                     f"{spec.name!r}: set it to at least {spec.max_episode_steps + 1}, better to hundreds of episodes"
                 )
-        features = [] if embed is None else [feature_bytes(embed, camera) for camera in cameras]
         self.estimated_bytes = check_memory(
-            spec, config.replay, cameras, available_bytes(), features, language=config.agent.language.reads
-        )
+            spec, config.replay, cameras, available_bytes(), None if embed is None else embed.features,
+            language=config.agent.language.reads,
+        )  # fmt: skip
         self.estimated_disk_bytes = estimate_disk_bytes(spec, config.replay, cameras)
         if config.replay.windows == "qc" and cameras:
             raise ConfigError(
@@ -256,16 +257,20 @@ class Replay:
         return gather(storage, self._normaliser, config, drawn.ravel(), later=later)
 
     @property
-    def frames_unseen(self) -> int:
-        """Stored frames whose features are not computed yet."""
+    def features_missing(self) -> int:
+        """Stored inputs, frames or observations, whose features are not computed yet."""
         with self._lock:
-            return sum(f.missing for f in self._partitions.storage.features)
+            return sum(table.missing for table in self._partitions.storage.features.tables)
 
-    def embed_frames(self, limit: int) -> int:
-        """Compute features of up to `limit` stored frames that lack them, without the lock; returns of how many."""
+    def compute_features(self, limit: int) -> int:
+        """Compute the features of up to `limit` inputs that lack them, without the lock; returns of how many."""
         with self._lock:
-            compute = self._partitions.storage.unseen(limit)
-        return 0 if compute is None else len(compute())
+            found = self._partitions.storage.missing_features(limit, self._normaliser.observe)
+        if found is None:
+            return 0
+        count, compute = found
+        compute()
+        return count
 
     def episodes(self) -> list[Key]:
         """Return (session, episode id) of every episode held, oldest first per partition."""

@@ -9,12 +9,14 @@ import numpy as np
 
 from serl_chunk.data.frames import Frames
 from serl_chunk.replay.episode import StoredEpisode
-from serl_chunk.replay.frame_cache import Embedder, EncodedFrames, Fetch, FrameFeatures, copy_frames, frame_caches
+from serl_chunk.replay.features import Embedder, FeatureTable, ObservationFeatures, RowTable
+from serl_chunk.replay.frame_cache import EncodedFrames, Fetch, copy_frames, frame_caches
+from serl_chunk.replay.free_list import FreeList
 from serl_chunk.replay.tasks import TaskTable
 from serl_chunk.types import (
-    FEATURE_PREFIX,
     HUMAN_DIMS,
     IMAGE_PREFIX,
+    PROMPT,
     REPEAT_PREFIX,
     STATE,
     CameraSpec,
@@ -26,40 +28,8 @@ from serl_chunk.types import (
     human_dims_fault,
 )
 
-
-class FreeList:
-    """The free ones of `capacity` places. Returned ones are handed out first: memory not needed is never touched."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._returned = np.empty(capacity, np.int64)
-        self._n_returned = 0
-        self._fresh = 0  # places from here on were never given out
-
-    @property
-    def nbytes(self) -> int:
-        return self._returned.nbytes
-
-    @property
-    def used(self) -> int:
-        return self._fresh - self._n_returned
-
-    def take(self, n: int) -> np.ndarray:
-        if self.used + n > self.capacity:  # quotas are the caller's business
-            raise RuntimeError(f"{n} places requested, {self.capacity - self.used} of {self.capacity} are free")
-        old = min(n, self._n_returned)
-        self._n_returned -= old
-        again = self._returned[self._n_returned : self._n_returned + old]
-        fresh = np.arange(self._fresh, self._fresh + n - old)
-        self._fresh += len(fresh)
-        return np.concatenate([again, fresh])
-
-    def give_back(self, places: np.ndarray) -> None:
-        self._returned[self._n_returned : self._n_returned + len(places)] = places
-        self._n_returned += len(places)
-
-
 NO_FRAME = np.iinfo(np.int32).max  # age of a camera that has not been read in the episode so far
+Observe = Callable[[np.ndarray], np.ndarray]  # states float32[K, S] in model space
 HELD_COLUMNS = ("reward", "source", "decision_tick", "lost_ticks")  # of `STEP_COLUMNS`: nothing here reads the others
 
 
@@ -74,7 +44,8 @@ class StepStorage:
     before the row within the episode, or -1; `age[row, c]` the ticks since the camera gave it; `recent[row]`, whether
     all ages are at most `max_image_age`. JPEG frames are decoded when they are first shown (`encoded[c]`). Images of
     demonstrations that come as `Frames` stay in their files: slots beyond those of `images[c]` are the numbers of
-    `deferred[c]`. `features[c]` has what `embed` computes of frames. Arrays become resident as they are written.
+    `deferred[c]`. `features` has what `embed` computes: of a frame by its slot, else by places that rows are given.
+    Arrays become resident as they are written.
 
     `task[row]` is the number in `tasks` of the episode's text, where an agent reads it.
     """
@@ -82,7 +53,7 @@ class StepStorage:
     def __init__(
         self, spec: RobotSpec, cameras: Sequence[CameraSpec],
         *, rows: int, frames: int, max_image_age: int, cache_bytes: int = 0, deferred: int = 0,
-        embed: Embedder | None = None, tasks: TaskTable | None = None,
+        embed: Embedder | None = None, observations: int = 0, tasks: TaskTable | None = None,
     ) -> None:  # fmt: skip
         self.spec, self.cameras, self.max_image_age, self.tasks = spec, tuple(cameras), max_image_age, tasks
         n, c = rows, len(self.cameras)
@@ -114,8 +85,10 @@ class StepStorage:
         self.encoded = [EncodedFrames(i, cam.name) for i, cam in zip(self.images, self.cameras, strict=True)]
         # Features stand for decoded images: each is looked at once.
         self.deferred = frame_caches(self.cameras, 0 if embed is not None else cache_bytes, most=deferred)
-        places = frames + deferred
-        self.features = [] if embed is None else [FrameFeatures(embed, cam, places) for cam in self.cameras]
+        self.features = ObservationFeatures(
+            embed, self.cameras, self.frame, frames=frames + deferred, observations=observations,
+            texts=tasks is not None,
+        )  # fmt: skip
         self.row_slots = FreeList(n)
         self.frame_slots = [FreeList(frames) for _ in self.cameras]
 
@@ -127,7 +100,7 @@ class StepStorage:
     @property
     def image_nbytes(self) -> int:
         """Bytes of images and their features."""
-        return sum(a.nbytes for parts in (self.images, self.deferred, self.features) for a in parts)
+        return sum(a.nbytes for parts in (self.images, self.deferred, self.features.tables) for a in parts)
 
     def check(self, block: StepBlock) -> None:
         """Raise DataError unless the arrays of `block` fit this robot and hold finite numbers."""
@@ -163,9 +136,12 @@ class StepStorage:
                     f"robot {self.spec.name!r} needs uint8{need}"
                 )
 
-    def frames_in(self, rows: Mapping[str, SparseRows], *, demonstration: bool) -> np.ndarray:
-        """Frames per camera that sparse rows would add to `images`, int64[C]."""
-        counts = np.zeros(len(self.cameras), np.int64)
+    def space_for(self, n: int, rows: Mapping[str, SparseRows], *, demonstration: bool) -> np.ndarray:
+        """Return what `n` steps with sparse `rows` take at most, int64[C + F].
+
+        That is frames per camera in `images`, and places of each of the `features.row_tables`.
+        """
+        counts = np.repeat([0, n], [len(self.cameras), len(self.features.row_tables)])
         for c, camera in enumerate(self.cameras):
             found = rows.get(IMAGE_PREFIX + camera.name)
             if found is not None and not (demonstration and isinstance(found.values, Frames)):
@@ -176,9 +152,9 @@ class StepStorage:
         both = [rows.get(IMAGE_PREFIX + c.name) for rows in (block.sparse, final_rows(final)) for c in self.cameras]
         return any(r is not None and isinstance(r.values, Frames) for r in both)
 
-    def append(self, episode: StoredEpisode, block: StepBlock) -> None:
-        """Write checked steps behind those `episode` has."""
-        n = block.n
+    def append(self, episode: StoredEpisode, block: StepBlock) -> np.ndarray:
+        """Write checked steps behind those `episode` has; return what they took, as `space_for`."""
+        n, taken = block.n, self.space_for(block.n, block.sparse, demonstration=episode.demonstration)
         rows = self.row_slots.take(n)
         self.state[rows] = block.observation[STATE]
         self.action[rows] = block.action
@@ -189,8 +165,9 @@ class StepStorage:
             new, same = block.sparse.get(IMAGE_PREFIX + camera.name), block.sparse.get(REPEAT_PREFIX + camera.name)
             self._place_frames(episode, c, rows, new, same)
         self._note_human_dims(rows, block.sparse.get(HUMAN_DIMS))
-        self._finish_rows(episode, rows)
+        taken[len(self.cameras) :] = self._finish_rows(episode, rows)
         episode.length += n
+        return taken
 
     def _note_human_dims(self, rows: np.ndarray, dims: SparseRows | None) -> None:
         if self.human_dims is None and dims is not None:
@@ -219,8 +196,8 @@ class StepStorage:
 
     def append_final(
         self, episode: StoredEpisode, observation: Observation | None, repeats: Mapping[str, int] | None = None
-    ) -> None:
-        """Write the checked final observation of an `End`, or a copy of the last one, behind the last step."""
+    ) -> np.ndarray:
+        """Write the checked final observation of an `End`, or a copy of the last one; return what it took."""
         rows = self.row_slots.take(1)
         last = episode.rows[-1]
         for column in (self.action, *(getattr(self, name) for name in HELD_COLUMNS)):
@@ -229,11 +206,13 @@ class StepStorage:
         self.tick[rows] = episode.length
         self.state[rows] = self.state[last] if observation is None else observation[STATE]
         images = final_rows(observation)
+        taken = self.space_for(1, images, demonstration=episode.demonstration)
         for c, camera in enumerate(self.cameras):
             tick = (repeats or {}).get(camera.name)
             same = None if tick is None else SparseRows(np.zeros(1, np.int32), np.array([tick], np.int32))
             self._place_frames(episode, c, rows, images.get(IMAGE_PREFIX + camera.name), same)
-        self._finish_rows(episode, rows)
+        taken[len(self.cameras) :] = self._finish_rows(episode, rows, final=True)
+        return taken
 
     def _place_frames(
         self, episode: StoredEpisode, c: int, rows: np.ndarray, new: SparseRows | None, same: SparseRows | None
@@ -250,8 +229,7 @@ class StepStorage:
             if values is not None:
                 self.encoded[c].put(slots, values)
                 episode.frames[c].append(slots)
-        if self.features:
-            self.features[c].placed(slots)
+        self.features.frames_placed(c, slots)
         # Entry 0 stands for the newest frame before these rows.
         known = np.concatenate([[episode.latest_frame[c]], slots])
         recorded = np.concatenate([[episode.recorded_tick[c]], first_tick + index])
@@ -269,8 +247,11 @@ class StepStorage:
         episode.latest_frame[c], episode.latest_frame_tick[c] = known[-1], given[-1]
         episode.recorded_tick[c] = recorded[-1]
 
-    def _finish_rows(self, episode: StoredEpisode, rows: np.ndarray) -> None:
-        """Link `rows` behind the episode's last row; the newest one ends every window for now."""
+    def _finish_rows(self, episode: StoredEpisode, rows: np.ndarray, *, final: bool = False) -> list[int]:
+        """Link `rows` behind the episode's last row; the newest one ends every window for now.
+
+        Returns the new places of each of the `features.row_tables`.
+        """
         self.recent[rows] = (self.age[rows] <= self.max_image_age).all(1)
         self.terminal[rows] = False
         self.mc_return[rows] = -np.inf
@@ -290,6 +271,9 @@ class StepStorage:
         self.succ[rows[-1]] = rows[-1]
         self.live[rows[-1]] = False
         episode.rows = np.concatenate([episode.rows, rows])
+        # After a termination, which a correction may yet bring, the final row is shown with frames of any age.
+        shown = (self.frame[rows] >= 0).all(1) if final else self.recent[rows]
+        return self.features.enter(rows, shown, episode.places)
 
     def close(self, episode: StoredEpisode) -> None:
         """Make the links say how the (closed) episode ended; may be called again after a correction."""
@@ -300,14 +284,21 @@ class StepStorage:
         self.succ[last] = final if usable else last
         self.terminal[final] = episode.terminated
 
-    def reopen(self, episode: StoredEpisode) -> None:
+    def reopen(self, episode: StoredEpisode) -> np.ndarray:
+        """Remove the final row, which no observation was given for; return what is free again, as `space_for`."""
+        freed = self.space_for(0, {}, demonstration=episode.demonstration)
+        freed[len(self.cameras) :] = self.features.withdraw(int(episode.rows[-1]), episode.places)
         self.row_slots.give_back(episode.rows[-1:])
         episode.rows = episode.rows[:-1]
         last = episode.rows[-1]
         self.live[last], self.succ[last] = False, last
+        return freed
 
     def prompts_at(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Return what batches have of the texts at `rows` int64[B]; nothing where no agent reads them."""
+        """Return what batches have of the texts at `rows` int64[B]: nothing without language, or with its features."""
+        return {} if PROMPT in self.features.replaced else self._texts_at(rows)
+
+    def _texts_at(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         if self.tasks is None or self.task is None:
             return {}
         return self.tasks.prompts_at(self.task[rows])
@@ -327,46 +318,34 @@ class StepStorage:
         at = np.flatnonzero(away)
         return out, functools.partial(self.deferred[c].fill, out, at, slots[at] - held)
 
-    def observation_at(self, c: int, slots: np.ndarray) -> tuple[str, np.ndarray, Fetch | None]:
-        """Return what batches have of camera c at `slots` int64[B]: key, fresh array, and what completes it.
+    def seen_at(self, rows: np.ndarray, observe: Observe) -> tuple[dict[str, np.ndarray], list[Fetch]]:
+        """Return what batches have of the cameras at `rows` int64[B], fresh arrays by key, and what completes them.
 
-        `images/<camera>` uint8[B, H, W, 3], or with features `features/<camera>` float16[B, h, w, C].
+        `images/<camera>` uint8[B, H, W, 3], or features float16[B, ...] in place of those that they are computed of.
         """
-        name = self.cameras[c].name
-        if not self.features:
-            return IMAGE_PREFIX + name, *self.images_at(c, slots)
-        values, known = self.features[c].read(slots)
-        if known.all():
-            return FEATURE_PREFIX + name, values, None
-        at = np.flatnonzero(~known)
-        different, which = np.unique(slots[at], return_inverse=True)
-        compute = self._features_of(c, different)
+        out, pending = self.features.at(rows, functools.partial(self._inputs, observe=observe))
+        for c, camera in enumerate(self.cameras):
+            if (key := IMAGE_PREFIX + camera.name) not in self.features.replaced:
+                out[key], load = self.images_at(c, self.frame[rows, c])
+                pending += [] if load is None else [load]
+        return out, pending
 
-        def fill() -> None:
-            values[at] = compute()[which]
+    def missing_features(self, limit: int, observe: Observe) -> tuple[int, Fetch] | None:
+        """Return what computes up to `limit` features that are missing, and how many these are; None: none is."""
+        return self.features.missing(limit, functools.partial(self._inputs, observe=observe))
 
-        return FEATURE_PREFIX + name, values, fill
-
-    def _features_of(self, c: int, slots: np.ndarray) -> Callable[[], np.ndarray]:
-        """Return what computes the features of different frames int64[K] and keeps them, without a lock."""
-        features, (images, load) = self.features[c], self.images_at(c, slots)
-        writes = features.writes(slots)
-
-        def compute() -> np.ndarray:
-            if load is not None:
-                load()
-            values = features.embed(images)
-            features.keep(slots, writes, values)
-            return values
-
-        return compute
-
-    def unseen(self, limit: int) -> Callable[[], np.ndarray] | None:
-        """Return what computes the features of up to `limit` frames of a camera that lack them; None: no frame does."""
-        for c, features in enumerate(self.features):
-            if len(slots := features.first_missing(limit)):
-                return self._features_of(c, slots)
-        return None
+    def _inputs(
+        self, table: FeatureTable, places: np.ndarray, observe: Observe
+    ) -> tuple[dict[str, np.ndarray], list[Fetch]]:
+        """What an agent reads of what `places` int64[K] of a table hold, and what completes it."""
+        rows = table.row[places] if isinstance(table, RowTable) else None
+        inputs = {} if rows is None else {STATE: observe(self.state[rows]), **self._texts_at(rows)}
+        loads: list[Fetch] = []
+        for c in table.cameras:
+            key = IMAGE_PREFIX + self.cameras[c].name
+            inputs[key], load = self.images_at(c, places if rows is None else self.frame[rows, c])
+            loads += [] if load is None else [load]
+        return {key: inputs[key] for key in table.group.reads}, loads
 
     def release(self, episode: StoredEpisode) -> None:
         self.row_slots.give_back(episode.rows)
@@ -374,8 +353,8 @@ class StepStorage:
             for part in own:
                 self.encoded[c].drop(part)
                 self.frame_slots[c].give_back(part)
-                if self.features:
-                    self.features[c].released(part)
+                self.features.frames_released(c, part)
+        self.features.leave(episode.places)
 
 
 def final_rows(observation: Observation | None) -> dict[str, SparseRows]:

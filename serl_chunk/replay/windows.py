@@ -158,7 +158,7 @@ def gather(
 ) -> tuple[ChunkBatch, list[Fetch]]:
     """Gather the windows that start at storage rows `starts` int64[B], in model space; every array is fresh.
 
-    Also returns what fills in images, or their features, that the batch still lacks. Beyond an episode's end the last
+    Also returns what fills in images, or features, that the batch still lacks. Beyond an episode's end the last
     executed action is repeated (in the robot's units, then encoded), `valid` and `rewards` are 0. There may be fewer or
     more rewards than actions. Without `later` there are no next observations. Fields: docs/architecture/replay.md.
     """
@@ -182,14 +182,10 @@ def gather(
     next_observations = {}
     if later:
         next_observations = {STATE: normaliser.observe(storage.state[ends]), **storage.prompts_at(ends)}
-    pending: list[Fetch] = []
-    seen = np.concatenate([starts, ends]) if later else starts
-    for c in range(len(storage.cameras)):
-        key, shown, fetch = storage.observation_at(c, storage.frame[seen, c])
-        observations[key] = shown[:b]
-        if later:
-            next_observations[key] = shown[b:]
-        pending += [] if fetch is None else [fetch]
+    seen, pending = storage.seen_at(np.concatenate([starts, ends]) if later else starts, normaliser.observe)
+    observations |= {key: shown[:b] for key, shown in seen.items()}
+    if later:
+        next_observations |= {key: shown[b:] for key, shown in seen.items()}
     batch = ChunkBatch(
         observations=observations,
         actions=actions,

@@ -95,10 +95,10 @@ def test_a_run_trains_on_features_and_acts_on_pixels(demos, tmp_path, caplog, mo
         assert set(batch.next_observations) == (set() if name == "policy" else seen)
     frames = len(episode_of(demos, config).steps.sparse["images/top"].index) + 1
     said = caplog.text
-    assert said.count(f"features of {frames} stored frames computed in") == 1
-    assert said.index("stored frames computed") < said.index("warm-up")  # before anything is trained
+    assert said.count(f"{frames} features of stored observations computed in") == 1
+    assert said.index("stored observations computed") < said.index("warm-up")  # before anything is trained
     row = by_kind(tmp_path)["train"][-1]
-    assert row["replay/feature_frames"] > frames
+    assert row["replay/features_held"] > frames
     assert learner.agent.update._cache_size() == 1
 
 
@@ -130,15 +130,16 @@ def test_a_resumed_run_computes_them_again_with_its_own_weights(demos, tmp_path,
     # Another seed would draw another backbone: what the checkpoint has counts.
     second = build(dataclasses.replace(config, seed=6), demos, tmp_path / "run")
     assert second.refill(records) == online.steps.n
-    missing = second.replay.frames_unseen
+    missing = second.replay.features_missing
     assert missing == 2 * (len(online.steps.sparse["images/top"].index) + 1)
     pieces = 0
-    while second.replay.frames_unseen:
+    while second.replay.features_missing:
         assert second.work()
         assert second.trainer.phase is Phase.PRETRAIN  # that of the checkpoint
         pieces += 1
     assert pieces == -(-missing // 64)
-    assert any(line.startswith(f"features of {missing} stored frames computed in ") for line in caplog.messages)
+    said = f"{missing} features of stored observations computed in "
+    assert any(line.startswith(said) for line in caplog.messages)
     found = second.replay.sample(np.random.default_rng(1), 64)
     assert np.ptp(expected.observations["features/top"].astype(np.float32)) > 0.1
     for a, b in ((found.observations, expected.observations), (found.next_observations, expected.next_observations)):
@@ -155,7 +156,7 @@ def test_a_run_without_has_nothing_of_it(demos, tmp_path):
     learners = [build(c, demos, tmp_path / name) for c, name in ((plain, "plain"), (config, "cached"))]
     batches = [learner.replay.sample(np.random.default_rng(1), 16) for learner in learners]
     assert set(batches[0].observations) == {"state", "images/top"}
-    assert learners[0].replay.frames_unseen == 0
+    assert learners[0].replay.features_missing == 0
     assert learners[0].replay.estimated_bytes != learners[1].replay.estimated_bytes
     for c, learner in zip((plain, config), learners, strict=True):  # known before there are networks
         assert check_replay_memory(c, robot_spec(c.robot), learner.agent) == learner.replay.estimated_bytes

@@ -12,9 +12,10 @@ from coded_replay import RNG, build, coded, read_held
 from deferred_episodes import Files, lazy
 from errors import naming
 
-from serl_chunk.learner.offline_data import FRAMES, precompute_features
+from serl_chunk.agents.spec import FeatureSpec
+from serl_chunk.learner.offline_data import PIECE, precompute_features
 from serl_chunk.replay import replay as replay_module
-from serl_chunk.replay.frame_cache import FrameFeatures, feature_bytes
+from serl_chunk.replay.features import FeatureTable, Group, groups_of
 from serl_chunk.replay.memory import estimate_bytes
 from serl_chunk.replay.replay import DEMO_SESSION, BatchLoader, Replay, Request
 from serl_chunk.types import Amend, CameraSpec, ConfigError, DataError, SparseRows
@@ -41,10 +42,10 @@ def test_every_frame_is_looked_at_once_wherever_it_lies(ahead):
     replay, embed = replay_of(cfg)
     replay.add_demo(*(d.episode() for d in demos[:4]), *(lazy(d.episode()) for d in demos[4:]))
     feed(replay, online, rng)
-    missing = replay.frames_unseen
-    while ahead and replay.embed_frames(7):
+    missing = replay.features_missing
+    while ahead and replay.compute_features(7):
         pass
-    assert replay.frames_unseen == (0 if ahead else missing)
+    assert replay.features_missing == (0 if ahead else missing)
     looked = len(embed.sizes)
     checker = Checker([*demos, *online], cfg)
     seen = set.union(*(check(replay, checker, seed) for seed in range(4)))
@@ -53,7 +54,7 @@ def test_every_frame_is_looked_at_once_wherever_it_lies(ahead):
     assert (looked == len(embed.sizes)) == ahead
     assert max(embed.sizes) <= 7 or not ahead
     stats = replay.stats()
-    assert stats["replay/feature_frames"] == stats["replay/features_computed"] == len(embed.looked)
+    assert stats["replay/features_held"] == stats["replay/features_computed"] == len(embed.looked)
     assert stats["replay/feature_bytes"] == 12 * len(embed.looked)
     assert stats["replay/frame_cache_bytes"] == 0  # an image is looked at once: none stays decoded
     files = [source for cache in replay._partitions.storage.deferred for source in cache._sources]
@@ -74,8 +75,8 @@ def test_slots_that_are_used_again_show_the_new_frame():
     assert stats["replay/evicted_episodes"] > 25
     assert stats["replay/kept_for_interventions"] > 10
     assert set(embed.looked.values()) == {1}
-    assert stats["replay/feature_frames"] <= stats["replay/online_frames"] + stats["replay/human_frames"]
-    assert stats["replay/features_computed"] > 2 * stats["replay/feature_frames"]
+    assert stats["replay/features_held"] <= stats["replay/online_frames"] + stats["replay/human_frames"]
+    assert stats["replay/features_computed"] > 2 * stats["replay/features_held"]
 
 
 def test_discarded_and_corrected_episodes_and_shards_that_take_turns():
@@ -90,12 +91,12 @@ def test_discarded_and_corrected_episodes_and_shards_that_take_turns():
         checker = Checker([kept, *online, *shard], cfg)
         assert check(replay, checker, number) <= checker.windows()
     assert set(embed.looked.values()) == {1}
-    known = replay.stats()["replay/feature_frames"]
+    known = replay.stats()["replay/features_held"]
     for e in online[:3]:
         replay.insert("s", Amend(e.episode_id, discard=True))
     for e in online[3:]:
         replay.insert("s", Amend(e.episode_id, reward=e.reward(e.length - 1)))
-    assert replay.stats()["replay/feature_frames"] < known
+    assert replay.stats()["replay/features_held"] < known
     checker = Checker([kept, *online[3:], *shard], cfg)
     assert check(replay, checker) <= checker.windows()
     feed(replay, [make(RNG(k), 700 + k) for k in range(6)], RNG(0))  # into the slots of what was discarded
@@ -133,7 +134,7 @@ def test_batches_are_right_while_records_come_in_from_elsewhere():
         try:
             for e in itertools.islice(episodes, 5, None):
                 feed(replay, [e], RNG(1))
-                replay.embed_frames(3)
+                replay.compute_features(3)
         except BaseException as error:
             errors.append(error)
         done.set()
@@ -162,7 +163,7 @@ def test_exports_have_their_pixels():
     replay, _ = replay_of(config())
     demo = coded(7, 12, "success", demonstration=True)
     replay.add_demo(lazy(demo.episode(), final=True))
-    replay.embed_frames(100)
+    replay.compute_features(100)
     read, original = read_held(replay, DEMO_SESSION, "e7"), demo.episode()
     for key in ("images/a", "images/b"):
         np.testing.assert_array_equal(read.steps.sparse[key].values, original.steps.sparse[key].values)
@@ -188,9 +189,9 @@ def test_a_file_that_cannot_be_read_is_named():
 
 def test_features_count_in_the_estimate_and_are_refused_where_they_do_not_fit(monkeypatch):
     cfg = config()
-    per_camera = [feature_bytes(CodedEmbedder(), c) for c in SPEC.cameras]
-    assert per_camera == [12, 12]
-    without, need = (estimate_bytes(SPEC, cfg.replay, SPEC.cameras, f) for f in ((), per_camera))
+    per_camera = CodedEmbedder().features
+    assert [group.nbytes for group in groups_of(per_camera)] == [12, 12]
+    without, need = (estimate_bytes(SPEC, cfg.replay, SPEC.cameras, f) for f in ({}, per_camera))
     assert need != without
     replay, _ = replay_of(cfg)
     assert replay.stats()["replay/reserved_bytes"] == pytest.approx(need, rel=0.01)
@@ -207,18 +208,22 @@ def test_features_count_in_the_estimate_and_are_refused_where_they_do_not_fit(mo
 
 
 def test_places_grow_where_more_frames_come_than_were_expected():
-    features = FrameFeatures(CodedEmbedder(), SPEC.cameras[0], 2)
-    features.placed(np.array([0, 1]))
-    slots = np.array([0, 1])
-    writes = features.writes(slots)
-    features.keep(slots, writes, np.full((2, 1, 2, 3), 5, np.float16))
+    features = FeatureTable(Group(("images/a",), {"five": (1, 2, 3)}), np.empty(0, np.int64), [0], 2)
+
+    def compute(value):
+        return features.computation(slots, lambda inputs: {"five": inputs["images/a"] + np.float16(value)}, frames, ())
+
+    slots, frames = np.array([0, 1]), {"images/a": np.zeros((2, 1, 2, 3), np.float16)}
+    features.placed(slots)
+    early = compute(7)
+    assert (compute(5)()["five"] == 5).all()
     features.placed(np.array([4, 2]))
     assert (features.known, features.missing, features.first_missing(9).tolist()) == (2, 2, [2, 4])
     values, known = features.read(np.array([1, 4]))
     assert known.tolist() == [True, False]
-    assert (values[0] == 5).all()
+    assert (values["five"][0] == 5).all()
     features.released(np.array([0]))
-    features.keep(slots, writes, np.zeros((2, 1, 2, 3), np.float16))  # of 0 there is no frame any more
+    early()  # of 0 there is no frame any more
     assert (features.known, features.held_bytes) == (1, 12)
 
 
@@ -228,7 +233,7 @@ def test_places_grow_where_more_frames_come_than_were_expected():
 def test_what_is_there_at_first_is_computed_in_pieces_and_logged(caplog):
     replay, embed = replay_of(config())
     replay.add_demo(*(coded(k, 39, "limit", demonstration=True).episode() for k in range(4)))
-    total = replay.frames_unseen
+    total = replay.features_missing
     assert total == 4 * 40 * 2
     clock = itertools.count(0, 3.0)
     work = precompute_features(replay, lambda: next(clock))
@@ -237,11 +242,11 @@ def test_what_is_there_at_first_is_computed_in_pieces_and_logged(caplog):
         rounds += 1
         if rounds == 2:  # what comes in meanwhile is not waited for
             feed(replay, [coded(9, 39)], RNG(0))
-    assert total <= sum(embed.sizes) < total + FRAMES
+    assert total <= sum(embed.sizes) < total + PIECE
     assert rounds == len(embed.sizes) == 6
-    assert replay.frames_unseen == total + 80 - sum(embed.sizes)
-    assert caplog.messages[0] == "computing features of stored frames: 128 of 320"
-    assert caplog.messages[-1].startswith("features of 320 stored frames computed in ")
+    assert replay.features_missing == total + 80 - sum(embed.sizes)
+    assert caplog.messages[0] == "computing features of stored observations: 128 of 320"
+    assert caplog.messages[-1].startswith("320 features of stored observations computed in ")
     assert not list(precompute_features(replay_of(config())[0]))
     assert len(caplog.messages) == 3
 
@@ -249,7 +254,7 @@ def test_what_is_there_at_first_is_computed_in_pieces_and_logged(caplog):
 def test_a_replay_without_features_has_none_to_compute():
     replay = build(config(), image_keys=KEYS)
     feed(replay, [coded(9, 39)], RNG(0))
-    assert (replay.frames_unseen, replay.embed_frames(10)) == (0, 0)
+    assert (replay.features_missing, replay.compute_features(10)) == (0, 0)
     assert not [k for k in replay.stats() if "feature" in k]
     assert set(replay.sample(RNG(0), 4).observations) == {"state", "images/a", "images/b"}
 
@@ -258,12 +263,10 @@ def test_nothing_is_touched_before_it_is_needed():
     camera = CameraSpec("a", 128, 128)
     spec = dataclasses.replace(SPEC, cameras=(camera,))
 
-    class Large(CodedEmbedder):
-        def shape(self, camera):
-            return 4, 4, 512
-
+    embed = CodedEmbedder()
+    embed.features = {"features/a": FeatureSpec((4, 4, 512), ("images/a",))}
     cfg = config(image_capacity=20_000, demo_capacity=20_000)
-    replay = Replay(spec, cfg, normaliser(6), image_keys=("a",), embed=Large())
+    replay = Replay(spec, cfg, normaliser(6), image_keys=("a",), embed=embed)
     stats = replay.stats()
     assert stats["replay/reserved_bytes"] > 80_000 * 16_384
     assert stats["replay/bytes"] == stats["replay/feature_bytes"] == 0

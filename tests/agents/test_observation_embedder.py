@@ -15,7 +15,7 @@ from errors import naming
 from serl_chunk.agents import vision
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.state import AgentState, Params
-from serl_chunk.agents.vision import SIZES, FrameEmbedder
+from serl_chunk.agents.vision import SIZES, ObservationEmbedder
 from serl_chunk.config.agents import AcrlpdConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.models.encoder import Impala, make_backbone
@@ -39,7 +39,7 @@ class Looking(NamedTuple):
     agent: Agent
     state: AgentState
     base: Params
-    embed: FrameEmbedder
+    embed: ObservationEmbedder
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +51,16 @@ def acrlpd(small_backbone) -> Looking:
 def looking(variant: str, encoder: EncoderConfig) -> Looking:
     agent = agent_of(variant, encoder)
     state, base = jax.jit(agent.init)(jax.random.key(0)), agent.new_base(jax.random.key(1))
-    embed = agent.frame_embedder(base)
+    embed = agent.embedder(base)
     assert embed is not None
     return Looking(agent, state, base, embed)
+
+
+def of_frames(embed: ObservationEmbedder, images: np.ndarray) -> np.ndarray:
+    """Features of frames uint8[N, H, W, 3] of the camera, alone among the entries of an observation."""
+    found = embed({f"images/{CAMERA.name}": images, "state": np.zeros((len(images), 3), np.float32)})
+    assert set(found) == {f"features/{CAMERA.name}"}
+    return found[f"features/{CAMERA.name}"]
 
 
 def agent_of(variant: str, encoder: EncoderConfig = CACHED) -> Agent:
@@ -67,7 +74,7 @@ def embedded(it: Looking, batch: ChunkBatch) -> ChunkBatch:
         out = dict(observation)
         for camera in it.agent.spec.cameras:
             images = np.asarray(out.pop(f"images/{camera.name}"))
-            flat = it.embed(images.reshape(-1, *images.shape[-3:]))
+            flat = of_frames(it.embed, images.reshape(-1, *images.shape[-3:]))
             out[f"features/{camera.name}"] = flat.reshape(*images.shape[:-3], *flat.shape[1:])
         return out
 
@@ -124,20 +131,23 @@ def test_steps_with_given_draws_are_the_same_and_depend_on_the_features(acrlpd):
 def test_features_do_not_depend_on_how_many_frames_there_are(acrlpd):
     embed = acrlpd.embed
     images = np.random.default_rng(0).integers(0, 256, (2 * SIZES[0] + 11, 32, 32, 3), np.uint8)
-    whole = embed(images)
-    assert (whole.dtype, whole.shape[1:]) == (np.float16, embed.shape(CAMERA))
+    whole = of_frames(embed, images)
+    (spec,) = embed.features.values()
+    assert spec.reads == (f"images/{CAMERA.name}",)
+    assert acrlpd.agent.cached_features() == embed.features
+    assert (whole.dtype, whole.shape[1:]) == (np.float16, spec.shape)
     for n in (1, 7, 8, 9, 63, 64, 65, 80, len(images)):
-        np.testing.assert_allclose(embed(images[:n]), whole[:n], rtol=2e-3, atol=2e-3)
+        np.testing.assert_allclose(of_frames(embed, images[:n]), whole[:n], rtol=2e-3, atol=2e-3)
     assert embed._embed._cache_size() == len(SIZES)
     assert not np.allclose(whole[0], whole[1], atol=2e-3)
 
 
 def test_the_base_is_not_consumed_by_the_updates_that_read_it(acrlpd):
     images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
-    before = acrlpd.embed(images)
+    before = of_frames(acrlpd.embed, images)
     acrlpd.agent.update_policy(jax.tree.map(jnp.copy, acrlpd.state), acrlpd.base, on_device(acrlpd.agent.spec))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(acrlpd.base))
-    np.testing.assert_array_equal(acrlpd.embed(images), before)
+    np.testing.assert_array_equal(of_frames(acrlpd.embed, images), before)
 
 
 def test_a_policy_that_learns_from_features_acts_on_pixels(acrlpd):
@@ -147,7 +157,7 @@ def test_a_policy_that_learns_from_features_acts_on_pixels(acrlpd):
     chunk, _ = agent.sample(params, observation, jax.random.key(0), explore=False)
     one = {
         "state": observation["state"],
-        "features/top": embed(observation["images/top"][None])[0],
+        "features/top": of_frames(embed, observation["images/top"][None])[0],
     }
     from_features, _ = agent.sample(params, one, jax.random.key(0), explore=False)
     np.testing.assert_allclose(chunk, from_features, rtol=1e-3, atol=1e-3)
@@ -156,8 +166,9 @@ def test_a_policy_that_learns_from_features_acts_on_pixels(acrlpd):
 
 
 def test_there_is_nothing_to_keep_unless_asked_for(acrlpd):
-    assert agent_of("acrlpd", PIXELS).frame_embedder(acrlpd.base) is None
-    assert build(config_of("acrlpd")).frame_embedder(acrlpd.base) is None
+    pixels = agent_of("acrlpd", PIXELS)
+    assert (pixels.embedder(acrlpd.base), pixels.cached_features()) == (None, {})
+    assert build(config_of("acrlpd")).embedder(acrlpd.base) is None
 
 
 @pytest.mark.slow
@@ -165,11 +176,11 @@ def test_resnet10s_features_are_those_of_an_update(monkeypatch):
     monkeypatch.setattr(vision, "make_backbone", make_backbone)
     agent = build(AcrlpdConfig(encoder=CACHED, image_keys=(CAMERA.name,)))
     base = agent.vision.random(jax.random.key(0))
-    embed = FrameEmbedder(agent.vision, base)
-    assert embed.shape(CameraSpec("large", 128, 100)) == (4, 4, 512)
+    embed = ObservationEmbedder(agent.vision, base)
+    assert agent.vision.feature_shape(CameraSpec("large", 128, 100)) == (4, 4, 512)
     images = on_device(agent.spec).observations["images/top"][0]
     inside = jax.jit(jax.vmap(agent.vision.embed, in_axes=(None, 0)))(base, images[None])[0]
-    outside = embed(np.asarray(images))
+    outside = of_frames(embed, np.asarray(images))
     np.testing.assert_allclose(outside, inside, rtol=2e-3, atol=2e-3)
     assert np.abs(outside).max() > 0.1
 
