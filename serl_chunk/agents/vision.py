@@ -157,5 +157,5 @@ def digest_of(tree: Params) -> str:
     for path, leaf in leaves:
         array = np.ascontiguousarray(leaf)
         digest.update(f"{path} {array.dtype} {array.shape};".encode())
-        digest.update(array.reshape(-1).view(np.uint8))  # no copy: leaves may be large
+        digest.update(array.reshape(-1).view(np.uint8).data)  # no copy: leaves may be large
     return digest.hexdigest()[:16]
