@@ -28,7 +28,7 @@ from serl_chunk.config.agents import AcfqlConfig, FlowConfig
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
-from serl_chunk.data.normalise.normaliser import fit_normaliser
+from serl_chunk.data.preprocess import fit_preprocess
 from serl_chunk.robots.registry import make_env
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.types import Begin, End, SerlChunkError, Snapshot, Step
@@ -120,7 +120,7 @@ def measure(seconds: float, mb_per_s: float | None, in_process: bool) -> dict[st
     env = make_env(config.robot)
     spec = env.robot_spec
     agent = make_agent(config, spec)
-    normaliser = fit_normaliser(spec, config.normaliser, config.chunk.horizon, [])
+    preprocess = fit_preprocess(config, spec, [])
     key = jax.random.key(0)
     params = agent.flatten_params(agent.published(agent.init(key), agent.new_base(key)))
     snapshot_mb = sum(v.nbytes for v in params.values()) / 1e6
@@ -144,7 +144,7 @@ def measure(seconds: float, mb_per_s: float | None, in_process: bool) -> dict[st
 
     try:
         actor = ActorService(config, env=env, agent=agent, link=link, stop=stop, on_episode=on_episode)
-        summary = actor.run(normaliser)
+        summary = actor.run(preprocess)
         snapshots = link.stats()["snapshots"]
     finally:
         link.close()

@@ -127,7 +127,7 @@ class Bench:
         from serl_chunk.agents.registry import make_agent
         from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
         from serl_chunk.config.robots import FakeAlohaConfig
-        from serl_chunk.data.normalise.normaliser import fit_normaliser
+        from serl_chunk.data.preprocess import fit_preprocess
         from serl_chunk.types import Snapshot
 
         self.config = ExperimentConfig(
@@ -138,9 +138,7 @@ class Bench:
         spec = self.env.robot_spec
         agent = make_agent(self.config, spec)
         params = agent.flatten_params(agent.policy_params(agent.init(jax.random.key(0))))
-        self.policy = ChunkPolicy(
-            agent, fit_normaliser(spec, self.config.normaliser, self.config.chunk.horizon, []), spec
-        )
+        self.policy = ChunkPolicy(agent, fit_preprocess(self.config, spec, []), spec)
         self.policy.swap(Snapshot(1, params))
         master, self.terminal = pty.openpty()
         self._viewer = subprocess.Popen(

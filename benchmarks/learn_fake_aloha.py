@@ -31,7 +31,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.presets import configured
-from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics
@@ -104,8 +104,8 @@ def evaluate_checkpoint(
 ) -> dict[str, Any]:
     """The mean policy of one checkpoint on `n` starts from `base`."""
     checkpoint = store.restore_policy(step)
-    normaliser = Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
-    policy = ChunkPolicy(agent, normaliser, env.robot_spec, image_keys=config.agent.image_keys, seed=1)
+    preprocess = Preprocess.restored(config, env.robot_spec, checkpoint.meta, checkpoint.normaliser)
+    policy = ChunkPolicy(agent, preprocess, env.robot_spec, seed=1)
     policy.swap(Snapshot(step, checkpoint.params))
     result = evaluate(env, policy, config, n=n, seed_base=base)
     return {

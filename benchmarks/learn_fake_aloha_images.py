@@ -33,7 +33,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.data.formats.hdf5 import read_episode
-from serl_chunk.data.normalise.normaliser import fit_normaliser
+from serl_chunk.data.preprocess import fit_preprocess
 from serl_chunk.replay.replay import BatchLoader, Replay, Request
 from serl_chunk.robots.fake import render as renderer
 from serl_chunk.robots.registry import make_env
@@ -67,8 +67,7 @@ def update_seconds(config: ExperimentConfig, demos: Path, seconds: float) -> dic
     env = make_env(config.robot)
     spec, rng = env.robot_spec, np.random.default_rng(0)
     agent = make_agent(config, spec)
-    normaliser = fit_normaliser(spec, config.normaliser, config.chunk.carried, episodes)
-    replay = Replay(spec, config, normaliser, image_keys=cameras, bc_on=config.agent.bc_on)
+    replay = Replay(spec, config, fit_preprocess(config, spec, episodes), bc_on=config.agent.bc_on)
     replay.add_demo(*episodes)
     loader = BatchLoader(replay, rng, put=jax.device_put)
     state, base = agent.init(jax.random.key(0)), agent.new_base(jax.random.key(1))

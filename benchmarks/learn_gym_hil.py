@@ -42,7 +42,7 @@ from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import GymConfig
-from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics
@@ -307,8 +307,8 @@ def evaluated(config: ExperimentConfig, store: CheckpointStore, step: int, n: in
     """The mean policy of one checkpoint on `n` starts, no operator at the keyboard."""
     env = make_env(config.robot)
     checkpoint = store.restore_policy(step)
-    normaliser = Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
-    policy = ChunkPolicy(make_agent(config, env.robot_spec), normaliser, env.robot_spec, image_keys=(), seed=1)
+    preprocess = Preprocess.restored(config, env.robot_spec, checkpoint.meta, checkpoint.normaliser)
+    policy = ChunkPolicy(make_agent(config, env.robot_spec), preprocess, env.robot_spec, seed=1)
     policy.swap(Snapshot(step, checkpoint.params))
     result = evaluate(env, policy, config, n=n, seed_base=EVAL_SEED_BASE)
     env.close()

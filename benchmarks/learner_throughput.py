@@ -22,7 +22,7 @@ from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
-from serl_chunk.data.normalise.normaliser import fit_normaliser
+from serl_chunk.data.preprocess import fit_preprocess
 from serl_chunk.replay.replay import BatchLoader, Replay, Request
 from serl_chunk.types import Begin, End, Episode, Outcome, RobotSpec, Source, StepBlock
 
@@ -51,7 +51,7 @@ def measure(name: str, config: ExperimentConfig, spec: RobotSpec, seconds: float
     rng = np.random.default_rng(0)
     demos = episodes(50, "demo", spec, rng)
     agent = make_agent(config, spec)
-    replay = Replay(spec, config, fit_normaliser(spec, config.normaliser, HORIZON, demos), bc_on=config.agent.bc_on)
+    replay = Replay(spec, config, fit_preprocess(config, spec, demos), bc_on=config.agent.bc_on)
     replay.add_demo(*demos)
     for online in episodes(50, "online", spec, rng):
         for record in online:

@@ -23,12 +23,12 @@ import numpy as np
 from PIL import Image
 
 from serl_chunk.config.agents import AcrlpdConfig
-from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, NormaliserConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats.hdf5 import write_episode
-from serl_chunk.data.normalise.normaliser import fit_normaliser
+from serl_chunk.data.preprocess import fit_preprocess
 from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.replay.replay import Replay
 from serl_chunk.types import Begin, CameraSpec, End, Episode, Outcome, RobotSpec, SparseRows, StepBlock
@@ -87,7 +87,7 @@ def measure(
     config = ExperimentConfig(
         name="benchmark",
         robot=RobotConfig(max_episode_steps=LENGTH),
-        agent=AcrlpdConfig(),
+        agent=AcrlpdConfig(image_keys=CAMERAS if images else ()),
         chunk=ChunkConfig(horizon),
         replay=ReplayConfig(
             capacity=steps * 2,
@@ -100,8 +100,7 @@ def measure(
     )
     every = horizon if images else 0  # frames at every decision
     demos = [episode(f"d{k}", rng, side, every) for k in range(max(1, steps // LENGTH // 10))]
-    normaliser = fit_normaliser(spec, NormaliserConfig(), horizon, demos)
-    replay = Replay(spec, config, normaliser, image_keys=CAMERAS if images else ())
+    replay = Replay(spec, config, fit_preprocess(config, spec, demos))
     replay.add_demo(*demos)
     count = steps // LENGTH
     start = time.perf_counter()
@@ -185,7 +184,7 @@ def measure_demos(seconds: float, count: int, *, batch: int, horizon: int, side:
                 config = ExperimentConfig(
                     name="benchmark",
                     robot=RobotConfig(max_episode_steps=LENGTH),
-                    agent=AcrlpdConfig(),
+                    agent=AcrlpdConfig(image_keys=CAMERAS),
                     chunk=ChunkConfig(horizon),
                     replay=ReplayConfig(
                         capacity=LENGTH * 2,
@@ -195,8 +194,7 @@ def measure_demos(seconds: float, count: int, *, batch: int, horizon: int, side:
                         frame_cache_bytes=cache,
                     ),
                 )
-                normaliser = fit_normaliser(used, NormaliserConfig(), horizon, demos)
-                replay = Replay(used, config, normaliser, image_keys=CAMERAS)
+                replay = Replay(used, config, fit_preprocess(config, used, demos))
                 replay.add_demo(*demos)
                 loaded, rng = time.perf_counter() - start, np.random.default_rng(1)
                 warm = 0

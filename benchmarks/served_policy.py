@@ -31,7 +31,7 @@ from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
-from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.folder import read_config
@@ -44,10 +44,10 @@ WAYS = ("lockstep", "served")
 def runner(config: ExperimentConfig, agent: Any, store: CheckpointStore, step: int) -> Iterator[EpisodeRunner]:
     """The mean policy of a checkpoint on the robot that `config` names."""
     checkpoint = store.restore_policy(step)
-    normaliser = Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
     with contextlib.closing(make_env(config.robot, evaluating=True)) as env:
-        keys = config.agent.image_keys
-        policy = ChunkPolicy(agent, normaliser, env.robot_spec, image_keys=keys, seed=config.seed + 1)
+        spec = env.robot_spec
+        preprocess = Preprocess.restored(config, spec, checkpoint.meta, checkpoint.normaliser)
+        policy = ChunkPolicy(agent, preprocess, spec, seed=config.seed + 1)
         policy.swap(Snapshot(step, checkpoint.params))
         runner = EpisodeRunner(env, policy, NullSink(), config=config)
         try:

@@ -33,7 +33,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.replay import ReplayConfig
-from serl_chunk.data.normalise.normaliser import fit_normaliser
+from serl_chunk.data.preprocess import fit_preprocess
 from serl_chunk.replay.features import groups_of
 from serl_chunk.replay.replay import Replay
 from serl_chunk.robots.registry import robot_spec
@@ -121,12 +121,11 @@ class Contestant:
         self.state = self.agent.init(jax.random.key(0))
         self.base = self.agent.new_base(jax.random.key(0))
         self.embed = self.agent.embedder(self.base)
-        cameras = config.agent.image_keys
-        normaliser = fit_normaliser(spec, config.normaliser, config.chunk.carried, data)
-        self.replay = Replay(spec, config, normaliser, image_keys=cameras, bc_on="all", embed=self.embed)
+        preprocess = fit_preprocess(config, spec, data)
+        self.replay = Replay(spec, config, preprocess, bc_on="all", embed=self.embed)
         self.replay.add_demo(*data)
         self.figures: dict[str, float] = {}
-        shown = [spec.camera(c) for c in cameras]
+        shown = preprocess.cameras
         if shown:
             self.figures["pixel_bytes_per_frame"] = float(shown[0].height * shown[0].width * 3)
         if self.embed is not None:

@@ -21,8 +21,7 @@ from serl_chunk.actor.policy import ActingAgent, ChunkPolicy
 from serl_chunk.actor.recorder import NullSink
 from serl_chunk.actor.stats import EpisodeSummary
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.data.normalise.normaliser import Normaliser
-from serl_chunk.data.prompts import make_prompts
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, Outcome, Snapshot, Source, Step
@@ -265,18 +264,17 @@ class _Player:
 
 
 def policy_of(
-    env: RobotEnv, agent: ActingAgent, normaliser: Normaliser, snapshot: Snapshot, config: ExperimentConfig
+    env: RobotEnv, agent: ActingAgent, preprocess: Preprocess, snapshot: Snapshot, config: ExperimentConfig
 ) -> ChunkPolicy:
     """Return the policy of a snapshot. Its noise depends on `config.seed` alone."""
-    keys, seed, prompts = config.agent.image_keys, config.seed + 1, make_prompts(config)
-    policy = ChunkPolicy(agent, normaliser, env.robot_spec, image_keys=keys, seed=seed, prompts=prompts)
+    policy = ChunkPolicy(agent, preprocess, env.robot_spec, seed=config.seed + 1)
     policy.swap(snapshot)
     return policy
 
 
 def evaluate_snapshot(
-    env: RobotEnv, agent: ActingAgent, normaliser: Normaliser, snapshot: Snapshot, config: ExperimentConfig,
+    env: RobotEnv, agent: ActingAgent, preprocess: Preprocess, snapshot: Snapshot, config: ExperimentConfig,
     **options: Any,
 ) -> EvalResult:  # fmt: skip
     """Evaluate the policy of a snapshot; `options` as of `evaluate`."""
-    return evaluate(env, policy_of(env, agent, normaliser, snapshot, config), config, **options)
+    return evaluate(env, policy_of(env, agent, preprocess, snapshot, config), config, **options)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from serl_chunk.agents.base import Agent
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.data.prompts import tokens_digest
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.wire.handshake import Welcome
@@ -90,12 +90,15 @@ def replacement(link: LearnerLink, origin: PolicyOrigin) -> str | None:
     return None
 
 
-def normaliser_of(welcome: Welcome) -> Normaliser:
-    """Return the action transform of a learner's welcome. Raises DataError where it is not the announced one."""
-    normaliser = Normaliser.from_arrays(str(welcome.fields["normaliser_mode"]), welcome.arrays)
-    if normaliser.digest() != welcome.origin.normaliser:
+def preprocess_of(welcome: Welcome, config: ExperimentConfig, spec: RobotSpec) -> Preprocess:
+    """Return an experiment's transforms with the normaliser of a learner's welcome.
+
+    Raises DataError where it is not the announced one.
+    """
+    preprocess = Preprocess.restored(config, spec, welcome.fields, welcome.arrays)
+    if preprocess.digest() != welcome.origin.normaliser:
         raise DataError(
-            f"the learner's welcome names normaliser {welcome.origin.normaliser!r} and holds {normaliser.digest()}. "
+            f"the learner's welcome names normaliser {welcome.origin.normaliser!r} and holds {preprocess.digest()}. "
             "Install the same version of serl-chunk on both machines"
         )
-    return normaliser
+    return preprocess

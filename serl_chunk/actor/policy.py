@@ -1,4 +1,4 @@
-"""The acting policy: an agent's parameters and the normaliser, from raw observation to robot-unit chunk."""
+"""The acting policy: an agent's parameters and the transforms, from raw observation to robot-unit chunk."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from serl_chunk.data.normalise.normaliser import Normaliser
-from serl_chunk.data.prompts import Prompts
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.types import (
     IMAGE_PREFIX,
-    PROMPT,
-    PROMPT_MASK,
     STATE,
     Observation,
     PolicyOrigin,
@@ -87,18 +84,16 @@ class ChunkPolicy:
     Args:
         source: of newer snapshots; None where `swap` is called by hand. Those for another normaliser are never taken.
         run: whose snapshots are taken from `source`, empty for those of any.
-        prompts: of the tasks' texts; None where the agent reads no language.
     """
 
     def __init__(
-        self, agent: ActingAgent, normaliser: Normaliser, spec: RobotSpec,
-        *, image_keys: tuple[str, ...] = (), seed: int = 0, source: SnapshotSource | None = None, run: str = "",
-        prompts: Prompts | None = None,
+        self, agent: ActingAgent, preprocess: Preprocess, spec: RobotSpec,
+        *, seed: int = 0, source: SnapshotSource | None = None, run: str = "",
     ) -> None:  # fmt: skip
-        self.agent, self.normaliser, self.image_keys, self._prompts = agent, normaliser, image_keys, prompts
+        self.agent, self.preprocess, self.image_keys = agent, preprocess, preprocess.image_keys
         self.values = self.clipped = 0  # H * A values decided so far, and how many of them were clipped
         self._source = source
-        self._origin = PolicyOrigin(run, normaliser.digest())
+        self._origin = PolicyOrigin(run, preprocess.digest())
         self._acting: _Acting | None = None
         self._arrived: dict[int, float] = {}  # of the newest versions; a queue may still run an older one
         self._key = jax.random.key(seed)
@@ -148,17 +143,14 @@ class ChunkPolicy:
         if acting is None:
             raise PolicyError("the policy has no parameters yet: wait for the learner's first snapshot, then decide")
         state = observation[STATE]
-        frames = {key: observation[key] for key in (IMAGE_PREFIX + camera for camera in self.image_keys)}
-        inputs = {STATE: self.normaliser.observe(state), **frames}
-        if self._prompts is not None:
-            inputs[PROMPT], inputs[PROMPT_MASK] = self._prompts(task)
+        inputs = self.preprocess.observe(observation, task)
         key = jax.random.fold_in(self._key, self._decisions)
         self._decisions += 1
         encoded = None if prefix is None or len(prefix) == 0 else self._encode_prefix(state, prefix)
         chunk, record = jax.device_get(
             self.agent.sample(acting.params, inputs, key, explore=explore, committed=encoded)
         )
-        decoded = self.normaliser.decode(state, chunk)
+        decoded = self.preprocess.decode(state, chunk)
         if prefix is not None:
             decoded[: len(prefix)] = prefix  # exactly what runs, not its image through encode and decode
         if not np.isfinite(decoded).all():
@@ -175,7 +167,7 @@ class ChunkPolicy:
         return Decision(actions, record, acting.version, steps, tick, epoch)
 
     def _encode_prefix(self, state: np.ndarray, prefix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        horizon, d = self.normaliser.horizon, len(prefix)
+        horizon, d = self.preprocess.horizon, len(prefix)
         actions = np.zeros((horizon, prefix.shape[1]), np.float32)
-        actions[:d] = self.normaliser.encode(state, prefix)
+        actions[:d] = self.preprocess.encode(state, prefix)
         return actions, (np.arange(horizon) < d).astype(np.float32)

@@ -17,14 +17,13 @@ import numpy as np
 from serl_chunk.actor.clock import Clock, Lateness, MonotonicClock
 from serl_chunk.actor.episode import EpisodeRunner, no_stop
 from serl_chunk.actor.evaluate import TRAINING_SEED_BASE
-from serl_chunk.actor.link import ActorLink, RunProgress, normaliser_of, replacement
+from serl_chunk.actor.link import ActorLink, RunProgress, preprocess_of, replacement
 from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.policy import ActingAgent, ChunkPolicy
 from serl_chunk.actor.stats import EpisodeSummary, RolloutStats
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.console.view import Obstacle
-from serl_chunk.data.normalise.normaliser import Normaliser
-from serl_chunk.data.prompts import make_prompts
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.devices.recorded import ReplayedIntervention
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.outcomes.robot import observing
@@ -152,7 +151,8 @@ class ActorService:
         while True:
             link.act_for(welcome.run)
             replaced = functools.partial(replacement, link, welcome.origin)
-            summary = self.run(normaliser_of(welcome), RunProgress.of(welcome, self.actor_id), replaced=replaced)
+            preprocess = preprocess_of(welcome, self.config, self.env.robot_spec)
+            summary = self.run(preprocess, RunProgress.of(welcome, self.actor_id), replaced=replaced)
             if not summary.replaced:
                 return summary
             logger.info(
@@ -166,7 +166,7 @@ class ActorService:
 
     def run(
         self,
-        normaliser: Normaliser,
+        preprocess: Preprocess,
         begun: RunProgress = RunProgress(),  # noqa: B008 (immutable)
         *,
         replaced: Callable[[], str | None] = no_stop,
@@ -184,11 +184,7 @@ class ActorService:
         assert agent is not None
         lockstep = config.actor.clock == "lockstep"
         seed = training_seed(config.seed, self.actor_id, begun.episodes)
-        keys, spec = config.agent.image_keys, self.env.robot_spec
-        policy = ChunkPolicy(
-            agent, normaliser, spec, image_keys=keys, seed=seed, source=link, run=begun.run,
-            prompts=make_prompts(config),
-        )  # fmt: skip
+        policy = ChunkPolicy(agent, preprocess, self.env.robot_spec, seed=seed, source=link, run=begun.run)
         self._waited, self._replaced, self._held_back = 0.0, replaced, False
         self._recent.clear()
         if isinstance(self._intervention, ReplayedIntervention):

@@ -16,7 +16,7 @@ import rich.console
 from serl_chunk.actor import evaluate
 from serl_chunk.actor.evaluation_operator import EvaluationOperator
 from serl_chunk.actor.evaluation_results import EvalResult, results_table, summary_line
-from serl_chunk.actor.link import normaliser_of, open_link
+from serl_chunk.actor.link import open_link, preprocess_of
 from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.stats import RolloutStats
 from serl_chunk.agents.base import Agent
@@ -33,7 +33,7 @@ from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import difference, to_dict
 from serl_chunk.config.removed import agent_kind, removal_hint, still_acting
-from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.io import os_reason
 from serl_chunk.outcomes.robot import observing
@@ -68,7 +68,7 @@ class _Checkpoint(NamedTuple):
     """A policy to evaluate. `differences`: settings that act and that are not the run's, a line for each."""
 
     snapshot: Snapshot
-    normaliser: Normaliser
+    preprocess: Preprocess
     counters: Counters
     differences: Sequence[str] = ()
 
@@ -103,14 +103,14 @@ def run_evaluation(
             checkpoints = _of_learner(config, env.robot_spec, agent, source, options.steps)
         else:
             run = source.expanduser()
-            checkpoints = _of_run(config, agent, run, options.steps)
+            checkpoints = _of_run(config, env.robot_spec, agent, run, options.steps)
             log_to_file(run / "actor.log")
         _check_different(options.steps, checkpoints)
         modes = (True, False) if options.stochastic else (config.learner.eval_mode == "mean",)
         films = (run or Path()) / "videos" if options.save_video else None
         entries = [
             evaluate.Entry(
-                evaluate.policy_of(env, agent, c.normaliser, c.snapshot, config), mean,
+                evaluate.policy_of(env, agent, c.preprocess, c.snapshot, config), mean,
                 films and films / f"{c.snapshot.version}_{'mean' if mean else 'sampled'}",
             )
             for c in checkpoints for mean in modes
@@ -183,7 +183,9 @@ def _check_different(wanted: Sequence[str], checkpoints: Sequence[_Checkpoint]) 
             )
 
 
-def _of_run(config: ExperimentConfig, agent: Agent, run: Path, steps: Sequence[str]) -> list[_Checkpoint]:
+def _of_run(
+    config: ExperimentConfig, spec: RobotSpec, agent: Agent, run: Path, steps: Sequence[str]
+) -> list[_Checkpoint]:
     """Read checkpoints of a run folder; raises ConfigError where they do not fit `config`."""
     saved = read_config(run)
     if saved.get("name") != config.name:
@@ -200,7 +202,7 @@ def _of_run(config: ExperimentConfig, agent: Agent, run: Path, steps: Sequence[s
     differences = _differences(saved, recorded)
     checkpoints = []
     for each in found:
-        normaliser = Normaliser.from_arrays(each.meta["normaliser_mode"], each.normaliser)
+        preprocess = Preprocess.restored(config, spec, each.meta, each.normaliser)
         try:
             agent.load_params(each.params)
         except ConfigError as error:
@@ -208,7 +210,7 @@ def _of_run(config: ExperimentConfig, agent: Agent, run: Path, steps: Sequence[s
             misfit = f"checkpoint {each.step} of {run} does not fit this agent ({error})"
             raise ConfigError(f"{misfit}. Evaluate with the run's {differ}") from error
         counters = Counters(each.step, int(each.meta["env_steps"]), int(each.meta["human_ticks"]))
-        checkpoints.append(_Checkpoint(Snapshot(each.step, each.params), normaliser, counters, differences))
+        checkpoints.append(_Checkpoint(Snapshot(each.step, each.params), preprocess, counters, differences))
     return checkpoints
 
 
@@ -220,9 +222,10 @@ def _of_learner(
     # A second id: the same robot PC may be training meanwhile.
     link = open_link(config, spec, agent, address.ip, address.port, f"{name}-evaluation", keys=keys)
     with contextlib.closing(link):
-        normaliser = normaliser_of(link.connect(CONNECT_TIMEOUT_EVAL, on_waiting=log_waiting()))
+        welcome = link.connect(CONNECT_TIMEOUT_EVAL, on_waiting=log_waiting())
         snapshots = [link.fetch_checkpoint(step, timeout=FETCH_TIMEOUT)[0] for step in steps]
-    return [_Checkpoint(each, normaliser, Counters(each.version, 0, 0)) for each in snapshots]
+    preprocess = preprocess_of(welcome, config, spec)
+    return [_Checkpoint(each, preprocess, Counters(each.version, 0, 0)) for each in snapshots]
 
 
 def _recorded(saved: dict[str, Any], config: ExperimentConfig) -> list[str]:

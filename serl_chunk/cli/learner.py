@@ -18,7 +18,7 @@ from serl_chunk.cli.signals import GRACE, TELLING, before_exit, exit_at_once_whi
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
-from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
+from serl_chunk.data.preprocess import Preprocess, fit_preprocess
 from serl_chunk.data.prompts import tokens_digest
 from serl_chunk.io import os_reason
 from serl_chunk.learner.learner import Learner, check_replay_memory
@@ -67,7 +67,7 @@ def build_learner(
         raise ConfigError(append_hint(str(error), config)) from error
     # Nothing here keeps the shard: the learner takes it out of the data set, and later ones need its room.
     fitted = [*demos.episodes, *(dataset.episodes if dataset is not None else ())]
-    normaliser = _normaliser(config, spec, run, fitted)
+    preprocess = _preprocess(config, spec, run, fitted)
     del fitted
     metrics = MetricsLog(
         run.path, wandb_project="serl-chunk" if options.wandb else None, wandb_name=f"{config.name}-{run.path.name}",
@@ -80,7 +80,7 @@ def build_learner(
             evaluate = OwnEvaluation(config, agent, stopping)
             failed.callback(evaluate.close)
         learner = Learner(
-            config, spec, agent, normaliser, data, metrics, publish=publish, threaded=threaded, evaluate=evaluate
+            config, spec, agent, preprocess, data, metrics, publish=publish, threaded=threaded, evaluate=evaluate
         )
         run.write_config()  # not before: until then the files of the previous process stay
         try:
@@ -92,16 +92,16 @@ def build_learner(
     return learner
 
 
-def _normaliser(config: ExperimentConfig, spec: RobotSpec, run: RunFolder, episodes: Sequence[Episode]) -> Normaliser:
-    """Return one fitted to the data; where that is impossible a resumed run's own, which it keeps in any case."""
+def _preprocess(config: ExperimentConfig, spec: RobotSpec, run: RunFolder, episodes: Sequence[Episode]) -> Preprocess:
+    """Return one fitted to the data; where that is impossible that of a resumed run, which it keeps in any case."""
     try:
-        return fit_normaliser(spec, config.normaliser, config.chunk.carried, episodes)
+        return fit_preprocess(config, spec, episodes)
     except (ConfigError, DataError) as error:
         saved = next(CheckpointStore(run.path).policies(), None)
         if saved is None or saved.meta["normaliser_mode"] != config.normaliser.actions:
             raise
         logger.info(f"the run's own normaliser goes on; a new one could not be fitted: {error}")
-        return Normaliser.from_arrays(saved.meta["normaliser_mode"], saved.normaliser)
+        return Preprocess.restored(config, spec, saved.meta, saved.normaliser)
 
 
 def prepare(config: ExperimentConfig, options: RunOptions) -> RobotSpec:

@@ -81,7 +81,7 @@ class OwnEvaluation:
         try:
             with _random_state_kept():
                 result = evaluate.evaluate_snapshot(
-                    self._env, self._agent, learner.normaliser, snapshot, self._config, n=c.eval_episodes,
+                    self._env, self._agent, learner.preprocess, snapshot, self._config, n=c.eval_episodes,
                     deterministic=c.eval_mode == "mean", stop=watch, filmed=c.video_episodes,
                     save_video=videos if c.video_episodes else None,
                 )  # fmt: skip

@@ -129,5 +129,5 @@ def train_local(
         work()  # up to the first snapshot, which the actor needs
         actor.agent, actor.before_decision = learner.agent, work
         begun = RunProgress(episodes=learner.episodes, env_steps=learner.env_steps, human_ticks=learner.human_ticks)
-        summary = actor.run(learner.normaliser, begun)
+        summary = actor.run(learner.preprocess, begun)
     return learner, summary

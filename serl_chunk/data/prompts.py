@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -44,8 +44,17 @@ class ByteTokenizer:
 TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {"bytes": ByteTokenizer}
 
 
+class RowTexts(NamedTuple):
+    """The texts of B rows: row k has `texts[numbers[k]]`."""
+
+    texts: Sequence[str]
+    numbers: np.ndarray  # int[B]
+
+
 class Prompts:
     """Makes the prompts of texts, and remembers them; safe to call from any thread.
+
+    Every method is given the normalised state as well, for prompts that hold it. These hold the text alone.
 
     Args:
         length: L, the tokens of a prompt.
@@ -56,12 +65,23 @@ class Prompts:
         self._tokenizer = tokenizer
         self._remembered = functools.lru_cache(_REMEMBERED)(self._made)
 
-    def __call__(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, text: str, state: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens int32[L] of `text`, 0 behind its last one, and which are its own bool[L]; read-only.
 
-        Raises ConfigError where it has more than L tokens.
+        Raises ConfigError where it has more than L tokens. `state`: normalised, float32[S].
         """
         return self._remembered(text)
+
+    def of_rows(self, texts: RowTexts, state: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return fresh tokens int32[B, L] and masks bool[B, L] of rows with normalised states float32[B, S]."""
+        different, which = np.unique(texts.numbers, return_inverse=True)
+        made = [self(texts.texts[number]) for number in different]
+        tokens, given = (np.stack(part) for part in zip(*made, strict=True))
+        return tokens[which], given[which]
+
+    def check(self, text: str) -> None:
+        """Raise ConfigError where `text` cannot be a prompt."""
+        self(text)
 
     def _made(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         tokens = self._tokenizer.encode(text)
@@ -92,7 +112,7 @@ def make_prompts(config: ExperimentConfig) -> Prompts | None:
     if not language.reads:
         return None
     prompts = Prompts(TOKENIZERS[language.tokenizer](), language.length)
-    prompts(config.robot.task)
+    prompts.check(config.robot.task)
     return prompts
 
 

@@ -15,7 +15,7 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.former import Learned, current_leaves
 from serl_chunk.agents.state import AgentState, Metrics, Params
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.io import plural
 from serl_chunk.learner.offline_data import InitialData, precompute_features
 from serl_chunk.learner.publisher import Publish, SnapshotPublisher
@@ -38,7 +38,7 @@ class Learner:
 
     Args:
         config, spec, agent: of the run.
-        normaliser: fitted to the data of this start; a resumed run keeps its own.
+        preprocess: fitted to the data of this start; a resumed run keeps its own normaliser.
         data: what there is to train on before any actor sends steps.
         metrics: of the run folder, where the checkpoints are kept too.
         publish: takes each snapshot and its info (on the publisher's thread where `threaded`).
@@ -47,7 +47,7 @@ class Learner:
     """
 
     def __init__(
-        self, config: ExperimentConfig, spec: RobotSpec, agent: Agent, normaliser: Normaliser, data: InitialData,
+        self, config: ExperimentConfig, spec: RobotSpec, agent: Agent, preprocess: Preprocess, data: InitialData,
         metrics: MetricsLog, *, publish: Publish, threaded: bool, evaluate: Evaluate | None = None,
     ) -> None:  # fmt: skip
         self.config, self.spec, self.agent, self.metrics = config, spec, agent, metrics
@@ -66,18 +66,18 @@ class Learner:
                     "Set agent.encoder.weights (serl-chunk data encoder makes the file), or frozen_backbone=False"
                 )
         else:
-            saved = Normaliser.from_arrays(restored.meta["normaliser_mode"], restored.normaliser)
-            normaliser = restored_normaliser(saved, normaliser, same_data=data.dataset is None)
+            saved = Preprocess.restored(config, spec, restored.meta, restored.normaliser)
+            preprocess = restored_preprocess(saved, preprocess, same_data=data.dataset is None)
             self.state, self.base = restored.state.state, self.base or restored.state.base
             self._check_base(restored)
-        self.normaliser = normaliser
+        self.preprocess = preprocess
         embed = agent.embedder(self.base)  # with the weights that the run has: they never change
-        self.replay = Replay(spec, config, normaliser, image_keys=a.image_keys, bc_on=a.bc_on, embed=embed)
+        self.replay = Replay(spec, config, preprocess, bc_on=a.bc_on, embed=embed)
         self.router = RecordRouter(self.replay)
         self.router.demonstrations.hold(data.demos)
         self._precompute = None if embed is None else precompute_features(self.replay)
         self.value_range = ValueRange(config)
-        self._model_space = ModelSpace(metrics, self.replay, normaliser.mode)
+        self._model_space = ModelSpace(metrics, self.replay, preprocess.normaliser.mode)
         self.updates = 0  # critic updates of the offline and the online phase
         self.human_ticks = self.episodes = 0
         self.has_trained = self._unsaved = False  # whether this process made an update: at all, since a checkpoint
@@ -193,7 +193,7 @@ class Learner:
     def publish(self) -> int:
         params = self._published()
         info = {"step": self.updates, "env_steps": self.env_steps}
-        return self._publisher.publish(params, info, normaliser=self.normaliser.digest())
+        return self._publisher.publish(params, info, normaliser=self.preprocess.digest())
 
     def _policy(self) -> dict[str, Any]:
         return self.agent.flatten_params(self._published())
@@ -221,14 +221,13 @@ class Learner:
         meta = {
             "experiment": self.config.name,
             "agent": self.config.agent.kind,
-            "normaliser_mode": self.normaliser.mode,
-            "normaliser_digest": self.normaliser.digest(),
+            **self.preprocess.fields(),
             "base_digest": self.agent.base_digest,
             "updates": int(self.state.critic_updates) + int(self.state.policy_updates),
             **dataclasses.asdict(progress),
         }
         learned = Learned(self.state, {} if self.agent.source else self.base)
-        content = (self.updates, learned, policy, self.normaliser.to_arrays(), meta)
+        content = (self.updates, learned, policy, self.preprocess.to_arrays(), meta)
         if timed:
             self.timed_checkpoints.save(*content)
             self._unsaved = False
@@ -280,14 +279,15 @@ def check_replay_memory(config: ExperimentConfig, spec: RobotSpec, agent: Agent)
     return check_memory(spec, config.replay, cameras, available_bytes(), agent.cached_features(), language=language)
 
 
-def restored_normaliser(saved: Normaliser, fresh: Normaliser, *, same_data: bool) -> Normaliser:
+def restored_preprocess(saved: Preprocess, fresh: Preprocess, *, same_data: bool) -> Preprocess:
     """Return `saved`, the checkpoint's; raises ConfigError where it transforms actions in another way than `fresh`.
 
     `same_data`: whether `fresh` was fitted to all data; of a data set it is another part, as a rule.
     """
-    if saved.mode != fresh.mode:
+    now, before = fresh.normaliser.mode, saved.normaliser.mode
+    if before != now:
         raise ConfigError(
-            f"{fresh.mode} is not what this run's networks were trained with ({saved.mode}). Leave it as it was, or "
+            f"{now} is not what this run's networks were trained with ({before}). Leave it as it was, or "
             "start afresh with another checkpoint_path",
             parameter="normaliser.actions",
         )

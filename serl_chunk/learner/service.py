@@ -156,8 +156,7 @@ class LearnerService:
 
     def _fetch(self, step: str) -> tuple[Snapshot, dict[str, Any]]:
         checkpoint = wanted_policy(self._run.path, CheckpointStore(self._run.path), step)
-        normaliser = Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
-        origin = PolicyOrigin(normaliser=normaliser.digest())
+        origin = PolicyOrigin(normaliser=Normaliser.restored(checkpoint.meta, checkpoint.normaliser).digest())
         return Snapshot(checkpoint.step, checkpoint.params, origin=origin), {"step": checkpoint.step}
 
     def _stored(self, store: RecordStore) -> Iterator[tuple[int, str, Record | None]]:
@@ -173,10 +172,9 @@ class LearnerService:
 
 def welcome_of(learner: Learner) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return what a new actor receives: the action transform, and how far the run is, so that it repeats nothing."""
-    normaliser = learner.normaliser
-    fields = {"normaliser_mode": normaliser.mode, "normaliser_digest": normaliser.digest()}
+    preprocess = learner.preprocess
     so_far = {"episodes": learner.episodes, "env_steps": learner.env_steps, "human_ticks": learner.human_ticks}
-    return {**fields, **so_far}, normaliser.to_arrays()
+    return {**preprocess.fields(), **so_far}, preprocess.to_arrays()
 
 
 def _open_store(config: ExperimentConfig, run: Path) -> RecordStore:

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.replay.episode import Key, Partition, StoredEpisode, effective_rewards, returns_to_go
 from serl_chunk.replay.features import Embedder
 from serl_chunk.replay.memory import STORES, kept_observations
 from serl_chunk.replay.qc_sampler import QCWindowSampler
 from serl_chunk.replay.step_storage import StepStorage, final_rows
-from serl_chunk.replay.tasks import task_table
+from serl_chunk.replay.tasks import TaskTable
 from serl_chunk.replay.windows import BcOn, IndexSet, StratifiedSampler, eligible_starts, imitation_weights
-from serl_chunk.types import CameraSpec, ConfigError, DataError, Episode, Outcome, RobotSpec, Source
+from serl_chunk.types import ConfigError, DataError, Episode, Outcome, RobotSpec, Source
 
 Windows = IndexSet | StratifiedSampler | QCWindowSampler  # that a half of a batch is drawn from
 
@@ -33,17 +34,19 @@ class Partitions:
     """
 
     def __init__(
-        self, spec: RobotSpec, config: ExperimentConfig, cameras: list[CameraSpec], bc_on: BcOn, count: Counter[str],
+        self, spec: RobotSpec, config: ExperimentConfig, preprocess: Preprocess, bc_on: BcOn, count: Counter[str],
         embed: Embedder | None = None,
     ) -> None:  # fmt: skip
         self._config, self._bc_on, self._count = config, bc_on, count
         r = config.replay
         self._exclude_ticks = round(r.exclude_before_takeover * spec.control_hz)
         rows = r.capacity + r.demo_capacity + r.human_capacity
+        cameras, prompts = preprocess.cameras, preprocess.prompts
+        tasks = None if prompts is None else TaskTable(prompts, config.robot.task)
         self.storage = StepStorage(
             spec, cameras, rows=rows, frames=STORES * r.image_capacity, max_image_age=r.max_image_age,
             cache_bytes=r.frame_cache_bytes, deferred=r.demo_capacity, embed=embed, observations=kept_observations(r),
-            tasks=task_table(config),
+            tasks=tasks,
         )  # fmt: skip
         none = self.storage.space_for(0, {}, demonstration=False)
         most = np.full_like(none, r.image_capacity)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.replay.episode import Partition
 from serl_chunk.replay.step_storage import StepStorage
 from serl_chunk.types import STATE, ChunkBatch
@@ -61,7 +61,7 @@ def gather_adjacent(rows: Rows, starts: np.ndarray, *, horizon: int, returned: i
 
 
 def gather_qc_windows(
-    storage: StepStorage, normaliser: Normaliser, config: ExperimentConfig, rows: np.ndarray, *, bc_all: bool
+    storage: StepStorage, preprocess: Preprocess, config: ExperimentConfig, rows: np.ndarray, *, bc_all: bool
 ) -> ChunkBatch:
     """Gather windows of storage rows `rows` int64[B, L], L = max(horizon, returned), in model space; arrays are fresh.
 
@@ -88,12 +88,11 @@ def gather_qc_windows(
     decided = live & (storage.decision_tick[steps] == storage.tick[steps[:, :1]])
     state = raw.observations[STATE]
     return raw._replace(
-        observations={STATE: normaliser.observe(state), **storage.prompts_at(rows[:, 0])},
-        actions=normaliser.encode(state, raw.actions),
-        next_observations={
-            STATE: normaliser.observe(raw.next_observations[STATE]),
-            **storage.prompts_at(after[:, returned - 1]),
-        },
+        observations=preprocess.observe_rows(state, storage.texts_at(rows[:, 0])),
+        actions=preprocess.encode(state, raw.actions),
+        next_observations=preprocess.observe_rows(
+            raw.next_observations[STATE], storage.texts_at(after[:, returned - 1])
+        ),
         bc_weight=raw.bc_weight if bc_all else storage.bc_weight[steps] * raw.valid,
         bc_dims=storage.bc_dims(steps),
         delay=decided.argmax(1).astype(np.int32),

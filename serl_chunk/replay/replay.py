@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.replay.episode import Key, realised_returns
 from serl_chunk.replay.episode_builder import Added, EpisodeBuilder
 from serl_chunk.replay.features import Embedder
@@ -59,21 +59,19 @@ class Replay:
     Args:
         spec: the robot whose episodes are kept.
         config: lengths, discount, rewards and capacities.
-        normaliser: transform of observations and chunks to model space.
-        image_keys: cameras whose frames are kept and sampled.
+        preprocess: of observations and chunks; frames of its cameras are kept and sampled.
         bc_on: the steps that carry weight in an imitation loss.
         embed: computes features of observations; batches then have these in place of the images and texts that they
             are computed of. Each is computed once, at the latest when a batch first shows it.
 
-    Raises ConfigError for an unknown camera, a capacity below one episode, more memory than there is, or
-    `replay.windows=qc` with images.
+    Raises ConfigError for a capacity below one episode, more memory than there is, or `replay.windows=qc` with images.
     """
 
     def __init__(
-        self, spec: RobotSpec, config: ExperimentConfig, normaliser: Normaliser,
-        *, image_keys: Sequence[str] = (), bc_on: BcOn = "+successes", embed: Embedder | None = None,
+        self, spec: RobotSpec, config: ExperimentConfig, preprocess: Preprocess,
+        *, bc_on: BcOn = "+successes", embed: Embedder | None = None,
     ) -> None:  # fmt: skip
-        cameras = [spec.camera(key) for key in image_keys]
+        cameras = preprocess.cameras
         for name in ("capacity", "image_capacity") if cameras or embed is not None else ("capacity",):
             # An episode that does not fit drives out all others before it is dropped itself.
             if getattr(config.replay, name) <= spec.max_episode_steps:
@@ -83,18 +81,18 @@ class Replay:
                 )
         self.estimated_bytes = check_memory(
             spec, config.replay, cameras, available_bytes(), None if embed is None else embed.features,
-            language=config.agent.language.reads,
+            language=preprocess.prompts is not None,
         )  # fmt: skip
         self.estimated_disk_bytes = estimate_disk_bytes(spec, config.replay, cameras)
         if config.replay.windows == "qc" and cameras:
             raise ConfigError(
-                f"qc has states only, and agent.image_keys names {', '.join(image_keys)}. Leave agent.image_keys out, "
-                "or set replay.windows=episode",
+                f"qc has states only, and agent.image_keys names {', '.join(preprocess.image_keys)}. Leave "
+                "agent.image_keys out, or set replay.windows=episode",
                 parameter="replay.windows",
             )
-        self._config, self._normaliser, self._bc_on = config, normaliser, bc_on
+        self._config, self._preprocess, self._bc_on = config, preprocess, bc_on
         self._count: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
-        self._partitions = Partitions(spec, config, cameras, bc_on, self._count, embed)
+        self._partitions = Partitions(spec, config, preprocess, bc_on, self._count, embed)
         self._builder = EpisodeBuilder(self._partitions, config.discount, self._count)
         self._sampled = self._sampled_demo = self._actions = self._clipped = 0
         self._lock = threading.RLock()
@@ -133,7 +131,7 @@ class Replay:
         reward, discount = self._config.reward, self._config.discount
         returns = [realised_returns(e, reward, discount)[:-1] if e.end.terminated else None for e in episodes]
         columns = ((e.steps.observation[STATE], e.steps.action, e.steps.lost_ticks) for e in episodes)
-        counts = [self._normaliser.count_outside(*of_episode) for of_episode in columns]
+        counts = [self._preprocess.count_outside(*of_episode) for of_episode in columns]
         with self._lock:
             leaving = [] if stays else [e for key, e in held.demo.episodes.items() if key[0] == session]
             held.check_room(episodes, leaving=leaving)
@@ -164,7 +162,7 @@ class Replay:
         if episode is not None:
             rows = episode.rows[: episode.length]
             columns = storage.state[rows], storage.action[rows], storage.lost_ticks[rows]
-            self._count_outside("online", [self._normaliser.count_outside(*columns)])
+            self._count_outside("online", [self._preprocess.count_outside(*columns)])
         return added
 
     def _count_outside(self, half: Half, counts: Sequence[tuple[int, int]]) -> None:
@@ -207,7 +205,7 @@ class Replay:
         for fetch in pending:  # without the lock: decoding takes a while, and records go on coming in
             fetch()
         if noise := self._config.agent.bc_joint_noise:
-            batch = with_moved_joints(batch, self._normaliser, noise, rng)
+            batch = with_moved_joints(batch, self._preprocess, noise, rng)
         return batch if updates is None else _lead(batch, updates, batch_size)
 
     def _draw(self, rng: np.random.Generator, updates: int, batch_size: int, half: Half | None) -> np.ndarray:
@@ -252,9 +250,9 @@ class Replay:
         storage, config = self._partitions.storage, self._config
         if config.replay.windows == "qc":
             rows = drawn.reshape(-1, drawn.shape[-1])
-            batch = gather_qc_windows(storage, self._normaliser, config, rows, bc_all=self._bc_on == "all")
+            batch = gather_qc_windows(storage, self._preprocess, config, rows, bc_all=self._bc_on == "all")
             return (batch if later else batch._replace(next_observations={})), []
-        return gather(storage, self._normaliser, config, drawn.ravel(), later=later)
+        return gather(storage, self._preprocess, config, drawn.ravel(), later=later)
 
     @property
     def features_missing(self) -> int:
@@ -265,7 +263,7 @@ class Replay:
     def compute_features(self, limit: int) -> int:
         """Compute the features of up to `limit` inputs that lack them, without the lock; returns of how many."""
         with self._lock:
-            found = self._partitions.storage.missing_features(limit, self._normaliser.observe)
+            found = self._partitions.storage.missing_features(limit, self._preprocess.observe_rows)
         if found is None:
             return 0
         count, compute = found

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from serl_chunk.data.frames import Frames
+from serl_chunk.data.prompts import RowTexts
 from serl_chunk.replay.episode import StoredEpisode
 from serl_chunk.replay.features import Embedder, FeatureTable, ObservationFeatures, RowTable
 from serl_chunk.replay.frame_cache import EncodedFrames, Fetch, copy_frames, frame_caches
@@ -29,7 +30,7 @@ from serl_chunk.types import (
 )
 
 NO_FRAME = np.iinfo(np.int32).max  # age of a camera that has not been read in the episode so far
-Observe = Callable[[np.ndarray], np.ndarray]  # states float32[K, S] in model space
+Observe = Callable[[np.ndarray, RowTexts | None], dict[str, np.ndarray]]  # `Preprocess.observe_rows`
 HELD_COLUMNS = ("reward", "source", "decision_tick", "lost_ticks")  # of `STEP_COLUMNS`: nothing here reads the others
 
 
@@ -294,14 +295,14 @@ class StepStorage:
         self.live[last], self.succ[last] = False, last
         return freed
 
-    def prompts_at(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Return what batches have of the texts at `rows` int64[B]: nothing without language, or with its features."""
-        return {} if PROMPT in self.features.replaced else self._texts_at(rows)
+    def texts_at(self, rows: np.ndarray) -> RowTexts | None:
+        """Return the tasks' texts at `rows` int64[B]; None without language, or with features of it in batches."""
+        return None if PROMPT in self.features.replaced else self._texts_at(rows)
 
-    def _texts_at(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+    def _texts_at(self, rows: np.ndarray) -> RowTexts | None:
         if self.tasks is None or self.task is None:
-            return {}
-        return self.tasks.prompts_at(self.task[rows])
+            return None
+        return self.tasks.texts_at(self.task[rows])
 
     def images_at(self, c: int, slots: np.ndarray) -> tuple[np.ndarray, Fetch | None]:
         """Images uint8[B, H, W, 3] of camera c at `slots` int64[B], and what fills in those in files.
@@ -339,7 +340,7 @@ class StepStorage:
     ) -> tuple[dict[str, np.ndarray], list[Fetch]]:
         """What an agent reads of what `places` int64[K] of a table hold, and what completes it."""
         rows = table.row[places] if isinstance(table, RowTable) else None
-        inputs = {} if rows is None else {STATE: observe(self.state[rows]), **self._texts_at(rows)}
+        inputs = {} if rows is None else observe(self.state[rows], self._texts_at(rows))
         loads: list[Fetch] = []
         for c in table.cameras:
             key = IMAGE_PREFIX + self.cameras[c].name

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.replay.episode import human_segments
 from serl_chunk.replay.frame_cache import Fetch
 from serl_chunk.replay.step_storage import StepStorage
@@ -154,7 +154,7 @@ class StratifiedSampler:
 
 
 def gather(
-    storage: StepStorage, normaliser: Normaliser, config: ExperimentConfig, starts: np.ndarray, *, later: bool = True
+    storage: StepStorage, preprocess: Preprocess, config: ExperimentConfig, starts: np.ndarray, *, later: bool = True
 ) -> tuple[ChunkBatch, list[Fetch]]:
     """Gather the windows that start at storage rows `starts` int64[B], in model space; every array is fresh.
 
@@ -176,13 +176,11 @@ def gather(
     last_step = live.sum(1) - 1
     executed = np.take_along_axis(steps, np.minimum(np.arange(horizon), last_step[:, None]), axis=1)
     state = storage.state[starts]
-    actions = normaliser.encode(state, storage.action[executed])
+    actions = preprocess.encode(state, storage.action[executed])
     decided = live & (storage.decision_tick[steps] == storage.tick[starts][:, None])  # -1 where the policy did not act
-    observations = {STATE: normaliser.observe(state), **storage.prompts_at(starts)}
-    next_observations = {}
-    if later:
-        next_observations = {STATE: normaliser.observe(storage.state[ends]), **storage.prompts_at(ends)}
-    seen, pending = storage.seen_at(np.concatenate([starts, ends]) if later else starts, normaliser.observe)
+    observations = preprocess.observe_rows(state, storage.texts_at(starts))
+    next_observations = preprocess.observe_rows(storage.state[ends], storage.texts_at(ends)) if later else {}
+    seen, pending = storage.seen_at(np.concatenate([starts, ends]) if later else starts, preprocess.observe_rows)
     observations |= {key: shown[:b] for key, shown in seen.items()}
     if later:
         next_observations |= {key: shown[b:] for key, shown in seen.items()}
@@ -202,11 +200,11 @@ def gather(
     )
     if config.agent.gripper.reads_before:  # the action executed on the tick before
         before = storage.action[storage.pred[starts]][:, None]
-        batch = batch._replace(prev_action=normaliser.encode(state, before)[:, 0])
+        batch = batch._replace(prev_action=preprocess.encode(state, before)[:, 0])
     return batch, pending
 
 
-def with_moved_joints(batch: ChunkBatch, normaliser: Normaliser, noise: float, rng: np.random.Generator) -> ChunkBatch:
+def with_moved_joints(batch: ChunkBatch, preprocess: Preprocess, noise: float, rng: np.random.Generator) -> ChunkBatch:
     """Add `bc_state_shift` and `bc_action_shift` to a batch of `gather`: joints moved at random, targets that stay.
 
     Imitation then shows the way back onto the demonstrated path from next to it (corrective labels as those of Ke et
@@ -216,8 +214,8 @@ def with_moved_joints(batch: ChunkBatch, normaliser: Normaliser, noise: float, r
         noise: standard deviation, in the robot's units (rad).
     """
     state = batch.observations[STATE]
-    joints = np.unique(normaliser.joint[normaliser.joint >= 0])
+    joints = preprocess.followed_joints
     moved = np.zeros(state.shape, np.float32)
     moved[:, joints] = noise * rng.standard_normal((len(state), len(joints)), np.float32)
-    of_state, of_actions = normaliser.shifts(moved)
+    of_state, of_actions = preprocess.shifts(moved)
     return batch._replace(bc_state_shift=of_state, bc_action_shift=of_actions[:, : batch.actions.shape[1]])

@@ -14,9 +14,9 @@ from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents import AcfqlConfig, FlowConfig
 from serl_chunk.config.critics import CriticConfig
-from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
+from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
-from serl_chunk.data.normalise.normaliser import fit_normaliser
+from serl_chunk.data.preprocess import fit_preprocess
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.robots.fake.spec import GRIPPER, GRIPPER_RATE, JOINT_RATE
 from serl_chunk.robots.registry import make_env
@@ -42,8 +42,7 @@ def run(agent, delay, seed=11, config=CONFIG):
     config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, delay_ticks=delay))
     env = make_env(config.robot)
     spec = env.robot_spec
-    normaliser = fit_normaliser(spec, NormaliserConfig("relative"), config.chunk.carried, [])
-    policy = ChunkPolicy(agent, normaliser, spec, seed=3)
+    policy = ChunkPolicy(agent, fit_preprocess(config, spec, []), spec, seed=3)
     params = jax.jit(lambda key: agent.policy_params(agent.init(key)))(jax.random.key(0))
     policy.swap(Snapshot(1, agent.flatten_params(params)))
     sink = ListSink()
@@ -65,7 +64,7 @@ def test_an_episode_with_a_scripted_human(agent, delay):
         # What was sampled, decoded from the decision's own observation, is what was commanded; the driver then
         # moved as far towards it as its rate limit permits.
         observed = steps[s.decision_tick]
-        decoded = policy.normaliser.decode(observed.observation["state"], observed.decision["chunk"])
+        decoded = policy.preprocess.decode(observed.observation["state"], observed.decision["chunk"])
         within = np.clip(decoded[delay], spec.action_low, spec.action_high)
         joints = s.observation["state"][:14]
         expected = joints + np.clip(within - joints, -RATES, RATES)
@@ -83,7 +82,7 @@ def test_an_episode_of_a_critic_that_scores_more_than_the_policy_outputs(adaptiv
         actor=ActorConfig(adaptive_execution=adaptive),
     )
     _, sink, policy = run(make_agent(config, make_env(config.robot).robot_spec), 2, config=config)
-    assert policy.normaliser.horizon == 8
+    assert policy.preprocess.horizon == 8
     decided = {s.tick: s.decision for s in sink.steps if s.decision is not None}
     assert {(d["chunk"].shape, d["spread"].shape, int(d["steps"])) for d in decided.values()} == {((5, 14), (5,), 1)}
     starts = [s.decision_tick for s in chunk_starts(sink.steps[:20])]

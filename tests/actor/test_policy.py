@@ -6,10 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from actor_helpers import SPEC, NoisyAgent, identity_normaliser, make_policy
+from actor_helpers import SPEC, NoisyAgent, identity, identity_normaliser, make_policy
 from errors import naming
 
 from serl_chunk.actor.policy import ChunkPolicy, PolicyError, Request
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.data.prompts import ByteTokenizer, Prompts
 from serl_chunk.types import PolicyOrigin, Snapshot
 
@@ -28,8 +29,10 @@ class EchoAgent(NoisyAgent):
         return self.chunk, {"q": np.float32(0.5)}
 
 
-def policy_of(agent, normaliser=None, **kwargs):
-    policy = ChunkPolicy(agent, normaliser or identity_normaliser(agent.horizon), SPEC, **kwargs)
+def policy_of(agent, normaliser=None, *, image_keys=(), prompts=None):
+    cameras = tuple(map(SPEC.camera, image_keys))
+    preprocess = Preprocess(normaliser or identity_normaliser(agent.horizon), cameras, prompts)
+    policy = ChunkPolicy(agent, preprocess, SPEC)
     policy.swap(Snapshot(1, {"bias": np.float32(0)}))
     return policy
 
@@ -120,7 +123,7 @@ def test_the_same_seed_decides_the_same():
 
 def test_deciding_before_the_first_snapshot_is_refused():
     with pytest.raises(PolicyError, match=naming("snapshot")):
-        ChunkPolicy(NoisyAgent(2), identity_normaliser(2), SPEC).decide(Request(OBSERVATION, explore=True))
+        ChunkPolicy(NoisyAgent(2), identity(2), SPEC).decide(Request(OBSERVATION, explore=True))
 
 
 def test_a_snapshot_for_another_normaliser_is_refused():
@@ -144,7 +147,7 @@ def test_only_snapshots_of_the_policys_own_run_are_taken():
 
     ours, theirs = identity_normaliser(2).digest(), relative_normaliser(2).digest()
     source, agent = Source(), EchoAgent(np.zeros((2, 2)))
-    policy = ChunkPolicy(agent, identity_normaliser(2), SPEC, source=source, run="b")
+    policy = ChunkPolicy(agent, identity(2), SPEC, source=source, run="b")
     assert not policy.refresh()
     for origin in (PolicyOrigin("a", ours), PolicyOrigin("b", theirs), PolicyOrigin("", ours)):
         source.snapshot = Snapshot(9, {"bias": np.float32(9)}, origin=origin)

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from actor_helpers import SPEC, HumanOnTicks, LineEnv, ListSink, NoisyAgent, identity_normaliser, make_config
+from actor_helpers import SPEC, HumanOnTicks, LineEnv, ListSink, NoisyAgent, identity, make_config
 from errors import naming
 
 from serl_chunk.actor import service
@@ -104,7 +104,7 @@ def run(link, env=None, config=None, *, begun=FROM_THE_START, replaced=None, **k
     env = env or LineEnv(length=12)
     options = {} if replaced is None else {"replaced": replaced}
     with ActorService(config or config_of(), env=env, agent=NoisyAgent(8), link=link, **kwargs) as actor:
-        return actor.run(identity_normaliser(8), begun, **options), env
+        return actor.run(identity(8), begun, **options), env
 
 
 @pytest.fixture
@@ -430,7 +430,7 @@ def test_keys_count_while_the_learner_of_another_run_is_waited_for(monkeypatch, 
     stop = threading.Event()
     actor = ActorService(make_config(), env=LineEnv(), stop=stop)
     actor.operator = keys = Keys()
-    monkeypatch.setattr("serl_chunk.actor.service.normaliser_of", lambda welcome: None)
+    monkeypatch.setattr("serl_chunk.actor.service.preprocess_of", lambda *_: None)
     monkeypatch.setattr("serl_chunk.actor.service.RunProgress", type("P", (), {"of": lambda *_: None}))
     monkeypatch.setattr(actor, "run", lambda *_, **more: ActorSummary(reason="replaced", replaced=True))
     summary = actor.serve(Away(), type("W", (), {"run": "a", "origin": None})())

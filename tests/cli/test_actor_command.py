@@ -11,7 +11,7 @@ from classifier_sets import save_random
 from errors import naming
 
 from serl_chunk.actor import service
-from serl_chunk.actor.link import normaliser_of
+from serl_chunk.actor.link import preprocess_of
 from serl_chunk.actor.policy import PolicyError
 from serl_chunk.actor.service import ActorService, ActorSummary
 from serl_chunk.cli import actor, evaluation
@@ -22,6 +22,7 @@ from serl_chunk.config.agents import BcConfig, FlowConfig
 from serl_chunk.config.operator import OperatorConfig
 from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.learner.service import welcome_of
 from serl_chunk.transport.wire.handshake import Welcome
 from serl_chunk.types import Amend, CameraSpec, DataError, PolicyOrigin, SerlChunkError, Snapshot
@@ -76,7 +77,7 @@ def normaliser(config):
 def welcome(normaliser: Normaliser, run: str = "run", *, episodes: int = 3, env_steps: int = 90, human_ticks: int = 27):
     """What a learner that has come this far sends."""
     learner = types.SimpleNamespace(
-        normaliser=normaliser, episodes=episodes, env_steps=env_steps, human_ticks=human_ticks
+        preprocess=Preprocess(normaliser), episodes=episodes, env_steps=env_steps, human_ticks=human_ticks
     )
     return Welcome(*welcome_of(learner), run)
 
@@ -96,7 +97,7 @@ def test_a_restarted_actor_goes_on_where_the_run_is(tmp_path, monkeypatch, confi
         del first.fields["human_ticks"]
     handed_over = []
 
-    def run(self, normaliser, begun, *, replaced):
+    def run(self, preprocess, begun, *, replaced):
         handed_over.append(begun)
         return ActorSummary(delivered=True)
 
@@ -113,8 +114,8 @@ def test_another_runs_welcome_begins_everything_anew(tmp_path, monkeypatch, capl
     link = Link(welcome(normaliser, "first"))
     sessions = []
 
-    def session(self, normaliser, begun, *, replaced):
-        sessions.append((normaliser.digest(), begun))
+    def session(self, preprocess, begun, *, replaced):
+        sessions.append((preprocess.digest(), begun))
         assert replaced() is None
         if len(sessions) == 2:
             return ActorSummary(delivered=True)
@@ -147,11 +148,11 @@ def test_the_limit_of_episodes_holds_over_both_runs(tmp_path, monkeypatch, confi
     assert done == [0, 8][:sessions]
 
 
-def test_a_normaliser_that_is_not_the_one_its_welcome_names_is_refused(normaliser):
+def test_a_normaliser_that_is_not_the_one_its_welcome_names_is_refused(config, normaliser):
     sent = welcome(normaliser)
     sent.fields["normaliser_digest"] = "another"
     with pytest.raises(DataError, match=naming("normaliser", "another", normaliser.digest())):
-        normaliser_of(sent)
+        preprocess_of(sent, config, spec_of(config))
 
 
 def test_an_evaluation_decodes_no_checkpoint_with_another_ones_normaliser(monkeypatch, config, normaliser):

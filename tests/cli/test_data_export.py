@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from coded_episodes import SPEC, config, normaliser
+from coded_episodes import SPEC, config, preprocess
 from coded_replay import RNG, coded
 from errors import naming
 from journal_runs import Run, assert_equal
@@ -57,7 +57,7 @@ def test_journal_to_hdf5_to_replay_is_equal(run, tmp_path):
     for mine, e in zip(read, run.episodes, strict=True):
         assert_equal(mine, e.episode())
     cfg = config()
-    replays = [Replay(SPEC, cfg, normaliser(cfg.chunk.horizon), image_keys=("a", "b")) for _ in range(2)]
+    replays = [Replay(SPEC, cfg, preprocess(cfg, ("a", "b"))) for _ in range(2)]
     replays[0].add_demo(*(e.episode() for e in run.episodes))
     exported = load_demos([tmp_path / "out"], SPEC, cameras=("a", "b"))
     assert len(exported.episodes) == 4

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from actor_helpers import LineEnv, NoisyAgent, identity_normaliser, make_config
+from actor_helpers import LineEnv, NoisyAgent, identity, make_config
 from errors import naming
 
 from serl_chunk.actor import evaluate
@@ -38,9 +38,7 @@ def lab(monkeypatch, tmp_path):
     def run(steps=STEPS, *, n: int = 4, interrupted: int | None = None, more=(), validation: bool = False):
         env = Solved(length=15)
         of_run = [
-            evaluation._Checkpoint(
-                Snapshot(int(s), {"bias": np.float32(0)}), identity_normaliser(8), Counters(int(s), 0, 0)
-            )
+            evaluation._Checkpoint(Snapshot(int(s), {"bias": np.float32(0)}), identity(8), Counters(int(s), 0, 0))
             for s in steps
         ]
         monkeypatch.setattr(evaluation, "make_env", lambda *a, **k: env)

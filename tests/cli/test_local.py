@@ -110,7 +110,7 @@ def test_a_resumed_run_goes_on_counting_human_ticks(tmp_path, monkeypatch, capsy
         learner.human_ticks, learner.episodes = 27, 3
         return learner
 
-    def run(self, normaliser, begun):
+    def run(self, preprocess, begun):
         handed_over.update(begun._asdict())
 
     monkeypatch.setattr(local, "build_learner", resumed)

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from actor_helpers import LineEnv, NoisyAgent, identity_normaliser, make_config
+from actor_helpers import LineEnv, NoisyAgent, identity, make_config
 from errors import naming
 from live_desk import NAMES, Viewer
 
@@ -87,7 +87,7 @@ def recorded(monkeypatch, tmp_path):
 
 @pytest.fixture
 def evaluated(monkeypatch, tmp_path):
-    checkpoint = evaluation._Checkpoint(Snapshot(5, {"bias": np.float32(0)}), identity_normaliser(8), Counters(5, 0, 0))
+    checkpoint = evaluation._Checkpoint(Snapshot(5, {"bias": np.float32(0)}), identity(8), Counters(5, 0, 0))
     monkeypatch.setattr(evaluation, "make_env", lambda *a, **k: Slow())
     monkeypatch.setattr(evaluation, "make_agent", lambda *a: NoisyAgent(8))
     monkeypatch.setattr(evaluation, "_of_run", lambda *a: [checkpoint])

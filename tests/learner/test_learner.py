@@ -17,7 +17,7 @@ from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import LocalLink, train_local
 from serl_chunk.config.agents import BcConfig, FlowConfig
-from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.learner import training_stats
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import Phase
@@ -176,7 +176,7 @@ def test_changed_demonstrations_do_not_shift_a_resumed_networks_inputs(demos, tm
     after, _ = train_local(experiment(max_steps=80), RunOptions([record_demos(tmp_path / "more", 3)], run))
     said = "the demonstrations or normaliser settings changed since the checkpoint: its normaliser is kept"
     assert said in caplog.text
-    assert after.normaliser.digest() == before.normaliser.digest()
+    assert after.preprocess.digest() == before.preprocess.digest()
 
 
 def test_another_transform_of_actions_is_refused_on_resume(demos, tmp_path):
@@ -276,8 +276,8 @@ def success_rate(config, run, step: int) -> float:
     """Of one checkpoint's mean policy on 50 held-out starts."""
     checkpoint = CheckpointStore(run).restore_policy(step)
     spec = robot_spec(config.robot)
-    normaliser = Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
-    policy = ChunkPolicy(agent_of(config.agent, agent_spec(config, spec)), normaliser, spec)
+    preprocess = Preprocess.restored(config, spec, checkpoint.meta, checkpoint.normaliser)
+    policy = ChunkPolicy(agent_of(config.agent, agent_spec(config, spec)), preprocess, spec)
     policy.swap(Snapshot(checkpoint.step, checkpoint.params))
     env = make_env(config.robot)
     return evaluate(env, policy, config, n=50).success_rate

@@ -143,7 +143,7 @@ def test_a_run_goes_on_with_its_own_normaliser_where_no_new_one_can_be_made(demo
     learner = learner_of(config, demos, run)
     while learner.trainer.phase is not Phase.WARMUP:
         learner.work()
-    digest = learner.normaliser.digest()
+    digest = learner.preprocess.digest()
     let_go(learner)
     spec = robot_spec(config.robot)
     alone = dataclasses.replace(config, learner=dataclasses.replace(config.learner, pretrain_steps=0, offline_steps=0))
@@ -152,7 +152,7 @@ def test_a_run_goes_on_with_its_own_normaliser_where_no_new_one_can_be_made(demo
         publish=lambda snapshot, info: None, threaded=False,
     )  # fmt: skip
     learner = without(alone, run)
-    assert learner.normaliser.digest() == digest
+    assert learner.preprocess.digest() == digest
     said = "the run's own normaliser goes on; a new one could not be fitted: normaliser.actions: "
     assert said in caplog.text
     let_go(learner)

@@ -287,7 +287,7 @@ def test_a_simulator_that_gives_up_costs_one_evaluation_and_no_training(tmp_path
     config = experiment(**OFFLINE | EVALUATED)
     own = OwnEvaluation(config, None, lambda: False)
     learner = SimpleNamespace(
-        counters=lambda: Counters(40, 0, 0), metrics=SimpleNamespace(run_dir=tmp_path), normaliser=None
+        counters=lambda: Counters(40, 0, 0), metrics=SimpleNamespace(run_dir=tmp_path), preprocess=None
     )
     monkeypatch.setattr("serl_chunk.actor.evaluate.evaluate_snapshot", gives_up)
     own(learner, Snapshot(40, {}))

@@ -68,9 +68,10 @@ def test_a_recording_that_streams_is_no_actor(service):
     replay, router = make_router()
     replay.add_demo(known := episode(0))
     router.demonstrations.hold([known])
-    normaliser = SimpleNamespace(mode="m", digest=lambda: "d", to_arrays=lambda: {"mean": np.zeros(2, np.float32)})
+    fields = {"normaliser_mode": "m", "normaliser_digest": "d"}
+    preprocess = SimpleNamespace(fields=lambda: fields, to_arrays=lambda: {"mean": np.zeros(2, np.float32)})
     learner = SimpleNamespace(
-        idle=False, updates=0, router=router, normaliser=normaliser, episodes=0, env_steps=0, human_ticks=0,
+        idle=False, updates=0, router=router, preprocess=preprocess, episodes=0, env_steps=0, human_ticks=0,
         status=lambda: {"env_steps": 0}, trainer=SimpleNamespace(steps_allowed=lambda: 8),
     )  # fmt: skip
     service.attach(learner)

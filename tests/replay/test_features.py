@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from coded_episodes import SPEC, Checker, config, feed, make, normaliser
+from coded_episodes import SPEC, Checker, config, feed, make, preprocess
 from coded_features import CodedEmbedder, with_pixels
 from coded_replay import RNG, build, coded, read_held
 from deferred_episodes import Files, lazy
@@ -266,7 +266,7 @@ def test_nothing_is_touched_before_it_is_needed():
     embed = CodedEmbedder()
     embed.features = {"features/a": FeatureSpec((4, 4, 512), ("images/a",))}
     cfg = config(image_capacity=20_000, demo_capacity=20_000)
-    replay = Replay(spec, cfg, normaliser(6), image_keys=("a",), embed=embed)
+    replay = Replay(spec, cfg, preprocess(cfg, ("a",), spec), embed=embed)
     stats = replay.stats()
     assert stats["replay/reserved_bytes"] > 80_000 * 16_384
     assert stats["replay/bytes"] == stats["replay/feature_bytes"] == 0

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from coded_episodes import SPEC, Checker, config, make, normaliser
+from coded_episodes import SPEC, Checker, config, make, preprocess
 from coded_replay import RNG, build, coded, read_held, windows
 from deferred_episodes import Files, One, lazy
 from errors import naming
@@ -66,7 +66,7 @@ def test_ten_times_the_bound_is_sampled_within_the_bound():
     spec = dataclasses.replace(SPEC, cameras=(camera,))
     frame, bound = 32 * 32 * 3, 400_000
     cfg = config(frame_cache_bytes=bound, image_capacity=50)
-    replay = Replay(spec, cfg, normaliser(6), image_keys=("a",))
+    replay = Replay(spec, cfg, preprocess(cfg, ("a",), spec))
     demos, total = [], 0
     while total < 10 * bound:
         e = coded(len(demos), 30, "success", demonstration=True).episode()
@@ -239,7 +239,7 @@ def balanced(fraction, ends, *, online=(), **kw):
 
 def numbers_of(replay, n=8_000):
     batch = replay.sample(RNG(1), n)
-    norm = replay._normaliser
+    norm = replay._preprocess.normaliser
     return np.rint(batch.observations["state"] * norm.state_std + norm.state_mean)[:, :2].astype(int)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from coded_episodes import LIMIT, SPEC, Checker, Coded, config, feed, make, normaliser
+from coded_episodes import LIMIT, SPEC, Checker, Coded, config, feed, make, normaliser, preprocess
 from coded_replay import read_held
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,8 +19,8 @@ P, U, H, S, R = Source.POLICY, Source.HUMAN, Source.HOLD, Source.SCRIPTED, Sourc
 EVERY = [set(range(LIMIT + 1)) for _ in SPEC.cameras]
 
 
-def build(cfg, **kw):
-    return Replay(SPEC, cfg, normaliser(cfg.chunk.horizon), **{"image_keys": ("a", "b")} | kw)
+def build(cfg, *, image_keys=("a", "b"), **kw):
+    return Replay(SPEC, cfg, preprocess(cfg, image_keys), **kw)
 
 
 def check_all(replay, episodes, cfg, *, n=1_500):
@@ -139,7 +139,7 @@ def test_put_back_from_records_it_is_the_same():
 def test_what_is_not_imitated_before_an_intervention_is_a_time(hz, excluded):
     cfg = config(1, 1, demo_fraction="uniform")  # 0.06 s
     e = episode("pppppuup", "success")
-    replay = Replay(dataclasses.replace(SPEC, control_hz=hz), cfg, normaliser(1), image_keys=("a", "b"))
+    replay = Replay(dataclasses.replace(SPEC, control_hz=hz), cfg, preprocess(cfg, ("a", "b")))
     feed(replay, [e], np.random.default_rng(0))
     batch = replay.sample(np.random.default_rng(0), 400)
     norm = normaliser(1)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from coded_episodes import SPEC, config, normaliser
+from coded_episodes import SPEC, config, preprocess
 from coded_replay import RNG, build, coded
 from errors import naming
 
@@ -33,7 +33,7 @@ def filled() -> dict[str, float]:
     images = {f"images/{c}": RNG(0).integers(0, 256, (40, side, side, 3), np.uint8) for c in "ab"}
     sparse = {key: SparseRows(np.arange(39), v[:39]) for key, v in images.items()}
     before = resident()
-    replay = Replay(spec, cfg, normaliser(6), image_keys=("a", "b"))
+    replay = Replay(spec, cfg, preprocess(cfg, ("a", "b"), spec))
     made = resident() - before
     for k in range(80):  # twice round the ring
         episode = coded(k, 39)

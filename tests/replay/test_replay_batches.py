@@ -2,7 +2,7 @@ import threading
 
 import numpy as np
 import pytest
-from coded_episodes import SPEC, config, feed, make, normaliser
+from coded_episodes import SPEC, config, feed, make, preprocess
 from errors import naming
 
 from serl_chunk.replay.replay import BatchLoader, Replay, Request
@@ -14,7 +14,7 @@ ONE = Request("critic", 1, 4)
 @pytest.fixture
 def replay():
     cfg = config()
-    replay = Replay(SPEC, cfg, normaliser(6), image_keys=("a",))
+    replay = Replay(SPEC, cfg, preprocess(cfg, ("a",)))
     feed(replay, [make(np.random.default_rng(k), k, every_frame=True) for k in range(10)], np.random.default_rng(0))
     return replay
 
@@ -61,7 +61,7 @@ def test_no_two_batches_share_memory(replay, prefetch):
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_error_reaches_the_caller_every_time(prefetch):
-    empty = Replay(SPEC, config(), normaliser(6))
+    empty = Replay(SPEC, config(), preprocess(config()))
     loader = BatchLoader(empty, np.random.default_rng(0), prefetch=prefetch)
     for _ in range(2):
         with pytest.raises(DataError, match=naming(4, 0)):

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from coded_episodes import SPEC, Checker, config, feed, make, normaliser
+from coded_episodes import SPEC, Checker, config, feed, make, preprocess
 from coded_replay import read_held
 
 from serl_chunk.replay.replay import DEMO_SESSION, Replay
@@ -14,8 +14,8 @@ WINDOWS = 100_000
 BATCH = 4_000
 
 
-def build(cfg, **kw):
-    return Replay(SPEC, cfg, normaliser(cfg.chunk.carried), **{"image_keys": ("a", "b")} | kw)
+def build(cfg, *, image_keys=("a", "b"), **kw):
+    return Replay(SPEC, cfg, preprocess(cfg, image_keys), **kw)
 
 
 def draw_all(replay, checker, rng):

@@ -24,7 +24,7 @@ from serl_chunk.config.hil_serl import TASKS, hil_serl_encoder, hil_serl_task
 from serl_chunk.config.loader import known_experiments, load_experiment
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
-from serl_chunk.data.normalise.normaliser import fit_normaliser
+from serl_chunk.data.preprocess import fit_preprocess
 from serl_chunk.replay.replay import Replay
 from serl_chunk.robots import registry
 from serl_chunk.robots.hil_serl import hil_serl_robot
@@ -342,20 +342,19 @@ def replay_of_an_episode(shape):
     small = dataclasses.replace(
         config.replay, capacity=500, demo_capacity=500, human_capacity=500, image_capacity=500, prefetch=0
     )
-    config = dataclasses.replace(config, robot=robot, replay=small)
-    env, clock = registry.make_env(robot), SimClock()
-    keys = config.agent.image_keys
     measured = dataclasses.replace(config.normaliser, state=False)
-    normaliser = fit_normaliser(env.robot_spec, measured, config.chunk.carried, [])
-    replay = Replay(env.robot_spec, config, normaliser, image_keys=keys)
-    policy = ChunkPolicy(Still(), normaliser, env.robot_spec, image_keys=keys, seed=0)
+    config = dataclasses.replace(config, robot=robot, replay=small, normaliser=measured)
+    env, clock = registry.make_env(robot), SimClock()
+    preprocess = fit_preprocess(config, env.robot_spec, [])
+    replay = Replay(env.robot_spec, config, preprocess)
+    policy = ChunkPolicy(Still(), preprocess, env.robot_spec, seed=0)
     policy.swap(Snapshot(1, {}))
     runner = EpisodeRunner(
         env,
         policy,
         IntoReplay(replay),
         config=config,
-        cameras=keys,
+        cameras=preprocess.image_keys,
         clock=clock,
         inference=SimInference(policy, clock, []),
     )

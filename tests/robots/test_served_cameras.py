@@ -19,6 +19,7 @@ from robot_world import TICK
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.replay.replay import Replay
 from serl_chunk.robots import served_cameras
 from serl_chunk.robots.served import HELD_S, ServedRobot
@@ -158,7 +159,7 @@ def test_no_window_shows_a_stale_frame_of_a_camera_that_froze_or_was_gone(cell):
     assert min(len(frozen), len(gone)) > 0.3 / TICK
     one = np.ones((4, J), np.float32)
     normaliser = Normaliser("absolute_range", np.zeros(J, np.float32), one[0], 0 * one, one, np.full(J, -1, np.int32))
-    replay = Replay(env.robot_spec, config, normaliser, image_keys=("top",))
+    replay = Replay(env.robot_spec, config, Preprocess(normaliser, (env.robot_spec.camera("top"),)))
     begin = next(r for r in sink.records if isinstance(r, Begin))
     for record in (begin, StepBlock.from_steps(begin.episode_id, steps), sink.last_end):
         replay.insert("s", record)

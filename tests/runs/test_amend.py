@@ -7,7 +7,7 @@ import itertools
 import time
 
 import pytest
-from coded_episodes import SPEC, config, make, normaliser
+from coded_episodes import SPEC, config, make, preprocess
 from coded_replay import RNG
 from errors import naming
 from journal_runs import LIMITS, Run
@@ -70,7 +70,7 @@ def test_a_restarted_learner_replays_it(run, amender):
     amender.amend("a", "actor a", Amend("e2", discard=True))
     amender.close()
     cfg = config()
-    replay = Replay(SPEC, cfg, normaliser(cfg.chunk.horizon), image_keys=())
+    replay = Replay(SPEC, cfg, preprocess(cfg))
     store = RecordStore(run.path / JOURNAL, LIMITS)
     for stored in store.replay():
         assert stored.delivered

@@ -13,7 +13,7 @@ import threading
 
 import numpy as np
 import pytest
-from coded_episodes import SPEC, config, make, normaliser
+from coded_episodes import SPEC, config, make, preprocess
 from coded_replay import RNG, coded, read_held
 from errors import naming
 from journal_runs import Run, assert_equal
@@ -70,7 +70,7 @@ def test_they_are_what_the_replay_has(run, seed):
     rng = RNG(seed)
     episodes = [make(rng, k, session="ab"[k % 2]) for k in range(10)]
     cfg = config(max_image_age=3)
-    replay = Replay(SPEC, cfg, normaliser(cfg.chunk.horizon), image_keys=("a", "b"))
+    replay = Replay(SPEC, cfg, preprocess(cfg, ("a", "b")))
     with run.opened():
         run.feed(episodes)
         for k, amend in (
@@ -107,7 +107,7 @@ def test_they_are_what_the_replay_has(run, seed):
 def test_a_verdict_on_an_episode_that_was_given_up_means_the_same_live_restarted_and_exported(run, discard, amend_at):
     """Its last step is not what they judged: it keeps its truncation. To forget it is possible always."""
     cfg, episodes = config(), [coded(k, 12, "success").episode() for k in range(3)]
-    live, restarted = (Replay(SPEC, cfg, normaliser(cfg.chunk.horizon), image_keys=("a", "b")) for _ in range(2))
+    live, restarted = (Replay(SPEC, cfg, preprocess(cfg, ("a", "b"))) for _ in range(2))
 
     def put(record) -> None:
         follows = "s" not in run.sessions or run.sessions["s"].delivers(record)
@@ -399,7 +399,7 @@ def test_as_demonstrations_they_make_the_batches_of_their_decoded_episodes(tmp_p
     """Journal, source and replay: whole, with frames that are read for the batches alone."""
     run, episodes = big_run(tmp_path / "run")
     source, cfg = RunSource(run.path), config()
-    replays = [Replay(BIG, cfg, normaliser(cfg.chunk.horizon), image_keys=("a", "b")) for _ in range(2)]
+    replays = [Replay(BIG, cfg, preprocess(cfg, ("a", "b"), BIG)) for _ in range(2)]
     replays[0].add_demo(*episodes)
     replays[1].add_demo(*map(source.read, source.keys()))
     one, two = (r.sample(RNG(4), 50) for r in replays)
@@ -414,13 +414,13 @@ def test_what_a_learner_loaded_stays_whole_when_its_run_drops_segments(tmp_path)
     run, episodes = big_run(tmp_path / "run")
     cfg = config()
     loaded = load_demos([run.path], BIG, cameras=("a", "b"), more=(FORMAT,))
-    replay = Replay(BIG, cfg, normaliser(cfg.chunk.horizon), image_keys=("a", "b"))
+    replay = Replay(BIG, cfg, preprocess(cfg, ("a", "b"), BIG))
     replay.add_demo(*loaded.episodes)
     frames = loaded.episodes[0].steps.sparse["images/a"].values
     elsewhere = pickle.dumps(frames)
     for path in (run.path / JOURNAL).iterdir():
         path.unlink()
-    other = Replay(BIG, cfg, normaliser(cfg.chunk.horizon), image_keys=("a", "b"))
+    other = Replay(BIG, cfg, preprocess(cfg, ("a", "b"), BIG))
     other.add_demo(*(end_at_first_success(e)[0] for e in episodes))
     one, two = (r.sample(RNG(4), 50) for r in (replay, other))
     for key in ("images/a", "images/b"):

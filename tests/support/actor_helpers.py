@@ -14,6 +14,7 @@ from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, RewardConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.robots.base import InterventionCommand, RobotEnv
 from serl_chunk.types import IMAGE_PREFIX, STATE, CameraSpec, End, Observation, RobotSpec, Snapshot, Source, Step
 
@@ -258,9 +259,14 @@ def make_config(
     )
 
 
-def make_policy(agent: NoisyAgent, *, seed: int = 0, **kwargs: Any) -> ChunkPolicy:
+def identity(horizon: int, *cameras: str) -> Preprocess:
+    """An agent's inputs and outputs are the robot's."""
+    return Preprocess(identity_normaliser(horizon), tuple(map(SPEC.camera, cameras)))
+
+
+def make_policy(agent: NoisyAgent, *, seed: int = 0, image_keys: tuple[str, ...] = (), **kwargs: Any) -> ChunkPolicy:
     """A policy with its first parameters, version 3."""
-    policy = ChunkPolicy(agent, identity_normaliser(agent.horizon), SPEC, seed=seed, **kwargs)
+    policy = ChunkPolicy(agent, identity(agent.horizon, *image_keys), SPEC, seed=seed, **kwargs)
     policy.swap(Snapshot(3, {"bias": np.float32(3)}))
     return policy
 

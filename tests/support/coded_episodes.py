@@ -12,6 +12,8 @@ from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, RewardCo
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.preprocess import Preprocess
+from serl_chunk.data.prompts import make_prompts
 from serl_chunk.replay.replay import Replay
 from serl_chunk.types import Begin, CameraSpec, ChunkBatch, End, Episode, Outcome, RobotSpec, Source, Step, StepBlock
 
@@ -61,6 +63,11 @@ def normaliser(horizon: int) -> Normaliser:
     scale = np.tile(np.array([2.0, 4.0], np.float32), (horizon, 1))
     mean, std = np.array([8, -4, 2], np.float32), np.array([2, 0.5, 4], np.float32)
     return Normaliser("relative", mean, std, centre, scale, np.array([-1, 1], np.int32))
+
+
+def preprocess(cfg: ExperimentConfig, image_keys: tuple[str, ...] = (), spec: RobotSpec = SPEC) -> Preprocess:
+    """The transforms of `normaliser`, with cameras, and prompts where the agent reads language."""
+    return Preprocess(normaliser(cfg.chunk.carried), tuple(map(spec.camera, image_keys)), make_prompts(cfg))
 
 
 @dataclasses.dataclass

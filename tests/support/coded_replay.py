@@ -1,7 +1,7 @@
 """Short ways to a replay of coded episodes."""
 
 import numpy as np
-from coded_episodes import SPEC, Coded, normaliser
+from coded_episodes import SPEC, Coded, preprocess
 
 from serl_chunk.replay.replay import Replay
 from serl_chunk.replay.step_storage import HELD_COLUMNS
@@ -24,8 +24,8 @@ class CollectingReplay(Replay):
         return added
 
 
-def build(cfg, **kw):
-    return CollectingReplay(SPEC, cfg, normaliser(cfg.chunk.carried), **kw)
+def build(cfg, *, image_keys=(), **kw):
+    return CollectingReplay(SPEC, cfg, preprocess(cfg, image_keys), **kw)
 
 
 def coded(number=0, length=12, end="limit", **kw):

@@ -9,6 +9,7 @@ from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.learner.router import RecordRouter
 from serl_chunk.replay.replay import Replay
 from serl_chunk.types import Begin, CameraSpec, End, Episode, Outcome, RobotSpec, Source, Step, StepBlock
@@ -26,7 +27,7 @@ def make_router(cameras=(), demo_capacity=100) -> tuple[Replay, RecordRouter]:
     plain = Normaliser(
         "absolute_range", np.zeros(3), np.ones(3), np.zeros(shape), np.ones(shape), np.array([-1])
     )  # model space is robot space
-    replay = Replay(SPEC, config, plain, image_keys=cameras)
+    replay = Replay(SPEC, config, Preprocess.of(config, SPEC, plain))
     return replay, RecordRouter(replay)
 
 

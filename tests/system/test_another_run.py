@@ -74,7 +74,7 @@ def has_episodes(run: Path) -> bool:
 
 def normaliser_of(run: Path) -> Normaliser:
     checkpoint = CheckpointStore(run).restore_policy(0)
-    return Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
+    return Normaliser.restored(checkpoint.meta, checkpoint.normaliser)
 
 
 def decoded_otherwise(blocks: list[StepBlock], normaliser: Normaliser) -> int:

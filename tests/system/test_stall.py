@@ -18,6 +18,7 @@ from lab import ROBOT, Lab
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.replay.replay import Replay
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.transport.storage.record_store import RecordStore
@@ -59,7 +60,7 @@ def test_no_window_goes_across_a_stall_of_the_actor(lab):
     one, zero = np.ones((5, 2), np.float32), np.zeros((5, 2), np.float32)
     absolute = np.full(2, -1, np.int32)
     plain = Normaliser("absolute_range", np.zeros(4, np.float32), np.ones(4, np.float32), zero, one, absolute)
-    replay = Replay(robot_spec(config.robot), config, plain)
+    replay = Replay(robot_spec(config.robot), config, Preprocess(plain))
     stamps: dict[tuple[float, float], dict[int, float]] = defaultdict(dict)  # by life and episode
     marked: set[tuple[float, float, int]] = set()
     for session, record in journal(lab.run):

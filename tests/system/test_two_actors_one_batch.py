@@ -14,6 +14,7 @@ from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.replay.replay import Replay
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.server.server import LearnerServer
@@ -39,7 +40,7 @@ def make_replay() -> Replay:
     plain = Normaliser(
         "absolute_range", np.zeros(3), np.ones(3), np.zeros(shape), np.ones(shape), np.array([-1])
     )  # model space is robot space
-    return Replay(SPEC, config, plain)
+    return Replay(SPEC, config, Preprocess(plain))
 
 
 def record(port: int, actor: int, failures: list[BaseException]) -> None:

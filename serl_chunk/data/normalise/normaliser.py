@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -113,9 +113,18 @@ class Normaliser:
             h.update(np.ascontiguousarray(value).tobytes())
         return h.hexdigest()[:16]
 
+    def fields(self) -> dict[str, str]:
+        """Return the plain values that stand next to the arrays, in a welcome and in a checkpoint's meta."""
+        return {"normaliser_mode": self.mode, "normaliser_digest": self.digest()}
+
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return flat arrays for the handshake and for checkpoints; `from_arrays` inverts it."""
         return {n: getattr(self, n) for n in self._ARRAYS}
+
+    @classmethod
+    def restored(cls, fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Normaliser:
+        """Return the inverse of `fields` and `to_arrays`; other fields are ignored. Raises DataError."""
+        return cls.from_arrays(str(fields["normaliser_mode"]), arrays)
 
     @classmethod
     def from_arrays(cls, mode: str, arrays: Mapping[str, np.ndarray]) -> Normaliser:

@@ -1,0 +1,115 @@
+"""One place for both sides: what it makes of an observation, of rows of a replay, and of chunks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from errors import naming
+
+from serl_chunk.cli.process import load, spec_of
+from serl_chunk.data.normalise.normaliser import fit_normaliser
+from serl_chunk.data.preprocess import Preprocess, fit_preprocess
+from serl_chunk.data.prompts import ByteTokenizer, Prompts, RowTexts
+from serl_chunk.types import PROMPT, PROMPT_MASK, STATE, ConfigError
+
+READING = [("agent.language.tokenizer", "bytes"), ("robot.task", "place the cube"), ("agent.image_keys", "top")]
+RNG = np.random.default_rng
+
+
+@pytest.fixture(scope="module")
+def reading():
+    config = load("fake_aloha_images", READING)
+    return config, spec_of(config)
+
+
+@pytest.fixture(scope="module")
+def demos(joints_spec, make_episode):
+    return [make_episode(joints_spec, n, seed=n, image_ticks={}) for n in (5, 8)]
+
+
+def observation_of(spec):
+    frames = {f"images/{c.name}": RNG(1).integers(0, 256, (c.height, c.width, 3), np.uint8) for c in spec.cameras}
+    return {STATE: RNG(0).normal(size=spec.state_dim).astype(np.float32), **frames}
+
+
+def test_an_experiments_transforms_have_its_cameras_and_its_prompts(reading):
+    config, spec = reading
+    preprocess = fit_preprocess(config, spec, [])
+    assert preprocess.image_keys == ("top",)
+    assert preprocess.horizon == config.chunk.carried
+    observation = observation_of(spec)
+    inputs = preprocess.observe(observation, "place the cube")
+    assert set(inputs) == {STATE, "images/top", PROMPT, PROMPT_MASK}
+    assert inputs["images/top"] is observation["images/top"]
+    assert inputs[PROMPT_MASK].sum() == 15
+    blind = fit_preprocess(load("fake_aloha", []), spec, [])
+    assert set(blind.observe(observation, "place the cube")) == {STATE}
+    for settings, words in (
+        ([("agent.image_keys", "roof")], ("roof", "top")),
+        ([*READING[:2], ("agent.language.length", "4")], ("agent.language.length", 15, 4)),
+    ):
+        unfit = load("fake_aloha", settings)
+        with pytest.raises(ConfigError, match=naming(*words)):
+            fit_preprocess(unfit, spec, [])
+
+
+def test_rows_of_a_replay_are_what_single_observations_are(reading):
+    config, spec = reading
+    preprocess = fit_preprocess(config, spec, [])
+    states = RNG(2).normal(size=(7, spec.state_dim)).astype(np.float32)
+    texts = ("left", "right", "the one that no row has")
+    numbers = np.array([1, 0, 0, 1, 1, 0, 1], np.int32)
+    rows = preprocess.observe_rows(states, RowTexts(texts, numbers))
+    for k, number in enumerate(numbers):
+        single = preprocess.observe(observation_of(spec) | {STATE: states[k]}, texts[number])
+        for name, value in rows.items():
+            np.testing.assert_array_equal(value[k], single[name])
+    assert (rows[PROMPT].dtype, rows[PROMPT_MASK].dtype) == (np.int32, np.bool_)
+    rows[PROMPT][:] = 0  # the caller's
+    assert preprocess.observe_rows(states, RowTexts(texts, numbers))[PROMPT].any()
+    assert set(preprocess.observe_rows(states, None)) == {STATE}
+
+
+def test_prompts_are_given_the_normalised_state(joints_spec, demos):
+    given = []
+
+    class WithState(Prompts):
+        def __call__(self, text, state=None):
+            given.append(state)
+            return super().__call__(text, state)
+
+        def of_rows(self, texts, state=None):
+            given.append(state)
+            return super().of_rows(texts, state)
+
+    normaliser = fit_normaliser(joints_spec, load("fake_aloha", []).normaliser, 3, demos)
+    preprocess = Preprocess(normaliser, prompts=WithState(ByteTokenizer(), 8))
+    states = RNG(3).normal(size=(4, 2)).astype(np.float32)
+    preprocess.observe({STATE: states[0]}, "left")
+    np.testing.assert_array_equal(given[0], normaliser.observe(states[0]))
+    preprocess.observe_rows(states, RowTexts(("left",), np.zeros(4, np.int32)))
+    np.testing.assert_array_equal(given[1], normaliser.observe(states))
+
+
+def test_chunks_are_the_normalisers(joints_spec, demos):
+    normaliser = fit_normaliser(joints_spec, load("fake_aloha", []).normaliser, 3, demos)
+    preprocess = Preprocess(normaliser)
+    state, chunk = RNG(4).normal(size=2).astype(np.float32), RNG(5).normal(size=(3, 2)).astype(np.float32)
+    np.testing.assert_array_equal(preprocess.encode(state, chunk), normaliser.encode(state, chunk))
+    np.testing.assert_array_equal(preprocess.decode(state, chunk), normaliser.decode(state, chunk))
+    np.testing.assert_array_equal(preprocess.followed_joints, [0, 1])
+    still = dataclasses.replace(normaliser, joint=np.full(2, -1))
+    assert Preprocess(still).followed_joints.tolist() == []
+
+
+def test_what_is_saved_restores_it(reading):
+    config, spec = reading
+    fitted = fit_preprocess(config, spec, [])
+    meta = {"experiment": "x", **fitted.fields()}
+    assert set(fitted.fields()) == {"normaliser_mode", "normaliser_digest"}  # as checkpoints always had it
+    again = Preprocess.restored(config, spec, meta, fitted.to_arrays())
+    assert again.digest() == fitted.digest() == meta["normaliser_digest"]
+    assert again.image_keys == fitted.image_keys
+    assert again.prompts is not None
