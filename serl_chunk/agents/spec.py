@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+from serl_chunk.config.encoders import shown
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.types import CameraSpec, RobotSpec
 
@@ -34,7 +35,7 @@ class AgentSpec:
     action_dim: int
     horizon: int  # H of the policy
     critic_steps: int  # actions the critic scores; more than horizon with a prefix critic only
-    cameras: tuple[CameraSpec, ...]
+    cameras: tuple[CameraSpec, ...]  # with the size of the frames that it reads
     discount: float  # per tick
     prefix_steps: int = 0  # actions the prefix critic scores, those that are executed; 0 where there is none
     grippers: tuple[int, ...] = ()  # action dimensions that are grippers
@@ -56,7 +57,7 @@ def agent_spec(config: ExperimentConfig, spec: RobotSpec) -> AgentSpec:
         spec.action_dim,
         config.chunk.horizon,
         config.chunk.critic_steps,
-        tuple(spec.camera(k) for k in config.agent.image_keys),
+        shown(map(spec.camera, config.agent.image_keys), config.agent.encoder.frame_size),
         config.discount,
         config.chunk.executed if config.agent.prefix_critic else 0,
         spec.grippers,

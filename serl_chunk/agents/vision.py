@@ -77,7 +77,8 @@ class Vision:
             shown = ", ".join(f"{c.name} {c.height}x{c.width}" for c in cameras)
             raise ConfigError(
                 f"cameras of different sizes ({shown}) cannot share an encoder with agent.encoder.pooling="
-                f"{config.encoder.pooling}: set agent.encoder.share_cameras=False, or agent.encoder.pooling=mean"
+                f"{config.encoder.pooling}: set agent.encoder.frame_size, agent.encoder.share_cameras=False, or "
+                "agent.encoder.pooling=mean"
             )
 
     def base(self, key: jax.Array) -> Params:

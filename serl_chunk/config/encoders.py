@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from functools import partial
 from typing import Literal
 
-from serl_chunk.config.fields import CAMERAS, Group, Requirement, needs, require, setting, shaping, widths
+from serl_chunk.config.fields import CAMERAS, Group, Requirement, acting, needs, require, setting, shaping, widths
+from serl_chunk.types import CameraSpec
 
 Kind = Literal["conv", "impala", "resnet10"]
 Pooling = Literal["flatten", "mean", "spatial"]
@@ -52,6 +54,10 @@ class EncoderConfig(Group, path="agent.encoder."):
         "", ".npz of the backbone's initial weights (`serl-chunk data encoder`); frozen: at the actor, too"
     )
     shift: int = setting(4, "random-shift augmentation (DrQ); 0: none", unit="pixels", least=0, requires=CAMERAS)
+    frame_size: tuple[int, ...] | None = acting(
+        None, "HEIGHT,WIDTH to which frames are letterboxed; none: as the cameras give them", unit="pixels", least=1,
+        requires=CAMERAS,
+    )  # fmt: skip
 
     def _check(self) -> None:
         # fmt: off
@@ -61,10 +67,17 @@ class EncoderConfig(Group, path="agent.encoder."):
         require(not self.cache_features or self.shift == 0, "agent.encoder.cache_features",
             f"True excludes agent.encoder.shift={self.shift}: a stored frame's features are computed once, and a "
             "random shift gives another image every time. Set agent.encoder.shift=0.")
+        require(self.frame_size is None or len(self.frame_size) == 2, "agent.encoder.frame_size",
+            f"must be none or HEIGHT,WIDTH, got {self.frame_size}. Give two numbers, as 224,224.")
         for name in ("frozen_backbone", "weights"):
             require(not getattr(self, name) or self.kind == "resnet10", f"agent.encoder.{name}",
                 f"has no effect on agent.encoder.kind={self.kind!r}, which has no pretrained weights. Set "
                 "agent.encoder.kind=resnet10, or leave it out.")
+
+
+def shown(cameras: Iterable[CameraSpec], frame_size: tuple[int, ...] | None) -> tuple[CameraSpec, ...]:
+    """Return `cameras` with the size of the frames that an agent reads, see `EncoderConfig.frame_size`."""
+    return tuple(c if frame_size is None else CameraSpec(c.name, *frame_size) for c in cameras)
 
 
 def resnet10_leaves() -> dict[str, tuple[int, ...]]:

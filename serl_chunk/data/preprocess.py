@@ -8,10 +8,26 @@ from typing import Any
 
 import numpy as np
 
+from serl_chunk.config.encoders import shown
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.data.frames import SingleFrame
+from serl_chunk.data.letterbox import letterbox, letterboxed
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
 from serl_chunk.data.prompts import Prompts, RowTexts, make_prompts
-from serl_chunk.types import IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, CameraSpec, Episode, Observation, RobotSpec
+from serl_chunk.types import (
+    IMAGE_PREFIX,
+    PROMPT,
+    PROMPT_MASK,
+    STATE,
+    CameraSpec,
+    DataError,
+    End,
+    Episode,
+    Observation,
+    Record,
+    RobotSpec,
+    StepBlock,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # compared by `digest`, as its normaliser
@@ -20,18 +36,24 @@ class Preprocess:
 
     Args:
         normaliser: of states and chunks. It alone is fitted to data, and travels; all else follows from the settings.
-        cameras: of the agent.
+        cameras: of the agent, with the size of the frames that it reads.
         prompts: of the tasks' texts; None where the agent reads no language.
+        recorded: the same cameras with the size of the frames that the robot gives; empty: that of `cameras`.
     """
 
     normaliser: Normaliser
     cameras: tuple[CameraSpec, ...] = ()
     prompts: Prompts | None = None
+    recorded: tuple[CameraSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "recorded", self.recorded or self.cameras)
 
     @classmethod
     def of(cls, config: ExperimentConfig, spec: RobotSpec, normaliser: Normaliser) -> Preprocess:
         """Build that of an experiment. Raises ConfigError for a camera that the robot lacks, and as `make_prompts`."""
-        return cls(normaliser, tuple(map(spec.camera, config.agent.image_keys)), make_prompts(config))
+        recorded = tuple(map(spec.camera, config.agent.image_keys))
+        return cls(normaliser, shown(recorded, config.agent.encoder.frame_size), make_prompts(config), recorded)
 
     @classmethod
     def restored(
@@ -54,7 +76,10 @@ class Preprocess:
             task: the episode's, in words.
         """
         state = self.normaliser.observe(observation[STATE])
-        inputs = {STATE: state, **{key: observation[key] for key in (IMAGE_PREFIX + c.name for c in self.cameras)}}
+        inputs = {STATE: state}
+        for c in self.cameras:
+            key = IMAGE_PREFIX + c.name
+            inputs[key] = letterbox(observation[key], c.height, c.width)
         if self.prompts is not None:
             inputs[PROMPT], inputs[PROMPT_MASK] = self.prompts(task, state)
         return inputs
@@ -70,6 +95,54 @@ class Preprocess:
         if self.prompts is not None and texts is not None:
             inputs[PROMPT], inputs[PROMPT_MASK] = self.prompts.of_rows(texts, inputs[STATE])
         return inputs
+
+    def record(self, record: Record) -> Record:
+        """Return a record with the frames that the agent reads: letterboxed, lazy ones on each access.
+
+        Raises DataError for frames of another size than the robot's.
+        """
+        if self.recorded == self.cameras:
+            return record
+        if isinstance(record, StepBlock):
+            return self._steps(record)
+        return self._end(record) if isinstance(record, End) else record
+
+    def episode(self, episode: Episode) -> Episode:
+        """Return an episode with the frames that the agent reads, as `record`."""
+        if self.recorded == self.cameras:
+            return episode
+        return episode._replace(steps=self._steps(episode.steps), end=self._end(episode.end))
+
+    def _steps(self, block: StepBlock) -> StepBlock:
+        sparse = dict(block.sparse)
+        for number, key in self._cameras_in(sparse):
+            rows = sparse[key]
+            sparse[key] = rows._replace(values=self._frames(block.episode_id, number, rows.values))
+        return dataclasses.replace(block, sparse=sparse)
+
+    def _end(self, end: End) -> End:
+        if end.final_observation is None:
+            return end
+        final: dict[str, Any] = dict(end.final_observation)
+        for number, key in self._cameras_in(final):
+            frames = self._frames(end.episode_id, number, final[key][None])
+            final[key] = frames[0] if isinstance(frames, np.ndarray) else SingleFrame(frames)
+        return end._replace(final_observation=final)
+
+    def _cameras_in(self, entries: Mapping[str, Any]) -> list[tuple[int, str]]:
+        """Return the number and the entry's name of each camera that `entries` have a frame of."""
+        keys = enumerate(IMAGE_PREFIX + c.name for c in self.cameras)
+        return [(number, key) for number, key in keys if key in entries]
+
+    def _frames(self, episode_id: str, number: int, values: Any) -> Any:
+        """Return frames [N, H, W, 3] of camera `number` as the agent reads them."""
+        given, camera = self.recorded[number], self.cameras[number]
+        if values.shape[1:] != (given.height, given.width, 3) or values.dtype != np.uint8:
+            raise DataError(
+                f"episode {episode_id}: frames of camera {camera.name!r} are {values.dtype}{values.shape}, the robot's "
+                f"are uint8{(len(values), given.height, given.width, 3)}"
+            )
+        return letterboxed(values, camera.height, camera.width)
 
     # -- chunks ----------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import jax
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.former import Learned, current_leaves
+from serl_chunk.agents.spec import agent_spec
 from serl_chunk.agents.state import AgentState, Metrics, Params
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.preprocess import Preprocess
@@ -274,7 +275,7 @@ def check_replay_memory(config: ExperimentConfig, spec: RobotSpec, agent: Agent)
 
     The replay's own check comes after the compilation of the networks, which this one does not need.
     """
-    cameras = [spec.camera(key) for key in config.agent.image_keys]
+    cameras = agent_spec(config, spec).cameras
     language = config.agent.language.reads
     return check_memory(spec, config.replay, cameras, available_bytes(), agent.cached_features(), language=language)
 

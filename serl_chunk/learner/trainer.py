@@ -52,8 +52,7 @@ class PhaseTrainer:
         self._rng = np.random.default_rng(learner.config.seed)
         prefetch = learner.config.replay.prefetch if threaded else 0
         self._batches = BatchLoader(replay, self._rng, put=jax.device_put, prefetch=prefetch)
-        cameras = [learner.spec.camera(k) for k in learner.config.agent.image_keys]
-        self._updates_at_once = updates_at_once(c.batch_size, cameras)
+        self._updates_at_once = updates_at_once(c.batch_size, learner.preprocess.cameras)
         critic = self._agent.has_critic
         self._lengths = {  # updates of the phases that train the policy or the critic alone
             Phase.PRETRAIN: c.pretrain_steps,

@@ -59,7 +59,7 @@ class Replay:
     Args:
         spec: the robot whose episodes are kept.
         config: lengths, discount, rewards and capacities.
-        preprocess: of observations and chunks; frames of its cameras are kept and sampled.
+        preprocess: of observations and chunks; frames of its cameras are kept and sampled, as the agent reads them.
         bc_on: the steps that carry weight in an imitation loss.
         embed: computes features of observations; batches then have these in place of the images and texts that they
             are computed of. Each is computed once, at the latest when a batch first shows it.
@@ -83,7 +83,7 @@ class Replay:
             spec, config.replay, cameras, available_bytes(), None if embed is None else embed.features,
             language=preprocess.prompts is not None,
         )  # fmt: skip
-        self.estimated_disk_bytes = estimate_disk_bytes(spec, config.replay, cameras)
+        self.estimated_disk_bytes = estimate_disk_bytes(spec, config.replay, preprocess.recorded)
         if config.replay.windows == "qc" and cameras:
             raise ConfigError(
                 f"qc has states only, and agent.image_keys names {', '.join(preprocess.image_keys)}. Leave "
@@ -127,6 +127,7 @@ class Replay:
     def _put_demos(self, episodes: Sequence[Episode], session: str, *, stays: bool) -> None:
         held = self._partitions
         # What needs nothing but the episodes comes first: robots' records and batches wait for the lock.
+        episodes = [self._preprocess.episode(e) for e in episodes]
         held.check_demos(episodes, files=stays)
         reward, discount = self._config.reward, self._config.discount
         returns = [realised_returns(e, reward, discount)[:-1] if e.end.terminated else None for e in episodes]
@@ -143,6 +144,7 @@ class Replay:
 
     def insert(self, session: str, record: Record) -> Added:
         """Insert the next record of `session`; return what it added. Raises as `EpisodeBuilder`."""
+        record = self._preprocess.record(record)  # without the lock: scaling frames takes a while
         with self._lock:
             return self._checked(self._builder.insert(session, record))
 

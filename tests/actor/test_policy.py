@@ -9,10 +9,10 @@ import pytest
 from actor_helpers import SPEC, NoisyAgent, identity, identity_normaliser, make_policy
 from errors import naming
 
-from serl_chunk.actor.policy import ChunkPolicy, PolicyError, Request
+from serl_chunk.actor.policy import ChunkPolicy, PolicyError, Request, blank_request
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.data.prompts import ByteTokenizer, Prompts
-from serl_chunk.types import PolicyOrigin, Snapshot
+from serl_chunk.types import CameraSpec, PolicyOrigin, Snapshot
 
 OBSERVATION = {"state": np.array([0.25, -0.5, 4], np.float32), "images/front": np.zeros((8, 10, 3), np.uint8)}
 
@@ -75,6 +75,18 @@ def test_model_space_in_and_robot_units_out():
     np.testing.assert_array_equal(decision.record["chunk"], agent.chunk)
     assert decision.record["q"] == np.float32(0.5)
     assert decision.version == 1
+
+
+def test_frames_enter_with_the_size_that_the_agent_reads():
+    agent = EchoAgent([[1, 0]])
+    recorded = (SPEC.camera("front"),)
+    preprocess = Preprocess(identity_normaliser(1), (CameraSpec("front", 5, 4),), recorded=recorded)
+    policy = ChunkPolicy(agent, preprocess, SPEC)
+    policy.swap(Snapshot(1, {"bias": np.float32(0)}))
+    policy.decide(Request(OBSERVATION))
+    assert policy.image_keys == ("front",)
+    assert agent.asked[0]["images/front"].shape == (5, 4, 3)
+    assert blank_request(SPEC, policy.image_keys, explore=False).observation["images/front"].shape == (8, 10, 3)
 
 
 def test_the_age_of_the_parameters_that_decided():

@@ -10,10 +10,11 @@ from errors import naming
 from serl_chunk.agents.registry import IMPLEMENTATIONS, make_agent
 from serl_chunk.agents.spec import agent_spec
 from serl_chunk.config.agents import AcfqlConfig, AgentConfig
+from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots.registry import robot_spec
-from serl_chunk.types import ConfigError
+from serl_chunk.types import CameraSpec, ConfigError
 
 CONFIG = ExperimentConfig(name="x", robot=FakeAlohaConfig(), chunk=ChunkConfig(6, critic_horizon=4))
 ROBOT = robot_spec(CONFIG.robot)
@@ -41,6 +42,9 @@ def test_sizes_come_from_robot_and_experiment():
     assert (spec.state_dim, spec.action_dim) == (ROBOT.state_dim, ROBOT.action_dim)
     assert (spec.horizon, spec.critic_steps, spec.discount) == (6, 4, config.discount)
     assert spec.cameras == (ROBOT.cameras[1],)
+    scaled = dataclasses.replace(config.agent, encoder=EncoderConfig(frame_size=(24, 32)))
+    spec = agent_spec(dataclasses.replace(config, agent=scaled), ROBOT)
+    assert spec.cameras == (CameraSpec(ROBOT.cameras[1].name, 24, 32),)
     assert spec.prefix_steps == 0
     chunk = ChunkConfig(6, critic_horizon=9, execute_steps=4)
     spec = agent_spec(dataclasses.replace(CONFIG, agent=AcfqlConfig(prefix_critic=True), chunk=chunk), ROBOT)

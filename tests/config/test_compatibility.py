@@ -38,6 +38,7 @@ OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.language.length": [
         ("agent.language.tokenizer", "bytes"), ("agent.language.length", "90"), ("agent.language.length", "100"),
     ],
+    "agent.encoder.frame_size": [("agent.image_keys", "top"), ("agent.encoder.frame_size", "24,32")],
     "agent.log_std_min": [("agent.log_std_min", "-20.0")],
     "agent.policy_activation": [("agent.policy_activation", "tanh")],
     "agent.gripper.epsilon": [("agent.gripper.choices", "-1,1"), ("agent.gripper.epsilon", "0.5")],

@@ -6,13 +6,17 @@ import dataclasses
 
 import numpy as np
 import pytest
+from deferred_episodes import lazy
 from errors import naming
 
 from serl_chunk.cli.process import load, spec_of
+from serl_chunk.config.experiment import NormaliserConfig
+from serl_chunk.data.frames import Frames
+from serl_chunk.data.letterbox import letterbox
 from serl_chunk.data.normalise.normaliser import fit_normaliser
 from serl_chunk.data.preprocess import Preprocess, fit_preprocess
 from serl_chunk.data.prompts import ByteTokenizer, Prompts, RowTexts
-from serl_chunk.types import PROMPT, PROMPT_MASK, STATE, ConfigError
+from serl_chunk.types import PROMPT, PROMPT_MASK, STATE, Amend, CameraSpec, ConfigError, DataError
 
 READING = [("agent.language.tokenizer", "bytes"), ("robot.task", "place the cube"), ("agent.image_keys", "top")]
 RNG = np.random.default_rng
@@ -55,6 +59,56 @@ def test_an_experiments_transforms_have_its_cameras_and_its_prompts(reading):
             fit_preprocess(unfit, spec, [])
 
 
+def test_frames_are_letterboxed_for_decisions():
+    config = load("fake_aloha_images", [("agent.image_keys", "top"), ("agent.encoder.frame_size", "24,32")])
+    spec = spec_of(config)
+    preprocess = fit_preprocess(config, spec, [])
+    observation = observation_of(spec)
+    inputs = preprocess.observe(observation)
+    assert preprocess.cameras == (CameraSpec("top", 24, 32),)
+    assert preprocess.recorded == (spec.camera("top"),)
+    np.testing.assert_array_equal(inputs["images/top"], letterbox(observation["images/top"], 24, 32))
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+def test_records_enter_with_the_frames_that_the_agent_reads(spec, make_episode, lazily):
+    """Cameras that it does not read, and all else, stay as recorded."""
+    recorded = make_episode(spec, 6, seed=3)
+    episode = lazy(recorded, final=True) if lazily else recorded
+    normaliser = fit_normaliser(spec, NormaliserConfig(), 3, [])
+    preprocess = Preprocess(normaliser, (CameraSpec("top", 8, 8),), recorded=(spec.camera("top"),))
+    plain = Preprocess(normaliser, (spec.camera("top"),))
+    assert plain.episode(episode) is episode
+    for record in episode:
+        assert plain.record(record) is record
+    begin, steps, end = preprocess.episode(episode)
+    assert begin is preprocess.record(begin) is episode.begin
+    np.testing.assert_array_equal(steps.action, recorded.steps.action)
+    frames, before = (of.sparse["images/top"] for of in (steps, recorded.steps))
+    np.testing.assert_array_equal(frames.index, before.index)
+    assert isinstance(frames.values, Frames) is lazily
+    np.testing.assert_array_equal(np.asarray(frames.values), letterbox(before.values, 8, 8))
+    last, was = end.final_observation, recorded.end.final_observation
+    assert last["images/top"][None].shape == (1, 8, 8, 3)
+    np.testing.assert_array_equal(np.asarray(last["images/top"]), letterbox(was["images/top"], 8, 8))
+    assert steps.sparse["images/wrist"] is episode.steps.sparse["images/wrist"]
+    assert last["images/wrist"] is episode.end.final_observation["images/wrist"]
+    assert preprocess.record(end._replace(final_observation=None)).final_observation is None
+    amend = Amend("e3", discard=True)
+    assert preprocess.record(amend) is amend
+
+
+def test_frames_of_another_size_than_the_robots_are_refused(spec, make_episode):
+    episode = make_episode(spec, 3, seed=3)
+    normaliser = fit_normaliser(spec, NormaliserConfig(), 3, [])
+    preprocess = Preprocess(normaliser, (CameraSpec("top", 8, 8),), recorded=(CameraSpec("top", 8, 8),))
+    assert preprocess.episode(episode) is episode  # nothing is scaled: the replay checks them
+    preprocess = dataclasses.replace(preprocess, recorded=(CameraSpec("top", 5, 6),))
+    for record in episode[1:]:
+        with pytest.raises(DataError, match=naming("e3", "top", "4, 6, 3", "5, 6, 3")):
+            preprocess.record(record)
+
+
 def test_rows_of_a_replay_are_what_single_observations_are(reading):
     config, spec = reading
     preprocess = fit_preprocess(config, spec, [])
@@ -84,7 +138,7 @@ def test_prompts_are_given_the_normalised_state(joints_spec, demos):
             given.append(state)
             return super().of_rows(texts, state)
 
-    normaliser = fit_normaliser(joints_spec, load("fake_aloha", []).normaliser, 3, demos)
+    normaliser = fit_normaliser(joints_spec, NormaliserConfig(), 3, demos)
     preprocess = Preprocess(normaliser, prompts=WithState(ByteTokenizer(), 8))
     states = RNG(3).normal(size=(4, 2)).astype(np.float32)
     preprocess.observe({STATE: states[0]}, "left")
@@ -94,7 +148,7 @@ def test_prompts_are_given_the_normalised_state(joints_spec, demos):
 
 
 def test_chunks_are_the_normalisers(joints_spec, demos):
-    normaliser = fit_normaliser(joints_spec, load("fake_aloha", []).normaliser, 3, demos)
+    normaliser = fit_normaliser(joints_spec, NormaliserConfig(), 3, demos)
     preprocess = Preprocess(normaliser)
     state, chunk = RNG(4).normal(size=2).astype(np.float32), RNG(5).normal(size=(3, 2)).astype(np.float32)
     np.testing.assert_array_equal(preprocess.encode(state, chunk), normaliser.encode(state, chunk))
