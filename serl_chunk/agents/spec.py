@@ -63,4 +63,5 @@ def agent_spec(config: ExperimentConfig, spec: RobotSpec) -> AgentSpec:
         spec.grippers,
         policy_batch=config.learner.policy_batch_size,
         micro_batches=config.learner.accumulate,
+        bounded=config.normaliser.bounded,
     )

@@ -113,6 +113,11 @@ class AgentConfig(Group, path="agent."):
             require(self.critic.ensemble > 1, "agent.replan_spread",
                 f"{self.replan_spread} compares heads, and agent.critic.ensemble is 1. Raise that, or set it to none.")
 
+    @property
+    def squashed(self) -> bool:
+        """Return whether the policy's actions are a tanh, which cannot leave [-1, 1]."""
+        return False
+
 
 @dataclasses.dataclass(frozen=True)
 class AcrlpdConfig(AgentConfig):
@@ -140,6 +145,10 @@ class AcrlpdConfig(AgentConfig):
         require(self.critic.target_floor == "none" or not self.backup_entropy, "agent.critic.target_floor",
             "mc compares the target with rewards alone, and agent.backup_entropy adds entropy to it. Switch one of "
             "them off.")
+
+    @property
+    def squashed(self) -> bool:
+        return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,3 +262,7 @@ class BcConfig(AgentConfig):
         require(self.encoder.trained_by != "critic", "agent.encoder.trained_by",
             "critic leaves bc's encoder untrained, for bc has no critic. Set it to each "
             "(agent.encoder.frozen_backbone keeps pretrained convolutions).")
+
+    @property
+    def squashed(self) -> bool:
+        return self.policy == "gaussian"

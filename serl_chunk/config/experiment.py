@@ -73,12 +73,18 @@ class ChunkConfig(Group, path="chunk."):
         return self.critic_steps if self.return_steps is None else self.return_steps
 
 
+UNBOUNDED = ("openpi",)
+"""Values of `normaliser.actions` whose model space has no bounds; that of the others is [-1, 1]."""
+_AS_OPENPI = needs("normaliser.actions", "openpi")
+
+
 @dataclasses.dataclass(frozen=True)
 class NormaliserConfig(Group, path="normaliser."):
     """How observations and chunks enter model space (docs/architecture.md, section 3)."""
 
-    actions: Literal["absolute_range", "absolute_demo", "relative", "norm_stats"] = setting(
-        "relative", "scaled by the robot's limits, by the demonstrations, relative to the state, or by norm_stats"
+    actions: Literal["absolute_range", "absolute_demo", "relative", "norm_stats", "openpi"] = setting(
+        "relative",
+        "scaled by the robot's limits, by the demonstrations, relative to the state, by norm_stats, or as openpi does",
     )
     state: bool = setting(True, "mean and deviation of the demonstrations; False leaves states unchanged")
     norm_stats: str = setting("", "a norm_stats.json in place of the demonstrations, at the learner")
@@ -86,13 +92,35 @@ class NormaliserConfig(Group, path="normaliser."):
     # Keeps a dimension that the demonstrations never move from exploding.
     action_scale_floor: float = setting(0.02, "least scale of an action dimension", unit="robot's", above=0)
     demo_range: float = setting(0.9, "the demonstrations' extremes in model space, for tanh", above=0, most=1)
+    scaling: Literal["z_score", "quantiles"] = setting(
+        "z_score", "by mean and deviation (pi0), or q01 and q99 (pi0.5)", requires=_AS_OPENPI
+    )
+    delta_mask: tuple[int, ...] = setting(
+        (), "actions that are differences from the chunk's first state: so many are, so many (below 0) are not, ...; "
+        "6,-1,6,-1 for an ALOHA. Empty: none", requires=_AS_OPENPI,
+    )  # fmt: skip
+    robot: Literal["none", "aloha"] = setting(
+        "none",
+        "units of the model's training in place of the robot's: joint signs, gripper angles",
+        requires=_AS_OPENPI,
+    )
 
     def _check(self) -> None:
         # fmt: off
-        require(bool(self.norm_stats) or self.actions != "norm_stats", "normaliser.norm_stats",
-            "missing, and normaliser.actions=norm_stats reads it. Give the file that `serl-chunk data stats` writes.")
-        require(not self.norm_stats or self.state or self.actions == "norm_stats", "normaliser.norm_stats",
+        by_file = self.actions in ("norm_stats", "openpi")
+        require(bool(self.norm_stats) or not by_file, "normaliser.norm_stats",
+            f"missing, and normaliser.actions={self.actions} reads it. Give the file that `serl-chunk data stats` "
+            "writes, or with openpi that of a checkpoint.")
+        require(not self.norm_stats or self.state or by_file, "normaliser.norm_stats",
             f"{self.norm_stats} has no effect. Set normaliser.state=True, or normaliser.actions=norm_stats.")
+        require(0 not in self.delta_mask, "normaliser.delta_mask",
+            f"must be lengths above or below 0, got {self.delta_mask}. Write 6,-1,6,-1 for six actions that are "
+            "differences, one that is not, six that are, one that is not.")
+
+    @property
+    def bounded(self) -> bool:
+        """Return whether model space is [-1, 1] in every number of an action."""
+        return self.actions not in UNBOUNDED
 
 
 def infinite_horizon_return(reward: float, discount: float) -> float:
@@ -212,6 +240,7 @@ class ExperimentConfig(Group):
             f"empty, and agent.language.tokenizer={agent.language.tokenizer} reads it. Set it to the task in words, or "
             "agent.language.tokenizer=none.")
         self._check_shared_encoder()
+        self._check_bounds()
         chunk.check_scored(prefix_critic=agent.prefix_critic)
         require(chunk.executed % agent.prefix_lengths == 0, "agent.prefix_lengths",
             f"must divide chunk.execute_steps={chunk.executed} into equal parts, got {agent.prefix_lengths}")
@@ -280,6 +309,20 @@ class ExperimentConfig(Group):
             f"{loop.critic_warmup_steps} trains the encoder by the critic's loss (agent.encoder.trained_by=critic) "
             f"while the policy only imitates, and learner.offline_steps={loop.offline_steps} has trained that policy "
             "for more than that. Set it to 0, or agent.encoder.trained_by=each.")
+
+    def _check_bounds(self) -> None:
+        # fmt: off
+        agent, mode = self.agent, self.normaliser.actions
+        unbounded = f"{mode} has no bounds, and "
+        require(self.normaliser.bounded or not agent.squashed, "normaliser.actions",
+            f"{unbounded}the policy of agent {agent.kind} is the tanh of a Gaussian, within [-1, 1]. Use a flow "
+            "(acfql, or bc with agent.policy=flow), or set it to relative, absolute_range, absolute_demo or "
+            "norm_stats.")
+        # The values are of model space, where -1 and 1 are the ends of a gripper's range.
+        continuous = agent.gripper.composition == "continuous" or agent.gripper.kept
+        require(self.normaliser.bounded or continuous, "normaliser.actions",
+            f"{unbounded}agent.gripper sets grippers to values within [-1, 1]. Leave agent.gripper out, or set it to "
+            "relative, absolute_range, absolute_demo or norm_stats.")
 
     def _check_learned_gripper(self) -> None:
         # fmt: off

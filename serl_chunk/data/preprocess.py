@@ -160,6 +160,11 @@ class Preprocess:
         return self.normaliser.decode(state, chunk)
 
     @property
+    def bounded(self) -> bool:
+        """Whether model space is [-1, 1] in every number of an action."""
+        return self.normaliser.bounded
+
+    @property
     def followed_joints(self) -> np.ndarray:
         """The state's numbers that actions are relative to, in increasing order, int[J]."""
         joint = self.normaliser.joint

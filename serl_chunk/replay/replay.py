@@ -202,7 +202,8 @@ class Replay:
             drawn = self._draw(rng, 1 if updates is None else updates, batch_size, half)
             batch, pending = self._gather(drawn, next_observations)
             live = batch.valid > 0
-            self._clipped += int((np.abs(batch.actions) > 1).sum(2)[live].sum())
+            if self._preprocess.bounded:
+                self._clipped += int((np.abs(batch.actions) > 1).sum(2)[live].sum())
             self._actions += int(live.sum()) * batch.actions.shape[2]
         for fetch in pending:  # without the lock: decoding takes a while, and records go on coming in
             fetch()

@@ -4,10 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from coded_episodes import Checker, config, feed, make, normaliser
+from coded_episodes import SPEC, Checker, config, feed, make, normaliser
 from coded_replay import RNG, build, coded, windows
 from errors import naming
 
+from serl_chunk.data.preprocess import Preprocess
+from serl_chunk.replay.replay import Replay
 from serl_chunk.types import DataError, Source
 
 
@@ -139,3 +141,14 @@ def test_actions_outside_of_model_space_are_counted_where_episodes_come_in():
     assert replay.outside_model_space["online"] == encoded_outside(norm, online)  # of whole episodes alone
     feed(replay, [dataclasses.replace(online, number=3, session="t")], RNG(0))
     assert replay.outside_model_space["online"].numbers == 2 * encoded_outside(norm, online)[1]
+
+
+def test_nothing_is_clipped_or_outside_where_model_space_has_no_bounds():
+    cfg = config(4, 4)
+    preprocess = Preprocess(dataclasses.replace(normaliser(4), mode="openpi"))
+    replay = Replay(SPEC, cfg, preprocess)
+    replay.add_demo(coded(9, 12, demonstration=True).episode())
+    feed(replay, [coded(1, 7)], RNG(0))
+    assert (np.abs(replay.sample(RNG(0), 100).actions) > 1).any()
+    assert replay.stats()["replay/clipped_share"] == 0
+    assert set(replay.outside_model_space.values()) == {(0, 0)}

@@ -15,6 +15,7 @@ from serl_chunk.cli.doctor.checks import require_free
 from serl_chunk.cli.process import load
 from serl_chunk.data.inspect.results import InspectionReport, Issue, summary_lines
 from serl_chunk.data.normalise import chunk_statistics
+from serl_chunk.data.normalise.robot_units import UNITS
 from serl_chunk.data.source import Source
 from serl_chunk.io import format_bytes, os_reason, plural
 from serl_chunk.types import ConfigError
@@ -71,6 +72,8 @@ def _add_stats(commands: Any) -> None:
     p.add_argument("--mask", metavar="N,-M,...", help=mask)
     horizon = "actions of a chunk, the last one repeated at an episode's end (default: --exp_name's, or 1 for absolute)"
     p.add_argument("--horizon", type=int, metavar="H", help=horizon)
+    robot = "convert to the units of openpi's models for that robot (default: %(default)s), see normaliser.robot"
+    p.add_argument("--robot", choices=tuple(UNITS), default="none", help=robot)
     p.add_argument("--max_samples", type=int, metavar="N", help="of N steps drawn at random (default: all)")
     p.add_argument("--seed", type=int, default=0, metavar="S", help="of that draw (default: 0)")
     floor = "least std, so that a dimension that never moves does not explode (default: %(default)s)"
@@ -202,7 +205,9 @@ def run_stats(flags: argparse.Namespace) -> int:
         raise ConfigError("delta actions depend on the length of a chunk. Give --horizon (pi0: 50), or --exp_name")
     joints = chunk_statistics.joints_of(mask, options.spec) if flags.actions == "delta" else ()
     horizon = 1 if horizon is None else horizon
-    what = chunk_statistics.StatsRequest(flags.actions, joints, horizon, flags.max_samples, flags.seed, flags.std_floor)
+    what = chunk_statistics.StatsRequest(
+        flags.actions, joints, horizon, flags.max_samples, flags.seed, flags.std_floor, flags.robot
+    )
     with shown_progress("reading") as progress:
         computed = chunk_statistics.compute(open_any(flags.path, options, flags.from_format), what, progress)
     _show_stats(computed)

@@ -2,7 +2,8 @@
 
 A sample is a step: its state, and the chunk of `horizon` actions from it on. Behind an episode's last step the last
 action is repeated, and counts, as in openpi's loader. `delta` actions are differences from the state of the *chunk's
-first* step on the masked dimensions. Quantiles are exact (openpi's are edges of 5,000-bin histograms).
+first* step on the masked dimensions. Both may be in the units of a model's training (`robot_units`). Quantiles are
+exact (openpi's are edges of 5,000-bin histograms).
 
 A dimension that (almost) never moves has a spread near 0, and would turn the least movement into a huge number. There
 `std` is raised to a floor. Where q01 and q99 are less than twice the floor apart, they are replaced by the extremes, or
@@ -14,12 +15,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from serl_chunk.data.normalise.robot_units import UNITS, units_fault
 from serl_chunk.data.normalise.running_statistics import Moments, Statistics
 from serl_chunk.data.source import Source
 from serl_chunk.io import atomic_write, os_reason
@@ -138,6 +140,7 @@ class StatsRequest:
     max_samples: int | None = None  # a random subset of so many steps, drawn without repetition; None for all
     seed: int = 0  # of that subset
     std_floor: float = STD_FLOOR  # see the module's text
+    robot: str = "none"  # whose units states and actions are converted to, of `UNITS`
 
     def __post_init__(self) -> None:
         for name, value in (("horizon", self.horizon), ("max_samples", self.max_samples)):
@@ -167,6 +170,7 @@ class StatsResult(NamedTuple):
             "mask": [j >= 0 for j in what.joints],
             "state_of_action": list(what.joints),
             "horizon": what.horizon,
+            "robot": what.robot,
             "after_the_end": "last action repeated",
             "episodes": self.episodes,
             "steps": self.steps,
@@ -181,7 +185,7 @@ class StatsResult(NamedTuple):
 
 def parse_mask(text: str) -> tuple[bool, ...]:
     """Parse openpi's `6,-1,6,-1`: six dimensions that are differences, one that is not, ...; raises ConfigError."""
-    out: list[bool] = []
+    runs: list[int] = []
     for part in text.split(","):
         n = int(part) if re.fullmatch(r"\s*[-+]?\d+\s*", part) else 0
         if not n:
@@ -190,8 +194,13 @@ def parse_mask(text: str) -> tuple[bool, ...]:
                 "is not, six that are, one that is not",
                 parameter="mask",
             )
-        out += [n > 0] * abs(n)
-    return tuple(out)
+        runs.append(n)
+    return mask_of(runs)
+
+
+def mask_of(runs: Iterable[int]) -> tuple[bool, ...]:
+    """Return the mask of openpi's run lengths: (2, -1) is (True, True, False)."""
+    return tuple(n > 0 for n in runs for _ in range(abs(n)))
 
 
 def joints_of(mask: tuple[bool, ...] | None, spec: RobotSpec | None) -> tuple[int, ...]:
@@ -220,7 +229,7 @@ def joints_of(mask: tuple[bool, ...] | None, spec: RobotSpec | None) -> tuple[in
 
 def chunks(episode: Episode, what: StatsRequest, ticks: np.ndarray) -> np.ndarray:
     """Return the action chunks float32[N, H, A] from steps `ticks` int[N] on; raises ConfigError for a wrong mask."""
-    action, state = episode.steps.action, episode.steps.observation[STATE]
+    state, action = columns_of(episode, what)
     at = np.minimum(ticks[:, None] + np.arange(what.horizon), len(action) - 1)
     out = action[at]
     if what.actions == "delta":
@@ -236,6 +245,12 @@ def chunks(episode: Episode, what: StatsRequest, ticks: np.ndarray) -> np.ndarra
     return out
 
 
+def columns_of(episode: Episode, what: StatsRequest) -> tuple[np.ndarray, np.ndarray]:
+    """Return states float[T, S] and actions float[T, A] of an episode, in the units of `what.robot`."""
+    units = UNITS[what.robot]
+    return units.state(episode.steps.observation[STATE]), units.action(episode.steps.action)
+
+
 def compute(source: Source, what: StatsRequest, progress: Progress = lambda read, to_read: None) -> StatsResult:
     """Compute the statistics of all episodes of `source`, or of `what.max_samples` of their steps.
 
@@ -244,7 +259,7 @@ def compute(source: Source, what: StatsRequest, progress: Progress = lambda read
 
     Raises:
         DataError: an episode cannot be read, has other dimensions than the first, or there is none.
-        ConfigError: the mask does not fit the episodes.
+        ConfigError: the mask, or the robot whose units are wanted, does not fit the episodes.
     """
     episodes = _Episodes(source, progress)
     everything = range(len(episodes.keys))
@@ -255,7 +270,9 @@ def compute(source: Source, what: StatsRequest, progress: Progress = lambda read
         ticks = _drawn(what.max_samples, what.seed, episodes.lengths)
     statistics: list[Statistics] = []
     for i, episode in episodes.read([i for i in everything if ticks is None or len(ticks[i])]):
-        state, action = episode.steps.observation[STATE], episode.steps.action
+        if fault := units_fault(what.robot, *episodes.dims):
+            raise ConfigError(f"{fault}. Set it to none", parameter="robot")
+        state, action = columns_of(episode, what)
         statistics = statistics or [Statistics(values.shape[1]) for values in (state, action)]
         of = np.arange(len(action)) if ticks is None else ticks[i]
         size = max(1, _BLOCK // (what.horizon * action.shape[1]))
@@ -286,7 +303,7 @@ class _Episodes:
         if not self.keys:
             raise DataError(f"{source.path}: there is no episode")
         self.lengths = np.zeros(len(self.keys), np.int64)  # of those read so far
-        self.dims: tuple[int, int] | None = None
+        self.dims = 0, 0  # of all: state values and actions
         self.done = self.to_read = 0
 
     def read(self, numbers: Sequence[int]) -> Iterator[tuple[int, Episode]]:
@@ -294,7 +311,7 @@ class _Episodes:
         for i in numbers:
             episode = self.source.read(self.keys[i])
             dims = episode.steps.observation[STATE].shape[1], episode.steps.action.shape[1]
-            self.dims = self.dims or dims
+            self.dims = dims if not any(self.dims) else self.dims
             if dims != self.dims:
                 raise DataError(
                     f"{self.source.path}: episode {self.keys[i]} has {dims[0]} state values and {dims[1]} actions "

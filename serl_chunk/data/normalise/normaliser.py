@@ -9,21 +9,24 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from serl_chunk.config.experiment import NormaliserConfig
-from serl_chunk.data.normalise.chunk_statistics import NormStats, read_norm_stats, read_note
+from serl_chunk.config.experiment import UNBOUNDED, NormaliserConfig
+from serl_chunk.data.normalise.chunk_statistics import NormStats, joints_of, mask_of, read_norm_stats, read_note
+from serl_chunk.data.normalise.robot_units import UNITS, RobotUnits, units_fault
 from serl_chunk.types import STATE, ConfigError, DataError, Episode, RobotSpec
 
 _ROUNDING = 1e-5  # of float32: an action at a limit is encoded as 1 or a little more
+_EPSILON = 1e-6  # openpi's, added to every deviation and range
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # compared by `digest`; arrays have no single truth value
 class Normaliser:
-    """Affine maps for states and chunks; its arrays cannot be written.
+    """Affine maps for states and chunks, behind those of `robot`; its arrays cannot be written.
 
     state: `(s - state_mean) / state_std`. Chunk: at offset i, dimension j,
     `(a[i, j] - base_j - centre[i, j]) / scale[i, j]`, where base_j is the joint measured at the window's first
     observation (`state[joint[j]]`) or 0 where `joint[j] < 0` (grippers, and every dimension in absolute modes).
-    Raises DataError where the shapes do not fit together.
+    s, a and base are in the units of `robot` (`robot_units.UNITS`).
+    Raises DataError where the shapes do not fit together, and for an unknown robot.
     """
 
     _ARRAYS: ClassVar[tuple[str, ...]] = ("state_mean", "state_std", "centre", "scale", "joint")
@@ -34,6 +37,7 @@ class Normaliser:
     centre: np.ndarray  # float32[H, A], robot units
     scale: np.ndarray  # float32[H, A], robot units
     joint: np.ndarray  # int32[A]
+    robot: str = "none"
 
     def __post_init__(self) -> None:
         for name in self._ARRAYS:
@@ -49,6 +53,20 @@ class Normaliser:
             )
         if (self.joint >= s).any():
             raise DataError(f"normaliser: joint points past a state of {s} values")
+        if self.robot not in UNITS:
+            raise DataError(
+                f"normaliser: unknown units of robot {self.robot!r} (expected {', '.join(UNITS)}). Install the same "
+                "version of serl-chunk on both machines"
+            )
+
+    @property
+    def bounded(self) -> bool:
+        """Whether model space is [-1, 1] in every number of an action."""
+        return self.mode not in UNBOUNDED
+
+    @property
+    def _units(self) -> RobotUnits:
+        return UNITS[self.robot]
 
     @property
     def horizon(self) -> int:
@@ -56,25 +74,31 @@ class Normaliser:
 
     def observe(self, state: np.ndarray) -> np.ndarray:
         """Convert states float32[..., S] to model space."""
-        return ((state - self.state_mean) / self.state_std).astype(np.float32)
+        return ((self._units.state(state) - self.state_mean) / self.state_std).astype(np.float32)
 
     def encode(self, state: np.ndarray, chunk: np.ndarray) -> np.ndarray:
         """Convert a chunk float32[..., H', A] (H' <= H) to model space, given the raw state float32[..., S]."""
         h = self._offsets(chunk)
-        return ((chunk - self._base(state) - self.centre[:h]) / self.scale[:h]).astype(np.float32)
+        action = self._units.action(chunk)
+        return ((action - self._base(state) - self.centre[:h]) / self.scale[:h]).astype(np.float32)
 
     def decode(self, state: np.ndarray, chunk: np.ndarray) -> np.ndarray:
         h = self._offsets(chunk)
-        return (chunk * self.scale[:h] + self.centre[:h] + self._base(state)).astype(np.float32)
+        action = chunk * self.scale[:h] + self.centre[:h] + self._base(state)
+        return self._units.command(action).astype(np.float32)
 
     def count_outside(self, state: np.ndarray, action: np.ndarray, lost_ticks: np.ndarray) -> tuple[int, int]:
         """Count the numbers of an episode's chunks, from every step on, that lie outside of model space, and all.
+
+        None are counted where model space has no bounds.
 
         Args:
             state: float32[T, S], robot units.
             action: float32[T, A], robot units.
             lost_ticks: int[T], above 0 on the steps after a gap, which no chunk crosses.
         """
+        if not self.bounded:
+            return 0, 0
         base, stretch = self._base(state)[:, 0], np.cumsum(lost_ticks > 0)
         outside = total = 0
         for i in range(min(self.horizon, len(action))):
@@ -87,6 +111,8 @@ class Normaliser:
 
     def shifts(self, moved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return what a move of the state adds in model space to the state and to the encoding of an unchanged chunk.
+
+        Of a normaliser in the robot's own units.
 
         Args:
             moved: float32[..., S], robot units.
@@ -103,19 +129,20 @@ class Normaliser:
         return h
 
     def _base(self, state: np.ndarray) -> np.ndarray:
-        relative = self.joint >= 0
+        relative, state = self.joint >= 0, self._units.state(state)
         return np.where(relative, state[..., np.maximum(self.joint, 0)], np.float32(0))[..., None, :]
 
     def digest(self) -> str:
         """Return sixteen hex digits that change when any number does."""
-        h = hashlib.sha256(self.mode.encode())
+        h = hashlib.sha256((self.mode if self.robot == "none" else f"{self.mode} {self.robot}").encode())
         for value in self.to_arrays().values():
             h.update(np.ascontiguousarray(value).tobytes())
         return h.hexdigest()[:16]
 
     def fields(self) -> dict[str, str]:
         """Return the plain values that stand next to the arrays, in a welcome and in a checkpoint's meta."""
-        return {"normaliser_mode": self.mode, "normaliser_digest": self.digest()}
+        robot = {} if self.robot == "none" else {"normaliser_robot": self.robot}
+        return {"normaliser_mode": self.mode, "normaliser_digest": self.digest(), **robot}
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return flat arrays for the handshake and for checkpoints; `from_arrays` inverts it."""
@@ -124,15 +151,15 @@ class Normaliser:
     @classmethod
     def restored(cls, fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Normaliser:
         """Return the inverse of `fields` and `to_arrays`; other fields are ignored. Raises DataError."""
-        return cls.from_arrays(str(fields["normaliser_mode"]), arrays)
+        return cls.from_arrays(str(fields["normaliser_mode"]), arrays, str(fields.get("normaliser_robot", "none")))
 
     @classmethod
-    def from_arrays(cls, mode: str, arrays: Mapping[str, np.ndarray]) -> Normaliser:
+    def from_arrays(cls, mode: str, arrays: Mapping[str, np.ndarray], robot: str = "none") -> Normaliser:
         if set(arrays) != set(cls._ARRAYS):
             raise DataError(
                 f"normaliser: expected the arrays {', '.join(cls._ARRAYS)}, got {', '.join(sorted(arrays))}"
             )
-        return cls(mode, **arrays)
+        return cls(mode, **arrays, robot=robot)
 
 
 def fit_normaliser(spec: RobotSpec, config: NormaliserConfig, horizon: int, episodes: Sequence[Episode]) -> Normaliser:
@@ -142,6 +169,8 @@ def fit_normaliser(spec: RobotSpec, config: NormaliserConfig, horizon: int, epis
     range per tick, at most the whole range. Raises ConfigError for `absolute_demo` without demonstrations or for
     `norm_stats` that do not fit, and DataError for statistics of another size.
     """
+    if config.actions == "openpi":
+        return _as_openpi(config, spec, horizon)
     s, a = spec.state_dim, spec.action_dim
     low, high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
     states = [e.steps.observation[STATE] for e in episodes]
@@ -177,8 +206,79 @@ def fit_normaliser(spec: RobotSpec, config: NormaliserConfig, horizon: int, epis
     return Normaliser(config.actions, mean, std, centre, scale, joint)
 
 
+def _as_openpi(config: NormaliserConfig, spec: RobotSpec, horizon: int) -> Normaliser:
+    """Return openpi's transforms by the statistics of `config.norm_stats`."""
+    if fault := units_fault(config.robot, spec.state_dim, spec.action_dim, spec.grippers):
+        raise ConfigError(f"{fault}. Set it to none", parameter="normaliser.robot")
+    try:
+        masked = joints_of(mask_of(config.delta_mask), spec)
+    except ConfigError as error:
+        raise ConfigError(error.message, parameter="normaliser.delta_mask") from error
+    joint = np.full(spec.action_dim, -1, np.int32)
+    joint[: len(masked)] = masked
+    _check_note(config, joint, horizon)
+    mean, std = np.zeros(spec.state_dim), np.ones(spec.state_dim)
+    if config.state:
+        mean, std = _openpi_scale(config, _vector(config, "state", spec.state_dim, spec))
+    centre, scale = _openpi_scale(config, _vector(config, "actions", spec.action_dim, spec))
+    centres, scales = (np.tile(each, (horizon, 1)) for each in (centre, scale))
+    return Normaliser(config.actions, mean, std, centres, scales, joint, config.robot)
+
+
+def _openpi_scale(config: NormaliserConfig, stats: NormStats) -> tuple[np.ndarray, np.ndarray]:
+    """Return centre and scale float64[D]: those of a z-score, or of q01 .. q99 as -1 .. 1."""
+    if config.scaling == "z_score":
+        return stats.mean, stats.std + _EPSILON
+    if stats.q01 is None or stats.q99 is None:
+        raise ConfigError(
+            f"{config.norm_stats} has no quantiles. Set it to z_score, or give a file that has q01 and q99",
+            parameter="normaliser.scaling",
+        )
+    half = (stats.q99 - stats.q01 + _EPSILON) / 2
+    return stats.q01 + half, half
+
+
+def _check_note(config: NormaliserConfig, joint: np.ndarray, horizon: int) -> None:
+    """Raise ConfigError where a file of `serl-chunk data stats` is of other differences than `config` has."""
+    note = read_note(config.norm_stats)
+    if not note:  # openpi's own files do not record it
+        return
+    of = np.array(note.get("state_of_action", []), np.int32)
+    noted = np.full_like(joint, -1)
+    noted[: min(len(of), len(joint))] = of[: len(joint)]
+    if (noted != joint).any():
+        raise ConfigError(
+            f"{config.norm_stats} is of actions less the state's values {noted.tolist()}, "
+            f"{config.delta_mask or 'none'} gives {joint.tolist()} (-1: no difference). Set it as the file has it, or "
+            "write the file again with `serl-chunk data stats`",
+            parameter="normaliser.delta_mask",
+        )
+    if (joint >= 0).any() and note.get("horizon") != horizon:
+        raise ConfigError(_OTHER_HORIZON.format(path=config.norm_stats, found=note.get("horizon"), horizon=horizon))
+
+
+_OTHER_HORIZON = (
+    "{path}: its differences are of chunks of {found} actions (expected {horizon}: chunk.horizon, or "
+    "chunk.critic_horizon where that is more). Write it again with `serl-chunk data stats` and horizon={horizon}"
+)
+
+
 def _vector(config: NormaliserConfig, name: str, size: int, spec: RobotSpec) -> NormStats:
+    """Return the statistics of `size` numbers. Of openpi's files, which may be padded, those of the first ones.
+
+    Raises DataError for too few or too many, ConfigError for those of other units.
+    """
+    units, robot = read_note(config.norm_stats).get("robot"), config.robot if config.actions == "openpi" else "none"
+    if units is not None and units != robot:
+        raise ConfigError(
+            f"{config.norm_stats} is of states and actions in the units {units!r}, got {robot!r}. Set it as the file "
+            "has it (with normaliser.actions=openpi), or write the file again with `serl-chunk data stats`",
+            parameter="normaliser.robot",
+        )
     found = read_norm_stats(config.norm_stats).get(name)
+    if found is not None and config.actions == "openpi" and len(found.mean) > size:
+        q01, q99 = (None if q is None else q[:size] for q in (found.q01, found.q99))
+        found = NormStats(found.mean[:size], found.std[:size], q01, q99)
     if found is None or len(found.mean) != size:
         what = "none" if found is None else f"{len(found.mean)} dimensions"
         raise DataError(f"{config.norm_stats}: robot {spec.name} has {size} values of {name}, the file {what}")
@@ -201,11 +301,7 @@ def _between_quantiles(
         of = np.array(note.get("state_of_action", []), np.int32)
         fits = of.ndim == 1 and len(of) <= len(joint) and of.max(initial=-1) < spec.state_dim
         if not fits or note.get("horizon") != horizon:
-            raise ConfigError(
-                f"{path}: its differences are of chunks of {note.get('horizon')} actions (expected {horizon}: "
-                "chunk.horizon, or chunk.critic_horizon where that is more). Write it again with `serl-chunk data "
-                f"stats` and horizon={horizon}"
-            )
+            raise ConfigError(_OTHER_HORIZON.format(path=path, found=note.get("horizon"), horizon=horizon))
         joint[: len(of)] = of
     half = np.maximum((stats.q99 - stats.q01) / 2, config.action_scale_floor)
     return joint, np.tile((stats.q01 + stats.q99) / 2, (horizon, 1)), np.tile(half, (horizon, 1))
