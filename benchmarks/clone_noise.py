@@ -24,7 +24,7 @@ from serl_chunk.config.agents import BcConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
-from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.types import Snapshot
@@ -40,8 +40,9 @@ def success(config: ExperimentConfig, run: Path, scale: float, n: int) -> int:
     """Return the successes of a run's clone in `n` episodes on validation starts, exploring from noise of `scale`."""
     config = replace(config, agent=replace(config.agent, flow=replace(config.agent.flow, noise_alone=scale)))
     env, stored = make_env(config.robot), CheckpointStore(run).restore_policy(0)
-    normaliser = Normaliser.from_arrays(stored.meta["normaliser_mode"], stored.normaliser)
-    policy = ChunkPolicy(make_agent(config, env.robot_spec), normaliser, env.robot_spec, seed=1)
+    spec = env.robot_spec
+    preprocess = Preprocess.restored(config, spec, stored.meta, stored.normaliser)
+    policy = ChunkPolicy(make_agent(config, spec), preprocess, spec, seed=1)
     policy.swap(Snapshot(0, stored.params))
     return evaluate(env, policy, config, n=n, seed_base=VALIDATION_SEED_BASE, deterministic=False).successes
 
