@@ -32,7 +32,7 @@ from serl_chunk.types import (
 
 @dataclasses.dataclass(frozen=True, eq=False)  # compared by `digest`, as its normaliser
 class Preprocess:
-    """An immutable value; safe to use from any thread.
+    """The transforms of an experiment: an immutable value, safe to use from any thread.
 
     Args:
         normaliser: of states and chunks. It alone is fitted to data, and travels; all else follows from the settings.
@@ -51,7 +51,7 @@ class Preprocess:
 
     @classmethod
     def of(cls, config: ExperimentConfig, spec: RobotSpec, normaliser: Normaliser) -> Preprocess:
-        """Build that of an experiment. Raises ConfigError for a camera that the robot lacks, and as `make_prompts`."""
+        """Build those of an experiment. Raises ConfigError for a camera that the robot lacks, and as `make_prompts`."""
         recorded = tuple(map(spec.camera, config.agent.image_keys))
         return cls(normaliser, shown(recorded, config.agent.encoder.frame_size), make_prompts(config), recorded)
 
@@ -59,7 +59,7 @@ class Preprocess:
     def restored(
         cls, config: ExperimentConfig, spec: RobotSpec, fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
     ) -> Preprocess:
-        """Build that of an experiment with a saved normaliser: the inverse of `fields` and `to_arrays`."""
+        """Build those of an experiment with a saved normaliser: the inverse of `fields` and `to_arrays`."""
         return cls.of(config, spec, Normaliser.restored(fields, arrays))
 
     @property

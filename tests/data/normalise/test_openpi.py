@@ -12,7 +12,6 @@ from errors import naming
 from serl_chunk.config.experiment import NormaliserConfig
 from serl_chunk.data.normalise.chunk_statistics import NormStats, StatsRequest, compute, write_norm_stats
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
-from serl_chunk.data.normalise.robot_units import UNITS
 from serl_chunk.data.normalise.running_statistics import Statistics
 from serl_chunk.types import ConfigError, DataError, RobotSpec
 
@@ -64,20 +63,6 @@ def test_an_aloha_with_and_without_the_models_units(tmp_path, robot, number):
     states, chunks = np.stack([state] * 3).astype(np.float32), np.stack([actions] * 3).astype(np.float32)
     np.testing.assert_allclose(delta.encode(states, chunks)[2], recorded["delta_actions"], atol=2e-6)
     np.testing.assert_allclose(delta.decode(states, delta.encode(states, chunks)), chunks, atol=2e-6)
-
-
-def test_the_grippers_curves_are_openpis():
-    x, units = ARRAYS["gripper/x"], UNITS["aloha"]
-    rows = np.zeros((len(x), DIM))
-    rows[:, 6] = rows[:, 13] = x
-    for convert, name in (
-        (units.state, "to_angular"),
-        (units.command, "from_angular"),
-        (units.action, "from_angular_inv"),
-    ):
-        for gripper in (6, 13):
-            np.testing.assert_allclose(convert(rows)[:, gripper], ARRAYS[f"gripper/{name}"], **EXACT)
-    np.testing.assert_allclose(units.command(units.action(rows)), rows, atol=1e-12)
 
 
 def test_moments_of_our_statistics_are_openpis():
