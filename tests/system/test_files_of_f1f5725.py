@@ -117,7 +117,7 @@ def changes(output: str) -> list[str]:
 @pytest.mark.slow
 def test_the_run_goes_on_and_every_record_of_the_spool_arrives_once(command: Cluster, files, tmp_path):
     run, before = files / "run", rows(files / "run")
-    shared = [*ARGUMENTS["run"], "--port", str(command.port)]
+    shared = [*flags("run"), "--port", str(command.port)]
     learner = command.start(
         *shared, "--learner", "--debug", "--demo_path", str(command.demos), "--checkpoint_path", str(run)
     )
@@ -159,7 +159,7 @@ def test_its_checkpoint_is_evaluated_as_it_was(command: Cluster, files):
     file.unlink()
     as_then = "XLA_FLAGS=--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     command.start(
-        *ARGUMENTS["run"], "--actor", "--eval_checkpoint_step", "latest", "--eval_n_trajs", "3",
+        *flags("run"), "--actor", "--eval_checkpoint_step", "latest", "--eval_n_trajs", "3",
         "--checkpoint_path", str(run), prefix=("env", as_then),
     ).ends()  # fmt: skip
     now = json.loads(file.read_text())
@@ -242,9 +242,12 @@ def without_removed(run: Path) -> tuple[dict, collections.Counter]:
 
 
 def flags(name: str) -> list[str]:
-    """Return a command line of `arguments.json` without the settings that were removed."""
+    """Return a command line of `arguments.json` without the settings that were removed.
+
+    What was added since and has another default now is set to what there was.
+    """
     removed = tuple(f"--config.{path}=" for path in LATER["removed"])
-    return [word for word in ARGUMENTS[name] if not word.startswith(removed)]
+    return [word for word in ARGUMENTS[name] if not word.startswith(removed)] + LATER["as_then"]
 
 
 @pytest.mark.parametrize("name", ["settings_a", "settings_b"])
