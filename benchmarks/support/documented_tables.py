@@ -35,7 +35,7 @@ FAKE_ALOHA = Table(
         ),
         Row(
             "**the recipe of `make demo`** (`rl_helper`), 12,000 updates, 50,000 steps",
-            Where("fake_aloha", "rl_helper"),
+            Where("fake_aloha_recipe", "rl_helper"),
         ),
         Row("the scripted human limited to 1,000 ticks (`rl_helper_1000`)", Where(run="rl_helper_1000")),
         Row(
