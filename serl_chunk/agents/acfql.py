@@ -26,7 +26,6 @@ from serl_chunk.agents.policies import FlowPolicy, OneStepPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Committed, Context, Loss, Metrics, Noise, Observation, Params, key_of
 from serl_chunk.config.agents import AcfqlConfig
-from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.models.sums import Sum, mean_of
 from serl_chunk.types import ChunkBatch
 
@@ -39,8 +38,8 @@ class Acfql(ActorCritic):
     def __init__(self, config: AcfqlConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec, with_value=config.target == "expectile")
         self.policy_updates = config.policy_updates
-        self.flow = FlowPolicy(config, config.flow, spec)
-        self.one_step = OneStepPolicy(config, config.flow, spec) if config.actor_type == "distill-ddpg" else None
+        self.flow = FlowPolicy(config.flow, spec)
+        self.one_step = OneStepPolicy(config.flow, spec) if config.actor_type == "distill-ddpg" else None
 
     def init(self, rng: jax.Array) -> AgentState:
         policy = self.init_policy(key_of(rng, "flow"), self.flow, "flow")
@@ -72,15 +71,9 @@ class Acfql(ActorCritic):
 
     def next_chunk(self, state: AgentState, base: Params, observations: Observation, noise: jax.Array) -> jax.Array:
         """The best of N chunks at o' by the online critic (QC, equation 7), flat, from noise float32[B, N, D]."""
-        acting = self.choosing_params(state)
-
-        def choose(observations: Observation, noise: jax.Array) -> jax.Array:
-            steps = self.config.target_flow_steps or 0
-            chunks = self.sampled(state.policy, acting, base, observations, noise, steps=steps)
-            context = self.critic_context(state.critic, base, observations)
-            return self.best_candidate(state.critic, context, self.acting_critic.truncate_flatten(chunks))
-
-        return map_blocks(choose, (observations, noise), rows=noise.shape[1])
+        acting, steps = self.choosing_params(state), self.config.target_flow_steps or 0
+        sampled = lambda o, z: self.sampled(state.policy, acting, base, o, z, steps=steps)  # noqa: E731
+        return self.best_sample(sampled, state.critic, base, observations, noise)
 
     def critic_target(
         self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise
@@ -143,8 +136,7 @@ class Acfql(ActorCritic):
             state.critic, jax.lax.stop_gradient(now.features), self.acting_critic.truncate_flatten(chunk)
         )
         q = mean_of(values)
-        scale = jnp.sum(jnp.abs(jax.lax.stop_gradient(values))) if self.config.normalise_q else q.weight
-        return Loss((*terms, Sum(-q.total, scale)), {**metrics, "actor/q": q})
+        return Loss((*terms, q.times(-1.0)), {**metrics, "actor/q": q})
 
     def _distilled(
         self, policy: Params, acting: Params, base: Params, context: Context, batch: ChunkBatch, noise: jax.Array

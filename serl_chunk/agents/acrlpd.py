@@ -14,14 +14,15 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.actor_critic import ActorCritic
-from serl_chunk.agents.losses import descend, imitated, imitated_numbers
+from serl_chunk.agents.losses import imitated, imitated_numbers
 from serl_chunk.agents.optimiser import plain_optimiser
 from serl_chunk.agents.policies import GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Committed, Loss, Metrics, Noise, Observation, Params, Updated, key_of
+from serl_chunk.agents.temperature import Temperature
 from serl_chunk.config.agents import AcrlpdConfig
 from serl_chunk.models.distributions import TanhNormal
-from serl_chunk.models.sums import Sum, mean_of
+from serl_chunk.models.sums import mean_of
 from serl_chunk.types import ChunkBatch
 
 
@@ -31,20 +32,24 @@ class Acrlpd(ActorCritic):
     config: AcrlpdConfig
 
     def __init__(self, config: AcrlpdConfig, spec: AgentSpec) -> None:
-        super().__init__(config, spec, with_value=False)
+        super().__init__(config, spec)
         self.imitates = config.bc_alpha > 0
-        self.gaussian = GaussianPolicy(config, spec)
-        self.temperature_optimiser = plain_optimiser(config.optimiser("policy"))  # decay would draw it to 1
+        self.gaussian = GaussianPolicy(
+            config.hidden, spec, layer_norm=config.policy_layer_norm, log_std_min=config.log_std_min,
+            kernel_init=config.kernel_init, activation=config.policy_activation,
+        )  # fmt: skip
         # Factors of mean log-probabilities per dimension: of whole chunks (imitated), and of their compared actions.
         # Entropy counts the latter alone, because entropy of actions that no critic scores costs nothing.
         self.compared_dim = spec.compared_steps * spec.action_dim
         summed = config.log_prob == "sum"
         self.dimensions, self.compared_dimensions = (self.chunk_dim, self.compared_dim) if summed else (1, 1)
+        entropy = config.target_entropy_per_dim * self.compared_dimensions
+        optimiser = plain_optimiser(config.optimiser("policy"))  # decay would draw the temperature to 1
+        self.temperature = Temperature(optimiser, config.init_temperature, entropy)
 
     def init(self, rng: jax.Array) -> AgentState:
-        state = self.initial_state(rng, self.init_policy(key_of(rng, "policy"), self.gaussian, "net"))
-        temperature = {"log_alpha": jnp.log(jnp.asarray(self.config.init_temperature, jnp.float32))}
-        return state.replace(temperature=temperature, temperature_opt=self.temperature_optimiser.init(temperature))
+        policy = self.init_policy(key_of(rng, "policy"), self.gaussian, "net")
+        return self.temperature.added(self.initial_state(rng, policy))
 
     def joint_log_prob(self, log_prob: jax.Array) -> jax.Array:
         """Mean or sum over compared actions of log-probabilities per dimension float32[..., H*A]: float32[...]."""
@@ -66,7 +71,7 @@ class Acrlpd(ActorCritic):
         averaged = self.critic_context(state.target, base, observations)
         next_value = self.acting_critic.target_values(state.target, draws, averaged.features, chunk)
         if self.config.backup_entropy:
-            next_value -= jnp.exp(state.temperature["log_alpha"]) * self.joint_log_prob(log_prob)
+            next_value -= self.temperature.value(state.temperature) * self.joint_log_prob(log_prob)
         return self.critic.target(batch, next_value)
 
     def critic_loss(self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> Loss:
@@ -86,8 +91,6 @@ class Acrlpd(ActorCritic):
         log pi is the mean over dimensions, or the sum (`log_prob`).
         """
         acting = self.choosing_params(state)
-        if self.config.bc_invalid:
-            batch = batch._replace(bc_weight=jnp.ones_like(batch.bc_weight), bc_dims=None)
         shown = imitated(batch)
 
         def at(observations: Observation) -> TanhNormal:
@@ -102,27 +105,15 @@ class Acrlpd(ActorCritic):
             return Loss((imitation,), metrics)
         flat, log_prob = dist.sample_and_log_prob(draws["pi"])
         entropy = mean_of(-self.joint_log_prob(log_prob))
-        alpha = jnp.exp(state.temperature["log_alpha"])
+        alpha = self.temperature.value(state.temperature)
         now = jax.lax.stop_gradient(self.critic_context(state.critic, base, batch.observations))
         chunk = self.acting_critic.truncate_flatten(self.gaussian.chunks(flat))
         q = mean_of(self.acting_critic.mean_value(state.critic, now.features, chunk))
-        metrics |= {"actor/entropy": entropy, "actor/temperature": Sum(alpha, jnp.ones(())), "actor/q": q}
+        metrics |= {"actor/entropy": entropy, "actor/temperature": mean_of(alpha), "actor/q": q}
         return Loss((entropy.times(-alpha), q.times(-1.0), imitation.times(self.config.bc_alpha)), metrics)
 
-    def temperature_loss(self, temperature: Params, entropy: jax.Array) -> jax.Array:
-        """alpha (entropy - target): more noise while entropy is below its target (SAC, section 6)."""
-        target = self.config.target_entropy_per_dim * self.compared_dimensions
-        return jnp.exp(temperature["log_alpha"]) * (entropy - target)
-
     def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> Updated:
-        before = state.temperature
-        state, metrics = super()._apply_policy_gradient(state, grads, metrics)
-        if "actor/entropy" not in metrics:  # imitation alone
-            return state, metrics
-        loss, grad = jax.value_and_grad(self.temperature_loss)(before, metrics["actor/entropy"])
-        temperature, opt = descend(self.temperature_optimiser, grad, state.temperature_opt, before)
-        state = state.replace(temperature=temperature, temperature_opt=opt)
-        return state, {**metrics, "temperature/temperature_loss": loss}
+        return self.temperature.step(state, *super()._apply_policy_gradient(state, grads, metrics))
 
     # -- acting ----------------------------------------------------------------------------------------------
 
