@@ -159,7 +159,7 @@ class Comparison:
         mid["target_q"] = agent.critic_target(state, {}, batch, critic_draws)
         if isinstance(agent, PublishedAcrlpd):
             more = _acrlpd(agent, state, batch, critic_draws, policy_draws, policy)
-            grads["temperature"] = jax.grad(agent.temperature.loss)(state.temperature, policy["actor/entropy"])
+            grads["temperature"] = jax.grad(agent.temperature_loss)(state.temperature, policy["actor/entropy"])
         else:
             more = _acfql(agent, state, batch, critic_draws, policy_draws, policy)
         mid, losses = mid | more[0], losses | more[1]
@@ -228,7 +228,7 @@ def _acrlpd(agent: Any, state: Any, batch: Any, critic: Noise, policy: Noise, me
     losses = {
         "actor/actor_loss": -alpha * entropy - metrics["actor/q"],
         "actor/alpha": alpha,
-        "actor/alpha_loss": agent.temperature.loss(state.temperature, entropy),
+        "actor/alpha_loss": agent.temperature_loss(state.temperature, entropy),
         "actor/bc_loss": agent.config.bc_alpha * metrics["actor/bc_loss"],
         "actor/entropy": entropy,
         "actor/q": metrics["actor/q"],

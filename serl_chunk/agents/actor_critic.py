@@ -13,9 +13,10 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Context, Loss, Metrics, Observation, Params, key_of
+from serl_chunk.agents.state import AgentState, Context, Loss, Metrics, Noise, Observation, Params, key_of
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.convolutions import map_blocks
+from serl_chunk.models.sums import Sum, mean_of
 from serl_chunk.types import ChunkBatch
 
 Sampled = Callable[[Observation, jax.Array], jax.Array]
@@ -66,6 +67,23 @@ class ActorCritic(Agent):
         teacher = self.critic.expected_value(outputs)
         distilled, more = self.short_critic.distil(critic, context.features, batch.actions, teacher, batch.weight)
         return Loss((loss, distilled), metrics | more)
+
+    def bootstrapped(
+        self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, chunk: jax.Array,
+        price: jax.Array | float = 0.0,
+    ) -> jax.Array:  # fmt: skip
+        """R + gamma^n mask (Q'(o', a') - price), float32[B], of flat chunks a' float32[B, Hc*A]; Q' by `draws`."""
+        later = self.critic_context(state.target, base, batch.next_observations)
+        return self.critic.target(
+            batch, self.acting_critic.target_values(state.target, draws, later.features, chunk) - price
+        )
+
+    def climbed(self, state: AgentState, base: Params, observations: Observation, chunk: jax.Array) -> Sum:
+        """The mean of Q(o, a) over heads and chunks a float32[B, H, A], with a gradient to the chunks alone."""
+        now = jax.lax.stop_gradient(self.critic_context(state.critic, base, observations))
+        return mean_of(
+            self.acting_critic.mean_value(state.critic, now.features, self.acting_critic.truncate_flatten(chunk))
+        )
 
     def choose(self, params: Params, context: Context, chunks: jax.Array) -> tuple[jax.Array, Metrics, jax.Array]:
         """The chunk that acts of candidates float32[N, H, A], the decision's record, and the best one's index."""

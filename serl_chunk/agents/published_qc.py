@@ -26,20 +26,19 @@ towards the critics before the step. What acrlpd imitates are all rows, also bey
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from serl_chunk.agents.acfql import FlowActor
+from serl_chunk.agents.acrlpd import GaussianActor
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.losses import soft_update
-from serl_chunk.agents.optimiser import plain_optimiser
 from serl_chunk.agents.policies import FlowPolicy, GaussianPolicy, OneStepPolicy
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Committed, Loss, Metrics, Noise, Observation, Params, Updated, key_of
-from serl_chunk.agents.temperature import Temperature
+from serl_chunk.agents.state import AgentState, Loss, Noise, Observation, Params, Updated, key_of
 from serl_chunk.config.agents import FlowConfig
 from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.models.flow import interpolate
@@ -52,45 +51,27 @@ _LOG_STD_MIN = -20.0
 
 
 class PublishedQc(ActorCritic):
-    """What both agents have in common: the critics, their target, and one step of everything at once."""
+    """What both agents have in common: the critics' loss, and one step of everything at once."""
 
     config: PublishedQcConfig
 
-    @abc.abstractmethod
-    def sampled(
-        self, policy: Params, critic: Params, base: Params, observation: Observation, noise: jax.Array
-    ) -> jax.Array:
-        """Chunks float32[..., N, H, A] within [-1, 1], from noise float32[..., N, D]."""
-
-    @property
-    def samples(self) -> int:
-        """N of a target and a decision."""
-        return self.config.candidates
-
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
-        """ "next" float32[B, N, D], standard normal."""
-        shape = (batch.actions.shape[0], self.samples, self.chunk_dim)
+        """ "next" float32[B, N, D], standard normal; N is 1 but for best-of-n."""
+        shape = (batch.actions.shape[0], self.config.candidates, self.chunk_dim)
         return {"next": jax.random.normal(key_of(key, "next"), shape)}
 
     def next_chunk(self, state: AgentState, base: Params, observations: Observation, noise: jax.Array) -> jax.Array:
-        """a' float32[B, D] of noise float32[B, N, D]; the online critics choose."""
-        sampled = lambda o, z: self.sampled(state.policy, state.critic, base, o, z)  # noqa: E731
-        return self.best_sample(sampled, state.critic, base, observations, noise)
+        """a' float32[B, D] of noise float32[B, N, D]."""
+        raise NotImplementedError
 
     def critic_target(self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> jax.Array:
         """y float32[B]."""
         chunk = self.next_chunk(state, base, batch.next_observations, draws["next"])
-        later = self.critic_context(state.target, base, batch.next_observations)
-        return self.critic.target(batch, self.critic.target_values(state.target, {}, later.features, chunk))
+        return self.bootstrapped(state, base, batch, draws, chunk)
 
     def critic_loss(self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> Loss:
         now = self.critic_context(critic, base, batch.observations)
         return self.regression(critic, now, batch, self.critic_target(state, base, batch, draws))
-
-    def q(self, state: AgentState, base: Params, observations: Observation, chunk: jax.Array) -> jax.Array:
-        """mean_k Q_k(o, a) float32[B] of flat chunks float32[B, D], for the policy to climb."""
-        now = jax.lax.stop_gradient(self.critic_context(state.critic, base, observations))
-        return self.critic.mean_value(state.critic, now.features, chunk)
 
     def _update(self, state: AgentState, base: Params, batches: Mapping[str, ChunkBatch]) -> Updated:
         def step(s: AgentState, batch: ChunkBatch) -> Updated:
@@ -104,16 +85,9 @@ class PublishedQc(ActorCritic):
         target = soft_update(before, state.target, self.config.tau)
         return super()._apply_critic_gradient(state, grads).replace(target=target)
 
-    def act(
-        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed
-    ) -> tuple[jax.Array, Metrics]:
-        chunks = self.sampled(params["policy"], params["critic"], base, observation, noise)
-        context = self.critic_context(params["critic"], base, observation)
-        return self.choose(params, context, self.finished(chunks, committed))[:2]
 
-
-class PublishedAcfql(PublishedQc):
-    """QC and QC-FQL. The policy's parameters: {"encoder", "flow"} and {"onestep"}."""
+class PublishedAcfql(PublishedQc, FlowActor):
+    """QC and QC-FQL."""
 
     def __init__(self, config: PublishedQcConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec, norm="after" if config.layer_norm else "none", **_FLOW_LAYERS)
@@ -125,64 +99,30 @@ class PublishedAcfql(PublishedQc):
         self.flow = FlowPolicy(flow, spec, time=time, **_FLOW_LAYERS)
         self.one_step = None if config.best_of_n else OneStepPolicy(flow, spec, **_FLOW_LAYERS)
 
-    def init(self, rng: jax.Array) -> AgentState:
-        policy = self.init_policy(key_of(rng, "flow"), self.flow, "flow")
-        if self.one_step is not None:
-            policy["onestep"] = self.init_policy(key_of(rng, "one step"), self.one_step, "net")
-        return self.initial_state(rng, policy)
-
-    def sampled(
-        self, policy: Params, critic: Params, base: Params, observation: Observation, noise: jax.Array
-    ) -> jax.Array:
-        if self.one_step is None:
-            context = self.policy_context(policy, critic, base, observation)
-            return jnp.clip(self.flow.sample(policy["flow"], context, noise), -1.0, 1.0)
-        context = self.policy_context(policy["onestep"], critic, base, observation)
-        return jnp.clip(self.one_step.sample(policy["onestep"]["net"], context, noise), -1.0, 1.0)
-
-    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
-        """The flow's "x0" float32[B, D] and "t" float32[B]; for distill-ddpg z, "distill" float32[B, D]."""
-        draws = self.flow.draws(key, batch)
-        if self.one_step is not None:
-            draws["distill"] = jax.random.normal(key_of(key, "distill"), draws["x0"].shape)
-        return draws
+    next_chunk = FlowActor.next_chunk
 
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
     ) -> Loss:
         """L_flow, or L_actor of distill-ddpg."""
         context = self.policy_context(policy, state.critic, base, batch.observations)
-        actions = batch.actions.reshape(len(batch.actions), -1)
-        x, velocity = interpolate(draws["x0"], draws["t"], actions)
+        x, velocity = interpolate(draws["x0"], draws["t"], batch.actions.reshape(len(batch.actions), -1))
         error = self.flow.velocity(policy["flow"], context, x, draws["t"], batch.valid) - velocity
         imitation = mean_of(error.reshape(batch.actions.shape) ** 2 * batch.valid[..., None])
         metrics = {"actor/bc_loss": imitation}
         if self.one_step is None:
             return Loss((imitation,), metrics)
-        noise = draws["distill"][:, None]
-        teacher = jax.lax.stop_gradient(jnp.clip(self.flow.sample(policy["flow"], context, noise), -1.0, 1.0))
-        context = self.policy_context(policy["onestep"], state.critic, base, batch.observations)
-        student = self.one_step.sample(policy["onestep"]["net"], context, noise)
-        distance = metrics["actor/distill_loss"] = mean_of((student - teacher) ** 2)
+        distance, chunk = self.distilled(policy, state.critic, base, context, batch, draws["distill"])
+        metrics["actor/distill_loss"] = distance
         terms = imitation, distance.times(self.config.alpha)
         if bc_only:
             return Loss(terms, metrics)
-        chunk = jnp.clip(student, -1.0, 1.0).reshape(actions.shape)
-        q = metrics["actor/q"] = mean_of(self.q(state, base, batch.observations, chunk))
-        return Loss((*terms, q.times(-1.0)), metrics)
-
-    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> jax.Array:
-        return self.flow.candidate_noise(key, observation, self.samples, explore=explore)
-
-    def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
-        params = super().policy_params(state, pretrained=pretrained)
-        if self.one_step is not None:  # the teacher does not travel
-            params["policy"] = {"onestep": params["policy"]["onestep"]}
-        return params
+        q = self.climbed(state, base, batch.observations, chunk)
+        return Loss((*terms, q.times(-1.0)), metrics | {"actor/q": q})
 
 
-class PublishedAcrlpd(PublishedQc):
-    """RLPD on chunks, and QC-RLPD. The policy's parameters: {"encoder", "net"}."""
+class PublishedAcrlpd(PublishedQc, GaussianActor):
+    """RLPD on chunks, and QC-RLPD."""
 
     def __init__(self, config: PublishedQcConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec, norm="before" if config.layer_norm else "none")
@@ -190,46 +130,30 @@ class PublishedAcrlpd(PublishedQc):
         self.gaussian = GaussianPolicy(
             config.actor_hidden_dims, spec, layer_norm=False, log_std_min=_LOG_STD_MIN, kernel_init="xavier_uniform"
         )
-        entropy = -config.target_entropy_multiplier * self.chunk_dim
-        self.temperature = Temperature(plain_optimiser(config.optimiser("policy")), config.init_temp, entropy)
+        self.initial_temperature = config.init_temp
+        self.target_entropy = -config.target_entropy_multiplier * self.chunk_dim
 
-    def init(self, rng: jax.Array) -> AgentState:
-        policy = self.init_policy(key_of(rng, "policy"), self.gaussian, "net")
-        return self.temperature.added(self.initial_state(rng, policy))
-
-    def sampled(
-        self, policy: Params, critic: Params, base: Params, observation: Observation, noise: jax.Array
-    ) -> jax.Array:
-        context = self.policy_context(policy, critic, base, observation)
-        return self.gaussian.sample(policy["net"], context, noise)
-
-    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
-        return {"pi": jax.random.normal(key_of(key, "pi"), (batch.actions.shape[0], self.chunk_dim))}
+    def next_chunk(self, state: AgentState, base: Params, observations: Observation, noise: jax.Array) -> jax.Array:
+        context = self.policy_context(state.policy, state.critic, base, observations)
+        return self.critic.truncate_flatten(self.gaussian.sample(state.policy["net"], context, noise)[:, 0])
 
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
     ) -> Loss:
         """L_actor; densities are of whole chunks."""
-        pi = self.gaussian.distribution(
-            policy["net"], self.policy_context(policy, state.critic, base, batch.observations)
-        )
-        log_prob = jnp.sum(pi.log_prob(batch.actions.reshape(len(batch.actions), -1), EDGE), axis=-1)
-        imitation = mean_of(-log_prob)
+        context = self.policy_context(policy, state.critic, base, batch.observations)
+        pi = self.gaussian.distribution(policy["net"], context)
+        taught = pi.log_prob(batch.actions.reshape(len(batch.actions), -1), EDGE)
+        imitation = mean_of(-jnp.sum(taught, axis=-1))
         if bc_only:
             return Loss((imitation,), {"actor/bc_loss": imitation})
         chunk, log_prob = pi.sample_and_log_prob(draws["pi"])
-        entropy, q = mean_of(-jnp.sum(log_prob, axis=-1)), mean_of(self.q(state, base, batch.observations, chunk))
-        alpha = self.temperature.value(state.temperature)
-        terms = entropy.times(-alpha), q.times(-1.0), imitation.times(self.config.bc_alpha)
-        return Loss(terms, {
+        entropy = mean_of(-jnp.sum(log_prob, axis=-1))
+        q = self.climbed(state, base, batch.observations, self.gaussian.chunks(chunk))
+        alpha = jnp.exp(state.temperature["log_alpha"])
+        return Loss((entropy.times(-alpha), q.times(-1.0), imitation.times(self.config.bc_alpha)), {
             "actor/bc_loss": imitation, "actor/entropy": entropy, "actor/q": q, "actor/temperature": mean_of(alpha),
         })  # fmt: skip
-
-    def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> Updated:
-        return self.temperature.step(state, *super()._apply_policy_gradient(state, grads, metrics))
-
-    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> jax.Array:
-        return self.gaussian.candidate_noise(key, observation, self.samples, explore=explore)
 
 
 def published_qc(config: PublishedQcConfig, spec: AgentSpec) -> PublishedQc:

@@ -84,7 +84,7 @@ def test_entropy_is_of_the_actions_that_a_critic_compares(variant, steps, compar
     assert float(agent.joint_log_prob(jnp.asarray(of_each))) == (part.sum() if log_prob == "sum" else part.mean())
     target = -0.5 * (2 * compared if log_prob == "sum" else 1)
     entropy = float(metrics["actor/entropy"])
-    assert float(agent.temperature.loss({"log_alpha": 0.0}, entropy)) == pytest.approx(entropy - target, rel=1e-5)
+    assert float(agent.temperature_loss({"log_alpha": 0.0}, entropy)) == pytest.approx(entropy - target, rel=1e-5)
 
 
 @pytest.mark.parametrize("variant", ["acrlpd", "acrlpd-entropy"])
@@ -168,7 +168,7 @@ def test_published_log_probabilities_are_sums_over_the_chunk():
         draws = agent.policy_draws(jax.random.key(3), batch)
         losses[kind] = policy_gradient(agent, state, batch, draws)[1]
         entropy = losses[kind]["actor/entropy"]
-        losses[kind]["temperature"] = agent.temperature.loss(state.temperature, entropy)
+        losses[kind]["temperature"] = agent.temperature_loss(state.temperature, entropy)
     for name in ("actor/entropy", "actor/bc_loss", "temperature"):
         assert float(losses["sum"][name]) == pytest.approx(6 * float(losses["mean"][name]), rel=1e-5)
     assert float(losses["sum"]["actor/q"]) == pytest.approx(float(losses["mean"]["actor/q"]), abs=1e-6)
