@@ -57,7 +57,7 @@ METHODS = {
     "rlpd-qc": Method("RLPD of Q-chunking", "rlpd-qc", GAUSSIAN, "#8c564b"),
     "bc": Method("BC (flow)", "bc", ("agent.flow.hidden=256,256", "agent.flow.steps=5"), "#7f7f7f"),
 }  # fmt: skip
-POLICY_LATE = ("agent.update_order=critic_first", "learner.cta_ratio=4")
+POLICY_LATE = ("learner.cta_ratio=4",)
 # What makes an update cheaper (benchmarks/updates.py --savings), asked for by name.
 SAVINGS = {
     "qc-2-steps": Method(

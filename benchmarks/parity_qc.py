@@ -1,4 +1,4 @@
-"""Compares our agents, in their compatible preset, with recorded numbers of the published Q-chunking code.
+"""Compares the agents of `--compat qc` with recorded numbers of the published Q-chunking code.
 
 Every case (NAME.npz beside NAME.json) of the folder is run with its recorded parameters, data and draws: sampler,
 intermediates, losses, gradient norms of each parameter, one update, one action.
@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from support.qc_case import Case
 
-from serl_chunk.agents.acrlpd import Acrlpd
+from serl_chunk.agents.published_qc import EDGE, PublishedAcrlpd
 from serl_chunk.agents.state import AgentState, Noise
 from serl_chunk.types import STATE, ChunkBatch, DataError
 
@@ -156,13 +156,12 @@ class Comparison:
             "critic/q_max": jnp.max(q),
             "critic/q_min": jnp.min(q),
         }
-        if isinstance(agent, Acrlpd):
+        mid["target_q"] = agent.critic_target(state, {}, batch, critic_draws)
+        if isinstance(agent, PublishedAcrlpd):
             more = _acrlpd(agent, state, batch, critic_draws, policy_draws, policy)
             grads["temperature"] = jax.grad(agent.temperature_loss)(state.temperature, policy["actor/entropy"])
-            mid["target_q"] = agent.critic_target(state, {}, batch, critic_draws)
         else:
             more = _acfql(agent, state, batch, critic_draws, policy_draws, policy)
-            mid["target_q"] = agent.critic_target(state.critic, state, {}, batch, critic_draws)
         mid, losses = mid | more[0], losses | more[1]
         following = agent.critic_context(state.target, {}, batch.next_observations).features
         mid["next_qs"] = agent.critic.values(state.target, following, mid["next_actions"])
@@ -210,19 +209,19 @@ def _acrlpd(agent: Any, state: Any, batch: Any, critic: Noise, policy: Noise, me
     now = agent.gaussian.distribution(state.policy["net"], context(batch.observations))
     action, log_prob = now.sample_and_log_prob(policy["pi"])
     features = agent.critic_context(state.critic, {}, batch.observations).features
-    flat = batch.actions.reshape(len(batch.actions), -1)
+    noise, flat = critic["next"][:, 0], batch.actions.reshape(len(batch.actions), -1)
     entropy, alpha = metrics["actor/entropy"], metrics["actor/temperature"]
     mid = {
         "next_loc": following.mean,
         "next_scale": jnp.exp(following.log_std),
-        "next_actions": following.sample_and_log_prob(critic["next"])[0],
-        "next_pretanh": following.mean + jnp.exp(following.log_std) * critic["next"],
+        "next_actions": following.sample_and_log_prob(noise)[0],
+        "next_pretanh": following.mean + jnp.exp(following.log_std) * noise,
         "pi_loc": now.mean,
         "pi_scale": jnp.exp(now.log_std),
         "pi_actions": action,
         "pi_pretanh": now.mean + jnp.exp(now.log_std) * policy["pi"],
-        "log_probs": agent.joint_log_prob(log_prob),
-        "bc_log_probs": agent.joint_log_prob(now.log_prob(flat, agent.config.bc_clip)),
+        "log_probs": jnp.sum(log_prob, -1),
+        "bc_log_probs": jnp.sum(now.log_prob(flat, EDGE), -1),
         "pi_q_mean": agent.critic.mean_value(state.critic, features, action),
         "alpha": alpha,
     }

@@ -3,7 +3,7 @@
     python benchmarks/updates.py [--quick | --small] [--json FILE] [--qc DIR [--qc_python PATH]] [--savings]
 
 Networks of 4x512, batch 256, 28 numbers of state, chunks of 5 actions of 5 dimensions; qc-rlpd with ten critics,
-qc-fql and qc (best of 32) with two, all in the published conventions (`--compat qc`). *ours* makes four updates a call.
+qc-fql and qc (best of 32) with two, all with the published agents (`--compat qc`). *ours* makes four updates a call.
 *plain* is the same equations, written straight from the paper: one jitted update a call, nothing donated, one
 Adam over all parameters, the target's among them. Before it is timed, three updates with the same parameters, batches
 and random numbers must give the same losses in both. `--qc` adds the published code from a checkout.
@@ -14,7 +14,7 @@ Processor time counts all threads; unlike the clock it is little disturbed by a 
 `--small` takes the sizes of cube_single.py, and beside them the recipe of the experiment `ogbench`, another algorithm:
 what an update of each costs there.
 
-`--savings` measures what changes the algorithm, beside ours as published; what that does to learning it cannot say.
+`--savings` measures what changes the algorithm, in our conventions; what that does to learning it cannot say.
 """
 
 from __future__ import annotations
@@ -36,23 +36,30 @@ QUICK = {"hidden": 32, "batch": 32}
 SMALL = {"hidden": 256, "layers": 2}
 SMALL_CHANGES: dict[str, dict[str, Any]] = {
     "qc-rlpd": {},
-    "qc-fql": {"flow.steps": 5},
-    "qc": {"flow.steps": 5, "target_candidates": 8, "candidates": 8, "pretrain_candidates": 8},
+    "qc-fql": {"flow_steps": 5},
+    "qc": {"flow_steps": 5, "actor_num_samples": 8},
 }
 QUICK_CHANGES: dict[str, dict[str, Any]] = {
+    "qc-rlpd": {},
+    "qc-fql": {"flow_steps": 2},
+    "qc": {"flow_steps": 2, "actor_num_samples": 4},
+}
+# The same of the preset's agent in our conventions.
+QUICK_OURS: dict[str, dict[str, Any]] = {
     "qc-rlpd": {},
     "qc-fql": {"flow.steps": 2},
     "qc": {"flow.steps": 2, "target_candidates": 4, "candidates": 4, "pretrain_candidates": 4},
 }
-# name -> (preset, changes of the configuration)
-SAVINGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "the policy once in 4 critic updates": ("qc-rlpd", {"update_order": "critic_first"}),
-    "2 random heads in the target": ("qc-rlpd", {"critic.target_subset": 2}),
-    "both": ("qc-rlpd", {"update_order": "critic_first", "critic.target_subset": 2}),
-    "the policies once in 4 critic updates": ("qc-fql", {"update_order": "critic_first"}),
-    "5 flow steps in the target": ("qc", {"target_flow_steps": 5}),
-    "8 candidates in the target": ("qc", {"target_candidates": 8}),
-    "an expectile instead of samples in the target": ("qc", {"target": "expectile"}),
+AS_IT_IS = "the policy with every critic update"
+# name -> (preset, changes of the configuration, critic updates for one of the policy)
+SAVINGS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "the policy once in 4 critic updates": ("qc-rlpd", {}, 4),
+    "2 random heads in the target": ("qc-rlpd", {"critic.target_subset": 2}, 1),
+    "both": ("qc-rlpd", {"critic.target_subset": 2}, 4),
+    "the policies once in 4 critic updates": ("qc-fql", {}, 4),
+    "5 flow steps in the target": ("qc", {"target_flow_steps": 5}, 1),
+    "8 candidates in the target": ("qc", {"target_candidates": 8}, 1),
+    "an expectile instead of samples in the target": ("qc", {"target": "expectile"}, 1),
 }
 
 
@@ -162,16 +169,17 @@ def compared(preset: str, args: argparse.Namespace) -> dict[str, dict[str, float
 
 
 def saved(preset: str, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """What changes of the algorithm save on one preset, beside ours as published."""
-    variants = {"as published": {}} | {name: c for name, (p, c) in SAVINGS.items() if p == preset}
+    """What changes of the algorithm save on one preset, beside it with a step of the policy for each of the critic."""
+    variants = {AS_IT_IS: (preset, {}, 1)} | {name: v for name, v in SAVINGS.items() if v[0] == preset}
     contestants = {name: Worker("support.reference_agents.served_agents", "OurContestant") for name in variants}
     try:
         for name, worker in contestants.items():
-            base = QUICK_CHANGES[preset] if args.quick else {}
-            worker.start("open", preset=preset, changes={**base, **variants[name]}, **(QUICK if args.quick else {}))
+            base, (_, changes, ratio) = QUICK_OURS[preset] if args.quick else {}, variants[name]
+            sizes = QUICK if args.quick else {}
+            worker.start("open", preset=preset, changes={**base, **changes}, per_call=ratio, compat=None, **sizes)
         for worker in contestants.values():
             worker.result()
-        return summary(measure(contestants, args.rounds, args.seconds), "as published")
+        return summary(measure(contestants, args.rounds, args.seconds), AS_IT_IS)
     finally:
         for worker in contestants.values():
             worker.kill()
@@ -204,7 +212,7 @@ def main() -> None:
     figures: dict[str, Any] = {}
     for preset in presets:
         figures[preset] = (saved if args.savings else compared)(preset, args)
-        print(table(preset, figures[preset], "as published" if args.savings else "ours"), flush=True)
+        print(table(preset, figures[preset], AS_IT_IS if args.savings else "ours"), flush=True)
     load = os.getloadavg()
     print(
         f"\nmedians of {args.rounds} rounds; {os.cpu_count()} processors, "

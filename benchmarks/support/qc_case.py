@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +20,9 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.losses import chunk_return
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.agents.state import AgentState, Noise
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, FlowConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.presets import configured
+from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.replay.qc_sampler import Rows, gather_adjacent
 from serl_chunk.types import STATE, ChunkBatch, DataError, RobotSpec
@@ -37,9 +37,23 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "acrlpd": {"num_qs": 10, "bc_alpha": 0.0, "target_entropy": None, "target_entropy_multiplier": 0.5,
                "init_temp": 1.0},
 }  # fmt: skip
-SHARED = {
+DEFAULTS_OF_BOTH = {
     "lr": 3e-4, "tau": 0.005, "discount": 0.99, "q_agg": "mean", "layer_norm": True, "actor_layer_norm": False,
     "actor_hidden_dims": (512,) * 4, "value_hidden_dims": (512,) * 4, "action_chunking": True, "encoder": None,
+}  # fmt: skip
+
+
+# What an agent's configuration has under the same name, and what makes a value of it of one that was read.
+_SHARED: dict[str, Callable[[Any], Any]] = {
+    "lr": float, "tau": float, "num_qs": int, "layer_norm": bool, "q_agg": lambda v: "min" if v == "min" else "mean",
+    "actor_hidden_dims": tuple, "value_hidden_dims": tuple,
+}  # fmt: skip
+OPTIONS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "acfql": _SHARED | {
+        "actor_type": str, "actor_num_samples": int, "alpha": float, "flow_steps": int, "actor_layer_norm": bool,
+        "use_fourier_features": bool, "fourier_feature_dim": int, "weight_decay": lambda v: float(v or 0),
+    },
+    "acrlpd": _SHARED | {"bc_alpha": float, "init_temp": float, "target_entropy_multiplier": float},
 }  # fmt: skip
 
 
@@ -64,7 +78,7 @@ class Case:
             self.arrays: Arrays = {k: np.asarray(v) for k, v in data.items()}
         if self.kind not in ("acfql", "acrlpd"):
             raise DataError(f"{file}: agent {self.kind!r}; this compares acfql and acrlpd")
-        self.config: dict[str, Any] = SHARED | DEFAULTS[self.kind] | given
+        self.config: dict[str, Any] = DEFAULTS_OF_BOTH | DEFAULTS[self.kind] | given
         if self.config["encoder"] not in (None, "None", "none", ""):
             raise DataError(f"{file}: encoder={self.config['encoder']}: its image encoders are not ours")
         self.horizon = int(self.config["horizon_length"])
@@ -86,48 +100,11 @@ class Case:
         preset = "qc-rlpd" if self.kind == "acrlpd" else "qc" if self.best_of_n else "qc-fql"
         config = ExperimentConfig("parity", RobotConfig(), discount=float(c["discount"]))
         config = configured(config, preset=preset, compat="qc")
-        heads = int(c["num_qs"])
-        critic = dataclasses.replace(
-            config.agent.critic,
-            hidden=tuple(c["value_hidden_dims"]),
-            ensemble=heads,
-            target_subset=heads,
-            target_aggregate="min" if c["q_agg"] == "min" else "mean",
-            tau=float(c["tau"]),
-            **({} if c["layer_norm"] else {"layer_norm": "none"}),
-        )
-        common: dict[str, Any] = {"critic": critic, "lr": float(c["lr"])}
-        width = tuple(c["actor_hidden_dims"])
-        if isinstance(config.agent, AcrlpdConfig):
-            wanted = c.get("target_entropy")
-            if wanted is None:
-                wanted = -c["target_entropy_multiplier"] * self.steps * self.action_dim
-            agent: Any = dataclasses.replace(
-                config.agent,
-                hidden=width,
-                bc_alpha=float(c["bc_alpha"]),
-                init_temperature=float(c["init_temp"]),
-                target_entropy_per_dim=float(wanted) / (self.steps * self.action_dim),
-                **common,
-            )
-        else:
-            assert isinstance(config.agent, AcfqlConfig)
-            n = int(c["actor_num_samples"]) if self.best_of_n else 1
-            flow: FlowConfig = dataclasses.replace(
-                config.agent.flow, hidden=width, steps=int(c["flow_steps"]), layer_norm=bool(c["actor_layer_norm"])
-            )
-            if c.get("use_fourier_features"):
-                flow = dataclasses.replace(flow, time="fourier", fourier_dim=int(c["fourier_feature_dim"]))
-            agent = dataclasses.replace(
-                config.agent,
-                flow=flow,
-                alpha=float(c["alpha"]),
-                weight_decay=float(c["weight_decay"] or 0),
-                candidates=n,
-                pretrain_candidates=n,
-                target_candidates=n,
-                **common,
-            )
+        assert isinstance(config.agent, PublishedQcConfig)
+        given = {name: convert(c[name]) for name, convert in OPTIONS[self.kind].items()}
+        if c.get("target_entropy") is not None:  # of the whole chunk
+            given["target_entropy_multiplier"] = -float(c["target_entropy"]) / (self.steps * self.action_dim)
+        agent = dataclasses.replace(config.agent, **given)
         config = dataclasses.replace(config, agent=agent, chunk=ChunkConfig(self.steps, return_steps=self.horizon))
         low, high = (-1.0,) * self.action_dim, (1.0,) * self.action_dim
         robot = RobotSpec("parity", 50.0, self.state_dim, low, high, (-1,) * self.action_dim, (), (), 100)
@@ -254,10 +231,11 @@ class Case:
             return noise[name]
 
         following = of("next")
-        if self.kind == "acrlpd":
-            return {"next": following}, {"pi": of("pi")}
         size, dim = len(self.arrays["batch/actions"]), self.steps * self.action_dim
+        critic = {"next": following.reshape(size, -1, dim)}
+        if self.kind == "acrlpd":
+            return critic, {"pi": of("pi")}
         policy = {"x0": of("x0"), "t": of("t").reshape(-1)}
         if not self.best_of_n:
             policy["distill"] = of("distill")
-        return {"next": following.reshape(size, -1, dim)}, policy
+        return critic, policy

@@ -26,21 +26,19 @@ from serl_chunk.agents.policies import FlowPolicy, OneStepPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Committed, Context, Loss, Metrics, Noise, Observation, Params, key_of
 from serl_chunk.config.agents import AcfqlConfig
-from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.models.sums import Sum, mean_of
 from serl_chunk.types import ChunkBatch
 
 
-class Acfql(ActorCritic):
-    """Q-chunking; see the module's docstring. The policy's parameters: {"encoder", "flow"} and {"onestep"}."""
+class FlowActor(ActorCritic):
+    """Base of agents that act by a flow, or by a one-step policy distilled from it.
 
-    config: AcfqlConfig
+    The policy's parameters: {"encoder", "flow"} and {"onestep"}.
+    """
 
-    def __init__(self, config: AcfqlConfig, spec: AgentSpec) -> None:
-        super().__init__(config, spec, with_value=config.target == "expectile")
-        self.policy_updates = config.policy_updates
-        self.flow = FlowPolicy(config, config.flow, spec)
-        self.one_step = OneStepPolicy(config, config.flow, spec) if config.actor_type == "distill-ddpg" else None
+    flow: FlowPolicy
+    one_step: OneStepPolicy | None
+    target_steps = 0  # of Euler's method in a target, 0: as in acting
 
     def init(self, rng: jax.Array) -> AgentState:
         policy = self.init_policy(key_of(rng, "flow"), self.flow, "flow")
@@ -60,57 +58,11 @@ class Acfql(ActorCritic):
         context = self.policy_context(policy, critic, base, observation)
         return self.bounded(self.flow.sample(policy["flow"], context, noise, committed, steps))
 
-    # -- critic ----------------------------------------------------------------------------------------------
-
-    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
-        """The heads', and where needed "next" float32[B, N, D], standard normal."""
-        draws = self.critic.head_noise(key_of(key, "heads"))
-        if self.config.target == "policy":
-            n = self.config.target_candidates if self.one_step is None else 1
-            draws["next"] = jax.random.normal(key_of(key, "next"), (batch.actions.shape[0], n, self.chunk_dim))
-        return draws
-
     def next_chunk(self, state: AgentState, base: Params, observations: Observation, noise: jax.Array) -> jax.Array:
         """The best of N chunks at o' by the online critic (QC, equation 7), flat, from noise float32[B, N, D]."""
-        acting = self.choosing_params(state)
-
-        def choose(observations: Observation, noise: jax.Array) -> jax.Array:
-            steps = self.config.target_flow_steps or 0
-            chunks = self.sampled(state.policy, acting, base, observations, noise, steps=steps)
-            context = self.critic_context(state.critic, base, observations)
-            return self.best_candidate(state.critic, context, self.acting_critic.truncate_flatten(chunks))
-
-        return map_blocks(choose, (observations, noise), rows=noise.shape[1])
-
-    def critic_target(
-        self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise
-    ) -> jax.Array:
-        """R + gamma^n mask V', float32[B]: V' of the value head, or the target critic's value of `next_chunk`."""
-        if self.config.target == "expectile":
-            later = self.critic_context(critic, base, batch.next_observations)
-            next_value = self.critic.expected_value(self.critic.value_output(critic, later.features))
-        else:
-            chunk = self.next_chunk(state, base, batch.next_observations, draws["next"])
-            later = self.critic_context(state.target, base, batch.next_observations)
-            next_value = self.acting_critic.target_values(state.target, draws, later.features, chunk)
-        return self.critic.target(batch, next_value)
-
-    def critic_loss(self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> Loss:
-        """Q regression to the target, plus, for `expectile`, V regression to Q or Q_e (IQL, equations 5 and 6)."""
-        now = self.critic_context(critic, base, batch.observations)
-        loss = self.regression(critic, now, batch, self.critic_target(critic, state, base, batch, draws))
-        if self.config.target != "expectile":
-            return loss
-        averaged = self.critic_context(state.target, base, batch.observations)
-        chunk = self.acting_critic.truncate_flatten(batch.actions)
-        q = self.acting_critic.target_values(state.target, draws, averaged.features, chunk)
-        # The value head reads the encoder without training it: the Q loss alone shapes the features.
-        output = self.critic.value_output(critic, jax.lax.stop_gradient(now.features))
-        of_value = self.critic.expectile_loss(output, q, self.config.expectile, batch.weight)
-        metrics = {"critic/value_loss": of_value, "critic/values": mean_of(self.critic.expected_value(output))}
-        return Loss((*loss.terms, of_value), loss.metrics | metrics)
-
-    # -- policy ----------------------------------------------------------------------------------------------
+        acting, steps = self.choosing_params(state), self.target_steps
+        sampled = lambda o, z: self.sampled(state.policy, acting, base, o, z, steps=steps)  # noqa: E731
+        return self.best_sample(sampled, state.critic, base, observations, noise)
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """The flow's; for distill-ddpg "distill" float32[B, D], standard normal."""
@@ -119,44 +71,19 @@ class Acfql(ActorCritic):
             draws["distill"] = jax.random.normal(key_of(key, "distill"), draws["x0"].shape)
         return draws
 
-    def policy_loss(
-        self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
-    ) -> Loss:
-        """L_flow, and for distill-ddpg + alpha mean |mu(o, z) - flow(o, z)|^2 - mean Q(o, clip(mu)) (FQL, eq. 8)."""
-        acting = self.choosing_params(state)
-        shown = imitated(batch)
-        context = self.policy_context(policy, acting, base, shown.observations)
-        weight, given = imitated_numbers(shown.bc_weight, shown.bc_dims), self.flow.given(shown, draws)
-        imitation = self.flow.loss(policy["flow"], context, shown.actions, weight, given, draws)
-        metrics = {"actor/bc_loss": imitation, "actor/bc_share": mean_of(batch.bc_weight)}
-        if self.one_step is None:
-            return Loss((imitation,), metrics)
-        if shown is not batch:
-            context = self.policy_context(policy, acting, base, batch.observations)
-        distance, chunk = self._distilled(policy, acting, base, context, batch, draws["distill"][:, None])
-        metrics["actor/distill_loss"] = distance
-        terms = imitation, distance.times(self.config.alpha)
-        if bc_only:
-            return Loss(terms, metrics)
-        now = self.critic_context(state.critic, base, batch.observations)
-        values = self.acting_critic.mean_value(
-            state.critic, jax.lax.stop_gradient(now.features), self.acting_critic.truncate_flatten(chunk)
-        )
-        q = mean_of(values)
-        scale = jnp.sum(jnp.abs(jax.lax.stop_gradient(values))) if self.config.normalise_q else q.weight
-        return Loss((*terms, Sum(-q.total, scale)), {**metrics, "actor/q": q})
-
-    def _distilled(
+    def distilled(
         self, policy: Params, acting: Params, base: Params, context: Context, batch: ChunkBatch, noise: jax.Array
     ) -> tuple[Sum, jax.Array]:
-        """The squared distance of the one-step policy from the flow, and its chunks float32[B, H, A], bounded."""
+        """mean (mu(o, z) - clip flow(o, z))^2 without a gradient to the flow, and clip mu(o, z) float32[B, H, A].
+
+        `context` is the flow's; z float32[B, D].
+        """
         assert self.one_step is not None
+        noise = noise[:, None]
         teacher = jax.lax.stop_gradient(self.bounded(self.flow.sample(policy["flow"], context, noise)))
         seen = self.policy_context(policy["onestep"], acting, base, batch.observations)
         student = self.one_step.sample(policy["onestep"]["net"], seen, noise)
         return mean_of((student - teacher) ** 2), self.bounded(student[:, 0])
-
-    # -- acting ----------------------------------------------------------------------------------------------
 
     def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> jax.Array:
         alone = jnp.logical_not(params["trusted"]) if self.config.pretrain_candidates == 1 else False
@@ -174,3 +101,70 @@ class Acfql(ActorCritic):
         if self.one_step is not None:  # the teacher does not travel
             params["policy"] = {"onestep": params["policy"]["onestep"]}
         return params
+
+
+class Acfql(FlowActor):
+    """Q-chunking; see the module's docstring."""
+
+    config: AcfqlConfig
+
+    def __init__(self, config: AcfqlConfig, spec: AgentSpec) -> None:
+        super().__init__(config, spec, with_value=config.target == "expectile")
+        self.policy_updates, self.target_steps = config.policy_updates, config.target_flow_steps or 0
+        self.flow = FlowPolicy(config.flow, spec)
+        self.one_step = OneStepPolicy(config.flow, spec) if config.actor_type == "distill-ddpg" else None
+
+    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
+        """The heads', and where needed "next" float32[B, N, D], standard normal."""
+        draws = self.critic.head_noise(key_of(key, "heads"))
+        if self.config.target == "policy":
+            n = self.config.target_candidates if self.one_step is None else 1
+            draws["next"] = jax.random.normal(key_of(key, "next"), (batch.actions.shape[0], n, self.chunk_dim))
+        return draws
+
+    def critic_target(
+        self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise
+    ) -> jax.Array:
+        """R + gamma^n mask V', float32[B]: V' of the value head, or the target critic's value of `next_chunk`."""
+        if self.config.target == "policy":
+            chunk = self.next_chunk(state, base, batch.next_observations, draws["next"])
+            return self.bootstrapped(state, base, batch, draws, chunk)
+        later = self.critic_context(critic, base, batch.next_observations)
+        return self.critic.target(batch, self.critic.expected_value(self.critic.value_output(critic, later.features)))
+
+    def critic_loss(self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> Loss:
+        """Q regression to the target, plus, for `expectile`, V regression to Q or Q_e (IQL, equations 5 and 6)."""
+        now = self.critic_context(critic, base, batch.observations)
+        loss = self.regression(critic, now, batch, self.critic_target(critic, state, base, batch, draws))
+        if self.config.target != "expectile":
+            return loss
+        averaged = self.critic_context(state.target, base, batch.observations)
+        chunk = self.acting_critic.truncate_flatten(batch.actions)
+        q = self.acting_critic.target_values(state.target, draws, averaged.features, chunk)
+        # The value head reads the encoder without training it: the Q loss alone shapes the features.
+        output = self.critic.value_output(critic, jax.lax.stop_gradient(now.features))
+        of_value = self.critic.expectile_loss(output, q, self.config.expectile, batch.weight)
+        metrics = {"critic/value_loss": of_value, "critic/values": mean_of(self.critic.expected_value(output))}
+        return Loss((*loss.terms, of_value), loss.metrics | metrics)
+
+    def policy_loss(
+        self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
+    ) -> Loss:
+        """L_flow, and for distill-ddpg + alpha mean |mu(o, z) - flow(o, z)|^2 - mean Q(o, clip(mu)) (FQL, eq. 8)."""
+        acting = self.choosing_params(state)
+        shown = imitated(batch)
+        context = self.policy_context(policy, acting, base, shown.observations)
+        weight, given = imitated_numbers(shown.bc_weight, shown.bc_dims), self.flow.given(shown, draws)
+        imitation = self.flow.loss(policy["flow"], context, shown.actions, weight, given, draws)
+        metrics = {"actor/bc_loss": imitation, "actor/bc_share": mean_of(batch.bc_weight)}
+        if self.one_step is None:
+            return Loss((imitation,), metrics)
+        if shown is not batch:
+            context = self.policy_context(policy, acting, base, batch.observations)
+        distance, chunk = self.distilled(policy, acting, base, context, batch, draws["distill"])
+        metrics["actor/distill_loss"] = distance
+        terms = imitation, distance.times(self.config.alpha)
+        if bc_only:
+            return Loss(terms, metrics)
+        q = self.climbed(state, base, batch.observations, chunk)
+        return Loss((*terms, q.times(-1.0)), {**metrics, "actor/q": q})

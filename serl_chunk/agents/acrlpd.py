@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.losses import descend, imitated, imitated_numbers
@@ -21,30 +22,81 @@ from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Committed, Loss, Metrics, Noise, Observation, Params, Updated, key_of
 from serl_chunk.config.agents import AcrlpdConfig
 from serl_chunk.models.distributions import TanhNormal
-from serl_chunk.models.sums import Sum, mean_of
+from serl_chunk.models.sums import mean_of
 from serl_chunk.types import ChunkBatch
 
 
-class Acrlpd(ActorCritic):
-    """SAC on chunks; see the module's docstring. The policy's parameters: {"encoder", "net"}."""
+class GaussianActor(ActorCritic):
+    """Base of agents that act by a Gaussian whose entropy a temperature keeps near `target_entropy`.
+
+    The policy's parameters: {"encoder", "net"}; alpha = exp(`log_alpha`) of `AgentState.temperature`.
+    """
+
+    gaussian: GaussianPolicy
+    initial_temperature: float
+    target_entropy: float
+
+    def init(self, rng: jax.Array) -> AgentState:
+        state = self.initial_state(rng, self.init_policy(key_of(rng, "policy"), self.gaussian, "net"))
+        temperature = {"log_alpha": jnp.log(jnp.asarray(self.initial_temperature, jnp.float32))}
+        return state.replace(temperature=temperature, temperature_opt=self.temperature_optimiser.init(temperature))
+
+    @property
+    def temperature_optimiser(self) -> optax.GradientTransformation:
+        return plain_optimiser(self.config.optimiser("policy"))  # decay would draw it to 1
+
+    def temperature_loss(self, temperature: Params, entropy: jax.Array) -> jax.Array:
+        """alpha (entropy - target): more noise while entropy is below its target (SAC, section 6)."""
+        return jnp.exp(temperature["log_alpha"]) * (entropy - self.target_entropy)
+
+    def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> Updated:
+        before = state.temperature
+        state, metrics = super()._apply_policy_gradient(state, grads, metrics)
+        if "actor/entropy" not in metrics:  # imitation alone
+            return state, metrics
+        loss, grad = jax.value_and_grad(self.temperature_loss)(before, metrics["actor/entropy"])
+        temperature, opt = descend(self.temperature_optimiser, grad, state.temperature_opt, before)
+        state = state.replace(temperature=temperature, temperature_opt=opt)
+        return state, {**metrics, "temperature/temperature_loss": loss}
+
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
+        return {"pi": jax.random.normal(key_of(key, "pi"), (batch.actions.shape[0], self.chunk_dim))}
+
+    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> jax.Array:
+        return self.gaussian.candidate_noise(key, observation, self.config.candidates, explore=explore)
+
+    def act(
+        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed
+    ) -> tuple[jax.Array, Metrics]:
+        policy = params["policy"]
+        context = self.policy_context(policy, params["critic"], base, observation)
+        chunks, log_prob = self.gaussian.sample_and_log_prob(policy["net"], context, noise)
+        seen = self.critic_context(params["critic"], base, observation)
+        chunk, record, best = self.choose(params, seen, self.finished(chunks, committed))
+        # Committed actions were not drawn from the policy.
+        free = jnp.broadcast_to(committed[1][:, None] == 0, committed[0].shape)
+        return chunk, record | {"log_prob": jnp.sum(log_prob[best] * free) / jnp.maximum(jnp.sum(free), 1)}
+
+
+class Acrlpd(GaussianActor):
+    """SAC on chunks; see the module's docstring."""
 
     config: AcrlpdConfig
 
     def __init__(self, config: AcrlpdConfig, spec: AgentSpec) -> None:
-        super().__init__(config, spec, with_value=False)
+        super().__init__(config, spec)
         self.imitates = config.bc_alpha > 0
-        self.gaussian = GaussianPolicy(config, spec)
-        self.temperature_optimiser = plain_optimiser(config.optimiser("policy"))  # decay would draw it to 1
+        self.gaussian = GaussianPolicy(
+            config.hidden, spec, layer_norm=config.policy_layer_norm, log_std_min=config.log_std_min,
+            kernel_init=config.kernel_init, activation=config.policy_activation,
+        )  # fmt: skip
         # Factors of mean log-probabilities per dimension: of whole chunks (imitated), and of their compared actions.
         # Entropy counts the latter alone, because entropy of actions that no critic scores costs nothing.
         self.compared_dim = spec.compared_steps * spec.action_dim
         summed = config.log_prob == "sum"
         self.dimensions, self.compared_dimensions = (self.chunk_dim, self.compared_dim) if summed else (1, 1)
-
-    def init(self, rng: jax.Array) -> AgentState:
-        state = self.initial_state(rng, self.init_policy(key_of(rng, "policy"), self.gaussian, "net"))
-        temperature = {"log_alpha": jnp.log(jnp.asarray(self.config.init_temperature, jnp.float32))}
-        return state.replace(temperature=temperature, temperature_opt=self.temperature_optimiser.init(temperature))
+        self.target_entropy = config.target_entropy_per_dim * self.compared_dimensions
+        self.initial_temperature = config.init_temperature
 
     def joint_log_prob(self, log_prob: jax.Array) -> jax.Array:
         """Mean or sum over compared actions of log-probabilities per dimension float32[..., H*A]: float32[...]."""
@@ -63,20 +115,14 @@ class Acrlpd(ActorCritic):
         context = self.policy_context(state.policy, self.choosing_params(state), base, observations)
         flat, log_prob = self.gaussian.distribution(state.policy["net"], context).sample_and_log_prob(draws["next"])
         chunk = self.acting_critic.truncate_flatten(self.gaussian.chunks(flat))
-        averaged = self.critic_context(state.target, base, observations)
-        next_value = self.acting_critic.target_values(state.target, draws, averaged.features, chunk)
-        if self.config.backup_entropy:
-            next_value -= jnp.exp(state.temperature["log_alpha"]) * self.joint_log_prob(log_prob)
-        return self.critic.target(batch, next_value)
+        price = jnp.exp(state.temperature["log_alpha"]) * self.joint_log_prob(log_prob)
+        return self.bootstrapped(state, base, batch, draws, chunk, price if self.config.backup_entropy else 0.0)
 
     def critic_loss(self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> Loss:
         now = self.critic_context(critic, base, batch.observations)
         return self.regression(critic, now, batch, self.critic_target(state, base, batch, draws))
 
     # -- policy ----------------------------------------------------------------------------------------------
-
-    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
-        return {"pi": jax.random.normal(key_of(key, "pi"), (batch.actions.shape[0], self.chunk_dim))}
 
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
@@ -86,8 +132,6 @@ class Acrlpd(ActorCritic):
         log pi is the mean over dimensions, or the sum (`log_prob`).
         """
         acting = self.choosing_params(state)
-        if self.config.bc_invalid:
-            batch = batch._replace(bc_weight=jnp.ones_like(batch.bc_weight), bc_dims=None)
         shown = imitated(batch)
 
         def at(observations: Observation) -> TanhNormal:
@@ -103,40 +147,6 @@ class Acrlpd(ActorCritic):
         flat, log_prob = dist.sample_and_log_prob(draws["pi"])
         entropy = mean_of(-self.joint_log_prob(log_prob))
         alpha = jnp.exp(state.temperature["log_alpha"])
-        now = jax.lax.stop_gradient(self.critic_context(state.critic, base, batch.observations))
-        chunk = self.acting_critic.truncate_flatten(self.gaussian.chunks(flat))
-        q = mean_of(self.acting_critic.mean_value(state.critic, now.features, chunk))
-        metrics |= {"actor/entropy": entropy, "actor/temperature": Sum(alpha, jnp.ones(())), "actor/q": q}
+        q = self.climbed(state, base, batch.observations, self.gaussian.chunks(flat))
+        metrics |= {"actor/entropy": entropy, "actor/temperature": mean_of(alpha), "actor/q": q}
         return Loss((entropy.times(-alpha), q.times(-1.0), imitation.times(self.config.bc_alpha)), metrics)
-
-    def temperature_loss(self, temperature: Params, entropy: jax.Array) -> jax.Array:
-        """alpha (entropy - target): more noise while entropy is below its target (SAC, section 6)."""
-        target = self.config.target_entropy_per_dim * self.compared_dimensions
-        return jnp.exp(temperature["log_alpha"]) * (entropy - target)
-
-    def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> Updated:
-        before = state.temperature
-        state, metrics = super()._apply_policy_gradient(state, grads, metrics)
-        if "actor/entropy" not in metrics:  # imitation alone
-            return state, metrics
-        loss, grad = jax.value_and_grad(self.temperature_loss)(before, metrics["actor/entropy"])
-        temperature, opt = descend(self.temperature_optimiser, grad, state.temperature_opt, before)
-        state = state.replace(temperature=temperature, temperature_opt=opt)
-        return state, {**metrics, "temperature/temperature_loss": loss}
-
-    # -- acting ----------------------------------------------------------------------------------------------
-
-    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> jax.Array:
-        return self.gaussian.candidate_noise(key, observation, self.config.candidates, explore=explore)
-
-    def act(
-        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed
-    ) -> tuple[jax.Array, Metrics]:
-        policy = params["policy"]
-        context = self.policy_context(policy, params["critic"], base, observation)
-        chunks, log_prob = self.gaussian.sample_and_log_prob(policy["net"], context, noise)
-        seen = self.critic_context(params["critic"], base, observation)
-        chunk, record, best = self.choose(params, seen, self.finished(chunks, committed))
-        # Committed actions were not drawn from the policy.
-        free = jnp.broadcast_to(committed[1][:, None] == 0, committed[0].shape)
-        return chunk, record | {"log_prob": jnp.sum(log_prob[best] * free) / jnp.maximum(jnp.sum(free), 1)}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig
+from serl_chunk.config.agents import AgentConfig
 
 
-def is_trusted(config: AcfqlConfig | AcrlpdConfig, *, pretrained: bool) -> jax.Array:
+def is_trusted(config: AgentConfig, *, pretrained: bool) -> jax.Array:
     """Whether the critic decides, bool scalar; not while it is `pretrained`, which saw no failure.
 
     Unless `pretrain_candidates` lets it compare as many candidates then as later.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -10,19 +13,21 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Context, Loss, Metrics, Params, key_of
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig
+from serl_chunk.agents.state import AgentState, Context, Loss, Metrics, Noise, Observation, Params, key_of
+from serl_chunk.config.agents import AgentConfig
+from serl_chunk.models.convolutions import map_blocks
+from serl_chunk.models.sums import Sum, mean_of
 from serl_chunk.types import ChunkBatch
+
+Sampled = Callable[[Observation, jax.Array], jax.Array]
 
 
 class ActorCritic(Agent):
     """Base of agents whose policy is improved by a chunk critic, with or without a short critic."""
 
-    config: AcfqlConfig | AcrlpdConfig
-
-    def __init__(self, config: AcfqlConfig | AcrlpdConfig, spec: AgentSpec, *, with_value: bool) -> None:
+    def __init__(self, config: AgentConfig, spec: AgentSpec, *, with_value: bool = False, **layers: Any) -> None:
         super().__init__(config, spec)
-        self.critic = ChunkCritic(config, spec, with_value=with_value)
+        self.critic = ChunkCritic(config, spec, with_value=with_value, **layers)
         self.short_critic = PrefixCritic(config, spec) if config.prefix_critic else None
         self.acting_critic = self.short_critic or self.critic  # its values compare chunks and are bootstrapped from
 
@@ -41,6 +46,17 @@ class ActorCritic(Agent):
         best = jnp.argmax(self.acting_critic.candidate_values(critic, context.features, chunks), axis=1)
         return jnp.take_along_axis(chunks, best[:, None, None], axis=1)[:, 0]
 
+    def best_sample(
+        self, sampled: Sampled, critic: Params, base: Params, observations: Observation, noise: jax.Array
+    ) -> jax.Array:
+        """`best_candidate` of `sampled(observations, noise)` float32[B, N, H, A], noise float32[B, N, D], in blocks."""
+
+        def choose(observations: Observation, noise: jax.Array) -> jax.Array:
+            chunks = self.acting_critic.truncate_flatten(sampled(observations, noise))
+            return self.best_candidate(critic, self.critic_context(critic, base, observations), chunks)
+
+        return map_blocks(choose, (observations, noise), rows=noise.shape[1])
+
     def regression(self, critic: Params, context: Context, batch: ChunkBatch, target: jax.Array) -> Loss:
         """The loss of regressing Q(o, a) to a target float32[B], and of a short critic's to Q."""
         chunk = self.critic.truncate_flatten(batch.actions)
@@ -51,6 +67,23 @@ class ActorCritic(Agent):
         teacher = self.critic.expected_value(outputs)
         distilled, more = self.short_critic.distil(critic, context.features, batch.actions, teacher, batch.weight)
         return Loss((loss, distilled), metrics | more)
+
+    def bootstrapped(
+        self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, chunk: jax.Array,
+        price: jax.Array | float = 0.0,
+    ) -> jax.Array:  # fmt: skip
+        """R + gamma^n mask (Q'(o', a') - price), float32[B], of flat chunks a' float32[B, Hc*A]; Q' by `draws`."""
+        later = self.critic_context(state.target, base, batch.next_observations)
+        return self.critic.target(
+            batch, self.acting_critic.target_values(state.target, draws, later.features, chunk) - price
+        )
+
+    def climbed(self, state: AgentState, base: Params, observations: Observation, chunk: jax.Array) -> Sum:
+        """The mean of Q(o, a) over heads and chunks a float32[B, H, A], with a gradient to the chunks alone."""
+        now = jax.lax.stop_gradient(self.critic_context(state.critic, base, observations))
+        return mean_of(
+            self.acting_critic.mean_value(state.critic, now.features, self.acting_critic.truncate_flatten(chunk))
+        )
 
     def choose(self, params: Params, context: Context, chunks: jax.Array) -> tuple[jax.Array, Metrics, jax.Array]:
         """The chunk that acts of candidates float32[N, H, A], the decision's record, and the best one's index."""

@@ -49,10 +49,10 @@ class Agent(Perception, abc.ABC):
     """Base of the agents: updates from the losses and draws that a subclass supplies, and acting.
 
     `update(state, base, {name: batch})` takes the batches of `wants`, with a leading axis each, and runs U critic
-    updates in one compiled scan. The policy's follows the last, or runs on each batch (`update_order`). `update_policy`
-    and `update_critic` run one half, on a batch with a leading axis; where the critic trains the policy's encoder, the
-    latter lets the policy imitate on each batch, so that it follows the features. All three donate the state: use the
-    one they return. The `base` is read alone.
+    updates in one compiled scan, the last followed by the policy's. `update_policy` and `update_critic` run one half,
+    on a batch with a leading axis; where the critic trains the policy's encoder, the latter lets the policy imitate on
+    each batch, so that it follows the features. All three donate the state: use the one they return. The `base` is
+    read alone.
 
     Losses are functions of the parameters they train, with `state` a constant, and of explicit draws: `critic_draws`
     and `policy_draws` make them of a whole batch from a key; `step` takes them, and cuts them into
@@ -135,8 +135,7 @@ class Agent(Perception, abc.ABC):
         `update_critic` takes those of "critic" alone, and `update_policy` of "policy", one for each step, whether or
         not they are named here.
         """
-        joint = self.config.update_order == "joint"
-        of_policy = BatchSpec(self.spec.policy_batch, each=joint, next_observations=False)
+        of_policy = BatchSpec(self.spec.policy_batch, each=False, next_observations=False)
         if not self.has_critic:
             return {"policy": of_policy}
         return {"critic": BatchSpec()} | ({"policy": of_policy} if self.spec.policy_batch else {})
@@ -147,12 +146,6 @@ class Agent(Perception, abc.ABC):
         if not self.has_critic:
             return self._update_policy(state, base, batches["policy"], self.policy_updates, bc_only=False)
         of_critic = batches["critic"]
-        if self.config.update_order == "joint":
-
-            def joint(s: AgentState, batch: ChunkBatch) -> Updated:
-                return self._drawn_step(s, base, self.seen(s, base, batch), "critic", "policy")
-
-            return _scan(joint, state, of_critic)
         state, metrics = _scan(lambda s, b: self._critic_step(s, base, b), state, of_critic)
         last = jax.tree.map(lambda x: x[-1], batches.get("policy", of_critic))
         state, of_policy = self._policy_steps(state, base, self.seen(state, base, last), self.policy_updates)
@@ -238,10 +231,8 @@ class Agent(Perception, abc.ABC):
         return grads, metrics | ({"actor/actor_loss": value} if "actor/q" in metrics else {})
 
     def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
-        """The target moves towards the critic after the step, or before it (`target_average`)."""
         critic, opt = descend(self.critic_optimiser, grads, state.critic_opt, state.critic)
-        followed = critic if self.config.critic.target_average == "new" else state.critic
-        target = soft_update({k: followed[k] for k in state.target}, state.target, self.config.critic.tau)
+        target = soft_update({k: critic[k] for k in state.target}, state.target, self.config.critic.tau)
         return state.replace(critic=critic, critic_opt=opt, target=target, critic_updates=state.critic_updates + 1)
 
     def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> Updated:

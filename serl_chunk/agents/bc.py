@@ -25,7 +25,7 @@ class Bc(Agent):
         self.policy_updates = config.policy_updates
         self.name = "flow" if config.policy == "flow" else "net"  # of the network's parameters
         flow = config.policy == "flow"
-        self.net = FlowPolicy(config, config.flow, spec) if flow else GaussianPolicy(config, spec)
+        self.net = FlowPolicy(config.flow, spec) if flow else GaussianPolicy(config.hidden, spec)
 
     def init(self, rng: jax.Array) -> AgentState:
         return self.fresh_state(key_of(rng, "state"), self.init_policy(key_of(rng, "policy"), self.net, self.name))

@@ -20,20 +20,23 @@ from serl_chunk.types import ChunkBatch
 
 
 class ChunkCritic:
-    """Q_k(o, chunk) for k < K, and V(o) where `with_value`. Parameters: {"q"} and {"v"}, beside an "encoder"."""
+    """Q_k(o, chunk) for k < K, and V(o) where `with_value`. Parameters: {"q"} and {"v"}, beside an "encoder".
+
+    `layers` are other ones of `Mlp` than the configuration has.
+    """
 
     heads: ClassVar[str] = "q"  # where in the critic's parameters the heads are
 
-    def __init__(self, config: AgentConfig, spec: AgentSpec, *, with_value: bool) -> None:
+    def __init__(self, config: AgentConfig, spec: AgentSpec, *, with_value: bool = False, **layers: Any) -> None:
         self.steps = spec.critic_steps  # actions that are scored
         self.config = c = config.critic
         self.spec = spec
-        layers: dict[str, Any] = {
+        own: dict[str, Any] = {
             "hidden": c.hidden, "out": c.bins if c.loss == "hl_gauss" else 1, "norm": c.layer_norm,
             "out_bias": initial_bias(c), "activation": c.activation, "kernel_init": config.kernel_init,
         }  # fmt: skip
-        self.q = Ensemble(c.ensemble, **layers)
-        self.v: Any = Mlp(**layers) if with_value else None
+        self.q = Ensemble(c.ensemble, **own | layers)
+        self.v: Any = Mlp(**own | layers) if with_value else None
 
     def init(self, key: jax.Array, features: jax.Array) -> dict[str, Params]:
         params = {self.heads: self.init_heads(key_of(key, self.heads), features)}

@@ -193,7 +193,7 @@ class LearnedGripper(ArmAndGripper):
         if dims is not None and self.choices.joint:
             dims = jnp.min(dims, axis=-1, keepdims=True)
         bc = jnp.mean(self._of_parts(imitated_numbers(batch.bc_weight, dims)), axis=2)
-        loss = choice_imitation(logits, option, bc, self.config.bc_mean)
+        loss = choice_imitation(logits, option, bc)
         hit = (jnp.argmax(logits, axis=-1) == option).astype(jnp.float32)
         weight = jnp.broadcast_to(bc[..., None], hit.shape) if dims is None else bc
         accuracy = Sum(jnp.sum(hit * weight), jnp.sum(weight))

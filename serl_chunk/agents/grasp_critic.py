@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -189,9 +189,9 @@ def grasp_loss(
     return regression_loss(chosen, target, config, jnp.broadcast_to(weight.T[:, None], chosen.shape))
 
 
-def choice_imitation(logits: jax.Array, option: jax.Array, bc: jax.Array, divisor: Literal["weights", "batch"]) -> Sum:
+def choice_imitation(logits: jax.Array, option: jax.Array, bc: jax.Array) -> Sum:
     """Mean under weights `bc` float32[B, J] or [B, J, P] of -log p(c_{jp} | o), for logits float32[B, J, P, O]."""
-    return imitation_sum(-select_action(jax.nn.log_softmax(logits), option), bc, divisor)
+    return imitation_sum(-select_action(jax.nn.log_softmax(logits), option), bc)
 
 
 class GraspCritic:

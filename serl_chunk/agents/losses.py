@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,15 +38,10 @@ def expectile_weight(target: jax.Array, value: jax.Array, expectile: float) -> j
     return jnp.where(target < jax.lax.stop_gradient(value), 1.0 - expectile, expectile)
 
 
-def imitation_sum(error: jax.Array, bc: jax.Array, divisor: Literal["weights", "batch"] = "weights") -> Sum:
-    """`error` float32[B, H, A] under the sampler's imitation weights `bc` float32[B, H], or [B, H, A].
-
-    weights: divides by the weights' sum. batch: divides by the number of steps.
-    """
+def imitation_sum(error: jax.Array, bc: jax.Array) -> Sum:
+    """`error` float32[B, H, A] under the sampler's imitation weights `bc` float32[B, H], or [B, H, A]."""
     bc = bc if bc.ndim == error.ndim else bc[..., None]
-    count = error.size // bc.size
-    weight = jnp.sum(bc) if divisor == "weights" else jnp.float32(bc.size)
-    return Sum(jnp.sum(error * bc), weight * count)
+    return Sum(jnp.sum(error * bc), jnp.sum(bc) * (error.size // bc.size))
 
 
 def imitated_numbers(bc: jax.Array, dims: jax.Array | None) -> jax.Array:

@@ -5,6 +5,7 @@ They read a `Context`. Chunks come out as the networks give them; the agent boun
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,10 +14,10 @@ import jax.numpy as jnp
 from serl_chunk.agents.losses import imitation_sum
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, key_of
-from serl_chunk.config.agents import AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
-from serl_chunk.models.distributions import EDGE, TanhNormal
+from serl_chunk.config.agents import FlowConfig
+from serl_chunk.models.distributions import TanhNormal
 from serl_chunk.models.flow import VelocityField, integrate, interpolate
-from serl_chunk.models.mlp import Activation, Mlp
+from serl_chunk.models.mlp import Activation, KernelInit, Mlp, Norm
 from serl_chunk.models.sums import Sum
 from serl_chunk.types import STATE, ChunkBatch
 
@@ -26,16 +27,15 @@ _LOG_STD_MAX = 2.0
 class _ChunkPolicy:
     """Base: a network of flat chunks float32[..., H*A]."""
 
-    def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
-        self.config, self.spec, self.chunk_dim = config, spec, spec.horizon * spec.action_dim
+    def __init__(self, spec: AgentSpec) -> None:
+        self.spec, self.chunk_dim = spec, spec.horizon * spec.action_dim
 
     def chunks(self, flat: jax.Array) -> jax.Array:
         return flat.reshape(*flat.shape[:-1], self.spec.horizon, self.spec.action_dim)
 
 
-def _layers(config: AgentConfig, flow: FlowConfig) -> dict[str, Any]:
-    norm = "after" if flow.layer_norm else "none"
-    return {"norm": norm, "activation": flow.activation, "kernel_init": config.kernel_init}
+def _norm(flow: FlowConfig) -> Norm:
+    return "after" if flow.layer_norm else "none"
 
 
 class FlowPolicy(_ChunkPolicy):
@@ -46,13 +46,16 @@ class FlowPolicy(_ChunkPolicy):
 
     With `train_delay` the field has H more inputs, 1 where an action is given, and sees those actions as they are at
     every t (training-time RTC, Black et al. 2025, with a mask in place of a time per action).
+
+    `layers` are other ones of `VelocityField` than these settings have.
     """
 
-    def __init__(self, config: AgentConfig, flow: FlowConfig, spec: AgentSpec) -> None:
-        super().__init__(config, spec)
+    def __init__(self, flow: FlowConfig, spec: AgentSpec, **layers: Any) -> None:
+        super().__init__(spec)
         self.flow, self.sees_given = flow, flow.train_delay != "none"
-        layers = {**_layers(config, flow), "time": flow.time, "fourier_dim": flow.fourier_dim}
-        self.field: Any = VelocityField(flow.hidden, self.chunk_dim, **layers)
+        time = "fourier" if flow.fourier_dim else "cosine"
+        own: dict[str, Any] = {"norm": _norm(flow), "time": time, "fourier_dim": flow.fourier_dim}
+        self.field: Any = VelocityField(flow.hidden, self.chunk_dim, **own | layers)
 
     def init(self, key: jax.Array, features: jax.Array) -> Params:
         batch = features.shape[:-1]
@@ -115,7 +118,7 @@ class FlowPolicy(_ChunkPolicy):
             weight = weight * (free if weight.ndim == free.ndim else free[..., None])
         output = self._output(params, context, x, draws["t"], given)
         error = (output - (flat if self.flow.predicts == "chunk" else velocity)) ** 2
-        return imitation_sum(error.reshape(chunks.shape), weight, self.config.bc_mean)
+        return imitation_sum(error.reshape(chunks.shape), weight)
 
     def sample(
         self, params: Params, context: Context, noise: jax.Array, committed: Committed | None = None, steps: int = 0
@@ -164,9 +167,9 @@ class FlowPolicy(_ChunkPolicy):
 class OneStepPolicy(_ChunkPolicy):
     """Chunks mu(o, z) by one pass from noise z (FQL, Park 2025); the parameters are the network's."""
 
-    def __init__(self, config: AgentConfig, flow: FlowConfig, spec: AgentSpec) -> None:
-        super().__init__(config, spec)
-        self.net: Any = Mlp(flow.hidden, self.chunk_dim, **_layers(config, flow))
+    def __init__(self, flow: FlowConfig, spec: AgentSpec, **layers: Any) -> None:
+        super().__init__(spec)
+        self.net: Any = Mlp(flow.hidden, self.chunk_dim, _norm(flow), **layers)
 
     def init(self, key: jax.Array, features: jax.Array) -> Params:
         noise = jnp.zeros((*features.shape[:-1], self.chunk_dim), jnp.float32)
@@ -182,22 +185,17 @@ class OneStepPolicy(_ChunkPolicy):
 class GaussianPolicy(_ChunkPolicy):
     """TanhNormal over flat chunks; the net's outputs are means, then log sigmas."""
 
-    def __init__(self, config: AcrlpdConfig | BcConfig, spec: AgentSpec) -> None:
-        super().__init__(config, spec)
-        layer_norm, self.log_std_min, self.bc_clip = True, -10.0, EDGE
-        activation: Activation = "relu"
-        if isinstance(config, AcrlpdConfig):
-            layer_norm, self.log_std_min, self.bc_clip = config.policy_layer_norm, config.log_std_min, config.bc_clip
-            activation = config.policy_activation
-        self.net: Any = Mlp(
-            config.hidden,
-            2 * self.chunk_dim,
-            norm="before" if layer_norm else "none",
-            activation=activation,
-            kernel_init=config.kernel_init,
-            # Published code has one layer for means and one for log sigmas, which matters for xavier's fan-out.
-            out_blocks=1 if config.kernel_init == "lecun_normal" else 2,
-        )
+    def __init__(
+        self, hidden: Sequence[int], spec: AgentSpec, *, layer_norm: bool = True, log_std_min: float = -10.0,
+        kernel_init: KernelInit = "lecun_normal", activation: Activation = "relu",
+    ) -> None:  # fmt: skip
+        super().__init__(spec)
+        self.log_std_min = log_std_min
+        # Published code has one layer for means and one for log sigmas, which matters for xavier's fan-out.
+        blocks = 1 if kernel_init == "lecun_normal" else 2
+        norm: Norm = "before" if layer_norm else "none"
+        layers: dict[str, Any] = {"activation": activation, "kernel_init": kernel_init, "out_blocks": blocks}
+        self.net: Any = Mlp(hidden, 2 * self.chunk_dim, norm, **layers)
 
     def init(self, key: jax.Array, features: jax.Array) -> Params:
         return self.net.init(key, features)["params"]
@@ -219,8 +217,7 @@ class GaussianPolicy(_ChunkPolicy):
         return self.imitation(self.distribution(params, context), chunks, weight)
 
     def imitation(self, dist: TanhNormal, chunks: jax.Array, weight: jax.Array) -> Sum:
-        log_prob = dist.log_prob(chunks.reshape(chunks.shape[0], -1), self.bc_clip)
-        return imitation_sum(-self.chunks(log_prob), weight, self.config.bc_mean)
+        return imitation_sum(-self.chunks(dist.log_prob(chunks.reshape(chunks.shape[0], -1))), weight)
 
     def sample(
         self, params: Params, context: Context, noise: jax.Array, committed: Committed | None = None, steps: int = 0

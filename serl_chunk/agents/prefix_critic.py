@@ -33,7 +33,7 @@ class PrefixCritic(ChunkCritic):
     heads: ClassVar[str] = "prefix"
 
     def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
-        super().__init__(config, spec, with_value=False)
+        super().__init__(config, spec)
         self.steps = spec.prefix_steps
         count = config.prefix_lengths
         self.lengths = tuple(self.steps * (i + 1) // count for i in range(count))

@@ -31,6 +31,7 @@ from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.compatibility import affects_acting
 from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.former_qc import former_convention
 from serl_chunk.config.overrides import difference, to_dict
 from serl_chunk.config.removed import agent_kind, removal_hint, still_acting
 from serl_chunk.data.preprocess import Preprocess
@@ -194,8 +195,8 @@ def _of_run(
         if (theirs := saved.get(flag, "")) != ours:
             remedy = f"give --{flag} {theirs} here too" if theirs else f"leave --{flag} {ours} out"
             raise ConfigError(f"{run} was trained with --{flag}={theirs or 'none'}: {remedy}")
-    if removed := still_acting(saved):
-        hint = removal_hint(removed[0], agent_kind(saved))
+    removed = still_acting(saved)
+    if hint := removal_hint(removed[0], agent_kind(saved)) if removed else former_convention(saved):
         raise ConfigError(f"{run / CONFIG}: {hint}, and this run acts by it. Evaluate the run with that commit")
     store, recorded = CheckpointStore(run), _recorded(saved, config)
     found = [evaluations.wanted_policy(run, store, step) for step in steps]

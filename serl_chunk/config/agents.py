@@ -42,7 +42,7 @@ class AgentConfig(Group, path="agent."):
     encoder_optimiser: EncoderOptimiserConfig = setting(
         EncoderOptimiserConfig, "the optimiser of encoders", requires=EMBEDDED
     )
-    kernel_init: Literal["lecun_normal", "xavier_uniform"] = setting("lecun_normal", "xavier is RLPD's and FQL's")
+    kernel_init: Literal["lecun_normal", "xavier_uniform"] = setting("lecun_normal", "xavier is RLPD's and HIL-SERL's")
     critic: CriticConfig = setting(CriticConfig, "the critic", requires=CRITIC)
     encoder: EncoderConfig = setting(EncoderConfig, "the image encoder")
     gripper: GripperConfig = setting(GripperConfig, "discrete or fixed grippers")
@@ -65,14 +65,6 @@ class AgentConfig(Group, path="agent."):
     )
     prefix_lengths: int = acting(1, "lengths the prefix critic can score: equal parts of the executed actions", least=1)
     replan_spread: float | None = acting(None, "disagreement of heads that ends a chunk; none: never", least=0)
-    # RLPD: U critic steps, then the policy's. Q-chunking's code: both at once, from the parameters before the step.
-    update_order: Literal["critic_first", "joint"] = setting(
-        "critic_first", "the policy's step follows the critic's, or is taken with it on every batch"
-    )
-    # The more of a batch lies beyond ends, the weaker the loss with `batch`.
-    bc_mean: Literal["weights", "batch"] = setting(
-        "weights", "imitation losses are divided by their weights' sum, or by the batch's steps (Q-chunking's code)"
-    )
     bc_on: Literal["all", "demo", "demo+interventions", "+successes", "interventions"] = setting(
         "+successes", "steps that are imitated"
     )
@@ -136,9 +128,6 @@ class AcrlpdConfig(AgentConfig):
     policy_layer_norm: bool = shaping(True, "layer norm in the policy's network; False is RLPD's and Q-chunking's")
     log_prob: Literal["mean", "sum"] = setting("mean", "over the H*A dimensions; sum is the published convention")
     log_std_min: float = acting(-10.0, "least log deviation before tanh; -20 is RLPD's and Q-chunking's", below=2)
-    # atanh is finite there; Q-chunking's is 1e-5.
-    bc_clip: float = setting(1e-6, "imitated actions are moved to within 1 - bc_clip", above=0, below=0.1)
-    bc_invalid: bool = setting(False, "imitate every row, also beyond ends and against `bc_on` (Q-chunking's code)")
 
     def _check(self) -> None:
         # fmt: off
@@ -157,13 +146,8 @@ class FlowConfig(Group, path="agent.flow."):
 
     hidden: tuple[int, ...] = widths((256, 256), "widths of the hidden layers")
     steps: int = acting(5, "Euler steps", least=1)
-    activation: Activation = acting("relu", "gelu is FQL's")
     layer_norm: bool = shaping(False, "layer norm after each activation (an option of FQL)")
-    time: Literal["cosine", "raw", "fourier"] = acting(
-        "cosine",
-        "t enters as (t, cos pi t, sin pi t), alone (as published), or as `fourier_dim` fixed sines and cosines",
-    )
-    fourier_dim: int = shaping(64, "features of t, even", least=4, requires=needs("agent.flow.time", "fourier"))
+    fourier_dim: int = shaping(0, "t enters as so many fixed sines and cosines; 0: as (t, cos pi t, sin pi t)", least=0)
     # docs/algorithms/delay.md; d is the window's own, or drawn from 0..train_delay_max.
     train_delay: Literal["none", "recorded", "sampled"] = acting(
         "none", "train for late decisions: the first d actions of a chunk are given, the flow learns the rest"
@@ -181,15 +165,13 @@ class FlowConfig(Group, path="agent.flow."):
         # fmt: off
         require(self.noise_low <= self.noise_high, "agent.flow.noise_high",
             f"must be at least agent.flow.noise_low={self.noise_low:g}, got {self.noise_high:g}")
-        require(self.fourier_dim % 2 == 0, "agent.flow.fourier_dim", f"must be even, got {self.fourier_dim}")
+        require(self.fourier_dim == 0 or (self.fourier_dim % 2 == 0 and self.fourier_dim >= 4),
+            "agent.flow.fourier_dim", f"must be 0, or even and at least 4, got {self.fourier_dim}")
 
 
 def _check_flow(agent: AcfqlConfig | BcConfig, *, acts: bool, remedy: str) -> None:
     """Check the settings that acfql and bc share; `acts`: the flow itself acts."""
     # fmt: off
-    require(agent.update_order != "joint" or agent.policy_updates == 1, "agent.policy_updates",
-        f"must be 1 with agent.update_order=joint, got {agent.policy_updates}: the policy takes one step for each of "
-        "the critic's")
     require(agent.flow.train_delay == "none" or acts, "agent.flow.train_delay",
         f"{agent.flow.train_delay} needs {remedy}: the other policy has no input for committed actions")
 
@@ -200,11 +182,12 @@ _QC_CRITIC = partial(CriticConfig, ensemble=4, target_subset=4, target_aggregate
 
 
 @dataclasses.dataclass(frozen=True)
-class AcfqlConfig(AgentConfig):
+class AcfqlConfig(AgentConfig, without=("kernel_init",)):
     """Q-chunking with a flow policy (Li, Zhou and Levine 2025): best-of-N (QC), or distilled to one step (QC-FQL)."""
 
     kind: ClassVar[str] = "acfql"
 
+    kernel_init = "lecun_normal"
     critic: CriticConfig = setting(_QC_CRITIC, "the critic")
     flow: FlowConfig = setting(FlowConfig, "the flow policy")
     policy_ema: float = 0.999
@@ -219,7 +202,6 @@ class AcfqlConfig(AgentConfig):
         "what acts: the best of N flow samples, or a one-step policy distilled from the flow (FQL, Park 2025)",
     )
     alpha: float = setting(100.0, "weight of the distillation", least=0, requires=_DISTILLED)
-    normalise_q: bool = setting(False, "divide its Q term by the batch's mean |Q| (FQL)", requires=_DISTILLED)
     policy_updates: int = setting(3, "flow updates after the last critic update: same batch, new noise", least=1)
 
     def _check(self) -> None:
@@ -232,11 +214,12 @@ _GAUSSIAN = needs("agent.policy", "gaussian", note="the flow's layers are agent.
 
 
 @dataclasses.dataclass(frozen=True)
-class BcConfig(AgentConfig):
+class BcConfig(AgentConfig, without=("kernel_init",)):
     """Behaviour cloning, by flow matching or with a Gaussian; on demonstrations and interventions it is HG-DAgger."""
 
     kind: ClassVar[str] = "bc"
 
+    kernel_init = "lecun_normal"
     candidates: int = 1
     bc_on: Literal["all", "demo", "demo+interventions", "+successes", "interventions"] = "demo+interventions"
     policy: Literal["flow", "gaussian"] = shaping("flow", "the kind of policy")

@@ -7,6 +7,7 @@ import functools
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import as_text, leaves
+from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.types import RobotSpec
 
@@ -30,7 +31,7 @@ def affects_acting(path: str) -> bool:
 
 @functools.cache
 def _acts() -> dict[str, str]:
-    kinds = (AcfqlConfig(), AcrlpdConfig(), BcConfig())
+    kinds = (AcfqlConfig(), AcrlpdConfig(), BcConfig(), PublishedQcConfig())
     configs = (ExperimentConfig("", FakeAlohaConfig(), agent) for agent in kinds)
     return {leaf.path: leaf.acts for config in configs for leaf in leaves(config)}
 

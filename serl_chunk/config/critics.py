@@ -10,7 +10,7 @@ from serl_chunk.config.fields import Group, acting, derived, needs, require, set
 
 Aggregate = Literal["mean", "min"]
 Floor = Literal["none", "mc"]
-Activation = Literal["relu", "gelu", "tanh"]
+Activation = Literal["relu", "tanh"]
 
 SIGMAS = 3.0  # deviations of a target's Gaussian that bins reach beyond the range, for hl_gauss
 _RANGED = needs("agent.critic.loss", "bounded", "hl_gauss")
@@ -38,9 +38,8 @@ class CriticConfig(Group, path="agent.critic."):
     initial_logit: float = setting(-2.0, "a new Q lies at the share sigmoid(this) of the range", requires=_RANGED)
     target_floor: Floor = setting("none", "mc: a demonstration's target is at least its realised return")
     tau: float = setting(0.005, "target <- tau * critic + (1 - tau) * target, after the update", above=0, most=1)
-    activation: Activation = acting("relu", "gelu is FQL's (tanh approximation), tanh HIL-SERL's")
-    layer_norm: Literal["before", "after", "none"] = acting("before", "relative to the activation; after is FQL's")
-    target_average: Literal["new", "old"] = setting("new", "the critic averaged: after the update, or before (QC)")
+    activation: Activation = acting("relu", "tanh is HIL-SERL's")
+    layer_norm: Literal["before", "none"] = acting("before", "layer norm before each activation, or none")
 
     def _check(self) -> None:
         # fmt: off

@@ -16,6 +16,7 @@ from serl_chunk.config.fields import CAMERAS, Group, Requirement, acting, derive
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.operator import OperatorConfig
 from serl_chunk.config.outcome import OutcomeConfig
+from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.config.transport import TransportConfig
@@ -247,10 +248,10 @@ class ExperimentConfig(Group):
         require(not self.actor.adaptive_execution or agent.replan_spread is not None, "actor.adaptive_execution",
             "True has no effect while agent.replan_spread is none. Set that, with agent.prefix_critic=True and "
             "agent.prefix_lengths of 2 or more.")
-        require(self.learner.policy_batch_size is None or agent.update_order == "critic_first",
+        require(self.learner.policy_batch_size is None or not isinstance(agent, PublishedQcConfig),
             "learner.policy_batch_size",
-            f"{self.learner.policy_batch_size} has no effect with agent.update_order=joint: the policy learns from "
-            "the critic's batch. Set it to none, or agent.update_order=critic_first.")
+            f"{self.learner.policy_batch_size} has no effect on published_qc, whose policy learns from the critic's "
+            "batch. Set it to none, or use acfql or acrlpd (without --compat qc).")
         if agent.gripper.composition == "learned":
             self._check_learned_gripper()
         require(self.actor.delay_ticks < chunk.executed, "actor.delay_ticks",
@@ -304,6 +305,7 @@ class ExperimentConfig(Group):
         a, loop = self.agent, self.learner
         shared = a.encoder.trained_by == "critic" and (a.image_keys or a.language.reads or a.encoder.state_latent)
         climbs = isinstance(a, AcrlpdConfig) or (isinstance(a, AcfqlConfig) and a.actor_type == "distill-ddpg")
+        climbs = climbs or (isinstance(a, PublishedQcConfig) and not a.best_of_n)
         require(not (shared and climbs and loop.offline_steps and loop.critic_warmup_steps and loop.online_steps != 0),
             "learner.critic_warmup_steps",
             f"{loop.critic_warmup_steps} trains the encoder by the critic's loss (agent.encoder.trained_by=critic) "

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from serl_chunk.io import plural
@@ -129,10 +129,15 @@ class Group:
     """A group of settings, whose values are checked when it is built: each alone, then by `_check` of every class."""
 
     PATH: ClassVar[str] = ""
+    CALLED: ClassVar[Mapping[str, str]] = {}  # settings of other groups in its place -> what does the same here
 
-    def __init_subclass__(cls, path: str | None = None) -> None:
-        """Set the prefix of the fields' names, with a dot at its end; subclasses inherit it."""
+    def __init_subclass__(cls, path: str | None = None, without: Sequence[str] = ()) -> None:
+        """Set the prefix of the fields' names, with a dot at its end; subclasses inherit it.
+
+        `without`: settings of a base that this group does not have. Its class attributes are their values.
+        """
         cls.PATH = cls.PATH if path is None else path
+        cls.__annotations__.update(dict.fromkeys(without, ClassVar))  # to `dataclass` that is no field
 
     def __post_init__(self) -> None:
         own: Any = type(self)

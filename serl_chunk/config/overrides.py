@@ -44,8 +44,8 @@ def _rebuild(config: Any, tree: dict[str, Any], prefix: str, before: Mapping[str
         if name not in names and (removed := removal_hint(here, getattr(type(config), "kind", ""))):
             raise ConfigError(f"{removed}. Leave it out", parameter=here)
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            near = getattr(config, "CALLED", {}).get(name) or next(iter(difflib.get_close_matches(name, names, 1)), "")
+            hint = f" (did you mean {near!r}?)" if near else ""
             raise ConfigError(
                 f"{type(config).__name__} has no field {name!r}{hint}. Valid: {', '.join(names)}", parameter=here
             )

@@ -2,8 +2,9 @@
 
 A preset replaces the agent and the lengths. Its numbers, sizes included, are those of Li, Zhou and Levine (2025). Those
 of `rlpd` are of Ball et al. (2023), those of `hil-serl` of Luo et al. (2024), and both replace the training loop too.
-`compat` replaces our conventions by those of Q-chunking's code (docs/algorithms.md gives the reason of each
-difference). Both are validated together with the overrides of the command line.
+`compat` replaces the agent by that of Q-chunking's code, and our conventions of windows, rewards and the normaliser by
+its own (docs/algorithms.md gives the reason of each difference). Both are validated together with the overrides of the
+command line.
 """
 
 from __future__ import annotations
@@ -20,13 +21,12 @@ from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, RewardConfig, infinite_horizon_return
 from serl_chunk.config.fields import require
 from serl_chunk.config.gripper import GripperConfig
-from serl_chunk.config.optimisers import CriticOptimiserConfig, EncoderOptimiserConfig
 from serl_chunk.config.overrides import apply_overrides, parse
+from serl_chunk.config.published_qc import WIDTHS, PublishedQcConfig
 from serl_chunk.types import ConfigError
 
 HORIZON = 5  # actions in a published chunk
-HIDDEN = (512, 512, 512, 512)  # of every published network
-FLOW = FlowConfig(hidden=HIDDEN, steps=10, noise_low=1.0)
+FLOW = FlowConfig(hidden=WIDTHS, steps=10, noise_low=1.0)
 HG_DAGGER_PRETRAIN = 20_000  # HIL-SERL's --pretrain_steps
 SAC_WIDTH = 256  # of a layer of RLPD's and HIL-SERL's networks
 
@@ -61,7 +61,7 @@ def _flow(
 ) -> Changes:
     agent = AcfqlConfig(
         **_common(config),
-        critic=CriticConfig(hidden=HIDDEN, ensemble=2, target_subset=2, target_aggregate="mean"),
+        critic=CriticConfig(hidden=WIDTHS, ensemble=2, target_subset=2, target_aggregate="mean"),
         flow=FLOW, actor_type=actor, target="policy",
         candidates=candidates, pretrain_candidates=candidates, target_candidates=candidates,
         policy_updates=1, policy_ema=0.0, acting_critic="online", bc_on="all",
@@ -72,8 +72,8 @@ def _flow(
 def _gaussian(config: ExperimentConfig, discount: float, horizon: int, bc_alpha: float) -> Changes:
     agent = AcrlpdConfig(
         **_common(config),
-        critic=CriticConfig(hidden=HIDDEN, ensemble=10, target_subset=10, target_aggregate="mean"),
-        hidden=HIDDEN, bc_alpha=bc_alpha, candidates=1, pretrain_candidates=1, bc_on="all",
+        critic=CriticConfig(hidden=WIDTHS, ensemble=10, target_subset=10, target_aggregate="mean"),
+        hidden=WIDTHS, bc_alpha=bc_alpha, candidates=1, pretrain_candidates=1, bc_on="all",
         log_prob="sum", init_temperature=1.0,  # the published weight, temperature and entropy are scaled for the sum
     )  # fmt: skip
     return {"agent": agent, "reward": _rewards_of(config, discount), "chunk": _lengths(config, horizon)}
@@ -132,7 +132,7 @@ def _clone(config: ExperimentConfig, policy: Any, bc_on: Any = "all") -> Changes
         encoder = replace(encoder, trained_by="each")
     agent = BcConfig(
         **_common(config) | {"encoder": encoder},
-        policy=policy, flow=FLOW, hidden=HIDDEN, policy_updates=1, policy_ema=0.0, bc_on=bc_on,
+        policy=policy, flow=FLOW, hidden=WIDTHS, policy_updates=1, policy_ema=0.0, bc_on=bc_on,
     )  # fmt: skip
     return {"agent": agent, "chunk": _lengths(config, HORIZON)}
 
@@ -247,6 +247,7 @@ def _without_adaptive(config: ExperimentConfig) -> Changes:
 COMPAT = ("qc",)
 _NO_DAGGER = "the published code has no HG-DAgger, and its sampler draws no interventions"
 NOT_OF_COMPAT = {  # presets of which the published code has no version
+    "bc-gaussian": "the published code has no Gaussian clone",
     "hg-dagger": _NO_DAGGER,
     "hg-dagger-gaussian": _NO_DAGGER,
     "rlpd": "the RLPD of the published code is preset=rlpd-qc",
@@ -273,43 +274,40 @@ def _compat_changes(
     }
 
 
-_OF_ALL_AGENTS: Changes = {
-    "lr_warmup": 0, "lr_cosine": 0, "critic_optimiser": CriticOptimiserConfig(),
-    "encoder_optimiser": EncoderOptimiserConfig(),
-    "grad_clip": 0.0, "update_order": "joint", "bc_mean": "batch", "kernel_init": "xavier_uniform", "policy_ema": 0.0,
-    "acting_critic": "online", "bc_on": "all", "prefix_critic": False,
-    "prefix_lengths": 1, "replan_spread": None, "gripper": GripperConfig(),  # continuous as every other dimension
-}  # fmt: skip
-_OF_ACRLPD: Changes = {
-    "policy_activation": "relu", "policy_layer_norm": False, "log_prob": "sum", "log_std_min": -20.0,
-    "init_temperature": 1.0,
-    "backup_entropy": False, "bc_clip": 1e-5, "bc_invalid": True, "candidates": 1, "pretrain_candidates": 1,
-}  # fmt: skip
-_OF_ACFQL: Changes = {"target": "policy", "target_flow_steps": None, "normalise_q": False}
-_OF_FLOWS: Changes = {
-    "activation": "gelu", "layer_norm": False, "time": "raw", "noise_low": 1.0, "noise_high": 1.0,
-    "train_delay": "none"
-}  # fmt: skip
+def _published(agent: AgentConfig) -> PublishedQcConfig:
+    """The published agent with the sizes and weights of one of ours; its conventions are its own.
 
-
-def _published(agent: AgentConfig) -> AgentConfig:
-    encoder = agent.encoder
+    A clone by flow matching is the flow of QC with one candidate, whose critic decides nothing.
+    """
+    if isinstance(agent, PublishedQcConfig):
+        return agent
     # Its image encoders are not ours; what ours has had from the start stays as the experiment has it.
-    encoder = EncoderConfig(features=encoder.features, latent=encoder.latent, shift=encoder.shift)
-    changes = _OF_ALL_AGENTS | {"encoder": encoder}
-    if not isinstance(agent, BcConfig):
-        of_flow = isinstance(agent, AcfqlConfig)
-        changes["critic"] = replace(
-            agent.critic, loss="squared", target_floor="none", target_average="old",
-            target_subset=agent.critic.ensemble, tau=0.005,
-            activation="gelu" if of_flow else "relu", layer_norm="after" if of_flow else "before",
-        )  # fmt: skip
+    e = agent.encoder
+    common: Changes = {
+        "image_keys": agent.image_keys, "use_state": agent.use_state, "language": agent.language, "lr": agent.lr,
+        "encoder": EncoderConfig(features=e.features, latent=e.latent, shift=e.shift),
+        "weight_decay": agent.weight_decay,
+    }  # fmt: skip
+    critic: Changes = {
+        "num_qs": agent.critic.ensemble, "q_agg": agent.critic.target_aggregate,
+        "value_hidden_dims": agent.critic.hidden, "layer_norm": agent.critic.layer_norm != "none",
+    }  # fmt: skip
     if isinstance(agent, AcrlpdConfig):
-        changes |= _OF_ACRLPD
-    elif isinstance(agent, AcfqlConfig | BcConfig):
-        changes |= {"flow": replace(agent.flow, **_OF_FLOWS), "policy_updates": 1}
-        if isinstance(agent, AcfqlConfig):
-            changes |= _OF_ACFQL | {"pretrain_candidates": agent.candidates}
-    else:
-        raise ConfigError(f"Q-chunking has no agent {agent.kind!r}. Use acfql, acrlpd or bc.", parameter="compat")
-    return replace(agent, **changes)
+        return PublishedQcConfig(
+            **common, **critic, agent_name="acrlpd", actor_hidden_dims=agent.hidden, bc_alpha=agent.bc_alpha,
+            target_entropy_multiplier=-agent.target_entropy_per_dim,
+        )  # fmt: skip
+    if not isinstance(agent, AcfqlConfig | BcConfig) or (isinstance(agent, BcConfig) and agent.policy == "gaussian"):
+        policy = " with agent.policy=gaussian" if isinstance(agent, BcConfig) else ""
+        remedy = "Use acfql, acrlpd, or bc with agent.policy=flow."
+        raise ConfigError(f"Q-chunking's code has no {agent.kind}{policy}. {remedy}", parameter="compat")
+    flow = agent.flow
+    common |= {
+        "actor_hidden_dims": flow.hidden, "actor_layer_norm": flow.layer_norm, "flow_steps": flow.steps,
+        "use_fourier_features": flow.fourier_dim > 0, "fourier_feature_dim": flow.fourier_dim or 64,
+    }  # fmt: skip
+    if isinstance(agent, BcConfig):
+        return PublishedQcConfig(**common, actor_type="best-of-n", actor_num_samples=1, value_hidden_dims=flow.hidden)
+    return PublishedQcConfig(
+        **common, **critic, actor_type=agent.actor_type, actor_num_samples=agent.candidates, alpha=agent.alpha
+    )

@@ -5,10 +5,11 @@ An experiment that sets one is refused. In a run folder's `config.json` one is i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-LAST = "2514010"  # the last commit that has all of them
+FIRST_SET, CONVENTIONS = "2514010", "514fce5"  # the last commits that have all of a set
 Saved = Mapping[str, Any]  # a config.json
 
 
@@ -17,8 +18,12 @@ class Removed(NamedTuple):
 
     why: str  # one sentence
     unused: Callable[[Saved, Any], bool]  # whether a run with this config.json, and this value of it, goes on unchanged
-    kind: str = ""  # of the only agent that lost it; empty: all agents
+    kinds: tuple[str, ...] = ()  # of the agents that lost it; empty: all agents
     acts: bool = True  # it also decided how a trained policy acts
+    last: str = FIRST_SET
+
+    def lost_by(self, kind: str) -> bool:
+        return not self.kinds or kind in self.kinds
 
 
 def _only(*values: Any) -> Callable[[Saved, Any], bool]:
@@ -36,6 +41,13 @@ def _compares_as_the_target(saved: Saved, value: Any) -> bool:
     return not compares or value in ("mean", agent.get("critic", {}).get("target_aggregate"))  # mean was the default
 
 
+def _no_flow(saved: Saved) -> bool:
+    return saved["agent"].get("policy") == "gaussian"
+
+
+_PUBLISHED = "--compat qc has the published code's way"
+_convention = functools.partial(Removed, last=CONVENTIONS)
+
 REMOVED = {
     "agent.improve": Removed("Chunks that climbed the critic did not act better.", _improves_nothing),
     "agent.exploration_knots": Removed("Noise that is smooth in time did not explore better.", _only(0)),
@@ -47,7 +59,7 @@ REMOVED = {
         "Actions after a termination are the last one repeated.", _only("repeat"), acts=False
     ),
     "agent.target_candidates": Removed(
-        "The best of several samples in acrlpd's target did not act better.", _only(1), "acrlpd", acts=False
+        "The best of several samples in acrlpd's target did not act better.", _only(1), ("acrlpd",), acts=False
     ),
     "reward.intervention_penalty": Removed(
         "A price on interventions did not make policies need fewer of them.", _only(0), acts=False
@@ -55,7 +67,44 @@ REMOVED = {
     "replay.intervention_windows": Removed(
         "Windows that ended at interventions did not act better.", _only("keep"), acts=False
     ),
+    "agent.update_order": _convention(
+        f"The policy's step follows the critic's; {_PUBLISHED}, both at once.", _only("critic_first"), acts=False
+    ),
+    "agent.bc_mean": _convention(
+        f"Imitation is averaged over its weights; {_PUBLISHED}, all steps.", _only("weights"), acts=False
+    ),
+    "agent.bc_invalid": _convention(
+        f"What `bc_on` leaves out is not imitated; {_PUBLISHED}, every row.", _only(False), ("acrlpd",), acts=False
+    ),
+    "agent.bc_clip": _convention(
+        f"Imitated actions are moved to within 1 - 1e-6; {_PUBLISHED}, 1e-5.", _only(1e-6), ("acrlpd",), acts=False
+    ),
+    "agent.kernel_init": _convention(
+        f"Networks of flows begin as flax's do; {_PUBLISHED}, xavier_uniform.", _only("lecun_normal"), ("acfql", "bc"),
+        acts=False,
+    ),
+    "agent.normalise_q": _convention(
+        "No recipe divided the one-step policy's Q term by its size.",
+        lambda saved, value: not value or saved["agent"].get("actor_type") != "distill-ddpg", ("acfql",), acts=False,
+    ),
+    "agent.critic.target_average": _convention(
+        f"The target follows the critic after its step; {_PUBLISHED}, before it.",
+        lambda saved, value: value == "new" or agent_kind(saved) == "bc", acts=False,
+    ),
+    "agent.flow.activation": _convention(
+        f"The flow's activation is relu; {_PUBLISHED}, gelu.", lambda saved, value: value == "relu" or _no_flow(saved)
+    ),
+    "agent.flow.time": _convention(
+        "agent.flow.fourier_dim above 0 shows t to the flow as so many sines and cosines, 0 as its cosine and sine; "
+        f"{_PUBLISHED}, t alone.", lambda saved, value: value == "cosine" or _no_flow(saved),
+    ),
 }  # fmt: skip
+# Values of settings that are still there: (path, value) -> the agents that had a use for it.
+REMOVED_VALUES = {
+    ("agent.critic.layer_norm", "after"): ("acfql", "acrlpd"),
+    ("agent.critic.activation", "gelu"): ("acfql", "acrlpd"),
+    ("agent.policy_activation", "gelu"): ("acrlpd",),
+}
 
 
 def without_removed(saved: Saved) -> dict[str, Any]:
@@ -67,7 +116,8 @@ def _without(saved: Saved, group: Saved, prefix: str) -> dict[str, Any]:
     out = {}
     for name, value in group.items():
         removed = removed_at(f"{prefix}{name}", agent_kind(saved))
-        if removed is not None and removed.unused(saved, value):
+        published = removed is not None and removed.last == CONVENTIONS and saved.get("compat") == "qc"
+        if removed is not None and not published and removed.unused(saved, value):  # what compat set differs from that
             continue
         out[name] = _without(saved, value, f"{prefix}{name}.") if isinstance(value, Mapping) else value
     return out
@@ -82,7 +132,7 @@ def agent_kind(saved: Saved) -> str:
 def removed_at(path: str, kind: str) -> Removed | None:
     """Return the entry of the setting `path` of an agent of `kind`; None where that agent lost no such setting."""
     removed = REMOVED.get(path)
-    return removed if removed is not None and removed.kind in ("", kind) else None
+    return removed if removed is not None and removed.lost_by(kind) else None
 
 
 def still_acting(saved: Saved) -> list[str]:
@@ -103,6 +153,17 @@ def removal_hint(path: str, kind: str = "") -> str:
     `kind`: of the agent, for settings that one kind of agent lost.
     """
     for name, removed in REMOVED.items():
-        if f"{path}.".startswith(f"{name}.") and removed.kind in ("", kind):
-            return f"{name} was removed: {removed.why} The last commit with it is {LAST}"
+        if f"{path}.".startswith(f"{name}.") and removed.lost_by(kind):
+            return f"{name} was removed: {removed.why} The last commit with it is {removed.last}"
+    return ""
+
+
+def removed_value(saved: Saved) -> str:
+    """Return the first of a `config.json`'s values that its setting no longer has, and since when; empty for none."""
+    for (path, value), kinds in REMOVED_VALUES.items():
+        found: Any = saved
+        for name in path.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        if found == value and agent_kind(saved) in kinds:
+            return f"{path}={value} was removed: {_PUBLISHED}. The last commit with it is {CONVENTIONS}"
     return ""

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from serl_chunk.config.removed import REMOVED, removal_hint, without_removed
+from serl_chunk.config.former_qc import published_agent
+from serl_chunk.config.removed import REMOVED, agent_kind, removal_hint, without_removed
 
 SETTINGS = {
     "agent.act_by": "agent.acting_critic",
@@ -21,7 +22,7 @@ SETTINGS = {
 # Presets of run folders before format 2, where a new preset has the former name.
 PRESETS = {"rlpd": "rlpd-qc"}
 PRESETS_FORMAT = 2
-VALUES = {("agent.update_order", "together"): "joint", ("replay.windows", "adjacent"): "qc"}
+VALUES = {("replay.windows", "adjacent"): "qc"}
 # Settings that f1f5725 did not have, and the value that its files stand for.
 ADDED: dict[str, Any] = {
     "actor.frames": "auto", "actor.max_human_s": 0.0,
@@ -64,6 +65,8 @@ MODULES = {
     "serl_chunk.robots.replayed": "serl_chunk.devices.recorded",
 }
 CLASSES = {"HelperConfig": "ScriptedHumanConfig"}
+# Groups that lost settings -> their classes.
+GROUPS = {"agent.critic": "CriticConfig", "agent.flow": "FlowConfig"}
 REMOVED_NAMES = {"ImproveConfig": "agent.improve", "serl_chunk.config.improvement": "agent.improve"}
 
 
@@ -98,7 +101,7 @@ def current_config(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
             out[path.rpartition(".")[2]] = new
         return out
 
-    current = without_removed(renamed(saved, ""))
+    current = renamed(saved, "")
     lines += _ticks_to_seconds(current)
     if (preset := _former_preset(saved)) is not None:
         current["preset"] = PRESETS[preset]
@@ -107,14 +110,19 @@ def current_config(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
     for (name, kind), of_kind in ADDED_TO.items():
         group = current.get(name)
         added |= of_kind if isinstance(group, dict) and group.get("kind") == kind else {}
+    newer = agent_kind(saved) == "published_qc"  # than all of them
     for path, value in added.items():
         *groups, name = path.split(".")
-        parent: Any = current
+        parent: Any = {} if newer and groups[:1] == ["agent"] else current
         for group in groups:
             parent = parent.get(group) if isinstance(parent, dict) else None
         if isinstance(parent, dict):
             parent.setdefault(name, value)
-    return current, lines
+    if (agent := published_agent(current)) is not None:
+        lines.append(f"agent.kind={current['agent']['kind']} of compat=qc is now agent.kind=published_qc")
+        current["agent"] = agent
+    lines += _features_of_time(current)
+    return without_removed(current), lines
 
 
 def _ticks_to_seconds(config: dict[str, Any]) -> list[str]:
@@ -128,6 +136,17 @@ def _ticks_to_seconds(config: dict[str, Any]) -> list[str]:
     seconds = ticks / spec["control_hz"]
     replay["exclude_before_takeover"] = seconds
     return [f"replay.exclude_before_takeover={ticks} (ticks) is now {seconds:g} (s)"]
+
+
+def _features_of_time(config: dict[str, Any]) -> list[str]:
+    """Convert `agent.flow.time` of a version that had it, and return a line where the flow reads Fourier features."""
+    flow = (config.get("agent") or {}).get("flow")
+    if not isinstance(flow, dict) or flow.get("time") not in ("cosine", "fourier") or config.get("compat") == "qc":
+        return []
+    if flow.pop("time") == "cosine":
+        flow["fourier_dim"] = 0
+        return []
+    return [f"agent.flow.time=fourier is now agent.flow.fourier_dim={flow['fourier_dim']}"]
 
 
 def _former_preset(saved: Mapping[str, Any]) -> str | None:
@@ -150,9 +169,12 @@ def rename_hint(error: BaseException) -> str:
     if name := next((name for name in REMOVED_NAMES if f"'{name}'" in str(error)), ""):
         return removal_hint(REMOVED_NAMES[name])
     for path, removed in REMOVED.items():
-        called = f"{removed.kind.capitalize()}Config.__init__()" if removed.kind else ""
-        if called in str(error) and f"unexpected keyword argument '{path.rpartition('.')[2]}'" in str(error):
-            return removal_hint(path, removed.kind)
+        group, _, name = path.rpartition(".")
+        kinds = [f"{kind.capitalize()}Config" for kind in removed.kinds]
+        classes = [GROUPS[group]] if group in GROUPS else kinds or [""]
+        messages = (f"{cls}.__init__() got an unexpected keyword argument '{name}'" for cls in classes)
+        if any(message in str(error) for message in messages):
+            return removal_hint(path, *removed.kinds[:1])
     return ""
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.former_qc import former_convention
 from serl_chunk.config.overrides import difference, to_dict
 from serl_chunk.config.removed import removal_hint
 from serl_chunk.config.renamed import current_config
@@ -115,6 +116,8 @@ def _log_origin(path: Path, old: dict[str, Any], config: ExperimentConfig) -> No
             raise ConfigError(f"{file}: {hint}, and this run uses it. Resume the run with that commit")
         remedy = f"Resume the run with {_writer(old)}, or remove the setting from the file"
         raise ConfigError(f"{file}: this version has no setting {', '.join(unknown)}. {remedy}")
+    if hint := former_convention(old):
+        raise ConfigError(f"{file}: {hint}, and this run uses it. Resume the run with that commit")
     if former := current_config(read_json(file))[1]:
         logger.info("%s has former names of settings: %s", file, "; ".join(former))
     number = old.get("format", 0)

@@ -174,18 +174,6 @@ def test_published_log_probabilities_are_sums_over_the_chunk():
     assert float(losses["sum"]["actor/q"]) == pytest.approx(float(losses["mean"]["actor/q"]), abs=1e-6)
 
 
-def test_published_imitation_reaches_beyond_an_episodes_end():
-    ends = {}
-    for invalid in (False, True):
-        agent = build(config_of("acrlpd", bc_invalid=invalid))
-        state = agent.init(jax.random.key(0))
-        batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
-        moved = batch._replace(actions=jnp.where(batch.valid[..., None] > 0, batch.actions, 0.5))
-        ends[invalid] = [float(policy_gradient(agent, state, b, {}, bc_only=True)[1]["value"]) for b in (batch, moved)]
-    assert ends[False][0] == ends[False][1]
-    assert ends[True][0] != ends[True][1]
-
-
 def test_the_policys_deviation_has_the_configured_least_size():
     for least in (-10.0, -1.0):
         agent = build(config_of("acrlpd", log_std_min=least))

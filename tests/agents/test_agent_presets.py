@@ -15,6 +15,7 @@ from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents import BcConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.presets import NOT_OF_COMPAT, PRESETS, configured
+from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.types import RobotSpec
 
@@ -27,9 +28,12 @@ BOTH = pytest.mark.parametrize(
 def small(preset: str, compat: str) -> tuple[ExperimentConfig, Agent]:
     """The preset's agent, with networks of one small layer and fewer Euler steps."""
     config = configured(ExperimentConfig("x", RobotConfig()), preset=preset, compat=compat or None)
-    critic = dataclasses.replace(config.agent.critic, hidden=(8,))
-    width = {"hidden": (8,)} if hasattr(config.agent, "hidden") else {}
-    agent = dataclasses.replace(config.agent, critic=critic, **width)
+    agent = config.agent
+    if isinstance(agent, PublishedQcConfig):
+        agent = dataclasses.replace(agent, value_hidden_dims=(8,), actor_hidden_dims=(8,), flow_steps=2)
+    else:
+        width = {"hidden": (8,)} if hasattr(agent, "hidden") else {}
+        agent = dataclasses.replace(agent, critic=dataclasses.replace(agent.critic, hidden=(8,)), **width)
     if hasattr(agent, "flow"):
         agent = dataclasses.replace(agent, flow=dataclasses.replace(agent.flow, hidden=(8,), steps=2))
     config = dataclasses.replace(config, agent=agent)

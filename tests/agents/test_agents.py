@@ -16,11 +16,11 @@ from serl_chunk.types import ConfigError
 
 VARIANTS = [  # compiled, run
     "acfql", "acfql-policy-image", "acfql-policy-distill", "acrlpd-entropy", "bc", "bc-gaussian",
-    "acfql-prefix-lengths", "acrlpd-prefix",
+    "acfql-prefix-lengths", "acrlpd-prefix", "published-distill", "published-gaussian",
 ]  # fmt: skip
 TRACED = [  # only traced: cheap
     *VARIANTS, "acfql-policy-squared", "acfql-image", "acfql-policy-distill-squared-image",
-    "acfql-distill-together", "acrlpd-image", "acrlpd-together", "bc-image", "bc-gaussian-together-image",
+    "acrlpd-image", "bc-image", "bc-gaussian-image", "published-image", "published-distill-image",
     "acfql-prefix-image", "acfql-policy-distill-prefix", "acrlpd-prefix-lengths-image",
 ]  # fmt: skip
 STATE_ONLY = ["acfql", "acfql-policy-squared", "acfql-policy-distill", "acrlpd", "bc", "bc-gaussian"]
@@ -278,7 +278,7 @@ def test_parameters_of_another_network_are_refused(variant):
         agent.load_params({**flat, "ghost": np.zeros(1)})
 
 
-@some(TRACED, [*COMPILED_OFTEN, "acfql-policy-image", "acrlpd-prefix-lengths-image", "bc-gaussian-together-image"])
+@some(TRACED, [*COMPILED_OFTEN, "acfql-policy-image", "acrlpd-prefix-lengths-image", "bc-gaussian-image"])
 def test_no_ranks_are_promoted_silently(variant):
     agent, state = fresh(variant)
     observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}

@@ -48,7 +48,7 @@ def test_the_policy_that_acts_is_an_average_of_the_newest(decay):
 def test_a_network_of_chunks_is_trained_on_them_and_followed_to_them():
     """The loss, the steps of Euler's method, and the end of a path, by hand."""
     flow = FlowConfig(hidden=(8,), steps=3, predicts="chunk")
-    policy = FlowPolicy(config_of("bc", flow=flow), flow, AgentSpec(4, 2, 3, 3, (), 0.9))
+    policy = FlowPolicy(flow, AgentSpec(4, 2, 3, 3, (), 0.9))
     batch = jax.tree.map(lambda x: x[0], on_device(policy.spec))._replace(bc_weight=jnp.ones((8, 3)))
     context = Context(batch.observations["state"])
     params = policy.init(jax.random.key(0), context.features)
@@ -97,7 +97,7 @@ def test_a_network_of_chunks_follows_long_ones_that_one_of_velocities_does_not()
 def flow_policy(dim: int, noise_low: float, noise_high: float = 1.0, noise_alone: float = 0.0) -> FlowPolicy:
     """A policy of single actions."""
     flow = FlowConfig(hidden=(4,), noise_low=noise_low, noise_high=noise_high, noise_alone=noise_alone)
-    return FlowPolicy(config_of("bc"), flow, AgentSpec(3, dim, 1, 1, (), 0.9))
+    return FlowPolicy(flow, AgentSpec(3, dim, 1, 1, (), 0.9))
 
 
 @pytest.mark.parametrize(("high", "scales"), [(1.0, [0.2, 0.4, 0.6, 0.8, 1.0]), (0.4, [0.2, 0.25, 0.3, 0.35, 0.4])])
@@ -192,8 +192,6 @@ def test_imitation_trains_the_image_encoder(policy):
 
 def test_no_batch_is_asked_for_that_nothing_is_learnt_from():
     assert build(config_of("bc")).wants() == {"policy": BatchSpec(each=False, next_observations=False)}
-    # There the policy steps on each.
-    assert build(config_of("bc-together")).wants() == {"policy": BatchSpec(each=True, next_observations=False)}
     assert build(config_of("acfql")).wants() == {"critic": BatchSpec()}
 
 

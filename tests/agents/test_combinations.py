@@ -58,11 +58,11 @@ COMBINATIONS = {
     "one-step policy, choices, a camera, the critic's encoder": lambda: made(
         "acfql-policy-distill-image", gripper=CHOSEN, encoder=encoder(trained_by="critic", state_latent=4)
     ),
-    "one-step policy, choices with a penalty, both halves at once": lambda: made(
-        "acfql-policy-distill-together", gripper=dataclasses.replace(CHOSEN, penalty=-0.1, loss="squared")
+    "one-step policy, choices with a penalty": lambda: made(
+        "acfql-policy-distill", gripper=dataclasses.replace(CHOSEN, penalty=-0.1, loss="squared")
     ),
     "Gaussian, bins, choices, a camera, the critic's encoder, averaged critic acts": lambda: made(
-        "acrlpd-image-together", gripper=CHOSEN, critic=BINS, encoder=encoder(trained_by="critic"),
+        "acrlpd-image", gripper=CHOSEN, critic=BINS, encoder=encoder(trained_by="critic"),
         acting_critic="target",
     ),
     "clone with choices, trained with recorded delays": lambda: made(

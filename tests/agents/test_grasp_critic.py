@@ -155,6 +155,5 @@ def test_imitation_is_the_cross_entropy_of_marked_parts():
     logits = jnp.log(jnp.array([[[[0.75, 0.25]], [[0.5, 0.5]]], [[[0.1, 0.9]], [[0.2, 0.8]]]]))
     option = jnp.zeros((2, 2, 1), jnp.int32)
     bc = jnp.array([[1.0, 0.5], [0.0, 0.0]])
-    loss = choice_imitation(logits, option, bc, "weights").mean()
+    loss = choice_imitation(logits, option, bc).mean()
     assert float(loss) == pytest.approx((-np.log(0.75) - 0.5 * np.log(0.5)) / 1.5)
-    assert float(choice_imitation(logits, option, bc, "batch").mean()) == pytest.approx(float(loss) * 1.5 / 4)

@@ -79,27 +79,18 @@ def test_imitation_is_a_mean_over_imitated_steps_only():
     assert not np.asarray(gradient).any()
 
 
-def test_imitation_over_the_whole_batch_weakens_with_what_is_left_out():
-    error = jnp.array([[[1.0, 3.0], [100.0, 100.0]], [[5.0, 7.0], [2.0, 2.0]]])
-    bc = jnp.array([[1.0, 0.0], [1.0, 0.0]])
-    assert float(imitation_mean(error, bc, "batch")) == 2.0  # (1 + 3 + 5 + 7) / 8
-    assert float(imitation_mean(error, jnp.zeros((2, 2)), "batch")) == 0.0
-
-
 def test_imitation_of_some_numbers_is_a_mean_over_these_only():
     error = jnp.array([[[1.0, 3.0], [100.0, 100.0]], [[5.0, 7.0], [2.0, 2.0]]])
     bc, dims = jnp.array([[1.0, 0.0], [1.0, 0.5]]), jnp.array([[[1.0, 0.0], [1.0, 1.0]], [[1.0, 1.0], [0.0, 1.0]]])
     weight = imitated_numbers(bc, dims)
     assert weight.tolist() == [[[1, 0], [0, 0]], [[1, 1], [0, 0.5]]]
     assert float(imitation_mean(error, weight)) == (1 + 5 + 7 + 0.5 * 2) / 3.5
-    assert float(imitation_mean(error, weight, "batch")) == (1 + 5 + 7 + 0.5 * 2) / 8
     value, gradient = jax.value_and_grad(imitation_mean)(error, imitated_numbers(bc, jnp.zeros_like(dims)))
     assert float(value) == 0.0
     assert not np.asarray(gradient).any()
     assert imitated_numbers(bc, None) is bc
-    for divisor in ("weights", "batch"):  # all numbers are what no marks are
-        whole = imitation_mean(error, imitated_numbers(bc, jnp.ones_like(dims)), divisor)
-        assert float(whole) == float(imitation_mean(error, bc, divisor))
+    whole = imitation_mean(error, imitated_numbers(bc, jnp.ones_like(dims)))
+    assert float(whole) == float(imitation_mean(error, bc))  # all numbers are what no marks are
 
 
 @pytest.mark.parametrize("y", [0.0, 0.1, 0.5, 0.9, 1.0])

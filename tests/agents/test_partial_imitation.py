@@ -34,9 +34,8 @@ def test_what_is_not_marked_moves_no_output(variant, marked):
 
 
 @pytest.mark.parametrize("variant", ["bc", "bc-gaussian", "acfql-prefix", "acrlpd-prefix"])
-@pytest.mark.parametrize("mean", ["weights", "batch"])
-def test_all_numbers_marked_are_what_no_marks_are(variant, mean):
-    agent = build(config_of(variant, bc_mean=mean), **(PREFIX if "prefix" in variant else {}))
+def test_all_numbers_marked_are_what_no_marks_are(variant):
+    agent = build(config_of(variant), **(PREFIX if "prefix" in variant else {}))
     state = agent.init(jax.random.key(0))
     plain = imitation_gradient(agent, state, one_batch(agent))
     marked = imitation_gradient(agent, state, one_batch(agent, bc_dims=marked_numbers(agent.spec, 0, 1)))
@@ -68,8 +67,9 @@ def test_committed_actions_of_a_delay_keep_no_weight():
     assert bias[1:, 0].all()
 
 
-def test_published_conventions_that_imitate_every_step_read_no_marks():
-    agent = build(config_of("acrlpd", bc_invalid=True))
+@pytest.mark.parametrize("variant", ["published", "published-gaussian"])
+def test_published_agents_imitate_every_number(variant):
+    agent = build(config_of(variant))
     state = agent.init(jax.random.key(0))
     plain, _ = imitation_gradient(agent, state, one_batch(agent))
     marked, _ = imitation_gradient(agent, state, one_batch(agent, bc_dims=marked_numbers(agent.spec, 0)))

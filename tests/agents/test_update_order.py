@@ -1,17 +1,16 @@
-"""Critic first, or both at once from the parameters before the step; where the target's average goes; row weights."""
+"""The critic's step before the policy's, or as published both at once; what the target follows; weights of rows."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import build, config_of, critic, critic_gradient, fresh, make_batches, named, on_device, same
+from agent_tools import build, config_of, critic_gradient, fresh, make_batches, named, on_device, same
 
-TOGETHER = ["acfql-policy-distill-together", "acrlpd-together"]
+TOGETHER = ["published-distill", "published-gaussian"]
 
 
 def first(batches):
@@ -51,20 +50,19 @@ def test_together_every_batch_of_an_update_trains_both_and_compiles_once(variant
     assert agent.update._cache_size() == 1
 
 
-@pytest.mark.parametrize("average", [pytest.param("new", marks=pytest.mark.slow), "old"])
-def test_the_target_moves_towards_the_critic_after_or_before_the_step(average):
-    config = config_of("acfql-policy-squared")
-    agent = build(dataclasses.replace(config, critic=critic(loss="squared", target_average=average)))
+@pytest.mark.parametrize("variant", [pytest.param("acfql-policy-squared", marks=pytest.mark.slow), "published"])
+def test_the_target_moves_towards_the_critic_after_the_step_and_as_published_before_it(variant):
+    agent = build(config_of(variant))
     state, batch = agent.init(jax.random.key(0)), first(make_batches(agent.spec))
     state = state.replace(target=jax.tree.map(lambda x: x + 1.0, state.target))
     after, _ = agent.step(state, {}, batch, {"critic": agent.critic_draws(jax.random.key(1), batch)})
-    followed = (after if average == "new" else state).critic
+    followed = (state if variant == "published" else after).critic
     wanted = jax.tree.map(lambda c, t: 0.1 * c + 0.9 * t, followed["q"], state.target["q"])
     assert close(after.target["q"], wanted)
     assert not same(after.critic["q"], state.critic["q"])
 
 
-@pytest.mark.parametrize("variant", ["acfql", "acfql-policy-distill", "acrlpd"])
+@pytest.mark.parametrize("variant", ["acfql", "acfql-policy-distill", "acrlpd", "published-gaussian"])
 def test_a_row_of_no_weight_teaches_the_critic_nothing_and_counts_in_the_divisor(variant):
     agent = build(config_of(variant))
     state, batch = agent.init(jax.random.key(0)), first(make_batches(agent.spec))
@@ -79,7 +77,7 @@ def test_a_row_of_no_weight_teaches_the_critic_nothing_and_counts_in_the_divisor
     assert close(gradient(half, draws), jax.tree.map(lambda g: g / 2, alone))
 
 
-@pytest.mark.parametrize("variant", ["acfql-policy-distill", "acrlpd"])
+@pytest.mark.parametrize("variant", ["acfql-policy-distill", "acrlpd", "published-distill"])
 def test_returns_of_more_steps_than_the_chunk(variant):
     """n-step returns: the batch brings R rewards and the discount of after them."""
     agent = build(config_of(variant), horizon=1)
@@ -93,14 +91,13 @@ def test_returns_of_more_steps_than_the_chunk(variant):
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the compiler of other devices places copies otherwise")
-@pytest.mark.parametrize("variant", ["acfql-policy-distill-together", "acfql-policy-together"])
+@pytest.mark.parametrize("variant", ["published-distill", "published"])
 @pytest.mark.slow
 def test_no_network_is_copied_between_updates(variant):
     """By default the compiler copies each parameter that one update both reads and replaces."""
-    config = config_of(variant, critic=critic(hidden=(44, 44), target_subset=2))
-    agent = build(dataclasses.replace(config, flow=dataclasses.replace(config.flow, hidden=(44, 44))))
+    agent = build(config_of(variant, value_hidden_dims=(44, 44), actor_hidden_dims=(44, 44)))
     state, batches = agent.init(jax.random.key(0)), on_device(agent.spec)
-    parts = agent.update.lower(state, {}, batches).compile().as_text().split("\n\n")
+    parts = agent.update.lower(state, {}, {"critic": batches}).compile().as_text().split("\n\n")
     updates = [part for part in parts if not part.startswith("ENTRY") and "44,44" in part]
     assert updates
     assert not [line for part in updates for line in part.splitlines() if re.search(r"\[(2,)?44,44\]\S* copy\(", line)]

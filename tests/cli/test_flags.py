@@ -88,13 +88,13 @@ def test_the_environment_and_its_reward(called, tmp_path):
 
 
 def test_presets_come_before_the_overrides_and_on_both_sides(called, tmp_path, caplog):
-    flags = ["--preset", "qc", "--compat", "qc", "--config.agent.candidates=4", "--horizon_length", "3"]
+    flags = ["--preset", "qc", "--compat", "qc", "--config.agent.actor_num_samples=4", "--horizon_length", "3"]
     for side in ("--learner", "--actor"):
         assert main([*RUN, side, *flags]) == 0
     learner, actor = (arguments[0] for _, arguments, _ in called)
     assert learner == actor
     assert (learner.preset, learner.compat) == ("qc", "qc")
-    assert (learner.agent.candidates, learner.chunk.horizon, learner.agent.target_candidates) == (4, 3, 32)
+    assert (learner.agent.kind, learner.agent.candidates, learner.chunk.horizon) == ("published_qc", 4, 3)
     assert learner.replay.windows == "qc"
     with caplog.at_level("INFO"):
         print_config(learner, spec_of(learner))

@@ -9,6 +9,9 @@ from serl_chunk.cli.process import load, spec_of
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig
 from serl_chunk.config.compatibility import affects_acting, contract
 from serl_chunk.config.fields import leaves
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.presets import configured
+from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.transport.wire.handshake import compare
 
 CONFIG = load("fake_aloha", [])
@@ -24,14 +27,12 @@ OTHER: dict[str, list[tuple[str, str]]] = {
         *PREFIX, ("agent.prefix_lengths", "5"), ("agent.replan_spread", "0.125"),
     ],
     "agent.prefix_lengths": [*PREFIX, ("agent.prefix_lengths", "5")],
-    "agent.critic.activation": [("agent.critic.activation", "gelu")],
-    "agent.critic.layer_norm": [("agent.critic.layer_norm", "after")],
+    "agent.critic.activation": [("agent.critic.activation", "tanh")],
+    "agent.critic.layer_norm": [("agent.critic.layer_norm", "none")],
     "agent.flow.steps": [("agent.flow.steps", "9")],
     "agent.flow.noise_low": [("agent.flow.noise_low", "0.75")],
     "agent.flow.noise_high": [("agent.flow.noise_high", "0.25")],
     "agent.flow.noise_alone": [("agent.flow.noise_alone", "0.125")],
-    "agent.flow.activation": [("agent.flow.activation", "gelu")],
-    "agent.flow.time": [("agent.flow.time", "raw")],
     "agent.flow.train_delay": [("agent.flow.train_delay", "sampled")],
     "agent.flow.predicts": [("agent.flow.predicts", "chunk")],
     "agent.language.tokenizer": [("agent.language.tokenizer", "bytes")],
@@ -41,6 +42,9 @@ OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.encoder.frame_size": [("agent.image_keys", "top"), ("agent.encoder.frame_size", "24,32")],
     "agent.log_std_min": [("agent.log_std_min", "-20.0")],
     "agent.policy_activation": [("agent.policy_activation", "tanh")],
+    "agent.q_agg": [("agent.q_agg", "min")],
+    "agent.flow_steps": [("agent.flow_steps", "4")],
+    "agent.actor_num_samples": [("agent.actor_num_samples", "4")],
     "agent.gripper.epsilon": [("agent.gripper.choices", "-1,1"), ("agent.gripper.epsilon", "0.5")],
     "agent.gripper.loss": [("agent.gripper.choices", "-1,1"), ("agent.gripper.loss", "squared")],
     "reward.failure_reward": [("agent.critic.loss", "squared"), ("reward.failure_reward", "-0.5")],
@@ -58,7 +62,8 @@ DERIVED = {
     "agent.gripper.joint", "agent.gripper.hold_steps", "chunk.horizon", "chunk.execute_steps", "actor.delay_ticks",
     "actor.inference",
 }  # fmt: skip
-AGENTS = (AgentConfig, AcfqlConfig, AcrlpdConfig, BcConfig)
+AGENTS = (AgentConfig, AcfqlConfig, AcrlpdConfig, BcConfig, PublishedQcConfig)
+PUBLISHED = ("agent.q_agg", "agent.flow_steps", "agent.actor_num_samples")
 
 
 def test_the_contract_tells_apart_what_must_agree_and_nothing_else():
@@ -110,8 +115,10 @@ def test_an_evaluation_is_the_runs_own_whatever_only_trained():
 def test_a_setting_that_an_actor_acts_by_is_named_where_it_differs(path):
     *first, last = OTHER[path]
     gaussian = path in ("agent.log_std_min", "agent.policy_activation")
+    preset, compat = ("qc", "qc") if path in PUBLISHED else ("qc-rlpd" if gaussian else None, None)
     learner, actor = (
-        load("fake_aloha", overrides, preset="qc-rlpd" if gaussian else None) for overrides in (first, [*first, last])
+        configured(load_experiment("fake_aloha"), overrides, preset=preset, compat=compat)
+        for overrides in (first, [*first, last])
     )
     sentence = compare(contract(learner, SPEC, "net"), contract(actor, SPEC, "net"))
     value = last[1]

@@ -18,6 +18,7 @@ from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.presets import NOT_OF_COMPAT, PRESETS, configured
+from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.types import ConfigError
@@ -55,8 +56,8 @@ def test_the_published_conventions_take_back_what_their_windows_cannot_do() -> N
     ("path", "text", "value"),
     [
         ("reward.failure_reward", "-500", -500.0),
-        ("agent.candidates", "3", 3),
-        ("agent.critic.tau", "0.5", 0.5),
+        ("agent.actor_num_samples", "3", 3),
+        ("agent.tau", "0.5", 0.5),
         ("replay.windows", "episode", "episode"),
         ("normaliser.state", "true", True),
         ("learner.eval_mode", "mean", "mean"),
@@ -99,42 +100,56 @@ def test_a_presets_rewards_with_a_bounded_critic_say_which_range_to_set() -> Non
     assert (critic.loss, critic.value_low, critic.value_high) == ("bounded", -100.0, 0.0)
 
 
-def test_published_conventions_switch_our_options_of_the_critic_off() -> None:
-    critic = dataclasses.replace(BASE.agent.critic, loss="hl_gauss", target_floor="mc")
-    ours = dataclasses.replace(BASE, agent=dataclasses.replace(BASE.agent, critic=critic))
-    agent = configured(ours, compat="qc").agent
-    assert (agent.critic.loss, agent.critic.target_floor) == ("squared", "none")
+WIDE = CriticConfig(hidden=(8, 9), ensemble=7, target_aggregate="min", loss="hl_gauss", target_floor="mc", tau=0.5)
+SHARED: dict[str, Any] = {"lr": 1e-4, "weight_decay": 0.1, "grad_clip": 1.0}
+LATE = FlowConfig(hidden=(6,), steps=3, layer_norm=True, fourier_dim=8, train_delay="sampled", noise_low=0.5)
 
 
 @pytest.mark.parametrize(
-    ("agent", "ours"),
+    ("agent", "published"),
     [
-        (AcfqlConfig(), {"grad_clip": 1.0, "normalise_q": True, "target_flow_steps": 2}),
-        (AcrlpdConfig(), {"grad_clip": 1.0, "backup_entropy": True}),
-        (BcConfig(), {"grad_clip": 1.0}),
+        (
+            AcfqlConfig(critic=WIDE, flow=LATE, candidates=9, pretrain_candidates=1, policy_ema=0.9, **SHARED),
+            {"actor_type": "best-of-n", "actor_num_samples": 9, "actor_hidden_dims": (6,), "flow_steps": 3,
+             "actor_layer_norm": True, "use_fourier_features": True, "fourier_feature_dim": 8},
+        ),
+        (
+            AcfqlConfig(critic=WIDE, actor_type="distill-ddpg", alpha=3.0, **SHARED),
+            {"actor_type": "distill-ddpg", "actor_num_samples": 16, "alpha": 3.0, "actor_hidden_dims": (256, 256),
+             "flow_steps": 5},
+        ),
+        (
+            AcrlpdConfig(
+                critic=WIDE, hidden=(6,), bc_alpha=0.3, candidates=4, target_entropy_per_dim=-2.0, init_temperature=0.1,
+                **SHARED,
+            ),
+            {"agent_name": "acrlpd", "actor_hidden_dims": (6,), "bc_alpha": 0.3, "target_entropy_multiplier": 2.0},
+        ),
     ],
-    ids=["acfql", "acrlpd", "bc"],
-)
-def test_published_conventions_switch_each_agents_options_off(agent: AgentConfig, ours: dict[str, Any]) -> None:
-    asked = dataclasses.replace(BASE, agent=dataclasses.replace(agent, **ours))
-    found = configured(asked, compat="qc").agent
-    off = {"grad_clip": 0.0, "normalise_q": False, "target_flow_steps": None, "backup_entropy": False}
-    assert {name: getattr(found, name) for name in ours} == {name: off[name] for name in ours}
-
-
-def test_published_conventions_choose_and_bootstrap_as_published() -> None:
-    """No warm-up of the critic, no best of N for Gaussians, no candidates kept back, all heads in the target."""
-    gaussian = AcrlpdConfig(critic=CriticConfig(ensemble=10, target_subset=2), candidates=16)
-    warmed = dataclasses.replace(BASE, agent=gaussian, learner=LearnerConfig(critic_warmup_steps=500))
+    ids=["best-of-n", "distilled", "gaussian"],
+)  # fmt: skip
+def test_the_published_agent_has_our_sizes_and_weights_and_conventions_of_its_own(
+    agent: AgentConfig, published: dict[str, Any]
+) -> None:
+    warmed = dataclasses.replace(BASE, agent=agent, learner=LearnerConfig(critic_warmup_steps=500))
     config = configured(warmed, compat="qc")
-    assert (config.agent.candidates, config.agent.pretrain_candidates, config.agent.critic.target_subset) == (1, 1, 10)
+    critic = {"num_qs": 7, "q_agg": "min", "value_hidden_dims": (8, 9)}
+    assert config.agent == PublishedQcConfig(lr=1e-4, weight_decay=0.1, **critic, **published)
     assert config.learner.critic_warmup_steps == 0
-    late = FlowConfig(train_delay="sampled")
-    flow = configured(
-        dataclasses.replace(BASE, agent=AcfqlConfig(candidates=16, pretrain_candidates=1, flow=late)), compat="qc"
-    ).agent
-    assert isinstance(flow, AcfqlConfig)
-    assert (flow.candidates, flow.pretrain_candidates, flow.flow.train_delay) == (16, 16, "none")
+    assert configured(config, compat="qc").agent == config.agent
+
+
+def test_the_published_clone_is_the_flow_of_one_candidate() -> None:
+    clone = BcConfig(flow=LATE, weight_decay=0.1)
+    assert configured(dataclasses.replace(BASE, agent=clone), compat="qc").agent == PublishedQcConfig(
+        weight_decay=0.1, actor_type="best-of-n", actor_num_samples=1, value_hidden_dims=(6,), actor_hidden_dims=(6,),
+        flow_steps=3, actor_layer_norm=True, use_fourier_features=True, fourier_feature_dim=8,
+    )  # fmt: skip
+    gaussian = dataclasses.replace(BASE, agent=BcConfig(policy="gaussian"))
+    with pytest.raises(ConfigError, match=naming("compat", "bc", "agent.policy=gaussian", "agent.policy=flow")):
+        configured(gaussian, compat="qc")
+    with pytest.raises(ConfigError, match=naming("compat", "bc-gaussian")):
+        configured(BASE, preset="bc-gaussian", compat="qc")
 
 
 @pytest.mark.parametrize(("preset", "compat"), [(None, "qc"), ("qc", None), ("qc", "qc"), ("bc", None)])
@@ -179,7 +194,7 @@ def test_rlpd_is_the_published_one_for_sparse_rewards() -> None:
     assert (critic.tau, agent.lr, agent.init_temperature, agent.target_entropy_per_dim) == (0.005, 3e-4, 1.0, -0.5)
     assert (agent.backup_entropy, agent.log_prob, agent.bc_alpha, agent.candidates) == (False, "sum", 0.0, 1)
     assert (agent.policy_layer_norm, agent.log_std_min, agent.kernel_init) == (False, -20.0, "xavier_uniform")
-    assert (loop.utd_ratio, loop.cta_ratio, agent.update_order) == (20.0, 20, "critic_first")
+    assert (loop.utd_ratio, loop.cta_ratio) == (20.0, 20)
     assert (config.chunk.horizon, config.replay.demo_fraction, config.discount) == (1, 0.5, BASE.discount)
     assert (config.reward.scale, config.reward.offset) == (1.0, -1.0)
 
@@ -315,6 +330,6 @@ def test_a_policy_batch_of_its_own_needs_a_step_of_its_own():
     own = [("learner.policy_batch_size", "32")]
     assert configured(BASE, own, preset="qc").learner.policy_batch_size == 32
     with pytest.raises(
-        ConfigError, match=naming("learner.policy_batch_size", 32, "agent.update_order", "critic_first")
+        ConfigError, match=naming("learner.policy_batch_size", 32, "published_qc", "none", "--compat qc")
     ):
         configured(BASE, own, preset="qc", compat="qc")

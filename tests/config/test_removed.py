@@ -12,13 +12,14 @@ from errors import naming
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
-from serl_chunk.config.removed import LAST, REMOVED, still_acting
+from serl_chunk.config.removed import CONVENTIONS, FIRST_SET, REMOVED, REMOVED_VALUES, still_acting
 from serl_chunk.config.renamed import REMOVED_NAMES, current_config
 from serl_chunk.runs.folder import open_run, read_config
 from serl_chunk.types import ConfigError
 
 CONFIG, GAUSSIAN = load("fake_aloha", []), load("fake_aloha", [], preset="qc-rlpd")
-CLONE = load("fake_aloha", [], preset="bc")
+CLONE, DISTILLED = load("fake_aloha", [], preset="bc"), load("fake_aloha", [], preset="qc-fql")
+PRESETS = {id(GAUSSIAN): "qc-rlpd", id(DISTILLED): "qc-fql"}
 SPEC = spec_of(CONFIG)
 IMPROVE = {"steps": 0, "top": 4, "rate": 0.02, "radius": 0.1, "imitate": 0.0, "candidates": 8}
 # Each removed setting: an experiment that had it, the value that changed nothing, and one that did.
@@ -31,6 +32,15 @@ VALUES: dict[str, tuple[ExperimentConfig, Any, Any]] = {
     "agent.target_candidates": (GAUSSIAN, 1, 4),
     "reward.intervention_penalty": (CONFIG, 0.0, 0.1),
     "replay.intervention_windows": (CONFIG, "keep", "cut"),
+    "agent.update_order": (CONFIG, "critic_first", "joint"),
+    "agent.bc_mean": (CONFIG, "weights", "batch"),
+    "agent.bc_invalid": (GAUSSIAN, False, True),
+    "agent.bc_clip": (GAUSSIAN, 1e-6, 1e-5),
+    "agent.kernel_init": (CONFIG, "lecun_normal", "xavier_uniform"),
+    "agent.normalise_q": (DISTILLED, False, True),
+    "agent.critic.target_average": (CONFIG, "new", "old"),
+    "agent.flow.activation": (CONFIG, "relu", "gelu"),
+    "agent.flow.time": (CONFIG, "cosine", "raw"),
 }
 EACH = pytest.mark.parametrize("path", VALUES)
 
@@ -64,9 +74,11 @@ def test_each_entry_is_tested():
 @EACH
 def test_the_command_line_refuses_one_and_says_why(path):
     _, _, used = VALUES[path]
-    preset = "qc-rlpd" if VALUES[path][0] is GAUSSIAN else None
+    preset = PRESETS.get(id(VALUES[path][0]))
     field = f"{path}.steps" if isinstance(used, dict) else path
-    with pytest.raises(ConfigError, match=naming(path, "removed", REMOVED[path].why[:-1], LAST, "Leave it out")):
+    with pytest.raises(
+        ConfigError, match=naming(path, "removed", REMOVED[path].why[:-1], REMOVED[path].last, "Leave it out")
+    ):
         load("fake_aloha", [(field, "2")], preset=preset)
 
 
@@ -74,7 +86,9 @@ def test_what_one_agent_lost_is_a_setting_of_another_still():
     assert load("fake_aloha", [("agent.target", "policy"), ("agent.target_candidates", "4")]).agent.target == "policy"
     with pytest.raises(ConfigError, match=naming("BcConfig", "target_candidates")) as refused:
         load("fake_aloha", [("agent.target_candidates", "4")], preset="bc")
-    assert LAST not in str(refused.value)
+    assert FIRST_SET not in str(refused.value)
+    kernel = [("agent.kernel_init", "lecun_normal")]
+    assert load("fake_aloha", kernel, preset="rlpd").agent.kernel_init == "lecun_normal"
 
 
 @pytest.mark.parametrize(
@@ -88,6 +102,13 @@ def test_what_one_agent_lost_is_a_setting_of_another_still():
             "from serl_chunk import ReplayConfig\nReplayConfig(intervention_windows='cut')",
             "replay.intervention_windows",
         ),
+        ("from serl_chunk import BcConfig\nBcConfig(update_order='joint')", "agent.update_order"),
+        ("from serl_chunk import BcConfig\nBcConfig(kernel_init='xavier_uniform')", "agent.kernel_init"),
+        ("from serl_chunk import AcfqlConfig\nAcfqlConfig(normalise_q=True)", "agent.normalise_q"),
+        ("from serl_chunk import AcrlpdConfig\nAcrlpdConfig(bc_clip=1e-5)", "agent.bc_clip"),
+        ("from serl_chunk import CriticConfig\nCriticConfig(target_average='old')", "agent.critic.target_average"),
+        ("from serl_chunk import FlowConfig\nFlowConfig(time='raw')", "agent.flow.time"),
+        ("from serl_chunk import FlowConfig\nFlowConfig(activation='gelu')", "agent.flow.activation"),
         ("from serl_chunk import ImproveConfig", "agent.improve"),
         ("import serl_chunk\nserl_chunk.ImproveConfig()", "agent.improve"),
         ("from serl_chunk.config.agents import ImproveConfig", "agent.improve"),
@@ -98,16 +119,19 @@ def test_an_experiment_that_sets_one_is_refused_with_its_line(tmp_path, text, pa
     file = tmp_path / "mine.py"
     file.write_text(text + "\n")
     line = f"mine.py:{len(text.splitlines())}"
-    with pytest.raises(ConfigError, match=naming(line, path, REMOVED[path].why[:-1], LAST)):
+    with pytest.raises(ConfigError, match=naming(line, path, REMOVED[path].why[:-1], REMOVED[path].last)):
         load_experiment(str(file))
 
 
-def test_a_misspelt_field_of_another_agent_is_not_taken_for_a_removed_one(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "field"), [("BcConfig", "target_candidates"), ("LearnerConfig", "time"), ("EncoderConfig", "activation")]
+)
+def test_a_misspelt_field_of_another_class_is_not_taken_for_a_removed_one(tmp_path, name, field):
     file = tmp_path / "mine.py"
-    file.write_text("from serl_chunk import BcConfig\nBcConfig(target_candidates=4)\n")
-    with pytest.raises(ConfigError, match=naming("mine.py", "target_candidates")) as refused:
+    file.write_text(f"from serl_chunk import {name}\n{name}({field}=4)\n")
+    with pytest.raises(ConfigError, match=naming("mine.py", field)) as refused:
         load_experiment(str(file))
-    assert LAST not in str(refused.value)
+    assert "last commit" not in str(refused.value)
 
 
 def test_every_removed_name_leads_to_a_removed_setting():
@@ -133,9 +157,33 @@ def test_a_run_that_did_not_use_it_resumes_as_if_it_were_not_there(tmp_path, cap
 def test_a_run_that_used_it_is_refused_with_the_last_commit(tmp_path, path):
     config, _, used = VALUES[path]
     saved = folder_with(tmp_path, config, path, used)
-    with pytest.raises(ConfigError, match=naming("config.json", path, LAST, "Resume the run")):
+    with pytest.raises(ConfigError, match=naming("config.json", path, REMOVED[path].last, "Resume the run")):
         open_run(config, SPEC, str(tmp_path))
     assert still_acting(current_config(saved)[0]) == ([path] if REMOVED[path].acts else [])
+
+
+@pytest.mark.parametrize(("path", "value"), REMOVED_VALUES)
+def test_a_run_that_used_a_removed_value_is_refused_with_the_last_commit(tmp_path, path, value):
+    folder_with(tmp_path, GAUSSIAN, path, value)
+    with pytest.raises(ConfigError, match=naming("config.json", path, value, CONVENTIONS, "Resume the run")):
+        open_run(GAUSSIAN, SPEC, str(tmp_path))
+
+
+def test_a_removed_value_of_a_critic_that_a_clone_does_not_have_changes_nothing(tmp_path):
+    folder_with(tmp_path, CLONE, "agent.critic.layer_norm", "after")
+    resume(tmp_path, CLONE)
+
+
+@pytest.mark.parametrize("path", ["agent.flow.time", "agent.flow.activation"])
+def test_a_gaussian_clone_has_no_flow(tmp_path, path):
+    clone = load("fake_aloha", [], preset="bc-gaussian")
+    folder_with(tmp_path, clone, path, VALUES[path][2])
+    resume(tmp_path, clone)
+
+
+def test_the_best_of_n_had_no_q_term_to_normalise(tmp_path):
+    folder_with(tmp_path, CONFIG, "agent.normalise_q", True)
+    resume(tmp_path, CONFIG)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ FORMER = {  # as f1f5725 wrote them, with a value of each
     "robot.helper.noise": "0.25",
     "transport.silence": "7.0",
     "transport.snapshots": "bfloat16",
-    "agent.update_order": "together",
     "replay.windows": "adjacent",
 }
 
@@ -68,7 +67,6 @@ def test_the_command_line_takes_former_names_and_gives_the_current_one(caplog):
         "robot.scripted_human.noise": "0.25",
         "transport.timeout_s": "7.0",
         "transport.snapshot_dtype": "bfloat16",
-        "agent.update_order": "joint",
         "replay.windows": "qc",
         "seed": "3",
     }
@@ -94,14 +92,10 @@ def former(config: dict) -> dict:
 
 
 def test_a_config_file_with_former_names_is_read_under_the_current_ones():
-    joint = dataclasses.replace(
-        CONFIG,
-        agent=dataclasses.replace(CONFIG.agent, update_order="joint", policy_updates=1),
-        replay=dataclasses.replace(CONFIG.replay, windows="qc", terminal_windows="drop"),
-    )
-    now = json.loads(json.dumps(to_dict(joint)))
+    replay = dataclasses.replace(CONFIG.replay, windows="qc", terminal_windows="drop")
+    now = json.loads(json.dumps(to_dict(dataclasses.replace(CONFIG, replay=replay))))
     old = former(now)
-    old["agent"]["update_order"], old["replay"]["windows"] = "together", "adjacent"
+    old["replay"]["windows"] = "adjacent"
     read, lines = current_config(old)
     assert read == now
     assert len(lines) == len(SETTINGS) + len(VALUES)
@@ -177,6 +171,18 @@ def test_ticks_before_an_intervention_are_read_as_seconds_at_the_runs_rate(ticks
     assert lines == [f"replay.exclude_before_takeover={ticks} (ticks) is now {seconds:g} (s)"]
     assert current_config(read) == (read, [])
     assert saved["replay"]["exclude_before_takeover"] == ticks
+
+
+@pytest.mark.parametrize(
+    ("time", "dim", "lines"),
+    [("cosine", 0, []), ("fourier", 16, ["agent.flow.time=fourier is now agent.flow.fourier_dim=16"])],
+)
+@pytest.mark.parametrize("preset", ["qc", "bc"])
+def test_features_of_t_are_read_as_their_number(preset, time, dim, lines):
+    now = json.loads(json.dumps(to_dict(load("fake_aloha", [("agent.flow.fourier_dim", str(dim))], preset=preset))))
+    old = json.loads(json.dumps(now))
+    old["agent"]["flow"] |= {"time": time, "fourier_dim": 16}
+    assert current_config(old) == (now, lines)
 
 
 def test_a_whole_number_of_seconds_is_not_taken_for_ticks(tmp_path):

@@ -23,7 +23,6 @@ CASES = [
     ]),
     (None, "agent.encoder.kind", "resnet10", [("agent.image_keys", "top")]),
     (None, "agent.flow.train_delay_max", "3", [("agent.flow.train_delay", "sampled")]),
-    (None, "agent.flow.fourier_dim", "8", [("agent.flow.time", "fourier")]),
     (None, "agent.alpha", "3.0", [("agent.actor_type", "distill-ddpg")]),
     ("qc", "agent.expectile", "0.9", [("agent.target", "expectile")]),
     (None, "agent.target_candidates", "4", [("agent.target", "policy")]),

@@ -19,6 +19,7 @@ from serl_chunk.agents.state import AgentState
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.types import CameraSpec, ChunkBatch
 
 CAMERA = CameraSpec("top", 32, 32)
@@ -34,11 +35,14 @@ def critic(**changes: Any) -> CriticConfig:
 
 
 def config_of(variant: str, **changes: Any) -> AgentConfig:
-    """The configuration of a variant: an agent's kind, what is special about it, and `image` for a camera."""
+    """The configuration of a variant: an agent's kind, what is special about it, and `image` for a camera.
+
+    `published` is the kind `published_qc`: the best of N samples, `distill` or `gaussian`.
+    """
     kind, *special = variant.split("-")
+    if kind == "published":
+        return _published(special, **changes)
     common: dict[str, Any] = {"lr": 1e-2, "policy_ema": 0.0, "acting_critic": "online", **changes}
-    if "together" in special:
-        common |= {"update_order": "joint"} | ({} if kind == "acrlpd" else {"policy_updates": 1})
     if "image" in special:
         common |= {"image_keys": (CAMERA.name,), "encoder": ENCODER}
     if "prefix" in special:
@@ -57,6 +61,16 @@ def config_of(variant: str, **changes: Any) -> AgentConfig:
         **{"critic": critic(loss=loss), "flow": FLOW, "target": target, "target_candidates": 2,
            "actor_type": actor_type, "alpha": 3.0, "policy_updates": 2, **common}
     )  # fmt: skip
+
+
+def _published(special: list[str], **changes: Any) -> PublishedQcConfig:
+    seen = {"image_keys": (CAMERA.name,), "encoder": ENCODER} if "image" in special else {}
+    return PublishedQcConfig(**{
+        "lr": 1e-2, "agent_name": "acrlpd" if "gaussian" in special else "acfql", "num_qs": 2, "tau": 0.1,
+        "value_hidden_dims": (16,), "actor_hidden_dims": (16,), "flow_steps": 2, "actor_num_samples": 3,
+        "actor_type": "distill-ddpg" if "distill" in special else "best-of-n", "alpha": 3.0, "bc_alpha": 0.5,
+        **seen, **changes,
+    })  # fmt: skip
 
 
 def build(

@@ -16,10 +16,11 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import IMPLEMENTATIONS
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig
+from serl_chunk.config.agents import AcfqlConfig, AgentConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import configured
+from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.config.robots import OgbenchConfig
 from serl_chunk.types import ChunkBatch
 from support.reference_agents.agents import Plain, Setting, create
@@ -51,12 +52,15 @@ PARTS = {
 }
 
 
-def experiment_agent(preset: str, hidden: int | None = None, layers: int = LAYERS, **changes: Any) -> AgentConfig:
-    """The agent of a preset in the published conventions, of that size; dotted `changes` as on the command line."""
-    config = configured(ExperimentConfig("updates", OgbenchConfig(), AcfqlConfig()), preset=preset, compat="qc").agent
-    assert isinstance(config, AcfqlConfig | AcrlpdConfig)
-    if hidden is not None:
-        widths = (hidden,) * layers
+def experiment_agent(
+    preset: str, hidden: int, layers: int = LAYERS, compat: str | None = "qc", **changes: Any
+) -> AgentConfig:
+    """The agent of a preset, the published one or ours, of that size; dotted `changes` as on the command line."""
+    config = configured(ExperimentConfig("updates", OgbenchConfig(), AcfqlConfig()), preset=preset, compat=compat).agent
+    widths = (hidden,) * layers
+    if isinstance(config, PublishedQcConfig):
+        changes |= {"value_hidden_dims": widths, "actor_hidden_dims": widths}
+    else:
         changes |= {"critic.hidden": widths, ("flow.hidden" if isinstance(config, AcfqlConfig) else "hidden"): widths}
     for name, value in changes.items():
         group, _, field = name.rpartition(".")
@@ -71,11 +75,11 @@ def experiment_agent(preset: str, hidden: int | None = None, layers: int = LAYER
 
 def plain_setting(preset: str, config: AgentConfig) -> Setting:
     """What the plain agent is told of the same algorithm."""
-    if isinstance(config, AcrlpdConfig):
-        return Setting(preset, config.hidden, config.critic.ensemble, bc_alpha=config.bc_alpha)
-    assert isinstance(config, AcfqlConfig)
-    flow, heads = config.flow, config.critic.ensemble
-    return Setting(preset, flow.hidden, heads, config.target_candidates, flow.steps, config.alpha)
+    assert isinstance(config, PublishedQcConfig)
+    c = config
+    if c.agent_name == "acrlpd":
+        return Setting(preset, c.actor_hidden_dims, c.num_qs, bc_alpha=c.bc_alpha)
+    return Setting(preset, c.actor_hidden_dims, c.num_qs, c.actor_num_samples, c.flow_steps, c.alpha)
 
 
 class _Contestant:
@@ -156,6 +160,7 @@ class OurContestant(_Contestant):
 
     agent: Agent
     state: AgentState
+    plain: Plain | None = None
 
     def open(
         self,
@@ -165,10 +170,11 @@ class OurContestant(_Contestant):
         batch: int = BATCH,
         changes: dict[str, Any] | None = None,
         per_call: int = 4,
+        compat: str | None = "qc",
     ) -> None:
-        """Build the agent with the plain one's parameters, and compile."""
-        config = experiment_agent(preset, hidden, layers, **(changes or {}))
-        self.plain = create(plain_setting(preset, config))
+        """Build the agent, the published one with the plain one's parameters, and compile."""
+        config = experiment_agent(preset, hidden, layers, compat, **(changes or {}))
+        self.plain = create(plain_setting(preset, config)) if compat else None
         self._open(config, batch, per_call)
 
     def _open(self, config: AgentConfig, batch: int, per_call: int) -> None:
@@ -187,7 +193,7 @@ class OurContestant(_Contestant):
 
     def _fresh(self) -> AgentState:
         state = jax.jit(self.agent.init)(jax.random.key(0))
-        if self.agent.config.critic.loss == "squared" and "v" not in state.critic:
+        if self.plain is not None:
             state = jax.jit(with_parameters)(state, self.plain)
         return state
 
@@ -197,10 +203,8 @@ class OurContestant(_Contestant):
         step = jax.jit(self.agent.step)
         for i in range(CHECKED_UPDATES):
             batch = _windows(self.raw[i])
-            candidates = self.config.target_candidates if isinstance(self.config, AcfqlConfig) else 1
-            draws = random_draws(i, len(batch.mask), candidates)
-            following = draws["next"] if isinstance(self.config, AcfqlConfig) else draws["next"][:, 0]
-            state, metrics = step(state, {}, batch, {"critic": {"next": following}, "policy": draws})
+            draws = random_draws(i, len(batch.mask), self.config.candidates)
+            state, metrics = step(state, {}, batch, {"critic": {"next": draws["next"]}, "policy": draws})
             out.append({k: float(metrics[v]) for k, v in PARTS.items() if v in metrics})
         return out
 

@@ -1,0 +1,161 @@
+"""The agents of Q-chunking's published code as it computes them (Li, Zhou and Levine 2025).
+
+o and a are a window's first observation and flat chunk of D numbers, o' the observation that it ends on, v_h whether
+step h is of the window's episode and v whether the last one is. There are K critics; agg is their mean or least
+(`q_agg`). z and eps are normal noise, clip(a) is within [-1, 1].
+
+    y = R + gamma^n mask agg_k Q'_k(o', a')                   L_critic = mean_{k,rows} v (Q_k(o, a) - y)^2
+
+acfql: x_t = (1 - t) z + t a, and the flow f is integrated by Euler's method,
+
+    L_flow = mean_{rows,h,numbers} v_h |f(o, x_t, t) - (a - z)|^2
+
+    best-of-n (QC)          a' and what acts: of N samples clip flow(o, z) that of the greatest agg_k Q_k
+    distill-ddpg (QC-FQL)   a' and what acts: clip mu(o, z)
+                            L_actor = L_flow + alpha mean (mu(o, z) - clip flow(o, z))^2 - mean_k Q_k(o, clip mu(o, z))
+
+acrlpd: a' and what acts: tanh(u), u ~ N(m(o), s(o)), with pi's density
+
+    L_actor = mean [alpha log pi(a~|o) - mean_k Q_k(o, a~)] - bc_alpha mean log pi(a|o),  a~ ~ pi
+    L_alpha = alpha (entropy + `target_entropy_multiplier` D)
+
+One step on each batch is taken of everything, by gradients at the parameters before it. The critics' average moves
+towards the critics before the step. What acrlpd imitates are all rows, also beyond an episode's end.
+`benchmarks/parity_qc.py` compares with numbers recorded of that code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from serl_chunk.agents.acfql import FlowActor
+from serl_chunk.agents.acrlpd import GaussianActor
+from serl_chunk.agents.actor_critic import ActorCritic
+from serl_chunk.agents.losses import soft_update
+from serl_chunk.agents.policies import FlowPolicy, GaussianPolicy, OneStepPolicy
+from serl_chunk.agents.spec import AgentSpec
+from serl_chunk.agents.state import AgentState, Loss, Noise, Observation, Params, Updated, key_of
+from serl_chunk.config.agents import FlowConfig
+from serl_chunk.config.published_qc import PublishedQcConfig
+from serl_chunk.models.flow import interpolate
+from serl_chunk.models.sums import mean_of
+from serl_chunk.types import ChunkBatch
+
+_FLOW_LAYERS: dict[str, Any] = {"activation": "gelu", "kernel_init": "xavier_uniform"}
+EDGE = 1e-5  # imitated actions are moved to within 1 - this, where log pi is finite
+_LOG_STD_MIN = -20.0
+
+
+class PublishedQc(ActorCritic):
+    """What both agents have in common: the critics' loss, and one step of everything at once."""
+
+    config: PublishedQcConfig
+
+    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
+        """ "next" float32[B, N, D], standard normal; N is 1 but for best-of-n."""
+        shape = (batch.actions.shape[0], self.config.candidates, self.chunk_dim)
+        return {"next": jax.random.normal(key_of(key, "next"), shape)}
+
+    def next_chunk(self, state: AgentState, base: Params, observations: Observation, noise: jax.Array) -> jax.Array:
+        """a' float32[B, D] of noise float32[B, N, D]."""
+        raise NotImplementedError
+
+    def critic_target(self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> jax.Array:
+        """y float32[B]."""
+        chunk = self.next_chunk(state, base, batch.next_observations, draws["next"])
+        return self.bootstrapped(state, base, batch, draws, chunk)
+
+    def critic_loss(self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> Loss:
+        now = self.critic_context(critic, base, batch.observations)
+        return self.regression(critic, now, batch, self.critic_target(state, base, batch, draws))
+
+    def _update(self, state: AgentState, base: Params, batches: Mapping[str, ChunkBatch]) -> Updated:
+        def step(s: AgentState, batch: ChunkBatch) -> Updated:
+            return self._drawn_step(s, base, self.seen(s, base, batch), "critic", "policy")
+
+        state, metrics = jax.lax.scan(step, state, batches["critic"])
+        return state, jax.tree.map(jnp.mean, metrics)
+
+    def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
+        before = {name: state.critic[name] for name in state.target}
+        target = soft_update(before, state.target, self.config.tau)
+        return super()._apply_critic_gradient(state, grads).replace(target=target)
+
+
+class PublishedAcfql(PublishedQc, FlowActor):
+    """QC and QC-FQL."""
+
+    def __init__(self, config: PublishedQcConfig, spec: AgentSpec) -> None:
+        super().__init__(config, spec, norm="after" if config.layer_norm else "none", **_FLOW_LAYERS)
+        flow = FlowConfig(
+            hidden=config.actor_hidden_dims, steps=config.flow_steps, layer_norm=config.actor_layer_norm,
+            fourier_dim=config.fourier_feature_dim if config.use_fourier_features else 0, noise_low=1.0,
+        )  # fmt: skip
+        time = "fourier" if config.use_fourier_features else "raw"
+        self.flow = FlowPolicy(flow, spec, time=time, **_FLOW_LAYERS)
+        self.one_step = None if config.best_of_n else OneStepPolicy(flow, spec, **_FLOW_LAYERS)
+
+    next_chunk = FlowActor.next_chunk
+
+    def policy_loss(
+        self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
+    ) -> Loss:
+        """L_flow, or L_actor of distill-ddpg."""
+        context = self.policy_context(policy, state.critic, base, batch.observations)
+        x, velocity = interpolate(draws["x0"], draws["t"], batch.actions.reshape(len(batch.actions), -1))
+        error = self.flow.velocity(policy["flow"], context, x, draws["t"], batch.valid) - velocity
+        imitation = mean_of(error.reshape(batch.actions.shape) ** 2 * batch.valid[..., None])
+        metrics = {"actor/bc_loss": imitation}
+        if self.one_step is None:
+            return Loss((imitation,), metrics)
+        distance, chunk = self.distilled(policy, state.critic, base, context, batch, draws["distill"])
+        metrics["actor/distill_loss"] = distance
+        terms = imitation, distance.times(self.config.alpha)
+        if bc_only:
+            return Loss(terms, metrics)
+        q = self.climbed(state, base, batch.observations, chunk)
+        return Loss((*terms, q.times(-1.0)), metrics | {"actor/q": q})
+
+
+class PublishedAcrlpd(PublishedQc, GaussianActor):
+    """RLPD on chunks, and QC-RLPD."""
+
+    def __init__(self, config: PublishedQcConfig, spec: AgentSpec) -> None:
+        super().__init__(config, spec, norm="before" if config.layer_norm else "none")
+        self.imitates = config.bc_alpha > 0
+        self.gaussian = GaussianPolicy(
+            config.actor_hidden_dims, spec, layer_norm=False, log_std_min=_LOG_STD_MIN, kernel_init="xavier_uniform"
+        )
+        self.initial_temperature = config.init_temp
+        self.target_entropy = -config.target_entropy_multiplier * self.chunk_dim
+
+    def next_chunk(self, state: AgentState, base: Params, observations: Observation, noise: jax.Array) -> jax.Array:
+        context = self.policy_context(state.policy, state.critic, base, observations)
+        return self.critic.truncate_flatten(self.gaussian.sample(state.policy["net"], context, noise)[:, 0])
+
+    def policy_loss(
+        self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
+    ) -> Loss:
+        """L_actor; densities are of whole chunks."""
+        context = self.policy_context(policy, state.critic, base, batch.observations)
+        pi = self.gaussian.distribution(policy["net"], context)
+        taught = pi.log_prob(batch.actions.reshape(len(batch.actions), -1), EDGE)
+        imitation = mean_of(-jnp.sum(taught, axis=-1))
+        if bc_only:
+            return Loss((imitation,), {"actor/bc_loss": imitation})
+        chunk, log_prob = pi.sample_and_log_prob(draws["pi"])
+        entropy = mean_of(-jnp.sum(log_prob, axis=-1))
+        q = self.climbed(state, base, batch.observations, self.gaussian.chunks(chunk))
+        alpha = jnp.exp(state.temperature["log_alpha"])
+        return Loss((entropy.times(-alpha), q.times(-1.0), imitation.times(self.config.bc_alpha)), {
+            "actor/bc_loss": imitation, "actor/entropy": entropy, "actor/q": q, "actor/temperature": mean_of(alpha),
+        })  # fmt: skip
+
+
+def published_qc(config: PublishedQcConfig, spec: AgentSpec) -> PublishedQc:
+    """Build the agent that `config.agent_name` names."""
+    return PublishedAcfql(config, spec) if config.agent_name == "acfql" else PublishedAcrlpd(config, spec)
