@@ -20,7 +20,7 @@ from serl_chunk.agents.losses import bootstrap_target, imitation_sum
 from serl_chunk.agents.state import Observation, Params, key_of
 from serl_chunk.agents.value_heads import critic_values, regression_loss
 from serl_chunk.config.agents import AgentConfig
-from serl_chunk.config.critics import CriticConfig, Floor
+from serl_chunk.config.critics import INITIAL_LOGIT, CriticConfig, Floor
 from serl_chunk.models.encoder import ObservationEncoder
 from serl_chunk.models.mlp import Mlp
 from serl_chunk.models.sums import Sum
@@ -206,7 +206,7 @@ class GraspCritic:
         # One number an option; where the arm's critic has a known range, in bins or not, Q is bounded by it.
         squared = "squared" in (g.loss, config.critic.loss)
         self.config = c = dataclasses.replace(config.critic, loss="squared" if squared else "bounded")
-        size, bias = math.prod(choices.shape), 0.0 if squared else c.initial_logit
+        size, bias = math.prod(choices.shape), 0.0 if squared else INITIAL_LOGIT
         self.q: Any = Mlp(g.hidden, size, c.layer_norm, bias, c.activation, config.kernel_init)
         self.classifier: Any = self.q.clone(out_bias=0.0)
 

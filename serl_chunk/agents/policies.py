@@ -143,7 +143,7 @@ class FlowPolicy(_ChunkPolicy):
     def candidate_noise(
         self, key: jax.Array, observation: Observation, count: int, *, explore: bool, alone: jax.Array | bool = False
     ) -> jax.Array:
-        """Starting noise of N candidates float32[N, D], scaled from `noise_low` for the first to `noise_high`.
+        """Starting noise of N candidates float32[N, D], scaled from `noise_low` for the first to 1.
 
         Where the first one explores and is compared with no other, N = 1 or `alone` bool[], its scale is at least
         `noise_alone`: an imitation that starts from its mode tries nothing.
@@ -157,7 +157,7 @@ class FlowPolicy(_ChunkPolicy):
             weights = 2 * jnp.arange(bits.shape[0], dtype=jnp.uint32) + 1
             key = jax.random.fold_in(jax.random.key(0), jnp.sum(bits * weights, dtype=jnp.uint32))
         flow = self.flow
-        scale = jnp.linspace(flow.noise_low, flow.noise_high, count) if count > 1 else jnp.full((1,), flow.noise_low)
+        scale = jnp.linspace(flow.noise_low, 1.0, count) if count > 1 else jnp.full((1,), flow.noise_low)
         if explore:
             first = max(flow.noise_low, flow.noise_alone)
             scale = scale.at[0].set(jnp.where(alone, first, flow.noise_low) if count > 1 else first)

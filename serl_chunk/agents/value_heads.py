@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from serl_chunk.config.critics import SIGMAS, CriticConfig
+from serl_chunk.config.critics import INITIAL_LOGIT, SIGMA_BINS, SIGMAS, CriticConfig
 from serl_chunk.models.sums import Sum, mean_of
 
 
@@ -17,13 +17,13 @@ def bin_width(config: CriticConfig) -> float:
 
     So the Gaussian around a target in the range is not cut off, and its mean stays the target.
     """
-    return (config.value_high - config.value_low) / (config.bins - 2 * SIGMAS * config.sigma_bins)
+    return (config.value_high - config.value_low) / (config.bins - 2 * SIGMAS * SIGMA_BINS)
 
 
 def bin_edges(config: CriticConfig) -> np.ndarray:
     """float32[bins + 1]."""
     width = bin_width(config)
-    first = config.value_low - SIGMAS * config.sigma_bins * width
+    first = config.value_low - SIGMAS * SIGMA_BINS * width
     return (first + width * np.arange(config.bins + 1)).astype(np.float32)
 
 
@@ -34,16 +34,16 @@ def bin_centres(config: CriticConfig) -> np.ndarray:
 
 
 def initial_bias(config: CriticConfig) -> float | tuple[float, ...]:
-    """The last bias with which a fresh critic's value is about low + (high - low) * sigmoid(`initial_logit`).
+    """The last bias with which a fresh critic's value is about low + (high - low) * sigmoid(INITIAL_LOGIT).
 
     Over bins it is the distribution of greatest entropy with that mean, whose logits are a straight line.
     """
     if config.loss == "squared":
         return 0.0
     if config.loss == "bounded":
-        return config.initial_logit
+        return INITIAL_LOGIT
     place = np.linspace(-1.0, 1.0, config.bins)  # of the centres
-    share = 1 / (1 + math.exp(-config.initial_logit))
+    share = 1 / (1 + math.exp(-INITIAL_LOGIT))
     mean = config.value_low + share * (config.value_high - config.value_low)
     wanted = float(np.interp(mean, bin_centres(config), place))
     low, high = -50.0, 50.0
@@ -77,7 +77,7 @@ def target_bins(target: jax.Array, config: CriticConfig) -> jax.Array:
     """
     y = jnp.clip(target, config.value_low, config.value_high)[..., None]
     edges = jnp.asarray(bin_edges(config)).reshape((1,) * (y.ndim - 1) + (-1,))
-    below = jax.scipy.special.ndtr((edges - y) / (config.sigma_bins * bin_width(config)))
+    below = jax.scipy.special.ndtr((edges - y) / (SIGMA_BINS * bin_width(config)))
     mass = below[..., 1:] - below[..., :-1]
     return mass / (below[..., -1:] - below[..., :1])
 

@@ -157,14 +157,13 @@ class FlowConfig(Group, path="agent.flow."):
         "velocity",
         "output of the network: v (as published), or the chunk that x_t comes to, which follows unsteady hands",
     )
-    noise_low: float = acting(0.0, "scale of the first candidate's noise", least=0, most=1)
-    noise_high: float = acting(1.0, "scale of the last one's, of several", least=0, most=1)
+    noise_low: float = acting(
+        0.0, "scale of the first candidate's noise; the last one's, of several, is 1", least=0, most=1
+    )
     noise_alone: float = acting(0.25, "at least this scale for one that explores alone", least=0, most=1)
 
     def _check(self) -> None:
         # fmt: off
-        require(self.noise_low <= self.noise_high, "agent.flow.noise_high",
-            f"must be at least agent.flow.noise_low={self.noise_low:g}, got {self.noise_high:g}")
         require(self.fourier_dim == 0 or (self.fourier_dim % 2 == 0 and self.fourier_dim >= 4),
             "agent.flow.fourier_dim", f"must be 0, or even and at least 4, got {self.fourier_dim}")
 

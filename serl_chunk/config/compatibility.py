@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig
+from serl_chunk.config.critics import SIGMA_BINS
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import as_text, leaves
 from serl_chunk.config.published_qc import PublishedQcConfig
@@ -50,7 +51,7 @@ def contract(
     if critic.loss != "squared":
         critic_values = f"{critic.loss} {critic.value_low:g} to {critic.value_high:g}"
     if critic.loss == "hl_gauss":  # the bins reach beyond the range by as much as the targets' Gaussian is wide
-        critic_values += f", sigma {critic.sigma_bins:g} bins"
+        critic_values += f", sigma {SIGMA_BINS:g} bins"
     named = {
         "experiment": config.name,
         "robot": spec.name,

@@ -13,6 +13,10 @@ Floor = Literal["none", "mc"]
 Activation = Literal["relu", "tanh"]
 
 SIGMAS = 3.0  # deviations of a target's Gaussian that bins reach beyond the range, for hl_gauss
+# Narrower than half a bin the mean of the classes is no longer the target; this is the published width.
+SIGMA_BINS = 0.75  # deviation of the target's Gaussian, in bins
+INITIAL_LOGIT = -2.0  # a new Q lies at the share sigmoid(this) of the range
+LEAST_BINS = 2 * math.ceil(SIGMAS * SIGMA_BINS) + 2
 _RANGED = needs("agent.critic.loss", "bounded", "hl_gauss")
 _BINS = needs("agent.critic.loss", "hl_gauss")
 
@@ -33,9 +37,6 @@ class CriticConfig(Group, path="agent.critic."):
     value_low: float = derived(0.0, "least return", requires=_RANGED)
     value_high: float = derived(1.0, "greatest return", requires=_RANGED)
     bins: int = shaping(101, "outputs of each head", requires=_BINS)
-    # Narrower than half a bin the mean of the classes is no longer the target; 0.75 is the published width.
-    sigma_bins: float = derived(0.75, "deviation of the target's Gaussian, in bins", least=0.5, requires=_BINS)
-    initial_logit: float = setting(-2.0, "a new Q lies at the share sigmoid(this) of the range", requires=_RANGED)
     target_floor: Floor = setting("none", "mc: a demonstration's target is at least its realised return")
     tau: float = setting(0.005, "target <- tau * critic + (1 - tau) * target, after the update", above=0, most=1)
     activation: Activation = acting("relu", "tanh is HIL-SERL's")
@@ -47,7 +48,6 @@ class CriticConfig(Group, path="agent.critic."):
             f"must be 1..{self.ensemble} (agent.critic.ensemble), got {self.target_subset}")
         require(self.value_low < self.value_high, "agent.critic.value_low",
             f"the least return must be below agent.critic.value_high={self.value_high}, got {self.value_low}")
-        least = 2 * math.ceil(SIGMAS * self.sigma_bins) + 2
-        require(self.bins >= least, "agent.critic.bins",
-            f"must be at least {least} with agent.critic.sigma_bins={self.sigma_bins:g}, got {self.bins}: the Gaussian "
-            f"needs {SIGMAS:g} deviations beyond either end of the range")
+        require(self.bins >= LEAST_BINS, "agent.critic.bins",
+            f"must be at least {LEAST_BINS}, got {self.bins}: the Gaussian needs {SIGMAS:g} deviations of "
+            f"{SIGMA_BINS:g} bins beyond either end of the range")

@@ -26,7 +26,7 @@ _ALL: dict[str, Any] = {
 _OF: dict[str, dict[str, Any]] = {
     "acfql": _ALL | {
         "target": "policy", "target_flow_steps": None, "normalise_q": False, "policy_updates": 1,
-        "critic.activation": "gelu", "flow.activation": "gelu", "flow.noise_low": 1.0, "flow.noise_high": 1.0,
+        "critic.activation": "gelu", "flow.activation": "gelu", "flow.noise_low": 1.0,
         "flow.train_delay": "none", "flow.predicts": "velocity",
     },
     "acrlpd": _ALL | {

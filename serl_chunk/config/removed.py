@@ -45,6 +45,10 @@ def _no_flow(saved: Saved) -> bool:
     return saved["agent"].get("policy") == "gaussian"
 
 
+def _critic_loss(saved: Saved) -> str:
+    return str(saved["agent"].get("critic", {}).get("loss", "squared"))
+
+
 _PUBLISHED = "--compat qc has the published code's way"
 _convention = functools.partial(Removed, last=CONVENTIONS)
 
@@ -97,6 +101,18 @@ REMOVED = {
     "agent.flow.time": _convention(
         "agent.flow.fourier_dim above 0 shows t to the flow as so many sines and cosines, 0 as its cosine and sine; "
         f"{_PUBLISHED}, t alone.", lambda saved, value: value == "cosine" or _no_flow(saved),
+    ),
+    "agent.flow.noise_high": _convention(
+        "The last of several candidates starts from noise of scale 1.",
+        lambda saved, value: value == 1 or _no_flow(saved),
+    ),
+    "agent.critic.sigma_bins": _convention(
+        "hl_gauss has the published width, 0.75 bins.",
+        lambda saved, value: value == 0.75 or _critic_loss(saved) != "hl_gauss",
+    ),
+    "agent.critic.initial_logit": _convention(
+        "A new critic of a range begins at an eighth of it.",
+        lambda saved, value: value == -2 or _critic_loss(saved) == "squared", acts=False,
     ),
 }  # fmt: skip
 # Values of settings that are still there: (path, value) -> the agents that had a use for it.

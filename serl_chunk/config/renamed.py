@@ -39,7 +39,7 @@ ADDED: dict[str, Any] = {
     "outcome": {"success": None, "cameras": [], "classifier": "", "condition": None},
     "agent.language": {"tokenizer": "none", "length": 48}, "agent.encoder.frame_size": None,
     "normaliser.scaling": "z_score", "normaliser.delta_mask": [], "normaliser.robot": "none",
-    "agent.flow.noise_high": 1.0, "agent.flow.noise_alone": 0.0, "agent.flow.predicts": "velocity",
+    "agent.flow.noise_alone": 0.0, "agent.flow.predicts": "velocity",
     "agent.bc_joint_noise": 0.0,
     "agent.lr_warmup": 0, "agent.lr_cosine": 0,
     **{

@@ -21,11 +21,11 @@ from serl_chunk.agents.value_heads import (
     regression_loss,
     target_bins,
 )
-from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.critics import SIGMA_BINS, CriticConfig
 
 
-def ranged(loss="hl_gauss", low=0.0, high=1.0, bins=101, sigma_bins=0.75):
-    return CriticConfig(loss=loss, value_low=low, value_high=high, bins=bins, sigma_bins=sigma_bins)
+def ranged(loss="hl_gauss", low=0.0, high=1.0, bins=101):
+    return CriticConfig(loss=loss, value_low=low, value_high=high, bins=bins)
 
 
 COSTS, UNIT = ranged(low=-100.0, high=0.0, bins=41), ranged()
@@ -46,10 +46,8 @@ def test_a_bounded_value_and_its_loss_are_those_of_the_unit_range_scaled():
     assert float(scaled) == pytest.approx(float(regressed(outputs, places, BOUNDED)), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "config", [UNIT, COSTS, ranged(low=-3.0, high=7.0, bins=12, sigma_bins=1.0), ranged(sigma_bins=0.5)]
-)
-def test_the_bins_of_a_target_have_it_as_their_mean_and_the_deviation_that_is_set(config):
+@pytest.mark.parametrize("config", [UNIT, COSTS, ranged(low=-3.0, high=7.0, bins=12)])
+def test_the_bins_of_a_target_have_it_as_their_mean_and_the_published_deviation(config):
     y = np.linspace(config.value_low, config.value_high, 23).astype(np.float32)
     share = np.asarray(target_bins(jnp.asarray(y), config), np.float64)
     assert share.min() >= 0
@@ -58,17 +56,17 @@ def test_the_bins_of_a_target_have_it_as_their_mean_and_the_deviation_that_is_se
     mean = share @ centres
     np.testing.assert_allclose(mean, y, atol=0.012 * width)
     spread = np.sqrt((share * (centres - mean[:, None]) ** 2).sum(-1))
-    within = np.sqrt(config.sigma_bins**2 + 1 / 12) * width  # of a bin's own width, Sheppard's correction
+    within = np.sqrt(SIGMA_BINS**2 + 1 / 12) * width  # of a bin's own width, Sheppard's correction
     np.testing.assert_allclose(spread, within, rtol=0.03)
 
 
 def test_bins_by_hand():
-    config = ranged(bins=8, sigma_bins=0.5)  # of eight bins, one and a half beyond each end
-    assert bin_width(config) == pytest.approx(1 / 5)
-    np.testing.assert_allclose(bin_edges(config), -0.3 + 0.2 * np.arange(9), atol=1e-6)
-    share = target_bins(jnp.array([0.4]), config)[0]  # the centre of bin 3, which reaches one deviation either way
-    np.testing.assert_allclose(share[3], 0.6827, atol=1e-3)
-    np.testing.assert_allclose(share[2], (0.9973 - 0.6827) / 2, atol=1e-3)
+    config = ranged(low=0.0, high=7.0, bins=8)  # of eight bins, 2.25 beyond each end
+    assert bin_width(config) == pytest.approx(2.0)
+    np.testing.assert_allclose(bin_edges(config), -4.5 + 2 * np.arange(9), atol=1e-6)
+    share = target_bins(jnp.array([4.5]), config)[0]  # the centre of bin 4, which reaches two thirds of a deviation
+    np.testing.assert_allclose(share[4], 0.4950, atol=1e-3)
+    np.testing.assert_allclose(share[3], 0.97725 - 0.74751, atol=1e-3)  # to two deviations
 
 
 def test_targets_beyond_the_range_count_as_its_ends():
@@ -117,8 +115,8 @@ def test_an_expectile_weight_lifts_the_value_of_bins_above_the_mean():
 
 @pytest.mark.parametrize("loss", ["bounded", "hl_gauss"])
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-100.0, 0.0)])
-def test_a_fresh_critic_says_what_the_initial_logit_says(loss, low, high):
-    config = CriticConfig(loss=loss, value_low=low, value_high=high, initial_logit=-2.0)
+def test_a_fresh_critic_is_at_an_eighth_of_the_range(loss, low, high):
+    config = CriticConfig(loss=loss, value_low=low, value_high=high)
     bias = jnp.asarray(initial_bias(config), jnp.float32)
     value = float(critic_values(bias, config))
     assert value == pytest.approx(low + (high - low) * 0.1192, abs=0.002 * (high - low))

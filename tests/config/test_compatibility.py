@@ -31,7 +31,6 @@ OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.critic.layer_norm": [("agent.critic.layer_norm", "none")],
     "agent.flow.steps": [("agent.flow.steps", "9")],
     "agent.flow.noise_low": [("agent.flow.noise_low", "0.75")],
-    "agent.flow.noise_high": [("agent.flow.noise_high", "0.25")],
     "agent.flow.noise_alone": [("agent.flow.noise_alone", "0.125")],
     "agent.flow.train_delay": [("agent.flow.train_delay", "sampled")],
     "agent.flow.predicts": [("agent.flow.predicts", "chunk")],
@@ -57,7 +56,7 @@ OTHER: dict[str, list[tuple[str, str]]] = {
 }  # fmt: skip
 # Decide acting, under another name in the contract.
 DERIVED = {
-    "agent.critic.loss", "agent.critic.value_low", "agent.critic.value_high", "agent.critic.sigma_bins",
+    "agent.critic.loss", "agent.critic.value_low", "agent.critic.value_high",
     "agent.gripper.choices", "agent.gripper.mode", "agent.gripper.fixed_value", "agent.gripper.setup_mode",
     "agent.gripper.joint", "agent.gripper.hold_steps", "chunk.horizon", "chunk.execute_steps", "actor.delay_ticks",
     "actor.inference",
@@ -80,9 +79,8 @@ def test_the_contract_tells_apart_what_must_agree_and_nothing_else():
     ]:
         changed = contract(load("fake_aloha", [override]), SPEC, "net")
         assert changed[field] != base[field]
-    bins = [("agent.critic.loss", "hl_gauss"), ("agent.critic.sigma_bins", "0.75")]
-    wide = [bins[0], ("agent.critic.sigma_bins", "2")]  # the same shapes over a wider support
-    assert len({contract(load("fake_aloha", o), SPEC, "net")["critic"] for o in (bins, wide)}) == 2
+    losses = ("hl_gauss", "bounded", "squared")  # all but the first have the same shapes
+    assert len({contract(load("fake_aloha", [("agent.critic.loss", o)]), SPEC, "net")["critic"] for o in losses}) == 3
     assert contract(CONFIG, SPEC, "other net")["network"] != base["network"]
     returns = [("chunk.return_steps", "10")]  # what an actor shows to a learner with cameras, and to no other
     assert contract(load("fake_aloha", returns), SPEC, "net") == base

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,18 @@ VALUES: dict[str, tuple[ExperimentConfig, Any, Any]] = {
     "agent.critic.target_average": (CONFIG, "new", "old"),
     "agent.flow.activation": (CONFIG, "relu", "gelu"),
     "agent.flow.time": (CONFIG, "cosine", "raw"),
+    "agent.flow.noise_high": (CONFIG, 1.0, 0.5),
+    "agent.critic.sigma_bins": (load("fake_aloha", [("agent.critic.loss", "hl_gauss")]), 0.75, 1.0),
+    "agent.critic.initial_logit": (CONFIG, -2.0, -1.0),
 }
+
+
+@pytest.fixture(autouse=True)
+def search_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take a copy of sys.path: an experiment's folder is added to it."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
 EACH = pytest.mark.parametrize("path", VALUES)
 
 

@@ -18,9 +18,7 @@ BASE = ExperimentConfig("x", FakeAlohaConfig())
 # (preset, a field, its value, what makes it count)
 CASES = [
     (None, "agent.critic.bins", "51", [("agent.critic.loss", "hl_gauss")]),
-    ("qc", "agent.critic.initial_logit", "-1.0", [
-        ("agent.critic.loss", "bounded"), ("agent.critic.value_low", "-67"), ("agent.critic.value_high", "0"),
-    ]),
+    ("qc", "agent.critic.value_low", "-67.0", [("agent.critic.loss", "bounded"), ("agent.critic.value_high", "0")]),
     (None, "agent.encoder.kind", "resnet10", [("agent.image_keys", "top")]),
     (None, "agent.flow.train_delay_max", "3", [("agent.flow.train_delay", "sampled")]),
     (None, "agent.alpha", "3.0", [("agent.actor_type", "distill-ddpg")]),
