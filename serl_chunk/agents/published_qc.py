@@ -60,10 +60,6 @@ class PublishedQc(ActorCritic):
         shape = (batch.actions.shape[0], self.config.candidates, self.chunk_dim)
         return {"next": jax.random.normal(key_of(key, "next"), shape)}
 
-    def next_chunk(self, state: AgentState, base: Params, observations: Observation, noise: jax.Array) -> jax.Array:
-        """a' float32[B, D] of noise float32[B, N, D]."""
-        raise NotImplementedError
-
     def critic_target(self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> jax.Array:
         """y float32[B]."""
         chunk = self.next_chunk(state, base, batch.next_observations, draws["next"])
@@ -98,8 +94,6 @@ class PublishedAcfql(PublishedQc, FlowActor):
         time = "fourier" if config.use_fourier_features else "raw"
         self.flow = FlowPolicy(flow, spec, time=time, **_FLOW_LAYERS)
         self.one_step = None if config.best_of_n else OneStepPolicy(flow, spec, **_FLOW_LAYERS)
-
-    next_chunk = FlowActor.next_chunk
 
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
