@@ -101,7 +101,8 @@ class PublishedAcfql(PublishedQc, FlowActor):
         """L_flow, or L_actor of distill-ddpg."""
         context = self.policy_context(policy, state.critic, base, batch.observations)
         x, velocity = interpolate(draws["x0"], draws["t"], batch.actions.reshape(len(batch.actions), -1))
-        error = self.flow.velocity(policy["flow"], context, x, draws["t"], batch.valid) - velocity
+        given = self.flow.given(batch, draws)  # nothing
+        error = self.flow.velocity(policy["flow"], context, x, draws["t"], given) - velocity
         imitation = mean_of(error.reshape(batch.actions.shape) ** 2 * batch.valid[..., None])
         metrics = {"actor/bc_loss": imitation}
         if self.one_step is None:
