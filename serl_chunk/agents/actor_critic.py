@@ -68,15 +68,18 @@ class ActorCritic(Agent):
         distilled, more = self.short_critic.distil(critic, context.features, batch.actions, teacher, batch.weight)
         return Loss((loss, distilled), metrics | more)
 
+    def next_chunk(self, state: AgentState, base: Params, observations: Observation, noise: jax.Array) -> jax.Array:
+        """The policy's chunk in a target, flat float32[B, Hc*A], from noise float32[B, N, D]."""
+        raise NotImplementedError
+
     def bootstrapped(
         self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, chunk: jax.Array,
         price: jax.Array | float = 0.0,
     ) -> jax.Array:  # fmt: skip
         """R + gamma^n mask (Q'(o', a') - price), float32[B], of flat chunks a' float32[B, Hc*A]; Q' by `draws`."""
         later = self.critic_context(state.target, base, batch.next_observations)
-        return self.critic.target(
-            batch, self.acting_critic.target_values(state.target, draws, later.features, chunk) - price
-        )
+        value = self.acting_critic.target_values(state.target, draws, later.features, chunk)
+        return self.critic.target(batch, value - price)
 
     def climbed(self, state: AgentState, base: Params, observations: Observation, chunk: jax.Array) -> Sum:
         """The mean of Q(o, a) over heads and chunks a float32[B, H, A], with a gradient to the chunks alone."""

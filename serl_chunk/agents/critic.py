@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from serl_chunk.agents.losses import aggregate_heads, bootstrap_target, expectile_weight
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Params, key_of
-from serl_chunk.agents.value_heads import critic_values, initial_bias, regression_loss
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.ensemble import Ensemble
 from serl_chunk.models.mlp import Mlp
 from serl_chunk.models.sums import Sum, mean_of
+from serl_chunk.models.value_heads import critic_values, initial_bias, regression_loss
 from serl_chunk.types import ChunkBatch
 
 

@@ -18,12 +18,12 @@ import numpy as np
 
 from serl_chunk.agents.losses import bootstrap_target, imitation_sum
 from serl_chunk.agents.state import Observation, Params, key_of
-from serl_chunk.agents.value_heads import critic_values, regression_loss
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.critics import INITIAL_LOGIT, CriticConfig, Floor
 from serl_chunk.models.encoder import ObservationEncoder
 from serl_chunk.models.mlp import Mlp
 from serl_chunk.models.sums import Sum
+from serl_chunk.models.value_heads import critic_values, regression_loss
 from serl_chunk.types import ChunkBatch
 
 # Shares of the smallest gap between values: least motion of a moving gripper in a tick, largest distance at a value.

@@ -60,10 +60,6 @@ class PublishedQc(ActorCritic):
         shape = (batch.actions.shape[0], self.config.candidates, self.chunk_dim)
         return {"next": jax.random.normal(key_of(key, "next"), shape)}
 
-    def next_chunk(self, state: AgentState, base: Params, observations: Observation, noise: jax.Array) -> jax.Array:
-        """a' float32[B, D] of noise float32[B, N, D]."""
-        raise NotImplementedError
-
     def critic_target(self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> jax.Array:
         """y float32[B]."""
         chunk = self.next_chunk(state, base, batch.next_observations, draws["next"])
@@ -99,15 +95,14 @@ class PublishedAcfql(PublishedQc, FlowActor):
         self.flow = FlowPolicy(flow, spec, time=time, **_FLOW_LAYERS)
         self.one_step = None if config.best_of_n else OneStepPolicy(flow, spec, **_FLOW_LAYERS)
 
-    next_chunk = FlowActor.next_chunk
-
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
     ) -> Loss:
         """L_flow, or L_actor of distill-ddpg."""
         context = self.policy_context(policy, state.critic, base, batch.observations)
         x, velocity = interpolate(draws["x0"], draws["t"], batch.actions.reshape(len(batch.actions), -1))
-        error = self.flow.velocity(policy["flow"], context, x, draws["t"], batch.valid) - velocity
+        given = self.flow.given(batch, draws)  # nothing
+        error = self.flow.velocity(policy["flow"], context, x, draws["t"], given) - velocity
         imitation = mean_of(error.reshape(batch.actions.shape) ** 2 * batch.valid[..., None])
         metrics = {"actor/bc_loss": imitation}
         if self.one_step is None:

@@ -16,8 +16,8 @@ from serl_chunk.agents.losses import (
     imitation_sum,
     soft_update,
 )
-from serl_chunk.agents.value_heads import critic_values, regression_loss
 from serl_chunk.config.critics import CriticConfig
+from serl_chunk.models.value_heads import critic_values, regression_loss
 from serl_chunk.types import ChunkBatch
 
 SQUARED, BOUNDED = CriticConfig(loss="squared"), CriticConfig(loss="bounded")

@@ -12,7 +12,8 @@ import pytest
 from agent_tools import build, config_of, critic, critic_gradient, make_batches
 
 from serl_chunk.agents.losses import expectile_weight
-from serl_chunk.agents.value_heads import (
+from serl_chunk.config.critics import SIGMA_BINS, CriticConfig
+from serl_chunk.models.value_heads import (
     bin_centres,
     bin_edges,
     bin_width,
@@ -21,7 +22,6 @@ from serl_chunk.agents.value_heads import (
     regression_loss,
     target_bins,
 )
-from serl_chunk.config.critics import SIGMA_BINS, CriticConfig
 
 
 def ranged(loss="hl_gauss", low=0.0, high=1.0, bins=101):
