@@ -11,7 +11,7 @@ from errors import naming
 from serl_chunk.cli.evaluation import _differences, _of_run, _recorded
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.config.overrides import to_dict
-from serl_chunk.config.removed import LAST
+from serl_chunk.config.removed import FIRST_SET
 from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore
 from serl_chunk.runs.evaluations import VALIDATION, resolve_step, save
 from serl_chunk.types import ConfigError
@@ -93,7 +93,7 @@ def test_a_run_that_acted_by_a_removed_setting_is_not_evaluated_without_it(tmp_p
     saved = json.loads(json.dumps(to_dict(config)))
     saved["agent"]["choose_std"] = 0.5
     (tmp_path / "config.json").write_text(json.dumps(saved))
-    with pytest.raises(ConfigError, match=naming("config.json", "agent.choose_std", LAST, "Evaluate the run")):
+    with pytest.raises(ConfigError, match=naming("config.json", "agent.choose_std", FIRST_SET, "Evaluate the run")):
         _of_run(config, spec_of(config), None, tmp_path, ["latest"])
 
 
