@@ -173,6 +173,7 @@ def leaves(config: Pi0Config) -> dict[str, Leaf]:
 
 
 def group_of(path: str) -> Group:
+    """Return the group of a parameter; raises StopIteration for a path that no pi0 has."""
     return next(group for group, pattern in GROUPS.items() if re.fullmatch(pattern, path))
 
 
