@@ -15,15 +15,17 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 if str(BENCHMARKS) not in sys.path:
     sys.path.append(str(BENCHMARKS))
 
+import parity_pi0  # noqa: E402
+import record_pi0  # noqa: E402
 from record_pi0 import CAMERAS, inputs_of, meta_of  # noqa: E402
-from support.pi0_case import Case, config_of, rule_params  # noqa: E402
+from support.pi0_case import Case, config_of, rule_leaf, rule_params  # noqa: E402
 from support.reference_agents.pi0 import PlainPi0  # noqa: E402
 
 from serl_chunk.config.pi0 import Pi0Config  # noqa: E402
 from serl_chunk.models.pi0.pi0 import Pi0  # noqa: E402
 from serl_chunk.models.pi0.tree import nested  # noqa: E402
 
-__all__ = ["BENCHMARKS", "CAMERAS", "Case", "PlainPi0", "Small", "observed", "small"]
+__all__ = ["CAMERAS", "Case", "PlainPi0", "Small", "config_of", "parity_pi0", "record_pi0", "rule_leaf", "small"]
 
 
 class Small(NamedTuple):
@@ -45,10 +47,10 @@ def small(name: str, depth: int = 2) -> Small:
     config = config_of(meta, CAMERAS)
     flat = {path: jnp.asarray(array) for path, array in rule_params(config).items()}
     inputs = inputs_of(meta)
-    return Small(meta, config, Pi0(config), flat, nested(flat), inputs, observed(inputs))
+    return Small(meta, config, Pi0(config), flat, nested(flat), inputs, _observed(inputs))
 
 
-def observed(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _observed(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the recorded observation under our names."""
     renamed = {"obs/image/": "images/", "obs/image_mask/": "image_masks/", "obs/state": "state",
                "obs/tokenized_prompt_mask": "prompt_mask", "obs/tokenized_prompt": "prompt"}  # fmt: skip
