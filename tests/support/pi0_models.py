@@ -16,6 +16,7 @@ if str(BENCHMARKS) not in sys.path:
     sys.path.append(str(BENCHMARKS))
 
 import parity_pi0  # noqa: E402
+import pi0_best_of_n  # noqa: E402
 import record_pi0  # noqa: E402
 from record_pi0 import CAMERAS, inputs_of, meta_of  # noqa: E402
 from support.pi0_case import Case, config_of, rule_leaf, rule_params  # noqa: E402
@@ -25,7 +26,18 @@ from serl_chunk.config.pi0 import Pi0Config  # noqa: E402
 from serl_chunk.models.pi0.pi0 import Pi0  # noqa: E402
 from serl_chunk.models.pi0.tree import nested  # noqa: E402
 
-__all__ = ["CAMERAS", "Case", "PlainPi0", "Small", "config_of", "parity_pi0", "record_pi0", "rule_leaf", "small"]
+__all__ = [
+    "CAMERAS",
+    "Case",
+    "PlainPi0",
+    "Small",
+    "config_of",
+    "parity_pi0",
+    "pi0_best_of_n",
+    "record_pi0",
+    "rule_leaf",
+    "small",
+]
 
 
 class Small(NamedTuple):

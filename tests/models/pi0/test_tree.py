@@ -40,7 +40,7 @@ def test_trees_of_the_presets_are_the_released_ones(preset):
 
 @pytest.mark.parametrize(
     ("preset", "trainable", "trained"),
-    [  # docs/pi0.md's table of memory
+    [  # published sizes of what is trained
         ("pi0", "full", 3_238_048_528),
         ("pi05", "full", 3_353_433_872),
         ("pi0", "expert", 314_713_120),
