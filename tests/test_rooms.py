@@ -39,7 +39,7 @@ RULE: dict[str, set[str]] = {
     "attention": {"types"},
     "console": {"types", "config"},
     "replay": {"types", "config", "data"},
-    "runs": {"types", "config", "agents", "transport", "data", "robots", "viz"},
+    "runs": {"types", "config", "models", "agents", "transport", "data", "robots", "viz"},
     "viewer": {"types", "config", "data", "runs"},
     "live": {"types", "console", "viewer"},
     "actor": {
@@ -268,6 +268,8 @@ LONGEST = 400  # lines of a product file
 SHORTEST = 60  # lines of one that a single module imports; a shorter one makes its reader open two files for one idea
 SHORT_WITH_REASON: dict[str, str] = {  # path -> why it stands alone
     "serl_chunk/agents/action_selection.py": "a choice of numbers, apart from the agents that make them",
+    "serl_chunk/models/pi0/lora.py": "low-rank additions with openpi's conventions, apart from the transformer",
+    "serl_chunk/models/pi0/masks.py": "which tokens are real, apart from the model, for those who make its batches",
     "serl_chunk/replay/seams.py": "figures of an episode, which have nothing to do with its windows",
     "serl_chunk/actor/alignment.py": "what an episode waits for, apart from the operator, which is long",
     "serl_chunk/actor/obstacles.py": "words on a robot's state, apart from the operator, which is long",

@@ -1,0 +1,370 @@
+"""pi0 and pi0.5 as a whole: the shared prefix, candidates, committed actions, the loss, and what is trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from errors import naming
+from pi0_models import CAMERAS, PlainPi0, Small, small
+
+from serl_chunk.models.pi0.masks import without_unused
+from serl_chunk.models.pi0.pi0 import Pi0, Prefix, time_features
+from serl_chunk.models.pi0.tree import Partition, flat, nested, partition
+from serl_chunk.types import ConfigError
+
+KINDS = ("pi0", "pi05", "lora", "key_heads", "all_heads")
+N = 3
+made = functools.cache(small)
+
+
+def encoded(case: Small, observation: Any = None, model: Pi0 | None = None) -> Prefix:
+    return jax.jit((model or case.model).encode)(case.params, case.observation if observation is None else observation)
+
+
+def plain_observation(case: Small) -> dict[str, Any]:
+    inputs = {k.removeprefix("obs/"): jnp.asarray(v) for k, v in case.inputs.items() if k.startswith("obs/")}
+    out: dict[str, Any] = {k: v for k, v in inputs.items() if "/" not in k}
+    for group in ("image", "image_mask"):
+        out[group] = {k.partition("/")[2]: v for k, v in inputs.items() if k.startswith(f"{group}/")}
+    return out
+
+
+def noises(case: Small, n: int = N) -> jax.Array:
+    return jax.random.normal(jax.random.key(1), (2, n, *case.inputs["noise"].shape[1:]))
+
+
+def velocity(case: Small, prefix: Prefix, *args: Any) -> jax.Array:
+    return jax.jit(case.model.velocity)(case.params, prefix, *args)
+
+
+def sampled(case: Small, prefix: Prefix, noise: jax.Array, *args: Any, **options: Any) -> jax.Array:
+    return jax.jit(functools.partial(case.model.sample, **options), static_argnums=4)(
+        case.params, prefix, noise, *(args or (None, 3))
+    )
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_shared_prefix_gives_the_joint_passes_velocity(name):
+    case = made(name)
+    plain = PlainPi0(case.meta, case.flat)
+    x, t = case.inputs["x_t"], case.inputs["time"]
+    joint = jax.jit(plain.joint)(plain_observation(case), x, t)
+    prefix = encoded(case)
+    np.testing.assert_allclose(velocity(case, prefix, x, t), joint["v_t"], atol=2e-5)
+    keys, values = jax.jit(plain.cache)(plain_observation(case))
+    np.testing.assert_allclose(prefix.keys, keys, atol=2e-5)
+    np.testing.assert_allclose(prefix.values, values, atol=2e-5)
+    np.testing.assert_array_equal(prefix.mask, joint["prefix_mask"])
+    np.testing.assert_array_equal(prefix.positions, joint["positions"][:, : prefix.mask.shape[1]])
+
+
+@pytest.mark.parametrize("name", ["pi0", "pi05"])
+def test_candidates_are_as_many_single_samples(name):
+    case = made(name)
+    prefix, noise = encoded(case), noises(case)
+    together = sampled(case, prefix, noise)
+    for i in range(N):
+        np.testing.assert_allclose(together[:, i], sampled(case, prefix, noise[:, i : i + 1])[:, 0], atol=1e-5)
+    plain = jax.jit(PlainPi0(case.meta, case.flat).sample, static_argnums=2)
+    np.testing.assert_allclose(together[:, 1], plain(plain_observation(case), noise[:, 1], 3), atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["pi0", "pi05"])
+def test_a_missing_camera_and_empty_slots_are_the_same_as_masked_ones(name):
+    case = made(name)
+    observation = dict(case.observation)
+    observation[f"image_masks/{CAMERAS[1]}"] = np.zeros(2, bool)
+    observation["prompt"] = np.pad(observation["prompt"], ((0, 0), (0, 20)))
+    observation["prompt_mask"] = np.pad(observation["prompt_mask"], ((0, 0), (0, 20)))
+    less = without_unused(observation)
+    assert f"images/{CAMERAS[1]}" not in less
+    assert less["prompt"].shape[1] == 16
+    whole, short = encoded(case, observation), encoded(case, less)
+    left_out = case.config.camera_tokens + observation["prompt"].shape[1] - 16
+    assert short.keys.shape[2] == whole.keys.shape[2] - left_out
+    x, t = case.inputs["x_t"], case.inputs["time"]
+    np.testing.assert_allclose(velocity(case, short, x, t), velocity(case, whole, x, t), atol=2e-5)
+
+
+def test_one_observation_is_a_row_of_a_batch():
+    case = made("pi0")
+    whole = encoded(case)
+    one = encoded(case, {k: v[0] for k, v in case.observation.items()})
+    np.testing.assert_allclose(one.keys, whole.keys[:, 0], atol=1e-5)
+    np.testing.assert_allclose(one.features, whole.features[0], atol=1e-5)
+    x, t = jnp.asarray(case.inputs["x_t"]), jnp.asarray(case.inputs["time"])
+    np.testing.assert_allclose(velocity(case, one, x[0], t[0]), velocity(case, whole, x, t)[0], atol=1e-5)
+    two = encoded(case, {k: v[:, None] for k, v in case.observation.items()})
+    assert two.keys.shape == (*whole.keys.shape[:1], 2, 1, *whole.keys.shape[2:])
+    np.testing.assert_allclose(
+        velocity(case, two, x[:, None], t[:, None])[:, 0], velocity(case, whole, x, t), atol=1e-5
+    )
+
+
+def arrays_within(jaxpr: Any) -> Any:
+    """Iterate over the shapes of all arrays of a program, those of its loops included."""
+    for eqn in jaxpr.eqns:
+        yield from (tuple(v.aval.shape) for v in eqn.outvars)
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, list | tuple) else [value]:
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from arrays_within(inner)
+
+
+def test_no_array_holds_the_prefixs_keys_for_each_candidate():
+    case = made("pi0")
+    prefix, noise = encoded(case), noises(case, 7)
+    tokens, size = prefix.keys.shape[2], case.config.head_dim
+    program = jax.make_jaxpr(lambda p, f, z: case.model.sample(p, f, z, None, 2))(case.params, prefix, noise)
+    shapes = list(arrays_within(program.jaxpr))
+    assert any(tokens in shape for shape in shapes)  # of logits and weights
+    assert not [shape for shape in shapes if 7 in shape and tokens in shape and size in shape]
+    together = tokens + noise.shape[2] + 1
+    assert not [shape for shape in shapes if together in shape]  # nor one behind the other
+
+
+def test_lora_with_b_of_zero_is_the_base():
+    case = made("lora")
+    at_rest = {k: jnp.zeros_like(v) if k.endswith("lora_b") else v for k, v in case.flat.items()}
+    none = dataclasses.replace(
+        case.config,
+        vlm=dataclasses.replace(case.config.vlm, attention_rank=0, mlp_rank=0),
+        expert=dataclasses.replace(case.config.expert, attention_rank=0, mlp_rank=0),
+    )
+    base = {k: v for k, v in case.flat.items() if "lora" not in k}
+    x, t = case.inputs["x_t"], case.inputs["time"]
+    found = []
+    for model, params in ((case.model, at_rest), (Pi0(none), base), (case.model, case.flat)):
+        run = jax.jit(lambda p, o, m=model: m.velocity(p, m.encode(p, o), x, t))
+        found.append(run(nested(params), case.observation))
+    np.testing.assert_array_equal(found[0], found[1])
+    assert jnp.abs(found[2] - found[1]).max() > 1e-2
+
+
+def mean_loss(case: Small, model: Pi0) -> Callable[[Any, Any], jax.Array]:
+    actions, noise, t = (jnp.asarray(case.inputs[k]) for k in ("actions", "noise", "time"))
+
+    def loss(trained: Any, base: Any) -> jax.Array:
+        params = Partition.merge(trained, base)
+        prefix = model.encode(params, case.observation)
+        weight = jnp.ones(actions.shape[:2])
+        total, count = model.flow_loss(params, prefix, actions, weight, None, noise[:, None], t[:, None])
+        return total / count
+
+    return loss
+
+
+@pytest.mark.parametrize("trainable", ["full", "expert", "lora", "lora_expert"])
+def test_what_is_not_trained_stays_bit_for_bit(trainable):
+    case = made("lora")
+    config = dataclasses.replace(case.config, trainable=trainable)
+    chosen = partition(config)
+    trained, base = chosen.split(case.params)
+    loss, optimiser = mean_loss(case, Pi0(config)), optax.adam(1e-3)
+
+    @jax.jit
+    def update(trained: Any, opt: Any, base: Any) -> Any:
+        value, gradient = jax.value_and_grad(loss)(trained, base)
+        updates, opt = optimiser.update(gradient, opt)
+        return optax.apply_updates(trained, updates), opt, value
+
+    opt, losses = optimiser.init(trained), []
+    before = {k: np.array(v) for k, v in case.flat.items()}
+    for _ in range(20):
+        trained, opt, value = update(trained, opt, base)
+        losses.append(float(value))
+    assert losses[-1] < losses[0]
+    after = flat(Partition.merge(trained, base))
+    moved = {path for path in before if not np.array_equal(before[path], after[path])}
+    assert all(np.array_equal(before[path], after[path]) for path in before if not chosen.trains(path))
+    assert moved == {p for p in before if chosen.trains(p)} - {"PaliGemma/llm/final_norm/scale"}  # no output reads it
+    moments = {"/".join(str(k.key) for k in p) for p, _ in jax.tree_util.tree_leaves_with_path(opt[0].mu)}
+    assert moments == {path for path in before if chosen.trains(path)}
+
+
+def test_only_keys_and_values_of_the_vlms_last_layer_matter():
+    case = made("pi0")
+    gradient = flat(jax.jit(jax.grad(mean_loss(case, case.model)))(case.params, {}))
+    layers = "PaliGemma/llm/layers/"
+    for dead in ("attn/q_einsum/w", "attn/attn_vec_einsum/w", "mlp/linear", "mlp/gating_einsum", "pre_ffw_norm/scale"):
+        assert not jnp.any(gradient[layers + dead][-1])
+        assert jnp.any(gradient[layers + dead][0])
+    assert jnp.any(gradient[layers + "attn/kv_einsum/w"][-1])
+    assert not jnp.any(gradient["PaliGemma/llm/final_norm/scale"])
+
+
+def losses(case: Small, actions: Any, weight: Any, given: Any, noise: Any, t: Any) -> tuple[float, float]:
+    prefix = encoded(case)
+    run = jax.jit(case.model.flow_loss) if given is not None else jax.jit(
+        lambda p, f, a, w, z, t: case.model.flow_loss(p, f, a, w, None, z, t)
+    )  # fmt: skip
+    arguments = (actions, weight, noise, t) if given is None else (actions, weight, given, noise, t)
+    total, count = run(case.params, prefix, *arguments)
+    return float(total), float(count)
+
+
+def test_draws_of_one_prefix_are_as_many_losses():
+    case = made("pi0")
+    actions, noise = jnp.asarray(case.inputs["actions"]), noises(case)
+    t = jnp.array([[0.1, 0.5, 0.9], [0.3, 0.7, 1.0]])
+    weight = jax.random.uniform(jax.random.key(3), actions.shape[:2])
+    total, count = losses(case, actions, weight, None, noise, t)
+    each = [losses(case, actions, weight, None, noise[:, i : i + 1], t[:, i : i + 1]) for i in range(N)]
+    assert total == pytest.approx(sum(e[0] for e in each), rel=1e-5)
+    assert count == pytest.approx(N * actions.shape[-1] * float(weight.sum()), rel=1e-5)
+
+
+def test_the_loss_counts_the_dimensions_that_actions_have():
+    case = made("pi0")
+    actions, noise, t = jnp.asarray(case.inputs["actions"]).at[..., 14:].set(0.0), noises(case, 1), jnp.ones((2, 1)) / 3
+    ones = jnp.ones(actions.shape[:2])
+    real, padded = losses(case, actions[..., :14], ones, None, noise, t), losses(case, actions, ones, None, noise, t)
+    dims = jnp.broadcast_to(jnp.arange(32) < 14, actions.shape).astype(jnp.float32)
+    np.testing.assert_allclose(real, losses(case, actions, dims, None, noise, t), rtol=1e-5)
+    assert padded[1] == pytest.approx(real[1] * 32 / 14)
+    assert padded[0] > real[0]
+
+
+@pytest.mark.parametrize("name", ["pi0", "pi05"])
+def test_given_actions_are_final_and_have_no_weight(name):
+    case = made(name)
+    actions, noise, t = jnp.asarray(case.inputs["actions"]), noises(case, 2), jnp.full((2, 2), 0.4)
+    given = (jnp.arange(actions.shape[1])[None] < jnp.array([[2], [0]])).astype(jnp.float32)
+    ones = jnp.ones(actions.shape[:2])
+    total, count = losses(case, actions, ones, given, noise, t)
+    assert count == 2 * actions.shape[-1] * (2 * actions.shape[1] - 2)
+    other = noise.at[0, :, :2].set(7.0)  # noise of given actions is not read
+    assert losses(case, actions, ones, given, other, t)[0] == pytest.approx(total, rel=1e-5)
+    free = losses(case, actions, ones, jnp.zeros_like(given), noise, t)
+    assert free == pytest.approx(losses(case, actions, ones, None, noise, t), rel=1e-5)
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("name", ["pi0", "pi05"])
+def test_committed_actions_are_kept_and_the_others_continue_them(name, clean):
+    case = made(name)
+    prefix, noise, actions = encoded(case), noises(case), jnp.asarray(case.inputs["actions"])
+    mask = jnp.broadcast_to(jnp.arange(actions.shape[1]) < 2, actions.shape[:2]).astype(jnp.float32)
+    chunks = sampled(case, prefix, noise, (actions, mask), 3, clean=clean)
+    kept = jnp.broadcast_to(actions[:, None, :2], chunks[:, :, :2].shape)
+    np.testing.assert_array_equal(chunks[:, :, :2], kept)
+    free = sampled(case, prefix, noise)
+    assert jnp.abs(chunks[:, :, 2:] - free[:, :, 2:]).max() > 1e-3
+    nothing = sampled(case, prefix, noise, (actions, jnp.zeros_like(mask)), 3, clean=clean)
+    np.testing.assert_allclose(nothing, free, atol=1e-5)
+
+
+def test_a_given_action_is_one_at_time_zero():
+    """With all of a chunk given, velocities are those of time 0."""
+    case = made("pi05")
+    prefix, x = encoded(case), jnp.asarray(case.inputs["x_t"])
+    at_zero = velocity(case, prefix, x, jnp.zeros(2))
+    given = velocity(case, prefix, x, jnp.full(2, 0.7), jnp.ones(x.shape[:2]))
+    np.testing.assert_allclose(given, at_zero, atol=1e-5)
+
+
+def test_time_is_added_up_in_float32(monkeypatch):
+    case = made("pi0")
+    seen: list[float] = []
+    monkeypatch.setattr(Pi0, "velocity", lambda self, p, f, x, t, g: seen.append(float(t[0, 0])) or jnp.ones_like(x))
+    with jax.disable_jit():
+        out = case.model.sample(case.params, encoded(case), noises(case, 1), None, 10)
+    expected = np.cumsum(np.array([1.0] + [-0.1] * 9, np.float32), dtype=np.float32)
+    np.testing.assert_array_equal(np.float32(seen), expected)
+    np.testing.assert_allclose(out, noises(case, 1) - 1.0, atol=1e-6)
+
+
+def test_times_features_are_sines_and_cosines_of_periods_from_four_thousandths_to_four():
+    t = jnp.array([0.25, 1.0])
+    found = time_features(t, 8)
+    periods = 4e-3 * 1000 ** (np.arange(4) / 3)
+    angles = 2 * np.pi * np.asarray(t)[:, None] / periods
+    np.testing.assert_allclose(found, np.concatenate([np.sin(angles), np.cos(angles)], -1), atol=2e-4)
+
+
+def test_times_features_are_the_same_bits_in_every_program():
+    t = jnp.array([0.25, 0.767, 1.0])
+    whole = time_features(t, 1024)
+    np.testing.assert_array_equal(jax.jit(time_features, static_argnums=1)(t, 1024), whole)
+    for i in range(3):
+        np.testing.assert_array_equal(jax.jit(time_features, static_argnums=1)(t[i], 1024), whole[i])
+
+
+def test_pixels_may_be_bytes():
+    case = made("pi0")
+    images = {k: v for k, v in case.observation.items() if k.startswith("images/")}
+    pixels = {k: np.round((v + 1) * 127.5).astype(np.uint8) for k, v in images.items()}
+    floats = {k: (v / np.float32(255.0) * 2 - 1).astype(np.float32) for k, v in pixels.items()}
+    found = [encoded(case, {**case.observation, **changed}).keys for changed in (pixels, floats)]
+    np.testing.assert_allclose(*found, atol=1e-6)
+
+
+def test_features_are_means_of_normalised_tokens():
+    case = made("pi0")
+    model = Pi0(dataclasses.replace(case.config, image_size=(28, 28), feature_grid=2))
+    observation = {k: v[:, :28, :28] if k.startswith("images/") else v for k, v in case.observation.items()}
+    params = dict(case.flat)
+    params["PaliGemma/img/pos_embedding"] = params["PaliGemma/img/pos_embedding"][:, :4]
+    prefix = jax.jit(model.encode)(nested(params), observation)
+    width = case.config.vlm.width
+    features = np.asarray(prefix.features)
+    assert features.shape == (2, (3 * 4 + 1) * width)
+    fields = features[:, : 12 * width].reshape(2, 12, width)  # one token each
+    np.testing.assert_allclose(np.sqrt((fields[0] ** 2).mean(-1)), 1.0, rtol=1e-3)
+    np.testing.assert_array_equal(fields[1, 8:], 0.0)  # the camera that the second row lacks
+    assert 0 < np.abs(features[:, 12 * width :]).max() < 10
+
+
+def test_masked_tokens_leave_no_trace_in_features():
+    case = made("pi0")
+    changed = dict(case.observation)
+    changed["prompt"] = np.where(changed["prompt_mask"], changed["prompt"], 1)
+    lacking = f"images/{CAMERAS[-1]}"
+    changed[lacking] = np.where(np.array([True, False])[:, None, None, None], changed[lacking], 0.5).astype(np.float32)
+    np.testing.assert_allclose(encoded(case, changed).features, encoded(case).features, atol=1e-5)
+
+
+def test_robots_with_fewer_numbers_have_zeros_behind_them():
+    case = made("pi0")
+    state = case.observation["state"].copy()
+    state[:, 14:] = 0
+    whole, short = (encoded(case, {**case.observation, "state": s}) for s in (state, state[:, :14]))
+    np.testing.assert_array_equal(whole.state, short.state)
+
+
+def test_numbers_are_computed_in_the_configured_dtype():
+    case = made("pi0")
+    model = Pi0(dataclasses.replace(case.config, dtype="bfloat16"))
+    prefix = encoded(case, model=model)
+    assert {x.dtype.name for x in (prefix.keys, prefix.values)} == {"bfloat16"}
+    assert {x.dtype.name for x in (prefix.features, prefix.state)} == {"float32"}
+    x, t = jnp.asarray(case.inputs["x_t"]), jnp.asarray(case.inputs["time"])
+    exact = velocity(case, encoded(case), x, t)
+    half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), case.params)
+    for params, dtype in ((case.params, "float32"), (half, "bfloat16")):
+        v = jax.jit(model.velocity)(params, jax.jit(model.encode)(params, case.observation), x, t)
+        assert v.dtype.name == dtype  # as openpi's, whose served parameters are all bfloat16
+        assert jnp.abs(v - exact).max() < 0.05 * jnp.abs(exact).max()
+    chunk = jax.jit(lambda p, f, z: model.sample(p, f, z, None, 2))(half, prefix, noises(case))
+    assert chunk.dtype == jnp.float32
+
+
+def test_observations_that_the_model_cannot_read_are_refused():
+    case = made("pi0")
+    image = f"images/{CAMERAS[0]}"
+    wrong = {**case.observation, image: case.observation[image][:, :14]}
+    with pytest.raises(ConfigError, match=naming(image, "14x42", "28x42", "agent.pi0.image_size")):
+        case.model.encode(case.params, wrong)
+    with pytest.raises(ConfigError, match=naming("state", 33, "agent.pi0.action_dim")):
+        case.model.encode(case.params, {**case.observation, "state": np.zeros((2, 33), np.float32)})
+    with pytest.raises(ConfigError, match=naming(CAMERAS[0], "prompt")):
+        case.model.encode(case.params, {"state": case.observation["state"]})
