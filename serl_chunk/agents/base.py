@@ -340,7 +340,7 @@ class Agent(Perception, abc.ABC):
     def _abstract_params(self) -> Params:
         def made() -> Params:
             key = jax.random.key(0)
-            return self.published(self.init(key), self.vision.random(key))
+            return self.published(self.init(key), self.with_base.random(key))
 
         return jax.eval_shape(made)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.losses import imitated, imitated_numbers
+from serl_chunk.agents.pi0_policy import Pi0Policy
 from serl_chunk.agents.policies import FlowPolicy, GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Committed, Loss, Metrics, Noise, Observation, Params, key_of
+from serl_chunk.agents.state import AgentState, Committed, Context, Loss, Metrics, Noise, Observation, Params, key_of
 from serl_chunk.config.agents import BcConfig
 from serl_chunk.models.sums import mean_of
 from serl_chunk.types import ChunkBatch
@@ -23,12 +25,34 @@ class Bc(Agent):
     def __init__(self, config: BcConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
         self.policy_updates = config.policy_updates
-        self.name = "flow" if config.policy == "flow" else "net"  # of the network's parameters
-        flow = config.policy == "flow"
-        self.net = FlowPolicy(config.flow, spec) if flow else GaussianPolicy(config.hidden, spec)
+        self.net: FlowPolicy | GaussianPolicy | Pi0Policy
+        if config.policy == "pi0":
+            self.name, self.net = "pi0", Pi0Policy(config.pi0, config.image_keys, spec)
+            self.with_base = self.net
+        elif config.policy == "flow":
+            self.name, self.net = "flow", FlowPolicy(config.flow, spec)
+        else:
+            self.name, self.net = "net", GaussianPolicy(config.hidden, spec)
 
     def init(self, rng: jax.Array) -> AgentState:
-        return self.fresh_state(key_of(rng, "state"), self.init_policy(key_of(rng, "policy"), self.net, self.name))
+        key = key_of(rng, "policy")
+        if isinstance(self.net, Pi0Policy):  # which has its own encoder
+            return self.fresh_state(key_of(rng, "state"), {self.name: self.net.init(key)})
+        return self.fresh_state(key_of(rng, "state"), self.init_policy(key, self.net, self.name))
+
+    def pretrained(self, state: AgentState) -> AgentState:
+        if not isinstance(self.net, Pi0Policy):
+            return super().pretrained(state)
+        policy = {self.name: self.net.pretrained(state.policy[self.name])}
+        average = jax.tree.map(jnp.copy, policy) if self.config.policy_ema else {}
+        return state.replace(policy=policy, policy_average=average)
+
+    def shown(self, policy: Params, base: Params, observation: Observation) -> tuple[Params, Context]:
+        """The network's parameters, and an observation as it sees it."""
+        if isinstance(self.net, Pi0Policy):
+            whole = self.net.whole(policy[self.name], base)
+            return whole, self.net.context(whole, observation)
+        return policy[self.name], self.policy_context(policy, {}, base, observation)
 
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         return {}
@@ -41,9 +65,9 @@ class Bc(Agent):
     ) -> Loss:
         """Flow matching, or -log pi per dimension, over the steps that `bc_weight` marks."""
         shown = imitated(batch)
-        context = self.policy_context(policy, {}, base, shown.observations)
+        net, context = self.shown(policy, base, shown.observations)
         weight, given = imitated_numbers(shown.bc_weight, shown.bc_dims), self.net.given(shown, draws)
-        loss = self.net.loss(policy[self.name], context, shown.actions, weight, given, draws)
+        loss = self.net.loss(net, context, shown.actions, weight, given, draws)
         return Loss((loss,), {"actor/bc_loss": loss, "actor/bc_share": mean_of(batch.bc_weight)})
 
     def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
@@ -52,9 +76,8 @@ class Bc(Agent):
     def act(
         self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed
     ) -> tuple[jax.Array, Metrics]:
-        policy = params["policy"]
-        context = self.policy_context(policy, {}, base, observation)
-        return self.finished(self.net.sample(policy[self.name], context, noise, committed), committed)[0], {}
+        net, context = self.shown(params["policy"], base, observation)
+        return self.finished(self.net.sample(net, context, noise, committed), committed)[0], {}
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         return {"policy": self.acting_policy(state)}

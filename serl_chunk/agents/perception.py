@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,17 @@ from serl_chunk.models.encoder import ObservationEncoder, random_shift
 from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch
 
 
+class HasBase(Protocol):
+    """What an agent's base belongs to."""
+
+    @property
+    def source(self) -> str: ...
+
+    def base(self, key: jax.Array) -> Params: ...
+
+    def random(self, key: jax.Array) -> Params: ...
+
+
 class Perception:
     """Base of an agent: its encoder, whose parameters each network has or shares, and its base."""
 
@@ -23,6 +34,7 @@ class Perception:
         self.config, self.spec = config, spec
         self.encoder: Any = ObservationEncoder(config.image_keys, config.use_state, config.encoder, config.language)
         self.vision = Vision(config, spec.cameras)
+        self.with_base: HasBase = self.vision
         self.caches_features = config.encoder.cache_features and self.vision.frozen
 
     @property
@@ -67,11 +79,11 @@ class Perception:
     @property
     def source(self) -> str:
         """The file that the base is read from, on each side; empty where it travels with the parameters."""
-        return self.vision.source
+        return self.with_base.source
 
     def new_base(self, rng: jax.Array) -> Params:
         """The base of a run: of its `source`, else random. Raises ConfigError."""
-        return self.vision.base(key_of(rng, "base"))
+        return self.with_base.base(key_of(rng, "base"))
 
     @functools.cached_property
     def source_base(self) -> Params:

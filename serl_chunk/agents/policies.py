@@ -152,10 +152,7 @@ class FlowPolicy(_ChunkPolicy):
         to the mode. Not exploring, the noise is a function of the observation: the policy is deterministic, but does
         not repeat a draw where the robot got stuck.
         """
-        if not explore:
-            bits = jax.lax.bitcast_convert_type(observation[STATE].astype(jnp.float32), jnp.uint32)
-            weights = 2 * jnp.arange(bits.shape[0], dtype=jnp.uint32) + 1
-            key = jax.random.fold_in(jax.random.key(0), jnp.sum(bits * weights, dtype=jnp.uint32))
+        key = key if explore else observation_key(observation)
         flow = self.flow
         scale = jnp.linspace(flow.noise_low, 1.0, count) if count > 1 else jnp.full((1,), flow.noise_low)
         if explore:
@@ -239,3 +236,10 @@ class GaussianPolicy(_ChunkPolicy):
         if explore:
             return jax.random.normal(key, (count, self.chunk_dim))
         return jax.random.normal(jax.random.key(0), (count, self.chunk_dim)).at[0].set(0.0)
+
+
+def observation_key(observation: Observation) -> jax.Array:
+    """A key made of the bits of one observation's state float32[S]: what does not explore draws by it."""
+    bits = jax.lax.bitcast_convert_type(observation[STATE].astype(jnp.float32), jnp.uint32)
+    weights = 2 * jnp.arange(bits.shape[0], dtype=jnp.uint32) + 1
+    return jax.random.fold_in(jax.random.key(0), jnp.sum(bits * weights, dtype=jnp.uint32))

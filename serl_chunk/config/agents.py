@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from serl_chunk.config.critics import Activation, CriticConfig
 from serl_chunk.config.encoders import EMBEDDED, EncoderConfig
-from serl_chunk.config.fields import CRITIC, Group, acting, needs, require, setting, shaping, widths
+from serl_chunk.config.fields import CRITIC, Group, acting, as_text, needs, require, setting, shaping, widths
 from serl_chunk.config.gripper import GripperConfig
 from serl_chunk.config.language import LanguageConfig
 from serl_chunk.config.optimisers import (
@@ -20,6 +20,7 @@ from serl_chunk.config.optimisers import (
     Optimiser,
     check_schedule,
 )
+from serl_chunk.config.pi0 import Pi0Config
 
 _PREFIXED = needs("agent.prefix_critic", True)
 
@@ -210,6 +211,7 @@ class AcfqlConfig(AgentConfig, without=("kernel_init",)):
 
 _BY_FLOW = needs("agent.policy", "flow", note="the Gaussian's layers are agent.hidden")
 _GAUSSIAN = needs("agent.policy", "gaussian", note="the flow's layers are agent.flow.hidden")
+_PI0 = needs("agent.policy", "pi0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,8 +223,9 @@ class BcConfig(AgentConfig, without=("kernel_init",)):
     kernel_init = "lecun_normal"
     candidates: int = 1
     bc_on: Literal["all", "demo", "demo+interventions", "+successes", "interventions"] = "demo+interventions"
-    policy: Literal["flow", "gaussian"] = shaping("flow", "the kind of policy")
+    policy: Literal["flow", "gaussian", "pi0"] = shaping("flow", "the kind of policy")
     flow: FlowConfig = setting(FlowConfig, "the flow policy", requires=_BY_FLOW)
+    pi0: Pi0Config = setting(Pi0Config, "pi0", requires=_PI0)
     hidden: tuple[int, ...] = widths(
         (256, 256), "widths of the Gaussian policy's hidden layers (TanhNormal)", requires=_GAUSSIAN
     )
@@ -241,9 +244,29 @@ class BcConfig(AgentConfig, without=("kernel_init",)):
             require(value == only, f"agent.{path}",
                 f"must be {only} for bc, which has no critic, got {value}. Leave it out, or use an agent with a critic "
                 "(acfql, acrlpd).")
+        if self.policy == "pi0":
+            self._check_pi0()
         require(self.encoder.trained_by != "critic", "agent.encoder.trained_by",
             "critic leaves bc's encoder untrained, for bc has no critic. Set it to each "
             "(agent.encoder.frozen_backbone keeps pretrained convolutions).")
+
+    def _check_pi0(self) -> None:
+        # fmt: off
+        pi0, most = self.pi0, len(self.pi0.cameras)
+        require(len(self.image_keys) <= most, "agent.image_keys",
+            f"must be at most {most} cameras, in the order of agent.pi0.cameras={','.join(pi0.cameras)}, got "
+            f"{','.join(self.image_keys)}")
+        require(bool(self.image_keys) or self.language.reads, "agent.image_keys",
+            "empty leaves pi0 without an input: it reads cameras and a text. Name cameras, or set "
+            "agent.language.tokenizer.")
+        require(not self.image_keys or self.encoder.frame_size == pi0.image_size, "agent.encoder.frame_size",
+            f"must be agent.pi0.image_size={as_text(pi0.image_size)} with agent.policy=pi0, got "
+            f"{as_text(self.encoder.frame_size)}")
+        require(self.language.vocabulary <= pi0.vocabulary, "agent.pi0.vocabulary",
+            f"must be at least the {self.language.vocabulary} of agent.language.tokenizer={self.language.tokenizer}, "
+            f"got {pi0.vocabulary}")
+        require(self.gripper.composition == "continuous", "agent.gripper.choices",
+            "must be empty with agent.policy=pi0, whose actions include the grippers. Leave it out.")
 
     @property
     def squashed(self) -> bool:

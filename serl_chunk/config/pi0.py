@@ -100,6 +100,10 @@ class Pi0Config(Group, path="agent.pi0."):
     siglip: SiglipConfig = setting(SiglipConfig, "the image tower")
     vlm: VlmConfig = setting(VlmConfig, "the expert of images and text")
     expert: ExpertConfig = setting(ExpertConfig, "the expert of actions")
+    steps: int = acting(10, "Euler steps of a sample", least=1)
+    weights: str = setting(
+        "", ".npz of the first parameters (`serl-chunk pi0 import`); of those that stay at the actor, too"
+    )
     feature_grid: int = _size(2, "critics read means over this many by this many fields of each camera's tokens")
     dtype: DType = acting(
         "bfloat16", "numbers that are computed with; the patches, norms, RoPE and softmax use float32"

@@ -1,0 +1,122 @@
+"""pi0 as a chunk policy: openpi's model behind the interface of the others.
+
+Inside, t = 1 is noise and chunks have the model's D numbers. Outside, t = 1 is the data and chunks have the robot's A;
+noise has the model's D, because what fills up an action steers the rest.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from serl_chunk.agents.policies import observation_key
+from serl_chunk.agents.spec import AgentSpec
+from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, key_of
+from serl_chunk.config.pi0 import Pi0Config
+from serl_chunk.models.pi0 import tree, weights
+from serl_chunk.models.pi0.pi0 import Pi0
+from serl_chunk.models.sums import Sum
+from serl_chunk.types import IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch
+
+_BASE = "pi0"  # in an agent's base
+
+
+class Pi0Policy:
+    """The parameters are the trained leaves of the model's tree; the others are the base's."""
+
+    def __init__(self, config: Pi0Config, image_keys: tuple[str, ...], spec: AgentSpec) -> None:
+        self.config, self.spec = config, spec
+        self.model, self.partition = Pi0(config), tree.partition(config)
+        self.slots = dict(zip(image_keys, config.cameras, strict=False))  # our cameras -> the model's
+
+    # -- parameters ------------------------------------------------------------------------------------------
+
+    def init(self, key: jax.Array) -> Params:
+        """Fresh trained leaves."""
+        return self._fresh(key, trained=True)
+
+    def _fresh(self, key: jax.Array, *, trained: bool) -> Params:
+        leaves = tree.leaves(self.config).items()
+        chosen = {path: leaf for path, leaf in leaves if self.partition.trains(path) == trained}
+        return tree.nested({path: tree.initial_leaf(leaf, key) for path, leaf in chosen.items()})
+
+    @property
+    def source(self) -> str:
+        """The file of the leaves that are not trained; empty where there are none, or they are random."""
+        return self.config.weights if self.config.trainable != "full" else ""
+
+    def base(self, key: jax.Array) -> Params:
+        """The leaves that are not trained, of the file of weights or random ones. Raises ConfigError for the file."""
+        if self.config.trainable == "full":
+            return {}
+        if not self.config.weights:
+            return self.random(key)
+        paths = [path for path in tree.leaves(self.config) if not self.partition.trains(path)]
+        return {_BASE: tree.nested(weights.read(self.config.weights, self.config, paths))}
+
+    def random(self, key: jax.Array) -> Params:
+        """A base of random numbers, which has the shapes and dtypes of any."""
+        others = self._fresh(key, trained=False)
+        return {_BASE: others} if others else {}
+
+    def pretrained(self, params: Params) -> Params:
+        """Trained leaves with the numbers of the file of weights, where it has them. Raises ConfigError."""
+        if not self.config.weights:
+            return params
+        fresh = tree.flat(params)
+        return tree.nested(fresh | weights.read(self.config.weights, self.config, fresh, missing_lora=True))
+
+    def whole(self, params: Params, base: Params) -> Params:
+        return self.partition.merge(params, base.get(_BASE, {}))
+
+    # -- the policy ------------------------------------------------------------------------------------------
+
+    def context(self, whole: Params, observation: Observation) -> Context:
+        """An observation as the model's first expert shows it, by the whole tree of parameters."""
+        seen = {STATE: observation[STATE]}
+        if self.config.pi05:  # the state is in the prompt
+            seen[STATE] = jnp.zeros_like(observation[STATE])
+        seen |= {IMAGE_PREFIX + slot: observation[IMAGE_PREFIX + name] for name, slot in self.slots.items()}
+        seen |= {name: observation[name] for name in (PROMPT, PROMPT_MASK) if name in observation}
+        prefix = self.model.encode(whole, seen)
+        return Context(prefix.features, prefix)
+
+    def draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
+        """ "x0" float32[B, H, D], standard normal, and "t" float32[B], near the data more often (openpi's Beta)."""
+        b, shape = batch.actions.shape[0], (self.spec.horizon, self.config.action_dim)
+        noisy = jax.random.beta(key_of(key, "t"), 1.5, 1.0, (b,)) * 0.999 + 0.001
+        return {"x0": jax.random.normal(key_of(key, "x0"), (b, *shape)), "t": 1.0 - noisy}
+
+    def given(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
+        return jnp.zeros(batch.actions.shape[:2])
+
+    def velocity(self, params: Params, context: Context, x: jax.Array, t: jax.Array, given: jax.Array) -> jax.Array:
+        """v towards the data at x float32[..., N, H, D] and t float32[..., N]; nothing is `given` so far."""
+        return -self.model.velocity(params, context.cache, x, 1.0 - t)
+
+    def loss(
+        self, params: Params, context: Context, chunks: jax.Array, weight: jax.Array, given: jax.Array, draws: Noise
+    ) -> Sum:
+        """Conditional flow matching of the robot's own numbers by whole `params`.
+
+        `weight` is float32[B, H] or [B, H, A].
+        """
+        noise, t = draws["x0"][:, None], 1.0 - draws["t"][:, None]
+        return Sum(*self.model.flow_loss(params, context.cache, chunks, weight, None, noise, t))
+
+    def sample(
+        self, params: Params, context: Context, noise: jax.Array, committed: Committed | None = None, steps: int = 0
+    ) -> jax.Array:
+        """Chunks float32[..., N, H, A] before any clip, from noise float32[..., N, H, D] and whole `params`."""
+        if committed is not None:
+            missing = self.config.action_dim - self.spec.action_dim
+            committed = jnp.pad(committed[0], [*[(0, 0)] * (committed[0].ndim - 1), (0, missing)]), committed[1]
+        steps = steps or self.config.steps
+        return self.model.sample(params, context.cache, noise, committed, steps)[..., : self.spec.action_dim]
+
+    def candidate_noise(
+        self, key: jax.Array, observation: Observation, count: int, *, explore: bool, alone: jax.Array | bool = False
+    ) -> jax.Array:
+        """Standard normal, float32[N, H, D]; not exploring, a function of the observation's state."""
+        key = key if explore else observation_key(observation)
+        return jax.random.normal(key, (count, self.spec.horizon, self.config.action_dim))
