@@ -167,6 +167,13 @@ def _data(arguments: list[str]) -> int:
     return int(flags.run(flags))
 
 
+def _pi0(arguments: list[str]) -> int:
+    from serl_chunk.cli import pi0
+
+    quiet_libraries()
+    return pi0.run(_parser("pi0", pi0.DESCRIPTION), arguments)
+
+
 def _view(arguments: list[str]) -> int:
     p = _parser(
         "view",
@@ -324,6 +331,7 @@ COMMANDS: dict[str, Command] = {
     "new": Command(_new, "write an experiment for your own robot, which runs as it is"),
     "record": Command(_record, "record demonstrations"),
     "data": Command(_data, "convert, export, inspect and check demonstrations"),
+    "pi0": Command(_pi0, "look into checkpoints of openpi, import and export them"),
     "view": Command(_view, "look at episodes in a browser, and label them"),
     "classifier": Command(_classifier, "record, train and test a success classifier"),
     "attention": Command(_attention, "fit and test an alarm on a fall of Q, for the operator"),

@@ -44,6 +44,12 @@ def lora(rank=2) -> dict:
     return {"vlm": VlmConfig(width=16, mlp=32, **ranks), "expert": ExpertConfig(width=16, mlp=32, **ranks)}
 
 
+def write(file, params):
+    with weights.Writer(file) as writer:
+        for path, leaf in params.items():
+            writer.add(path, np.asarray(leaf))
+
+
 def batches(agent, seed=0):
     made = make_batches(agent.spec, updates=1, seed=seed)
     rng = np.random.default_rng(seed)
@@ -101,7 +107,7 @@ def test_only_trained_leaves_are_state_travel_and_change(trainable):
 def test_a_base_with_a_file_stays_at_home_and_is_read_on_both_sides(tmp_path):
     whole = tree.flat(tree.initial(SMALL, jax.random.key(7)))
     file = tmp_path / "weights.npz"
-    weights.write(file, ((path, np.asarray(leaf)) for path, leaf in whole.items()))
+    write(file, whole)
     agent = agent_of(trainable="expert", weights=str(file))
     state = agent.pretrained(agent.init(jax.random.key(0)))
     for path, leaf in {**tree.flat(state.policy["pi0"]), **tree.flat(agent.source_base["pi0"])}.items():
@@ -117,12 +123,14 @@ def test_a_base_with_a_file_stays_at_home_and_is_read_on_both_sides(tmp_path):
 def test_a_file_of_another_model_is_named(tmp_path):
     file = tmp_path / "weights.npz"
     whole = tree.flat(tree.initial(SMALL, jax.random.key(7)))
-    weights.write(file, [(path, np.asarray(leaf)) for path, leaf in whole.items() if "state_proj" not in path])
+    write(file, {path: leaf for path, leaf in whole.items() if "state_proj" not in path})
+    agent, state = agent_of(trainable="expert", weights=str(file)), agent_of().init(jax.random.key(0))
     with pytest.raises(ConfigError, match="state_proj") as caught:
-        agent_of(trainable="expert", weights=str(file)).pretrained(agent_of().init(jax.random.key(0)))
+        agent.pretrained(state)
     assert caught.value.parameter == "agent.pi0.weights"
+    other = agent_of(trainable="expert", weights=str(file), vocabulary=300)
     with pytest.raises(ConfigError, match="embedder"):
-        _ = agent_of(trainable="expert", weights=str(file), vocabulary=300).source_base
+        _ = other.source_base
 
 
 def test_committed_actions_come_out_as_they_are_and_the_rest_follows():
@@ -142,7 +150,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("changes", "field"), WRONG)
 def test_what_does_not_fit_is_named(changes, field):
+    base = {"policy": "pi0", "pi0": SMALL, "image_keys": ("top",), "encoder": EncoderConfig(frame_size=SIZE)}
     with pytest.raises(ConfigError) as caught:
-        base = {"policy": "pi0", "pi0": SMALL, "image_keys": ("top",), "encoder": EncoderConfig(frame_size=SIZE)}
         BcConfig(**{**base, **changes})
     assert caught.value.parameter == field

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 import jax
@@ -18,12 +18,21 @@ from serl_chunk.types import ConfigError
 _PARAMETER = "agent.pi0.weights"
 
 
-def write(file: Path | str, params: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write parameters, one after the other. Raises OSError."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        for path, array in params:
-            with archive.open(f"{path}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
+class Writer:
+    """Writes parameters into a file, one after the other. Raises OSError."""
+
+    def __init__(self, file: Path | str) -> None:
+        self._archive = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True)
+
+    def add(self, path: str, array: np.ndarray) -> None:
+        with self._archive.open(f"{path}.npy", "w", force_zip64=True) as member:
+            np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._archive.close()
 
 
 def read(
