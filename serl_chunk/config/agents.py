@@ -99,6 +99,10 @@ class AgentConfig(Group, path="agent."):
             "False leaves the agent without an input. Name cameras in agent.image_keys.")
         require(self.prefix_lengths == 1 or self.prefix_critic, "agent.prefix_lengths",
             f"{self.prefix_lengths} needs a critic of several lengths. Set agent.prefix_critic=True.")
+        require(self.language.tokenizer != "sentencepiece" or getattr(self, "policy", "") == "pi0",
+            "agent.language.tokenizer",
+            "sentencepiece is for agent.policy=pi0: other agents embed each token, and need a vocabulary that is known "
+            "without a file. Set it to bytes, or use bc with agent.policy=pi0.")
         if self.replan_spread is not None:
             require(self.prefix_lengths > 1, "agent.replan_spread",
                 f"{self.replan_spread} compares lengths of a chunk, and agent.prefix_lengths is "

@@ -52,8 +52,8 @@ class Preprocess:
     @classmethod
     def of(cls, config: ExperimentConfig, spec: RobotSpec, normaliser: Normaliser) -> Preprocess:
         """Build those of an experiment. Raises ConfigError for a camera that the robot lacks, and as `make_prompts`."""
-        recorded = tuple(map(spec.camera, config.agent.image_keys))
-        return cls(normaliser, shown(recorded, config.agent.encoder.frame_size), make_prompts(config), recorded)
+        recorded, prompts = tuple(map(spec.camera, config.agent.image_keys)), make_prompts(config, spec.state_dim)
+        return cls(normaliser, shown(recorded, config.agent.encoder.frame_size), prompts, recorded)
 
     @classmethod
     def restored(

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from serl_chunk.config.language import PROMPT_BLOCK
 from serl_chunk.types import IMAGE_PREFIX, PROMPT, PROMPT_MASK
 
 IMAGE_MASK_PREFIX = "image_masks/"  # before a camera's name, in observations: bool[...], absent where all are real
-PROMPT_BLOCK = 16  # lengths of prompts are multiples of it: few programs are compiled, few empty slots computed
 
 
 def attention_mask(real: jax.Array, opens: jax.Array) -> jax.Array:
