@@ -17,7 +17,7 @@ LAB_OUT ?= runs/lab
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[dev,video,viz,lerobot,aloha-sim,ogbench]'
+	$(BIN)/pip install --quiet --editable '.[dev,video,viz,lerobot,aloha-sim,ogbench,pi0]'
 	touch $@
 
 demo: $(VENV)/installed

@@ -385,7 +385,8 @@ class EpisodeRunner:
         """In real time, once: compile and measure inference, then build its planner."""
         if self._warm or (policy := self._policy) is None:
             return
-        request, wanted = blank_request(self.spec, self._cameras, explore=explore), self._config.actor.inference
+        wanted, task = self._config.actor.inference, self._config.robot.task  # lengths of prompts follow the text
+        request = blank_request(self.spec, self._cameras, explore=explore, task=task)
         self._planner = realtime_planner(
             self._queue, policy, self._inference, self._clock, self.spec.dt, wanted, request, self._operator.planner
         )

@@ -49,12 +49,12 @@ class Request(NamedTuple):
     task: str = ""  # the episode's, in words
 
 
-def blank_request(spec: RobotSpec, cameras: Iterable[str], *, explore: bool) -> Request:
-    """Return a request of zeros, to compile and measure inference with."""
+def blank_request(spec: RobotSpec, cameras: Iterable[str], *, explore: bool, task: str = "") -> Request:
+    """Return a request of zeros with the text of a task, to compile and measure inference with."""
     observation: Observation = {STATE: np.zeros(spec.state_dim, np.float32)}
     for c in map(spec.camera, cameras):
         observation[IMAGE_PREFIX + c.name] = np.zeros((c.height, c.width, 3), np.uint8)
-    return Request(observation, explore=explore)
+    return Request(observation, explore=explore, task=task)
 
 
 class Decision(NamedTuple):

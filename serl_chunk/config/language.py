@@ -27,10 +27,10 @@ class LanguageConfig(Group, path="agent.language."):
     tokenizer: Tokenizer = acting(
         "none", "tokens of the task's text: UTF-8 bytes, or a sentencepiece model's; none: the agent reads no language"
     )
+    length: int = acting(48, "tokens that a prompt may have, its begin token included", least=2, requires=_READ)
     model: str = setting(
         "", "file of the sentencepiece model; sides compare its digest", requires=needs(_TOKENIZER, "sentencepiece")
     )
-    length: int = acting(48, "tokens that a prompt may have, its begin token included", least=2, requires=_READ)
 
     def _check(self) -> None:
         require(

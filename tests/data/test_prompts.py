@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +15,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serl_chunk.cli.process import load
+from serl_chunk.config.agents import AcfqlConfig, BcConfig
 from serl_chunk.config.language import VOCABULARY, LanguageConfig
-from serl_chunk.data.prompts import TOKENIZERS, ByteTokenizer, Prompts, make_prompts, tokens_digest
+from serl_chunk.config.pi0 import PI0_PRESETS
+from serl_chunk.data.prompts import (
+    TOKENIZERS,
+    ByteTokenizer,
+    Pi0Format,
+    Pi05Format,
+    Prompts,
+    RowTexts,
+    SentencePieceTokenizer,
+    bins_of,
+    make_prompts,
+    tokens_digest,
+)
 from serl_chunk.types import ConfigError
+
+FOLDER = Path(__file__).parent / "pi0_transforms"
+MODEL = FOLDER / "tiny_spm.model"
+TEXTS = json.loads((FOLDER / "tok_prompts.json").read_text())
 
 PROMPTS = Prompts(ByteTokenizer(), 12)
 
@@ -59,7 +80,7 @@ def test_an_experiment_has_the_prompts_of_its_setting():
     prompts = make_prompts(reading)
     assert prompts is not None
     assert prompts("place the cube")[1].sum() == 15
-    assert len(prompts("")[0]) == 48
+    assert len(prompts("")[0]) == 48  # one length, unless the agent is pi0
     assert tokens_digest(reading) == prompts.digest() == ByteTokenizer().digest() != ""
     with pytest.raises(ConfigError, match=naming("pick the cube", 82, 48)):
         make_prompts(load("fake_aloha", short[:1]))
@@ -75,3 +96,133 @@ def test_an_agent_that_reads_language_needs_a_text():
     config = load("fake_aloha", [("agent.language.tokenizer", "bytes")])
     with pytest.raises(ConfigError, match=naming("robot.task", "agent.language.tokenizer=bytes")):
         dataclasses.replace(config, robot=dataclasses.replace(config.robot, task=""))
+
+
+# -- pi0 -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pieces():
+    pytest.importorskip("sentencepiece")
+    return SentencePieceTokenizer(str(MODEL), 31)
+
+
+def pi0_config(tokenizer="bytes", length=48, **changes):
+    language = LanguageConfig(tokenizer, length, str(MODEL) if tokenizer == "sentencepiece" else "")
+    pi0 = dataclasses.replace(PI0_PRESETS["tiny"], **changes)
+    return dataclasses.replace(load("fake_aloha", []), agent=BcConfig(policy="pi0", pi0=pi0, language=language))
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_pi0s_tokens_are_openpis(pieces, number):
+    arrays = np.load(FOLDER / "tokens.npz")
+    ids, mask = arrays[f"tok/{number}/ids"], arrays[f"tok/{number}/mask"]
+    prompts = Prompts(pieces, 64, Pi0Format())
+    tokens, given_ones = prompts(TEXTS[number])
+    assert tokens[: mask.sum()].tolist() == ids[mask].tolist()  # openpi cuts what is longer than 24
+    assert given_ones.sum() == mask.sum() or mask.all()
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_pi05s_tokens_are_openpis(pieces, number):
+    """The model knows no digits, so any seven numbers have these tokens."""
+    arrays = np.load(FOLDER / "tokens.npz")
+    ids, mask = arrays[f"tok05/{number}/ids"], arrays[f"tok05/{number}/mask"]
+    tokens, given_ones = Prompts(pieces, 200, Pi05Format(), 7)(TEXTS[number], np.linspace(-1, 1, 7))
+    assert tokens[given_ones].tolist() == ids[mask].tolist()
+
+
+def text_of(tokens):
+    return bytes(t - ByteTokenizer.FIRST for t in tokens if t >= ByteTokenizer.FIRST).decode()
+
+
+def test_pi0s_prompts_are_one_line_and_an_end():
+    prompts = Prompts(ByteTokenizer(), 64, Pi0Format())
+    tokens, given_ones = prompts(" fold_the\ntowel ")
+    assert text_of(tokens) == "fold the towel\n"
+    assert (len(tokens), given_ones.sum()) == (16, 16)
+    assert prompts("fold the towel")[0].tolist() == tokens.tolist()
+
+
+def test_pi05s_prompts_hold_the_state_in_bins():
+    state = np.array([-1.5, -1.0, -0.9921875, 0.0, 0.999, 1.0, 7.0], np.float32)
+    assert bins_of(state).tolist() == [-1, 0, 1, 128, 255, 255, 255]
+    prompts = Prompts(ByteTokenizer(), 96, Pi05Format(), 7)
+    tokens, given_ones = prompts("fold_it", state)
+    assert text_of(tokens[given_ones]) == "Task: fold it, State: -1 0 1 128 255 255 255;\nAction: "
+    assert prompts("fold_it", state + 1)[0].tolist() != tokens.tolist()
+    with pytest.raises(ValueError, match="normalised state"):
+        prompts("fold_it")
+
+
+@pytest.mark.parametrize("form", [Pi0Format(), Pi05Format()])
+def test_prompts_of_pi0_are_cut_behind_the_longest_of_a_call(form):
+    prompts = Prompts(ByteTokenizer(), 100, form, 2)
+    texts, numbers = ("short", "a text that is longer than the other ones"), np.array([0, 1, 0, 1, 0, 0])
+    states = np.random.default_rng(0).uniform(-1, 1, (6, 2)).astype(np.float32)
+    tokens, mask = prompts.of_rows(RowTexts(texts, numbers), states)
+    longest = mask.sum(1).max()
+    assert tokens.shape == mask.shape == (6, len(prompts(texts[1], states[1])[0]))
+    assert tokens.shape[1] % 16 == 0
+    assert longest <= tokens.shape[1] < 100
+    short, _ = prompts.of_rows(RowTexts(texts, np.zeros(6, np.int64)), states)
+    assert short.shape[1] < tokens.shape[1]
+    for k, number in enumerate(numbers):
+        own, given_ones = prompts(texts[number], states[k])
+        assert own[given_ones].tolist() == tokens[k][mask[k]].tolist()
+    assert tokens.flags.writeable
+
+
+def test_a_prompts_length_depends_on_the_text_and_on_no_state():
+    """A new length is compiled anew, which a robot in motion cannot wait for."""
+    prompts = Prompts(ByteTokenizer(), 100, Pi05Format(), 3)
+    lengths = {len(prompts("lift", np.full(3, number))[0]) for number in (-2.0, -1.0, -0.9, 0.0, 1.0)}
+    assert lengths == {48}
+
+
+def test_the_most_tokens_of_a_prompt_are_the_settings():
+    texts = RowTexts(("x" * 20,), np.zeros(2, np.int64))
+    assert Prompts(ByteTokenizer(), 24, Pi0Format()).of_rows(texts)[0].shape == (2, 24)
+    with pytest.raises(ConfigError, match=naming("agent.language.length=22", 22, 20)):
+        Prompts(ByteTokenizer(), 20, Pi0Format()).check("x" * 20)
+    with pytest.raises(ConfigError, match=naming("state", "agent.language.length=41", 41, 40)):
+        Prompts(ByteTokenizer(), 40, Pi05Format(), 3).check("lift")  # with three digits in each number
+
+
+def test_the_agent_chooses_the_format(pieces):
+    config = pi0_config("sentencepiece", 200)
+    prompts, of_state = make_prompts(config), make_prompts(pi0_config("sentencepiece", 200, pi05=True), 14)
+    assert prompts is not None
+    assert of_state is not None
+    assert prompts("a cube")[0].tolist() == Prompts(pieces, 200, Pi0Format())("a cube")[0].tolist()
+    assert len(of_state("a cube", np.zeros(14))[0]) > len(prompts("a cube")[0])
+    assert tokens_digest(config) == hashlib.sha256(MODEL.read_bytes()).hexdigest()[:16]
+    assert tokens_digest(pi0_config("bytes", 200)) == ByteTokenizer().digest()
+
+
+def test_a_tokenizers_file_is_checked(tmp_path):
+    pytest.importorskip("sentencepiece")
+    with pytest.raises(ConfigError, match=naming(31, "agent.pi0.vocabulary is 30")) as caught:
+        make_prompts(pi0_config("sentencepiece", 200, vocabulary=30))
+    assert caught.value.parameter == "agent.pi0.vocabulary"
+    (tmp_path / "cut.model").write_bytes(MODEL.read_bytes()[:1000])
+    for name, word in (("cut.model", "no sentencepiece model"), ("none.model", "cannot be read"), ("", "cannot be")):
+        with pytest.raises(ConfigError, match=naming(word, "paligemma_tokenizer.model", "gs://big_vision")) as caught:
+            SentencePieceTokenizer(str(tmp_path / name), 31)
+        assert caught.value.parameter == "agent.language.model"
+
+
+def test_without_sentencepiece_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(ConfigError, match=naming("sentencepiece", "serl-chunk[pi0]")):
+        SentencePieceTokenizer(str(MODEL), 31)
+
+
+def test_sentencepiece_needs_its_file_and_pi0():
+    with pytest.raises(ConfigError, match=naming("paligemma_tokenizer.model", "gs://big_vision")) as caught:
+        LanguageConfig("sentencepiece")
+    assert caught.value.parameter == "agent.language.model"
+    for agent in (AcfqlConfig, BcConfig):
+        with pytest.raises(ConfigError, match=naming("agent.policy=pi0", "bytes")) as caught:
+            agent(language=LanguageConfig("sentencepiece", model=str(MODEL)))
+        assert caught.value.parameter == "agent.language.tokenizer"

@@ -10,7 +10,9 @@ from coded_episodes import SPEC, config
 from coded_replay import RNG, build, coded
 from errors import naming
 
+from serl_chunk.config.agents import BcConfig
 from serl_chunk.config.language import LanguageConfig
+from serl_chunk.config.pi0 import PI0_PRESETS
 from serl_chunk.data.prompts import ByteTokenizer, Prompts
 from serl_chunk.learner.router import RecordRouter
 from serl_chunk.replay.memory import estimate_bytes
@@ -158,3 +160,23 @@ def test_batches_of_several_updates_have_prompts_of_that_shape():
     batch = replay.sample(RNG(0), 4, 2)
     assert batch.observations[PROMPT].shape == batch.next_observations[PROMPT_MASK].shape == (2, 4, LENGTH)
     assert not np.shares_memory(batch.observations[PROMPT], batch.next_observations[PROMPT])
+
+
+@pytest.mark.parametrize("pi05", [False, True])
+def test_prompts_of_pi0_have_one_length_in_a_call_of_the_sampler(pi05):
+    pi0 = dataclasses.replace(PI0_PRESETS["tiny"], pi05=pi05)
+    agent = BcConfig(policy="pi0", pi0=pi0, language=LanguageConfig("bytes", 100))
+    replay = build(dataclasses.replace(reading(), agent=agent))
+    replay.add_demo(*(episode_of(1000 + i) for i in range(4)))
+    replay.insert("s", Begin("long", "a text that is longer than the others"))
+    for updates in (None, 3):
+        batch = replay.sample(RNG(0), 8, updates)
+        lead = (8,) if updates is None else (3, 8)
+        for observation in (batch.observations, batch.next_observations):
+            tokens, mask = observation[PROMPT], observation[PROMPT_MASK]
+            slots = 48 if pi05 else 16
+            assert tokens.shape == mask.shape == (*lead, slots)
+            assert slots - 16 < mask.sum(-1).max() <= slots
+    assert replay.sample(RNG(0), 8, 3, next_observations=False).next_observations == {}
+    with pytest.raises(DataError, match=naming("long", "agent.language.length")):
+        replay.insert("s", Begin("long", "x" * 100))
