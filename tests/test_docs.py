@@ -42,6 +42,7 @@ from serl_chunk_robot.config import load as load_robot
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TUTORIAL = ROOT / "docs" / "your_robot.md"
+WITH_FILES = (TUTORIAL, ROOT / "docs" / "pi0.md")  # pages whose commands use the files that they show
 LANGUAGES = {"console", "bash", "python", "toml", "text"}  # text is not tried: pictures and fragments
 FOREIGN_FLAGS = {
     "--successes_needed",
@@ -74,6 +75,9 @@ STUBBED = (
     "serl_chunk.cli.attention.run_test",
     "serl_chunk.cli.classifier.run_train",
     "serl_chunk.cli.classifier.run_test",
+    "serl_chunk.cli.pi0.run_inspect",
+    "serl_chunk.cli.pi0.run_import",
+    "serl_chunk.cli.pi0.run_export",
 )
 
 
@@ -116,10 +120,10 @@ def commands_of(program: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the tutorial's files, under the names it gives them."""
+    """A folder with the files of `WITH_FILES`, under the names that the pages give them."""
     folder = tmp_path_factory.mktemp("tutorial")
     assert command_line.main(["new", str(folder / "reach.py")]) == 0
-    for block in blocks(TUTORIAL):
+    for block in (b for page in WITH_FILES for b in blocks(page)):
         if block.file:
             (folder / block.file).write_text(block.text)
     return folder
@@ -177,7 +181,7 @@ def test_serl_chunk_accepts(
         shared = arguments["arguments"]
         assert command_line.main([*shared, "--learner"]) == command_line.main([*shared, "--actor"]) == 0
         assert [name for name, _ in calls] == ["run_learner", "run_training_actor"]
-    elif words[0] in ("data", "classifier", "attention"):
+    elif words[0] in ("data", "classifier", "attention", "pi0"):
         assert name == f"run_{words[1]}"
     elif words[0] == "view":
         assert name == "run_view"
@@ -355,6 +359,7 @@ def test_flags_exist(doc: Path, capsys: pytest.CaptureFixture[str]):
         *(["robot", c] for c in ("serve", "jog", "end", "keys", "reboot")),
         *(["classifier", c] for c in ("record", "train", "test")),
         *(["attention", c] for c in ("fit", "test")),
+        *(["pi0", c] for c in ("inspect", "import", "export")),
         *(["data", c] for c in ("convert", "export", "inspect", "check", "stats")),
     ):
         with pytest.raises(SystemExit):

@@ -32,7 +32,7 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="inspect|import|export")
     p = commands.add_parser("inspect", help="list a checkpoint's parameters and statistics", allow_abbrev=False)
     p.add_argument("folder", metavar="DIR", help="a step's folder, its params/, or PaliGemma's .npz")
-    p.set_defaults(run=lambda flags, rest: inspect(Path(flags.folder)))
+    p.set_defaults(run=lambda flags, rest: run_inspect(Path(flags.folder)))
     p = commands.add_parser("import", help="write agent.pi0.weights of a checkpoint", allow_abbrev=False)
     p.add_argument("folder", metavar="FROM", help="a step's folder, its params/, or PaliGemma's .npz")
     p.add_argument("file", metavar="TO", help="the .npz to write")
@@ -40,21 +40,21 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     p.add_argument("--init_seed", type=int, default=0, help="of parameters that the checkpoint lacks (default: 0)")
     p.add_argument("--exp_name", help="the experiment whose agent.pi0 has its sizes")
     add_experiment_flags(p)
-    p.set_defaults(run=_import)
+    p.set_defaults(run=run_import)
     p = commands.add_parser("export", help="write a run's parameters as openpi's checkpoint", allow_abbrev=False)
     p.add_argument("run_folder", metavar="RUN", help="the run's folder")
     p.add_argument("folder", metavar="TO", help="a folder that is absent or empty")
     p.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
     p.add_argument("--exp_name", help="the experiment whose agent.pi0 has its sizes")
     add_experiment_flags(p)
-    p.set_defaults(run=_export)
+    p.set_defaults(run=run_export)
     flags, rest = parser.parse_known_args(arguments)
     if rest and flags.command == "inspect":
         raise ConfigError(f"unrecognized arguments: {' '.join(rest)}; see {parser.prog} inspect --help")
     return int(flags.run(flags, rest))
 
 
-def inspect(folder: Path) -> int:
+def run_inspect(folder: Path) -> int:
     """Print path, shape and dtype of each parameter, the totals of its groups, and the statistics that there are."""
     from serl_chunk.models.pi0.tree import GROUPS, group_of
     from serl_chunk.runs.openpi_checkpoints import Checkpoint
@@ -76,7 +76,8 @@ def inspect(folder: Path) -> int:
     return 0
 
 
-def _import(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+def run_import(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+    """Write the parameters of a checkpoint, one at a time, into an .npz."""
     import jax
 
     from serl_chunk.models.pi0 import weights
@@ -110,7 +111,8 @@ def _whole(file: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _export(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+def run_export(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+    """Write the parameters of a run's checkpoint, those of the base included, as openpi's."""
     from serl_chunk.agents.registry import make_agent
     from serl_chunk.data.normalise.chunk_statistics import read_norm_stats
     from serl_chunk.runs.checkpoints import CheckpointStore

@@ -1,0 +1,173 @@
+"""A pi0 with LoRA as processes: two texts, a base that stays in its file, and both sides killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import signal
+import time
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+from processes import PATIENCE, actor_totals, checkpoints, learner_totals, resumed_at
+
+from serl_chunk.actor.link import open_link
+from serl_chunk.agents.registry import make_agent
+from serl_chunk.cli.process import load, spec_of
+from serl_chunk.config.transport import TransportConfig
+from serl_chunk.models.pi0 import tree
+from serl_chunk.runs.checkpoints import CheckpointStore
+from serl_chunk.runs.metrics import read_metrics
+from serl_chunk.runs.openpi_checkpoints import export
+from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.types import StepBlock
+from serl_chunk_robot.wire.codec import Limits
+
+pytestmark = pytest.mark.timeout(8 * PATIENCE)
+EXPERIMENT = "fake_aloha_pi0"
+TEXTS = {"left": "cube to the target", "right": "hand the cube over"}
+SIZES = {  # the base is far larger than what is trained
+    "agent.pi0.image_size": "24,24", "agent.encoder.frame_size": "24,24", "agent.encoder.shift": 0,
+    "agent.pi0.feature_grid": 1, "agent.pi0.heads": 2, "agent.pi0.action_dim": 16, "agent.pi0.steps": 2,
+    "agent.pi0.siglip.mlp": 2048, "agent.pi0.siglip.heads": 2, "agent.pi0.vlm.mlp": 1024,
+    "robot.image_size": 24, "agent.language.length": 32, "robot.task": TEXTS["left"],
+}  # fmt: skip
+LORA = {f"agent.pi0.{who}.{part}_rank": 4 for who in ("vlm", "expert") for part in ("attention", "mlp")}
+RUN = {
+    "agent.pi0.trainable": "lora", "agent.policy_ema": 0.5, "robot.max_episode_steps": 40,
+    "actor.intervention": "none", "transport.snapshot_dtype": "bfloat16", "transport.heartbeat": 0.3,
+    "transport.timeout_s": 5.0, "learner.batch_size": 8, "learner.pretrain_steps": 10, "learner.warmup_episodes": 2,
+    "learner.max_steps": 1_000_000, "learner.steps_per_update": 5, "learner.checkpoint_period": 10,
+    "learner.log_period": 5,
+}  # fmt: skip
+
+
+def flags(settings):
+    return [f"--config.{name}={value}" for name, value in settings.items()]
+
+
+def texts_of(settings):
+    return [(name, str(value)) for name, value in settings.items()]
+
+
+def two_snapshots(config, port):
+    """Pull snapshots as an actor that records nothing; returns the bytes that arrived for the second."""
+    spec = spec_of(config)
+    link = open_link(config, spec, make_agent(config, spec), "127.0.0.1", port, "watcher")
+    try:
+        link.connect(timeout=PATIENCE)
+        seen = {}
+        deadline = time.monotonic() + PATIENCE
+        while len(seen) < 2:
+            assert time.monotonic() < deadline, f"{len(seen)} snapshots came"
+            stats = link.stats()
+            seen.setdefault(int(stats["snapshots"]), stats["snapshot_bytes"]) if stats["snapshots"] else None
+            time.sleep(0.02)
+        first, second = sorted(seen)[:2]
+        return (seen[second] - seen[first]) / (second - first)
+    finally:
+        link.close()
+
+
+def journal_steps(run):
+    """Steps of each session in a run's journal, whose records are numbered without a gap."""
+    t = TransportConfig()
+    store = RecordStore(run / "journal" / "online", Limits(t.max_message_bytes, t.max_arrays))
+    steps, expected = Counter(), {}
+    try:
+        for row in store.replay():
+            assert row.delivered
+            assert row.first == expected.get(row.session, 0), "a sequence number is missing or came twice"
+            if row.record is not None:
+                n = row.record.n if isinstance(row.record, StepBlock) else 1
+                expected[row.session] = row.first + n
+                steps[row.session] += n if isinstance(row.record, StepBlock) else 0
+    finally:
+        store.close()
+    return steps
+
+
+@pytest.mark.slow
+def test_two_texts_a_base_in_a_file_and_kills_of_both_sides(processes, tmp_path):
+    plain = load(EXPERIMENT, texts_of(SIZES)).agent.pi0
+    export(tmp_path / "openpi", plain, tree.initial(plain, jax.random.key(3)), {})
+    weights, run = tmp_path / "weights.npz", tmp_path / "run"
+    more = ["--exp_name", EXPERIMENT, *flags(SIZES | LORA)]
+    processes.start("pi0", "import", str(tmp_path / "openpi"), str(weights), *more).ends()
+    data = []
+    for side, text in TEXTS.items():
+        out = str(tmp_path / f"demos_{side}")
+        record = processes.start(
+            "record", *more, "--policy", "scripted", "--n_demos", "2", "--task", text, "--out", out
+        )
+        record.ends()
+        data += ["--demo_path", out]
+
+    settings = SIZES | LORA | RUN | {"agent.pi0.weights": str(weights)}
+    shared = ["--exp_name", EXPERIMENT, "--port", str(processes.port), *flags(settings)]
+
+    def learner():
+        return processes.start(*shared, "--learner", "--debug", *data, "--checkpoint_path", str(run))
+
+    def actor(side):
+        spool = str(tmp_path / f"spool_{side}")
+        return processes.start(*shared, "--actor", "--actor_id", side, "--task", TEXTS[side], "--spool_path", spool)
+
+    def trained_beyond(step):
+        return lambda: max(checkpoints(run), default=0) > step
+
+    def episodes():
+        rows = read_metrics(run)["episode"] if (run / "metrics.jsonl").exists() else []
+        return Counter(row["actor_id"] for row in rows)
+
+    first, actors = learner(), {side: actor(side) for side in TEXTS}
+    first.until(lambda: set(episodes()) == set(TEXTS), "no episodes of both actors")
+    first.until(trained_beyond(10), "no training online")
+
+    # What travels and what is kept are the trained leaves alone.
+    config = load(EXPERIMENT, texts_of(settings))
+    spec = spec_of(config)
+    agent = make_agent(config, spec)
+    trained = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(jax.eval_shape(agent.init, jax.random.key(0)).policy))
+    assert 0.9 * 2 * trained < two_snapshots(config, processes.port) < 1.05 * 2 * trained
+
+    actors["left"].kill()
+    actors["left"] = actor("left")
+    before = episodes()["left"]
+    first.until(lambda: episodes()["left"] > before, "the actor that was killed does not go on")
+    first.kill()
+    reached = max(checkpoints(run))
+    second = learner()
+    second.says("resumed at step")
+    step, put_back = resumed_at(second.output)
+    assert step >= reached
+    assert put_back > 0
+    before = episodes()
+    second.until(trained_beyond(step), "no training after the resume")
+    second.until(lambda: all(episodes()[side] > before[side] for side in TEXTS), "an actor does not go on")
+    second.signal(signal.SIGTERM)
+    updates, steps = learner_totals(second.ends())
+    own = {side: actor_totals(process.ends())[1] for side, process in actors.items()}
+
+    for text in TEXTS.values():
+        assert f"{text!r} (2 episodes)" in first.output
+    assert read_metrics(run)["train"][-1]["replay/tasks"] == len(TEXTS)
+    stored = journal_steps(run)
+    assert sum(stored.values()) == steps
+    assert sorted(stored.values())[-2:] == sorted(own.values()) or set(own.values()) <= set(stored.values())
+    assert len(stored) == 3  # the killed actor's, its successor's, the other's
+
+    newest = checkpoints(run)[-1]
+    assert newest == updates
+    policy = CheckpointStore(run).restore_policy(newest).params
+    assert sum(leaf.size for name, leaf in policy.items() if "pi0" in name) == trained
+    assert not [name for name in policy if name.startswith("base")]
+    base = weights.stat().st_size - 4 * trained
+    kept = sum(f.stat().st_size for f in (run / "checkpoints" / str(newest)).rglob("*") if f.is_file())
+    assert kept < 0.7 * base, (kept, base)
+    meta = json.loads((run / "config.json").read_text())
+    assert re.search(r"weights\.npz", json.dumps(meta))
+    assert dataclasses.is_dataclass(config)
