@@ -10,17 +10,18 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from serl_chunk.actor.clock import Clock
-from serl_chunk.actor.policy import ChunkPolicy, Decision, Request
+from serl_chunk.actor.policy import Decision, Policy, PolicyAwayError, Request
 
 
 class InferenceThread:
     """Decides in a daemon thread while the control thread goes on; one more thread loads new parameters.
 
     They are looked for after each decision. Loading 100 MB takes several ticks: decisions go on meanwhile with the
-    parameters before. An error of either thread is raised by `poll` and `wait`.
+    parameters before. A policy that is away gives no decision. Another error of either thread is raised by `poll` and
+    `wait`.
     """
 
-    def __init__(self, policy: ChunkPolicy, clock: Clock) -> None:
+    def __init__(self, policy: Policy, clock: Clock) -> None:
         self._policy, self._clock = policy, clock
         self._changed = threading.Condition()
         self._request: Request | None = None
@@ -60,6 +61,7 @@ class InferenceThread:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self._policy.interrupt()
         for thread in self._threads:
             thread.join()
 
@@ -85,7 +87,10 @@ class InferenceThread:
                     return
                 request, self._request = self._request, None
             assert request is not None
-            decision = self._policy.decide(request)
+            try:
+                decision = self._policy.decide(request)
+            except PolicyAwayError:  # the robot holds, and the planner requests anew
+                continue
             with self._changed:
                 self._result, self._look = decision, True
                 self._changed.notify_all()
