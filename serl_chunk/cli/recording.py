@@ -189,7 +189,8 @@ class Recording:
 
     def __init__(
         self, env: RobotEnv, demonstrator: Expert | Policy | None, source: InterventionSource | None,
-        writer: EpisodeWriter, totals: Totals, *, config: ExperimentConfig, cameras: tuple[str, ...], number: int, there: int,
+        writer: EpisodeWriter, totals: Totals,
+        *, config: ExperimentConfig, cameras: tuple[str, ...], number: int, there: int,
         operator: Operator | None = None, stop: Callable[[], str | None] = no_stop, clock: Clock | None = None,
         progress: Callable[[int], object] | None = None, stream: Stream | None = None,
     ) -> None:  # fmt: skip
