@@ -12,6 +12,8 @@ import numpy as np
 from serl_chunk.actor.clock import Clock
 from serl_chunk.actor.policy import Decision, Policy, PolicyAwayError, Request
 
+INTERRUPT_SECONDS = 0.1  # between attempts to end a decision that waits
+
 
 class InferenceThread:
     """Decides in a daemon thread while the control thread goes on; one more thread loads new parameters.
@@ -61,9 +63,10 @@ class InferenceThread:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._policy.interrupt()
         for thread in self._threads:
-            thread.join()
+            while thread.is_alive():
+                self._policy.interrupt()  # again: a decision may begin just after it
+                thread.join(INTERRUPT_SECONDS)
 
     def _take(self) -> Decision | None:
         if self._error is not None:

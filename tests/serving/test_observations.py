@@ -102,7 +102,9 @@ def test_alohas_form_has_channels_first_and_float64():
 
 
 def test_parts_of_the_state():
-    writer = ObservationWriter(SPEC, ("observation/joint_position=state[0:2]", "observation/gripper_position=state[2:3]"))
+    writer = ObservationWriter(
+        SPEC, ("observation/joint_position=state[0:2]", "observation/gripper_position=state[2:3]")
+    )
     values = writer.write({STATE: np.arange(3, dtype=np.float32)}, "")
     assert writer.cameras == ()
     np.testing.assert_array_equal(values["observation/joint_position"], [0, 1])

@@ -34,7 +34,7 @@ def server(policy):
 
 
 def connect(server, **options):
-    connection = client.connect(f"ws://127.0.0.1:{server.port}", compression=None, **options)
+    connection = client.connect(f"ws://127.0.0.1:{server.port}", compression=None, **options).__enter__()
     return connection, codec.unpack(connection.recv(timeout=10), MAX_BYTES)
 
 
@@ -189,9 +189,8 @@ def test_another_key_is_refused(header):
 
 
 def test_a_key_is_in_no_log(caplog):
-    with server_of(StatePolicy(), key=KEY) as server:
-        with pytest.raises(exceptions.InvalidStatus):
-            connect(server, additional_headers={"Authorization": "Api-Key guess-of-a-key"})
+    with server_of(StatePolicy(), key=KEY) as server, pytest.raises(exceptions.InvalidStatus):
+        connect(server, additional_headers={"Authorization": "Api-Key guess-of-a-key"})
     assert "another API key" in caplog.text
     assert KEY not in caplog.text
     assert "guess-of-a-key" not in caplog.text
