@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from errors import naming
 from processes import settings
+from untrained_runs import untrained_run
 
 from serl_chunk.actor.policy import ChunkPolicy, Request
 from serl_chunk.cli.evaluation import checkpoints_of_run
@@ -30,8 +31,7 @@ broker = pytest.importorskip("openpi_client.action_chunk_broker")
 pytestmark = pytest.mark.compiles
 CAMERAS = ("top", "left_wrist")
 CHANGES = [
-    *settings(learner__max_steps=2, learner__checkpoint_period=2, learner__pretrain_steps=0, learner__batch_size=4,
-              learner__critic_warmup_steps=0, learner__warmup_episodes=1, robot__max_episode_steps=10),
+    *settings(),
     f"--config.agent.image_keys={','.join(CAMERAS)}", "--config.robot.image_size=16",
     "--config.agent.language.tokenizer=bytes", "--config.agent.language.length=96",
 ]  # fmt: skip
@@ -39,10 +39,8 @@ EXP = ["--exp_name", "fake_aloha"]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served") / "run"
-    assert main([*EXP, "--local", "--debug", "--checkpoint_path", str(folder), *CHANGES]) == 0
-    return folder
+def run(tmp_path_factory, config):
+    return untrained_run(config, tmp_path_factory.mktemp("served") / "run")
 
 
 @pytest.fixture(scope="module")
