@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
+import runpy
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,6 +38,7 @@ CHANGES = [
     f"--config.agent.image_keys={','.join(CAMERAS)}", "--config.robot.image_size=16",
     "--config.agent.language.tokenizer=bytes", "--config.agent.language.length=96",
 ]  # fmt: skip
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
 EXP = ["--exp_name", "fake_aloha"]
 
 
@@ -134,6 +138,14 @@ def test_openpis_client_gets_the_checkpoints_chunks(port, env, policy, config):
     np.testing.assert_allclose(client.infer(flat | {"prompt": "pick the cube"})["actions"], reply["actions"], atol=1e-5)
     other = client.infer(aloha(observation, "put it away"))["actions"]
     assert not np.allclose(other, reply["actions"], atol=1e-5)
+
+
+def test_the_documents_script_runs(port, tmp_path, capsys, config):
+    [text] = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    assert "8000" in text
+    (tmp_path / "ask.py").write_text(text.replace("8000", str(port)))
+    runpy.run_path(str(tmp_path / "ask.py"))
+    assert capsys.readouterr().out.startswith(f"({config.chunk.horizon}, 14) 5.0 ")
 
 
 def test_openpis_broker_replays_a_reply(port, env, config):
