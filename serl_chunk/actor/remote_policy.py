@@ -10,7 +10,7 @@ import numpy as np
 from serl_chunk.actor.policy import Decision, Policy, PolicyAwayError, PolicyError, Request
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.serving.client import PolicyClient, RefusedError, ServerAwayError
-from serl_chunk.serving.endpoint import Address, client_key
+from serl_chunk.serving.endpoint import Address, client_key, websockets
 from serl_chunk.serving.observations import ObservationWriter
 from serl_chunk.types import RobotSpec
 
@@ -94,12 +94,18 @@ def _raised_as_policy_error() -> Iterator[None]:
 
 
 def sent_cameras(config: ExperimentConfig, spec: RobotSpec) -> tuple[str, ...]:
-    """Return the cameras whose frames go to the server of `actor.policy`; none without one. Raises ConfigError."""
-    return _writer(config, spec).cameras if config.actor.policy else ()
+    """Return the cameras whose frames go to the server of `actor.policy`; none without one. Raises as `remote_policy`."""
+    if not config.actor.policy:
+        return ()
+    websockets()
+    return _settings(config, spec)[1].cameras
 
 
-def _writer(config: ExperimentConfig, spec: RobotSpec) -> ObservationWriter:
-    return ObservationWriter(spec, config.actor.policy_observation, "actor.policy_observation")
+def _settings(config: ExperimentConfig, spec: RobotSpec) -> tuple[Address, ObservationWriter, str]:
+    """Return the server's address, what writes requests, and the API key. Raises ConfigError."""
+    actor = config.actor
+    writer = ObservationWriter(spec, actor.policy_observation, "actor.policy_observation")
+    return Address.parse(actor.policy, "actor.policy"), writer, client_key(actor.policy_key, "actor.policy_key")
 
 
 @contextlib.contextmanager
@@ -111,10 +117,7 @@ def remote_policy(
     `stop`: polled while a reply is waited for; a true value ends the wait. Raises ConfigError for a bad address, key
     file or observation, and where the WebSocket library is missing.
     """
-    actor = config.actor
-    address = Address.parse(actor.policy, "actor.policy")
-    writer = _writer(config, spec)
-    key = client_key(actor.policy_key, "actor.policy_key")
+    address, writer, key = _settings(config, spec)
     client = PolicyClient(address, key=key, stop=lambda: bool(stop()))
     with contextlib.closing(client):
         yield RemotePolicy(client, spec, writer, config.chunk.horizon)
