@@ -94,7 +94,7 @@ def _raised_as_policy_error() -> Iterator[None]:
 
 
 def sent_cameras(config: ExperimentConfig, spec: RobotSpec) -> tuple[str, ...]:
-    """Return the cameras whose frames go to the server of `actor.policy`; none without one. Raises as `remote_policy`."""
+    """Return the cameras whose frames go to the server of `actor.policy`; none without. Raises as `remote_policy`."""
     if not config.actor.policy:
         return ()
     websockets()
