@@ -122,9 +122,10 @@ class ServedPolicy:
         self._explore = config.learner.eval_mode != "mean"
         preprocess = policy.preprocess
         both = zip(preprocess.recorded, preprocess.cameras, strict=True)
-        sizes = {c.name: ((c.height, c.width), (seen.height, seen.width)) for c, seen in both}
+        sizes = {c.name: ((c.height, c.width), (shown.height, shown.width)) for c, shown in both}
         self._reader = ObservationReader(spec, sizes, config.robot.task)
-        self.max_bytes = OTHER_BYTES + sum(3 * c.height * c.width for c in spec.cameras)
+        seen = max((h * w for each in sizes.values() for h, w in each), default=0)
+        self.max_bytes = OTHER_BYTES + sum(3 * max(c.height * c.width, seen) for c in spec.cameras)
         """Of a request: with frames of all cameras of the robot."""
 
     def policy(self) -> Policy[Prepared]:

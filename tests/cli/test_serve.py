@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import re
 import runpy
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -146,6 +148,21 @@ def test_the_documents_script_runs(port, tmp_path, capsys, config):
     (tmp_path / "ask.py").write_text(text.replace("8000", str(port)))
     runpy.run_path(str(tmp_path / "ask.py"))
     assert capsys.readouterr().out.startswith(f"({config.chunk.horizon}, 14) 5.0 ")
+
+
+@pytest.mark.skipif(
+    "SERL_CHUNK_OPENPI" not in os.environ, reason="SERL_CHUNK_OPENPI names no Python with openpi-client"
+)
+def test_the_documents_script_runs_in_openpis_environment(port, tmp_path):
+    """With the NumPy that its client asks for."""
+    [text] = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "ask.py").write_text(text.replace("8000", str(port)))
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [os.environ["SERL_CHUNK_OPENPI"], "ask.py"], cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert " 5.0 " in done.stdout
 
 
 def test_openpis_broker_replays_a_reply(port, env, config):
