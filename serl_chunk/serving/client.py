@@ -24,7 +24,7 @@ REFUSALS = 3  # one after the other, until waiting is given up
 
 
 class ServerAwayError(SerlChunkError):
-    """The policy server cannot be asked now; it may come back."""
+    """The policy server takes no request now; it may come back."""
 
 
 class RefusedError(SerlChunkError):
@@ -56,7 +56,7 @@ class PolicyClient:
         self.metadata: dict[str, Any] = {}
         """What the server sent first."""
         self.waiting = f"the policy server at {address.named} has not answered yet"
-        """Why it cannot be asked; empty where it can."""
+        """Why it takes no request; empty where it does."""
         self._thread = threading.Thread(target=self._keep_connected, name="policy client", daemon=True)
         self._thread.start()
 
@@ -88,7 +88,7 @@ class PolicyClient:
         return answer
 
     def wait(self, timeout: float) -> bool:
-        """Wait until the server can be asked; False after `timeout` seconds. Raises RefusedError."""
+        """Wait until the server takes requests; False after `timeout` seconds. Raises RefusedError."""
         with self._changed:
             self._changed.wait_for(lambda: not self.waiting or self._permanent is not None, timeout)
             if self._permanent is not None:
@@ -171,7 +171,7 @@ class PolicyClient:
                 continue
             again = "" if self._lost_at is None else f" again, after {time.monotonic() - self._lost_at:.1f} s"
             logger.info(f"{self._named} is connected{again}")
-            # After a loss, too: a server that drops every request is not asked without end.
+            # After a loss, too: a server that drops every request is not sent more without end.
             pause, last = BACKOFF_S[0], ""
             with self._changed:
                 self.metadata, self._connection, self._answered, self.waiting = metadata, connection, False, ""
@@ -191,7 +191,7 @@ class PolicyClient:
             self._changed.notify_all()
 
     def _connect(self) -> tuple[Any, dict[str, Any]]:
-        """Return a connection and the server's metadata. Raises RefusedError where it wants another key."""
+        """Return a connection and the server's metadata. Raises RefusedError where it needs another key."""
         try:
             connection = self._websockets.sync.client.connect(
                 self.address.url, compression=None, max_size=REPLY_BYTES, open_timeout=CONNECT_S, close_timeout=0.5,
@@ -202,7 +202,7 @@ class PolicyClient:
                 raise
             text = bytes(error.response.body or b"").decode("utf-8", "replace").strip()
             raise RefusedError(
-                f"{self._named} wants another API key ({error.response.status_code} {text:.200}). Give its file: "
+                f"{self._named} needs another API key ({error.response.status_code} {text:.200}). Give its file: "
                 "--config.actor.policy_key=FILE"
             ) from error
         try:

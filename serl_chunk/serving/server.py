@@ -22,7 +22,7 @@ from serl_chunk.types import ConfigError, SerlChunkError
 logger = logging.getLogger(__name__)
 
 CLIENTS = 64  # connections at once
-BEYOND = 4  # times the largest message: what a client may send and still be told why it is refused
+BEYOND = 4  # times the largest message: what a client may send and still get the reason as a text
 PING_S, SILENT_S = 20.0, 60.0  # between pings; until a client that answers none is dropped
 CLOSING_S = 2.0  # for the clients' own goodbye
 FAILED = 1011  # close code of a refused request, as openpi's server has it

@@ -145,8 +145,8 @@ def test_openpis_client_gets_the_checkpoints_chunks(port, env, policy, config):
 def test_the_documents_script_runs(port, tmp_path, capsys, config):
     [text] = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
     assert "8000" in text
-    (tmp_path / "ask.py").write_text(text.replace("8000", str(port)))
-    runpy.run_path(str(tmp_path / "ask.py"))
+    (tmp_path / "request_chunk.py").write_text(text.replace("8000", str(port)))
+    runpy.run_path(str(tmp_path / "request_chunk.py"))
     assert capsys.readouterr().out.startswith(f"({config.chunk.horizon}, 14) 5.0 ")
 
 
@@ -156,10 +156,15 @@ def test_the_documents_script_runs(port, tmp_path, capsys, config):
 def test_the_documents_script_runs_in_openpis_environment(port, tmp_path):
     """With the NumPy that its client asks for."""
     [text] = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
-    (tmp_path / "ask.py").write_text(text.replace("8000", str(port)))
+    (tmp_path / "request_chunk.py").write_text(text.replace("8000", str(port)))
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [os.environ["SERL_CHUNK_OPENPI"], "ask.py"], cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=60
+        [os.environ["SERL_CHUNK_OPENPI"], "request_chunk.py"],
+        cwd=tmp_path,
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert " 5.0 " in done.stdout
