@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -206,6 +208,8 @@ class PolicyClient:
                 "--config.actor.policy_key=FILE"
             ) from error
         try:
+            with contextlib.suppress(AttributeError, OSError):  # of Linux: else a send waits for minutes on a dead link
+                connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1e3 * ANSWER_S))
             first = connection.recv(timeout=CONNECT_S)
             if isinstance(first, str):
                 raise ConfigError(f"it sent an error first: {first:.500}")

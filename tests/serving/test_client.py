@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 
@@ -11,10 +12,11 @@ import pytest
 from policy_servers import StatePolicy, request, server_of
 
 from serl_chunk.serving import client as client_module
+from serl_chunk.serving import codec
 from serl_chunk.serving.client import PolicyClient, RefusedError, ServerAwayError
 from serl_chunk.serving.endpoint import Address
 
-pytest.importorskip("websockets")
+websockets_server = pytest.importorskip("websockets.server")
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +128,36 @@ def test_a_reply_after_an_interrupt_is_not_taken_for_the_next():
             client.infer(request(0.1))
         assert client.wait(10)
         np.testing.assert_allclose(client.infer(request(0.7))["actions"][0], [0.7, 0.5])
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="of Linux")
+def test_a_server_that_reads_nothing_is_lost_after_its_time(monkeypatch):
+    """A request larger than the kernel's buffers is not sent for minutes."""
+    monkeypatch.setattr(client_module, "ANSWER_S", 0.5)
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            protocol = websockets_server.ServerProtocol()
+            connection, _ = listener.accept()
+            protocol.receive_data(connection.recv(65536))
+            [received] = protocol.events_received()
+            protocol.send_response(protocol.accept(received))
+            protocol.send_binary(codec.pack({}))
+            connection.sendall(b"".join(protocol.data_to_send()))
+            ended.wait(20)
+            connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with client_of(listener.getsockname()[1]) as client:
+            assert client.wait(10)
+            began = time.monotonic()
+            with pytest.raises(ServerAwayError):
+                client.infer({"x": np.zeros(64 << 20, np.uint8)})
+            assert time.monotonic() - began < 15
+            ended.set()
+    thread.join()
 
 
 def test_closing_without_a_server_is_prompt():
