@@ -17,7 +17,8 @@ LAB_OUT ?= runs/lab
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[dev,video,viz,lerobot,aloha-sim,ogbench,pi0]'
+	$(BIN)/pip install --quiet --editable '.[dev,serve,video,viz,lerobot,aloha-sim,ogbench,pi0]' dm-tree
+	$(BIN)/pip install --quiet --no-deps openpi-client  # for tests; it wants NumPy 1 and works with 2
 	touch $@
 
 demo: $(VENV)/installed

@@ -43,12 +43,14 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TUTORIAL = ROOT / "docs" / "your_robot.md"
 WITH_FILES = (TUTORIAL, ROOT / "docs" / "pi0.md")  # pages whose commands use the files that they show
+SERVING = ROOT / "docs" / "serving.md"  # tests/cli/test_serve.py runs its scripts
 LANGUAGES = {"console", "bash", "python", "toml", "text"}  # text is not tried: pictures and fragments
 FOREIGN_FLAGS = {
     "--successes_needed",
     "--dataset_type",
     "--max_episode_steps",
     "--num_episodes",
+    "--no-deps",  # pip's
 }  # of the programs the documents compare ours with
 STUBBED = (
     "serl_chunk.cli.local.run_local",
@@ -71,6 +73,7 @@ STUBBED = (
     "serl_chunk.cli.data.inspect.run_check",
     "serl_chunk.cli.data.inspect.run_stats",
     "serl_chunk.cli.view.run_view",
+    "serl_chunk.cli.serve.run_serve",
     "serl_chunk.cli.attention.run_fit",
     "serl_chunk.cli.attention.run_test",
     "serl_chunk.cli.classifier.run_train",
@@ -243,7 +246,7 @@ def python_blocks() -> list[Any]:
 def test_python_examples_compile_and_have_a_name(block: Block):
     assert block.file, "name the file in the first line"
     compile(block.text, block.file, "exec")
-    assert block.doc == TUTORIAL or "def experiment()" in block.text, "only the tutorial's scripts are run"
+    assert block.doc in (TUTORIAL, SERVING) or "def experiment()" in block.text, "scripts of other pages are not run"
 
 
 @pytest.mark.parametrize("block", [p for p in python_blocks() if "def experiment()" in p.values[0].text])
@@ -351,6 +354,7 @@ def test_flags_exist(doc: Path, capsys: pytest.CaptureFixture[str]):
         ["new"],
         ["experiments"],
         ["record"],
+        ["serve"],
         ["report"],
         ["view"],
         ["doctor"],

@@ -39,6 +39,7 @@ RULE: dict[str, set[str]] = {
     "attention": {"types"},
     "console": {"types", "config"},
     "replay": {"types", "config", "data"},
+    "serving": {"types"},
     "runs": {"types", "config", "models", "agents", "transport", "data", "robots", "viz"},
     "viewer": {"types", "config", "data", "runs"},
     "live": {"types", "console", "viewer"},
@@ -53,6 +54,7 @@ RULE: dict[str, set[str]] = {
         "outcomes",
         "attention",
         "console",
+        "serving",
         "viz",
     },
     "learner": {"types", "config", "agents", "data", "replay", "runs", "transport"},
@@ -164,6 +166,7 @@ WITHOUT_JAX = (
     "viewer",
     "console",
     "live",
+    "serving",
 )
 ACCELERATED = {"jax", "jaxlib", "flax", "optax", "orbax"}
 

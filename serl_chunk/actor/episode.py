@@ -19,7 +19,7 @@ from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.operator_interfaces import NoOperator
 from serl_chunk.actor.pacing import Pacing
 from serl_chunk.actor.planner import ExpertPlanner, LockstepPlanner, Planner, realtime_planner
-from serl_chunk.actor.policy import ChunkPolicy, Decision, Request, blank_request
+from serl_chunk.actor.policy import Decision, Policy, Request, blank_request
 from serl_chunk.actor.recorder import EpisodeRecorder, LazyObservation, NullSink
 from serl_chunk.actor.stats import EpisodeMeter, EpisodeSummary
 from serl_chunk.config.experiment import ExperimentConfig
@@ -59,7 +59,7 @@ class EpisodeRunner:
     """
 
     def __init__(
-        self, env: RobotEnv, policy: ChunkPolicy | Expert | None, sink: RecordSink,
+        self, env: RobotEnv, policy: Policy | Expert | None, sink: RecordSink,
         *, config: ExperimentConfig, cameras: tuple[str, ...] = (), intervention: InterventionSource | None = None,
         human_ticks_before: int = 0, clock: Clock | None = None,
         inference: InferenceThread | None = None, before_decision: Callable[[], None] | None = None,
@@ -67,7 +67,7 @@ class EpisodeRunner:
         operator: Operator | None = None,
     ) -> None:  # fmt: skip
         actor, spec = config.actor, env.robot_spec
-        self._policy = policy if isinstance(policy, ChunkPolicy) else None
+        self._policy = policy if isinstance(policy, Policy) else None
         image_keys = self._policy.image_keys if self._policy is not None else ()
         self._cameras = tuple(dict.fromkeys((*image_keys, *cameras)))
         self._judge = Judge(config, spec, goes_on=env.goes_on)
@@ -87,9 +87,10 @@ class EpisodeRunner:
         self._kept = spec.grippers if config.agent.gripper.kept else ()
         self._not_random = spec.grippers if config.agent.gripper.composition == "fixed" else ()
         # Steps of a return, whose end an agent with cameras looks at as well.
-        self._window = config.chunk.returned if image_keys else None
+        looks = self._policy is not None and (image_keys or config.agent.image_keys)
+        self._window = config.chunk.returned if looks else None
         self._planner, self._warm = Planner(), True  # in real time until inference is measured
-        if isinstance(policy, ChunkPolicy):
+        if isinstance(policy, Policy):
             self._realtime = actor.clock == "realtime"
             auto = actor.frames == "auto" and (env.frames_with_observation or env.images == "always")
             self._every_tick = not isinstance(sink, NullSink) and (auto or actor.frames == "every_tick")
@@ -128,6 +129,8 @@ class EpisodeRunner:
         An error closes the episode as truncated and is raised. In real time the first one is preceded by the warm-up of
         inference: between a reset and its first tick nothing commands the robot.
         """
+        if self._policy is not None:
+            self._policy.await_available(self._stop)
         self._warm_up(explore)
         with self._garbage.episode() if self._garbage is not None else contextlib.nullcontext():
             self.begin(seed, explore=explore, random_steps=random_steps, episode_id=episode_id)
@@ -137,7 +140,9 @@ class EpisodeRunner:
                     if self.end is not None:
                         break
                     if request is not None and self._policy is not None:
-                        self.accept(self._policy.decide(request))
+                        decision = self._policy.decide_patiently(request, self._stop)
+                        if decision is not None:  # else the episode is stopped
+                            self.accept(decision)
                     self.tick()
             except BaseException:
                 self.abort()
@@ -388,8 +393,9 @@ class EpisodeRunner:
         wanted, task = self._config.actor.inference, self._config.robot.task  # lengths of prompts follow the text
         request = blank_request(self.spec, self._cameras, explore=explore, task=task)
         self._planner = realtime_planner(
-            self._queue, policy, self._inference, self._clock, self.spec.dt, wanted, request, self._operator.planner
-        )
+            self._queue, policy, self._inference, self._clock, self.spec.dt, wanted, request, self._operator.planner,
+            self._stop,
+        )  # fmt: skip
         self._warm = True
         if self._garbage is not None:
             self._garbage.freeze()

@@ -17,7 +17,7 @@ from serl_chunk.actor.clock import Clock
 from serl_chunk.actor.episode import EpisodeRunner, no_stop
 from serl_chunk.actor.evaluation_operator import EvaluationOperator, SingleIntervention
 from serl_chunk.actor.evaluation_results import INTERVENTION, EvalResult
-from serl_chunk.actor.policy import ActingAgent, ChunkPolicy
+from serl_chunk.actor.policy import ActingAgent, ChunkPolicy, Policy
 from serl_chunk.actor.recorder import NullSink
 from serl_chunk.actor.stats import EpisodeSummary
 from serl_chunk.config.experiment import ExperimentConfig
@@ -94,13 +94,13 @@ class _Film(NullSink):
 class Entry(NamedTuple):
     """A policy to evaluate. `deterministic`: its mean instead of a sample. `videos`: a folder for its films."""
 
-    policy: ChunkPolicy
+    policy: Policy
     deterministic: bool = True
     videos: Path | None = None
 
 
 def evaluate(
-    env: RobotEnv, policy: ChunkPolicy, config: ExperimentConfig,
+    env: RobotEnv, policy: Policy, config: ExperimentConfig,
     *, n: int, seed_base: int = EVAL_SEED_BASE, deterministic: bool = True, save_video: Path | None = None,
     filmed: int | None = None, progress: Callable[[EvalResult], None] | None = None, clock: Clock | None = None,
     stop: Callable[[], str | None] = no_stop,

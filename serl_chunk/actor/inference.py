@@ -10,17 +10,20 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from serl_chunk.actor.clock import Clock
-from serl_chunk.actor.policy import ChunkPolicy, Decision, Request
+from serl_chunk.actor.policy import Decision, Policy, PolicyAwayError, Request
+
+INTERRUPT_SECONDS = 0.1  # between attempts to end a decision that waits
 
 
 class InferenceThread:
     """Decides in a daemon thread while the control thread goes on; one more thread loads new parameters.
 
     They are looked for after each decision. Loading 100 MB takes several ticks: decisions go on meanwhile with the
-    parameters before. An error of either thread is raised by `poll` and `wait`.
+    parameters before. A policy that is away gives no decision. Another error of either thread is raised by `poll` and
+    `wait`.
     """
 
-    def __init__(self, policy: ChunkPolicy, clock: Clock) -> None:
+    def __init__(self, policy: Policy, clock: Clock) -> None:
         self._policy, self._clock = policy, clock
         self._changed = threading.Condition()
         self._request: Request | None = None
@@ -61,7 +64,9 @@ class InferenceThread:
             self._closed = True
             self._changed.notify_all()
         for thread in self._threads:
-            thread.join()
+            while thread.is_alive():
+                self._policy.interrupt()  # again: a decision may begin just after it
+                thread.join(INTERRUPT_SECONDS)
 
     def _take(self) -> Decision | None:
         if self._error is not None:
@@ -85,7 +90,10 @@ class InferenceThread:
                     return
                 request, self._request = self._request, None
             assert request is not None
-            decision = self._policy.decide(request)
+            try:
+                decision = self._policy.decide(request)
+            except PolicyAwayError:  # the robot holds, and the planner requests anew
+                continue
             with self._changed:
                 self._result, self._look = decision, True
                 self._changed.notify_all()

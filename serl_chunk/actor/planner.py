@@ -11,7 +11,7 @@ import numpy as np
 from serl_chunk.actor.chunk_queue import ChunkQueue, TickAction
 from serl_chunk.actor.clock import Clock, Deadlines
 from serl_chunk.actor.inference import DelayEstimate, InferenceThread, measure_inference
-from serl_chunk.actor.policy import ChunkPolicy, Decision, Request
+from serl_chunk.actor.policy import Decision, Policy, PolicyAwayError, Request
 from serl_chunk.actor.recorder import EpisodeRecorder
 from serl_chunk.robots.base import Expert
 from serl_chunk.types import ConfigError, Observation, Source
@@ -70,7 +70,7 @@ class ExpertPlanner(Planner):
 class ChunkPlanner(Planner):
     """Executes the chunks of a policy from a queue."""
 
-    def __init__(self, queue: ChunkQueue, policy: ChunkPolicy) -> None:
+    def __init__(self, queue: ChunkQueue, policy: Policy) -> None:
         self.execute_steps = queue.execute_steps
         self._queue, self._policy = queue, policy
         self._decided_at = 0  # decision tick of the last executed chunk
@@ -110,7 +110,7 @@ class LockstepPlanner(ChunkPlanner):
     """
 
     def __init__(
-        self, queue: ChunkQueue, policy: ChunkPolicy, delay_ticks: int, before_decision: Callable[[], None] | None
+        self, queue: ChunkQueue, policy: Policy, delay_ticks: int, before_decision: Callable[[], None] | None
     ) -> None:
         super().__init__(queue, policy)
         self._delay, self._before_decision = delay_ticks, before_decision
@@ -164,7 +164,7 @@ class RealtimePlanner(ChunkPlanner):
     """
 
     def __init__(
-        self, queue: ChunkQueue, policy: ChunkPolicy, inference: InferenceThread, mode: Mode, delay: DelayEstimate
+        self, queue: ChunkQueue, policy: Policy, inference: InferenceThread, mode: Mode, delay: DelayEstimate
     ) -> None:
         super().__init__(queue, policy)
         self.mode, self._inference, self._delay = mode, inference, delay
@@ -221,12 +221,21 @@ class RealtimePlanner(ChunkPlanner):
 
 
 def realtime_planner(
-    queue: ChunkQueue, policy: ChunkPolicy, inference: InferenceThread | None, clock: Clock, period: float,
+    queue: ChunkQueue, policy: Policy, inference: InferenceThread | None, clock: Clock, period: float,
     wanted: Wanted, request: Request, make: Callable[..., RealtimePlanner] = RealtimePlanner,
+    stop: Callable[[], str | None] = lambda: None,
 ) -> RealtimePlanner:  # fmt: skip
-    """Compile and measure inference, then `make` the planner and, unless given, its thread; see `choose_inference`."""
+    """Compile and measure inference, then `make` the planner and, unless given, its thread; see `choose_inference`.
+
+    Raises PolicyAwayError where `stop` ends the wait for a policy that is away.
+    """
     policy.refresh()
-    seconds = measure_inference(lambda: policy.decide(request), clock)
+
+    def decide() -> None:
+        if policy.decide_patiently(request, stop) is None:
+            raise PolicyAwayError(policy.waiting or "the policy was away while its inference was measured")
+
+    seconds = measure_inference(decide, clock)
     mode = choose_inference(wanted, seconds, period, queue.execute_steps)
     delay = DelayEstimate((math.ceil(s / period) for s in seconds), longest=queue.execute_steps - 1)
     return make(queue, policy, inference or InferenceThread(policy, clock), mode, delay)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import abc
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -23,8 +25,15 @@ from serl_chunk.types import (
 _REMEMBERED = 16  # versions whose time of arrival is kept
 
 
+AWAY_POLL_SECONDS = 0.02  # between looks at a policy that is away
+
+
 class PolicyError(SerlChunkError):
     """The policy cannot act, or its action must not reach a robot."""
+
+
+class PolicyAwayError(PolicyError):
+    """The policy cannot decide now; it may come back. The robot holds meanwhile."""
 
 
 class ActingAgent(Protocol):
@@ -34,6 +43,10 @@ class ActingAgent(Protocol):
         self, params: Any, observation: Mapping[str, Any], key: jax.Array,
         *, explore: bool, committed: tuple[Any, Any] | None = None,
     ) -> tuple[jax.Array, dict[str, jax.Array]]: ...  # fmt: skip
+
+    def decide(
+        self, params: Any, observations: Mapping[str, Any], keys: jax.Array, *, explore: bool
+    ) -> tuple[jax.Array, dict[str, jax.Array]]: ...
 
     def load_params(self, flat: Mapping[str, np.ndarray]) -> Any: ...
 
@@ -61,7 +74,8 @@ class Decision(NamedTuple):
     """A chunk, ready to be executed, and the tick it was computed for. Action i belongs to tick `tick + i`."""
 
     actions: np.ndarray  # float32[H, A], robot units, within the robot's limits
-    record: dict[str, np.ndarray]  # "chunk" float32[H, A] in model space, and the agent's own entries
+    # "chunk" float32[H, A] in model space, or "actions" in the robot's units, and the agent's own entries.
+    record: dict[str, np.ndarray]
     version: int  # of the policy
     steps: int | None = None  # index at which the agent would rather follow a newer chunk; None: not given
     tick: int = 0  # of the observation
@@ -75,7 +89,83 @@ class _Acting(NamedTuple):
     version: int
 
 
-class ChunkPolicy:
+class Prepared(NamedTuple):
+    """An observation as an agent reads it."""
+
+    state: np.ndarray  # raw, float32[S]
+    inputs: Observation
+
+
+class Policy(abc.ABC):
+    """Base of the policies: they decide, and their chunks stay within a robot's limits."""
+
+    image_keys: tuple[str, ...]
+    """Cameras whose frames a request has."""
+
+    def __init__(self, spec: RobotSpec) -> None:
+        self.values = self.clipped = 0  # H * A values decided so far, and how many of them were clipped
+        self._low, self._high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
+        # Decoding an action on the limit exactly may miss it by rounding; that is not clipping.
+        self._slack = 1e-5 * (self._high - self._low)
+
+    @property
+    @abc.abstractmethod
+    def version(self) -> int:
+        """Of the newest parameters; -1 before the first."""
+
+    @property
+    def waiting(self) -> str:
+        """Why it is not `available`."""
+        return ""
+
+    @abc.abstractmethod
+    def refresh(self) -> bool:
+        """Take newer parameters where there are some; returns whether it can decide."""
+
+    @abc.abstractmethod
+    def decide(self, request: Request) -> Decision:
+        """Compute a chunk. Raises PolicyAwayError where the policy may come back, PolicyError where it cannot act."""
+
+    def age(self, version: int, now: float) -> float:
+        """Return the seconds since the parameters of `version` were complete here; -1 where it was not measured."""
+        return -1.0
+
+    def interrupt(self) -> None:  # noqa: B027 (most wait for nothing)
+        """End a decision under way in another thread, where it waits for something."""
+
+    def available(self) -> bool:
+        """Return whether it is there to decide. Raises PolicyError where it never will be."""
+        return True
+
+    def await_available(self, stop: Callable[[], str | None]) -> None:
+        """Wait until it is `available`, or `stop` returns a string."""
+        while not self.available() and stop() is None:
+            time.sleep(AWAY_POLL_SECONDS)
+
+    def decide_patiently(self, request: Request, stop: Callable[[], str | None]) -> Decision | None:
+        """Compute a chunk, waiting while the policy is away; None once `stop` returns a string."""
+        while True:
+            try:
+                return self.decide(request)
+            except PolicyAwayError:
+                if stop() is not None:
+                    return None
+                time.sleep(AWAY_POLL_SECONDS)
+
+    def _limited(self, decoded: np.ndarray, version: int) -> np.ndarray:
+        """Return a chunk float32[H, A] of the robot's units within its limits. Raises PolicyError: not finite."""
+        if not np.isfinite(decoded).all():
+            raise PolicyError(
+                f"policy version {version} gave an action that is not finite: its training has diverged. Stop "
+                "the run, and resume it from an earlier checkpoint"
+            )
+        beyond = (decoded < self._low - self._slack) | (decoded > self._high + self._slack)
+        self.values += decoded.size
+        self.clipped += int(np.count_nonzero(beyond))
+        return np.clip(decoded, self._low, self._high)
+
+
+class ChunkPolicy(Policy):
     """Decides with its newest parameters.
 
     The random key of decision number n is `fold_in(key(seed), n)`. One thread at a time decides; another one may
@@ -90,21 +180,17 @@ class ChunkPolicy:
         self, agent: ActingAgent, preprocess: Preprocess, spec: RobotSpec,
         *, seed: int = 0, source: SnapshotSource | None = None, run: str = "",
     ) -> None:  # fmt: skip
+        super().__init__(spec)
         self.agent, self.preprocess, self.image_keys = agent, preprocess, preprocess.image_keys
-        self.values = self.clipped = 0  # H * A values decided so far, and how many of them were clipped
         self._source = source
         self._origin = PolicyOrigin(run, preprocess.digest())
         self._acting: _Acting | None = None
         self._arrived: dict[int, float] = {}  # of the newest versions; a queue may still run an older one
         self._key = jax.random.key(seed)
         self._decisions = 0
-        self._low, self._high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
-        # Decoding an action on the limit exactly may miss it by rounding; that is not clipping.
-        self._slack = 1e-5 * (self._high - self._low)
 
     @property
     def version(self) -> int:
-        """-1 before the first snapshot."""
         return -1 if (acting := self._acting) is None else acting.version
 
     def swap(self, snapshot: Snapshot) -> None:
@@ -123,7 +209,6 @@ class ChunkPolicy:
         self._acting = _Acting(params, snapshot.version)
 
     def age(self, version: int, now: float) -> float:
-        """Return the seconds since the parameters of `version` were complete here; -1 where it was not measured."""
         arrived = self._arrived.get(version)
         return -1.0 if arrived is None else max(0.0, now - arrived)
 
@@ -139,9 +224,7 @@ class ChunkPolicy:
     def decide(self, request: Request) -> Decision:
         """Compute a chunk. Raises PolicyError before the first snapshot, and for an action that is not finite."""
         observation, tick, epoch, explore, prefix, task = request
-        acting = self._acting
-        if acting is None:
-            raise PolicyError("the policy has no parameters yet: wait for the learner's first snapshot, then decide")
+        acting = self._ready()
         state = observation[STATE]
         inputs = self.preprocess.observe(observation, task)
         key = jax.random.fold_in(self._key, self._decisions)
@@ -153,18 +236,46 @@ class ChunkPolicy:
         decoded = self.preprocess.decode(state, chunk)
         if prefix is not None:
             decoded[: len(prefix)] = prefix  # exactly what runs, not its image through encode and decode
-        if not np.isfinite(decoded).all():
-            raise PolicyError(
-                f"policy version {acting.version} gave an action that is not finite: its training has diverged. Stop "
-                "the run, and resume it from an earlier checkpoint"
-            )
-        beyond = (decoded < self._low - self._slack) | (decoded > self._high + self._slack)
-        self.values += decoded.size
-        self.clipped += int(np.count_nonzero(beyond))
-        actions = np.clip(decoded, self._low, self._high)
+        return self._decision(decoded, chunk, record, acting.version)._replace(tick=tick, epoch=epoch)
+
+    def prepare(self, observation: Observation, task: str = "") -> Prepared:
+        """Return an observation as `decide_each` takes it; for any thread. Raises ConfigError for a bad task."""
+        return Prepared(observation[STATE], self.preprocess.observe(observation, task))
+
+    def decide_each(self, rows: Sequence[Prepared], *, explore: bool = False) -> list[Decision | PolicyError]:
+        """Compute a chunk for each of several robots at once, or the error that one has.
+
+        Each number of rows is compiled once; no row changes what another gets. Raises PolicyError before the first
+        snapshot.
+        """
+        acting = self._ready()
+        inputs = {name: np.stack([row.inputs[name] for row in rows]) for name in rows[0].inputs}
+        keys = self._keys(self._key, np.arange(self._decisions, self._decisions + len(rows)))
+        self._decisions += len(rows)
+        chunks, record = jax.device_get(self.agent.decide(acting.params, inputs, keys, explore=explore))
+        decisions: list[Decision | PolicyError] = []
+        for i, row in enumerate(rows):
+            own = {name: values[i] for name, values in record.items()}
+            try:
+                decoded = self.preprocess.decode(row.state, chunks[i])
+                decisions.append(self._decision(decoded, chunks[i], own, acting.version))
+            except PolicyError as error:
+                decisions.append(error)
+        return decisions
+
+    _keys = staticmethod(jax.jit(jax.vmap(jax.random.fold_in, in_axes=(None, 0))))
+
+    def _ready(self) -> _Acting:
+        if (acting := self._acting) is None:
+            raise PolicyError("the policy has no parameters yet: wait for the learner's first snapshot, then decide")
+        return acting
+
+    def _decision(
+        self, decoded: np.ndarray, chunk: np.ndarray, record: dict[str, np.ndarray], version: int
+    ) -> Decision:
+        actions = self._limited(decoded, version)
         steps = int(record["steps"]) if "steps" in record else None
-        record = {**record, "chunk": np.asarray(chunk)}
-        return Decision(actions, record, acting.version, steps, tick, epoch)
+        return Decision(actions, {**record, "chunk": np.asarray(chunk)}, version, steps)
 
     def _encode_prefix(self, state: np.ndarray, prefix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         horizon, d = self.preprocess.horizon, len(prefix)

@@ -19,7 +19,8 @@ from serl_chunk.actor.episode import EpisodeRunner, no_stop
 from serl_chunk.actor.evaluate import TRAINING_SEED_BASE
 from serl_chunk.actor.link import ActorLink, RunProgress, preprocess_of, replacement
 from serl_chunk.actor.operator import Operator
-from serl_chunk.actor.policy import ActingAgent, ChunkPolicy
+from serl_chunk.actor.policy import ActingAgent, ChunkPolicy, Policy
+from serl_chunk.actor.remote_policy import RemotePolicy, remote_policy
 from serl_chunk.actor.stats import EpisodeSummary, RolloutStats
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.console.view import Obstacle
@@ -41,6 +42,7 @@ LOG_SECONDS = 5.0  # between lines while waiting
 STATUS_SECONDS = 10.0  # between status lines
 RECENT = 20  # episodes in the success rates of a status line
 LOST_SECONDS = 1.0  # without the learner, after which it counts as lost
+NO_SERVER = "start the policy server, or check actor.policy"
 NO_ROOM = "see the learner's log, and the disk of the spool"
 FLUSH_TIMEOUT = 30.0  # seconds for the learner to acknowledge what is recorded
 
@@ -113,6 +115,8 @@ class ActorService:
         # Of this session: seconds of waiting, the newest episodes, and whether their status line came too soon.
         self._waited, self._recent, self._held_back = 0.0, deque[EpisodeSummary](maxlen=RECENT), False
         self._replaced: Callable[[], str | None] = no_stop
+        self._remote: RemotePolicy | None = None  # of all sessions
+        self._opened = contextlib.ExitStack()
         self.env = observing(env or make_env(config.robot, name=actor_id), config)
         with contextlib.ExitStack() as opened:
             opened.callback(self.env.close)
@@ -138,10 +142,11 @@ class ActorService:
             self.operator.park()
 
     def close(self) -> None:
-        """Close the robot, the intervention device and the link, in this order."""
+        """Close the robot, the intervention device, a policy server's client and the link, in this order."""
         try:
             self.stop_robot()
         finally:
+            self._opened.close()
             if self.link is not None:
                 self.link.close()
 
@@ -184,14 +189,19 @@ class ActorService:
         assert agent is not None
         lockstep = config.actor.clock == "lockstep"
         seed = training_seed(config.seed, self.actor_id, begun.episodes)
-        policy = ChunkPolicy(agent, preprocess, self.env.robot_spec, seed=seed, source=link, run=begun.run)
+        policy: Policy = ChunkPolicy(agent, preprocess, self.env.robot_spec, seed=seed, source=link, run=begun.run)
+        if config.actor.policy:
+            if self._remote is None:
+                self._remote = self._opened.enter_context(remote_policy(config, self.env.robot_spec, self._over))
+            policy = self._remote
         self._waited, self._replaced, self._held_back = 0.0, replaced, False
         self._recent.clear()
         if isinstance(self._intervention, ReplayedIntervention):
             self._intervention.begin_at(begun.episodes)
         runner = EpisodeRunner(
             self.env, policy, link,
-            config=config, clock=self._clock, intervention=self._intervention, human_ticks_before=begun.human_ticks,
+            config=config, cameras=config.agent.image_keys, clock=self._clock,
+            intervention=self._intervention, human_ticks_before=begun.human_ticks,
             before_decision=self._pace if lockstep else None,
             stop=self._over_or_allowed if lockstep else self._over, operator=self.operator,
         )  # fmt: skip
@@ -231,14 +241,17 @@ class ActorService:
         return total
 
     def _run_episodes(
-        self, runner: EpisodeRunner, policy: ChunkPolicy, link: ActorLink, begun: RunProgress, total: ActorSummary
+        self, runner: EpisodeRunner, policy: Policy, link: ActorLink, begun: RunProgress, total: ActorSummary
     ) -> None:
         backlog_lines, status_lines = _Throttle(self._clock, LOG_SECONDS), _Throttle(self._clock, STATUS_SECONDS)
         first = Obstacle("waiting for the learner's first policy", "see the learner's log: it may load or pretrain")
-        if not self._wait(lambda: self._quits() or policy.refresh(), lambda: first):
+        absent = lambda: Obstacle(policy.waiting, NO_SERVER) if policy.waiting else first  # noqa: E731
+        if not self._wait(lambda: self._quits() or policy.refresh(), absent):
             return
         episode = begun.episodes
         while self._over() is None and self._episodes_left():
+            if not self._wait(lambda: self._quits() or policy.available(), absent):
+                return
             room = lambda: self._quits() or link.can_begin()[0]  # noqa: E731
             if not self._wait(room, lambda: Obstacle(link.can_begin()[1], NO_ROOM)):
                 return
@@ -264,7 +277,7 @@ class ActorService:
                 if not self._held_back:
                     self._log_status(total, policy, link)
 
-    def _described(self, policy: ChunkPolicy, link: ActorLink) -> dict[str, Any]:
+    def _described(self, policy: Policy, link: ActorLink) -> dict[str, Any]:
         """What the console shows of a session: fields of ConsoleState."""
         age = policy.age(policy.version, self._clock.now())
         return {
@@ -274,7 +287,7 @@ class ActorService:
             "unacknowledged": link.unacknowledged,
         }
 
-    def _log_status(self, total: ActorSummary, policy: ChunkPolicy, link: ActorLink) -> None:
+    def _log_status(self, total: ActorSummary, policy: Policy, link: ActorLink) -> None:
         line = f"episode {total.episodes}: {_in_words(self._recent)}, policy {policy.version}"
         logger.info(_joined(f"{line}, waited {self._waited:.0f} s", link.backlog(begun=False)))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from serl_chunk.actor.link import open_link
+from serl_chunk.actor.remote_policy import sent_cameras
 from serl_chunk.actor.service import ActorService, ActorSummary
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.console import check_operator, console_of
@@ -51,7 +52,7 @@ def run_training_actor(
         Judge(config, spec, compiled=False)
         actor.agent = agent = make_agent(config, spec)
         spools = SpoolFolders(config, actor_id, None if spool_path is None else Path(spool_path).expanduser())
-        largest = largest_episode_bytes(spec, config)
+        largest = largest_episode_bytes(spec, config, sent_cameras(config, spec))
         actor.link = link = open_link(
             config, spec, agent, address.ip, address.port, actor_id,
             spools=spools.open, largest_episode_bytes=largest, keys=keys,

@@ -18,6 +18,7 @@ from serl_chunk.actor.evaluation_operator import EvaluationOperator
 from serl_chunk.actor.evaluation_results import EvalResult, results_table, summary_line
 from serl_chunk.actor.link import open_link, preprocess_of
 from serl_chunk.actor.operator import Operator
+from serl_chunk.actor.remote_policy import remote_policy
 from serl_chunk.actor.stats import RolloutStats
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import make_agent
@@ -65,8 +66,8 @@ class EvaluationOptions(NamedTuple):
     validation: bool = False  # on the start states that checkpoints are chosen on
 
 
-class _Checkpoint(NamedTuple):
-    """A policy to evaluate. `differences`: settings that act and that are not the run's, a line for each."""
+class Checkpoint(NamedTuple):
+    """A policy of a run or learner. `differences`: settings that act and that are not the run's, a line for each."""
 
     snapshot: Snapshot
     preprocess: Preprocess
@@ -75,16 +76,17 @@ class _Checkpoint(NamedTuple):
 
 
 def run_evaluation(
-    config: ExperimentConfig, options: EvaluationOptions, source: Path | LearnerAddress, *, viewer: str | None = None
-) -> int:
-    """Evaluate checkpoints on held-out start states, several in turns; print a table and summary lines.
+    config: ExperimentConfig, options: EvaluationOptions, source: Path | LearnerAddress | None,
+    *, viewer: str | None = None,
+) -> int:  # fmt: skip
+    """Evaluate checkpoints in turns, or a policy server, on held-out start states; print a table and summary lines.
 
     At a terminal or a page an operator labels what a real robot's environment does not judge, and may take the robot
     over with the device of `actor.intervention`, which is a failure. An interruption reports and writes what was done
     before it.
 
-    `source`: a learner, or a run folder to which the results are written (else returns 1). `viewer`: port of the live
-    page. Raises SerlChunkError, and KeyboardInterrupt after an interruption.
+    `source`: a learner, or a run folder to which the results are written (else returns 1); None: the policy server.
+    `viewer`: port of the live page. Raises SerlChunkError, and KeyboardInterrupt after an interruption.
     """
     warn_of_lockstep(config)
     exit_at_once_while(never)  # an open robot is closed, however long it takes
@@ -99,23 +101,29 @@ def run_evaluation(
             opened.pop_all()
         robot = stack.enter_context(contextlib.ExitStack())  # closed before the device
         robot.callback(env.close)
-        agent = make_agent(config, env.robot_spec)
-        if isinstance(source, LearnerAddress):
-            checkpoints = _of_learner(config, env.robot_spec, agent, source, options.steps)
+        films = Path() / "videos" if options.save_video else None
+        checkpoints: list[Checkpoint] = []
+        if source is None:
+            remote = stack.enter_context(remote_policy(config, env.robot_spec, stop.is_set))
+            entries = [evaluate.Entry(remote, videos=films and films / "policy_server")]
         else:
-            run = source.expanduser()
-            checkpoints = _of_run(config, env.robot_spec, agent, run, options.steps)
-            log_to_file(run / "actor.log")
-        _check_different(options.steps, checkpoints)
-        modes = (True, False) if options.stochastic else (config.learner.eval_mode == "mean",)
-        films = (run or Path()) / "videos" if options.save_video else None
-        entries = [
-            evaluate.Entry(
-                evaluate.policy_of(env, agent, c.preprocess, c.snapshot, config), mean,
-                films and films / f"{c.snapshot.version}_{'mean' if mean else 'sampled'}",
-            )
-            for c in checkpoints for mean in modes
-        ]  # fmt: skip
+            agent = make_agent(config, env.robot_spec)
+            if isinstance(source, LearnerAddress):
+                checkpoints = _of_learner(config, env.robot_spec, agent, source, options.steps)
+            else:
+                run = source.expanduser()
+                checkpoints = checkpoints_of_run(config, env.robot_spec, agent, run, options.steps)
+                films = films and run / films
+                log_to_file(run / "actor.log")
+            _check_different(options.steps, checkpoints)
+            modes = (True, False) if options.stochastic else (config.learner.eval_mode == "mean",)
+            entries = [
+                evaluate.Entry(
+                    evaluate.policy_of(env, agent, c.preprocess, c.snapshot, config), mean,
+                    films and films / f"{c.snapshot.version}_{'mean' if mean else 'sampled'}",
+                )
+                for c in checkpoints for mean in modes
+            ]  # fmt: skip
         stop_on_signals(stop, "reporting the finished episodes")
         labels.operator = stack.enter_context(
             console_of(config, "evaluation", amend=labels.amend, end=stop.set, other_inputs=page is not None)
@@ -139,7 +147,7 @@ def run_evaluation(
 
 
 def _report(
-    run: Path | None, checkpoints: Sequence[_Checkpoint], done: Sequence[tuple[evaluate.Entry, EvalResult]],
+    run: Path | None, checkpoints: Sequence[Checkpoint], done: Sequence[tuple[evaluate.Entry, EvalResult]],
     options: EvaluationOptions,
 ) -> int:  # fmt: skip
     """Print the results, and write them to a run folder; returns 1 where that fails."""
@@ -148,7 +156,8 @@ def _report(
         if entry.videos is not None:
             logger.info(f"videos: {entry.videos}")
     rich.console.Console().print(results_table(results))
-    where, status = "none (a fetched checkpoint has no run folder here)", 0
+    what = "fetched checkpoint" if checkpoints else "policy server"
+    where, status = f"none (a {what} has no run folder here)", 0
     if run is not None:
         try:
             for checkpoint in checkpoints:
@@ -164,6 +173,8 @@ def _report(
         if own:
             line = summary_line(own[0], where)
             print(line if len(checkpoints) == 1 else f"{line} checkpoint={checkpoint.snapshot.version}", flush=True)
+    if not checkpoints:
+        print(summary_line(results[0], where), flush=True)
     return status
 
 
@@ -174,7 +185,7 @@ def _open_human(config: ExperimentConfig, env: RobotEnv) -> InterventionSource |
     return make_intervention(config.actor.intervention, env, config)
 
 
-def _check_different(wanted: Sequence[str], checkpoints: Sequence[_Checkpoint]) -> None:
+def _check_different(wanted: Sequence[str], checkpoints: Sequence[Checkpoint]) -> None:
     for i, checkpoint in enumerate(checkpoints):
         step = checkpoint.snapshot.version
         if step in [c.snapshot.version for c in checkpoints[:i]]:
@@ -184,9 +195,9 @@ def _check_different(wanted: Sequence[str], checkpoints: Sequence[_Checkpoint]) 
             )
 
 
-def _of_run(
+def checkpoints_of_run(
     config: ExperimentConfig, spec: RobotSpec, agent: Agent, run: Path, steps: Sequence[str]
-) -> list[_Checkpoint]:
+) -> list[Checkpoint]:
     """Read checkpoints of a run folder; raises ConfigError where they do not fit `config`."""
     saved = read_config(run)
     if saved.get("name") != config.name:
@@ -211,13 +222,13 @@ def _of_run(
             misfit = f"checkpoint {each.step} of {run} does not fit this agent ({error})"
             raise ConfigError(f"{misfit}. Evaluate with the run's {differ}") from error
         counters = Counters(each.step, int(each.meta["env_steps"]), int(each.meta["human_ticks"]))
-        checkpoints.append(_Checkpoint(Snapshot(each.step, each.params), preprocess, counters, differences))
+        checkpoints.append(Checkpoint(Snapshot(each.step, each.params), preprocess, counters, differences))
     return checkpoints
 
 
 def _of_learner(
     config: ExperimentConfig, spec: RobotSpec, agent: Agent, address: LearnerAddress, steps: Sequence[str]
-) -> list[_Checkpoint]:
+) -> list[Checkpoint]:
     name, keys = address.credentials()
     logger.info(f"fetching checkpoint {','.join(steps)} from the learner at {address.ip}:{address.port}")
     # A second id: the same robot PC may be training meanwhile.
@@ -226,7 +237,7 @@ def _of_learner(
         welcome = link.connect(CONNECT_TIMEOUT_EVAL, on_waiting=log_waiting())
         snapshots = [link.fetch_checkpoint(step, timeout=FETCH_TIMEOUT)[0] for step in steps]
     preprocess = preprocess_of(welcome, config, spec)
-    return [_Checkpoint(each, preprocess, Counters(each.version, 0, 0)) for each in snapshots]
+    return [Checkpoint(each, preprocess, Counters(each.version, 0, 0)) for each in snapshots]
 
 
 def _recorded(saved: dict[str, Any], config: ExperimentConfig) -> list[str]:
@@ -278,7 +289,7 @@ class _Progress:
 
 
 def _save(
-    run: Path, checkpoint: _Checkpoint, own: list[EvalResult], results: list[EvalResult], *, validation: bool
+    run: Path, checkpoint: Checkpoint, own: list[EvalResult], results: list[EvalResult], *, validation: bool
 ) -> None:
     """Write a checkpoint's file and, unless it chooses checkpoints or is incomplete, its metric rows.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import re
 import threading
@@ -11,6 +12,8 @@ from pathlib import Path
 
 from rich.progress import Progress
 
+from serl_chunk.actor.policy import Policy
+from serl_chunk.actor.remote_policy import remote_policy, sent_cameras
 from serl_chunk.cli.console import console_of
 from serl_chunk.cli.live import page_on, show_on
 from serl_chunk.cli.process import spec_of
@@ -41,10 +44,10 @@ def run_record(
     """Record until `out` holds `n_demos` successful episodes; an interrupted recording goes on where it stopped.
 
     Args:
-        policy: "scripted", the robot's expert, or "human".
+        policy: "scripted", the robot's expert; "human"; or "server", the policy server of `actor.policy`.
         noise: standard deviation of the expert's noise, rad; None: its own.
-        cameras: recorded at every tick.
-        keep: "successes", or "all" episodes of a human that were judged, failures too.
+        cameras: recorded at every tick, in addition to those that a policy server is sent.
+        keep: "successes", or "all" episodes of a human or server that were judged, failures too.
         stream: takes each file that was checked and cannot be taken back any more; the caller closes it.
         viewer: port of the live page.
 
@@ -55,6 +58,10 @@ def run_record(
     _check(config, policy, n_demos, noise, keep)
     folder = Path(out).expanduser()
     spec = spec_of(config)
+    served = policy == "server"
+    if served:
+        cameras = tuple(dict.fromkeys((*cameras, *sent_cameras(config, spec))))
+        config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, frames="every_tick"))
     for name in cameras:
         spec.camera(name)
     seed, there = held(folder, spec.name, cameras)
@@ -80,7 +87,11 @@ def run_record(
             opened.pop_all()
         robot = stack.enter_context(contextlib.ExitStack())
         robot.callback(env.close)
-        demonstrator = None if by_human else _expert(env, noise)
+        demonstrator: Expert | Policy | None = None
+        if served:
+            demonstrator = stack.enter_context(remote_policy(config, env.robot_spec, ended.is_set))
+        elif not by_human:
+            demonstrator = _expert(env, noise)
         writer = EpisodeWriter(
             folder, env.robot_spec, keep=lambda e: e.end.outcome in outcomes, sim=not config.robot.real
         )
@@ -117,8 +128,12 @@ def run_record(
 
 
 def _check(config: ExperimentConfig, policy: str, n_demos: int, noise: float | None, keep: str) -> None:
-    if policy not in ("scripted", "human"):
-        raise ConfigError(f"got {policy!r}, expected scripted or human", parameter="policy")
+    if policy not in ("scripted", "human", "server"):
+        raise ConfigError(f"got {policy!r}, expected scripted, human or server", parameter="policy")
+    if (policy == "server") != bool(config.actor.policy):
+        needs = "server needs the server's address. Give --config.actor.policy=openpi://HOST:PORT"
+        other = f"is {policy}, and actor.policy names a policy server. Remove one of them"
+        raise ConfigError(needs if policy == "server" else other, parameter="policy")
     if n_demos < 1:
         raise ConfigError(f"must be at least 1, got {n_demos}", parameter="n_demos")
     if keep not in ("successes", "all"):
@@ -127,8 +142,13 @@ def _check(config: ExperimentConfig, policy: str, n_demos: int, noise: float | N
         if noise is not None:
             raise ConfigError("is the expert's, and a human records. Remove it", parameter="noise")
         check_source(config)
+    elif policy == "server":
+        if noise is not None:
+            raise ConfigError("is the expert's, and a policy server acts. Remove it", parameter="noise")
     elif keep != "successes":
-        raise ConfigError("is for --policy=human: a script that fails is no demonstration. Remove it", parameter="keep")
+        raise ConfigError(
+            "is for --policy=human or server: a script that fails is no demonstration. Remove it", parameter="keep"
+        )
 
 
 def _expert(env: RobotEnv, noise: float | None) -> Expert:

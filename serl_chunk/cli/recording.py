@@ -14,6 +14,7 @@ from serl_chunk.actor.clock import Clock, MonotonicClock
 from serl_chunk.actor.demonstration import Demonstration, DemonstrationSink
 from serl_chunk.actor.episode import EpisodeRunner, no_stop
 from serl_chunk.actor.operator import Operator
+from serl_chunk.actor.policy import Policy
 from serl_chunk.cli.full_disk import polling, write_with_room
 from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.experiment import ExperimentConfig
@@ -175,7 +176,7 @@ class Recording:
     A simulator under a device runs at the robot's rate, any other one as fast as it can.
 
     Args:
-        demonstrator: the robot's script; None: a human demonstrates.
+        demonstrator: the robot's script, or a policy; None: a human demonstrates.
         source: of the human's commands; None: the environment lets the human in.
         writer: of what is kept; the caller closes it.
         totals: receives the operator's corrections.
@@ -187,8 +188,9 @@ class Recording:
     """
 
     def __init__(
-        self, env: RobotEnv, demonstrator: Expert | None, source: InterventionSource | None, writer: EpisodeWriter,
-        totals: Totals, *, config: ExperimentConfig, cameras: tuple[str, ...], number: int, there: int,
+        self, env: RobotEnv, demonstrator: Expert | Policy | None, source: InterventionSource | None,
+        writer: EpisodeWriter, totals: Totals,
+        *, config: ExperimentConfig, cameras: tuple[str, ...], number: int, there: int,
         operator: Operator | None = None, stop: Callable[[], str | None] = no_stop, clock: Clock | None = None,
         progress: Callable[[int], object] | None = None, stream: Stream | None = None,
     ) -> None:  # fmt: skip
@@ -196,6 +198,7 @@ class Recording:
         config = dataclasses.replace(config, actor=config.actor.without_human_limit())
         self._config, self._writer, self._operator, self._stop = config, writer, operator, stop
         self._spec, self._progress = env.robot_spec, progress
+        self._named = "the policy server" if isinstance(demonstrator, Policy) else "the expert"
         self._number, self._there, self.totals = number, there, totals
         self._stream, self._unsent = stream, list[Path]()
         self._tries: dict[int, int] = {}  # by start state
@@ -278,7 +281,7 @@ class Recording:
         if failed <= MAX_FAILURES_PER_DEMO * self._number:
             return
         if self._sink is None:
-            raise ConfigError(f"the expert failed {failed} of {attempts} episodes; giving up")
+            raise ConfigError(f"{self._named} failed {failed} of {attempts} episodes; giving up")
         if source != "none" and source.lower() not in DEVICES:
             raise ConfigError(
                 f"{failed} of {attempts} episodes were no success (got {source!r}); giving up",

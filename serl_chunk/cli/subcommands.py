@@ -49,8 +49,10 @@ def _record(arguments: list[str]) -> int:
     p.add_argument("--exp_name", help="the experiment whose robot and task are recorded")
     p.add_argument("--n_demos", type=int, default=10, help="successful episodes the folder shall hold (default: 10)")
     p.add_argument("--out", required=True, metavar="DIR", help="folder for episode_0.hdf5, episode_1.hdf5, ...")
-    p.add_argument("--policy", default="scripted", metavar="WHO", help="who demonstrates: scripted (default) or human")
-    p.add_argument("--keep", default="successes", metavar="WHAT", help="of a human: successes (default), or all judged")
+    p.add_argument("--policy", metavar="WHO", help="who demonstrates: scripted (default), human, or server "
+                   "(actor.policy, the default where it is set)")  # fmt: skip
+    p.add_argument("--keep", default="successes", metavar="WHAT",
+                   help="of a human or server: successes (default), or all judged")  # fmt: skip
     p.add_argument("--noise", type=float, help="standard deviation of the script's noise, radians")
     p.add_argument("--cameras", metavar="A,B", help="cameras to record: names, all, or none (default: the agent's)")
     p.add_argument("--viewer", metavar="PORT", help="show the robot on a page at this port of this machine (0: any)")
@@ -72,9 +74,10 @@ def _record(arguments: list[str]) -> int:
     spec, cameras = spec_of(config), config.agent.image_keys
     if flags.cameras is not None:
         cameras = _recorded_cameras(flags.cameras, spec)
+    policy = flags.policy or ("server" if config.actor.policy else "scripted")
     record = partial(
         run_record, config, flags.n_demos, flags.out,
-        policy=flags.policy, noise=flags.noise, cameras=cameras, keep=flags.keep, viewer=flags.viewer,
+        policy=policy, noise=flags.noise, cameras=cameras, keep=flags.keep, viewer=flags.viewer,
     )  # fmt: skip
     if flags.ip is None:
         for name in ("port", "keys", "insecure", "actor_id", "spool_path"):
@@ -94,6 +97,36 @@ def _record(arguments: list[str]) -> int:
     port = DEFAULT_PORT if flags.port is None else flags.port
     address = LearnerAddress(flags.ip, port, flags.actor_id, flags.keys, flags.insecure)
     return record_streaming(config, address, flags.spool_path, record)
+
+
+def _serve(arguments: list[str]) -> int:
+    p = _parser(
+        "serve",
+        "Serve a policy by openpi-client's protocol, for programs that send observations and execute the chunks that "
+        "come back: that of a run's checkpoint, or a learner's newest. Several clients are decided together.",
+    )
+    from serl_chunk.cli.process import add_experiment_flags, load_flags
+
+    p.add_argument("--exp_name", help="the experiment that the policy was trained in")
+    p.add_argument("--checkpoint_path", metavar="RUN", help="the run folder whose checkpoint is served")
+    p.add_argument("--checkpoint_step", metavar="N", help="the checkpoint: a step, latest (default) or best")
+    p.add_argument("--ip", help="follow the learner at this address instead, as an actor does")
+    p.add_argument("--learner_port", type=int, help="first of the learner's three ports (default: 5588)")
+    p.add_argument("--keys", metavar="DIR", help="folder of this machine's keys for that learner")
+    p.add_argument("--actor_id", help="name of this server at the learner (default: as --actor)")
+    p.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: %(default)s)")
+    p.add_argument("--port", type=int, default=8000, metavar="N", help="port to listen on (default: %(default)s)")
+    p.add_argument("--api_key", metavar="FILE", help="clients must send the key in this file; needed beyond loopback")
+    p.add_argument("--insecure", action="store_true", help="no keys, of clients and for the learner")
+    p.add_argument("--max_batch", type=int, default=8, metavar="N", help="clients decided at once (default: 8)")
+    add_experiment_flags(p)
+    add_log_flags(p)
+    flags, rest = p.parse_known_args(arguments)
+    configure(flags)
+    quiet_libraries()
+    from serl_chunk.cli.serve import ServeOptions, run_serve
+
+    return run_serve(load_flags(flags, rest), ServeOptions.of(flags))
 
 
 def _report(arguments: list[str]) -> int:
@@ -330,6 +363,7 @@ COMMANDS: dict[str, Command] = {
     "config": Command(_config, "show an experiment's settings, with units and meaning"),
     "new": Command(_new, "write an experiment for your own robot, which runs as it is"),
     "record": Command(_record, "record demonstrations"),
+    "serve": Command(_serve, "serve a policy to programs that speak openpi's protocol"),
     "data": Command(_data, "convert, export, inspect and check demonstrations"),
     "pi0": Command(_pi0, "look into checkpoints of openpi, import and export them"),
     "view": Command(_view, "look at episodes in a browser, and label them"),

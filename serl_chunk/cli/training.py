@@ -167,11 +167,12 @@ def run_training(arguments: list[str]) -> int:
         return run_training_actor(config, address, flags.spool_path, viewer=flags.viewer)
     from serl_chunk.cli.evaluation import EvaluationOptions, run_evaluation
 
+    steps = () if config.actor.policy else _checkpoints(flags.eval_checkpoint_step)
     options = EvaluationOptions(
-        _checkpoints(flags.eval_checkpoint_step), flags.eval_n_trajs, flags.save_video, flags.eval_stochastic,
+        steps, flags.eval_n_trajs, flags.save_video, flags.eval_stochastic,
         flags.eval_validation,
     )  # fmt: skip
-    source = Path(flags.checkpoint_path) if flags.checkpoint_path else address
+    source = None if config.actor.policy else Path(flags.checkpoint_path) if flags.checkpoint_path else address
     return run_evaluation(config, options, source, viewer=flags.viewer)
 
 
@@ -220,8 +221,11 @@ def _run_learning(config: ExperimentConfig, flags: argparse.Namespace) -> int:
     return run_learner(config, options, bind=flags.bind, port=_port(flags), insecure=flags.insecure, keys=flags.keys)
 
 
-def _mode(flags: argparse.Namespace) -> str:
-    """Return the letter of what the flags start; raise ConfigError for contradictions."""
+def _mode(flags: argparse.Namespace, *, served: bool) -> str:
+    """Return the letter of what the flags start; raise ConfigError for contradictions.
+
+    `served`: a policy server decides (`actor.policy`), whose evaluation names no checkpoint.
+    """
     evaluating = flags.eval_n_trajs > 0  # without it, 0 means none, as in HIL-SERL
     if not (flags.learner or flags.actor or flags.local):
         raise ConfigError("no mode selected. Give --learner, --actor, both, or --local.")
@@ -229,7 +233,13 @@ def _mode(flags: argparse.Namespace) -> str:
         raise ConfigError("it runs both loops in this process. Remove --learner and --actor.", parameter="local")
     if flags.eval_n_trajs < 0:
         raise ConfigError(f"must be at least 1, got {flags.eval_n_trajs}", parameter="eval_n_trajs")
-    if evaluating != (flags.eval_checkpoint_step not in ((None, "") if evaluating else (None, "", "0"))):
+    if served and evaluating:
+        if flags.eval_checkpoint_step not in (None, ""):
+            raise ConfigError(
+                "actor.policy names a policy server, which is evaluated. Remove one of them.",
+                parameter="eval_checkpoint_step",
+            )
+    elif evaluating != (flags.eval_checkpoint_step not in ((None, "") if evaluating else (None, "", "0"))):
         raise ConfigError("an evaluation needs both --eval_checkpoint_step N (or latest, best) and --eval_n_trajs K")
     if evaluating and (flags.learner or not flags.actor):
         raise ConfigError("an evaluation is run by --actor alone. Remove --learner and --local.")
@@ -238,7 +248,8 @@ def _mode(flags: argparse.Namespace) -> str:
 
 def check_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace, config: ExperimentConfig) -> str:
     """Return the letter of the mode; raise ConfigError for flags without an effect in it or in this experiment."""
-    mode = _mode(flags)
+    served = bool(config.actor.policy)
+    mode = _mode(flags, served=served)
     evaluating = mode == "e"
     for action in () if flags.launched_with_learner else parser._actions:
         modes = getattr(action, "modes", mode)
@@ -250,7 +261,10 @@ def check_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace, conf
     given = {name for name, value in vars(flags).items() if value not in (None, False)}
     offline = config.learner.online_steps == 0 and not evaluating
     own = "it is about a learner's own evaluations. Add --eval_interval N; that of a checkpoint has --eval_n_trajs and "
+    server = "has no effect: a policy server is evaluated (actor.policy). Remove it."
+    of_checkpoints = ("checkpoint_path", "ip", "port", "keys", "insecure", "actor_id", "eval_stochastic")
     for wrong, name, text in (
+        *((served and evaluating and name in given, name, server) for name in of_checkpoints),
         (evaluating and {"checkpoint_path", "ip"} <= given, "ip",
          "--checkpoint_path names the checkpoint too. Remove one of them."),
         (evaluating and {"checkpoint_path", "keys"} <= given, "keys",

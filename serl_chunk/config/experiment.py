@@ -151,6 +151,7 @@ def possible_returns(reward: RewardConfig, discount: float) -> tuple[float, floa
 
 _REALTIME = needs("actor.clock", "realtime")
 _INTERVENED = Requirement("actor.intervention", lambda c: c.actor.intervention != "none")
+_SERVED = Requirement("actor.policy", lambda c: bool(c.actor.policy))
 _HUMAN_IN_TICKS = Requirement("actor.max_human_s=0", lambda c: c.actor.max_human_s == 0)
 
 
@@ -180,11 +181,23 @@ class ActorConfig(Group, path="actor."):
         requires=_INTERVENED,
     )  # fmt: skip
     max_episodes: int = setting(0, "0: until the learner is done", unit="episodes", least=0)
+    policy: str = setting(
+        "", "openpi://HOST:PORT, a policy server that decides; empty: the learner's policy, or a checkpoint's", acts=""
+    )
+    policy_key: str = setting(
+        "", "file with its API key; empty: that of SERL_CHUNK_POLICY_KEY, or none", acts="", requires=_SERVED, off=""
+    )
+    policy_observation: tuple[str, ...] = setting(
+        (), "what it is sent, as observation/image=images/front observation/state=state[0:7]; empty: as of an ALOHA",
+        acts="", requires=_SERVED, off=(),
+    )  # fmt: skip
 
     def _check(self) -> None:
         # fmt: off
         require(self.clock == "lockstep" or self.delay_ticks == 0, "actor.delay_ticks",
             f"must be 0 without actor.clock=lockstep, got {self.delay_ticks}: in real time the delay is measured")
+        require(not self.policy or self.policy.startswith("openpi://"), "actor.policy",
+            f"must be openpi://HOST:PORT, or nothing, got {self.policy!r}")
 
     def without_human_limit(self) -> ActorConfig:
         return dataclasses.replace(self, max_human_ticks=0, max_human_s=0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from serl_chunk.config.experiment import ExperimentConfig
@@ -53,7 +54,10 @@ class SpoolFolders:
         return found
 
 
-def largest_episode_bytes(spec: RobotSpec, config: ExperimentConfig) -> int:
-    """Return the most bytes of one episode in a spool: the longest, with a frame of every used camera on every tick."""
-    images = sum(c.height * c.width * 3 for c in map(spec.camera, config.agent.image_keys))
+def largest_episode_bytes(spec: RobotSpec, config: ExperimentConfig, cameras: Iterable[str] = ()) -> int:
+    """Return the most bytes of one episode in a spool: the longest, with a frame of every used camera on every tick.
+
+    `cameras`: recorded in addition to those of the agent.
+    """
+    images = sum(c.height * c.width * 3 for c in map(spec.camera, {*config.agent.image_keys, *cameras}))
     return spec.max_episode_steps * (_MESSAGE_BYTES + 4 * (spec.state_dim + spec.action_dim) + images)

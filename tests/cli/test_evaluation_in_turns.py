@@ -38,12 +38,12 @@ def lab(monkeypatch, tmp_path):
     def run(steps=STEPS, *, n: int = 4, interrupted: int | None = None, more=(), validation: bool = False):
         env = Solved(length=15)
         of_run = [
-            evaluation._Checkpoint(Snapshot(int(s), {"bias": np.float32(0)}), identity(8), Counters(int(s), 0, 0))
+            evaluation.Checkpoint(Snapshot(int(s), {"bias": np.float32(0)}), identity(8), Counters(int(s), 0, 0))
             for s in steps
         ]
         monkeypatch.setattr(evaluation, "make_env", lambda *a, **k: env)
         monkeypatch.setattr(evaluation, "make_agent", lambda *a: NoisyAgent(8))
-        monkeypatch.setattr(evaluation, "_of_run", lambda *a: of_run)
+        monkeypatch.setattr(evaluation, "checkpoints_of_run", lambda *a: of_run)
         monkeypatch.setattr(evaluation, "build_report", lambda run: run / "report.html")
         signals = []
         monkeypatch.setattr(evaluation, "stop_on_signals", lambda stop, how: signals.append(stop))

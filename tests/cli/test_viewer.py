@@ -87,10 +87,10 @@ def recorded(monkeypatch, tmp_path):
 
 @pytest.fixture
 def evaluated(monkeypatch, tmp_path):
-    checkpoint = evaluation._Checkpoint(Snapshot(5, {"bias": np.float32(0)}), identity(8), Counters(5, 0, 0))
+    checkpoint = evaluation.Checkpoint(Snapshot(5, {"bias": np.float32(0)}), identity(8), Counters(5, 0, 0))
     monkeypatch.setattr(evaluation, "make_env", lambda *a, **k: Slow())
     monkeypatch.setattr(evaluation, "make_agent", lambda *a: NoisyAgent(8))
-    monkeypatch.setattr(evaluation, "_of_run", lambda *a: [checkpoint])
+    monkeypatch.setattr(evaluation, "checkpoints_of_run", lambda *a: [checkpoint])
     monkeypatch.setattr(evaluation, "build_report", lambda run: run / "report.html")
     monkeypatch.setattr(evaluation, "stop_on_signals", lambda stop, how: None)
     return lambda viewer: run_evaluation(make_config(), EvaluationOptions(("5",), 2), tmp_path, viewer=viewer)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from errors import naming
 
-from serl_chunk.cli.evaluation import _differences, _of_run, _recorded
+from serl_chunk.cli.evaluation import _differences, _recorded, checkpoints_of_run
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.config.removed import FIRST_SET
@@ -94,7 +94,7 @@ def test_a_run_that_acted_by_a_removed_setting_is_not_evaluated_without_it(tmp_p
     saved["agent"]["choose_std"] = 0.5
     (tmp_path / "config.json").write_text(json.dumps(saved))
     with pytest.raises(ConfigError, match=naming("config.json", "agent.choose_std", FIRST_SET, "Evaluate the run")):
-        _of_run(config, spec_of(config), None, tmp_path, ["latest"])
+        checkpoints_of_run(config, spec_of(config), None, tmp_path, ["latest"])
 
 
 def test_a_second_evaluation_erases_nothing_and_the_longer_one_counts(run):

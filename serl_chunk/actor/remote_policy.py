@@ -1,0 +1,123 @@
+"""The policy of an openpi server, `actor.policy=openpi://HOST:PORT`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from serl_chunk.actor.policy import Decision, Policy, PolicyAwayError, PolicyError, Request
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.serving.client import PolicyClient, RefusedError, ServerAwayError
+from serl_chunk.serving.endpoint import Address, client_key, websockets
+from serl_chunk.serving.observations import ObservationWriter
+from serl_chunk.types import RobotSpec
+
+
+class RemotePolicy(Policy):
+    """Decides by the replies of a policy server, whose actions are in the robot's units.
+
+    Committed actions are not part of that protocol: they are kept, and the server plans as if it could change them.
+    Whether it explores is the server's choice.
+
+    Args:
+        horizon: actions of a chunk; what a reply has in addition is left out.
+    """
+
+    def __init__(self, client: PolicyClient, spec: RobotSpec, writer: ObservationWriter, horizon: int) -> None:
+        super().__init__(spec)
+        self._client, self._spec, self._writer = client, spec, writer
+        self._horizon, self._version = horizon, -1
+        self.image_keys = writer.cameras
+
+    @property
+    def version(self) -> int:
+        """The server's `policy_version`; 0 where its replies have none, -1 before the first reply."""
+        return self._version
+
+    @property
+    def waiting(self) -> str:
+        return self._client.waiting
+
+    def available(self) -> bool:
+        """Return whether the server is connected. Raises PolicyError where it refuses this client."""
+        with _raised_as_policy_error():
+            return self._client.wait(0)
+
+    refresh = available
+
+    def interrupt(self) -> None:
+        self._client.interrupt()
+
+    def decide(self, request: Request) -> Decision:
+        """Return the server's chunk. Raises PolicyAwayError while it is lost, PolicyError for a reply of no use."""
+        values = self._writer.write(request.observation, request.task)
+        with _raised_as_policy_error():
+            reply = self._client.infer(values)
+        actions = self._actions(reply.get("actions"))
+        if request.prefix is not None:
+            actions[: len(request.prefix)] = request.prefix
+        version = reply.get("policy_version", 0)
+        self._version = int(version) if isinstance(version, int | float) and 0 <= version < 2**31 else 0
+        limited = self._limited(actions, self._version)
+        record = {"actions": limited}
+        if isinstance(q := reply.get("q"), int | float):
+            record["q"] = np.asarray(q, np.float32)
+        return Decision(limited, record, self._version, None, request.tick, request.epoch)
+
+    def _actions(self, value: object) -> np.ndarray:
+        """Return a reply's actions, float32[H, A]. Raises PolicyError for those of another robot or length."""
+        named, dim = self._client.address.named, self._spec.action_dim
+        if not isinstance(value, np.ndarray) or value.ndim != 2 or value.dtype.kind not in "fiu":
+            got = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+            raise PolicyError(f"actions of the policy server at {named}: got {got}, expected float32[H, {dim}]")
+        if value.shape[1] != dim:
+            raise PolicyError(
+                f"actions of the policy server at {named}: got {value.shape[1]} numbers an action, robot "
+                f"{self._spec.name!r} has {dim}. Serve a policy of this robot"
+            )
+        if len(value) < self._horizon:
+            short = f"actions of the policy server at {named}: got {len(value)} of a chunk, expected {self._horizon}"
+            raise PolicyError(f"{short}. Set chunk.horizon={len(value)}, and chunk.execute_steps to that or less")
+        return np.array(value[: self._horizon], np.float32)
+
+
+@contextlib.contextmanager
+def _raised_as_policy_error() -> Iterator[None]:
+    try:
+        yield
+    except ServerAwayError as error:
+        raise PolicyAwayError(str(error)) from error
+    except RefusedError as error:
+        raise PolicyError(str(error)) from error
+
+
+def sent_cameras(config: ExperimentConfig, spec: RobotSpec) -> tuple[str, ...]:
+    """Return the cameras whose frames go to the server of `actor.policy`; none without. Raises as `remote_policy`."""
+    if not config.actor.policy:
+        return ()
+    websockets()
+    return _settings(config, spec)[1].cameras
+
+
+def _settings(config: ExperimentConfig, spec: RobotSpec) -> tuple[Address, ObservationWriter, str]:
+    """Return the server's address, what writes requests, and the API key. Raises ConfigError."""
+    actor = config.actor
+    writer = ObservationWriter(spec, actor.policy_observation, "actor.policy_observation")
+    return Address.parse(actor.policy, "actor.policy"), writer, client_key(actor.policy_key, "actor.policy_key")
+
+
+@contextlib.contextmanager
+def remote_policy(
+    config: ExperimentConfig, spec: RobotSpec, stop: Callable[[], object] = lambda: None
+) -> Iterator[RemotePolicy]:
+    """Yield the policy of `actor.policy`, connected or still connecting; its client is closed at the end.
+
+    `stop`: polled while a reply is waited for; a true value ends the wait. Raises ConfigError for a bad address, key
+    file or observation, and where the WebSocket library is missing.
+    """
+    address, writer, key = _settings(config, spec)
+    client = PolicyClient(address, key=key, stop=lambda: bool(stop()))
+    with contextlib.closing(client):
+        yield RemotePolicy(client, spec, writer, config.chunk.horizon)

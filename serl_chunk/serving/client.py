@@ -1,0 +1,227 @@
+"""A client of policy servers that speak openpi-client's protocol; a lost server is connected to again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from serl_chunk.serving import codec
+from serl_chunk.serving.endpoint import Address, authorization, websockets
+from serl_chunk.types import ConfigError, SerlChunkError
+
+logger = logging.getLogger(__name__)
+
+REPLY_BYTES = 16 << 20  # of a reply, at most
+CONNECT_S = 5.0  # for a connection and the first frame
+FIRST_ANSWER_S = 180.0  # for the first reply of a connection, before which a server may compile
+ANSWER_S = 10.0  # for each later one
+BACKOFF_S = (0.25, 5.0)  # before the first attempt after a loss; at most before each later one
+POLL_S = 0.1  # between looks at `interrupt` and `stop` while a reply is waited for
+REFUSALS = 3  # one after the other, until waiting is given up
+
+
+class ServerAwayError(SerlChunkError):
+    """The policy server takes no request now; it may come back."""
+
+
+class RefusedError(SerlChunkError):
+    """The policy server refuses what it is sent, and would do so again."""
+
+
+class PolicyClient:
+    """Sends observations to a policy server and returns its replies.
+
+    A thread connects, at the start and again after each loss, waiting longer each time. One other thread at a time may
+    `infer`; any may call the other methods.
+
+    Args:
+        key: API key; empty: none.
+        stop: polled while a reply is waited for; once True, the wait ends.
+    """
+
+    def __init__(self, address: Address, *, key: str = "", stop: Callable[[], bool] = lambda: False) -> None:
+        self.address, self._key, self._stop = address, key, stop
+        self._websockets = websockets()
+        self._changed = threading.Condition()
+        self._connection: Any = None
+        self._answered = False  # on this connection
+        self._refusals = 0
+        self._interrupted = threading.Event()
+        self._closed = False
+        self._lost_at: float | None = None  # when a server that had answered was lost
+        self._permanent: SerlChunkError | None = None
+        self.metadata: dict[str, Any] = {}
+        """What the server sent first."""
+        self.waiting = f"the policy server at {address.named} has not answered yet"
+        """Why it takes no request; empty where it does."""
+        self._thread = threading.Thread(target=self._keep_connected, name="policy client", daemon=True)
+        self._thread.start()
+
+    def infer(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the reply to a request.
+
+        Raises ServerAwayError while the server is lost, or is lost meanwhile, RefusedError where it refuses the client
+        or several requests in turn, and WireError for a request that no message can hold.
+        """
+        message = codec.pack(values)
+        self._interrupted.clear()
+        with self._changed:
+            connection = self._connection
+            if self._permanent is not None:
+                raise self._permanent
+            if connection is None:
+                raise ServerAwayError(self.waiting)
+        try:
+            connection.send(message)
+            reply = self._received(connection)
+            if isinstance(reply, str):
+                self._count_refusal(reply)
+                raise ServerAwayError(f"{self._named} refused a request: {reply:.500}")
+            answer = codec.unpack(reply, REPLY_BYTES)
+        except BaseException as error:
+            # A reply may still come on this connection, and would be taken for that of the next request.
+            raise self._lost(connection, error) from error
+        self._answered, self._refusals, self._lost_at = True, 0, None
+        return answer
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until the server takes requests; False after `timeout` seconds. Raises RefusedError."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.waiting or self._permanent is not None, timeout)
+            if self._permanent is not None:
+                raise self._permanent
+            return not self.waiting
+
+    def interrupt(self) -> None:
+        """End a wait for a reply in another thread, which then raises ServerAwayError."""
+        self._interrupted.set()
+
+    def close(self) -> None:
+        """Disconnect, and end the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self.interrupt()
+        self._thread.join()
+        if self._connection is not None:
+            self._connection.close()
+
+    @property
+    def _named(self) -> str:
+        return f"the policy server at {self.address.named}"
+
+    def _received(self, connection: Any) -> bytes | str:
+        until = time.monotonic() + (ANSWER_S if self._answered else FIRST_ANSWER_S)
+        while True:
+            try:
+                message: bytes | str = connection.recv(timeout=POLL_S)
+                return message
+            except TimeoutError:
+                if self._interrupted.is_set() or self._closed or self._stop():
+                    raise ServerAwayError("the wait for a reply was ended") from None
+                if time.monotonic() > until:
+                    raise ServerAwayError(f"{self._named} did not answer in time") from None
+
+    def _count_refusal(self, text: str) -> None:
+        self._refusals += 1
+        logger.error(f"{self._named} refused a request: {text:.2000}")
+        if self._refusals >= REFUSALS:
+            self._permanent = RefusedError(
+                f"{self._named} refused {self._refusals} requests in turn: {text:.500}. Send what it needs: see "
+                "actor.policy_observation, and the cameras and task of the experiment"
+            )
+
+    def _lost(self, connection: Any, error: BaseException) -> BaseException:
+        """Drop a connection, so that the thread makes another; returns what to raise for `error`."""
+        known = isinstance(error, ServerAwayError | OSError | self._websockets.exceptions.WebSocketException)
+        reason = str(error) if isinstance(error, SerlChunkError) else f"{self._named} is lost ({_reason(error)})"
+        ended = self._interrupted.is_set() or self._closed or self._stop()
+        with self._changed:
+            self._connection, self.waiting = None, reason
+            self._lost_at = self._lost_at or time.monotonic()
+            self._changed.notify_all()
+        connection.close()
+        if known and not ended:
+            logger.warning(f"{reason}. The robot holds until it is back")
+        if self._permanent is not None:
+            return self._permanent
+        return ServerAwayError(reason) if known else error
+
+    # -- on its own thread -----------------------------------------------------------------------------------
+
+    def _keep_connected(self) -> None:
+        pause, last = 0.0, ""
+        while self._rest(pause):
+            try:
+                connection, metadata = self._connect()
+            except (OSError, SerlChunkError, self._websockets.exceptions.WebSocketException) as error:
+                reason = f"{self._named} cannot be reached ({_reason(error)})"
+                if isinstance(error, RefusedError):
+                    self._give_up(error)
+                    return
+                if reason != last:
+                    logger.warning(f"{reason}; trying again")
+                last = reason
+                with self._changed:
+                    self.waiting = reason
+                pause = min(max(BACKOFF_S[0], 2 * pause), BACKOFF_S[1])
+                continue
+            again = "" if self._lost_at is None else f" again, after {time.monotonic() - self._lost_at:.1f} s"
+            logger.info(f"{self._named} is connected{again}")
+            # After a loss, too: a server that drops every request is not sent more without end.
+            pause, last = BACKOFF_S[0], ""
+            with self._changed:
+                self.metadata, self._connection, self._answered, self.waiting = metadata, connection, False, ""
+                self._changed.notify_all()
+
+    def _rest(self, pause: float) -> bool:
+        """Wait while connected, then for `pause` seconds; False once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._permanent or self._connection is None)
+            self._changed.wait_for(lambda: self._closed, pause)
+            return not self._closed and self._permanent is None
+
+    def _give_up(self, error: SerlChunkError) -> None:
+        logger.error(str(error))
+        with self._changed:
+            self._permanent, self.waiting = error, str(error)
+            self._changed.notify_all()
+
+    def _connect(self) -> tuple[Any, dict[str, Any]]:
+        """Return a connection and the server's metadata. Raises RefusedError where it needs another key."""
+        try:
+            connection = self._websockets.sync.client.connect(
+                self.address.url, compression=None, max_size=REPLY_BYTES, open_timeout=CONNECT_S, close_timeout=0.5,
+                ping_interval=None, proxy=None, additional_headers=authorization(self._key), logger=_QUIET,
+            ).__enter__()  # fmt: skip
+        except self._websockets.exceptions.InvalidStatus as error:
+            if error.response.status_code not in (401, 403):
+                raise
+            text = bytes(error.response.body or b"").decode("utf-8", "replace").strip()
+            raise RefusedError(
+                f"{self._named} needs another API key ({error.response.status_code} {text:.200}). Give its file: "
+                "--config.actor.policy_key=FILE"
+            ) from error
+        try:
+            with contextlib.suppress(AttributeError, OSError):  # of Linux: else a send waits for minutes on a dead link
+                connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1e3 * ANSWER_S))
+            first = connection.recv(timeout=CONNECT_S)
+            if isinstance(first, str):
+                raise ConfigError(f"it sent an error first: {first:.500}")
+            return connection, codec.unpack(first, REPLY_BYTES)
+        except BaseException:
+            connection.close()
+            raise
+
+
+_QUIET = logging.getLogger(f"{__name__}.connections")
+_QUIET.setLevel(logging.CRITICAL)  # what happens to a connection is logged here
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__

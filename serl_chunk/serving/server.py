@@ -1,0 +1,205 @@
+"""A server of policies by openpi-client's protocol: one request and one reply at a time on each connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Generic, NamedTuple, Self
+
+import numpy as np
+
+from serl_chunk.io import os_reason
+from serl_chunk.serving import codec
+from serl_chunk.serving.batching import BatchThread, Item
+from serl_chunk.serving.endpoint import is_authorized, websockets
+from serl_chunk.types import ConfigError, SerlChunkError
+
+logger = logging.getLogger(__name__)
+
+CLIENTS = 64  # connections at once
+BEYOND = 4  # times the largest message: what a client may send and still get the reason as a text
+PING_S, SILENT_S = 20.0, 60.0  # between pings; until a client that answers none is dropped
+CLOSING_S = 2.0  # for the clients' own goodbye
+FAILED = 1011  # close code of a refused request, as openpi's server has it
+MAX_ERROR = 2000  # characters of an error that is sent
+
+
+class Answer(NamedTuple):
+    """A decision for a client."""
+
+    actions: np.ndarray  # float32[H, A], robot units
+    seconds: float  # that the batch took, with the device's work
+    figures: Mapping[str, float]  # further entries of the reply
+
+
+class Policy(NamedTuple, Generic[Item]):
+    """What a server needs of a policy.
+
+    `prepare` is called for each request on any thread, and raises SerlChunkError for a bad one. `decide` is called for
+    a batch of what it returned, on one thread.
+    """
+
+    prepare: Callable[[dict[str, Any]], Item]
+    decide: Callable[[Sequence[Item]], Sequence[Answer | SerlChunkError]]
+    metadata: Mapping[str, Any]  # sent to each client first
+
+
+class PolicyServer(Generic[Item]):
+    """Serves a policy from threads of its own, from `start` to `close`, or in a with-block.
+
+    `GET /healthz` answers without a key. A request that is refused is answered by a text, and its connection is
+    closed; it reaches no other client.
+
+    Args:
+        max_bytes: of a request.
+        largest: batch; see `BatchThread`.
+        key: that clients must send; empty: none.
+    """
+
+    def __init__(
+        self, policy: Policy[Item], *, host: str, port: int, max_bytes: int, largest: int = 8, key: str = ""
+    ) -> None:
+        self._websockets = websockets()  # refuses a missing library before anything is started
+        self._policy, self._host, self._port, self._max_bytes, self._key = policy, host, port, max_bytes, key
+        self._metadata = codec.pack(dict(policy.metadata))
+        self._batches: BatchThread[Item, Answer] = BatchThread(policy.decide, largest)
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._listening: threading.Event = threading.Event()
+        self._error: BaseException | None = None
+        self._clients = 0
+        self._thread = threading.Thread(target=self._run, name="policy server", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def port(self) -> int:
+        """The port, also where 0 chose a free one."""
+        return self._port
+
+    @property
+    def batch_counts(self) -> dict[int, int]:
+        """Clients decided together -> batches of so many."""
+        return {size: count for size, count in self._batches.counts.items() if count}
+
+    def start(self) -> None:
+        """Listen. Raises ConfigError where the address cannot be listened on."""
+        self._thread.start()
+        self._listening.wait()
+        if self._error is not None:
+            self.close()
+            reason = os_reason(self._error) if isinstance(self._error, OSError) else str(self._error)
+            raise ConfigError(
+                f"{self._host}:{self._port} cannot be listened on ({reason}). Give another port, or stop what has it",
+                parameter="port",
+            ) from self._error
+
+    def close(self) -> None:
+        """Close the connections, then end the threads."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join()
+        self._batches.close()
+
+    # -- on the event loop -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:
+            self._error = error
+            if self._listening.is_set():
+                logger.exception("the policy server ended")
+        finally:
+            self._listening.set()
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        quiet = logging.getLogger(f"{__name__}.connections")
+        quiet.setLevel(logging.CRITICAL)  # handshakes that are none, as of port scanners, would fill the log
+        async with self._websockets.asyncio.server.serve(
+            self._client, self._host, self._port, compression=None, max_size=BEYOND * self._max_bytes, max_queue=1,
+            process_request=self._admit, ping_interval=PING_S, ping_timeout=SILENT_S, close_timeout=CLOSING_S,
+            logger=quiet,
+        ) as server:  # fmt: skip
+            self._port = server.sockets[0].getsockname()[1]
+            self._listening.set()
+            await self._stopping.wait()
+
+    def _admit(self, connection: Any, request: Any) -> Any:
+        """Answer what is no client of the policy by plain HTTP; None admits a client."""
+        if request.path.partition("?")[0] == "/healthz":
+            return connection.respond(HTTPStatus.OK, "OK\n")
+        headers = request.headers.get_all("Authorization")
+        if not is_authorized(headers[0] if len(headers) == 1 else None, self._key):
+            logger.warning(f"client refused: {_peer(connection)} sent {'another' if headers else 'no'} API key")
+            needs = "this policy server needs its API key. Send it as the header 'Authorization: Api-Key KEY'\n"
+            return connection.respond(HTTPStatus.UNAUTHORIZED, needs)
+        if self._clients >= CLIENTS:
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{CLIENTS} clients are connected. Try later\n")
+        return None
+
+    async def _client(self, connection: Any) -> None:
+        self._clients += 1
+        logger.info(f"client connected: {_peer(connection)}")
+        try:
+            with contextlib.suppress(self._websockets.exceptions.ConnectionClosed):
+                await connection.send(self._metadata)
+                await self._answer_requests(connection)
+        finally:
+            self._clients -= 1
+            logger.info(f"client left: {_peer(connection)}")
+
+    async def _answer_requests(self, connection: Any) -> None:
+        before: float | None = None  # seconds of the reply before
+        async for message in connection:
+            began = time.perf_counter()
+            try:
+                reply = await self._reply(message, began, before)
+            except Exception as error:
+                if not isinstance(error, SerlChunkError):
+                    logger.exception(f"a request of {_peer(connection)} failed")
+                known = isinstance(error, SerlChunkError)
+                text = str(error) if known else f"the server failed ({type(error).__name__}). See its log"
+                logger.warning(f"request refused: {_peer(connection)}: {text:.300}")
+                await connection.send(text[:MAX_ERROR])
+                await connection.close(FAILED, "the request was refused")
+                return
+            await connection.send(reply)
+            before = time.perf_counter() - began
+
+    async def _reply(self, message: bytes | str, began: float, before: float | None) -> bytes:
+        # Decoding and what is before the network take milliseconds in which others would wait.
+        item = await asyncio.to_thread(self._prepared, message)
+        answer = await asyncio.wrap_future(self._batches.submit(item))
+        timing = {"infer_ms": 1e3 * (time.perf_counter() - began)}
+        if before is not None:
+            timing["prev_total_ms"] = 1e3 * before
+        reply = {
+            "actions": np.asarray(answer.actions, np.float32),
+            "policy_timing": {"infer_ms": 1e3 * answer.seconds},
+            "server_timing": timing,
+            **{name: float(value) for name, value in answer.figures.items()},
+        }
+        return codec.pack(reply)
+
+    def _prepared(self, message: bytes | str) -> Item:
+        if isinstance(message, str):
+            raise ConfigError("the request is text (expected a binary frame of msgpack). Pack it as openpi-client does")
+        return self._policy.prepare(codec.unpack(message, self._max_bytes))
+
+
+def _peer(connection: Any) -> str:
+    address = connection.remote_address
+    return f"{address[0]}:{address[1]}" if address else "a client that left"

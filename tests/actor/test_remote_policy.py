@@ -1,0 +1,236 @@
+"""A policy server as the policy of an actor: what it is sent, what is executed, and what happens without it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import threading
+import time
+
+import numpy as np
+import pytest
+from actor_helpers import SPEC, LineEnv, ListSink, NoisyAgent, identity, make_config
+from errors import naming
+from fake_link import FakeLink
+from policy_servers import HORIZON, StatePolicy, server_of
+
+from serl_chunk.actor import evaluate
+from serl_chunk.actor.episode import EpisodeRunner
+from serl_chunk.actor.policy import PolicyAwayError, PolicyError, Request, blank_request
+from serl_chunk.actor.remote_policy import remote_policy, sent_cameras
+from serl_chunk.actor.service import ActorService
+from serl_chunk.config.experiment import ActorConfig
+from serl_chunk.serving import client as client_module
+from serl_chunk.serving.server import Answer
+from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, Source, Step
+
+pytest.importorskip("websockets")
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    monkeypatch.setattr(client_module, "BACKOFF_S", (0.05, 0.2))
+
+
+def config_of(port, **actor):
+    return make_config(horizon=HORIZON, actor=ActorConfig(policy=f"openpi://127.0.0.1:{port}", **actor))
+
+
+@contextlib.contextmanager
+def policy_of(policy, config=None, **options):
+    with server_of(policy, **options) as server, remote_policy(config or config_of(server.port), SPEC) as remote:
+        remote.await_available(lambda: None)
+        yield remote
+
+
+def seen(first=0.25):
+    observation = blank_request(SPEC, ("front", "wrist"), explore=False).observation
+    return {**observation, STATE: np.array([first, 0.5, 0], np.float32)}
+
+
+def test_a_decision_is_the_servers_within_the_robots_limits():
+    with policy_of(StatePolicy()) as policy:
+        assert policy.version == -1
+        assert policy.image_keys == ("front", "wrist")
+        decision = policy.decide(Request(seen(7.0), tick=4, epoch=2, task="a task"))
+    assert (decision.version, decision.tick, decision.epoch, decision.steps) == (3, 4, 2, None)
+    np.testing.assert_allclose(decision.actions, np.tile([1.0, 0.5], (HORIZON, 1)))
+    assert decision.record.keys() == {"actions", "q"}
+    assert policy.version == 3
+    assert (policy.values, policy.clipped) == (2 * HORIZON, HORIZON)
+
+
+def test_the_task_and_the_frames_arrive():
+    server = StatePolicy()
+    with policy_of(server) as policy:
+        observation = seen() | {f"{IMAGE_PREFIX}front": np.full((8, 10, 3), 200, np.uint8)}
+        decision = policy.decide(Request(observation, task="pick it up"))
+    assert server.tasks == ["pick it up"]
+    np.testing.assert_allclose(decision.actions[0], [0.45, 0.7], rtol=1e-5)
+
+
+def test_committed_actions_are_kept():
+    with policy_of(StatePolicy()) as policy:
+        decision = policy.decide(Request(seen(), prefix=np.full((2, 2), -0.75, np.float32)))
+    np.testing.assert_allclose(decision.actions[:3], [[-0.75, -0.75], [-0.75, -0.75], [0.25, 0.5]])
+
+
+def test_longer_chunks_are_cut_and_shorter_ones_refused():
+    with policy_of(StatePolicy(horizon=50)) as policy:
+        assert policy.decide(Request(seen())).actions.shape == (HORIZON, 2)
+    with policy_of(StatePolicy(horizon=3)) as policy, pytest.raises(PolicyError, match=naming("actions", 3, HORIZON)):
+        policy.decide(Request(seen()))
+
+
+class Answering(StatePolicy):
+    """Answers `actions`, whatever it sees."""
+
+    def __init__(self, actions):
+        super().__init__()
+        self.actions = actions
+
+    def answer(self, row):
+        return Answer(self.actions, 0.0, {})
+
+
+@pytest.mark.parametrize(
+    ("actions", "named"),
+    [(np.zeros((8, 7)), ("actions", 7)), (np.zeros(8), ("actions", "float32[8]")),
+     (np.full((8, 2), np.nan), ("finite",))],
+)  # fmt: skip
+def test_replies_of_no_use_are_refused(actions, named):
+    with policy_of(Answering(actions)) as policy, pytest.raises(PolicyError, match=naming(*named)) as error:
+        policy.decide(Request(seen()))
+    assert not isinstance(error.value, PolicyAwayError)
+
+
+def test_the_cameras_that_are_sent():
+    assert sent_cameras(make_config(), SPEC) == ()
+    assert sent_cameras(config_of(1), SPEC) == ("front", "wrist")
+    config = config_of(1, policy_observation=("observation/image=images/wrist", "observation/state=state"))
+    assert sent_cameras(config, SPEC) == ("wrist",)
+
+
+def test_bad_settings_are_named(tmp_path):
+    with pytest.raises(ConfigError, match=naming("actor.policy")):
+        ActorConfig(policy="robot:8000")
+    with pytest.raises(ConfigError, match=naming("actor.policy", "99999")), remote_policy(config_of(99999), SPEC):
+        pass
+    config = config_of(1, policy_key=str(tmp_path / "absent"))
+    with pytest.raises(ConfigError, match=naming("actor.policy_key")), remote_policy(config, SPEC):
+        pass
+
+
+# -- in the control loop ---------------------------------------------------------------------------------------------
+
+
+def test_an_actor_acts_by_the_server_and_records_for_its_learner(caplog):
+    caplog.set_level(logging.INFO)
+    with server_of(StatePolicy()) as server:
+        link = FakeLink()
+        config = config_of(server.port, max_episodes=2)
+        with ActorService(config, env=LineEnv(length=12), agent=NoisyAgent(HORIZON), link=link) as actor:
+            summary = actor.run(identity(HORIZON))
+    assert (summary.episodes, summary.delivered) == (2, True)
+    assert {s.source for s in link.steps} == {Source.POLICY}
+    assert link.looks["latest"] == 0  # the learner's policy is not waited for
+    decided = [s for s in link.steps if s.decision is not None]
+    assert [s.tick for s in decided] == [0, 8] * 2
+    assert decided[0].decision["actions"].shape == (HORIZON, 2)
+    assert f"{IMAGE_PREFIX}front" in decided[0].observation
+
+
+def test_in_lockstep_a_lost_server_is_waited_for_within_an_episode():
+    """The environment stands still, and no tick is lost."""
+    policy, restarted = StatePolicy(), []
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(server_of(policy))
+        port = first.port
+
+        def restart():
+            first.close()
+            time.sleep(0.5)
+            restarted.append(stack.enter_context(server_of(StatePolicy(), port=port)))
+
+        env, sink = LineEnv(length=24), ListSink()
+        remote = stack.enter_context(remote_policy(config_of(port), SPEC))
+        runner = EpisodeRunner(
+            env, remote, sink, config=config_of(port),
+            observer=lambda tick: (tick == 4 and threading.Thread(target=restart).start()) or time.sleep(0.03),
+        )  # fmt: skip
+        summary = runner.run_episode(seed=1)
+    assert restarted
+    assert summary.length == 24
+    assert {s.source for s in sink.steps} == {Source.POLICY}
+
+
+def test_in_real_time_a_lost_server_holds_the_robot_and_comes_back(caplog):
+    caplog.set_level(logging.INFO)
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(server_of(StatePolicy()))
+        port = first.port
+        closing = threading.Thread(target=first.close)
+        again = threading.Timer(1.0, lambda: stack.enter_context(server_of(StatePolicy(), port=port)))
+
+        def observe(tick):
+            if tick == 20:
+                closing.start()
+            if tick == 40:
+                again.start()
+
+        sink, config = ListSink(), config_of(port, clock="realtime")
+        remote = stack.enter_context(remote_policy(config, SPEC))
+        runner = EpisodeRunner(LineEnv(length=160), remote, sink, config=config, observer=observe)
+        runner.run_episode(seed=1)
+        runner.close()
+        again.join()
+    steps: list[Step] = sink.steps
+    assert [s.tick for s in steps] == list(range(160))
+    held = [s.tick for s in steps if s.source is Source.HOLD]
+    assert set(range(45, 85)) <= set(held)
+    # On a busy machine a few more ticks hold.
+    assert sum(s.source is Source.POLICY for s in steps[:20]) >= 10
+    assert Source.POLICY in {s.source for s in steps[-30:]}
+    for before, step in itertools.pairwise(steps):
+        if step.source is Source.HOLD:
+            np.testing.assert_array_equal(step.action, before.action)
+    assert "is lost" in caplog.text
+    assert "connected again" in caplog.text
+
+
+@pytest.mark.parametrize("clock", ["lockstep", "realtime"])
+def test_a_stop_ends_the_wait_for_a_lost_server(clock):
+    """Before the first episode as within one."""
+    stop = threading.Event()
+    with server_of(StatePolicy()) as server:
+        config = config_of(server.port, clock=clock)
+        link = FakeLink()
+        with ActorService(config, env=LineEnv(length=10_000), agent=NoisyAgent(8), link=link, stop=stop) as actor:
+            ended = []
+            thread = threading.Thread(target=lambda: ended.append(actor.run(identity(HORIZON))))
+            thread.start()
+            while len(link.steps) < 20:
+                time.sleep(0.01)
+            server.close()
+            time.sleep(0.3)
+            stop.set()
+            thread.join(10)
+    assert ended[0].reason == "stopped by the operator"
+    with ActorService(config, env=LineEnv(), agent=NoisyAgent(8), link=FakeLink(), stop=stop) as actor:
+        assert actor.run(identity(HORIZON)).episodes == 0
+
+
+def test_a_server_that_refuses_ends_the_actor_with_its_reason():
+    with server_of(StatePolicy(dataclasses.replace(SPEC, state_dim=5))) as server:
+        actor = ActorService(config_of(server.port), env=LineEnv(), agent=NoisyAgent(8), link=FakeLink())
+        with actor, pytest.raises(PolicyError, match="state"):
+            actor.run(identity(HORIZON))
+
+
+def test_an_evaluation_plays_the_server():
+    with policy_of(StatePolicy()) as policy:
+        env = LineEnv(length=9, success_at=5)
+        result = evaluate.evaluate(env, policy, config_of(1), n=3)
+    assert (result.episodes, result.successes, result.policy_version) == (3, 3, 3)

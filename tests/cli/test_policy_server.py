@@ -1,0 +1,132 @@
+"""`actor.policy=openpi://HOST:PORT` at the command line: evaluations, recordings, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+from actor_helpers import SPEC, LineEnv, make_config
+from policy_servers import HORIZON, StatePolicy, server_of
+
+from serl_chunk.cli import evaluation, record
+from serl_chunk.cli.evaluation import EvaluationOptions, run_evaluation
+from serl_chunk.cli.record import run_record
+from serl_chunk.config.experiment import ActorConfig
+from serl_chunk.data.formats.hdf5 import open_episode, read_episode
+from serl_chunk.data.formats.hdf5_io import close_files
+from serl_chunk.data.source import ReadOptions
+from serl_chunk.main import main
+from serl_chunk.serving import client
+from serl_chunk.types import IMAGE_PREFIX, Source
+
+pytest.importorskip("websockets")
+
+EXP = ["--exp_name", "fake_aloha"]
+SERVED = "--config.actor.policy=openpi://127.0.0.1:8123"
+
+
+@pytest.fixture
+def policy():
+    return StatePolicy()
+
+
+@pytest.fixture
+def config(policy):
+    with server_of(policy) as server:
+        yield make_config(horizon=HORIZON, actor=ActorConfig(policy=f"openpi://127.0.0.1:{server.port}"))
+
+
+def test_a_server_is_evaluated_without_a_checkpoint(config, monkeypatch, capsys):
+    monkeypatch.setattr(evaluation, "make_env", lambda *a, **k: LineEnv(length=9, success_at=5))
+    monkeypatch.setattr(evaluation, "stop_on_signals", lambda stop, how: None)
+    assert run_evaluation(config, EvaluationOptions((), 3), None) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("evaluation: success_rate=1.0")
+    assert "policy server" in last
+
+
+@pytest.fixture
+def recorded(config, monkeypatch, tmp_path):
+    def run(number=2, env=None, **options):
+        env = env or LineEnv(length=12, success_at=9)
+        monkeypatch.setattr(record, "make_env", lambda *a, **k: env)
+        monkeypatch.setattr(record, "spec_of", lambda config: SPEC)
+        named = {"policy": "server", "noise": None, "cameras": (), **options}
+        assert run_record(config, number, str(tmp_path), **named) == 0
+        return sorted(tmp_path.glob("episode_*.hdf5"))
+
+    return run
+
+
+def test_a_servers_successes_are_demonstrations(recorded):
+    files = recorded()
+    assert len(files) == 2
+    for file in files:
+        episode = read_episode(file, cameras=())
+        assert set(episode.steps.source.tolist()) == {Source.POLICY}
+        assert set(episode.steps.policy_version.tolist()) == {3}
+        assert episode.steps.decision_tick.tolist() == [0] * 8 + [8] * 2
+        seen = open_episode(file, ReadOptions())
+        assert {f"{IMAGE_PREFIX}front", f"{IMAGE_PREFIX}wrist"} <= seen.steps.sparse.keys()
+        close_files(file)
+
+
+def test_its_failures_can_be_kept(recorded):
+    class Turns(LineEnv):
+        def reset(self, **options):
+            self.success_at, self.failure_at = (9, None) if len(self.seeds) % 2 else (None, 6)
+            return super().reset(**options)
+
+    files = recorded(1, Turns(length=12), keep="all")
+    assert [read_episode(f, cameras=()).end.outcome.value for f in files] == ["failure", "success"]
+
+
+def test_a_recording_goes_on_after_its_server_was_away(monkeypatch, tmp_path, config):
+    """The server is lost within an episode: the simulator waits."""
+    monkeypatch.setattr(client, "BACKOFF_S", (0.05, 0.2))
+    with server_of(StatePolicy()) as first:
+        port = first.port
+        other = dataclasses.replace(config, actor=ActorConfig(policy=f"openpi://127.0.0.1:{port}"))
+        second = server_of(StatePolicy(), port=port)
+
+        class Losing(LineEnv):
+            def step(self, action):
+                if self.tick == 3 and len(self.seeds) == 2:
+                    first.close()
+                    threading.Timer(0.5, second.start).start()
+                return super().step(action)
+
+        monkeypatch.setattr(record, "make_env", lambda *a, **k: Losing(length=12, success_at=9))
+        monkeypatch.setattr(record, "spec_of", lambda config: SPEC)
+        assert run_record(other, 3, str(tmp_path), policy="server", noise=None, cameras=()) == 0
+        second.close()
+    lengths = [len(read_episode(f, cameras=()).steps.reward) for f in sorted(tmp_path.glob("*.hdf5"))]
+    assert lengths == [10] * 3
+    assert np.all([len(set(read_episode(f, cameras=()).steps.source)) == 1 for f in tmp_path.glob("*.hdf5")])
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (
+            [*EXP, "--actor", SERVED, "--eval_checkpoint_step", "latest", "--eval_n_trajs", "3"],
+            "--eval_checkpoint_step",
+        ),
+        ([*EXP, "--actor", SERVED, "--checkpoint_path", "run", "--eval_n_trajs", "3"], "--checkpoint_path"),
+        ([*EXP, "--actor", SERVED, "--ip", "box", "--eval_n_trajs", "3"], "--ip"),
+        ([*EXP, "--actor", SERVED, "--eval_stochastic", "--eval_n_trajs", "3"], "--eval_stochastic"),
+        ([*EXP, "--actor", "--config.actor.policy=robot:8000"], "--config.actor.policy"),
+        ([*EXP, "--actor", "--config.actor.policy_key=file"], "--config.actor.policy_key"),
+        (["record", *EXP, "--out", "demos", "--policy", "server"], "--policy"),
+        (["record", *EXP, "--out", "demos", "--policy", "scripted", SERVED], "--policy"),
+        (["record", *EXP, "--out", "demos", "--policy", "human", SERVED], "--policy"),
+        (["record", *EXP, "--out", "demos", "--noise", "0.1", SERVED], "--noise"),
+        (["record", *EXP, "--out", "demos", f"{SERVED}0"], "actor.policy"),
+    ],
+)
+def test_contradictions_are_refused(words, named, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert named in capsys.readouterr().err.splitlines()[-1]

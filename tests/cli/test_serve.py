@@ -1,0 +1,300 @@
+"""`serl-chunk serve`: a trained run, and a learner, to openpi's own client and to ours."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import runpy
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from errors import naming
+from processes import settings
+from untrained_runs import untrained_run
+
+from serl_chunk.actor.policy import ChunkPolicy, Request
+from serl_chunk.cli.evaluation import checkpoints_of_run
+from serl_chunk.cli.process import load, split_overrides
+from serl_chunk.cli.serve import ServedPolicy, ServeOptions, run_serve
+from serl_chunk.data.preprocess import Preprocess
+from serl_chunk.main import main
+from serl_chunk.robots.registry import make_env
+from serl_chunk.serving.client import PolicyClient
+from serl_chunk.serving.endpoint import Address
+from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError
+
+pytest.importorskip("websockets")
+openpi = pytest.importorskip("openpi_client.websocket_client_policy")
+broker = pytest.importorskip("openpi_client.action_chunk_broker")
+
+pytestmark = pytest.mark.compiles
+CAMERAS = ("top", "left_wrist")
+CHANGES = [
+    *settings(),
+    f"--config.agent.image_keys={','.join(CAMERAS)}", "--config.robot.image_size=16",
+    "--config.agent.language.tokenizer=bytes", "--config.agent.language.length=96",
+]  # fmt: skip
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
+EXP = ["--exp_name", "fake_aloha"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, config):
+    return untrained_run(config, tmp_path_factory.mktemp("served") / "run")
+
+
+@pytest.fixture(scope="module")
+def config():
+    return load("fake_aloha", split_overrides(CHANGES))
+
+
+@pytest.fixture(scope="module")
+def env(config):
+    with contextlib.closing(make_env(config.robot)) as env:
+        yield env
+
+
+@contextlib.contextmanager
+def serving(config, options):
+    """`run_serve` on a thread; yields the port."""
+    stop, ready, found = threading.Event(), threading.Event(), []
+
+    def start():
+        try:
+            found.append(run_serve(config, options, stop=stop, started=lambda s: (found.append(s.port), ready.set())))
+        except Exception as error:
+            found.append(error)
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    try:
+        assert ready.wait(120)
+        if isinstance(found[0], Exception):
+            raise found[0]
+        yield found[0]
+    finally:
+        stop.set()
+        thread.join(30)
+    assert found[1:] == [0]
+
+
+@pytest.fixture(scope="module")
+def port(config, run):
+    with serving(config, ServeOptions(run, port=0, largest=4)) as port:
+        yield port
+
+
+def observed(env, seed):
+    state = env.reset(seed=seed)[0][STATE]
+    return {STATE: state, **env.read_images(CAMERAS)}
+
+
+def aloha(observation, prompt="pick the cube"):
+    images = {c: observation[IMAGE_PREFIX + c].transpose(2, 0, 1) for c in CAMERAS}
+    return {"state": observation[STATE].astype(np.float64), "images": images, "prompt": prompt}
+
+
+@pytest.fixture(scope="module")
+def policy(config, run, env) -> ChunkPolicy:
+    from serl_chunk.agents.registry import make_agent
+
+    agent = make_agent(config, env.robot_spec)
+    [found] = checkpoints_of_run(config, env.robot_spec, agent, run, ["latest"])
+    policy = ChunkPolicy(agent, found.preprocess, env.robot_spec)
+    policy.swap(found.snapshot)
+    return policy
+
+
+def expected(policy, observation, prompt="pick the cube"):
+    return policy.decide(Request(observation, explore=False, task=prompt))
+
+
+def test_openpis_client_gets_the_checkpoints_chunks(port, env, policy, config):
+    client = openpi.WebsocketClientPolicy("127.0.0.1", port)
+    metadata = client.get_server_metadata()
+    assert metadata["robot"] == env.robot_spec.name
+    assert metadata["action_horizon"] == config.chunk.horizon
+    for seed in range(3):
+        observation = observed(env, seed)
+        reply, right = client.infer(aloha(observation)), expected(policy, observation)
+        assert reply["actions"].shape == (config.chunk.horizon, env.robot_spec.action_dim)
+        assert reply["actions"].dtype == np.float32
+        np.testing.assert_allclose(reply["actions"], right.actions, rtol=1e-4, atol=1e-5)
+        assert type(reply["q"]) is float
+        assert reply["q"] == pytest.approx(float(right.record["q"]), rel=1e-3, abs=1e-4)
+        assert reply["policy_version"] == policy.version
+        assert reply["policy_timing"]["infer_ms"] > 0
+        assert ("prev_total_ms" in reply["server_timing"]) == (seed > 0)
+    flat = {
+        "observation/state": observation[STATE],
+        **{f"observation/{c}": observation[f"images/{c}"] for c in CAMERAS},
+    }
+    np.testing.assert_allclose(client.infer(flat | {"prompt": "pick the cube"})["actions"], reply["actions"], atol=1e-5)
+    other = client.infer(aloha(observation, "put it away"))["actions"]
+    assert not np.allclose(other, reply["actions"], atol=1e-5)
+
+
+def test_the_documents_script_runs(port, tmp_path, capsys, config):
+    [text] = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    assert "8000" in text
+    (tmp_path / "request_chunk.py").write_text(text.replace("8000", str(port)))
+    runpy.run_path(str(tmp_path / "request_chunk.py"))
+    assert capsys.readouterr().out.startswith(f"({config.chunk.horizon}, 14) 5.0 ")
+
+
+@pytest.mark.skipif(
+    "SERL_CHUNK_OPENPI" not in os.environ, reason="SERL_CHUNK_OPENPI names no Python with openpi-client"
+)
+def test_the_documents_script_runs_in_openpis_environment(port, tmp_path):
+    """With the NumPy that its client asks for."""
+    [text] = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "request_chunk.py").write_text(text.replace("8000", str(port)))
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [os.environ["SERL_CHUNK_OPENPI"], "request_chunk.py"],
+        cwd=tmp_path,
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert " 5.0 " in done.stdout
+
+
+def test_openpis_broker_replays_a_reply(port, env, config):
+    replayed = broker.ActionChunkBroker(openpi.WebsocketClientPolicy("127.0.0.1", port), config.chunk.horizon)
+    values = aloha(observed(env, 0))
+    first = [replayed.infer(values) for _ in range(config.chunk.horizon + 1)]
+    assert all(each["actions"].shape == (env.robot_spec.action_dim,) for each in first)
+    assert {type(each["q"]) for each in first} == {float}
+    np.testing.assert_allclose(first[0]["actions"], first[-1]["actions"], atol=1e-5)
+
+
+def test_a_bad_request_of_openpis_client_names_the_field(port, env):
+    client = openpi.WebsocketClientPolicy("127.0.0.1", port)
+    values = aloha(observed(env, 0))
+    del values["images"]["left_wrist"]
+    with pytest.raises(RuntimeError, match=r"images\.left_wrist"):
+        client.infer(values)
+    client = openpi.WebsocketClientPolicy("127.0.0.1", port)
+    with pytest.raises(RuntimeError, match=r"agent\.language\.length|tokens"):
+        client.infer(aloha(observed(env, 0), "a" * 200))
+
+
+def test_clients_at_once_get_their_own_chunks(port, env, policy):
+    observations = [observed(env, seed) for seed in range(4)]
+    right = [expected(policy, each).actions for each in observations]
+
+    def infer(number):
+        client = openpi.WebsocketClientPolicy("127.0.0.1", port)
+        return [client.infer(aloha(observations[number]))["actions"] for _ in range(4)]
+
+    with ThreadPoolExecutor(4) as pool:
+        for number, replies in enumerate(pool.map(infer, range(4))):
+            for reply in replies:
+                np.testing.assert_allclose(reply, right[number], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("explore", [False, True])
+def test_padding_changes_nobodys_answer(config, env, policy, explore):
+    """Row i of a batch of one size is the same whatever the others are, to the bit; of another size, to rounding."""
+    rows = [policy.prepare(observed(env, seed), "pick the cube") for seed in range(4)]
+
+    def decide(*chosen):
+        policy._decisions = 0
+        return [d.actions for d in policy.decide_each([rows[i] for i in chosen], explore=explore)]
+
+    whole = decide(0, 1, 2, 3)
+    padded = decide(0, 1, 0, 0)
+    np.testing.assert_array_equal(padded[:2], whole[:2])
+    np.testing.assert_array_equal(decide(0, 1, 3, 2)[:2], whole[:2])
+    np.testing.assert_allclose(decide(0, 1), whole[:2], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(decide(0), whole[:1], rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_compiled_again(config, env, policy):
+    served = ServedPolicy(config, env.robot_spec, policy)
+    served.compile((1, 2, 4))
+    before = policy.agent._decide._cache_size()
+    for n in (1, 2, 4, 2):
+        served.decide([served.prepare(aloha(observed(env, seed))) for seed in range(n)])
+    assert policy.agent._decide._cache_size() == before
+
+
+def test_an_action_that_is_not_finite_is_an_error_of_its_own_row(env, policy, monkeypatch):
+    rows = [policy.prepare(observed(env, seed)) for seed in range(2)]
+    decode, calls = Preprocess.decode, []
+
+    def broken(self, state, chunk):
+        calls.append(0)
+        return decode(self, state, chunk) * (np.nan if len(calls) == 1 else 1)
+
+    monkeypatch.setattr(Preprocess, "decode", broken)
+    bad, good = policy.decide_each(rows)
+    assert "finite" in str(bad)
+    assert np.isfinite(good.actions).all()
+
+
+def test_our_client_is_served_with_a_key(config, run, env):
+    with (
+        serving(config, ServeOptions(run, port=0, key="k" * 20, largest=1)) as port,
+        contextlib.closing(PolicyClient(Address("127.0.0.1", port), key="k" * 20)) as client,
+    ):
+        assert client.wait(10)
+        assert client.infer(aloha(observed(env, 0)))["actions"].shape == (config.chunk.horizon, 14)
+
+
+# -- flags -----------------------------------------------------------------------------------------------------------
+
+
+ABSENT = dict.fromkeys(("checkpoint_path", "checkpoint_step", "ip", "learner_port", "keys", "actor_id", "api_key"))
+FLAGS = {**ABSENT, "bind": "127.0.0.1", "port": 8000, "insecure": False, "max_batch": 8}
+
+
+def options(**changes):
+    return ServeOptions.of(argparse.Namespace(**{**FLAGS, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({}, ("checkpoint_path", "--ip")),
+        ({"checkpoint_path": "run", "ip": "box"}, ("checkpoint_path", "--ip")),
+        ({"checkpoint_path": "run", "keys": "k"}, ("keys",)),
+        ({"ip": "box", "checkpoint_step": "5"}, ("checkpoint_step",)),
+        ({"checkpoint_path": "run", "bind": "0.0.0.0"}, ("bind", "--api_key FILE", "--insecure")),
+        ({"checkpoint_path": "run", "bind": "192.168.0.3"}, ("bind", "192.168.0.3")),
+        ({"checkpoint_path": "run", "max_batch": 0}, ("max_batch", 0)),
+        ({"checkpoint_path": "run", "port": 70000}, ("port", 70000)),
+        ({"checkpoint_path": "run", "api_key": "absent"}, ("api_key", "absent")),
+        ({"checkpoint_path": "run", "api_key": "absent", "insecure": True}, ("insecure",)),
+    ],
+)
+def test_flags_without_a_meaning_are_refused(changes, named):
+    with pytest.raises(ConfigError, match=naming(*named)):
+        options(**changes)
+
+
+def test_a_wider_address_needs_a_key_or_consent(tmp_path):
+    (tmp_path / "key").write_text("k" * 20)
+    served = options(checkpoint_path="run", bind="0.0.0.0", api_key=str(tmp_path / "key"))
+    assert (served.bind, served.key) == ("0.0.0.0", "k" * 20)
+    assert options(checkpoint_path="run", bind="0.0.0.0", insecure=True).key == ""
+    assert options(ip="box", insecure=True).learner.insecure
+    assert not options(ip="box", insecure=True, keys="k").learner.insecure
+
+
+def test_bad_runs_are_named(tmp_path, capsys):
+    assert main(["serve", *EXP, "--checkpoint_path", str(tmp_path / "absent")]) != 0
+    assert str(tmp_path / "absent") in capsys.readouterr().err
+    assert main(["serve", *EXP, "--checkpoint_path", str(tmp_path), "--config.actor.policy=openpi://a:1"]) == 2
+    assert "actor.policy" in capsys.readouterr().err

@@ -1,0 +1,167 @@
+"""The client of policy servers: answers, losses, refusals."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+from policy_servers import StatePolicy, request, server_of
+
+from serl_chunk.serving import client as client_module
+from serl_chunk.serving import codec
+from serl_chunk.serving.client import PolicyClient, RefusedError, ServerAwayError
+from serl_chunk.serving.endpoint import Address
+
+websockets_server = pytest.importorskip("websockets.server")
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    monkeypatch.setattr(client_module, "BACKOFF_S", (0.05, 0.2))
+
+
+@contextlib.contextmanager
+def client_of(port, **options):
+    with contextlib.closing(PolicyClient(Address("127.0.0.1", port), **options)) as client:
+        yield client
+
+
+def test_it_waits_for_a_server_and_gets_its_answers(caplog):
+    server = server_of(StatePolicy())
+    with server:
+        port = server.port
+    with client_of(port) as client:
+        assert not client.wait(0.3)
+        assert f"127.0.0.1:{port}" in client.waiting
+        with pytest.raises(ServerAwayError):
+            client.infer(request())
+        with server_of(StatePolicy(), port=port):
+            assert client.wait(10)
+            assert client.waiting == ""
+            assert client.metadata == {"robot": "line"}
+            np.testing.assert_allclose(client.infer(request(0.25))["actions"][0], [0.25, 0.5])
+    assert sum("cannot be reached" in line for line in caplog.messages) == 1  # said once, not at every attempt
+
+
+def test_a_lost_server_is_connected_to_again(caplog):
+    with server_of(StatePolicy()) as server:
+        port = server.port
+        client = PolicyClient(Address("127.0.0.1", port))
+        assert client.wait(10)
+        client.infer(request())
+    with pytest.raises(ServerAwayError):
+        client.infer(request())
+    assert "is lost" in caplog.text
+    assert "holds" in caplog.text
+    with server_of(StatePolicy(), port=port):
+        assert client.wait(10)
+        client.infer(request())
+    assert "connected again, after" in caplog.text
+    client.close()
+
+
+def test_a_refused_request_is_tried_again_then_given_up(caplog):
+    with server_of(StatePolicy()) as server, client_of(server.port) as client:
+        for _ in range(client_module.REFUSALS - 1):
+            assert client.wait(10)
+            with pytest.raises(ServerAwayError, match="state"):
+                client.infer(request(state=np.zeros(9)))
+        assert client.wait(10)
+        client.infer(request())  # an answer in between
+        for _ in range(client_module.REFUSALS - 1):
+            assert client.wait(10)
+            with pytest.raises(ServerAwayError, match="state"):
+                client.infer(request(state=np.zeros(9)))
+        assert client.wait(10)
+        with pytest.raises(RefusedError, match="state"):
+            client.infer(request(state=np.zeros(9)))
+        with pytest.raises(RefusedError):
+            client.infer(request())
+        with pytest.raises(RefusedError):
+            client.wait(1)
+
+
+def test_a_server_that_wants_another_key_is_not_asked_again():
+    with server_of(StatePolicy(), key="k" * 20) as server:
+        with client_of(server.port, key="m" * 20) as client, pytest.raises(RefusedError, match="API key"):
+            client.wait(10)
+        with client_of(server.port, key="k" * 20) as client:
+            assert client.wait(10)
+            client.infer(request())
+
+
+def test_a_silent_server_is_lost_after_its_time(monkeypatch):
+    monkeypatch.setattr(client_module, "FIRST_ANSWER_S", 0.3)
+    with server_of(StatePolicy(seconds=1.0)) as server, client_of(server.port) as client:
+        assert client.wait(10)
+        began = time.monotonic()
+        with pytest.raises(ServerAwayError, match="in time"):
+            client.infer(request())
+        assert time.monotonic() - began < 0.9
+
+
+@pytest.mark.parametrize("how", ["interrupt", "stop", "close"])
+def test_a_wait_for_a_reply_can_be_ended(how):
+    stop = threading.Event()
+    with server_of(StatePolicy(seconds=1.5)) as server:
+        client = PolicyClient(Address("127.0.0.1", server.port), stop=stop.is_set)
+        assert client.wait(10)
+        end = {"interrupt": client.interrupt, "stop": stop.set, "close": client.close}[how]
+        threading.Timer(0.2, end).start()
+        began = time.monotonic()
+        with pytest.raises(ServerAwayError):
+            client.infer(request())
+        assert time.monotonic() - began < 1.0
+        client.close()
+
+
+def test_a_reply_after_an_interrupt_is_not_taken_for_the_next():
+    policy = StatePolicy(seconds=0.3)
+    with server_of(policy) as server, client_of(server.port) as client:
+        assert client.wait(10)
+        threading.Timer(0.05, client.interrupt).start()
+        with pytest.raises(ServerAwayError):
+            client.infer(request(0.1))
+        assert client.wait(10)
+        np.testing.assert_allclose(client.infer(request(0.7))["actions"][0], [0.7, 0.5])
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="of Linux")
+def test_a_server_that_reads_nothing_is_lost_after_its_time(monkeypatch):
+    """A request larger than the kernel's buffers is not sent for minutes."""
+    monkeypatch.setattr(client_module, "ANSWER_S", 0.5)
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            protocol = websockets_server.ServerProtocol()
+            connection, _ = listener.accept()
+            protocol.receive_data(connection.recv(65536))
+            [received] = protocol.events_received()
+            protocol.send_response(protocol.accept(received))
+            protocol.send_binary(codec.pack({}))
+            connection.sendall(b"".join(protocol.data_to_send()))
+            ended.wait(20)
+            connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with client_of(listener.getsockname()[1]) as client:
+            assert client.wait(10)
+            began = time.monotonic()
+            with pytest.raises(ServerAwayError):
+                client.infer({"x": np.zeros(64 << 20, np.uint8)})
+            assert time.monotonic() - began < 15
+            ended.set()
+    thread.join()
+
+
+def test_closing_without_a_server_is_prompt():
+    client = PolicyClient(Address("127.0.0.1", 9))
+    began = time.monotonic()
+    client.close()
+    assert time.monotonic() - began < 2

@@ -1,0 +1,83 @@
+"""Addresses and API keys."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from errors import naming
+
+from serl_chunk.serving import endpoint
+from serl_chunk.serving.endpoint import Address, authorization, client_key, is_authorized, read_key, websockets
+from serl_chunk.types import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "url"),
+    [
+        ("openpi://robot:9000", "robot", 9000, "ws://robot:9000"),
+        ("openpi://10.0.0.7", "10.0.0.7", 8000, "ws://10.0.0.7:8000"),
+        ("openpi://[::1]:8001/", "::1", 8001, "ws://[::1]:8001"),
+    ],
+)
+def test_addresses(text, host, port, url):
+    address = Address.parse(text, "actor.policy")
+    assert address == (host, port)
+    assert address.url == url
+
+
+@pytest.mark.parametrize(
+    "text", ["", "robot:8000", "ws://robot:8000", "openpi://", "openpi://a:0", "openpi://a:70000", "openpi://a b:1",
+             "openpi://key@robot:8000", "openpi://robot:8000/path"],
+)  # fmt: skip
+def test_other_addresses_are_refused(text):
+    with pytest.raises(ConfigError, match=naming("actor.policy", "openpi://HOST:PORT")):
+        Address.parse(text, "actor.policy")
+
+
+def test_a_key_is_the_only_line_of_a_file(tmp_path):
+    (tmp_path / "key").write_text("k" * 16 + "\n")
+    assert read_key(str(tmp_path / "key"), "api_key") == "k" * 16
+
+
+@pytest.mark.parametrize("text", [b"", b"short", b"a key with spaces", b"k" * 20 + b"\n" + b"m" * 20, b"\xff" * 20])
+def test_other_files_are_no_keys_and_stay_secret(tmp_path, text):
+    (tmp_path / "key").write_bytes(text)
+    with pytest.raises(ConfigError, match=naming("api_key", tmp_path / "key")) as error:
+        read_key(str(tmp_path / "key"), "api_key")
+    assert "kkkk" not in str(error.value)
+
+
+def test_an_absent_key_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=naming("api_key", tmp_path / "absent")):
+        read_key(str(tmp_path / "absent"), "api_key")
+
+
+def test_a_clients_key_comes_from_the_setting_or_the_environment(tmp_path, monkeypatch):
+    monkeypatch.delenv(endpoint.KEY_VARIABLE, raising=False)
+    assert client_key("", "actor.policy_key") == ""
+    (tmp_path / "a").write_text("a" * 20)
+    (tmp_path / "b").write_text("b" * 20)
+    monkeypatch.setenv(endpoint.KEY_VARIABLE, str(tmp_path / "a"))
+    assert client_key("", "actor.policy_key") == "a" * 20
+    assert client_key(str(tmp_path / "b"), "actor.policy_key") == "b" * 20
+    monkeypatch.setenv(endpoint.KEY_VARIABLE, str(tmp_path / "absent"))
+    with pytest.raises(ConfigError, match=naming(endpoint.KEY_VARIABLE)):
+        client_key("", "actor.policy_key")
+
+
+def test_headers():
+    key = "k" * 16
+    header = authorization(key)["Authorization"]
+    assert header == f"Api-Key {key}"
+    assert authorization("") == {}
+    assert is_authorized(None, "")
+    assert is_authorized(header, key)
+    for other in (None, "", key, f"Api-Key {key}x", f"Bearer {key}", "Api-Key \xe9\udce9"):
+        assert not is_authorized(other, key)
+
+
+def test_without_the_library_its_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "websockets", None)
+    with pytest.raises(ConfigError, match=r"serl-chunk\[serve\]"):
+        websockets()
