@@ -341,7 +341,9 @@ def test_settings_exist(doc: Path):
     if doc.name == "ablations.md":  # which has the figures of removed options
         for path in REMOVED:
             known[path.partition(".")[0]].add(path.split(".")[1])
-    pattern = rf"`(?:--config\.)?({'|'.join(known)})\.(?!(?:py|log|toml)\b)([a-z][a-z0-9_]*)"  # `transport.py` is a file
+    pattern = (
+        rf"`(?:--config\.)?({'|'.join(known)})\.(?!(?:py|log|toml)\b)([a-z][a-z0-9_]*)"  # `transport.py` is a file
+    )
     for group, name in re.findall(pattern, prose(doc)):
         assert name in known[group], f"{group}.{name}"
 

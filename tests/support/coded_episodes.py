@@ -67,7 +67,9 @@ def normaliser(horizon: int) -> Normaliser:
 
 def preprocess(cfg: ExperimentConfig, image_keys: tuple[str, ...] = (), spec: RobotSpec = SPEC) -> Preprocess:
     """The transforms of `normaliser`, with cameras, and prompts where the agent reads language."""
-    return Preprocess(normaliser(cfg.chunk.carried), tuple(map(spec.camera, image_keys)), make_prompts(cfg, spec.state_dim))
+    return Preprocess(
+        normaliser(cfg.chunk.carried), tuple(map(spec.camera, image_keys)), make_prompts(cfg, spec.state_dim)
+    )
 
 
 @dataclasses.dataclass

@@ -131,7 +131,9 @@ def test_two_texts_a_base_in_a_file_and_kills_of_both_sides(processes, tmp_path)
     config = load(EXPERIMENT, texts_of(settings))
     spec = spec_of(config)
     agent = make_agent(config, spec)
-    trained = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(jax.eval_shape(agent.init, jax.random.key(0)).policy))
+    trained = sum(
+        int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(jax.eval_shape(agent.init, jax.random.key(0)).policy)
+    )
     assert 0.9 * 2 * trained < two_snapshots(config, processes.port) < 1.05 * 2 * trained
 
     actors["left"].kill()
