@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import re
 import signal
 import time
 from collections import Counter
@@ -30,10 +27,8 @@ pytestmark = pytest.mark.timeout(8 * PATIENCE)
 EXPERIMENT = "fake_aloha_pi0"
 TEXTS = {"left": "cube to the target", "right": "hand the cube over"}
 SIZES = {  # the base is far larger than what is trained
-    "agent.pi0.image_size": "24,24", "agent.encoder.frame_size": "24,24", "agent.encoder.shift": 0,
-    "agent.pi0.feature_grid": 1, "agent.pi0.heads": 2, "agent.pi0.action_dim": 16, "agent.pi0.steps": 2,
-    "agent.pi0.siglip.mlp": 2048, "agent.pi0.siglip.heads": 2, "agent.pi0.vlm.mlp": 1024,
-    "robot.image_size": 24, "agent.language.length": 32, "robot.task": TEXTS["left"],
+    "agent.pi0.heads": 2, "agent.pi0.action_dim": 16, "agent.pi0.steps": 2, "agent.pi0.siglip.mlp": 2048,
+    "agent.pi0.siglip.heads": 2, "agent.pi0.vlm.mlp": 1024,
 }  # fmt: skip
 LORA = {f"agent.pi0.{who}.{part}_rank": 4 for who in ("vlm", "expert") for part in ("attention", "mlp")}
 RUN = {
@@ -59,12 +54,12 @@ def two_snapshots(config, port):
     link = open_link(config, spec, make_agent(config, spec), "127.0.0.1", port, "watcher")
     try:
         link.connect(timeout=PATIENCE)
-        seen = {}
-        deadline = time.monotonic() + PATIENCE
+        seen, deadline = {}, time.monotonic() + PATIENCE
         while len(seen) < 2:
             assert time.monotonic() < deadline, f"{len(seen)} snapshots came"
             stats = link.stats()
-            seen.setdefault(int(stats["snapshots"]), stats["snapshot_bytes"]) if stats["snapshots"] else None
+            if stats["snapshots"]:
+                seen.setdefault(stats["snapshots"], stats["snapshot_bytes"])
             time.sleep(0.02)
         first, second = sorted(seen)[:2]
         return (seen[second] - seen[first]) / (second - first)
@@ -110,7 +105,9 @@ def test_two_texts_a_base_in_a_file_and_kills_of_both_sides(processes, tmp_path)
     shared = ["--exp_name", EXPERIMENT, "--port", str(processes.port), *flags(settings)]
 
     def learner():
-        return processes.start(*shared, "--learner", "--debug", *data, "--checkpoint_path", str(run))
+        return processes.start(
+            *shared, "--learner", "--debug", "--task", TEXTS["left"], *data, "--checkpoint_path", str(run)
+        )
 
     def actor(side):
         spool = str(tmp_path / f"spool_{side}")
@@ -128,12 +125,11 @@ def test_two_texts_a_base_in_a_file_and_kills_of_both_sides(processes, tmp_path)
     first.until(trained_beyond(10), "no training online")
 
     # What travels and what is kept are the trained leaves alone.
-    config = load(EXPERIMENT, texts_of(settings))
+    config = load(EXPERIMENT, texts_of(settings | {"robot.task": TEXTS["left"]}))
     spec = spec_of(config)
     agent = make_agent(config, spec)
-    trained = sum(
-        int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(jax.eval_shape(agent.init, jax.random.key(0)).policy)
-    )
+    leaves = jax.tree.leaves(jax.eval_shape(agent.init, jax.random.key(0)).policy)
+    trained = sum(int(np.prod(leaf.shape)) for leaf in leaves)
     assert 0.9 * 2 * trained < two_snapshots(config, processes.port) < 1.05 * 2 * trained
 
     actors["left"].kill()
@@ -159,8 +155,11 @@ def test_two_texts_a_base_in_a_file_and_kills_of_both_sides(processes, tmp_path)
     assert read_metrics(run)["train"][-1]["replay/tasks"] == len(TEXTS)
     stored = journal_steps(run)
     assert sum(stored.values()) == steps
-    assert sorted(stored.values())[-2:] == sorted(own.values()) or set(own.values()) <= set(stored.values())
-    assert len(stored) == 3  # the killed actor's, its successor's, the other's
+    by_actor = Counter()
+    for session, count in stored.items():
+        by_actor[session.rpartition("/")[0]] += count
+    assert by_actor["right"] == own["right"]  # that one was never killed
+    assert by_actor["left"] > own["left"]
 
     newest = checkpoints(run)[-1]
     assert newest == updates
@@ -170,6 +169,3 @@ def test_two_texts_a_base_in_a_file_and_kills_of_both_sides(processes, tmp_path)
     base = weights.stat().st_size - 4 * trained
     kept = sum(f.stat().st_size for f in (run / "checkpoints" / str(newest)).rglob("*") if f.is_file())
     assert kept < 0.7 * base, (kept, base)
-    meta = json.loads((run / "config.json").read_text())
-    assert re.search(r"weights\.npz", json.dumps(meta))
-    assert dataclasses.is_dataclass(config)
