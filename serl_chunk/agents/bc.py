@@ -47,6 +47,11 @@ class Bc(Agent):
         average = jax.tree.map(jnp.copy, policy) if self.config.policy_ema else {}
         return state.replace(policy=policy, policy_average=average)
 
+    def seen(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
+        if not isinstance(self.net, Pi0Policy):
+            return super().seen(state, base, batch)
+        return batch._replace(observations=self.net.augmented(key_of(state.rng, "augment"), batch.observations))
+
     def shown(self, policy: Params, base: Params, observation: Observation) -> tuple[Params, Context]:
         """The network's parameters, and an observation as it sees it."""
         if isinstance(self.net, Pi0Policy):

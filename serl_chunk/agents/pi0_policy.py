@@ -13,7 +13,7 @@ from serl_chunk.agents.policies import observation_key
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, key_of
 from serl_chunk.config.pi0 import Pi0Config
-from serl_chunk.models.pi0 import tree, weights
+from serl_chunk.models.pi0 import augment, tree, weights
 from serl_chunk.models.pi0.pi0 import Pi0
 from serl_chunk.models.sums import Sum
 from serl_chunk.types import IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch
@@ -68,6 +68,14 @@ class Pi0Policy:
 
     def whole(self, params: Params, base: Params) -> Params:
         return self.partition.merge(params, base.get(_BASE, {}))
+
+    def augmented(self, key: jax.Array, observation: Observation) -> Observation:
+        """Observations [B, ...] with images changed at random, each sample's alike, where the setting says so."""
+        if not self.config.augment or not self.slots:
+            return observation
+        images = {slot: observation[IMAGE_PREFIX + name] for name, slot in self.slots.items()}
+        changed = augment.augmented(images, augment.draws(key, observation[STATE].shape[0]))
+        return {**observation, **{IMAGE_PREFIX + name: changed[slot] for name, slot in self.slots.items()}}
 
     # -- the policy ------------------------------------------------------------------------------------------
 

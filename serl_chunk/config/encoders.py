@@ -19,6 +19,7 @@ EMBEDDED = Requirement(
     "cameras in agent.image_keys, agent.language.tokenizer, or agent.encoder.state_latent above 0",
     lambda c: bool(c.agent.image_keys) or c.agent.language.reads or c.agent.encoder.state_latent > 0,
 )
+_SHIFTED = needs("agent.policy", "flow", "gaussian", note="pi0 has agent.pi0.augment")
 _of_cameras = partial(shaping, requires=CAMERAS)
 
 
@@ -53,7 +54,9 @@ class EncoderConfig(Group, path="agent.encoder."):
     weights: str = setting(
         "", ".npz of the backbone's initial weights (`serl-chunk data encoder`); frozen: at the actor, too"
     )
-    shift: int = setting(4, "random-shift augmentation (DrQ); 0: none", unit="pixels", least=0, requires=CAMERAS)
+    shift: int = setting(
+        4, "random-shift augmentation (DrQ); 0: none", unit="pixels", least=0, requires=(CAMERAS, _SHIFTED)
+    )
     frame_size: tuple[int, ...] | None = acting(
         None, "HEIGHT,WIDTH to which frames are letterboxed; none: as the cameras give them", unit="pixels", least=1,
         requires=CAMERAS,

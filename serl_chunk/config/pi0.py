@@ -6,7 +6,7 @@ import dataclasses
 from functools import partial
 from typing import Literal
 
-from serl_chunk.config.fields import ABSENT, Group, Requirement, acting, require, setting, shaping, value_at
+from serl_chunk.config.fields import ABSENT, CAMERAS, Group, Requirement, acting, require, setting, shaping, value_at
 from serl_chunk.config.language import VOCABULARY
 
 DType = Literal["bfloat16", "float32"]
@@ -118,6 +118,9 @@ class Pi0Config(Group, path="agent.pi0."):
         "zero", "a new LoRA changes nothing (zero), or a little, as openpi's does at its first step", requires=_LORA
     )
     remat: bool = setting(True, "recompute a layer's activations for the gradient, which saves memory")
+    augment: bool = setting(
+        True, "train on images that are cropped, rotated and coloured at random, as openpi", requires=CAMERAS
+    )
 
     def _check(self) -> None:
         # fmt: off

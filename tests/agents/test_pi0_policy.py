@@ -133,6 +133,28 @@ def test_a_file_of_another_model_is_named(tmp_path):
         _ = other.source_base
 
 
+def test_training_images_change_at_random_and_are_not_shifted(monkeypatch):
+    observation = batches(agent_of()).observations
+    first = jax.tree.map(lambda x: x[0], observation)
+
+    def refuse(*_):
+        raise AssertionError("shifted")
+
+    monkeypatch.setattr("serl_chunk.agents.perception.random_shift", refuse)
+    for augment in (True, False):
+        config = agent_of(augment=augment, cameras=("base", "wrist", "other")).config
+        agent = Bc(dataclasses.replace(config, encoder=EncoderConfig(frame_size=SIZE, shift=4)), SPEC)
+        state = agent.init(jax.random.key(0))
+        batch = make_batches(SPEC, updates=1)._replace(observations=first, next_observations={})
+        seen = agent.seen(state, {}, batch).observations
+        for name in ("images/top", "images/wrist"):
+            assert np.array_equal(seen[name], first[name]) != augment
+        for name in set(first) - {"images/top", "images/wrist"}:
+            np.testing.assert_array_equal(seen[name], first[name])
+        _, metrics = agent.update(state, {}, {"policy": batches(agent)})
+        assert np.isfinite(float(metrics["actor/bc_loss"]))
+
+
 def test_committed_actions_come_out_as_they_are_and_the_rest_follows():
     agent = agent_of()
     params = agent.policy_params(agent.init(jax.random.key(0)))
