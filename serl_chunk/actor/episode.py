@@ -87,8 +87,7 @@ class EpisodeRunner:
         self._kept = spec.grippers if config.agent.gripper.kept else ()
         self._not_random = spec.grippers if config.agent.gripper.composition == "fixed" else ()
         # Steps of a return, whose end an agent with cameras looks at as well.
-        looks = self._policy is not None and (image_keys or config.agent.image_keys)
-        self._window = config.chunk.returned if looks else None
+        self._window = config.chunk.returned if self._policy and (image_keys or config.agent.image_keys) else None
         self._planner, self._warm = Planner(), True  # in real time until inference is measured
         if isinstance(policy, Policy):
             self._realtime = actor.clock == "realtime"

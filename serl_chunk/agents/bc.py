@@ -50,7 +50,8 @@ class Bc(Agent):
     def seen(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
         if not isinstance(self.net, Pi0Policy):
             return super().seen(state, base, batch)
-        return batch._replace(observations=self.net.augmented(key_of(state.rng, "augment"), batch.observations))
+        shown = self.net.augmented(key_of(state.rng, "augment"), batch.observations)
+        return batch._replace(observations=dict(shown))
 
     def shown(self, policy: Params, base: Params, observation: Observation) -> tuple[Params, Context]:
         """The network's parameters, and an observation as it sees it."""

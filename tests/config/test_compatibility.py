@@ -18,6 +18,8 @@ CONFIG = load("fake_aloha", [])
 SPEC = spec_of(CONFIG)
 
 PREFIX = [("agent.prefix_critic", "True"), ("chunk.critic_horizon", "10")]
+_RANKED = [("agent.pi0.vlm.attention_rank", "2"), ("agent.pi0.expert.attention_rank", "2")]
+PI0 = [("agent.language.tokenizer", "bytes"), ("agent.language.length", "99"), ("agent.policy", "pi0"), *_RANKED]
 # For each setting an actor acts by, another value than `fake_aloha` has; settings in front of it make it count.
 OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.image_keys": [("agent.image_keys", "top")],
@@ -39,6 +41,12 @@ OTHER: dict[str, list[tuple[str, str]]] = {
         ("agent.language.tokenizer", "bytes"), ("agent.language.length", "90"), ("agent.language.length", "100"),
     ],
     "agent.encoder.frame_size": [("agent.image_keys", "top"), ("agent.encoder.frame_size", "24,32")],
+    "agent.pi0.pi05": [*PI0, ("agent.pi0.pi05", "True")],
+    "agent.pi0.cameras": [*PI0, ("agent.pi0.cameras", "left,right")],
+    "agent.pi0.steps": [*PI0, ("agent.pi0.steps", "9")],
+    "agent.pi0.dtype": [*PI0, ("agent.pi0.dtype", "float32")],
+    "agent.pi0.vlm.attention_alpha": [*PI0, ("agent.pi0.vlm.attention_alpha", "5.0")],
+    "agent.pi0.expert.attention_alpha": [*PI0, ("agent.pi0.expert.attention_alpha", "5.0")],
     "agent.log_std_min": [("agent.log_std_min", "-20.0")],
     "agent.policy_activation": [("agent.policy_activation", "tanh")],
     "agent.q_agg": [("agent.q_agg", "min")],
@@ -114,6 +122,7 @@ def test_a_setting_that_an_actor_acts_by_is_named_where_it_differs(path):
     *first, last = OTHER[path]
     gaussian = path in ("agent.log_std_min", "agent.policy_activation")
     preset, compat = ("qc", "qc") if path in PUBLISHED else ("qc-rlpd" if gaussian else None, None)
+    preset = "bc" if path.startswith("agent.pi0.") else preset
     learner, actor = (
         configured(load_experiment("fake_aloha"), overrides, preset=preset, compat=compat)
         for overrides in (first, [*first, last])
