@@ -204,10 +204,9 @@ class Comparison:
         def loss(params: Params, observation: Any) -> tuple[jax.Array, jax.Array]:
             prefix = self.model.encode(params, observation)
             errors = self.model.flow_errors(params, prefix, actions, noise[:, None], t[:, None])[:, 0]
-            total, weight = self.model.flow_loss(
-                params, prefix, actions, jnp.ones(actions.shape[:2]), None, noise[:, None], t[:, None]
-            )
-            return total / weight, jnp.mean(errors, axis=-1)
+            ones = jnp.ones(actions.shape[:2])
+            total = self.model.flow_loss(params, prefix, actions, ones, None, noise[:, None], t[:, None])
+            return total.mean(), jnp.mean(errors, axis=-1)
 
         gradients, per_step = jax.jit(jax.grad(loss, has_aux=True))(params, observation)
         self.check("loss", per_step)

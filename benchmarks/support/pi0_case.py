@@ -87,7 +87,7 @@ def config_of(meta: Mapping[str, Any], cameras: tuple[str, ...]) -> Pi0Config:
         siglip=SiglipConfig(
             width=siglip["width"],
             depth=siglip["depth"],
-            mlp=siglip["mlp_dim"],
+            mlp=siglip.get("mlp_dim") or 4 * siglip["width"],
             heads=siglip["num_heads"],
             patch=siglip["patch"],
         ),

@@ -18,6 +18,7 @@ from serl_chunk.config.pi0 import Pi0Config
 from serl_chunk.models.pi0 import gemma, masks, siglip
 from serl_chunk.models.pi0.masks import IMAGE_MASK_PREFIX
 from serl_chunk.models.pi0.tree import Params
+from serl_chunk.models.sums import Sum
 from serl_chunk.types import IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ConfigError
 
 _FASTEST, _SLOWEST = 4e-3, 4.0  # periods of the time's features
@@ -269,8 +270,8 @@ class Pi0:
         given: jax.Array | None,
         noise: jax.Array,
         t: jax.Array,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Return the weighted sum of `flow_errors`, and of the weights; their ratio is the loss.
+    ) -> Sum:
+        """Return the weighted sum of `flow_errors` over all draws.
 
         Args:
             weight: float32[..., H], or [..., H, A].
@@ -281,7 +282,7 @@ class Pi0:
         if given is not None:
             weight = weight * (1.0 - given[..., None])
         weight = jnp.broadcast_to(weight, actions.shape)
-        return jnp.sum(errors * weight[..., None, :, :]), jnp.sum(weight) * t.shape[-1]
+        return Sum(jnp.sum(errors * weight[..., None, :, :]), jnp.sum(weight) * t.shape[-1])
 
 
 def linear(leaf: Params, x: jax.Array) -> jax.Array:

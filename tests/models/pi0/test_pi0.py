@@ -157,8 +157,7 @@ def mean_loss(case: Small, model: Pi0) -> Callable[[Any, Any], jax.Array]:
         params = Partition.merge(trained, base)
         prefix = model.encode(params, case.observation)
         weight = jnp.ones(actions.shape[:2])
-        total, count = model.flow_loss(params, prefix, actions, weight, None, noise[:, None], t[:, None])
-        return total / count
+        return model.flow_loss(params, prefix, actions, weight, None, noise[:, None], t[:, None]).mean()
 
     return loss
 
