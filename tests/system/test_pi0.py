@@ -93,11 +93,12 @@ def test_two_texts_a_base_in_a_file_and_kills_of_both_sides(processes, tmp_path)
     more = ["--exp_name", EXPERIMENT, *flags(SIZES | LORA)]
     processes.start("pi0", "import", str(tmp_path / "openpi"), str(weights), *more).ends()
     data = []
-    for side, text in TEXTS.items():
+    for seed, (side, text) in enumerate(TEXTS.items()):  # equal episodes would count as copies
         out = str(tmp_path / f"demos_{side}")
         record = processes.start(
-            "record", *more, "--policy", "scripted", "--n_demos", "2", "--task", text, "--out", out
-        )
+            "record", *more, "--policy", "scripted", "--n_demos", "2", "--seed", str(1000 * seed), "--task", text,
+            "--out", out,
+        )  # fmt: skip
         record.ends()
         data += ["--demo_path", out]
 
