@@ -42,12 +42,15 @@ from serl_chunk_robot.config import load as load_robot
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TUTORIAL = ROOT / "docs" / "your_robot.md"
+WITH_FILES = (TUTORIAL, ROOT / "docs" / "pi0.md")  # pages whose commands use the files that they show
+SERVING = ROOT / "docs" / "serving.md"  # tests/cli/test_serve.py runs its scripts
 LANGUAGES = {"console", "bash", "python", "toml", "text"}  # text is not tried: pictures and fragments
 FOREIGN_FLAGS = {
     "--successes_needed",
     "--dataset_type",
     "--max_episode_steps",
     "--num_episodes",
+    "--no-deps",  # pip's
 }  # of the programs the documents compare ours with
 STUBBED = (
     "serl_chunk.cli.local.run_local",
@@ -70,10 +73,14 @@ STUBBED = (
     "serl_chunk.cli.data.inspect.run_check",
     "serl_chunk.cli.data.inspect.run_stats",
     "serl_chunk.cli.view.run_view",
+    "serl_chunk.cli.serve.run_serve",
     "serl_chunk.cli.attention.run_fit",
     "serl_chunk.cli.attention.run_test",
     "serl_chunk.cli.classifier.run_train",
     "serl_chunk.cli.classifier.run_test",
+    "serl_chunk.cli.pi0.run_inspect",
+    "serl_chunk.cli.pi0.run_import",
+    "serl_chunk.cli.pi0.run_export",
 )
 
 
@@ -116,10 +123,10 @@ def commands_of(program: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the tutorial's files, under the names it gives them."""
+    """A folder with the files of `WITH_FILES`, under the names that the pages give them."""
     folder = tmp_path_factory.mktemp("tutorial")
     assert command_line.main(["new", str(folder / "reach.py")]) == 0
-    for block in blocks(TUTORIAL):
+    for block in (b for page in WITH_FILES for b in blocks(page)):
         if block.file:
             (folder / block.file).write_text(block.text)
     return folder
@@ -177,7 +184,7 @@ def test_serl_chunk_accepts(
         shared = arguments["arguments"]
         assert command_line.main([*shared, "--learner"]) == command_line.main([*shared, "--actor"]) == 0
         assert [name for name, _ in calls] == ["run_learner", "run_training_actor"]
-    elif words[0] in ("data", "classifier", "attention"):
+    elif words[0] in ("data", "classifier", "attention", "pi0"):
         assert name == f"run_{words[1]}"
     elif words[0] == "view":
         assert name == "run_view"
@@ -239,7 +246,7 @@ def python_blocks() -> list[Any]:
 def test_python_examples_compile_and_have_a_name(block: Block):
     assert block.file, "name the file in the first line"
     compile(block.text, block.file, "exec")
-    assert block.doc == TUTORIAL or "def experiment()" in block.text, "only the tutorial's scripts are run"
+    assert block.doc in (TUTORIAL, SERVING) or "def experiment()" in block.text, "scripts of other pages are not run"
 
 
 @pytest.mark.parametrize("block", [p for p in python_blocks() if "def experiment()" in p.values[0].text])
@@ -334,8 +341,9 @@ def test_settings_exist(doc: Path):
     if doc.name == "ablations.md":  # which has the figures of removed options
         for path in REMOVED:
             known[path.partition(".")[0]].add(path.split(".")[1])
-    # `transport.py` is a file.
-    pattern = rf"`(?:--config\.)?({'|'.join(known)})\.(?!(?:py|log|toml)\b)([a-z_][a-z0-9_]*)"
+    pattern = (
+        rf"`(?:--config\.)?({'|'.join(known)})\.(?!(?:py|log|toml)\b)([a-z][a-z0-9_]*)"  # `transport.py` is a file
+    )
     for group, name in re.findall(pattern, prose(doc)):
         assert name in known[group], f"{group}.{name}"
 
@@ -348,6 +356,7 @@ def test_flags_exist(doc: Path, capsys: pytest.CaptureFixture[str]):
         ["new"],
         ["experiments"],
         ["record"],
+        ["serve"],
         ["report"],
         ["view"],
         ["doctor"],
@@ -356,6 +365,7 @@ def test_flags_exist(doc: Path, capsys: pytest.CaptureFixture[str]):
         *(["robot", c] for c in ("serve", "jog", "end", "keys", "reboot")),
         *(["classifier", c] for c in ("record", "train", "test")),
         *(["attention", c] for c in ("fit", "test")),
+        *(["pi0", c] for c in ("inspect", "import", "export")),
         *(["data", c] for c in ("convert", "export", "inspect", "check", "stats")),
     ):
         with pytest.raises(SystemExit):

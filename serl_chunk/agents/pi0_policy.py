@@ -110,7 +110,7 @@ class Pi0Policy:
         `weight` is float32[B, H] or [B, H, A].
         """
         noise, t = draws["x0"][:, None], 1.0 - draws["t"][:, None]
-        return Sum(*self.model.flow_loss(params, context.cache, chunks, weight, None, noise, t))
+        return self.model.flow_loss(params, context.cache, chunks, weight, None, noise, t)
 
     def sample(
         self, params: Params, context: Context, noise: jax.Array, committed: Committed | None = None, steps: int = 0
