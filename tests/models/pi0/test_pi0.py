@@ -15,6 +15,7 @@ import pytest
 from errors import naming
 from pi0_models import CAMERAS, PlainPi0, Small, small
 
+from serl_chunk.models import convolutions
 from serl_chunk.models.pi0.masks import without_unused
 from serl_chunk.models.pi0.pi0 import Pi0, Prefix, time_features
 from serl_chunk.models.pi0.tree import Partition, flat, nested, partition
@@ -75,6 +76,18 @@ def test_candidates_are_as_many_single_samples(name):
         np.testing.assert_allclose(together[:, i], sampled(case, prefix, noise[:, i : i + 1])[:, 0], atol=1e-5)
     plain = jax.jit(PlainPi0(case.meta, case.flat).sample, static_argnums=2)
     np.testing.assert_allclose(together[:, 1], plain(plain_observation(case), noise[:, 1], 3), atol=2e-5)
+
+
+def test_blocks_of_candidates_are_the_same_candidates(monkeypatch):
+    """Many candidates are integrated in blocks on a CPU: here two of three, and one that is left."""
+    case = made("pi0")
+    prefix, noise = encoded(case), noises(case, 7)
+    whole = sampled(case, prefix, noise)
+    monkeypatch.setattr(convolutions, "BLOCK_ROWS", 3 * 2 * 2 * 6)
+    committed = (jnp.asarray(case.inputs["actions"]), jnp.ones(case.inputs["actions"].shape[:2]))
+    np.testing.assert_allclose(sampled(case, prefix, noise), whole, atol=1e-5)
+    kept = sampled(case, prefix, noise, committed, 3, clean=True)
+    np.testing.assert_array_equal(kept, jnp.broadcast_to(committed[0][:, None], kept.shape))
 
 
 @pytest.mark.parametrize("name", ["pi0", "pi05"])
