@@ -169,7 +169,7 @@ def compared(preset: str, args: argparse.Namespace) -> dict[str, dict[str, float
 
 
 def saved(preset: str, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """What changes of the algorithm save on one preset, beside it with a step of the policy for each of the critic."""
+    """Measure what changes of the algorithm save on one preset, next to one policy step for each of the critic."""
     variants = {AS_IT_IS: (preset, {}, 1)} | {name: v for name, v in SAVINGS.items() if v[0] == preset}
     contestants = {name: Worker("support.reference_agents.served_agents", "OurContestant") for name in variants}
     try:

@@ -249,7 +249,7 @@ class ChunkPolicy(Policy):
         snapshot.
         """
         acting = self._ready()
-        inputs = {name: np.stack([row.inputs[name] for row in rows]) for name in rows[0].inputs}
+        inputs = self.preprocess.stacked([row.inputs for row in rows])
         keys = self._keys(self._key, np.arange(self._decisions, self._decisions + len(rows)))
         self._decisions += len(rows)
         chunks, record = jax.device_get(self.agent.decide(acting.params, inputs, keys, explore=explore))

@@ -26,6 +26,7 @@ VALUES = {("replay.windows", "adjacent"): "qc"}
 # Settings that f1f5725 did not have, and the value that its files stand for.
 ADDED: dict[str, Any] = {
     "actor.frames": "auto", "actor.max_human_s": 0.0,
+    "actor.policy": "", "actor.policy_key": "", "actor.policy_observation": [],
     "robot.server": "", "robot.server_keys": "", "robot.joints_at": "now",
     "device": {
         "paths": [], "scale": [1.0] * 6, "translation": 0.2, "rotation": 1.0, "frame": "base", "lead": 0.15,

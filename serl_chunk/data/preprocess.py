@@ -13,7 +13,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.frames import SingleFrame
 from serl_chunk.data.letterbox import letterbox, letterboxed
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
-from serl_chunk.data.prompts import Prompts, RowTexts, make_prompts
+from serl_chunk.data.prompts import PADDING, Prompts, RowTexts, make_prompts
 from serl_chunk.types import (
     IMAGE_PREFIX,
     PROMPT,
@@ -83,6 +83,19 @@ class Preprocess:
         if self.prompts is not None:
             inputs[PROMPT], inputs[PROMPT_MASK] = self.prompts(task, state)
         return inputs
+
+    def stacked(self, rows: Sequence[Observation]) -> dict[str, np.ndarray]:
+        """Return what `observe` made of several observations with a leading axis; each prompt is filled up to the most.
+
+        Its length then depends on no text, so that a client's longer one compiles nothing while others wait.
+        """
+        nothing = {PROMPT: PADDING, PROMPT_MASK: False}
+        most = 0 if self.prompts is None else self.prompts.length
+
+        def filled(name: str, value: np.ndarray) -> np.ndarray:
+            return np.pad(value, (0, most - value.size), constant_values=nothing[name]) if name in nothing else value
+
+        return {name: np.stack([filled(name, row[name]) for row in rows]) for name in rows[0]}
 
     def observe_rows(self, state: np.ndarray, texts: RowTexts | None) -> dict[str, np.ndarray]:
         """Return the inputs without frames of B observations: fresh float32[B, S], int32[B, L] and bool[B, L].

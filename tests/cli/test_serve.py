@@ -12,6 +12,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from errors import naming
@@ -19,15 +20,16 @@ from processes import settings
 from untrained_runs import untrained_run
 
 from serl_chunk.actor.policy import ChunkPolicy, Request
+from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.evaluation import checkpoints_of_run
 from serl_chunk.cli.process import load, split_overrides
 from serl_chunk.cli.serve import ServedPolicy, ServeOptions, run_serve
-from serl_chunk.data.preprocess import Preprocess
+from serl_chunk.data.preprocess import Preprocess, fit_preprocess
 from serl_chunk.main import main
 from serl_chunk.robots.registry import make_env
 from serl_chunk.serving.client import PolicyClient
 from serl_chunk.serving.endpoint import Address
-from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError
+from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, Snapshot
 
 pytest.importorskip("websockets")
 openpi = pytest.importorskip("openpi_client.websocket_client_policy")
@@ -219,6 +221,30 @@ def test_padding_changes_nobodys_answer(config, env, policy, explore):
     np.testing.assert_array_equal(decide(0, 1, 3, 2)[:2], whole[:2])
     np.testing.assert_allclose(decide(0, 1), whole[:2], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(decide(0), whole[:1], rtol=1e-4, atol=1e-5)
+
+
+def test_clients_with_texts_of_different_lengths_are_decided_together():
+    config = load("fake_aloha_pi0", [])
+    env = make_env(config.robot)
+    agent = make_agent(config, env.robot_spec)
+    policy = ChunkPolicy(agent, fit_preprocess(config, env.robot_spec, []), env.robot_spec)
+    key = jax.random.key(0)
+    params = agent.published(agent.init(key), agent.new_base(key))
+    policy.swap(Snapshot(1, agent.flatten_params(params)))
+    texts = ("a", "put the red cube into the basket on the left side")
+    seen = []
+    for seed in range(len(texts)):
+        state = env.reset(seed=seed)[0][STATE]
+        seen.append({STATE: state, **env.read_images(config.agent.image_keys)})
+    rows = [policy.prepare(*each) for each in zip(seen, texts, strict=True)]
+    together = policy.decide_each(rows)
+    for row, decision in zip(rows, together, strict=True):
+        [alone] = policy.decide_each([row])
+        np.testing.assert_allclose(decision.actions, alone.actions, rtol=1e-4, atol=1e-4)
+    assert np.abs(together[0].actions - together[1].actions).max() > 1e-3
+    sizes = agent._decide._cache_size()
+    policy.decide_each([policy.prepare(seen[0], "open the drawer next to it")] * 2)
+    assert agent._decide._cache_size() == sizes
 
 
 def test_nothing_is_compiled_again(config, env, policy):

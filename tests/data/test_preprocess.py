@@ -59,6 +59,25 @@ def test_an_experiments_transforms_have_its_cameras_and_its_prompts(reading):
             fit_preprocess(unfit, spec, [])
 
 
+def test_observations_with_texts_of_different_lengths_are_stacked(reading):
+    _, spec = reading
+    config = load("fake_aloha_pi0", [])
+    preprocess = fit_preprocess(config, spec, [])
+    texts = ("a", "put the red cube into the basket on the left side")
+    rows = [preprocess.observe(observation_of(spec), text) for text in texts]
+    assert rows[0][PROMPT].size < rows[1][PROMPT].size
+    stacked = preprocess.stacked(rows)
+    assert stacked[PROMPT].shape == stacked[PROMPT_MASK].shape == (2, config.agent.language.length)
+    for i, row in enumerate(rows):
+        own = row[PROMPT].size
+        np.testing.assert_array_equal(stacked[PROMPT][i, :own], row[PROMPT])
+        np.testing.assert_array_equal(stacked[PROMPT_MASK][i, :own], row[PROMPT_MASK])
+        assert not stacked[PROMPT_MASK][i, own:].any()
+        np.testing.assert_array_equal(stacked[STATE][i], row[STATE])
+    assert stacked[PROMPT].dtype == np.int32
+    assert stacked[PROMPT_MASK].dtype == np.bool_
+
+
 def test_frames_are_letterboxed_for_decisions():
     config = load("fake_aloha_images", [("agent.image_keys", "top"), ("agent.encoder.frame_size", "24,32")])
     spec = spec_of(config)
