@@ -272,7 +272,7 @@ SHORTEST = 60  # lines of one that a single module imports; a shorter one makes 
 SHORT_WITH_REASON: dict[str, str] = {  # path -> why it stands alone
     "serl_chunk/agents/action_selection.py": "a choice of numbers, apart from the agents that make them",
     "serl_chunk/models/pi0/lora.py": "low-rank additions with openpi's conventions, apart from the transformer",
-    "serl_chunk/models/pi0/masks.py": "which tokens are real, apart from the model, for those who make its batches",
+    "serl_chunk/config/pi0_robots.py": "for users' experiments, as `PI0_PRESETS` is; what imports it may not be theirs",
     "serl_chunk/replay/seams.py": "figures of an episode, which have nothing to do with its windows",
     "serl_chunk/actor/alignment.py": "what an episode waits for, apart from the operator, which is long",
     "serl_chunk/actor/obstacles.py": "words on a robot's state, apart from the operator, which is long",

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.losses import imitated, imitated_numbers
-from serl_chunk.agents.pi0_policy import Pi0Policy
+from serl_chunk.agents.pi0_policy import Pi0Policy, PublishedPi0Policy
 from serl_chunk.agents.policies import FlowPolicy, GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Committed, Context, Loss, Metrics, Noise, Observation, Params, key_of
@@ -27,7 +27,8 @@ class Bc(Agent):
         self.policy_updates = config.policy_updates
         self.net: FlowPolicy | GaussianPolicy | Pi0Policy
         if config.policy == "pi0":
-            self.name, self.net = "pi0", Pi0Policy(config.pi0, config.image_keys, spec)
+            of = PublishedPi0Policy if config.pi0.published else Pi0Policy
+            self.name, self.net = "pi0", of(config.pi0, config.image_keys, spec)
             self.with_base = self.net
         elif config.policy == "flow":
             self.name, self.net = "flow", FlowPolicy(config.flow, spec)

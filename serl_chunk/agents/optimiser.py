@@ -29,7 +29,7 @@ def network_optimiser(
     own = config.optimiser(network)
     of_network, of_encoder = own if lr is None else own._replace(lr=lr), config.optimiser("encoder", network)
     apart = config.encoder_optimiser.grad_clip is not None
-    return _adam(of_network, of_encoder, clip_apart=apart)
+    return _adam(of_network, of_encoder, clip_apart=apart, b2=config.adam_b2)
 
 
 def plain_optimiser(optimiser: Optimiser) -> optax.GradientTransformation:
@@ -37,8 +37,10 @@ def plain_optimiser(optimiser: Optimiser) -> optax.GradientTransformation:
     return _adam(optimiser._replace(weight_decay=0.0), None, clip_apart=False)
 
 
-def _adam(net: Optimiser, encoder: Optimiser | None, *, clip_apart: bool) -> optax.GradientTransformation:
-    adam = optax.scale_by_adam()
+def _adam(
+    net: Optimiser, encoder: Optimiser | None, *, clip_apart: bool, b2: float = 0.999
+) -> optax.GradientTransformation:
+    adam = optax.scale_by_adam(b2=b2)
     rates = {False: _rate(net), True: _rate(encoder or net)}
     decays = {False: net.weight_decay, True: (encoder or net).weight_decay}
 

@@ -14,6 +14,7 @@ from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, key_of
 from serl_chunk.config.pi0 import Pi0Config
 from serl_chunk.models.pi0 import augment, tree, weights
+from serl_chunk.models.pi0.masks import IMAGE_MASK_PREFIX
 from serl_chunk.models.pi0.pi0 import Pi0
 from serl_chunk.models.sums import Sum
 from serl_chunk.types import IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch
@@ -84,10 +85,14 @@ class Pi0Policy:
         seen = {STATE: observation[STATE]}
         if self.config.pi05:  # the state is in the prompt
             seen[STATE] = jnp.zeros_like(observation[STATE])
-        seen |= {IMAGE_PREFIX + slot: observation[IMAGE_PREFIX + name] for name, slot in self.slots.items()}
+        seen |= self.images(observation)
         seen |= {name: observation[name] for name in (PROMPT, PROMPT_MASK) if name in observation}
         prefix = self.model.encode(whole, seen)
         return Context(prefix.features, prefix)
+
+    def images(self, observation: Observation) -> dict[str, jax.Array]:
+        """Images by the model's names."""
+        return {IMAGE_PREFIX + slot: observation[IMAGE_PREFIX + name] for name, slot in self.slots.items()}
 
     def draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """ "x0" float32[B, H, D], standard normal, and "t" float32[B], near the data more often (openpi's Beta)."""
@@ -128,3 +133,33 @@ class Pi0Policy:
         """Standard normal, float32[N, H, D]; not exploring, a function of the observation's state."""
         key = key if explore else observation_key(observation)
         return jax.random.normal(key, (count, self.spec.horizon, self.config.action_dim))
+
+
+class PublishedPi0Policy(Pi0Policy):
+    """pi0 in openpi's conventions (`--compat openpi`), to repeat its training and to compare with it.
+
+    Cameras that a robot lacks are black and masked, which changes no velocity but by rounding. Every number of every
+    step counts in the loss, which therefore differs.
+    """
+
+    def images(self, observation: Observation) -> dict[str, jax.Array]:
+        """Images by the model's names, with a black one and a mask for each camera that the robot lacks."""
+        lead, out = observation[STATE].shape[:-1], super().images(observation)
+        for camera in self.config.cameras[len(self.slots) :]:
+            out[IMAGE_PREFIX + camera] = jnp.zeros((*lead, *self.config.image_size, 3), jnp.uint8)
+            out[IMAGE_MASK_PREFIX + camera] = jnp.zeros(lead, bool)
+        return out
+
+    def loss(
+        self, params: Params, context: Context, chunks: jax.Array, weight: jax.Array, given: jax.Array, draws: Noise
+    ) -> Sum:
+        """Flow matching of all D numbers of the model, the zeros behind a robot's A too, in all steps of a window.
+
+        That is, in those beyond an episode's end as well, where its last action is repeated. Windows without any
+        weight are left out.
+        """
+        missing = self.config.action_dim - chunks.shape[-1]
+        whole = jnp.pad(chunks, ((0, 0), (0, 0), (0, missing)))
+        imitated = jnp.max(weight.reshape(len(weight), -1), axis=-1, keepdims=True) > 0
+        every = jnp.broadcast_to(imitated, chunks.shape[:2]).astype(jnp.float32)
+        return super().loss(params, context, whole, every, given, draws)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from serl_chunk.cli.process import add_experiment_flags, load_flags, spec_of
 from serl_chunk.config.agents import BcConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.pi0 import PI0_PRESETS, Pi0Config
+from serl_chunk.config.pi0_robots import PI0_ROBOTS
 from serl_chunk.io import os_reason
 from serl_chunk.types import ConfigError, DataError
 
@@ -32,7 +33,8 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="inspect|import|export")
     p = commands.add_parser("inspect", help="list a checkpoint's parameters and statistics", allow_abbrev=False)
     p.add_argument("folder", metavar="DIR", help="a step's folder, its params/, or PaliGemma's .npz")
-    p.set_defaults(run=lambda flags, rest: run_inspect(Path(flags.folder)))
+    p.add_argument("--robot", help=f"say whether its statistics fit one of {', '.join(PI0_ROBOTS)}")
+    p.set_defaults(run=lambda flags, rest: run_inspect(Path(flags.folder), flags.robot))
     p = commands.add_parser("import", help="write agent.pi0.weights of a checkpoint", allow_abbrev=False)
     p.add_argument("folder", metavar="FROM", help="a step's folder, its params/, or PaliGemma's .npz")
     p.add_argument("file", metavar="TO", help="the .npz to write")
@@ -54,8 +56,13 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     return int(flags.run(flags, rest))
 
 
-def run_inspect(folder: Path) -> int:
-    """Print path, shape and dtype of each parameter, the totals of its groups, and the statistics that there are."""
+def run_inspect(folder: Path, robot: str | None = None) -> int:
+    """Print path, shape and dtype of each parameter, the totals of its groups, and the statistics that there are.
+
+    With a `robot`, raises DataError where no statistics have as many numbers as it.
+    """
+    if robot is not None and robot not in PI0_ROBOTS:
+        raise ConfigError(f"unknown robot {robot!r}. Valid: {', '.join(PI0_ROBOTS)}", parameter="robot")
     from serl_chunk.models.pi0.tree import GROUPS, group_of
     from serl_chunk.runs.openpi_checkpoints import Checkpoint
 
@@ -70,10 +77,26 @@ def run_inspect(folder: Path) -> int:
         counts[group] += int(np.prod(stored.shape))
     shown = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
     print(f"{len(checkpoint.stored)} arrays, {sum(counts.values()):,} parameters: {shown}")
+    found = {}
     for name, stats in checkpoint.norm_stats().items():
-        sizes = ", ".join(f"{vector} {len(values['mean'])}" for vector, values in stats.items())
-        print(f"statistics {name}: {sizes}")
+        found[name] = {vector: len(values["mean"]) for vector, values in stats.items()}
+        print(f"statistics {name}: {', '.join(f'{vector} {size}' for vector, size in found[name].items())}")
+    if robot is not None:
+        _check_fits(robot, found)
     return 0
+
+
+def _check_fits(name: str, found: Mapping[str, Mapping[str, int]]) -> None:
+    """Print which statistics have a robot's numbers, zeros behind them allowed. Raises DataError where none has."""
+    robot = PI0_ROBOTS[name]
+    wanted = {"state": robot.state_dim, "actions": robot.action_dim}
+    fitting = [each for each, sizes in found.items() if all(sizes.get(v, 0) >= size for v, size in wanted.items())]
+    if not fitting:
+        raise DataError(
+            f"no statistics for {name}, whose state has {robot.state_dim} numbers and whose actions have "
+            f"{robot.action_dim}. Write them from demonstrations with serl-chunk data stats"
+        )
+    print(f"for {name}: {', '.join(fitting)}")
 
 
 def run_import(flags: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -74,6 +74,11 @@ class AgentConfig(Group, path="agent."):
         unit="rad", least=0, requires=needs("normaliser.actions", "relative"), off=0.0,
     )  # fmt: skip
 
+    @property
+    def adam_b2(self) -> float:
+        """Return the decay of Adam's average of squared gradients."""
+        return 0.999
+
     def optimiser(
         self, component: Literal["policy", "critic", "encoder"], network: Literal["policy", "critic"] = "policy"
     ) -> Optimiser:
@@ -275,3 +280,7 @@ class BcConfig(AgentConfig, without=("kernel_init",)):
     @property
     def squashed(self) -> bool:
         return self.policy == "gaussian"
+
+    @property
+    def adam_b2(self) -> float:
+        return 0.95 if self.policy == "pi0" and self.pi0.published else 0.999

@@ -118,6 +118,11 @@ class Pi0Config(Group, path="agent.pi0."):
         "zero", "a new LoRA changes nothing (zero), or a little, as openpi's does at its first step", requires=_LORA
     )
     remat: bool = setting(True, "recompute a layer's activations for the gradient, which saves memory")
+    published: bool = acting(
+        False,
+        "as openpi: absent cameras and empty slots of prompts are computed as well, and the loss is of all numbers and "
+        "steps of a chunk (`--compat openpi`)",
+    )
     augment: bool = setting(
         True, "train on images that are cropped, rotated and coloured at random, as openpi", requires=CAMERAS
     )

@@ -2,9 +2,9 @@
 
 A preset replaces the agent and the lengths. Its numbers, sizes included, are those of Li, Zhou and Levine (2025). Those
 of `rlpd` are of Ball et al. (2023), those of `hil-serl` of Luo et al. (2024), and both replace the training loop too.
-`compat` replaces the agent by that of Q-chunking's code, and our conventions of windows, rewards and the normaliser by
-its own (docs/algorithms.md gives the reason of each difference). Both are validated together with the overrides of the
-command line.
+`--compat qc` replaces the agent by that of Q-chunking's code, and our conventions of windows, rewards and the
+normaliser by its own (docs/algorithms.md gives the reason of each difference); `--compat openpi` trains a pi0 as openpi
+does. All are validated together with the overrides of the command line.
 """
 
 from __future__ import annotations
@@ -194,10 +194,13 @@ def configured(
     changes = _preset_changes(config, preset, discount) if preset is not None else {}
     if compat is not None:
         chosen = preset or config.preset
-        reason = NOT_OF_COMPAT.get(chosen, "")
+        reason = NOT_OF_COMPAT.get(chosen, "") if compat == "qc" else ""
         require(not reason, "compat", f"{compat} excludes preset={chosen}: {reason}. Leave it out.")
         agent, chunk = changes.get("agent", config.agent), changes.get("chunk", config.chunk)
-        changes |= _compat_changes(config, agent, chunk, compat, discount)
+        if compat == "openpi":
+            changes |= _openpi(config, agent)
+        else:
+            changes |= _compat_changes(config, agent, chunk, compat, discount)
     changes |= _composed_anew(changes.get("agent", config.agent), overrides)
     _check_single_actions(preset or config.preset, changes.get("chunk", config.chunk).horizon, overrides)
     return apply_overrides(config, overrides, changes)
@@ -244,9 +247,9 @@ def _without_adaptive(config: ExperimentConfig) -> Changes:
     return {"actor": replace(config.actor, adaptive_execution=False)}
 
 
-COMPAT = ("qc",)
+COMPAT = ("qc", "openpi")
 _NO_DAGGER = "the published code has no HG-DAgger, and its sampler draws no interventions"
-NOT_OF_COMPAT = {  # presets of which the published code has no version
+NOT_OF_COMPAT = {  # presets of which Q-chunking's code has no version
     "bc-gaussian": "the published code has no Gaussian clone",
     "hg-dagger": _NO_DAGGER,
     "hg-dagger-gaussian": _NO_DAGGER,
@@ -272,6 +275,25 @@ def _compat_changes(
         "learner": replace(config.learner, eval_mode="sampled", critic_warmup_steps=0),
         "compat": name,
     }
+
+
+def _openpi(config: ExperimentConfig, agent: AgentConfig) -> Changes:
+    """openpi's loss, what it computes, and the numbers of its training (its defaults; without an average for LoRA)."""
+    require(
+        isinstance(agent, BcConfig) and agent.policy == "pi0",
+        "compat",
+        "openpi has conventions for pi0 alone. Use an experiment with agent.policy=pi0, without --preset.",
+    )
+    assert isinstance(agent, BcConfig)
+    model = replace(agent.pi0, published=True, augment=bool(agent.image_keys))
+    if model.vlm.has_lora or model.expert.has_lora:
+        model = replace(model, lora_init="openpi")
+    trained = replace(
+        agent, pi0=model, bc_joint_noise=0.0, policy_updates=1, encoder=replace(agent.encoder, shift=0),
+        policy_ema=0.99 if model.trainable == "full" else 0.0,
+        lr=2.5e-5, lr_warmup=1_000, lr_cosine=30_000, weight_decay=1e-10, grad_clip=1.0,
+    )  # fmt: skip
+    return {"agent": trained, "learner": replace(config.learner, batch_size=32), "compat": "openpi"}
 
 
 def _published(agent: AgentConfig) -> PublishedQcConfig:

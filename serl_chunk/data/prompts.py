@@ -130,17 +130,17 @@ class PlainFormat:
 class Pi0Format(PlainFormat):
     """pi0's: the text in one line without underscores, then the tokens of a line's end."""
 
-    block = PROMPT_BLOCK
+    def __init__(self, block: int = PROMPT_BLOCK) -> None:
+        self.block = block
 
     def tokens(self, tokenizer: Tokenizer, text: str, bins: Sequence[int]) -> list[int]:
         # Apart, as openpi has it: pieces may span the end of the text otherwise.
         return [*tokenizer.encode(_one_line(text)), *tokenizer.encode("\n", begin=False)]
 
 
-class Pi05Format(PlainFormat):
+class Pi05Format(Pi0Format):
     """pi0.5's: the text and the normalised state, whose numbers are bins of [-1, 1]."""
 
-    block = PROMPT_BLOCK
     reads_state = True
 
     def tokens(self, tokenizer: Tokenizer, text: str, bins: Sequence[int]) -> list[int]:
@@ -260,7 +260,8 @@ def format_of(agent: AgentConfig) -> PlainFormat:
     """Return what an agent's prompts are made of."""
     if value_at(agent, "policy") != "pi0":
         return PlainFormat()
-    return Pi05Format() if value_at(agent, "pi0.pi05") else Pi0Format()
+    block = 0 if value_at(agent, "pi0.published") else PROMPT_BLOCK
+    return Pi05Format(block) if value_at(agent, "pi0.pi05") else Pi0Format(block)
 
 
 def make_prompts(config: ExperimentConfig, state_dim: int = 0) -> Prompts | None:

@@ -107,6 +107,18 @@ def test_import_fine_tune_export_and_reload_act_alike(mine, tmp_path, capsys):
     np.testing.assert_allclose(again, acted, atol=1e-6)
 
 
+def test_inspect_says_whose_statistics_there_are(mine, tmp_path, capsys):
+    config = load(mine, []).agent.pi0
+    base = tree.initial(config, jax.random.key(0))
+    trained, frozen = tree.partition(config).split(base)
+    vector = {"mean": [0.0] * 8, "std": [1.0] * 8, "q01": None, "q99": None}
+    export(tmp_path / "openpi", config, trained, frozen, {"franka": {"state": vector, "actions": vector}})
+    assert main(["pi0", "inspect", str(tmp_path / "openpi"), "--robot", "libero"]) == 0
+    assert "for libero: franka" in capsys.readouterr().out
+    assert main(["pi0", "inspect", str(tmp_path / "openpi"), "--robot", "aloha"]) == 1
+    assert "14" in capsys.readouterr().err
+
+
 BAD = [
     (["inspect", "nothing"], DataError, "params/_METADATA"),
     (["import", "nothing", "x.npz", "--exp_name", "fake_aloha", "--model", "pi9"], ConfigError, "pi05"),
@@ -114,6 +126,7 @@ BAD = [
     (["import", "nothing", "x.npz", "--exp_name", "fake_aloha", "--model", "tiny"], DataError, "params/_METADATA"),
     (["export", "nothing", "x", "--exp_name", "fake_aloha"], ConfigError, "agent.policy=pi0"),
     (["inspect", "x", "--more"], ConfigError, "--more"),
+    (["inspect", "x", "--robot", "spot"], ConfigError, "aloha_sim"),
 ]
 
 

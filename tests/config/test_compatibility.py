@@ -44,6 +44,7 @@ OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.pi0.pi05": [*PI0, ("agent.pi0.pi05", "True")],
     "agent.pi0.cameras": [*PI0, ("agent.pi0.cameras", "left,right")],
     "agent.pi0.steps": [*PI0, ("agent.pi0.steps", "9")],
+    "agent.pi0.published": [*PI0, ("agent.pi0.published", "True")],
     "agent.pi0.dtype": [*PI0, ("agent.pi0.dtype", "float32")],
     "agent.pi0.vlm.attention_alpha": [*PI0, ("agent.pi0.vlm.attention_alpha", "5.0")],
     "agent.pi0.expert.attention_alpha": [*PI0, ("agent.pi0.expert.attention_alpha", "5.0")],

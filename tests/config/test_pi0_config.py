@@ -9,6 +9,7 @@ import pytest
 from errors import naming
 
 from serl_chunk.config.pi0 import PI0_PRESETS, ExpertConfig, Pi0Config, SiglipConfig, VlmConfig
+from serl_chunk.config.pi0_robots import PI0_ROBOTS
 from serl_chunk.types import ConfigError
 
 TINY = PI0_PRESETS["tiny"]
@@ -30,6 +31,18 @@ def test_presets_differ_in_what_their_names_say():
         assert config.vlm.attention_alpha == 16.0
         assert config.expert.attention_alpha == 32.0
         assert config.trainable == "lora"
+
+
+@pytest.mark.parametrize("name", PI0_ROBOTS)
+def test_a_robots_settings_fit_the_released_model(name):
+    robot, model = PI0_ROBOTS[name], PI0_PRESETS["pi0"]
+    assert len(robot.cameras) <= len(model.cameras)
+    assert max(robot.state_dim, robot.action_dim) <= model.action_dim
+    assert sum(map(abs, robot.delta_mask)) in (0, robot.action_dim)
+    made = robot.normaliser("stats.json", pi05=True)
+    assert (made.actions, made.norm_stats, made.scaling) == ("openpi", "stats.json", "quantiles")
+    assert robot.normaliser("stats.json").scaling == "z_score"
+    assert (made.robot == "aloha") == name.startswith("aloha")
 
 
 @pytest.mark.parametrize(
