@@ -116,7 +116,7 @@ def load_demos(
         origin = Origin(source.path, source.format, key, digest or content_digest(whole))
         digest = digest or _with_images(origin.digest, whole)
         alike = numbers.setdefault(numbers_digest(whole), [])
-        known = digest in digests or any(_look_alike(loaded.episodes[k], whole) for k in alike)
+        known = digest in digests or any(_is_copy(loaded.episodes[k], whole) for k in alike)
         digests.add(digest)
         if known:
             continue
@@ -213,6 +213,12 @@ def _rewards(episode: Episode) -> np.ndarray:
     """float32[T], the last one as `End.reward` corrects it."""
     _, steps, end = episode
     return steps.reward if end.reward is None else np.append(steps.reward[:-1], np.float32(end.reward))
+
+
+def _is_copy(a: Episode, b: Episode) -> bool:
+    """Whether two episodes with the same numbers are one: they look alike, and no text makes them different tasks."""
+    texts = {a.begin.task, b.begin.task} - {""}  # some formats have none
+    return len(texts) < 2 and _look_alike(a, b)
 
 
 def _look_alike(a: Episode, b: Episode) -> bool:

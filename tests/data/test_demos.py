@@ -111,6 +111,15 @@ def test_every_content_is_loaded_once(folder, spec):
     assert demos.duplicates == 2
 
 
+@pytest.mark.parametrize(("first", "second", "loaded"), [("lift", "push", 2), ("lift", "lift", 1), ("lift", "", 1)])
+def test_one_motion_may_show_several_tasks(tmp_path, spec, make_episode, first, second, loaded):
+    for k, task in enumerate((first, second)):
+        write_episode(tmp_path / f"episode_{k}.hdf5", make_episode(spec, 6, episode_id=f"e{k}", task=task), spec)
+    demos = load_demos([tmp_path], spec)
+    assert (len(demos.episodes), demos.duplicates) == (loaded, 2 - loaded)
+    assert {e.begin.task for e in demos.episodes} == ({first, second} if loaded == 2 else {first})
+
+
 @pytest.mark.parametrize("codec", ["png", "jpeg"])
 def test_a_copy_in_another_format_is_the_same_demonstration(tmp_path, spec, make_episode, codec):
     pytest.importorskip("pyarrow")

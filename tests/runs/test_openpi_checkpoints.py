@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -162,6 +164,33 @@ def test_an_export_is_read_again(params, tmp_path, trainable):
     assert raw.keys() == {"params"}
     with pytest.raises(DataError, match=naming(folder, "Choose")):
         export(folder, config, whole, {})
+
+
+RESTORED = """
+import hashlib, json, sys
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+from openpi.models.model import restore_params
+found = flatten_dict(restore_params(sys.argv[1], restore_type=np.ndarray, dtype=jnp.dtype(sys.argv[2])), sep="/")
+print(json.dumps({path: [list(a.shape), hashlib.sha256(a.tobytes()).hexdigest()] for path, a in found.items()}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("SERL_CHUNK_OPENPI" not in os.environ, reason="SERL_CHUNK_OPENPI names no Python with openpi")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_openpi_restores_an_export(tmp_path, dtype):
+    config = lora()
+    whole = initial(config, jax.random.key(0))
+    export(tmp_path / "export", config, *partition(config).split(whole), STATS)
+    command = [os.environ["SERL_CHUNK_OPENPI"], "-c", RESTORED, str(tmp_path / "export" / "params"), dtype]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    ours = {path: np.asarray(leaf).astype(jnp.dtype(dtype)) for path, leaf in flat(whole).items()}
+    assert found == {path: [list(a.shape), hashlib.sha256(a.tobytes()).hexdigest()] for path, a in ours.items()}
 
 
 def test_parameters_of_another_model_are_not_exported(params, tmp_path):

@@ -92,9 +92,9 @@ def test_two_texts_a_base_in_a_file_and_kills_of_both_sides(processes, tmp_path)
     weights, run = tmp_path / "weights.npz", tmp_path / "run"
     more = ["--exp_name", EXPERIMENT, *flags(SIZES | LORA)]
     processes.start("pi0", "import", str(tmp_path / "openpi"), str(weights), *more).ends()
-    demos = str(tmp_path / "demos")  # one folder: equal starts would be copies, of which one is used
-    for number, text in zip(("2", "4"), TEXTS.values(), strict=True):
-        where = ("--n_demos", number, "--task", text, "--out", demos)
+    demos = [str(tmp_path / side) for side in TEXTS]  # of equal starts, which differ in their texts alone
+    for folder, text in zip(demos, TEXTS.values(), strict=True):
+        where = ("--n_demos", "2", "--task", text, "--out", folder)
         processes.start("record", *more, "--policy", "scripted", *where).ends()
 
     settings = SIZES | LORA | RUN | {"agent.pi0.weights": str(weights)}
@@ -107,8 +107,7 @@ def test_two_texts_a_base_in_a_file_and_kills_of_both_sides(processes, tmp_path)
             "--debug",
             "--task",
             TEXTS["left"],
-            "--demo_path",
-            demos,
+            *(f"--demo_path={folder}" for folder in demos),
             "--checkpoint_path",
             str(run),
         )

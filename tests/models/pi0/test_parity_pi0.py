@@ -33,6 +33,16 @@ def test_every_recorded_number_is_ours(rows):
     assert sum(name.startswith("grad_norm/") for name in names) == 50
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pi05", "lora", "bfloat16"])
+def test_other_sizes_that_openpi_computed_are_ours_too(name):
+    """Recorded by `benchmarks/record_openpi.py`."""
+    comparison = parity_pi0.compare(RECORDED.parent / "pi0_openpi" / name)
+    assert isinstance(comparison, parity_pi0.Comparison), comparison
+    assert {row.name: row for row in comparison.rows if not row.good} == {}
+    assert len(comparison.rows) > 70
+
+
 def test_parameters_by_the_rule_are_the_recorded_ones():
     """`test_every_recorded_number_is_ours` computes with them: the case is kept without its checkpoints."""
     leaf = rule_leaf("PaliGemma/llm/layers/attn/attn_vec_einsum/w", (4, 8, 16, 64))
