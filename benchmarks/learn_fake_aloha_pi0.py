@@ -11,11 +11,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from learn_fake_aloha import REPORT_SEED_BASE, evaluate_checkpoint
-from support.cli_args import differing, keep_plan
+from support.cli_args import Setting, add_settings, differing, keep_plan, settings
 from support.results import Run, checkpoint, write
 
 from serl_chunk.actor.evaluate import VALIDATION_SEED_BASE
@@ -34,7 +35,9 @@ from serl_chunk.runs.metrics import read_metrics
 N_DEMOS = 30
 
 
-def contestants(updates: dict[str, int], seed: int) -> dict[str, tuple[ExperimentConfig, list[str]]]:
+def contestants(
+    updates: dict[str, int], seed: int, changed: Sequence[Setting] = ()
+) -> dict[str, tuple[ExperimentConfig, list[str]]]:
     """Return both experiments, of demonstrations alone, and what of each differs from the packaged one."""
     images = load_experiment("fake_aloha_images")
     of = images.agent
@@ -50,6 +53,7 @@ def contestants(updates: dict[str, int], seed: int) -> dict[str, tuple[Experimen
         if name == "pi0":
             changes["agent.lr_cosine"] = n
         overrides = [(path, str(value)) for path, value in changes.items()]
+        overrides += changed if name == "pi0" else ()
         said = [] if name == "pi0" else ["agent=bc", "agent.policy_updates=1"]
         out[name] = apply_overrides(config, overrides), [*said, *map("=".join, overrides)]
     return out
@@ -88,8 +92,9 @@ def main() -> None:
     p.add_argument("--episodes", type=int, default=100, help="evaluation episodes per checkpoint")
     p.add_argument("--out", type=Path, default=Path("runs/benchmark_fake_aloha_pi0"))
     p.add_argument("--json", type=Path, help="write the results here (benchmarks/README.md, Results)")
+    add_settings(p, "of pi0")
     args = p.parse_args()
-    configs = contestants({"pi0": args.pi0_updates, "conv": args.conv_updates}, args.seed)
+    configs = contestants({"pi0": args.pi0_updates, "conv": args.conv_updates}, args.seed, settings(p, args.set))
     args.out.mkdir(parents=True, exist_ok=True)
     demos, (pi0, _) = args.out / "demos", configs["pi0"]
     run_record(pi0, N_DEMOS, str(demos), policy="scripted", noise=None, cameras=pi0.agent.image_keys)

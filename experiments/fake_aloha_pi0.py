@@ -23,7 +23,7 @@ def experiment() -> ExperimentConfig:
     model = replace(PI0_PRESETS["tiny"], depth=2, steps=5, remat=False)
     return ExperimentConfig(
         name="fake_aloha_pi0",
-        robot=FakeAlohaConfig(image_size=48, observe_objects=False),
+        robot=FakeAlohaConfig(image_size=48, observe_objects=False, task="hand over the cube"),
         agent=BcConfig(
             policy="pi0",
             pi0=model,
