@@ -91,9 +91,12 @@ def parse(text: str, annotation: Any, path: str) -> Any:
             except ConfigError as error:
                 expected.append(error.message.partition("expected ")[2])
         raise _unreadable(text, " or ".join(expected), path)
-    if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
+    if origin is tuple:
         items = [t.strip() for t in text.strip("()[] ").split(",") if t.strip()]
-        return tuple(parse(t.strip("'\""), args[0], path) for t in items)
+        kinds = args[:1] * len(items) if args[1:] == (Ellipsis,) else args
+        if len(items) != len(kinds):
+            raise _unreadable(text, f"{len(kinds)} values with commas between them", path)
+        return tuple(parse(t.strip("'\""), kind, path) for t, kind in zip(items, kinds, strict=True))
     raise ConfigError(
         f"it cannot be set on the command line, got {text!r}. Set it in the experiment's file.", parameter=path
     )

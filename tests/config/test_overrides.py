@@ -113,6 +113,10 @@ def test_parse_covers_bools_literals_and_empty_tuples():
     assert parse("2", Literal[1, 2], "x") == 2
     assert parse("()", tuple[str, ...], "x") == ()
     assert parse("['a', \"b\"]", tuple[str, ...], "x") == ("a", "b")
+    assert parse("24,32", tuple[int, int], "x") == (24, 32)
+    with pytest.raises(ConfigError, match=naming("24", 2)) as caught:
+        parse("24", tuple[int, int], "x")
+    assert caught.value.parameter == "x"
     with pytest.raises(ConfigError, match=naming("x", 3, "none")):
         parse("3", type(None), "x")
 
