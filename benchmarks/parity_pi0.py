@@ -19,6 +19,7 @@ python benchmarks/parity_pi0.py DIR...
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -264,6 +265,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+", metavar="DIR")
     jax.config.update("jax_default_matmul_precision", "highest")  # accelerators multiply coarser by default
+    # jaxlib's fused products on a CPU round more: they double a deep model's distance from float64. Read by the first
+    # computation.
+    os.environ["XLA_FLAGS"] = f"--xla_cpu_experimental_ynn_fusion_type= {os.environ.get('XLA_FLAGS', '')}"
     good = True
     for folder in cases(parser.parse_args().folders):
         result = compare(folder)

@@ -238,6 +238,7 @@ print(size, (peak - before) / size)
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_reading_needs_little_more_memory_than_the_result(tmp_path):
     def run(*args: str) -> str:
         command = [sys.executable, "-c", LOADING, *args, str(tmp_path / "step")]
