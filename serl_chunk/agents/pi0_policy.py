@@ -95,7 +95,7 @@ class Pi0Policy:
         return {IMAGE_PREFIX + slot: observation[IMAGE_PREFIX + name] for name, slot in self.slots.items()}
 
     def draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
-        """ "x0" float32[B, H, D], standard normal, and "t" float32[B], near the data more often (openpi's Beta)."""
+        """ "x0" float32[B, H, D], standard normal, and "t" float32[B], near the noise more often (openpi's Beta)."""
         b, shape = batch.actions.shape[0], (self.spec.horizon, self.config.action_dim)
         noisy = jax.random.beta(key_of(key, "t"), 1.5, 1.0, (b,)) * 0.999 + 0.001
         return {"x0": jax.random.normal(key_of(key, "x0"), (b, *shape)), "t": 1.0 - noisy}
