@@ -13,7 +13,7 @@ from serl_chunk.agents.state import AgentState, Context, Observation, Params, ke
 from serl_chunk.agents.vision import ObservationEmbedder, Vision, digest_of
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.encoder import ObservationEncoder, random_shift
-from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch
+from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch, ConfigError
 
 
 class HasBase(Protocol):
@@ -21,6 +21,9 @@ class HasBase(Protocol):
 
     @property
     def source(self) -> str: ...
+
+    @property
+    def source_setting(self) -> str: ...
 
     def base(self, key: jax.Array) -> Params: ...
 
@@ -94,6 +97,15 @@ class Perception:
     def base_digest(self) -> str:
         """The digest of the base that both sides read themselves; empty without one. Raises ConfigError."""
         return digest_of(self.source_base)
+
+    def check_base(self, recorded: str) -> None:
+        """Raise ConfigError where `recorded`, the digest that a run's checkpoint has, is not that of our base."""
+        if recorded and recorded != self.base_digest:
+            raise ConfigError(
+                f"{self.source or 'no file'} has other weights (digest {self.base_digest or 'none'}) than this run's "
+                f"base (digest {recorded}). Give the file that the run began with",
+                parameter=self.with_base.source_setting,
+            )
 
     def pretrained(self, state: AgentState) -> AgentState:
         """A fresh state with the weights of `encoder.weights`, a run's start, in every backbone. Raises ConfigError."""

@@ -17,7 +17,7 @@ from serl_chunk.models.pi0 import augment, tree, weights
 from serl_chunk.models.pi0.masks import IMAGE_MASK_PREFIX
 from serl_chunk.models.pi0.pi0 import Pi0
 from serl_chunk.models.sums import Sum
-from serl_chunk.types import IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch
+from serl_chunk.types import IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch, ConfigError
 
 _BASE = "pi0"  # in an agent's base
 
@@ -27,6 +27,14 @@ class Pi0Policy:
 
     def __init__(self, config: Pi0Config, image_keys: tuple[str, ...], spec: AgentSpec) -> None:
         self.config, self.spec = config, spec
+        # pi0.5's state is in its prompt.
+        for what, size in (("actions", spec.action_dim), ("state", 0 if config.pi05 else spec.state_dim)):
+            if size > config.action_dim:
+                raise ConfigError(
+                    f"the robot's {what} have {size} numbers, the model {config.action_dim}. Set "
+                    f"agent.pi0.action_dim={size} for a model that begins with random numbers, or leave numbers out",
+                    parameter="agent.pi0.action_dim",
+                )
         self.model, self.partition = Pi0(config), tree.partition(config)
         self.slots = dict(zip(image_keys, config.cameras, strict=False))  # our cameras -> the model's
 
@@ -45,6 +53,11 @@ class Pi0Policy:
     def source(self) -> str:
         """The file of the leaves that are not trained; empty where there are none, or they are random."""
         return self.config.weights if self.config.trainable != "full" else ""
+
+    @property
+    def source_setting(self) -> str:
+        """The setting that names it."""
+        return "agent.pi0.weights"
 
     def base(self, key: jax.Array) -> Params:
         """The leaves that are not trained, of the file of weights or random ones. Raises ConfigError for the file."""
@@ -84,7 +97,7 @@ class Pi0Policy:
         """An observation as the model's first expert shows it, by the whole tree of parameters."""
         seen = {STATE: observation[STATE]}
         if self.config.pi05:  # the state is in the prompt
-            seen[STATE] = jnp.zeros_like(observation[STATE])
+            seen[STATE] = jnp.zeros_like(observation[STATE][..., :0])
         seen |= self.images(observation)
         seen |= {name: observation[name] for name in (PROMPT, PROMPT_MASK) if name in observation}
         prefix = self.model.encode(whole, seen)

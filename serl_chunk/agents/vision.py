@@ -67,6 +67,8 @@ class Vision:
         ConfigError: cameras of different sizes share weights that depend on the size.
     """
 
+    source_setting = "agent.encoder.weights"
+
     def __init__(self, config: AgentConfig, cameras: Sequence[CameraSpec]) -> None:
         self._config, self._cameras = config.encoder, tuple(cameras)
         self.frozen = config.encoder.frozen_backbone and bool(cameras)

@@ -215,6 +215,7 @@ def checkpoints_of_run(
     checkpoints = []
     for each in found:
         preprocess = Preprocess.restored(config, spec, each.meta, each.normaliser)
+        agent.check_base(each.meta.get("base_digest", ""))
         try:
             agent.load_params(each.params)
         except ConfigError as error:

@@ -46,7 +46,9 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     p = commands.add_parser("export", help="write a run's parameters as openpi's checkpoint", allow_abbrev=False)
     p.add_argument("run_folder", metavar="RUN", help="the run's folder")
     p.add_argument("folder", metavar="TO", help="a folder that is absent or empty")
-    p.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
+    p.add_argument("--step", default="latest", help="of the checkpoint (default: the newest)")
+    p.add_argument("--asset_id", help="of the statistics, where openpi looks for them (default: as that of the run's "
+                   "normaliser.norm_stats)")  # fmt: skip
     p.add_argument("--exp_name", help="the experiment whose agent.pi0 has its sizes")
     add_experiment_flags(p)
     p.set_defaults(run=run_export)
@@ -138,24 +140,35 @@ def run_export(flags: argparse.Namespace, rest: Sequence[str]) -> int:
     """Write the parameters of a run's checkpoint, those of the base included, as openpi's."""
     from serl_chunk.agents.registry import make_agent
     from serl_chunk.data.normalise.chunk_statistics import read_norm_stats
+    from serl_chunk.data.preprocess import fit_preprocess
     from serl_chunk.runs.checkpoints import CheckpointStore
+    from serl_chunk.runs.evaluations import wanted_policy
     from serl_chunk.runs.openpi_checkpoints import export
 
-    config = load_flags(flags, rest)
-    model, store = _of(config), CheckpointStore(Path(flags.run_folder))
-    steps = store.steps()
-    if not steps:
-        raise DataError(f"{flags.run_folder}: there is no checkpoint. Give the folder of a run")
-    stored = store.restore_policy(steps[-1] if flags.step is None else flags.step)
+    config, run = load_flags(flags, rest), Path(flags.run_folder)
+    model = _of(config)
+    if not run.is_dir():
+        raise DataError(f"{run}: there is no such folder. Give the folder of a run")
+    stored = wanted_policy(run, CheckpointStore(run), flags.step)
     spec = spec_of(config)
-    params: Any = make_agent(config, spec).load_params(stored.params)
+    agent = make_agent(config, spec)
+    agent.check_base(stored.meta.get("base_digest", ""))
+    params: Any = agent.load_params(stored.params)
     base = params.get("base", {}).get("pi0", {})
-    stats = None
-    if config.normaliser.norm_stats:
-        vectors = read_norm_stats(config.normaliser.norm_stats)
-        stats = {spec.name: {name: _plain(vector) for name, vector in vectors.items()}}
+    stats, file = None, Path(config.normaliser.norm_stats)
+    if config.normaliser.actions == "openpi":
+        if fit_preprocess(config, spec, []).fields()["normaliser_digest"] != stored.meta["normaliser_digest"]:
+            raise ConfigError(
+                f"{file} has other statistics than step {stored.step} was trained with. Give the run's",
+                parameter="normaliser.norm_stats",
+            )
+        vectors = read_norm_stats(file)
+        asset = flags.asset_id or file.absolute().parent.name
+        stats = {asset: {name: _plain(vector) for name, vector in vectors.items()}}
     export(flags.folder, model, params["policy"]["pi0"], base, stats)
-    print(f"{flags.folder}: step {stored.step} of {flags.run_folder}")
+    print(f"{flags.folder}: step {stored.step} of {run}, statistics {', '.join(stats or ['none'])}")
+    if stats is None:
+        print(f"normaliser.actions={config.normaliser.actions} is none of openpi's transforms: it would act otherwise")
     return 0
 
 

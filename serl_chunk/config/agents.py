@@ -276,6 +276,20 @@ class BcConfig(AgentConfig, without=("kernel_init",)):
             f"got {pi0.vocabulary}")
         require(self.gripper.composition == "continuous", "agent.gripper.choices",
             "must be empty with agent.policy=pi0, whose actions include the grippers. Leave it out.")
+        require(pi0.trainable != "none", "agent.pi0.trainable",
+            "none leaves bc nothing to train. Set full, expert, lora or lora_expert.")
+        require(self.use_state, "agent.use_state",
+            "must be True with agent.policy=pi0, which reads the state. Leave it out.")
+        unread = dataclasses.replace(self.encoder, frame_size=None, shift=EncoderConfig().shift)
+        for field in dataclasses.fields(EncoderConfig):
+            value, usual = getattr(unread, field.name), getattr(EncoderConfig(), field.name)
+            require(value == usual, f"agent.encoder.{field.name}",
+                f"{as_text(value)} has no effect: pi0 has an image tower of its own. Leave it out.")
+        require(not pi0.pi05 or self.language.reads, "agent.language.tokenizer",
+            "must not be none with agent.pi0.pi05=True, which reads the state in its prompt alone. Set bytes or "
+            "sentencepiece.")
+        require(not pi0.pi05 or not self.bc_joint_noise, "agent.bc_joint_noise",
+            f"must be 0 with agent.pi0.pi05=True, whose prompt holds the recorded state, got {self.bc_joint_noise:g}.")
 
     @property
     def squashed(self) -> bool:

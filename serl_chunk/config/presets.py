@@ -198,7 +198,9 @@ def configured(
         require(not reason, "compat", f"{compat} excludes preset={chosen}: {reason}. Leave it out.")
         agent, chunk = changes.get("agent", config.agent), changes.get("chunk", config.chunk)
         if compat == "openpi":
-            changes |= _openpi(config, agent)
+            # What it decides depends on what is trained, which an override may say.
+            own = [(path.removeprefix("agent."), text) for path, text in overrides if path.startswith("agent.")]
+            changes |= _openpi(config, apply_overrides(agent, own))
         else:
             changes |= _compat_changes(config, agent, chunk, compat, discount)
     changes |= _composed_anew(changes.get("agent", config.agent), overrides)

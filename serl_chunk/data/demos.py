@@ -100,6 +100,7 @@ def load_demos(
         wanted = take_fraction(wanted, options.proportion, _lengths(sources))
     loaded = DemoSet([], [], 0, 0, "", tuple(dict.fromkeys(note for source in sources for note in source.notes())))
     digests: set[str] = set()  # copies' too, so that the order of the paths does not matter
+    seen: set[tuple[str, str]] = set()  # of these, with the text
     numbers: dict[str, list[int]] = {}  # digest of an episode's numbers -> the loaded ones that have it
     ids: set[str] = set()
     labelled: set[str] = set()  # of the files' digests with their labels
@@ -116,9 +117,14 @@ def load_demos(
         origin = Origin(source.path, source.format, key, digest or content_digest(whole))
         digest = digest or _with_images(origin.digest, whole)
         alike = numbers.setdefault(numbers_digest(whole), [])
-        known = digest in digests or any(_is_copy(loaded.episodes[k], whole) for k in alike)
+        known = (digest, whole.begin.task) in seen
+        copied = None if known else next((k for k in alike if _is_copy(loaded.episodes[k], whole)), None)
         digests.add(digest)
-        if known:
+        seen.add((digest, whole.begin.task))
+        if copied is not None and not (first := loaded.episodes[copied]).begin.task:
+            begin = first.begin._replace(task=whole.begin.task)  # as if the copy with a text had come first
+            loaded.episodes[copied] = first._replace(begin=begin)
+        if known or copied is not None:
             continue
         alike.append(len(loaded.episodes))
         episode, after = whole, 0

@@ -70,7 +70,7 @@ class Learner:
             saved = Preprocess.restored(config, spec, restored.meta, restored.normaliser)
             preprocess = restored_preprocess(saved, preprocess, same_data=data.dataset is None)
             self.state, self.base = restored.state.state, self.base or restored.state.base
-            self._check_base(restored)
+            self.agent.check_base(restored.meta.get("base_digest", ""))
         self.preprocess = preprocess
         embed = agent.embedder(self.base)  # with the weights that the run has: they never change
         self.replay = Replay(spec, config, preprocess, bc_on=a.bc_on, embed=embed)
@@ -201,15 +201,6 @@ class Learner:
 
     def _published(self) -> Params:
         return self.agent.published(self.state, self.base, pretrained=self.trainer.pretrained)
-
-    def _check_base(self, restored: Restored) -> None:
-        before, now = restored.meta.get("base_digest", ""), self.agent.base_digest
-        if before and before != now:
-            raise ConfigError(
-                f"{self.agent.source} has other weights (digest {now}) than this run's base (digest {before}). Give "
-                "the file that the run began with",
-                parameter="agent.encoder.weights",
-            )
 
     def checkpoint(self, *, timed: bool = False) -> None:
         """Write a checkpoint in the background: of this step, or `timed`, in the place of the timed one before."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from agent_tools import make_batches, same
+from errors import naming
 
 from serl_chunk.agents.bc import Bc
 from serl_chunk.agents.spec import AgentSpec
@@ -163,10 +164,43 @@ def test_committed_actions_come_out_as_they_are_and_the_rest_follows():
     np.testing.assert_allclose(chunk[0], committed[0][0], atol=1e-6)
 
 
+def test_a_robot_with_more_numbers_than_the_model_is_refused():
+    many, wide = dataclasses.replace(SPEC, action_dim=7), dataclasses.replace(SPEC, state_dim=7)
+    for spec in (many, wide):
+        with pytest.raises(ConfigError, match=naming("agent.pi0.action_dim=7", 6)) as caught:
+            Bc(agent_of().config, spec)
+        assert caught.value.parameter == "agent.pi0.action_dim"
+    # Its state is in the prompt.
+    agent = Bc(agent_of(pi05=True).config, wide)
+    shown = {**one(agent), "state": jnp.zeros(7)}
+    chunk, _ = agent.sample(agent.policy_params(agent.init(jax.random.key(0))), shown, jax.random.key(1), explore=False)
+    assert np.isfinite(chunk).all()
+
+
+def test_another_base_than_a_checkpoints_is_refused(tmp_path):
+    for seed in (1, 2):
+        write(tmp_path / f"{seed}.npz", tree.flat(tree.initial(SMALL, jax.random.key(seed))))
+    first, other = (agent_of(trainable="expert", weights=str(tmp_path / f"{seed}.npz")) for seed in (1, 2))
+    first.check_base(first.base_digest)
+    first.check_base("")  # of before, or without a base
+    with pytest.raises(ConfigError, match=naming(first.base_digest, other.base_digest, "2.npz")) as caught:
+        other.check_base(first.base_digest)
+    assert caught.value.parameter == "agent.pi0.weights"
+
+
 WRONG = [
     ({"encoder": EncoderConfig()}, "agent.encoder.frame_size"),
     ({"image_keys": tuple("abcd")}, "agent.image_keys"),
     ({"language": LanguageConfig("bytes"), "pi0": dataclasses.replace(SMALL, vocabulary=9)}, "agent.pi0.vocabulary"),
+    ({"pi0": dataclasses.replace(SMALL, trainable="none")}, "agent.pi0.trainable"),
+    ({"use_state": False}, "agent.use_state"),
+    ({"encoder": EncoderConfig(frame_size=SIZE, latent=99)}, "agent.encoder.latent"),
+    ({"encoder": EncoderConfig("resnet10", frame_size=SIZE, frozen_backbone=True)}, "agent.encoder.kind"),
+    ({"pi0": dataclasses.replace(SMALL, pi05=True)}, "agent.language.tokenizer"),
+    (
+        {"pi0": dataclasses.replace(SMALL, pi05=True), "language": LanguageConfig("bytes"), "bc_joint_noise": 0.1},
+        "agent.bc_joint_noise",
+    ),
 ]
 
 

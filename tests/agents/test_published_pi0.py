@@ -136,6 +136,16 @@ def test_what_is_trained_decides_the_average_and_how_lora_begins(trainable, rank
     assert (of.policy_ema, of.pi0.lora_init) == (average, start)
 
 
+def test_an_override_says_what_is_trained():
+    overrides = [("agent.pi0.trainable", "lora"), ("agent.pi0.vlm.attention_rank", "2")]
+    experiment = ExperimentConfig("x", FakeAlohaConfig(image_size=24), CONFIG)
+    of = configured(experiment, overrides, compat="openpi").agent
+    assert isinstance(of, BcConfig)
+    assert (of.policy_ema, of.pi0.lora_init, of.pi0.vlm.attention_rank) == (0.0, "openpi", 2)
+    of = configured(experiment, [*overrides, ("agent.policy_ema", "0.5")], compat="openpi").agent
+    assert of.policy_ema == 0.5
+
+
 @pytest.mark.parametrize("preset", [None, "qc", "bc"])
 def test_openpi_has_conventions_for_pi0_alone(preset):
     with pytest.raises(ConfigError, match=naming("agent.policy=pi0")) as caught:

@@ -125,6 +125,7 @@ BAD = [
     (["import", "nothing", "x.npz", "--exp_name", "fake_aloha"], ConfigError, "agent.policy=pi0"),
     (["import", "nothing", "x.npz", "--exp_name", "fake_aloha", "--model", "tiny"], DataError, "params/_METADATA"),
     (["export", "nothing", "x", "--exp_name", "fake_aloha"], ConfigError, "agent.policy=pi0"),
+    (["export", "nothing", "x", "--exp_name", "fake_aloha_pi0"], DataError, "nothing"),
     (["inspect", "x", "--more"], ConfigError, "--more"),
     (["inspect", "x", "--robot", "spot"], ConfigError, "aloha_sim"),
 ]

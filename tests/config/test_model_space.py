@@ -14,6 +14,7 @@ from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig
 from serl_chunk.config.experiment import UNBOUNDED, NormaliserConfig
 from serl_chunk.config.fields import check_unused
 from serl_chunk.config.gripper import GripperConfig
+from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.types import ConfigError
 
 CONFIG = load("fake_aloha", [])
@@ -48,6 +49,15 @@ def test_values_of_grippers_refuse_a_space_without_bounds():
         assert refused.value.parameter == "normaliser.actions"
         with_agent(AcfqlConfig(gripper=gripper), NormaliserConfig("relative"))
     with_agent(AcfqlConfig(gripper=GripperConfig(mode="fixed")))  # the actor keeps it, in the robot's units
+
+
+def test_the_bins_of_pi05_need_quantiles():
+    pi05 = [("agent.policy", "pi0"), ("agent.pi0.pi05", "True"), ("agent.language.tokenizer", "bytes")]
+    openpi = [("normaliser.actions", "openpi"), ("normaliser.norm_stats", "x.json")]
+    clone = dataclasses.replace(CONFIG, agent=BcConfig())
+    with pytest.raises(ConfigError, match=naming("normaliser.scaling", "quantiles", "z_score")):
+        apply_overrides(clone, [*pi05, *openpi])
+    apply_overrides(clone, [*pi05, *openpi, ("normaliser.scaling", "quantiles")])
 
 
 def test_settings_of_openpis_transforms_need_its_mode():

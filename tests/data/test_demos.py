@@ -111,13 +111,27 @@ def test_every_content_is_loaded_once(folder, spec):
     assert demos.duplicates == 2
 
 
-@pytest.mark.parametrize(("first", "second", "loaded"), [("lift", "push", 2), ("lift", "lift", 1), ("lift", "", 1)])
-def test_one_motion_may_show_several_tasks(tmp_path, spec, make_episode, first, second, loaded):
-    for k, task in enumerate((first, second)):
-        write_episode(tmp_path / f"episode_{k}.hdf5", make_episode(spec, 6, episode_id=f"e{k}", task=task), spec)
-    demos = load_demos([tmp_path], spec)
-    assert (len(demos.episodes), demos.duplicates) == (loaded, 2 - loaded)
-    assert {e.begin.task for e in demos.episodes} == ({first, second} if loaded == 2 else {first})
+TEXTS = {("lift", "push"): 2, ("lift", "lift"): 1, ("lift", ""): 1, ("", "lift"): 1, ("", "lift", "push"): 2,
+         ("lift", "", "push"): 2}  # fmt: skip
+
+
+@pytest.mark.parametrize("texts", TEXTS)
+@pytest.mark.parametrize("format", ["files", "lerobot"])
+def test_one_motion_may_show_several_tasks(tmp_path, spec, make_episode, texts, format):
+    files = tmp_path / "files"
+    files.mkdir()
+    for k, task in enumerate(texts):
+        write_episode(files / f"episode_{k}.hdf5", make_episode(spec, 6, episode_id=f"e{k}", task=task), spec)
+    if format == "lerobot":
+        pytest.importorskip("pyarrow")
+        from serl_chunk.data.lerobot.writer import LeRobotSink
+
+        source = open_source(files, ReadOptions(spec=spec))
+        sink = LeRobotSink(tmp_path / "lerobot", image_codec="png", tolerance_s=None)
+        convert(source, source.keys(), sink, tmp_path / "lerobot", workers=0)
+    demos = load_demos([tmp_path / format], spec)
+    assert (len(demos.episodes), demos.duplicates) == (TEXTS[texts], len(texts) - TEXTS[texts])
+    assert {e.begin.task for e in demos.episodes} == {*texts} - {""}
 
 
 @pytest.mark.parametrize("codec", ["png", "jpeg"])

@@ -81,7 +81,8 @@ class Pi0:
                 all images are real; `prompt` int32[..., P] and `prompt_mask` bool[..., P], or neither.
         """
         lead = observation[STATE].shape[:-1]
-        flat = {k: x.reshape(-1, *x.shape[len(lead) :]) for k, x in observation.items()}
+        rows = math.prod(lead)  # a state may have no numbers
+        flat = {k: x.reshape(rows, *x.shape[len(lead) :]) for k, x in observation.items()}
         tokens, mask = self.prefix_tokens(params, flat)
         positions = masks.positions(mask)
         seen = masks.attention_mask(mask, jnp.zeros(mask.shape[-1], bool))
