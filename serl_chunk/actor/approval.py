@@ -116,7 +116,10 @@ class ApprovedPlanner(RealtimePlanner):
             if held * self._deadlines.period >= SETTLE_SECONDS:
                 self._asked = tick
                 self._inference.submit(self._request(tick, observe, hold, 0))
-        elif (decision := self._inference.poll()) is not None and decision.tick == self._asked:
+            return
+        decision = self._inference.poll()
+        # Ticks repeat from episode to episode: only the epoch distinguishes a late reply to a former one.
+        if decision is not None and (decision.tick, decision.epoch) == (self._asked, self._queue.epoch):
             self._asked = None
             if self._needs(decision.version):
                 self._waiting = decision

@@ -30,6 +30,7 @@ class InferenceThread:
         self._result: Decision | None = None
         self._error: BaseException | None = None
         self._closed = False
+        self._flushes = 0
         self._look = False  # for newer parameters
         self._threads = [
             threading.Thread(target=self._guard, args=(work,), name=name, daemon=True)
@@ -43,6 +44,12 @@ class InferenceThread:
         with self._changed:
             self._request = request
             self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Drop the request that was not begun, the decision that was not taken, and one under way once it comes."""
+        with self._changed:
+            self._request = self._result = None
+            self._flushes += 1
 
     def poll(self) -> Decision | None:
         """Return the newest decision that was not taken yet, at once."""
@@ -88,14 +95,16 @@ class InferenceThread:
                 self._changed.wait_for(lambda: self._closed or self._request is not None)
                 if self._closed:
                     return
-                request, self._request = self._request, None
+                request, self._request, flushes = self._request, None, self._flushes
             assert request is not None
             try:
                 decision = self._policy.decide(request)
             except PolicyAwayError:  # the robot holds, and the planner requests anew
                 continue
             with self._changed:
-                self._result, self._look = decision, True
+                self._look = True
+                if flushes == self._flushes:
+                    self._result = decision
                 self._changed.notify_all()
 
     def _load(self) -> None:

@@ -209,6 +209,7 @@ class RealtimePlanner(ChunkPlanner):
 
     def flush(self) -> None:
         super().flush()
+        self._inference.flush()
         self._give_up()
 
     def close(self) -> None:

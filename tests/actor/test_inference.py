@@ -54,6 +54,26 @@ def test_only_the_newest_request_waits():
     assert set(agent.prefixes) == {1, 3}
 
 
+def test_a_flush_drops_what_was_requested_before_it():
+    agent = SlowAgent()
+    inference = InferenceThread(make_policy(agent), CLOCK)
+    inference.submit(request(1))
+    assert agent.begun.wait(10)
+    inference.submit(request(2))
+    inference.flush()  # request 1 is under way, request 2 waits
+    inference.submit(request(3))
+    agent.go.set()
+    result = inference.wait(CLOCK.now() + 10)
+    assert result is not None
+    assert result.tick == 3
+    inference.submit(request(4))
+    eventually(lambda: 4 in agent.prefixes)
+    inference.flush()
+    assert inference.wait(CLOCK.now() + 0.1) is None
+    inference.close()
+    assert 2 not in agent.prefixes
+
+
 def test_waiting_ends_at_its_moment():
     inference = InferenceThread(make_policy(NoisyAgent(4)), CLOCK)
     assert inference.wait(CLOCK.now() + 0.001) is None

@@ -183,6 +183,10 @@ class SimInference:
         self._pending = request
         self._advance(self._clock.now())
 
+    def flush(self) -> None:
+        self._advance(self._clock.now())
+        self._pending = self._result = None
+
     def poll(self) -> Decision | None:
         self._advance(self._clock.now())
         result, self._result = self._result, None
