@@ -77,6 +77,7 @@ class PolicyClient:
             if connection is None:
                 raise ServerAwayError(self.waiting)
         try:
+            self._refuse_unrequested(connection)
             connection.send(message)
             reply = self._received(connection)
             if isinstance(reply, str):
@@ -114,6 +115,14 @@ class PolicyClient:
     @property
     def _named(self) -> str:
         return f"the policy server at {self.address.named}"
+
+    def _refuse_unrequested(self, connection: Any) -> None:
+        """Raise ServerAwayError where a message is there before the request: it would be taken for the reply."""
+        try:
+            connection.recv(timeout=0)
+        except TimeoutError:
+            return
+        raise ServerAwayError(f"{self._named} sent a message that was not requested. Replies must be one a request")
 
     def _received(self, connection: Any) -> bytes | str:
         until = time.monotonic() + (ANSWER_S if self._answered else FIRST_ANSWER_S)

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from policy_servers import StatePolicy, request, server_of
+from policy_servers import MAX_BYTES, StatePolicy, request, server_of
 
 from serl_chunk.serving import client as client_module
 from serl_chunk.serving import codec
@@ -17,6 +17,7 @@ from serl_chunk.serving.client import PolicyClient, RefusedError, ServerAwayErro
 from serl_chunk.serving.endpoint import Address
 
 websockets_server = pytest.importorskip("websockets.server")
+sync_server = pytest.importorskip("websockets.sync.server")
 
 
 @pytest.fixture(autouse=True)
@@ -128,6 +129,34 @@ def test_a_reply_after_an_interrupt_is_not_taken_for_the_next():
             client.infer(request(0.1))
         assert client.wait(10)
         np.testing.assert_allclose(client.infer(request(0.7))["actions"][0], [0.7, 0.5])
+
+
+@contextlib.contextmanager
+def serving(handler):
+    """A server of another program; `handler` has each connection. Yields its port."""
+    with sync_server.serve(handler, "127.0.0.1", 0, compression=None) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.socket.getsockname()[1]
+        server.shutdown()
+        thread.join()
+
+
+def test_a_second_reply_is_not_taken_for_that_of_the_next_request():
+    def twice(connection):
+        connection.send(codec.pack({}))
+        for message in connection:
+            for _ in range(2):
+                connection.send(codec.pack({"first": float(codec.unpack(message, MAX_BYTES)["state"][0])}))
+
+    with serving(twice) as port, client_of(port) as client:
+        assert client.wait(10)
+        assert client.infer(request(0.25))["first"] == 0.25
+        time.sleep(0.2)
+        with pytest.raises(ServerAwayError, match="not requested"):
+            client.infer(request(0.5))
+        assert client.wait(10)
+        assert client.infer(request(0.75))["first"] == 0.75
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="of Linux")
