@@ -92,6 +92,9 @@ class PolicyClient:
 
     def wait(self, timeout: float) -> bool:
         """Wait until the server takes requests; False after `timeout` seconds. Raises RefusedError."""
+        connection = self._connection
+        if connection is not None and connection.state is not self._websockets.protocol.State.OPEN:
+            self._lost(connection, ServerAwayError(f"{self._named} closed the connection"))
         with self._changed:
             self._changed.wait_for(lambda: not self.waiting or self._permanent is not None, timeout)
             if self._permanent is not None:
@@ -151,11 +154,13 @@ class PolicyClient:
         reason = str(error) if isinstance(error, SerlChunkError) else f"{self._named} is lost ({_reason(error)})"
         ended = self._interrupted.is_set() or self._closed or self._stop()
         with self._changed:
-            self._connection, self.waiting = None, reason
-            self._lost_at = self._lost_at or time.monotonic()
-            self._changed.notify_all()
-        connection.close()
-        if known and not ended:
+            first = self._connection is connection  # to notice it: another thread may have, and there may be a new one
+            if first:
+                self._connection, self.waiting = None, reason
+                self._lost_at = self._lost_at or time.monotonic()
+                self._changed.notify_all()
+        _disconnect(connection)
+        if known and first and not ended:
             logger.warning(f"{reason}. The robot holds until it is back")
         if self._permanent is not None:
             return self._permanent
@@ -168,13 +173,14 @@ class PolicyClient:
         while self._rest(pause):
             try:
                 connection, metadata = self._connect()
-            except (OSError, SerlChunkError, self._websockets.exceptions.WebSocketException) as error:
+            except RefusedError as error:
+                self._give_up(error)
+                return
+            except Exception as error:  # of whatever kind: without this thread, no server is ever found again
                 reason = f"{self._named} cannot be reached ({_reason(error)})"
-                if isinstance(error, RefusedError):
-                    self._give_up(error)
-                    return
                 if reason != last:
-                    logger.warning(f"{reason}; trying again")
+                    known = OSError | SerlChunkError | self._websockets.exceptions.WebSocketException
+                    logger.warning(f"{reason}; trying again", exc_info=not isinstance(error, known))
                 last = reason
                 with self._changed:
                     self.waiting = reason
@@ -226,6 +232,12 @@ class PolicyClient:
         except BaseException:
             connection.close()
             raise
+
+
+def _disconnect(connection: Any) -> None:
+    """Drop a connection without waiting for its other end; its own thread ends on what it reads then."""
+    with contextlib.suppress(OSError):
+        connection.socket.shutdown(socket.SHUT_RDWR)
 
 
 _QUIET = logging.getLogger(f"{__name__}.connections")

@@ -25,6 +25,7 @@ def websockets() -> Any:
         import websockets
         import websockets.asyncio.server
         import websockets.exceptions
+        import websockets.protocol
         import websockets.sync.client
     except ImportError as error:
         raise ConfigError(

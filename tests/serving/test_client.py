@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 from policy_servers import MAX_BYTES, StatePolicy, request, server_of
+from transport_tools import eventually
 
 from serl_chunk.serving import client as client_module
 from serl_chunk.serving import codec
@@ -187,6 +188,27 @@ def test_a_server_that_reads_nothing_is_lost_after_its_time(monkeypatch):
             assert time.monotonic() - began < 15
             ended.set()
     thread.join()
+
+
+def test_a_connection_that_was_closed_while_idle_is_noticed():
+    with server_of(StatePolicy()) as server, client_of(server.port) as client:
+        assert client.wait(10)
+        client.infer(request())
+        server.close()
+        eventually(lambda: not client.wait(0))
+        assert "server" in client.waiting
+        assert str(server.port) in client.waiting
+
+
+def test_an_error_of_any_kind_is_no_end_of_the_attempts(caplog):
+    """A host that cannot be encoded is a UnicodeError, a redirect to no address a ValueError."""
+    with client_of(0) as client:
+        client.address = Address.parse("openpi://gpu..lab:8000", "actor.policy")
+        eventually(lambda: "gpu..lab:8000 cannot be reached (" in client.waiting)
+        with server_of(StatePolicy()) as server:
+            client.address = Address("127.0.0.1", server.port)
+            assert client.wait(10)
+    assert "gpu..lab:8000 cannot be reached (" in caplog.text
 
 
 def test_closing_without_a_server_is_prompt():
