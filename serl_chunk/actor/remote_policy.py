@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -78,9 +79,29 @@ class RemotePolicy(Policy):
                 f"{self._spec.name!r} has {dim}. Serve a policy of this robot"
             )
         if len(value) < self._horizon:
-            short = f"actions of the policy server at {named}: got {len(value)} of a chunk, expected {self._horizon}"
-            raise PolicyError(f"{short}. Set chunk.horizon={len(value)}, and chunk.execute_steps to that or less")
+            raise PolicyError(f"actions of the policy server at {named}: {_too_short(len(value), self._horizon)}")
         return np.array(value[: self._horizon], np.float32)
+
+
+def _too_short(got: int, expected: int) -> str:
+    remedy = f"Set chunk.horizon={got}, and chunk.execute_steps to that or less"
+    return f"got {got} of a chunk, expected {expected}. {remedy}"
+
+
+def _check_metadata(metadata: Mapping[str, Any], named: str, spec: RobotSpec, horizon: int) -> None:
+    """Raise RefusedError for a server of another robot, rate or shorter chunk. Servers of openpi name none of it."""
+    valid = {"robot": spec.name, "action_dim": spec.action_dim, "state_dim": spec.state_dim,
+             "control_hz": float(spec.control_hz)}  # fmt: skip
+    for name, own in valid.items():
+        got = metadata.get(name)
+        if got is not None and not (isinstance(got, str | int | float) and got == own):
+            raise RefusedError(
+                f"the policy server at {named} is for another robot or rate: {name} is {got!r:.80}, robot "
+                f"{spec.name!r} has {own!r}. Serve a policy of this robot"
+            )
+    got = metadata.get("action_horizon")
+    if got is not None and not (isinstance(got, int | float) and got >= horizon):
+        raise RefusedError(f"action_horizon of the policy server at {named}: {_too_short(got, horizon)}")
 
 
 @contextlib.contextmanager
@@ -118,6 +139,10 @@ def remote_policy(
     file or observation, and where the WebSocket library is missing.
     """
     address, writer, key = _settings(config, spec)
-    client = PolicyClient(address, key=key, stop=lambda: bool(stop()))
+    horizon = config.chunk.horizon
+    client = PolicyClient(
+        address, key=key, stop=lambda: bool(stop()),
+        check=lambda metadata: _check_metadata(metadata, address.named, spec, horizon),
+    )  # fmt: skip
     with contextlib.closing(client):
-        yield RemotePolicy(client, spec, writer, config.chunk.horizon)
+        yield RemotePolicy(client, spec, writer, horizon)

@@ -42,10 +42,14 @@ class PolicyClient:
     Args:
         key: API key; empty: none.
         stop: polled while a reply is waited for; once True, the wait ends.
+        check: raises RefusedError for the metadata of a server that is another than is needed.
     """
 
-    def __init__(self, address: Address, *, key: str = "", stop: Callable[[], bool] = lambda: False) -> None:
-        self.address, self._key, self._stop = address, key, stop
+    def __init__(
+        self, address: Address, *, key: str = "", stop: Callable[[], bool] = lambda: False,
+        check: Callable[[dict[str, Any]], None] = lambda metadata: None,
+    ) -> None:  # fmt: skip
+        self.address, self._key, self._stop, self._check = address, key, stop, check
         self._websockets = websockets()
         self._changed = threading.Condition()
         self._connection: Any = None
@@ -55,8 +59,8 @@ class PolicyClient:
         self._closed = False
         self._lost_at: float | None = None  # when a server that had answered was lost
         self._permanent: SerlChunkError | None = None
-        self.metadata: dict[str, Any] = {}
-        """What the server sent first."""
+        self.metadata: dict[str, Any] | None = None
+        """What the server sent first; None before the first connection."""
         self.waiting = f"the policy server at {address.named} has not answered yet"
         """Why it takes no request; empty where it does."""
         self._thread = threading.Thread(target=self._keep_connected, name="policy client", daemon=True)
@@ -228,7 +232,14 @@ class PolicyClient:
             first = connection.recv(timeout=CONNECT_S)
             if isinstance(first, str):
                 raise ConfigError(f"it sent an error first: {first:.500}")
-            return connection, codec.unpack(first, REPLY_BYTES)
+            metadata = codec.unpack(first, REPLY_BYTES)
+            self._check(metadata)
+            if self.metadata is not None and (names := _differing(self.metadata, metadata)):
+                raise RefusedError(
+                    f"{self._named} came back as another one: {names} of its metadata differ, and its chunks would "
+                    "become other commands. Start this process again"
+                )
+            return connection, metadata
         except BaseException:
             connection.close()
             raise
@@ -238,6 +249,12 @@ def _disconnect(connection: Any) -> None:
     """Drop a connection without waiting for its other end; its own thread ends on what it reads then."""
     with contextlib.suppress(OSError):
         connection.socket.shutdown(socket.SHUT_RDWR)
+
+
+def _differing(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Return the names of the values that two servers' metadata have different, or one of them lacks."""
+    names = [n for n in sorted(before | now) if codec.pack({n: before.get(n)}) != codec.pack({n: now.get(n)})]
+    return ", ".join(names[:12])
 
 
 _QUIET = logging.getLogger(f"{__name__}.connections")

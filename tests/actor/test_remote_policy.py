@@ -106,6 +106,31 @@ def test_replies_of_no_use_are_refused(actions, named):
     assert not isinstance(error.value, PolicyAwayError)
 
 
+OWN = {"robot": SPEC.name, "action_dim": 2, "state_dim": 3, "control_hz": float(SPEC.control_hz), "action_horizon": 8}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"robot": "another"}, {"action_dim": 7}, {"state_dim": 14}, {"control_hz": 30.0}, {"action_horizon": 7},
+     {"robot": True}, {"action_horizon": "8"}],
+)  # fmt: skip
+def test_a_server_of_another_robot_is_refused_before_it_decides(changes):
+    policy, [(name, value)] = StatePolicy(), changes.items()
+    with (
+        pytest.raises(PolicyError, match=naming(name, value)) as error,
+        policy_of(policy, metadata=OWN | changes) as remote,
+    ):
+        remote.decide(Request(seen()))
+    assert not isinstance(error.value, PolicyAwayError)
+    assert not policy.batches
+
+
+@pytest.mark.parametrize("metadata", [OWN, {}, {"action_horizon": 50, "other": [1, 2]}])
+def test_a_server_of_this_robot_or_of_none_is_accepted(metadata):
+    with policy_of(StatePolicy(), metadata=metadata) as remote:
+        remote.decide(Request(seen()))
+
+
 def test_the_cameras_that_are_sent():
     assert sent_cameras(make_config(), SPEC) == ()
     assert sent_cameras(config_of(1), SPEC) == ("front", "wrist")

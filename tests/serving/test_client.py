@@ -211,6 +211,17 @@ def test_an_error_of_any_kind_is_no_end_of_the_attempts(caplog):
     assert "gpu..lab:8000 cannot be reached (" in caplog.text
 
 
+def test_another_server_at_the_same_address_is_refused():
+    with server_of(StatePolicy(), metadata={"experiment": "pick", "images": {"front": [8, 10, 3]}}) as server:
+        client = PolicyClient(Address("127.0.0.1", server.port))
+        assert client.wait(10)
+    with contextlib.closing(client), server_of(StatePolicy(), port=server.port, metadata={"experiment": "place"}):
+        with pytest.raises(RefusedError, match=r"experiment, images .*Start this process again"):
+            eventually(lambda: client.wait(0))
+        with pytest.raises(RefusedError):
+            client.infer(request())
+
+
 def test_closing_without_a_server_is_prompt():
     client = PolicyClient(Address("127.0.0.1", 9))
     began = time.monotonic()

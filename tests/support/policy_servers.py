@@ -52,9 +52,11 @@ class StatePolicy:
         return Answer(actions.astype(np.float32), self.seconds, {"q": 0.5, "policy_version": self.version})
 
 
-def server_of(policy: StatePolicy, *, port: int = 0, **options: Any) -> PolicyServer[Observation]:
+def server_of(
+    policy: StatePolicy, *, port: int = 0, metadata: dict[str, Any] | None = None, **options: Any
+) -> PolicyServer[Observation]:
     """A server on this machine, not started."""
-    served = Policy(policy.prepare, policy.decide, {"robot": policy.spec.name})
+    served = Policy(policy.prepare, policy.decide, {"robot": policy.spec.name} if metadata is None else metadata)
     return PolicyServer(served, host="127.0.0.1", port=port, **{"max_bytes": MAX_BYTES, **options})
 
 
