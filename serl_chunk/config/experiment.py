@@ -267,6 +267,9 @@ class ExperimentConfig(Group):
             "batch. Set it to none, or use acfql or acrlpd (without --compat qc).")
         if agent.gripper.composition == "learned":
             self._check_learned_gripper()
+        require(not (self.actor.policy and self.robot.real) or self.actor.clock == "realtime", "actor.clock",
+            "lockstep sends a real robot no command while a policy server (actor.policy) is waited for. Set "
+            "actor.clock=realtime")
         require(self.actor.delay_ticks < chunk.executed, "actor.delay_ticks",
             f"must be below chunk.execute_steps={chunk.executed}, got {self.actor.delay_ticks}: a chunk that arrives "
             "after it should have been executed leaves the robot holding")

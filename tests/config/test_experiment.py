@@ -345,3 +345,16 @@ def test_configurations_are_frozen(cls):
     config = cls(name="x", robot=FakeAlohaConfig()) if cls is ExperimentConfig else cls()
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(config, dataclasses.fields(config)[0].name, None)
+
+
+def test_a_real_robot_waits_for_no_policy_server_in_lockstep():
+    server, simulated = (
+        ActorConfig(policy="openpi://127.0.0.1:8000"),
+        ExperimentConfig(name="x", robot=FakeAlohaConfig()),
+    )
+    robot = GymConfig(make=print, is_real=True)
+    dataclasses.replace(simulated, actor=server)
+    dataclasses.replace(simulated, robot=robot)
+    dataclasses.replace(simulated, robot=robot, actor=dataclasses.replace(server, clock="realtime"))
+    with pytest.raises(ConfigError, match=naming("actor.clock", "actor.policy", "actor.clock=realtime")):
+        dataclasses.replace(simulated, robot=robot, actor=server)
