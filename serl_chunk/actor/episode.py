@@ -20,6 +20,7 @@ from serl_chunk.actor.operator_interfaces import NoOperator
 from serl_chunk.actor.pacing import Pacing
 from serl_chunk.actor.planner import ExpertPlanner, LockstepPlanner, Planner, realtime_planner
 from serl_chunk.actor.policy import Decision, Policy, Request, blank_request
+from serl_chunk.actor.policy_wait import PolicyWait, no_stop
 from serl_chunk.actor.recorder import EpisodeRecorder, LazyObservation, NullSink
 from serl_chunk.actor.stats import EpisodeMeter, EpisodeSummary
 from serl_chunk.config.experiment import ExperimentConfig
@@ -28,11 +29,6 @@ from serl_chunk.robots.base import Expert, InterventionCommand, InterventionSour
 from serl_chunk.types import STATE, Begin, End, Observation, Outcome, RecordSink, Source, Step
 
 logger = logging.getLogger(__name__)
-
-
-def no_stop() -> str | None:
-    """A `stop` that never stops."""
-    return None
 
 
 class EpisodeRunner:
@@ -79,6 +75,7 @@ class EpisodeRunner:
         self.interventions = Interventions(intervention, spec, human_limit(actor, spec), human_ticks_before)
         self._env, self._config, self._sink = env, config, sink
         self._operator = operator or NoOperator()
+        self._wait = PolicyWait(self._policy, self._operator, stop)
         env.stop = stop = self._operator.stopping(stop)
         self._operator.attach(env, intervention)
         self._clock, self._inference, self._stop, self._observer = clock or MonotonicClock(), inference, stop, observer
@@ -129,7 +126,7 @@ class EpisodeRunner:
         inference: between a reset and its first tick nothing commands the robot.
         """
         if self._policy is not None:
-            self._policy.await_available(self._stop)
+            self._policy.await_available(self._wait.over, self._wait.poll)
         self._warm_up(explore)
         with self._garbage.episode() if self._garbage is not None else contextlib.nullcontext():
             self.begin(seed, explore=explore, random_steps=random_steps, episode_id=episode_id)
@@ -139,8 +136,8 @@ class EpisodeRunner:
                     if self.end is not None:
                         break
                     if request is not None and self._policy is not None:
-                        decision = self._policy.decide_patiently(request, self._stop)
-                        if decision is not None:  # else the episode is stopped
+                        decision = self._policy.decide_patiently(request, self._stop, self._wait.poll)
+                        if decision is not None and not self._operator.holding:  # else stopped or held meanwhile
                             self.accept(decision)
                     self.tick()
             except BaseException:
@@ -151,15 +148,16 @@ class EpisodeRunner:
     def begin(self, seed: int, *, explore: bool = False, random_steps: int = 0, episode_id: str | None = None) -> None:
         """Reset the robot with `seed`; the episode's first `random_steps` ticks execute uniformly random commands.
 
-        Where the operator ends the session before the first tick, or stops the robot, `end` is set, and nothing is
-        recorded.
+        Where the session ends before the first tick, or the operator stops the robot, `end` is set, and nothing is
+        recorded. A session that has ended resets nothing.
         """
         self._warm_up(explore)
         spec, planner = self.spec, self._planner
         self._deadlines: Deadlines | None = None
         self._meter = EpisodeMeter(seed, self._clock.now(), self._decided)
         self._episode_id = episode_id or f"actor-{self._episodes:06d}"
-        raw, task = self._operator.reset(self._env, seed), self._config.robot.task
+        over, task = self._wait.over() is not None, self._config.robot.task  # stopped while the policy was waited for
+        raw = None if over else self._operator.reset(self._env, seed)
         if raw is None:
             self.interventions.reset(seed)
             self.end = End(self._episode_id, 0, None, False, True, Outcome.UNKNOWN, self._stop() or OPERATOR)
@@ -387,14 +385,16 @@ class EpisodeRunner:
 
     def _warm_up(self, explore: bool) -> None:
         """In real time, once: compile and measure inference, then build its planner."""
-        if self._warm or (policy := self._policy) is None:
+        if self._warm or (policy := self._policy) is None or self._wait.over() is not None:
             return
         wanted, task = self._config.actor.inference, self._config.robot.task  # lengths of prompts follow the text
         request = blank_request(self.spec, self._cameras, explore=explore, task=task)
-        self._planner = realtime_planner(
+        planner = realtime_planner(
             self._queue, policy, self._inference, self._clock, self.spec.dt, wanted, request, self._operator.planner,
-            self._stop,
+            self._wait.over, self._wait.poll,
         )  # fmt: skip
-        self._warm = True
+        if planner is None:
+            return
+        self._planner, self._warm = planner, True
         if self._garbage is not None:
             self._garbage.freeze()

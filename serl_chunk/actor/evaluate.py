@@ -14,10 +14,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from serl_chunk.actor.clock import Clock
-from serl_chunk.actor.episode import EpisodeRunner, no_stop
+from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.evaluation_operator import EvaluationOperator, SingleIntervention
 from serl_chunk.actor.evaluation_results import INTERVENTION, EvalResult
 from serl_chunk.actor.policy import ActingAgent, ChunkPolicy, Policy
+from serl_chunk.actor.policy_wait import no_stop
 from serl_chunk.actor.recorder import NullSink
 from serl_chunk.actor.stats import EpisodeSummary
 from serl_chunk.config.experiment import ExperimentConfig

@@ -152,10 +152,10 @@ class Operator:
             self._act(Action.HOLD, self._now())
 
     def waits(self, *obstacles: Obstacle) -> None:
-        """Poll between episodes, while the process waits for something else than the operator."""
+        """Poll while the process waits for something else than the operator; in an episode, for a chunk or updates."""
         if self._env is not None and not self._inside:
             self._env.idle()
-        self.poll(Word.WAITING, *obstacles)
+        self.poll(self.unled if self._inside and not obstacles else Word.WAITING, *obstacles)
 
     def stopping(self, others: Callable[[], str | None]) -> Callable[[], str | None]:
         """Return a `stop` of the control loop: `others`, or this operator, who is polled while the robot is reset."""

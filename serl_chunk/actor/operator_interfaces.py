@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from serl_chunk.actor.planner import RealtimePlanner
 from serl_chunk.console.bindings import Action
 from serl_chunk.console.feed import LiveFeed
-from serl_chunk.console.view import ConsoleState
+from serl_chunk.console.view import ConsoleState, Obstacle
 from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.types import End, Observation, Outcome
 
@@ -49,8 +49,15 @@ class NoOperator:
 
     feed: LiveFeed | None = None
     planner: Callable[..., RealtimePlanner] = RealtimePlanner
+    quits = holding = False
+    _env: RobotEnv | None = None
 
-    def attach(self, env: RobotEnv, intervention: InterventionSource | None) -> None: ...
+    def attach(self, env: RobotEnv, intervention: InterventionSource | None) -> None:
+        self._env = env
+
+    def waits(self, *obstacles: Obstacle) -> None:
+        if self._env is not None:
+            self._env.idle()
 
     def tick(self, *, by_human: bool, late: float | None = None) -> bool:
         return False

@@ -224,19 +224,24 @@ class RealtimePlanner(ChunkPlanner):
 def realtime_planner(
     queue: ChunkQueue, policy: Policy, inference: InferenceThread | None, clock: Clock, period: float,
     wanted: Wanted, request: Request, make: Callable[..., RealtimePlanner] = RealtimePlanner,
-    stop: Callable[[], str | None] = lambda: None,
-) -> RealtimePlanner:  # fmt: skip
+    stop: Callable[[], str | None] = lambda: None, poll: Callable[[], object] = lambda: None,
+) -> RealtimePlanner | None:  # fmt: skip
     """Compile and measure inference, then `make` the planner and, unless given, its thread; see `choose_inference`.
 
-    Raises PolicyAwayError where `stop` ends the wait for a policy that is away.
+    Returns None where `stop` ends the wait for a policy that is away; `poll` is called in that wait.
     """
     policy.refresh()
 
     def decide() -> None:
-        if policy.decide_patiently(request, stop) is None:
+        if policy.decide_patiently(request, stop, poll) is None:
             raise PolicyAwayError(policy.waiting or "the policy was away while its inference was measured")
 
-    seconds = measure_inference(decide, clock)
+    try:
+        seconds = measure_inference(decide, clock)
+    except PolicyAwayError:
+        if stop() is None:
+            raise
+        return None
     mode = choose_inference(wanted, seconds, period, queue.execute_steps)
     delay = DelayEstimate((math.ceil(s / period) for s in seconds), longest=queue.execute_steps - 1)
     return make(queue, policy, inference or InferenceThread(policy, clock), mode, delay)

@@ -137,20 +137,33 @@ class Policy(abc.ABC):
         """Return whether it is there to decide. Raises PolicyError where it never will be."""
         return True
 
-    def await_available(self, stop: Callable[[], str | None]) -> None:
-        """Wait until it is `available`, or `stop` returns a string."""
+    def await_available(
+        self, stop: Callable[[], str | None], poll: Callable[[], object] = lambda: None
+    ) -> None:  # fmt: skip
+        """Wait until it is `available`, or `stop` returns a string; calls `poll` meanwhile."""
         while not self.available() and stop() is None:
+            poll()
             time.sleep(AWAY_POLL_SECONDS)
 
-    def decide_patiently(self, request: Request, stop: Callable[[], str | None]) -> Decision | None:
-        """Compute a chunk, waiting while the policy is away; None once `stop` returns a string."""
+    def decide_patiently(
+        self, request: Request, stop: Callable[[], str | None], poll: Callable[[], object] = lambda: None
+    ) -> Decision | None:
+        """Compute a chunk, waiting while the policy is away; None once `stop` returns a string.
+
+        `poll` is called meanwhile, and `stop` polled, on the caller's thread.
+        """
         while True:
             try:
-                return self.decide(request)
+                return self._decide_polling(request, stop, poll)
             except PolicyAwayError:
+                poll()
                 if stop() is not None:
                     return None
                 time.sleep(AWAY_POLL_SECONDS)
+
+    def _decide_polling(self, request: Request, stop: Callable[[], str | None], poll: Callable[[], object]) -> Decision:
+        """Decide, and poll where that waits for something else than the processor."""
+        return self.decide(request)
 
     def _limited(self, decoded: np.ndarray, version: int) -> np.ndarray:
         """Return a chunk float32[H, A] of the robot's units within its limits. Raises PolicyError: not finite."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from typing import Any
 
 import numpy as np
 
-from serl_chunk.actor.policy import Decision, Policy, PolicyAwayError, PolicyError, Request
+from serl_chunk.actor.policy import AWAY_POLL_SECONDS, Decision, Policy, PolicyAwayError, PolicyError, Request
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.serving.client import PolicyClient, RefusedError, ServerAwayError
 from serl_chunk.serving.endpoint import Address, client_key, websockets
@@ -66,6 +68,26 @@ class RemotePolicy(Policy):
         if isinstance(q := reply.get("q"), int | float):
             record["q"] = np.asarray(q, np.float32)
         return Decision(limited, record, self._version, None, request.tick, request.epoch)
+
+    def _decide_polling(self, request: Request, stop: Callable[[], str | None], poll: Callable[[], object]) -> Decision:
+        """Decide on another thread: a reply may take minutes, in which keys must stop the robot."""
+        decided: Future[Decision] = Future()
+        threading.Thread(target=self._settle, args=(decided, request), name="policy request", daemon=True).start()
+        try:
+            while not wait([decided], AWAY_POLL_SECONDS).done:
+                poll()
+                if stop() is not None:
+                    self.interrupt()  # again: the wait for the reply may begin just after it
+        except BaseException:
+            self.interrupt()
+            raise
+        return decided.result()
+
+    def _settle(self, decided: Future[Decision], request: Request) -> None:
+        try:
+            decided.set_result(self.decide(request))
+        except BaseException as error:  # raised by the thread that waits
+            decided.set_exception(error)
 
     def _actions(self, value: object) -> np.ndarray:
         """Return a reply's actions, float32[H, A]. Raises PolicyError for those of another robot or length."""

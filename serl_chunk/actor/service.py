@@ -15,11 +15,12 @@ from typing import Any, Self
 import numpy as np
 
 from serl_chunk.actor.clock import Clock, Lateness, MonotonicClock
-from serl_chunk.actor.episode import EpisodeRunner, no_stop
+from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.evaluate import TRAINING_SEED_BASE
 from serl_chunk.actor.link import ActorLink, RunProgress, preprocess_of, replacement
 from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.policy import ActingAgent, ChunkPolicy, Policy
+from serl_chunk.actor.policy_wait import NO_SERVER, no_stop
 from serl_chunk.actor.remote_policy import RemotePolicy, remote_policy
 from serl_chunk.actor.stats import EpisodeSummary, RolloutStats
 from serl_chunk.config.experiment import ExperimentConfig
@@ -42,7 +43,6 @@ LOG_SECONDS = 5.0  # between lines while waiting
 STATUS_SECONDS = 10.0  # between status lines
 RECENT = 20  # episodes in the success rates of a status line
 LOST_SECONDS = 1.0  # without the learner, after which it counts as lost
-NO_SERVER = "start the policy server, or check actor.policy"
 NO_ROOM = "see the learner's log, and the disk of the spool"
 FLUSH_TIMEOUT = 30.0  # seconds for the learner to acknowledge what is recorded
 

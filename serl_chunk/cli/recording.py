@@ -12,9 +12,10 @@ from typing import NamedTuple, Protocol
 
 from serl_chunk.actor.clock import Clock, MonotonicClock
 from serl_chunk.actor.demonstration import Demonstration, DemonstrationSink
-from serl_chunk.actor.episode import EpisodeRunner, no_stop
+from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.policy import Policy
+from serl_chunk.actor.policy_wait import no_stop
 from serl_chunk.cli.full_disk import polling, write_with_room
 from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.experiment import ExperimentConfig
@@ -245,7 +246,7 @@ class Recording:
         name = f"demo-{self._spec.name}-{seed:06d}{f'-{again}' if again > 1 else ''}"
         before = len(self._writer.written)
         summary = self._runner.run_episode(seed, episode_id=name)
-        if summary.length == 0 and self._operator is not None:
+        if summary.length == 0 and (self._operator is not None or self._stop() is not None):
             return False
         # Now, as a fast simulator would leave thousands of episodes waiting in memory.
         write_with_room(self._writer.flush, self._operator, lambda: self._stop() is not None, self._writer.again)

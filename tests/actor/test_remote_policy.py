@@ -18,10 +18,12 @@ from policy_servers import HORIZON, StatePolicy, server_of
 
 from serl_chunk.actor import evaluate
 from serl_chunk.actor.episode import EpisodeRunner
+from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.policy import PolicyAwayError, PolicyError, Request, blank_request
 from serl_chunk.actor.remote_policy import remote_policy, sent_cameras
 from serl_chunk.actor.service import ActorService
 from serl_chunk.config.experiment import ActorConfig
+from serl_chunk.console.bindings import Action, Word
 from serl_chunk.serving import client as client_module
 from serl_chunk.serving.server import Answer
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, Source, Step
@@ -259,3 +261,113 @@ def test_an_evaluation_plays_the_server():
         env = LineEnv(length=9, success_at=5)
         result = evaluate.evaluate(env, policy, config_of(1), n=3)
     assert (result.episodes, result.successes, result.policy_version) == (3, 3, 3)
+
+
+# -- an operator while the server is away ----------------------------------------------------------------------------
+
+
+class Keys:
+    """A console whose keys come `after` so many polls that showed `word`."""
+
+    def __init__(self, *pressed, word=Word.WAITING, after=5):
+        self.pressed, self.word, self.after, self.states = list(pressed), word, after, []
+
+    def actions(self):
+        self.after -= self.states[-1].word is self.word
+        pressed, self.pressed = ([], self.pressed) if self.after > 0 else (self.pressed, [])
+        yield from pressed
+
+    def empty(self): ...
+
+    def show(self, state):
+        self.states.append(state)
+
+
+def attended(keys, ended):
+    return Operator(keys, None, amend=lambda record: None, end=ended.set, now=time.monotonic, countdown=0.0)
+
+
+def run_until_ended(env, config, keys, ended, stop=None, sink=None):
+    """Run an episode that only a key, or `stop`, ends."""
+    over = lambda: "operator" if ended.is_set() or (stop is not None and stop.is_set()) else None  # noqa: E731
+    with remote_policy(config, SPEC) as remote:
+        operator = None if keys is None else attended(keys, ended)
+        runner = EpisodeRunner(env, remote, sink or ListSink(), config=config, operator=operator, stop=over)
+        summaries = []
+        thread = threading.Thread(target=lambda: summaries.append(runner.run_episode(1)), daemon=True)
+        thread.start()
+        thread.join(10)
+        alive = thread.is_alive()
+        ended.set()
+        thread.join(10)
+        runner.close()
+    assert not alive
+    return summaries[0]
+
+
+class Idle(LineEnv):
+    idled = 0
+
+    def idle(self):
+        self.idled += 1
+
+
+@pytest.mark.parametrize("clock", ["lockstep", "realtime"])
+@pytest.mark.parametrize("action", [Action.END, Action.QUIT])
+def test_a_key_ends_the_wait_for_a_server_before_an_episode(clock, action):
+    env, keys, ended = Idle(), Keys(Action.STOP, action), threading.Event()
+    assert run_until_ended(env, config_of(9, clock=clock), keys, ended).length == 0
+    assert env.seeds == []  # nothing moved after it
+    assert env.idled > 3
+    assert ended.is_set() or action is Action.QUIT
+    assert any("127.0.0.1:9" in o.what for s in keys.states for o in s.obstacles)
+    assert keys.states[-1].word is Word.STOPPED
+
+
+@pytest.mark.parametrize("clock", ["lockstep", "realtime"])
+def test_a_stop_while_a_server_is_away_resets_no_robot(clock):
+    """The wait ends, and the episode that would have begun has no record."""
+    env, stop, sink = Idle(), threading.Event(), ListSink()
+    threading.Timer(0.3, stop.set).start()
+    summary = run_until_ended(env, config_of(9, clock=clock), None, threading.Event(), stop, sink)
+    assert (summary.length, env.seeds, sink.records) == (0, [], [])
+    assert env.idled > 3
+
+
+def test_a_key_ends_the_warm_up_with_a_server_that_does_not_answer():
+    env, keys, ended = Idle(), Keys(Action.END, after=3), threading.Event()
+    with server_of(StatePolicy(seconds=3.0)) as server:
+        summary = run_until_ended(env, config_of(server.port, clock="realtime"), keys, ended)
+    assert (summary.length, env.seeds) == (0, [])
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_key_ends_an_episode_that_waits_for_a_chunk(lost):
+    env, ended, policy = LineEnv(length=1000), threading.Event(), StatePolicy()
+    keys = Keys(Action.STOP, Action.END, word=Word.WAITING if lost else Word.POLICY, after=2 if lost else 30)
+    with server_of(policy) as server:
+
+        class Losing(LineEnv):
+            def step(self, action):
+                if self.tick == 4:
+                    server.close() if lost else setattr(policy, "seconds", 5.0)
+                return super().step(action)
+
+        env = Losing(length=1000)
+        summary = run_until_ended(env, config_of(server.port), keys, ended)
+    assert (summary.length, env.tick) == (8, 8)
+    assert summary.ended_by == "operator"
+
+
+def test_a_chunk_that_comes_after_a_hold_is_not_executed():
+    policy, sink = StatePolicy(), ListSink()
+    keys, ended = Keys(Action.HOLD, word=Word.POLICY, after=15), threading.Event()
+    with server_of(policy) as server:
+
+        class Slow(LineEnv):
+            def step(self, action):
+                policy.seconds = 0.6 if self.tick == 7 else 0.0
+                return super().step(action)
+
+        run_until_ended(Slow(length=20), config_of(server.port), keys, ended, sink=sink)
+    assert [s.source for s in sink.steps] == [Source.POLICY] * 8 + [Source.HOLD] * 12
