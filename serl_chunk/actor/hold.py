@@ -32,11 +32,11 @@ class HoldPolicy:
 
 
 def with_kept(command: np.ndarray, hold: np.ndarray, dimensions: tuple[int, ...]) -> np.ndarray:
-    """`command` float32[A] with `dimensions` of `hold`, which only a human changes (`agent.gripper.mode=fixed`)."""
+    """`command` [..., A] with `dimensions` of `hold`, which only a human changes (`agent.gripper.mode=fixed`)."""
     if not dimensions:
         return command
     command, kept = np.array(command), list(dimensions)
-    command[kept] = hold[kept]
+    command[..., kept] = hold[kept]
     return command
 
 

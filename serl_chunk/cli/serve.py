@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from serl_chunk.actor.hold import HoldPolicy, with_kept
 from serl_chunk.actor.link import open_link, preprocess_of, replacement
 from serl_chunk.actor.policy import ChunkPolicy, PolicyError, Prepared, blank_request
 from serl_chunk.agents.registry import make_agent
@@ -120,6 +121,11 @@ class ServedPolicy:
     def __init__(self, config: ExperimentConfig, spec: RobotSpec, policy: ChunkPolicy) -> None:
         self._config, self._spec, self._chunks = config, spec, policy
         self._explore = config.learner.eval_mode != "mean"
+        self._hold, self._kept = HoldPolicy(spec), spec.grippers if config.agent.gripper.kept else ()
+        unmeasured = [g for g in self._kept if spec.joint_of_action[g] < 0]
+        require(not unmeasured, "agent.gripper.fixed_value",
+                f"none keeps grippers at their opening, and robot {spec.name!r} measures none of action dimensions "
+                f"{unmeasured}: a server cannot return it. Set the opening")  # fmt: skip
         preprocess = policy.preprocess
         both = zip(preprocess.recorded, preprocess.cameras, strict=True)
         sizes = {c.name: ((c.height, c.width), (shown.height, shown.width)) for c, shown in both}
@@ -142,14 +148,16 @@ class ServedPolicy:
         decisions = self._chunks.decide_each(rows, explore=self._explore)
         seconds = time.perf_counter() - began
         answers: list[Answer | SerlChunkError] = []
-        for decision in decisions:
+        for row, decision in zip(rows, decisions, strict=True):
             if isinstance(decision, PolicyError):
                 answers.append(decision)
                 continue
             figures = {"policy_version": float(decision.version)}
             if "q" in decision.record:
                 figures["q"] = float(decision.record["q"].max())
-            answers.append(Answer(decision.actions, seconds, figures))
+            # A client has no loop of ours that keeps these grippers, and the agent's numbers for them mean nothing.
+            actions = with_kept(decision.actions, self._hold.initial(row.state), self._kept)
+            answers.append(Answer(actions, seconds, figures))
         return answers
 
     def compile(self, sizes: Sequence[int]) -> float:

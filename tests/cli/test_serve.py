@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import re
 import runpy
@@ -24,6 +25,7 @@ from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.evaluation import checkpoints_of_run
 from serl_chunk.cli.process import load, split_overrides
 from serl_chunk.cli.serve import ServedPolicy, ServeOptions, run_serve
+from serl_chunk.config.gripper import GripperConfig
 from serl_chunk.data.preprocess import Preprocess, fit_preprocess
 from serl_chunk.main import main
 from serl_chunk.robots.registry import make_env
@@ -254,6 +256,25 @@ def test_nothing_is_compiled_again(config, env, policy):
     for n in (1, 2, 4, 2):
         served.decide([served.prepare(aloha(observed(env, seed))) for seed in range(n)])
     assert policy.agent._decide._cache_size() == before
+
+
+def test_grippers_that_keep_their_opening_are_served_as_the_state_has_them(config, env, policy):
+    spec, observation = env.robot_spec, observed(env, 0)
+    kept = dataclasses.replace(config, agent=dataclasses.replace(config.agent, gripper=GripperConfig(mode="fixed")))
+    free, held = (
+        served.decide([served.prepare(aloha(observation))])[0].actions
+        for served in (ServedPolicy(c, spec, policy) for c in (config, kept))
+    )
+    grippers = list(spec.grippers)
+    opening = observation[STATE][[spec.joint_of_action[g] for g in grippers]]
+    others = np.delete(np.arange(spec.action_dim), grippers)
+    np.testing.assert_allclose(held[:, grippers], np.tile(opening, (len(held), 1)), atol=1e-6)
+    assert not np.allclose(held[:, grippers], free[:, grippers], atol=1e-3)
+    np.testing.assert_allclose(held[:, others], free[:, others], rtol=1e-4, atol=1e-5)
+    unmeasured = dataclasses.replace(spec, joint_of_action=(-1,) * spec.action_dim)
+    ServedPolicy(config, unmeasured, policy)
+    with pytest.raises(ConfigError, match=naming("agent.gripper.fixed_value", grippers[0])):
+        ServedPolicy(kept, unmeasured, policy)
 
 
 def test_an_action_that_is_not_finite_is_an_error_of_its_own_row(env, policy, monkeypatch):
