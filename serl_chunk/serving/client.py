@@ -13,6 +13,7 @@ from typing import Any
 from serl_chunk.serving import codec
 from serl_chunk.serving.endpoint import Address, authorization, websockets
 from serl_chunk.types import ConfigError, SerlChunkError
+from serl_chunk_robot.wire.codec import shown
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class PolicyClient:
             reply = self._received(connection)
             if isinstance(reply, str):
                 self._count_refusal(reply)
-                raise ServerAwayError(f"{self._named} refused a request: {reply:.500}")
+                raise ServerAwayError(f"{self._named} refused a request: {shown(reply[:500])}")
             answer = codec.unpack(reply, REPLY_BYTES)
         except BaseException as error:
             # A reply may still come on this connection, and would be taken for that of the next request.
@@ -145,11 +146,11 @@ class PolicyClient:
 
     def _count_refusal(self, text: str) -> None:
         self._refusals += 1
-        logger.error(f"{self._named} refused a request: {text:.2000}")
+        logger.error(f"{self._named} refused a request: {shown(text[:2000])}")
         if self._refusals >= REFUSALS:
             self._permanent = RefusedError(
-                f"{self._named} refused {self._refusals} requests in turn: {text:.500}. Send what it needs: see "
-                "actor.policy_observation, and the cameras and task of the experiment"
+                f"{self._named} refused {self._refusals} requests in turn: {shown(text[:500])}. Send what it needs: "
+                "see actor.policy_observation, and the cameras and task of the experiment"
             )
 
     def _lost(self, connection: Any, error: BaseException) -> BaseException:
@@ -223,15 +224,15 @@ class PolicyClient:
                 raise
             text = bytes(error.response.body or b"").decode("utf-8", "replace").strip()
             raise RefusedError(
-                f"{self._named} needs another API key ({error.response.status_code} {text:.200}). Give its file: "
-                "--config.actor.policy_key=FILE"
+                f"{self._named} needs another API key ({error.response.status_code} {shown(text[:200])}). Give its "
+                "file: --config.actor.policy_key=FILE"
             ) from error
         try:
             with contextlib.suppress(AttributeError, OSError):  # of Linux: else a send waits for minutes on a dead link
                 connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1e3 * ANSWER_S))
             first = connection.recv(timeout=CONNECT_S)
             if isinstance(first, str):
-                raise ConfigError(f"it sent an error first: {first:.500}")
+                raise ConfigError(f"it sent an error first: {shown(first[:500])}")
             metadata = codec.unpack(first, REPLY_BYTES)
             self._check(metadata)
             if self.metadata is not None and (names := _differing(self.metadata, metadata)):
@@ -253,7 +254,7 @@ def _disconnect(connection: Any) -> None:
 
 def _differing(before: dict[str, Any], now: dict[str, Any]) -> str:
     """Return the names of the values that two servers' metadata have different, or one of them lacks."""
-    names = [n for n in sorted(before | now) if codec.pack({n: before.get(n)}) != codec.pack({n: now.get(n)})]
+    names = [shown(n) for n in sorted(before | now) if codec.pack({n: before.get(n)}) != codec.pack({n: now.get(n)})]
     return ", ".join(names[:12])
 
 
@@ -262,4 +263,4 @@ _QUIET.setLevel(logging.CRITICAL)  # what happens to a connection is logged here
 
 
 def _reason(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    return shown(str(error)) or type(error).__name__  # a close reason is the other end's text

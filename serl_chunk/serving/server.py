@@ -18,6 +18,7 @@ from serl_chunk.serving import codec
 from serl_chunk.serving.batching import BatchThread, Item
 from serl_chunk.serving.endpoint import is_authorized, websockets
 from serl_chunk.types import ConfigError, SerlChunkError
+from serl_chunk_robot.wire.codec import shown
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +142,9 @@ class PolicyServer(Generic[Item]):
         """Answer what is no client of the policy by plain HTTP; None admits a client."""
         if request.path.partition("?")[0] == "/healthz":
             return connection.respond(HTTPStatus.OK, "OK\n")
+        if request.headers.get_all("Origin"):  # a web page, which a browser lets connect to this machine's servers
+            logger.warning(f"client refused: {_peer(connection)} is a web page in a browser")
+            return connection.respond(HTTPStatus.FORBIDDEN, "this policy server is not for web pages\n")
         headers = request.headers.get_all("Authorization")
         if not is_authorized(headers[0] if len(headers) == 1 else None, self._key):
             logger.warning(f"client refused: {_peer(connection)} sent {'another' if headers else 'no'} API key")
@@ -172,7 +176,7 @@ class PolicyServer(Generic[Item]):
                     logger.exception(f"a request of {_peer(connection)} failed")
                 known = isinstance(error, SerlChunkError)
                 text = str(error) if known else f"the server failed ({type(error).__name__}). See its log"
-                logger.warning(f"request refused: {_peer(connection)}: {text:.300}")
+                logger.warning(f"request refused: {_peer(connection)}: {shown(text[:300])}")
                 await connection.send(text[:MAX_ERROR])
                 await connection.close(FAILED, "the request was refused")
                 return

@@ -160,6 +160,21 @@ def test_a_second_reply_is_not_taken_for_that_of_the_next_request():
         assert client.infer(request(0.75))["first"] == 0.75
 
 
+def test_what_a_server_sends_moves_no_cursor_of_the_log(caplog):
+    def refuse(connection):
+        connection.send(codec.pack({}))
+        connection.recv()
+        connection.send("\x1b[2J\nFORGED")
+
+    with serving(refuse) as port, client_of(port) as client:
+        assert client.wait(10)
+        with pytest.raises(ServerAwayError, match=r"\\x1b\[2J\\nFORGED") as error:
+            client.infer(request())
+    assert str(error.value).isprintable()
+    assert "FORGED" in caplog.text
+    assert not [line for line in caplog.messages if not line.isprintable()]
+
+
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="of Linux")
 def test_a_server_that_reads_nothing_is_lost_after_its_time(monkeypatch):
     """A request larger than the kernel's buffers is not sent for minutes."""

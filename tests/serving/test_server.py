@@ -184,6 +184,26 @@ def test_another_key_is_refused(header):
         connection.close()
 
 
+@pytest.mark.parametrize("key", ["", KEY])
+def test_a_web_page_is_refused(key, caplog):
+    """A browser lets any page connect to servers of its own machine."""
+    headers = {"Authorization": f"Api-Key {key}"} if key else {}
+    with server_of(StatePolicy(), key=key) as server:
+        with pytest.raises(exceptions.InvalidStatus) as refused:
+            connect(server, origin="https://page.example", additional_headers=headers)
+        assert refused.value.response.status_code == 403
+        connect(server, additional_headers=headers)[0].close()
+    assert "web page" in caplog.text
+
+
+def test_what_a_client_sends_moves_no_cursor_of_the_log(server, caplog):
+    connection, _ = connect(server)
+    infer(connection, {"state": np.zeros(3), "images": {}, "\x1b[2J\nFORGED": 1})
+    connection.close()
+    assert "\\x1b[2J\\nFORGED" in caplog.text
+    assert not [line for line in caplog.messages if not line.isprintable()]
+
+
 def test_a_key_is_in_no_log(caplog):
     with server_of(StatePolicy(), key=KEY) as server, pytest.raises(exceptions.InvalidStatus):
         connect(server, additional_headers={"Authorization": "Api-Key guess-of-a-key"})
