@@ -98,13 +98,16 @@ def run_evaluation(
             opened.callback(env.close)
             if (human := _open_human(config, env)) is not None:
                 stack.callback(human.close)
+            remote = None
+            if source is None:
+                remote = stack.enter_context(remote_policy(config, env.robot_spec, stop.is_set))
             opened.pop_all()
-        robot = stack.enter_context(contextlib.ExitStack())  # closed before the device
+        robot = stack.enter_context(contextlib.ExitStack())  # closed before the device, and before any network
         robot.callback(env.close)
         films = Path() / "videos" if options.save_video else None
         checkpoints: list[Checkpoint] = []
         if source is None:
-            remote = stack.enter_context(remote_policy(config, env.robot_spec, stop.is_set))
+            assert remote is not None
             entries = [evaluate.Entry(remote, videos=films and films / "policy_server")]
         else:
             agent = make_agent(config, env.robot_spec)

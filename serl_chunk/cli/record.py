@@ -80,17 +80,17 @@ def run_record(
     ):
         env = observing(make_env(config.robot), config)
         human: InterventionSource | None = None
+        demonstrator: Expert | Policy | None = None
         with contextlib.ExitStack() as opened:
             opened.callback(env.close)
+            if served:
+                demonstrator = stack.enter_context(remote_policy(config, env.robot_spec, ended.is_set))
             if by_human and (human := open_human(config, env, seed - DEMO_SEED_BASE)) is not None:
                 stack.callback(human.close)
             opened.pop_all()
         robot = stack.enter_context(contextlib.ExitStack())
         robot.callback(env.close)
-        demonstrator: Expert | Policy | None = None
-        if served:
-            demonstrator = stack.enter_context(remote_policy(config, env.robot_spec, ended.is_set))
-        elif not by_human:
+        if not served and not by_human:
             demonstrator = _expert(env, noise)
         writer = EpisodeWriter(
             folder, env.robot_spec, keep=lambda e: e.end.outcome in outcomes, sim=not config.robot.real

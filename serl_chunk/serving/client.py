@@ -22,6 +22,7 @@ CONNECT_S = 5.0  # for a connection and the first frame
 FIRST_ANSWER_S = 180.0  # for the first reply of a connection, before which a server may compile
 ANSWER_S = 10.0  # for each later one
 BACKOFF_S = (0.25, 5.0)  # before the first attempt after a loss; at most before each later one
+CLOSING_S = 0.2  # for the thread that connects, until it is left alone
 POLL_S = 0.1  # between looks at `interrupt` and `stop` while a reply is waited for
 REFUSALS = 3  # one after the other, until waiting is given up
 
@@ -57,6 +58,7 @@ class PolicyClient:
         self._answered = False  # on this connection
         self._refusals = 0
         self._interrupted = threading.Event()
+        self._asked: Any = None  # the connection of the request under way
         self._closed = False
         self._lost_at: float | None = None  # when a server that had answered was lost
         self._permanent: SerlChunkError | None = None
@@ -81,6 +83,7 @@ class PolicyClient:
                 raise self._permanent
             if connection is None:
                 raise ServerAwayError(self.waiting)
+        self._asked = connection
         try:
             self._refuse_unrequested(connection)
             connection.send(message)
@@ -92,6 +95,8 @@ class PolicyClient:
         except BaseException as error:
             # A reply may still come on this connection, and would be taken for that of the next request.
             raise self._lost(connection, error) from error
+        finally:
+            self._asked = None
         self._answered, self._refusals, self._lost_at = True, 0, None
         return answer
 
@@ -109,16 +114,18 @@ class PolicyClient:
     def interrupt(self) -> None:
         """End a wait for a reply in another thread, which then raises ServerAwayError."""
         self._interrupted.set()
+        if (connection := self._asked) is not None:  # which is dropped anyway; sending it may wait, too
+            _disconnect(connection)
 
     def close(self) -> None:
-        """Disconnect, and end the thread."""
+        """Disconnect, and end the thread; one that connects ends soon after. No network is waited for."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self.interrupt()
-        self._thread.join()
         if self._connection is not None:
-            self._connection.close()
+            _disconnect(self._connection)
+        self._thread.join(CLOSING_S)
 
     @property
     def _named(self) -> str:
@@ -191,6 +198,9 @@ class PolicyClient:
                     self.waiting = reason
                 pause = min(max(BACKOFF_S[0], 2 * pause), BACKOFF_S[1])
                 continue
+            if self._closed:
+                _disconnect(connection)
+                return
             again = "" if self._lost_at is None else f" again, after {time.monotonic() - self._lost_at:.1f} s"
             logger.info(f"{self._named} is connected{again}")
             # After a loss, too: a server that drops every request is not sent more without end.

@@ -107,6 +107,32 @@ def test_a_recording_goes_on_after_its_server_was_away(monkeypatch, tmp_path, co
     assert np.all([len(set(read_episode(f, cameras=()).steps.source)) == 1 for f in tmp_path.glob("*.hdf5")])
 
 
+@pytest.fixture
+def closed(monkeypatch):
+    """What was closed, in order."""
+    order, close = [], client.PolicyClient.close
+    monkeypatch.setattr(client.PolicyClient, "close", lambda self: (order.append("client"), close(self)))
+
+    class Closing(LineEnv):
+        def close(self):
+            order.append("robot")
+
+    for module in (record, evaluation):
+        monkeypatch.setattr(module, "make_env", lambda *a, **k: Closing(length=9, success_at=5))
+    return order
+
+
+@pytest.mark.parametrize("command", ["evaluation", "record"])
+def test_the_robot_is_closed_before_the_network(command, config, closed, monkeypatch, tmp_path):
+    monkeypatch.setattr(evaluation, "stop_on_signals", lambda stop, how: None)
+    monkeypatch.setattr(record, "spec_of", lambda config: SPEC)
+    if command == "evaluation":
+        assert run_evaluation(config, EvaluationOptions((), 1), None) == 0
+    else:
+        assert run_record(config, 1, str(tmp_path), policy="server", noise=None, cameras=()) == 0
+    assert closed == ["robot", "client"]
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

@@ -176,9 +176,10 @@ def test_what_a_server_sends_moves_no_cursor_of_the_log(caplog):
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="of Linux")
-def test_a_server_that_reads_nothing_is_lost_after_its_time(monkeypatch):
+@pytest.mark.parametrize("ends", [None, "interrupt", "close"])
+def test_a_server_that_reads_nothing_is_lost_after_its_time(ends, monkeypatch):
     """A request larger than the kernel's buffers is not sent for minutes."""
-    monkeypatch.setattr(client_module, "ANSWER_S", 0.5)
+    monkeypatch.setattr(client_module, "ANSWER_S", 0.5 if ends is None else 60)
     ended = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -198,9 +199,11 @@ def test_a_server_that_reads_nothing_is_lost_after_its_time(monkeypatch):
         with client_of(listener.getsockname()[1]) as client:
             assert client.wait(10)
             began = time.monotonic()
+            if ends is not None:
+                threading.Timer(0.3, getattr(client, ends)).start()
             with pytest.raises(ServerAwayError):
                 client.infer({"x": np.zeros(64 << 20, np.uint8)})
-            assert time.monotonic() - began < 15
+            assert time.monotonic() - began < (2 if ends else 15)
             ended.set()
     thread.join()
 
@@ -235,6 +238,17 @@ def test_another_server_at_the_same_address_is_refused():
             eventually(lambda: client.wait(0))
         with pytest.raises(RefusedError):
             client.infer(request())
+
+
+def test_closing_waits_for_no_handshake():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = PolicyClient(Address("127.0.0.1", listener.getsockname()[1]))
+        connection, _ = listener.accept()
+        assert connection.recv(100)
+        began = time.monotonic()
+        client.close()
+        assert time.monotonic() - began < 1
+        connection.close()
 
 
 def test_closing_without_a_server_is_prompt():
