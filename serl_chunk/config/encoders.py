@@ -31,8 +31,8 @@ EMBEDDED = Requirement(
     lambda c: bool(c.agent.image_keys) or c.agent.language.reads or c.agent.encoder.state_latent > 0,
 )
 _SHIFTED = Requirement(
-    "another policy than pi0, or agent.pi0.augment=False",
-    lambda c: value_at(c, "agent.pi0.augment") is not True or value_at(c, "agent.policy") != "pi0",
+    "agent.pi0.augment=False, or another policy than pi0",
+    lambda c: value_at(c, "agent.policy") != "pi0" or not value_at(c, "agent.pi0.augment"),
 )
 _of_cameras = partial(shaping, requires=CAMERAS)
 
