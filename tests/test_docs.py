@@ -9,6 +9,7 @@ import pkgutil
 import re
 import runpy
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -129,6 +130,8 @@ def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for block in (b for page in WITH_FILES for b in blocks(page)):
         if block.file:
             (folder / block.file).write_text(block.text)
+    # A page of pi0 says where its tokenizer is from.
+    shutil.copy(ROOT / "tests" / "data" / "pi0_transforms" / "tiny_spm.model", folder / "paligemma_tokenizer.model")
     return folder
 
 
