@@ -20,7 +20,7 @@ CAMERAS = ("top", "left_wrist", "right_wrist")  # in the order of the model's
 
 def experiment() -> ExperimentConfig:
     """Sizes for CPU cores; a released model is that of docs/pi0.md."""
-    model = replace(PI0_PRESETS["tiny"], depth=2, steps=5, remat=False, augment=False)
+    model = replace(PI0_PRESETS["tiny"], depth=2, steps=5, remat=False)
     return ExperimentConfig(
         name="fake_aloha_pi0",
         robot=FakeAlohaConfig(image_size=48, observe_objects=False, task="hand over the cube"),

@@ -49,7 +49,7 @@ class Bc(Agent):
         return state.replace(policy=policy, policy_average=average)
 
     def seen(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
-        if not isinstance(self.net, Pi0Policy) or not self.config.pi0.augment:
+        if not isinstance(self.net, Pi0Policy):
             return super().seen(state, base, batch)
         shown = self.net.augmented(key_of(state.rng, "augment"), batch.observations)
         return batch._replace(observations=dict(shown))

@@ -7,18 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Literal
 
-from serl_chunk.config.fields import (
-    CAMERAS,
-    Group,
-    Requirement,
-    acting,
-    needs,
-    require,
-    setting,
-    shaping,
-    value_at,
-    widths,
-)
+from serl_chunk.config.fields import CAMERAS, Group, Requirement, acting, needs, require, setting, shaping, widths
 from serl_chunk.types import CameraSpec
 
 Kind = Literal["conv", "impala", "resnet10"]
@@ -30,10 +19,7 @@ EMBEDDED = Requirement(
     "cameras in agent.image_keys, agent.language.tokenizer, or agent.encoder.state_latent above 0",
     lambda c: bool(c.agent.image_keys) or c.agent.language.reads or c.agent.encoder.state_latent > 0,
 )
-_SHIFTED = Requirement(
-    "agent.pi0.augment=False, or another policy than pi0",
-    lambda c: value_at(c, "agent.policy") != "pi0" or not value_at(c, "agent.pi0.augment"),
-)
+_SHIFTED = needs("agent.policy", "flow", "gaussian", note="pi0 has agent.pi0.augment")
 _of_cameras = partial(shaping, requires=CAMERAS)
 
 

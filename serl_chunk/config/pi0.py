@@ -124,10 +124,7 @@ class Pi0Config(Group, path="agent.pi0."):
         "steps of a chunk (`--compat openpi`)",
     )
     augment: bool = setting(
-        True,
-        "train on images that are cropped, rotated and coloured at random, as openpi; False: shifted "
-        "(agent.encoder.shift), as other policies",
-        requires=CAMERAS,
+        True, "train on images that are cropped, rotated and coloured at random, as openpi", requires=CAMERAS
     )
 
     def _check(self) -> None:

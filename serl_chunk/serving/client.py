@@ -104,7 +104,7 @@ class PolicyClient:
         """Wait until the server takes requests; False after `timeout` seconds. Raises RefusedError."""
         connection = self._connection
         if connection is not None and connection.state is not self._websockets.protocol.State.OPEN:
-            self._lost(connection, ServerAwayError(f"{self._named} closed the connection"))
+            self._lost(connection, ServerAwayError(f"{self._named} is lost (it closed the connection)"))
         with self._changed:
             self._changed.wait_for(lambda: not self.waiting or self._permanent is not None, timeout)
             if self._permanent is not None:
