@@ -1,8 +1,8 @@
 """Records outputs of openpi's own pi0 for cases of parity_pi0.py, of which `meta.json` and `inputs.npz` exist.
 
-Runs in openpi's environment and imports nothing of ours. Sizes are the case's: openpi's variants, image tower,
+Runs in openpi's environment and imports nothing of the package. Sizes are the case's: openpi's variants, image tower,
 vocabulary and resolution are replaced while it runs, its equations are not. Parameters follow the rule of
-`support/pi0_case.py`. Modules of PyTorch that are not installed are left empty: openpi imports them for its other
+`support/pi0_rule.py`. Modules of PyTorch that are not installed are left empty: openpi imports them for its other
 implementation.
 
     python benchmarks/record_pi0.py --out DIR --cases pi05,lora
@@ -15,10 +15,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import math
 import sys
 import types
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +24,11 @@ import flax.nnx as nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from support.pi0_rule import rule_leaf
 
 STEPS = (4, 10)  # of the recorded samples
 # Gradients that are kept number by number; of the others the norm.
 GRADIENTS = ("action_in_proj/kernel", "action_out_proj/kernel", "PaliGemma/img/head/bias")
-
-
-def rule_leaf(path: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the numbers, float32, of a parameter of a case without a checkpoint."""
-    drawn = np.random.default_rng(zlib.crc32(path.encode())).standard_normal(shape)
-    *_, last = path.split("/")
-    if last in ("bias", "scale", "pos_embedding", "input_embedding"):
-        scale = 0.1
-    elif "attn_vec_einsum" in path and last == "w":
-        scale = (shape[-3] * shape[-2]) ** -0.5
-    elif path.endswith("embedding/kernel"):
-        scale = math.prod(shape[:-1]) ** -0.5
-    else:
-        scale = shape[-2] ** -0.5
-    return (scale * drawn).astype(np.float32)
 
 
 def import_openpi(checkout: Path) -> types.SimpleNamespace:

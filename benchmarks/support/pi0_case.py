@@ -7,9 +7,6 @@ dtype of each parameter) and checkpoints, which are found by their `_METADATA`. 
 from __future__ import annotations
 
 import json
-import math
-import re
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,26 +19,12 @@ from serl_chunk.models.pi0.masks import IMAGE_MASK_PREFIX
 from serl_chunk.models.pi0.tree import flat, leaves
 from serl_chunk.runs.openpi_checkpoints import Checkpoint
 from serl_chunk.types import IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, DataError
+from support.pi0_rule import rule_leaf
 
 Arrays = dict[str, np.ndarray]
 
-_SMALL = ("bias", "scale", "pos_embedding", "input_embedding")  # last names of parameters with numbers around 0.1
 _SHARED = ("depth", "num_heads", "num_kv_heads", "head_dim")  # sizes that both experts must agree in
 _LORA_PARTS = {"attn", "ffn"}
-
-
-def rule_leaf(path: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the numbers, float32, of a parameter of a case without a checkpoint."""
-    drawn = np.random.default_rng(zlib.crc32(path.encode())).standard_normal(shape)
-    if path.rpartition("/")[2] in _SMALL:
-        scale = 0.1
-    elif re.search(r"attn_vec_einsum\w*/w$", path):
-        scale = (shape[-3] * shape[-2]) ** -0.5
-    elif path.endswith("embedding/kernel"):
-        scale = math.prod(shape[:-1]) ** -0.5
-    else:
-        scale = shape[-2] ** -0.5
-    return (scale * drawn).astype(np.float32)
 
 
 def rule_params(config: Pi0Config) -> Arrays:
