@@ -99,6 +99,7 @@ def _hsv(image: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def _rgb(hue: jax.Array, saturation: jax.Array, value: jax.Array) -> jax.Array:
-    k = (jnp.array([5.0, 3.0, 1.0]) + hue[..., None] * 6) % 6
+    k = jnp.array([5.0, 3.0, 1.0]) + hue[..., None] * 6
+    k -= 6 * jnp.floor(k / 6)  # k % 6, which compilers for CPUs do number by number
     ramp = jnp.clip(jnp.minimum(k, 4 - k), 0, 1)
     return value[..., None] * (1 - saturation[..., None] * ramp)

@@ -19,7 +19,8 @@ DATA = Path(__file__).resolve().parents[2] / "data" / "pi0_shapes"
 RELEASED = {
     "pi0": "pi0_full", "pi05": "pi05_full", "pi0_lora": "pi0_lora_vlm_full_expert", "pi0_lora_both": "pi0_both_lora",
 }  # fmt: skip
-PACKAGE = Path(__file__).resolve().parents[3] / "serl_chunk"
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGE = ROOT / "serl_chunk"
 TINY = PI0_PRESETS["tiny"]
 
 
@@ -58,6 +59,25 @@ def test_trainable_sets_have_the_published_sizes(preset, trainable, trained):
     assert {leaf.dtype for leaf in counted} <= {"float32"}
     assert {leaf.dtype for leaf in leaves(config).values() if leaf not in counted} <= {"bfloat16"}
     assert trainable == "full" or not any(leaf.group == "siglip" for leaf in counted)
+
+
+@pytest.mark.parametrize(
+    ("preset", "trainable"),
+    [("pi0", "full"), ("pi0", "expert"), ("pi0_lora_both", "lora"), ("pi0_lora_both", "lora_expert")],
+)
+def test_the_documented_sizes_are_those_of_the_shapes(preset, trainable):
+    config = dataclasses.replace(PI0_PRESETS[preset], trainable=trainable)
+    size = {True: 0, False: 0}
+    for leaf in leaves(config).values():
+        size[partition(config).trains(leaf.path)] += math.prod(leaf.shape)
+    page = (ROOT / "docs" / "pi0.md").read_text()
+    row = re.search(rf"^\| `{trainable}` \|.*\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    assert row is not None
+    millions, gigabytes, snapshot = map(float, row.groups())
+    assert millions == round(size[True] / 1e6)
+    # Weights, gradients and Adam's two averages in float32; the others in bfloat16.
+    assert gigabytes == round((16 * size[True] + 2 * size[False]) / 1e9, 1)
+    assert snapshot == pytest.approx(2 * size[True] / 1e6, abs=0.5)
 
 
 def test_every_parameter_is_in_one_group():
