@@ -223,7 +223,7 @@ class PolicyClient:
             self._changed.notify_all()
 
     def _connect(self) -> tuple[Any, dict[str, Any]]:
-        """Return a connection and the server's metadata. Raises RefusedError where it needs another key."""
+        """Return a connection and the server's metadata. Raises RefusedError where it refuses us for good."""
         try:
             connection = self._websockets.sync.client.connect(
                 self.address.url, compression=None, max_size=REPLY_BYTES, open_timeout=CONNECT_S, close_timeout=0.5,
@@ -234,8 +234,8 @@ class PolicyClient:
                 raise
             text = bytes(error.response.body or b"").decode("utf-8", "replace").strip()
             raise RefusedError(
-                f"{self._named} needs another API key ({error.response.status_code} {shown(text[:200])}). Give its "
-                "file: --config.actor.policy_key=FILE"
+                f"{self._named} refuses this client ({error.response.status_code} {shown(text[:200])}). Where it wants "
+                "another API key, give its file: --config.actor.policy_key=FILE"
             ) from error
         try:
             with contextlib.suppress(AttributeError, OSError):  # of Linux: else a send waits for minutes on a dead link
