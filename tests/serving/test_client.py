@@ -203,7 +203,7 @@ def test_a_server_that_reads_nothing_is_lost_after_its_time(ends, monkeypatch):
                 threading.Timer(0.3, getattr(client, ends)).start()
             with pytest.raises(ServerAwayError):
                 client.infer({"x": np.zeros(64 << 20, np.uint8)})
-            assert time.monotonic() - began < (2 if ends else 15)
+            assert time.monotonic() - began < 15
             ended.set()
     thread.join()
 
