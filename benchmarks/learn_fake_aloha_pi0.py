@@ -1,6 +1,6 @@
 """A small pi0 and a convolutional policy clone the same demonstrations of the fake ALOHA task, from three cameras.
 
-Both imitate 30 scripted demonstrations and see nothing else. The last checkpoint of each acts on 100 starts that no
+Both imitate 200 scripted demonstrations and see nothing else. The last checkpoint of each acts on 100 starts that no
 other command uses, the others on validation starts. Resumable.
 
     python benchmarks/learn_fake_aloha_pi0.py --json fake_aloha_pi0.json
@@ -32,7 +32,7 @@ from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics
 
-N_DEMOS = 30
+N_DEMOS = 200
 
 
 def contestants(
