@@ -87,7 +87,7 @@ def main() -> None:
     """Record, train both (or resume), evaluate, print and write."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--seed", type=int, default=42)
-    p.add_argument("--pi0_updates", type=int, default=8_000, help="of pi0, in batches of 32")
+    p.add_argument("--pi0_updates", type=int, default=12_000, help="of pi0, in batches of 32")
     p.add_argument("--conv_updates", type=int, default=6_000, help="of the convolutional policy, in batches of 64")
     p.add_argument("--episodes", type=int, default=100, help="evaluation episodes per checkpoint")
     p.add_argument("--out", type=Path, default=Path("runs/benchmark_fake_aloha_pi0"))

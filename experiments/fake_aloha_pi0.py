@@ -1,6 +1,6 @@
 """The simulated bimanual task from three cameras and its text, cloned by a small pi0 that begins with random numbers.
 
-serl-chunk record --exp_name fake_aloha_pi0 --policy scripted --n_demos 30 --out demos/pi0
+serl-chunk record --exp_name fake_aloha_pi0 --policy scripted --n_demos 200 --out demos/pi0
 serl-chunk --exp_name fake_aloha_pi0 --local --demo_path demos/pi0 --checkpoint_path runs/pi0
 """
 
@@ -30,7 +30,7 @@ def experiment() -> ExperimentConfig:
             image_keys=CAMERAS,
             encoder=EncoderConfig(frame_size=model.image_size),
             language=LanguageConfig("bytes", length=96),
-            lr=3e-3,
+            lr=1e-3,
             lr_warmup=100,
             policy_ema=0.99,
             policy_updates=1,

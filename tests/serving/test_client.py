@@ -191,19 +191,18 @@ def test_a_server_that_reads_nothing_is_lost_after_its_time(ends, monkeypatch):
             protocol.send_response(protocol.accept(received))
             protocol.send_binary(codec.pack({}))
             connection.sendall(b"".join(protocol.data_to_send()))
-            ended.wait(20)
+            ended.wait(60)
             connection.close()
 
         thread = threading.Thread(target=serve)
         thread.start()
         with client_of(listener.getsockname()[1]) as client:
             assert client.wait(10)
-            began = time.monotonic()
             if ends is not None:
                 threading.Timer(0.3, getattr(client, ends)).start()
             with pytest.raises(ServerAwayError):
                 client.infer({"x": np.zeros(64 << 20, np.uint8)})
-            assert time.monotonic() - began < 15
+            assert thread.is_alive()  # the server did not end it
             ended.set()
     thread.join()
 
