@@ -9,6 +9,7 @@ from live_desk import NAMES, Desk, Recorded, Viewer, serving, step, wait_until
 
 from serl_chunk.console.bindings import EFFECTIVE, KEYS, STOPS, Action, Word
 from serl_chunk.console.view import ConsoleState, Obstacle
+from serl_chunk.live import server
 from serl_chunk.types import Source
 
 pytestmark = [
@@ -138,14 +139,13 @@ def test_what_is_shown(window):
     assert window.dialogs == []
 
 
-def test_a_page_without_events_moves_nothing(window):
+def test_a_page_without_events_moves_nothing(window, monkeypatch):
     operator = Recorded()
     with serving(operator) as (page, _):
         window.open(page.url)
         show(window, operator, ConsoleState(Word.HOLD))
-        window.js("Object.defineProperty(state, 'at', { get: () => -1e9, set: () => {} })")  # as if none came
+        monkeypatch.setattr(server, "PERIOD", 3600.0)  # of what comes after the next event, which is the last
         window.until("at('word').textContent === 'NO CONNECTION'")
-        window.js("state.word = ''")
         window.key("Enter")
         window.js("chain")
         window.key("x")
