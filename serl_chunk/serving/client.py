@@ -25,6 +25,7 @@ BACKOFF_S = (0.25, 5.0)  # before the first attempt after a loss; at most before
 CLOSING_S = 0.2  # for the thread that connects, until it is left alone
 POLL_S = 0.1  # between looks at `interrupt` and `stop` while a reply is waited for
 REFUSALS = 3  # one after the other, until waiting is given up
+_ENDED = "the wait for a reply was ended"
 
 
 class ServerAwayError(SerlChunkError):
@@ -75,14 +76,16 @@ class PolicyClient:
         Raises ServerAwayError while the server is lost, or is lost meanwhile, RefusedError where it refuses the client
         or several requests in turn, and WireError for a request that no message can hold.
         """
-        message = codec.pack(values)
         self._interrupted.clear()
+        message = codec.pack(values)  # of many pixels it takes a while
         with self._changed:
             connection = self._connection
             if self._permanent is not None:
                 raise self._permanent
             if connection is None:
                 raise ServerAwayError(self.waiting)
+        if self._interrupted.is_set():
+            raise ServerAwayError(_ENDED)
         self._asked = connection
         try:
             self._refuse_unrequested(connection)
@@ -112,7 +115,7 @@ class PolicyClient:
             return not self.waiting
 
     def interrupt(self) -> None:
-        """End a wait for a reply in another thread, which then raises ServerAwayError."""
+        """End another thread's request, whether it is sent or not: that thread raises ServerAwayError."""
         self._interrupted.set()
         if (connection := self._asked) is not None:  # which is dropped anyway; sending it may wait, too
             _disconnect(connection)
@@ -147,7 +150,7 @@ class PolicyClient:
                 return message
             except TimeoutError:
                 if self._interrupted.is_set() or self._closed or self._stop():
-                    raise ServerAwayError("the wait for a reply was ended") from None
+                    raise ServerAwayError(_ENDED) from None
                 if time.monotonic() > until:
                     raise ServerAwayError(f"{self._named} did not answer in time") from None
 

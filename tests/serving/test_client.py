@@ -26,6 +26,23 @@ def _soon(monkeypatch):
     monkeypatch.setattr(client_module, "BACKOFF_S", (0.05, 0.2))
 
 
+def test_a_request_that_is_not_sent_yet_can_be_ended(monkeypatch):
+    policy, pack = StatePolicy(), codec.pack
+    with server_of(policy) as server, client_of(server.port) as client:
+        assert client.wait(10)
+
+        def packing(values):
+            client.interrupt()
+            return pack(values)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(codec, "pack", packing)
+            with pytest.raises(ServerAwayError):
+                client.infer(request(0.1))
+        assert client.waiting == ""  # nothing is under way, and the connection stays
+        np.testing.assert_allclose(client.infer(request(0.7))["actions"][0], [0.7, 0.5])
+
+
 @contextlib.contextmanager
 def client_of(port, **options):
     with contextlib.closing(PolicyClient(Address("127.0.0.1", port), **options)) as client:
@@ -198,17 +215,10 @@ def test_a_server_that_reads_nothing_is_lost_after_its_time(ends, monkeypatch):
         thread.start()
         with client_of(listener.getsockname()[1]) as client:
             assert client.wait(10)
-            answered = threading.Event()
-
-            def end():
-                while not answered.wait(0.3):  # again, for a busy machine may still pack the request
-                    getattr(client, ends)()
-
             if ends is not None:
-                threading.Thread(target=end, daemon=True).start()
+                threading.Timer(0.3, getattr(client, ends)).start()
             with pytest.raises(ServerAwayError):
                 client.infer({"x": np.zeros(64 << 20, np.uint8)})
-            answered.set()
             assert thread.is_alive()  # the server did not end it
             ended.set()
     thread.join()
