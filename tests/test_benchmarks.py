@@ -140,6 +140,32 @@ def test_what_cannot_be_measured_is_refused(option: str, message: str):
     assert message in done.stderr
 
 
+def test_a_pi0_is_measured_on_a_device(tmp_path: Path):
+    file = tmp_path / "figures.json"
+    command = [sys.executable, str(BENCHMARKS / "pi0_device.py"), "--quick", "--batch=2", "--rounds=1"]
+    command += ["--cases=lora_expert,decide", "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(file.read_text())
+    assert 0 < figures["lora_expert"]["update_ms"] < figures["lora_expert"]["total_ms"]
+    assert set(figures["decide"]["decide_ms"]) == {"1", "8", "32"}
+    assert f"{figures['lora_expert']['total_ms']:.1f} ms an update of 2" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--cases=lora,half", "'half' is none; valid: lora_expert, lora, expert, full, decide"),
+        ("--batch=3", "--batch=3 --rounds=20: expected an even batch"),
+    ],
+)
+def test_what_cannot_be_measured_of_a_pi0_is_refused(option: str, message: str):
+    command = [sys.executable, str(BENCHMARKS / "pi0_device.py"), "--quick", option]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert message in done.stderr
+
+
 @pytest.fixture(scope="module")
 def vision(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[str, float]]]:
     """The table of a quick run of vision.py, and its figures at the one size it has."""
