@@ -285,11 +285,12 @@ class BcConfig(AgentConfig, without=("kernel_init",)):
             value, usual = getattr(unread, field.name), getattr(EncoderConfig(), field.name)
             require(value == usual, f"agent.encoder.{field.name}",
                 f"{as_text(value)} has no effect: pi0 has an image tower of its own. Leave it out.")
-        require(not pi0.pi05 or self.language.reads, "agent.language.tokenizer",
+        require(not pi0.reads_bins or self.language.reads, "agent.language.tokenizer",
             "must not be none with agent.pi0.pi05=True, which reads the state in its prompt alone. Set bytes or "
             "sentencepiece.")
         require(not pi0.pi05 or not self.bc_joint_noise, "agent.bc_joint_noise",
-            f"must be 0 with agent.pi0.pi05=True, whose prompt holds the recorded state, got {self.bc_joint_noise:g}.")
+            "must be 0 with agent.pi0.pi05=True, which reads no measured joints, or the recorded ones in its prompt; "
+            f"got {self.bc_joint_noise:g}.")
 
     @property
     def squashed(self) -> bool:

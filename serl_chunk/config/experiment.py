@@ -336,7 +336,7 @@ class ExperimentConfig(Group):
             f"{unbounded}the policy of agent {agent.kind} is the tanh of a Gaussian, within [-1, 1]. Use a flow "
             "(acfql, or bc with agent.policy=flow), or set it to relative, absolute_range, absolute_demo or "
             "norm_stats.")
-        bins = isinstance(agent, BcConfig) and agent.policy == "pi0" and agent.pi0.pi05 and mode == "openpi"
+        bins = isinstance(agent, BcConfig) and agent.policy == "pi0" and agent.pi0.reads_bins and mode == "openpi"
         require(not bins or self.normaliser.scaling == "quantiles", "normaliser.scaling",
             "must be quantiles with agent.pi0.pi05=True, whose prompt holds the state in bins of [-1, 1], got z_score.")
         # The values are of model space, where -1 and 1 are the ends of a gripper's range.

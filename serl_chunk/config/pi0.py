@@ -6,7 +6,18 @@ import dataclasses
 from functools import partial
 from typing import Literal
 
-from serl_chunk.config.fields import ABSENT, CAMERAS, Group, Requirement, acting, require, setting, shaping, value_at
+from serl_chunk.config.fields import (
+    ABSENT,
+    CAMERAS,
+    Group,
+    Requirement,
+    acting,
+    needs,
+    require,
+    setting,
+    shaping,
+    value_at,
+)
 from serl_chunk.config.language import VOCABULARY
 
 DType = Literal["bfloat16", "float32"]
@@ -85,6 +96,12 @@ class Pi0Config(Group, path="agent.pi0."):
     """
 
     pi05: bool = acting(False, "pi0.5: time enters through the norms, and the state only through the prompt")
+    state_in_prompt: bool = acting(
+        True,
+        "pi0.5's prompt holds the state in bins; False: the model reads no state, and its prompt is pi0's (openpi's "
+        "pi05_libero)",
+        requires=needs("agent.pi0.pi05", True),
+    )
     cameras: tuple[str, ...] = acting(
         ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"),
         "cameras in the order of their tokens; an observation may lack some",
@@ -147,6 +164,11 @@ class Pi0Config(Group, path="agent.pi0."):
             require(self.trainable != trainable or has, "agent.pi0.trainable",
                 f"{trainable} needs agent.pi0.{who}.attention_rank or agent.pi0.{who}.mlp_rank above 0. Set one, or "
                 "another trainable.")
+
+    @property
+    def reads_bins(self) -> bool:
+        """Whether the state is read as bins of [-1, 1] in the prompt."""
+        return self.pi05 and self.state_in_prompt
 
     @property
     def token_grid(self) -> tuple[int, int]:

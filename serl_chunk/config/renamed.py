@@ -39,7 +39,7 @@ ADDED: dict[str, Any] = {
     "operator.pedal_hosted": False,
     "outcome": {"success": None, "cameras": [], "classifier": "", "condition": None},
     "agent.language": {"tokenizer": "none", "model": "", "length": 48}, "agent.language.model": "",
-    "agent.encoder.frame_size": None, "agent.pi0.published": False,
+    "agent.encoder.frame_size": None, "agent.pi0.published": False, "agent.pi0.state_in_prompt": True,
     "normaliser.scaling": "z_score", "normaliser.delta_mask": [], "normaliser.robot": "none",
     "agent.flow.noise_alone": 0.0, "agent.flow.predicts": "velocity",
     "agent.bc_joint_noise": 0.0,

@@ -260,8 +260,9 @@ def format_of(agent: AgentConfig) -> PlainFormat:
     """Return what an agent's prompts are made of."""
     if value_at(agent, "policy") != "pi0":
         return PlainFormat()
-    block = 0 if value_at(agent, "pi0.published") else PROMPT_BLOCK
-    return Pi05Format(block) if value_at(agent, "pi0.pi05") else Pi0Format(block)
+    pi0 = value_at(agent, "pi0")
+    block = 0 if pi0.published else PROMPT_BLOCK
+    return Pi05Format(block) if pi0.reads_bins else Pi0Format(block)
 
 
 def make_prompts(config: ExperimentConfig, state_dim: int = 0) -> Prompts | None:

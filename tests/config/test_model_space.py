@@ -58,6 +58,7 @@ def test_the_bins_of_pi05_need_quantiles():
     with pytest.raises(ConfigError, match=naming("normaliser.scaling", "quantiles", "z_score")):
         apply_overrides(clone, [*pi05, *openpi])
     apply_overrides(clone, [*pi05, *openpi, ("normaliser.scaling", "quantiles")])
+    apply_overrides(clone, [*pi05, *openpi, ("agent.pi0.state_in_prompt", "False")])
 
 
 def test_settings_of_openpis_transforms_need_its_mode():

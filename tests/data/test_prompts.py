@@ -196,6 +196,9 @@ def test_the_agent_chooses_the_format(pieces):
     assert of_state is not None
     assert prompts("a cube")[0].tolist() == Prompts(pieces, 200, Pi0Format())("a cube")[0].tolist()
     assert len(of_state("a cube", np.zeros(14))[0]) > len(prompts("a cube")[0])
+    without = make_prompts(pi0_config("sentencepiece", 200, pi05=True, state_in_prompt=False), 14)
+    assert without is not None
+    assert without("a cube")[0].tolist() == prompts("a cube")[0].tolist()
     published = make_prompts(pi0_config("sentencepiece", 200, published=True))
     assert published is not None
     np.testing.assert_array_equal(published("a cube")[0], np.pad(prompts("a cube")[0], (0, 200 - 16)))
