@@ -140,6 +140,7 @@ def test_what_cannot_be_measured_is_refused(option: str, message: str):
     assert message in done.stderr
 
 
+@pytest.mark.slow  # compiles whole agents
 def test_a_pi0_is_measured_on_a_device(tmp_path: Path):
     file = tmp_path / "figures.json"
     command = [sys.executable, str(BENCHMARKS / "pi0_device.py"), "--quick", "--batch=2", "--rounds=1"]

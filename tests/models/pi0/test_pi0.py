@@ -25,8 +25,15 @@ N = 3
 made = functools.cache(small)
 
 
+@functools.cache
+def program(model: Pi0, method: str, **options: Any) -> Callable[..., Any]:
+    """Trace a method once for each shape, whatever the number of tests."""
+    return jax.jit(functools.partial(getattr(model, method), **options), static_argnums=4 if method == "sample" else ())
+
+
 def encoded(case: Small, observation: Any = None, model: Pi0 | None = None) -> Prefix:
-    return jax.jit((model or case.model).encode)(case.params, case.observation if observation is None else observation)
+    observation = case.observation if observation is None else observation
+    return program(model or case.model, "encode")(case.params, observation)
 
 
 def plain_observation(case: Small) -> dict[str, Any]:
@@ -42,13 +49,13 @@ def noises(case: Small, n: int = N) -> jax.Array:
 
 
 def velocity(case: Small, prefix: Prefix, *args: Any) -> jax.Array:
-    return jax.jit(case.model.velocity)(case.params, prefix, *args)
+    return program(case.model, "velocity")(case.params, prefix, *args)
 
 
-def sampled(case: Small, prefix: Prefix, noise: jax.Array, *args: Any, **options: Any) -> jax.Array:
-    return jax.jit(functools.partial(case.model.sample, **options), static_argnums=4)(
-        case.params, prefix, noise, *(args or (None, 3))
-    )
+def sampled(
+    case: Small, prefix: Prefix, noise: jax.Array, *args: Any, model: Pi0 | None = None, **options: Any
+) -> jax.Array:
+    return program(model or case.model, "sample", **options)(case.params, prefix, noise, *(args or (None, 3)))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -84,8 +91,9 @@ def test_blocks_of_candidates_are_the_same_candidates(monkeypatch):
     whole = sampled(case, prefix, noise)
     monkeypatch.setattr(convolutions, "BLOCK_ROWS", 3 * 2 * 2 * 6)
     committed = (jnp.asarray(case.inputs["actions"]), jnp.ones(case.inputs["actions"].shape[:2]))
-    np.testing.assert_allclose(sampled(case, prefix, noise), whole, atol=1e-5)
-    kept = sampled(case, prefix, noise, committed, 3, clean=True)
+    blocks = Pi0(dataclasses.replace(case.config, remat=not case.config.remat))  # else what was traced is used
+    np.testing.assert_allclose(sampled(case, prefix, noise, model=blocks), whole, atol=1e-5)
+    kept = sampled(case, prefix, noise, committed, 3, model=blocks, clean=True)
     np.testing.assert_array_equal(kept, jnp.broadcast_to(committed[0][:, None], kept.shape))
 
 
@@ -215,11 +223,7 @@ def test_only_keys_and_values_of_the_vlms_last_layer_matter():
 
 def losses(case: Small, actions: Any, weight: Any, given: Any, noise: Any, t: Any) -> tuple[float, float]:
     prefix = encoded(case)
-    run = jax.jit(case.model.flow_loss) if given is not None else jax.jit(
-        lambda p, f, a, w, z, t: case.model.flow_loss(p, f, a, w, None, z, t)
-    )  # fmt: skip
-    arguments = (actions, weight, noise, t) if given is None else (actions, weight, given, noise, t)
-    total, count = run(case.params, prefix, *arguments)
+    total, count = program(case.model, "flow_loss")(case.params, prefix, actions, weight, given, noise, t)
     return float(total), float(count)
 
 
@@ -287,8 +291,9 @@ def test_time_is_added_up_in_float32(monkeypatch):
     case = made("pi0")
     seen: list[float] = []
     monkeypatch.setattr(Pi0, "velocity", lambda self, p, f, x, t, g: seen.append(float(t[0, 0])) or jnp.ones_like(x))
+    prefix, noise = encoded(case), noises(case, 1)
     with jax.disable_jit():
-        out = case.model.sample(case.params, encoded(case), noises(case, 1), None, 10)
+        out = case.model.sample(case.params, prefix, noise, None, 10)
     expected = np.cumsum(np.array([1.0] + [-0.1] * 9, np.float32), dtype=np.float32)
     np.testing.assert_array_equal(np.float32(seen), expected)
     np.testing.assert_allclose(out, noises(case, 1) - 1.0, atol=1e-6)
