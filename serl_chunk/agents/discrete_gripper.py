@@ -147,11 +147,11 @@ class LearnedGripper(ArmAndGripper):
         arm = super().arm_batch(state, batch)
         if not (self.config.gripper.critic_sees_gripper and self.has_critic):
             return arm
-        now, later = self.executed(batch), self.preferred(state.grasp, batch.next_observations)
-        return arm._replace(
-            observations={**batch.observations, GRIPPER: self._seen(now)},
-            next_observations={**batch.next_observations, GRIPPER: self._seen(later)},
-        )
+        arm = arm._replace(observations={**batch.observations, GRIPPER: self._seen(self.executed(batch))})
+        if not batch.next_observations:  # of a step of the policy alone
+            return arm
+        later = self._seen(self.preferred(state.grasp, batch.next_observations))
+        return arm._replace(next_observations={**batch.next_observations, GRIPPER: later})
 
     def _seen(self, option: jax.Array) -> jax.Array:
         values = self.choices.decode(option)

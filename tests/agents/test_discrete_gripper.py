@@ -108,8 +108,9 @@ def test_no_ranks_are_promoted_silently(variant):
         prefix = (np.zeros((HORIZON, ACTIONS), np.float32), np.zeros(HORIZON, np.float32))
         state = jax.eval_shape(agent.init, jax.random.key(0))
         with jax.numpy_rank_promotion("raise"):
-            # the critic's own is a part of the first
-            for update, given in ((agent._update, named(agent, batches)), (agent._update_policy, batches)):
+            # The critic's own is a part of the first. A learner gives the policy's no later observations.
+            alone = batches._replace(next_observations={})
+            for update, given in ((agent._update, named(agent, batches)), (agent._update_policy, alone)):
                 new, _ = jax.eval_shape(update, state, {}, given)
                 kept = jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), new, state)
                 assert all(jax.tree.leaves(kept))
