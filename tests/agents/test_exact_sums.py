@@ -88,7 +88,9 @@ def stepped(name: str, parts: tuple[int, ...], *, double: bool) -> list[Any]:
     agent = agent_of(name, 1)
     state, batch = jax.jit(agent.init)(jax.random.key(0)), batch_of(name, agent)
     key = jax.random.key(1)
-    draws = {"critic": agent.critic_draws(key, batch), "policy": agent.policy_draws(key, batch)}
+    draws = {"policy": agent.policy_draws(key, batch)}
+    if agent.has_critic:
+        draws["critic"] = agent.critic_draws(key, batch)
     if double:
         state, batch, draws = in_double((state, batch, draws))
     # A target that is its critic would hide which of the two is read.
