@@ -12,6 +12,7 @@ from agent_tools import (
     imitation_gradient,
     make_batches,
     marked_numbers,
+    named,
     one_batch,
     output_bias,
 )
@@ -80,9 +81,7 @@ def test_published_agents_imitate_every_number(variant):
 @pytest.mark.parametrize("variant", ["bc", "acrlpd-prefix"])
 def test_whole_updates_take_marks(variant):
     agent = build(config_of(variant), **(PREFIX if "prefix" in variant else {}))
-    batches = make_batches(agent.spec)
-    for update in (agent.update, agent.update_policy):
-        state, metrics = update(
-            agent.init(jax.random.key(0)), {}, jax.device_put(batches._replace(bc_dims=marked_numbers(agent.spec, 1)))
-        )
+    marked = make_batches(agent.spec)._replace(bc_dims=marked_numbers(agent.spec, 1))
+    for update, batches in ((agent.update, named(agent, marked)), (agent.update_policy, marked)):
+        state, metrics = update(agent.init(jax.random.key(0)), {}, jax.device_put(batches))
         assert all(np.isfinite(v).all() for v in jax.tree.leaves((metrics, state.policy)))
