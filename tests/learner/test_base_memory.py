@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BASE, LEAVES = 300_000_000, 30  # bytes
+BASE, LEAVES = 3_000_000_000, 300  # bytes; peaks of the same run differ by 0.1 GB
 
 RUN = f"""
 import gc, re, sys
@@ -72,4 +72,4 @@ def test_a_base_is_held_once_from_the_start_to_a_resumed_run(tmp_path):
     with_base, same = peak(tmp_path / "with", BASE)
     assert state == same
     more = with_base - without
-    assert 0.8 * BASE < more < 1.02 * BASE + 0.3 * state, (with_base, without, state)
+    assert 0.8 * BASE < more < 1.05 * BASE + 0.3 * state, (with_base, without, state)
