@@ -31,6 +31,7 @@ from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics
+from serl_chunk.types import ConfigError
 
 N_DEMOS = 200
 
@@ -94,7 +95,10 @@ def main() -> None:
     p.add_argument("--json", type=Path, help="write the results here (benchmarks/README.md, Results)")
     add_settings(p, "of pi0")
     args = p.parse_args()
-    configs = contestants({"pi0": args.pi0_updates, "conv": args.conv_updates}, args.seed, settings(p, args.set))
+    try:
+        configs = contestants({"pi0": args.pi0_updates, "conv": args.conv_updates}, args.seed, settings(p, args.set))
+    except ConfigError as error:
+        p.error(str(error))
     args.out.mkdir(parents=True, exist_ok=True)
     demos, (pi0, _) = args.out / "demos", configs["pi0"]
     run_record(pi0, N_DEMOS, str(demos), policy="scripted", noise=None, cameras=pi0.agent.image_keys)
