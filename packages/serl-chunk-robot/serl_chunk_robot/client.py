@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections import deque
 from pathlib import Path
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
@@ -19,6 +20,8 @@ from serl_chunk_robot.wire.sockets import connect, make_socket, try_receive, try
 
 ANSWER = 2.0  # s
 HISTORY = 0.5  # s for which the joints of states that were read are kept
+PROCESS = uuid.uuid4().hex[:12]  # of this process, to which a lease belongs in addition to the actor's name
+UNCONFIRMED = "THE ROBOT DID NOT CONFIRM. Press the hardware emergency stop."
 SENT = 100  # commands whose moment is kept, until the server reports when they came
 
 
@@ -70,6 +73,7 @@ class RobotClient:
         name: the actor's identity: a controller that comes back under its name gets its lease back.
         role: "any", "controller" or "operator".
         answer: seconds to wait for a reply.
+        process: that the lease belongs to.
 
     Raises:
         ConfigError: `robot` is no address.
@@ -77,10 +81,11 @@ class RobotClient:
 
     def __init__(
         self, robot: str = f"127.0.0.1:{DEFAULT_PORT}", *, name: str, role: str = "any", keys: Optional[Keys] = None,
-        answer: float = ANSWER,
+        answer: float = ANSWER, process: str = PROCESS,
     ) -> None:  # fmt: skip
         self.host, self.port = address(robot)
-        self.name, self.role, self.generation = name, role, -1  # generation: of the last arm
+        self.name, self.role, self.process = name, role, process
+        self.generation = -1  # of the last arm
         self._keys, self._answer = keys, answer
         self._greeting: Dict[str, Any] = {}  # the reply to hello
         self._asked = self._number = 0
@@ -111,7 +116,8 @@ class RobotClient:
     def hello(self) -> Dict[str, Any]:
         """Greet the server; returns its reply: robot, profiles, spec and more (`protocol`). Raises RobotError."""
         self._greeting = {}
-        reply = self._exchange("hello", {"name": self.name, "role": self.role, "protocol": PROTOCOL})
+        hello = {"name": self.name, "role": self.role, "process": self.process, "protocol": PROTOCOL}
+        reply = self._exchange("hello", hello)
         self._greeting = _taken(reply)
         cameras = {name: port for name, _, _, port in self.cameras()}
         devices = {name: port for name, port, _ in self.devices()}
@@ -123,7 +129,11 @@ class RobotClient:
         return self._greeting
 
     def request(self, op: str, **arguments: Any) -> Dict[str, Any]:
-        """Send a request and return its reply. Raises RobotError with the server's words, or where none came."""
+        """Send a request and return its reply. Raises RobotError with the server's words, or where none came.
+
+        What lets something move (`protocol`) needs `generation=`: that of the state which its operator was shown, or
+        which the program read last. A reply's own is of after the request.
+        """
         if op == "stop":  # needs no greeting, and does not wait for one
             arguments = {"name": self.name, **arguments}
         elif not self._greeting:

@@ -70,6 +70,7 @@ class RobotFile(NamedTuple):
     effort: Optional[np.ndarray] = None  # above which the server's own motions end; None: no limit
     cameras: Tuple[CameraFile, ...] = ()
     devices: Tuple[DeviceFile, ...] = ()
+    needs_go: bool = True
 
 
 def load(path: Union[str, Path], *, driver: str = "") -> RobotFile:

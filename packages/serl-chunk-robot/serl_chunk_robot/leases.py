@@ -13,10 +13,11 @@ MOST_CLIENTS = 64
 
 
 class Client(NamedTuple):
-    """One client. `name` is its identity as an actor, with that of its key where keys are required."""
+    """One client. Name and process are its identity as an actor; the name holds its key's where keys are required."""
 
     name: str
     role: str  # ANY or OPERATOR; the controller is who holds the lease
+    process: str = ""
 
 
 class Clients:
@@ -44,22 +45,26 @@ class Clients:
 
 
 class Lease:
-    """The lease of the controller: one connection of one actor."""
+    """The lease of the controller: one connection of one process of an actor."""
 
     def __init__(self) -> None:
-        self.holder = ""  # the actor's name; empty: no one
+        self.holder = self.process = ""  # the actor's name; empty: no one
         self.connection = b""
         self._heard = 0.0
 
-    def take(self, connection: bytes, name: str, now: float) -> bool:
-        """Give the lease to a connection of the actor `name`; returns whether another connection lost it.
+    def take(self, connection: bytes, client: Client, now: float) -> bool:
+        """Give the lease to a connection of `client`; returns whether another connection of the same process lost it.
 
-        An actor that comes back gets its own lease at once. Raises Refused while another actor has it.
+        A process that comes back gets its own lease at once. Raises Refused while another one has it, also one of the
+        same name.
         """
-        if self.holder not in ("", name):
-            raise Refused(f"{self.holder} controls the robot. Wait until it drops the lease, or stop that actor.")
-        moved = self.holder == name and self.connection != connection
-        self.holder, self.connection, self._heard = name, connection, now
+        holder = self.holder, self.process
+        if self.holder and holder != (client.name, client.process):
+            who = f"another process of {self.holder}" if self.holder == client.name else self.holder
+            raise Refused(f"{who} controls the robot. Wait until it drops the lease, end it, or let an operator run "
+                          "`serl-chunk robot take`.")  # fmt: skip
+        moved = bool(self.holder) and self.connection != connection
+        self.holder, self.process, self.connection, self._heard = client.name, client.process, connection, now
         return moved
 
     def check(self, connection: bytes, op: str) -> None:
@@ -69,6 +74,14 @@ class Lease:
         if connection != self.connection:
             raise Refused(f"{op}: {self.holder} controls the robot")
 
+    def check_shown(self, name: str, process: str) -> None:
+        """Raise Refused where the lease is of another process of an actor than the one that the operator was shown."""
+        if not self.holder:
+            raise Refused("go: no actor holds the lease. Start the actor first; it waits for go.")
+        if (name, process) != (self.holder, self.process):
+            raise Refused(f"go: {self.holder} (process {self.process}) controls the robot now, not {name or 'no one'} "
+                          f"(process {process or 'none'}). Look at it, and say go again.")  # fmt: skip
+
     def heard(self, connection: bytes, now: float) -> None:
         """A message came; the holder's renews the lease."""
         if connection == self.connection:
@@ -76,14 +89,14 @@ class Lease:
 
     def drop(self, connection: bytes) -> bool:
         """End the lease of a connection; returns whether it had it."""
-        held = bool(self.holder) and connection == self.connection
-        if held:
-            self.holder, self.connection = "", b""
-        return held
+        return bool(self.holder) and connection == self.connection and bool(self.end())
+
+    def end(self) -> str:
+        """End the lease; returns the actor's name, empty where no one had it."""
+        name, self.holder, self.process, self.connection = self.holder, "", "", b""
+        return name
 
     def expire(self, now: float, state: str) -> str:
         """End a lease whose holder is silent; returns the actor's name, empty where nothing ended."""
-        if not self.holder or state == RUN or now - self._heard <= SILENCE:
-            return ""
-        name, self.holder, self.connection = self.holder, "", b""
-        return name
+        silent = self.holder and state != RUN and now - self._heard > SILENCE
+        return self.end() if silent else ""

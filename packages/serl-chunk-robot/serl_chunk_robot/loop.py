@@ -18,7 +18,19 @@ from serl_chunk_robot.safety.gate import Command, Gate
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured, Sample
 from serl_chunk_robot.safety.motion import SetPoint, braked
-from serl_chunk_robot.safety.table import BRAKE, HOLD, MOVE, OPERATOR, RUN, SERVER, STOPPED, Machine, Transition
+from serl_chunk_robot.safety.table import (
+    BRAKE,
+    HELD,
+    HOLD,
+    MOVE,
+    OPERATOR,
+    RUN,
+    SERVER,
+    STANDING,
+    STOPPED,
+    Machine,
+    Transition,
+)
 from serl_chunk_robot.safety.watchdog import Watchdog
 from serl_chunk_robot.track import Track
 
@@ -26,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 GAP = 0.1  # s between two passes, after which nothing is known of the time between them
 ANSWER = 0.1  # s until a driver that did not answer a stop is stopped by its next level
+GO_LASTS = 600.0  # s in HOLD, after which an operator has to say go again
+PARKED, PARKED_WITHIN = 0.05, 1.0  # rad of each joint but grippers, and s until they are there, before torque goes off
+CALMS = ("stop", "hold", "release", "lost", "moved")  # are obeyed whatever generation they are of
 CATCHING_UP = "catching_up"  # the reason of a pass that the gate left alone, and that led back onto the path
 
 
@@ -59,6 +74,10 @@ class Status(NamedTuple):
     reason: str  # of the gate, GRIP or CATCHING_UP
     events: Tuple[Event, ...]
     answered: bool  # by the driver, every stop
+    motion: int  # number of the newest motion
+    done: int  # number of the newest motion that went as planned
+    since: float  # when the state was entered
+    held: Optional[Tuple[str, float]]  # in HELD: by whom, and since when
 
 
 class RobotLoop:
@@ -69,20 +88,26 @@ class RobotLoop:
         dt: seconds of a pass.
         tick: seconds of a control tick.
         heard: called with each transition, for the log and the operator's console.
+        needs_go: see Machine.
     """
 
     def __init__(
         self, driver: Driver, gate: Gate, *, measured: Measured, dt: float, tick: float,
-        heard: Callable[[Transition], None] = lambda transition: None,
+        heard: Callable[[Transition], None] = lambda transition: None, needs_go: bool = True,
     ) -> None:  # fmt: skip
         self._driver, self._gate, self._measured, self._dt, self._tick = driver, gate, measured, dt, tick
         self._heard = heard
-        self.machine, self._watchdog = Machine(), Watchdog(tick)
+        self.machine, self._watchdog = Machine(needs_go), Watchdog(tick)
+        self._expires = needs_go
+        self._since = 0.0  # when the state was entered
         self._at: Optional[SetPoint] = None  # None: it is not known what the arms were commanded last
         self._due = 0.0  # when the arms are to be at the set point: seconds of passes since the first
         self._track: Optional[Track] = None
         self._pursuit, self._grip = Pursuit(gate.limits, dt), Grip(gate.limits)
         self._motion: Optional[Motion] = None
+        self.motion = self.done = 0  # numbers of the newest motion, and of the newest one that went as planned
+        self._ends: Optional[Tuple[str, np.ndarray]] = None  # who ends the day, and the pose, float64[J], for it
+        self._ended_at: Optional[float] = None  # when the set point was there
         self._number, self._rejection = -1, ""
         self._last_pass: Optional[float] = None
         self._newest: Optional[Reading] = None  # of the last pass, believed or not
@@ -111,25 +136,30 @@ class RobotLoop:
 
     def request(
         self, event: str, role: str, by: str, now: float, *,
-        motion: Optional[Motion] = None, generation: Optional[int] = None,
+        motion: Optional[Motion] = None, generation: Optional[int] = None, ends: Optional[np.ndarray] = None,
+        detail: str = "",
     ) -> Transition:  # fmt: skip
         """Apply an event that a client requests, or with the role "server" the server: "lost".
 
         Args:
             motion: of an event that moves the robot.
-            generation: that the client knows; an older one is refused, but for stops. None: any.
+            generation: that the client knows; another one than now is refused, but for what calms. None: any.
+            ends: the pose, float64[J], in which the robot may lose its torque, of the event "end": once it is measured
+                there, torque goes off.
 
         Raises:
             Refused: with the reason, where the event is not possible.
         """
-        if event != "stop" and generation not in (None, self.machine.generation):
-            raise Refused(f"{event}: the robot was stopped since ({self.machine.word})")
+        if event not in CALMS and generation is not None:
+            self.check_generation(event, generation)
         state = self.machine.state
         if event == "clear" and (state, role) == (STOPPED, OPERATOR):
             self._check_clear()
-        elif state == HOLD and event in ("arm", "torque_off") and self._measured.doubtful:
+        elif state in STANDING and event in ("arm", "torque_off", "end") and self._measured.doubtful:
             raise Refused(f"{event}: the measured state cannot be trusted ({self._measured.reason})")
-        done = self._apply(event, role, by=by, now=now)
+        elif state == HELD and event in ("arm", "reset"):
+            raise Refused(f"{event}: {self.shown_hold(now)}")
+        done = self._apply(event, role, by=by, now=now, detail=detail)
         if done.row is None:
             raise Refused(done.word)
         if event == "clear":
@@ -138,24 +168,46 @@ class RobotLoop:
             self._gate.begin()
             self._number = -1
             self._watchdog.armed(now)
-        elif event in ("release", "hold", "lost"):
+        elif event in ("release", "hold", "lost", "moved"):
             self._watchdog.released()
         elif event == "torque_off":
             self._torque_off(now)
         elif self.machine.state == MOVE:
             self._motion = motion
+            self.motion += 1
+            self._ends, self._ended_at = None if ends is None else (by, ends), None
         return done
 
-    def reboot(self, motor: str, role: str, by: str) -> None:
-        """Let the driver reboot one motor of a stopped robot. The stop stays, and no torque is switched elsewhere.
+    def check_generation(self, event: str, generation: int) -> None:
+        """Raise Refused where a request is of another generation than now: its client saw another robot."""
+        machine = self.machine
+        if generation != machine.generation:
+            raise Refused(
+                f"{event}: it is of generation {generation}, and the robot is in {machine.generation} now "
+                f"({machine.state}: {machine.word}). Look at it, and request again."
+            )
+
+    def held(self, now: float) -> Optional[Tuple[str, float]]:
+        """By whom the robot is held, and since when, s of the loop's clock; None outside HELD."""
+        return (self.machine.held_by, self._since) if self.machine.state == HELD else None
+
+    def shown_hold(self, now: float) -> str:
+        """Say who holds the robot, and how it goes on."""
+        return (f"the robot is held by {self.machine.held_by} for {max(now - self._since, 0.0):.0f} s. Look at the "
+                "cell; then run `serl-chunk robot go`, or press the console's or the page's key to go on")  # fmt: skip
+
+    def reboot(self, motor: str, role: str, by: str, now: float) -> None:
+        """Let the driver reboot one motor of a stopped or held robot, which is STOPPED then. No other torque changes.
 
         The motor does not hold meanwhile. So nothing is known of the set point, and `clear` takes the measured pose.
         Raises Refused.
         """
         if role != OPERATOR:
             raise Refused(f"reboot is for the operator; {by} is {role}")
+        if self.machine.state == HELD:
+            self._apply("stop", OPERATOR, by=by, now=now)  # the motor does not hold meanwhile
         if self.machine.state != STOPPED:
-            raise Refused(f"reboot: not in {self.machine.state} ({self.machine.word}). Stop the robot first.")
+            raise Refused(f"reboot: the robot is in {self.machine.state}. Stop or hold it first.")
         try:
             self._driver.set("reboot", motor)
         except Exception as e:
@@ -235,6 +287,8 @@ class RobotLoop:
         due = self._watchdog.event(now, self.machine.state)
         if due:
             self._apply(due, SERVER, now=now, detail=self._rejection)
+        if self._expires and self.machine.state == HOLD and now - self._since > GO_LASTS:
+            self._apply("expired", SERVER, now=now, detail=f"{GO_LASTS / 60:g} minutes")
         factor, reason = 0.0, ""
         if self._at is not None and self.machine.state != STOPPED:
             factor, reason = self._move(self._at, now, before)
@@ -245,7 +299,8 @@ class RobotLoop:
             self._at, self._own_means = None, False
         machine, events = self.machine, () if self._newest is None else self._newest.events
         return Status(now, machine.state, machine.word, machine.generation, self.set_point, self._reading,
-                      self._number, factor, reason, events, self._stopping is None)  # fmt: skip
+                      self._number, factor, reason, events, self._stopping is None, self.motion, self.done,
+                      self._since, self.held(now))  # fmt: skip
 
     def _read(self, now: float, before: Dict[str, str]) -> None:
         self._newest = None
@@ -324,8 +379,40 @@ class RobotLoop:
             self._stop("fault", "a motion failed: " + _text(e), now, before)
             return None
         if goal is None and at.stands:
-            self._apply("done", SERVER, now=now)
+            if self._ends is not None and not self._parked(now):
+                return at.position
+            self._finish(now)
         return goal
+
+    def _parked(self, now: float) -> bool:
+        """Whether the arms are measured where they may lose their torque, or did not get there in time."""
+        assert self._ends is not None
+        self._ended_at = now if self._ended_at is None else self._ended_at
+        return not self._apart() or now - self._ended_at > PARKED_WITHIN
+
+    def _apart(self) -> str:
+        """Which joint is measured away from the pose of `_ends`; empty where none is."""
+        assert self._ends is not None
+        good = self._measured.good
+        if good is None or self._measured.doubtful:
+            return "the measured state cannot be trusted"
+        apart = np.abs(good.q - self._ends[1])
+        apart[list(self._driver.spec().grippers)] = 0.0
+        joint = int(np.argmax(apart))
+        return f"joint {joint} is measured {apart[joint]:.3f} away from the pose" if apart[joint] > PARKED else ""
+
+    def _finish(self, now: float) -> None:
+        """End a motion that went as planned; the last of a day with torque off, where the arms got to their pose."""
+        ends, apart = self._ends, "" if self._ends is None else self._apart()
+        self._apply("done", SERVER, now=now)
+        self.done = self.motion
+        if ends is None:
+            return
+        if apart:
+            self.machine.word = f"not ended: {apart}. Torque stays on"
+            return
+        self._apply("torque_off", OPERATOR, by=ends[0], now=now)
+        self._torque_off(now)
 
     def _answer(self, now: float) -> None:
         """Report a stop to the driver until it answers, by a higher level each time that it did not."""
@@ -345,10 +432,13 @@ class RobotLoop:
     # Transitions.
 
     def _apply(self, event: str, role: str, *, now: float, by: str = "the server", detail: str = "") -> Transition:
+        state = self.machine.state
         done = self.machine.apply(event, role, by=by, detail=detail)
         if done.row is not None:
+            if self.machine.state != state or event in ("hold", "clear"):
+                self._since = now
             # The last line before the driver: nothing of another state or an older generation is left to command.
-            self._track = self._motion = None
+            self._track = self._motion = self._ends = None
             self._pursuit.begin()
             if event != "standing" and STOPPED in (self.machine.state, self.machine.then):
                 self._watchdog.released()

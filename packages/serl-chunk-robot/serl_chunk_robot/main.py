@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import socket
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, NoReturn, Sequence
+from typing import Any, Dict, NoReturn, Sequence
 
 from serl_chunk_robot import __version__
 from serl_chunk_robot.errors import ConfigError, SerlChunkError
 
-if TYPE_CHECKING:
-    from serl_chunk_robot.client import RobotClient
-
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
 REQUESTS = {  # command -> what it does, for its help
     "stop": "Stop the robot. It stands, with torque on, until an operator clears it.",
-    "clear": "Let a stopped robot move again. Look at the cell first.",
-    "hold": "Brake a moving robot and let it stand.",
+    "clear": "End a stop. The robot is HELD then: no actor moves it before `go`. Look at the cell first.",
+    "go": "Let the actor that holds the lease move a held robot. Only a key press at a terminal sends it.",
+    "hold": "Brake a moving robot. It is HELD then: no actor moves it before `go`.",
+    "take": "End the lease of the actor that controls the robot, which is HELD then.",
     "status": "Print what the robot does, and why.",
     "proceed": "End the wait for the operator at the end of a step of a reset.",
     "park": "Move a standing robot to the pose in which it may lose its torque.",
@@ -37,7 +34,6 @@ READING = {  # commands that read episodes: serl_chunk.cli.robot has them
     "replay": "With serl_chunk: play a recorded episode's actions on the served robot.",
 }
 SWING = 0.05  # rad: amplitude of `measure`
-SILENT = 1.0  # s without a state, after which `end` does not switch torque off
 
 
 class Parser(argparse.ArgumentParser):
@@ -104,6 +100,12 @@ def _parser(program: str) -> Parser:
     for name, what in REQUESTS.items():
         command = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
         _add_address(command, "127.0.0.1")
+        if name not in ("stop", "hold", "take", "status", "go"):
+            what = "for scripts: carry it out in that state alone, as `status` printed it, without Enter"
+            command.add_argument("--generation", type=int, metavar="N", help=what)
+        if name == "status":
+            what = "print also who held, stopped, cleared and let the robot go on"
+            command.add_argument("--history", action="store_true", help=what)
         if name in ("jog", "measure"):
             command.add_argument("--joint", type=int, required=True, help="from 0, in the order of the command")
             unit = "rad; m for x, y and z of a robot commanded by poses; or a gripper's own unit"
@@ -241,6 +243,7 @@ def _teach(arguments: argparse.Namespace) -> None:
 
 def _request(arguments: argparse.Namespace) -> None:
     """Send a command's request and print what the robot does then. Raises ConfigError or RobotError."""
+    from serl_chunk_robot import requests
     from serl_chunk_robot.client import Keys, RobotClient
 
     command = arguments.command
@@ -248,71 +251,44 @@ def _request(arguments: argparse.Namespace) -> None:
     role = "any" if command in ("stop", "status") else "operator"
     name = f"{command} of {socket.gethostname()}"[:64]
     with RobotClient(arguments.robot, name=name, role=role, keys=keys) as client:
+        generation = getattr(arguments, "generation", None)
         if command == "status":
             poses = client.hello()["spec"].get("targets") == "poses"
             _print_status(client.next_state(), "x y z (m) and orientation (rad) of each arm: " if poses else "")
-            return
-        if command == "end":
-            _end(client)
-            return
-        if command == "measure":
-            _measure(client, arguments.joint, arguments.angle)
-            return
-        wants = {"jog": ("joint", "angle"), "profile": ("name",), "reboot": ("name", "arm_is_supported")}.get(
-            command, ()
-        )
-        reply = client.request(command.replace("-", "_"), **{name: getattr(arguments, name) for name in wants})
-        print(f"{reply['state']}: {reply['word']}")
+            if arguments.history:
+                print("\n".join(requests.history(client)))
+        elif command == "end":
+            print(requests.end_day(client, generation))
+        elif command == "measure":
+            _measure(client, arguments.joint, arguments.angle, generation)
+        elif command in requests.MOVING:
+            of = {"jog": ("joint", "angle"), "profile": ("name",), "reboot": ("name", "arm_is_supported")}
+            values = {name: getattr(arguments, name) for name in of.get(command, ())}
+            print(requests.send_moving(client, command, values, generation))
+        elif command == "take":
+            reply = client.request(command)
+            print(f"{reply['state']}: {reply['word']}")
+        else:
+            print(requests.send_calming(client, command))
 
 
-def _measure(client: RobotClient, joint: int, angle: float) -> None:
-    from serl_chunk_robot import measure
+def _measure(client: Any, joint: int, angle: float, generation: Any) -> None:
+    from serl_chunk_robot import measure, requests
 
     cameras = [name for name, *_ in client.cameras()]
-    for line in measure.report(measure.record(client, joint, angle, cameras)):
+    state = requests.agreed(client, "measure", generation)
+    for line in measure.report(measure.record(client, joint, angle, cameras, state["generation"])):
         print(line)
 
 
-def _end(client: RobotClient) -> None:
-    """Park, and only where the robot got there, switch its torque off. Raises RobotError with the robot's state."""
-    pressed: List[int] = []
-    # An exception of a signal could be lost in a library's code, and the robot would be taken for parked.
-    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
-    try:
-        state = _parked_without_torque(client, client.request("park"), pressed)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    print(f"{state['state']}: {state['word']}")
-
-
-def _parked_without_torque(client: RobotClient, state: Dict[str, Any], pressed: List[int]) -> Dict[str, Any]:
-    """Wait until the robot is parked, and switch its torque off; returns the reply. `pressed`: signals so far."""
-    from serl_chunk_robot.client import RobotError
-
-    outcome, heard = "this command left torque on", time.monotonic()
-    try:
-        while state["state"] == "MOVE" and not pressed:
-            state = client.next_state(SILENT)
-            heard, last = time.monotonic(), heard
-            if heard - last > 2 * SILENT:  # this process stood still, and does not know what happened meanwhile
-                raise RobotError(f"no state was read for {heard - last:.0f} s")
-        if pressed:
-            state = client.request("hold") if state["state"] == "MOVE" else state  # nothing moves from then on
-            raise RobotError("Ctrl-C")
-        if (state["state"], state["word"]) != ("HOLD", "the motion is done"):
-            raise RobotError("the way to the pose was ended")
-        generation, outcome = state["generation"], "torque-off was requested, and not confirmed"
-        return client.request("torque_off", generation=generation)  # refused if the robot was stopped since
-    except RobotError as e:
-        raise RobotError(f"{e}: the robot was last in {state['state']} ({state['word']}), and {outcome}. Look at the "
-                         "cell, clear the robot if it is STOPPED, and run `end` again.") from e  # fmt: skip
-
-
 def _print_status(state: Dict[str, Any], unit: str) -> None:
-    print(f"{state['robot']}  {state['state']}: {state['word']}")
+    from serl_chunk_robot.requests import shown
+
+    print(shown(state["robot"], state))
     for event, detail in state.get("causes", {}).items():
         print(f"{event}  {detail}")
-    print(f"controller  {state['controller'] or 'none'}")
+    process = f" (process {state['process']})" if state["process"] else ""
+    print(f"controller  {state['controller'] or 'none'}{process}")
     print(f"profile  {state['profile']} ({state['digest']})")
     late = " ".join("{} {:.1f} ms".format(name, 1e3 * state["late"][name]) for name in ("p50", "p99", "max"))
     print(f"passes  {state['pass']}, late by {late}")

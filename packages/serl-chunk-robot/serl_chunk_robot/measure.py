@@ -94,12 +94,13 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b) / size if size > 0 else 0.0
 
 
-def record(client: RobotClient, joint: int, angle: float, cameras: Sequence[str]) -> Recording:
+def record(client: RobotClient, joint: int, angle: float, cameras: Sequence[str], generation: int) -> Recording:
     """Let the server swing a joint, and record what it publishes.
 
     Args:
         client: an operator.
         angle: amplitude, rad or the joint's own unit.
+        generation: of the state that the operator was shown.
 
     Raises:
         RobotError: the robot does not stand, a camera gives no picture, or the swing was ended.
@@ -132,7 +133,8 @@ def record(client: RobotClient, joint: int, angle: float, cameras: Sequence[str]
         pictures[name].clear()
     rows: List[Tuple[float, float, float, float]] = []
     ends = monotonic() + 2 * LONGEST_SWING
-    state = client.request("jog", joint=joint, angle=angle, swing=True)
+    state = client.request("jog", joint=joint, angle=angle, swing=True, generation=generation)
+    motion = state["motion"]
     try:
         while state["state"] == "MOVE" and monotonic() < ends:
             state = client.next_state()
@@ -142,7 +144,7 @@ def record(client: RobotClient, joint: int, angle: float, cameras: Sequence[str]
     except BaseException:  # Ctrl-C among them
         client.request("hold")
         raise
-    if (state["state"], state["word"]) != ("HOLD", "the motion is done"):
+    if state["done"] != motion:
         raise RobotError(f"the swing was ended: {state['word']}")
     moments, set_point, stamps, q = np.array(rows).T
     return Recording(moments, set_point, stamps, q, pictures, ages)

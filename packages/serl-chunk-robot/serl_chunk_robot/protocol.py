@@ -4,17 +4,21 @@ Port P takes requests (a ROUTER; clients are DEALER or REQ), P + 1 publishes the
 camera k, and with C cameras P + 2 + C + k the readings of input device k (PUBs of processes of their own). Every
 message is one msgpack map whose arrays have msgpack-numpy's layout (`wire.arrays`).
 
-A request is {"op": str, "id": int, ...}. It may hold "generation": one that is older than the robot's is refused. It
-may hold "stamp", the newest "moment" that the client got from the server, and "held", the seconds since then by the
-client's own clock. Their sum tells the server how old the message is, the round trip included, without a clock in
-common: a request older than 2 s is refused, but for those that only stop.
+A request is {"op": str, "id": int, ...}. It may hold "stamp", the newest "moment" that the client got from the server,
+and "held", the seconds since then by the client's own clock. Their sum tells the server how old the message is, the
+round trip included, without a clock in common: a request older than 2 s is refused, but for those that only stop.
 
-    hello       name, role ("any", "controller" takes the lease, "operator"), protocol (1)
+    hello       name, role ("any", "controller" takes the lease, "operator"), process (text of one process of the
+                client, to which with the name its lease belongs), protocol (2)
     lease drop  take and end the lease of the controller
+    take        ends the lease of whoever has it. For the operator
     command     target (J numbers), number (rising from each arm on), generation, stamp, held
     stop        name, if there was no hello: any client may stop, at any time
-    arm release clear hold torque_off
+    hold release
+    clear arm torque_off
+    go          controller and process of the lease that the operator was shown: it may move the robot from then on
     reset park jog    and the arguments of the motion; a jog with "swing" moves the joint to and fro by the angle
+    end         parks, and once the arms are measured there switches torque off. For the operator
     drive       number (another one for each drive), first (device -> the first joint that it leads): drives leaders to
                 the joints of a robot that stands in HOLD, for 0.3 s after each request; first empty: ends it. For the
                 one that has the lease; each other request that calms or moves the robot ends it too
@@ -22,18 +26,28 @@ common: a request older than 2 s is refused, but for those that only stop.
     reboot      name of a motor, as the robot's driver has it; arm_is_supported, if the arm falls without that motor.
                 For the operator of a STOPPED robot
     proceed     ends a motion's wait for the operator
+    history     the newest entries of who held, stopped, cleared and said go
     ping        nothing: the lease ends after 2 s of silence outside RUN
+
+What lets something move has to hold the generation of the robot as it is, or it is refused: clear, go, proceed, arm,
+reset, drive, park, jog, end, torque_off, reboot, profile. The generation is that of the state which was shown to the
+operator at the key press, or which the program read last. Each transition raises it but those at the end of a motion
+and of braking.
 
 A reply is {"id", "ok", "error" (a sentence, empty if ok), "generation", "state", "word", "moment", "run", "greet"}, for
 hello with {"robot", "profiles", "spec", "cameras" (name, height, width, port of each), "devices" (name, port, first arm
-of each, -1: the next one)}, for a motion with {"draws"}.
+of each, -1: the next one)}, for a motion with {"draws", "motion" (its number)}.
 "run" names the server's process; "greet" is true for a connection that has to send hello first. A command without "id"
 has no reply: the state's "number" is that of the newest one taken, and "counts" has the rejected ones by reason.
 
 The state is published after every pass of the loop:
 
     run robot pass moment   the server's process, the robot's name, passes so far, the server's clock (s)
-    state word generation controller profile digest    as in the replies; who holds the lease ("" for none)
+    state word generation profile digest    as in the replies
+    since        when the state was entered, on the server's clock (s)
+    controller process    who holds the lease, "" for none
+    held         in HELD: {"by", "since"}, the client's name and the server's clock (s); else none
+    motion done  numbers of the newest motion, and of the newest one that went as planned
     q dq effort stamp extra    what was measured last and believed; none before
     torque       whether the arms had torque then; none before
     set_point    what was commanded; none if unknown
@@ -79,7 +93,7 @@ from typing import Tuple
 
 from serl_chunk_robot.errors import ConfigError
 
-PROTOCOL = 1
+PROTOCOL = 2
 DEFAULT_PORT = 5600
 STATE_PORT, FRAMES_PORT = 1, 2  # after that of requests
 MAX_REQUEST = 8192  # bytes; a command of 100 joints has 1000

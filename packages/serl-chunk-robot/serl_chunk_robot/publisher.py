@@ -46,7 +46,8 @@ class Publisher:
             **self._names, **more, "pass": self._passes, "late": self._lateness, "moment": status.moment,
             "state": status.state, "word": codec.shown(status.word), "generation": status.generation,
             "set_point": status.set_point, "number": status.number, "factor": status.factor, "reason": status.reason,
-            "answered": status.answered,
+            "answered": status.answered, "motion": status.motion, "done": status.done, "since": status.since,
+            "held": None if status.held is None else {"by": codec.shown(status.held[0]), "since": status.held[1]},
         }  # fmt: skip
         nothing: Dict[str, Any] = {"q": None, "dq": None, "effort": None, "stamp": None, "extra": {}, "events": [],
                                    "torque": None}  # fmt: skip

@@ -19,6 +19,7 @@ import numpy as np
 from serl_chunk_robot.admission import Address
 from serl_chunk_robot.driver import Driver
 from serl_chunk_robot.errors import ConfigError, SerlChunkError
+from serl_chunk_robot.history import History
 from serl_chunk_robot.loop import Motion
 from serl_chunk_robot.output import background_output
 from serl_chunk_robot.safety.gate import Gate
@@ -107,12 +108,14 @@ def serve(path: Path, driver: str = "") -> None:
             gate = Gate(file.profiles[file.start].limits, 1.0 / (file.rate or spec.rate), file.arms)
             low, high, fastest = (np.array(x, np.float64) for x in (spec.low, spec.high, spec.fastest or spec.velocity))
             measured = Measured(low - HAIR, high + HAIR, fastest)
+            history = History(state_folder() / f"{file.name}.history.jsonl")
             drives = Drives([d.name for d in file.devices], file.profiles[CAUTIOUS].limits)
             server = RobotServer(
                 robot, gate, measured=measured, profiles=file.profiles, profile=file.start,
                 motions=Motions(file, robot), address=Address(file.host, file.port, file.keys),
                 cameras=[(c.name, c.spec.height, c.spec.width, c.port) for c in file.cameras],
-                devices=[(d.name, d.port, d.arm) for d in file.devices], drives=drives,
+                devices=[(d.name, d.port, d.arm) for d in file.devices], drives=drives, park=file.park,
+                history=history, needs_go=file.needs_go,
             )  # fmt: skip
             logger.info("serving: robot=%s address=%s:%d profile=%s", file.name, file.host, file.port, file.start)
             streams = file.host, file.keys, server.run_id
@@ -120,7 +123,9 @@ def serve(path: Path, driver: str = "") -> None:
                 *camera_process.children(file.cameras, *streams),
                 *device_process.children(file.devices, *streams, drives.descriptors()),
             ]  # fmt: skip
-            with contextlib.closing(drives), _ended_by_signals(server), Processes(children):
+            with contextlib.closing(drives), contextlib.closing(history), _ended_by_signals(server), Processes(
+                children
+            ):
                 prioritise()
                 server.run()
         finally:

@@ -20,6 +20,7 @@ from serl_chunk_robot.admission import Address, Admission
 from serl_chunk_robot.driver import SUPPORTED, Driver
 from serl_chunk_robot.drives import Drives
 from serl_chunk_robot.errors import SerlChunkError
+from serl_chunk_robot.history import History
 from serl_chunk_robot.leases import Client, Clients, Lease
 from serl_chunk_robot.loop import Motion, Refused, RobotLoop, Status
 from serl_chunk_robot.protocol import MAX_FRAME, MAX_REQUEST, PROTOCOL, STATE_PORT
@@ -27,7 +28,7 @@ from serl_chunk_robot.publisher import Publisher
 from serl_chunk_robot.safety.gate import Command, Gate
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
-from serl_chunk_robot.safety.table import ANY, CONTROLLER, MOVE, OPERATOR, RUN, Transition
+from serl_chunk_robot.safety.table import ANY, CONTROLLER, HELD, MOVE, OPERATOR, RUN, STOPPED, Transition
 from serl_chunk_robot.wire import arrays, codec
 from serl_chunk_robot.wire.codec import Frame, WireError
 from serl_chunk_robot.wire.sockets import bind, make_socket, try_receive, try_send
@@ -39,10 +40,13 @@ OLD = 2.0  # s: an older request that would let the robot move is refused
 STATES_QUEUED = 8  # for a slow subscriber
 END_WITHIN = 5.0  # s for braking, once the server is to end
 LED = ("arm", "release", "reset")  # need the lease; an operator's release and reset do not
-MOTIONS = ("reset", "park", "jog")
-CALMING = ("stop", "hold", "release", "drop")  # are obeyed however old they are
-REQUESTS = {*LED, *MOTIONS, "stop", "clear", "hold", "torque_off"}  # events of the table
-OTHERS = ("hello", "lease", "drop", "command", "drive", "profile", "reboot", "proceed", "ping")
+MOTIONS = ("reset", "park", "jog", "end")
+CALMING = ("stop", "hold", "release", "drop", "take")  # are obeyed however old they are, and of any generation
+REQUESTS = {*LED, *MOTIONS, "stop", "clear", "go", "hold", "torque_off"}  # events of the table
+# What lets something move is of the generation that was shown to the person, or read by the program.
+MOVING = {*MOTIONS, "clear", "go", "proceed", "arm", "drive", "torque_off", "reboot", "profile"}
+OTHERS = ("hello", "lease", "take", "drop", "command", "drive", "profile", "reboot", "proceed", "ping", "history")
+REMEMBERED = ("hold", "stop", "clear", "go", "take", "end")  # in the server's history
 
 
 class Profile(Protocol):
@@ -68,6 +72,9 @@ class RobotServer:
         cameras: name, height, width and port of each, for clients. Other processes publish their frames.
         devices: name, port and first arm of each input device; the same of their readings.
         drives: of leaders among them; None: none can be driven.
+        needs_go: False: a clear alone lets a controller move the robot. For simulated robots.
+        park: the pose, float64[J], in which the robot may lose its torque; None: it has none.
+        history: keeps who held, stopped, cleared and let go.
 
     Raises:
         ConfigError: the address is in use, or reachable without keys; the keys cannot be read.
@@ -77,15 +84,18 @@ class RobotServer:
         self, driver: Driver, gate: Gate, *, measured: Measured, profiles: Mapping[str, Profile], profile: str,
         motions: Callable[[str, Dict[str, Any], np.ndarray, Limits], Motion], address: Address,
         clock: Callable[[], float] = monotonic, cameras: Sequence[Tuple[str, int, int, int]] = (),
-        devices: Sequence[Tuple[str, int, int]] = (), drives: Optional[Drives] = None,
+        devices: Sequence[Tuple[str, int, int]] = (), drives: Optional[Drives] = None, needs_go: bool = True,
+        park: Optional[np.ndarray] = None, history: Optional[History] = None,
     ) -> None:  # fmt: skip
         self._spec, self._dt, self._clock = driver.spec(), gate.dt, clock
         self._gate, self._profiles, self._profile = gate, profiles, profiles[profile]
-        self._motions, self._drives = motions, drives or Drives()
+        self._motions, self._drives, self._park = motions, drives or Drives(), park
+        self._history = history or History(None)
         self._streams = {"cameras": [list(each) for each in cameras], "devices": [list(each) for each in devices]}
         self._motion: Optional[Motion] = None  # the newest
         self.loop = RobotLoop(
-            driver, gate, measured=measured, dt=gate.dt, tick=self._spec.tick, heard=self._transition
+            driver, gate, measured=measured, dt=gate.dt, tick=self._spec.tick, heard=self._transition,
+            needs_go=needs_go,
         )  # fmt: skip
         self.run_id = uuid.uuid4().hex[:12]
         self._clients, self._lease = Clients(), Lease()
@@ -149,7 +159,8 @@ class RobotServer:
         status = self.loop.run_pass(now)
         self._drives.run_pass(status, self._lease.connection)
         own = {
-            "controller": self._lease.holder, "profile": self._profile.name, "digest": self._profile.digest,
+            "controller": self._lease.holder, "process": self._lease.process,
+            "profile": self._profile.name, "digest": self._profile.digest,
             "counts": {**self._gate.counts, **self._counts}, "came": self._came,
             "waiting": status.state == MOVE and bool(getattr(self._motion, "waiting", False)),
             "causes": {event: codec.shown(detail) for event, detail in self.loop.causes.items()},
@@ -176,9 +187,9 @@ class RobotServer:
         with contextlib.suppress(Refused):  # it stands, or brakes already
             self.loop.request(event, role, by, now)
 
-    def _lost(self, now: float) -> None:
+    def _lost(self, now: float, event: str = "lost") -> None:
         self._newest = None
-        self._event("lost", "server", "the server", now)
+        self._event(event, "server", "the server", now)
 
     def _transition(self, done: Transition) -> None:
         self._drives.end(done.word)
@@ -279,6 +290,8 @@ class RobotServer:
         if client.role == OPERATOR and most != OPERATOR:
             client = client._replace(role=ANY)  # the key's role was changed since
         self._lease.heard(connection, now)
+        if op in MOVING:
+            self._check_generation(op, values)
         age = 0.0
         if "stamp" in values or op == "command":
             age = now - _number(values, "stamp") - (_number(values, "held") if "held" in values else 0.0)
@@ -292,19 +305,38 @@ class RobotServer:
             raise Refused(f"{op}: it was sent {age:.1f} s ago")
         if self._ending and op not in CALMING:
             raise Refused(f"{op}: the server is ending ({self._ending})")
+        done = self._obey(op, values, connection, client, now, age)
+        if op in REMEMBERED:
+            generation = self.loop.machine.generation
+            self._history.add(op, by=client.name, address=_address(frame), generation=generation)
+        return done
+
+    def _obey(
+        self, op: str, values: Dict[str, Any], connection: bytes, client: Client, now: float, age: float
+    ) -> Dict[str, Any]:
+        """Do what a client that may send requests wants; returns what its reply has in addition."""
         if op == "lease":
             self._take_lease(connection, client, now)
         elif op == "drop":
             if self._lease.drop(connection):
                 self._lost(now)
+        elif op == "take":
+            if client.role != OPERATOR:
+                raise Refused(f"take is for the operator; {client.name} is {client.role}")
+            if self._lease.end():
+                self._lost(now)
+        elif op == "history":
+            return {"history": self._history.recent()}
         elif op == "drive":
             self._lease.check(connection, op)
+            if self.loop.machine.state == HELD and values.get("first"):
+                raise Refused(f"drive: {self.loop.shown_hold(now)}")
             self._drives.request(values, connection, self.loop.machine.state, self.loop.set_point, now, age)
         elif op == "profile":
             self._choose(codec.identifier(values, "name", 64), client)
         elif op == "reboot":
             support = SUPPORTED if values.get("arm_is_supported") is True else ""
-            self.loop.reboot(codec.identifier(values, "name", 64) + support, client.role, client.name)
+            self.loop.reboot(codec.identifier(values, "name", 64) + support, client.role, client.name, now)
         elif op in REQUESTS:
             return self._request(op, values, connection, client, now)
         elif op == "proceed":
@@ -323,13 +355,14 @@ class RobotServer:
                 f"protocol {protocol}: this server has {PROTOCOL}. Install the same version on both machines."
             )
         name, role = codec.identifier(values, "name", 64), codec.identifier(values, "role", 16)
+        process = codec.identifier(values, "process", 32)
         if not name.strip():
             raise Refused("name: a client needs a name that is not empty")
         if role not in (ANY, CONTROLLER, OPERATOR):
             raise Refused(f"role {role!r}: valid are {ANY}, {CONTROLLER} and {OPERATOR}")
         if role == OPERATOR != most:
             raise Refused(f'role operator:{key} is no operator\'s. Add "role": "operator" to its file on the server.')
-        client = Client(name + key, OPERATOR if role == OPERATOR else ANY)
+        client = Client(name + key, OPERATOR if role == OPERATOR else ANY, process)
         if role == CONTROLLER:
             self._take_lease(connection, client, now)
         self._clients.add(connection, client, self._lease.connection)
@@ -338,8 +371,8 @@ class RobotServer:
         return {"robot": self._spec.name, "profiles": profiles, "spec": spec, **self._streams}
 
     def _take_lease(self, connection: bytes, client: Client, now: float) -> None:
-        if self._lease.take(connection, client.name, now):
-            self._lost(now)  # the commands of another connection are not this one's
+        if self._lease.take(connection, client, now):
+            self._lost(now, "moved")  # the commands of another connection are not this one's
 
     def _command(self, values: Dict[str, Any], connection: bytes, age: float, now: float) -> None:
         self._lease.check(connection, "command")
@@ -365,22 +398,38 @@ class RobotServer:
             self._lease.check(connection, event)
         leads = bool(self._lease.holder) and connection == self._lease.connection
         role = client.role if client.role == OPERATOR else CONTROLLER if leads else ANY
-        motion = None
+        motion, detail = None, ""
+        if event == "go":
+            self._lease.check_shown(
+                codec.identifier(values, "controller", 160), codec.identifier(values, "process", 32)
+            )
+            detail = self._lease.holder
         if event in MOTIONS:
             at = self.loop.set_point
+            if self.loop.machine.state == STOPPED:
+                raise Refused(f"{event}: the robot is STOPPED ({self.loop.machine.word}). Look at the cell, and run "
+                              "`serl-chunk robot clear` first")  # fmt: skip
             if at is None:
                 raise Refused(f"{event}: it is not known where the robot was commanded last")
             arguments = {k: v for k, v in values.items() if k not in ("op", "id", "generation", "stamp", "held")}
             try:
-                motion = self._motions(event, arguments, at, self._profile.limits)
+                motion = self._motions("park" if event == "end" else event, arguments, at, self._profile.limits)
             except (TypeError, ValueError, KeyError) as e:  # ConfigError among them
                 raise Refused(f"{event}: {e}") from e
-        generation = codec.count(values, "generation") if "generation" in values else None
-        self.loop.request(event, role, client.name, now, motion=motion, generation=generation)
+        ends = self._park if event == "end" else None
+        self.loop.request(event, role, client.name, now, motion=motion, ends=ends, detail=detail)
         if motion is None:
             return {}
         self._motion = motion
-        return {"draws": dict(getattr(motion, "draws", {}))}
+        return {"draws": dict(getattr(motion, "draws", {})), "motion": self.loop.motion}
+
+    def _check_generation(self, op: str, values: Dict[str, Any]) -> None:
+        """Raise Refused for a request without the generation of the robot as it is now."""
+        if "generation" not in values:
+            raise Refused(
+                f"{op}: it has no generation. Send that of the state which was shown to the operator, or read."
+            )
+        self.loop.check_generation(op, codec.count(values, "generation"))
 
     def _choose(self, name: str, client: Client) -> None:
         if client.role != OPERATOR:
@@ -390,6 +439,13 @@ class RobotServer:
         self.loop.limit(self._profiles[name].limits)
         self._profile = self._profiles[name]
         logger.info("profile: name=%s digest=%s by=%s", name, self._profile.digest, client.name)
+
+
+def _address(frame: zmq.Frame) -> str:
+    try:
+        return str(frame.get("Peer-Address"))
+    except zmq.ZMQError:
+        return "unknown"
 
 
 def _number(values: Dict[str, Any], name: str) -> float:

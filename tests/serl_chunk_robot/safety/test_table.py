@@ -14,51 +14,62 @@ from serl_chunk_robot.safety.table import BY_EVENT, EVENTS, ROLES, STATES, STOPS
 
 # Written from the description of the server, not from the table.
 # event -> who may; from which states; into which; whether commands of before are dropped
-LATCHING = ("stop", "fault", "doubtful", "overspeed", "clock")
+LATCHING = ("stop", "fault", "doubtful", "overspeed", "clock", "failed")
 LATCHING_IN_RUN = ("rejected", "lapses", "silence")
+BY_CONTROLLER, BY_OPERATOR, BY_SERVER = {"operator", "controller"}, {"operator"}, {"server"}
+STANDS, ANYWHERE = ("HELD", "HOLD"), ("STOPPED", "HELD", "HOLD", "RUN", "MOVE", "BRAKE")
 RULES: dict[str, tuple[set[str], dict[str, str], bool]] = {
-    "clear": ({"operator"}, {"STOPPED": "HOLD"}, True),
-    "torque_off": ({"operator"}, {"HOLD": "STOPPED"}, True),
-    "park": ({"operator"}, {"HOLD": "MOVE"}, False),
-    "jog": ({"operator"}, {"HOLD": "MOVE"}, False),
-    "scene": ({"operator"}, {"HOLD": "MOVE"}, False),
-    "arm": ({"operator", "controller"}, {"HOLD": "RUN"}, False),
-    "reset": ({"operator", "controller"}, {"HOLD": "MOVE"}, False),
-    "release": ({"operator", "controller"}, {"RUN": "BRAKE"}, False),
-    "hold": ({"operator"}, {"RUN": "BRAKE", "MOVE": "BRAKE"}, True),
-    "lapse": ({"server"}, {"RUN": "BRAKE"}, True),
-    "lost": ({"server"}, {"RUN": "BRAKE", "MOVE": "BRAKE"}, True),
-    "effort": ({"server"}, {"MOVE": "BRAKE"}, True),
-    "done": ({"server"}, {"MOVE": "HOLD"}, False),
+    "clear": (BY_OPERATOR, {"STOPPED": "HELD"}, True),
+    "go": (BY_OPERATOR, {"HELD": "HOLD"}, True),
+    "torque_off": (BY_OPERATOR, dict.fromkeys(STANDS, "STOPPED"), True),
+    **{event: (BY_OPERATOR, dict.fromkeys(STANDS, "MOVE"), True) for event in ("park", "jog", "end")},
+    "arm": (BY_CONTROLLER, {"HOLD": "RUN"}, True),
+    "reset": (BY_CONTROLLER, {"HOLD": "MOVE"}, True),
+    "release": (BY_CONTROLLER, {"RUN": "BRAKE", "BRAKE": "BRAKE", "HOLD": "HOLD", "HELD": "HELD"}, True),
+    "hold": (
+        BY_OPERATOR,
+        {s: "BRAKE" if s in ("RUN", "MOVE", "BRAKE") else "STOPPED" if s == "STOPPED" else "HELD" for s in ANYWHERE},
+        True,
+    ),
+    "lapse": (BY_SERVER, {"RUN": "BRAKE"}, True),
+    "moved": (BY_SERVER, {"RUN": "BRAKE", "MOVE": "BRAKE"}, True),
+    "lost": (BY_SERVER, {"RUN": "BRAKE", "MOVE": "BRAKE", "BRAKE": "BRAKE", "HOLD": "HELD"}, True),
+    "expired": (BY_SERVER, {"HOLD": "HELD"}, True),
+    "effort": (BY_SERVER, {"MOVE": "BRAKE"}, True),
+    "done": (BY_SERVER, {"MOVE": "HOLD"}, False),
 }
 for name in LATCHING:
-    moves = {"STOPPED": "STOPPED", "HOLD": "STOPPED", "RUN": "BRAKE", "MOVE": "BRAKE", "BRAKE": "BRAKE"}
+    moves = {s: "BRAKE" if s in ("RUN", "MOVE", "BRAKE") else "STOPPED" for s in ANYWHERE}
     RULES[name] = (set(ROLES) if name == "stop" else {"server"}, moves, True)
 for name in LATCHING_IN_RUN:
     RULES[name] = ({"server"}, {"HOLD": "STOPPED", "RUN": "BRAKE", "BRAKE": "BRAKE"}, True)
 
 
 class Model:
-    """The same machine, from RULES."""
+    """The same machine, from RULES: whether it latches, and else whether an operator has agreed that it is moved."""
 
     def __init__(self) -> None:
         self.state, self.latches, self.generation = "STOPPED", True, 0
-        self.first = ""  # the event that latched
+        self.agreed = False
 
     def apply(self, event: str, role: str) -> bool:
         if event == "standing":
             if self.state != "BRAKE" or role != "server":
                 return False
-            self.state = "STOPPED" if self.latches else "HOLD"
+            self.state = "STOPPED" if self.latches else "HOLD" if self.agreed else "HELD"
             return True
         who, moves, drops = RULES[event]
         if self.state not in moves or role not in who:
             return False
         stops = event in LATCHING or event in LATCHING_IN_RUN or event == "torque_off"
-        if stops and not self.latches:
-            self.first = event
-        self.latches = stops or (self.state == "BRAKE" and self.latches)
+        self.latches = stops or (self.state in ("BRAKE", "STOPPED") and event != "clear" and self.latches)
+        if stops or event in ("clear", "hold", "lost", "expired", "park", "jog", "end"):
+            self.agreed = False
+        elif event == "go":
+            self.agreed = True
         self.state = moves[self.state]
+        if event == "done" and not self.agreed:
+            self.state = "HELD"
         self.generation += drops
         return True
 
@@ -68,7 +79,7 @@ def test_every_state_and_event_has_at_most_one_row():
     assert len(BY_EVENT) == len(TABLE)
     assert {row.state for row in TABLE} | {row.next for row in TABLE} == set(STATES)
     assert {row.who for row in TABLE} <= set(ROLES)
-    assert all(bool(row.then) == (row.next == "BRAKE") for row in TABLE)
+    assert all(row.next in ("BRAKE", "MOVE") for row in TABLE if row.then)
     assert set(EVENTS) == set(RULES) | {"standing"}
 
 
@@ -79,7 +90,10 @@ def test_stops_are_there_in_every_state():
 
 
 @pytest.mark.parametrize("event", STOPS)
-@pytest.mark.parametrize("before", [(), ("clear",), ("clear", "arm"), ("clear", "park"), ("clear", "arm", "lapse")])
+@pytest.mark.parametrize(
+    "before",
+    [(), ("clear",), ("clear", "go"), ("clear", "go", "arm"), ("clear", "park"), ("clear", "go", "arm", "lapse")],
+)
 def test_a_stop_needs_nothing_but_standing_still(before: tuple[str, ...], event: str):
     machine = Machine()
     for earlier in before:
@@ -97,6 +111,7 @@ def test_only_an_operator_leaves_stopped():
         for role in ROLES:
             machine = Machine()
             machine.apply(event, role)
+            assert machine.state != "HOLD"
             assert (machine.state != "STOPPED") == (event == "clear" and role == "operator")
 
 
@@ -115,7 +130,7 @@ def test_the_machine_follows_rules_that_were_written_apart(events: list[tuple[st
         if not done:
             assert answer.word
             assert machine.word == word
-        elif event in (*LATCHING, *LATCHING_IN_RUN, "lapse", "hold"):
+        elif event not in ("done", "standing"):
             assert machine.generation == before + 1
         if latched and model.latches:
             assert machine.word == word, "what latched first stays the reason"
@@ -124,6 +139,7 @@ def test_the_machine_follows_rules_that_were_written_apart(events: list[tuple[st
 def test_what_latched_first_stays_the_reason():
     machine = Machine()
     machine.apply("clear", table.OPERATOR, by="Ann")
+    machine.apply("go", table.OPERATOR, by="Ann", detail="actor")
     machine.apply("arm", table.CONTROLLER, by="actor")
     machine.apply("fault", detail="left arm")
     machine.apply("stop", table.ANY, by="Bob")
