@@ -39,7 +39,7 @@ class Interleaving:
     """
 
     WEIGHTS: ClassVar[dict[str, float]] = {
-        "command": 40, "bad_command": 8, "arm": 8, "release": 4, "motion": 12, "clear": 12, "stop": 3, "hold": 2,
+        "command": 40, "bad_command": 8, "arm": 8, "release": 4, "motion": 12, "clear": 12, "stop": 3, "hold": 4, "go": 6,
         "lost": 1.5, "lapse": 2, "silence": 0.4, "minus_pi": 2, "repeats": 1.5, "nan": 0.7, "jump": 0.5, "torque": 0.7,
         "torque_off": 0.3, "read_error": 0.7, "command_error": 1, "fault": 0.7, "spin": 0.4, "clock": 1, "deaf": 0.5,
         "wrong_role": 8, "drive": 3, "rejected": 0.4, "reboot": 2,
@@ -55,13 +55,14 @@ class Interleaving:
         self.number, self.old = 0, [0]
         self.way = np.zeros(J)  # what the controller's target moves in a tick
         self.target: np.ndarray | None = None
+        self.pinned: np.ndarray | None = None  # where the robot stands between a hold or clear and a go
 
     def step(self) -> None:
         """One event and some passes. A robot that is stopped is mostly cleared, one that stands mostly armed."""
         rng, state = self.rng, self.model.state
         name = self.NAMES[rng.choice(len(self.NAMES), p=self.CHANCES)]
         if rng.random() < 0.5:
-            name = {"STOPPED": "clear", "HOLD": "arm", "RUN": "command"}.get(state, name)
+            name = {"STOPPED": "clear", "HELD": "go", "HOLD": "arm", "RUN": "command"}.get(state, name)
         self.counts[name] += 1
         self.states[state] += 1
         getattr(self, "on_" + name)()
@@ -71,10 +72,26 @@ class Interleaving:
         for _ in range(passes):
             self.world.now += self.world.dt
             self.model.run_pass()
+            self.check_consent()
+
+    def check_consent(self) -> None:
+        """That no set point changes between a hold or clear and a go, once the braking has ended."""
+        if self.pinned is not None and self.model.state in ("STOPPED", "HELD", "HOLD") and len(self.world.arms.sent):
+            last = self.world.arms.sent[-1]
+            self.pinned = last if not len(self.pinned) else self.pinned
+            assert np.array_equal(last, self.pinned), "the robot moved without an operator's go"
+
+    def consent(self, event: str, done: bool) -> None:
+        """Note what an operator has done, apart from the model."""
+        if done and event in ("hold", "clear"):
+            self.pinned = np.zeros(0)  # the next set point of a robot that stands
+        elif done and event in ("go", "park", "jog", "torque_off", "reboot"):  # these are an operator's own
+            self.pinned = None
 
     def ask(self, event: str, role: str, motion: Way | None = None) -> None:
         """Request an event of the product and of the model."""
         wanted = self.model.request(event, role, motion)
+        self.consent(event, wanted)
         try:
             self.world.loop.request(event, role, "K", self.world.now, motion=motion)
             done = True
@@ -175,11 +192,14 @@ class Interleaving:
     def on_hold(self) -> None:
         self.ask("hold", "operator")
 
+    def on_go(self) -> None:
+        self.ask("go", "operator")
+
     def on_lost(self) -> None:
-        self.ask("lost", "server")
+        self.ask(str(self.rng.choice(["lost", "moved"])), "server")
 
     def on_wrong_role(self) -> None:
-        others = ["jog", "park", "hold", "torque_off", "release"]
+        others = ["jog", "park", "hold", "go", "torque_off", "release"]
         event = "clear" if self.model.state == "STOPPED" else str(self.rng.choice(others))
         role = "any" if event == "release" else str(self.rng.choice(["any", "controller"]))
         self.ask(event, role, Way(HOME, 9))
@@ -198,13 +218,14 @@ class Interleaving:
         """Request a reboot of the product and of the model."""
         wanted, before = self.model.reboot(role, motor), len(self.world.arms.rebooted)
         try:
-            self.world.loop.reboot(motor, role, "K")
+            self.world.loop.reboot(motor, role, "K", self.world.now)
             done = True
         except Refused:
             done = False
         self.check_reboot(done, wanted, before)
 
     def check_reboot(self, done: bool, wanted: bool, before: int) -> None:
+        self.consent("reboot", done)
         assert done == wanted, f"reboot in {self.model.state}"
         assert len(self.world.arms.rebooted) == before + wanted
 

@@ -54,6 +54,7 @@ class RobotModel:
     def __init__(self, world: World) -> None:
         self.world, self.limits = world, world.limits
         self.state, self.latched, self.generation = "STOPPED", True, 0
+        self.agreed = False  # an operator's go counts
         self.samples = Samples()
         self.path: list[np.ndarray] | None = None  # the last three set points that the driver took; None: unknown
         self.target: np.ndarray | None = None  # of the newest command that was taken since arming
@@ -78,44 +79,71 @@ class RobotModel:
     def latch(self) -> None:
         self.generation += 1
         self.latched, self.expecting, self.target, self.motion = True, False, None, None
+        self.agreed = False
         if self.asked is None:
             self.asked = (self.world.now, 0)
         self.state = "BRAKE" if self.state in ("RUN", "MOVE", "BRAKE") else "STOPPED"
 
-    def brake(self, drops: bool) -> None:
-        self.generation += drops
+    @property
+    def standing(self) -> str:
+        """Where a robot stands that is not latched."""
+        return "HOLD" if self.agreed else "HELD"
+
+    def calm(self) -> bool:
+        """Brake what moves; what latched stays latched."""
+        self.generation += 1
         self.target = self.motion = None
-        self.state, self.latched = "BRAKE", False
+        if self.state in ("RUN", "MOVE"):
+            self.state, self.latched = "BRAKE", False
+        elif self.state in ("HOLD", "HELD"):
+            self.state = self.standing
+        return True
 
     def request(self, event: str, role: str, motion: object = None) -> bool:
         """Whether the event is possible, and what it does."""
         state, operator = self.state, role == "operator"
+        stands = state in ("HOLD", "HELD")
         if event == "stop":
             self.latch()
             return True
         if event == "clear":
             return operator and state == "STOPPED" and self.clears()
-        if event in ("arm", "reset", "jog", "park"):
-            if state != "HOLD" or not (operator or (role == "controller" and event in ("arm", "reset"))):
+        if event == "go":
+            if not operator or state != "HELD":
                 return False
+            self.state, self.agreed = "HOLD", True
+            self.generation += 1
+            return True
+        if event in ("arm", "reset"):
+            if state != "HOLD" or role not in ("controller", "operator") or (event == "arm" and self.samples.doubts):
+                return False
+            self.generation += 1
             if event == "arm":
-                if self.samples.doubts:
-                    return False
                 self.state, self.target, self.number = "RUN", None, -1
                 self.goal, self.steps = None, []
                 self.expecting, self.valid_at, self.rejections = True, self.world.now, 0
             else:
                 self.state, self.motion = "MOVE", motion
             return True
-        if event == "release" and state == "RUN" and role in ("controller", "operator"):
-            self.expecting = False
-            self.brake(drops=False)
+        if event in ("jog", "park"):
+            if not (operator and stands):
+                return False
+            self.generation += 1
+            self.state, self.motion, self.agreed = "MOVE", motion, False
             return True
-        if (event, role) in (("hold", "operator"), ("lost", "server")) and state in ("RUN", "MOVE"):
+        if event == "release" and role in ("controller", "operator") and (stands or state in ("RUN", "BRAKE")):
             self.expecting = False
-            self.brake(drops=True)
-            return True
-        if event == "torque_off" and operator and state == "HOLD" and not self.samples.doubts:
+            return self.calm()
+        if (event, role) == ("hold", "operator"):
+            self.expecting = self.agreed = False
+            return self.calm()
+        if (event, role) == ("lost", "server") and state not in ("STOPPED", "HELD"):
+            self.expecting = self.agreed = False
+            return self.calm()
+        if (event, role) == ("moved", "server") and state in ("RUN", "MOVE"):
+            self.expecting = False
+            return self.calm()
+        if event == "torque_off" and operator and stands and not self.samples.doubts:
             self.latch()
             self.asked, self.path = None, None
             return True
@@ -123,6 +151,8 @@ class RobotModel:
 
     def reboot(self, role: str, motor: str) -> bool:
         """Whether a motor is rebooted. It stood nowhere meanwhile, and the next pass looks at it before any clear."""
+        if role == "operator" and self.state == "HELD":
+            self.latch()
         if role != "operator" or self.state != "STOPPED" or motor == "right/gripper":
             return False
         self.path = None
@@ -142,7 +172,7 @@ class RobotModel:
             return False
         if self.causes:
             return False
-        self.state, self.latched, self.failing = "HOLD", False, None
+        self.state, self.latched, self.failing = "HELD", False, None
         self.generation += 1
         if self.path is None:
             self.path = [self.samples.q.copy()] * 3
@@ -196,7 +226,7 @@ class RobotModel:
         if self.path is not None and state != "STOPPED":
             done = state == "MOVE" and (self.motion is None or self.motion.done) and stood  # type: ignore[attr-defined]
             if done:
-                self.state, self.motion = "HOLD", None
+                self.state, self.motion = self.standing, None
             assert tried == 1, f"{tried} commands in {state}"
             assert len(new) == (not failing)
             self.check_goal(state, done, status.factor, status.reason, failing)
@@ -214,7 +244,7 @@ class RobotModel:
         self.braking = self.braking + 1 if self.state == "BRAKE" and not failing else 0
         assert self.braking < 80, "braking does not end"
         if self.state == "BRAKE" and self.stands:
-            self.state = "STOPPED" if self.latched else "HOLD"
+            self.state = "STOPPED" if self.latched else self.standing
         self.check_stop(now, arms.stops[stops:])
         if self.state == "STOPPED" and self.own:
             self.path, self.own = None, False
@@ -251,7 +281,7 @@ class RobotModel:
             self.path = None
 
     def watch(self, now: float) -> None:
-        self.expecting &= self.state not in ("STOPPED", "MOVE")
+        self.expecting &= self.state in ("RUN", "BRAKE", "HOLD")
         if not self.expecting:
             return
         silent = now - self.valid_at
@@ -263,14 +293,14 @@ class RobotModel:
                 self.lapses = []
                 self.latch()
             else:
-                self.brake(drops=True)
+                self.calm()
 
     def check_goal(self, state: str, done: bool, factor: float, reason: str, failing: bool) -> None:
         """What the gate was given, and that it moved all joints together."""
         seen = self.world.gate.seen
         assert self.path is not None
         assert self.samples.q is not None
-        if state == "HOLD" or done:
+        if state in ("HOLD", "HELD") or done:
             assert seen is None or seen[1] is None
             return
         assert seen is not None
@@ -327,7 +357,7 @@ class RobotModel:
         assert (np.abs(a[1] - a[0]) / DT <= of.rates.jerk * CLOSE + 1e-14 / DT**3).all(), "jerk"
         assert (new >= np.minimum(of.low, p[2]) - 1e-8).all(), "low"
         assert (new <= np.maximum(of.high, p[2]) + 1e-8).all(), "high"
-        if state == "HOLD":
+        if state in ("HOLD", "HELD"):
             assert np.array_equal(new, p[2]), "a held robot stands where it was commanded"
         elif state == "BRAKE":
             assert np.abs(v[2] - self.braked(v[1], a[0])).max() < 1e-4, "braking as hard as allowed, and no harder"

@@ -23,6 +23,7 @@ from serl_chunk_robot.wire import arrays
 from serl_chunk_robot.wire.sockets import connect, make_socket
 
 ARRIVES = 5000  # ms until a message is there
+LATE = 0.05  # s between two passes where nothing but time is to pass
 SILENT = 2.0  # s without a message outside RUN, after which a lease ends
 MOST = 64  # connections that are remembered
 
@@ -40,10 +41,12 @@ class SocketWorld(World):
 
 
 class Peer:
-    """One connection. `name` and `role`: of its hello."""
+    """One connection. `name`, `role` and `process`: of its hello."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], port: int, name: str, role: str) -> None:
-        self.name, self.role, self.asked = name, role, 0
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], port: int, name: str, role: str, process: str = "1"
+    ) -> None:
+        self.name, self.role, self.process, self.asked = name, role, process, 0
         self.socket = make_socket(context, zmq.DEALER, 1 << 20)
         connect(self.socket, HERE, port)
 
@@ -52,8 +55,8 @@ class SocketInterleaving(Interleaving):
     """One server's life with two actors, an operator and a watcher, which reconnect and vanish."""
 
     WEIGHTS: ClassVar[dict[str, float]] = {
-        **Interleaving.WEIGHTS, "reconnect": 3, "killed": 2, "second_actor": 3, "take": 2, "garbage": 3,
-        "stranger": 2, "old_request": 3, "of_another": 3, "away": 0.3,
+        **Interleaving.WEIGHTS, "reconnect": 3, "killed": 2, "second_actor": 3, "leads": 2, "take": 2, "garbage": 3,
+        "stranger": 2, "go_for_another": 2, "old_request": 3, "of_another": 3, "away": 0.3,
     }  # fmt: skip
     NAMES, CHANCES = list(WEIGHTS), np.array(list(WEIGHTS.values())) / sum(WEIGHTS.values())
 
@@ -77,8 +80,8 @@ class SocketInterleaving(Interleaving):
         self._context.destroy(linger=0)
         self.sockets.server.close()
 
-    def peer(self, name: str, role: str) -> Peer:
-        return Peer(self._context, int(self._port), name, role)
+    def peer(self, name: str, role: str, process: str = "1") -> Peer:
+        return Peer(self._context, int(self._port), name, role, process)
 
     # Messages.
 
@@ -93,6 +96,7 @@ class SocketInterleaving(Interleaving):
             self.holder = None
             self.model.request("lost", "server")
         self.model.run_pass()
+        self.check_consent()
 
     def deliver(self, peer: Peer, frames: list[bytes], *, answered: bool = True) -> dict[str, Any]:
         """Send a message, let the next pass take it, and return its reply."""
@@ -133,12 +137,12 @@ class SocketInterleaving(Interleaving):
 
     def takes(self, peer: Peer) -> bool:
         """Whether a peer gets the lease, and what that does to the robot."""
-        if self.holder is not None and self.holder.name != peer.name:
+        holder = self.holder
+        if holder is not None and (holder.name, holder.process) != (peer.name, peer.process):
             return False
-        moved = self.holder not in (None, peer)
         self.holder, self.heard = peer, self.world.now
-        if moved:
-            self.model.request("lost", "server")
+        if holder not in (None, peer):
+            self.model.request("moved", "server")
         return True
 
     def greet(self, peer: Peer) -> None:
@@ -149,11 +153,18 @@ class SocketInterleaving(Interleaving):
             self.known.move_to_end(peer)
             if len(self.known) > MOST:
                 del self.known[next(p for p in self.known if p is not self.holder)]
-        self.demand(peer, "hello", wanted, name=peer.name, role=peer.role, protocol=PROTOCOL)
+        self.demand(peer, "hello", wanted, name=peer.name, role=peer.role, process=peer.process, protocol=PROTOCOL)
 
     def lead(self) -> Peer:
         """The peer that has the lease and is there; lets one take it."""
-        if self.holder is not None and not self.holder.socket.closed:
+        if self.holder is not None and self.holder.socket.closed:
+            if self.rng.random() < 0.5:
+                self.take()
+            else:
+                self.on_away()  # the lease of a process that is gone ends, once the robot stands
+                if self.holder is not None:
+                    self.on_away()
+        if self.holder is not None:
             if self.holder in self.known:
                 return self.holder
             self.greet(self.holder)
@@ -173,15 +184,23 @@ class SocketInterleaving(Interleaving):
             self.greet(peer)
         self.next_moment(peer)
         values: dict[str, Any] = {}
-        old = self.rng.random() < 0.08 and self.model.generation > 0
-        if old or self.rng.random() < 0.3:
-            values["generation"] = self.model.generation - int(old)
+        moves = event in ("clear", "go", "arm", "reset", "park", "jog", "torque_off")
+        unseen = self.rng.choice(["", "older", "later", "missing"], p=[0.88, 0.06, 0.02, 0.04])
+        if self.model.generation == 0 and unseen == "older":
+            unseen = ""
+        if unseen != "missing":
+            values["generation"] = self.model.generation + {"older": -1, "later": 1}.get(str(unseen), 0)
         led = event == "arm" or (event in ("release", "reset") and role != "operator")
-        wanted = not (led and peer is not self.holder) and not (old and event != "stop")
+        wanted = not (led and peer is not self.holder) and not (unseen and moves)
+        if event == "go":
+            wanted = wanted and self.holder is not None
+            name, process = ("left", "1") if self.holder is None else (self.holder.name, self.holder.process)
+            values |= {"controller": name, "process": process}
         if event in ("reset", "park", "jog") and self.model.path is None:
             wanted = False
         self.sockets.server._motions = lambda *_: motion  # type: ignore[assignment, return-value]
         wanted = wanted and self.model.request(event, role, motion)
+        self.consent(event, wanted)
         self.demand(peer, event, wanted, **values)
 
     def reboot(self, role: str, motor: str) -> None:
@@ -189,8 +208,9 @@ class SocketInterleaving(Interleaving):
         if peer not in self.known:
             self.greet(peer)
         self.next_moment(peer)
+        generation = self.model.generation
         wanted, before = self.model.reboot(role, motor), len(self.world.arms.rebooted)
-        self.demand(peer, "reboot", wanted, name=motor)
+        self.demand(peer, "reboot", wanted, name=motor, generation=generation)
         self.check_reboot(wanted, wanted, before)
 
     def send(self, target: np.ndarray, number: int, generation: int, age: float = 0.0) -> str:
@@ -221,19 +241,45 @@ class SocketInterleaving(Interleaving):
         self.demand(peer, "drop", peer in self.known)
 
     def on_reconnect(self) -> None:
-        """An actor's connection ends, and another one of its name wants the lease."""
+        """An actor's connection ends, and another one of its process wants the lease."""
         name = str(self.rng.choice(["left", "right"]))
         self.actors[name].socket.close()
-        self.actors[name] = self.peer(name, "controller")
+        self.actors[name] = self.peer(name, "controller", self.actors[name].process)
         self.greet(self.actors[name])
 
     def on_killed(self) -> None:
-        """An actor vanishes without a word; the next one of its name comes later."""
+        """An actor vanishes without a word; its next process gets the lease once that of the last has ended."""
         peer = self.lead()
         peer.socket.close()
         self.run(int(self.rng.choice([1, 10, 40])))
-        self.actors[peer.name] = self.peer(peer.name, "controller")
+        self.actors[peer.name] = self.peer(peer.name, "controller", f"{int(peer.process) + 1}")
         self.greet(self.actors[peer.name])
+
+    def take(self) -> None:
+        """An operator ends the lease."""
+        if self.operator not in self.known:
+            self.greet(self.operator)
+        self.next_moment(self.operator)
+        if self.holder is not None:
+            self.holder = None
+            self.model.request("lost", "server")
+        self.demand(self.operator, "take", True)
+
+    def on_take(self) -> None:
+        if self.rng.random() < 0.5:
+            self.take()
+        elif self.next_moment(self.watcher):
+            self.demand(self.watcher, "take", False)
+
+    def on_go_for_another(self) -> None:
+        """A go for another process than the one that has the lease: the operator saw that one."""
+        holder = self.lead()
+        if self.operator not in self.known:
+            self.greet(self.operator)
+        self.next_moment(self.operator)
+        values = {"controller": holder.name, "process": holder.process, "generation": self.model.generation}
+        values[str(self.rng.choice(["controller", "process"]))] = "0"
+        self.demand(self.operator, "go", False, **values)
 
     def on_second_actor(self) -> None:
         """Another one wants the lease, and is refused with the name of the one that has it."""
@@ -244,7 +290,7 @@ class SocketInterleaving(Interleaving):
         assert not reply["ok"]
         assert not known or first.name in reply["error"]
 
-    def on_take(self) -> None:
+    def on_leads(self) -> None:
         peer = self.actors[str(self.rng.choice(["left", "right"]))]
         self.demand(peer, "lease", self.next_moment(peer) and self.takes(peer))
 
@@ -291,12 +337,21 @@ class SocketInterleaving(Interleaving):
             self.greet(peer)
         self.next_moment(peer)
         role = "operator" if peer is self.operator else "controller"
+        values = {"generation": self.model.generation, "stamp": self.world.now - self.rng.choice([-9.0, 2.5, 60.0])}
         wanted = op in ("hold", "release") and self.model.request(op, role)
-        self.demand(peer, op, wanted, stamp=self.world.now - float(self.rng.choice([-9.0, 2.5, 60.0])))
+        self.consent(op, wanted)
+        self.demand(peer, op, wanted, **values)
 
     def on_away(self) -> None:
         """No message for so long that a lease ends, unless the robot runs."""
-        self.run(int((SILENT + 0.1) / self.world.dt))
+        for _ in range(int((SILENT + 0.1) / LATE)):
+            self.world.now += LATE - self.world.dt
+            self.run(1)
+
+    def on_silence(self) -> None:
+        for _ in range(int(1.05 / LATE)):
+            self.world.now += LATE - self.world.dt
+            self.run(1)
 
 
 def interleave_sockets(seed: int, steps: int) -> SocketInterleaving:

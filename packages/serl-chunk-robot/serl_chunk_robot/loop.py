@@ -440,7 +440,10 @@ class RobotLoop:
             # The last line before the driver: nothing of another state or an older generation is left to command.
             self._track = self._motion = self._ends = None
             self._pursuit.begin()
-            if event != "standing" and STOPPED in (self.machine.state, self.machine.then):
+            if event not in ("standing", "hold", "release", "lost") and STOPPED in (
+                self.machine.state,
+                self.machine.then,
+            ):
                 self._watchdog.released()
                 self._stopping = self._stopping or (now, 0, done.word)
             self._heard(done)
