@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from errors import naming
 from robot_limits import J
-from robot_served import HERE, Served, drive, free_port, served, until, wait, write, write_keys
+from robot_served import HERE, Reading, Served, drive, free_port, served, until, wait, write, write_keys
 
 from serl_chunk_robot.client import Keys, RobotClient, RobotError
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.main import main
 from serl_chunk_robot.protocol import address
+from serl_chunk_robot.requests import MOVING
 from serl_chunk_robot.serve import claimed
 
 
@@ -54,7 +55,7 @@ def test_a_server_that_is_not_there_is_named_with_a_remedy():
 def test_a_client_finds_a_restarted_server_which_is_stopped():
     with served() as robot:
         robot.ready()
-        actor = RobotClient(f"{HERE}:{robot.port}", name="left", role="controller", answer=10.0)
+        actor = Reading(f"{HERE}:{robot.port}", name="left", role="controller", answer=10.0)
         actor.request("arm")
         drive(actor, 10, 0.002)
         stood = actor.next_state()
@@ -148,6 +149,8 @@ def robot():
 
 
 def run(robot: Served, *arguments: str) -> int:
+    if arguments[0] in MOVING:
+        arguments = (*arguments, "--generation", str(robot.server.loop.machine.generation))
     return main([*arguments, "--robot", f"{HERE}:{robot.port}"])
 
 
@@ -170,8 +173,8 @@ def test_an_operators_commands(robot, capsys):
     assert run(robot, "torque-off") == 0
     assert not robot.arms.read().torque
     assert run(robot, "clear") == 1  # the first one switches torque on
-    wait(lambda: main(["clear", "--robot", f"{HERE}:{robot.port}"]) == 0)
-    assert run(robot, "hold") == 1
+    wait(lambda: run(robot, "clear") == 0)
+    assert run(robot, "hold") == 0
     assert run(robot, "stop") == 0
     assert until(watcher, "STOPPED")["word"].startswith("stopped by stop of ")
 

@@ -14,9 +14,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from driven_leader import robot_file
-from robot_served import HERE, drive, served, until, wait
+from robot_served import HERE, Reading, drive, served, until, wait
 
-from serl_chunk_robot.client import RobotClient, RobotError
+from serl_chunk_robot.client import RobotError
 from serl_chunk_robot.config import load
 from serl_chunk_robot.device_process import children
 from serl_chunk_robot.devices.drive import LeaderDrive
@@ -221,13 +221,14 @@ def test_a_server_that_is_killed_or_ends_takes_the_torque(tmp_path, number):
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(subprocess.Popen(command, env=environment, start_new_session=True))
         stack.callback(process.kill)
-        actor = RobotClient(f"{HERE}:{port}", name="left", role="controller", answer=20.0)
+        actor = Reading(f"{HERE}:{port}", name="left", role="controller", answer=20.0)
         stack.callback(actor.close)
-        operator = RobotClient(f"{HERE}:{port}", name="operator", role="operator", answer=20.0)
+        operator = Reading(f"{HERE}:{port}", name="operator", role="operator", answer=20.0)
         stack.callback(operator.close)
         actor.hello()
         wait(lambda: actor.next_reading("right", 0.1) is not None, 30)
         operator.request("clear")
+        operator.request("go")
         state = tmp_path / "state"
 
         def moves() -> bool:

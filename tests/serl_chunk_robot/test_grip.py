@@ -101,9 +101,7 @@ def test_a_stop_ends_what_was_relaxed():
     grip(world, 0.0, 1.0)
     world.ask("stop", "any")
     world.until("STOPPED")
-    world.run()
-    world.ask("clear", "operator")
-    world.ask("arm", "controller")
+    world.ready().ask("arm", "controller")
     assert grip(world, 0.1, 0.3)[-1] == pytest.approx(0.1), "until it has pressed for long again"
 
 

@@ -9,29 +9,33 @@ from serl_chunk_robot.leases import MOST_CLIENTS, SILENCE, Client, Clients, Leas
 from serl_chunk_robot.loop import Refused
 
 LATER = SILENCE + 0.01
+LEFT, RIGHT = Client("left", "any", "1"), Client("right", "any", "2")
 
 
 def test_a_second_actor_is_refused_with_the_first_ones_name():
     lease = Lease()
-    assert not lease.take(b"1", "left", 0.0)
+    assert not lease.take(b"1", LEFT, 0.0)
     with pytest.raises(Refused, match=naming("left")):
-        lease.take(b"2", "right", 1.0)
+        lease.take(b"2", RIGHT, 1.0)
     with pytest.raises(Refused, match=naming("command", "left")):
         lease.check(b"2", "command")
+    lease.check(b"1", "command")
+    with pytest.raises(Refused, match=naming("another process of left", "robot take")):
+        lease.take(b"2", LEFT._replace(process="9"), 1.0)
     lease.check(b"1", "command")
 
 
 def test_an_actor_gets_its_own_lease_back_and_its_older_connection_loses_it():
     lease = Lease()
-    lease.take(b"1", "left", 0.0)
-    assert not lease.take(b"1", "left", 0.1)
-    assert lease.take(b"2", "left", 0.2)
+    lease.take(b"1", LEFT, 0.0)
+    assert not lease.take(b"1", LEFT, 0.1)
+    assert lease.take(b"2", LEFT, 0.2)
     with pytest.raises(Refused):
         lease.check(b"1", "command")
     assert not lease.drop(b"1")
     assert lease.drop(b"2")
     assert lease.holder == ""
-    assert not lease.take(b"3", "right", 0.3)
+    assert not lease.take(b"3", RIGHT, 0.3)
 
 
 def test_nothing_is_dropped_where_no_actor_holds_it():
@@ -44,7 +48,7 @@ def test_nothing_is_dropped_where_no_actor_holds_it():
 @pytest.mark.parametrize("state", ["STOPPED", "HOLD", "MOVE", "BRAKE"])
 def test_silence_ends_it_outside_run_alone(state):
     lease = Lease()
-    lease.take(b"1", "left", 0.0)
+    lease.take(b"1", LEFT, 0.0)
     lease.heard(b"1", 10.0)
     lease.heard(b"2", 20.0)
     assert lease.expire(10.0 + LATER, "RUN") == ""

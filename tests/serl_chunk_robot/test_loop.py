@@ -200,9 +200,9 @@ def test_a_lost_controller_brakes_to_hold():
         world.ask("lost", "controller")
     world.ask("lost", "server")
     assert world.state == "BRAKE"
-    world.until("HOLD")
+    world.until("HELD")
     world.run(600)
-    assert world.state == "HOLD"
+    assert world.state == "HELD"
 
 
 def test_three_lapses_within_a_minute_latch():
@@ -325,7 +325,7 @@ def test_what_a_clear_needs():
         world.ask("clear", "operator")
     world.run()
     world.ask("clear", "operator")
-    assert world.state == "HOLD"
+    assert world.state == "HELD"
     moved = moving()
     stop(moved)
     with pytest.raises(Refused, match="BRAKE"):
@@ -355,7 +355,8 @@ def test_a_request_of_an_older_generation_is_refused_but_for_stops():
     world.ask("stop", "any", generation=old)
     world.until("STOPPED")
     world.ask("clear", "operator")
-    with pytest.raises(Refused, match="stopped since"):
+    world.ask("go", "operator")
+    with pytest.raises(Refused, match=f"reset: it is of generation {old}, and the robot is in {old + 4} now .HOLD"):
         world.ask("reset", "controller", motion=Way(HOME), generation=old)
     world.ask("arm", "controller", generation=world.loop.machine.generation)
 
@@ -381,4 +382,4 @@ def test_nothing_arms_on_a_doubtful_sample():
 
 
 def test_events_are_those_of_the_table():
-    assert set(STOPS) == {"stop", "fault", "doubtful", "overspeed", "clock"}
+    assert set(STOPS) == {"stop", "fault", "doubtful", "overspeed", "clock", "failed"}

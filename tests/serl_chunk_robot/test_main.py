@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from robot_world import Way
 
 import serl_chunk_robot
 from serl_chunk import main as whole
+from serl_chunk_robot import requests
 from serl_chunk_robot.admission import Admission, read_allowed
 from serl_chunk_robot.client import Keys, RobotClient, RobotError
 from serl_chunk_robot.driver import SUPPORTED
@@ -59,7 +61,9 @@ def robot():
 
 
 def run(robot, command, *more):
-    """Run a command for a served robot; returns its exit status."""
+    """Run a command for a served robot, in the state that it is in; returns its exit status."""
+    if command in requests.MOVING and not requests.at_terminal():
+        more = (*more, "--generation", str(robot.server.loop.machine.generation))
     return main([command, "--robot", f"{HERE}:{robot.port}", *more])
 
 
@@ -106,7 +110,7 @@ def test_a_wait_for_the_operator_is_ended(robot, capsys):
 def test_a_motor_is_rebooted_by_its_name(robot, capsys):
     operator = robot.ready()
     assert run(robot, "reboot", "left/gripper") == 1
-    assert "reboot: not in HOLD" in one_sentence(capsys.readouterr().err)
+    assert "reboot: the robot is in HOLD. Stop or hold it first" in one_sentence(capsys.readouterr().err)
     operator.request("stop")
     assert run(robot, "reboot", "left/gripper") == 0
     assert "STOPPED: stopped by operator" in one_sentence(capsys.readouterr().out)
@@ -121,7 +125,7 @@ def test_a_motor_is_rebooted_by_its_name(robot, capsys):
 
 
 def test_the_day_ends_with_the_robot_parked_and_without_torque(robot, capsys):
-    there = HOME + 0.1 * (np.arange(J) == 0)
+    there = robot.server._park = HOME + 0.1 * (np.arange(J) == 0)
     robot.server._motions = lambda *_: Way(there)
     robot.ready()
     assert run(robot, "end") == 0
@@ -149,47 +153,90 @@ def test_a_day_does_not_end_where_the_robot_does_not_stand(robot, capsys):
         (lambda robot: robot.operator().request("hold"), "held by", "HOLD"),
         (lambda robot: setattr(robot.arms, "fault", "a motor is hot"), "a motor is hot", "STOPPED"),
         (lambda robot: os.kill(os.getpid(), signal.SIGINT), "Ctrl-C", "HOLD"),
-        (lambda robot: robot.server.end("SIGTERM"), "SIGTERM", None),
-        (lambda robot: patch("serl_chunk_robot.server.try_send", return_value=True).start(), "no state of", None),
+        (lambda robot: robot.server.end("SIGTERM"), "held by SIGTERM", None),
+        (lambda robot: None, "joint 0 is measured 0.500 away from the pose", "HOLD"),
     ],
-    ids=["stop", "hold", "fault", "ctrl-c", "server ended", "no connection"],
+    ids=["stop", "hold", "fault", "ctrl-c", "server ended", "not there"],
 )
 def test_what_comes_between_leaves_torque_on(robot, capsys, happens, named, state):
-    robot.server._motions = lambda *_: robot_served.Way(HOME + 0.5 * (np.arange(J) == 0), lasts=True)
+    away = named.startswith("joint")
+    robot.server._motions = lambda *_: robot_served.Way(HOME + 0.5 * (np.arange(J) == 0), lasts=not away)
     operator = robot.ready()
-    asked = []
 
     def meanwhile():
         wait(lambda: robot.server.loop.machine.state == "MOVE")
         time.sleep(0.05)
-        asked.append(happens(robot))
+        happens(robot)
 
     thread = threading.Thread(target=meanwhile)
     thread.start()
-    with patch.object(RobotClient, "request", autospec=True, side_effect=RobotClient.request) as requests:
-        try:
-            assert run(robot, "end") == 1
-        finally:
-            thread.join(10)
-            patch.stopall()
-    assert "torque_off" not in [call.args[1] for call in requests.mock_calls]
-    error = one_sentence(capsys.readouterr().err)
-    assert named in error
-    assert "left torque on" in error
+    try:
+        assert run(robot, "end") == 1
+    finally:
+        thread.join(10)
+    assert named in one_sentence(capsys.readouterr().err)
     assert robot.arms._on.all()
     if state is not None:
         until(operator, state)
 
 
-def test_a_process_that_stood_still_does_not_switch_torque_off(robot, capsys):
+def test_the_end_of_another_motion_does_not_end_the_day(robot, capsys):
+    """A reset of an actor that stands at its end, while the command that ends the day stood still."""
     robot.server._motions = lambda *_: Way(HOME + 0.1 * (np.arange(J) == 0))
-    robot.ready()
-    clock = iter([0.0, *[100.0] * 10])
-    with patch("serl_chunk_robot.main.time") as time_there:
-        time_there.monotonic = lambda: next(clock)
+    actor, operator = robot.client(), robot.ready()
+    request = RobotClient.request
+
+    def late(self, op, **arguments):
+        reply = request(self, op, **arguments)
+        if op == "end":
+            operator.request("hold")
+            until(operator, "HOLD")
+            actor.request("lease")
+            actor.request("reset")
+            wait(lambda: robot.server.loop.machine.word == "the motion is done")
+        return reply
+
+    with patch.object(RobotClient, "request", late):
         assert run(robot, "end") == 1
-    assert "no state was read for 100 s" in one_sentence(capsys.readouterr().err)
+    assert "not ended" in one_sentence(capsys.readouterr().err)
     assert robot.arms._on.all()
+
+
+def test_at_a_terminal_enter_lets_it_move_and_nothing_else_does(robot, capsys, monkeypatch):
+    robot.server.loop.machine._needs_go = True
+    operator, actor = robot.operator(), robot.client()
+    actor.hello()
+    wait(lambda: bool(operator.next_state()["answered"]))
+    for command in ("clear", "go"):
+        state, generation = (getattr(robot.server.loop.machine, name) for name in ("state", "generation"))
+        assert main([command, "--robot", f"{HERE}:{robot.port}"]) == 2  # pytest's input is no terminal
+        assert ("terminal" in one_sentence(capsys.readouterr().err)) == (
+            robot.server.loop.machine.generation == generation
+        )
+        monkeypatch.setattr(requests, "at_terminal", lambda: True)
+        for typed, status in (("", 1), ("\n", 0)):
+            assert robot.server.loop.machine.state == state
+            monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+            assert run(robot, command) == status
+        shown = capsys.readouterr().out
+        assert f"{state}" in shown
+        assert f"generation {generation}" in shown
+        assert ("serl-chunk robot go" in shown) == (command == "clear")
+        monkeypatch.undo()
+    assert robot.server.loop.machine.state == "HOLD"
+    assert main(["clear", "--robot", f"{HERE}:{robot.port}", "--generation", "0"]) == 1
+    assert run(robot, "status", "--history") == 0
+    printed = capsys.readouterr().out
+    assert all(f"  {op}  " in printed for op in ("clear", "go   "))
+
+
+def test_a_stop_that_no_one_confirms_is_shouted(robot, capsys):
+    with patch.object(RobotClient, "_exchange", side_effect=RobotError("no answer")):
+        for command in ("stop", "hold"):
+            assert run(robot, command) == 1
+            assert "THE ROBOT DID NOT CONFIRM. Press the hardware emergency stop." in one_sentence(
+                capsys.readouterr().err
+            )
 
 
 def test_keys_are_made_and_admit_who_has_them(tmp_path, capsys):

@@ -40,7 +40,7 @@ def recorded(lag: float, latency: float, noise: float = 0.0, rate: float = 30.0)
     while world.state == "MOVE":
         status = world.run()
         rows.append((status.moment, status.set_point[JOINT], status.reading.stamp, status.reading.q[JOINT]))
-    assert world.state == "HOLD"
+    assert world.state == "HELD"
     moments, set_point, stamps, q = np.array(rows).T
     rng = np.random.default_rng(0)
     taken = np.arange(moments[0] + 0.1, moments[-1], 1 / rate) + rng.uniform(0, 0.003, 1)

@@ -245,14 +245,14 @@ def test_a_goal_that_the_gate_keeps_it_from_is_given_up():
 def test_it_parks():
     world = moved(Park(HOME, THERE, World().limits), event="park")
     np.testing.assert_allclose(world.arms.sent[-1], THERE, atol=1e-6)
-    assert world.state == "HOLD"
+    assert world.state == "HELD"
 
 
 def test_a_jog_moves_one_joint_at_once():
     world = World().ready()
     moved(Jog(HOME, 9, -0.2, world.limits), world, "jog", passes=2)
     assert world.arms.sent[-1][9] < HOME[9]
-    world.until("HOLD")
+    world.until("HELD")
     np.testing.assert_allclose(world.arms.sent[-1], HOME - 0.2 * (np.arange(J) == 9), atol=1e-6)
 
 

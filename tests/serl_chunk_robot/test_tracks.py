@@ -28,7 +28,7 @@ def test_a_motion_ends_in_hold_at_its_goal():
 
 def test_a_motion_that_is_given_up_brakes_to_hold():
     world = World().ready()
-    world.ask("jog", "operator", motion=Way(HOME + 0.3, passes=30))
+    world.ask("reset", "controller", motion=Way(HOME + 0.3, passes=30))
     world.run(30)
     assert np.abs(speed(world)).max() > 0.5
     assert world.until("HOLD") < 60

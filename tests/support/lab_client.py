@@ -21,9 +21,9 @@ def ask(**request):
     return reply["generation"] if reply["ok"] else sys.exit(reply["error"])
 
 
-ask(op="hello", name="lab", role="controller", protocol=1)
-target = msgpack.unpackb(states.recv(), object_hook=msgpack_numpy.decode)["set_point"].copy()
-generation = ask(op="arm")
+ask(op="hello", name="lab", role="controller", process="lab 1", protocol=2)
+state = msgpack.unpackb(states.recv(), object_hook=msgpack_numpy.decode)
+target, generation = state["set_point"].copy(), ask(op="arm", generation=state["generation"])
 for k in range(ticks):
     target += step
     moment = msgpack.unpackb(states.recv())["moment"]

@@ -133,6 +133,7 @@ class RobotModel:
             return True
         if event == "release" and role in ("controller", "operator") and (stands or state in ("RUN", "BRAKE")):
             self.expecting = False
+            self.generation -= stands
             return self.calm()
         if (event, role) == ("hold", "operator"):
             self.expecting = self.agreed = False

@@ -125,9 +125,13 @@ class Served:
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()
 
-    def client(self, name: str = "left", role: str = "controller", keys: Keys | None = None) -> RobotClient:
+    def client(
+        self, name: str = "left", role: str = "controller", keys: Keys | None = None, process: str = "here"
+    ) -> Reading:
         """A client of this robot."""
-        self._clients.append(Reading(f"{HERE}:{self.port}", name=name, role=role, keys=keys, answer=5.0))
+        self._clients.append(
+            Reading(f"{HERE}:{self.port}", name=name, role=role, keys=keys, answer=5.0, process=process)
+        )
         return self._clients[-1]
 
     def operator(self) -> RobotClient:

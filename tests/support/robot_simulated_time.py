@@ -21,7 +21,7 @@ from serl_chunk_robot.protocol import PROTOCOL
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.measured import Measured
 from serl_chunk_robot.serve import Motions
-from serl_chunk_robot.server import RobotServer
+from serl_chunk_robot.server import MOVING, RobotServer
 from serl_chunk_robot.wire import arrays
 
 
@@ -73,12 +73,14 @@ class SimulatedClient:
         self.generation, self._number, self._open = -1, 0, True
 
     def hello(self) -> dict[str, Any]:
-        return self._taken({"op": "hello", "name": self.name, "role": self.role, "protocol": PROTOCOL})
+        return self._taken({"op": "hello", "name": self.name, "role": self.role, "process": "1", "protocol": PROTOCOL})
 
     def request(self, op: str, **arguments: Any) -> dict[str, Any]:
         if self.generation < 0:
             self.generation = 0
             self.hello()
+        if op in MOVING and "generation" not in arguments:
+            arguments["generation"] = self._server.state["generation"]
         reply = self._taken({**arguments, "op": op, **self._age()})
         if op == "arm":
             self.generation, self._number = reply["generation"], 0

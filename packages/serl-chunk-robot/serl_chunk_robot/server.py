@@ -443,7 +443,7 @@ class RobotServer:
 
 def _address(frame: zmq.Frame) -> str:
     try:
-        return str(frame.get("Peer-Address"))
+        return str(frame.get("Peer-Address")).replace("::ffff:", "")
     except zmq.ZMQError:
         return "unknown"
 

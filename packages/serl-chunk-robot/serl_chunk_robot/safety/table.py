@@ -65,7 +65,7 @@ def _rows() -> Iterator[Row]:
             yield Row(state, event, OPERATOR, MOVE, word, HELD)
         yield Row(state, "torque_off", OPERATOR, STOPPED, "torque off by {by}")
         yield Row(state, "hold", OPERATOR, HELD, "held by {by}")
-        yield Row(state, "release", CONTROLLER, state, "")
+        yield Row(state, "release", CONTROLLER, state, "", drops=False)  # else an actor could keep a go from counting
     yield Row(STOPPED, "hold", OPERATOR, STOPPED, "")
     yield Row(HOLD, "lost", SERVER, HELD, "held by the server: the controller is gone")
     yield Row(HOLD, "expired", SERVER, HELD, "held by the server: nothing moved it for {detail} after go")
