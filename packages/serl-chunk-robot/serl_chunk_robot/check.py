@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 
@@ -344,11 +344,17 @@ STOPS: Sequence[Stop] = (
 )
 
 
+def outcome(findings: Sequence[Finding]) -> Tuple[str, bool]:
+    """Return how many findings failed and were not tried, for people, and whether there is none of both."""
+    failed, skipped = (sum(f.status == status for f in findings) for status in (FAIL, SKIPPED))
+    return f"{failed} failed" + (f", {skipped} not tried" if skipped else ""), not failed and not skipped
+
+
 def write_report(findings: Sequence[Finding], robot: str, folder: Path) -> Path:
     """Write check_TIME.json and check_TIME.txt; returns the text's path. Raises OSError."""
     path = folder / time.strftime("check_%Y-%m-%d_%H%M%S.txt")
-    failed = sum(f.status == FAIL for f in findings)
-    report = {"robot": robot, "ok": not failed, "findings": [f._asdict() for f in findings]}
-    path.write_text("\n".join([f"Check of {robot}: {failed} failed", "", *map(str, findings)]) + "\n", encoding="utf-8")
+    text, ok = outcome(findings)
+    report = {"robot": robot, "ok": ok, "findings": [f._asdict() for f in findings]}
+    path.write_text("\n".join([f"Check of {robot}: {text}", "", *map(str, findings)]) + "\n", encoding="utf-8")
     path.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return path

@@ -104,8 +104,8 @@ def load(path: Union[str, Path], *, driver: str = "") -> RobotFile:
     if not table.flag("needs_go", True) and not spec.simulated:
         raise table.wrong(
             "needs_go",
-            "true: the robot is not simulated (DriverSpec.simulated), and the person who cleared it may still be in its "
-            "cell. It moves once an operator runs `serl-chunk robot go`",
+            "true: the robot is not simulated (DriverSpec.simulated), and the person who cleared it may still be near. "
+            "It moves once an operator runs `serl-chunk robot go`",
         )
     if spec.targets == "poses" and "kinematics" in table.values:
         raise table.wrong("kinematics", "no such key: the driver is commanded by poses of the tips")

@@ -155,7 +155,8 @@ class RobotLoop:
         if role != OPERATOR:
             raise Refused(f"reboot is for the operator; {by} is {role}")
         if self.machine.state != STOPPED:
-            raise Refused(f"reboot: not in {self.machine.state} ({self.machine.word}). Stop the robot first.")
+            raise Refused(f"reboot: the robot is in {self.machine.state}, and a motor is rebooted in STOPPED. Run "
+                          "`serl-chunk robot stop` first.")  # fmt: skip
         try:
             self._driver.set("reboot", motor)
         except Exception as e:

@@ -27,7 +27,7 @@ from serl_chunk_robot.publisher import Publisher
 from serl_chunk_robot.safety.gate import Command, Gate
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
-from serl_chunk_robot.safety.table import ANY, CONTROLLER, MOVE, OPERATOR, RUN, Transition
+from serl_chunk_robot.safety.table import ANY, CONTROLLER, MOVE, OPERATOR, RUN, STOPPED, Transition
 from serl_chunk_robot.wire import arrays, codec
 from serl_chunk_robot.wire.codec import Frame, WireError
 from serl_chunk_robot.wire.sockets import bind, make_socket, try_receive, try_send
@@ -367,14 +367,18 @@ class RobotServer:
         role = client.role if client.role == OPERATOR else CONTROLLER if leads else ANY
         motion = None
         if event in MOTIONS:
-            at = self.loop.set_point
+            at, machine = self.loop.set_point, self.loop.machine
+            if machine.state == STOPPED:
+                raise Refused(f"{event}: the robot is STOPPED ({machine.word}). Look at the cell, then run "
+                              "`serl-chunk robot clear`.")  # fmt: skip
             if at is None:
                 raise Refused(f"{event}: it is not known where the robot was commanded last")
             arguments = {k: v for k, v in values.items() if k not in ("op", "id", "generation", "stamp", "held")}
             try:
                 motion = self._motions(event, arguments, at, self._profile.limits)
             except (TypeError, ValueError, KeyError) as e:  # ConfigError among them
-                raise Refused(f"{event}: {e}") from e
+                text = f"{e} is missing" if isinstance(e, KeyError) else str(e)
+                raise Refused(text if text.startswith((f"{event}:", f"{event}.")) else f"{event}: {text}") from e
         generation = codec.count(values, "generation") if "generation" in values else None
         self.loop.request(event, role, client.name, now, motion=motion, generation=generation)
         if motion is None:
