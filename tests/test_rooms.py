@@ -85,7 +85,9 @@ ROBOT_RULE: dict[str, set[str]] = {  # the same of serl_chunk_robot, which impor
     "devices": {"driver", "drivers", "errors", "loop", "motions", "pursuit", "safety"},
     "motions": {"driver", "errors", "grip", "inverse", "kinematics", "loop", "safety"},
     "toml_file": {"errors"},
-    "profiles": {"driver", "errors", "grip", "safety", "toml_file"},
+    "ranges": {"driver", "errors", "toml_file"},
+    "profiles": {"driver", "errors", "grip", "ranges", "safety", "toml_file"},
+    "poses": {"driver", "errors", "kinematics", "motions", "profiles", "safety"},
     "loading": {"errors", "toml_file"},
     "config": {
         "camera",
@@ -96,8 +98,10 @@ ROBOT_RULE: dict[str, set[str]] = {  # the same of serl_chunk_robot, which impor
         "kinematics",
         "loading",
         "motions",
+        "poses",
         "profiles",
         "protocol",
+        "ranges",
         "toml_file",
         "views",
     },
@@ -126,7 +130,7 @@ ROBOT_RULE: dict[str, set[str]] = {  # the same of serl_chunk_robot, which impor
     "admission": {"errors", "safety", "wire"},
     "processes": {"wire"},
     "camera_process": {"admission", "camera", "config", "loading", "output", "processes", "protocol", "views", "wire"},
-    "device_file": {"devices", "driver", "errors", "loading", "toml_file"},
+    "device_file": {"devices", "driver", "errors", "loading", "ranges", "toml_file"},
     "device_process": {
         "admission",
         "device_file",
@@ -148,6 +152,7 @@ ROBOT_RULE: dict[str, set[str]] = {  # the same of serl_chunk_robot, which impor
     "new": {"config", "drivers", "errors", "hardware", "toml_file"},
     "teach": {"client", "config", "errors", "profiles", "toml_file"},
     "measure": {"client", "motions"},
+    "__main__": {"main"},
     "main": {"__version__", "check", "client", "config", "errors", "keys", "measure", "new", "serve", "teach"},
 }
 BY_NAME = "drivers"  # room of serl_chunk_robot whose simulated robots may load one of serl_chunk, by name alone

@@ -54,8 +54,11 @@ def checked(arms, tmp_path, table="", operator_clears=True):
             lines.append(str(e))
 
         def clear(state):
-            if state["state"] == "STOPPED" and state["answered"] and lines and "within 60 s" in lines[-1]:
+            asked = lines[-1] if lines and "within 60 s" in lines[-1] else ""
+            if state["state"] == "STOPPED" and state["answered"] and "robot clear" in asked:
                 clearing.request("clear")
+            elif state["state"] == "HELD" and "robot go" in asked and state["controller"]:
+                clearing.request("go", controller=state["controller"], process=state["process"])
 
         if operator_clears:
             server.each_pass = clear

@@ -16,6 +16,8 @@ from serl_chunk_robot.driver import DriverSpec
 from serl_chunk_robot.drivers.fake import FakeArms, viperx_arms
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.motions import Park, Reset
+from serl_chunk_robot.ranges import PROFILE as PROFILE_RANGES
+from serl_chunk_robot.ranges import RANGES
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.motion import SetPoint
 from serl_chunk_robot.serve import Motions
@@ -39,7 +41,7 @@ lag = 0.03
 [profile.evaluating]
 velocity = 2
 low = [-1, -1.85, -1.76, -3.14, -1.87, -3.14, 0, -1, -1.85, -1.76, -3.14, -1.87, -3.14, 0]
-workspace = { low = [-0.8, -0.1, 0.02], high = [0.8, 1.1, 0.9], between_arms = 0.05, radius = 0.03 }
+workspace = { low = [-0.85, -0.1, 0.02], high = [0.85, 1.1, 0.9], between_arms = 0.05, radius = 0.03 }
 
 [profile.careful]
 like = "evaluating"
@@ -150,6 +152,22 @@ class Posed(MyArm):
     def spec(self):
         return super().spec()._replace(targets="poses", grippers=())
 
+class Degrees(MyArm):
+    def spec(self):
+        return super().spec()._replace(low=(-180.0,) * 14)
+
+class Fast(MyArm):
+    def spec(self):
+        return super().spec()._replace(velocity=(2000.0,) * 14)
+
+class Endless(MyArm):
+    def spec(self):
+        return super().spec()._replace(high=(float("inf"),) * 14)
+
+class Simulated(MyArm):
+    def spec(self):
+        return super().spec()._replace(simulated=True)
+
 class Odd(MyArm):
     def spec(self):
         return super().spec()._replace(high=(1.0,))
@@ -176,6 +194,8 @@ def test_two_lines_are_enough(tmp_path):
     checked(file, driver.spec(), driver.q)
     assert (file.host, file.port, file.rate, file.start) == ("127.0.0.1", 5600, None, "first_day")
     assert (file.keys, file.arms, file.reset, file.park, file.effort) == (None, None, (), None, None)
+    assert file.needs_go
+    assert not of(tmp_path, 'name = "a"\ndriver = "my_arm.py:Simulated"\nneeds_go = false').needs_go
     assert sorted(file.profiles) == ["evaluating", "exploring", "first_day", "teleop"]
     slow, fast = (file.profiles[name].limits for name in ("first_day", "evaluating"))
     np.testing.assert_allclose(slow.rates.velocity, 0.1 * fast.rates.velocity)
@@ -338,15 +358,19 @@ def test_a_digest_is_of_what_acts(tmp_path):
     assert int(plain, 16) >= 0
     assert digest(SHORT + "port = 7000\n[profile.first_day]\nvelocity = 0.1") == plain
     assert digest(SHORT + '[profile.mine]\nlike = "evaluating"', "mine") == plain
-    for key in ("velocity", "acceleration", "jerk", "following", "first", "overspeed", "high"):
-        assert digest(SHORT + f"[profile.evaluating]\n{key} = 0.9\nlow = 0.0" + "\nvelocity = 0.5" * (
-            key == "overspeed")) != plain  # fmt: skip
+    for each in ("velocity = 0.9", "acceleration = 9", "jerk = 900", "following = 0.9", "first = 0.9", "high = 0.9",
+                 "velocity = 0.5\noverspeed = 0.9"):  # fmt: skip
+        assert digest(SHORT + f"[profile.evaluating]\n{each}\nlow = 0.0") != plain
     assert digest(SHORT + "[profile.evaluating]\ngrip_effort = 4") != plain
     assert digest(LONG) != digest(LONG.replace("radius = 0.03", "radius = 0.04"))
     assert digest(LONG) != digest(LONG.replace("tip = [0.15", "tip = [0.16"))
     assert digest(LONG, "teleop") == digest(LONG.replace("tip = [0.15", "tip = [0.16"), "teleop")
 
 
+DRIVER = 'name = "a"\n[driver]\nname = "fake"\n'
+FRANKA = 'name = "a"\n[driver]\nname = "franka_http"\n'
+V4L2 = SHORT + '[[camera]]\nname = "top"\ndriver = "v4l2"\ndevice = "/dev/video0"\n'
+DEVICE = SHORT + '[[device]]\nname = "mine"\ndriver = "{}"\n'
 STEP = SHORT + "[[reset.step]]\n"
 PROFILE = SHORT + "[profile.first_day]\n"
 CHAIN = SHORT + "[[kinematics.arm]]\nbase = [0, 0, 0]\ntip = [0.1, 0, 0]\n"
@@ -386,7 +410,7 @@ BAD = [  # text, parameter, what else the error names
     (PROFILE + 'like = "evaluatin"', "profile.first_day.like", "evaluating"),
     (PROFILE + 'like = "a"\n[profile.a]\nlike = "first_day"', "profile.a.like", "first_day"),
     (PROFILE + "workspace = { low = [0, 0, 0], high = [1, 1, 1] }", "profile.first_day.workspace", "[kinematics]"),
-    (LONG.replace("[-0.8, -0.1, 0.02]", "[-0.8, 1.1, 0.02]"), "profile.evaluating.workspace.high", "[0.8, 1.1, 0.9]"),
+    (LONG.replace("[-0.85, -0.1,", "[-0.85, 1.1,"), "profile.evaluating.workspace.high", "[0.85, 1.1, 0.9]"),
     (LONG.replace("radius = 0.03", "radius = -1"), "profile.evaluating.workspace.radius", "-1"),
     (CHAIN + "joints = [0, 14]", "kinematics.arm[0].joints", "[0, 14]"),
     (CHAIN + "joints = [0]\nlinks = []", "kinematics.arm[0].links", "[]"),
@@ -433,7 +457,65 @@ BAD = [  # text, parameter, what else the error names
     ('name = "a"\n[driver]\nname = "fake"\narms = 0', "driver", "spec()"),
     ('name = "a"\ndriver = "my_arm.py:Stuck"', "driver", "velocities above 0"),
     ('name = "a"\ndriver = "my_arm.py:Bare"\n[[reset.step]]\ngripper = 0.5', "reset.step[0].gripper", "0.5"),
+    (SHORT + 'needs_go = "no"', "needs_go", "true or false"),
+    (SHORT + "needs_go = false", "needs_go", "not simulated"),
+    # Numbers that are out of range, with the reason.
+    (SHORT + "port = 80", "port", RANGES["port"].why),
+    (SHORT + "rate = 600", "rate", RANGES["rate"].why),
+    (DRIVER + "tick = 10", "driver", RANGES["tick"].why),
+    (DRIVER + "tick = 0.001", "driver", RANGES["tick"].why),
+    (DRIVER + "rate = 5000", "driver", RANGES["rate"].why),
+    (DRIVER + "rate = 60\ntick = 0.01", "driver", "a pass in each tick"),
+    ('name = "a"\ndriver = "my_arm.py:Degrees"', "driver", "are these degrees?"),
+    ('name = "a"\ndriver = "my_arm.py:Fast"', "driver", "crosses its range within a pass"),
+    ('name = "a"\ndriver = "my_arm.py:Endless"', "driver", "finite numbers"),
+    (DRIVER + "lag = 30", "driver.lag", RANGES["driver.lag"].why),
+    (FRANKA + "timeout = 1000", "driver.timeout", RANGES["driver.timeout"].why),
+    (FRANKA + "gripper_lock = 1000", "driver.gripper_lock", RANGES["driver.gripper_lock"].why),
+    (FRANKA + "recoveries = 1000000", "driver.recoveries", RANGES["driver.recoveries"].why),
+    (SHORT + "effort = 1e9", "effort", RANGES["effort"].why),
+    (PROFILE + "grip_effort = 1e9", "profile.first_day.grip_effort", RANGES["grip_effort"].why),
+    (PROFILE + "grip_effort = 4\ngrip_seconds = 3600", "profile.first_day.grip_seconds", RANGES["grip_seconds"].why),
+    (PROFILE + "scale = 100", "profile.first_day.scale", RANGES["scale"].why),
+    (PROFILE + "velocity = 1e-4", "profile.first_day.velocity", PROFILE_RANGES["velocity"].why),
+    (PROFILE + "acceleration = 1e9", "profile.first_day.acceleration", PROFILE_RANGES["acceleration"].why),
+    (PROFILE + "acceleration = 700", "profile.first_day.acceleration", "640 of joint 0"),
+    ("rate = 50\n" + PROFILE + "acceleration = 200", "profile.first_day.acceleration", "160 of joint 0"),
+    (PROFILE + "acceleration = 0.1", "profile.first_day.acceleration", "brake from 0.32 for 3.2"),
+    (PROFILE + "velocity = 3\njerk = 1", "profile.first_day.jerk", "brake from 3 for 3.46 s"),
+    (PROFILE + "jerk = 1e9", "profile.first_day.jerk", PROFILE_RANGES["jerk"].why),
+    (PROFILE + "following = 100", "profile.first_day.following", PROFILE_RANGES["following"].why),
+    (PROFILE + "following = 1e-6", "profile.first_day.following", PROFILE_RANGES["following"].why),
+    (PROFILE + "first = 100", "profile.first_day.first", PROFILE_RANGES["first"].why),
+    (PROFILE + "overspeed = 100", "profile.first_day.overspeed", PROFILE_RANGES["overspeed"].why),
+    (LONG.replace("high = [0.85,", "high = [100,"), "profile.evaluating.workspace.high", RANGES["workspace"].why),
+    (LONG.replace("between_arms = 0.05", "between_arms = 5"), "profile.evaluating.workspace.between_arms",
+     RANGES["between_arms"].why),
+    (LONG.replace("radius = 0.03", "radius = 0.9"), "profile.evaluating.workspace.radius", RANGES["radius"].why),
+    (LONG.replace("base = [0.469,", "base = [469,"), "kinematics.arm[1].base", RANGES["kinematics"].why),
+    (LONG.replace("offset = [0.2,", "offset = [200,"), "kinematics.arm[0].links[3].offset", RANGES["links"].why),
+    (LONG.replace("yaw = 3.141592653589793", "yaw = 180"), "kinematics.arm[1].yaw", RANGES["yaw"].why),
+    (STEP + "random = 9", "reset.step[0].random", PROFILE_RANGES["random"].why),
+    (STEP + "speed = 0.001", "reset.step[0].speed", RANGES["speed"].why),
+    (STEP + "wait = 6000", "reset.step[0].wait", RANGES["wait"].why),
+    (STEP + "every = 20000", "reset.step[0].every", RANGES["every"].why),
+    (STEP + "lift = 5", "reset.step[0].lift", RANGES["lift"].why),
+    (POSES + "[[reset.step]]\nheight = 50", "reset.step[0].height", RANGES["height"].why),
+    (LONG + "\n[[reset.step]]\narm = 1\npose = [0, 0, 200, 0, 0, 0]", "reset.step[2].pose", RANGES["pose"].why),
+    (SHORT + CAMERAS.replace('"fake"', '"fake"\nlatency = 9'), "camera[0].latency", RANGES["camera.latency"].why),
+    (SHORT + CAMERAS.replace('"fake"', '"fake"\nrate = 1e9'), "camera[0].rate", RANGES["camera.rate"].why),
+    (V4L2 + "fps = 1e9", "camera[0].fps", RANGES["camera.fps"].why),
+    (V4L2 + "exposure = -5", "camera[0].exposure", RANGES["camera.exposure"].why),
+    (V4L2 + "white_balance = 5", "camera[0].white_balance", RANGES["camera.white_balance"].why),
+    (DEVICE.format("gamepad") + "dead_zone = 1", "device[0].dead_zone", RANGES["device.dead_zone"].why),
+    (DEVICE.format("lerobot") + "drive_torque = 2", "device[0].drive_torque", RANGES["device.drive_torque"].why),
+    (DEVICE.format("spacemouse") + "silence = 60", "device[0].silence", RANGES["device.silence"].why),
+    (DEVICE.format("gello") + "baud = 5", "device[0].baud", RANGES["device.baud"].why),
 ]  # fmt: skip
+
+
+def test_each_range_is_tried():
+    assert {each.why for each in (*RANGES.values(), *PROFILE_RANGES.values())} <= {named for _, _, named in BAD}
 
 
 def test_steps_of_tips_are_of_the_arms_they_name(tmp_path):
@@ -518,6 +600,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 
 
 SPEC = viperx_arms().spec()
+NARROW = "[profile.{}]\nlow = [-3, {}, -1.7, -3, -1.8, -3, 0, -3, -1.8, -1.7, -3, -1.8, -3, 0]\n"
+AT_HOME = f"[[reset.step]]\njoints = {HOME.tolist()}\n"
 
 
 @pytest.mark.parametrize(
@@ -532,6 +616,54 @@ SPEC = viperx_arms().spec()
         (SHORT, viperx_arms(arms=1).spec(), None, "profile.first_day", "14"),
         (SHORT, SPEC, HOME + 0.6 * (np.arange(J) == 2), "profile.first_day", "1.760"),
         (SHORT, SPEC, np.where(np.arange(J) == 9, np.nan, HOME), "profile.first_day", "nan"),
+        # A park pose and places of resets, in every profile.
+        (
+            f"park = {[0, -1.8, 1.5, 0, 0.5, 0, 0] * 2}\n" + SHORT + NARROW.format("teleop", "-1.5"),
+            SPEC,
+            None,
+            "profile.teleop",
+            "park: joint 1 would go to -1.8, expected a place within this profile's -1.5 to 1.26: `end` could not",
+        ),
+        (SHORT + NARROW.format("teleop", "-0.9") + AT_HOME, SPEC, None, "profile.teleop", "reset.step[0]: joint 1"),
+        (
+            SHORT + NARROW.format("mine", "-1.05") + AT_HOME + "random = 0.1",
+            SPEC,
+            None,
+            "profile.mine",
+            "-1.06 to -0.86",
+        ),
+        (
+            SHORT + NARROW.format("mine", "-1.05") + AT_HOME + "[[reset.step]]\nadd = [0, -0.1" + ", 0" * 12 + "]",
+            SPEC,
+            None,
+            "profile.mine",
+            "reset.step[1]: joint 1 would go to -1.06, expected a place within this profile's -1.05",
+        ),
+        (STEP + "gripper = 1.5", SPEC, None, "profile.first_day", "reset.step[0]: joint 6 would go to 1.5"),
+        (
+            STEP + "arm = 1\njoints = [0, 0, 0, 0, 0, 0, 0]\n[[reset.step]]\nnew_object = true\narm = 1\n"
+            "add = [0, 9, 0, 0, 0, 0, 0]",
+            SPEC,
+            None,
+            "profile.first_day",
+            "reset.step[1]: joint 8 would go to 9",
+        ),
+        (SHORT, SPEC._replace(home=(9.0,) * J), None, "profile.first_day", "reset.step[0]: joint 0 would go to 9"),
+        (
+            POSES + "[[reset.step]]\nheight = 0.7",
+            pose_arms.PoseArms(2).spec(),
+            None,
+            "profile.first_day",
+            "reset.step[0]: joint 2 would go to 0.7",
+        ),
+        (
+            LONG + "\n" + AT_HOME + "[[reset.step]]\nlift = 1",
+            SPEC,
+            None,
+            "profile.first_day",
+            "reset.step[3]: the tip of arm 0 cannot go 1 m",
+        ),
+        (LONG.replace("[-0.85, -0.1,", "[-0.8, -0.1,"), SPEC, None, "profile.evaluating", "park: the arms would leave"),
     ],
 )
 def test_what_the_robot_cannot_is_refused_before_it_moves(tmp_path, text, spec: DriverSpec, q, parameter, named):

@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import stat
+import subprocess
+import sys
 import threading
 import time
 from unittest.mock import patch
@@ -25,6 +27,7 @@ from serl_chunk import main as whole
 from serl_chunk_robot import requests
 from serl_chunk_robot.admission import Admission, read_allowed
 from serl_chunk_robot.client import Keys, RobotClient, RobotError
+from serl_chunk_robot.diagnosis import Finding
 from serl_chunk_robot.driver import SUPPORTED
 from serl_chunk_robot.drivers.fake import FakeArms
 from serl_chunk_robot.main import main
@@ -36,6 +39,32 @@ def test_the_version_is_printed(capsys):
             run()
         assert done.value.code == 0
         assert capsys.readouterr().out == f"serl_chunk_robot {serl_chunk_robot.__version__}\n"
+
+
+def test_the_package_runs_as_a_module(capfd):
+    command = [sys.executable, "-m", "serl_chunk_robot", "--version"]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 0
+    assert capfd.readouterr().out == f"serl_chunk_robot {serl_chunk_robot.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "says", "status"),
+    [
+        (["ok", "warning"], "0 failed", 0),
+        (["ok", "FAIL"], "1 failed", 1),
+        (["-", "ok", "-"], "0 failed, 2 not tried", 1),
+        (["FAIL", "-"], "1 failed, 1 not tried", 1),
+    ],
+)
+def test_a_check_that_did_not_try_all_of_it_does_not_succeed(robot, tmp_path, capsys, statuses, says, status):
+    (tmp_path / "robot.toml").write_text('name = "cell_3"\ndriver = "fake"\n')
+    findings = [Finding(str(k), each, "as it is") for k, each in enumerate(statuses)]
+    with patch("serl_chunk_robot.check.RobotCheck.run", return_value=findings):
+        assert run(robot, "check", str(tmp_path / "robot.toml")) == status
+    assert f"check: {says}; " in capsys.readouterr().out
+    (text,), (values,) = tmp_path.glob("check_*.txt"), tmp_path.glob("check_*.json")
+    assert text.read_text().startswith(f"Check of cell_3: {says}\n")
+    assert json.loads(values.read_text())["ok"] is (status == 0)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +139,7 @@ def test_a_wait_for_the_operator_is_ended(robot, capsys):
 def test_a_motor_is_rebooted_by_its_name(robot, capsys):
     operator = robot.ready()
     assert run(robot, "reboot", "left/gripper") == 1
-    assert "reboot: the robot is in HOLD. Stop or hold it first" in one_sentence(capsys.readouterr().err)
+    assert "reboot: the robot is in HOLD" in one_sentence(capsys.readouterr().err)
     operator.request("stop")
     assert run(robot, "reboot", "left/gripper") == 0
     assert "STOPPED: stopped by operator" in one_sentence(capsys.readouterr().out)

@@ -76,8 +76,9 @@ def test_commands_move_the_robot_and_silence_lets_it_stand(robot):
     assert (state["state"], state["controller"]) == ("RUN", "left")
     assert state["number"] >= 19  # the last may be on its way
     assert state["set_point"][0] > HOME[0] + 0.03
-    assert "no valid command" in until(operator, "HOLD")["word"]
-    generation = actor.next_state()["generation"]
+    held = until(operator, "HOLD")
+    assert "no valid command" in held["word"]
+    generation = held["generation"]
     actor.request("arm")
     assert actor.generation == generation + 1  # of this arm
     drive(actor, 5)
@@ -99,7 +100,7 @@ def test_commands_of_another_than_the_controller_are_not_taken(robot):
     wait(lambda: actor.next_state()["number"] == 10)
     state = actor.next_state()
     assert state["state"] == "RUN"
-    np.testing.assert_array_equal(state["set_point"], at)
+    np.testing.assert_allclose(state["set_point"], at, rtol=0, atol=1e-9)  # a way from `at` to `at` is rounded
     wait(lambda: actor.next_state()["counts"]["refused"] == 10)
     with pytest.raises(RobotError, match=naming("command", "left")):
         command(other)
@@ -241,6 +242,36 @@ def bad_messages() -> list[tuple[bytes, ...]]:
     deep = b"\x81\xa1a" * 2000 + b"\x80"
     singles = [*map(arrays.pack, maps), *raw, msgpack.packb(forged), arrays.pack(large), deep]
     return [*((m,) for m in singles), (b"a", b"b"), (b"", b""), (b"",) * 9, (arrays.pack(hello), b"x")]
+
+
+def missing(*_: object) -> None:
+    raise ConfigError("robot.toml has no pose to park in", parameter="park")
+
+
+def unreached(*_: object) -> None:
+    raise ConfigError("the tip cannot get there", parameter="reset.step[0]")
+
+
+@pytest.mark.parametrize(
+    ("clears", "motions", "op", "message"),
+    [
+        (False, None, "jog", "jog: the robot is STOPPED (started; an operator clears it). Look at the cell, then run "
+         "`serl-chunk robot clear`."),
+        (True, missing, "park", "park: robot.toml has no pose to park in"),
+        (True, unreached, "reset", "reset.step[0]: the tip cannot get there"),
+        (True, lambda event, arguments, *_: arguments["joint"], "jog", "jog: 'joint' is missing"),
+        (True, None, "reboot", "reboot: the robot is in HOLD, and a motor is rebooted in STOPPED. Run "
+         "`serl-chunk robot stop` first."),
+    ],
+    ids=["stopped", "park", "reset", "jog", "reboot"],
+)  # fmt: skip
+def test_a_refusal_says_once_what_is_wrong_and_what_to_run(robot, clears, motions, op, message):
+    operator = robot.ready() if clears else robot.operator()
+    if motions is not None:
+        robot.server._motions = motions
+    with pytest.raises(RobotError) as refused:
+        operator.request(op, **({"name": "left/gripper"} if op == "reboot" else {}))
+    assert str(refused.value) == message
 
 
 def test_motors_are_rebooted_for_the_operator_of_a_stopped_robot(robot):

@@ -80,7 +80,7 @@ class SimulatedClient:
             self.generation = 0
             self.hello()
         if op in MOVING and "generation" not in arguments:
-            arguments["generation"] = self._server.state["generation"]
+            arguments["generation"] = self._server.server.loop.machine.generation
         reply = self._taken({**arguments, "op": op, **self._age()})
         if op == "arm":
             self.generation, self._number = reply["generation"], 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from serl_chunk_robot.diagnosis import (
 )
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.profiles import CAUTIOUS
+from serl_chunk_robot.safety.table import HELD, HOLD, STANDING, STOPPED
 
 ANGLE = float(np.radians(2))
 TRAVEL = 0.3  # of a gripper's range
@@ -62,11 +63,11 @@ class _EndedError(Exception):
 
 
 class Stop(NamedTuple):
-    """A stop to provoke. `latches`: it leads to STOPPED, and the check needs an operator to go on."""
+    """A stop to provoke. `leads_to`: the state; an operator clears the robot and says go before the next one."""
 
     name: str
     word: str  # a part of the server's
-    latches: bool
+    leads_to: str
     provoke: Callable[[RobotCheck, Client], object]
 
 
@@ -137,7 +138,7 @@ class RobotCheck:
     def _check_state(self) -> None:
         states = self._watch(WATCHED)
         last = states[-1]
-        if last["state"] != "HOLD":
+        if last["state"] not in STANDING:
             raise self._stopped(last)
         rest = Trace.of(states)
         self._add(Finding("robot", OK, f"{last['state']}: {last['word']}"))
@@ -181,17 +182,21 @@ class RobotCheck:
     def _limit(self) -> None:
         self._profile = self._seen[-1]["profile"]
         if self._profile != CAUTIOUS:
-            self._operator.request("profile", name=CAUTIOUS)
+            self._request("profile", name=CAUTIOUS)
             self._show(f"profile {CAUTIOUS}, until the end of the check; it was {self._profile}")
 
     def _limit_as_before(self) -> None:
         if self._profile not in ("", CAUTIOUS):
             try:
-                self._operator.request("profile", name=self._profile)
+                self._request("profile", name=self._profile)
             except RobotError as e:
                 self._show(f"the profile stays {CAUTIOUS}: {e}")
 
     # Motions.
+
+    def _request(self, op: str, **arguments: Any) -> Dict[str, Any]:
+        """Send what lets something move, of the state that is read now. Raises RobotError."""
+        return self._operator.request(op, generation=self._next()["generation"], **arguments)
 
     def _watch(self, seconds: float, client: Optional[Client] = None) -> List[Dict[str, Any]]:
         """States of so many seconds of the server's clock."""
@@ -209,13 +214,13 @@ class RobotCheck:
     def _jog(self, joint: int, angle: float) -> List[Dict[str, Any]]:
         """Move one joint and wait until it stands; returns the states of the way. Raises _EndedError."""
         try:
-            self._operator.request("jog", joint=joint, angle=float(angle))
+            motion = self._request("jog", joint=joint, angle=float(angle))["motion"]
         except RobotError as e:
             raise self._end(f"joint {joint}", str(e), "Move the arm away from its limits, or widen them.") from e
         states = [self._next()]
         while states[-1]["state"] == "MOVE" and states[-1]["moment"] - states[0]["moment"] < PATIENCE:
             states.append(self._next())
-        if (states[-1]["state"], states[-1]["word"]) != ("HOLD", "the motion is done"):
+        if states[-1]["done"] != motion:
             raise self._stopped(states[-1])
         return states
 
@@ -258,17 +263,20 @@ class RobotCheck:
 
     def _check_stop(self, stop: Stop) -> None:
         """Provoke a stop from a slow motion, and compare state and word with the table's."""
-        if self._next()["state"] == "STOPPED" and not self._cleared(stop.name):
+        if not self._waits_for("clear", STANDING, stop.name):
             return
-        self._show(f"provoking: {stop.name}")
-        start = self._next()["set_point"]
         controller = self._controller()
         try:
-            controller.request("arm")
+            controller.request("lease")
+            if not self._waits_for("go", (HOLD,), stop.name, controller):
+                return
+            self._show(f"provoking: {stop.name}")
+            start = self._next()["set_point"]
+            controller.request("arm", generation=self._next()["generation"])
             self._stream(controller, start)
             stop.provoke(self, controller)
             before = self._next()
-            wanted = "STOPPED" if stop.latches else "HOLD"
+            wanted = stop.leads_to
             state = before
             while (state["state"] != wanted or stop.word not in state["word"]) and (
                 state["moment"] - before["moment"] < WITHIN
@@ -286,7 +294,7 @@ class RobotCheck:
         said = f"{wanted} after {1e3 * seconds:.0f} ms and {travel:.4f} of way: {state['word']}"
         self._add(Finding(stop.name, OK, said, "", {"seconds": seconds, "travel": travel}))
         moved = start - state["set_point"]
-        if not stop.latches:
+        if wanted != STOPPED:
             for joint in np.flatnonzero(np.abs(moved) > 1e-6).tolist():
                 self._jog(joint, moved[joint])
 
@@ -305,15 +313,23 @@ class RobotCheck:
             if state["state"] != "RUN":
                 raise RobotError(f"{state['state']}: {state['word']}")
 
-    def _cleared(self, name: str) -> bool:
-        """Wait for an operator to clear the robot."""
-        self._show(f"to try {name!r} too, look at the cell and run `robot clear` within {PATIENCE:g} s")
+    def _waits_for(self, command: str, states: Sequence[str], name: str, controller: Optional[Client] = None) -> bool:
+        """Wait until an operator has brought the robot into one of these states; returns whether it is.
+
+        A go is a person's: this program waits for it, and keeps the lease of `controller` that it is for.
+        """
         first = state = self._next()
-        while state["state"] == "STOPPED" and state["moment"] - first["moment"] < PATIENCE:
+        if state["state"] in states:
+            return True
+        self._show(f"to try {name!r}, look at the cell and run `serl-chunk robot {command}` within {PATIENCE:g} s")
+        while state["state"] not in states and state["moment"] - first["moment"] < PATIENCE:
             state = self._next()
-        if state["state"] == "STOPPED":
-            self._add(Finding(name, SKIPPED, "not tried: no operator cleared the robot"))
-        return bool(state["state"] == "HOLD")
+            if controller is not None and state["pass"] % 50 == 0:
+                controller.request("ping")
+        if state["state"] in states:
+            return True
+        self._add(Finding(name, SKIPPED, f"not tried: no operator's {command} came"))
+        return False
 
     def hold(self) -> None:
         """Hold the robot, as the operator."""
@@ -334,21 +350,27 @@ class RobotCheck:
 
 
 STOPS: Sequence[Stop] = (
-    Stop("release", "released by", False, lambda check, controller: controller.request("release")),
-    Stop("hold", "held by", False, lambda check, controller: check.hold()),
-    Stop("controller gone", "the controller is gone", False, lambda check, controller: controller.close()),
-    Stop("lapse", "no valid command in time", False, lambda check, controller: None),
-    Stop("stop", "stopped by", True, lambda check, controller: check.stop()),
-    Stop("silence", "no command for a second", True, lambda check, controller: None),
-    Stop("rejected", "ten commands in a row", True, lambda check, controller: check.reject(controller)),
+    Stop("release", "released by", HOLD, lambda check, controller: controller.request("release")),
+    Stop("hold", "held by", HELD, lambda check, controller: check.hold()),
+    Stop("controller gone", "the controller is gone", HELD, lambda check, controller: controller.close()),
+    Stop("lapse", "no valid command in time", HOLD, lambda check, controller: None),
+    Stop("stop", "stopped by", STOPPED, lambda check, controller: check.stop()),
+    Stop("silence", "no command for a second", STOPPED, lambda check, controller: None),
+    Stop("rejected", "ten commands in a row", STOPPED, lambda check, controller: check.reject(controller)),
 )
+
+
+def outcome(findings: Sequence[Finding]) -> Tuple[str, bool]:
+    """Return how many findings failed and were not tried, for people, and whether there is none of both."""
+    failed, skipped = (sum(f.status == status for f in findings) for status in (FAIL, SKIPPED))
+    return f"{failed} failed" + (f", {skipped} not tried" if skipped else ""), not failed and not skipped
 
 
 def write_report(findings: Sequence[Finding], robot: str, folder: Path) -> Path:
     """Write check_TIME.json and check_TIME.txt; returns the text's path. Raises OSError."""
     path = folder / time.strftime("check_%Y-%m-%d_%H%M%S.txt")
-    failed = sum(f.status == FAIL for f in findings)
-    report = {"robot": robot, "ok": not failed, "findings": [f._asdict() for f in findings]}
-    path.write_text("\n".join([f"Check of {robot}: {failed} failed", "", *map(str, findings)]) + "\n", encoding="utf-8")
+    text, ok = outcome(findings)
+    report = {"robot": robot, "ok": ok, "findings": [f._asdict() for f in findings]}
+    path.write_text("\n".join([f"Check of {robot}: {text}", "", *map(str, findings)]) + "\n", encoding="utf-8")
     path.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return path

@@ -18,20 +18,20 @@ from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.kinematics import Arms, Chain, Link
 from serl_chunk_robot.loading import Source, make
 from serl_chunk_robot.motions import SPEED, Step
+from serl_chunk_robot.poses import check_poses
 from serl_chunk_robot.profiles import CAUTIOUS, Profile, read_profiles
 from serl_chunk_robot.protocol import FRAMES_PORT, MAX_SIDE
+from serl_chunk_robot.ranges import RANGES, check_options, check_relative, ranged, spec_fault
 from serl_chunk_robot.toml_file import Table, read_toml, unknown
 from serl_chunk_robot.views import View, read_view
 
 PORT = 5600  # of commands; state is published at the next one, frames of cameras and readings of devices after it
-RATES = (50.0, 500.0)  # Hz
 HAIR = 0.05  # rad: an arm at a limit, as ALOHA's asleep, is measured a little beyond it
 
 _KEYS = ("name", "driver", "host", "port", "rate", "start", "keys", "profile", "kinematics", "reset", "park", "effort",
-         "camera", "device")  # fmt: skip
+         "needs_go", "camera", "device")  # fmt: skip
 _STEP = ("joints", "add", "lift", "height", "pose", "random", "gripper", "arm", "set", "every", "wait", "speed",
          "relieve", "new_object")  # fmt: skip
-LONGEST_WAIT = 600.0  # s
 _ARM = ("base", "yaw", "joints", "links", "tip")
 _METHODS = ("spec", "connect", "read", "command", "hold", "set", "clear_faults", "stop", "close")
 _CAMERA_METHODS = ("spec", "open", "read", "close")
@@ -70,7 +70,7 @@ class RobotFile(NamedTuple):
     effort: Optional[np.ndarray] = None  # above which the server's own motions end; None: no limit
     cameras: Tuple[CameraFile, ...] = ()
     devices: Tuple[DeviceFile, ...] = ()
-    needs_go: bool = True
+    needs_go: bool = True  # whether a controller moves the robot only once an operator said so after each stop or hold
 
 
 def load(path: Union[str, Path], *, driver: str = "") -> RobotFile:
@@ -89,30 +89,39 @@ def load(path: Union[str, Path], *, driver: str = "") -> RobotFile:
         of_driver = table.table("driver")
         options = {key: value for key, value in of_driver.values.items() if key != "name"}
         driver = driver or of_driver.text("name")
+        if driver in BUILT_IN:
+            check_options(of_driver, "driver")
     keys = path.parent / table.text("keys") if "keys" in table.values else None
     if keys is not None and not keys.is_dir():
         raise table.wrong("keys", "a folder")
     file = RobotFile(
         path, table.text("name"), driver or table.text("driver"), options, table.text("host", "127.0.0.1"),
-        table.whole("port", PORT, 1, 65533), table.number("rate", 200.0, *RATES) if "rate" in table.values else None,
+        table.whole("port", PORT, *RANGES["port"]), ranged(table, "rate", 200.0) if "rate" in table.values else None,
         table.text("start", CAUTIOUS), keys,
     )  # fmt: skip
     spec = _spec(file)
     size = len(spec.low)
+    if not table.flag("needs_go", True) and not spec.simulated:
+        raise table.wrong(
+            "needs_go",
+            "true: the robot is not simulated (DriverSpec.simulated), and the person who cleared it may still be near. "
+            "It moves once an operator runs `serl-chunk robot go`",
+        )
     if spec.targets == "poses" and "kinematics" in table.values:
         raise table.wrong("kinematics", "no such key: the driver is commanded by poses of the tips")
     arms, chains = _read_arms(table, size)
     joints = ~np.isin(np.arange(size), spec.grippers)
-    effort = table.numbers("effort", size, sign=1)
+    effort = table.numbers("effort", size, sign=1, within=RANGES["effort"])
     if effort is not None and not isinstance(table.values["effort"], list):
         effort = np.where(joints, effort, np.inf)  # one number is not for grippers, which are to press
     steps = table.table("reset", ("step",)).tables("step", _STEP)
     cameras = _read_cameras(table, file.port)
     return file._replace(
-        profiles=read_profiles(table.table("profile"), spec, chains), arms=arms, effort=effort,
+        profiles=read_profiles(table.table("profile"), spec, chains, file.rate), arms=arms, effort=effort,
         reset=tuple(_read_step(step, spec, joints, arms) for step in steps),
         park=table.numbers("park", size, one=False), cameras=cameras,
         devices=read_devices(table, file.port + FRAMES_PORT + len(cameras), spec),
+        needs_go=table.flag("needs_go", True),
     )  # fmt: skip
 
 
@@ -124,12 +133,13 @@ def checked(file: RobotFile, spec: DriverSpec, q: Optional[np.ndarray] = None) -
 
     Raises:
         ConfigError: another number of joints, limits beyond the driver's, a rate that it cannot, an unknown profile to
-            start with, a pose outside that profile's limits.
+            start with, a pose outside that profile's limits; or a park pose or a place of a reset that any profile's
+            limits do not hold.
     """
     if file.start not in file.profiles:
         what = f"unknown profile ({file.start!r} in {file.path})"
         raise unknown("start", file.start, list(file.profiles), what)
-    slowest = max(RATES[0], 1 / spec.tick)
+    slowest = max(RANGES["rate"].low, 1 / spec.tick)
     if file.rate is not None and not slowest <= file.rate <= spec.rate:
         raise ConfigError(f"{file.rate:g} Hz in {file.path}, expected {slowest:g} to {spec.rate:g} Hz, "
                           "which the driver can", parameter="rate")  # fmt: skip
@@ -147,6 +157,7 @@ def checked(file: RobotFile, spec: DriverSpec, q: Optional[np.ndarray] = None) -
                 j = int(np.argmax(beyond))
                 raise ConfigError(f"{value[j]:g} of joint {j} in {file.path} is beyond the driver's {bound[j]:g}",
                                   parameter=f"profile.{name}.{key}")  # fmt: skip
+    check_poses(file, spec)
     if q is not None:
         limits = file.profiles[file.start].limits
         outside = np.maximum(limits.low - q, q - limits.high)
@@ -175,7 +186,7 @@ def _spec(file: RobotFile) -> DriverSpec:
     try:
         spec = load_driver(file).spec()
         sizes = {len(spec.low), len(spec.high), len(spec.velocity)}
-        moves = all(low < high and velocity > 0 for low, high, velocity in zip(spec.low, spec.high, spec.velocity))
+        fault = spec_fault(spec) if len(sizes) == 1 else "spec() needs as many of low, high and velocity"
     except ConfigError:
         raise
     except Exception as e:
@@ -186,10 +197,8 @@ def _spec(file: RobotFile) -> DriverSpec:
             raise _driver(file).failed(f"spec() says poses, and arms of {places} numbers and grippers. Each has 6")
     elif spec.targets != "joints":
         raise _driver(file).failed(f"spec() has targets {spec.targets!r}, expected 'joints' or 'poses'")
-    if len(sizes) != 1 or sizes == {0} or not moves:
-        raise _driver(file).failed(
-            "spec() needs as many of low, high and velocity, with low < high and velocities above 0"
-        )
+    if fault or sizes == {0}:
+        raise _driver(file).failed(fault or "spec() has no joints")
     return spec
 
 
@@ -217,7 +226,7 @@ def _read_cameras(table: Table, port: int) -> Tuple[CameraFile, ...]:
         size = view.size(spec)
         if not max(size.height, size.width) <= MAX_SIDE:
             raise each.wrong("resize", f"a height and a width up to {MAX_SIDE} pixels")
-        latency = each.number("latency", 0.0, 0.0, 1.0)
+        latency = ranged(each, "latency", 0.0, "camera.latency")
         found[name] = CameraFile(name, source, size, port + FRAMES_PORT + k, view, latency, of)
     return tuple(found.values())
 
@@ -231,6 +240,8 @@ def _read_device(table: Table) -> Tuple[Source, CameraSpec]:
         except TypeError:  # a date: options travel to the camera's process as JSON
             raise table.wrong(key, "a text, a number, true or false, or a list or table of these") from None
     source = Source(table.file, table.text("driver"), options, table.dotted("driver"), table.name)
+    if source.driver in CAMERAS:
+        check_options(table, "camera")
     try:
         spec = load_camera(source).spec()
         fits = all(type(n) is int and 0 < n <= MAX_SIDE for n in (spec.height, spec.width))
@@ -261,7 +272,11 @@ def _read_arms(table: Table, size: int) -> Tuple[Optional[Arms], Optional[List[A
             raise arm.wrong("joints", f"a list of joints, from 0 to {size - 1}")
         if not links or len(links) != len(indices):
             raise arm.wrong("links", f"a link for each of the {len(indices)} joints")
-        base, yaw, tip = arm.vector("base", 3), arm.number("yaw", 0.0), arm.vector("tip", 3)
+        base, yaw, tip = (
+            arm.vector("base", 3, RANGES["kinematics"]),
+            ranged(arm, "yaw", 0.0),
+            arm.vector("tip", 3, RANGES["links"]),
+        )
         chains.append(Chain(base.tolist(), yaw, links, tip.tolist()))
         joints.append(indices)
         plain.append([base, yaw, links, tip, indices])
@@ -271,7 +286,7 @@ def _read_arms(table: Table, size: int) -> Tuple[Optional[Arms], Optional[List[A
 
 
 def _read_link(table: Table) -> Link:
-    offset, axis = table.vector("offset", 3), table.vector("axis", 3)
+    offset, axis = table.vector("offset", 3, RANGES["links"]), table.vector("axis", 3)
     if abs(np.linalg.norm(axis) - 1) > 1e-6:
         raise table.wrong("axis", "a vector of length 1")
     x, y, z = offset.tolist()
@@ -301,11 +316,11 @@ def _read_step(table: Table, spec: DriverSpec, joints: np.ndarray, chains: Optio
         raise table.wrong("random", "numbers that are not negative")
     if not isinstance(table.values.get("random"), list):
         random[~joints] = 0.0  # one number is not for grippers
+    widths = np.array(spec.high, np.float64) - np.array(spec.low, np.float64)
+    check_relative(table, "random", random, spec, {"range": widths}, np.ones(size, bool))
     waits, stands = _read_wait(table)
-    new_object = table.values.get("new_object", False)
-    if type(new_object) is not bool:
-        raise table.wrong("new_object", "true or false")
-    every = 0 if new_object and "every" not in table.values else table.whole("every", 1, 1, 1_000_000)
+    new_object = table.flag("new_object", False)
+    every = 0 if new_object and "every" not in table.values else table.whole("every", 1, *RANGES["every"])
     add, tips, relieve = spread("add", 0.0, one=False), (), False  # type: Tuple[np.ndarray, Tuple[int, ...], bool]
     height, pose = _read_tip(table)
     least = None
@@ -321,7 +336,7 @@ def _read_step(table: Table, spec: DriverSpec, joints: np.ndarray, chains: Optio
             raise table.wrong("relieve", f"true, in a step without {', '.join(also) or 'another motion'}")
         if "height" in table.values:
             least = np.full(size, -np.inf)
-            least[of_tips] = table.number("height", 0.0, -10.0, 10.0)
+            least[of_tips] = ranged(table, "height", 0.0)
     elif "relieve" in table.values:
         raise table.wrong(
             "relieve", "no such key: this robot is commanded by joints, which hang below their set points"
@@ -338,7 +353,7 @@ def _read_step(table: Table, spec: DriverSpec, joints: np.ndarray, chains: Optio
     return Step(
         spread("joints", np.nan, one=False), add, random, _read_gripper(table, grippers), grippers,
         table.table("set").values, every, waits,
-        table.number("speed", SPEED, 0.01, 1.0), tips, height, pose, least, stands, relieve, new_object,
+        ranged(table, "speed", SPEED), tips, height, pose, least, stands, relieve, new_object,
     )  # fmt: skip
 
 
@@ -347,8 +362,9 @@ def _read_wait(table: Table) -> Tuple[bool, float]:
     wait = table.values.get("wait", 0.0)
     if wait == "operator":
         return True, 0.0
-    if type(wait) not in (int, float) or not 0 <= wait <= LONGEST_WAIT:
-        raise table.wrong("wait", f"'operator', or seconds up to {LONGEST_WAIT:g}")
+    low, high, why = RANGES["wait"]
+    if type(wait) not in (int, float) or not low <= wait <= high:
+        raise table.wrong("wait", f"'operator', or seconds up to {high:g} ({why})")
     return False, float(wait)
 
 
@@ -360,7 +376,7 @@ def _read_tip(table: Table) -> Tuple[float, Optional[np.ndarray]]:
         raise table.wrong(key, f"no {others[0]} in the same step. Make two steps of it")
     if isinstance(table.values.get("lift"), list):
         raise table.wrong("lift", "one number, m; numbers of joints are `add`")
-    return table.number("lift", 0.0, -2.0, 2.0), table.numbers("pose", 6, one=False)
+    return ranged(table, "lift", 0.0), table.numbers("pose", 6, one=False, within=RANGES["pose"])
 
 
 def _read_gripper(table: Table, grippers: Sequence[int]) -> Union[str, float]:

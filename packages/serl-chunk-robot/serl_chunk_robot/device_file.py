@@ -11,6 +11,7 @@ from serl_chunk_robot.devices import HOSTED
 from serl_chunk_robot.driver import DriverSpec
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.loading import Source, maker
+from serl_chunk_robot.ranges import check_options
 from serl_chunk_robot.toml_file import Table
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
@@ -52,6 +53,8 @@ def read_devices(table: Table, port: int, spec: DriverSpec) -> Tuple[DeviceFile,
             except TypeError:  # a date: options travel to the device's process as JSON
                 raise each.wrong(key, "a text, a number, true or false, or a list or table of these") from None
         source = Source(table.file, each.text("driver"), options, each.dotted("driver"), each.name)
+        if source.driver in HOSTED:
+            check_options(each, "device")
         maker(source, HOSTED)
         _take_ports(taken, each.name, options)
         found.append(DeviceFile(name, source, port + k, each.whole("arm", -1, 0, len(spec.arms or (0,)) - 1)

@@ -207,7 +207,8 @@ class RobotLoop:
         if self.machine.state == HELD:
             self._apply("stop", OPERATOR, by=by, now=now)  # the motor does not hold meanwhile
         if self.machine.state != STOPPED:
-            raise Refused(f"reboot: the robot is in {self.machine.state}. Stop or hold it first.")
+            raise Refused(f"reboot: the robot is in {self.machine.state}, and a motor is rebooted in STOPPED. Run "
+                          "`serl-chunk robot stop` first.")  # fmt: skip
         try:
             self._driver.set("reboot", motor)
         except Exception as e:

@@ -193,7 +193,7 @@ def _new(arguments: argparse.Namespace, program: str) -> None:
 
 def _check(arguments: argparse.Namespace) -> int:
     """Check the served robot of a file; returns the exit status. Raises ConfigError or RobotError."""
-    from serl_chunk_robot.check import RobotCheck, write_report
+    from serl_chunk_robot.check import RobotCheck, outcome, write_report
     from serl_chunk_robot.client import Keys, RobotClient
     from serl_chunk_robot.config import load
 
@@ -210,18 +210,18 @@ def _check(arguments: argparse.Namespace) -> int:
     with RobotClient(robot, name=name[:64], role="operator", keys=keys) as operator:
         check = RobotCheck(operator, controller, file, lambda line: print(line, flush=True))
         findings = check.run()
-    failed = sum(f.status == "FAIL" for f in findings)
+    text, ok = outcome(findings)
     try:
-        print(f"check: {failed} failed; {write_report(findings, file.name, folder)}")
+        print(f"check: {text}; {write_report(findings, file.name, folder)}")
     except OSError as e:
         raise ConfigError(f"no report can be written there ({e.strerror or e})", parameter="--out") from e
-    return FAILED if failed else DONE
+    return DONE if ok else FAILED
 
 
 def _teach(arguments: argparse.Namespace) -> None:
     """Write limits that are taught by hand. Raises ConfigError or RobotError."""
     from serl_chunk_robot.client import Keys, RobotClient
-    from serl_chunk_robot.config import load, load_driver
+    from serl_chunk_robot.config import checked, load, load_driver
     from serl_chunk_robot.teach import extremes, taught, write_taught
 
     if not (0 < arguments.seconds <= 3600 and 0 <= arguments.margin < 1):
@@ -239,6 +239,10 @@ def _teach(arguments: argparse.Namespace) -> None:
     for joint in range(len(low)):
         print(f"joint {joint}  {low[joint]:.3f} to {high[joint]:.3f}" + ("  (the driver's)" if joint in still else ""))
     print(f"{out} has these limits in {', '.join(names)}. Serve it instead of {arguments.file}.")
+    try:
+        checked(load(out), spec)
+    except ConfigError as e:
+        print(f"{out} is not served yet: {e}")
 
 
 def _request(arguments: argparse.Namespace) -> None:

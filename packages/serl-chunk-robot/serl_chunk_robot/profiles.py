@@ -11,6 +11,7 @@ import numpy as np
 from serl_chunk_robot.driver import DriverSpec
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.grip import SECONDS, GripLimits
+from serl_chunk_robot.ranges import RANGES, check_braking, check_relative, ranged, yardsticks
 from serl_chunk_robot.safety.limits import Limits, Workspace
 from serl_chunk_robot.safety.motion import Rates
 from serl_chunk_robot.toml_file import Table, unknown
@@ -53,7 +54,7 @@ def built_in(spec: DriverSpec) -> Dict[str, Limits]:
     return {"first_day": first_day, "exploring": exploring, "evaluating": evaluating, "teleop": evaluating}
 
 
-def read_profiles(table: Table, spec: DriverSpec, chains: object) -> Dict[str, Profile]:
+def read_profiles(table: Table, spec: DriverSpec, chains: object, rate: Optional[float] = None) -> Dict[str, Profile]:
     """The built-in profiles, and those of a file's table [profile], which replace or are added to them.
 
     A profile begins with the limits of the one that it is `like` (by default the built-in one of its name, else
@@ -61,6 +62,7 @@ def read_profiles(table: Table, spec: DriverSpec, chains: object) -> Dict[str, P
 
     Args:
         chains: of the arms' kinematics, in plain numbers; None where the file has none.
+        rate: Hz, of the loop; None: the driver's.
 
     Raises:
         ConfigError: with the key's dotted name.
@@ -68,6 +70,18 @@ def read_profiles(table: Table, spec: DriverSpec, chains: object) -> Dict[str, P
     first = built_in(spec)
     tables = {name: table.table(name, KEYS) for name in table.values}
     limits: Dict[str, Limits] = {}
+    fastest = first["evaluating"].rates
+    can = yardsticks(spec, fastest.acceleration, fastest.jerk, rate or spec.rate)
+
+    def read(of: Table, base: Limits) -> Limits:
+        limits = _read_limits(of, base, chains, spec.grippers)
+        rates = limits.rates._asdict()
+        for key in (*RATES, "following", "first", "overspeed"):
+            if key in of.values:
+                values = rates[key] if key in RATES else getattr(limits, key)
+                check_relative(of, key, values, spec, can, np.ones(len(values), bool))
+        check_braking(of, *limits.rates, spec.grippers)
+        return limits
 
     def resolve(name: str, wanted_by: Tuple[str, ...]) -> Limits:
         if name not in limits:
@@ -76,14 +90,14 @@ def read_profiles(table: Table, spec: DriverSpec, chains: object) -> Dict[str, P
 
     def replaced(of: Table, name: str, wanted_by: Tuple[str, ...]) -> Limits:
         if "like" not in of.values:
-            return _read_limits(of, first.get(name, first[CAUTIOUS]), chains, spec.grippers)
+            return read(of, first.get(name, first[CAUTIOUS]))
         like = of.text("like")
         if like in wanted_by:
             raise of.wrong("like", "a profile that is not like this one itself")
         if like not in first and like not in tables:
             what = f"unknown profile ({like!r} in {of.file})"
             raise unknown(of.dotted("like"), like, [*first, *tables], what)
-        return _read_limits(of, resolve(like, wanted_by), chains, spec.grippers)
+        return read(of, resolve(like, wanted_by))
 
     names = dict.fromkeys([*first, *tables])
     return {name: Profile(name, each, _digest(each, chains)) for name in names for each in [resolve(name, ())]}
@@ -95,7 +109,7 @@ def _scaled(limits: Limits, scale: float) -> Limits:
 
 def _read_limits(table: Table, base: Limits, chains: object, grippers: Sequence[int]) -> Limits:
     size = len(base.low)
-    base = _scaled(base, table.number("scale", 1.0, 0.001, 1000.0))
+    base = _scaled(base, ranged(table, "scale", 1.0))
     given: Dict[str, Any] = {key: table.numbers(key, size, sign=1) for key in (*RATES, "following", "first")}
     rates = Rates(*(was if given[key] is None else given.pop(key) for key, was in zip(RATES, base.rates)))
     given.update({key: table.numbers(key, size) for key in ("low", "high")})
@@ -126,20 +140,21 @@ def _read_grip(table: Table, base: Limits, grippers: List[int]) -> Optional[Grip
         key = next(key for key in GRIP if key in table.values)
         raise table.wrong(key, "no such key: the driver has no gripper")
     grip = base.grip if isinstance(base.grip, GripLimits) else None
-    given, seconds = table.numbers("grip_effort", len(grippers), sign=1), SECONDS if grip is None else grip.seconds
+    given = table.numbers("grip_effort", len(grippers), sign=1, within=RANGES["grip_effort"])
+    seconds = SECONDS if grip is None else grip.seconds
     effort = np.full(len(base.low), np.inf) if grip is None else grip.effort.copy()
     if given is not None:
         effort[grippers] = given
     elif grip is None:
         raise table.wrong("grip_effort", "the effort that grip_seconds is of")
-    return GripLimits(effort, table.number("grip_seconds", seconds, 0.1, 3600.0))
+    return GripLimits(effort, ranged(table, "grip_seconds", seconds))
 
 
 def _read_workspace(table: Table) -> Workspace:
-    low, high = table.vector("low", 3), table.vector("high", 3)
+    low, high = (table.vector(key, 3, RANGES["workspace"]) for key in ("low", "high"))
     if (low >= high).any():
         raise table.wrong("high", f"above low, {low.tolist()}")
-    return Workspace(low, high, table.number("between_arms", 0.0, 0.0, 10.0), table.number("radius", 0.0, 0.0, 1.0))
+    return Workspace(low, high, ranged(table, "between_arms", 0.0), ranged(table, "radius", 0.0))
 
 
 def _digest(limits: Limits, chains: object) -> str:

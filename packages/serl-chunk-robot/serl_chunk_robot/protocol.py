@@ -31,8 +31,8 @@ round trip included, without a clock in common: a request older than 2 s is refu
 
 What lets something move has to hold the generation of the robot as it is, or it is refused: clear, go, proceed, arm,
 reset, drive, park, jog, end, torque_off, reboot, profile. The generation is that of the state which was shown to the
-operator at the key press, or which the program read last. Each transition raises it, but for those at the end of a motion and
-of braking and a release of a robot that stands.
+operator at the key press, or which the program read last. Each transition raises it, but for those at the end of a
+motion and of braking and a release of a robot that stands.
 
 A reply is {"id", "ok", "error" (a sentence, empty if ok), "generation", "state", "word", "moment", "run", "greet"}, for
 hello with {"robot", "profiles", "spec", "cameras" (name, height, width, port of each), "devices" (name, port, first arm

@@ -405,17 +405,18 @@ class RobotServer:
             )
             detail = self._lease.holder
         if event in MOTIONS:
-            at = self.loop.set_point
-            if self.loop.machine.state == STOPPED:
-                raise Refused(f"{event}: the robot is STOPPED ({self.loop.machine.word}). Look at the cell, and run "
-                              "`serl-chunk robot clear` first")  # fmt: skip
+            at, machine = self.loop.set_point, self.loop.machine
+            if machine.state == STOPPED:
+                raise Refused(f"{event}: the robot is STOPPED ({machine.word}). Look at the cell, then run "
+                              "`serl-chunk robot clear`.")  # fmt: skip
             if at is None:
                 raise Refused(f"{event}: it is not known where the robot was commanded last")
             arguments = {k: v for k, v in values.items() if k not in ("op", "id", "generation", "stamp", "held")}
             try:
                 motion = self._motions("park" if event == "end" else event, arguments, at, self._profile.limits)
             except (TypeError, ValueError, KeyError) as e:  # ConfigError among them
-                raise Refused(f"{event}: {e}") from e
+                text = f"{e} is missing" if isinstance(e, KeyError) else str(e)
+                raise Refused(text if text.startswith((f"{event}:", f"{event}.")) else f"{event}: {text}") from e
         ends = self._park if event == "end" else None
         self.loop.request(event, role, client.name, now, motion=motion, ends=ends, detail=detail)
         if motion is None:

@@ -6,7 +6,7 @@ import difflib
 import math
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -16,6 +16,8 @@ if sys.version_info >= (3, 11):
     import tomllib  # novermin
 else:
     import tomli as tomllib
+
+ANY = -math.inf, math.inf, ""
 
 
 class Table:
@@ -49,26 +51,38 @@ class Table:
             raise self.wrong(key, "a text")
         return value
 
-    def number(self, key: str, default: float, low: float = -math.inf, high: float = math.inf) -> float:
-        """A number from `low` to `high`."""
+    def number(
+        self, key: str, default: float, low: float = -math.inf, high: float = math.inf, why: str = ""
+    ) -> float:  # fmt: skip
+        """A number from `low` to `high`. `why`: no other one is valid."""
         value = self.values.get(key, default)
         if not _is_number(value) or not low <= value <= high:
-            raise self.wrong(key, f"a number from {low:g} to {high:g}" if high < math.inf else f"a number from {low:g}")
+            raise self.wrong(key, "a number" + _between(low, high, why))
         return float(value)
 
-    def whole(self, key: str, default: int, low: int, high: int) -> int:
-        """A whole number from `low` to `high`."""
+    def whole(self, key: str, default: int, low: float, high: float, why: str = "") -> int:
+        """A whole number from `low` to `high`. `why`: no other one is valid."""
         value = self.values.get(key, default)
         if type(value) is not int or not low <= value <= high:
-            raise self.wrong(key, f"a whole number from {low} to {high}")
+            raise self.wrong(key, "a whole number" + _between(low, high, why))
         return value
 
-    def numbers(self, key: str, size: int, *, sign: int = 0, one: bool = True) -> Optional[np.ndarray]:
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self.values.get(key, default)
+        if type(value) is not bool:
+            raise self.wrong(key, "true or false")
+        return value
+
+    def numbers(
+        self, key: str, size: int, *, sign: int = 0, one: bool = True, within: Tuple[float, float, str] = ANY
+    ) -> Optional[np.ndarray]:  # fmt: skip
         """float64[size]; None where the key is not there.
 
         Args:
             sign: 1: all are above 0. 0: any.
             one: whether a single number stands for all.
+            within: the least, the most, and why no other one is valid.
         """
         value = self.values.get(key)
         if value is None:
@@ -78,11 +92,13 @@ class Table:
         if not fits or (sign and min(given) <= 0):
             positive = "positive " if sign else ""
             raise self.wrong(key, f"a list of {size} {positive}numbers" + (", or one for all" if one else ""))
+        if size and not within[0] <= min(given) <= max(given) <= within[1]:
+            raise self.wrong(key, "numbers" + _between(*within))
         return np.array(given, np.float64)
 
-    def vector(self, key: str, size: int) -> np.ndarray:
-        """float64[size] of a list that is required."""
-        vector = self.numbers(key, size, one=False)
+    def vector(self, key: str, size: int, within: Tuple[float, float, str] = ANY) -> np.ndarray:
+        """float64[size] of a list that is required; see `numbers`."""
+        vector = self.numbers(key, size, one=False, within=within)
         if vector is None:
             raise self.wrong(key, f"a list of {size} numbers")
         return vector
@@ -130,6 +146,11 @@ def unknown(parameter: str, word: str, valid: Sequence[str], what: str) -> Confi
     near = difflib.get_close_matches(word, valid, 1)
     hint = f"Did you mean {near[0]}?" if near else "Valid: {}.".format(", ".join(sorted(valid)) or "none")
     return ConfigError(f"{what}. {hint}", parameter=parameter)
+
+
+def _between(low: float, high: float, why: str) -> str:
+    span = f" from {low:.10g}" + (f" to {high:.10g}" if high < math.inf else "") if low > -math.inf else ""
+    return span + (f" ({why})" if why else "")
 
 
 def _is_number(value: object) -> bool:

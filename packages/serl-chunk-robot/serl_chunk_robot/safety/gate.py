@@ -157,7 +157,7 @@ class Gate:
     def _leaves(self, at: SetPoint, after: SetPoint, travel: np.ndarray) -> np.ndarray:
         """Whether a robot that goes from `at` to each set point and brakes then gets (further) outside, bool[K]."""
         assert self._arms is not None
-        outside = self._outside(np.concatenate([at.position[None], after.position]))
+        outside = self.outside(np.concatenate([at.position[None], after.position]))
         most = max(outside[0], 0.0) + 1e-12
         leaves = outside[1:] > most
         unsure = np.flatnonzero(~leaves & (outside[1:] + travel @ self._arms.levers > most))
@@ -166,10 +166,10 @@ class Gate:
         while not way.stands:
             way = braked(way, self.limits.rates, self.dt)
             path.append(way.position)
-        leaves[unsure] = self._outside(np.concatenate(path)).reshape(len(path), -1).max(axis=0) > most
+        leaves[unsure] = self.outside(np.concatenate(path)).reshape(len(path), -1).max(axis=0) > most
         return leaves
 
-    def _outside(self, poses: np.ndarray) -> np.ndarray:
+    def outside(self, poses: np.ndarray) -> np.ndarray:
         """How far each pose is outside the workspace, m, float64[N]; at most 0 inside."""
         space, arms = self.limits.workspace, self._arms
         assert isinstance(space, Workspace) and arms  # noqa: PT018
