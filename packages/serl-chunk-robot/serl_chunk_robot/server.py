@@ -19,7 +19,7 @@ import zmq
 from serl_chunk_robot.admission import Address, Admission
 from serl_chunk_robot.driver import SUPPORTED, Driver
 from serl_chunk_robot.drives import Drives
-from serl_chunk_robot.errors import SerlChunkError
+from serl_chunk_robot.errors import SerlChunkError, named_once
 from serl_chunk_robot.leases import Client, Clients, Lease
 from serl_chunk_robot.loop import Motion, Refused, RobotLoop, Status
 from serl_chunk_robot.protocol import MAX_FRAME, MAX_REQUEST, PROTOCOL, STATE_PORT
@@ -367,18 +367,14 @@ class RobotServer:
         role = client.role if client.role == OPERATOR else CONTROLLER if leads else ANY
         motion = None
         if event in MOTIONS:
-            at, machine = self.loop.set_point, self.loop.machine
-            if machine.state == STOPPED:
-                raise Refused(f"{event}: the robot is STOPPED ({machine.word}). Look at the cell, then run "
-                              "`serl-chunk robot clear`.")  # fmt: skip
-            if at is None:
-                raise Refused(f"{event}: it is not known where the robot was commanded last")
+            if (at := self.loop.set_point) is None or self.loop.machine.state == STOPPED:
+                raise Refused(f"{event}: the robot is {self.loop.machine.state} ({self.loop.machine.word}). Look at the "
+                              "cell, and run `serl-chunk robot clear` first")  # fmt: skip
             arguments = {k: v for k, v in values.items() if k not in ("op", "id", "generation", "stamp", "held")}
             try:
                 motion = self._motions(event, arguments, at, self._profile.limits)
             except (TypeError, ValueError, KeyError) as e:  # ConfigError among them
-                text = f"{e} is missing" if isinstance(e, KeyError) else str(e)
-                raise Refused(text if text.startswith((f"{event}:", f"{event}.")) else f"{event}: {text}") from e
+                raise Refused(named_once(event, e)) from e
         generation = codec.count(values, "generation") if "generation" in values else None
         self.loop.request(event, role, client.name, now, motion=motion, generation=generation)
         if motion is None:
