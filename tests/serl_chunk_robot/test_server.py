@@ -255,8 +255,8 @@ def unreached(*_: object) -> None:
 @pytest.mark.parametrize(
     ("clears", "motions", "op", "message"),
     [
-        (False, None, "jog", "jog: the robot is STOPPED (started; an operator clears it). Look at the cell, then run "
-         "`serl-chunk robot clear`."),
+        (False, None, "jog", "jog: the robot is STOPPED (started; an operator clears it). Look at the cell, and run "
+         "`serl-chunk robot clear` first"),
         (True, missing, "park", "park: robot.toml has no pose to park in"),
         (True, unreached, "reset", "reset.step[0]: the tip cannot get there"),
         (True, lambda event, arguments, *_: arguments["joint"], "jog", "jog: 'joint' is missing"),
@@ -269,8 +269,9 @@ def test_a_refusal_says_once_what_is_wrong_and_what_to_run(robot, clears, motion
     operator = robot.ready() if clears else robot.operator()
     if motions is not None:
         robot.server._motions = motions
+    generation = operator.next_state()["generation"]
     with pytest.raises(RobotError) as refused:
-        operator.request(op, **({"name": "left/gripper"} if op == "reboot" else {}))
+        operator.request(op, generation=generation, **({"name": "left/gripper"} if op == "reboot" else {}))
     assert str(refused.value) == message
 
 

@@ -20,3 +20,9 @@ class ConfigError(SerlChunkError, ValueError):
 
 class DataError(SerlChunkError, ValueError):
     """A file or record whose content is not what it must be."""
+
+
+def named_once(name: str, error: Exception) -> str:
+    """Return an error's text that begins with a name, also where the error begins with it or with a key of it."""
+    text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    return text if text.startswith((f"{name}:", f"{name}.")) else f"{name}: {text}"

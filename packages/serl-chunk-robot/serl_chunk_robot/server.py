@@ -19,7 +19,7 @@ import zmq
 from serl_chunk_robot.admission import Address, Admission
 from serl_chunk_robot.driver import SUPPORTED, Driver
 from serl_chunk_robot.drives import Drives
-from serl_chunk_robot.errors import SerlChunkError
+from serl_chunk_robot.errors import SerlChunkError, named_once
 from serl_chunk_robot.history import History
 from serl_chunk_robot.leases import Client, Clients, Lease
 from serl_chunk_robot.loop import Motion, Refused, RobotLoop, Status
@@ -405,18 +405,14 @@ class RobotServer:
             )
             detail = self._lease.holder
         if event in MOTIONS:
-            at, machine = self.loop.set_point, self.loop.machine
-            if machine.state == STOPPED:
-                raise Refused(f"{event}: the robot is STOPPED ({machine.word}). Look at the cell, then run "
-                              "`serl-chunk robot clear`.")  # fmt: skip
-            if at is None:
-                raise Refused(f"{event}: it is not known where the robot was commanded last")
+            if (at := self.loop.set_point) is None or self.loop.machine.state == STOPPED:
+                raise Refused(f"{event}: the robot is {self.loop.machine.state} ({self.loop.machine.word}). Look at the "
+                              "cell, and run `serl-chunk robot clear` first")  # fmt: skip
             arguments = {k: v for k, v in values.items() if k not in ("op", "id", "generation", "stamp", "held")}
             try:
                 motion = self._motions("park" if event == "end" else event, arguments, at, self._profile.limits)
             except (TypeError, ValueError, KeyError) as e:  # ConfigError among them
-                text = f"{e} is missing" if isinstance(e, KeyError) else str(e)
-                raise Refused(text if text.startswith((f"{event}:", f"{event}.")) else f"{event}: {text}") from e
+                raise Refused(named_once(event, e)) from e
         ends = self._park if event == "end" else None
         self.loop.request(event, role, client.name, now, motion=motion, ends=ends, detail=detail)
         if motion is None:
