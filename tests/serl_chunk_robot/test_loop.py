@@ -66,7 +66,7 @@ SOURCES: dict[str, tuple[Callable[[World], None], str, int]] = {  # what happens
 
 
 @pytest.mark.parametrize("state", ["RUN", "MOVE"])
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", [name for name in SOURCES if "clock" not in name])  # that stands: see test_gaps
 def test_every_stop_brakes_in_the_next_pass(state: str, source: str):
     act, word, passes = SOURCES[source]
     if (state, source) == ("MOVE", "rejected"):

@@ -126,6 +126,7 @@ class World:
 
     def __init__(self, of: Limits | None = None, *, dt: float = DT, tick: float = TICK, lag: float = 0.02) -> None:
         self.now, self.dt, self.tick = 100.0, dt, tick
+        self.slept = 0.0  # s for which the machine was suspended
         self.limits = limits() if of is None else of
         self.arms = FaultyArms(lag)
         self.arms.connect(lambda: self.now)
@@ -133,7 +134,8 @@ class World:
         self.heard: list[Transition] = []
         self.measured = Measured(*MECHANISM, np.array(SPEC.velocity))
         self.loop = RobotLoop(
-            self.arms, self.gate, measured=self.measured, dt=dt, tick=tick, heard=self.heard.append
+            self.arms, self.gate, measured=self.measured, dt=dt, tick=tick, heard=self.heard.append,
+            clock=lambda: self.now + self.slept,
         )  # fmt: skip
         self.loop._pursuit = self.pursuit = SeenPursuit(self.limits, dt)
         self.number = 0

@@ -17,6 +17,7 @@ import numpy as np
 import zmq
 
 from serl_chunk_robot.admission import Address, Admission
+from serl_chunk_robot.clocks import boot_time
 from serl_chunk_robot.driver import SUPPORTED, Driver
 from serl_chunk_robot.drives import Drives
 from serl_chunk_robot.errors import SerlChunkError
@@ -85,7 +86,8 @@ class RobotServer:
         self._streams = {"cameras": [list(each) for each in cameras], "devices": [list(each) for each in devices]}
         self._motion: Optional[Motion] = None  # the newest
         self.loop = RobotLoop(
-            driver, gate, measured=measured, dt=gate.dt, tick=self._spec.tick, heard=self._transition
+            driver, gate, measured=measured, dt=gate.dt, tick=self._spec.tick, heard=self._transition,
+            clock=boot_time if clock is monotonic else clock,
         )  # fmt: skip
         self.run_id = uuid.uuid4().hex[:12]
         self._clients, self._lease = Clients(), Lease()
@@ -93,7 +95,7 @@ class RobotServer:
         self._came: Optional[Tuple[int, float]] = None  # number of the newest command, taken or not, and when it came
         self._counts: Counter[str] = Counter()
         self._publisher = Publisher(self._spec.name, self.run_id)
-        self._said = ""
+        self._said, self._own = "", {}  # type: Tuple[str, Dict[str, Any]]
         self._ending = ""
         address.check()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -119,7 +121,7 @@ class RobotServer:
     def run(self) -> None:
         """Serve until `end`; then brake and return. Sockets are closed in any case.
 
-        Raises what the loop raised, which is a bug: the driver keeps its last set point.
+        Raises what a pass raised, which is a bug: the robot has braked, by `RobotLoop.fail`, and is latched.
         """
         due, gives_up = self._clock(), 0.0
         try:
@@ -134,6 +136,10 @@ class RobotServer:
                         return
                 # A late pass moves no deadline, and those that it missed are left out.
                 due += self._dt * max(1, int(np.ceil((now - due) / self._dt)))
+        except BaseException as e:
+            status = self.loop.fail(e, lambda: sleep(self._dt))
+            try_send(self._states, [self._publisher.message(status, self._own)])
+            raise
         finally:
             self.close()
 
@@ -148,13 +154,13 @@ class RobotServer:
         self._publisher.begin(now - due)
         status = self.loop.run_pass(now)
         self._drives.run_pass(status, self._lease.connection)
-        own = {
+        self._own = {
             "controller": self._lease.holder, "profile": self._profile.name, "digest": self._profile.digest,
             "counts": {**self._gate.counts, **self._counts}, "came": self._came,
             "waiting": status.state == MOVE and bool(getattr(self._motion, "waiting", False)),
             "causes": {event: codec.shown(detail) for event, detail in self.loop.causes.items()},
         }  # fmt: skip
-        try_send(self._states, [self._publisher.message(status, own)])
+        try_send(self._states, [self._publisher.message(status, self._own)])
         return status
 
     def end(self, by: str) -> None:

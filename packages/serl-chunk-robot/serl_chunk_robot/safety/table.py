@@ -118,6 +118,11 @@ class Machine:
         self.generation += row.drops
         return Transition(row, word)
 
+    def fail(self, word: str) -> None:
+        """Latch because the server itself failed. No event follows."""
+        self.state, self.then, self.word = STOPPED, "", word
+        self.generation += 1
+
 
 def markdown() -> str:
     """The table for the documents."""
