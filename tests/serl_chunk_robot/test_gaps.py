@@ -54,19 +54,7 @@ def suspended(world: World, seconds: float) -> None:
 
 
 def hangs(call: str) -> Callable[[World, float], None]:
-    """The driver's next call of this method lasts."""
-
-    def plant(world: World, seconds: float) -> None:
-        method = getattr(world.arms, call)
-
-        def slow(*args: object, **more: object) -> object:
-            setattr(world.arms, call, method)
-            world.now += seconds
-            return method(*args, **more)
-
-        setattr(world.arms, call, slow)
-
-    return plant
+    return lambda world, seconds: world.hang(call, seconds)
 
 
 WHAT = {"gap": between, "suspend": suspended, **{name: hangs(name) for name in ("read", "command", "set", "stop")}}
@@ -90,8 +78,8 @@ def test_the_set_point_stands_where_it_is(state: str, what: str, seconds: float)
     if what in ("command", "stop"):  # the time passed after a set point was given to the driver
         last, count = world.arms.sent[-1], len(world.arms.sent)
     world.run(2)
-    assert world.state == "STOPPED"
     assert all(np.array_equal(sent, last) for sent in world.arms.sent[count:]), "the set points before and after"
+    assert world.state == "STOPPED"
     assert world.loop.machine.generation > generation
     if state != "BRAKE":
         assert "between two passes" in world.loop.machine.word

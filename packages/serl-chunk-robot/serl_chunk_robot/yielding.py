@@ -69,11 +69,12 @@ class Yielding:
 
     def _remember(self, at: SetPoint) -> None:
         # A place near the last one replaces it, unless that was far from the one before.
-        if len(self._trail) > 1 and self._seconds(self._trail[-1] - self._trail[-2]) < APART:
+        if len(self._trail) > 1 and self._length(self._trail[-1] - self._trail[-2]) < APART:
             self._trail.pop()
         self._trail.append(at.position)
 
-    def _seconds(self, way: np.ndarray) -> float:
+    def _length(self, way: np.ndarray) -> float:
+        """Seconds of a straight way at the velocity of the profile."""
         return float(np.abs(way / self._limits.rates.velocity)[self._joints].max(initial=0.0))
 
     def _loads(self, at: SetPoint, reading: Reading) -> np.ndarray:
@@ -115,7 +116,7 @@ class Yielding:
             elif moment - stood >= SETTLES:
                 went = "; gone back until relaxed" if gone else ""
                 raise Resistance(self.pressing + (went if relaxed else "; it still does where the motion began"))
-            if self._seconds(at.position - goal) < BEHIND:
+            if self._length(at.position - goal) < BEHIND:
                 change = SHARE / RAMP * passed
                 rate = max(rate - change, 0.0) if relaxed else min(rate + change, SHARE)
                 rate = min(rate, float(np.sqrt(2 * SHARE / RAMP * (end - gone))))
