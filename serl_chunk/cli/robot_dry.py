@@ -78,7 +78,7 @@ def dry_run(episode: Recorded, file: RobotFile, spec: DriverSpec, limits: Limits
     arms = FakeArms(spec, start, lag=lag)
     arms.connect(clock)
     loop = RobotLoop(arms, Gate(limits, dt, file.arms), measured=Measured(low - HAIR, high + HAIR, velocity), dt=dt,
-                     tick=spec.tick)  # fmt: skip
+                     tick=spec.tick, clock=clock)  # fmt: skip
     for k in range(2 * STANDS):
         clock.now += dt
         loop.run_pass(clock.now)

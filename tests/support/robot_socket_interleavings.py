@@ -36,6 +36,7 @@ class SocketWorld(World):
         with patch("robot_served.Gate", SeenGate):
             self.server = server(self.arms, Address(HERE, free_port()), lambda: self.now)
         self.gate, self.served_loop = self.server._gate, self.server.loop  # type: ignore[assignment]
+        self.served_loop._clock = lambda: self.now + self.slept
         self.served_loop._pursuit = self.pursuit = SeenPursuit(self.limits, self.dt)
         self.loop = self.server  # type: ignore[assignment]  # `run_pass` is all that the model calls
 

@@ -124,16 +124,22 @@ class SeenPursuit(Pursuit):
 class World:
     """One robot, its loop and the time. All of it stands until `run`."""
 
-    def __init__(self, of: Limits | None = None, *, dt: float = DT, tick: float = TICK, lag: float = 0.02) -> None:
+    def __init__(
+        self, of: Limits | None = None, *, dt: float = DT, tick: float = TICK, lag: float = 0.02,
+        arms: FaultyArms | None = None,
+    ) -> None:  # fmt: skip
         self.now, self.dt, self.tick = 100.0, dt, tick
+        self.slept = 0.0  # s for which the machine was suspended
+        self.hung = ""  # the method of the driver that lasted
         self.limits = limits() if of is None else of
-        self.arms = FaultyArms(lag)
+        self.arms = arms or FaultyArms(lag)
         self.arms.connect(lambda: self.now)
         self.gate = SeenGate(self.limits, dt)
         self.heard: list[Transition] = []
         self.measured = Measured(*MECHANISM, np.array(SPEC.velocity))
         self.loop = RobotLoop(
-            self.arms, self.gate, measured=self.measured, dt=dt, tick=tick, heard=self.heard.append
+            self.arms, self.gate, measured=self.measured, dt=dt, tick=tick, heard=self.heard.append,
+            clock=lambda: self.now + self.slept,
         )  # fmt: skip
         self.loop._pursuit = self.pursuit = SeenPursuit(self.limits, dt)
         self.number = 0
@@ -160,6 +166,17 @@ class World:
     def ask(self, event: str, role: str, **more: Any) -> Transition:
         """Request an event."""
         return self.loop.request(event, role, "K", self.now, **more)
+
+    def hang(self, call: str, seconds: float) -> None:
+        """Let the driver's next call of a method last."""
+        method = getattr(self.arms, call)
+
+        def slow(*args: object, **more: object) -> object:
+            setattr(self.arms, call, method)
+            self.now, self.hung = self.now + seconds, call
+            return method(*args, **more)
+
+        setattr(self.arms, call, slow)
 
     def ready(self) -> World:
         """Clear the robot, and let a controller move it."""

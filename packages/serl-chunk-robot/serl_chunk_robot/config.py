@@ -67,7 +67,7 @@ class RobotFile(NamedTuple):
     arms: Optional[Arms] = None
     reset: Tuple[Step, ...] = ()
     park: Optional[np.ndarray] = None
-    effort: Optional[np.ndarray] = None  # above which the server's own motions end; None: no limit
+    effort: Optional[np.ndarray] = None  # above which the server's own motions yield; None: no limit is known
     cameras: Tuple[CameraFile, ...] = ()
     devices: Tuple[DeviceFile, ...] = ()
     needs_go: bool = True  # whether a controller moves the robot only once an operator said so after each stop or hold
@@ -112,7 +112,9 @@ def load(path: Union[str, Path], *, driver: str = "") -> RobotFile:
     arms, chains = _read_arms(table, size)
     joints = ~np.isin(np.arange(size), spec.grippers)
     effort = table.numbers("effort", size, sign=1, within=RANGES["effort"])
-    if effort is not None and not isinstance(table.values["effort"], list):
+    if effort is None and spec.effort:
+        effort = np.array(spec.effort, np.float64)
+    elif effort is not None and not isinstance(table.values["effort"], list):
         effort = np.where(joints, effort, np.inf)  # one number is not for grippers, which are to press
     steps = table.table("reset", ("step",)).tables("step", _STEP)
     cameras = _read_cameras(table, file.port)
@@ -199,6 +201,8 @@ def _spec(file: RobotFile) -> DriverSpec:
         raise _driver(file).failed(f"spec() has targets {spec.targets!r}, expected 'joints' or 'poses'")
     if fault or sizes == {0}:
         raise _driver(file).failed(fault or "spec() has no joints")
+    if len(spec.effort) not in (0, len(spec.low)) or not all(limit > 0 for limit in spec.effort):
+        raise _driver(file).failed("spec() needs no limits of effort, or one above 0 for each joint")
     return spec
 
 

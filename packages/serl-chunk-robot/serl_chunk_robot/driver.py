@@ -39,6 +39,7 @@ class DriverSpec(NamedTuple):
     home: Tuple[float, ...] = ()  # where a reset leads whose steps no file gives; empty: it moves nothing
     simulated: bool = False  # no one is in the cell: motions begin at once, without a beep
     targets: str = "joints"  # or "poses", as above
+    effort: Tuple[float, ...] = ()  # limits for the server's motions; inf: none for a joint; empty: none is known
 
 
 class Event(NamedTuple):

@@ -1,17 +1,23 @@
 """One pass of the control loop: read, judge, decide by the table, gate, command. It is given the time.
 
-Nothing here waits, opens a socket or reads a clock: `RobotLoop.run_pass` is called by the thread that keeps the
-deadlines, and by tests with moments of their own. All calls come from one thread.
+Nothing here opens a socket, and no clock is read but the one that is given: `RobotLoop.run_pass` is called by the
+thread that keeps the deadlines, and by tests with moments of their own. All calls come from one thread.
+
+Time that did not pass moves nothing: after a gap between two passes, a suspend, or a driver's call that lasted, the
+arms stand where they were commanded last, whatever the speed was, and so does the set point.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Callable, Dict, NamedTuple, Optional, Protocol, Tuple
 
 import numpy as np
 
-from serl_chunk_robot.driver import Driver, Event, Reading
+from serl_chunk_robot.border import Border, text_of
+from serl_chunk_robot.braking import brake_alone
+from serl_chunk_robot.driver import Driver, DriverError, Event, Reading
 from serl_chunk_robot.grip import GRIP, Grip
 from serl_chunk_robot.pursuit import Pursuit
 from serl_chunk_robot.safety.gate import Command, Gate
@@ -36,7 +42,7 @@ from serl_chunk_robot.track import Track
 
 logger = logging.getLogger(__name__)
 
-GAP = 0.1  # s between two passes, after which nothing is known of the time between them
+GAP = 0.1  # s between two passes, or in one before its set point is sent: nothing is known of what was between
 ANSWER = 0.1  # s until a driver that did not answer a stop is stopped by its next level
 GO_LASTS = 600.0  # s in HOLD, after which an operator has to say go again
 PARKED, PARKED_WITHIN = 0.05, 1.0  # rad of each joint but grippers, and s until they are there, before torque goes off
@@ -87,18 +93,20 @@ class RobotLoop:
         driver: connected.
         dt: seconds of a pass.
         tick: seconds of a control tick.
+        clock: seconds that go on while the machine is suspended, which moments of passes may leave out.
         heard: called with each transition, for the log and the operator's console.
         needs_go: see Machine.
     """
 
     def __init__(
         self, driver: Driver, gate: Gate, *, measured: Measured, dt: float, tick: float,
-        heard: Callable[[Transition], None] = lambda transition: None, needs_go: bool = True,
+        clock: Callable[[], float], heard: Callable[[Transition], None] = lambda transition: None,
+        needs_go: bool = True,
     ) -> None:  # fmt: skip
-        self._driver, self._gate, self._measured, self._dt, self._tick = driver, gate, measured, dt, tick
-        self._heard = heard
+        self._driver, self._gate, self._measured, self._dt, self._tick = Border(driver), gate, measured, dt, tick
+        self._heard, self._clock = heard, clock
         self.machine, self._watchdog = Machine(needs_go), Watchdog(tick)
-        self._expires = needs_go
+        self._expires, self._grippers = needs_go, list(driver.spec().grippers)
         self._since = 0.0  # when the state was entered
         self._at: Optional[SetPoint] = None  # None: it is not known what the arms were commanded last
         self._due = 0.0  # when the arms are to be at the set point: seconds of passes since the first
@@ -109,7 +117,7 @@ class RobotLoop:
         self._ends: Optional[Tuple[str, np.ndarray]] = None  # who ends the day, and the pose, float64[J], for it
         self._ended_at: Optional[float] = None  # when the set point was there
         self._number, self._rejection = -1, ""
-        self._last_pass: Optional[float] = None
+        self._last_pass: Optional[Tuple[float, float]] = None  # its moment, and that of the clock
         self._newest: Optional[Reading] = None  # of the last pass, believed or not
         self._reading: Optional[Reading] = None  # the newest that was believed
         self.causes: Dict[str, str] = {}  # events that the last pass found, and their details
@@ -187,7 +195,8 @@ class RobotLoop:
                 f"({machine.state}: {machine.word}). Look at it, and request again."
             )
 
-    def held(self, now: float) -> Optional[Tuple[str, float]]:
+    @property
+    def held(self) -> Optional[Tuple[str, float]]:
         """By whom the robot is held, and since when, s of the loop's clock; None outside HELD."""
         return (self.machine.held_by, self._since) if self.machine.state == HELD else None
 
@@ -211,8 +220,8 @@ class RobotLoop:
                           "`serl-chunk robot stop` first.")  # fmt: skip
         try:
             self._driver.set("reboot", motor)
-        except Exception as e:
-            text = _text(e)
+        except DriverError as e:
+            text = str(e)
             if text.startswith("reboot: unknown"):
                 text = "reboot: this robot's driver has no motors to reboot (aloha_ros1 and aloha_ros2 have)"
             raise Refused(text if text.startswith("reboot") else f"reboot: {text}") from e
@@ -248,7 +257,7 @@ class RobotLoop:
         if newest is not None and (newest.faults or not newest.torque):
             try:
                 self._driver.clear_faults()
-            except Exception as e:
+            except DriverError as e:
                 raise Refused(f"clear: the driver cannot clear its faults: {e}") from e
             what = "; ".join(newest.faults) or "an arm had no torque"
             raise Refused(f"clear: the driver reported {what}. Clear again once it does not.")
@@ -272,18 +281,22 @@ class RobotLoop:
         self._at = self._stopping = None
         try:
             self._driver.set("torque", False)
-        except Exception as e:
-            self._stop("fault", _text(e), now, {})
+        except DriverError as e:
+            self._stop("fault", str(e), now, {})
 
     # Each pass.
 
     def run_pass(self, now: float) -> Status:
         """One pass at the moment `now`, s."""
-        late = 0.0 if self._last_pass is None else now - self._last_pass
-        self._last_pass = now
+        moments = now, self._clock()
+        late, passed = (a - b for a, b in zip(moments, self._last_pass or moments))
+        self._last_pass = moments
         before, self.causes = self.causes, {}
-        if not 0.0 <= late <= GAP:
-            self._stop("clock", f"{1e3 * late:.0f} ms between two passes", now, before)
+        if late < 0 or max(late, passed) > GAP:
+            self._at = None if self._at is None else SetPoint.standing(self._at.position)
+            slept = ", in which the machine was suspended" if passed - late > GAP else ""
+            self._stop("clock", f"{1e3 * (max(late, passed) if late >= 0 else late):.0f} ms between two passes{slept}",
+                       now, before)  # fmt: skip
         self._read(now, before)
         due = self._watchdog.event(now, self.machine.state)
         if due:
@@ -298,10 +311,13 @@ class RobotLoop:
         self._answer(now)
         if self.machine.state == STOPPED and self._own_means:
             self._at, self._own_means = None, False
-        machine, events = self.machine, () if self._newest is None else self._newest.events
+        return self._status(now, factor, reason, () if self._newest is None else self._newest.events)
+
+    def _status(self, now: float, factor: float, reason: str, events: Tuple[Event, ...]) -> Status:
+        machine = self.machine
         return Status(now, machine.state, machine.word, machine.generation, self.set_point, self._reading,
                       self._number, factor, reason, events, self._stopping is None, self.motion, self.done,
-                      self._since, self.held(now))  # fmt: skip
+                      self._since, self.held)  # fmt: skip
 
     def _read(self, now: float, before: Dict[str, str]) -> None:
         self._newest = None
@@ -310,8 +326,8 @@ class RobotLoop:
             sample = Sample(reading.q, reading.dq, reading.effort, reading.stamp)
             believed = self._measured.judge(sample, now, reading.q if self._at is None else self._at.position)
             faults = "; ".join(reading.faults)
-        except Exception as e:  # whatever it is, the arms need a loop that brakes them
-            self._stop("fault", _text(e), now, before)
+        except DriverError as e:
+            self._stop("fault", str(e), now, before)
             return
         self._newest = reading
         if believed:
@@ -348,12 +364,15 @@ class RobotLoop:
             if relaxed:
                 self._gate.counts[GRIP] += 1
                 factor, reason = min(factor, 0.999), reason or GRIP
+        assert self._last_pass is not None
+        if self._clock() - self._last_pass[1] > GAP:  # so long, above all in a call of the driver
+            passed, factor, reason = SetPoint.standing(at.position), 0.0, ""
         try:
             self._driver.command(passed.position.copy(), self._dt)
-        except Exception as e:
+        except DriverError as e:
             # The set point stays the last one that the driver took, until nothing is known of it.
             self._unsent = now if self._unsent is None else self._unsent
-            self._stop("fault", _text(e), now, before)
+            self._stop("fault", str(e), now, before)
             if now - self._unsent >= ANSWER:
                 self._at = None
             return 0.0, ""
@@ -376,9 +395,12 @@ class RobotLoop:
         except Resistance as e:
             self._apply("effort", SERVER, now=now, detail=str(e))
             return None
-        except Exception as e:
-            self._stop("fault", "a motion failed: " + _text(e), now, before)
+        except BaseException as e:  # of the driver's methods that a motion calls
+            self._stop("fault", "a motion failed: " + text_of(e), now, before)
             return None
+        pressing = getattr(self._motion, "pressing", "")
+        if pressing:
+            self.machine.word = f"the motion met resistance: {pressing}; going back"
         if goal is None and at.stands:
             if self._ends is not None and not self._parked(now):
                 return at.position
@@ -398,7 +420,7 @@ class RobotLoop:
         if good is None or self._measured.doubtful:
             return "the measured state cannot be trusted"
         apart = np.abs(good.q - self._ends[1])
-        apart[list(self._driver.spec().grippers)] = 0.0
+        apart[self._grippers] = 0.0
         joint = int(np.argmax(apart))
         return f"joint {joint} is measured {apart[joint]:.3f} away from the pose" if apart[joint] > PARKED else ""
 
@@ -425,10 +447,26 @@ class RobotLoop:
             self._own_means = True
         try:
             answered = self._driver.stop(why, level)
-        except Exception as e:
-            logger.warning("the driver failed to stop the robot (level %d): %s", level, _text(e))
+        except DriverError as e:
+            logger.warning("the driver failed to stop the robot (level %d): %s", level, e)
             answered = False
         self._stopping = None if answered else (since, level, why)
+
+    def fail(self, error: BaseException, pause: Callable[[], None]) -> Status:
+        """Brake with nothing of the loop, because a pass raised `error`, and latch. No other pass may follow.
+
+        Args:
+            pause: waits until the next set point is due.
+        """
+        machine, (now, began) = self.machine, self._last_pass or (0.0, self._clock())
+        if self._at is not None and machine.state != STOPPED:
+            self._at = brake_alone(self._driver, self._at, self._gate.limits.rates, self._dt,
+                                   began + GAP, GAP, self._clock, pause)  # fmt: skip
+        machine.fail(f"the server failed: {text_of(error)}")
+        logger.critical("%s: %s", machine.state, machine.word)
+        with contextlib.suppress(DriverError):
+            self._driver.stop(machine.word, int(self._at is None))
+        return self._status(now, 0.0, "", ())
 
     # Transitions.
 
@@ -455,7 +493,3 @@ class RobotLoop:
         self.causes[event] = detail
         if event not in before or STOPPED not in (self.machine.state, self.machine.then):
             self._apply(event, SERVER, now=now, detail=detail)
-
-
-def _text(error: Exception) -> str:
-    return str(error) or type(error).__name__

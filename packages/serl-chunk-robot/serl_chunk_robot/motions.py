@@ -18,6 +18,7 @@ from serl_chunk_robot.kinematics import Arms
 from serl_chunk_robot.loop import Resistance
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.motion import SetPoint
+from serl_chunk_robot.yielding import Yielding
 
 SPEED = 0.3  # of the profile's velocity, acceleration and jerk
 STANDS = 1.0  # s between the beep and the first motion
@@ -117,14 +118,15 @@ class _Glide:
         return np.minimum(np.maximum(along(self._way, share)[0], self._low), self._high)
 
 
-class Moves:
+class Moves(Yielding):
     """Steps one after the other: a `loop.Motion`. All calls come from the loop's thread.
 
     Args:
         start: set point of the robot, which stands, float64[J].
         steps: with the name that each has in an error.
         limits: of the profile.
-        effort: float64[J]: a larger one, of either sign, ends the motion.
+        effort: float64[J]: a larger one, of either sign, ends the motion; see Yielding.
+        grippers: which joints are grippers; see Yielding.
         beep: called once, before the robot moves.
         stands: seconds that it stands after the beep.
         set: the driver's.
@@ -138,11 +140,11 @@ class Moves:
         self, start: np.ndarray, steps: Sequence[Tuple[str, Step]], limits: Limits, *,
         effort: Optional[np.ndarray] = None, beep: Callable[[], None] = lambda: None, stands: float = STANDS,
         set: Callable[[str, Any], None] = lambda name, value: None, rng: Optional[np.random.Generator] = None,
-        arms: Optional[Arms] = None,
+        arms: Optional[Arms] = None, grippers: Sequence[int] = (),
     ) -> None:  # fmt: skip
+        super().__init__(limits, effort, grippers)
         self.draws: Dict[str, np.ndarray] = {}  # step's name -> what was drawn, float64[J]
-        self.waiting = False  # for the operator: see `proceed`
-        self._limits, self._effort, self._beep, self._stands, self._set = limits, effort, beep, stands, set
+        self._beep, self._stands, self._set = beep, stands, set
         self._todo: List[Tuple[Step, np.ndarray]] = []
         self._began: Optional[float] = None
         self._glide: Optional[_Glide] = None
@@ -166,17 +168,16 @@ class Moves:
         self._proceed = self.waiting
         return self.waiting
 
-    def goal(self, at: SetPoint, reading: Reading, now: float) -> Optional[np.ndarray]:
+    def advance(self, at: SetPoint, reading: Reading, now: float) -> Optional[np.ndarray]:
         """The next goal, float64[J]; None once the motion is done.
 
         Raises:
-            Resistance: an effort above the limit, or the gate keeps the robot from a goal.
+            Resistance: the gate keeps the robot from a goal.
             DriverError: of the driver's `set`.
         """
         if self._began is None:
             self._began = now
             self._beep()
-        _check_effort(self._effort, reading)
         if now - self._began < self._stands:
             return at.position
         while self._todo:
@@ -229,8 +230,8 @@ class Reset(Moves):
         self._scene = scene
         self._placed = float("-inf")
 
-    def goal(self, at: SetPoint, reading: Reading, now: float) -> Optional[np.ndarray]:
-        goal = super().goal(at, reading, now)
+    def advance(self, at: SetPoint, reading: Reading, now: float) -> Optional[np.ndarray]:
+        goal = super().advance(at, reading, now)
         if goal is None and self._scene is not None:
             scene, self._scene, self._placed = self._scene, None, now
             scene()
@@ -259,13 +260,13 @@ class Jog(Moves):
         super().__init__(start, [("angle", step)], limits, **{"stands": 0.0, **more})
 
 
-class Swing:
+class Swing(Yielding):
     """One joint to and fro around where it stands, at once, so that delays can be measured: a `loop.Motion`.
 
     Args:
         start: set point of the robot, which stands, float64[J].
         angle: amplitude, rad, or a gripper's own unit.
-        effort: see Moves.
+        effort, grippers: see Yielding.
 
     Raises:
         ConfigError: no such joint, a place outside the limits, or limits under which it would take LONGEST_SWING.
@@ -273,8 +274,9 @@ class Swing:
 
     def __init__(
         self, start: np.ndarray, joint: int, angle: float, limits: Limits, *, effort: Optional[np.ndarray] = None,
-        beep: Callable[[], None] = lambda: None, stands: float = STANDS,
+        beep: Callable[[], None] = lambda: None, stands: float = STANDS, grippers: Sequence[int] = (),
     ) -> None:  # fmt: skip
+        super().__init__(limits, effort, grippers)
         _check_jog(len(start), joint, angle)
         size = abs(angle)
         self._way, self._start = np.where(np.arange(len(start)) == joint, size, 0.0), np.array(start, np.float64)
@@ -287,28 +289,20 @@ class Swing:
         if self._seconds > LONGEST_SWING:
             raise ConfigError(f"{angle:g} takes {self._seconds:.0f} s within the profile, expected {LONGEST_SWING:g} s "
                               "at most. Choose a smaller one, or another profile", parameter="angle")  # fmt: skip
-        self._effort, self._beep, self._stands = effort, beep, stands
+        self._beep, self._stands = beep, stands
         self._began: Optional[float] = None
 
-    def goal(self, at: SetPoint, reading: Reading, now: float) -> Optional[np.ndarray]:
-        """The next goal, float64[J]; None once the motion is done. Raises Resistance for an effort above the limit."""
+    def advance(self, at: SetPoint, reading: Reading, now: float) -> Optional[np.ndarray]:
+        """The next goal, float64[J]; None once the motion is done."""
         if self._began is None:
             self._beep()
             self._began = now + self._stands
-        _check_effort(self._effort, reading)
         since = now - self._began
         if since >= self._seconds:
             return None
         ramp = np.clip(np.array([since, self._seconds - since]) / (0.5 * self._period), 0.0, 1.0)  # from rest to rest
         share = float(np.prod(_minimal_jerk(ramp)))
         return self._start + self._way * (share * np.sin(2 * np.pi * since / self._period))  # type: ignore[no-any-return]
-
-
-def _check_effort(limit: Optional[np.ndarray], reading: Reading) -> None:
-    """Raise Resistance for an effort of either sign above the limit."""
-    if limit is not None and (np.abs(reading.effort) > limit).any():
-        joint = int(np.argmax(np.abs(reading.effort) - limit))
-        raise Resistance(f"joint {joint} at effort {reading.effort[joint]:.2f}, limit {limit[joint]:g}")
 
 
 def _check_jog(size: int, joint: int, angle: float) -> None:

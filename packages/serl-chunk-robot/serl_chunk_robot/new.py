@@ -27,7 +27,7 @@ name = "{name}"
 start = "first_day"  # the profile after each start: a tenth of what the driver can
 # port = 5600
 # park = [...]       # FILL IN: the pose in which the arms may lose their torque, a number for each joint
-# effort = 9.0       # FILL IN: above it the server's own motions end
+# effort = 9.0       # FILL IN: above it the server's own motions go back, and end
 {found}
 [driver]
 {driver}

@@ -17,6 +17,7 @@ from typing import Any, Dict, Iterator, List
 import numpy as np
 
 from serl_chunk_robot.admission import Address
+from serl_chunk_robot.border import text_of
 from serl_chunk_robot.driver import Driver
 from serl_chunk_robot.errors import ConfigError, SerlChunkError
 from serl_chunk_robot.history import History
@@ -143,9 +144,9 @@ class Motions:
         """Make a motion from the set point `start`, float64[J]. Raises ConfigError, TypeError or KeyError."""
         from serl_chunk_robot.motions import Jog, Park, Swing
 
-        more: Dict[str, Any] = {"effort": self._file.effort, "beep": _beep}
-        if self._spec.simulated:
-            more = {"effort": self._file.effort, "stands": 0.0}
+        effort = np.full(len(start), np.inf) if self._file.effort is None else self._file.effort
+        more: Dict[str, Any] = {"effort": effort, "grippers": self._spec.grippers}
+        more.update({"stands": 0.0} if self._spec.simulated else {"beep": _beep})
         if event == "jog":
             joint, angle, swing = arguments.pop("joint"), arguments.pop("angle"), arguments.pop("swing", False)
             if type(joint) is not int or type(angle) not in (int, float):
@@ -223,8 +224,8 @@ def _leave(robot: Driver) -> None:
     for call in (robot.hold, robot.close):
         try:
             call()
-        except Exception as e:
-            logger.error("%s failed: %s %s", call.__name__, type(e).__name__, e)
+        except BaseException as e:
+            logger.error("%s failed: %s %s", call.__name__, type(e).__name__, text_of(e))
     logger.warning("the server ended. Torque stays on: the arms hold their last set point.")
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import zmq
 
 from serl_chunk_robot.admission import Address, Admission
+from serl_chunk_robot.clocks import boot_time
 from serl_chunk_robot.driver import SUPPORTED, Driver
 from serl_chunk_robot.drives import Drives
 from serl_chunk_robot.errors import SerlChunkError, named_once
@@ -96,6 +97,7 @@ class RobotServer:
         self.loop = RobotLoop(
             driver, gate, measured=measured, dt=gate.dt, tick=self._spec.tick, heard=self._transition,
             needs_go=needs_go,
+            clock=boot_time if clock is monotonic else clock,
         )  # fmt: skip
         self.run_id = uuid.uuid4().hex[:12]
         self._clients, self._lease = Clients(), Lease()
@@ -103,7 +105,7 @@ class RobotServer:
         self._came: Optional[Tuple[int, float]] = None  # number of the newest command, taken or not, and when it came
         self._counts: Counter[str] = Counter()
         self._publisher = Publisher(self._spec.name, self.run_id)
-        self._said = ""
+        self._said, self._own = "", {}  # type: Tuple[str, Dict[str, Any]]
         self._ending = ""
         address.check()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -129,7 +131,7 @@ class RobotServer:
     def run(self) -> None:
         """Serve until `end`; then brake and return. Sockets are closed in any case.
 
-        Raises what the loop raised, which is a bug: the driver keeps its last set point.
+        Raises what a pass raised, which is a bug: the robot has braked, by `RobotLoop.fail`, and is latched.
         """
         due, gives_up = self._clock(), 0.0
         try:
@@ -144,6 +146,10 @@ class RobotServer:
                         return
                 # A late pass moves no deadline, and those that it missed are left out.
                 due += self._dt * max(1, int(np.ceil((now - due) / self._dt)))
+        except BaseException as e:
+            status = self.loop.fail(e, lambda: sleep(self._dt))
+            try_send(self._states, [self._publisher.message(status, self._own)])
+            raise
         finally:
             self.close()
 
@@ -158,14 +164,14 @@ class RobotServer:
         self._publisher.begin(now - due)
         status = self.loop.run_pass(now)
         self._drives.run_pass(status, self._lease.connection)
-        own = {
+        self._own = {
             "controller": self._lease.holder, "process": self._lease.process,
             "profile": self._profile.name, "digest": self._profile.digest,
             "counts": {**self._gate.counts, **self._counts}, "came": self._came,
             "waiting": status.state == MOVE and bool(getattr(self._motion, "waiting", False)),
             "causes": {event: codec.shown(detail) for event, detail in self.loop.causes.items()},
         }  # fmt: skip
-        try_send(self._states, [self._publisher.message(status, own)])
+        try_send(self._states, [self._publisher.message(status, self._own)])
         return status
 
     def end(self, by: str) -> None:
@@ -406,8 +412,8 @@ class RobotServer:
             detail = self._lease.holder
         if event in MOTIONS:
             if (at := self.loop.set_point) is None or self.loop.machine.state == STOPPED:
-                raise Refused(f"{event}: the robot is {self.loop.machine.state} ({self.loop.machine.word}). Look at the "
-                              "cell, and run `serl-chunk robot clear` first")  # fmt: skip
+                raise Refused(f"{event}: the robot is {self.loop.machine.state} ({self.loop.machine.word}). Look at "
+                              "the cell, and run `serl-chunk robot clear` first")  # fmt: skip
             arguments = {k: v for k, v in values.items() if k not in ("op", "id", "generation", "stamp", "held")}
             try:
                 motion = self._motions("park" if event == "end" else event, arguments, at, self._profile.limits)

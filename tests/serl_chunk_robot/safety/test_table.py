@@ -14,7 +14,7 @@ from serl_chunk_robot.safety.table import BY_EVENT, EVENTS, ROLES, STATES, STOPS
 
 # Written from the description of the server, not from the table.
 # event -> who may; from which states; into which; whether commands of before are dropped
-LATCHING = ("stop", "fault", "doubtful", "overspeed", "clock", "failed")
+LATCHING = ("stop", "fault", "doubtful", "overspeed", "clock")
 LATCHING_IN_RUN = ("rejected", "lapses", "silence")
 BY_CONTROLLER, BY_OPERATOR, BY_SERVER = {"operator", "controller"}, {"operator"}, {"server"}
 STANDS, ANYWHERE = ("HELD", "HOLD"), ("STOPPED", "HELD", "HOLD", "RUN", "MOVE", "BRAKE")

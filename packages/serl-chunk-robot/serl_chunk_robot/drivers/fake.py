@@ -9,6 +9,7 @@ import numpy as np
 from serl_chunk_robot.driver import DriverError, DriverSpec, Reading, sendable
 
 STIFFNESS = 20.0  # effort per rad between the target and the joint
+PRESSES = 3.0  # the limit of effort, in addition to what a joint needs for its fastest motion
 SINKS = 0.5  # s: of an arm without torque, on its way to its rest pose
 
 # One ViperX with six joints and a gripper.
@@ -113,9 +114,10 @@ def viperx_arms(*, arms: int = 2, lag: float = 0.02, rate: float = 200.0, tick: 
         tick: seconds of a control tick.
     """
     joints = len(HOME)
+    effort = (*(PRESSES + STIFFNESS * lag * v for v in VELOCITY[:-1]), float("inf"))
     spec = DriverSpec(
         "fake arms", LOW * arms, HIGH * arms, VELOCITY * arms, tuple(range(joints - 1, joints * arms, joints)),
         tuple((first, first + joints) for first in range(0, joints * arms, joints)),
-        (("q", joints * arms),), rate, tick,
+        (("q", joints * arms),), rate, tick, effort=effort * arms,
     )  # fmt: skip
     return FakeArms(spec, np.array(HOME * arms), lag=lag, rest=np.array(HOME * arms) + np.array(SAG * arms))

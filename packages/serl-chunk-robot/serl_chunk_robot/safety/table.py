@@ -43,7 +43,6 @@ STOPS: Dict[str, Tuple[str, str]] = {
     "doubtful": (SERVER, "the measured state cannot be trusted: {detail}"),
     "overspeed": (SERVER, "a joint moves faster than its limit: {detail}"),
     "clock": (SERVER, "the loop stood still: {detail}"),
-    "failed": (SERVER, "the server failed: {detail}"),
 }
 # What latches while a controller is expected to command, event -> word.
 RUN_STOPS: Dict[str, str] = {
@@ -144,6 +143,11 @@ class Machine:
 
     def _mapped(self, state: str) -> str:
         return HOLD if state == HELD and not self._needs_go else state
+
+    def fail(self, word: str) -> None:
+        """Latch because the server itself failed. No event follows."""
+        self.state, self.then, self.word = STOPPED, "", word
+        self.generation += 1
 
 
 def markdown() -> str:

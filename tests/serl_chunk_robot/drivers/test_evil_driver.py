@@ -1,0 +1,234 @@
+"""An evil driver: whatever it returns or raises, the loop survives and brakes, and commands nothing but set points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from robot_limits import HOME, J
+from robot_world import DT, SPEC, FaultyArms, Way, World, speed
+
+from serl_chunk_robot.driver import Event, Reading
+from serl_chunk_robot.loop import Refused
+from serl_chunk_robot.safety.motion import stopping_distance
+
+
+class Mute(Exception):
+    """An error without a text that can be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+class EvilArms(FaultyArms):
+    """Arms with an extra in the state. `evil`: name of a method -> what it does instead of its answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evil: dict[str, Callable[[Any], Any]] = {}
+
+    def spec(self) -> Any:
+        return SPEC._replace(state=(("q", J), ("force", 3)))
+
+    def _answer(self, name: str, answer: Any) -> Any:
+        return self.evil[name](answer) if name in self.evil else answer
+
+    def read(self) -> Reading:
+        return self._answer("read", super().read()._replace(extra={"force": np.zeros(3)}))
+
+    def command(self, target: np.ndarray, dt: float) -> None:
+        super().command(target, dt)
+        self._answer("command", None)
+
+    def stop(self, reason: str, level: int = 0) -> bool:
+        return self._answer("stop", super().stop(reason, level))
+
+    def set(self, name: str, value: Any) -> None:
+        super().set(name, value)
+        self._answer("set", None)
+
+    def clear_faults(self) -> None:
+        super().clear_faults()
+        self._answer("clear_faults", None)
+
+
+def raises(error: BaseException) -> Callable[[Any], Any]:
+    def evil(answer: Any) -> Any:
+        raise error
+
+    return evil
+
+
+def field(**values: Any) -> Callable[[Reading], Reading]:
+    return lambda reading: reading._replace(**values)
+
+
+def buffers(then: Callable[[np.ndarray, int], None]) -> Callable[[Reading], Reading]:
+    """The driver returns the same arrays each time. `then`: writes to joints what it likes, from the third read on."""
+    own: list[Reading] = []
+
+    def evil(reading: Reading) -> Reading:
+        own.append(own[0] if own else reading)
+        if len(own) == 1:
+            return reading
+        kept = own[0].q.copy()
+        own[0].q[:], own[0].dq[:], own[0].effort[:] = reading.q, reading.dq, reading.effort
+        then(own[0].q, len(own)) if len(own) > 2 else None
+        if then is frozen:
+            own[0].q[:], own[0].dq[:], own[0].effort[:] = kept, 0.0, 0.0
+        return own[0]._replace(stamp=reading.stamp)
+
+    return evil
+
+
+def frozen(q: np.ndarray, k: int) -> None:
+    """See `buffers`."""
+
+
+def jumps(q: np.ndarray, k: int) -> None:
+    q[2] += 0.3
+
+
+ZEROS = np.zeros(J)
+CASES: dict[str, tuple[str, Callable[[Any], Any], str]] = {  # the method, what it does, and what the fault names
+    "nothing": ("read", lambda r: None, "read() returned NoneType, expected a Reading"),
+    "a tuple": ("read", tuple, "read() returned tuple, expected a Reading"),
+    "a list of joints": ("read", field(q=HOME.tolist()), "q: list, expected float64[14]"),
+    "a joint less": ("read", field(q=HOME[:-1]), "q: float64[13], expected float64[14]"),
+    "a matrix": ("read", field(dq=np.zeros((1, J))), "dq: float64[1, 14]"),
+    "whole numbers": ("read", field(q=HOME.astype(int)), "q: int64[14]"),
+    "objects": ("read", field(effort=np.array([None] * J)), "effort: object[14]"),
+    "a masked array": ("read", field(q=np.ma.masked_greater(HOME, 1.0)), "q: MaskedArray"),
+    "no speeds": ("read", field(dq=None), "dq: NoneType"),
+    "no joint is finite": ("read", field(q=ZEROS * np.nan), "q is not 14 finite numbers"),
+    "no stamp": ("read", field(stamp=None), "stamp: NoneType, expected a finite number"),
+    "a stamp of NaN": ("read", field(stamp=np.nan), "stamp: float nan"),
+    "a stamp an arm": ("read", field(stamp=np.array([100.0, 100.0])), "stamp: float64[2]"),
+    "torque an arm": ("read", field(torque=np.array([True, False])), "torque: bool[2], expected True or False"),
+    "torque of None": ("read", field(torque=None), "torque: NoneType"),
+    "faults in one text": ("read", field(faults="hot"), "faults: str, expected a tuple of texts"),
+    "faults of bytes": ("read", field(faults=(b"hot",)), "faults: tuple"),
+    "a fault without a text": ("read", field(faults=("",)), "a fault without a text"),
+    "no extra": ("read", field(extra={}), "'force' is missing"),
+    "an extra too short": (
+        "read",
+        field(extra={"force": np.zeros(2)}),
+        "extra 'force': float64[2], expected float64[3]",
+    ),
+    "an extra of NaN": ("read", field(extra={"force": ZEROS[:3] * np.nan}), "extra 'force': a number is not finite"),
+    "an extra without a name": ("read", field(extra={"force": ZEROS[:3], 3: ZEROS}), "a name is int"),
+    "an event that is none": ("read", field(events=(1.0,)), "events: tuple, expected a tuple of Event"),
+    "a reward of NaN": ("read", field(events=(Event(np.nan),)), "reward: float nan"),
+    "a success of two": ("read", field(events=(Event(1.0, np.ones(2)),)), "success: float64[2]"),  # type: ignore[arg-type]
+    "it exits": ("read", raises(SystemExit(3)), "SystemExit 3"),
+    "it is interrupted": ("read", raises(KeyboardInterrupt()), "KeyboardInterrupt"),
+    "its error has no text": ("read", raises(Mute()), "Mute"),
+    "its own buffers jump": ("read", buffers(jumps), "joint 2 jumped"),
+    "a command exits": ("command", raises(SystemExit()), "SystemExit"),
+    "a command ends a generator": ("command", raises(GeneratorExit("why")), "GeneratorExit why"),
+    "a setting exits": ("set", raises(SystemExit("no setting")), "a motion failed: SystemExit no setting"),
+}
+
+
+class Sets(Way):
+    """A motion that sets a quantity of the driver in each pass."""
+
+    arms: EvilArms
+
+    def goal(self, *args: object) -> np.ndarray | None:
+        self.arms.set("load", 0.0)
+        return super().goal(*args)  # type: ignore[arg-type]
+
+
+def moving(state: str = "RUN") -> tuple[World, EvilArms]:
+    arms = EvilArms()
+    world = World(arms=arms).ready()
+    if state == "RUN":
+        world.ask("arm", "controller")
+        world.drive(12)
+    else:
+        motion = Sets(HOME + 0.4 * (np.arange(J) % 7 != 6))
+        motion.arms = arms
+        world.ask("reset", "controller", motion=motion)
+        world.run(30)
+    assert world.state == state
+    return world, arms
+
+
+def brakes(world: World, start: np.ndarray, first: np.ndarray) -> None:
+    """Run until the robot is stopped; what it was commanded since `start` leads to rest, and no further."""
+    before = len(world.arms.sent)
+    world.until("STOPPED", 60)
+    path = np.array([start, *world.arms.sent[before:]])
+    assert np.isfinite(path).all()
+    assert (np.abs(np.diff(path, axis=0)) / DT <= np.abs(first) + 0.2).all(), "no joint goes on"
+    bound = stopping_distance(np.abs(first), np.full(J, 8.0), world.limits.rates, DT) + 4 * DT * np.abs(first)
+    assert (np.abs(path[-1] - start) <= bound + 1e-9).all()
+    count = len(world.arms.sent)
+    world.run(20)
+    assert len(world.arms.sent) == count, "nothing is commanded in STOPPED"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_brakes(case: str):
+    method, evil, word = CASES[case]
+    world, arms = moving("MOVE" if method == "set" else "RUN")
+    if case.startswith("its own buffers"):
+        arms.evil[method] = evil
+        world.run(2)  # these are sound
+        assert world.state == "RUN"
+    start, first = arms.sent[-1], speed(world)
+    arms.evil[method] = evil
+    brakes(world, start, first)
+    assert word in world.loop.machine.word
+    assert world.loop.machine.word.isprintable()
+
+
+@pytest.mark.parametrize(
+    "evil", [lambda a: None, lambda a: 1, lambda a: np.array([True, True]), raises(SystemExit()), raises(Mute())]
+)
+def test_a_stop_that_is_not_answered_by_a_plain_bool_is_not_answered(evil: Callable[[Any], Any]):
+    world, arms = moving()
+    arms.evil["stop"] = evil
+    world.ask("stop", "any")
+    start, first = arms.sent[-1], speed(world)
+    brakes(world, start, first)
+    world.run(20)
+    assert not world.run().answered
+    assert max(level for _, _, level in arms.stops) >= 1
+    with pytest.raises(Refused, match="has not answered"):
+        world.ask("clear", "operator")
+
+
+@pytest.mark.parametrize("error", [SystemExit(), KeyboardInterrupt(), Mute()])
+def test_a_request_that_the_driver_cannot_do_is_refused(error: BaseException):
+    world, arms = moving()
+    world.ask("stop", "any")
+    world.until("STOPPED")
+    arms.fault = "overload"
+    arms.evil = {"set": raises(error), "clear_faults": raises(error)}
+    world.run()
+    with pytest.raises(Refused, match=type(error).__name__):
+        world.ask("clear", "operator")
+    with pytest.raises(Refused, match=type(error).__name__):
+        world.loop.reboot("left/gripper", "operator", "K")
+    world.run(2)
+    arms.evil.clear()
+    world.ask("clear", "operator")
+    arms.evil["set"] = raises(error)
+    world.ask("torque_off", "operator")
+    assert world.run().state == "STOPPED"
+
+
+def test_a_driver_with_buffers_of_its_own_is_believed_and_noticed_when_it_freezes():
+    world, arms = moving()
+    arms.evil["read"] = buffers(lambda q, k: None)
+    world.drive(20)
+    assert world.state == "RUN"
+    arms.evil["read"] = buffers(frozen)
+    for _ in range(20):
+        world.send(arms.sent[-1] + 0.01 * (np.arange(J) % 7 == 0))
+        world.run(4)
+    assert "has repeated" in world.loop.machine.word
