@@ -131,6 +131,14 @@ def spec_fault(spec: DriverSpec) -> str:
     low, high, velocity = (np.array(x, np.float64) for x in (spec.low, spec.high, spec.velocity))
     if not (np.isfinite([low, high, velocity]).all() and (low < high).all() and (velocity > 0).all()):
         return "spec() needs finite numbers, low < high and velocities above 0"
+    for name in ("acceleration", "jerk", "fastest", "home"):
+        values = np.array(getattr(spec, name), np.float64)
+        if (
+            len(values) not in (0, len(low))
+            or not np.isfinite(values).all()
+            or (name != "home" and (values <= 0).any())
+        ):
+            return f"{name} of spec() needs {len(low)} finite numbers" + (" above 0" if name != "home" else "")
     rate, tick, joints = RANGES["rate"], RANGES["tick"], ~np.isin(np.arange(len(low)), spec.grippers)
     if not tick.low <= spec.tick <= tick.high:
         return f"a tick of {spec.tick:g} s, expected {tick.low:g} to {tick.high:g}: {tick.why}"

@@ -368,8 +368,8 @@ class RobotServer:
         motion = None
         if event in MOTIONS:
             if (at := self.loop.set_point) is None or self.loop.machine.state == STOPPED:
-                raise Refused(f"{event}: the robot is {self.loop.machine.state} ({self.loop.machine.word}). Look at the "
-                              "cell, and run `serl-chunk robot clear` first")  # fmt: skip
+                raise Refused(f"{event}: the robot is {self.loop.machine.state} ({self.loop.machine.word}). Look at "
+                              "the cell, and run `serl-chunk robot clear` first")  # fmt: skip
             arguments = {k: v for k, v in values.items() if k not in ("op", "id", "generation", "stamp", "held")}
             try:
                 motion = self._motions(event, arguments, at, self._profile.limits)
