@@ -28,9 +28,8 @@ class Relative(NamedTuple):
     why: str
 
 
-RANGES: Dict[
-    str, Range
-] = {  # of numbers that mean the same for every robot; "driver" and so on: options of built-in ones
+# Of numbers that mean the same for every robot; "driver", "camera" and "device": options of built-in ones.
+RANGES: Dict[str, Range] = {
     "port": Range(1024, 65533, "ports below are the system's, and state, cameras and devices need those after it"),
     "rate": Range(50.0, 500.0, "a slower loop brakes late, and no loop in Python keeps up with a faster one"),
     "tick": Range(0.005, 0.5, "a command is valid for 1.5 ticks, in which a lost controller goes on moving the robot"),
