@@ -164,9 +164,9 @@ class Endless(MyArm):
     def spec(self):
         return super().spec()._replace(high=(float("inf"),) * 14)
 
-class Simulated(MyArm):
+class Jerky(MyArm):
     def spec(self):
-        return super().spec()._replace(simulated=True)
+        return super().spec()._replace(jerk=(1.0,))
 
 class Odd(MyArm):
     def spec(self):
@@ -195,7 +195,7 @@ def test_two_lines_are_enough(tmp_path):
     assert (file.host, file.port, file.rate, file.start) == ("127.0.0.1", 5600, None, "first_day")
     assert (file.keys, file.arms, file.reset, file.park, file.effort) == (None, None, (), None, None)
     assert file.needs_go
-    assert not of(tmp_path, 'name = "a"\ndriver = "my_arm.py:Simulated"\nneeds_go = false').needs_go
+    assert not of(tmp_path, "needs_go = false\n" + DRIVER + "simulated = true").needs_go
     assert sorted(file.profiles) == ["evaluating", "exploring", "first_day", "teleop"]
     slow, fast = (file.profiles[name].limits for name in ("first_day", "evaluating"))
     np.testing.assert_allclose(slow.rates.velocity, 0.1 * fast.rates.velocity)
@@ -468,6 +468,7 @@ BAD = [  # text, parameter, what else the error names
     (DRIVER + "rate = 60\ntick = 0.01", "driver", "a pass in each tick"),
     ('name = "a"\ndriver = "my_arm.py:Degrees"', "driver", "are these degrees?"),
     ('name = "a"\ndriver = "my_arm.py:Fast"', "driver", "crosses its range within a pass"),
+    ('name = "a"\ndriver = "my_arm.py:Jerky"', "driver", "jerk of spec() needs 14"),
     ('name = "a"\ndriver = "my_arm.py:Endless"', "driver", "finite numbers"),
     (DRIVER + "lag = 30", "driver.lag", RANGES["driver.lag"].why),
     (FRANKA + "timeout = 1000", "driver.timeout", RANGES["driver.timeout"].why),

@@ -28,9 +28,8 @@ class Relative(NamedTuple):
     why: str
 
 
-RANGES: Dict[
-    str, Range
-] = {  # of numbers that mean the same for every robot; "driver" and so on: options of built-in ones
+# Of numbers that mean the same for every robot; "driver", "camera" and "device": options of built-in ones.
+RANGES: Dict[str, Range] = {
     "port": Range(1024, 65533, "ports below are the system's, and state, cameras and devices need those after it"),
     "rate": Range(50.0, 500.0, "a slower loop brakes late, and no loop in Python keeps up with a faster one"),
     "tick": Range(0.005, 0.5, "a command is valid for 1.5 ticks, in which a lost controller goes on moving the robot"),
@@ -131,6 +130,14 @@ def spec_fault(spec: DriverSpec) -> str:
     low, high, velocity = (np.array(x, np.float64) for x in (spec.low, spec.high, spec.velocity))
     if not (np.isfinite([low, high, velocity]).all() and (low < high).all() and (velocity > 0).all()):
         return "spec() needs finite numbers, low < high and velocities above 0"
+    for name in ("acceleration", "jerk", "fastest", "home"):
+        values = np.array(getattr(spec, name), np.float64)
+        if (
+            len(values) not in (0, len(low))
+            or not np.isfinite(values).all()
+            or (name != "home" and (values <= 0).any())
+        ):
+            return f"{name} of spec() needs {len(low)} finite numbers" + (" above 0" if name != "home" else "")
     rate, tick, joints = RANGES["rate"], RANGES["tick"], ~np.isin(np.arange(len(low)), spec.grippers)
     if not tick.low <= spec.tick <= tick.high:
         return f"a tick of {spec.tick:g} s, expected {tick.low:g} to {tick.high:g}: {tick.why}"

@@ -104,7 +104,9 @@ class FakeArms:
         self.q = goal + (self.q - goal) * np.exp(-elapsed / lag)
 
 
-def viperx_arms(*, arms: int = 2, lag: float = 0.02, rate: float = 200.0, tick: float = 0.02) -> FakeArms:
+def viperx_arms(
+    *, arms: int = 2, lag: float = 0.02, rate: float = 200.0, tick: float = 0.02, simulated: bool = False
+) -> FakeArms:  # fmt: skip
     """Simulate arms like ALOHA's, each with six joints and a gripper.
 
     Args:
@@ -112,12 +114,13 @@ def viperx_arms(*, arms: int = 2, lag: float = 0.02, rate: float = 200.0, tick: 
         lag: see FakeArms.
         rate: passes of the loop per second.
         tick: seconds of a control tick.
+        simulated: as of a task without a cell, see DriverSpec; False: like real arms, with a beep and an operator's go.
     """
     joints = len(HOME)
     effort = (*(PRESSES + STIFFNESS * lag * v for v in VELOCITY[:-1]), float("inf"))
     spec = DriverSpec(
         "fake arms", LOW * arms, HIGH * arms, VELOCITY * arms, tuple(range(joints - 1, joints * arms, joints)),
         tuple((first, first + joints) for first in range(0, joints * arms, joints)),
-        (("q", joints * arms),), rate, tick, effort=effort * arms,
+        (("q", joints * arms),), rate, tick, effort=effort * arms, simulated=simulated is True,
     )  # fmt: skip
     return FakeArms(spec, np.array(HOME * arms), lag=lag, rest=np.array(HOME * arms) + np.array(SAG * arms))
