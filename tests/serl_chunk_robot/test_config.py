@@ -193,7 +193,8 @@ def test_two_lines_are_enough(tmp_path):
     assert isinstance(driver, FakeArms)
     checked(file, driver.spec(), driver.q)
     assert (file.host, file.port, file.rate, file.start) == ("127.0.0.1", 5600, None, "first_day")
-    assert (file.keys, file.arms, file.reset, file.park, file.effort) == (None, None, (), None, None)
+    assert (file.keys, file.arms, file.reset, file.park) == (None, None, (), None)
+    np.testing.assert_array_equal(file.effort, driver.spec().effort)
     assert file.needs_go
     assert not of(tmp_path, "needs_go = false\n" + DRIVER + "simulated = true").needs_go
     assert sorted(file.profiles) == ["evaluating", "exploring", "first_day", "teleop"]

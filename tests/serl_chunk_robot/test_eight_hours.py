@@ -113,6 +113,7 @@ class Shift:
                 return
             try:
                 world.ask("clear", "operator")
+                world.ask("go", "operator")
             except Refused:
                 world.run(2)
         raise AssertionError(f"not cleared: {world.loop.machine.word}")

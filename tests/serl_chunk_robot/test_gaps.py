@@ -84,9 +84,8 @@ def test_the_set_point_stands_where_it_is(state: str, what: str, seconds: float)
     if state != "BRAKE":
         assert "between two passes" in world.loop.machine.word
         assert ("suspended" in world.loop.machine.word) == (what == "suspend")
-    world.run(3)
-    world.ask("clear", "operator")
-    world.ask("arm", "controller")
+    world.run(1)
+    world.ready().ask("arm", "controller")
     world.run(5)
     assert np.array_equal(world.arms.sent[-1], last), "nothing from before the gap is left"
 

@@ -213,7 +213,7 @@ def test_a_request_that_the_driver_cannot_do_is_refused(error: BaseException):
     with pytest.raises(Refused, match=type(error).__name__):
         world.ask("clear", "operator")
     with pytest.raises(Refused, match=type(error).__name__):
-        world.loop.reboot("left/gripper", "operator", "K")
+        world.loop.reboot("left/gripper", "operator", "K", world.now)
     world.run(2)
     arms.evil.clear()
     world.ask("clear", "operator")

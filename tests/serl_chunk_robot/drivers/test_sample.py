@@ -184,7 +184,7 @@ def test_the_loop_drives_it_and_stops_where_it_falls_silent(tmp_path, arm):
     connect(driver, arm, clock)
     spec, limits = driver.spec(), file.profiles[file.start].limits
     measured = Measured(np.array(spec.low), np.array(spec.high), np.array(spec.velocity))
-    loop = RobotLoop(driver, Gate(limits, 0.005), measured=measured, dt=0.005, tick=0.02, clock=clock)
+    loop = RobotLoop(driver, Gate(limits, 0.005), measured=measured, dt=0.005, tick=0.02, clock=clock, needs_go=False)
 
     def run(passes: int) -> None:
         """Passes with a state before each and, where one was sent, a message after it."""
