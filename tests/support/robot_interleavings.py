@@ -41,8 +41,8 @@ class Interleaving:
     WEIGHTS: ClassVar[dict[str, float]] = {
         "command": 40, "bad_command": 8, "arm": 8, "release": 4, "motion": 12, "clear": 12, "stop": 3, "hold": 2,
         "lost": 1.5, "lapse": 2, "silence": 0.4, "minus_pi": 2, "repeats": 1.5, "nan": 0.7, "jump": 0.5, "torque": 0.7,
-        "torque_off": 0.3, "read_error": 0.7, "command_error": 1, "fault": 0.7, "spin": 0.4, "clock": 1, "hang": 1, "deaf": 0.5,
-        "wrong_role": 8, "drive": 3, "rejected": 0.4, "reboot": 2,
+        "torque_off": 0.3, "read_error": 0.7, "command_error": 1, "fault": 0.7, "spin": 0.4, "clock": 1, "deaf": 0.5,
+        "wrong_role": 8, "drive": 3, "rejected": 0.4, "reboot": 2, "hang": 1,
     }  # fmt: skip
     NAMES, CHANCES = list(WEIGHTS), np.array(list(WEIGHTS.values())) / sum(WEIGHTS.values())
 

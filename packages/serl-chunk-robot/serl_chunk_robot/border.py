@@ -35,9 +35,9 @@ def checked(reading: Any, spec: DriverSpec) -> Reading:
     missing = [name for name in sizes if name != "q" and name not in extra]
     if missing:
         raise DriverError(f"extra: {missing[0]!r} is missing, which spec().state names")
+    q, dq, effort = (_numbers(name, getattr(reading, name), size) for name in ("q", "dq", "effort"))
     return Reading(
-        *(_numbers(name, getattr(reading, name), size) for name in ("q", "dq", "effort")),
-        _number("stamp", reading.stamp), _faults(reading.faults), extra, _events(reading.events),
+        q, dq, effort, _number("stamp", reading.stamp), _faults(reading.faults), extra, _events(reading.events),
         _bool("torque", reading.torque),
     )  # fmt: skip
 

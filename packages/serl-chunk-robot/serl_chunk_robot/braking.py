@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Callable, Optional
 
-import numpy as np
-
 from serl_chunk_robot.border import Border
 from serl_chunk_robot.driver import DriverError
 from serl_chunk_robot.safety.motion import Rates, SetPoint, braked
@@ -14,14 +12,14 @@ FAILURES = 20  # set points in a row that the driver does not take, until brakin
 
 
 def brake_alone(
-    driver: Border, at: SetPoint, rates: Rates, dt: float, until: float, gap: float,
+    driver: Border, at: SetPoint, rates: Rates, dt: float, began: float, gap: float,
     clock: Callable[[], float], pause: Callable[[], None],
 ) -> Optional[SetPoint]:  # fmt: skip
     """Command set points until they stand, by `braked` alone.
 
     Args:
-        until: moment of `clock` up to which the first set point goes on from `at`; later it stands there at once.
-        gap: seconds after a set point, for which the same holds of the next one.
+        began: moment of `clock` of the pass that failed.
+        gap: seconds since then, or between two set points, after which the next one stands at once.
         pause: waits until the next set point is due.
 
     Returns:
@@ -29,7 +27,8 @@ def brake_alone(
     """
     failures = 0
     while not at.stands:
-        after = braked(at, rates, dt) if clock() <= until else SetPoint.standing(np.array(at.position))
+        before, began = began, clock()
+        after = braked(at, rates, dt) if began - before <= gap else SetPoint.standing(at.position)
         try:
             driver.command(after.position.copy(), dt)
             at, failures = after, 0
@@ -37,6 +36,5 @@ def brake_alone(
             failures += 1
         if failures >= FAILURES:
             return None
-        until = clock() + gap
         pause()
     return at

@@ -368,7 +368,7 @@ class RobotLoop:
         machine, (now, began) = self.machine, self._last_pass or (0.0, self._clock())
         if self._at is not None and machine.state != STOPPED:
             self._at = brake_alone(self._driver, self._at, self._gate.limits.rates, self._dt,
-                                   began + GAP, GAP, self._clock, pause)  # fmt: skip
+                                   began, GAP, self._clock, pause)  # fmt: skip
         machine.fail(f"the server failed: {text_of(error)}")
         logger.critical("%s: %s", machine.state, machine.word)
         with contextlib.suppress(DriverError):

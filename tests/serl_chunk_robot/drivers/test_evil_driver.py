@@ -112,7 +112,11 @@ CASES: dict[str, tuple[str, Callable[[Any], Any], str]] = {  # the method, what 
     "faults of bytes": ("read", field(faults=(b"hot",)), "faults: tuple"),
     "a fault without a text": ("read", field(faults=("",)), "a fault without a text"),
     "no extra": ("read", field(extra={}), "'force' is missing"),
-    "an extra too short": ("read", field(extra={"force": np.zeros(2)}), "extra 'force': float64[2], expected float64[3]"),
+    "an extra too short": (
+        "read",
+        field(extra={"force": np.zeros(2)}),
+        "extra 'force': float64[2], expected float64[3]",
+    ),
     "an extra of NaN": ("read", field(extra={"force": ZEROS[:3] * np.nan}), "extra 'force': a number is not finite"),
     "an extra without a name": ("read", field(extra={"force": ZEROS[:3], 3: ZEROS}), "a name is int"),
     "an event that is none": ("read", field(events=(1.0,)), "events: tuple, expected a tuple of Event"),

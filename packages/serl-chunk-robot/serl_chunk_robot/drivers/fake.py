@@ -114,7 +114,7 @@ def viperx_arms(*, arms: int = 2, lag: float = 0.02, rate: float = 200.0, tick: 
         tick: seconds of a control tick.
     """
     joints = len(HOME)
-    effort = tuple(PRESSES + STIFFNESS * lag * v for v in VELOCITY[:-1]) + (float("inf"),)
+    effort = (*(PRESSES + STIFFNESS * lag * v for v in VELOCITY[:-1]), float("inf"))
     spec = DriverSpec(
         "fake arms", LOW * arms, HIGH * arms, VELOCITY * arms, tuple(range(joints - 1, joints * arms, joints)),
         tuple((first, first + joints) for first in range(0, joints * arms, joints)),
