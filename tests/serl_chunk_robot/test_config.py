@@ -146,6 +146,10 @@ class Wrenches(MyArm):
     def spec(self):
         return super().spec()._replace(targets="wrenches")
 
+class Weak(MyArm):
+    def spec(self):
+        return super().spec()._replace(effort=(0.0,) * 14)
+
 class Posed(MyArm):
     def spec(self):
         return super().spec()._replace(targets="poses", grippers=())
@@ -175,7 +179,8 @@ def test_two_lines_are_enough(tmp_path):
     assert isinstance(driver, FakeArms)
     checked(file, driver.spec(), driver.q)
     assert (file.host, file.port, file.rate, file.start) == ("127.0.0.1", 5600, None, "first_day")
-    assert (file.keys, file.arms, file.reset, file.park, file.effort) == (None, None, (), None, None)
+    assert (file.keys, file.arms, file.reset, file.park) == (None, None, (), None)
+    assert file.effort.tolist() == list(driver.spec().effort), "the driver's, where no file sets it"
     assert sorted(file.profiles) == ["evaluating", "exploring", "first_day", "teleop"]
     slow, fast = (file.profiles[name].limits for name in ("first_day", "evaluating"))
     np.testing.assert_allclose(slow.rates.velocity, 0.1 * fast.rates.velocity)
@@ -398,6 +403,7 @@ BAD = [  # text, parameter, what else the error names
     (POSES + "[kinematics]\ntip = [0, 0, 1]", "kinematics", "commanded by poses"),
     (POSES + "[[reset.step]]\narm = 0\npose = [0.4, 0, 0.2, 0, 0, 0]", "reset.step[0].pose", "Write `joints`"),
     ('name = "a"\ndriver = "my_arm.py:Wrenches"', "driver", "wrenches"),
+    ('name = "a"\ndriver = "my_arm.py:Weak"', "driver", "limits of effort"),
     ('name = "a"\ndriver = "my_arm.py:Posed"', "driver", "Each has 6"),
     (STEP + "lift = [0, 1]", "reset.step[0].lift", "[0, 1]"),
     (STEP + "lift = 0.1", "reset.step[0].lift", "[kinematics]"),

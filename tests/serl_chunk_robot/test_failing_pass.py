@@ -15,7 +15,7 @@ from robot_served import HERE, drive, free_port, server, until, wait
 from robot_world import DT, FaultyArms, Way, World
 
 from serl_chunk_robot.admission import Address
-from serl_chunk_robot.braking import FAILURES
+from serl_chunk_robot.border import FAILURES
 from serl_chunk_robot.client import RobotClient
 
 JOINTS = ~np.isin(np.arange(J), GRIPPERS)

@@ -187,12 +187,12 @@ def _spec(file: RobotFile) -> DriverSpec:
             raise _driver(file).failed(f"spec() says poses, and arms of {places} numbers and grippers. Each has 6")
     elif spec.targets != "joints":
         raise _driver(file).failed(f"spec() has targets {spec.targets!r}, expected 'joints' or 'poses'")
-    if len(spec.effort) not in (0, len(spec.low)) or not all(limit > 0 for limit in spec.effort):
-        raise _driver(file).failed("spec() needs no limits of effort, or one above 0 for each joint")
     if len(sizes) != 1 or sizes == {0} or not moves:
         raise _driver(file).failed(
             "spec() needs as many of low, high and velocity, with low < high and velocities above 0"
         )
+    if len(spec.effort) not in (0, len(spec.low)) or not all(limit > 0 for limit in spec.effort):
+        raise _driver(file).failed("spec() needs no limits of effort, or one above 0 for each joint")
     return spec
 
 

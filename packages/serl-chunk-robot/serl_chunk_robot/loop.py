@@ -15,8 +15,7 @@ from typing import Callable, Dict, NamedTuple, Optional, Protocol, Tuple
 
 import numpy as np
 
-from serl_chunk_robot.border import Border, text_of
-from serl_chunk_robot.braking import brake_alone
+from serl_chunk_robot.border import Border, brake_alone, text_of
 from serl_chunk_robot.driver import Driver, DriverError, Event, Reading
 from serl_chunk_robot.grip import GRIP, Grip
 from serl_chunk_robot.pursuit import Pursuit
