@@ -75,7 +75,7 @@ def dry_run(episode: Recorded, file: RobotFile, spec: DriverSpec, limits: Limits
     clock, dt = _Clock(), 1.0 / (file.rate or spec.rate)
     low, high, velocity = (np.array(x, np.float64) for x in (spec.low, spec.high, spec.velocity))
     start = episode.actions[0] if episode.joints is None else episode.joints[0]
-    arms = FakeArms(spec, start, lag=lag)
+    arms = FakeArms(spec._replace(state=()), start, lag=lag)  # joints alone are simulated
     arms.connect(clock)
     loop = RobotLoop(arms, Gate(limits, dt, file.arms), measured=Measured(low - HAIR, high + HAIR, velocity), dt=dt,
                      tick=spec.tick, clock=clock)  # fmt: skip

@@ -148,6 +148,10 @@ class Wrenches(MyArm):
     def spec(self):
         return super().spec()._replace(targets="wrenches")
 
+class Weak(MyArm):
+    def spec(self):
+        return super().spec()._replace(effort=(0.0,) * 14)
+
 class Posed(MyArm):
     def spec(self):
         return super().spec()._replace(targets="poses", grippers=())
@@ -423,6 +427,7 @@ BAD = [  # text, parameter, what else the error names
     (POSES + "[kinematics]\ntip = [0, 0, 1]", "kinematics", "commanded by poses"),
     (POSES + "[[reset.step]]\narm = 0\npose = [0.4, 0, 0.2, 0, 0, 0]", "reset.step[0].pose", "Write `joints`"),
     ('name = "a"\ndriver = "my_arm.py:Wrenches"', "driver", "wrenches"),
+    ('name = "a"\ndriver = "my_arm.py:Weak"', "driver", "limits of effort"),
     ('name = "a"\ndriver = "my_arm.py:Posed"', "driver", "Each has 6"),
     (STEP + "lift = [0, 1]", "reset.step[0].lift", "[0, 1]"),
     (STEP + "lift = 0.1", "reset.step[0].lift", "[kinematics]"),

@@ -90,7 +90,7 @@ class Shift:
         )
         if how in ("release", "hold", "lost"):
             world.ask(how, {"release": "controller", "hold": "operator", "lost": "server"}[how])
-            world.until("HOLD")
+            world.until("HOLD" if how == "release" else "HELD")
         elif how == "lapse":  # the third within a minute stops
             while world.state not in ("HOLD", "STOPPED"):
                 world.run()
@@ -109,11 +109,12 @@ class Shift:
     def clear(self) -> None:
         world = self.world
         for _ in range(5):
-            if world.state != "STOPPED":
+            if world.state == "HELD":
+                world.ask("go", "operator")
+            if world.state == "HOLD":
                 return
             try:
                 world.ask("clear", "operator")
-                world.ask("go", "operator")
             except Refused:
                 world.run(2)
         raise AssertionError(f"not cleared: {world.loop.machine.word}")

@@ -1,19 +1,22 @@
 """The border between the control loop and a driver, which is a lab's code: what crosses it, and what does not.
 
 A reading is checked and copied, so that the loop owns all that it compares later. Whatever a driver raises, also what
-would end the process, arrives as a DriverError: the loop takes it for a fault and brakes.
+would end the process, arrives as a DriverError: the loop takes it for a fault and brakes. `brake_alone` is for a loop
+that has itself failed.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import numpy as np
 
 from serl_chunk_robot.driver import Driver, DriverError, DriverSpec, Event, Reading
+from serl_chunk_robot.safety.motion import Rates, SetPoint, braked
 
 LONGEST, MOST = 400, 16  # characters of a fault, and faults, that are kept
+FAILURES = 20  # set points in a row that the driver does not take, until `brake_alone` gives up
 
 
 def checked(reading: Any, spec: DriverSpec) -> Reading:
@@ -79,6 +82,35 @@ class Border:
             return call()
         except BaseException as e:  # SystemExit of a library, too: the arms need a loop that brakes them
             raise DriverError(text_of(e)) from e
+
+
+def brake_alone(
+    driver: Border, at: SetPoint, rates: Rates, dt: float, began: float, gap: float,
+    clock: Callable[[], float], pause: Callable[[], None],
+) -> Optional[SetPoint]:  # fmt: skip
+    """Command set points until they stand, by `braked` alone.
+
+    Args:
+        began: moment of `clock` of the pass that failed.
+        gap: seconds since then, or between two set points, after which the next one stands at once.
+        pause: waits until the next set point is due.
+
+    Returns:
+        The set point that stands; None where the driver does not take any.
+    """
+    failures = 0
+    while not at.stands:
+        before, began = began, clock()
+        after = braked(at, rates, dt) if began - before <= gap else SetPoint.standing(at.position)
+        try:
+            driver.command(after.position.copy(), dt)
+            at, failures = after, 0
+        except DriverError:
+            failures += 1
+        if failures >= FAILURES:
+            return None
+        pause()
+    return at
 
 
 def _kind(value: Any) -> str:

@@ -15,8 +15,7 @@ from typing import Callable, Dict, NamedTuple, Optional, Protocol, Tuple
 
 import numpy as np
 
-from serl_chunk_robot.border import Border, text_of
-from serl_chunk_robot.braking import brake_alone
+from serl_chunk_robot.border import Border, brake_alone, text_of
 from serl_chunk_robot.driver import Driver, DriverError, Event, Reading
 from serl_chunk_robot.grip import GRIP, Grip
 from serl_chunk_robot.pursuit import Pursuit
@@ -461,7 +460,7 @@ class RobotLoop:
         machine, (now, began) = self.machine, self._last_pass or (0.0, self._clock())
         if self._at is not None and machine.state != STOPPED:
             self._at = brake_alone(self._driver, self._at, self._gate.limits.rates, self._dt,
-                                   began + GAP, GAP, self._clock, pause)  # fmt: skip
+                                   began, GAP, self._clock, pause)  # fmt: skip
         machine.fail(f"the server failed: {text_of(error)}")
         logger.critical("%s: %s", machine.state, machine.word)
         with contextlib.suppress(DriverError):

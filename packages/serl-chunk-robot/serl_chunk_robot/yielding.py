@@ -12,11 +12,13 @@ from serl_chunk_robot.loop import Resistance
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.motion import SetPoint
 
-SHARE = 0.3  # of the profile's velocity, on the way back
-RAMP = 0.1  # s up to that speed, and down to rest
+SHARE = 0.9  # of the profile's velocity, on the way back
+RAMP = 0.25  # s up to that speed, and down to rest: most ways back are shorter
 SETTLES = 0.1  # s that the robot stands before its efforts are judged for good
 PATIENCE = 5.0  # s longer than the way back takes, after which it is given up
-RELAXED, NOISE = 0.5, 0.02  # shares of a limit: what is relaxed, and by how much what a joint bore may differ
+# Shares of a limit: what is relaxed; by how much what a joint bore may differ; what motion may add to both.
+RELAXED, NOISE, MOVES = 0.5, 0.02, 0.1
+FURTHER = 0.02  # s at the profile's velocity, that it goes on where it does not stand relaxed
 APART = 0.004  # s at the profile's velocity, between two remembered places
 PLACES = 20_000  # that are remembered
 BEHIND = 0.1  # s at the profile's velocity: a set point that the gate keeps further behind is waited for
@@ -99,26 +101,29 @@ class Yielding:
         places = np.concatenate([[0.0], np.cumsum(steps.max(axis=1, initial=0.0))])
         end, first, goal, gone, rate = float(places[-1]), self._pressing(reading), way[0], 0.0, 0.0
         assert self._bore is not None
-        bearable = np.maximum(RELAXED, self._bore + NOISE)
+        bearable, least, slows = np.maximum(RELAXED, self._bore + NOISE), 0.0, False
         stood, last, gives_up = moment, moment, moment + end / SHARE + PATIENCE
         while True:
-            relaxed = bool((self._loads(at, reading) <= bearable).all())
-            pressing = self._pressing(reading)
+            loads, pressing = self._loads(at, reading), self._pressing(reading)
             other = (pressing != 0) & (pressing != first)
             if other.any():
                 joint = int(np.argmax(other))
                 raise Resistance(f"{self.pressing}; joint {joint} on the way back: effort {reading.effort[joint]:.2f}")
             if moment > gives_up:
                 raise Resistance(f"{self.pressing}; the profile's limits keep it from going back")
-            passed, last = moment - last, moment
-            if not (at.stands and rate == 0 and (relaxed or gone >= end)):
+            slows |= gone >= least and bool((loads <= bearable + MOVES).all())
+            if not (at.stands and rate == 0 and (slows or gone >= end)):
                 stood = moment
             elif moment - stood >= SETTLES:
-                went = "; gone back until relaxed" if gone else ""
-                raise Resistance(self.pressing + (went if relaxed else "; it still does where the motion began"))
+                if (loads <= bearable).all():
+                    raise Resistance(self.pressing + ("; gone back until relaxed" if gone else ""))
+                if gone >= end:
+                    raise Resistance(self.pressing + "; it still does where the motion began")
+                slows, least = False, gone + FURTHER
+            passed, last = moment - last, moment
             if self._length(at.position - goal) < BEHIND:
                 change = SHARE / RAMP * passed
-                rate = max(rate - change, 0.0) if relaxed else min(rate + change, SHARE)
+                rate = max(rate - change, 0.0) if slows else min(rate + change, SHARE)
                 rate = min(rate, float(np.sqrt(2 * SHARE / RAMP * (end - gone))))
                 gone = min(gone + rate * passed, end)
                 rate = rate if gone < end else 0.0
