@@ -39,6 +39,9 @@ class DriverSpec(NamedTuple):
     home: Tuple[float, ...] = ()  # where a reset leads whose steps no file gives; empty: it moves nothing
     simulated: bool = False  # no one is in the cell: motions begin at once, without a beep
     targets: str = "joints"  # or "poses", as above
+    # "module:function" that stops the robot without this process: called as function(options of the driver, reason) in
+    # another one where the loop stands still and a stop is requested. Only where the robot takes it from two processes.
+    stop_outside: str = ""
 
 
 class Event(NamedTuple):

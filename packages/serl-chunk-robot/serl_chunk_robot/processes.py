@@ -1,4 +1,4 @@
-"""Keeps processes of cameras and input devices running, apart from the loop that moves the arms.
+"""Keeps processes of cameras, input devices and the front running, apart from the loop that moves the arms.
 
 Four streams of cameras would starve the loop, and a vendor's library that crashes must take neither the server nor
 another camera or device with it.
@@ -34,11 +34,12 @@ CLOSE_WITHIN = 1.5  # s for closing the camera or device once the server ended
 class Child(NamedTuple):
     """What one process is for."""
 
-    kind: str  # as log lines have it: camera, device
+    kind: str  # as log lines have it: camera, device, front
     name: str
     module: str  # that is run
     job: Dict[str, Any]  # plain values, as JSON has them
     descriptors: Tuple[int, ...] = ()  # that it gets under the same numbers
+    on_end: Optional[Callable[[str], None]] = None  # called with the reason of each end, by the supervising thread
 
 
 class Processes:
@@ -143,6 +144,8 @@ class _Process:
         self._drop(self.process)
 
     def _retry(self, reason: str) -> None:
+        if self._child.on_end is not None:
+            self._child.on_end(reason)
         logger.warning(
             "%s ended: name=%s reason=%s restarts_in=%gs", self._child.kind, self._child.name, reason, self._pause
         )
