@@ -83,7 +83,9 @@ class Door:
         ends = self._clock() + seconds
         while not self._beaten and not self._ended and self._clock() < ends:
             self.wait(0.05)
-        return "" if self._beaten else self._ended or f"the front is not ready after {seconds:g} s. Start the server again"
+        return (
+            "" if self._beaten else self._ended or f"the front is not ready after {seconds:g} s. Start the server again"
+        )
 
     def wait(self, seconds: float) -> bool:
         """Wait for a request; returns whether there is one."""
