@@ -20,6 +20,7 @@ class FrontedDoor(Door):
     def __init__(self, address: Address, *, stepped: bool = False, patience: float = FOR_EVER, **more: Any) -> None:
         own, theirs = make_pair()
         super().__init__(Link(own))
+        self.front_port = address.port
         self._theirs, self._stepped, self._ends = theirs, stepped, threading.Event()
         try:
             self.front = Front(Link(theirs), address, patience=patience, **more)

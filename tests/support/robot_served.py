@@ -19,6 +19,7 @@ from robot_world import DT, MECHANISM, SPEC, FaultyArms
 
 from serl_chunk_robot.admission import Address
 from serl_chunk_robot.client import Keys, RobotClient
+from serl_chunk_robot.door import Door
 from serl_chunk_robot.drives import Drives
 from serl_chunk_robot.front import Front
 from serl_chunk_robot.safety.gate import Gate
@@ -73,10 +74,10 @@ def server(
     arms: FaultyArms, address: Address, clock: Callable[[], float] = time.monotonic,
     cameras: tuple[tuple[str, int, int, int], ...] = (), dt: float = DT,
     devices: tuple[tuple[str, int, int], ...] = (), drives: Drives | None = None, patience: float = FOR_EVER,
-    stepped: bool = False,
+    stepped: bool = False, door: Door | None = None,
 ) -> RobotServer:  # fmt: skip
     """A server that does not run yet."""
-    door = FrontedDoor(address, stepped=stepped, patience=patience)
+    door = door or FrontedDoor(address, stepped=stepped, patience=patience)
     arms.connect(clock)
     profiles = {name: Profile(name, limits(v), f"{v:g}") for name, v in (("slow", 0.5), ("fast", 3.2))}
     return RobotServer(
@@ -93,15 +94,15 @@ class Served:
         self, keys: Path | None = None, port: int = 0, arms: FaultyArms | None = None, host: str = HERE,
         cameras: tuple[tuple[str, int, int, int], ...] = (), dt: float = DT,
         clock: Callable[[], float] = time.monotonic, devices: tuple[tuple[str, int, int], ...] = (),
-        drives: Drives | None = None, patience: float = FOR_EVER,
+        drives: Drives | None = None, patience: float = FOR_EVER, door: Door | None = None,
     ) -> None:  # fmt: skip
         self.port = port or free_port()
         self.arms = arms or FaultyArms()
         self.server = server(
             self.arms, Address(host, self.port, keys), clock, cameras=cameras, dt=dt, devices=devices, drives=drives,
-            patience=patience,
+            patience=patience, door=door,
         )  # fmt: skip
-        self.front: Front = self.server._door.front  # type: ignore[attr-defined]
+        self.front: Front | None = getattr(self.server._door, "front", None)  # in a thread of this process
         self._clients: list[RobotClient] = []
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()

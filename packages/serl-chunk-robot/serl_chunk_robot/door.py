@@ -9,7 +9,7 @@ from __future__ import annotations
 import select
 from collections import deque
 from time import monotonic
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional
+from typing import Callable, Deque, Dict, NamedTuple, Optional
 
 import msgpack
 

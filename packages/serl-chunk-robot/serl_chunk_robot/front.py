@@ -18,7 +18,7 @@ import msgpack
 import zmq
 
 from serl_chunk_robot.admission import Address, Admission
-from serl_chunk_robot.door import BEAT, BEATS, REPLY, REQUEST, STATE, Reply, Request
+from serl_chunk_robot.door import BEAT, BEATS, REPLY, REQUEST, STATE, Request
 from serl_chunk_robot.peers import Peers, Waiting
 from serl_chunk_robot.protocol import MAX_FRAME, MAX_REQUEST, MAX_STATE, STATE_PORT
 from serl_chunk_robot.safety.table import OPERATOR
@@ -43,9 +43,11 @@ MOST_VALUES = 1024  # in a request: the loop decodes them
 STATES_QUEUED, REQUESTS_QUEUED, REPLIES_QUEUED = 8, 4, 32  # messages of one slow subscriber, and of one peer
 LOOK = 0.005  # s between two looks at what connections hold
 REQUESTS, STATES = "requests", "states"
+CONNECTIONS = 256  # to each of both sockets, of peers that do not lead
 LIMITS = {
-    REQUESTS: ChannelLimits(1 << 18, 1 << 17, 1 << 20, waits=True, strangers=128),
-    STATES: ChannelLimits(1 << 18, 1 << 17, 1 << 17, strangers=128),  # of subscriptions; none is ever counted
+    REQUESTS: ChannelLimits(1 << 18, 1 << 17, 1 << 20, waits=True, strangers=CONNECTIONS, greeted_stay=True),
+    # Of subscriptions, which are never counted as complete.
+    STATES: ChannelLimits(1 << 18, 1 << 17, 1 << 17, strangers=CONNECTIONS, greeted_stay=True),
 }
 FIRST = "Press the hardware emergency stop."
 
@@ -72,7 +74,7 @@ class Front:
         self._stop_outside, self._end_loop = stop_outside, end_loop
         self._stopping: Optional[threading.Thread] = None
         self.peers = Peers()
-        self.guard = ConnectionGuard(LIMITS, self._cut, calm=LOOK)
+        self.guard = ConnectionGuard(LIMITS, self._cut, zmq.EVENT_HANDSHAKE_SUCCEEDED, calm=LOOK)
         self._number = int.from_bytes(os.urandom(6), "little")  # of this front
         self._state, self._state_at, self._decoded = b"", clock(), b""
         self._facts: Dict[str, Any] = {}  # of the newest state

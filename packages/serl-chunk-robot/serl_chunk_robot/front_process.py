@@ -7,6 +7,7 @@ import importlib
 import json
 import logging
 import os
+import resource
 import select
 import signal
 import socket
@@ -27,6 +28,7 @@ from serl_chunk_robot.wire.link import Link
 logger = logging.getLogger(__name__)
 
 PASSES = 3.0  # of a slow loop that it may miss
+DESCRIPTORS = 4096  # two of each connection
 BIND_AGAIN, BIND_WITHIN = 0.1, 2.0  # s: the front before it may not have ended in full
 
 
@@ -83,6 +85,13 @@ def _kill(process: int) -> None:
         os.kill(process, signal.SIGKILL)
 
 
+def _allow_descriptors() -> None:
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if most == resource.RLIM_INFINITY else min(DESCRIPTORS, most)
+    if resource.RLIM_INFINITY != now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
 def main() -> None:
     """Run the process. Its argument: the descriptor of the pipe for the reason of its end."""
     pipe = int(sys.argv[1])
@@ -92,6 +101,7 @@ def main() -> None:
     with background_output():  # a pipe that takes nothing must not stop it
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         server = os.getppid()
+        _allow_descriptors()
         try:
             front = made(Job(**json.loads(sys.stdin.readline())))
             with contextlib.closing(front):

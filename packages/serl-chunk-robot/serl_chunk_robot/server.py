@@ -1,7 +1,7 @@
 """The server of one robot: the thread that keeps the loop's deadlines, takes requests and publishes the state.
 
-One thread calls the driver and the loop, so that no lock is in their way. Sockets are another process's (`front`), which
-gives requests through a `door`. Nothing here switches torque off but an operator's torque_off.
+One thread calls the driver and the loop, so that no lock is in their way. Sockets are those of another
+process (`front`), which gives requests through a `door`. Nothing here switches torque off but an operator's torque_off.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ class ChannelLimits(NamedTuple):
     queued: int  # of one admitted connection, complete messages that wait included
     waits: bool = False  # whether complete messages may wait for long: then the receiver counts `drained`
     strangers: int = 64  # connections that are not admitted; one more ends the oldest
+    greeted_stay: bool = False  # one whose handshake is not done ends before that; needs EVENT_HANDSHAKE_SUCCEEDED
 
 
 class _Connection:
@@ -40,7 +41,7 @@ class _Connection:
         self.socket = s
         self.received = self.completed_at = 0  # bytes; now, and when a message was last seen to be complete
         self.messages = 0
-        self.is_cut = False
+        self.is_cut = self.greeted = False
 
     @property
     def pending(self) -> int:
@@ -92,6 +93,8 @@ class ConnectionGuard:
             elif event == zmq.EVENT_DISCONNECTED:
                 self._forget(channel, value)
             else:
+                if event == zmq.EVENT_HANDSHAKE_SUCCEEDED and (channel, value) in self._connections:
+                    self._connections[channel, value].greeted = True
                 others.append((event, value))
 
     def _accepted(self, channel: str, fd: int) -> None:
@@ -165,6 +168,8 @@ class ConnectionGuard:
             total -= c.pending
             self._cut(key, c, "unfinished message: connections that are not known yet hold too much of such")
         left = [(key, c) for key, c in strangers if not c.is_cut]  # the oldest first
+        if limits.greeted_stay:
+            left.sort(key=lambda item: item[1].greeted)
         for key, c in left[: max(0, len(left) - limits.strangers)]:
             self._cut(key, c, "too many connections that are not known yet: the oldest one is closed")
 
