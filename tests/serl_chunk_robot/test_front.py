@@ -9,10 +9,11 @@ import time
 
 import pytest
 import zmq
-from robot_attacks import ATTACKS, FrontOfProcess, GrowthOf, attacked
-from robot_fronts import FrontedDoor, NoDoor
+from growth import Growth
+from robot_fronts import FrontedDoor, FrontOfProcess, NoDoor
 from robot_served import HERE, drive, free_port, served, server, until, wait, write_keys
 from robot_world import FaultyArms
+from socket_attacks import ATTACKS, attacked
 
 from serl_chunk_robot import admission
 from serl_chunk_robot.admission import Address
@@ -31,14 +32,14 @@ ATTACK_S = 1.5
 def test_no_peer_holds_the_loop_or_memory(tmp_path, name):
     """Requests per pass, parts and bytes are bounded, and an operator is answered meanwhile."""
     keys = write_keys(tmp_path / "keys", desk="operator")["desk"] if name == "foreign_keys" else None
-    door = FrontOfProcess(keys=None if keys is None else tmp_path / "keys")
+    door = FrontOfProcess(free_port(), None if keys is None else tmp_path / "keys")
     with served(port=door.port, door=door) as robot:
         desk = robot.client("desk", "operator", keys)
         wait(lambda: bool(desk.next_state()["answered"]))
         desk.request("clear")
         taken, run_pass = [], robot.server.run_pass
         robot.server.run_pass = lambda due: (run_pass(due), taken.append(robot.server._taken))[0]
-        growths = [GrowthOf(pid) for pid in (door.pid, os.getpid())]
+        growths = [Growth(process) for process in (door.pid, "self")]
         with attacked(name, door.port, ATTACK_S, **({} if keys is None else {"server": keys.server})) as goes_on:
             while goes_on():
                 assert desk.request("ping")["ok"]
@@ -169,7 +170,7 @@ def test_a_full_link_loses_whole_messages_and_keeps_replies():
 
 
 def test_a_front_that_ends_stops_the_robot_and_the_next_one_receives():
-    door = FrontOfProcess()
+    door = FrontOfProcess(free_port())
     with served(port=door.port, door=door) as robot:
         robot.ready()
         actor = robot.client()
@@ -179,7 +180,7 @@ def test_a_front_that_ends_stops_the_robot_and_the_next_one_receives():
         wait(lambda: robot.server.loop.machine.state == "STOPPED")
         assert "requests cannot be received, SIGKILL" in robot.server.loop.machine.word
         again = robot.client("desk", "operator")
-        assert "requests cannot be received" in until(again, "STOPPED")["word"]
+        assert "requests cannot be received" in again.next_state(30)["word"]
         assert again.request("clear")["ok"]
         assert until(again, "HOLD")
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from serl_chunk_robot.admission import Address
 from serl_chunk_robot.door import Door, Request
 from serl_chunk_robot.front import Front
+from serl_chunk_robot.front_process import child
+from serl_chunk_robot.processes import Processes
 from serl_chunk_robot.wire.link import Link, make_pair
 
 FOR_EVER = 1e9
@@ -85,3 +88,27 @@ class NoDoor:
 
     def close(self) -> None:
         pass
+
+
+class FrontOfProcess(Door):
+    """A door whose front is a process, of an address."""
+
+    def __init__(self, port: int, keys: Path | None = None, dt: float = 0.005) -> None:
+        own, self._theirs = make_pair()
+        super().__init__(Link(own))
+        self.port = port
+        self.processes = Processes(
+            [child(Address("127.0.0.1", self.port, keys), self._theirs, dt, "", {}, self.front_ended)]
+        )
+        self.processes.__enter__()
+        why = self.wait_for_front(60)
+        assert not why, why
+
+    @property
+    def pid(self) -> int:
+        return self.processes.pids()[0]
+
+    def close(self) -> None:
+        self.processes.__exit__()
+        super().close()
+        self._theirs.close()

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 PASSES = 3.0  # of a slow loop that it may miss
 DESCRIPTORS = 4096  # two of each connection
+PAUSE = 0.1  # s before the next front is started: no request is received meanwhile
 BIND_AGAIN, BIND_WITHIN = 0.1, 2.0  # s: the front before it may not have ended in full
 
 
@@ -51,7 +52,7 @@ def child(
     """Return the front of a robot. `link`: the front's end; `on_end`: gets the reason of each end of the process."""
     keys = None if address.keys is None else str(address.keys)
     job = Job(address.host, address.port, keys, link.fileno(), dt, stop_outside, options if stop_outside else {})
-    return Child("front", "front", __name__, job._asdict(), (link.fileno(),), on_end)
+    return Child("front", "front", __name__, job._asdict(), (link.fileno(),), on_end, PAUSE)
 
 
 def made(job: Job) -> Front:

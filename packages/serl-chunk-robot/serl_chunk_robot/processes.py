@@ -22,8 +22,8 @@ from serl_chunk_robot.wire.sockets import Waker
 
 logger = logging.getLogger(__name__)
 
-LONGEST_PAUSE = 10.0  # s; the first one is of 1 s, and each doubles the one before it
-RAN_WELL = 10.0  # s: a process that ran for so long is started anew after 1 s again
+LONGEST_PAUSE = 10.0  # s; each doubles the one before it
+RAN_WELL = 10.0  # s: a process that ran for so long is started anew after the first pause again
 END_WITHIN = 3.0  # s for closing them, once the server ends
 LOOK = 0.5  # s between two looks, at processes whose pipe did not end and of a process at these:
 OPEN_WITHIN = 30.0  # s: a USB camera that is reset first takes several
@@ -40,6 +40,7 @@ class Child(NamedTuple):
     job: Dict[str, Any]  # plain values, as JSON has them
     descriptors: Tuple[int, ...] = ()  # that it gets under the same numbers
     on_end: Optional[Callable[[str], None]] = None  # called with the reason of each end, by the supervising thread
+    pause: float = 1.0  # s before the next one is started, at first
 
 
 class Processes:
@@ -92,7 +93,7 @@ class _Process:
         self.pipe = -1  # ends with the process
         self._child = child
         self._began = self._due = 0.0
-        self._pause = 1.0
+        self._pause = child.pause
 
     def start(self) -> None:
         self.pipe, theirs = os.pipe()
@@ -122,7 +123,7 @@ class _Process:
                 self.start()
         elif self.process.poll() is not None:
             if monotonic() - self._began > RAN_WELL:
-                self._pause = 1.0
+                self._pause = self._child.pause
             self._retry(self._reason(self.process.returncode))
             self._drop(self.process)
 

@@ -14,8 +14,8 @@ import pytest
 from growth import Growth
 from key_tools import invited
 from ports import free_port
+from socket_attacks import READY, frame_of, greeted
 from transport_tools import CONFIG, Inbox, RawActor, eventually, linked, send_episode, serving
-from zmtp import READY, frame_of, greeted
 
 from serl_chunk.transport.sockets import CHANNELS
 from serl_chunk.transport.wire import message_types

@@ -1,53 +1,46 @@
-"""A robot's server with its front in a process, and attacks on it. Also for benchmarks."""
+"""Attacks on ZeroMQ sockets from a process of its own: messages that libzmq would not send, floods, foreign keys."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import zmq
-from robot_served import HERE, free_port
-from zmtp import READY, frame_of, greeted
 
-from serl_chunk_robot.admission import Address
-from serl_chunk_robot.door import Door
-from serl_chunk_robot.front_process import child
-from serl_chunk_robot.processes import Processes
 from serl_chunk_robot.wire.curve import Pair, use_keys
-from serl_chunk_robot.wire.link import Link, make_pair
 from serl_chunk_robot.wire.sockets import make_socket
 
+HERE = "127.0.0.1"
 PARTS = 1_800_000  # empty ones in one message
 KEYS_A_S = 500
 PEERS = 64
 
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER\x08Identity" + struct.pack(">I", 0)
 
-class FrontOfProcess(Door):
-    """A door whose front is a process, of an address."""
 
-    def __init__(self, port: int = 0, keys: Path | None = None, dt: float = 0.005) -> None:
-        own, self._theirs = make_pair()
-        super().__init__(Link(own))
-        self.port = port or free_port()
-        self.processes = Processes([child(Address(HERE, self.port, keys), self._theirs, dt, "", {}, self.front_ended)])
-        self.processes.__enter__()
-        why = self.wait_for_front(60)
-        assert not why, why
+def greeted(port: int, mechanism: bytes = b"NULL") -> socket.socket:
+    """A connection whose greetings are exchanged."""
+    s = socket.create_connection(("127.0.0.1", port), 10)
+    s.sendall(GREETING.replace(b"NULL".ljust(20, b"\0"), mechanism.ljust(20, b"\0")))
+    got = b""
+    while len(got) < 64:
+        more = s.recv(64 - len(got))
+        if not more:
+            raise ConnectionError("closed")
+        got += more
+    return s
 
-    @property
-    def pid(self) -> int:
-        return self.processes.pids()[0]
 
-    def close(self) -> None:
-        self.processes.__exit__()
-        super().close()
-        self._theirs.close()
+def frame_of(part: bytes, *, more: bool) -> bytes:
+    """A part of a message as ZMTP has it."""
+    head = struct.pack(">BQ", 2 | more, len(part)) if len(part) > 255 else bytes([more, len(part)])
+    return head + part
 
 
 def one_message(port: int, ends: float) -> None:
@@ -136,27 +129,3 @@ def attacked(name: str, port: int, seconds: float, **more: Any) -> Iterator[Call
     finally:
         process.kill()
         process.join()
-
-
-class GrowthOf:
-    """The most that the process `pid` grew by since this was made."""
-
-    def __init__(self, pid: int) -> None:
-        self._file, self.most, self._over = f"/proc/{pid}/statm", 0, threading.Event()
-        self._base = self._resident()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def _resident(self) -> int:
-        with open(self._file) as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    def _watch(self) -> None:
-        while not self._over.wait(0.002):
-            self.most = max(self.most, self._resident() - self._base)
-
-    def close(self) -> int:
-        """Stop; returns bytes."""
-        self._over.set()
-        self._thread.join()
-        return self.most
