@@ -150,7 +150,7 @@ def test_a_day_does_not_end_where_the_robot_does_not_stand(robot, capsys):
         (lambda robot: setattr(robot.arms, "fault", "a motor is hot"), "a motor is hot", "STOPPED"),
         (lambda robot: os.kill(os.getpid(), signal.SIGINT), "Ctrl-C", "HOLD"),
         (lambda robot: robot.server.end("SIGTERM"), "SIGTERM", None),
-        (lambda robot: patch("serl_chunk_robot.server.try_send", return_value=True).start(), "no state of", None),
+        (lambda robot: patch("serl_chunk_robot.front.try_send", return_value=True).start(), "no state of", None),
     ],
     ids=["stop", "hold", "fault", "ctrl-c", "server ended", "no connection"],
 )
