@@ -1,4 +1,4 @@
-"""Measures by how much this process grows while a test runs."""
+"""Measures by how much a process grows while a test runs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import os
 import threading
 
 
-def resident() -> int:
-    """Bytes of this process in memory."""
-    with open("/proc/self/statm") as file:
+def resident(process: int | str = "self") -> int:
+    """Bytes of a process in memory."""
+    with open(f"/proc/{process}/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Growth:
-    """The most that this process grew by since it was made; looked at every millisecond by a thread."""
+    """The most that a process grew by since this was made; looked at every millisecond by a thread."""
 
-    def __init__(self) -> None:
-        self.base = resident()
+    def __init__(self, process: int | str = "self") -> None:
+        self._process, self.base = process, resident(process)
         self.most = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -24,7 +24,7 @@ class Growth:
 
     def _watch(self) -> None:
         while not self._over.wait(0.001):
-            self.most = max(self.most, resident() - self.base)
+            self.most = max(self.most, resident(self._process) - self.base)
 
     def close(self) -> int:
         """Stop; returns bytes."""

@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
+from robot_fronts import FOR_EVER, FrontedDoor
 from robot_limits import HOME, limits
 from robot_world import DT, MECHANISM, SPEC, FaultyArms
 
 from serl_chunk_robot.admission import Address
 from serl_chunk_robot.client import Keys, RobotClient
+from serl_chunk_robot.door import Door
 from serl_chunk_robot.drives import Drives
+from serl_chunk_robot.front import Front
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
@@ -85,14 +88,16 @@ def free_port(count: int = 2) -> int:
 def server(
     arms: FaultyArms, address: Address, clock: Callable[[], float] = time.monotonic,
     cameras: tuple[tuple[str, int, int, int], ...] = (), dt: float = DT,
-    devices: tuple[tuple[str, int, int], ...] = (), drives: Drives | None = None, needs_go: bool = True,
+    devices: tuple[tuple[str, int, int], ...] = (), drives: Drives | None = None, patience: float = FOR_EVER,
+    stepped: bool = False, door: Door | None = None, needs_go: bool = True,
 ) -> RobotServer:  # fmt: skip
     """A server that does not run yet."""
+    door = door or FrontedDoor(address, stepped=stepped, patience=patience)
     arms.connect(clock)
     profiles = {name: Profile(name, limits(v), f"{v:g}") for name, v in (("slow", 0.5), ("fast", 3.2))}
     return RobotServer(
         arms, Gate(profiles["fast"].limits, dt), measured=Measured(*MECHANISM, np.array(SPEC.velocity)),
-        profiles=profiles, profile="fast", motions=way, address=address, clock=clock,
+        profiles=profiles, profile="fast", motions=way, door=door, clock=clock,
         cameras=cameras, devices=devices, drives=drives, needs_go=needs_go, park=HOME,
     )  # fmt: skip
 
@@ -107,20 +112,15 @@ class Served:
         self, keys: Path | None = None, port: int = 0, arms: FaultyArms | None = None, host: str = HERE,
         cameras: tuple[tuple[str, int, int, int], ...] = (), dt: float = DT,
         clock: Callable[[], float] = time.monotonic, devices: tuple[tuple[str, int, int], ...] = (),
-        drives: Drives | None = None, needs_go: bool = False,
+        drives: Drives | None = None, patience: float = FOR_EVER, door: Door | None = None, needs_go: bool = False,
     ) -> None:  # fmt: skip
         self.port = port or free_port()
         self.arms = arms or FaultyArms()
         self.server = server(
-            self.arms,
-            Address(host, self.port, keys),
-            clock,
-            cameras=cameras,
-            dt=dt,
-            devices=devices,
-            drives=drives,
-            needs_go=needs_go,
-        )
+            self.arms, Address(host, self.port, keys), clock, cameras=cameras, dt=dt, devices=devices, drives=drives,
+            patience=patience, door=door, needs_go=needs_go,
+        )  # fmt: skip
+        self.front: Front | None = getattr(self.server._door, "front", None)  # in a thread of this process
         self._clients: list[RobotClient] = []
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()

@@ -6,16 +6,13 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
-import zmq
-from robot_served import HERE, free_port
+from robot_fronts import NoDoor
 
-from serl_chunk_robot import server as served
-from serl_chunk_robot.admission import Address
 from serl_chunk_robot.client import RobotError
 from serl_chunk_robot.config import HAIR, RobotFile
+from serl_chunk_robot.door import Request
 from serl_chunk_robot.driver import Driver
 from serl_chunk_robot.protocol import PROTOCOL
 from serl_chunk_robot.safety.gate import Gate
@@ -31,8 +28,8 @@ class SimulatedServer:
     `each_pass` is called after each pass with the published state.
     """
 
-    def __init__(self, file: RobotFile, driver: Driver, sent: list[list[Any]]) -> None:
-        self._sent = sent  # messages of the server
+    def __init__(self, file: RobotFile, driver: Driver) -> None:
+        self._door = NoDoor()
         self.now, spec = 100.0, driver.spec()
         self.dt = 1.0 / (file.rate or spec.rate)
         driver.connect(lambda: self.now)
@@ -40,7 +37,7 @@ class SimulatedServer:
         low, high, velocity = (np.array(x, np.float64) for x in (spec.low, spec.high, spec.velocity))
         self.server = RobotServer(
             driver, gate, measured=Measured(low - HAIR, high + HAIR, velocity), profiles=file.profiles,
-            profile=file.start, motions=Motions(file, driver), address=Address(HERE, free_port()),
+            profile=file.start, motions=Motions(file, driver), door=self._door,  # type: ignore[arg-type]
             clock=lambda: self.now,
         )  # fmt: skip
         self.state: dict[str, Any] = {}
@@ -50,16 +47,15 @@ class SimulatedServer:
 
     def advance(self) -> None:
         self.now += self.dt
-        self._sent.clear()
         self.server.run_pass(self.now)
-        self.state = arrays.unpack(self._sent[-1][-1], 1 << 20)
+        self.state = arrays.unpack(self._door.states[-1], 1 << 20)
         self.each_pass(self.state)
 
     def take(self, connection: bytes, message: dict[str, Any]) -> dict[str, Any]:
         """Give the server a message, and return its reply."""
-        self._sent.clear()
-        self.server._receive([zmq.Frame(connection), zmq.Frame(arrays.pack(message))], self.now)
-        return arrays.unpack(self._sent[-1][-1], 1 << 20) if self._sent else {}
+        self._door.replies.clear()
+        self.server._receive(Request(connection, arrays.pack(message)), self.now)
+        return arrays.unpack(self._door.replies[-1], 1 << 20) if self._door.replies else {}
 
     def client(self, role: str, name: str = "check") -> SimulatedClient:
         return SimulatedClient(self, role, f"{name} {next(self._names)}")
@@ -114,10 +110,8 @@ class SimulatedClient:
 @contextmanager
 def simulated(file: RobotFile, driver: Driver) -> Iterator[SimulatedServer]:
     """A server that clients of this process alone reach."""
-    sent: list[list[Any]] = []
-    with patch.object(served, "try_send", lambda socket, frames: sent.append(list(frames))):
-        made = SimulatedServer(file, driver, sent)
-        try:
-            yield made
-        finally:
-            made.server.close()
+    made = SimulatedServer(file, driver)
+    try:
+        yield made
+    finally:
+        made.server.close()

@@ -6,12 +6,15 @@ robot; who is admitted and who has the lease is modelled here, from the descript
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, ClassVar
 from unittest.mock import patch
 
 import numpy as np
 import zmq
+from robot_fronts import FrontedDoor
 from robot_interleavings import Interleaving, Way
 from robot_model import RobotModel
 from robot_served import HERE, free_port, server
@@ -22,7 +25,7 @@ from serl_chunk_robot.protocol import MAX_REQUEST, PROTOCOL
 from serl_chunk_robot.wire import arrays
 from serl_chunk_robot.wire.sockets import connect, make_socket
 
-ARRIVES = 5000  # ms until a message is there
+ARRIVES = 5.0  # s until a message is there
 LATE = 0.05  # s between two passes where nothing but time is to pass
 SILENT = 2.0  # s without a message outside RUN, after which a lease ends
 MOST = 64  # connections that are remembered
@@ -34,7 +37,9 @@ class SocketWorld(World):
     def __init__(self) -> None:
         super().__init__()
         with patch("robot_served.Gate", SeenGate):
-            self.server = server(self.arms, Address(HERE, free_port()), lambda: self.now)
+            self.port = free_port()
+            self.server = server(self.arms, Address(HERE, self.port), lambda: self.now, stepped=True)
+        self.door: FrontedDoor = self.server._door  # type: ignore[assignment]
         self.gate, self.served_loop = self.server._gate, self.server.loop  # type: ignore[assignment]
         self.served_loop._clock = lambda: self.now + self.slept
         self.served_loop._pursuit = self.pursuit = SeenPursuit(self.limits, self.dt)
@@ -66,7 +71,6 @@ class SocketInterleaving(Interleaving):
         self.world = self.sockets = SocketWorld()
         self.model = RobotModel(self.world)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._port = self.sockets.server._requests.getsockopt(zmq.LAST_ENDPOINT).decode().rpartition(":")[2]  # type: ignore[union-attr]
         self.known: OrderedDict[Peer, None] = OrderedDict()  # that were greeted, the one heard last at the end
         self.holder: Peer | None = None  # of the lease; perhaps gone
         self.heard = 0.0
@@ -82,7 +86,7 @@ class SocketInterleaving(Interleaving):
         self.sockets.server.close()
 
     def peer(self, name: str, role: str, process: str = "1") -> Peer:
-        return Peer(self._context, int(self._port), name, role, process)
+        return Peer(self._context, self.sockets.port, name, role, process)
 
     # Messages.
 
@@ -101,22 +105,29 @@ class SocketInterleaving(Interleaving):
 
     def deliver(self, peer: Peer, frames: list[bytes], *, answered: bool = True) -> dict[str, Any]:
         """Send a message, let the next pass take it, and return its reply."""
-        assert peer.socket.poll(ARRIVES, zmq.POLLOUT)
+        self.step_until(lambda: peer.socket.poll(0, zmq.POLLOUT), "the server is there")
         peer.socket.send_multipart(frames)
-        assert self.sockets.server._requests.poll(ARRIVES), "the message arrives"
+        assert self.sockets.door.step_until_request(ARRIVES), "the message arrives"
         expected = self.model.state, self.model.generation
         self.run_pass()
         if peer in self.known:
             self.known.move_to_end(peer)
         if not answered:
             return {}
-        assert peer.socket.poll(ARRIVES), "each request is answered"
+        self.step_until(lambda: peer.socket.poll(0), "each request is answered")
         reply = arrays.unpack(peer.socket.recv_multipart()[-1], 1 << 20)
         assert (reply["state"], reply["generation"]) == expected
         self.replies += 1
         self.refusals += not reply["ok"]
         assert not peer.socket.poll(0), "once"
         return reply
+
+    def step_until(self, condition: Callable[[], object], what: str) -> None:
+        """Step the front until a condition holds."""
+        ends = time.monotonic() + ARRIVES
+        while not condition():
+            assert time.monotonic() < ends, what
+            self.sockets.door.front.step(0.001)
 
     def message(self, peer: Peer, op: str, **values: Any) -> list[bytes]:
         peer.asked += 1
@@ -153,7 +164,8 @@ class SocketInterleaving(Interleaving):
             self.known[peer] = None
             self.known.move_to_end(peer)
             if len(self.known) > MOST:
-                del self.known[next(p for p in self.known if p is not self.holder)]
+                others = [p for p in self.known if p is not self.holder]
+                del self.known[next((p for p in others if p.role != "operator"), others[0])]
         self.demand(peer, "hello", wanted, name=peer.name, role=peer.role, process=peer.process, protocol=PROTOCOL)
 
     def lead(self) -> Peer:

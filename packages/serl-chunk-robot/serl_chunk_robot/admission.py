@@ -1,17 +1,20 @@
 """Which keys a robot's server admits, and which of them are operators'.
 
 A folder as `serl-chunk keys` makes it: server.json with the server's pair, and allowed/NAME.json with the "public" key
-of one client and, for an operator, "role": "operator". A file with "revoked" other than false admits no one. The
-folder is read again by a thread of its own, so that no disk is in the way of the control loop.
+of one client and, for an operator, "role": "operator". A file with "revoked" other than false admits no one. A thread
+of its own reads the folder again after a change of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
+import time
+from collections import deque
 from pathlib import Path
-from typing import Dict, NamedTuple, Optional
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
 
 import zmq
 
@@ -25,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 ENDPOINT = "inproc://zeromq.zap.01"  # fixed by ZeroMQ's RFC 27
 READ_AGAIN = 0.5  # s
+LOOK_AGAIN = 0.02  # s between two looks at the folder for keys that are not known
+SETTLED = 0.1  # s after a change before files that look the same are taken for the same
+LOGGED, LOGGED_PER = 10, 60.0  # refused keys that are logged within so many s; others are counted
 
 
 class Key(NamedTuple):
@@ -56,6 +62,25 @@ def read_allowed(folder: Path) -> Dict[str, Key]:
     return keys
 
 
+class _Seen(NamedTuple):
+    """What shows that a folder of keys has changed. `newest`: wall clock's seconds of its last change."""
+
+    files: Tuple[Tuple[Any, ...], ...]
+    newest: float
+
+
+def _look(folder: Path) -> _Seen:
+    allowed = folder / "allowed"
+    files: List[Tuple[Any, ...]] = []
+    newest = 0.0
+    with contextlib.suppress(OSError):  # reading it will say why
+        for path in (str(folder), str(allowed), *(entry.path for entry in os.scandir(str(allowed)))):
+            found = os.stat(path)
+            files.append((path, found.st_ino, found.st_size, found.st_mode, found.st_mtime_ns, found.st_ctime_ns))
+            newest = max(newest, found.st_mtime, found.st_ctime)
+    return _Seen(tuple(sorted(files)), newest)
+
+
 class Address(NamedTuple):
     """Where a server takes requests; it publishes the state at the next port. `keys`: their folder."""
 
@@ -85,8 +110,11 @@ class Admission:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:
         path = folder / "server.json"
         self._folder, self._pair = folder, Pair.of_secret(key_of(path, read(path), "secret"))
+        self._seen, self._looked_at = _look(folder), time.monotonic()
         self.keys = read_allowed(folder)  # replaced whole, never changed
         self._failed = ""
+        self.refused = 0
+        self._lines: Deque[float] = deque(maxlen=LOGGED)  # when the last ones were logged
         self._end = threading.Event()
         self._socket = context.socket(zmq.ROUTER)
         self._socket.linger = 0
@@ -117,30 +145,43 @@ class Admission:
 
     def _serve(self) -> None:
         while not self._end.is_set():
-            asked = self._socket.poll(int(1e3 * READ_AGAIN))
-            readable = self._read()
-            if asked:
-                self._answer(self._socket.recv_multipart(), readable)
+            if self._socket.poll(int(1e3 * READ_AGAIN)):
+                self._answer(self._socket.recv_multipart())
+            else:
+                self._read()
         self._socket.close()
 
-    def _read(self) -> bool:
+    def _read(self) -> None:
+        """Read the folder if it changed."""
+        self._looked_at = time.monotonic()
+        seen = _look(self._folder)
+        if seen == self._seen and not self._failed and time.time() - seen.newest > SETTLED:
+            return
         try:
             self.keys = read_allowed(self._folder)
-            self._failed = ""
+            self._seen, self._failed = seen, ""
         except (ConfigError, OSError) as e:  # revokes no key, and admits no new peer
             if str(e) != self._failed:
                 logger.error("keys cannot be checked, so no new peer is admitted: %s", e)
             self._failed = str(e)
-        return not self._failed
 
-    def _answer(self, frames: list[bytes], readable: bool) -> None:
+    def _answer(self, frames: list[bytes]) -> None:
         if len(frames) < 9:
             return
         client, empty, version, request, _, address, _, mechanism = frames[:8]
         public = to_text(frames[8]) if mechanism == b"CURVE" and len(frames[8]) == 32 else ""
-        admitted = readable and public in self.keys
+        now = time.monotonic()
+        if public in self.keys or now - self._looked_at > LOOK_AGAIN:  # not for each key of a flood
+            self._read()
+        admitted = not self._failed and public in self.keys
         if not admitted:
-            logger.warning("refused the key %s from %s", fingerprint(public), address.decode(errors="replace"))
-        status = b"200" if admitted else b"400" if readable else b"500"
+            self.refused += 1
+            if len(self._lines) < LOGGED or now - self._lines[0] > LOGGED_PER:
+                self._lines.append(now)
+                logger.warning(
+                    "refused the key %s from %s; %d so far", fingerprint(public), address.decode(errors="replace"),
+                    self.refused,
+                )  # fmt: skip
+        status = b"200" if admitted else b"500" if self._failed else b"400"
         user = public.encode() if admitted else b""
         self._socket.send_multipart([client, empty, version, request, status, b"", user, b""])

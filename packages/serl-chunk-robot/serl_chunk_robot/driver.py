@@ -40,6 +40,9 @@ class DriverSpec(NamedTuple):
     simulated: bool = False  # no one is in the cell: motions begin at once, without a beep
     targets: str = "joints"  # or "poses", as above
     effort: Tuple[float, ...] = ()  # limits for the server's motions; inf: none for a joint; empty: none is known
+    # "module:function" that stops the robot without this process: called as function(options of the driver, reason) in
+    # another one where the loop stands still and a stop is requested. Only where the robot takes it from two processes.
+    stop_outside: str = ""
 
 
 class Event(NamedTuple):

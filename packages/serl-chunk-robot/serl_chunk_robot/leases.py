@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import NamedTuple, Optional
 
 from serl_chunk_robot.loop import Refused
-from serl_chunk_robot.safety.table import RUN
+from serl_chunk_robot.safety.table import OPERATOR, RUN
 
 SILENCE = 2.0  # s outside RUN, after which the lease ends; in RUN silence is the watchdog's
 MOST_CLIENTS = 64
@@ -21,7 +21,7 @@ class Client(NamedTuple):
 
 
 class Clients:
-    """The connections that sent hello: the newest `MOST_CLIENTS`, as ROUTER sockets do not report who left."""
+    """The connections that sent hello, `MOST_CLIENTS` at most: ROUTER sockets do not report who left."""
 
     def __init__(self) -> None:
         self._clients: OrderedDict[bytes, Client] = OrderedDict()
@@ -30,11 +30,15 @@ class Clients:
         return len(self._clients)
 
     def add(self, connection: bytes, client: Client, keep: bytes) -> None:
-        """Add or replace a client. The longest silent one is forgotten for it, but for the connection `keep`."""
+        """Add or replace a client. One too many is forgotten, but for `keep`, the connection that has the lease.
+
+        That is the longest silent one that is no operator; the longest silent operator where all others are.
+        """
         self._clients[connection] = client
         self._clients.move_to_end(connection)
         if len(self._clients) > MOST_CLIENTS:
-            del self._clients[next(c for c in self._clients if c != keep)]
+            others = [c for c in self._clients if c != keep]
+            del self._clients[next((c for c in others if self._clients[c].role != OPERATOR), others[0])]
 
     def heard(self, connection: bytes) -> Optional[Client]:
         """The client that sent a message just now; None for one that has to send hello first."""

@@ -1,4 +1,4 @@
-"""Keeps processes of cameras and input devices running, apart from the loop that moves the arms.
+"""Keeps processes of cameras, input devices and the front running, apart from the loop that moves the arms.
 
 Four streams of cameras would starve the loop, and a vendor's library that crashes must take neither the server nor
 another camera or device with it.
@@ -22,8 +22,8 @@ from serl_chunk_robot.wire.sockets import Waker
 
 logger = logging.getLogger(__name__)
 
-LONGEST_PAUSE = 10.0  # s; the first one is of 1 s, and each doubles the one before it
-RAN_WELL = 10.0  # s: a process that ran for so long is started anew after 1 s again
+LONGEST_PAUSE = 10.0  # s; each doubles the one before it
+RAN_WELL = 10.0  # s: a process that ran for so long is started anew after the first pause again
 END_WITHIN = 3.0  # s for closing them, once the server ends
 LOOK = 0.5  # s between two looks, at processes whose pipe did not end and of a process at these:
 OPEN_WITHIN = 30.0  # s: a USB camera that is reset first takes several
@@ -34,11 +34,13 @@ CLOSE_WITHIN = 1.5  # s for closing the camera or device once the server ended
 class Child(NamedTuple):
     """What one process is for."""
 
-    kind: str  # as log lines have it: camera, device
+    kind: str  # as log lines have it: camera, device, front
     name: str
     module: str  # that is run
     job: Dict[str, Any]  # plain values, as JSON has them
     descriptors: Tuple[int, ...] = ()  # that it gets under the same numbers
+    on_end: Optional[Callable[[str], None]] = None  # called with the reason of each end, by the supervising thread
+    pause: float = 1.0  # s before the next one is started, at first
 
 
 class Processes:
@@ -91,7 +93,7 @@ class _Process:
         self.pipe = -1  # ends with the process
         self._child = child
         self._began = self._due = 0.0
-        self._pause = 1.0
+        self._pause = child.pause
 
     def start(self) -> None:
         self.pipe, theirs = os.pipe()
@@ -121,7 +123,7 @@ class _Process:
                 self.start()
         elif self.process.poll() is not None:
             if monotonic() - self._began > RAN_WELL:
-                self._pause = 1.0
+                self._pause = self._child.pause
             self._retry(self._reason(self.process.returncode))
             self._drop(self.process)
 
@@ -143,6 +145,8 @@ class _Process:
         self._drop(self.process)
 
     def _retry(self, reason: str) -> None:
+        if self._child.on_end is not None:
+            self._child.on_end(reason)
         logger.warning(
             "%s ended: name=%s reason=%s restarts_in=%gs", self._child.kind, self._child.name, reason, self._pause
         )

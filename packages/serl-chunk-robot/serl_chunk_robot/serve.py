@@ -12,25 +12,28 @@ import sys
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator
 
 import numpy as np
 
 from serl_chunk_robot.admission import Address
 from serl_chunk_robot.border import text_of
+from serl_chunk_robot.door import Door
 from serl_chunk_robot.driver import Driver
 from serl_chunk_robot.errors import ConfigError, SerlChunkError
 from serl_chunk_robot.history import History
 from serl_chunk_robot.loop import Motion
 from serl_chunk_robot.output import background_output
+from serl_chunk_robot.priority import PRIORITY, raise_priority
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
 from serl_chunk_robot.server import RobotServer
+from serl_chunk_robot.wire.link import Link, make_pair
 
 logger = logging.getLogger(__name__)
 
-PRIORITY = 20  # of the real-time class, 1 to 99; the kernel's own threads have 50
+READY_WITHIN = 20.0  # s in which the front has to receive requests; a busy computer loads Python in seconds
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -86,7 +89,7 @@ def serve(path: Path, driver: str = "") -> None:
         ConfigError: the file, the driver's name, the address or the keys are wrong, or the robot is served already.
         DriverFailed: the robot cannot be opened.
     """
-    from serl_chunk_robot import camera_process, device_process
+    from serl_chunk_robot import camera_process, device_process, front_process
     from serl_chunk_robot.config import HAIR, checked, load, load_driver
     from serl_chunk_robot.drives import Drives
     from serl_chunk_robot.processes import Processes
@@ -111,22 +114,32 @@ def serve(path: Path, driver: str = "") -> None:
             measured = Measured(low - HAIR, high + HAIR, fastest)
             history = History(state_folder() / f"{file.name}.history.jsonl")
             drives = Drives([d.name for d in file.devices], file.profiles[CAUTIOUS].limits)
+            own, theirs = make_pair()
+            address, door = Address(file.host, file.port, file.keys), Door(Link(own))
+            address.check()
             server = RobotServer(
                 robot, gate, measured=measured, profiles=file.profiles, profile=file.start,
-                motions=Motions(file, robot), address=Address(file.host, file.port, file.keys),
+                motions=Motions(file, robot), door=door,
                 cameras=[(c.name, c.spec.height, c.spec.width, c.port) for c in file.cameras],
                 devices=[(d.name, d.port, d.arm) for d in file.devices], drives=drives, park=file.park,
                 history=history, needs_go=file.needs_go,
             )  # fmt: skip
-            logger.info("serving: robot=%s address=%s:%d profile=%s", file.name, file.host, file.port, file.start)
             streams = file.host, file.keys, server.run_id
             children = [
+                front_process.child(address, theirs, gate.dt, spec.stop_outside, file.options, door.front_ended),
                 *camera_process.children(file.cameras, *streams),
                 *device_process.children(file.devices, *streams, drives.descriptors()),
             ]  # fmt: skip
-            with contextlib.closing(drives), contextlib.closing(history), _ended_by_signals(server), Processes(
-                children
-            ):
+            closed = (theirs, drives, history)
+            with contextlib.ExitStack() as stack:
+                for each in closed:
+                    stack.enter_context(contextlib.closing(each))
+                stack.enter_context(_ended_by_signals(server, own.fileno()))
+                stack.enter_context(Processes(children))
+                why = door.wait_for_front(READY_WITHIN)
+                if why:
+                    raise ConfigError(why)
+                logger.info("serving: robot=%s address=%s:%d profile=%s", file.name, file.host, file.port, file.start)
                 prioritise()
                 server.run()
         finally:
@@ -192,27 +205,14 @@ def prioritise() -> bool:
     Returns False, with a log line, where the system does not permit that: a busy computer then delays the control loop,
     which stops the robot after 100 ms.
     """
-    try:
-        for thread in (0, *_message_threads()):
-            os.sched_setscheduler(thread, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(PRIORITY))
-    except (AttributeError, OSError) as e:  # not Linux, or not permitted
+    refused = raise_priority(PRIORITY)
+    if refused:
         logger.warning(
             "the control loop has no real-time priority (%s): other programs may delay it until the robot is stopped. "
             "Add the line '%s - rtprio %d' to /etc/security/limits.d/robot.conf and log in anew.",
-            getattr(e, "strerror", None) or e, os.environ.get("USER", "USER"), PRIORITY,
+            refused, os.environ.get("USER", "USER"), PRIORITY,
         )  # fmt: skip
-        return False
-    return True
-
-
-def _message_threads() -> List[int]:
-    """Return the threads of libzmq in this process, by the names that it gives them."""
-    threads = []
-    for task in Path("/proc/self/task").glob("*"):
-        with contextlib.suppress(OSError):  # it has ended
-            if (task / "comm").read_text().startswith("ZMQbg/"):
-                threads.append(int(task.name))
-    return threads
+    return not refused
 
 
 def _beep() -> None:
@@ -230,7 +230,9 @@ def _leave(robot: Driver) -> None:
 
 
 @contextlib.contextmanager
-def _ended_by_signals(server: RobotServer) -> Iterator[None]:
+def _ended_by_signals(server: RobotServer, link: int) -> Iterator[None]:
+    """Let signals end the server. The front learns of them by `link`, also where the loop's thread does not return."""
+
     def end(number: int, frame: object) -> None:
         for each in heeded:
             signal.signal(each, signal.SIG_DFL)  # the second one ends the process, whatever it waits for
@@ -238,9 +240,13 @@ def _ended_by_signals(server: RobotServer) -> Iterator[None]:
 
     heeded = [each for each in SIGNALS if signal.getsignal(each) != signal.SIG_IGN]  # not those of nohup
     before = {each: signal.signal(each, end) for each in heeded}
+    own = os.dup(link)  # the server closes its own
+    woken = signal.set_wakeup_fd(own, warn_on_full_buffer=False)
     try:
         yield
     finally:
+        signal.set_wakeup_fd(woken)
+        os.close(own)
         for number, handler in before.items():
             signal.signal(number, handler)
 

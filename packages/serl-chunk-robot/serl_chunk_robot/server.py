@@ -1,7 +1,7 @@
 """The server of one robot: the thread that keeps the loop's deadlines, takes requests and publishes the state.
 
-One thread calls the driver, the loop and the sockets, so that no lock is in their way. Nothing here switches torque off
-but an operator's torque_off.
+One thread calls the driver and the loop, so that no lock is in their way. Sockets are those of another
+process (`front`), which gives requests through a `door`. Nothing here switches torque off but an operator's torque_off.
 """
 
 from __future__ import annotations
@@ -11,34 +11,31 @@ import logging
 import uuid
 from collections import Counter
 from time import monotonic, sleep
-from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
-import zmq
 
-from serl_chunk_robot.admission import Address, Admission
 from serl_chunk_robot.clocks import boot_time
+from serl_chunk_robot.door import A_PASS, GREETED, LEADS, STRANGER, Door, Request
 from serl_chunk_robot.driver import SUPPORTED, Driver
 from serl_chunk_robot.drives import Drives
 from serl_chunk_robot.errors import SerlChunkError, named_once
 from serl_chunk_robot.history import History
 from serl_chunk_robot.leases import Client, Clients, Lease
 from serl_chunk_robot.loop import Motion, Refused, RobotLoop, Status
-from serl_chunk_robot.protocol import MAX_FRAME, MAX_REQUEST, PROTOCOL, STATE_PORT
+from serl_chunk_robot.protocol import MAX_REQUEST, PROTOCOL
 from serl_chunk_robot.publisher import Publisher
 from serl_chunk_robot.safety.gate import Command, Gate
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
 from serl_chunk_robot.safety.table import ANY, CONTROLLER, HELD, MOVE, OPERATOR, RUN, STOPPED, Transition
 from serl_chunk_robot.wire import arrays, codec
-from serl_chunk_robot.wire.codec import Frame, WireError
-from serl_chunk_robot.wire.sockets import bind, make_socket, try_receive, try_send
+from serl_chunk_robot.wire.codec import WireError
 
 logger = logging.getLogger(__name__)
 
-MESSAGES = 64  # read in a pass at most, and for no longer than a quarter of it; ROUTER sockets take turns of peers
 OLD = 2.0  # s: an older request that would let the robot move is refused
-STATES_QUEUED = 8  # for a slow subscriber
+LAY = 0.25  # s that such a request may have waited for the loop: its client was told by then that it is not confirmed
 END_WITHIN = 5.0  # s for braking, once the server is to end
 LED = ("arm", "release", "reset")  # need the lease; an operator's release and reset do not
 MOTIONS = ("reset", "park", "jog", "end")
@@ -70,20 +67,18 @@ class RobotServer:
         profiles: by name; the gate has the limits of the one called `profile`.
         motions: makes the motion of an event (MOTIONS) from the request's arguments, the set point, float64[J], and the
             profile's limits. What it raises refuses the request: ConfigError, TypeError, ValueError, KeyError.
+        door: where requests come from, and replies and states go.
         cameras: name, height, width and port of each, for clients. Other processes publish their frames.
         devices: name, port and first arm of each input device; the same of their readings.
         drives: of leaders among them; None: none can be driven.
         needs_go: False: a clear alone lets a controller move the robot. For simulated robots.
         park: the pose, float64[J], in which the robot may lose its torque; None: it has none.
         history: keeps who held, stopped, cleared and let go.
-
-    Raises:
-        ConfigError: the address is in use, or reachable without keys; the keys cannot be read.
     """
 
     def __init__(
         self, driver: Driver, gate: Gate, *, measured: Measured, profiles: Mapping[str, Profile], profile: str,
-        motions: Callable[[str, Dict[str, Any], np.ndarray, Limits], Motion], address: Address,
+        motions: Callable[[str, Dict[str, Any], np.ndarray, Limits], Motion], door: Door,
         clock: Callable[[], float] = monotonic, cameras: Sequence[Tuple[str, int, int, int]] = (),
         devices: Sequence[Tuple[str, int, int]] = (), drives: Optional[Drives] = None, needs_go: bool = True,
         park: Optional[np.ndarray] = None, history: Optional[History] = None,
@@ -107,29 +102,11 @@ class RobotServer:
         self._publisher = Publisher(self._spec.name, self.run_id)
         self._said, self._own = "", {}  # type: Tuple[str, Dict[str, Any]]
         self._ending = ""
-        address.check()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._admission: Optional[Admission] = None
-        try:
-            if address.keys is not None:
-                self._admission = Admission(self._context, address.keys)
-            self._requests = self._bound(zmq.ROUTER, address.host, address.port)
-            self._states = self._bound(zmq.PUB, address.host, address.port + STATE_PORT)
-        except BaseException:
-            self.close()
-            raise
-
-    def _bound(self, kind: int, host: str, port: int) -> zmq.Socket[bytes]:
-        s = make_socket(self._context, kind, MAX_REQUEST, MAX_FRAME)
-        if kind == zmq.PUB:
-            s.sndhwm = STATES_QUEUED
-        if self._admission is not None:
-            self._admission.secure(s)
-        bind(s, host, port)
-        return s
+        self._door, self._deaf = door, ""  # why no request can be received
+        self._taken = 0  # requests of this pass
 
     def run(self) -> None:
-        """Serve until `end`; then brake and return. Sockets are closed in any case.
+        """Serve until `end`; then brake and return. The door is closed in any case.
 
         Raises what a pass raised, which is a bug: the robot has braked, by `RobotLoop.fail`, and is latched.
         """
@@ -148,7 +125,7 @@ class RobotServer:
                 due += self._dt * max(1, int(np.ceil((now - due) / self._dt)))
         except BaseException as e:
             status = self.loop.fail(e, lambda: sleep(self._dt))
-            try_send(self._states, [self._publisher.message(status, self._own)])
+            self._door.publish(self._publisher.message(status, self._own))
             raise
         finally:
             self.close()
@@ -157,6 +134,7 @@ class RobotServer:
         """Take what clients sent, run one pass of the loop that was to begin at `due`, and publish the state."""
         self._drain()
         now = self._clock()
+        self._listen(now)
         silent = self._lease.expire(now, self.loop.machine.state)
         if silent:
             logger.warning("lease ended: controller=%s is silent", silent)
@@ -167,11 +145,11 @@ class RobotServer:
         self._own = {
             "controller": self._lease.holder, "process": self._lease.process,
             "profile": self._profile.name, "digest": self._profile.digest,
-            "counts": {**self._gate.counts, **self._counts}, "came": self._came,
+            "counts": {**self._gate.counts, **_sum(self._counts, self._door.counts)}, "came": self._came,
             "waiting": status.state == MOVE and bool(getattr(self._motion, "waiting", False)),
             "causes": {event: codec.shown(detail) for event, detail in self.loop.causes.items()},
         }  # fmt: skip
-        try_send(self._states, [self._publisher.message(status, self._own)])
+        self._door.publish(self._publisher.message(status, self._own))
         return status
 
     def end(self, by: str) -> None:
@@ -179,10 +157,8 @@ class RobotServer:
         self._ending = by
 
     def close(self) -> None:
-        """Close the sockets. `run` does."""
-        if self._admission is not None:
-            self._admission.close()
-        self._context.destroy(linger=0)
+        """Close the door. `run` does."""
+        self._door.close()
 
     def _brake(self, now: float) -> None:
         if self.loop.machine.state in (RUN, MOVE):
@@ -205,50 +181,54 @@ class RobotServer:
 
     def _wait(self, due: float) -> None:
         """Answer requests until a pass is due; commands wait for it."""
-        while True:
+        while self._taken < A_PASS:
             left = due - self._clock()
-            whole = int(1e3 * left)  # ms, as poll has them
-            if whole < 1 or not self._requests.poll(whole):
+            if left < 0.001 or not self._door.wait(left):
                 break
-            frames = try_receive(self._requests)
-            if frames is not None:
-                self._receive(frames, self._clock())
+            self._take()
         left = due - self._clock()
         if left > 0:
             sleep(left)
 
     def _drain(self) -> None:
-        until = self._clock() + self._dt / 4
-        for _ in range(MESSAGES):
-            frames = try_receive(self._requests)
-            if frames is None:
-                break
-            now = self._clock()
-            self._receive(frames, now)
-            if now > until:
-                break
+        """Take what has come, for a quarter of a pass at most. What then comes before the next pass counts with it."""
+        until, self._taken = self._clock() + self._dt / 4, 0
+        while self._taken < A_PASS and self._take() and self._clock() <= until:
+            pass
         self._take_newest()
+
+    def _take(self) -> bool:
+        request = self._door.take()
+        if request is not None:
+            self._taken += 1
+            self._receive(request, self._clock())
+        return request is not None
+
+    def _listen(self, now: float) -> None:
+        """Stop where no request can be received: no one could stop the robot."""
+        deaf = self._door.fault()
+        if deaf and not self._deaf:
+            logger.error("no request can be received: %s", deaf)
+            self._event("stop", "server", f"the server: requests cannot be received, {deaf}", now)
+        self._deaf = deaf
 
     def _take_newest(self) -> str:
         """Give the loop the newest command; returns why it was rejected."""
         newest, self._newest = self._newest, None
         return "" if newest is None else self.loop.command(*newest)
 
-    def _receive(self, frames: List[zmq.Frame], now: float) -> None:
+    def _receive(self, request: Request, now: float) -> None:
         """Answer one message. No message raises: the loop must go on."""
-        connection, body = frames[0].bytes, frames[1:]
-        envelope: List[Frame] = [connection]
-        if len(body) == 2 and not len(body[0]):  # of a REQ
-            envelope, body = [connection, b""], body[1:]
+        connection = request.connection
         op, number, silent, extra, error = "", None, False, {}, ""
         try:
-            if len(body) != 1:
-                raise WireError(f"a request is one frame, got {len(body)}")
-            values = arrays.unpack(body[0], MAX_REQUEST)
+            if request.problem:
+                raise WireError(request.problem)
+            values = arrays.unpack(request.body, MAX_REQUEST)
             number = codec.count(values, "id") if "id" in values else None
             op = codec.identifier(values, "op", 32)
             silent = op == "command" and number is None
-            extra = self._answer(op, values, connection, body[0], now)
+            extra = self._answer(op, values, connection, request, now)
         except WireError as e:
             self._counts["malformed"] += 1
             error = f"not a request: {e}"
@@ -259,12 +239,18 @@ class RobotServer:
             logger.exception("a request failed")
             error = f"the server failed to answer: {type(e).__name__} {e}"
         if silent:
+            self._door.reply(request, self._rank(connection))
             return
         try:
             reply = arrays.pack({**self._facts(connection, now), **extra, **_outcome(number, error)})
         except WireError as e:  # what a driver says of itself
             reply = arrays.pack({**self._facts(connection, now), **_outcome(number, f"{op}: {e}")})
-        try_send(self._requests, [*envelope, reply])  # a peer that is gone gets none
+        self._door.reply(request, self._rank(connection), reply)
+
+    def _rank(self, connection: bytes) -> int:
+        client = self._clients.heard(connection)
+        leads = bool(self._lease.holder) and connection == self._lease.connection
+        return LEADS if leads or (client and client.role == OPERATOR) else GREETED if client else STRANGER
 
     def _facts(self, connection: bytes, now: float) -> Dict[str, Any]:
         machine = self.loop.machine
@@ -274,15 +260,12 @@ class RobotServer:
         }  # fmt: skip
 
     def _answer(
-        self, op: str, values: Dict[str, Any], connection: bytes, frame: zmq.Frame, now: float
+        self, op: str, values: Dict[str, Any], connection: bytes, request: Request, now: float
     ) -> Dict[str, Any]:
         """Do what a request wants; returns what its reply has in addition. Raises Refused, WireError, ConfigError."""
-        most, key = OPERATOR, ""  # what this client may be; without keys only this machine's users reach the server
-        if self._admission is not None:
-            admitted = self._admission.key_of(frame)
-            if admitted is None:
-                raise Refused("the key of this client is not admitted any more")
-            most, key = admitted.role, f" (key {admitted.name})"
+        if not request.most:
+            raise Refused("the key of this client is not admitted any more")
+        most, key = request.most, f" (key {request.key})" if request.key else ""
         if op == "hello":
             return self._greet(values, connection, most, key, now)
         client = self._clients.heard(connection)
@@ -304,6 +287,8 @@ class RobotServer:
         if op == "command":
             self._command(values, connection, age, now)
             return {}
+        if op not in CALMING and request.waited > max(LAY, 3 * self._dt):
+            raise Refused(f"{op}: it waited for {request.waited:.1f} s, as the loop stood still. Request it again")
         self._take_newest()  # what came before is done before
         if op in CALMING:
             self._drives.end(f"{op} by {client.name}")
@@ -314,7 +299,7 @@ class RobotServer:
         done = self._obey(op, values, connection, client, now, age)
         if op in REMEMBERED:
             generation = self.loop.machine.generation
-            self._history.add(op, by=client.name, address=_address(frame), generation=generation)
+            self._history.add(op, by=client.name, address=request.address, generation=generation)
         return done
 
     def _obey(
@@ -444,15 +429,12 @@ class RobotServer:
         logger.info("profile: name=%s digest=%s by=%s", name, self._profile.digest, client.name)
 
 
-def _address(frame: zmq.Frame) -> str:
-    try:
-        return str(frame.get("Peer-Address")).replace("::ffff:", "")
-    except zmq.ZMQError:
-        return "unknown"
-
-
 def _number(values: Dict[str, Any], name: str) -> float:
     return float(codec.field(values, name, (float, int)))
+
+
+def _sum(own: Mapping[str, int], more: Mapping[str, int]) -> Dict[str, int]:
+    return {name: own.get(name, 0) + more.get(name, 0) for name in (*own, *more)}
 
 
 def _outcome(number: Optional[int], error: str) -> Dict[str, Any]:

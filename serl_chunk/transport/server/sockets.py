@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import errno
+import itertools
 import logging
 import threading
 import time
@@ -13,14 +14,14 @@ from typing import Any
 import zmq
 
 from serl_chunk.config.transport import TransportConfig
-from serl_chunk.transport.security.client import Outcome
+from serl_chunk.transport.security.client import HANDSHAKE_EVENTS, Outcome, outcome_of
 from serl_chunk.transport.security.server import Authenticator, ServerKeys
-from serl_chunk.transport.server.connection_guard import ConnectionGuard
 from serl_chunk.transport.sockets import CHANNELS, Clock, Counters
 from serl_chunk.transport.wire.parts import MAX_PART_BYTES
 from serl_chunk.types import ConfigError
 from serl_chunk_robot.wire import sockets
 from serl_chunk_robot.wire.codec import MAX_HEADER_BYTES, Frame, Limits, WireError, shown
+from serl_chunk_robot.wire.connection_guard import ChannelLimits, ConnectionGuard
 from serl_chunk_robot.wire.sockets import Waker, endpoint, try_receive, try_send
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,10 @@ class RateLimiter:
 
 # Bytes of a frame: large records travel in parts, what comes on the others is small (a doctor's echo is 1 MiB).
 _MAX_FRAME_BYTES = {"data": MAX_PART_BYTES, "snapshots": 1 << 16, "control": 2 << 20}
+# Unfinished, of all connections of a channel without a session together. An actor names its session before it sends
+# records; a doctor has echoes of 4 MiB under way.
+_STRANGERS_BYTES = {"data": 2 << 20, "snapshots": 1 << 20, "control": 5 << 20}
+_UNFINISHED_BYTES = 16 << 20  # what a kernel may have buffered (6 MiB) comes on top of a message
 _FAILED_HANDSHAKES = {
     Outcome.FOREIGN: "a key exchange for another learner, or none at all: its own output has the reason",
     Outcome.MISMATCH: "a connection without a key: an actor's own output has the remedy",
@@ -103,7 +108,13 @@ class ServerSockets:
             poller.register(self.wakers[name].fileno(), zmq.POLLIN)
         self.authenticator: Authenticator | None = None
         largest = MAX_PART_BYTES + MAX_HEADER_BYTES
-        self.guard = ConnectionGuard(max(config.credit_bytes, largest), largest, self._on_cut)
+        queued = max(config.credit_bytes, largest)
+        queued += queued // 8 + _UNFINISHED_BYTES  # with the frames' heads
+        limits = {
+            channel: ChannelLimits(most, largest + _UNFINISHED_BYTES, queued, waits=channel == "data")
+            for channel, most in _STRANGERS_BYTES.items()
+        }
+        self.guard = ConnectionGuard(limits, self._on_cut, HANDSHAKE_EVENTS)
         if keys is not None:
             self.authenticator = Authenticator(self._context, keys, control, self.complain, port)
             self._pollers["control"].register(self.authenticator.socket, zmq.POLLIN)
@@ -149,7 +160,7 @@ class ServerSockets:
             self.authenticator.serve()
         for channel, monitor in self.guard.monitors.items():
             if monitor in ready:
-                for outcome in self.guard.read(channel):
+                for outcome in itertools.starmap(outcome_of, self.guard.read(channel)):
                     # Of handshakes that ended before a key was named; libzmq does not report whose.
                     if outcome in _FAILED_HANDSHAKES and self.authenticator is not None and channel == "control":
                         self.counters["control"]["handshakes_failed"] += 1

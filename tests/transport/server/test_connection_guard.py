@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
-import socket
 import struct
 import threading
 import time
@@ -15,6 +14,7 @@ import pytest
 from growth import Growth
 from key_tools import invited
 from ports import free_port
+from socket_attacks import READY, frame_of, greeted
 from transport_tools import CONFIG, Inbox, RawActor, eventually, linked, send_episode, serving
 
 from serl_chunk.transport.sockets import CHANNELS
@@ -24,28 +24,6 @@ from serl_chunk_robot.wire import codec
 BOUND = 200 << 20  # bytes that the process may grow by
 PART = bytes(1 << 20)
 ATTACK_S = 1.0
-
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-READY = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER\x08Identity" + struct.pack(">I", 0)
-
-
-def greeted(port: int, mechanism: bytes = b"NULL") -> socket.socket:
-    """A connection whose greetings are exchanged."""
-    s = socket.create_connection(("127.0.0.1", port), 10)
-    s.sendall(GREETING.replace(b"NULL".ljust(20, b"\0"), mechanism.ljust(20, b"\0")))
-    got = b""
-    while len(got) < 64:
-        more = s.recv(64 - len(got))
-        if not more:
-            raise ConnectionError("closed")
-        got += more
-    return s
-
-
-def frame_of(part: bytes, *, more: bool) -> bytes:
-    """A part of a message as ZMTP has it."""
-    head = struct.pack(">BQ", 2 | more, len(part)) if len(part) > 255 else bytes([more, len(part)])
-    return head + part
 
 
 def endless_parts(port: int, part: bytes, beginning: bytes = b"") -> None:

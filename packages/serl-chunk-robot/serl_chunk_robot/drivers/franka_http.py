@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 import numpy as np
 
 from serl_chunk_robot.driver import DriverError, DriverSpec, Reading, sendable
-from serl_chunk_robot.drivers.franka_requests import CLOSED, FAILED, OPEN, Http, Orders, text
+from serl_chunk_robot.drivers.franka_requests import CLOSED, DEFAULT_URL, FAILED, OPEN, TIMEOUT, Http, Orders, text
 from serl_chunk_robot.rotations import euler_of_matrix, euler_rates, matrix_of_quat, quat_of_euler, unwrapped
 
 REACH = (-0.9, -0.9, -0.4), (0.9, 0.9, 1.3)  # m, of a tip
@@ -66,7 +66,7 @@ class FrankaHttp:
     """
 
     def __init__(
-        self, urls: Sequence[str] = ("http://127.0.0.1:5000/",), *, timeout: float = 0.2, gripper_lock: float = 0.6,
+        self, urls: Sequence[str] = (DEFAULT_URL,), *, timeout: float = TIMEOUT, gripper_lock: float = 0.6,
         recoveries: int = 10, centre: Sequence[Any] = (np.pi, 0.0, 0.0), params: Optional[Mapping[str, Any]] = None,
     ) -> None:  # fmt: skip
         if isinstance(urls, str) or not urls:
@@ -90,6 +90,7 @@ class FrankaHttp:
             "franka", tuple(low), tuple(high), VELOCITY * n, tuple(range(6, 7 * n, 7)),
             tuple((k, k + 7) for k in range(0, 7 * n, 7)), state, rate=50.0, tick=0.1,
             acceleration=ACCELERATION * n, jerk=JERK * n, targets="poses",
+            stop_outside="serl_chunk_robot.drivers.franka_requests:stop_outside",
         )  # fmt: skip
 
     def connect(self, clock: Callable[[], float]) -> None:

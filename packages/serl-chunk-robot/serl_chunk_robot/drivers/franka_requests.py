@@ -6,12 +6,13 @@ import http.client
 import json
 import threading
 from collections import deque
-from typing import Any, Callable, Deque, Optional, Tuple
+from typing import Any, Callable, Deque, Mapping, Optional, Tuple
 from urllib.parse import urlsplit
 
 FAILED = OSError, http.client.HTTPException  # what a request raises
 CLOSED, OPEN, AS_IT_IS = 0.0, 1.0, 0.5
 TELLS = 0.25  # of a gripper's set point, from 0 or 1: HIL-SERL's actions of -0.5 and 0.5
+DEFAULT_URL, TIMEOUT = "http://127.0.0.1:5000/", 0.2  # s of a request
 LOOKS = 0.02  # s between two looks whether a lock-out is over
 
 
@@ -109,6 +110,27 @@ class Orders:
             self.fault = f"{self._http.url}{path}: {text(e)}"
             return False
         return True
+
+
+def stop_outside(options: Mapping[str, Any], reason: str) -> None:
+    """Let the arms stay where they are: the driver's own stop, by another process than the loop's.
+
+    Args:
+        options: of the driver, as in the robot's file.
+
+    Raises what FAILED names, once the stop was requested of each arm.
+    """
+    failed: Optional[BaseException] = None
+    for url in options.get("urls", (DEFAULT_URL,)):
+        http = Http(url, float(options.get("timeout", TIMEOUT)))
+        try:
+            http.post("pose", {"arr": json.loads(http.post("getstate"))["pose"]})
+        except (*FAILED, ValueError, KeyError, TypeError) as e:
+            failed = e
+        finally:
+            http.close()
+    if failed is not None:
+        raise failed
 
 
 def text(error: BaseException) -> str:
