@@ -464,11 +464,15 @@ def test_what_a_driver_reports_wrongly_does_not_end_the_loop():
     arms = Odd()
     with served(arms=arms) as robot:
         client = robot.client("watcher", "any")
-        for extra in ({"object": np.array([None])}, {3: np.zeros(2)}, 7):
+        wrong = {"object[1]": {"x": np.array([None])}, "a name": {3: np.zeros(2)}, "a dict": 7,
+                 "more than": {"x": np.zeros(1 << 17)}}  # fmt: skip
+        for named, extra in wrong.items():
             arms.extra = extra
-            wait(lambda: "extra" in client.next_state()["causes"].get("fault", ""))
+            wait(lambda named=named: named in client.next_state()["causes"].get("fault", ""))
+        arms.extra = {"\ud800": np.zeros(2)}  # which no message can hold
+        wait(lambda: client.next_state()["q"] is None)
         arms.extra = {"object": np.arange(3)}
-        wait(lambda: not client.next_state()["causes"])
+        wait(lambda: not (state := client.next_state())["causes"] and state["q"] is not None)
         state = client.next_state()
         assert state["extra"]["object"].tolist() == [0, 1, 2]
         assert state["events"][-1][1:] == [1.0, True, False]

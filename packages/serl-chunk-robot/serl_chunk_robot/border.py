@@ -8,14 +8,15 @@ that has itself failed.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, Mapping, Optional, Tuple
 
 import numpy as np
 
 from serl_chunk_robot.driver import Driver, DriverError, DriverSpec, Event, Reading
 from serl_chunk_robot.safety.motion import Rates, SetPoint, braked
 
-LONGEST, MOST = 400, 16  # characters of a fault, and faults, that are kept
+LONGEST, MOST = 400, 16  # characters of a text, and faults, that are kept
+LARGEST = 1 << 19  # bytes of all extras: a state with more would reach no client
 FAILURES = 20  # set points in a row that the driver does not take, until `brake_alone` gives up
 
 
@@ -28,13 +29,17 @@ def checked(reading: Any, spec: DriverSpec) -> Reading:
     if not isinstance(reading, Reading):
         raise DriverError(f"read() returned {_kind(reading)}, expected a Reading")
     size, sizes = len(spec.low), dict(spec.state)
+    if not isinstance(reading.extra, Mapping):
+        raise DriverError(f"extra: {_kind(reading.extra)}, expected a dict of arrays")
     extra = {}
-    for name, values in dict(reading.extra).items():
-        if type(name) is not str:
-            raise DriverError(f"extra: a name is {_kind(name)}, expected str")
-        extra[name] = _numbers(f"extra {name!r}", values, sizes.get(name))
+    for name, values in reading.extra.items():
+        if type(name) is not str or len(name) > LONGEST:
+            raise DriverError(f"extra: a name is {_kind(name)}, expected str of {LONGEST} characters at most")
+        extra[name] = _numbers(f"extra {name!r}", values, sizes.get(name), "fiub")
         if not np.isfinite(extra[name]).all():
             raise DriverError(f"extra {name!r}: a number is not finite")
+    if sum(values.nbytes for values in extra.values()) > LARGEST:
+        raise DriverError(f"extra: more than {LARGEST} bytes, which no published state holds")
     missing = [name for name in sizes if name != "q" and name not in extra]
     if missing:
         raise DriverError(f"extra: {missing[0]!r} is missing, which spec().state names")
@@ -119,11 +124,12 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-def _numbers(name: str, values: Any, size: Any) -> np.ndarray:
-    """A copy, float64. `size`: of a vector; None: any shape."""
-    if type(values) is not np.ndarray or values.dtype.kind != "f" or (size is not None and values.shape != (size,)):
+def _numbers(name: str, values: Any, size: Optional[int], kinds: str = "f") -> np.ndarray:
+    """A copy, of floats float64. `size`: of a vector; None: any shape."""
+    shaped = type(values) is np.ndarray and (size is None or values.shape == (size,))
+    if not shaped or values.dtype.kind not in kinds:
         raise DriverError(f"{name}: {_kind(values)}, expected float64[{'...' if size is None else size}]")
-    return np.array(values, np.float64)
+    return np.array(values, np.float64 if values.dtype.kind == "f" else values.dtype)
 
 
 def _number(name: str, value: Any) -> float:
