@@ -27,16 +27,19 @@ from typing import Any
 
 import numpy as np
 
+from serl_chunk_robot import front_process
 from serl_chunk_robot.admission import Address
 from serl_chunk_robot.camera_process import children
 from serl_chunk_robot.client import Keys, RobotClient, RobotError
 from serl_chunk_robot.config import HAIR, load, load_driver
+from serl_chunk_robot.door import Door
 from serl_chunk_robot.processes import Processes
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.measured import Measured
 from serl_chunk_robot.serve import Motions, prioritise
 from serl_chunk_robot.server import RobotServer
 from serl_chunk_robot.wire.curve import Pair
+from serl_chunk_robot.wire.link import Link, make_pair
 
 HERE = "127.0.0.1"
 CAMERAS, TICK = 4, 0.02
@@ -52,9 +55,11 @@ def serve(path: Path) -> None:
     robot.connect(time.monotonic)
     gate = Gate(file.profiles[file.start].limits, 1.0 / spec.rate)
     low, high, velocity = (np.array(x) for x in (spec.low, spec.high, spec.velocity))
+    own, theirs = make_pair()
+    door = Door(Link(own))
     server = RobotServer(
         robot, gate, measured=Measured(low - HAIR, high + HAIR, velocity), profiles=file.profiles, profile=file.start,
-        motions=Motions(file, robot), address=Address(file.host, file.port, file.keys),
+        motions=Motions(file, robot), door=door,
         cameras=[(c.name, c.spec.height, c.spec.width, c.port) for c in file.cameras],
     )  # fmt: skip
 
@@ -68,8 +73,13 @@ def serve(path: Path) -> None:
         server.end("the benchmark")
 
     threading.Thread(target=switch, daemon=True).start()
-    prioritise()
-    server.run()
+    address = Address(file.host, file.port, file.keys)
+    front = front_process.child(address, theirs, gate.dt, "", {}, door.front_ended)
+    with contextlib.closing(theirs), Processes([front]):
+        if why := door.wait_for_front(60.0):
+            raise RuntimeError(why)
+        prioritise()
+        server.run()
 
 
 def make_keys(folder: Path) -> dict[str, Keys]:

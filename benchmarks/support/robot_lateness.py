@@ -68,7 +68,7 @@ class Served:
         return {**made, "answer_p50_ms": float(p50), "answer_p99_ms": float(p99), "answer_max_ms": float(most)}
 
     def commands(self, count: int, seed: int = 0) -> dict[str, float]:
-        """Return the times from a command to the first set point that it changes, ms, without lapses of this process."""
+        """Return the times from a command to the first set point that it changes, ms. Lapses are left out."""
         rng, times = np.random.default_rng(seed), []
         actor, ends = self.client("actor", "controller"), time.monotonic() + 3.0 * count
         with self.log.open("rb") as file:

@@ -117,12 +117,14 @@ def _raw(port: int, ends: float, block: bytes, ready: bytes = READY) -> None:
                 s.sendall(block)
 
 
+def _attack(name: str, port: int, seconds: float, **more: Any) -> None:
+    ATTACKS[name](port, time.monotonic() + seconds, **more)
+
+
 @contextlib.contextmanager
 def attacked(name: str, port: int, seconds: float, **more: Any) -> Iterator[Callable[[], bool]]:
     """Attack from a process of its own; yields what tells whether it goes on."""
-    process = get_context("spawn").Process(
-        target=ATTACKS[name], args=(port, time.monotonic() + seconds), kwargs=more, daemon=True
-    )
+    process = get_context("spawn").Process(target=_attack, args=(name, port, seconds), kwargs=more, daemon=True)
     process.start()
     try:
         yield process.is_alive

@@ -70,3 +70,16 @@ def test_the_longest_silent_clients_are_forgotten_but_for_the_controller():
     assert clients.heard(b"1") is not None  # it was heard since
     assert clients.heard(b"50") is None  # but this one was not
     assert clients.heard(b"%d" % (MOST_CLIENTS + 49)) is not None
+
+
+def test_strangers_make_no_operator_leave():
+    clients = Clients()
+    clients.add(b"desk", Client("desk", "operator"), keep=b"")
+    for k in range(200):
+        clients.add(b"%d" % k, Client(f"client {k}", "any"), keep=b"0")
+    assert {clients.heard(b"desk"), clients.heard(b"0")} == {Client("desk", "operator"), Client("client 0", "any")}
+    for k in range(200):
+        clients.add(b"operator %d" % k, Client("desk", "operator"), keep=b"0")
+    assert len(clients) == MOST_CLIENTS
+    assert clients.heard(b"desk") is None
+    assert clients.heard(b"0") is not None

@@ -121,14 +121,15 @@ class Front:
         wait = min(seconds, FULL_PAUSE if paused else LOOK)
         ready = dict((self._busy if paused else self._calm).poll(round(1e3 * wait)))
         self._read_link()
+        if self._requests in ready:
+            self._receive()
+        self._watch()
+        self._pump()
         for channel, monitor in self.guard.monitors.items():
             if monitor in ready:
                 self.guard.read(channel)
-        if self._requests in ready:
-            self._receive()
-        self.guard.look((REQUESTS, connection) for connection in self.peers.leading())
-        self._watch()
-        self._pump()
+        if self._clock() >= self.guard.look_at:
+            self.guard.look((REQUESTS, connection) for connection in self.peers.leading())
 
     def close(self) -> None:
         if self.admission is not None:
@@ -162,7 +163,7 @@ class Front:
 
     def _receive(self) -> None:
         taken = 0
-        for _ in range(BATCH):
+        for k in range(BATCH):
             if self._skipping and not self._skip():
                 break
             frames = self._frames()
@@ -171,6 +172,8 @@ class Front:
                 return
             self.guard.count(REQUESTS, frames)
             self._take(frames)
+            if k == 0:
+                self._pump()  # the only one, as a rule: it need not wait for the look whether there is another
             taken += codec.size_of(frames)
             if taken > BATCH_BYTES:
                 break
@@ -179,6 +182,8 @@ class Front:
     def _frames(self) -> List[zmq.Frame]:
         """Return the next message, or as much of it as is answered; empty where there is none."""
         frames: List[zmq.Frame] = []
+        if not int(self._requests.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
+            return frames
         with contextlib.suppress(zmq.Again):
             frames.append(self._requests.recv(zmq.NOBLOCK, copy=False))
             while frames[-1].more and len(frames) <= MOST_PARTS:

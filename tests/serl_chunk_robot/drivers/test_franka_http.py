@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from franka_http import START, FrankaServer
 from serl_chunk_robot.config import checked, load, load_driver
 from serl_chunk_robot.driver import DriverError
 from serl_chunk_robot.drivers.franka_http import REPEATS, STUCK, FrankaHttp
+from serl_chunk_robot.drivers.franka_requests import stop_outside
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.rotations import quat_of_euler
 
@@ -43,6 +45,19 @@ def driver(clock, server) -> Iterator[FrankaHttp]:
     driver.connect(clock)
     yield driver
     driver.close()
+
+
+def test_it_is_stopped_from_outside_the_server(driver, clock, server):
+    driver.command(driver.read().q + 0.1 * (np.arange(7) == 2), DT)
+    wait(lambda: server.arm.target[2] > START[2] + 0.05)
+    aimed = server.arm.target[2]
+    stop_outside({"urls": [server.url]}, "a stop by desk")
+    np.testing.assert_allclose(server.arm.target, server.arm.pose, atol=1e-9)
+    assert server.arm.target[2] < aimed, "its target is where it was measured"
+    module, _, name = driver.spec().stop_outside.partition(":")
+    assert getattr(importlib.import_module(module), name) is stop_outside
+    with pytest.raises(OSError, match="refused"):
+        stop_outside({"urls": ["http://127.0.0.1:9/"]}, "a stop by desk")
 
 
 @pytest.mark.parametrize("arms", [1, 2])
