@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
-from robot_limits import limits
+from robot_limits import HOME, limits
 from robot_world import DT, MECHANISM, SPEC, FaultyArms
 
 from serl_chunk_robot.admission import Address
@@ -23,7 +23,7 @@ from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
 from serl_chunk_robot.safety.motion import SetPoint
-from serl_chunk_robot.server import RobotServer
+from serl_chunk_robot.server import MOVING, RobotServer
 from serl_chunk_robot.wire.curve import Pair
 
 HERE = "127.0.0.1"
@@ -53,6 +53,21 @@ def way(event: str, arguments: dict[str, Any], start: np.ndarray, of: Limits) ->
     return Way(start + arguments.pop("by", 0.0), bool(arguments.pop("lasts", False)))
 
 
+class Reading(RobotClient):
+    """A client that reads the robot's generation just before it requests what lets something move.
+
+    With `go` it also reads whose lease it is: a stand-in for an operator at a terminal, who looks and presses Enter.
+    """
+
+    def request(self, op: str, **arguments: Any) -> dict[str, Any]:
+        if op in MOVING and "generation" not in arguments:
+            arguments["generation"] = super().request("ping")["generation"]
+            if op == "go":
+                state = self.next_state()
+                arguments = {"controller": state["controller"], "process": state["process"], **arguments}
+        return super().request(op, **arguments)
+
+
 def free_port(count: int = 2) -> int:
     """The first of `count` consecutive ports that are free."""
     for _ in range(100):
@@ -70,7 +85,7 @@ def free_port(count: int = 2) -> int:
 def server(
     arms: FaultyArms, address: Address, clock: Callable[[], float] = time.monotonic,
     cameras: tuple[tuple[str, int, int, int], ...] = (), dt: float = DT,
-    devices: tuple[tuple[str, int, int], ...] = (), drives: Drives | None = None,
+    devices: tuple[tuple[str, int, int], ...] = (), drives: Drives | None = None, needs_go: bool = True,
 ) -> RobotServer:  # fmt: skip
     """A server that does not run yet."""
     arms.connect(clock)
@@ -78,23 +93,33 @@ def server(
     return RobotServer(
         arms, Gate(profiles["fast"].limits, dt), measured=Measured(*MECHANISM, np.array(SPEC.velocity)),
         profiles=profiles, profile="fast", motions=way, address=address, clock=clock,
-        cameras=cameras, devices=devices, drives=drives,
+        cameras=cameras, devices=devices, drives=drives, needs_go=needs_go, park=HOME,
     )  # fmt: skip
 
 
 class Served:
-    """A served robot. `arms` may be given faults, `clients` are closed with it."""
+    """A served robot. `arms` may be given faults, `clients` are closed with it.
+
+    Tests that are not about consent leave out `go`.
+    """
 
     def __init__(
         self, keys: Path | None = None, port: int = 0, arms: FaultyArms | None = None, host: str = HERE,
         cameras: tuple[tuple[str, int, int, int], ...] = (), dt: float = DT,
         clock: Callable[[], float] = time.monotonic, devices: tuple[tuple[str, int, int], ...] = (),
-        drives: Drives | None = None,
+        drives: Drives | None = None, needs_go: bool = False,
     ) -> None:  # fmt: skip
         self.port = port or free_port()
         self.arms = arms or FaultyArms()
         self.server = server(
-            self.arms, Address(host, self.port, keys), clock, cameras=cameras, dt=dt, devices=devices, drives=drives
+            self.arms,
+            Address(host, self.port, keys),
+            clock,
+            cameras=cameras,
+            dt=dt,
+            devices=devices,
+            drives=drives,
+            needs_go=needs_go,
         )
         self._clients: list[RobotClient] = []
         self._thread = threading.Thread(target=self.server.run, daemon=True)
@@ -102,7 +127,7 @@ class Served:
 
     def client(self, name: str = "left", role: str = "controller", keys: Keys | None = None) -> RobotClient:
         """A client of this robot."""
-        self._clients.append(RobotClient(f"{HERE}:{self.port}", name=name, role=role, keys=keys, answer=5.0))
+        self._clients.append(Reading(f"{HERE}:{self.port}", name=name, role=role, keys=keys, answer=5.0))
         return self._clients[-1]
 
     def operator(self) -> RobotClient:

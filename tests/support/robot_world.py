@@ -162,9 +162,10 @@ class World:
         return self.loop.request(event, role, "K", self.now, **more)
 
     def ready(self) -> World:
-        """Clear the robot."""
+        """Clear the robot, and let a controller move it."""
         self.run(2)
         self.ask("clear", "operator")
+        self.ask("go", "operator")
         return self
 
     def armed(self) -> World:
