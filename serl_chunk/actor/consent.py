@@ -39,6 +39,10 @@ class Consent:
         """The newest state, to be shown."""
         return None if self._robot is None else self._robot.shown
 
+    def differs(self, before: ShownRobot | None) -> bool:
+        """Return whether the robot's generation is another one now."""
+        return before is not None and self._robot is not None and self._robot.shown.generation != before.generation
+
     @property
     def alarm(self) -> str:
         """What the operator has to do where the robot did not confirm a stop; empty where it did."""

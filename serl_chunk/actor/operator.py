@@ -373,8 +373,9 @@ class Operator:
             inputs.empty()
 
     def _enter(self, word: Word, now: float, waits_for: tuple[Obstacle, ...]) -> None:
-        word, proposed = self._state(word), self.approval.proposed
-        if changed := word is not self._word or proposed is not self._proposed:
+        word, proposed, robot = self._state(word), self.approval.proposed, self._consent.shown
+        again = word is Word.STOPPED and self._consent.differs(self.view.robot)  # it was stopped once more
+        if changed := word is not self._word or proposed is not self._proposed or again:
             self._word, self._proposed = word, proposed
             self._drop()
         if word in (Word.WAITING, Word.HOLD, Word.STOPPED):
@@ -390,7 +391,7 @@ class Operator:
             **{**self._figures.fields(now), **self.describe(),
                "cameras": tuple((self._env.camera_ages() if self._env else {}).items()),
                "obstacles": () if word in ACTING else self._listed(waits_for),
-               "alarm": self._consent.alarm, "robot": self._consent.shown,
+               "alarm": self._consent.alarm, "robot": robot,
                "outcome": self.labels.shown, "notice": self._attention.notice,
                "question": question or begun or self.approval.question, "proposed": proposed},
         )  # fmt: skip

@@ -149,15 +149,15 @@ class ServedOperator:
             if op in OVERTAKES:
                 self._confirm(op, str(state))
         except Exception as e:  # whatever it is, a stop has to be sent
-            why, refused = str(e), isinstance(e, RobotError)
+            refused, why = isinstance(e, RobotError), str(e) if str(e).startswith(op) else f"{op}: {e}"
             if op in OVERTAKES:
-                logger.error(f"{UNCONFIRMED} ({op}: {why})", exc_info=not refused)
+                logger.error(f"{UNCONFIRMED} ({why})", exc_info=not refused)
                 if not self._ending.wait(AGAIN):
                     self._send_again(op)
                     return
             else:
                 level = logging.DEBUG if refused and op in QUIET else logging.WARNING
-                logger.log(level, f"{op}: {why}", exc_info=not refused)
+                logger.log(level, why, exc_info=not refused)
         ends = time.monotonic() + FOLLOWS
         while time.monotonic() < ends and ("stop", None) not in self._requests:
             try:

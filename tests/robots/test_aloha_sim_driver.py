@@ -84,6 +84,7 @@ class World:
             measured=Measured(low - HAIR, high + HAIR, fastest),
             dt=DT,
             tick=spec.tick,
+            needs_go=False,
         )
         self.motions, self.number = Motions(file, self.driver), 0
         self.run(3)

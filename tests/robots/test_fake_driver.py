@@ -42,7 +42,7 @@ class World:
         low, high, velocity = (np.array(x) for x in (spec.low, spec.high, spec.velocity))
         measured = Measured(low - HAIR, high + HAIR, velocity)
         self.loop = RobotLoop(
-            self.driver, Gate(self.limits, self.dt), measured=measured, dt=self.dt, tick=spec.tick
+            self.driver, Gate(self.limits, self.dt), measured=measured, dt=self.dt, tick=spec.tick, needs_go=False,
         )  # fmt: skip
         self.motions = Motions(self.file, self.driver)
         self.run(2)

@@ -16,7 +16,7 @@ import pytest
 import robot_served
 from actor_helpers import make_config
 from robot_limits import GRIPPERS, HIGH, HOME, LOW, J
-from robot_served import HERE, Served, until, wait
+from robot_served import HERE, Reading, Served, until, wait
 from robot_world import TICK
 
 from serl_chunk.actor.episode import EpisodeRunner
@@ -28,7 +28,7 @@ from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.robots.registry import make_env
 from serl_chunk.robots.served import HELD_S, ServedRobot, _conditions
 from serl_chunk.types import STATE, ConfigError, RobotSpec
-from serl_chunk_robot.client import Keys, RobotClient, RobotError
+from serl_chunk_robot.client import Keys, RobotError
 from serl_chunk_robot.driver import Event
 from serl_chunk_robot.main import main
 
@@ -47,7 +47,7 @@ def served():
 
 @pytest.fixture
 def operator(served):
-    with RobotClient(f"127.0.0.1:{served.port}", name="console", role="operator") as client:
+    with Reading(f"127.0.0.1:{served.port}", name="console", role="operator") as client:
         yield client
 
 
@@ -426,4 +426,4 @@ def test_leaders_are_driven_under_a_lease_that_is_taken_again_and_refusals_are_r
         with pytest.raises(RobotError, match="no device 'left'") if first else contextlib.nullcontext():
             env.drive_leaders(5, first)
     assert [op for op, _ in requests] == ["drop", "lease", "drive", "drive", "drive"]
-    assert requests[-1][1] == {"number": 5, "first": {}}
+    assert requests[-1][1] == {"number": 5, "first": {}, "generation": env._state["generation"]}

@@ -236,7 +236,7 @@ class Served:
         self.rig, limits = rig, built_in(spec)["evaluating"]
         low, high = np.array(spec.low) - 0.05, np.array(spec.high) + 0.05
         measured = Measured(low, high, np.array(spec.velocity))
-        self.loop = RobotLoop(rig.driver, Gate(limits, DT), measured=measured, dt=DT, tick=DT)
+        self.loop = RobotLoop(rig.driver, Gate(limits, DT), measured=measured, dt=DT, tick=DT, needs_go=False)
         self.due = time.monotonic()
 
     def run(self, until: Callable[[], bool], within: float = 5.0) -> None:
