@@ -65,13 +65,14 @@ class Consent:
         before, self._held_in = self._held_in, robot.shown.generation
         return before != self._held_in and not (self._permit.lasts and robot.shown.held_by == SERVER)
 
-    def go(self, now: float, key: ShownRobot | None, shown: ShownRobot | None, *, scene: bool,
-           resume: Callable[[], None]) -> None:  # fmt: skip
+    def go(
+        self, now: float, shown: ShownRobot | None, *, by_key: bool, scene: bool, resume: Callable[[], None]
+    ) -> None:
         """Go on after the countdown.
 
         Args:
-            key: the state that stood on the screen at the key; None: a pedal, gesture or program requests it.
-            shown: the same, or the newest.
+            shown: the state that stood on the screen at the key, or when a pedal or gesture requested it.
+            by_key: whether a key did, at a terminal or a page.
             scene: whether the scene is waited for, and not a hold alone.
             resume: lets devices command again.
         """
@@ -82,9 +83,9 @@ class Consent:
 
             def let_go() -> None:
                 resume()
-                robot.request("go", key)
+                robot.request("go", shown)
 
-            if why := _hindered(robot, key):
+            if why := _hindered(robot, shown, by_key):
                 logger.warning(f"cannot go on: {why}")
             else:
                 permit.begin(now, let_go, agreed=lambda: _agreed(robot))
@@ -94,14 +95,15 @@ class Consent:
             permit.begin(now, resume)
 
 
-def _hindered(robot: RobotRequests, key: ShownRobot | None) -> str:
+def _hindered(robot: RobotRequests, shown: ShownRobot | None, by_key: bool) -> str:
     """Return why no `go` is sent; empty where it is."""
-    if key is None:
+    if not by_key:
         return "the robot is held by its server, and only a key at the terminal or the page lets it go on"
     if not robot.may_clear:
         return "this machine's key is a controller's alone; an operator's machine runs: serl-chunk robot go"
-    if key.process != robot.process:
-        return f"{key.controller or 'no actor'} controlled the robot as it was shown, and not this one. Press again"
+    if shown is None or shown.process != robot.process:
+        who = (shown and shown.controller) or "no actor"
+        return f"{who} controlled the robot as it was shown, and not this one. Look at it, and press again"
     return ""
 
 

@@ -121,9 +121,9 @@ class Operator:
         self._devices.look()
         self._notice(now)
         self._enter(word, now, waits_for)
-        for action, key in self._requested():
+        for action, shown, by_key in self._requested():
             if action in EFFECTIVE[self._word]:
-                self._act(action, now, key)
+                self._act(action, now, shown, by_key=by_key)
                 if action in STOPS:  # it wins over what other inputs requested up to now
                     self._drop()
                 self._enter(word, now, waits_for)
@@ -135,12 +135,12 @@ class Operator:
         if self._permit.elapse(now) or self._permit.held:
             self._enter(word, now, waits_for)
 
-    def _requested(self) -> Iterator[tuple[Action, ShownRobot | None]]:
-        """Yield actions, with the robot that stood on the screen at the key; a pedal and a gesture have no screen."""
+    def _requested(self) -> Iterator[tuple[Action, ShownRobot | None, bool]]:
+        """Yield actions, the robot that was shown then, and whether a key at a terminal or page requests it."""
         for inputs in (self._console, self._inlet):
             for action in inputs.actions():
-                yield action, inputs.shown
-        yield from ((action, None) for action in self._devices.actions())
+                yield action, inputs.shown, True
+        yield from ((action, self.view.robot, False) for action in self._devices.actions())
 
     def tick(self, *, by_human: bool, late: float | None = None) -> bool:
         """Poll within an episode; returns whether the robot is to hold, and devices command nothing.
@@ -272,9 +272,8 @@ class Operator:
         self._pause(POLL_SECONDS)
         return not (self._again or self._over())
 
-    def _act(self, action: Action, now: float, key: ShownRobot | None = None) -> None:
-        """Act on a request. `key`: the robot that stood on the screen at the key."""
-        asked, self._asked_at, shown = self._asked_at, None, key or self.view.robot
+    def _act(self, action: Action, now: float, shown: ShownRobot | None = None, *, by_key: bool = False) -> None:
+        asked, self._asked_at = self._asked_at, None
         match action:
             case Action.HOLD:
                 self._permit.hold()
@@ -282,7 +281,7 @@ class Operator:
                     self._brake.begin(now)
                     self._stays = self.quits
             case Action.GO:
-                self._consent.go(now, key, shown, scene=self._scene, resume=self._devices.resume)
+                self._consent.go(now, shown, by_key=by_key, scene=self._scene, resume=self._devices.resume)
             case Action.STOP | Action.END:
                 self._permit.stop()
                 self._stopped = True

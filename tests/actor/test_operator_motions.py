@@ -121,8 +121,8 @@ def test_a_stop_is_latched_with_and_without_a_server(pty, served):
     for _ in range(3):
         desk.operator.poll(Word.POLICY)
     assert desk.word is Word.STOPPED
-    desk.operator.request(Action.CLEAR, "page")
-    desk.operator.request(Action.GO, "page")
+    for action in (Action.CLEAR, Action.GO):
+        desk.operator.request(action, "page", robot=desk.shown)
     desk.operator.poll(Word.POLICY)
     assert (desk.word, desk.operator.holding) == (Word.HOLD, True)
     desk.close()

@@ -11,7 +11,7 @@ from robot_served import HERE, served, until
 
 from serl_chunk import main as whole
 from serl_chunk.cli.robot_dry import Changed, Recorded, dry_run
-from serl_chunk.cli.robot_replay import approach, compared, play
+from serl_chunk.cli.robot_replay import approach, await_go, compared, play
 from serl_chunk_robot.client import RobotError
 from serl_chunk_robot.config import load, load_driver
 from serl_chunk_robot.drivers.fake import HIGH
@@ -123,8 +123,20 @@ def test_bad_input_of_dry_is_one_sentence(demos, tmp_path, capsys, arguments, sa
     assert says in err
 
 
+class Person:
+    """Says go where `show` requests it, as an operator at another terminal."""
+
+    def __init__(self, robot) -> None:
+        self.operator, self.lines = robot.ready(), []
+
+    def show(self, line: str) -> None:
+        self.lines.append(line)
+        if "serl-chunk robot go" in line:
+            self.operator.request("go")
+
+
 def test_an_episode_is_replayed_after_the_servers_own_motions_led_to_it():
-    with served() as robot:
+    with served(needs_go=True) as robot:
         way = robot.server._motions
 
         def motions(event, arguments, start, limits):
@@ -134,14 +146,18 @@ def test_an_episode_is_replayed_after_the_servers_own_motions_led_to_it():
 
         robot.server._motions = motions
         robot.server._profiles = {**robot.server._profiles, "first_day": robot.server._profiles["slow"]}
-        operator = robot.ready()
+        person = Person(robot)
+        operator, controller, lines, sent = person.operator, robot.client(), person.lines, []
+        robot.server._history.add = lambda op, **more: sent.append((op, more["by"]))
         episode = sine(2, height=0.1, seconds=0.6, ticks=30, start=HOME + 0.1 * (np.arange(J) == 1))
-        lines = []
-        approach(operator, episode.actions[0], [], lines.append)
-        assert [line.split(" by")[0] for line in lines[1:]] == ["joint 1"]
+        approach(operator, controller, episode.actions[0], [], person.show)
+        assert [line.split(" by")[0] for line in lines[2:]] == ["joint 1"]
+        assert until(operator, "HELD")["held"]["by"] == "operator", "a jog ends so"
+        await_go(controller, person.show)
+        assert ["serl-chunk robot go" in line for line in lines] == [True, False, False, True]
+        assert sent == [("go", "operator")] * 2, "of the person, who was waited for"
         assert operator.next_state()["profile"] == "fast"
         np.testing.assert_allclose(operator.next_state()["set_point"], episode.actions[0], atol=1e-4)
-        controller = robot.client()
         played = play(controller, episode, TICK)
         figures = compared(episode, played, TICK)
         assert len(played.joints) == figures["ticks"] == 30
@@ -151,12 +167,12 @@ def test_an_episode_is_replayed_after_the_servers_own_motions_led_to_it():
         assert until(operator, "HOLD")["word"] == "released by left"
         far = episode._replace(actions=episode.actions + 0.7 * (np.arange(J) == 5))
         with pytest.raises(RobotError, match=r"joint 5 is \+0.70 rad"):
-            approach(operator, far.actions[0], [], lines.append)
+            approach(operator, controller, far.actions[0], [], person.show)
         with pytest.raises(RobotError, match="first"):
             play(controller, far, TICK)
         operator.request("stop")
         with pytest.raises(RobotError, match="STOPPED"):
-            approach(operator, episode.actions[0], [], lines.append)
+            approach(operator, controller, episode.actions[0], [], person.show)
 
 
 def test_replay_without_a_server_is_one_sentence(demos, capsys):
