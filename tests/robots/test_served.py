@@ -28,7 +28,7 @@ from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.robots.registry import make_env
 from serl_chunk.robots.served import HELD_S, ServedRobot, _conditions
 from serl_chunk.types import STATE, ConfigError, RobotSpec
-from serl_chunk_robot.client import Keys, RobotError
+from serl_chunk_robot.client import PROCESS, Keys, RobotClient, RobotError
 from serl_chunk_robot.driver import Event
 from serl_chunk_robot.main import main
 
@@ -373,10 +373,15 @@ def test_who_keeps_the_rate(served, operator, make, paced):
     assert (time.monotonic() - began >= 10 * TICK) or paced
 
 
-def test_a_second_actor_is_refused_with_the_first_ones_name(served, operator, make):
-    make(name="left desk")
-    with pytest.raises(RobotError, match="left desk"):
-        make(name="right desk")
+@pytest.mark.parametrize("name", ["right desk", "left desk"])
+def test_a_second_actor_or_process_is_refused_with_the_first_ones_name(served, operator, make, name):
+    with RobotClient(f"{HERE}:{served.port}", name="left desk", role="controller", process="another") as first:
+        first.hello()
+        with pytest.raises(RobotError, match=r"left desk controls the robot.*serl-chunk robot take"):
+            make(name=name)
+        operator.request("take")
+        make(name=name)
+        assert operator.next_state()["process"] == PROCESS
 
 
 @pytest.mark.parametrize(
