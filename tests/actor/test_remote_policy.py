@@ -269,6 +269,8 @@ def test_an_evaluation_plays_the_server():
 class Keys:
     """A console whose keys come `after` so many polls that showed `word`."""
 
+    shown = None
+
     def __init__(self, *pressed, word=Word.WAITING, after=5):
         self.pressed, self.word, self.after, self.states = list(pressed), word, after, []
 
