@@ -8,12 +8,13 @@ import socket
 import pytest
 from processes import LISTENING, PATIENCE
 
+REALTIME = {"actor__clock": "realtime"}
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
 
 
 @contextlib.contextmanager
 def robot_server():
-    """Flags of an actor for a robot's server, and what tells whether it was called; it answers nobody."""
+    """The flag of an actor for a robot's server, and what tells whether it was called; it answers nobody."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
 
@@ -23,29 +24,28 @@ def robot_server():
                 return True
             return False
 
-        flags = [f"--config.robot.server=127.0.0.1:{listener.getsockname()[1]}", "--config.actor.clock=realtime"]
-        yield flags, called
+        yield f"--config.robot.server=127.0.0.1:{listener.getsockname()[1]}", called
 
 
 def test_without_a_learner_no_robot_is_called(processes):
-    with robot_server() as (flags, called):
-        actor = processes.actor(*flags)
+    with robot_server() as (flag, called):
+        actor = processes.actor(flag, **REALTIME)
         actor.says("no learner answers")
         evaluation = processes.actor(
-            *flags, "--eval_checkpoint_step", "latest", "--eval_n_trajs", "1", "--ip", "127.0.0.1"
+            flag, "--eval_checkpoint_step", "latest", "--eval_n_trajs", "1", "--ip", "127.0.0.1"
         )
         evaluation.says("no learner answers")
         assert not called()
 
 
 def test_a_second_actor_of_one_name_calls_no_robot(processes, tmp_path):
-    with robot_server() as (flags, called):
-        learner = processes.learner(tmp_path / "run", **LISTENING)
+    with robot_server() as (flag, called):
+        learner = processes.learner(tmp_path / "run", **LISTENING, **REALTIME)
         learner.says("listening on")
         named = lambda pc: ["--actor_id", "left", "--spool_path", str(tmp_path / pc)]  # noqa: E731
-        first = processes.actor(*named("one"), **LISTENING)
+        first = processes.actor(*named("one"), **LISTENING, **REALTIME)
         learner.says("actor left connected")
-        second = processes.actor(*named("two"), *flags, **LISTENING)
+        second = processes.actor(*named("two"), flag, **LISTENING, **REALTIME)
         second.says("another live session has the actor id 'left'")
         assert not called()
         first.kill()
