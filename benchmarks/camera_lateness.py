@@ -14,6 +14,7 @@ it was drawn. Figures of a machine that does something else are worth nothing. `
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess

@@ -158,7 +158,7 @@ class _Handler(LocalHandler):
                 try:
                     if what == "press":
                         seen = body.get("seen")
-                        moment = float(seen) if isinstance(seen, int | float) else -math.inf
+                        moment = float(seen) if isinstance(seen, int | float) and abs(seen) < 1e15 else -math.inf
                         viewers.press(
                             name, str(body.get("key")), str(body.get("word")), moment, body.get("proposed"),
                             robot=shown_robot(body.get("robot")),
