@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.robot_moments import press_on
 
 from serl_chunk_robot import front_process
 from serl_chunk_robot.admission import Address
@@ -131,11 +132,11 @@ class Driver:
 
     def _arm(self) -> None:
         self.stops += 1
-        with contextlib.suppress(RobotError):  # it stands in HOLD
-            self._operator.request("clear")
+        press_on(self._operator, self._actor.next_state())
         try:
             self._actor.request("lease")
-            self._actor.request("arm")
+            press_on(self._operator, self._actor.next_state())
+            self._actor.request("arm", generation=self._actor.next_state()["generation"])
             self._home = self._actor.next_state()["set_point"].copy()
         except RobotError as e:
             print(e, file=sys.stderr)

@@ -21,13 +21,12 @@ from serl_chunk.config.robots import AlohaConfig
 from serl_chunk.data.formats.hdf5 import write_episode
 from serl_chunk.robots.aloha import aloha_spec
 from serl_chunk.types import STATE, Begin, End, Episode, Outcome, Source, Step, StepBlock
-from serl_chunk_robot.client import RobotError
 from serl_chunk_robot.drivers.fake import HOME
 
 try:
-    from support.robot_moments import PATIENCE, SERVER, Cell
+    from support.robot_moments import PATIENCE, SERVER, Cell, press_on
 except ImportError:  # a test, whose path this folder itself is in
-    from robot_moments import PATIENCE, SERVER, Cell
+    from robot_moments import PATIENCE, SERVER, Cell, press_on
 
 HANDS = Path(__file__).with_name("mouse_actor.py")
 FAKE_HID = Path(__file__).resolve().parents[2] / "tests" / "support"
@@ -94,9 +93,7 @@ class MouseCell(Cell):
         self.watch(0.1)
         while self.state.get("state") != "RUN":
             self.watch(0.05)
-            if self.state.get("state") == "STOPPED" and self.state.get("answered"):
-                with contextlib.suppress(RobotError):
-                    self.operator.request("clear")
+            press_on(self.operator, self.state)
             self._check(ends, f"no episode runs: {self.state.get('state')}, {self.state.get('word')}")
 
     def next_episode(self) -> None:

@@ -98,6 +98,19 @@ class Moment(NamedTuple):
     end: str  # and why it is stopped
 
 
+def press_on(operator: RobotClient, state: Mapping[str, Any]) -> None:
+    """Press the keys of a human operator who is shown `state`: clear a stopped robot, and let a held one go on.
+
+    A stand-in for `serl-chunk robot clear` and `go` at a terminal, for rigs that no one watches.
+    """
+    with contextlib.suppress(RobotError):
+        if state.get("state") == "STOPPED" and state.get("answered"):
+            operator.request("clear", generation=state["generation"])
+        elif state.get("state") == "HELD" and state["controller"]:
+            lease = {name: state[name] for name in ("controller", "process")}
+            operator.request("go", generation=state["generation"], **lease)
+
+
 def recording(path: Path, episodes: int) -> None:
     """Write interventions that move all joints but the grippers along sines, for as long as an episode lasts."""
     tick = np.arange(EPISODE)
@@ -219,7 +232,7 @@ class Cell:
             self._check(ends, f"the robot is {self.state.get('state')}, not {state}: {self.state.get('word')}")
 
     def in_motion(self, seconds: float) -> None:
-        """Wait until the robot has been in RUN and in motion for so long; clear it where it is stopped."""
+        """Wait until the robot has been in RUN and in motion for so long; clear it, and let it go on."""
         ends, since, moves = time.monotonic() + PATIENCE, time.monotonic(), False
         before: dict[str, Any] | None = None
         while True:
@@ -233,9 +246,7 @@ class Cell:
             fresh = before is not None and time.monotonic() - before["moment"] < 0.05
             if moves and fresh and time.monotonic() - since >= seconds:
                 return
-            if self.state.get("state") == "STOPPED" and self.state.get("answered"):
-                with contextlib.suppress(RobotError):
-                    self.operator.request("clear")
+            press_on(self.operator, self.state)
             self._check(ends, f"the robot does not move: {self.state.get('state')}, {self.state.get('word')}")
 
     def _check(self, ends: float, otherwise: str) -> None:

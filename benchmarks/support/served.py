@@ -17,6 +17,7 @@ from typing import Any
 
 from serl_chunk_robot.client import RobotClient, RobotError
 from support.ports import free_port
+from support.robot_moments import press_on
 
 ROBOTS = Path(__file__).resolve().parents[2] / "experiments" / "robots"
 STARTS_WITHIN = 120.0  # s
@@ -94,9 +95,9 @@ class ServedRobotProcess:
                     was, stopped = stopped, state["state"] == "STOPPED"
                     if stopped and not was and "started" not in state["word"]:
                         self.stops[state["word"]] += 1
-                    if stopped and self._clears:
+                    if self._clears and state["state"] in ("STOPPED", "HELD"):
                         time.sleep(LOOKS_FOR)
-                        client.request("clear")
+                        press_on(client, state)
 
 
 def end_with_parent() -> None:

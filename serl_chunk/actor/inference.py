@@ -6,6 +6,8 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,6 +15,8 @@ from serl_chunk.actor.clock import Clock
 from serl_chunk.actor.policy import Decision, Policy, PolicyAwayError, Request
 
 INTERRUPT_SECONDS = 0.1  # between attempts to end a decision that waits
+POLL_SECONDS = 0.01  # between two polls while another thread works
+T = TypeVar("T")
 
 
 class InferenceThread:
@@ -134,6 +138,25 @@ class DelayEstimate:
 
     def expected(self) -> int:
         return min(max(1, math.ceil(np.percentile(self._ticks, 95))), self._longest)
+
+
+def while_polling(
+    work: Callable[[], T], poll: Callable[[], object], end: Callable[[], object] = lambda: None
+) -> T:  # fmt: skip
+    """Call `work` on another thread and `poll` on this one; returns what `work` does, and raises its error.
+
+    A robot's lease and an operator's keys need polls, also while something compiles. `end`: ends `work` where a poll
+    raises.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(work)
+        try:
+            while not wait([done], POLL_SECONDS).done:
+                poll()
+        except BaseException:
+            end()
+            raise
+    return done.result()
 
 
 def measure_inference(decide: Callable[[], object], clock: Clock) -> list[float]:

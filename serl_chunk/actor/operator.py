@@ -6,14 +6,14 @@ The control loop polls an operator on every tick, and wherever it waits; no poll
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from serl_chunk.actor.alignment import confirm_scene, drive_leaders
 from serl_chunk.actor.approval import Approval, ApprovedPlanner
+from serl_chunk.actor.consent import Consent
 from serl_chunk.actor.figures import Figures
 from serl_chunk.actor.labels import EpisodeLabels
 from serl_chunk.actor.obstacles import motion_obstacles, robot_obstacles
@@ -24,7 +24,7 @@ from serl_chunk.attention.attention import Attention
 from serl_chunk.console.bindings import EFFECTIVE, STOPS, Action, Word, bind_keys, shown_inputs
 from serl_chunk.console.feed import LiveFeed
 from serl_chunk.console.inlet import Inlet
-from serl_chunk.console.view import ConsoleState, Obstacle
+from serl_chunk.console.view import ConsoleState, Obstacle, ShownRobot
 from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.types import Amend, End, Observation, Outcome
@@ -42,7 +42,7 @@ class Operator:
 
     Each motion that the process begins is preceded by a countdown: a reset, the first tick after the scene was
     confirmed, going on after a hold, parking. A hold lasts until "go on". A stop is latched until a clear, after which
-    the robot holds.
+    the robot holds. One that is HELD by its server goes on by a key at the terminal or the page alone (`Consent`).
 
     Args:
         console: keys and view.
@@ -69,6 +69,7 @@ class Operator:
         self._inputs = bind_keys() if inputs is None else inputs
         self._ready, self._pause, self._attention = ready, pause, attention or Attention()
         self._permit, self._figures, self.labels = Permit(countdown), Figures(), EpisodeLabels(amend)
+        self._consent = Consent(robot, self._permit)
         self.approval = Approval(self._permit, self._is_stopped, self._shown(Action.GO))
         self.planner = functools.partial(ApprovedPlanner, self.approval)  # of a control loop in real time
         self.quits = False  # after this episode
@@ -91,7 +92,7 @@ class Operator:
     @property
     def holding(self) -> bool:
         """Whether the robot is to hold, and devices command nothing."""
-        return self._permit.held or self._permit.counts
+        return self._permit.held or self._permit.counts or self._consent.held
 
     def attach(self, env: RobotEnv, intervention: InterventionSource | None) -> None:
         """Let resets of a robot wait for the operator, and watch the devices that may move it."""
@@ -99,15 +100,15 @@ class Operator:
         env.may_move = self.may_move
         self._devices.watch(intervention)
 
-    def request(self, action: Action, source: str, seen: float | None = None) -> None:
+    def request(self, action: Action, source: str, seen: float | None = None, robot: ShownRobot | None = None) -> None:
         """Request an action from any thread, as by a button of a page; the control loop takes it as it takes a key.
 
         What stops is also sent to the robot's server at once. Two actions need a second request, as their keys do
-        (`bindings.second_key`); each `source` counts for itself. `seen`: when its state was (`Inlet.put`).
+        (`bindings.second_key`); each `source` counts for itself. `seen`, `robot`: of its state (`Inlet.put`).
         """
         if action in (Action.STOP, Action.END):
-            self._request("stop")
-        self._inlet.put(action, source, self._now(), seen)
+            self._consent.request("stop")
+        self._inlet.put(action, source, self._now(), seen, robot)
 
     def poll(self, word: Word, *waits_for: Obstacle) -> None:
         """Take in keys, and show the state.
@@ -120,9 +121,9 @@ class Operator:
         self._devices.look()
         self._notice(now)
         self._enter(word, now, waits_for)
-        for action in itertools.chain(self._console.actions(), self._inlet.actions(), self._devices.actions()):
+        for action, shown, by_key in self._requested():
             if action in EFFECTIVE[self._word]:
-                self._act(action, now)
+                self._act(action, now, shown, by_key=by_key)
                 if action in STOPS:  # it wins over what other inputs requested up to now
                     self._drop()
                 self._enter(word, now, waits_for)
@@ -133,6 +134,13 @@ class Operator:
             self._permit.hold()
         if self._permit.elapse(now) or self._permit.held:
             self._enter(word, now, waits_for)
+
+    def _requested(self) -> Iterator[tuple[Action, ShownRobot | None, bool]]:
+        """Yield actions, the robot that was shown then, and whether a key at a terminal or page requests it."""
+        for inputs in (self._console, self._inlet):
+            for action in inputs.actions():
+                yield action, inputs.shown, True
+        yield from ((action, self.view.robot, False) for action in self._devices.actions())
 
     def tick(self, *, by_human: bool, late: float | None = None) -> bool:
         """Poll within an episode; returns whether the robot is to hold, and devices command nothing.
@@ -175,8 +183,8 @@ class Operator:
 
     def may_move(self) -> bool:
         """Poll where a reset is about to begin; returns whether it may, once for each countdown, which it begins."""
-        permitted = self._permitted()
-        self._permit.granted = False  # a reset that ended early begins again after another countdown
+        if permitted := self._permitted():
+            self._permit.granted = False  # a reset that ended early begins again after another countdown
         return permitted
 
     def _permitted(self) -> bool:
@@ -264,7 +272,7 @@ class Operator:
         self._pause(POLL_SECONDS)
         return not (self._again or self._over())
 
-    def _act(self, action: Action, now: float) -> None:
+    def _act(self, action: Action, now: float, shown: ShownRobot | None = None, *, by_key: bool = False) -> None:
         asked, self._asked_at = self._asked_at, None
         match action:
             case Action.HOLD:
@@ -273,16 +281,16 @@ class Operator:
                     self._brake.begin(now)
                     self._stays = self.quits
             case Action.GO:
-                self._go(now)
+                self._consent.go(now, shown, by_key=by_key, scene=self._scene, resume=self._devices.resume)
             case Action.STOP | Action.END:
                 self._permit.stop()
                 self._stopped = True
-                self._request("stop")
+                self._consent.request("stop")
                 if action is Action.END:
                     self._end()
             case Action.CLEAR:
                 self._permit.latched = False  # and held further on
-                self._request("clear")
+                self._consent.request("clear", shown)
             case Action.SUCCESS | Action.FAILURE if self._inside or self.labels.asked:
                 self.labels.outcome = Outcome.SUCCESS if action is Action.SUCCESS else Outcome.FAILURE
             case Action.DISCARD if self._inside:
@@ -312,21 +320,10 @@ class Operator:
                     self._permit.hold()  # it stands: nothing moves before it is parked
                     self._brake.begin(now)
 
-    def _go(self, now: float) -> None:
-        if self._permit.counts or (self._robot is not None and not self._robot.idle):  # its state is of before
-            return
-        if self._robot is not None and self._robot.moving and self._robot.waiting:
-            self._permit.begin(now, lambda: self._request("proceed"))
-        elif self._permit.held or self._scene:
-            self._permit.begin(now, self._devices.resume)
-
     def _begin_parking(self) -> None:
         self._permit.hold()
-        self._permit.begin(self._now(), lambda: self._request("park"), lasts=True)
-
-    def _request(self, op: str) -> None:
-        if self._robot is not None:
-            self._robot.request(op)
+        # The end of an episode releases the robot meanwhile: what counts is what is shown when the countdown ends.
+        self._permit.begin(self._now(), lambda: self._consent.request("park", self.view.robot), lasts=True)
 
     def _over(self) -> bool:
         return self._stopped or self.quits or self._others() is not None
@@ -337,8 +334,7 @@ class Operator:
     def _notice(self, now: float) -> None:
         """Hold where the robot was stopped or held elsewhere, and where a device is lost while the robot may move."""
         stopped, lost = self._is_stopped(), frozenset(self._devices.lost)
-        held = self._inside and self._robot is not None and self._robot.why.startswith("held by ")
-        if held or (stopped and not self._was_stopped):
+        if self._consent.newly_held(inside=self._inside) or (stopped and not self._was_stopped):
             self._permit.hold()
         moves = self._inside or self._word is Word.RESET or (self._robot is not None and not self._robot.idle)
         for name in lost - self._lost if moves else ():
@@ -353,7 +349,7 @@ class Operator:
             return Word.STOPPED
         if robot is not None and robot.moving and not self._inside:
             return Word.WAITING if robot.waiting else Word.RESET
-        if self._permit.held:
+        if self._permit.held or self._consent.held:
             return Word.HOLD
         if word is Word.RESET and self._obstacles():
             return Word.WAITING
@@ -376,8 +372,9 @@ class Operator:
             inputs.empty()
 
     def _enter(self, word: Word, now: float, waits_for: tuple[Obstacle, ...]) -> None:
-        word, proposed = self._state(word), self.approval.proposed
-        if changed := word is not self._word or proposed is not self._proposed:
+        word, proposed, robot = self._state(word), self.approval.proposed, self._consent.shown
+        again = word is Word.STOPPED and self._consent.differs(self.view.robot)  # it was stopped once more
+        if changed := word is not self._word or proposed is not self._proposed or again:
             self._word, self._proposed = word, proposed
             self._drop()
         if word in (Word.WAITING, Word.HOLD, Word.STOPPED):
@@ -393,6 +390,7 @@ class Operator:
             **{**self._figures.fields(now), **self.describe(),
                "cameras": tuple((self._env.camera_ages() if self._env else {}).items()),
                "obstacles": () if word in ACTING else self._listed(waits_for),
+               "alarm": self._consent.alarm, "robot": robot,
                "outcome": self.labels.shown, "notice": self._attention.notice,
                "question": question or begun or self.approval.question, "proposed": proposed},
         )  # fmt: skip

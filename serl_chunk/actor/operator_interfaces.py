@@ -8,13 +8,17 @@ from typing import Any, Protocol
 from serl_chunk.actor.planner import RealtimePlanner
 from serl_chunk.console.bindings import Action
 from serl_chunk.console.feed import LiveFeed
-from serl_chunk.console.view import ConsoleState, Obstacle
+from serl_chunk.console.view import ConsoleState, Obstacle, ShownRobot
 from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.types import End, Observation, Outcome
 
 
 class Console(Protocol):
     """Keys and view, as serl_chunk.console.console.OperatorConsole."""
+
+    @property
+    def shown(self) -> ShownRobot | None:
+        """The robot that stood on the screen at the key of the newest action."""
 
     def actions(self) -> Iterator[Action]: ...
 
@@ -29,8 +33,23 @@ class RobotRequests(Protocol):
     stopped: bool  # the robot is STOPPED
     moving: bool  # it moves by itself
     waiting: bool  # that motion waits for the operator
+    held: bool  # it is HELD: no controller moves it before `go`
+    stalled: bool  # the server's loop is silent, as its watchdog publishes
     why: str  # the server's words for the state
     may_clear: bool
+    process: str  # of this actor's lease
+
+    @property
+    def refused(self) -> str:
+        """Why the server refused the last request that would have let the robot move; empty once its state changed."""
+
+    @property
+    def shown(self) -> ShownRobot:
+        """The newest state, to be shown."""
+
+    @property
+    def unconfirmed(self) -> bool:
+        """Whether a stop or hold that was requested was not confirmed in time."""
 
     @property
     def silent(self) -> bool:
@@ -40,8 +59,8 @@ class RobotRequests(Protocol):
     def idle(self) -> bool:
         """Whether every request was answered, and the state is of after that."""
 
-    def request(self, op: str) -> None:
-        """Send stop, hold, clear, proceed or park. From any thread."""
+    def request(self, op: str, shown: ShownRobot | None = None) -> None:
+        """Send stop, hold, clear, go, proceed or park; the last four for the state `shown`. From any thread."""
 
 
 class NoOperator:

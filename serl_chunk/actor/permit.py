@@ -15,6 +15,11 @@ def nothing() -> None:
     """Do nothing at the end of a countdown but let the robot move."""
 
 
+def at_once() -> bool:
+    """Agree to a motion at the end of its countdown."""
+    return True
+
+
 class Permit:
     """One robot's permission to move. All calls come from the control loop's thread.
 
@@ -29,13 +34,19 @@ class Permit:
         self._countdown = countdown
         self._until: float | None = None
         self._ended = 0.0  # the last countdown
-        self._lasts = False
-        self._then: Callable[[], None] = nothing
+        self._lasts = self._called = False  # called: `then`
+        self._then: Callable[[], object] = nothing
+        self._agreed: Callable[[], bool | None] = at_once
 
     @property
     def counts(self) -> bool:
         """Whether a countdown runs."""
         return self._until is not None
+
+    @property
+    def lasts(self) -> bool:
+        """Whether a countdown runs that lasts beyond the end of an episode."""
+        return self.counts and self._lasts
 
     def seconds(self, now: float) -> float | None:
         """Return the seconds until the robot moves; None without a countdown."""
@@ -63,23 +74,36 @@ class Permit:
         self.granted = self.granted and now - self._ended < AT_ONCE
         return self.granted
 
-    def begin(self, now: float, then: Callable[[], None] = nothing, *, lasts: bool = False) -> None:
+    def begin(
+        self, now: float, then: Callable[[], object] = nothing, *, lasts: bool = False,
+        agreed: Callable[[], bool | None] = at_once,
+    ) -> None:  # fmt: skip
         """Count down, and call `then` at the end, where nothing ends the countdown before.
 
         Args:
             lasts: beyond the end of an episode, and what follows is a hold.
+            agreed: polled after `then`. None: the countdown stays at its end; False: the robot holds.
         """
         self._until, self._then, self._lasts = now + self._countdown, then, lasts
+        self._agreed, self._called = agreed, False
 
     def elapse(self, now: float) -> bool:
         """End a countdown that is over; returns whether one was. Call it after the keys: a stop in this tick wins."""
         if self._until is None or now < self._until:
             return False
-        if now - self._until > AT_ONCE:  # no one saw it count
+        if not self._called:
+            if now - self._until > AT_ONCE:  # no one saw it count
+                self.hold()
+                return False
+            self._called = True
+            self._then()
+        agreed = self._agreed()
+        if agreed is None:
+            return False
+        if not agreed:
             self.hold()
             return False
         self._until, self._ended, self.held, self.granted = None, now, self._lasts, not self._lasts
-        self._then()
         return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Literal
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from serl_chunk.actor.chunk_queue import ChunkQueue, TickAction
 from serl_chunk.actor.clock import Clock, Deadlines
-from serl_chunk.actor.inference import DelayEstimate, InferenceThread, measure_inference
+from serl_chunk.actor.inference import DelayEstimate, InferenceThread, measure_inference, while_polling
 from serl_chunk.actor.policy import Decision, Policy, PolicyAwayError, Request
 from serl_chunk.actor.recorder import EpisodeRecorder
 from serl_chunk.robots.base import Expert
@@ -228,16 +229,17 @@ def realtime_planner(
 ) -> RealtimePlanner | None:  # fmt: skip
     """Compile and measure inference, then `make` the planner and, unless given, its thread; see `choose_inference`.
 
-    Returns None where `stop` ends the wait for a policy that is away; `poll` is called in that wait.
+    Returns None where `stop` ends the wait for a policy that is away; `poll` is called meanwhile.
     """
     policy.refresh()
+    ended = threading.Event()
 
     def decide() -> None:
-        if policy.decide_patiently(request, stop, poll) is None:
+        if policy.decide_patiently(request, lambda: "ended" if ended.is_set() else stop()) is None:
             raise PolicyAwayError(policy.waiting or "the policy was away while its inference was measured")
 
     try:
-        seconds = measure_inference(decide, clock)
+        seconds = while_polling(lambda: measure_inference(decide, clock), poll, ended.set)
     except PolicyAwayError:
         if stop() is None:
             raise

@@ -339,12 +339,18 @@ class ActorService:
                     return False
                 if lines.passes():
                     logger.info(f"{why().what} ({self._clock.now() - began:.0f} s)")
-                if self.operator is not None:
-                    self.operator.waits(why())
+                self._waits(why())
                 self.stop.wait(POLL_SECONDS)
             return True
         finally:
             self._waited += self._clock.now() - began
+
+    def _waits(self, why: Obstacle) -> None:
+        """Poll the operator; without one, let the robot do meanwhile what keeps its lease."""
+        if self.operator is not None:
+            self.operator.waits(why)
+        else:
+            self.env.idle()
 
     def _next_welcome(self, link: LearnerLink) -> Welcome | None:
         """Wait for the welcome of the current learner; None for a stop before it. Raises the link's error."""
@@ -355,8 +361,7 @@ class ActorService:
                 return link.welcome
             if self._quits():
                 return None
-            if self.operator is not None:
-                self.operator.waits(Obstacle(link.waiting, "see the learner's log"))
+            self._waits(Obstacle(link.waiting, "see the learner's log"))
             if lines.passes():
                 logger.info(link.waiting)
         return None

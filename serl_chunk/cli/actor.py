@@ -16,7 +16,7 @@ from serl_chunk.cli.console import check_operator, console_of
 from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.live import page_on, show_on
 from serl_chunk.cli.logs import log_to_file
-from serl_chunk.cli.process import warn_of_lockstep
+from serl_chunk.cli.process import spec_of, warn_of_lockstep
 from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
@@ -46,21 +46,24 @@ def run_training_actor(
         page_on(viewer) as page,  # before anything can move
         contextlib.ExitStack() as stack,
         _checked(config, with_page=page is not None),  # before a learner is waited for
-        ActorService(config, actor_id=actor_id, stop=stop) as actor,
     ):
-        spec = actor.env.robot_spec
+        spec = spec_of(config)
         Judge(config, spec, compiled=False)
-        actor.agent = agent = make_agent(config, spec)
+        agent = make_agent(config, spec)
         spools = SpoolFolders(config, actor_id, None if spool_path is None else Path(spool_path).expanduser())
         largest = largest_episode_bytes(spec, config, sent_cameras(config, spec))
-        actor.link = link = open_link(
+        link = open_link(
             config, spec, agent, address.ip, address.port, actor_id,
             spools=spools.open, largest_episode_bytes=largest, keys=keys,
         )  # fmt: skip
+        stack.callback(link.close)
+        # Before the robot: an actor that no learner admits, as where another has its id, takes no robot from that one.
         welcome = link.connect(on_waiting=log_waiting())
-        connected.set()
         log_to_file(spools.folder / "actor.log")
-        actor.operator = stack.enter_context(
+        operators = stack.enter_context(contextlib.ExitStack())  # closed after the robot
+        actor = stack.enter_context(ActorService(config, actor_id=actor_id, agent=agent, link=link, stop=stop))
+        connected.set()
+        actor.operator = operators.enter_context(
             console_of(config, actor_id, amend=link.amend, end=stop.set, other_inputs=page is not None)
         )
         if actor.operator is not None:

@@ -24,7 +24,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.console.bindings import Action, Word
-from serl_chunk.console.view import ConsoleState
+from serl_chunk.console.view import ConsoleState, ShownRobot
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.io import plural
 from serl_chunk.outcomes.judge import OPERATOR
@@ -70,6 +70,12 @@ class LabellingConsole:
         elif action is Action.FAILURE:
             self.ends = True
         return action in (Action.SUCCESS, Action.FAILURE)
+
+    @property
+    def shown(self) -> ShownRobot | None:
+        """As of the console."""
+        assert self._console is not None
+        return self._console.shown
 
     def empty(self) -> None:
         """As of the console."""

@@ -27,7 +27,7 @@ from serl_chunk.cli.console import console_of
 from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.live import page_on, show_on
 from serl_chunk.cli.logs import log_to_file
-from serl_chunk.cli.process import warn_of_lockstep
+from serl_chunk.cli.process import spec_of, warn_of_lockstep
 from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.compatibility import affects_acting
 from serl_chunk.config.devices import DEVICES
@@ -93,32 +93,34 @@ def run_evaluation(
     run: Path | None = None
     stop, labels = threading.Event(), EvaluationOperator()
     with page_on(viewer) as page, contextlib.ExitStack() as stack:  # the page before anything can move
+        spec = spec_of(config)
+        films = Path() / "videos" if options.save_video else None
+        checkpoints: list[Checkpoint] = []
+        remote = agent = None
+        if source is None:
+            remote = stack.enter_context(remote_policy(config, spec, stop.is_set))
+        else:  # before the robot, which an evaluation without a policy takes from nobody
+            agent = make_agent(config, spec)
+            if isinstance(source, LearnerAddress):
+                checkpoints = _of_learner(config, spec, agent, source, options.steps)
+            else:
+                run = source.expanduser()
+                checkpoints = checkpoints_of_run(config, spec, agent, run, options.steps)
+                films = films and run / films
+                log_to_file(run / "actor.log")
+            _check_different(options.steps, checkpoints)
         env = observing(make_env(config.robot, evaluating=True), config)
         with contextlib.ExitStack() as opened:
             opened.callback(env.close)
             if (human := _open_human(config, env)) is not None:
                 stack.callback(human.close)
-            remote = None
-            if source is None:
-                remote = stack.enter_context(remote_policy(config, env.robot_spec, stop.is_set))
             opened.pop_all()
         robot = stack.enter_context(contextlib.ExitStack())  # closed before the device, and before any network
         robot.callback(env.close)
-        films = Path() / "videos" if options.save_video else None
-        checkpoints: list[Checkpoint] = []
-        if source is None:
+        if agent is None:
             assert remote is not None
             entries = [evaluate.Entry(remote, videos=films and films / "policy_server")]
         else:
-            agent = make_agent(config, env.robot_spec)
-            if isinstance(source, LearnerAddress):
-                checkpoints = _of_learner(config, env.robot_spec, agent, source, options.steps)
-            else:
-                run = source.expanduser()
-                checkpoints = checkpoints_of_run(config, env.robot_spec, agent, run, options.steps)
-                films = films and run / films
-                log_to_file(run / "actor.log")
-            _check_different(options.steps, checkpoints)
             modes = (True, False) if options.stochastic else (config.learner.eval_mode == "mean",)
             entries = [
                 evaluate.Entry(
@@ -131,7 +133,7 @@ def run_evaluation(
         labels.operator = stack.enter_context(
             console_of(config, "evaluation", amend=labels.amend, end=stop.set, other_inputs=page is not None)
         )
-        show_on(page, labels.operator, config, env.robot_spec, "evaluation")
+        show_on(page, labels.operator, config, spec, "evaluation")
         progress = _Progress(options.n * len(entries), labels.operator, config.robot.real)
         results = evaluate.evaluate_in_turns(
             env, entries, config, n=options.n, progress=progress.show, intervention=human, operator=labels,

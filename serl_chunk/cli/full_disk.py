@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
 
+from serl_chunk.actor.inference import while_polling
 from serl_chunk.actor.operator import POLL_SECONDS, Operator
 from serl_chunk.console.view import Obstacle
 from serl_chunk.types import DataError
@@ -20,25 +20,19 @@ def nothing() -> None:
     """Do nothing before another attempt."""
 
 
-def polling(work: Callable[[], None], operator: Operator | None, what: str) -> None:
-    """Call `work`, on a thread where there is an operator, whose keys work meanwhile. Raises what `work` raises.
+def polling(work: Callable[[], None], operator: Operator | None, what: str, idle: Callable[[], None] = nothing) -> None:
+    """Call `work` on a thread; the operator's keys work meanwhile. Raises what `work` raises.
 
     Args:
         what: is waited for, as the operator sees it.
+        idle: called meanwhile where there is no operator (`RobotEnv.idle`).
     """
-    if operator is None:
-        work()
-        return
-    with ThreadPoolExecutor(1) as thread:
-        done = thread.submit(work)
-        while not wait([done], POLL_SECONDS).done:
-            operator.waits(Obstacle(what, "wait: it takes a moment"))
-    done.result()
+    while_polling(work, idle if operator is None else lambda: operator.waits(Obstacle(what, "wait: it takes a moment")))
 
 
 def write_with_room(
     write: Callable[[], None], operator: Operator | None, given_up: Callable[[], bool],
-    before_again: Callable[[], None] = nothing,
+    before_again: Callable[[], None] = nothing, idle: Callable[[], None] = nothing,
 ) -> None:  # fmt: skip
     """Call `write` until it succeeds. Where the disk is at fault the operator sees why, and all keys work meanwhile.
 
@@ -47,6 +41,7 @@ def write_with_room(
         operator: None: a failure is raised at once.
         given_up: whether to raise the failure instead of another attempt.
         before_again: called before each further attempt.
+        idle: as of `polling`.
 
     Raises:
         DataError: of `write`.
@@ -54,7 +49,7 @@ def write_with_room(
     waits = False
     while True:
         try:
-            polling(write, operator, "the episode is being written")
+            polling(write, operator, "the episode is being written", idle)
         except DataError as error:
             if operator is None or not isinstance(error.__cause__, OSError) or given_up():
                 raise

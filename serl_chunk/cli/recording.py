@@ -198,7 +198,7 @@ class Recording:
         # It limits how much an operator helps a policy in training.
         config = dataclasses.replace(config, actor=config.actor.without_human_limit())
         self._config, self._writer, self._operator, self._stop = config, writer, operator, stop
-        self._spec, self._progress = env.robot_spec, progress
+        self._spec, self._progress, self._idle = env.robot_spec, progress, env.idle
         self._named = "the policy server" if isinstance(demonstrator, Policy) else "the expert"
         self._number, self._there, self.totals = number, there, totals
         self._stream, self._unsent = stream, list[Path]()
@@ -249,7 +249,8 @@ class Recording:
         if summary.length == 0 and (self._operator is not None or self._stop() is not None):
             return False
         # Now, as a fast simulator would leave thousands of episodes waiting in memory.
-        write_with_room(self._writer.flush, self._operator, lambda: self._stop() is not None, self._writer.again)
+        ended = lambda: self._stop() is not None  # noqa: E731
+        write_with_room(self._writer.flush, self._operator, ended, self._writer.again, self._idle)
         files = self._writer.written[before:]
         if self._sink is not None:
             demonstration = self._sink.last
@@ -262,7 +263,7 @@ class Recording:
         if self._progress is not None:
             self._progress(len(self.totals.successes))
         if self._sink is not None:
-            polling(lambda: self._check(files), self._operator, "the demonstration is being checked")
+            polling(lambda: self._check(files), self._operator, "the demonstration is being checked", self._idle)
         self._send()  # of the attempt before: the end of this one made it final
         self._unsent = [*files]
         if self._operator is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from serl_chunk.cli.data.options import add_reading, keys_of, open_any, options_of
 from serl_chunk.cli.doctor.checks import require_free
 from serl_chunk.cli.robot_dry import Changed, Recorded, dry_run
-from serl_chunk.cli.robot_replay import approach, compared, play
+from serl_chunk.cli.robot_replay import approach, await_go, compared, play
 from serl_chunk.data.source import Source
 from serl_chunk.types import STATE, ConfigError
 from serl_chunk_robot.client import Keys, RobotClient
@@ -87,14 +88,16 @@ def _replay(flags: argparse.Namespace) -> int:
     if not flags.episode.isdigit():
         raise ConfigError(f"{flags.episode!r} is no number of an episode", parameter="episode")
     source = open_any(flags.path, options_of(flags), flags.from_format)
-    with RobotClient(flags.robot, name="replay", role="operator", keys=keys) as operator:
+    show = functools.partial(print, flush=True)
+    with (
+        RobotClient(flags.robot, name="replay", role="operator", keys=keys) as operator,
+        RobotClient(flags.robot, name="replay", role="controller", keys=keys) as controller,
+    ):
         spec = operator.hello()["spec"]
         episode = next(_recorded(source, flags.episode, len(spec["low"]), spec["tick"]))
-        approach(operator, episode.actions[0], list(spec["grippers"]), print)
-    with RobotClient(flags.robot, name="replay", role="controller", keys=keys) as controller:
-        print(
-            f"{episode.name}: {len(episode.actions)} actions, {len(episode.actions) * spec['tick']:.1f} s", flush=True
-        )
+        approach(operator, controller, episode.actions[0], list(spec["grippers"]), show)
+        await_go(controller, show)  # a jog ends in HELD
+        show(f"{episode.name}: {len(episode.actions)} actions, {len(episode.actions) * spec['tick']:.1f} s")
         played = play(controller, episode, spec["tick"])
     figures = compared(episode, played, spec["tick"])
     slowed, behind, late = figures["slowed"], 1e3 * figures["behind"], 1e3 * figures["late"]

@@ -84,6 +84,7 @@ def dry_run(episode: Recorded, file: RobotFile, spec: DriverSpec, limits: Limits
         loop.run_pass(clock.now)
         if k == STANDS:
             loop.request("clear", OPERATOR, "dry", clock.now)
+            loop.request("go", OPERATOR, "dry", clock.now)  # of simulated arms in this process
     loop.request("arm", OPERATOR, "dry", clock.now)
     needs, apart, joint = _demands(episode.actions, spec.tick, limits), np.zeros(len(low)), NO_JOINT
     began = clock.now

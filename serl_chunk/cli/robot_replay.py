@@ -16,6 +16,7 @@ from serl_chunk_robot.profiles import CAUTIOUS
 FAR = 0.5  # rad that a joint may be from the first target after the reset: jogs take one joint at a time
 HAIR = 1e-4
 PATIENCE = 120.0  # s of a motion of the server's
+REMIND = 10.0  # s between two lines while a human operator is waited for
 LAGS = 10  # ticks
 
 
@@ -27,49 +28,76 @@ class Played(NamedTuple):
     late: float  # s, the largest delay of a command
 
 
-def approach(operator: RobotClient, target: np.ndarray, grippers: list[int], show: Callable[[str], None]) -> None:
+def approach(
+    operator: RobotClient, controller: RobotClient, target: np.ndarray, grippers: list[int], show: Callable[[str], None]
+) -> None:
     """Lead the robot to the first target by the server's own motions, under the profile first_day.
 
-    Raises RobotError: it does not stand in HOLD, a joint is too far away after the reset, or a motion does not end.
+    Args:
+        controller: has the lease, and keeps it. A human operator lets it go on first (`await_go`).
+
+    Raises RobotError: the robot is stopped, a joint is too far away after the reset, or a motion does not end.
     """
-    state = operator.next_state()
-    if state["state"] != "HOLD":
-        raise RobotError(f"the robot is in {state['state']} ({state['word']}), expected HOLD. Clear it, and end other "
-                         "controllers.")  # fmt: skip
+    state = await_go(controller, show)
     profile = state["profile"]
-    operator.request("profile", name=CAUTIOUS)
+    operator.request("profile", generation=state["generation"], name=CAUTIOUS)
     try:
         show(f"reset, under {CAUTIOUS}")
-        operator.request("reset")
-        away = target - _stands(operator)["set_point"]
+        away = target - _moved(controller, controller, "reset")["set_point"]
         far = [j for j in np.flatnonzero(np.abs(away) > FAR).tolist() if j not in grippers]
         if far:
             raise RobotError(f"joint {far[0]} is {away[far[0]]:+.2f} rad from the episode's first target after the "
                              f"reset, expected at most {FAR:g}. Let a [[reset.step]] lead there.")  # fmt: skip
         for joint in np.flatnonzero(np.abs(away) > HAIR).tolist():
             show(f"joint {joint} by {away[joint]:+.3f}")
-            operator.request("jog", joint=joint, angle=float(away[joint]))
-            _stands(operator)
+            _moved(operator, controller, "jog", joint=joint, angle=float(away[joint]))
     finally:
         with contextlib.suppress(RobotError):  # while the robot moves, it stays under the slower one
-            operator.request("profile", name=profile)
+            generation = operator.next_state()["generation"]
+            operator.request("profile", generation=generation, name=profile)
 
 
-def _stands(operator: RobotClient) -> dict[str, Any]:
-    ends = time.monotonic() + PATIENCE
-    while (state := operator.next_state())["state"] == "MOVE":
+def await_go(controller: RobotClient, show: Callable[[str], None]) -> dict[str, Any]:
+    """Wait until a human operator lets the controller move a robot that is HELD; returns the state in HOLD.
+
+    Raises RobotError where the robot is stopped.
+    """
+    controller.request("lease")
+    shown = -REMIND
+    while (state := _kept(controller, controller))["state"] != "HOLD":
+        if state["state"] == "STOPPED":
+            raise RobotError(f"the robot is in STOPPED ({state['word']}), expected HOLD. Look at the cell, run "
+                             "`serl-chunk robot clear`, and then this again.")  # fmt: skip
+        if time.monotonic() - shown > REMIND:
+            shown = time.monotonic()
+            show(f"the robot is in {state['state']} ({state['word']}). Look at the cell, then run in another terminal: "
+                 "serl-chunk robot go")  # fmt: skip
+    return state
+
+
+def _moved(client: RobotClient, controller: RobotClient, op: str, **arguments: Any) -> dict[str, Any]:
+    """Request a motion, and wait for its end; returns the state then."""
+    generation = client.next_state()["generation"]
+    motion, ends = client.request(op, generation=generation, **arguments)["motion"], time.monotonic() + PATIENCE
+    while (state := _kept(client, controller))["state"] == "MOVE":
         if time.monotonic() > ends:
             raise RobotError(f"the motion did not end within {PATIENCE:g} s")
-    if (state["state"], state["word"]) != ("HOLD", "the motion is done"):
+    if state["done"] != motion:
         raise RobotError(f"the motion ended in {state['state']} ({state['word']})")
     return state
+
+
+def _kept(client: RobotClient, controller: RobotClient) -> dict[str, Any]:
+    """Return a new state, and keep the lease."""
+    controller.request("ping")
+    return client.next_state()
 
 
 def play(controller: RobotClient, episode: Recorded, tick: float) -> Played:
     """Send the actions at their rate, under the profile that is chosen. Raises RobotError where the robot stops."""
     joints, slowed, late = [], 0, 0.0
     controller.request("lease")
-    controller.request("arm")
+    controller.request("arm", generation=controller.next_state()["generation"])
     first = {"target": episode.actions[0], "number": 0, "generation": controller.generation}
     try:
         controller.request(

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from serl_chunk.console.bindings import STOPS, Action, Keys, help_table, hints, second_key
 from serl_chunk.console.terminal import CLOSED, Terminal, is_usable
-from serl_chunk.console.view import ConsoleState, lines, plain, rings
+from serl_chunk.console.view import ConsoleState, ShownRobot, lines, plain, rings
 
 HELP = "?"  # the key that shows and hides the table of keys, where it is mapped to nothing
 
@@ -44,6 +44,8 @@ class OperatorConsole:
         self._stops = {name for name, action in self._keys.bindings.items() if action in STOPS}
         self._before: ConsoleState | None = None
         self._help = self._emptied = False
+        self.shown: ShownRobot | None = None
+        """The robot that stood on the screen when the key of the newest action was pressed."""
         self.terminal = Terminal(source, target) if is_usable(source, target) else None
 
     def __enter__(self) -> OperatorConsole:
@@ -61,7 +63,7 @@ class OperatorConsole:
         """
         events = [] if self.terminal is None else self.terminal.read()
         self._emptied = False
-        for name, stamp in events:
+        for name, stamp, content in events:
             if name == CLOSED:
                 logger.warning("terminal closed: the robot holds, and no key works")
                 yield Action.HOLD
@@ -70,6 +72,7 @@ class OperatorConsole:
                 self._help = not self._help
             if not self._emptied or name in self._stops:
                 action = self._keys.press(name, stamp)
+                self.shown = content if isinstance(content, ShownRobot) else None
                 if action is not None:
                     yield action
 
@@ -92,7 +95,7 @@ class OperatorConsole:
             return
         if rings(state, before):
             self.terminal.screen.bell()
-        self.terminal.screen.show(functools.partial(self._draw, state, self._help))
+        self.terminal.screen.show(functools.partial(self._draw, state, self._help), state.robot)
 
     def line(self, text: str) -> None:
         """Show a line of the log above the state. Without a terminal the log's own output shows it."""

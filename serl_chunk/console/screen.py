@@ -39,6 +39,8 @@ class Screen:
         self._lines: collections.deque[str] = collections.deque()
         self._dropped = 0
         self._draw: Draw | None = None
+        self._content: object = None
+        self.content: object = None  # of the frame that stands on the screen
         self._bell = self._closing = False
         self._frame: list[str] = []  # of the newest `show`, at `_drawn_at`
         self._drawn_at = 0.0
@@ -47,10 +49,10 @@ class Screen:
         self._thread = threading.Thread(target=self._run, name="console-screen", daemon=True)
         self._thread.start()
 
-    def show(self, draw: Draw) -> None:
-        """Replace the frame."""
+    def show(self, draw: Draw, content: object = None) -> None:
+        """Replace the frame. `content`: what it shows, for those that have to know what stands on the screen."""
         with self._changed:
-            self._draw = draw
+            self._draw, self._content = draw, content
             self._changed.notify_all()
 
     def line(self, text: str) -> None:
@@ -87,7 +89,7 @@ class Screen:
                         STALE / 2 if self._frame else None,
                     )
                     closing, draw, lines = self._closing, self._draw, list(self._lines)
-                    bell, dropped = self._bell, self._dropped
+                    bell, dropped, content = self._bell, self._dropped, self._content
                     self._draw, self._bell, self._dropped = None, False, 0
                     self._lines.clear()
                 if dropped:
@@ -100,6 +102,7 @@ class Screen:
                 age = time.monotonic() - self._drawn_at
                 mark = [f"not updated for {age:.0f} s"[: size[0] - 1]] if self._frame and age > STALE else []
                 self._deliver(self._update([*self._frame, *mark], lines, size) + "\a" * bell + _END * closing)
+                self.content = content if draw is not None else self.content
                 if closing:
                     return
                 with self._changed:

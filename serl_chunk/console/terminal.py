@@ -31,6 +31,7 @@ class Key(NamedTuple):
 
     name: str
     stamp: float
+    content: object = None  # what stood on the screen then (`Screen.show`)
 
 
 def is_usable(source: int, target: int) -> bool:
@@ -174,7 +175,7 @@ class Terminal:
             data = b""
         except OSError:
             return None
-        self._keys += [Key(name, now) for name in self._decoder.feed(data, now)]
+        self._keys += [Key(name, now, self.screen.content) for name in self._decoder.feed(data, now)]
         return data
 
 

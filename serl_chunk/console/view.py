@@ -35,6 +35,7 @@ OLD = 0.2  # seconds; a camera's frame that is older is marked
 _NONE = "-"
 _PLAIN, _BOLD, _DIM = Style(), Style(bold=True), Style(dim=True)
 _QUESTION, _ALARM = Style(bold=True, reverse=True), Style(color="red", bold=True)
+_UNCONFIRMED = Style(color="red", bold=True, reverse=True)
 
 
 class Obstacle(NamedTuple):
@@ -49,6 +50,16 @@ class Proposed(NamedTuple):
 
     number: int  # differs from that of every other one
     actions: np.ndarray  # float32[H, A], robot units
+
+
+class ShownRobot(NamedTuple):
+    """The state of a robot's server as it is shown. What lets the robot move is requested for that of the key press."""
+
+    generation: int
+    controller: str = ""  # who holds the lease, and in which process
+    process: str = ""
+    held_by: str = ""  # empty: it is not HELD
+    held_s: float = 0.0  # seconds for which it is
 
 
 class ConsoleState(NamedTuple):
@@ -73,6 +84,8 @@ class ConsoleState(NamedTuple):
     question: str = ""
     notice: str = ""  # what the operator should look at
     proposed: Proposed | None = None
+    alarm: str = ""  # what the operator has to do at once
+    robot: ShownRobot | None = None  # None: no server moves it
 
 
 def lines(state: ConsoleState, columns: int, rows: int, keys: Sequence[str] = ()) -> list[str]:
@@ -84,9 +97,12 @@ def lines(state: ConsoleState, columns: int, rows: int, keys: Sequence[str] = ()
     On a small terminal the size of the word goes first, then the keys, the table and the last obstacles.
     """
     countdown = _seconds(state)
+    alarm = [_line(columns, (part, _UNCONFIRMED)) for part in textwrap.wrap(state.alarm, columns)]
     notes = []
     if countdown is not None:
         notes.append(_line(columns, (f"The robot moves in {countdown} s.", _BOLD)))
+    if held := held_since(state):
+        notes.append(_line(columns, (held, _BOLD)))
     if state.notice:
         notes.append(_line(columns, (state.notice, _ALARM)))
     if state.question:
@@ -95,9 +111,9 @@ def lines(state: ConsoleState, columns: int, rows: int, keys: Sequence[str] = ()
         notes.append(_line(columns, (state.progress, _BOLD)))
     notes += [""] * bool(notes)
     table, hints = _table(state, columns), ["", *_hints(tuple(keys), columns)] if keys else []
-    word = _big_word(state.word, countdown, columns)
+    word = [*alarm, *_big_word(state.word, countdown, columns)]
     if len(word) + len(notes) + len(_obstacles(state.obstacles, columns, rows)) + len(table) + len(hints) > rows:
-        word = [_line(columns, (f" {state.word} ", _style(state.word)))]
+        word = [*alarm, _line(columns, (f" {state.word} ", _style(state.word)))]
     out = [*word, *notes][:rows]
     out += _obstacles(state.obstacles, columns, rows - len(out))
     out += table[: rows - len(out)]
@@ -109,6 +125,7 @@ def plain(state: ConsoleState, before: ConsoleState | None = None) -> str:
     if before is not None and _worth_a_line(state) == _worth_a_line(before):
         return ""
     values = {
+        "alarm": state.alarm,
         "word": state.word,
         "moves_in_s": _seconds(state),
         "question": state.question,
@@ -127,14 +144,26 @@ def _quoted(text: str) -> str:
 
 
 def rings(state: ConsoleState, before: ConsoleState | None = None) -> bool:
-    """Return whether the operator's attention is needed: each second before a motion, a stop, a question, a notice."""
+    """Return whether the operator's attention is needed: each second before a motion, a stop, a question, a notice, an
+    alarm.
+    """
     seconds, earlier = _seconds(state), None if before is None else _seconds(before)
     changed = before is None or state.word != before.word
     asks = any(
         now and (before is None or now != then)
-        for now, then in ((state.question, before and before.question), (state.notice, before and before.notice))
+        for now, then in (
+            (state.question, before and before.question),
+            (state.notice, before and before.notice),
+            (state.alarm, before and before.alarm),
+        )
     )
     return (seconds is not None and seconds != earlier) or (changed and state.word in RINGS) or asks
+
+
+def held_since(state: ConsoleState) -> str:
+    """Return who holds the robot at its server, and for how long; empty where it is not held there."""
+    robot = state.robot
+    return "" if robot is None or not robot.held_by else f"held by {robot.held_by} since {robot.held_s:.0f} s"
 
 
 def _seconds(state: ConsoleState) -> int | None:
@@ -142,7 +171,7 @@ def _seconds(state: ConsoleState) -> int | None:
 
 
 def _worth_a_line(state: ConsoleState) -> tuple[object, ...]:
-    return state.word, state.countdown is None, state.question, state.obstacles, state.outcome
+    return state.alarm, state.word, state.countdown is None, state.question, state.obstacles, state.outcome
 
 
 def _line(columns: int, *parts: tuple[str, Style]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.base import Agent
+from serl_chunk.io import fsync_path
 from serl_chunk.types import DataError, PolicyOrigin, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -41,7 +43,9 @@ class SnapshotPublisher:
         self._version_file = os.open(self._file, os.O_WRONLY | os.O_CREAT, 0o644)
         self.failed_writes = 0  # versions that could not be written, and were not published
         self._writes = True  # the last one was
-        self._keep_version(self.version)
+        if self._keep_version(self.version):
+            with contextlib.suppress(OSError):  # each version is synced before it is published
+                fsync_path(self._file.parent)
         self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
         self.error: BaseException | None = None  # what stopped the thread
         self._waiting: deque[tuple[Snapshot, dict[str, Any]]] = deque(maxlen=1)  # not flattened, and its info
@@ -74,21 +78,30 @@ class SnapshotPublisher:
             if os.pwrite(self._version_file, data, 0) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as e:
-            self.failed_writes += 1
-            if self._writes:
-                logger.warning(
-                    "snapshot %d is not published: its version cannot be written to %s (%s). Training continues, and "
-                    "the next snapshot tries again; if the disk is full, free some space",
-                    version, self._file, e.strerror,
-                )  # fmt: skip
-            self._writes = False
+            self._complain(version, e)
             return False
         if not self._writes:
             logger.warning("snapshot versions are written again; %d snapshots were not published", self.failed_writes)
         self._writes = True
         return True
 
+    def _complain(self, version: int, error: OSError) -> None:
+        self.failed_writes += 1
+        if self._writes:
+            logger.warning(
+                "snapshot %d is not published: its version cannot be written to %s (%s). Training continues, and "
+                "the next snapshot tries again; if the disk is full, free some space",
+                version, self._file, error.strerror,
+            )  # fmt: skip
+        self._writes = False
+
     def _hand_over(self, snapshot: Snapshot, info: dict[str, Any]) -> None:
+        if self._thread is not None:  # actors of other machines remember it: a power cut must not set it back
+            try:
+                os.fsync(self._version_file)
+            except OSError as e:
+                self._complain(snapshot.version, e)
+                return
         self._publish(snapshot._replace(params=self._agent.flatten_params(snapshot.params)), info)
 
     def _publish_waiting(self) -> None:

@@ -34,14 +34,14 @@ class RecordRouter:
         self._received: list[Episode] = []  # demonstrations
         self._changed = threading.Condition()
         self._finished: list[EpisodeStats] = []
-        self._position = 0  # journal entries that the counters cover
+        self.position = 0  # journal entries that the counters cover
         self.env_steps = 0
         self.resumed_steps = 0  # online steps of previous processes, whose transitions are gone
 
     def resume(self, env_steps: int, position: int) -> None:
         """Count on from a previous process, whose records `refill` may put back."""
         self.env_steps = self.resumed_steps = env_steps
-        self._position = position
+        self.position = position
 
     @property
     def fresh_steps(self) -> int:
@@ -73,7 +73,7 @@ class RecordRouter:
                 self._finished.append(added.finished)
             if demonstration is not None:
                 self._received.append(demonstration)
-            self._position = self._position if position is None else position
+            self.position = self.position if position is None else position
             self._changed.notify()
 
     def refill(self, records: Iterable[tuple[int, str, Record | None]]) -> int:
@@ -81,12 +81,13 @@ class RecordRouter:
 
         No record: the session was closed there, perhaps within an episode. What the checkpoint's counters cover fills
         the replay and is not counted again. A record that does not fit (the experiment was changed) is left out.
+        Entries that come next are to be numbered from `position` on: it may be beyond the journal's end.
         """
-        counted, self._position = self._position, 0
+        counted, self.position = self.position, 0
         steps = refused = 0
         for number, session, record in records:
             if number < counted:
-                self._position = number + 1
+                self.position = number + 1
             try:
                 if record is None:
                     added = self._close_session(session, gone=True)
@@ -104,12 +105,12 @@ class RecordRouter:
                 self._count(added, None, number + 1)
         if refused:
             logger.warning("%d records of the journal were left out", refused)
-        if self._position < counted:
+        if self.position < counted:
             logger.warning(
                 "the journal ends at entry %d, the checkpoint covers %d: the records between are missing in the replay",
-                self._position, counted,
+                self.position, counted,
             )  # fmt: skip
-            self._position = counted
+            self.position = counted
         return steps
 
     def take(self) -> Received:
@@ -117,7 +118,7 @@ class RecordRouter:
         with self._changed:
             episodes, self._finished = self._finished, []
             demonstrations, self._received = self._received, []
-            return Received(self.env_steps, self._position, episodes, demonstrations)
+            return Received(self.env_steps, self.position, episodes, demonstrations)
 
     def wait(self, seconds: float) -> None:
         with self._changed:

@@ -60,6 +60,7 @@ class TrainingProgress:
     phase_updates: int = 0
     offline_updates: int = 0
     updates_owed: float | None = None
+    pretrained: bool = True  # see PhaseTrainer
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> TrainingProgress:

@@ -53,7 +53,7 @@ class LearnerService:
         self._learner: Learner | None = None
         # A robot in real time is never held: its actor reads no allowance, and needs no message about one.
         self._limited = config.actor.clock == "lockstep"
-        self._shares = StepShares(self._steps_left, config.transport.timeout_s)
+        self._shares = StepShares(self._steps_left, config.transport.timeout_s, steps_of=self._steps_of)
         self._store = _open_store(config, run.path) if config.transport.journal else None
         try:
             self.server = LearnerServer(
@@ -77,7 +77,8 @@ class LearnerService:
         if self._store is not None:
             check_retention(self._config.transport.journal_bytes, learner.replay.estimated_disk_bytes)
             steps = learner.refill(self._stored(self._store))
-            self._shares.restore((s.session, s.steps) for s in self._store.states.values())
+            # A power cut may have taken entries that the checkpoint counts: what comes next is none of them.
+            self._store.journal.skip_to(learner.router.position)
             if self._store.journal.next:
                 logger.info(f"journal: {steps:,} online steps put back from {format_bytes(self._store.journal.nbytes)}")
             self.server.resume()
@@ -140,6 +141,9 @@ class LearnerService:
 
     def _steps_left(self) -> int | None:
         return self._ready().trainer.steps_allowed() if self._limited else None
+
+    def _steps_of(self, session: str) -> int:
+        return next((s.state.steps for s in self.server.sessions() if s.info.session == session), 0)
 
     def _position(self) -> int | None:
         return None if self._store is None else self._store.journal.next

@@ -61,6 +61,7 @@ class PhaseTrainer:
         }
         self.phases = phases_of(c, has_critic=critic)
         self.phase, self.phase_updates = Phase.PRETRAIN, 0
+        self._was_pretrained = True  # where a previous process stopped
         self._critic_warmed = 0  # updates of a critic's warm-up that a previous process was stopped in
         self._offline_updates: int | None = None  # those of the offline phase; None: all, it is not over
 
@@ -79,8 +80,9 @@ class PhaseTrainer:
     @property
     def pretrained(self) -> bool:
         """Whether the critic has seen no failure yet: neither online, nor in the data of an offline phase."""
-        # A resumed run passes through the warm-up too, with a critic that has seen online data.
-        if (self.phase is Phase.TRAIN and self._lengths[Phase.CRITIC_WARMUP]) or self.online_updates:
+        # A resumed run passes through the warm-up too, with a critic that has seen online data, and acts as before.
+        warmed = self.phase is Phase.TRAIN and self._lengths[Phase.CRITIC_WARMUP] > 0
+        if warmed or self.online_updates or not self._was_pretrained:
             return False
         return not (self.offline_updates and self._data.has_failures)
 
@@ -289,6 +291,7 @@ class PhaseTrainer:
             "phase": str(self.phase),
             "phase_updates": self.phase_updates,
             "offline_updates": self.offline_updates,
+            "pretrained": self.pretrained,
             "updates_owed": self.schedule.limiter.owed(env_steps),
         }
 
@@ -296,6 +299,7 @@ class PhaseTrainer:
         """Go on from a checkpoint, whose counters the learner has; `missed_evaluation`: a stop cut one short."""
         self._rng.bit_generator.state = dict(saved.sampler_rng)
         self._offline_updates = saved.offline_updates
+        self._was_pretrained = saved.pretrained
         self.schedule.resume(self.online_updates, saved.updates_owed)
         self.phase = self.schedule.resumed_phase(
             saved.phase, offline_updates=self.offline_updates, online_updates=self.online_updates,

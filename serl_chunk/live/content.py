@@ -12,9 +12,10 @@ import numpy as np
 
 from serl_chunk.console.bindings import EFFECTIVE, MEANING, STOPS, Action, shown_input
 from serl_chunk.console.feed import LiveFeed, Planned, Tick
-from serl_chunk.console.view import OLD, ConsoleState, cells
+from serl_chunk.console.view import OLD, ConsoleState, ShownRobot, cells, held_since
 from serl_chunk.types import RobotSpec
 from serl_chunk.viewer.content import to_jpeg
+from serl_chunk_robot.client import UNCONFIRMED
 
 ROWS = 40  # ticks in one event, and decisions: more are sent with the next ones
 BEHIND = 250  # ticks that a new or slow viewer is sent at most
@@ -60,7 +61,7 @@ def info(spec: RobotSpec, bindings: Mapping[str, Action], title: str) -> dict[st
             {"action": a.value, "key": keys[0], "keys": [shown_input(k) for k in keys], "meaning": MEANING[a]}
             for a in MEANING if (keys := buttons.get(a))
         ],
-        "old": OLD,
+        "old": OLD, "unconfirmed": UNCONFIRMED,
     }  # fmt: skip
 
 
@@ -68,12 +69,22 @@ def state_json(state: ConsoleState) -> dict[str, Any]:
     """Return what the terminal shows."""
     return {
         "word": state.word.value, "countdown": None if state.countdown is None else math.ceil(state.countdown),
-        "question": state.question, "progress": state.progress, "look": state.notice,
+        "question": state.question, "progress": state.progress, "look": state.notice, "alarm": state.alarm,
+        "held": held_since(state),
+        "robot": None if (r := state.robot) is None else [r.generation, r.controller, r.process],
         "proposed": None if (p := state.proposed) is None else [p.number, [_rounded(row) for row in p.actions]],
         "obstacles": [list(obstacle) for obstacle in state.obstacles],
         "cells": [list(cell) for cell in cells(state)],
         "effective": sorted(action.value for action in EFFECTIVE[state.word]),
     }  # fmt: skip
+
+
+def shown_robot(sent: object) -> ShownRobot | None:
+    """Return the robot that a page showed at a key, of `robot` of `state_json`; None for anything else."""
+    match sent:
+        case [int(generation), str(controller), str(process)]:
+            return ShownRobot(generation, controller, process)
+    return None
 
 
 class Cursor:

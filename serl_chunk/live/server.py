@@ -19,7 +19,7 @@ from typing import Protocol
 
 from serl_chunk.console.bindings import Action, bind_keys
 from serl_chunk.console.feed import LiveFeed
-from serl_chunk.live.content import Cursor, Frame, Pictures, info, state_json
+from serl_chunk.live.content import Cursor, Frame, Pictures, info, shown_robot, state_json
 from serl_chunk.live.viewers import RefusedError, Requested, Viewers
 from serl_chunk.types import RobotSpec
 from serl_chunk.viewer.local_server import (
@@ -158,8 +158,11 @@ class _Handler(LocalHandler):
                 try:
                     if what == "press":
                         seen = body.get("seen")
-                        moment = float(seen) if isinstance(seen, int | float) else -math.inf
-                        viewers.press(name, str(body.get("key")), str(body.get("word")), moment, body.get("proposed"))
+                        moment = float(seen) if isinstance(seen, int | float) and abs(seen) < 1e15 else -math.inf
+                        viewers.press(
+                            name, str(body.get("key")), str(body.get("word")), moment, body.get("proposed"),
+                            robot=shown_robot(body.get("robot")),
+                        )  # fmt: skip
                     else:
                         {"here": viewers.here, "take": viewers.take, "release": viewers.release}[what](name)
                 except RefusedError as error:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from serl_chunk.console.bindings import EFFECTIVE, MEANING, MOVES, STOPS, Action
-from serl_chunk.console.view import ConsoleState
+from serl_chunk.console.view import ConsoleState, ShownRobot
 from serl_chunk.types import SerlChunkError
 
 GONE = 4.0  # seconds without a sign of life after which a viewer has left
@@ -29,8 +29,8 @@ class Requested(Protocol):
         """The newest state."""
         ...
 
-    def request(self, action: Action, source: str, seen: float | None = None) -> None:
-        """Let the control loop take in an action, under the rules of keys, for the state at `seen`."""
+    def request(self, action: Action, source: str, seen: float | None = None, robot: ShownRobot | None = None) -> None:
+        """Let the control loop take in an action, under the rules of keys, for the state at `seen`, and of `robot`."""
         ...
 
 
@@ -96,13 +96,16 @@ class Viewers:
             if self._holder == name:
                 self._holder, self._released = None, True
 
-    def press(self, name: str, key: str, shown: str, seen: float, proposed: int | None = None) -> None:
+    def press(
+        self, name: str, key: str, shown: str, seen: float, proposed: int | None = None, robot: ShownRobot | None = None
+    ) -> None:
         """Request what a key does.
 
         Args:
             shown: the state that the viewer saw. What was pressed for another one does nothing, but for stops.
             proposed: number of the chunk that it showed for approval. A key that moves the robot counts for that one.
             seen: when that was, by this clock. Neither does what was pressed for an old one.
+            robot: of that state. Its server refuses what would let it move in another one.
 
         Raises RefusedError.
         """
@@ -127,7 +130,7 @@ class Viewers:
                 self._refuse_for_holder("You can hold and stop")
             if action not in EFFECTIVE[state.word] and not state.question:
                 raise RefusedError(f"{MEANING[action]}: not in the state {state.word}")
-            self._operator.request(action, f"viewer {name}", seen)
+            self._operator.request(action, f"viewer {name}", seen, robot)
 
     def _note(self, name: str) -> None:
         now = self._settle()

@@ -134,7 +134,7 @@ class FrankaRobot(RobotEnv):
         return franka_space.in_tip_frame(self._places()[arm], twist)
 
     def close(self) -> None:
-        """Release the robot and give the lease back. It stays in HOLD, with torque on."""
+        """Release the robot and give the lease back. It is HELD then, with torque on."""
         self._served.close()
 
     def watch(self, cameras: Sequence[str]) -> None:

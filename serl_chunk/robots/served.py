@@ -24,6 +24,11 @@ logger = logging.getLogger(__name__)
 HELD_S = 1.0  # an episode ends in which the robot may not move, or a camera gives nothing new, for so long
 REMIND_S = 10.0  # between two lines while the robot may not move
 POLL_S = 0.2  # between two looks meanwhile; each renews the lease, which ends after 2 s
+GO = "Look at the cell, then run: serl-chunk robot go, or press the console's or the page's key to go on"
+REMEDIES = {
+    "STOPPED": "Look at the cell, then run: serl-chunk robot clear", "HELD": GO, "": "See the log of its server"
+}  # fmt: skip
+"""State in which the robot is waited for -> what to do about it."""
 WAIT_S = 0.01  # between two looks where an operator is waited for
 MAX_CONDITIONS = 16384  # characters, which an HDF5 attribute holds; longer ones are without what was drawn
 STATE_WITHIN_S = 0.5  # of the server; it publishes at 50 Hz or more
@@ -35,8 +40,9 @@ class ServedRobot(RobotEnv):
     A tick's target is sent when it begins, and the result is the server's newest state when the next one does. Where
     the robot follows its targets, what was sent is what was executed; else `info["executed_action"]` is the set point
     that the safety gate reached by then, and `info["gate"]` says why.
-    Between `reset` and the first `send` the robot stands in HOLD. Where it was stopped, `reset` waits until an operator
-    clears it.
+    Between `reset` and the first `send` the robot stands in HOLD. Where it was stopped or held, `reset` waits until an
+    operator clears it and lets it go on (`go`), which this never does. What lets it move is of the generation that was
+    read last: what an operator did after it goes first.
 
     Args:
         spec: of `config`, with absolute joint targets in the order of the server's joints.
@@ -99,36 +105,36 @@ class ServedRobot(RobotEnv):
         """
         super().reset(seed=seed)
         self._release()
-        draws: dict[str, Any] | None = None
+        reply: dict[str, Any] | None = None  # to a reset that went as planned
         drawn: dict[str, Any] = {} if seed is None else {"seed": seed}
         if options and options.get("new_object"):
             drawn["new_object"] = True
         told = 0.0
-        while draws is None and self._stand() and self.stop() is None:
+        while reply is None and self._stand() and self.stop() is None:
             if not self.may_move():
                 self.idle()
                 time.sleep(WAIT_S)
                 continue
             try:
-                self._client.request(
-                    "lease"
-                )  # it ended if nothing was asked for 2 s, as while the learner is waited for
-                draws = self._client.request("reset", episode=self._episode, **drawn)["draws"]
+                self._client.request("lease")  # it ended if nothing was requested for 2 s
+                reply = self._client.request("reset", generation=self._generation, episode=self._episode, **drawn)
             except RobotError as e:
                 if time.monotonic() - told > REMIND_S:
                     told = time.monotonic()
                     logger.warning(f"waiting for the robot, which was not reset: {e}")
                 time.sleep(POLL_S)
                 continue
-            if self._stand() != "the motion is done":
-                draws = None  # stopped or held before its end: once more
+            self._stand()
+            if self._state["done"] != reply["motion"]:
+                reply = None  # stopped or held before its end: once more
+        draws = {} if reply is None else reply["draws"]
         self._wait_for_cameras()
         self._episode += 1
         self.tick, self._held_since, self._refused = 0, 0.0, ""
         self._unseen_since = self._unseen_told = 0.0
         self._seen = 1 + max((e[0] for e in self._state["events"]), default=self._seen - 1)
-        self.conditions = _conditions(self._state, draws or {})
-        return self._observe(), {"draws": draws or {}}
+        self.conditions = _conditions(self._state, draws)
+        return self._observe(), {"draws": draws}
 
     def send(self, command: np.ndarray) -> None:
         """Send the target of a tick, `float32[A]`; arms the robot first where it is not."""
@@ -136,7 +142,7 @@ class ServedRobot(RobotEnv):
         if not self._armed:
             try:
                 self._client.request("lease")
-                self._client.request("arm")
+                self._client.request("arm", generation=self._generation)
                 self._armed = self._new_arm = True
                 self._held_since, self._refused, self._number = 0.0, "", 0
             except RobotError as e:
@@ -195,9 +201,7 @@ class ServedRobot(RobotEnv):
         """Keep the lease, and look at the cameras."""
         self._unseen = self._cameras.look()
         if time.monotonic() - self._pinged > POLL_S:
-            self._pinged = time.monotonic()
-            with contextlib.suppress(RobotError):
-                self._client.request("ping")
+            self._keep_lease()
 
     def drive_leaders(self, number: int, first: Mapping[str, int]) -> None:
         """Let the server drive leaders to the robot, which stands since its reset, for a moment.
@@ -212,7 +216,8 @@ class ServedRobot(RobotEnv):
         if first and number != self._drive:
             self._drive = number
             self._client.request("lease")  # it ended if nothing was requested for 2 s
-        self._client.request("drive", number=number, first=dict(first))
+            self._read_state(after_reply=True)
+        self._client.request("drive", generation=self._generation, number=number, first=dict(first))
 
     def hindrances(self) -> Sequence[tuple[str, str]]:
         """Return why a camera cannot be decided on, as of the last look."""
@@ -223,9 +228,21 @@ class ServedRobot(RobotEnv):
         return self._cameras.ages()
 
     def close(self) -> None:
-        """Release the robot and give the lease back. It stays in HOLD, with torque on."""
+        """Release the robot and give the lease back. It is HELD then, with torque on."""
         self._release()
         self._client.close()
+
+    @property
+    def _generation(self) -> int:
+        """The generation of the robot as it was read last."""
+        return int(self._state.get("generation", -1))
+
+    def _keep_lease(self) -> None:
+        """Renew the lease, and take it again where it ended: an operator lets go on whom the server shows."""
+        self._pinged = time.monotonic()
+        with contextlib.suppress(RobotError):
+            state = self._client.newest_state() or self._state
+            self._client.request("ping" if state.get("controller") else "lease")
 
     def _followed(self, info: dict[str, Any]) -> str:
         """Notice ticks that the robot did not follow; returns why the episode ends, or nothing."""
@@ -274,27 +291,34 @@ class ServedRobot(RobotEnv):
                 state = self._client.next_state(STATE_WITHIN_S)
             except RobotError as e:
                 return str(e)
+        if state["state"] == "STALLED":  # of the server's watchdog, which measures nothing
+            return f"the robot's server is STALLED ({state['word']})"
         restarted = bool(self._state) and state["run"] != self._state["run"]
         self._state, self._pass = state, state["pass"]
         if restarted:
             self._seen = 0
         return "the robot server was started anew" if restarted else ""
 
-    def _stand(self) -> str:
-        """Wait until the robot stands in HOLD, or `stop` ends that; returns the word of the state."""
+    def _stand(self) -> bool:
+        """Wait until the robot stands in HOLD, or `stop` ends that; returns True."""
         told = 0.0
         while True:
-            self._read_state(after_reply=True)
+            wrong = self._read_state(after_reply=True)
             state = self._state.get("state", "")
-            if state == "HOLD" or (self._state and self.stop() is not None):
-                return str(self._state["word"])
-            if state in ("STOPPED", "") and time.monotonic() - told > REMIND_S:
+            if (state == "HOLD" and not wrong) or (self._state and self.stop() is not None):
+                return True
+            if (wrong or state in REMEDIES) and time.monotonic() - told > REMIND_S:
                 told = time.monotonic()
-                what = self._state.get("word", "no state of its server")
-                logger.warning(f"waiting for the robot ({what}). Look at the cell, then run: serl-chunk robot clear")
-            with contextlib.suppress(RobotError):
-                self._client.request("ping")
+                remedy = REMEDIES[""] if wrong else REMEDIES[state]
+                logger.warning(f"waiting for the robot ({wrong or self._hindered()}). {remedy}")
+            self._keep_lease()
             time.sleep(POLL_S if state in ("STOPPED", "") else self.robot_spec.dt)
+
+    def _hindered(self) -> str:
+        """Return why the robot may not move, in the server's words, and since when."""
+        state = self._state
+        held = state["held"]
+        return f"held by {held['by']} since {state['moment'] - held['since']:.0f} s" if held else str(state["word"])
 
     def _release(self) -> None:
         if self._armed:

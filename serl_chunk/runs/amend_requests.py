@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import secrets
 import time
 from collections.abc import Callable
@@ -123,7 +122,7 @@ def _parsed(file: Path) -> tuple[str, str, Amend]:
         session, actor_id = content.pop("session"), content.pop("actor_id")
         outcome: Any = content.pop("outcome")
         amend = Amend(**content, outcome=None if outcome is None else Outcome(outcome))
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise DataError(f"{file.name}: is no correction ({error})") from error
     texts = (session, actor_id, amend.episode_id, amend.outcome_by)
     plain = all(type(text) is str for text in texts) and type(amend.discard) is bool
@@ -133,4 +132,4 @@ def _parsed(file: Path) -> tuple[str, str, Amend]:
 
 
 def _is_reward(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and math.isfinite(value) and abs(value) < 3e38)
+    return value is None or (type(value) in (int, float) and abs(value) < 3e38)

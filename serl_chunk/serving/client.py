@@ -21,6 +21,7 @@ REPLY_BYTES = 16 << 20  # of a reply, at most
 CONNECT_S = 5.0  # for a connection and the first frame
 FIRST_ANSWER_S = 180.0  # for the first reply of a connection, before which a server may compile
 ANSWER_S = 10.0  # for each later one
+SLOW_S = 1.0  # without a reply, after which that is logged
 BACKOFF_S = (0.25, 5.0)  # before the first attempt after a loss; at most before each later one
 CLOSING_S = 0.2  # for the thread that connects, until it is left alone
 POLL_S = 0.1  # between looks at `interrupt` and `stop` while a reply is waited for
@@ -60,6 +61,8 @@ class PolicyClient:
         self._refusals = 0
         self._interrupted = threading.Event()
         self._asked: Any = None  # the connection of the request under way
+        self._asked_at: float | None = None  # when that began
+        self._slow = False  # whether its silence was logged
         self._closed = False
         self._lost_at: float | None = None  # when a server that had answered was lost
         self._permanent: SerlChunkError | None = None
@@ -86,7 +89,7 @@ class PolicyClient:
                 raise ServerAwayError(self.waiting)
         if self._interrupted.is_set():
             raise ServerAwayError(_ENDED)
-        self._asked = connection
+        self._asked, self._asked_at = connection, time.monotonic()
         try:
             self._refuse_unrequested(connection)
             connection.send(message)
@@ -99,7 +102,14 @@ class PolicyClient:
             # A reply may still come on this connection, and would be taken for that of the next request.
             raise self._lost(connection, error) from error
         finally:
-            self._asked = None
+            self._asked = self._asked_at = None
+        with self._changed:
+            if self._slow:
+                self._slow = False
+                logger.info(f"{self._named} answers again")
+                if self._connection is connection:
+                    self.waiting = ""
+                    self._changed.notify_all()
         self._answered, self._refusals, self._lost_at = True, 0, None
         return answer
 
@@ -171,7 +181,7 @@ class PolicyClient:
         with self._changed:
             first = self._connection is connection  # to notice it: another thread may have, and there may be a new one
             if first:
-                self._connection, self.waiting = None, reason
+                self._connection, self.waiting, self._slow = None, reason, False
                 self._lost_at = self._lost_at or time.monotonic()
                 self._changed.notify_all()
         _disconnect(connection)
@@ -215,9 +225,21 @@ class PolicyClient:
     def _rest(self, pause: float) -> bool:
         """Wait while connected, then for `pause` seconds; False once closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._permanent or self._connection is None)
+            while not self._changed.wait_for(
+                lambda: self._closed or self._permanent or self._connection is None, POLL_S
+            ):
+                self._notice_silence()
             self._changed.wait_for(lambda: self._closed, pause)
             return not self._closed and self._permanent is None
+
+    def _notice_silence(self) -> None:
+        """Log once that a reply is late: sending the request, or reading the reply, may wait for long."""
+        began = self._asked_at
+        if self._slow or began is None or time.monotonic() - began < SLOW_S:
+            return
+        self._slow, self.waiting = True, f"{self._named} has not answered for {SLOW_S:g} s"
+        may = "it may have stopped, or the network between" if self._answered else "it may compile its policy"
+        logger.warning(f"{self.waiting} ({may}). The robot holds. Look at that server, or start it again")
 
     def _give_up(self, error: SerlChunkError) -> None:
         logger.error(str(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +24,13 @@ from serl_chunk_robot.wire.codec import shown
 logger = logging.getLogger(__name__)
 
 CLIENTS = 64  # connections at once
+IDLE_S = 300.0  # since its last request, after which a client gives its place to a newcomer
+OPENING_S = 5.0  # for a handshake
 BEYOND = 4  # times the largest message: what a client may send and still get the reason as a text
 PING_S, SILENT_S = 20.0, 60.0  # between pings; until a client that answers none is dropped
 CLOSING_S = 2.0  # for the clients' own goodbye
 FAILED = 1011  # close code of a refused request, as openpi's server has it
+CROWDED = 1013  # close code of a client that gives its place to another
 MAX_ERROR = 2000  # characters of an error that is sent
 
 
@@ -73,7 +77,8 @@ class PolicyServer(Generic[Item]):
         self._stopping = asyncio.Event()
         self._listening: threading.Event = threading.Event()
         self._error: BaseException | None = None
-        self._clients = 0
+        self._clients: dict[Any, float] = {}  # connection -> time of its last good request, -inf before the first
+        self._leaving: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="policy server", daemon=True)
 
     def __enter__(self) -> Self:
@@ -131,8 +136,8 @@ class PolicyServer(Generic[Item]):
         quiet.setLevel(logging.CRITICAL)  # handshakes that are none, as of port scanners, would fill the log
         async with self._websockets.asyncio.server.serve(
             self._client, self._host, self._port, compression=None, max_size=BEYOND * self._max_bytes, max_queue=1,
-            process_request=self._admit, ping_interval=PING_S, ping_timeout=SILENT_S, close_timeout=CLOSING_S,
-            logger=quiet,
+            process_request=self._admit, open_timeout=OPENING_S, ping_interval=PING_S, ping_timeout=SILENT_S,
+            close_timeout=CLOSING_S, logger=quiet,
         ) as server:  # fmt: skip
             self._port = server.sockets[0].getsockname()[1]
             self._listening.set()
@@ -150,19 +155,33 @@ class PolicyServer(Generic[Item]):
             logger.warning(f"client refused: {_peer(connection)} sent {'another' if headers else 'no'} API key")
             needs = "this policy server needs its API key. Send it as the header 'Authorization: Api-Key KEY'\n"
             return connection.respond(HTTPStatus.UNAUTHORIZED, needs)
-        if self._clients >= CLIENTS:
+        if not self._has_room():
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{CLIENTS} clients are connected. Try later\n")
         return None
 
+    def _has_room(self) -> bool:
+        """Return whether a newcomer has a place; a client without a good request, or an idle one, gives it its own."""
+        if len(self._clients) < CLIENTS:
+            return True
+        oldest = min(self._clients, key=lambda connection: self._clients[connection])
+        if self._clients[oldest] > time.monotonic() - IDLE_S:
+            return False
+        del self._clients[oldest]
+        logger.warning(f"client dropped: {_peer(oldest)} sends no request, and {CLIENTS} clients are connected")
+        task = self._loop.create_task(oldest.close(CROWDED, "others wait, and it sends no request"))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+        return True
+
     async def _client(self, connection: Any) -> None:
-        self._clients += 1
+        self._clients[connection] = -math.inf
         logger.info(f"client connected: {_peer(connection)}")
         try:
             with contextlib.suppress(self._websockets.exceptions.ConnectionClosed):
                 await connection.send(self._metadata)
                 await self._answer_requests(connection)
         finally:
-            self._clients -= 1
+            self._clients.pop(connection, None)
             logger.info(f"client left: {_peer(connection)}")
 
     async def _answer_requests(self, connection: Any) -> None:
@@ -180,6 +199,8 @@ class PolicyServer(Generic[Item]):
                 await connection.send(text[:MAX_ERROR])
                 await connection.close(FAILED, "the request was refused")
                 return
+            if connection in self._clients:
+                self._clients[connection] = time.monotonic()
             await connection.send(reply)
             before = time.perf_counter() - began
 

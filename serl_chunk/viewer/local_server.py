@@ -126,12 +126,14 @@ class LocalHandler(BaseHTTPRequestHandler):
         size = self.headers.get("Content-Length", "")
         if self.headers.get_content_type() != "application/json" or not size.isascii() or not size.isdigit():
             raise RequestError(HTTPStatus.BAD_REQUEST, "the body must be JSON of a known length")
-        if int(size) > MAX_BODY:
+        if len(size) > 9 or int(size) > MAX_BODY:
             raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {MAX_BODY} bytes")
         try:
             content = json.loads(self.rfile.read(int(size)))
         except ValueError as error:
             raise RequestError(HTTPStatus.BAD_REQUEST, f"the body is no JSON ({error})") from error
+        except RecursionError as error:
+            raise RequestError(HTTPStatus.BAD_REQUEST, "the body is JSON nested too deeply") from error
         if not isinstance(content, dict):
             raise RequestError(HTTPStatus.BAD_REQUEST, "the body must be an object")
         return content

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -27,7 +29,7 @@ from hypothesis import strategies as st
 from properties import examples
 
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.inference import DelayEstimate, measure_inference
+from serl_chunk.actor.inference import DelayEstimate, measure_inference, while_polling
 from serl_chunk.actor.planner import choose_inference
 from serl_chunk.actor.policy import PolicyError
 from serl_chunk.config.experiment import ActorConfig
@@ -424,3 +426,20 @@ def test_warm_up_is_not_measured():
         clock.time += next(costs)
 
     np.testing.assert_allclose(measure_inference(decide, clock), [3 * MS] * 50)
+
+
+@pytest.mark.parametrize("error", [None, ValueError])
+def test_the_robot_is_kept_while_inference_compiles(error):
+    """Polls renew its lease, which ends in two seconds of silence."""
+    polls, compiled = [], threading.Event()
+
+    def poll():
+        polls.append(threading.current_thread())
+        if len(polls) == 3 and error is not None:
+            raise error
+        compiled.set() if len(polls) == 5 else None
+
+    with pytest.raises(error) if error is not None else contextlib.nullcontext():
+        assert while_polling(lambda: compiled.wait(10), poll, end=compiled.set)
+    assert set(polls) == {threading.current_thread()}
+    assert compiled.is_set()

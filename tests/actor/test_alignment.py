@@ -198,6 +198,8 @@ def test_a_lost_device_ends_the_countdown_to_another_drive(make):
 class Silent:
     """A console without keys."""
 
+    shown = None
+
     def __init__(self) -> None:
         self.words: list[Word] = []
 

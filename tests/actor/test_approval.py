@@ -213,7 +213,7 @@ def test_a_page_approves_only_the_chunk_that_it_shows():
         def __init__(self):
             self.requested = []
 
-        def request(self, action, source, seen=None):
+        def request(self, action, source, seen=None, robot=None):
             self.requested.append(action)
 
     operator = Operator()

@@ -71,7 +71,7 @@ S, F = "success", "failure"
 SECOND = (1, F, 40)
 USUALLY = Left([(0, F, 40), SECOND], [0, 1])
 AGAIN = Left([(0, F, 40), SECOND], [0, 0, 1])
-CLEARED = ("stop", "clear")
+CLEARED = ("stop", "clear", "go")
 NOTHING = Left([], [0], ("stop",), interrupted=True)
 TABLE: dict[str, tuple[Left, dict[Action, Left]]] = {  # state -> what keys without an effect leave, and the others
     "POLICY": (USUALLY, {
@@ -113,7 +113,7 @@ TABLE: dict[str, tuple[Left, dict[Action, Left]]] = {  # state -> what keys with
     "STOPPED": (Left([(0, F, 3), SECOND], [0, 1], CLEARED), {
         Action.STOP: Left([(0, F, 3), SECOND], [0, 1], ("stop", *CLEARED)),
         Action.DISCARD: AGAIN._replace(sent=CLEARED),
-        Action.QUIT: Left([(0, F, 3)], [0], CLEARED, interrupted=True),
+        Action.QUIT: Left([(0, F, 3)], [0], CLEARED[:2], interrupted=True),
         Action.END: NOTHING._replace(sent=("stop", "stop")),
     }),
     "WAITING": (USUALLY, {  # for the scene

@@ -38,6 +38,10 @@ class Keys:
         if (action := self.pressed.pop(self.at(), None)) is not None:
             yield action
 
+    @property
+    def shown(self):
+        return self.states[-1].robot
+
     def empty(self) -> None:
         self.emptied += 1
 

@@ -136,3 +136,25 @@ def test_pedals(pty, word):
         found = facts(pty, word, Press(0, (pedal, True)), *[Press(0.1, (pedal, False))] * short)
         held_first = {"hold"} if (word, action) == (Word.RESET, Action.STOP) else set()
         assert found == expected(word, action) | held_first, action
+
+
+@pytest.mark.parametrize(
+    ("what", "sent"),
+    [((b"\r",), ["go"]), ((Action.GO,), ["go"]), ((("middle", True), ("middle", False)), []), ((b"s",), [])],
+)
+def test_only_a_key_lets_a_robot_go_on_that_its_server_holds(pty, what, sent):
+    """A pedal goes on after a hold of the console alone."""
+    desk = Desk(pty, length=1000)
+
+    def held() -> bool:
+        if desk.at(Word.POLICY, 5)():
+            desk.robot.hold()
+        return desk.robot.held and desk.word is Word.HOLD
+
+    desk.script = [Press(held, what[0]), *(Press(0.1, each) for each in what[1:])]
+    try:
+        desk.runner.run_episode(0)
+    finally:
+        desk.close()
+    assert (desk.robot.requests, desk.robot.held) == (sent, not sent)
+    assert desk.script == []

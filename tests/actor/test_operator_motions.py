@@ -116,13 +116,13 @@ def test_a_robot_that_is_cleared_elsewhere_waits_for_go_on(desk):
 def test_a_stop_is_latched_with_and_without_a_server(pty, served):
     desk = Desk(pty)
     if not served:
-        desk.operator._robot = None
+        desk.operator._robot = desk.operator._consent._robot = None
     desk.operator.request(Action.STOP, "page")
     for _ in range(3):
         desk.operator.poll(Word.POLICY)
     assert desk.word is Word.STOPPED
-    desk.operator.request(Action.CLEAR, "page")
-    desk.operator.request(Action.GO, "page")
+    for action in (Action.CLEAR, Action.GO):
+        desk.operator.request(action, "page", robot=desk.shown)
     desk.operator.poll(Word.POLICY)
     assert (desk.word, desk.operator.holding) == (Word.HOLD, True)
     desk.close()
@@ -187,7 +187,7 @@ def test_a_device_or_pedal_that_is_lost_in_a_reset_holds(pty, lost):
     desk.script = [Press(unplugged, b"u"), Press(1.0, b"u"), Press(lambda: plugged(), b"u"), Press(0.5, b"\r")]
     desk.runner.run_episode(0)
     desk.close()
-    assert desk.robot.requests == ["hold"]
+    assert desk.robot.requests == ["hold", "go"]
     assert len(desk.env.options) == 2  # the reset was ended, and begun again
     assert Word.HOLD in [state.word for state in desk.states]
     assert len(desk.sink.steps) > 0
@@ -203,8 +203,8 @@ def test_a_pedal_that_is_lost_while_the_robot_parks_holds(desk, begun):
 
     requested = desk.robot.request
 
-    def request(op: str) -> None:
-        requested(op)
+    def request(op: str, shown: object = None) -> None:
+        requested(op, shown)
         if op == "park" and not begun:  # the server answers later
             desk.robot.moving, desk.robot.idle = False, False
 

@@ -128,6 +128,8 @@ def test_a_reset_that_begins_after_q_q_is_braked(desk):
 class NoKeys:
     """A console that a page's requests stand in for."""
 
+    shown = None
+
     def actions(self):
         return iter(())
 

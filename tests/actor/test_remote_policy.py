@@ -6,6 +6,10 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -14,7 +18,9 @@ import pytest
 from actor_helpers import SPEC, LineEnv, ListSink, NoisyAgent, identity, make_config
 from errors import naming
 from fake_link import FakeLink
+from flaky_proxy import FlakyProxy
 from policy_servers import HORIZON, StatePolicy, server_of
+from ports import free_port
 
 from serl_chunk.actor import evaluate
 from serl_chunk.actor.episode import EpisodeRunner
@@ -227,6 +233,67 @@ def test_in_real_time_a_lost_server_holds_the_robot_and_comes_back(caplog):
     assert "connected again" in caplog.text
 
 
+SERVED = """
+import sys, time
+import numpy as np
+from policy_servers import HORIZON, StatePolicy, server_of
+from serl_chunk.serving.server import Answer
+
+class Ticks(StatePolicy):
+    def answer(self, row):  # each action says for which tick it is
+        ticks = (row["state"][2] + np.arange(HORIZON)) / 1000
+        return Answer(np.stack([ticks, np.full(HORIZON, 0.5)], 1).astype(np.float32), 0.0, {})
+
+with server_of(Ticks()) as server:
+    print(server.port, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["frozen", "half open"])
+def test_a_server_that_stops_answering_lets_the_robot_hold_and_never_repeats_an_action(how, monkeypatch, caplog):
+    """A process that is stopped, or a connection whose other end is gone; both accept what they are sent."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(client_module, "ANSWER_S", 2.0 if how == "half open" else 60.0)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(
+            subprocess.Popen([sys.executable, "-c", SERVED], stdout=subprocess.PIPE, text=True,
+                             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        )  # fmt: skip
+        stack.callback(server.kill)
+        proxy = FlakyProxy(port := free_port(), int(server.stdout.readline()))
+        stack.callback(proxy.close)
+        frozen, resumed = [], []
+
+        def observe(tick):
+            if tick == 30:
+                frozen.append(tick)
+                server.send_signal(signal.SIGSTOP) if how == "frozen" else setattr(proxy, "rate", 1.0)
+            if frozen and not resumed and "The robot holds" in caplog.text:
+                resumed.append(tick)
+                server.send_signal(signal.SIGCONT) if how == "frozen" else setattr(proxy, "rate", 0.0)
+
+        sink, config = ListSink(), config_of(port, clock="realtime", inference="sync")
+        remote = stack.enter_context(remote_policy(config, SPEC))
+        runner = EpisodeRunner(LineEnv(length=250), remote, sink, config=config, observer=observe)
+        stack.callback(runner.close)
+        runner.run_episode(seed=1)
+    steps: list[Step] = sink.steps
+    assert resumed, caplog.text
+    assert resumed[0] > 30 + HORIZON
+    held = {s.tick for s in steps if s.source is Source.HOLD}
+    assert set(range(30 + HORIZON + 1, resumed[0])) <= held
+    assert Source.POLICY in {s.source for s in steps if s.tick > resumed[0]}
+    for before, step in itertools.pairwise(steps):
+        if step.source is Source.HOLD:
+            np.testing.assert_array_equal(step.action, before.action)
+        else:
+            assert step.action[0] == pytest.approx(step.tick / 1000, abs=1e-6)
+    assert "has not answered for 1 s (it may have stopped" in caplog.text
+    assert "Look at that server, or start it again" in caplog.text
+    assert ("answers again" if how == "frozen" else "connected again") in caplog.text
+
+
 @pytest.mark.parametrize("clock", ["lockstep", "realtime"])
 def test_a_stop_ends_the_wait_for_a_lost_server(clock):
     """Before the first episode as within one."""
@@ -268,6 +335,8 @@ def test_an_evaluation_plays_the_server():
 
 class Keys:
     """A console whose keys come `after` so many polls that showed `word`."""
+
+    shown = None
 
     def __init__(self, *pressed, word=Word.WAITING, after=5):
         self.pressed, self.word, self.after, self.states = list(pressed), word, after, []

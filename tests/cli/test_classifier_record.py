@@ -31,6 +31,8 @@ LENGTH = 12  # ticks of an episode
 class Keys:
     """A console: action -> (episode, tick) on which its key is pressed."""
 
+    shown = None
+
     def __init__(self, env: LineEnv, pressed: dict[Action, list[tuple[int, int]]]) -> None:
         self.env, self.pressed = env, pressed
         self.questions: list[str] = []

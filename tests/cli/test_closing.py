@@ -92,11 +92,11 @@ def test_a_learner_whose_agent_is_refused_leaves_no_folder(tmp_path, capsys):
     capsys.readouterr()
 
 
-def test_a_refused_actor_closes_its_robot(monkeypatch, closed):
+def test_a_refused_actor_opens_no_robot(monkeypatch, closed):
     monkeypatch.setattr(actor, "open_link", lambda *_, **__: RefusedLink(closed))
     with pytest.raises(RefusedError, match="another experiment"):
         run_training_actor(CONFIG, ADDRESS)
-    assert closed == ["robot", "human", "link"]
+    assert closed == ["link"]
 
 
 def test_local_training_that_cannot_start_closes_its_robot_and_folder(tmp_path, closed, capsys):
@@ -118,6 +118,9 @@ def test_lockstep_on_a_real_robot_is_warned_of_once_at_every_start(tmp_path, mon
 
     for module in (service, evaluate_command):
         monkeypatch.setattr(module, "make_env", unplugged)
+    for module in (actor, evaluate_command):
+        monkeypatch.setattr(module, "spec_of", lambda config: spec_of(CONFIG))
+        monkeypatch.setattr(module, "open_link", lambda *_, **__: RefusedLink([]))
     monkeypatch.setattr(actor, "stop_on_signals", lambda *_: None)
     monkeypatch.setattr("serl_chunk.cli.learner.spec_of", lambda config: spec_of(CONFIG))
     real = dataclasses.replace(CONFIG, robot=GymConfig(make=lambda fake_env: None, is_real=True))
@@ -125,7 +128,7 @@ def test_lockstep_on_a_real_robot_is_warned_of_once_at_every_start(tmp_path, mon
 
     def warnings(start, config) -> int:
         caplog.clear()
-        with pytest.raises(ConfigError, match=naming(tmp_path / "none", "HDF5") + "|unplugged"):
+        with pytest.raises((ConfigError, RefusedError), match=naming(tmp_path / "none", "HDF5") + "|another exp"):
             start(config)
         return sum("actor.clock=lockstep on a real robot" in line for line in caplog.messages)
 

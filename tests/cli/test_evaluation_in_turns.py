@@ -42,6 +42,7 @@ def lab(monkeypatch, tmp_path):
             for s in steps
         ]
         monkeypatch.setattr(evaluation, "make_env", lambda *a, **k: env)
+        monkeypatch.setattr(evaluation, "spec_of", lambda config: env.robot_spec)
         monkeypatch.setattr(evaluation, "make_agent", lambda *a: NoisyAgent(8))
         monkeypatch.setattr(evaluation, "checkpoints_of_run", lambda *a: of_run)
         monkeypatch.setattr(evaluation, "build_report", lambda run: run / "report.html")

@@ -64,7 +64,7 @@ class Lab:
 def lab(tmp_path, monkeypatch):
     """One whose disk is so fast that no key comes while it writes."""
     for module in (recording, full_disk_module):
-        monkeypatch.setattr(module, "polling", lambda work, operator, what: work())
+        monkeypatch.setattr(module, "polling", lambda work, operator, what, idle: work())
     return Lab(tmp_path / "d", monkeypatch)
 
 

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import io
 import json
+import sys
+import time
+from unittest.mock import patch
 
 import numpy as np
 import pytest
-from robot_limits import HOME, J
+from actor_helpers import HumanOnTicks, NoisyAgent, make_config, make_policy
+from robot_limits import GRIPPERS, HOME, LOW, J
+from robot_limits import HIGH as MOST
 from robot_served import HERE, served, until
 
 from serl_chunk import main as whole
+from serl_chunk.actor.evaluate import evaluate
+from serl_chunk.cli.recording import Recording, Totals
 from serl_chunk.cli.robot_dry import Changed, Recorded, dry_run
-from serl_chunk.cli.robot_replay import approach, compared, play
-from serl_chunk_robot.client import RobotError
+from serl_chunk.cli.robot_replay import approach, await_go, compared, play
+from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
+from serl_chunk.robots.served import ServedRobot
+from serl_chunk.types import RobotSpec
+from serl_chunk_robot.client import RobotClient, RobotError
 from serl_chunk_robot.config import load, load_driver
 from serl_chunk_robot.drivers.fake import HIGH
 from serl_chunk_robot.motions import Jog
 
 TICK = 0.02
+SPEC = RobotSpec("arms", 50.0, J, tuple(LOW), tuple(MOST), tuple(range(J)), GRIPPERS, (), 500, ((0, 7), (7, 14)))
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +138,20 @@ def test_bad_input_of_dry_is_one_sentence(demos, tmp_path, capsys, arguments, sa
     assert says in err
 
 
+class Person:
+    """Says go where `show` requests it, as an operator at another terminal."""
+
+    def __init__(self, robot) -> None:
+        self.operator, self.lines = robot.ready(), []
+
+    def show(self, line: str) -> None:
+        self.lines.append(line)
+        if "serl-chunk robot go" in line:
+            self.operator.request("go")
+
+
 def test_an_episode_is_replayed_after_the_servers_own_motions_led_to_it():
-    with served() as robot:
+    with served(needs_go=True) as robot:
         way = robot.server._motions
 
         def motions(event, arguments, start, limits):
@@ -134,14 +161,18 @@ def test_an_episode_is_replayed_after_the_servers_own_motions_led_to_it():
 
         robot.server._motions = motions
         robot.server._profiles = {**robot.server._profiles, "first_day": robot.server._profiles["slow"]}
-        operator = robot.ready()
+        person = Person(robot)
+        operator, controller, lines, sent = person.operator, robot.client(), person.lines, []
+        robot.server._history.add = lambda op, **more: sent.append((op, more["by"]))
         episode = sine(2, height=0.1, seconds=0.6, ticks=30, start=HOME + 0.1 * (np.arange(J) == 1))
-        lines = []
-        approach(operator, episode.actions[0], [], lines.append)
-        assert [line.split(" by")[0] for line in lines[1:]] == ["joint 1"]
+        approach(operator, controller, episode.actions[0], [], person.show)
+        assert [line.split(" by")[0] for line in lines[2:]] == ["joint 1"]
+        assert until(operator, "HELD")["held"]["by"] == "operator", "a jog ends so"
+        await_go(controller, person.show)
+        assert ["serl-chunk robot go" in line for line in lines] == [True, False, False, True]
+        assert sent == [("go", "operator")] * 2, "of the person, who was waited for"
         assert operator.next_state()["profile"] == "fast"
         np.testing.assert_allclose(operator.next_state()["set_point"], episode.actions[0], atol=1e-4)
-        controller = robot.client()
         played = play(controller, episode, TICK)
         figures = compared(episode, played, TICK)
         assert len(played.joints) == figures["ticks"] == 30
@@ -151,12 +182,12 @@ def test_an_episode_is_replayed_after_the_servers_own_motions_led_to_it():
         assert until(operator, "HOLD")["word"] == "released by left"
         far = episode._replace(actions=episode.actions + 0.7 * (np.arange(J) == 5))
         with pytest.raises(RobotError, match=r"joint 5 is \+0.70 rad"):
-            approach(operator, far.actions[0], [], lines.append)
+            approach(operator, controller, far.actions[0], [], person.show)
         with pytest.raises(RobotError, match="first"):
             play(controller, far, TICK)
         operator.request("stop")
         with pytest.raises(RobotError, match="STOPPED"):
-            approach(operator, episode.actions[0], [], lines.append)
+            approach(operator, controller, episode.actions[0], [], person.show)
 
 
 def test_replay_without_a_server_is_one_sentence(demos, capsys):
@@ -164,3 +195,57 @@ def test_replay_without_a_server_is_one_sentence(demos, capsys):
     err = capsys.readouterr().err
     assert "no answer" in err
     assert len(err.splitlines()) == 1
+
+
+def _piped(env, tmp_path, over):
+    with patch.object(sys, "stdin", io.StringIO("\n" * 9)):
+        assert whole.main(["robot", "go", "--robot", env._config.server]) == 2
+
+
+def _served_robot(env, tmp_path, over):
+    env.stop = over
+    env.reset(seed=1)
+
+
+def _evaluated(env, tmp_path, over):
+    evaluate(env, make_policy(NoisyAgent(8)), dataclasses.replace(make_config(), robot=env._config), n=1, stop=over)
+
+
+def _recorded(env, tmp_path, over):
+    config = dataclasses.replace(make_config(), robot=env._config)
+    with EpisodeWriter(tmp_path, SPEC) as writer:
+        source, more = HumanOnTicks(frozenset()), {"config": config, "number": 1, "there": 0, "stop": over}
+        Recording(env, None, source, writer, Totals(), cameras=(), **more).run(1)
+
+
+def _replayed(env, tmp_path, over):
+    env.close()
+    with RobotClient(env._config.server, name="replay", role="controller") as controller:
+        controller.newest_state = lambda: over() or RobotClient.newest_state(controller)
+        await_go(controller, print)
+
+
+@pytest.mark.parametrize("program", [_piped, _served_robot, _evaluated, _recorded, _replayed])
+def test_only_a_person_lets_a_robot_go_on(program, tmp_path, monkeypatch):
+    """What programs send to a robot that is HELD, for longer than a lease lasts in silence, until Ctrl-C."""
+    sent, ends, exchange = [], time.monotonic() + 2.5, RobotClient._exchange
+
+    def noted(client, op, arguments):
+        sent.append(op)
+        return exchange(client, op, arguments)
+
+    def over():
+        if time.monotonic() > ends:
+            raise KeyboardInterrupt
+
+    with served(needs_go=True) as robot:
+        operator, config = robot.ready(), FakeAlohaConfig(server=f"{HERE}:{robot.port}")
+        at = operator.next_state()["set_point"]
+        with contextlib.closing(ServedRobot(config, SPEC)) as env, contextlib.suppress(KeyboardInterrupt):
+            monkeypatch.setattr(RobotClient, "_exchange", noted)
+            program(env, tmp_path, over)
+        state = operator.next_state()
+    assert sent, "it reached the robot's server"
+    assert not {"go", "clear", "take", "park", "proceed"} & set(sent)
+    assert (state["state"], state["held"]["by"]) == ("HELD", "operator")
+    assert np.array_equal(state["set_point"], at)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 
 import pytest
 from ptys import Pty, wait_until
 
 from serl_chunk.console.bindings import Action, Word, bind_gestures, bind_keys
 from serl_chunk.console.console import OperatorConsole
-from serl_chunk.console.view import ConsoleState
+from serl_chunk.console.view import ConsoleState, ShownRobot
 
 STATE = ConsoleState(Word.POLICY, rate=50.0)
 
@@ -58,6 +59,23 @@ def test_keys_become_actions_and_two_keys_one(pty, console):
     assert wait_until(lambda: "clear the stop?" not in shown(pty))
     pty.type(b"\x03")
     assert next_actions(console) == [Action.END]
+
+
+def test_a_key_is_of_the_robot_that_stood_on_the_screen_when_it_was_pressed(pty, console):
+    pty.type(b"\r")
+    assert next_actions(console) == [Action.GO]
+    assert console.shown is None, "nothing stood there"
+    seen = ShownRobot(3, "actor", "p", "desk", 12.0)
+    console.show(ConsoleState(Word.HOLD, robot=seen))
+    assert wait_until(lambda: "held by desk since 12 s" in shown(pty))
+    assert wait_until(lambda: console.terminal.screen.content == seen)
+    time.sleep(0.3)  # a second press that comes sooner is a repeat
+    pty.type(b"\r")
+    assert wait_until(lambda: console.terminal._keys)
+    console.show(ConsoleState(Word.HOLD, robot=seen._replace(generation=4)))  # held again meanwhile
+    assert wait_until(lambda: console.terminal.screen.content != seen)
+    assert next_actions(console) == [Action.GO]
+    assert console.shown == seen
 
 
 def test_a_sequence_is_a_stop_at_worst(pty, console):

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from serl_chunk.console import view
 from serl_chunk.console.bindings import Word, bind_keys, hints
-from serl_chunk.console.view import OLD, ConsoleState, Obstacle, lines, plain, rings
+from serl_chunk.console.view import OLD, ConsoleState, Obstacle, ShownRobot, lines, plain, rings
 
 COLUMNS, ROWS = 79, 23  # what `Screen` leaves of 80x24
 STATE = ConsoleState(
@@ -38,6 +38,10 @@ NOTICE, PROGRESS = "look: Q fell from 0.8 to 0.2", "demonstration 3 of 20"
 FULL = STATE._replace(
     countdown=2.4, question="Place the cube. Enter goes on", notice=NOTICE, obstacles=OBSTACLES, progress=PROGRESS
 )
+UNCONFIRMED = FULL._replace(
+    alarm="THE ROBOT DID NOT CONFIRM. Press the hardware emergency stop.",
+    robot=ShownRobot(7, "actor", "p", "desk", 12.4),
+)
 
 
 def text(out: list[str]) -> list[str]:
@@ -56,7 +60,9 @@ def blocks(out: list[str]) -> str:
 
 
 @pytest.mark.parametrize("word", Word)
-@pytest.mark.parametrize("state", [STATE, FULL, ConsoleState(Word.HOLD)], ids=["usual", "full", "empty"])
+@pytest.mark.parametrize(
+    "state", [STATE, FULL, ConsoleState(Word.HOLD), UNCONFIRMED], ids=["usual", "full", "empty", "alarm"]
+)
 def test_every_state_fits_a_terminal_of_80_by_24(word, state):
     out = text(draw(state._replace(word=word)))
     assert len(out) <= ROWS
@@ -64,7 +70,7 @@ def test_every_state_fits_a_terminal_of_80_by_24(word, state):
     whole = "\n".join(out)
     for needed in ("rate", "lateness", "policy", "unacknowledged", "human", "successes", "last pause", "last episode"):
         assert needed in whole
-    assert "stop" in "".join(whole.splitlines()[-3:]) or state is FULL  # the keys take three lines at most
+    assert "stop" in "".join(whole.splitlines()[-3:]) or state.obstacles  # the keys take three lines at most
 
 
 def test_everything_of_a_state_is_shown():
@@ -77,6 +83,14 @@ def test_everything_of_a_state_is_shown():
         *(part for obstacle in OBSTACLES for part in obstacle),
     ):  # fmt: skip
         assert shown in whole, shown
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(COLUMNS, ROWS), (COLUMNS, 2), (40, 12)])
+def test_an_alarm_comes_first_rings_and_is_a_line_of_the_log(columns, rows):
+    drawn = " ".join(text(draw(UNCONFIRMED, columns, rows)))
+    assert drawn.startswith(UNCONFIRMED.alarm)
+    assert rings(UNCONFIRMED, FULL)
+    assert UNCONFIRMED.alarm in plain(UNCONFIRMED, FULL)
 
 
 def test_the_word_is_large():

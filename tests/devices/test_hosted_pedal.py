@@ -194,7 +194,8 @@ def test_an_operator_with_a_pedal_alone_holds_by_it_and_by_its_loss(cell, stack)
         time.sleep(0.01)
         return operator.tick(by_human=False)
 
-    operator._robot.request("clear")  # a robot's server starts so
+    wait(lambda: operator._robot.stopped)
+    operator._robot.request("clear", operator._robot.shown)  # a robot's server starts so
     wait(lambda: not holds() or not operator._is_stopped())
     operator._permit.release()
     wait(lambda: not holds())

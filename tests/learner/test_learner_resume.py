@@ -10,10 +10,11 @@ import pytest
 from learner_tools import learner_of, let_go, quick_agents
 from point_robot import experiment, record_demos
 
+from serl_chunk.actor.policy import ChunkPolicy, Request
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.runs.checkpoints import TimedCheckpoints, host_leaves
-from serl_chunk.types import Episode
+from serl_chunk.types import STATE, Episode, Snapshot
 
 pytestmark = pytest.mark.compiles
 
@@ -199,3 +200,42 @@ def test_a_killed_learner_loses_what_came_after_the_last_timed_checkpoint(demos,
     rest = learner_of(config, demos, tmp_path)
     assert (rest.trainer.phase, rest.updates) == (Phase.OFFLINE, 20)
     let_go(rest)
+
+
+def first_chunks(learner: Learner, snapshot: Snapshot) -> tuple[np.ndarray, np.ndarray]:
+    """Chunks of an actor's first decision and its second, in robot units, for fixed observations and a fixed key."""
+    policy = ChunkPolicy(learner.agent, learner.preprocess, learner.spec, seed=11)
+    policy.swap(snapshot)
+    return tuple(
+        policy.decide(Request({STATE: np.array(state, np.float32)}, tick=0, epoch=0, explore=True)).actions
+        for state in ([0.5, -0.25], [-0.6, 0.1])
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "updates"), [(Phase.WARMUP, 0), (Phase.CRITIC_WARMUP, 20), (Phase.TRAIN, 0), (Phase.TRAIN, 30)]
+)
+def test_a_resumed_run_acts_with_the_policy_it_had(demos, tmp_path, phase, updates):
+    """Bit for bit: parameters, normaliser, and whether the critic chooses."""
+    config = experiment(pretrain_steps=20, critic_warmup_steps=40, critic_pretrain_steps=20)
+    first = learner_of(config, demos, tmp_path)
+    snapshots: list[Snapshot] = []
+    first._publisher._publish = lambda snapshot, info: snapshots.append(snapshot)
+    until(first, Phase.WARMUP)
+    episodes = online(config, demos)
+    if phase is not Phase.WARMUP:
+        collect(first, episodes[:4])
+        until(first, phase, 0 if phase is Phase.TRAIN else updates)
+        collect(first, episodes[4:])
+    while phase is Phase.TRAIN and first.updates < updates:
+        assert first.work()
+    first.publish()
+    let_go(first)
+    last = snapshots[-1]
+    second = learner_of(config, demos, tmp_path, publish=lambda snapshot, info: snapshots.append(snapshot))
+    resumed = snapshots[-1]
+    assert resumed.version > last.version
+    assert resumed.origin.normaliser == last.origin.normaliser
+    for before, after in zip(first_chunks(first, last), first_chunks(second, resumed), strict=True):
+        np.testing.assert_array_equal(before, after)
+    let_go(second)

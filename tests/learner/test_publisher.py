@@ -157,3 +157,23 @@ def test_a_full_disk_holds_snapshots_back_and_ends_nothing(tmp_path, got, monkey
     assert "snapshot 2 is not published" in told[0]
     assert str(tmp_path / "snapshot_version") in told[0]
     assert "2 snapshots were not published" in told[1]
+
+
+def test_a_version_is_on_disk_before_an_actor_sees_it(tmp_path, monkeypatch, caplog):
+    """Actors ignore what is not newer than theirs: a power cut must not set it back."""
+    file, synced, seen, broken = tmp_path / "snapshot_version", [0], [], [False]
+
+    def fsync(fd):
+        if broken[0]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        synced.append(int(file.read_text()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    p = SnapshotPublisher(Flattener(), lambda s, info: seen.append((s.version, synced[-1])), tmp_path, threaded=True)
+    for broken[0] in (False, True, False):
+        p.publish(tree(1), {})
+        p._thread.submit(lambda: None).result()
+    p.close()
+    assert [version for version, _ in seen] == [1, 3]
+    assert all(version <= on_disk for version, on_disk in seen)
+    assert "snapshot 2 is not published" in caplog.text

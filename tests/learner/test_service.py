@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import shutil
 import threading
 import time
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import viewed
 from errors import naming
 from point_robot import experiment
 from ports import free_port
-from streamed_demos import episode, make_router
+from streamed_demos import LENGTH, episode, make_router, parts
 
 from serl_chunk.data.demos import short_digest
 from serl_chunk.learner import service as service_module
@@ -25,7 +26,11 @@ from serl_chunk.runs.amend_requests import request
 from serl_chunk.runs.episodes import RunSource
 from serl_chunk.runs.folder import RUN_LOCK, open_run
 from serl_chunk.transport.client.link import LearnerLink
-from serl_chunk.types import Amend, ConfigError, DataError, Outcome
+from serl_chunk.transport.server.sessions import SessionInfo
+from serl_chunk.transport.stream import SessionState
+from serl_chunk.transport.wire import records
+from serl_chunk.transport.wire.records import Item
+from serl_chunk.types import Amend, Begin, ConfigError, DataError, Outcome
 
 
 @pytest.fixture
@@ -96,7 +101,7 @@ def test_a_learner_that_runs_applies_an_operators_label(tmp_path, monkeypatch):
     viewed.run_folder(tmp_path / "run")
     config = experiment()
     inserted: list = []
-    router = SimpleNamespace(insert=lambda session, record, position: inserted.append((session, record)))
+    router = SimpleNamespace(insert=lambda session, record, position: inserted.append((session, record)), position=0)
     replay = SimpleNamespace(estimated_disk_bytes=0)
     learner = SimpleNamespace(idle=False, updates=0, router=router, replay=replay, refill=lambda r: len(list(r)))
     with (tmp_path / "run" / RUN_LOCK).open("w") as lock:
@@ -132,8 +137,8 @@ def test_a_label_that_the_replay_refuses_does_not_end_the_session(tmp_path, monk
         raise DataError(f"{record.episode_id} is amended before its end")
 
     learner = SimpleNamespace(
-        idle=False, updates=0, router=SimpleNamespace(insert=insert), replay=SimpleNamespace(estimated_disk_bytes=0),
-        refill=lambda r: len(list(r)),
+        idle=False, updates=0, router=SimpleNamespace(insert=insert, position=0),
+        replay=SimpleNamespace(estimated_disk_bytes=0), refill=lambda r: len(list(r)),
     )  # fmt: skip
     run = SimpleNamespace(path=tmp_path, run_id="r")
     service = LearnerService(config, run, {}, bind="127.0.0.1", port=free_port())
@@ -157,3 +162,45 @@ def test_a_label_that_the_replay_refuses_does_not_end_the_session(tmp_path, monk
         service.server.check()
     finally:
         service.close()
+
+
+def test_what_follows_a_power_cut_that_set_the_journal_back_is_counted(tmp_path):
+    """The checkpoint counts entries that are gone: new ones are none of these, for any later process either."""
+
+    @contextlib.contextmanager
+    def process(saved=(0, 0)):
+        replay, router = make_router()
+        router.resume(*saved)
+        learner = SimpleNamespace(idle=False, updates=0, router=router, replay=replay, refill=router.refill)
+        run = SimpleNamespace(path=tmp_path, run_id="r")
+        service = LearnerService(experiment(), run, {}, bind="127.0.0.1", port=free_port())
+        try:
+            service.attach(learner)
+            yield service, router
+        finally:
+            service.close()
+
+    def record(service, name):
+        store, session = service._store, f"s{name}"
+        state = SessionState(session, "actor", 1, 0, 0, 0, None)
+        for part in (Begin(name), *parts(episode(0, name))[1:]):
+            item = Item.of(part, state.expected)
+            store.append(state, item, records.encode_record(part, item.first), delivered=True)
+            service._on_record(SessionInfo(session, "actor", 1, "peer"), part)
+            state = state.after(item, delivered=True)
+
+    with process() as (service, router):
+        record(service, "e0")
+        service._store.journal.sync()
+        shutil.copytree(tmp_path / "journal", tmp_path / "then")
+        record(service, "e1")
+        checkpoint = router.env_steps, router.take().position
+    assert checkpoint[0] == 2 * LENGTH
+    shutil.rmtree(tmp_path / "journal")
+    (tmp_path / "then").rename(tmp_path / "journal")
+    with process(checkpoint) as (service, router):
+        record(service, "e2")
+        assert router.env_steps == 3 * LENGTH
+    with process(checkpoint) as (service, router):  # the one before was killed without a checkpoint of its own
+        assert router.env_steps == 3 * LENGTH
+        assert [service._steps_of(session) for session in ("se0", "se2", "none")] == [LENGTH, LENGTH, 0]

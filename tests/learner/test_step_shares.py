@@ -28,7 +28,7 @@ class Run:
         self.steps, self.online_steps = 0, online_steps
         self.recorded = dict.fromkeys(names, 0)
         self.arrived = dict.fromkeys(names, 0)
-        self.shares = StepShares(self.left, 5.0, lambda: self.now)
+        self.shares = StepShares(self.left, 5.0, lambda: self.now, steps_of=self.arrived.__getitem__)
 
     def left(self) -> int:
         left = self.limiter.steps_allowed(self.steps)
@@ -49,9 +49,9 @@ class Run:
 
     def deliver(self, name: str) -> None:
         n = self.recorded[name] - self.arrived[name]
-        self.arrived[name] += n
         self.steps += n
         self.shares.delivered(name, n)
+        self.arrived[name] += n
 
     def update(self) -> None:
         if self.limiter.may_update(min(self.steps, self.online_steps or self.steps), 1):
@@ -114,6 +114,24 @@ def test_a_session_that_is_silent_gives_back_what_it_has_not_used():
     assert run.ask("a") == 0  # should it come back
 
 
+def test_sessions_that_are_away_are_forgotten_and_go_on_where_they_were():
+    """Each process of an actor is a session: what is kept of them must not grow with the run."""
+    names = [f"s{i}" for i in range(50)]
+    run, sizes = Run(*names), []
+    for total in (3, 6):
+        for i, name in enumerate(names):
+            run.now += 5.1 if i % 2 else 0.1
+            run.record(name, 3)
+            assert run.recorded[name] == total
+            for _ in range(3):
+                run.update()
+            if i % 2:  # the others fall silent
+                run.shares.closed(name)
+            sizes.append(len(run.shares._shares))
+    assert max(sizes) <= 3
+    assert run.ahead <= LAG
+
+
 def test_a_session_that_records_nothing_gives_back_what_it_holds():
     """An update needs every step there is: it would never come while one of them is held."""
     run = Run("idle", "busy", lag=LAG)
@@ -134,7 +152,7 @@ def test_a_session_that_records_nothing_gives_back_what_it_holds():
 
 
 def test_no_limit_is_no_limit():
-    shares = StepShares(lambda: None, 5.0)
+    shares = StepShares(lambda: None, 5.0, steps_of=lambda session: 0)
     assert (shares.allowed("a"), shares.allowed("b")) == (None, None)
 
 
@@ -149,7 +167,7 @@ def test_lockstep_actors_of_a_learner_share_one_lag(sessions):
     def left():
         return min(limiter.steps_allowed(steps[0]), online_steps - steps[0])
 
-    shares = StepShares(left, CONFIG.timeout_s)
+    shares = StepShares(left, CONFIG.timeout_s, steps_of=lambda session: 0)
 
     def on_record(info, record):
         if isinstance(record, StepBlock):

@@ -69,6 +69,29 @@ def test_a_key_needs_the_token_and_the_page_of_this_server(desk, viewers):
     assert desk[0].taken() == []
 
 
+BAD_BODIES = {
+    "deep": (b"[" * 2000 + b"]" * 2000, 400, "nested too deeply"),
+    "not that deep": (b'{"key":' * 500 + b"0" + b"}" * 500, 409, "does nothing"),
+    "an object that is never closed": (b'{"k":' * 800, 400, "JSON"),
+    "a huge moment": (b'{"key":"x","word":"?","seen":1' + b"0" * 400 + b"}", 200, "viewers"),
+    "no object": (b"[]", 400, "object"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_BODIES)
+def test_a_body_that_is_none_is_refused_without_a_traceback(viewers, caplog, name):
+    body, status, text = BAD_BODIES[name]
+    answer = viewers[0].request(f"press/{NAMES[0]}", body=body, headers={"Content-Type": "application/json"})
+    assert (answer.status, text in answer.body.decode()) == (status, True), answer
+    assert "Traceback" not in caplog.text
+
+
+def test_a_length_of_thousands_of_digits_is_refused(viewers, caplog):
+    headers = {"Content-Type": "application/json", "Content-Length": "9" * 5000}
+    assert viewers[0].request(f"press/{NAMES[0]}", body=b"", headers=headers).status == 413
+    assert "Traceback" not in caplog.text
+
+
 def test_it_listens_on_loopback_alone(desk):
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", Viewer(desk[1].url, "").port), timeout=5)

@@ -16,7 +16,14 @@ from live_desk import NAMES, Desk, Recorded, Viewer, serving, wait_until
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.console.bindings import REPEAT, Action, Word, bind_keys
 from serl_chunk.console.feed import LiveFeed, Ring
+from serl_chunk.live.content import state_json
 from serl_chunk.live.viewers import GONE, MOST, RefusedError, Viewers
+from serl_chunk_robot.client import UNCONFIRMED
+
+
+def robot(desk: Desk) -> list[object]:
+    """What a browser shows of the robot's server."""
+    return state_json(desk.view)["robot"]
 
 
 class Time:
@@ -108,18 +115,52 @@ def test_a_stop_and_its_two_step_clear_reach_the_robot():
         wait_until(lambda: desk.view.word is Word.STOPPED)
         wait_until(lambda: len(desk.robot.requests) == 2)  # and by the control loop
         assert viewer.press("enter", Word.STOPPED).status == 409
-        assert viewer.press("c", Word.STOPPED).status == 200
+        wait_until(lambda: desk.view.robot == desk.robot.shown)
+        assert viewer.press("c", Word.STOPPED, robot=robot(desk)).status == 200
         wait_until(lambda: desk.view.question)
         assert set(desk.robot.requests) == {"stop"}
-        assert viewer.press("enter", Word.STOPPED).status == 200
+        assert viewer.press("enter", Word.STOPPED, robot=robot(desk)).status == 200
         wait_until(lambda: desk.view.word is Word.HOLD)
         assert desk.robot.requests[-1] == "clear"
         time.sleep(REPEAT)  # Enter was pressed just now
-        viewer.press("enter", Word.HOLD)
+        viewer.press("enter", Word.HOLD, robot=robot(desk))
         wait_until(lambda: desk.view.countdown is not None)
         viewer.press("space", Word.HOLD)
         wait_until(lambda: desk.view.countdown is None)
         assert desk.operator.holding
+        assert desk.robot.held
+
+
+@pytest.mark.parametrize("what", ["clear", "go"])
+def test_a_page_requests_for_the_robot_that_the_browser_showed_at_the_press(what):
+    with Desk(countdown=0.1).polled() as desk, serving(desk.operator) as (page, _):
+        viewer = Viewer(page.url, NAMES[0])
+        viewer.post("here")
+        (
+            viewer.press("x"),
+            wait_until(lambda: desk.view.word is Word.STOPPED),
+        ) if what == "clear" else desk.robot.hold()
+        wait_until(lambda: desk.view.word is not Word.POLICY and desk.view.robot == desk.robot.shown)
+        word, keys = desk.view.word, ["c", "enter"] if what == "clear" else ["enter"]
+        before = robot(desk)
+        desk.robot.generation += 1  # another operator stopped or held it again meanwhile
+        wait_until(lambda: desk.view.robot == desk.robot.shown)
+        for shown, done in ((before, False), (None, False), (["7", "actor", "p"], False), (robot(desk), True)):
+            time.sleep(REPEAT)
+            for key in keys:
+                viewer.press(key, word, robot=shown)
+            time.sleep(0.4)  # a countdown, and a poll
+            assert (desk.view.word is not word) is done, shown
+        assert desk.robot.requests[-1] == what
+
+
+@pytest.mark.parametrize("unconfirmed", [True, False])
+def test_a_page_shows_that_the_robot_did_not_confirm(unconfirmed):
+    with Desk().polled() as desk, serving(desk.operator) as (page, _):
+        desk.robot.unconfirmed = unconfirmed
+        wait_until(lambda: bool(desk.view.alarm) is unconfirmed)
+        event = next(Viewer(page.url, NAMES[0]).events())
+        assert event["state"]["alarm"] == (UNCONFIRMED if unconfirmed else "")
 
 
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 8), st.integers(1, 5))

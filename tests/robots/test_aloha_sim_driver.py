@@ -85,6 +85,7 @@ class World:
             dt=DT,
             tick=spec.tick,
             clock=lambda: self.driver.now,
+            needs_go=False,
         )
         self.motions, self.number = Motions(file, self.driver), 0
         self.run(3)

@@ -43,7 +43,7 @@ class World:
         measured = Measured(low - HAIR, high + HAIR, velocity)
         self.loop = RobotLoop(
             self.driver, Gate(self.limits, self.dt), measured=measured, dt=self.dt, tick=spec.tick,
-            clock=lambda: self.now,
+            clock=lambda: self.now, needs_go=False,
         )  # fmt: skip
         self.motions = Motions(self.file, self.driver)
         self.run(2)

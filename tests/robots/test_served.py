@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import re
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ import pytest
 import robot_served
 from actor_helpers import make_config
 from robot_limits import GRIPPERS, HIGH, HOME, LOW, J
-from robot_served import HERE, Served, until, wait
+from robot_served import HERE, Reading, Served, until, wait
 from robot_world import TICK
 
 from serl_chunk.actor.episode import EpisodeRunner
@@ -28,7 +29,7 @@ from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.robots.registry import make_env
 from serl_chunk.robots.served import HELD_S, ServedRobot, _conditions
 from serl_chunk.types import STATE, ConfigError, RobotSpec
-from serl_chunk_robot.client import Keys, RobotClient, RobotError
+from serl_chunk_robot.client import PROCESS, Keys, RobotClient, RobotError
 from serl_chunk_robot.driver import Event
 from serl_chunk_robot.main import main
 
@@ -47,7 +48,7 @@ def served():
 
 @pytest.fixture
 def operator(served):
-    with RobotClient(f"127.0.0.1:{served.port}", name="console", role="operator") as client:
+    with Reading(f"127.0.0.1:{served.port}", name="console", role="operator") as client:
         yield client
 
 
@@ -153,6 +154,76 @@ def test_very_many_draws_are_left_out_of_what_is_recorded():
     state = {"profile": "fast", "digest": "3.2"}
     many = {f"reset.step[{k}]": np.full(J, 0.123456) for k in range(300)}
     assert json.loads(_conditions(state, many)) == state
+
+
+@pytest.fixture
+def guarded():
+    """A served robot whose controller needs an operator's go."""
+    with robot_served.served(needs_go=True) as robot:
+        yield robot
+
+
+def changes(robot, seconds=0.6):
+    """Whether a set point changes within some seconds, after the braking."""
+    until(robot.client("eyes", "any"), "HELD")
+    before = len(robot.arms.sent)
+    time.sleep(seconds)
+    return len({tuple(target) for target in robot.arms.sent[before:]}) > 1
+
+
+class Session:
+    """Episodes of a ServedRobot on a thread, whose ticks never stand still, and what its server got."""
+
+    def __init__(self, robot, make) -> None:
+        self.over, self.env = threading.Event(), make(robot)
+        self.env.stop = lambda: "the test" if self.over.is_set() else None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while not self.over.is_set():
+            self.env.reset(seed=1)
+            for k in range(10_000):
+                target = self.env.seen().target + 0.01 * JOINTS * (-1) ** (k // 40)
+                if self.env.step(np.clip(target, LOW, HIGH).astype(np.float32))[3] or self.over.is_set():
+                    break
+
+    def end(self) -> None:
+        self.over.set()
+        self.thread.join(10)
+        self.env.close()
+
+
+@pytest.mark.parametrize(
+    ("at", "ops"), [("RUN", ["hold"]), ("MOVE", ["hold"]), ("RUN", ["stop", "clear"]), ("HOLD", ["stop", "clear"])]
+)
+def test_nothing_moves_between_an_operators_hold_or_clear_and_a_go(guarded, monkeypatch, caplog, at, ops):
+    lasts = [at == "MOVE"]
+    motion = guarded.server._motions
+    monkeypatch.setattr(
+        guarded.server, "_motions",
+        lambda event, arguments, start, limits: motion(event, {"lasts": lasts[0], "by": 0.4 * lasts[0]}, start, limits),
+    )  # fmt: skip
+    config = FakeAlohaConfig(server=f"{HERE}:{guarded.port}")
+    operator, session = guarded.ready(), Session(guarded, lambda robot: ServedRobot(config, SPEC, name="actor"))
+    try:
+        wait(lambda: operator.next_state()["controller"])
+        assert not changes(guarded), "cleared, and nobody said go"
+        operator.request("go")
+        until(operator, "RUN" if at == "HOLD" else at)
+        for op in ops:
+            operator.request(op)
+            if op == "stop":
+                until(operator, "STOPPED")
+        lasts[0] = False
+        assert not changes(guarded), f"{ops}, and nobody said go"
+        remedy = r"held by operator since \d+ s\)\. Look at the cell, then run: serl-chunk robot go"
+        assert re.search(remedy, caplog.text)
+        operator.request("go")
+        until(operator, "RUN")
+    finally:
+        session.end()
+    assert until(operator, "HELD")["held"]["by"] == "the server", "a session that ended is a controller that is gone"
 
 
 class Stand:
@@ -304,10 +375,15 @@ def test_who_keeps_the_rate(served, operator, make, paced):
     assert (time.monotonic() - began >= 10 * TICK) or paced
 
 
-def test_a_second_actor_is_refused_with_the_first_ones_name(served, operator, make):
-    make(name="left desk")
-    with pytest.raises(RobotError, match="left desk"):
-        make(name="right desk")
+@pytest.mark.parametrize("name", ["right desk", "left desk"])
+def test_a_second_actor_or_process_is_refused_with_the_first_ones_name(served, operator, make, name):
+    with RobotClient(f"{HERE}:{served.port}", name="left desk", role="controller", process="another") as first:
+        first.hello()
+        with pytest.raises(RobotError, match=r"left desk controls the robot.*serl-chunk robot take"):
+            make(name=name)
+        operator.request("take")
+        make(name=name)
+        assert operator.next_state()["process"] == PROCESS
 
 
 @pytest.mark.parametrize(
@@ -426,4 +502,4 @@ def test_leaders_are_driven_under_a_lease_that_is_taken_again_and_refusals_are_r
         with pytest.raises(RobotError, match="no device 'left'") if first else contextlib.nullcontext():
             env.drive_leaders(5, first)
     assert [op for op, _ in requests] == ["drop", "lease", "drive", "drive", "drive"]
-    assert requests[-1][1] == {"number": 5, "first": {}}
+    assert requests[-1][1] == {"number": 5, "first": {}, "generation": env._state["generation"]}

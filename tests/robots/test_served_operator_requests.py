@@ -9,11 +9,15 @@ import pytest
 from ptys import wait_until
 
 from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.console.view import ShownRobot
 from serl_chunk.robots import served_operator
 from serl_chunk.robots.served_operator import ServedOperator
-from serl_chunk_robot.client import RobotError
+from serl_chunk_robot.client import UNCONFIRMED, RobotError
 
-STATE = {"state": "MOVE", "waiting": False, "word": "", "moment": 0.0}
+STATE = {
+    "state": "MOVE", "waiting": False, "word": "", "moment": 0.0, "held": None, "generation": 7, "controller": "actor",
+    "process": "p",
+}  # fmt: skip
 
 
 class Client:
@@ -26,6 +30,8 @@ class Client:
         self.sent: list[str] = []
         self.slow, self.answers, self.states = "", threading.Event(), True
         self.errors: list[Exception] = []
+        self.arguments: list[dict[str, Any]] = []
+        self.after = "BRAKE"  # state of a reply
         self.role = more["role"]
         Client.made.append(self)
 
@@ -34,12 +40,14 @@ class Client:
             raise RobotError("no operator's key")
         return {}
 
-    def request(self, op: str) -> None:
+    def request(self, op: str, **arguments: Any) -> dict[str, Any]:
         self.sent.append(op)
+        self.arguments.append(arguments)
         if op == self.slow:
             self.answers.wait(10)
         if self.errors:
             raise self.errors.pop(0)
+        return {"state": self.after}
 
     def newest_state(self) -> dict[str, Any] | None:
         return dict(STATE) if self.states else None
@@ -67,7 +75,7 @@ def test_a_stop_goes_first_and_drops_what_would_move_the_robot_after_it(operator
     client.slow = "hold"
     operator.request("hold")
     assert wait_until(lambda: client.sent == ["hold"])
-    for op in ("clear", "proceed", "park", "stop"):
+    for op in ("clear", "go", "proceed", "park", "hold", "stop"):
         operator.request(op)
     client.answers.set()
     assert wait_until(lambda: operator.idle)
@@ -77,7 +85,7 @@ def test_a_stop_goes_first_and_drops_what_would_move_the_robot_after_it(operator
 def test_a_hold_drops_a_motion_that_was_not_sent_yet(operator):
     client = Client.made[-1]
     client.slow = "clear"
-    for op in ("clear", "park", "hold"):
+    for op in ("clear", "go", "park", "hold"):
         operator.request(op)
     client.answers.set()
     assert wait_until(lambda: operator.idle)
@@ -120,7 +128,7 @@ def test_an_error_of_any_kind_ends_no_requests(operator):
     operator.request("hold")
     operator.request("stop")
     assert wait_until(lambda: operator.idle)
-    assert client.sent in (["hold", "stop"], ["stop", "stop", "hold"])
+    assert client.sent in (["hold", "stop"], ["stop", "stop"])
 
 
 def test_at_the_end_a_stop_is_sent_and_no_motion(operator):
@@ -133,6 +141,42 @@ def test_at_the_end_a_stop_is_sent_and_no_motion(operator):
     threading.Timer(0.2, client.answers.set).start()
     operator.close()
     assert client.sent == ["hold", "hold"]
+
+
+SHOWN = ShownRobot(3, "actor", "p", "desk", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("op", "carried"),
+    [("clear", {"generation": 3}), ("proceed", {"generation": 3}), ("park", {"generation": 3}),
+     ("go", {"generation": 3, "controller": "actor", "process": "p"}), ("stop", {}), ("hold", {})],
+)  # fmt: skip
+def test_a_request_carries_what_was_shown_and_a_refusal_is_shown_until_the_state_changes(operator, op, carried):
+    client = Client.made[-1]
+    client.errors = [RobotError("of generation 3, and the robot is in 7 now")]
+    operator.request(op, SHOWN)
+    assert wait_until(lambda: operator.idle)
+    assert client.arguments[0] == carried
+    assert ("in 7 now" in operator.refused) is bool(carried)
+    operator._shown = SHOWN
+    assert operator.refused == ""
+
+
+@pytest.mark.parametrize("how", ["no answer", "goes on", "stalled", "no reply yet"])
+@pytest.mark.parametrize("op", ["stop", "hold"])
+def test_what_the_robot_did_not_confirm_is_known_until_it_does(operator, monkeypatch, op, how, caplog):
+    monkeypatch.setattr(served_operator, "CONFIRMS", 0.05)
+    client = Client.made[-1]
+    client.after = {"goes on": "RUN", "stalled": "STALLED"}.get(how, "BRAKE")
+    client.errors = [RobotError("no answer")] * 3 if how == "no answer" else []
+    client.slow = op if how == "no reply yet" else ""
+    operator.request(op)
+    assert wait_until(lambda: operator.unconfirmed)
+    client.after = "BRAKE"
+    client.answers.set()
+    assert wait_until(lambda: not operator.unconfirmed)
+    assert set(client.sent) == {op}
+    assert (UNCONFIRMED in caplog.text) is (how != "no reply yet")
 
 
 def test_without_an_operators_key_a_hold_stops(monkeypatch):

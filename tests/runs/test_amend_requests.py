@@ -122,13 +122,14 @@ def test_what_a_killed_learner_had_claimed_is_applied_by_the_next(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"outcome": "good"}, {"reward": "1"}, {"reward": float("nan")}, {"reward": 1e39}, {"terminated": 1},
-     {"discard": 1}, {"session": None}, {"actor_id": 3}, {"episode_id": []}, {"more": 1}, None],
+    [{"outcome": "good"}, {"reward": "1"}, {"reward": float("nan")}, {"reward": 1e39}, {"reward": 10**400},
+     {"terminated": 1}, {"discard": 1}, {"session": None}, {"actor_id": 3}, {"episode_id": []}, {"more": 1}, "{",
+     "[" * 20000],
 )  # fmt: skip
 def test_a_malformed_one_is_refused_and_reaches_no_replay(tmp_path, change):
     (tmp_path / FOLDER).mkdir()
     content = {"session": "s", "actor_id": "a", **AMEND._asdict()}
-    text = "{" if change is None else json.dumps(content | change)
+    text = change if isinstance(change, str) else json.dumps(content | change)
     (tmp_path / FOLDER / "1.json").write_text(text)
     with Learner(tmp_path) as learner:
         while left(tmp_path) != ["1.refused"]:

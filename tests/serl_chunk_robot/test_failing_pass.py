@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from robot_limits import GRIPPERS, HOME, J
 from robot_model import RobotModel
-from robot_served import HERE, drive, free_port, server, until, wait
+from robot_served import HERE, Reading, drive, free_port, server, until, wait
 from robot_world import DT, FaultyArms, Way, World
 
 from serl_chunk_robot.admission import Address
 from serl_chunk_robot.border import FAILURES
-from serl_chunk_robot.client import RobotClient
 
 JOINTS = ~np.isin(np.arange(J), GRIPPERS)
 WORD = "the server failed: "
@@ -135,11 +134,13 @@ def test_the_server_brakes_publishes_and_ends():
 
         thread = threading.Thread(target=run)
         thread.start()
-        clients = [RobotClient(f"{HERE}:{address.port}", name=n, role=r, answer=5.0)
+        clients = [Reading(f"{HERE}:{address.port}", name=n, role=r, answer=5.0)
                    for n, r in (("desk", "operator"), ("left", "controller"))]  # fmt: skip
         try:
             wait(lambda: bool(clients[0].next_state()["answered"]))
             clients[0].request("clear")
+            clients[1].hello()
+            clients[0].request("go")
             clients[1].request("arm")
             drive(clients[1], 10, step=0.002)
 

@@ -135,6 +135,34 @@ def test_a_bad_client_gets_a_text_and_harms_no_other(name, server):
         connection.close()
 
 
+def test_clients_that_send_no_good_request_keep_nobody_out(server, monkeypatch, caplog):
+    """Those give their place to a newcomer, the oldest first; a client at work keeps its own."""
+    monkeypatch.setattr("serl_chunk.serving.server.CLIENTS", 4)
+    working, _ = connect(server)
+    infer(working, request(0.5))
+    silent = [connect(server)[0] for _ in range(3)]
+    for i in range(5):
+        newcomer, _ = connect(server)
+        np.testing.assert_allclose(infer(newcomer, request(0.5))["actions"], expected(0.5))
+        np.testing.assert_allclose(infer(working, request(i / 10))["actions"], expected(i / 10))
+        newcomer.close()
+        silent.append(connect(server)[0])
+    for gone in silent[:3]:
+        with pytest.raises(exceptions.ConnectionClosed) as closed:
+            gone.recv(timeout=10)
+        assert closed.value.rcvd.code == 1013
+    assert "sends no request" in caplog.text
+    for connection in silent[5:]:
+        infer(connection, request(0.5))
+    with pytest.raises(exceptions.InvalidStatus) as refused:  # all are at work
+        connect(server)
+    assert refused.value.response.status_code == 503
+    monkeypatch.setattr("serl_chunk.serving.server.IDLE_S", 0.0)
+    connect(server)[0].close()
+    for connection in (working, *silent):
+        connection.close()
+
+
 def test_a_message_far_too_big_ends_its_connection(server):
     good, _ = connect(server)
     worse, _ = connect(server)

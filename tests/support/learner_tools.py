@@ -18,6 +18,7 @@ from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.learner import build_learner
 from serl_chunk.learner.learner import Learner
+from serl_chunk.learner.publisher import Publish
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.folder import open_run
 from serl_chunk.runs.metrics import read_metrics
@@ -54,12 +55,12 @@ def by_kind(run: Path) -> dict[str, list[dict[str, Any]]]:
     return out
 
 
-def learner_of(config, demos: str, run: Path) -> Learner:
+def learner_of(config, demos: str, run: Path, publish: Publish = lambda snapshot, info: None) -> Learner:
     """A learner on its own, without an actor."""
     spec = robot_spec(config.robot)
     return build_learner(
         config, RunOptions([demos]), open_run(config, spec, str(run)), spec,
-        publish=lambda snapshot, info: None, threaded=False,
+        publish=publish, threaded=False,
     )  # fmt: skip
 
 

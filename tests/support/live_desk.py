@@ -16,7 +16,7 @@ from http_requests import Answer, Requests
 from serl_chunk.actor.operator import Operator
 from serl_chunk.console.bindings import Action, Word
 from serl_chunk.console.feed import LiveFeed
-from serl_chunk.console.view import ConsoleState
+from serl_chunk.console.view import ConsoleState, ShownRobot
 from serl_chunk.live.server import LivePage
 from serl_chunk.types import Amend, Begin, CameraSpec, RobotSpec, Source, Step
 
@@ -50,9 +50,13 @@ class Recorded:
     def __init__(self) -> None:
         self.view = ConsoleState(Word.POLICY)
         self.requested: list[Action] = []
+        self.robots: list[ShownRobot | None] = []  # as they were shown
 
-    def request(self, action: Action, source: str, seen: float | None = None) -> None:
+    def request(
+        self, action: Action, source: str, seen: float | None = None, robot: ShownRobot | None = None
+    ) -> None:  # fmt: skip
         self.requested.append(action)
+        self.robots.append(robot)
 
     def taken(self) -> list[Action]:
         taken, self.requested = self.requested, []
@@ -61,6 +65,8 @@ class Recorded:
 
 class Silent:
     """A console without keys."""
+
+    shown = None
 
     def actions(self) -> Iterator[Action]:
         yield from ()
@@ -71,17 +77,34 @@ class Silent:
 
 
 class Robot:
-    """A robot server that follows requests."""
+    """A robot server that follows requests: what lets the robot move has to be of its generation."""
+
+    process = "p"
 
     def __init__(self) -> None:
         self.requests: list[str] = []
-        self.stopped = self.moving = self.waiting = self.silent = False
+        self.stopped = self.moving = self.waiting = self.silent = self.held = self.stalled = self.unconfirmed = False
         self.may_clear = self.idle = True
-        self.why = ""
+        self.why = self.refused = ""
+        self.generation = 0
 
-    def request(self, op: str) -> None:
+    @property
+    def shown(self) -> ShownRobot:
+        return ShownRobot(self.generation, "actor", self.process, "desk" if self.held else "")
+
+    def hold(self) -> None:
+        """Let another operator hold the robot."""
+        self.held, self.moving, self.why, self.generation = True, False, "held by desk", self.generation + 1
+
+    def request(self, op: str, shown: ShownRobot | None = None) -> None:
         self.requests.append(op)
+        late = op not in ("stop", "hold") and (shown is None or shown.generation != self.generation)
+        self.refused = f"{op}: another generation" if late else ""
+        if late:
+            return
+        self.generation += 1
         self.stopped = (self.stopped or op == "stop") and op != "clear"
+        self.held = (self.held or op == "clear" or (op == "hold" and self.moving)) and op not in ("stop", "go")
 
 
 class Desk:
@@ -125,8 +148,9 @@ class Viewer(Requests):
         headers = {"Content-Type": "application/json"}
         return self.request(f"{what}/{self.name}", body=json.dumps(body).encode(), headers=headers)
 
-    def press(self, key: str, word: str = "POLICY", seen: float | None = None) -> Answer:
-        return self.post("press", key=key, word=word, seen=time.monotonic() if seen is None else seen)
+    def press(self, key: str, word: str = "POLICY", seen: float | None = None, robot: Any = None) -> Answer:
+        """Press a key. Args: robot: of the state that was shown, as its events have it."""
+        return self.post("press", key=key, word=word, seen=time.monotonic() if seen is None else seen, robot=robot)
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[socket.socket]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import live_desk
 import numpy as np
 from actor_helpers import HumanOnTicks, LineEnv, ListSink, make_config
 from ptys import Pty, wait_until
@@ -14,7 +15,7 @@ from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.operator_devices import OperatorDevices
 from serl_chunk.console.bindings import Action, Word
 from serl_chunk.console.console import OperatorConsole
-from serl_chunk.console.view import ConsoleState
+from serl_chunk.console.view import ConsoleState, ShownRobot
 from serl_chunk.types import Amend
 
 DT = 0.02
@@ -22,19 +23,12 @@ COUNTDOWN = 1.0
 LONGEST, AFTER = 20.0, 2.5  # simulated seconds without a key, and after the last one
 
 
-class Robot:
-    """A robot server's requests, and what they do to the state."""
+class Robot(live_desk.Robot):
+    """A robot server whose motions follow requests."""
 
-    def __init__(self) -> None:
-        self.requests: list[str] = []
-        self.stopped = self.moving = self.waiting = self.silent = False
-        self.may_clear = self.idle = True
-        self.why = ""
-
-    def request(self, op: str) -> None:
-        self.requests.append(op)
-        self.stopped = (self.stopped or op == "stop") and op != "clear"
-        self.moving = (self.moving or op == "park") and op not in ("hold", "stop")
+    def request(self, op: str, shown: ShownRobot | None = None) -> None:
+        super().request(op, shown)
+        self.moving = (self.moving or (op == "park" and not self.refused)) and op not in ("hold", "stop")
 
 
 class ServedLine(LineEnv):
@@ -144,6 +138,10 @@ class Desk:
             self._do(self.script.pop(0).what)
         yield from self.console.actions()
 
+    @property
+    def shown(self) -> ShownRobot | None:
+        return self.states[-1].robot
+
     def empty(self) -> None:
         self.console.empty()
 
@@ -172,7 +170,7 @@ class Desk:
         if isinstance(what, bytes):
             self._type(what)
         elif isinstance(what, Action):
-            self.operator.request(what, "page")
+            self.operator.request(what, "page", robot=self.shown)
         else:
             self.pedal.events.append(PedalEvent(*what, self.time))
 

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from actor_helpers import LineEnv
+from live_desk import Robot
 
 from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.operator_devices import OperatorDevices
 from serl_chunk.console.bindings import GESTURES, KEYS, REPEAT, STOPS, Action, Word, bind_keys
 from serl_chunk.console.gestures import LONG
-from serl_chunk.console.view import ConsoleState
+from serl_chunk.console.view import ConsoleState, ShownRobot
 from serl_chunk.live.viewers import RefusedError, Viewers
 
 DT = 0.02
@@ -69,6 +70,10 @@ class Console:
             while self.script and self.script[0].after < 0:
                 yield self.script.pop(0).action
 
+    @property
+    def shown(self) -> ShownRobot | None:
+        return self.states[-1].robot
+
     def empty(self) -> None:
         pass
 
@@ -107,7 +112,8 @@ class PageConsole(Console):
         self._pressed[action] = self.time
         self.stops += action is Action.STOP
         try:
-            self.viewers.press("a" * 24, KEYS[action][0], self.states[-1].word, time.monotonic())
+            state = self.states[-1]
+            self.viewers.press("a" * 24, KEYS[action][0], state.word, time.monotonic(), robot=state.robot)
         except RefusedError:
             return False
         return True
@@ -133,7 +139,8 @@ class PedalConsole(Console):
 
     def actions(self) -> Iterator[Action]:
         for action in super().actions():
-            if action not in self._by:
+            held = self.shown is not None and self.shown.held_by  # at the robot's server: only a key goes on
+            if action not in self._by or (action is Action.GO and held):
                 yield action
                 continue
             pedal, long = self._by[action].removeprefix("pedal_").removesuffix("_long"), "long" in self._by[action]
@@ -155,20 +162,6 @@ class PedalConsole(Console):
         return events
 
 
-class Requests:
-    """A robot server, as an operator has it."""
-
-    def __init__(self) -> None:
-        self.sent: list[str] = []
-        self.stopped = self.moving = self.waiting = self.silent = False
-        self.may_clear = self.idle = True
-        self.why = ""
-
-    def request(self, op: str) -> None:
-        self.sent.append(op)
-        self.stopped = (self.stopped or op == "stop") and op != "clear"
-
-
 BY = {"terminal": Console, "page": PageConsole, "pedal": PedalConsole}
 
 
@@ -181,7 +174,7 @@ class Desk:
     def __init__(
         self, script: Sequence[Press], *, amend, end, usual=USUAL, ready: str = "", by: str = "terminal"
     ) -> None:
-        self.console, self.robot = BY[by](script, usual), Requests()
+        self.console, self.robot = BY[by](script, usual), Robot()
         devices = OperatorDevices(
             pedal=self.console if by == "pedal" else None, clock=lambda: getattr(self.console, "foot", 0.0)
         )
@@ -208,7 +201,7 @@ class Desk:
     @property
     def sent(self) -> tuple[str, ...]:
         """Requests to the robot but for those that a page's stops send at once, before the tick takes them in."""
-        sent = list(self.robot.sent)
+        sent = list(self.robot.requests)
         for _ in range(getattr(self.console, "stops", 0)):
             sent.remove("stop")
         return tuple(sent)

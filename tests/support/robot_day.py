@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from processes import Process
+from robot_moments import press_on
 from robot_served import HERE
 
 from serl_chunk.runs.metrics import read_metrics
@@ -73,7 +74,7 @@ class Day:
 
     @contextlib.contextmanager
     def clearing(self) -> Iterator[None]:
-        """Clear the robot whenever it was stopped."""
+        """Clear the robot whenever it was stopped, and let it go on."""
         ended = threading.Event()
         thread = threading.Thread(target=self._clear, args=(ended,), daemon=True)
         thread.start()
@@ -88,8 +89,7 @@ class Day:
             try:
                 with RobotClient(f"{HERE}:{self.port}", name="hands", role="operator", answer=1.0) as operator:
                     while not ended.wait(0.2):
-                        if operator.next_state()["state"] == "STOPPED":
-                            operator.request("clear")
+                        press_on(operator, operator.next_state())
             except RobotError:
                 continue
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from robot_served import HERE, drive, free_port, until, wait
+from robot_served import HERE, Reading, drive, free_port, until, wait
 
 from serl_chunk_robot.client import RobotClient, RobotError
 from serl_chunk_robot.wire import arrays
@@ -45,12 +46,25 @@ class Robot:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen([*COMMAND, *arguments], env=self.environment, stderr=subprocess.PIPE, text=True)
 
+    def ready(self, actor: RobotClient) -> None:
+        """Clear the robot and let an actor move it, as an operator does."""
+        with self.client("operator", "operator") as operator:
+
+            def cleared() -> bool:
+                with contextlib.suppress(RobotError):
+                    operator.request("clear")
+                return operator.next_state()["state"] == "HELD"
+
+            wait(cleared, 60)
+            actor.request("lease")
+            operator.request("go")
+
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
         words = [*COMMAND, command, "--robot", f"{HERE}:{self.port}"]
         return subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
 
     def client(self, name: str, role: str) -> RobotClient:
-        return RobotClient(f"{HERE}:{self.port}", name=name, role=role, answer=20.0)
+        return Reading(f"{HERE}:{self.port}", name=name, role=role, answer=20.0)
 
     def end(self, number: signal.Signals) -> tuple[int, str]:
         """Send a signal; returns the exit status, and what was logged."""
@@ -72,8 +86,8 @@ def robot(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_lets_the_robot_stand_with_torque(robot, number):
     robot.begin()
-    wait(lambda: robot.run("clear").returncode == 0, 60)
     with robot.client("left", "controller") as actor:
+        robot.ready(actor)
         actor.request("arm")
         drive(actor, 10, 0.002)
         status, err = robot.end(number)
@@ -114,8 +128,8 @@ def test_a_second_server_is_refused_and_a_killed_one_leaves_no_lock(robot):
     assert second.returncode == 2
     assert f"process {robot.process.pid}" in err
     assert len(err.splitlines()) == 1
-    wait(lambda: robot.run("clear").returncode == 0, 60)
     with robot.client("left", "controller") as actor:
+        robot.ready(actor)
         actor.request("arm")
         run = actor.next_state()["run"]
         robot.end(signal.SIGKILL)
@@ -130,8 +144,8 @@ def test_a_second_server_is_refused_and_a_killed_one_leaves_no_lock(robot):
 def test_a_server_that_stood_still_has_stopped_its_robot(robot):
     robot.begin()
     assert robot.process is not None
-    wait(lambda: robot.run("clear").returncode == 0, 60)
     with robot.client("left", "controller") as actor:
+        robot.ready(actor)
         actor.request("arm")
         drive(actor, 5)
         at = actor.next_state()["set_point"]
@@ -154,8 +168,8 @@ def test_simulated_arms_keep_their_target_without_a_server_and_a_new_one_moves_n
     file = shipped.replace("port = 5610", f"port = {arms}\nends = 10.0")
     robot.file.write_text(f"port = {robot.port}\n{file}")
     robot.begin()
-    wait(lambda: robot.run("clear").returncode == 0, 60)
     with robot.client("left", "controller") as actor:
+        robot.ready(actor)
         actor.request("arm")
         start = actor.next_state()["set_point"]
         drive(actor, 30, 0.004)

@@ -310,7 +310,9 @@ def test_acknowledging_less_often_than_an_actor_waits_is_no_configuration():
     TransportConfig(durability="power", sync_interval=2.0)
 
 
-def test_a_learner_whose_disk_lies_acknowledges_nothing_more(tmp_path, monkeypatch):
+@pytest.mark.parametrize("lost", [False, True])
+def test_nothing_is_acknowledged_before_it_is_on_disk_and_all_is_once_the_disk_works(tmp_path, monkeypatch, lost):
+    """`lost`: the system dropped what it could not write, and an fsync that succeeds proves nothing."""
     config = dataclasses.replace(CONFIG, durability="power", sync_interval=0.05)
     store, port, fsync, broken = opened(tmp_path, sync_interval=0.05), free_port(), os.fsync, {"now": False}
 
@@ -325,10 +327,22 @@ def test_a_learner_whose_disk_lies_acknowledges_nothing_more(tmp_path, monkeypat
         assert link.flush(10)
         broken["now"] = True
         send_episode(link, "f", 5)
-        eventually(lambda: "start the learner again" in server.stalled)
-        broken["now"] = False  # the next fsync succeeds, and proves nothing
-        assert not link.flush(1.0)
+        eventually(lambda: "Input/output error" in server.stalled)
+        assert not link.flush(0.3)
+        if lost:
+            newest = max(tmp_path.glob("*.journal"))
+            os.truncate(newest, newest.stat().st_size - 10)
+        broken["now"] = False
+        if lost:
+            eventually(lambda: "start the learner again" in server.stalled)
+            assert not link.flush(0.5)
+        else:
+            assert link.flush(10)
+            send_episode(link, "g", 5)
+            assert link.flush(10)
+            assert server.stalled == ""
     store.close()
+    assert lost or kept(tmp_path) == {"e": 5, "f": 5, "g": 5}
 
 
 def test_sessions_that_actors_have_ended_are_not_remembered_for_ever(tmp_path):

@@ -44,7 +44,9 @@ def _state(server: str, state: dict[str, Any]) -> Check:
     causes = "; ".join(state["causes"].values())
     said = f"{server}, {state['robot']!r}: {state['state']}, {state['word']}" + (f"; now {causes}" if causes else "")
     said += f"; profile {state['profile']} ({state['digest']})"
-    fine = state["state"] != "STOPPED"
+    if state["state"] == "HELD":  # as after each start, and each end of an actor
+        return ok(_NAME, f"{said}. It moves only after an operator's go")
+    fine = state["state"] not in ("STOPPED", "STALLED")
     return warning(_NAME, said, "" if fine else remedy_of(causes or state["word"]), fine=fine)
 
 

@@ -7,9 +7,10 @@ const SECONDS = 10; // that the plot of Q shows
 const JOINT_SECONDS = 2; // that those of joints show, so that a chunk is seen
 const SILENCE = 1000; // ms without an event after which what is shown is old
 const WAITED = 1000; // ms that a key may wait for the one before it
+const CONFIRMS = 500; // ms for the actor to answer a stop
 const state = {
   info: null, event: null, at: 0, ended: false, control: null, word: "",
-  ticks: [], plans: new Map(), plan: null, cameras: new Map(), rang: "",
+  ticks: [], plans: new Map(), plan: null, cameras: new Map(), rang: "", unanswered: false,
 };
 
 function element(tag, attributes = {}, ...content) {
@@ -42,12 +43,34 @@ async function request(what, body) {
   }
 }
 
+async function requestStop(body) {
+  const late = setTimeout(() => unanswered(true), CONFIRMS);
+  try {
+    showControl(await post("press", body));
+    unanswered(false);
+  } catch {
+    unanswered(true);
+  } finally {
+    clearTimeout(late);
+  }
+}
+
+function unanswered(now) {
+  state.unanswered = now; // else the actor says whether the robot confirmed it
+  showAlarm(state.event ? state.event.state.alarm : "");
+}
+
+function showAlarm(text) {
+  setText(at("alarm"), state.unanswered ? state.info.unconfirmed : text);
+}
+
 let chain = Promise.resolve();
 
 function press(key) {
-  const shown = state.event ? state.event.state.proposed : null;
-  const body = { key, word: state.word, seen: state.event ? state.event.now : 0, proposed: shown && shown[0] };
-  if (state.info && state.info.stops.includes(key)) return request("press", body); // waits for nothing
+  const { proposed = null, robot = null } = state.event ? state.event.state : {}; // as they are shown now
+  const seen = state.event ? state.event.now : 0;
+  const body = { key, word: state.word, seen, proposed: proposed && proposed[0], robot };
+  if (state.info && state.info.stops.includes(key)) return requestStop(body); // waits for nothing
   const pressed = performance.now();
   chain = chain.then(() => {
     if (performance.now() - pressed < WAITED) return request("press", body);
@@ -164,6 +187,8 @@ function showState(shown) {
   document.body.classList.remove("lost");
   setText(at("word"), shown.word);
   setText(at("countdown"), shown.countdown === null ? "" : `moves in ${shown.countdown} s`);
+  showAlarm(shown.alarm);
+  setText(at("held"), shown.held);
   setText(at("look"), shown.look);
   setText(at("progress"), shown.progress);
   at("obstacles").replaceChildren(
@@ -188,7 +213,7 @@ function lost(text) {
 let sound = null;
 
 function ring(shown) {
-  const alarm = ["STOPPED", "LEARNER LOST"].includes(shown.word) ? shown.word : "";
+  const alarm = shown.alarm || (["STOPPED", "LEARNER LOST"].includes(shown.word) ? shown.word : "");
   const reason = `${shown.countdown ?? ""} ${alarm} ${shown.question} ${shown.look}`;
   const rings = reason !== state.rang && reason.trim() !== "";
   state.rang = reason;

@@ -195,23 +195,26 @@ class RecordReceiver:
         self._turned_at = now
         if self.store is None:
             return
-        if self.stalled and now >= self._retry_at:
+        journal = self.store.journal
+        unsynced = self._wait_for_disk and journal.sync_error
+        if unsynced:
+            journal.retire_doubtful()
+            remedy = ", then start the learner again" if journal.lost else ""
+            text = (
+                f"an fsync of {journal.folder} failed ({unsynced}): what was written may not be there, and is not "
+                f"acknowledged. Check that disk{remedy}"
+            )
+            if text != self.stalled:
+                log.error("%s", text)
+            self.stalled, self._retry_at = text, now
+        elif self.stalled and now >= self._retry_at:
             self._retry_at = now + _RETRY_S
             if self.store.has_room:
-                log.warning("the learner's disk has room again")
+                log.warning("the learner's disk has room again, and can be written")
                 self.stalled = ""
                 for session in self.sessions:
                     if session.live:
                         self._acknowledge(session, gap=True)  # send again what came meanwhile
-        if self._wait_for_disk and self.store.journal.sync_error and not self.stalled:
-            # The system reports a failed write once and forgets it: a later fsync that succeeds proves nothing.
-            journal = self.store.journal
-            self.stalled = (
-                f"an fsync of {journal.folder} failed ({journal.sync_error}): what was written may not be there. Check "
-                "that disk, then start the learner again"
-            )
-            self._retry_at = math.inf
-            log.error("%s", self.stalled)
         if now >= self._trim_at:
             self._trim_at = now + _RETRY_S
             self.store.trim()

@@ -2,7 +2,8 @@
 
 An entry is a list of frames with an increasing number. Once `append` returns it survives the death of this process,
 and once it is *synced* a power cut. Opening a journal cuts a torn tail, which is one entry at most, skips damaged
-entries, and moves files without a readable entry to `<folder>_damaged`; new numbers are above all that these may hold.
+entries, and moves files without a readable entry to `<folder>_damaged`; new numbers are above all that these, and a
+newest file that a power cut shortened, may have held.
 """
 
 from __future__ import annotations
@@ -14,14 +15,11 @@ import logging
 import os
 import re
 import secrets
-import struct
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-import xxhash
 
 from serl_chunk.io import fsync_path
 from serl_chunk.transport.storage import files, segment
@@ -32,7 +30,6 @@ log = logging.getLogger(__name__)
 
 SUFFIX = ".journal"
 DAMAGED = "_damaged"  # behind the name of a journal's folder: where files without a readable entry go
-_IOV_MAX = 1024  # buffers that one writev takes
 _MAX_FULL = 4  # segments that may wait for their fsync while the next is written: a slower disk slows the writer
 
 
@@ -96,14 +93,17 @@ class Journal:
         self.first = self.next = 0  # entries first <= number < next are kept (damaged ones excepted)
         self.synced = 0  # entries below it survive a power cut
         self.nbytes = 0
-        self.sync_error = ""  # why an fsync failed: from then on `synced` stays, for its losses are unknown
+        self.sync_error = ""  # why an fsync failed: `synced` stays until what is in doubt was written again
+        self.lost = False  # some of that cannot be read any more: `synced` stays until the journal is opened again
         self._segment_bytes, self._interval, self._preamble = segment_bytes, sync_interval, preamble
         self.segments: list[tuple[int, int, float]] = []  # (first number, bytes, wall time of its last entry)
         self._fd: int | None = None  # of the newest segment, where this process began it
         self._salt = 0  # of that segment
         self._full: list[int] = []  # descriptors of older segments that are to be synced and closed
+        self._firsts: dict[int, int] = {}  # descriptor of a segment -> its first number
+        self._doubtful: set[int] = set()  # descriptors of segments that were open when an fsync failed
         self._named = False  # the folder has a new name in it that is to be synced
-        self._swap = threading.Lock()  # of the three above, held for a moment
+        self._swap = threading.Lock()  # of the names of files and the above, held for a moment
         self._syncing = threading.Lock()  # held over an fsync: only its holder closes a descriptor
         self._torn = False  # a part of an entry that could not be cut off follows the last whole one
         self._lock: int | None = None
@@ -136,7 +136,6 @@ class Journal:
                 elif found.torn and newest:
                     torn += found.size
                     os.truncate(path, found.offset)
-                    number += found.offset > 0  # it may have been whole once, if the disk and not a kill cut it
                 elif found.offset == 0 and found.size == size:
                     lost, number = True, first + segment.most_entries(size)
                 else:
@@ -145,6 +144,8 @@ class Journal:
                     # Behind the last whole entry the number of lost ones is unknown.
                     past = found.numbers[1] if found.numbers else number + segment.most_entries(found.size)
                     number = max(number, past)
+            if newest and (number == first or torn):  # the disk, and not a kill, may have cut it
+                number += segment.most_entries((_MAX_FULL + 2) * self._segment_bytes)
             self.next = max(self.next, number if newest else min(number, int(following.stem)))
             stat = path.stat()
             if lost:
@@ -191,8 +192,15 @@ class Journal:
             raise DataError(f"{path} is damaged at byte {place.offset}")
         return found.frames
 
+    def skip_to(self, number: int) -> None:
+        """Give no entry a number below `number`: entries below it, which a power cut took, are counted elsewhere."""
+        self.next = max(self.next, number)
+        if not self.segments:
+            self.first = self.next
+
     def append(self, frames: Sequence[Buffer]) -> Place:
         """Write one entry. Raises JournalError, and DataError for what no entry can hold: nothing has changed then."""
+        self.retire_doubtful()
         if self._fd is None or self.segments[-1][1] - segment.HEADER_BYTES >= self._segment_bytes:
             self._begin_segment()
         return self._write(frames)
@@ -200,12 +208,12 @@ class Journal:
     def _write(self, frames: Sequence[Buffer]) -> Place:
         assert self._fd is not None
         first, size, _ = self.segments[-1]
-        buffers, total = pack(self.next, frames, self._salt)
+        buffers, total = segment.pack(self.next, frames, self._salt)
         try:
             if self._torn:
                 os.ftruncate(self._fd, size)
             self._torn = True
-            write_all(self._fd, buffers)
+            segment.write_all(self._fd, buffers)
             if self._interval == 0:
                 self._sync_name()
                 os.fsync(self._fd)
@@ -231,7 +239,8 @@ class Journal:
             # O_EXCL: a leftover of this number holds no sound entry, or `next` would be behind it.
             path.unlink(missing_ok=True)
             self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
-            write_all(self._fd, [segment.header(salt)])
+            self._firsts[self._fd] = self.next
+            segment.write_all(self._fd, [segment.header(salt)])
             self._named = True
         except OSError as e:
             self._abandon(path)
@@ -252,6 +261,11 @@ class Journal:
         self._torn = False
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
+
+    def retire_doubtful(self) -> None:
+        """Write no more to the newest segment where an fsync of it failed. For the thread that appends."""
+        if self._fd in self._doubtful:
+            self._retire_segment()
 
     def _retire_segment(self) -> None:
         """Write no more to the newest segment; it is synced and closed soon, without waiting here."""
@@ -275,11 +289,12 @@ class Journal:
         for dropped in [s for s in self.segments[:-1] if s[0] in firsts]:
             path = self._path(dropped[0])
             try:
-                path.unlink(missing_ok=True)
+                with self._swap:
+                    path.unlink(missing_ok=True)
+                    self.segments.remove(dropped)
             except OSError as e:  # it stays until the next call
                 log.warning("cannot remove %s: %s", path, e.strerror)
                 break
-            self.segments.remove(dropped)
             freed += dropped[1]
         self.nbytes -= freed
         self.first = self.segments[0][0] if self.segments else self.next
@@ -290,19 +305,47 @@ class Journal:
         with self._syncing:
             with self._swap:
                 number, full, newest = self.next, list(self._full), self._fd
+            unsynced = full if newest is None else [*full, newest]
             try:
                 self._sync_name()
-                for fd in full if newest is None else [*full, newest]:
-                    if self.synced < number:
+                for fd in unsynced:
+                    if fd in self._doubtful and fd in full:
+                        self._write_again(self._firsts[fd])
+                        self._doubtful.discard(fd)
+                    elif self.synced < number:
                         os.fsync(fd)
+                if newest in self._doubtful:
+                    raise OSError(errno.EIO, self.sync_error)  # until the thread that appends retires it
             except OSError as e:
                 if not self.sync_error:
                     log.error("fsync of %s failed: %s", self.folder, e.strerror)
-                self.sync_error = e.strerror or str(e)
+                self._doubtful.update(unsynced)
+                self.sync_error = self.sync_error or e.strerror or str(e)
                 raise JournalError(f"fsync of {self.folder} failed: {e.strerror}") from e
-            if not self.sync_error:
-                self.synced = number
+            if not self.lost:
+                if self.sync_error:
+                    log.warning("%s: what was in doubt after a failed fsync is on disk now", self.folder)
+                self.synced, self.sync_error = number, ""
             self._close(full)
+
+    def _write_again(self, first: int) -> None:
+        """Replace a segment by a copy. Raises OSError.
+
+        The system reports a failed write once, and may drop what it holds of it: an fsync that succeeds afterwards
+        proves nothing.
+        """
+        size = next((nbytes for number, nbytes, _ in self.segments.copy() if number == first), None)
+        if size is None:  # it was dropped
+            return
+        path, part = self._path(first), self.folder / f".{first:020d}.part"
+        if not segment.copy(path, part, size):
+            log.error("%s: the system lost what it could not write before an fsync failed", path)
+            self.lost = True
+            return
+        with self._swap:
+            kept = any(number == first for number, _, _ in self.segments)
+            part.replace(path) if kept else part.unlink()
+        fsync_path(self.folder)
 
     def _sync_name(self) -> None:
         with self._swap:
@@ -318,6 +361,7 @@ class Journal:
         with self._swap:
             for fd in full:
                 self._full.remove(fd)
+                self._firsts.pop(fd, None)
                 with contextlib.suppress(OSError):  # a network disk repeats here the error of an fsync
                     os.close(fd)
 
@@ -353,37 +397,3 @@ class Journal:
 
     def _path(self, first: int) -> Path:
         return self.folder / f"{first:020d}{SUFFIX}"
-
-
-def pack(number: int, frames: Sequence[Buffer], salt: int) -> tuple[list[Buffer], int]:
-    """Return the buffers of an entry and their total size. The frames are not copied.
-
-    Raises DataError for more frames, or larger ones, than an entry can hold.
-    """
-    lengths = [f.nbytes if isinstance(f, memoryview) else len(f) for f in frames]
-    if len(lengths) > segment.MAX_FRAMES or max(lengths, default=0) > segment.MAX_FRAME_BYTES:
-        raise DataError(
-            f"an entry of {len(lengths)} frames, the largest of {max(lengths, default=0)} bytes, cannot be written: "
-            f"at most {segment.MAX_FRAMES} frames of {segment.MAX_FRAME_BYTES} bytes can"
-        )
-    digest = xxhash.xxh3_64(seed=salt)
-    for frame in frames:
-        digest.update(frame)
-    table = struct.pack(f"<{len(lengths)}I", *lengths)
-    rest = segment.HEAD.pack(segment.MARKER, 0, digest.intdigest(), number, len(lengths))[segment.CHECKED :] + table
-    head = segment.MARKER + struct.pack("<I", segment.check(rest, salt)) + rest
-    return [head, *frames], len(head) + sum(lengths)
-
-
-def write_all(fd: int, buffers: Sequence[Buffer]) -> None:
-    """Write every byte, in as few calls as the system allows. Raises OSError, possibly after a part."""
-    left = [memoryview(b).cast("B") for b in buffers if memoryview(b).nbytes]
-    while left:
-        done = os.writev(fd, left[:_IOV_MAX])
-        if not done:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        while left and done >= left[0].nbytes:
-            done -= left[0].nbytes
-            del left[0]
-        if done:
-            left[0] = left[0][done:]

@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 import xxhash
 
+from serl_chunk.io import fsync_path
 from serl_chunk.types import DataError
 
 MAGIC = b"SERLJRN\x02"
@@ -39,6 +40,7 @@ HEAD = struct.Struct("<4sIQQI")
 CHECKED = 8  # the part of the head behind marker and check starts here
 _SALT = struct.Struct("<QQQ")
 _SECTOR = 4096  # bytes that a disk gives back or does not
+_IOV_MAX = 1024  # buffers that one writev takes
 _COPY_BYTES = len(MAGIC) + _SALT.size
 HEADER_BYTES = _SECTOR + _COPY_BYTES
 MAX_FRAMES = 1 << 16
@@ -121,6 +123,20 @@ def mend(path: Path) -> bool:
     return True
 
 
+def copy(path: Path, to: Path, size: int) -> bool:
+    """Write the first `size` bytes of a segment to another file, and wait for the disk; removes the copy and returns
+    False where an entry cannot be read back. Raises OSError.
+    """
+    to.unlink(missing_ok=True)
+    to.touch(0o600)
+    to.write_bytes(path.read_bytes()[:size])
+    fsync_path(to)
+    if to.stat().st_size == size and all(isinstance(found, Found) for found in scan(to)):
+        return True
+    to.unlink()
+    return False
+
+
 def most_entries(nbytes: int) -> int:
     """Return more than the entries that so many damaged bytes can have held."""
     return nbytes // HEAD.size + 1
@@ -193,6 +209,40 @@ def _is_torn(memory: memoryview, pos: int, salt: int) -> bool:
     found = _entry(memory, pos, salt)
     cut = found is not None and not isinstance(found, Found) and found[1] > len(memory)
     return cut or HEAD.size + 4 * count > len(rest)
+
+
+def pack(number: int, frames: Sequence[Buffer], salt: int) -> tuple[list[Buffer], int]:
+    """Return the buffers of an entry and their total size. The frames are not copied.
+
+    Raises DataError for more frames, or larger ones, than an entry can hold.
+    """
+    lengths = [f.nbytes if isinstance(f, memoryview) else len(f) for f in frames]
+    if len(lengths) > MAX_FRAMES or max(lengths, default=0) > MAX_FRAME_BYTES:
+        raise DataError(
+            f"an entry of {len(lengths)} frames, the largest of {max(lengths, default=0)} bytes, cannot be written: "
+            f"at most {MAX_FRAMES} frames of {MAX_FRAME_BYTES} bytes can"
+        )
+    digest = xxhash.xxh3_64(seed=salt)
+    for frame in frames:
+        digest.update(frame)
+    table = struct.pack(f"<{len(lengths)}I", *lengths)
+    rest = HEAD.pack(MARKER, 0, digest.intdigest(), number, len(lengths))[CHECKED:] + table
+    head = MARKER + struct.pack("<I", check(rest, salt)) + rest
+    return [head, *frames], len(head) + sum(lengths)
+
+
+def write_all(fd: int, buffers: Sequence[Buffer]) -> None:
+    """Write every byte, in as few calls as the system allows. Raises OSError, possibly after a part."""
+    left = [memoryview(b).cast("B") for b in buffers if memoryview(b).nbytes]
+    while left:
+        done = os.writev(fd, left[:_IOV_MAX])
+        if not done:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        while left and done >= left[0].nbytes:
+            done -= left[0].nbytes
+            del left[0]
+        if done:
+            left[0] = left[0][done:]
 
 
 def parse(data: bytes, candidates: Sequence[int]) -> Found | None:

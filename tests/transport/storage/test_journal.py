@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,8 @@ from properties import examples
 from transport_tools import eventually
 
 from serl_chunk.transport.storage import files, segment
-from serl_chunk.transport.storage.journal import Journal, JournalError, Losses, Place, pack
-from serl_chunk.transport.storage.segment import HEADER_BYTES
+from serl_chunk.transport.storage.journal import Journal, JournalError, Losses, Place
+from serl_chunk.transport.storage.segment import HEADER_BYTES, pack
 from serl_chunk.types import ConfigError, DataError
 
 WHOLE = Losses()
@@ -107,13 +108,50 @@ def test_cut_at_every_byte_and_written_on(tmp_path):
             assert journal.losses == Losses(0, 0, size - at)
             assert list(content(journal).values()) == entries[: first + whole]
             journal.append([b"more"])
-            assert journal.next == first + whole + 1 + (size > at > 0)  # a torn entry's number is not given again
+            if size in (at, *ends):
+                assert journal.next >= first + whole + 1
+            else:  # a power cut may have taken all that was behind it: no number is given again
+                assert journal.next > len(entries)
         with opened(tmp_path) as journal:
             assert journal.losses == WHOLE
             assert list(content(journal).values()) == [*entries[: first + whole], [b"more"]]
         for left in tmp_path.glob("*.journal"):
             if int(left.stem) > first:
                 left.unlink()
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, HEADER_BYTES, HEADER_BYTES + 10, -1])
+def test_numbers_never_go_back_after_a_power_cut(tmp_path, size):
+    """The newest segment is shorter than it was, or empty: how many entries it had is not known."""
+    entries = [[bytes([i % 256])] * 3 for i in range(300)]
+    with opened(tmp_path, segment_bytes=4096) as journal:
+        for entry in entries:
+            journal.append(entry)
+        assert (journal.next, len(journal.segments)) == (300, 4)
+    path = last_file(tmp_path)
+    os.truncate(path, size % path.stat().st_size)
+    with opened(tmp_path, segment_bytes=4096) as journal:
+        assert journal.next >= 300
+        kept = content(journal)
+        assert [*kept.values()] == entries[: len(kept)]
+        journal.append([b"new"])
+        assert max(content(journal)) >= 300
+        following = journal.next
+    with opened(tmp_path, segment_bytes=4096) as journal:  # nor is there another leap
+        assert (journal.next, journal.losses) == (following, WHOLE)
+
+
+def test_no_entry_gets_a_number_that_is_counted_elsewhere(tmp_path):
+    with opened(tmp_path, segment_bytes=60) as journal:
+        journal.skip_to(7)
+        journal.append([b"a" * 60])
+        journal.skip_to(5)
+        journal.append([b"b" * 60])
+        journal.skip_to(40)
+        journal.append([b"c"])
+        assert (journal.first, sorted(content(journal)), journal.next) == (7, [7, 8, 40], 41)
+    with opened(tmp_path) as journal:
+        assert (journal.losses, sorted(content(journal)), journal.next) == (WHOLE, [7, 8, 40], 41)
 
 
 def test_a_flipped_bit_anywhere_costs_one_entry(tmp_path):
@@ -474,18 +512,25 @@ def test_syncing_every_entry(tmp_path, monkeypatch):
             assert len(synced) > before
 
 
-def test_after_a_failed_fsync_nothing_newer_counts_as_synced(tmp_path, monkeypatch, caplog):
-    broken = threading.Event()
-    real = os.fsync
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk whose fsync fails while `broken` is set, and which drops then what `dropped` returns of a file."""
+    state, real = types.SimpleNamespace(broken=False, dropped=None), os.fsync
 
     def fsync(fd):
-        if broken.is_set():
+        if state.broken:
+            if state.dropped is not None and (path := Path(os.readlink(f"/proc/self/fd/{fd}"))).suffix == ".journal":
+                path.write_bytes(state.dropped(path.read_bytes()))
             raise OSError(errno.EIO, "Input/output error")
         real(fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
+    return state
+
+
+def test_after_a_failed_fsync_what_is_in_doubt_is_written_again(tmp_path, disk, caplog):
     with opened(tmp_path, sync_interval=0.02, segment_bytes=100) as journal:
-        broken.set()
+        disk.broken = True
         for _ in range(5):  # a segment each
             journal.append([b"a" * 100])
         with pytest.raises(JournalError, match=naming("fsync", tmp_path, os.strerror(errno.EIO))):
@@ -495,13 +540,77 @@ def test_after_a_failed_fsync_nothing_newer_counts_as_synced(tmp_path, monkeypat
         eventually(lambda: journal.sync_error == "Input/output error")
         assert journal.synced == 0
         assert sum("fsync" in r.message for r in caplog.records) == 1
-        broken.clear()
-        journal.append([b"b"])  # it can be written to again
+        before = {path: path.stat().st_ino for path in tmp_path.glob("*.journal")}
+        disk.broken = False
+        place = journal.append([b"b"])  # it can be written to again
         journal.sync()
-        assert (journal.synced, journal.sync_error) == (0, "Input/output error")  # the system forgets what it lost
-        assert len(content(journal)) == written + 1
-    with opened(tmp_path) as journal:
         assert (journal.synced, journal.sync_error) == (written + 1, "")
+        assert all(path.stat().st_ino != inode for path, inode in before.items())  # a later fsync proves nothing
+        assert len(content(journal)) == written + 1
+        assert [bytes(f) for f in journal.fetch(place)] == [b"b"]
+        journal.append([b"c"])
+        eventually(lambda: journal.synced == written + 2)
+    with opened(tmp_path) as journal:
+        assert (journal.losses, journal.next, sorted(content(journal))) == (WHOLE, written + 2, [*range(written + 2)])
+
+
+@pytest.mark.parametrize("retired", [False, True])
+def test_the_newest_segment_is_written_again_once_it_is_left(tmp_path, disk, retired):
+    with opened(tmp_path, sync_interval=60, segment_bytes=10**6) as journal:
+        journal.append([b"a"])
+        journal.sync()
+        disk.broken = True
+        journal.append([b"b"])
+        with pytest.raises(JournalError):
+            journal.sync()
+        disk.broken = False
+        with pytest.raises(JournalError):  # the system reports it once
+            journal.sync()
+        assert (journal.synced, bool(journal.sync_error)) == (1, True)
+        if retired:
+            journal.retire_doubtful()
+        else:
+            journal.append([b"c"])
+        journal.sync()
+        assert journal.synced == journal.next == (2 if retired else 3)
+        journal.append([b"d"])
+        journal.sync()
+        assert len(journal.segments) == 2
+        assert list(content(journal).values()) == [[b"a"], [b"b"], *([] if retired else [[b"c"]]), [b"d"]]
+
+
+@pytest.mark.parametrize("dropped", [lambda data: data[:-10], lambda data: data[:-10] + bytes(10)])
+def test_what_the_system_dropped_after_a_failed_fsync_never_counts_as_synced(tmp_path, disk, dropped):
+    with opened(tmp_path, sync_interval=60) as journal:
+        journal.append([b"a" * 50])
+        journal.sync()
+        disk.broken, disk.dropped = True, dropped
+        journal.append([b"b" * 50])
+        with pytest.raises(JournalError):
+            journal.sync()
+        disk.broken, disk.dropped = False, None
+        journal.append([b"c" * 50])
+        journal.sync()
+        assert (journal.synced, journal.lost, bool(journal.sync_error)) == (1, True, True)
+        journal.append([b"d" * 50])
+        journal.sync()
+        assert journal.synced == 1
+    with opened(tmp_path) as journal:
+        assert [entry[0][:1] for entry in content(journal).values()] == [b"a", b"c", b"d"]
+
+
+def test_a_segment_that_is_dropped_while_it_is_in_doubt_does_not_come_back(tmp_path, disk):
+    with opened(tmp_path, sync_interval=60, segment_bytes=100) as journal:
+        disk.broken = True
+        journal.append([b"a" * 100])
+        journal.append([b"b" * 100])
+        with pytest.raises(JournalError):
+            journal.sync()
+        disk.broken = False
+        assert journal.drop({0}) > 0
+        journal.append([b"c" * 100])
+        journal.sync()
+        assert (journal.synced, sorted(content(journal))) == (3, [1, 2])
 
 
 def test_opening_syncs_what_a_killed_process_had_not(tmp_path, monkeypatch):
