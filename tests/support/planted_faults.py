@@ -73,7 +73,11 @@ def edited(owner: Any, name: str, *changes: tuple[str, str], **names: Any) -> Pl
 
 
 def both(*plants: Plant) -> Plant:
-    return lambda patch: [plant(patch) for plant in plants] and None
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        for each in plants:
+            each(patch)
+
+    return plant
 
 
 def leads(condition: str, then: str) -> Plant:
