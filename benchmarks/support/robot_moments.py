@@ -98,6 +98,19 @@ class Moment(NamedTuple):
     end: str  # and why it is stopped
 
 
+def press_on(operator: RobotClient, state: Mapping[str, Any]) -> None:
+    """Press the keys of a human operator who is shown `state`: clear a stopped robot, and let a held one go on.
+
+    A stand-in for `serl-chunk robot clear` and `go` at a terminal, for rigs that no one watches.
+    """
+    with contextlib.suppress(RobotError):
+        if state.get("state") == "STOPPED" and state.get("answered"):
+            operator.request("clear", generation=state["generation"])
+        elif state.get("state") == "HELD" and state["controller"]:
+            lease = {name: state[name] for name in ("controller", "process")}
+            operator.request("go", generation=state["generation"], **lease)
+
+
 def recording(path: Path, episodes: int) -> None:
     """Write interventions that move all joints but the grippers along sines, for as long as an episode lasts."""
     tick = np.arange(EPISODE)
@@ -218,14 +231,14 @@ class Cell:
             self.watch(0.02)
             self._check(ends, f"the robot is {self.state.get('state')}, not {state}: {self.state.get('word')}")
 
-    def in_motion(self, seconds: float) -> None:
-        """Wait until the robot has been in RUN and in motion for so long; clear it where it is stopped."""
+    def in_motion(self, seconds: float, name: str = "RUN") -> None:
+        """Wait until the robot has been in a state and in motion for so long; clear it, and let it go on."""
         ends, since, moves = time.monotonic() + PATIENCE, time.monotonic(), False
         before: dict[str, Any] | None = None
         while True:
             for state in self.watch(0.01):
                 moves = False
-                if state["state"] == "RUN" and before is not None and before["state"] == "RUN":
+                if state["state"] == name and before is not None and before["state"] == name:
                     way = np.abs(state["set_point"] - before["set_point"]).max()
                     moves = bool(way > IN_MOTION * max(state["moment"] - before["moment"], 1e-9))
                 since = since if moves else time.monotonic()
@@ -233,9 +246,7 @@ class Cell:
             fresh = before is not None and time.monotonic() - before["moment"] < 0.05
             if moves and fresh and time.monotonic() - since >= seconds:
                 return
-            if self.state.get("state") == "STOPPED" and self.state.get("answered"):
-                with contextlib.suppress(RobotError):
-                    self.operator.request("clear")
+            press_on(self.operator, self.state)
             self._check(ends, f"the robot does not move: {self.state.get('state')}, {self.state.get('word')}")
 
     def _check(self, ends: float, otherwise: str) -> None:
@@ -254,6 +265,10 @@ class Cell:
 
     def moment(self, how: str, waits: float) -> Moment:
         """Kill the actor ("kill") or stop it for 5 s ("stop"), once it has moved the robot for `waits` seconds."""
+        return self.measured(how, *self.interrupted(how, waits, STOPPED_FOR))
+
+    def interrupted(self, how: str, waits: float, stopped_for: float) -> tuple[float, list[dict[str, Any]]]:
+        """Return when the actor got the signal, and the states from then on."""
         actor = self.actor
         assert actor is not None
         self.in_motion(waits)
@@ -263,12 +278,13 @@ class Cell:
         if how == "kill":
             actor.wait()
         else:
-            states += self.watch(max(0.0, begins + STOPPED_FOR - time.monotonic()))
+            states += self.watch(max(0.0, begins + stopped_for - time.monotonic()))
             os.kill(actor.pid, signal.SIGCONT)
             states += self.watch(WATCHED_FOR)
-        return self._measured(how, begins, states)
+        return begins, states
 
-    def _measured(self, how: str, begins: float, states: list[dict[str, Any]]) -> Moment:
+    def measured(self, how: str, begins: float, states: list[dict[str, Any]]) -> Moment:
+        """Return what became of the robot, which has come to rest."""
         run = [s for s in states if s["state"] == "RUN"]
         after = [s for s in states if s["moment"] > run[-1]["moment"]]
         if not after:
