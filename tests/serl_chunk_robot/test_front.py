@@ -172,7 +172,7 @@ def test_a_full_link_loses_whole_messages_and_keeps_replies():
 def test_a_front_that_ends_stops_the_robot_and_the_next_one_receives():
     door = FrontOfProcess(free_port())
     with served(port=door.port, door=door) as robot:
-        robot.ready()
+        operator = robot.ready()
         actor = robot.client()
         actor.request("arm")
         drive(actor, 10, 0.002)
@@ -181,6 +181,8 @@ def test_a_front_that_ends_stops_the_robot_and_the_next_one_receives():
         assert "requests cannot be received, SIGKILL" in robot.server.loop.machine.word
         again = robot.client("desk", "operator")
         assert "requests cannot be received" in again.next_state(30)["word"]
+        for client in (again, actor, operator):  # libzmq numbers the connections of each front anew
+            assert client._exchange("ping", {})["greet"], "no connection is taken for one of the front before"
         assert again.request("clear")["ok"]
         assert until(again, "HOLD")
 
