@@ -210,7 +210,7 @@ def _terminal(cell: ProcessCell, rng: np.random.Generator, count: int, name: str
         states += cell.watch(STAYS)
     made = _judged(cell, event, states, ("HELD", "STOPPED HELD", "HELD STOPPED HELD"))
     cell.press("go")
-    moved = cell.collect(MOVING, 3.0)[-1]["state"] in MOVING
+    moved = any(state["state"] in MOVING for state in cell.collect(MOVING))
     return made if moved else made._replace(broken=(*made.broken, "go let nothing move"))
 
 
