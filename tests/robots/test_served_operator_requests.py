@@ -162,13 +162,13 @@ def test_a_request_carries_what_was_shown_and_a_refusal_is_shown_until_the_state
     assert operator.refused == ""
 
 
-@pytest.mark.parametrize("how", ["no answer", "goes on", "stalled", "no reply yet"])
+@pytest.mark.parametrize("how", ["no answer", "not confirmed", "goes on", "stalled", "no reply yet"])
 @pytest.mark.parametrize("op", ["stop", "hold"])
 def test_what_the_robot_did_not_confirm_is_known_until_it_does(operator, monkeypatch, op, how, caplog):
     monkeypatch.setattr(served_operator, "CONFIRMS", 0.05)
     client = Client.made[-1]
     client.after = {"goes on": "RUN", "stalled": "STALLED"}.get(how, "BRAKE")
-    client.errors = [RobotError("no answer")] * 3 if how == "no answer" else []
+    client.errors = [RobotError(how)] * 3 if how in ("no answer", "not confirmed") else []
     client.slow = op if how == "no reply yet" else ""
     operator.request(op)
     assert wait_until(lambda: operator.unconfirmed)

@@ -118,9 +118,28 @@ def test_a_controller_of_a_held_robot_is_told_who_holds_it(robot: Served, op: st
             ),
             "HELD",
         ),
+        (
+            lambda world: (
+                [world.ask(*each) for each in (("arm", "controller"), ("stop", "any"), ("hold", "operator"))]
+                and world.run(5)
+            ),
+            "STOPPED",
+        ),
         (lambda world: (world.ask("stop", "any"), world.run(2), world.ask("clear", "operator")), "HELD"),
     ],
-    ids=["lost", "hold", "minutes", "jog", "lapse", "release", "moved", "lost in run", "hold in brake", "clear"],
+    ids=[
+        "lost",
+        "hold",
+        "minutes",
+        "jog",
+        "lapse",
+        "release",
+        "moved",
+        "lost in run",
+        "hold in brake",
+        "hold in a stop",
+        "clear",
+    ],
 )
 def test_what_ends_a_go(event: Callable[[World], object], state: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(loop, "GO_LASTS", 2.0)

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 
+import numpy as np
 import pytest
 import zmq
 from growth import Growth
@@ -67,6 +68,18 @@ def test_a_message_of_too_many_parts_is_read_in_pieces(monkeypatch):
         wait(lambda: door.front.step() or not door.front._skipping)
         assert len(reads) == 9  # of 10, after the first 17 of 101
         assert not door._receive()
+
+
+def test_what_a_peer_sends_at_once_is_one_request_and_its_stop():
+    door = FrontedDoor(Address(HERE, free_port()), stepped=True)
+    with contextlib.closing(door), contextlib.closing(RobotClient(f"{HERE}:{door.front_port}", name="x")) as client:
+        taken: list[Request] = []
+        wait(lambda: door.front.step() or client._requests.poll(0, zmq.POLLOUT))
+        assert sum(client.send_command(np.zeros(3)) for _ in range(500)) > 20
+        wait(lambda: door.front.step() or client._requests.poll(0, zmq.POLLOUT))
+        client._requests.send(arrays.pack({"op": "stop", "id": 1}))
+        wait(lambda: door.front.step() or taken.extend(iter(door.take, None)) or any(each.stop for each in taken))
+        assert sorted(each.stop for each in taken) == [False, True]
 
 
 def request(connection: bytes, op: str = "ping", number: int | None = 1, size: int = 10) -> Waiting:

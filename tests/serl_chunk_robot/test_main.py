@@ -237,6 +237,7 @@ def test_at_a_terminal_enter_lets_it_move_and_nothing_else_does(robot, capsys, m
     actor.hello()
     wait(lambda: bool(operator.next_state()["answered"]))
     for command in ("clear", "go"):
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
         state, generation = (getattr(robot.server.loop.machine, name) for name in ("state", "generation"))
         assert main([command, "--robot", f"{HERE}:{robot.port}"]) == 2  # pytest's input is no terminal
         assert ("terminal" in one_sentence(capsys.readouterr().err)) == (
@@ -257,6 +258,17 @@ def test_at_a_terminal_enter_lets_it_move_and_nothing_else_does(robot, capsys, m
     assert run(robot, "status", "--history") == 0
     printed = capsys.readouterr().out
     assert all(f"  {op}  " in printed for op in ("clear", "go   "))
+
+
+def test_a_clear_is_of_the_state_that_was_printed(robot, capsys, monkeypatch):
+    operator = robot.ready()
+    operator.request("stop")
+    until(operator, "STOPPED")
+    monkeypatch.setattr(requests, "at_terminal", lambda: True)
+    monkeypatch.setattr(requests, "ask_enter", lambda question: operator.request("stop"))  # before Enter is pressed
+    assert run(robot, "clear") == 1
+    assert "clear: it is of generation" in one_sentence(capsys.readouterr().err)
+    assert operator.next_state()["state"] == "STOPPED"
 
 
 def test_a_stop_that_no_one_confirms_is_shouted(robot, capsys):

@@ -248,6 +248,45 @@ def test_it_parks():
     assert world.state == "HELD"
 
 
+@pytest.mark.parametrize("reaches", [9.0, 0.2])  # rad, which joint 0 does not get beyond
+def test_torque_goes_off_where_the_arms_are_measured_in_the_pose_alone(reaches):
+    world, most = World(), np.where(np.arange(J) == 0, HOME[0] + reaches, np.inf)
+    read = world.arms.read
+    world.arms.read = lambda: (reading := read())._replace(q=np.minimum(reading.q, most))
+    world.ready().ask("end", "operator", motion=Park(HOME, THERE, world.limits), ends=THERE)
+    world.until("STOPPED" if reaches > 1 else "HELD", 4000)
+    assert world.arms.read().torque == (reaches < 1)
+    assert ("joint 0 is measured 0.100 away" in world.loop.machine.word) == (reaches < 1)
+
+
+@pytest.mark.parametrize(("event", "role"), [("hold", "operator"), ("lost", "server"), ("stop", "any")])
+def test_a_motion_that_was_ended_is_not_done_and_ends_no_day(event, role):
+    world = World().ready()
+    world.ask("end", "operator", motion=Park(HOME, THERE, world.limits, stands=0.0), ends=THERE)
+    world.run(30)
+    world.ask(event, role)
+    world.until("STOPPED" if event == "stop" else "HELD")
+    assert (world.loop.motion, world.loop.done) == (1, 0)
+    if event == "stop":
+        world.ask("clear", "operator")
+    moved(Park(world.arms.sent[-1], THERE, world.limits, stands=0.0), world, "park")
+    assert (world.state, world.loop.motion, world.loop.done) == ("HELD", 2, 2)
+    assert world.arms.read().torque
+
+
+def test_a_doubtful_sample_is_neither_published_nor_given_to_a_motion():
+    world, seen = World().ready(), []
+    motion = reset(world, step(THERE))
+    goal = motion.goal
+    motion.goal = lambda at, reading, now: seen.append(reading) or goal(at, reading, now)
+    world.ask("reset", "controller", motion=motion)
+    good = world.run(30).reading
+    world.arms.jumps = 1
+    status = world.run()
+    assert status.state == "MOVE"
+    assert status.reading is seen[-1] is good
+
+
 def test_a_jog_moves_one_joint_at_once():
     world = World().ready()
     moved(Jog(HOME, 9, -0.2, world.limits), world, "jog", passes=2)

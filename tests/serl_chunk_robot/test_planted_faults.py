@@ -1,17 +1,22 @@
-"""Faults that are planted in the loop and the safety core: the interleavings catch each."""
+"""Faults that are planted in the product. The interleavings catch those that are here, named tests all others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import planted_faults
 import pytest
+from planted_faults import Plant, around, put
 from robot_interleavings import interleave
 from robot_socket_interleavings import interleave_sockets
 
 from serl_chunk_robot import leases, loop, server
-from serl_chunk_robot.leases import Lease
+from serl_chunk_robot.leases import Client, Lease
 from serl_chunk_robot.loop import RobotLoop
 from serl_chunk_robot.safety import gate, measured, table, watchdog
 from serl_chunk_robot.safety.gate import Gate
@@ -21,21 +26,7 @@ from serl_chunk_robot.safety.watchdog import Watchdog
 from serl_chunk_robot.server import RobotServer
 
 STEPS, SEEDS = 2500, (0, 1, 2)
-Plant = Callable[[pytest.MonkeyPatch], None]
-
-
-def around(owner: Any, name: str, change: Callable[..., Any]) -> Plant:
-    """Replace a method by `change(method, self, *arguments)`."""
-    method = getattr(owner, name)
-
-    def plant(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(owner, name, lambda self, *args, **more: change(method, self, *args, **more))
-
-    return plant
-
-
-def number(owner: Any, name: str, value: float) -> Plant:
-    return lambda patch: patch.setattr(owner, name, value)
+TESTS = Path(__file__).resolve().parents[1]
 
 
 def row(state: str, event: str, **change: Any) -> Plant:
@@ -127,10 +118,10 @@ class _Blind:
         return self.driver.read()._replace(torque=True)
 
 
-def reboots_anywhere(method: Any, self: RobotLoop, motor: str, role: str, by: str) -> None:
+def reboots_anywhere(method: Any, self: RobotLoop, *args: Any) -> None:
     state, self.machine.state = self.machine.state, table.STOPPED
     try:
-        method(self, motor, role, by)
+        method(self, *args)
     finally:
         self.machine.state = state
 
@@ -162,20 +153,20 @@ FAULTS: dict[str, Plant] = {
     "each arm is slowed alone": around(Gate, "step", each_joint_alone),
     "HOLD commands the measured pose": around(RobotLoop, "_move", hold_measured),
     "a doubtful sample is used": around(Measured, "judge", doubtful_is_good),
-    "doubtful samples never stop": number(measured, "DOUBTFUL_IN_A_ROW", 10**9),
+    "doubtful samples never stop": put(measured, "DOUBTFUL_IN_A_ROW", 10**9),
     "frozen samples are believed": around(Measured, "_frozen", lambda method, self, *args: ""),
-    "stale samples are believed": number(measured, "STALE", 10.0),
-    "lapses are not counted": number(watchdog, "LAPSES", 10**9),
-    "silence is never due": number(watchdog, "SILENCE", 1e9),
-    "rejections are not counted": number(watchdog, "REJECTED_IN_A_ROW", 10**9),
+    "stale samples are believed": put(measured, "STALE", 10.0),
+    "lapses are not counted": put(watchdog, "LAPSES", 10**9),
+    "silence is never due": put(watchdog, "SILENCE", 1e9),
+    "rejections are not counted": put(watchdog, "REJECTED_IN_A_ROW", 10**9),
     "a clear keeps the set point after torque was lost": around(RobotLoop, "_read", keeps_set_point),
     "a reboot keeps the set point": around(RobotLoop, "reboot", keeps_set_point),
     "a motor of a moving robot is rebooted": around(RobotLoop, "reboot", reboots_anywhere),
     "a robot is cleared before it was read after a reboot": around(RobotLoop, "reboot", reboot_clears_at_once),
     "torque of an arm is not checked": around(RobotLoop, "_read", no_torque_check),
     "a set point that the driver did not take counts": around(RobotLoop, "_move", unsent_counts),
-    "a pass after a gap goes on": number(loop, "GAP", 1e9),
-    "a driver that does not answer is left alone": number(loop, "ANSWER", 1e9),
+    "a pass after a gap goes on": put(loop, "GAP", 1e9),
+    "a driver that does not answer is left alone": put(loop, "ANSWER", 1e9),
     "a driver is not told of stops": around(RobotLoop, "_answer", lambda method, self, now: None),
     "overspeed is not checked": around(
         Gate, "__init__", lambda method, self, limits, *args: method(self, limits._replace(overspeed=np.inf), *args)
@@ -203,19 +194,22 @@ def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch):
         live()
 
 
-def no_one_is_lost(method: Any, self: RobotServer, now: float) -> None:
+def no_one_is_lost(method: Any, self: RobotServer, *args: Any) -> None:
     self._newest = None
 
 
-def keeps_the_other(method: Any, self: Lease, connection: bytes, name: str, now: float) -> bool:
-    return method(self, connection, name, now) and False
+def keeps_the_other(method: Any, self: Lease, *args: Any) -> bool:
+    return method(self, *args) and False
+
+
+def second_gets(method: Any, self: Lease, connection: bytes, client: Client, now: float) -> bool:
+    held = client._replace(name=self.holder, process=self.process)
+    return bool(method(self, connection, held if self.holder else client, now))
 
 
 SERVER_FAULTS: dict[str, Plant] = {
     "commands of any client are taken": around(Lease, "check", lambda method, self, *args: None),
-    "a second actor gets the lease": around(
-        Lease, "take", lambda method, self, connection, name, now: method(self, connection, self.holder or name, now)
-    ),
+    "a second actor gets the lease": around(Lease, "take", second_gets),
     "an actor that comes back finds the robot moving": around(Lease, "take", keeps_the_other),
     "a dropped lease leaves the robot moving": around(RobotServer, "_lost", no_one_is_lost),
     "a command's age is not computed": around(
@@ -229,10 +223,10 @@ SERVER_FAULTS: dict[str, Plant] = {
         lambda method, self, event, role, *args, **more: method(self, event, "operator", *args, **more),
     ),
     "any client reboots": around(
-        RobotLoop, "reboot", lambda method, self, motor, role, by: method(self, motor, "operator", by)
+        RobotLoop, "reboot", lambda method, self, motor, role, *args: method(self, motor, "operator", *args)
     ),
-    "a silent actor keeps its lease": number(leases, "SILENCE", 1e9),
-    "a request of a minute ago moves the robot": number(server, "OLD", 1e9),
+    "a silent actor keeps its lease": put(leases, "SILENCE", 1e9),
+    "a request of a minute ago moves the robot": put(server, "OLD", 1e9),
 }
 
 
@@ -243,3 +237,27 @@ def test_a_planted_fault_of_the_server_is_caught_over_sockets(fault: str, monkey
     SERVER_FAULTS[fault](monkeypatch)
     with pytest.raises(AssertionError, match="seed"):
         live_over_sockets()
+
+
+def pytest_fails(nodes: tuple[str, ...], fault: str = "") -> bool:
+    """Run tests, with a fault planted in all of their processes; returns whether one failed."""
+    paths = [str(TESTS / "support" / "plant"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "SERL_CHUNK_PLANT": fault, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *(str(TESTS / node) for node in nodes)],
+        cwd=TESTS.parent, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert "sitecustomize" not in done.stderr, done.stderr
+    return done.returncode == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", planted_faults.FAULTS)
+def test_a_planted_fault_is_caught_by_the_tests_that_are_named(fault: str):
+    assert pytest_fails(planted_faults.FAULTS[fault].caught_by, fault)
+
+
+@pytest.mark.slow
+def test_without_a_fault_these_tests_pass():
+    assert not pytest_fails(tuple(dict.fromkeys(sum((each.caught_by for each in planted_faults.FAULTS.values()), ()))))

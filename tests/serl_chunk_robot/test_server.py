@@ -200,14 +200,15 @@ def test_commands_that_were_long_on_their_way_are_rejected(robot, age):
     assert actor.next_state()["number"] == -1
 
 
-def test_requests_that_were_long_on_their_way_do_not_move_the_robot(robot):
+@pytest.mark.parametrize("late", [60, -60])
+def test_requests_of_another_time_do_not_move_the_robot(robot, late):
     operator = robot.ready()
     generation = operator.next_state()["generation"]
-    operator._moment -= 60
-    with pytest.raises(RobotError, match=naming("jog", "60.0 s ago")):
+    operator._moment -= late
+    with pytest.raises(RobotError, match=naming("jog", f"{late:.1f} s ago")):
         operator.request("jog", by=0.1, generation=generation)
     assert operator.next_state()["state"] == "HOLD"
-    operator._moment -= 60
+    operator._moment -= late
     operator.request("stop")
 
 
@@ -525,6 +526,11 @@ def test_keys_admit_their_clients_and_make_operators(tmp_path):
         wait(lambda: len(robot.front.admission.keys) == 2)
         with pytest.raises(RobotError, match=naming("key", "not admitted")):
             actor.request("ping")
+        write(tmp_path / "keys" / "allowed" / "desk.json", {"public": keys["desk"].pair.public})
+        wait(lambda: robot.front.admission.keys[keys["desk"].pair.public].role == "any")
+        with pytest.raises(RobotError, match=naming("hold", "for the operator")):
+            desk.request("hold")
+        assert desk.request("stop")["ok"]
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ Load = Callable[[np.ndarray], np.ndarray]  # joints -> effort that is no contact
 class Pressed(FaultyArms):
     """Arms in whose way an obstacle is that gives by a part of what presses on it, and what bears on them beside."""
 
-    def __init__(self, wall: float = WALL, load: Load = lambda q: ZERO, gives: float = 0.1) -> None:
+    def __init__(self, wall: float = WALL, load: Load = lambda q: ZERO, gives: float = 0.1, sign: int = 1) -> None:
         super().__init__()
-        self.wall, self.load, self.gives = wall, load, gives
+        self.wall, self.load, self.gives, self.sign = wall, load, gives, sign
 
     def advance(self) -> None:
         super().advance()
@@ -39,7 +39,7 @@ class Pressed(FaultyArms):
         reading = super().read()
         held = (reading.q >= self.wall) & (np.arange(J) == JOINT)
         dq = np.where(held | (np.arange(J) == 6), 0.0, reading.dq)
-        self.last = reading._replace(dq=dq, effort=reading.effort + self.load(reading.q))
+        self.last = reading._replace(dq=dq, effort=self.sign * reading.effort + self.load(reading.q))
         return self.last
 
 
@@ -76,19 +76,20 @@ def effort(arms: FaultyArms) -> np.ndarray:
     return np.abs(arms.last.effort)
 
 
-@pytest.mark.parametrize("gives", [0.0, 0.5])
+@pytest.mark.parametrize(("gives", "sign"), [(0.0, 1), (0.5, -1)])  # sign: of the effort
 @pytest.mark.parametrize(("motion", "speed"), [*((name, 3.2) for name in MOTIONS), ("reset", 0.32), ("jog", 0.32)])
-def test_it_goes_back_along_its_way_until_it_is_relaxed(motion: str, gives: float, speed: float):
-    arms = Pressed(gives=gives)
+def test_it_goes_back_along_its_way_until_it_is_relaxed(motion: str, gives: float, sign: int, speed: float):
+    arms = Pressed(gives=gives, sign=sign)
     world, met = meets(arms, motion, speed)
-    began = world.now
-    while world.state != "HOLD":
+    began, presses = world.now, f"joint {JOINT} presses: effort {3 * sign}."
+    while world.state not in ("HOLD", "HELD"):
         world.run()
         if world.state == "MOVE":
-            assert f"joint {JOINT} presses: effort 3." in world.loop.machine.word
+            assert presses in world.loop.machine.word
             assert "going back" in world.loop.machine.word
     assert world.now - began < 1.0
-    assert f"joint {JOINT} presses: effort 3." in world.loop.machine.word
+    assert world.state == ("HOLD" if motion == "reset" else "HELD")
+    assert presses in world.loop.machine.word
     assert ", limit 3; gone back until relaxed" in world.loop.machine.word
     for _ in range(400):
         world.run()
@@ -128,7 +129,7 @@ def weighs(start: float, grows: float) -> Load:
 def test_what_a_joint_bears_at_rest_is_no_reason_to_go_back(start: float):
     arms = Pressed(load=weighs(start, 0.0))
     world, _ = meets(arms, "park")
-    world.until("HOLD")
+    world.until("HELD")
     assert world.arms.sent[-1][10] > HOME[10] + 0.05, "it is not led back to where it began"
     assert effort(arms)[JOINT] <= 0.5 * LIMIT
 
@@ -174,7 +175,7 @@ def test_what_is_met_on_the_way_back_ends_it():
     assert world.arms.sent[-1][10] > HOME[10] + 0.01
 
 
-@pytest.mark.parametrize(("event", "role", "state"), [("stop", "any", "STOPPED"), ("hold", "operator", "HOLD")])
+@pytest.mark.parametrize(("event", "role", "state"), [("stop", "any", "STOPPED"), ("hold", "operator", "HELD")])
 def test_a_person_ends_the_way_back(event: str, role: str, state: str):
     world, _ = meets(Pressed())
     world.run(25)
@@ -194,7 +195,7 @@ def test_limits_of_effort_are_the_drivers_where_no_file_sets_them(tmp_path):
     world = World(arms=arms).ready()
     motion = Motions(file, viperx_arms())("jog", {"joint": JOINT, "angle": 0.6}, HOME, world.limits)
     world.ask("jog", "operator", motion=motion)
-    world.until("HOLD", 4000)
+    world.until("HELD", 4000)
     assert f"joint {JOINT} presses: effort 4." in world.loop.machine.word
     world.run(100)
     assert effort(arms)[JOINT] <= 0.5 * known[JOINT]
