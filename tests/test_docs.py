@@ -365,7 +365,7 @@ def test_flags_exist(doc: Path, capsys: pytest.CaptureFixture[str]):
         ["doctor"],
         *(["keys", c] for c in ("init", "add", "join", "list", "revoke")),
         *(["robot", c] for c in ("new", "check", "teach", "dry", "replay")),
-        *(["robot", c] for c in ("serve", "jog", "end", "keys", "reboot")),
+        *(["robot", c] for c in ("serve", "status", "jog", "end", "keys", "reboot")),
         *(["classifier", c] for c in ("record", "train", "test")),
         *(["attention", c] for c in ("fit", "test")),
         *(["pi0", c] for c in ("inspect", "import", "export")),

@@ -1,8 +1,10 @@
-"""What `benchmarks/served_policy.py` computes, and the robot's file that its server gets."""
+"""What `benchmarks/served_policy.py` computes, the robot's file that its server gets, and `robot_processes.py`."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -36,3 +38,17 @@ def test_the_servers_file_has_the_options_of_its_experiment(script, tmp_path):
     loaded = load(file)
     assert (loaded.driver, loaded.options) == ("fake_aloha", {"observe_objects": False})
     assert len(loaded.reset) == 1
+
+
+def test_nothing_moves_between_an_operators_hold_and_go_or_after_a_drivers_exit(tmp_path):
+    """Two cases of real processes, once each; times are not judged."""
+    figures = tmp_path / "figures.json"
+    arguments = ["--times", "1", "--cases", "terminal_run", "driver_exits", "--json", str(figures)]
+    script = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "robot_processes.py"), *arguments],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert script.returncode == 0, script.stdout + script.stderr
+    made = json.loads(figures.read_text())
+    for name in ("terminal_run", "driver_exits"):
+        assert (made[name]["n"], made[name]["changed"], made[name]["broken"]) == (1, 0, [])

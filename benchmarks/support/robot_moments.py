@@ -231,14 +231,14 @@ class Cell:
             self.watch(0.02)
             self._check(ends, f"the robot is {self.state.get('state')}, not {state}: {self.state.get('word')}")
 
-    def in_motion(self, seconds: float) -> None:
-        """Wait until the robot has been in RUN and in motion for so long; clear it, and let it go on."""
+    def in_motion(self, seconds: float, name: str = "RUN") -> None:
+        """Wait until the robot has been in a state and in motion for so long; clear it, and let it go on."""
         ends, since, moves = time.monotonic() + PATIENCE, time.monotonic(), False
         before: dict[str, Any] | None = None
         while True:
             for state in self.watch(0.01):
                 moves = False
-                if state["state"] == "RUN" and before is not None and before["state"] == "RUN":
+                if state["state"] == name and before is not None and before["state"] == name:
                     way = np.abs(state["set_point"] - before["set_point"]).max()
                     moves = bool(way > IN_MOTION * max(state["moment"] - before["moment"], 1e-9))
                 since = since if moves else time.monotonic()
@@ -265,6 +265,10 @@ class Cell:
 
     def moment(self, how: str, waits: float) -> Moment:
         """Kill the actor ("kill") or stop it for 5 s ("stop"), once it has moved the robot for `waits` seconds."""
+        return self.measured(how, *self.interrupted(how, waits, STOPPED_FOR))
+
+    def interrupted(self, how: str, waits: float, stopped_for: float) -> tuple[float, list[dict[str, Any]]]:
+        """Return when the actor got the signal, and the states from then on."""
         actor = self.actor
         assert actor is not None
         self.in_motion(waits)
@@ -274,12 +278,13 @@ class Cell:
         if how == "kill":
             actor.wait()
         else:
-            states += self.watch(max(0.0, begins + STOPPED_FOR - time.monotonic()))
+            states += self.watch(max(0.0, begins + stopped_for - time.monotonic()))
             os.kill(actor.pid, signal.SIGCONT)
             states += self.watch(WATCHED_FOR)
-        return self._measured(how, begins, states)
+        return begins, states
 
-    def _measured(self, how: str, begins: float, states: list[dict[str, Any]]) -> Moment:
+    def measured(self, how: str, begins: float, states: list[dict[str, Any]]) -> Moment:
+        """Return what became of the robot, which has come to rest."""
         run = [s for s in states if s["state"] == "RUN"]
         after = [s for s in states if s["moment"] > run[-1]["moment"]]
         if not after:

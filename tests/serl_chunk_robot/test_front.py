@@ -185,7 +185,7 @@ def test_a_full_link_loses_whole_messages_and_keeps_replies():
 def test_a_front_that_ends_stops_the_robot_and_the_next_one_receives():
     door = FrontOfProcess(free_port())
     with served(port=door.port, door=door) as robot:
-        robot.ready()
+        operator = robot.ready()
         actor = robot.client()
         actor.request("arm")
         drive(actor, 10, 0.002)
@@ -194,6 +194,8 @@ def test_a_front_that_ends_stops_the_robot_and_the_next_one_receives():
         assert "requests cannot be received, SIGKILL" in robot.server.loop.machine.word
         again = robot.client("desk", "operator")
         assert "requests cannot be received" in again.next_state(30)["word"]
+        for client in (again, actor, operator):  # libzmq numbers the connections of each front anew
+            assert client._exchange("ping", {})["greet"], "no connection is taken for one of the front before"
         assert again.request("clear")["ok"]
         assert until(again, "HOLD")
 
@@ -217,7 +219,7 @@ def test_a_request_that_waited_for_the_loop_lets_nothing_move(robot_without_sock
     server, door = robot_without_sockets
     for op, waited, ok in (("ping", 0.0, True), ("clear", 0.3, False), ("stop", 60.0, True), ("hold", 60.0, None)):
         door.replies.clear()
-        door.requests.append(Request(b"desk", arrays.pack({"op": op, "id": 1}), waited=waited))
+        door.requests.append(Request(b"desk", arrays.pack({"op": op, "id": 1, "generation": 0}), waited=waited))
         server.run_pass(time.monotonic())
         reply = arrays.unpack(door.replies[0], 1 << 20)
         assert ("it waited" in reply["error"]) == (ok is False), op
@@ -228,7 +230,7 @@ def test_a_request_that_waited_for_the_loop_lets_nothing_move(robot_without_sock
 def robot_without_sockets():
     door = NoDoor()
     made = server(FaultyArms(), Address(HERE, 1), door=door)
-    hello = {"op": "hello", "id": 1, "name": "desk", "role": "operator", "protocol": PROTOCOL}
+    hello = {"op": "hello", "id": 1, "name": "desk", "role": "operator", "process": "a", "protocol": PROTOCOL}
     made._receive(Request(b"desk", arrays.pack(hello)), time.monotonic())
     return made, door
 

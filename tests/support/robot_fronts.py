@@ -91,9 +91,9 @@ class NoDoor:
 
 
 class FrontOfProcess(Door):
-    """A door whose front is a process, of an address."""
+    """A door whose front is a process, of an address. It is patient: machines that run tests stand still for long."""
 
-    def __init__(self, port: int, keys: Path | None = None, dt: float = 0.005) -> None:
+    def __init__(self, port: int, keys: Path | None = None, dt: float = 1.0) -> None:
         own, self._theirs = make_pair()
         super().__init__(Link(own))
         self.port = port

@@ -27,7 +27,7 @@ STRANGER, GREETED, LEADS = 0, 1, 2  # ranks of peers; LEADS: operators, and who 
 class Request(NamedTuple):
     """One request, as the front admitted it."""
 
-    connection: bytes
+    connection: bytes  # of all fronts
     body: bytes
     problem: str = ""  # why the message is no request
     most: str = "operator"  # the most that the client may be; empty: its key is not admitted any more

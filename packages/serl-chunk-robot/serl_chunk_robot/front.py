@@ -75,7 +75,8 @@ class Front:
         self._stopping: Optional[threading.Thread] = None
         self.peers = Peers()
         self.guard = ConnectionGuard(LIMITS, self._cut, zmq.EVENT_HANDSHAKE_SUCCEEDED, calm=LOOK)
-        self._number = int.from_bytes(os.urandom(6), "little")  # of this front
+        name = os.urandom(6)  # of this front: libzmq numbers the connections of each process alike
+        self._name, self._number = name, int.from_bytes(name, "little")
         self._state, self._state_at, self._decoded = b"", clock(), b""
         self._facts: Dict[str, Any] = {}  # of the newest state
         self._stalled = False
@@ -246,7 +247,9 @@ class Front:
             self._link.send(BEAT, msgpack.packb([self._number, dict(self.peers.counts)]))
 
     def _send(self, waiting: Waiting) -> None:
-        self._link.send(REQUEST, waiting.request._replace(sent=self._clock()).packed(), keep=True)
+        request = waiting.request
+        request = request._replace(connection=self._name + request.connection, sent=self._clock())
+        self._link.send(REQUEST, request.packed(), keep=True)
 
     # A loop that stands still.
 

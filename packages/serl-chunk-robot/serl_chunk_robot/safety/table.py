@@ -151,13 +151,18 @@ class Machine:
 
 
 def markdown() -> str:
-    """The table for the documents."""
-    lines: List[str] = ["| state | event | who | next | word | older requests |", "|---|---|---|---|---|---|"]
-    after = {"standing": "HOLD, HELD or STOPPED, as the row that braked says",
-             "done": "HOLD or HELD, as the row that moved it says"}  # fmt: skip
-    for row in TABLE:
-        then = ", then as before" if row.next == BRAKE else ""
-        shown = f"{row.next}, then {row.then}" if row.then else row.next + then
-        lines.append("| " + " | ".join((row.state, row.event, row.who, after.get(row.event, shown), row.word or "-",
-                                         "dropped" if row.drops else "kept")) + " |")  # fmt: skip
+    """The table for the documents, a line for each event."""
+    ends = {"standing": "HOLD, HELD or STOPPED, as the event that braked says",
+            "done": "HOLD or HELD, as the event that moved it says"}  # fmt: skip
+    lines: List[str] = ["| event | who | valid in -> leads to | word |", "|---|---|---|---|"]
+    for event in EVENTS:
+        rows = [row for row in TABLE if row.event == event]
+        ways: Dict[str, List[str]] = {}
+        for row in rows:
+            then = row.then or ("as before" if row.next == BRAKE else "")
+            next_ = ends.get(event, f"{row.next}, then {then}" if then else row.next)
+            ways.setdefault(next_ + ("" if row.drops else " *"), []).append(row.state)
+        cell = "; ".join(f"{', '.join(states)} -> {next_}" for next_, states in ways.items())
+        word = next((row.word for row in rows if row.word), "-")
+        lines.append(f"| {event} | {rows[0].who} | {cell} | {word} |")
     return "\n".join(lines) + "\n"
