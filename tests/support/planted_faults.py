@@ -183,7 +183,7 @@ FAULTS: dict[str, Fault] = {
         (f"{SHOWN}[later-clear]",)),
     "the page's keys carry the generation of the actor's newest state": Fault(
         "generation", edited(Viewers, "press", ("seen, robot)", "seen, state.robot)")),
-        ("live/test_viewers.py::test_a_page_requests_for_the_robot_that_the_browser_showed_at_the_press[clear]",)),
+        ("live/test_viewers.py::test_a_page_requests_for_the_robot_that_the_browser_showed_at_the_press[go]",)),
     "a gap while it brakes goes on braking from the old velocity": Fault(
         "time", edited(RobotLoop, "run_pass", (
             f"else {STANDS}", f'else {STANDS} if self.machine.state != "BRAKE" else self._at')),
