@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from robot_served import HERE, drive, free_port, until, wait
+from robot_served import HERE, Reading, drive, free_port, until, wait
 
-from serl_chunk_robot.client import RobotClient, RobotError
+from serl_chunk_robot.client import RobotError
 
 # The loop takes no gap of these tests for one of the machine: what it does after one is shown elsewhere.
 MAIN = """
@@ -77,11 +77,13 @@ def test_a_driver_that_hangs_is_noticed_and_the_server_can_be_ended(tmp_path, ki
 
     try:
         with (
-            RobotClient(f"{HERE}:{port}", name="desk", role="operator", answer=20.0) as desk,
-            RobotClient(f"{HERE}:{port}", name="left", role="controller", answer=20.0) as actor,
+            Reading(f"{HERE}:{port}", name="desk", role="operator", answer=20.0) as desk,
+            Reading(f"{HERE}:{port}", name="left", role="controller", answer=20.0) as actor,
         ):
             wait(lambda: desk.hello()["ok"] and bool(desk.next_state(60)["answered"]), 60)
             desk.request("clear")
+            actor.hello()
+            desk.request("go")
             actor.request("arm")
             drive(actor, 10, 0.002)
             at = desk.next_state()["generation"]
@@ -93,7 +95,7 @@ def test_a_driver_that_hangs_is_noticed_and_the_server_can_be_ended(tmp_path, ki
             with pytest.raises(RobotError, match=r"THE ROBOT DID NOT CONFIRM the stop.*emergency stop"):
                 desk.request("stop")
             with pytest.raises(RobotError, match="arm: the server's loop has stood still"):
-                actor.request("arm")
+                actor.request("arm", generation=at)
             wait(lambda: (tmp_path / "stopped").exists())
             state = until(desk, "STOPPED")
             assert state["word"] == "stopped by desk", "what was requested meanwhile is obeyed"
