@@ -367,6 +367,16 @@ class ChunkBatch(NamedTuple):
     bc_action_shift: Array | None = None
 
 
+class ShownRobot(NamedTuple):
+    """The state of a robot's server as it is shown. What lets the robot move is requested for that of the key press."""
+
+    generation: int
+    controller: str = ""  # who holds the lease, and in which process
+    process: str = ""
+    held_by: str = ""  # empty: it is not HELD
+    held_s: float = 0.0  # seconds for which it is
+
+
 class PolicyOrigin(NamedTuple):
     """Run and normaliser that policy parameters belong to: with another one's they mean something else."""
 

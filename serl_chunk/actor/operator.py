@@ -24,10 +24,10 @@ from serl_chunk.attention.attention import Attention
 from serl_chunk.console.bindings import EFFECTIVE, STOPS, Action, Word, bind_keys, shown_inputs
 from serl_chunk.console.feed import LiveFeed
 from serl_chunk.console.inlet import Inlet
-from serl_chunk.console.view import ConsoleState, Obstacle, ShownRobot
+from serl_chunk.console.view import ConsoleState, Obstacle
 from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.robots.base import InterventionSource, RobotEnv
-from serl_chunk.types import Amend, End, Observation, Outcome
+from serl_chunk.types import Amend, End, Observation, Outcome, ShownRobot
 
 logger = logging.getLogger(__name__)
 

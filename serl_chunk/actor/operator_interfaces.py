@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from serl_chunk.actor.planner import RealtimePlanner
 from serl_chunk.console.bindings import Action
 from serl_chunk.console.feed import LiveFeed
-from serl_chunk.console.view import ConsoleState, Obstacle, ShownRobot
+from serl_chunk.console.view import ConsoleState, Obstacle
 from serl_chunk.robots.base import InterventionSource, RobotEnv
-from serl_chunk.types import End, Observation, Outcome
+from serl_chunk.types import End, Observation, Outcome, ShownRobot
 
 
 class Console(Protocol):

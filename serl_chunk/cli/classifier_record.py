@@ -24,13 +24,13 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.console.bindings import Action, Word
-from serl_chunk.console.view import ConsoleState, ShownRobot
+from serl_chunk.console.view import ConsoleState
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.io import plural
 from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env
-from serl_chunk.types import Amend, ConfigError, DataError, Observation
+from serl_chunk.types import Amend, ConfigError, DataError, Observation, ShownRobot
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from types import TracebackType
 
 from serl_chunk.console.bindings import STOPS, Action, Keys, help_table, hints, second_key
 from serl_chunk.console.terminal import CLOSED, Terminal, is_usable
-from serl_chunk.console.view import ConsoleState, ShownRobot, lines, plain, rings
+from serl_chunk.console.view import ConsoleState, lines, plain, rings
+from serl_chunk.types import ShownRobot
 
 HELP = "?"  # the key that shows and hides the table of keys, where it is mapped to nothing
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from serl_chunk.console.bindings import STOPS, Action, Keys, second_key
-from serl_chunk.console.view import ShownRobot
+from serl_chunk.types import ShownRobot
 
 BUTTONS = {action.value: action for action in Action}  # a source's keys: one for each action
 

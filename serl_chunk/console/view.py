@@ -20,6 +20,7 @@ from rich.style import Style
 
 from serl_chunk.console.bindings import Word
 from serl_chunk.io import format_duration
+from serl_chunk.types import ShownRobot
 
 COLOURS = {
     Word.WAITING: "white",
@@ -50,16 +51,6 @@ class Proposed(NamedTuple):
 
     number: int  # differs from that of every other one
     actions: np.ndarray  # float32[H, A], robot units
-
-
-class ShownRobot(NamedTuple):
-    """The state of a robot's server as it is shown. What lets the robot move is requested for that of the key press."""
-
-    generation: int
-    controller: str = ""  # who holds the lease, and in which process
-    process: str = ""
-    held_by: str = ""  # empty: it is not HELD
-    held_s: float = 0.0  # seconds for which it is
 
 
 class ConsoleState(NamedTuple):

@@ -12,8 +12,8 @@ import numpy as np
 
 from serl_chunk.console.bindings import EFFECTIVE, MEANING, STOPS, Action, shown_input
 from serl_chunk.console.feed import LiveFeed, Planned, Tick
-from serl_chunk.console.view import OLD, ConsoleState, ShownRobot, cells, held_since
-from serl_chunk.types import RobotSpec
+from serl_chunk.console.view import OLD, ConsoleState, cells, held_since
+from serl_chunk.types import RobotSpec, ShownRobot
 from serl_chunk.viewer.content import to_jpeg
 from serl_chunk_robot.client import UNCONFIRMED
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from serl_chunk.console.bindings import EFFECTIVE, MEANING, MOVES, STOPS, Action
-from serl_chunk.console.view import ConsoleState, ShownRobot
-from serl_chunk.types import SerlChunkError
+from serl_chunk.console.view import ConsoleState
+from serl_chunk.types import SerlChunkError, ShownRobot
 
 GONE = 4.0  # seconds without a sign of life after which a viewer has left
 OLD = 1.5  # seconds after which a state is too old for a key that moves the robot

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from serl_chunk.config.robots import RobotConfig
-from serl_chunk.console.view import ShownRobot
+from serl_chunk.types import ShownRobot
 from serl_chunk_robot.client import PROCESS, UNCONFIRMED, Keys, RobotClient, RobotError
 
 logger = logging.getLogger(__name__)

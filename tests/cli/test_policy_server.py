@@ -40,6 +40,7 @@ def config(policy):
 
 def test_a_server_is_evaluated_without_a_checkpoint(config, monkeypatch, capsys):
     monkeypatch.setattr(evaluation, "make_env", lambda *a, **k: LineEnv(length=9, success_at=5))
+    monkeypatch.setattr(evaluation, "spec_of", lambda config: SPEC)
     monkeypatch.setattr(evaluation, "stop_on_signals", lambda stop, how: None)
     assert run_evaluation(config, EvaluationOptions((), 3), None) == 0
     last = capsys.readouterr().out.splitlines()[-1]
@@ -126,6 +127,7 @@ def closed(monkeypatch):
 def test_the_robot_is_closed_before_the_network(command, config, closed, monkeypatch, tmp_path):
     monkeypatch.setattr(evaluation, "stop_on_signals", lambda stop, how: None)
     monkeypatch.setattr(record, "spec_of", lambda config: SPEC)
+    monkeypatch.setattr(evaluation, "spec_of", lambda config: SPEC)
     if command == "evaluation":
         assert run_evaluation(config, EvaluationOptions((), 1), None) == 0
     else:

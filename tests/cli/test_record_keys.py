@@ -78,7 +78,7 @@ class Left(NamedTuple):
     status: int = 0
 
 
-UNTOUCHED, OTHERS, CLEARED = [(0, 12), (1, 8)], [(1, 8), (2, 8)], ("stop", "clear")
+UNTOUCHED, OTHERS, CLEARED = [(0, 12), (1, 8)], [(1, 8), (2, 8)], ("stop", "clear", "go")
 HELD = [(0, 121), (1, 8)]
 TABLE: dict[str, tuple[Left, dict[Action, Left]]] = {  # state -> what keys without an effect leave, and the others
     "ACTING": (Left(UNTOUCHED, [0, 1]), {
@@ -177,7 +177,7 @@ def test_the_robot_is_the_humans_all_the_time(lab):
 def test_parking_is_confirmed_and_ends_the_episode(lab):
     script = [Press(Action.HOLD), Press(Action.PARK, (Word.HOLD,)), Press(Action.YES, (Word.HOLD,))]
     lab.record(script)
-    assert lab.desk.robot.sent == ["park"]
+    assert lab.desk.sent == ("park",)
     assert lab.kept() == OTHERS
 
 
@@ -277,7 +277,7 @@ def test_a_full_disk_delays_a_recording_which_ctrl_c_gives_up(lab, monkeypatch, 
     waits = (Word.WAITING,)
     with pytest.raises(DataError, match="No space left on device"):
         lab.record([Press(Action.SUCCESS), Press(Action.STOP, waits), Press(Action.END, (Word.STOPPED,))], n=3)
-    assert lab.desk.robot.sent == ["stop", "stop"]  # the keys work meanwhile
+    assert lab.desk.sent == ("stop", "stop")  # the keys work meanwhile
     assert lab.kept() == [(0, 8), (1, 8)]
 
 
@@ -290,8 +290,8 @@ def test_keys_act_while_a_demonstration_is_written_and_checked(lab, monkeypatch,
     works, taken, waited = getattr(module, name), [], []
     acts = Operator._act
 
-    def act(self, key, now):
-        acts(self, key, now)
+    def act(self, key, now, *shown, **how):
+        acts(self, key, now, *shown, **how)
         taken.append(key)
 
     def waits(*args, **more):

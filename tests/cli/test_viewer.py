@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from actor_helpers import LineEnv, NoisyAgent, identity, make_config
+from actor_helpers import SPEC, LineEnv, NoisyAgent, identity, make_config
 from errors import naming
 from live_desk import NAMES, Viewer
 
@@ -89,6 +89,7 @@ def recorded(monkeypatch, tmp_path):
 def evaluated(monkeypatch, tmp_path):
     checkpoint = evaluation.Checkpoint(Snapshot(5, {"bias": np.float32(0)}), identity(8), Counters(5, 0, 0))
     monkeypatch.setattr(evaluation, "make_env", lambda *a, **k: Slow())
+    monkeypatch.setattr(evaluation, "spec_of", lambda config: SPEC)
     monkeypatch.setattr(evaluation, "make_agent", lambda *a: NoisyAgent(8))
     monkeypatch.setattr(evaluation, "checkpoints_of_run", lambda *a: [checkpoint])
     monkeypatch.setattr(evaluation, "build_report", lambda run: run / "report.html")

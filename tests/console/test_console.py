@@ -11,7 +11,8 @@ from ptys import Pty, wait_until
 
 from serl_chunk.console.bindings import Action, Word, bind_gestures, bind_keys
 from serl_chunk.console.console import OperatorConsole
-from serl_chunk.console.view import ConsoleState, ShownRobot
+from serl_chunk.console.view import ConsoleState
+from serl_chunk.types import ShownRobot
 
 STATE = ConsoleState(Word.POLICY, rate=50.0)
 

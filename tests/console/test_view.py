@@ -11,7 +11,8 @@ from rich.cells import cell_len
 
 from serl_chunk.console import view
 from serl_chunk.console.bindings import Word, bind_keys, hints
-from serl_chunk.console.view import OLD, ConsoleState, Obstacle, ShownRobot, lines, plain, rings
+from serl_chunk.console.view import OLD, ConsoleState, Obstacle, lines, plain, rings
+from serl_chunk.types import ShownRobot
 
 COLUMNS, ROWS = 79, 23  # what `Screen` leaves of 80x24
 STATE = ConsoleState(

@@ -9,9 +9,9 @@ import pytest
 from ptys import wait_until
 
 from serl_chunk.config.robots import FakeAlohaConfig
-from serl_chunk.console.view import ShownRobot
 from serl_chunk.robots import served_operator
 from serl_chunk.robots.served_operator import ServedOperator
+from serl_chunk.types import ShownRobot
 from serl_chunk_robot.client import UNCONFIRMED, RobotError
 
 STATE = {

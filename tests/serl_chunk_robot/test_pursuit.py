@@ -87,7 +87,7 @@ def test_it_comes_to_rest_at_the_edge_of_the_workspace(joint: int):
     for _ in range(100):
         at = pursued.keeps(at, goal, at.position).set_point
     assert np.abs(at.position - before).max() < 1e-3
-    assert -0.005 < pursued.gate._outside(at.position[None])[0] <= 1e-9, "near the edge, not beyond"
+    assert -0.005 < pursued.gate.outside(at.position[None])[0] <= 1e-9, "near the edge, not beyond"
     assert pursued.gate.counts["workspace"] > 100
     for _ in range(600):
         at = pursued.keeps(at, HOME, at.position).set_point

@@ -16,9 +16,9 @@ from http_requests import Answer, Requests
 from serl_chunk.actor.operator import Operator
 from serl_chunk.console.bindings import Action, Word
 from serl_chunk.console.feed import LiveFeed
-from serl_chunk.console.view import ConsoleState, ShownRobot
+from serl_chunk.console.view import ConsoleState
 from serl_chunk.live.server import LivePage
-from serl_chunk.types import Amend, Begin, CameraSpec, RobotSpec, Source, Step
+from serl_chunk.types import Amend, Begin, CameraSpec, RobotSpec, ShownRobot, Source, Step
 
 SPEC = RobotSpec(
     name="two", control_hz=50.0, state_dim=3, action_low=(-1.0,) * 3, action_high=(1.0,) * 3,

@@ -15,8 +15,8 @@ from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.operator_devices import OperatorDevices
 from serl_chunk.console.bindings import Action, Word
 from serl_chunk.console.console import OperatorConsole
-from serl_chunk.console.view import ConsoleState, ShownRobot
-from serl_chunk.types import Amend
+from serl_chunk.console.view import ConsoleState
+from serl_chunk.types import Amend, ShownRobot
 
 DT = 0.02
 COUNTDOWN = 1.0

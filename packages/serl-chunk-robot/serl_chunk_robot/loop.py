@@ -353,7 +353,7 @@ class RobotLoop:
             goal = self._goal_of_motion(at, now, before)
         goal, relaxed = (None, False) if goal is None else self._grip.goal(goal)
         passed, factor, reason = at, 0.0, ""
-        if self.machine.state != HOLD:
+        if self.machine.state not in STANDING:
             good = self._measured.good
             place, follows = (None, False) if goal is None else self._pursuit.place(at, goal)
             passed, factor, reason = self._gate.step(at, place, at.position if good is None else good.q)
