@@ -288,6 +288,8 @@ class RobotLoop:
     def run_pass(self, now: float) -> Status:
         """One pass at the moment `now`, s."""
         moments = now, self._clock()
+        if self._last_pass is None:
+            self._since = now
         late, passed = (a - b for a, b in zip(moments, self._last_pass or moments))
         self._last_pass = moments
         before, self.causes = self.causes, {}

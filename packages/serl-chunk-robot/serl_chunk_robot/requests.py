@@ -55,6 +55,8 @@ def agreed(
         ConfigError: there is no terminal, and no generation.
         RobotError: no state came.
     """
+    if command == "go" and ask is None and not at_terminal():
+        raise ConfigError("go: only a key press at a terminal lets an actor move the robot (the input is none)")
     name = client.hello()["robot"]
     state = client.next_state()
     if command == "go" and not state["controller"]:
@@ -62,8 +64,6 @@ def agreed(
     if generation is not None:
         return {**state, "generation": generation}
     if ask is None and not at_terminal():
-        if command == "go":
-            raise ConfigError("go: only a key press at a terminal lets an actor move the robot (the input is none)")
         raise ConfigError(f"{command}: at no terminal it needs the generation that `status` printed with the state "
                           "which you looked at", parameter="--generation")  # fmt: skip
     print(shown(name, state))
