@@ -85,7 +85,10 @@ def test_a_server_that_hangs_stops_the_robot_and_holds_no_pass_up(loop, server):
     assert loop.loop.machine.state == "STOPPED"
 
 
-@pytest.mark.parametrize(("kind", "why"), [("errs", "pose: HTTP 500"), ("refuse", "refused"), ("no state", "no state")])
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [("errs", "pose: HTTP 500"), ("refuse", "refused"), ("no state", "no state"), ("nested", "no state")],
+)
 def test_a_server_that_fails_stops_the_robot_which_goes_on_once_it_is_back(loop, server, kind, why):
     at = loop.armed()
     if kind == "errs":
@@ -93,7 +96,7 @@ def test_a_server_that_fails_stops_the_robot_which_goes_on_once_it_is_back(loop,
     elif kind == "refuse":
         server.refuse()
     else:
-        server.answer = b'{"pose": [0, 0, 0, 0, 0, 0, 0]}'
+        server.answer = b"[" * 100_000 if kind == "nested" else b'{"pose": [0, 0, 0, 0, 0, 0, 0]}'
     loop.tick(at, fresh=False)
     assert why in loop.loop.machine.word
     loop.run(10, fresh=False)

@@ -306,7 +306,7 @@ class _Arm:
             values["gripper"] = _vector({"gripper_pos": [got["gripper_pos"]]}, "gripper_pos", 1)
             if abs(np.linalg.norm(pose[3:]) - 1.0) > 0.01:
                 raise ValueError("pose has no quaternion of length 1")
-        except (ValueError, KeyError, TypeError) as e:
+        except (ValueError, KeyError, TypeError, RecursionError) as e:  # the last: of deep JSON
             raise http.client.HTTPException(f"what came is no state: {type(e).__name__} {e}") from e
         if answer != self._answer:
             self._answer, self._since = answer, asked
