@@ -99,7 +99,7 @@ def run_evaluation(
         remote = agent = None
         if source is None:
             remote = stack.enter_context(remote_policy(config, spec, stop.is_set))
-        else:  # before the robot, which an evaluation without a policy takes from nobody
+        else:  # before the robot: an evaluation without a policy must not take its lease
             agent = make_agent(config, spec)
             if isinstance(source, LearnerAddress):
                 checkpoints = _of_learner(config, spec, agent, source, options.steps)

@@ -208,7 +208,7 @@ def test_nothing_moves_between_an_operators_hold_or_clear_and_a_go(guarded, monk
     operator, session = guarded.ready(), Session(guarded, lambda robot: ServedRobot(config, SPEC, name="actor"))
     try:
         wait(lambda: operator.next_state()["controller"])
-        assert not changes(guarded), "cleared, and nobody said go"
+        assert not changes(guarded), "cleared, without a go"
         operator.request("go")
         until(operator, "RUN" if at == "HOLD" else at)
         for op in ops:
@@ -216,7 +216,7 @@ def test_nothing_moves_between_an_operators_hold_or_clear_and_a_go(guarded, monk
             if op == "stop":
                 until(operator, "STOPPED")
         lasts[0] = False
-        assert not changes(guarded), f"{ops}, and nobody said go"
+        assert not changes(guarded), f"{ops}, without a go"
         remedy = r"held by operator since \d+ s\)\. Look at the cell, then run: serl-chunk robot go"
         assert re.search(remedy, caplog.text)
         operator.request("go")

@@ -186,6 +186,12 @@ def test_what_lets_something_move_is_of_the_generation_that_was_shown(robot: Ser
     assert operator.next_state()["generation"] == generation
 
 
+def test_the_end_of_a_drive_needs_no_generation(robot: Served):
+    """It only calms."""
+    _, actor = released(robot)
+    RobotClient.request(actor, "drive", number=5, first={}, generation=0)
+
+
 def test_a_clear_does_not_undo_a_stop_that_was_not_seen(robot: Served):
     operator, other = robot.ready(), robot.client("watcher", "any")
     operator.request("stop")

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(3 * PATIENCE)
 
 @contextlib.contextmanager
 def robot_server():
-    """The flag of an actor for a robot's server, and what tells whether it was called; it answers nobody."""
+    """Yield an actor's flag for a robot server that never answers, and whether it was called, as a function."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
 

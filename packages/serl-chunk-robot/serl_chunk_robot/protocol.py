@@ -11,7 +11,7 @@ round trip included, without a clock in common: a request older than 2 s is refu
     hello       name, role ("any", "controller" takes the lease, "operator"), process (text of one process of the
                 client, to which with the name its lease belongs), protocol (2)
     lease drop  take and end the lease of the controller
-    take        ends the lease of whoever has it. For the operator
+    take        ends the controller's lease. For the operator
     command     target (J numbers), number (rising from each arm on), generation, stamp, held
     stop        name, if there was no hello: any client may stop, at any time
     hold release

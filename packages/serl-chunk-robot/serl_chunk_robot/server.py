@@ -279,7 +279,7 @@ class RobotServer:
         if client.role == OPERATOR and most != OPERATOR:
             client = client._replace(role=ANY)  # the key's role was changed since
         self._lease.heard(connection, now)
-        if op in MOVING:
+        if op in MOVING and not (op == "drive" and values.get("first") == {}):  # that one ends a drive
             self._check_generation(op, values)
         age = 0.0
         if "stamp" in values or op == "command":

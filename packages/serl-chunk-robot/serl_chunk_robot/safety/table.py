@@ -50,7 +50,7 @@ RUN_STOPS: Dict[str, str] = {
     "lapses": "three lapses within a minute",
     "silence": "no command for a second",
 }
-# Motions that an operator requests. They end in HELD, for the robot is not where it was when somebody said go.
+# Motions that an operator requests. They end in HELD: the go was given for another pose of the robot.
 OWN_MOTIONS: Dict[str, str] = {"park": "parking for {by}", "jog": "jogged by {by}", "end": "parking for {by}, who ends"}
 
 
