@@ -92,7 +92,7 @@ def lines(state: ConsoleState, columns: int, rows: int, keys: Sequence[str] = ()
     notes = []
     if countdown is not None:
         notes.append(_line(columns, (f"The robot moves in {countdown} s.", _BOLD)))
-    if held := held_since(state):
+    if held := held_for(state):
         notes.append(_line(columns, (held, _BOLD)))
     if state.notice:
         notes.append(_line(columns, (state.notice, _ALARM)))
@@ -151,10 +151,10 @@ def rings(state: ConsoleState, before: ConsoleState | None = None) -> bool:
     return (seconds is not None and seconds != earlier) or (changed and state.word in RINGS) or asks
 
 
-def held_since(state: ConsoleState) -> str:
+def held_for(state: ConsoleState) -> str:
     """Return who holds the robot at its server, and for how long; empty where it is not held there."""
     robot = state.robot
-    return "" if robot is None or not robot.held_by else f"held by {robot.held_by} since {robot.held_s:.0f} s"
+    return "" if robot is None or not robot.held_by else f"held by {robot.held_by} for {robot.held_s:.0f} s"
 
 
 def _seconds(state: ConsoleState) -> int | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from serl_chunk.console.bindings import EFFECTIVE, MEANING, STOPS, Action, shown_input
 from serl_chunk.console.feed import LiveFeed, Planned, Tick
-from serl_chunk.console.view import OLD, ConsoleState, cells, held_since
+from serl_chunk.console.view import OLD, ConsoleState, cells, held_for
 from serl_chunk.types import RobotSpec, ShownRobot
 from serl_chunk.viewer.content import to_jpeg
 from serl_chunk_robot.client import UNCONFIRMED
@@ -70,7 +70,7 @@ def state_json(state: ConsoleState) -> dict[str, Any]:
     return {
         "word": state.word.value, "countdown": None if state.countdown is None else math.ceil(state.countdown),
         "question": state.question, "progress": state.progress, "look": state.notice, "alarm": state.alarm,
-        "held": held_since(state),
+        "held": held_for(state),
         "robot": None if (r := state.robot) is None else [r.generation, r.controller, r.process],
         "proposed": None if (p := state.proposed) is None else [p.number, [_rounded(row) for row in p.actions]],
         "obstacles": [list(obstacle) for obstacle in state.obstacles],

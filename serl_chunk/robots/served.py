@@ -74,7 +74,7 @@ class ServedRobot(RobotEnv):
             raise
         self.tick = self._seen = self._pass = self._episode = 0
         self._sent_at, self._number, self._drive = 0.0, 0, 0
-        self._armed, self._held_since, self._refused = False, 0.0, ""
+        self._armed, self._held_for, self._refused = False, 0.0, ""
         self._new_arm = False  # in the last `send`
         self._unseen_since = self._unseen_told = self._pinged = 0.0
         self._unseen = ""  # why a camera cannot be decided on
@@ -130,7 +130,7 @@ class ServedRobot(RobotEnv):
         draws = {} if reply is None else reply["draws"]
         self._wait_for_cameras()
         self._episode += 1
-        self.tick, self._held_since, self._refused = 0, 0.0, ""
+        self.tick, self._held_for, self._refused = 0, 0.0, ""
         self._unseen_since = self._unseen_told = 0.0
         self._seen = 1 + max((e[0] for e in self._state["events"]), default=self._seen - 1)
         self.conditions = _conditions(self._state, draws)
@@ -144,7 +144,7 @@ class ServedRobot(RobotEnv):
                 self._client.request("lease")
                 self._client.request("arm", generation=self._generation)
                 self._armed = self._new_arm = True
-                self._held_since, self._refused, self._number = 0.0, "", 0
+                self._held_for, self._refused, self._number = 0.0, "", 0
             except RobotError as e:
                 self._refused = str(e)
         if self._armed:
@@ -250,10 +250,10 @@ class ServedRobot(RobotEnv):
         if self._armed and state["state"] == "RUN" and state["generation"] == self._client.generation:
             return ""
         self._armed, info["lost_ticks"] = False, 1
-        self._held_since = self._held_since or now
+        self._held_for = self._held_for or now
         if state["state"] == "STOPPED":
             return str(state["word"])
-        return self._refused or str(state["word"]) if now - self._held_since > HELD_S else ""
+        return self._refused or str(state["word"]) if now - self._held_for > HELD_S else ""
 
     def _seen_by_cameras(self, info: dict[str, Any]) -> str:
         """Take the newest pictures and notice a camera whose picture is old; returns why the episode ends, or
@@ -318,7 +318,7 @@ class ServedRobot(RobotEnv):
         """Return why the robot may not move, in the server's words, and since when."""
         state = self._state
         held = state["held"]
-        return f"held by {held['by']} since {state['moment'] - held['since']:.0f} s" if held else str(state["word"])
+        return f"held by {held['by']} for {state['moment'] - held['since']:.0f} s" if held else str(state["word"])
 
     def _release(self) -> None:
         if self._armed:

@@ -68,7 +68,7 @@ def test_a_key_is_of_the_robot_that_stood_on_the_screen_when_it_was_pressed(pty,
     assert console.shown is None, "nothing stood there"
     seen = ShownRobot(3, "actor", "p", "desk", 12.0)
     console.show(ConsoleState(Word.HOLD, robot=seen))
-    assert wait_until(lambda: "held by desk since 12 s" in shown(pty))
+    assert wait_until(lambda: "held by desk for 12 s" in shown(pty))
     assert wait_until(lambda: console.terminal.screen.content == seen)
     time.sleep(0.3)  # a second press that comes sooner is a repeat
     pty.type(b"\r")

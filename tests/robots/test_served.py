@@ -217,7 +217,7 @@ def test_nothing_moves_between_an_operators_hold_or_clear_and_a_go(guarded, monk
                 until(operator, "STOPPED")
         lasts[0] = False
         assert not changes(guarded), f"{ops}, without a go"
-        remedy = r"held by operator since \d+ s\)\. Look at the cell, then run: serl-chunk robot go"
+        remedy = r"held by operator for \d+ s\)\. Look at the cell, then run: serl-chunk robot go"
         assert re.search(remedy, caplog.text)
         operator.request("go")
         until(operator, "RUN")
