@@ -40,21 +40,21 @@ def approach(
     """
     state = await_go(controller, show)
     profile = state["profile"]
-    operator.request("profile", generation=state["generation"], name=CAUTIOUS)
+    generation = operator.request("profile", generation=state["generation"], name=CAUTIOUS)["generation"]
     try:
         show(f"reset, under {CAUTIOUS}")
-        away = target - _moved(controller, controller, "reset")["set_point"]
+        state = _moved(controller, controller, "reset", generation)
+        away = target - state["set_point"]
         far = [j for j in np.flatnonzero(np.abs(away) > FAR).tolist() if j not in grippers]
         if far:
             raise RobotError(f"joint {far[0]} is {away[far[0]]:+.2f} rad from the episode's first target after the "
                              f"reset, expected at most {FAR:g}. Let a [[reset.step]] lead there.")  # fmt: skip
         for joint in np.flatnonzero(np.abs(away) > HAIR).tolist():
             show(f"joint {joint} by {away[joint]:+.3f}")
-            _moved(operator, controller, "jog", joint=joint, angle=float(away[joint]))
+            state = _moved(operator, controller, "jog", state["generation"], joint=joint, angle=float(away[joint]))
     finally:
         with contextlib.suppress(RobotError):  # while the robot moves, it stays under the slower one
-            generation = operator.next_state()["generation"]
-            operator.request("profile", generation=generation, name=profile)
+            operator.request("profile", generation=operator.request("ping")["generation"], name=profile)
 
 
 def await_go(controller: RobotClient, show: Callable[[str], None]) -> dict[str, Any]:
@@ -75,9 +75,10 @@ def await_go(controller: RobotClient, show: Callable[[str], None]) -> dict[str, 
     return state
 
 
-def _moved(client: RobotClient, controller: RobotClient, op: str, **arguments: Any) -> dict[str, Any]:
-    """Request a motion, and wait for its end; returns the state then."""
-    generation = client.next_state()["generation"]
+def _moved(
+    client: RobotClient, controller: RobotClient, op: str, generation: int, **arguments: Any
+) -> dict[str, Any]:  # fmt: skip
+    """Request a motion from the state that was read last, of `generation`, and wait for its end; returns the state."""
     motion, ends = client.request(op, generation=generation, **arguments)["motion"], time.monotonic() + PATIENCE
     while (state := _kept(client, controller))["state"] == "MOVE":
         if time.monotonic() > ends:
