@@ -17,7 +17,7 @@ import pytest
 import robot_served
 from actor_helpers import make_config
 from robot_limits import GRIPPERS, HIGH, HOME, LOW, J
-from robot_served import HERE, Reading, Served, until, wait
+from robot_served import HERE, Reading, until, wait
 from robot_world import TICK
 
 from serl_chunk.actor.episode import EpisodeRunner
@@ -41,9 +41,8 @@ SPEC = RobotSpec(
 
 @pytest.fixture
 def served():
-    robot = Served()
-    yield robot
-    robot.close()
+    with robot_served.served() as robot:
+        yield robot
 
 
 @pytest.fixture
@@ -83,13 +82,16 @@ def test_targets_are_followed_and_the_set_point_is_what_was_executed(served, ope
     np.testing.assert_allclose(observation[STATE], HOME, atol=1e-4)
     assert info["draws"]
     target, executed = HOME.copy(), []
-    for _ in range(25):
-        target = target + 0.008 * JOINTS
-        observation, reward, terminated, truncated, info = env.step(target.astype(np.float32))
-        executed.append(info.get("executed_action", target))
-        assert (reward, terminated, truncated) == (0.0, False, False)
-        assert "fault" not in info
-    assert np.abs(executed[-1] - target).max() < 0.02
+    for way in (1, -1) * 4:
+        for _ in range(25):
+            target = target + way * 0.008 * JOINTS
+            observation, reward, terminated, truncated, info = env.step(target.astype(np.float32))
+            executed.append(info.get("executed_action", target))
+            assert (reward, terminated, truncated) == (0.0, False, False)
+            assert "fault" not in info
+        if (near := np.abs(executed[-1] - target).max()) < 0.02:
+            break  # else the machine was busy, and the targets came late: again
+    assert near < 0.02
     assert np.abs(np.diff(executed, axis=0)).max() < 3.2 * 3 * TICK
     np.testing.assert_allclose(observation[STATE], executed[-1], atol=0.06)
     for _ in range(100):  # a target that came late on a busy machine is caught up with
@@ -314,7 +316,7 @@ def test_a_lapse_is_a_gap_after_which_the_robot_is_armed_again(served, operator,
     env.reset(seed=1)
     env.step(HOME.astype(np.float32))
     generation = operator.next_state()["generation"]
-    time.sleep(0.3)
+    time.sleep(0.7)  # a command is valid for 0.5 s here, and silence stops after one
     infos = [env.step(HOME.astype(np.float32))[4] for _ in range(10)]
     assert operator.next_state()["generation"] > generation
     assert any(i.get("lost_ticks") for i in infos[:3])
@@ -443,9 +445,8 @@ def test_a_server_with_keys_is_driven_by_who_has_one(tmp_path):
     folder = tmp_path / "keys"
     for more in ([], ["--add", "desk", "--operator"], ["--add", "actor"]):
         assert main(["keys", str(folder), *more]) == 0
-    served = Served(keys=folder)
-    there = FakeAlohaConfig(server=f"{HERE}:{served.port}")
-    try:
+    with robot_served.served(keys=folder) as served:
+        there = FakeAlohaConfig(server=f"{HERE}:{served.port}")
         with pytest.raises(RobotError, match="no answer"):
             ServedRobot(there, SPEC)
         console = served.client("console", "operator", Keys.of_file(tmp_path / "desk.json"))
@@ -456,8 +457,6 @@ def test_a_server_with_keys_is_driven_by_who_has_one(tmp_path):
         assert "fault" not in env.step(HOME.astype(np.float32))[4]
         assert console.next_state()["controller"] == "left (key actor)"
         env.close()
-    finally:
-        served.close()
     with pytest.raises(ConfigError, match=r"none\.json cannot be read"):
         ServedRobot(dataclasses.replace(there, server_keys=str(tmp_path / "none.json")), SPEC)
 

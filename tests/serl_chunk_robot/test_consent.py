@@ -242,7 +242,7 @@ def test_a_lease_is_of_one_process_and_an_operator_ends_it(robot: Served):
         operator.request("take")
         assert "controller is gone" in until(operator, "HELD")["word"]
         second.hello()
-        assert operator.next_state()["process"] == "2"
+        wait(lambda: operator.next_state()["process"] == "2")  # one may have been sent before the lease was taken
 
 
 def test_an_older_protocol_is_refused_with_both_numbers(robot: Served):

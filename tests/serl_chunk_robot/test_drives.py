@@ -81,8 +81,15 @@ class Cell:
         return time.monotonic() - began
 
     def why(self) -> str:
-        wait(lambda: self.phase() in ("failed", "there"))
-        return self.status()[2] if self.status() else ""
+        found = [""]
+
+        def ended() -> bool:
+            drive = self.status()  # one reading: the next state may be of no drive any more
+            found[0] = drive[2] if drive else ""
+            return bool(drive) and drive[0] == self.number and drive[1] in ("failed", "there")
+
+        wait(ended)
+        return found[0]
 
 
 @pytest.fixture

@@ -155,7 +155,7 @@ class Served:
 @contextlib.contextmanager
 def served(**more: Any) -> Iterator[Served]:
     # Machines that run tests may stand still for longer than robot PCs may.
-    with patch("serl_chunk_robot.loop.GAP", 1.0), patch("serl_chunk_robot.safety.watchdog.LEAST_VALIDITY", 0.5), \
+    with patch("serl_chunk_robot.loop.GAP", 5.0), patch("serl_chunk_robot.safety.watchdog.LEAST_VALIDITY", 0.5), \
             patch("serl_chunk_robot.server.LAY", 5.0), patch("serl_chunk_robot.door.SILENT", 5.0):  # fmt: skip
         robot = Served(**more)
         try:
