@@ -109,12 +109,17 @@ class Process:
         """Wait until it has printed `text`."""
         self.until(lambda: text in self.output, f"it never said {text!r}")
 
-    def until(self, condition: Callable[[], bool], otherwise: str) -> None:
-        """Wait for `condition` while the process runs; `otherwise` is the failure's first line."""
-        deadline = time.monotonic() + PATIENCE
+    def until(self, condition: Callable[[], bool], otherwise: str, *, at_work: str = "") -> None:
+        """Wait for `condition` while the process runs; `otherwise` is the failure's first line.
+
+        Patience begins anew with each line that says `at_work`.
+        """
+        deadline, lines = time.monotonic() + PATIENCE, 0
         while not condition():
             if not self.running and not condition():
                 raise AssertionError(f"{otherwise}, and ended with {self._popen.returncode}\n{self._described()}")
+            if at_work and (now := self.output.count(at_work)) > lines:
+                deadline, lines = time.monotonic() + PATIENCE, now
             assert time.monotonic() < deadline, f"{otherwise}\n{self._described()}"
             time.sleep(0.02)
 

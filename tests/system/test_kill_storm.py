@@ -72,7 +72,7 @@ class Storm:
                 how = "at once"
             else:
                 goal = self._before[name] + rng.randint(1, 2000 if name == LEARNER else LENGTH)
-                self._processes[name].until(lambda name=name, goal=goal: self._progress(name) >= goal, f"{name} stands")
+                self._await(name, goal)
                 how = "after progress"
             self._processes[name].kill()
             with self._kills.open("a") as file:
@@ -82,9 +82,8 @@ class Storm:
 
     def settle(self) -> Account:
         """End all of them in order; returns the account of everything that any of them ever did."""
-        for name, process in self._processes.items():
-            goal = self._before[name] + 1
-            process.until(lambda name=name, goal=goal: self._progress(name) >= goal, f"{name} stands")
+        for name in self._processes:
+            self._await(name, self._before[name] + 1)
         for name in self._actors:
             self._processes[name].signal(signal.SIGTERM)
         for name in self._actors:
@@ -118,6 +117,11 @@ class Storm:
         else:
             prefix = ("env", f"{LOG}={self._logs[name]}")
             self._processes[name] = self._lab.actor(*SETTINGS, "--actor_id", name, prefix=prefix)
+
+    def _await(self, name: str, goal: int) -> None:
+        """Wait until `_progress` has come to `goal`; an old run's journal takes long to read on a busy machine."""
+        there = lambda: self._progress(name) >= goal  # noqa: E731
+        self._processes[name].until(there, f"{name} stands", at_work="reading the journal")
 
     def _progress(self, name: str) -> int:
         """Ticks of an actor's robot; bytes of the learner's journal."""
