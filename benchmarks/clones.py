@@ -94,14 +94,15 @@ def main() -> None:
             run_record(config, n, str(demos), policy="scripted", noise=TASKS[args.task], cameras=())
             points = clone(config, demos, run, updates, args.episodes)
             rates = [100 * c.rate for c in points]
-            spread = f", mean {statistics.mean(rates):.0f}, deviation {statistics.pstdev(rates):.1f}"
-            texts = " ".join(f"{r:.0f}" for r in rates)
-            print(
-                f"{args.task} {args.name}, {n} demonstrations, seed {seed}: {texts} %{spread if len(rates) > 1 else ''}",
-                flush=True,
-            )
+            texts = " ".join(f"{r:.0f}" for r in rates) + " %"
+            if len(rates) > 1:
+                texts += f", mean {statistics.mean(rates):.0f}, deviation {statistics.pstdev(rates):.1f}"
+            print(f"{args.task} {args.name}, {n} demonstrations, seed {seed}: {texts}", flush=True)
             if args.json:
-                add(args.json, Run(f"{SHORT[args.task]} {args.name}, {n} demonstrations", seed, args.task, args.set, points))
+                add(
+                    args.json,
+                    Run(f"{SHORT[args.task]} {args.name}, {n} demonstrations", seed, args.task, args.set, points),
+                )
 
 
 if __name__ == "__main__":

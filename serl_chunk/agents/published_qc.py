@@ -26,7 +26,7 @@ towards the critics before the step. What acrlpd imitates are all rows, also bey
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -38,7 +38,7 @@ from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.losses import soft_update
 from serl_chunk.agents.policies import ChunkNetwork, FlowPolicy, GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Committed, Context, Loss, Noise, Observation, Params, Updated, key_of
+from serl_chunk.agents.state import AgentState, Committed, Context, Loss, Noise, Observation, Params, key_of
 from serl_chunk.config.agents import FlowConfig
 from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.models.flow import interpolate
@@ -73,6 +73,7 @@ class PublishedQc(ActorCritic):
     """What both agents have in common: the critics' loss, and one step of everything at once."""
 
     config: PublishedQcConfig
+    together = True
 
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """ "next" float32[B, N, D], standard normal; N is 1 but for best-of-n."""
@@ -87,13 +88,6 @@ class PublishedQc(ActorCritic):
     def critic_loss(self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> Loss:
         now = self.critic_context(critic, base, batch.observations)
         return self.regression(critic, now, batch, self.critic_target(state, base, batch, draws))
-
-    def _update(self, state: AgentState, base: Params, batches: Mapping[str, ChunkBatch]) -> Updated:
-        def step(s: AgentState, batch: ChunkBatch) -> Updated:
-            return self._drawn_step(s, base, self.seen(s, base, batch), "critic", "policy")
-
-        state, metrics = jax.lax.scan(step, state, batches["critic"])
-        return state, jax.tree.map(jnp.mean, metrics)
 
     def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
         before = {name: state.critic[name] for name in state.target}

@@ -60,9 +60,8 @@ def _common(config: ExperimentConfig) -> Changes:
 def _flow(
     config: ExperimentConfig, discount: float, actor: Any, candidates: int, horizon: int, returns: int | None = None
 ) -> Changes:
-    agent = PublishedQcConfig(
-        **_common(config), actor_type=actor, **({"actor_num_samples": candidates} if actor == _BEST else {})
-    )
+    samples: Changes = {"actor_num_samples": candidates} if actor == _BEST else {}
+    agent = PublishedQcConfig(**_common(config), actor_type=actor, **samples)
     return {"agent": agent, "reward": _rewards_of(config, discount), "chunk": _lengths(config, horizon, returns)}
 
 
@@ -300,7 +299,7 @@ def _published(agent: AgentConfig) -> PublishedQcConfig:
     A clone by flow matching is the flow of QC with one candidate, whose critic decides nothing.
     """
     if isinstance(agent, PublishedQcConfig):
-        return agent
+        return replace(agent, gripper=GripperConfig())  # continuous as every other dimension
     # Its image encoders are not ours; what ours has had from the start stays as the experiment has it.
     e = agent.encoder
     common: Changes = {
