@@ -48,7 +48,7 @@ def test_the_table_compares_the_seeds_that_both_have():
         "fake_aloha": {
             "default": {"0": Count(50, 100), "1": Count(60, 100)},
             "squared": {"0": Count(90, 100)},
-            "full_noise": {"0": Count(52, 100), "1": Count(58, 100)},
+            "imitate_all": {"0": Count(52, 100), "1": Count(58, 100)},
             "delay_2": {"0": Count(20, 100)},
             "delay_2_trained": {"0": Count(20, 100)},
         },
@@ -61,7 +61,7 @@ def test_the_table_compares_the_seeds_that_both_have():
     assert squared["difference"] == pytest.approx(0.4)  # 0.9 - 0.5: seed 1 is not there yet
     assert squared["difference_low"] < 0.4 < squared["difference_high"]
     assert squared["overrides"] == ["agent.critic.loss=squared"]
-    assert table["fake_aloha", "full_noise"]["difference"] == pytest.approx(0.0)
+    assert table["fake_aloha", "imitate_all"]["difference"] == pytest.approx(0.0)
     assert "difference" not in table["cube_single", "squared"]  # nothing to compare with
     text = ablations.markdown(list(table.values()))
     [line] = [x for x in text.splitlines() if "| fake_aloha | squared |" in x]

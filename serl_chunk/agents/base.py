@@ -62,6 +62,7 @@ class Agent(Perception, abc.ABC):
     has_critic = True
     imitates = True  # whether the policy's loss has imitation in it
     policy_updates = 1  # policy steps after the critic's, on the last batch
+    together = False  # whether one step on each batch trains critic and policy, as in Q-chunking's code
 
     def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
@@ -146,6 +147,9 @@ class Agent(Perception, abc.ABC):
         if not self.has_critic:
             return self._update_policy(state, base, batches["policy"], self.policy_updates, bc_only=False)
         of_critic = batches["critic"]
+        if self.together:
+            both = lambda s, b: self._drawn_step(s, base, self.seen(s, base, b), "critic", "policy")  # noqa: E731
+            return _scan(both, state, of_critic)
         state, metrics = _scan(lambda s, b: self._critic_step(s, base, b), state, of_critic)
         last = jax.tree.map(lambda x: x[-1], batches.get("policy", of_critic))
         state, of_policy = self._policy_steps(state, base, self.seen(state, base, last), self.policy_updates)

@@ -172,11 +172,10 @@ def print_config(config: ExperimentConfig, spec: RobotSpec) -> None:
     logger.info(f"effective reward: {r.scale:g} * reward + {r.offset:g}; a declared failure gives {r.failure_reward:g}")
     delay, flow = config.actor.delay_ticks, getattr(config.agent, "flow", None)
     if delay and (flow is None or flow.train_delay == "none"):
-        acts = getattr(config.agent, "actor_type", getattr(config.agent, "policy", None))
         remedy = (
             "Train it for them with --config.agent.flow.train_delay=sampled"
-            if acts in ("best-of-n", "flow")
-            else "Only flows that act themselves can be (agent acfql with actor_type=best-of-n, bc with policy=flow)"
+            if flow is not None and getattr(config.agent, "policy", "flow") == "flow"
+            else "Only flows can be (agent acfql, bc with policy=flow)"
         )
         untrained = "this policy is not trained for actions that are committed during inference"
         logger.warning(f"actor.delay_ticks={delay}: {untrained}. {remedy} (docs/algorithms/delay.md).")

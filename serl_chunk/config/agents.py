@@ -22,6 +22,7 @@ from serl_chunk.config.optimisers import (
 )
 from serl_chunk.config.pi0 import Pi0Config
 
+DELAY_MAX = 2  # actions that `agent.flow.train_delay=sampled` gives at most
 _PREFIXED = needs("agent.prefix_critic", True)
 
 
@@ -152,47 +153,26 @@ class AcrlpdConfig(AgentConfig):
 
 @dataclasses.dataclass(frozen=True)
 class FlowConfig(Group, path="agent.flow."):
-    """A flow-matching policy: velocity v(o, x_t, t), Euler-integrated from noise (FQL, Park 2025)."""
+    """A flow-matching policy: velocity net(o, x_t, t) + k(t) x_t, Euler-integrated from noise (FQL, Park 2025)."""
 
     hidden: tuple[int, ...] = widths((256, 256), "widths of the hidden layers")
     steps: int = acting(5, "Euler steps", least=1)
-    layer_norm: bool = shaping(False, "layer norm after each activation (an option of FQL)")
-    fourier_dim: int = shaping(0, "t enters as so many fixed sines and cosines; 0: as (t, cos pi t, sin pi t)", least=0)
-    # docs/algorithms/delay.md; d is the window's own, or drawn from 0..train_delay_max.
+    # docs/algorithms.md, "The flow": below the deviation of chunks the candidates are too alike.
+    spread: float = acting(
+        0.2, "deviation s of chunks, in model space, that the field's linear part k(t) x is made for", above=0, most=2
+    )
+    # docs/algorithms/delay.md; d is the window's own, or drawn from 0 to DELAY_MAX.
     train_delay: Literal["none", "recorded", "sampled"] = acting(
         "none", "train for late decisions: the first d actions of a chunk are given, the flow learns the rest"
     )
-    train_delay_max: int = setting(2, "largest d", least=1, requires=needs("agent.flow.train_delay", "sampled"))
-    predicts: Literal["velocity", "chunk"] = acting(
-        "velocity",
-        "output of the network: v (as published), or the chunk that x_t comes to, which follows unsteady hands",
-    )
-    noise_low: float = acting(
-        0.0, "scale of the first candidate's noise; the last one's, of several, is 1", least=0, most=1
-    )
-    noise_alone: float = acting(0.25, "at least this scale for one that explores alone", least=0, most=1)
-
-    def _check(self) -> None:
-        # fmt: off
-        require(self.fourier_dim == 0 or (self.fourier_dim % 2 == 0 and self.fourier_dim >= 4),
-            "agent.flow.fourier_dim", f"must be 0, or even and at least 4, got {self.fourier_dim}")
 
 
-def _check_flow(agent: AcfqlConfig | BcConfig, *, acts: bool, remedy: str) -> None:
-    """Check the settings that acfql and bc share; `acts`: the flow itself acts."""
-    # fmt: off
-    require(agent.flow.train_delay == "none" or acts, "agent.flow.train_delay",
-        f"{agent.flow.train_delay} needs {remedy}: the other policy has no input for committed actions")
-
-
-_OF_POLICY = (needs("agent.target", "policy"), needs("agent.actor_type", "best-of-n"))
-_DISTILLED = (needs("agent.actor_type", "distill-ddpg"),)
 _QC_CRITIC = partial(CriticConfig, ensemble=4, target_subset=4, target_aggregate="mean", loss="bounded", tau=0.01)
 
 
 @dataclasses.dataclass(frozen=True)
 class AcfqlConfig(AgentConfig, without=("kernel_init",)):
-    """Q-chunking with a flow policy (Li, Zhou and Levine 2025): best-of-N (QC), or distilled to one step (QC-FQL)."""
+    """Q-chunking with a flow policy (Li, Zhou and Levine 2025): the best of N of its chunks acts."""
 
     kind: ClassVar[str] = "acfql"
 
@@ -201,21 +181,8 @@ class AcfqlConfig(AgentConfig, without=("kernel_init",)):
     flow: FlowConfig = setting(FlowConfig, "the flow policy")
     policy_ema: float = 0.999
     acting_critic: Literal["online", "target"] = "target"
-    target: Literal["policy", "expectile"] = setting("expectile", "V by expectiles, or Q of best-of-N samples")
-    expectile: float = setting(0.8, "expectile of V", least=0.5, below=1, requires=needs("agent.target", "expectile"))
-    target_candidates: int = setting(8, "N in the target", least=1, requires=_OF_POLICY)
-    target_flow_steps: int | None = setting(None, "their Euler steps; none: flow.steps", least=1, requires=_OF_POLICY)
-    # A chunk of one step without return_steps is BFN, and FQL.
-    actor_type: Literal["best-of-n", "distill-ddpg"] = shaping(
-        "best-of-n",
-        "what acts: the best of N flow samples, or a one-step policy distilled from the flow (FQL, Park 2025)",
-    )
-    alpha: float = setting(100.0, "weight of the distillation", least=0, requires=_DISTILLED)
+    expectile: float = setting(0.8, "expectile of Q over the data, the V of the critic's target", least=0.5, below=1)
     policy_updates: int = setting(3, "flow updates after the last critic update: same batch, new noise", least=1)
-
-    def _check(self) -> None:
-        # fmt: off
-        _check_flow(self, acts=self.actor_type == "best-of-n", remedy="agent.actor_type=best-of-n")
 
 
 _BY_FLOW = needs("agent.policy", "flow", note="the Gaussian's layers are agent.hidden")
@@ -243,7 +210,6 @@ class BcConfig(AgentConfig, without=("kernel_init",)):
 
     def _check(self) -> None:
         # fmt: off
-        _check_flow(self, acts=self.policy == "flow", remedy="agent.policy=flow")
         for path, value, only in (
             ("prefix_critic", self.prefix_critic, False),
             ("critic.loss", self.critic.loss, "squared"),

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig
+from serl_chunk.config.agents import DELAY_MAX, AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig
 from serl_chunk.config.devices import DeviceConfig
 from serl_chunk.config.fields import CAMERAS, Group, Requirement, acting, derived, needs, require, setting
 from serl_chunk.config.learner import LearnerConfig
@@ -274,13 +274,12 @@ class ExperimentConfig(Group):
             f"must be below chunk.execute_steps={chunk.executed}, got {self.actor.delay_ticks}: a chunk that arrives "
             "after it should have been executed leaves the robot holding")
         if isinstance(agent, AcfqlConfig | BcConfig) and agent.flow.train_delay == "sampled":
-            longest = agent.flow.train_delay_max
-            require(longest < chunk.horizon, "agent.flow.train_delay_max",
-                f"must be below chunk.horizon={chunk.horizon}, got {longest}: nothing of the chunk would be left to "
-                "learn")
-            require(self.actor.delay_ticks <= longest, "actor.delay_ticks",
-                f"must be at most agent.flow.train_delay_max={longest}, got {self.actor.delay_ticks}: the policy would "
-                "act with more committed actions than it trained with")
+            require(chunk.horizon > DELAY_MAX, "agent.flow.train_delay",
+                f"sampled gives up to {DELAY_MAX} actions, and chunk.horizon={chunk.horizon} leaves nothing of the "
+                "chunk to learn. Use longer chunks, or recorded.")
+            require(self.actor.delay_ticks <= DELAY_MAX, "actor.delay_ticks",
+                f"must be at most {DELAY_MAX} with agent.flow.train_delay=sampled, got {self.actor.delay_ticks}: the "
+                "policy would act with more committed actions than it trained with. Use recorded.")
 
     @property
     def frames_every_tick(self) -> bool:
@@ -320,8 +319,7 @@ class ExperimentConfig(Group):
         # fmt: off
         a, loop = self.agent, self.learner
         shared = a.encoder.trained_by == "critic" and (a.image_keys or a.language.reads or a.encoder.state_latent)
-        climbs = isinstance(a, AcrlpdConfig) or (isinstance(a, AcfqlConfig) and a.actor_type == "distill-ddpg")
-        climbs = climbs or (isinstance(a, PublishedQcConfig) and not a.best_of_n)
+        climbs = isinstance(a, AcrlpdConfig) or (isinstance(a, PublishedQcConfig) and not a.best_of_n)
         require(not (shared and climbs and loop.offline_steps and loop.critic_warmup_steps and loop.online_steps != 0),
             "learner.critic_warmup_steps",
             f"{loop.critic_warmup_steps} trains the encoder by the critic's loss (agent.encoder.trained_by=critic) "

@@ -26,7 +26,8 @@ from serl_chunk.config.published_qc import WIDTHS, PublishedQcConfig
 from serl_chunk.types import ConfigError
 
 HORIZON = 5  # actions in a published chunk
-FLOW = FlowConfig(hidden=WIDTHS, steps=10, noise_low=1.0)
+FLOW = FlowConfig(hidden=WIDTHS, steps=10)
+_BEST, _ONE_STEP = "best-of-n", "distill-ddpg"
 HG_DAGGER_PRETRAIN = 20_000  # HIL-SERL's --pretrain_steps
 SAC_WIDTH = 256  # of a layer of RLPD's and HIL-SERL's networks
 
@@ -59,13 +60,8 @@ def _common(config: ExperimentConfig) -> Changes:
 def _flow(
     config: ExperimentConfig, discount: float, actor: Any, candidates: int, horizon: int, returns: int | None = None
 ) -> Changes:
-    agent = AcfqlConfig(
-        **_common(config),
-        critic=CriticConfig(hidden=WIDTHS, ensemble=2, target_subset=2, target_aggregate="mean"),
-        flow=FLOW, actor_type=actor, target="policy",
-        candidates=candidates, pretrain_candidates=candidates, target_candidates=candidates,
-        policy_updates=1, policy_ema=0.0, acting_critic="online", bc_on="all",
-    )  # fmt: skip
+    samples: Changes = {"actor_num_samples": candidates} if actor == _BEST else {}
+    agent = PublishedQcConfig(**_common(config), actor_type=actor, **samples)
     return {"agent": agent, "reward": _rewards_of(config, discount), "chunk": _lengths(config, horizon, returns)}
 
 
@@ -149,7 +145,6 @@ def _hg_dagger(config: ExperimentConfig, policy: Any) -> Changes:
     }
 
 
-_BEST, _ONE_STEP = "best-of-n", "distill-ddpg"
 PRESETS: dict[str, Preset] = {
     name: Preset(description, changes)
     for name, description, changes in (
@@ -304,7 +299,7 @@ def _published(agent: AgentConfig) -> PublishedQcConfig:
     A clone by flow matching is the flow of QC with one candidate, whose critic decides nothing.
     """
     if isinstance(agent, PublishedQcConfig):
-        return agent
+        return replace(agent, gripper=GripperConfig())  # continuous as every other dimension
     # Its image encoders are not ours; what ours has had from the start stays as the experiment has it.
     e = agent.encoder
     common: Changes = {
@@ -327,11 +322,8 @@ def _published(agent: AgentConfig) -> PublishedQcConfig:
         raise ConfigError(f"Q-chunking's code has no {agent.kind}{policy}. {remedy}", parameter="compat")
     flow = agent.flow
     common |= {
-        "actor_hidden_dims": flow.hidden, "actor_layer_norm": flow.layer_norm, "flow_steps": flow.steps,
-        "use_fourier_features": flow.fourier_dim > 0, "fourier_feature_dim": flow.fourier_dim or 64,
+        "actor_hidden_dims": flow.hidden, "flow_steps": flow.steps, "actor_type": _BEST,
     }  # fmt: skip
     if isinstance(agent, BcConfig):
-        return PublishedQcConfig(**common, actor_type="best-of-n", actor_num_samples=1, value_hidden_dims=flow.hidden)
-    return PublishedQcConfig(
-        **common, **critic, actor_type=agent.actor_type, actor_num_samples=agent.candidates, alpha=agent.alpha
-    )
+        return PublishedQcConfig(**common, actor_num_samples=1, value_hidden_dims=flow.hidden)
+    return PublishedQcConfig(**common, **critic, actor_num_samples=agent.candidates)

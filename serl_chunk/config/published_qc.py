@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.critics import Aggregate, CriticConfig
 from serl_chunk.config.fields import acting, needs, require, setting, shaping, widths
-from serl_chunk.config.gripper import GripperConfig
 from serl_chunk.config.optimisers import CriticOptimiserConfig, EncoderOptimiserConfig
 
 WIDTHS = (512, 512, 512, 512)  # of every published network
@@ -18,7 +17,7 @@ _BEST_OF_N = (_FLOW, needs("agent.actor_type", "best-of-n"))
 _DISTILLED = (_FLOW, needs("agent.actor_type", "distill-ddpg"))
 # Settings of our agents that the published code does not have; the class gives their values.
 _FIXED = (
-    "lr_warmup", "lr_cosine", "grad_clip", "critic_optimiser", "encoder_optimiser", "kernel_init", "critic", "gripper",
+    "lr_warmup", "lr_cosine", "grad_clip", "critic_optimiser", "encoder_optimiser", "kernel_init", "critic",
     "candidates", "pretrain_candidates", "policy_ema", "acting_critic", "prefix_critic", "prefix_expectile",
     "prefix_lengths", "replan_spread", "bc_on", "bc_joint_noise",
 )  # fmt: skip
@@ -68,7 +67,6 @@ class PublishedQcConfig(AgentConfig, without=_FIXED):
     critic_optimiser = CriticOptimiserConfig()
     encoder_optimiser = EncoderOptimiserConfig()
     kernel_init = "xavier_uniform"
-    gripper = GripperConfig()  # continuous as every other dimension
     policy_ema = 0.0
     acting_critic = "online"
     prefix_critic = False

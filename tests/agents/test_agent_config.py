@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 from errors import naming
@@ -10,8 +11,6 @@ from errors import naming
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.types import ConfigError
-
-LATE = FlowConfig(train_delay="sampled", train_delay_max=3)
 
 
 @pytest.mark.parametrize(
@@ -27,17 +26,11 @@ LATE = FlowConfig(train_delay="sampled", train_delay_max=3)
             lambda: AcrlpdConfig(policy_activation="silu"),
             ("agent.policy_activation", "silu", "relu", "tanh"),
         ),
-        (lambda: AcfqlConfig(actor_type="ddpg"), ("agent.actor_type", "ddpg", "best-of-n", "distill-ddpg")),
-        (lambda: AcfqlConfig(alpha=-1.0), ("agent.alpha", -1.0, 0)),
         (lambda: FlowConfig(train_delay="some"), ("agent.flow.train_delay", "some", "none", "recorded", "sampled")),
-        (lambda: FlowConfig(train_delay_max=0), ("agent.flow.train_delay_max", 0, 1)),
-        (
-            lambda: AcfqlConfig(flow=LATE, actor_type="distill-ddpg"),
-            ("agent.flow.train_delay", "sampled", "agent.actor_type", "best-of-n"),
-        ),
-        (lambda: BcConfig(flow=LATE, policy="gaussian"), ("agent.flow.train_delay", "sampled", "agent.policy", "flow")),
-        (lambda: FlowConfig(fourier_dim=5), ("agent.flow.fourier_dim", 5, "even", 4)),
-        (lambda: FlowConfig(fourier_dim=2), ("agent.flow.fourier_dim", 2, "even", 4)),
+        (lambda: FlowConfig(spread=0.0), ("agent.flow.spread", 0.0, "(0, 2]")),
+        (lambda: FlowConfig(spread=-1.0), ("agent.flow.spread", -1.0, "(0, 2]")),
+        (lambda: FlowConfig(spread=2.5), ("agent.flow.spread", 2.5, "(0, 2]")),
+        (lambda: FlowConfig(spread=math.nan), ("agent.flow.spread", "nan", "(0, 2]", "finite")),
         (lambda: BcConfig(policy="mlp"), ("agent.policy", "mlp", "flow", "gaussian")),
     ],
 )

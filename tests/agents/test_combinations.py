@@ -46,20 +46,20 @@ COMBINATIONS = {
         "acrlpd-prefix-lengths", gripper=dataclasses.replace(CHOSEN, joint=False), prefix_steps=2
     ),
     "fixed gripper, a critic of more actions than the chunk": lambda: made(
-        "acfql-prefix-policy", gripper=FIXED, critic_steps=7, prefix_steps=2
+        "acfql-prefix", gripper=FIXED, critic_steps=7, prefix_steps=2
     ),
     "bins, prefix critic, the least head compares": lambda: made(
         "acfql-prefix-lengths", critic=BINS | {"target_aggregate": "min"}, critic_steps=7, prefix_steps=2
     ),
     "trained with a delay, choices": lambda: made(
-        "acfql", gripper=CHOSEN, flow=dataclasses.replace(FLOW, train_delay="sampled", train_delay_max=2)
+        "acfql", gripper=CHOSEN, flow=dataclasses.replace(FLOW, train_delay="sampled")
     ),
     "the critic's encoder without cameras": lambda: made("acfql", encoder=encoder(trained_by="critic")),
     "one-step policy, choices, a camera, the critic's encoder": lambda: made(
-        "acfql-policy-distill-image", gripper=CHOSEN, encoder=encoder(trained_by="critic", state_latent=4)
+        "published-distill-image", gripper=CHOSEN, encoder=encoder(trained_by="critic", state_latent=4)
     ),
     "one-step policy, choices with a penalty": lambda: made(
-        "acfql-policy-distill", gripper=dataclasses.replace(CHOSEN, penalty=-0.1, loss="squared")
+        "published-distill", gripper=dataclasses.replace(CHOSEN, penalty=-0.1, loss="squared")
     ),
     "Gaussian, bins, choices, a camera, the critic's encoder, averaged critic acts": lambda: made(
         "acrlpd-image", gripper=CHOSEN, critic=BINS, encoder=encoder(trained_by="critic"),

@@ -13,7 +13,7 @@ from serl_chunk.config.gripper import GripperConfig
 E = 5
 VARIANTS = {
     "acfql-prefix-lengths": {"critic_steps": 5, "prefix_steps": 2},
-    "acfql-policy-distill-image": {},
+    "published-distill-image": {},
     "acrlpd": {},
     "bc": {"grippers": (1,)},
 }

@@ -42,7 +42,7 @@ CHOICES = (-1.0, 1.0)
 COMPILED = ["acfql", "acrlpd", "bc"]
 RARELY_COMPILED = [pytest.param(v, marks=pytest.mark.slow) for v in ("acfql", "acrlpd")]
 TRACED = ["acrlpd", "acfql-prefix-lengths", "bc"]  # and rarely:
-RARE = ["acfql", "acfql-policy-distill", "bc-gaussian", "acfql-policy-image", "acrlpd-prefix"]
+RARE = ["acfql", "published-distill", "bc-gaussian", "published-image", "acrlpd-prefix"]
 PART = {"critic_steps": 6, "prefix_steps": 2}  # of chunks of 4: two are executed, and a critic of six teaches
 
 

@@ -22,11 +22,9 @@ GRIPPER = GripperConfig(choices=(-1.0, 1.0), hidden=(16,), hold_steps=1, joint=F
 # name -> variant, changes of the configuration, and "dims" or "shift" for batches with these
 CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "expectile": ("acfql", {}, ()),
-    "policy": ("acfql-policy", {}, ()),
-    "distill": ("acfql-policy-distill", {}, ()),
-    "bins": ("acfql-policy", {"critic": critic(loss="hl_gauss", bins=11, target_floor="mc")}, ()),
+    "bins": ("acfql", {"critic": critic(loss="hl_gauss", bins=11, target_floor="mc")}, ()),
     "prefix": ("acfql-prefix-lengths", {}, ()),
-    "average and clip": ("acfql-policy-distill", {"policy_ema": 0.9, "grad_clip": 0.1}, ()),
+    "average and clip": ("acfql", {"policy_ema": 0.9, "grad_clip": 0.1}, ()),
     "published, best of N": ("published", {}, ()),
     "published, distilled": ("published-distill", {}, ("dims",)),
     "published, Gaussian": ("published-gaussian", {}, ("dims",)),
@@ -42,7 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "numbers": ("acfql", {}, ("dims",)),
     "numbers, Gaussian": ("acrlpd", {}, ("dims",)),
     "numbers, clone": ("bc-gaussian", {}, ("dims",)),
-    "joint noise": ("acfql-policy-distill", {}, ("shift",)),
+    "joint noise": ("acfql", {}, ("shift",)),
     "joint noise, Gaussian": ("acrlpd", {}, ("shift",)),
     "joint noise, clone": ("bc", {}, ("dims", "shift")),
 }

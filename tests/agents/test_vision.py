@@ -49,7 +49,7 @@ def small_backbone(monkeypatch):
 
 
 @pytest.mark.parametrize("acting_critic", ["online", "target"])
-@pytest.mark.parametrize("variant", ["acfql-policy-distill", "acfql", "acrlpd"])
+@pytest.mark.parametrize("variant", ["acfql", "acrlpd"])
 def test_policies_have_no_encoder_of_their_own_and_read_the_acting_critics(variant, acting_critic):
     agent = by_critic(variant, acting_critic=acting_critic)
     shapes = jax.eval_shape(agent.init, jax.random.key(0))
@@ -182,7 +182,7 @@ def test_features_that_an_observation_brings_are_not_computed_again(small_backbo
     np.testing.assert_allclose(alone, seen["features/top"][1], atol=2e-3)
 
 
-@pytest.mark.parametrize("kind", ["acfql-policy-distill", "acrlpd", pytest.param("bc", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["published-distill", "acrlpd", pytest.param("bc", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("frozen", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_resnet10_keeps_the_shapes_of_a_state(kind, frozen):
     agent = agent_of(kind, dataclasses.replace(FROZEN, frozen_backbone=frozen, pooling="spatial", state_latent=6))

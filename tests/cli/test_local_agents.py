@@ -38,7 +38,7 @@ CASES = {
     "trained delay": (
         "fake_aloha",
         None,
-        (*CRITIC, "actor.delay_ticks=2", "agent.flow.train_delay=sampled", "agent.flow.train_delay_max=2"),
+        (*CRITIC, "actor.delay_ticks=2", "agent.flow.train_delay=sampled"),
     ),
 }  # fmt: skip
 

@@ -32,10 +32,8 @@ OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.critic.activation": [("agent.critic.activation", "tanh")],
     "agent.critic.layer_norm": [("agent.critic.layer_norm", "none")],
     "agent.flow.steps": [("agent.flow.steps", "9")],
-    "agent.flow.noise_low": [("agent.flow.noise_low", "0.75")],
-    "agent.flow.noise_alone": [("agent.flow.noise_alone", "0.125")],
+    "agent.flow.spread": [("agent.flow.spread", "0.5")],
     "agent.flow.train_delay": [("agent.flow.train_delay", "sampled")],
-    "agent.flow.predicts": [("agent.flow.predicts", "chunk")],
     "agent.language.tokenizer": [("agent.language.tokenizer", "bytes")],
     "agent.language.length": [
         ("agent.language.tokenizer", "bytes"), ("agent.language.length", "90"), ("agent.language.length", "100"),

@@ -20,7 +20,7 @@ from serl_chunk.config.transport import TransportConfig
 from serl_chunk.types import ConfigError
 
 ZERO = ("journal_bytes", "journal_days", "sync_interval", "jpeg_quality")  # of TransportConfig: 0 has a meaning
-LATE = FlowConfig(train_delay="sampled", train_delay_max=3)
+LATE = FlowConfig(train_delay="sampled")
 SPREAD: dict[str, Any] = {"prefix_critic": True, "prefix_lengths": 5, "replan_spread": 0.1}
 REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
     (CriticConfig, {"ensemble": 0, "target_subset": 0}, ("agent.critic.ensemble", 0, 1)),
@@ -46,7 +46,6 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
     (LanguageConfig, {"tokenizer": "words"}, ("agent.language.tokenizer", "words", "none", "bytes")),
     (LanguageConfig, {"length": 1}, ("agent.language.length", 1, "at least 2")),
     (CriticConfig, {"target_aggregate": "max"}, ("agent.critic.target_aggregate", "max", "mean", "min")),
-    (AcfqlConfig, {"target": "expectiles"}, ("agent.target", "expectiles", "policy", "expectile")),
     (AcrlpdConfig, {"acting_critic": "mean"}, ("agent.acting_critic", "mean", "online", "target")),
     (
         BcConfig,
@@ -84,11 +83,9 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
     (AcfqlConfig, {"pretrain_candidates": 0}, ("agent.pretrain_candidates", 0, 1)),
     (AcfqlConfig, {"use_state": False}, ("agent.use_state", "False", "agent.image_keys")),
     (AcfqlConfig, {"policy_ema": 1.0}, ("agent.policy_ema", 1.0, "[0, 1)")),
-    (FlowConfig, {"noise_low": 1.5}, ("agent.flow.noise_low", 1.5, "[0, 1]")),
     (BcConfig, {"policy_updates": 0}, ("agent.policy_updates", 0, 1)),
     (AcfqlConfig, {"expectile": 0.4}, ("agent.expectile", 0.4, "[0.5, 1)")),
     (AcfqlConfig, {"expectile": 1.0}, ("agent.expectile", 1.0, "[0.5, 1)")),
-    (AcfqlConfig, {"target_candidates": 0}, ("agent.target_candidates", 0, 1)),
     (AcfqlConfig, {"prefix_expectile": 1.0}, ("agent.prefix_expectile", 1.0, "[0.5, 1)")),
     (AcfqlConfig, {"prefix_lengths": 0}, ("agent.prefix_lengths", 0, 1)),
     (
@@ -253,11 +250,11 @@ def test_a_delay_that_is_trained_for_fits_the_chunk_and_the_actors(agent):
         chunk, actor = ChunkConfig(horizon), ActorConfig(delay_ticks=delay)
         return ExperimentConfig(name="x", robot=FakeAlohaConfig(), agent=agent, chunk=chunk, actor=actor, discount=0.99)
 
-    assert build(5, 3).actor.delay_ticks == 3
-    with pytest.raises(ConfigError, match=naming("agent.flow.train_delay_max", "chunk.horizon", 3)):
-        build(3, 0)
-    with pytest.raises(ConfigError, match=naming("actor.delay_ticks", 4, "agent.flow.train_delay_max", 3)):
-        build(5, 4)
+    assert build(5, 2).actor.delay_ticks == 2
+    with pytest.raises(ConfigError, match=naming("agent.flow.train_delay", "chunk.horizon", 2)):
+        build(2, 0)
+    with pytest.raises(ConfigError, match=naming("actor.delay_ticks", 3, 2, "agent.flow.train_delay")):
+        build(5, 3)
 
 
 @pytest.mark.parametrize("loss", ["bounded", "hl_gauss"])

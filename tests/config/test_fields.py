@@ -111,5 +111,5 @@ def test_leaves_know_what_is_usual():
     config = ExperimentConfig("x", FakeAlohaConfig(), agent=AcfqlConfig(lr=1.0))
     changed = {leaf.path for leaf in leaves(config) if leaf.value != leaf.default}
     assert changed == {"name", "agent.lr"}
-    assert needs("agent.actor_type", "best-of-n").met(config)
-    assert not needs("agent.actor_type", "distill-ddpg").met(config)
+    assert needs("agent.flow.train_delay", "none").met(config)
+    assert not needs("agent.flow.train_delay", "sampled").met(config)

@@ -188,26 +188,21 @@ def test_what_is_published_of_a_critic_of_bins_acts():
 def test_the_floor_lifts_targets_to_the_realised_return_and_nothing_else():
     values = {}
     for floor in ("none", "mc"):
-        for variant in ("acfql-policy-squared", "acrlpd"):
-            agent = build(config_of(variant, critic=critic(loss="squared", target_floor=floor)))
-            state, batch = agent.init(jax.random.key(0)), one(agent)
-            realised = jnp.where(jnp.arange(8) % 2 == 0, 50.0, -jnp.inf).at[6].set(-50.0)
-            batch = batch._replace(mc_return=realised)
-            draws = agent.critic_draws(jax.random.key(1), batch)
-            args = (state.critic, state, {}, batch, draws)[variant == "acrlpd" :]
-            values[floor, variant] = np.asarray(agent.critic_target(*args))
-            _, metrics = critic_gradient(agent, state, batch, draws)
-            assert ("critic/floored" in metrics) == (floor == "mc")
-    for variant in ("acfql-policy-squared", "acrlpd"):
-        plain, floored = values["none", variant], values["mc", variant]
-        np.testing.assert_array_equal(floored[[0, 2, 4]], 50.0)
-        np.testing.assert_array_equal(floored[[1, 3, 5, 6, 7]], plain[[1, 3, 5, 6, 7]])
+        agent = build(config_of("acrlpd", critic=critic(loss="squared", target_floor=floor)))
+        state, batch = agent.init(jax.random.key(0)), one(agent)
+        realised = jnp.where(jnp.arange(8) % 2 == 0, 50.0, -jnp.inf).at[6].set(-50.0)
+        batch = batch._replace(mc_return=realised)
+        draws = agent.critic_draws(jax.random.key(1), batch)
+        values[floor] = np.asarray(agent.critic_target(state, {}, batch, draws))
+        _, metrics = critic_gradient(agent, state, batch, draws)
+        assert ("critic/floored" in metrics) == (floor == "mc")
+    np.testing.assert_array_equal(values["mc"][[0, 2, 4]], 50.0)
+    np.testing.assert_array_equal(values["mc"][[1, 3, 5, 6, 7]], values["none"][[1, 3, 5, 6, 7]])
     assert float(metrics["critic/floored"]) == 2 / 8  # of rows 0, 2 and 4 the first two bootstrap nothing: 0, 1
 
 
 def test_candidates_are_ranked_by_the_targets_aggregate_at_acting_and_in_targets():
-    config = config_of("acfql-policy-squared", candidates=6)
-    config = dataclasses.replace(config, target_candidates=6)
+    config = config_of("published", actor_num_samples=6)
     bold = build(config)
     state = bold.init(jax.random.key(0))
     observation = {k: jnp.asarray(v[0, 0]) for k, v in make_batches(bold.spec).observations.items()}
@@ -221,9 +216,7 @@ def test_candidates_are_ranked_by_the_targets_aggregate_at_acting_and_in_targets
     there = np.asarray(bold.critic.values(state.critic, features, following))
     chosen = set()
     for aggregate, over_heads in (("mean", np.mean), ("min", np.min)):
-        agent = build(
-            dataclasses.replace(config, critic=dataclasses.replace(config.critic, target_aggregate=aggregate))
-        )
+        agent = build(dataclasses.replace(config, q_agg=aggregate))
         _, record = agent.sample(agent.policy_params(state), observation, jax.random.key(3), explore=True)
         np.testing.assert_allclose(record["values"], over_heads(heads, axis=0), atol=2e-5)
         of_chosen = heads[:, int(np.argmax(record["values"]))].std()

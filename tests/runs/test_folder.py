@@ -190,7 +190,7 @@ def test_the_effective_values_are_logged_with_a_warning_for_a_short_sight(logged
 
 @pytest.mark.parametrize(
     ("settings", "warned"),
-    [((), False), ((("agent.flow.train_delay", "sampled"), ("agent.flow.train_delay_max", "2")), False), (None, True)],
+    [((), False), ((("agent.flow.train_delay", "sampled"),), False), (None, True)],
 )
 def test_a_delay_that_the_policy_is_not_trained_for_is_a_warning(settings, warned, logged):
     delay = () if settings == () else (("actor.delay_ticks", "2"),)

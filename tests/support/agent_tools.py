@@ -25,7 +25,7 @@ from serl_chunk.types import CameraSpec, ChunkBatch
 CAMERA = CameraSpec("top", 32, 32)
 DISCOUNT = 0.9
 PREFIX = {"critic_steps": 5, "prefix_steps": 2}  # beside chunks of 3: a critic of more, and one of fewer
-FLOW = FlowConfig(hidden=(16,), steps=2, noise_low=0.5)
+FLOW = FlowConfig(hidden=(16,), steps=2)
 ENCODER = EncoderConfig(features=(4,), latent=8, shift=2)
 
 
@@ -54,13 +54,8 @@ def config_of(variant: str, **changes: Any) -> AgentConfig:
     common.setdefault("candidates", 3)
     if kind == "acrlpd":
         return AcrlpdConfig(**{"critic": critic(), "hidden": (16,), "backup_entropy": "entropy" in special, **common})
-    target = "policy" if "policy" in special else "expectile"
-    actor_type = "distill-ddpg" if "distill" in special else "best-of-n"
     loss = "squared" if "squared" in special else "bounded"
-    return AcfqlConfig(
-        **{"critic": critic(loss=loss), "flow": FLOW, "target": target, "target_candidates": 2,
-           "actor_type": actor_type, "alpha": 3.0, "policy_updates": 2, **common}
-    )  # fmt: skip
+    return AcfqlConfig(**{"critic": critic(loss=loss), "flow": FLOW, "policy_updates": 2, **common})
 
 
 def _published(special: list[str], **changes: Any) -> PublishedQcConfig:
