@@ -56,17 +56,6 @@ def test_an_agents_state_comes_back_and_trains_on_alike(tmp_path):
     assert same(agent.load_params(policy.params), agent.load_params(agent.flatten_params(agent.policy_params(state))))
 
 
-@pytest.mark.parametrize(("candidates", "trusted"), [(0, True), (1, False)])
-def test_a_former_policys_number_of_candidates_is_read_as_trust_in_its_critic(tmp_path, candidates, trusted):
-    store = CheckpointStore(tmp_path)
-    former = {"candidates": np.int32(candidates), "policy/kernel": np.zeros(2)}
-    assert store.save(1, {"step": np.zeros(1)}, former, NORMALISER, {})
-    store.close()
-    params = CheckpointStore(tmp_path).restore_policy(1).params
-    assert params.keys() == {"trusted", "policy/kernel"}
-    assert (params["trusted"].dtype, bool(params["trusted"])) == (np.bool_, trusted)
-
-
 def test_nothing_saved_is_nothing_to_restore(tmp_path):
     assert restore(tmp_path) is None
     assert CheckpointStore(tmp_path).steps() == []

@@ -255,7 +255,7 @@ def _read(path: Path, version: FileVersion, file: h5py.File, options: ReadOption
     schema = attribute("schema")
     if schema != SCHEMA:
         raise DataError(f"{path}: /rl has schema {schema} (expected {SCHEMA}). Update serl_chunk")
-    of_begin = (name for name in _TEXTS if name in rl.attrs or name != "conditions")  # files from before them
+    of_begin = (name for name in _TEXTS if name in rl.attrs or name != "conditions")  # absent where it is empty
     texts: dict[str, Any] = {name: attribute_text(attribute(name)) for name in of_begin}
     begin = Begin(**texts)
     begin = begin._replace(task=begin.task or options.task)

@@ -266,10 +266,10 @@ def _end(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> End:
 
 
 def _final_repeats(header: dict[str, Any]) -> dict[str, int] | None:
-    repeats, length = header.get("repeats"), codec.count(header, "length")  # journals up to version 0.1 have none
+    repeats, length = codec.field(header, "repeats", (dict, type(None))), codec.count(header, "length")
     if repeats is None:
         return None
-    if not isinstance(repeats, dict) or any(type(k) is not str for k in repeats):
+    if any(type(k) is not str for k in repeats):
         raise WireError("repeats must be a map of cameras to ticks")
     if any(type(tick) is not int or not 0 <= tick < length for tick in repeats.values()):
         raise WireError(f"repeats of a final observation must name ticks 0..{length - 1}")
