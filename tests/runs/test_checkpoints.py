@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -138,13 +137,6 @@ def test_no_changed_bit_of_meta_is_believed(run):
         file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with contextlib.suppress(CheckpointError):
             assert CheckpointStore(run).restore_policy(7).meta == written
-
-
-def test_a_checkpoint_from_before_meta_had_a_checksum_is_read(run, caplog):
-    file = run / "checkpoints" / "7" / "meta" / "metadata"
-    file.write_text(json.dumps(json.loads(file.read_text())["content"]))
-    restored = restore(run)
-    assert (restored.step, restored.meta["n"], caplog.messages) == (7, 7, [])
 
 
 def test_meta_of_every_json_kind_comes_back(tmp_path):
