@@ -222,8 +222,6 @@ STEP_COLUMNS: dict[str, np.dtype[Any]] = {
 }  # fmt: skip
 """Fields of a StepBlock that have one value per step, and their dtypes."""
 
-ABSENT_COLUMNS: dict[str, float] = {"policy_age": -1, "lost_ticks": 0}  # of files and journals without them
-
 
 def gap_tolerance(period: float) -> float:
     """Return the seconds by which a tick of `period` seconds may be late; a later one comes after a gap."""

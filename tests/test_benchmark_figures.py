@@ -274,7 +274,8 @@ def test_a_critics_bias_is_of_the_decisions_that_were_not_corrected(tmp_path):
     truncated = episode(0.9, None)
     late = [episode(0.6, 0.5)] * 6 + [episode(0.9, 0.1, intervention_count=1)] * 2 + [truncated]
     (tmp_path / "metrics.jsonl").write_text("\n".join(early + late) + "\n")
-    (tmp_path / "config.json").write_text('{"agent": {"critic": {"loss": "bounded"}}}')
+    critic = {"loss": "bounded", "value_low": 0.0, "value_high": 1.0}
+    (tmp_path / "config.json").write_text(json.dumps({"agent": {"critic": critic}}))
     found = calibration.figures(tmp_path)
     assert found == {"decisions": 6, "bias": pytest.approx(0.1), "error": pytest.approx(0.1)}
     calibration.plot({"one": tmp_path, "two": tmp_path}, tmp_path / "plot.png")

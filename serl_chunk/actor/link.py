@@ -64,9 +64,9 @@ class RunProgress(NamedTuple):
 
     @classmethod
     def of(cls, welcome: Welcome, actor_id: str) -> RunProgress:
-        """Read a learner's welcome; an older learner does not send human ticks."""
+        """Read a learner's welcome."""
         fields = welcome.fields
-        so_far = (int(fields["episodes"]), int(fields["env_steps"]), int(fields.get("human_ticks", 0)))
+        so_far = (int(fields["episodes"]), int(fields["env_steps"]), int(fields["human_ticks"]))
         return cls(welcome.run, *so_far, f"{actor_id}-{uuid.uuid4().hex[:8]}")
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import optax
 from flax.traverse_util import flatten_dict
 
-from serl_chunk.agents.former import current_params
 from serl_chunk.agents.losses import descend, gradient, soft_update
 from serl_chunk.agents.optimiser import network_optimiser
 from serl_chunk.agents.perception import Perception
@@ -336,7 +335,6 @@ class Agent(Perception, abc.ABC):
 
     def load_params(self, flat: Mapping[str, np.ndarray]) -> Params:
         """The inverse of `flatten_params` of `published`, with the base; raises ConfigError as `unflatten_params`."""
-        flat = current_params(flat, has_source=bool(self.source))
         params = unflatten_params(flat, self._abstract_params)
         return params | ({"base": self.source_base} if self.source else {})
 

@@ -32,9 +32,7 @@ from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.compatibility import affects_acting
 from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.former_qc import former_convention
 from serl_chunk.config.overrides import difference, to_dict
-from serl_chunk.config.removed import agent_kind, removal_hint, still_acting
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.io import os_reason
@@ -211,16 +209,13 @@ def checkpoints_of_run(
         if (theirs := saved.get(flag, "")) != ours:
             remedy = f"give --{flag} {theirs} here too" if theirs else f"leave --{flag} {ours} out"
             raise ConfigError(f"{run} was trained with --{flag}={theirs or 'none'}: {remedy}")
-    removed = still_acting(saved)
-    if hint := removal_hint(removed[0], agent_kind(saved)) if removed else former_convention(saved):
-        raise ConfigError(f"{run / CONFIG}: {hint}, and this run acts by it. Evaluate the run with that commit")
     store, recorded = CheckpointStore(run), _recorded(saved, config)
     found = [evaluations.wanted_policy(run, store, step) for step in steps]
     differences = _differences(saved, recorded)
     checkpoints = []
     for each in found:
         preprocess = Preprocess.restored(config, spec, each.meta, each.normaliser)
-        agent.check_base(each.meta.get("base_digest", ""))
+        agent.check_base(each.meta["base_digest"])
         try:
             agent.load_params(each.params)
         except ConfigError as error:
@@ -254,7 +249,7 @@ def _recorded(saved: dict[str, Any], config: ExperimentConfig) -> list[str]:
 
 
 def _differences(saved: dict[str, Any], recorded: list[str]) -> list[str]:
-    """Warn of and return the lines of `recorded` that affect acting; settings newer than the run are left out."""
+    """Warn of and return the lines of `recorded` that affect acting; settings that the run lacks are left out."""
     lines = []
     for line in recorded:
         path = line.partition(": ")[0]

@@ -94,7 +94,6 @@ def training_parser() -> Parser:
     add("demo_env", "OGBench task whose rewards are computed", "TASK", "lbo", default="")
     add("demo_keep_solved", "steps of OGBench's data that begin in a solved state are examples of success, or left out",
         modes="lbo", action=argparse.BooleanOptionalAction, default=True)  # fmt: skip
-    add("demo_solved", argparse.SUPPRESS, modes="lbo", choices=("drop", "keep"))  # a former name
     learner.add_argument(
         "--demo_proportion", "--dataset_proportion", type=float, default=1.0, metavar="P",
         help="use the first P of them (of OGBench's and D4RL's data: of the steps), and of every shard",

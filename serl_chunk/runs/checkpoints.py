@@ -69,8 +69,6 @@ def _unseal(record: Any) -> dict[str, Any]:
         if record["crc32"] != _text_checksum(record["content"]):
             raise ValueError("its checksum differs")
         return record["content"]
-    if isinstance(record, dict) and "checksums" in record:  # written before meta had a checksum of its own
-        return record
     raise ValueError("it has no checksums")
 
 
@@ -95,14 +93,6 @@ def _orbax_arguments(items: Mapping[str, Flat], info: dict[str, Any]) -> ocp.arg
 def _finished(folder: Path) -> list[str]:
     # Orbax renames a checkpoint to its number at its end.
     return [p.name for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
-
-
-def _current(params: Flat) -> Flat:
-    """Return a policy's parameters under their current names: until 2514010 `candidates` was a number, 0 for all."""
-    if "candidates" not in params:
-        return params
-    others = {name: value for name, value in params.items() if name != "candidates"}
-    return others | {"trusted": np.asarray(params["candidates"] == 0)}
 
 
 def read_item(path: Path, item: str) -> tuple[Flat, dict[str, Any]]:
@@ -136,7 +126,7 @@ class _Entry(NamedTuple):
     def of(cls, path: Path, *, periodic: bool) -> _Entry:
         try:
             meta = _unseal(json.loads((path / "meta" / "metadata").read_text()))
-            step, updates = float(meta["step"]), int(meta.get("updates", -1))
+            step, updates = float(meta["step"]), int(meta["updates"])
         except (OSError, ValueError, LookupError, TypeError):
             step, updates = math.inf, -1
         return cls(int(path.name) if periodic else step, updates, periodic, path)
@@ -218,12 +208,11 @@ class CheckpointStore:
         )
         self._manager = None  # orbax keeps raising an asynchronous error until it is opened anew
 
-    def restore_state(self, template: Any, current: Callable[[Flat], Flat] = lambda leaves: leaves) -> Restored | None:
+    def restore_state(self, template: Any) -> Restored | None:
         """Restore the newest checkpoint that verifies; None where there is none.
 
-        `current` gives leaves that an earlier version wrote their present names. Damaged checkpoints are moved to
-        `checkpoints_damaged/` once an older one verifies. Raises CheckpointError where all are damaged (nothing is
-        moved then), or the one that verifies does not fit this agent.
+        Damaged checkpoints are moved to `checkpoints_damaged/` once an older one verifies. Raises CheckpointError where
+        all are damaged (nothing is moved then), or the one that verifies does not fit this agent.
         """
         entries, damaged = self._entries(), []
         for entry in reversed(entries):
@@ -235,7 +224,7 @@ class CheckpointStore:
                 damaged.append(entry)
                 continue
             self._move_aside(damaged)
-            state = self._assemble(template, current(leaves), entry.path)
+            state = self._assemble(template, leaves, entry.path)
             return Restored(int(entry.step), state, meta, normaliser)
         if not entries:
             return None
@@ -276,7 +265,7 @@ class CheckpointStore:
     def _policy(self, entry: _Entry) -> PolicyCheckpoint:
         params, meta = read_item(entry.path, "policy")
         normaliser, _ = read_item(entry.path, "normaliser")
-        return PolicyCheckpoint(int(entry.step), _current(params), normaliser, meta)
+        return PolicyCheckpoint(int(entry.step), params, normaliser, meta)
 
     def _assemble(self, template: Any, leaves: Flat, path: Path) -> Any:
         misfit = f"checkpoint {path.name} in {path.parent} does not fit this agent"

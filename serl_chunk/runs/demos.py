@@ -42,8 +42,8 @@ class RunDemos:
         noted = read_json(self.path / DEMOS)
         try:
             read = dict(noted["options"])
-            read["scores"] = tuple((name, reward) for name, reward in read.get("scores", ()))
-            self._options = ReadOptions(**{name: read[name] for name in _OPTIONS if name in read})
+            read["scores"] = tuple((name, reward) for name, reward in read["scores"])
+            self._options = ReadOptions(**{name: read[name] for name in _OPTIONS})
             self._origins = [Origin(Path(e["path"]), e["format"], e["key"], e["digest"]) for e in noted["episodes"]]
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{self.path / DEMOS} is damaged ({error!r})") from error

@@ -108,10 +108,7 @@ def succeeded_alone(row: Row) -> bool:
 def _is_superseded(row: Row, step: int, resumed: Row) -> bool:
     if row["kind"] != "episode":
         return row["kind"] != "event" and bool(row["step"] > step)
-    number, episodes = row.get("number"), resumed.get("episodes")
-    if number is None or episodes is None:  # runs of version 0.1
-        return bool(row["env_steps"] > resumed["env_steps"])
-    return bool(number > episodes)
+    return bool(row["number"] > resumed["episodes"])
 
 
 def parse_row(line: bytes) -> Row | None:
@@ -201,7 +198,7 @@ class MetricsLog:
         """Write a text about the run; `counters` default to those of the previous row."""
         self._write("event", counters or self._counters, {"text": text})
 
-    def resumed(self, counters: Counters, episodes: int | None = None) -> None:
+    def resumed(self, counters: Counters, episodes: int) -> None:
         """Write that training continues from the checkpoint of `counters.step`, with `episodes` of them counted."""
         self._write("event", counters, {"text": f"resumed at step {counters.step}", "episodes": episodes})
 

@@ -174,8 +174,7 @@ def value_range(config: Mapping[str, Any]) -> tuple[float, float] | None:
     critic = (config.get("agent") or {}).get("critic") or {}
     if critic.get("loss") not in ("bounded", "hl_gauss"):
         return None
-    low, high = critic.get("value_low", 0.0), critic.get("value_high", 1.0)  # runs of version 0.1 name none
-    return float(low), float(high)
+    return float(critic["value_low"]), float(critic["value_high"])
 
 
 def calibration_panel(limits: tuple[float, float] | None) -> Draw:

@@ -14,10 +14,9 @@ from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import ABSENT, default_of
 from serl_chunk.config.overrides import to_dict
-from serl_chunk.config.renamed import current_config
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.io import plural
-from serl_chunk.runs.folder import CONFIG, OWN_FIELDS, read_json
+from serl_chunk.runs.folder import CONFIG, OWN_FIELDS, read_config
 from serl_chunk.runs.metrics import RunMetrics
 from serl_chunk.viz.page import Html, element, film, fold, join, note, section, table
 from serl_chunk.viz.video import MAX_FPS
@@ -33,11 +32,8 @@ PLAYED = 4  # films of a table with a player; the others are links
 
 
 def read_settings(run: Path) -> dict[str, Any]:
-    """Return a run's `config.json` under current names, {} without one. A newer format is shown as far as it goes.
-
-    Raises ConfigError where it is damaged.
-    """
-    return current_config(read_json(run / CONFIG))[0] if (run / CONFIG).exists() else {}
+    """Return a run's `config.json`, {} without one; raises ConfigError where it is damaged or of another format."""
+    return read_config(run) if (run / CONFIG).exists() else {}
 
 
 def origin(config: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -169,8 +165,8 @@ def _trained(run: Path, metrics: RunMetrics) -> list[_Episode]:
     except (OSError, ValueError, LookupError, TypeError):
         films = {}
     rows = []
-    for i, row in reversed(list(enumerate(metrics["episode"], 1))):
-        number, length = row.get("number") or i, row.get("episode/l") or 0
+    for row in reversed(metrics["episode"]):
+        number, length = row["number"], row.get("episode/l") or 0
         outcome = {1: "success", 0: "no success", None: "unknown"}[row.get("succeed")]
         human = _share(row.get("intervention_steps"), length)
         name = f"{number} (warm-up)" if row.get("phase") == "warmup" else str(number)

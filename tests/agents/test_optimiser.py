@@ -57,16 +57,16 @@ def test_one_optimiser_for_all_is_that_of_optax(name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours, stepped(expected)[0])
 
 
-def test_the_state_has_the_tree_of_former_checkpoints_whatever_is_set():
-    former = optax.chain(optax.identity(), optax.adam(1e-3)).init(PARAMS)
+def test_the_state_has_one_tree_whatever_is_set():
+    expected = optax.chain(optax.identity(), optax.adam(1e-3)).init(PARAMS)
     changed = AcfqlConfig(
         lr_warmup=3, lr_cosine=9, weight_decay=0.1, grad_clip=1.0,
         encoder_optimiser=EncoderOptimiserConfig(lr=0.1, grad_clip=0.1),
     )  # fmt: skip
     paths = lambda tree: [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(tree)]  # noqa: E731
     for config in (AcfqlConfig(), changed):
-        assert paths(network_optimiser(config, "critic").init(PARAMS)) == paths(former)
-        assert paths(stepped(network_optimiser(config, "critic"))[1]) == paths(former)
+        assert paths(network_optimiser(config, "critic").init(PARAMS)) == paths(expected)
+        assert paths(stepped(network_optimiser(config, "critic"))[1]) == paths(expected)
 
 
 def test_a_rate_rises_falls_and_stays():

@@ -41,6 +41,8 @@ FILES = {
     "hdf5/episode_0.hdf5": "torn",
     "no_json/config.json": "{",
     "newer/config.json": json.dumps({"format": 999, "name": "fake_aloha"}),
+    "older/config.json": json.dumps({"format": 2, "name": "fake_aloha", "serl_chunk": {"version": "0.0.9"}}),
+    "older/metrics.jsonl": "",
     "no_run/metrics.jsonl": "",
     "weights.npz": "no archive",
 }
@@ -135,7 +137,12 @@ BAD: dict[str, tuple[str, ...]] = {
     f"{TRAIN} --demo_path T/hdf5 --demo_format no_such": ("no_such", "lerobot"),
     f"{TRAIN} --checkpoint_path T/file": ("file", "is a file, expected a folder"),
     f"{TRAIN} --checkpoint_path T/no_json": ("config.json",),
-    f"{TRAIN} --checkpoint_path T/newer": ("999",),
+    f"{TRAIN} --checkpoint_path T/newer": ("config.json", "999", "start a new run"),
+    f"{TRAIN} --checkpoint_path T/older": ("config.json", "2", "serl_chunk 0.0.9", "start a new run"),
+    "--exp_name fake_aloha --actor --eval_checkpoint_step latest --eval_n_trajs 1 --checkpoint_path T/older": (
+        "config.json",
+        "serl_chunk 0.0.9",
+    ),
     "--exp_name fake_aloha --actor --eval_checkpoint_step latest --eval_n_trajs 1 --checkpoint_path T/missing": (
         "missing",
     ),
@@ -150,6 +157,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "record --exp_name fake_aloha --out T/file --n_demos 1": ("file", "is a file, expected a folder"),
     "report T/missing": ("missing",),
     "report T/empty": ("empty",),
+    "report T/older": ("config.json", "serl_chunk 0.0.9"),
     "data": ("convert",),
     "data inspect T/missing": ("missing",),
     "data inspect T/notes.txt": ("notes.txt",),

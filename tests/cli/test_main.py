@@ -16,6 +16,7 @@ from serl_chunk.cli.evaluation import EvaluationOptions
 from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.subcommands import COMMANDS
 from serl_chunk.main import main
+from serl_chunk.runs.folder import CONFIG, FORMAT, write_json
 from serl_chunk.types import ConfigError, DataError
 from serl_chunk.version import version_info
 
@@ -144,9 +145,9 @@ def test_local_training_that_cannot_start_says_why(capsys, tmp_path):
 def test_an_evaluation_of_what_is_not_there(capsys, tmp_path):
     evaluate = [*RUN, "--actor", "--eval_checkpoint_step", "latest", "--eval_n_trajs", "1", "--checkpoint_path"]
     assert re.search(naming(tmp_path, "config.json"), refused(capsys, [*evaluate, str(tmp_path)]))
-    (tmp_path / "config.json").write_text('{"name": "other"}')
+    write_json(tmp_path / CONFIG, {"format": FORMAT, "name": "other"})
     assert re.search(naming(tmp_path, "other", "fake_aloha"), refused(capsys, [*evaluate, str(tmp_path)]))
-    (tmp_path / "config.json").write_text('{"name": "fake_aloha"}')
+    write_json(tmp_path / CONFIG, {"format": FORMAT, "name": "fake_aloha"})
     assert re.search(naming(tmp_path, "checkpoint"), refused(capsys, [*evaluate, str(tmp_path)], status=1))
     assert main(["report", str(tmp_path / "nowhere")]) != 0
     assert "nowhere" in capsys.readouterr().err
@@ -193,7 +194,7 @@ def test_checkpoint_0_is_evaluated_where_episodes_are_asked_for(called):
 
 
 def test_another_algorithm_than_the_runs_is_refused_before_its_parameters_are(capsys, tmp_path):
-    (tmp_path / "config.json").write_text('{"name": "fake_aloha", "preset": "qc", "compat": ""}')
+    write_json(tmp_path / CONFIG, {"format": FORMAT, "name": "fake_aloha", "preset": "qc", "compat": ""})
     evaluate = [*RUN, "--actor", "--eval_checkpoint_step", "0", "--eval_n_trajs", "1", "--checkpoint_path"]
     assert re.search(naming(tmp_path, "--preset", "qc"), refused(capsys, [*evaluate, str(tmp_path)]))
     other = refused(capsys, [*evaluate, str(tmp_path), "--preset", "qc", "--compat", "qc"])

@@ -52,7 +52,7 @@ def test_intervals_cover_equality_where_the_critic_is_calibrated_and_miss_it_whe
     ("critic", "expected"),
     [
         ({"loss": "squared"}, None),
-        ({"loss": "bounded"}, (0.0, 1.0)),
+        ({"loss": "bounded", "value_low": 0.0, "value_high": 1.0}, (0.0, 1.0)),
         ({"loss": "hl_gauss", "value_low": -100.0, "value_high": 0.0}, (-100.0, 0.0)),
         (None, None),
     ],

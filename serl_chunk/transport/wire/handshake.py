@@ -104,7 +104,7 @@ _CHECKS: codec.Checks = {  # of a Hello, after its `protocol`
     "incarnation": codec.count,
     **dict.fromkeys(("actor_id", "run"), functools.partial(codec.identifier, limit=128)),
     **dict.fromkeys(("first", "next", "steps_before_first", "steps_before_next"), codec.count),
-    "demonstrations": lambda header, name: codec.field({name: False} | dict(header), name, bool),  # older peers: none
+    "demonstrations": codec.exactly(bool),
 }
 
 
