@@ -355,7 +355,6 @@ class ChunkBatch(NamedTuple):
     bc_weight: Array  # float32[B, L]
     delay: Array  # int32[B]
     weight: Array  # float32[B]
-    mc_return: Array  # float32[B]
     # float32[B, A]: executed on the tick before the window (its own first where there was none); None where not needed.
     prev_action: Array | None = None
     # float32[B, L, A]: 1 for the numbers of an action that are imitated where `bc_weight` is; None: all of them.

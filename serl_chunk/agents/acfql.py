@@ -3,7 +3,7 @@
 The flow imitates, and the critic chooses among N of its chunks. The critic's target is V, an expectile of Q over the
 data (IQL). As published the target is the critic's value of the chunk that the policy would choose: `published_qc`.
 
-With `prefix_critic` (decoupled Q-chunking, Li, Park and Levine 2025) the critic Q_h of h actions teaches Q_e of the e
+With `DecoupledConfig` (decoupled Q-chunking, Li, Park and Levine 2025) the critic Q_h of h actions teaches Q_e of the e
 executed ones, and chunks are compared by Q_e:
 
     Q_h(o, a_0..a_{h-1})  <-  R + gamma^n mask V'(o_{t+n})     online heads; V' below

@@ -3,9 +3,6 @@
 Differences from the published code: log-probabilities are averaged over the H*A dimensions, so that the temperature
 does not exceed Q <= 1 as H grows; the target holds no entropy by default; the imitation term is weighted by
 `bc_weight`.
-
-With `prefix_critic` (decoupled Q-chunking, see prefix_critic.py) the critic Q_h of h actions is regressed to
-R + gamma^n mask Q_e'(o', a'). Only Q_e has a target network (Q_e'); the policy climbs the online Q_e.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import optax
 
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.losses import descend, imitated, imitated_numbers
-from serl_chunk.agents.optimiser import plain_optimiser
+from serl_chunk.agents.optimiser import adam
 from serl_chunk.agents.policies import GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Committed, Loss, Metrics, Noise, Observation, Params, Updated, key_of
@@ -43,7 +40,7 @@ class GaussianActor(ActorCritic):
 
     @property
     def temperature_optimiser(self) -> optax.GradientTransformation:
-        return plain_optimiser(self.config.optimiser("policy"))  # decay would draw it to 1
+        return adam(self.config.optimiser("policy")._replace(weight_decay=0.0))  # decay would draw it to 1
 
     def temperature_loss(self, temperature: Params, entropy: jax.Array) -> jax.Array:
         """alpha (entropy - target): more noise while entropy is below its target (SAC, section 6)."""

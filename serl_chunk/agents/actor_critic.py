@@ -14,7 +14,7 @@ from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Context, Loss, Metrics, Noise, Observation, Params, key_of
-from serl_chunk.config.agents import AgentConfig
+from serl_chunk.config.agents import ActorCriticConfig, DecoupledConfig
 from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.models.sums import Sum, mean_of
 from serl_chunk.types import ChunkBatch
@@ -25,10 +25,10 @@ Sampled = Callable[[Observation, jax.Array], jax.Array]
 class ActorCritic(Agent):
     """Base of agents whose policy is improved by a chunk critic, with or without a short critic."""
 
-    def __init__(self, config: AgentConfig, spec: AgentSpec, *, with_value: bool = False, **layers: Any) -> None:
+    def __init__(self, config: ActorCriticConfig, spec: AgentSpec, *, with_value: bool = False, **layers: Any) -> None:
         super().__init__(config, spec)
         self.critic = ChunkCritic(config, spec, with_value=with_value, **layers)
-        self.short_critic = PrefixCritic(config, spec) if config.prefix_critic else None
+        self.short_critic = PrefixCritic(config, spec) if isinstance(config, DecoupledConfig) else None
         self.acting_critic = self.short_critic or self.critic  # its values compare chunks and are bootstrapped from
 
     def initial_state(self, rng: jax.Array, policy: Params) -> AgentState:

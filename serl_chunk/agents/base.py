@@ -14,7 +14,7 @@ import optax
 from flax.traverse_util import flatten_dict
 
 from serl_chunk.agents.losses import descend, gradient, soft_update
-from serl_chunk.agents.optimiser import network_optimiser
+from serl_chunk.agents.optimiser import adam
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.spec import AgentSpec, BatchSpec
 from serl_chunk.agents.state import (
@@ -66,8 +66,8 @@ class Agent(Perception, abc.ABC):
     def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
         self.chunk_dim = spec.horizon * spec.action_dim
-        self.policy_optimiser = network_optimiser(config, "policy")
-        self.critic_optimiser = network_optimiser(config, "critic")
+        self.policy_optimiser = adam(config.optimiser("policy"))
+        self.critic_optimiser = adam(config.optimiser("critic"))
         # Donated buffers go to outputs of their shape in order: dropping an unused one would shift and copy the rest.
         options = _COMPILER_OPTIONS if jax.default_backend() == "cpu" else None
         compiled = functools.partial(jax.jit, donate_argnums=0, keep_unused=True, compiler_options=options)

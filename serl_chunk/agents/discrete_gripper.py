@@ -22,7 +22,7 @@ from serl_chunk.agents.grasp_critic import (
     select_action,
 )
 from serl_chunk.agents.losses import descend, gradient, imitated_numbers, soft_update
-from serl_chunk.agents.optimiser import network_optimiser
+from serl_chunk.agents.optimiser import adam
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
 from serl_chunk.agents.state import AgentState, Committed, Loss, Metrics, Noise, Observation, Params, Updated, key_of
 from serl_chunk.config.agents import AgentConfig
@@ -113,8 +113,8 @@ class LearnedGripper(ArmAndGripper):
         self.choices = GripperActions(values, len(spec.grippers), steps, held, joint=g.joint, neutral=g.stays)
         seen = self.choices.parts * len(spec.grippers) if g.critic_sees_gripper else 0
         super().__init__(config, spec, build, gripper_inputs=seen)
-        self.net = GraspCritic(config, self.choices)
-        self.grasp_optimiser = network_optimiser(config, "policy", lr=g.lr or config.lr)
+        self.net = GraspCritic(config, self.choices, spec.value_range)
+        self.grasp_optimiser = adam(config.optimiser("critic"))
 
     def init(self, rng: jax.Array) -> AgentState:
         critic, policy = self.net.init(key_of(rng, "gripper"), self.seen_example())
@@ -169,11 +169,11 @@ class LearnedGripper(ArmAndGripper):
             rewards = rewards + g.penalty * jnp.sum(changes, axis=-1)
         preferred = self.preferred(grasp, batch.next_observations)
         chosen = select_action(self.net.values(grasp["target"], batch.next_observations), preferred)
-        target = grasp_target(batch, self.spec.discount, penalties, chosen, self.config.critic.target_floor)
+        target = grasp_target(batch, self.spec.discount, penalties, chosen)
         outputs, option = self.net.outputs(critic, batch.observations), self.executed(batch)
         # The choice of a part that begins after the episode's end had no effect.
         weight = self._of_parts(batch.valid)[..., 0] * batch.weight[:, None]
-        loss = grasp_loss(outputs, option, target, self.net.config, weight)
+        loss = grasp_loss(outputs, option, target, self.net.bounds, weight)
         values = self.net.expected_value(select_action(outputs, option))
         metrics = {
             "grasp_critic/grasp_critic_loss": loss,
@@ -208,7 +208,7 @@ class LearnedGripper(ArmAndGripper):
             loss = lambda critic, part: self.grasp_critic_loss(critic, state.grasp, part)  # noqa: E731
             grads, metrics, _ = gradient(loss, grasp["critic"], batch, parts)
             critic, opt = descend(self.grasp_optimiser, grads, grasp["critic_opt"], grasp["critic"])
-            target = soft_update(critic, grasp["target"], self.config.gripper.tau)
+            target = soft_update(critic, grasp["target"], self.config.gripper.tau or self.config.critic.tau)
             grasp |= {"critic": critic, "target": target, "critic_opt": opt}
         if "policy" in draws:
             grads, of_policy, _ = gradient(self.grasp_policy_loss, grasp["policy"], batch, parts)

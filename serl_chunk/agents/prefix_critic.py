@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Metrics, Params
-from serl_chunk.config.agents import AgentConfig
+from serl_chunk.config.agents import DecoupledConfig
 from serl_chunk.models.sums import Sum, mean_of
 
 
@@ -32,7 +32,7 @@ class PrefixCritic(ChunkCritic):
 
     heads: ClassVar[str] = "prefix"
 
-    def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
+    def __init__(self, config: DecoupledConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
         self.steps = spec.prefix_steps
         count = config.prefix_lengths

@@ -7,20 +7,16 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from serl_chunk.config.agents import AgentConfig
-from serl_chunk.config.critics import Aggregate, CriticConfig
+from serl_chunk.config.critics import Aggregate, SacCriticConfig
 from serl_chunk.config.fields import acting, needs, require, setting, shaping, widths
-from serl_chunk.config.optimisers import CriticOptimiserConfig, EncoderOptimiserConfig
+from serl_chunk.config.optimisers import Optimiser
 
 WIDTHS = (512, 512, 512, 512)  # of every published network
 _FLOW, _GAUSSIAN = needs("agent.agent_name", "acfql"), needs("agent.agent_name", "acrlpd")
 _BEST_OF_N = (_FLOW, needs("agent.actor_type", "best-of-n"))
 _DISTILLED = (_FLOW, needs("agent.actor_type", "distill-ddpg"))
 # Settings of our agents that the published code does not have; the class gives their values.
-_FIXED = (
-    "lr_warmup", "lr_cosine", "grad_clip", "critic_optimiser", "encoder_optimiser", "kernel_init", "critic",
-    "candidates", "pretrain_candidates", "policy_ema", "acting_critic", "prefix_critic", "prefix_expectile",
-    "prefix_lengths", "replan_spread", "bc_on", "bc_joint_noise",
-)  # fmt: skip
+_FIXED = ("encoder_lr", "policy_ema", "bc_on", "bc_joint_noise")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +35,7 @@ class PublishedQcConfig(AgentConfig, without=_FIXED):
     )
     num_qs: int = shaping(2, "critics; published: 2 for acfql, 10 for acrlpd", least=1)
     q_agg: Aggregate = acting("mean", "of the critics in a target, and where candidates are compared")
+    weight_decay: float = setting(0.0, "AdamW's, of every network, without the temperature; 0: Adam", least=0)
     tau: float = setting(0.005, "share of the critic in its target, from before the update", above=0, most=1)
     value_hidden_dims: tuple[int, ...] = widths(WIDTHS, "widths of the critics' hidden layers")
     layer_norm: bool = shaping(True, "layer norm in the critics: after the activation in acfql, before it in acrlpd")
@@ -61,25 +58,16 @@ class PublishedQcConfig(AgentConfig, without=_FIXED):
     )
 
     # What the code does in any case, as our agents and other rooms read it.
-    lr_warmup = 0
-    lr_cosine = 0
-    grad_clip = 0.0
-    critic_optimiser = CriticOptimiserConfig()
-    encoder_optimiser = EncoderOptimiserConfig()
+    encoder_lr = None
     kernel_init = "xavier_uniform"
     policy_ema = 0.0
-    acting_critic = "online"
-    prefix_critic = False
-    prefix_expectile = 0.5
-    prefix_lengths = 1
-    replan_spread = None
     bc_on = "all"
     bc_joint_noise = 0.0
 
     @property  # type: ignore[misc]
-    def critic(self) -> CriticConfig:
+    def critic(self) -> SacCriticConfig:
         """The critics of this agent, but for the order of their layers."""
-        return CriticConfig(
+        return SacCriticConfig(
             hidden=self.value_hidden_dims, ensemble=self.num_qs, target_subset=self.num_qs,
             target_aggregate=self.q_agg, tau=self.tau,
         )  # fmt: skip
@@ -97,6 +85,9 @@ class PublishedQcConfig(AgentConfig, without=_FIXED):
     @property  # type: ignore[misc]
     def pretrain_candidates(self) -> int:
         return self.candidates
+
+    def optimiser(self, network: Literal["policy", "critic"] = "policy") -> Optimiser:
+        return super().optimiser(network)._replace(weight_decay=self.weight_decay)
 
     @property
     def squashed(self) -> bool:

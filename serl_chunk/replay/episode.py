@@ -107,8 +107,6 @@ class StoredEpisode:
     indexed: int = 0  # starts before this tick have been considered
     eligible: int = 0  # windows in the views
     excluded: int = 0  # windows that lack a recent image
-    # Realised returns float64[length] of a demonstration, where they were computed before the lock was taken.
-    returns: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self.frames = [[] for _ in range(self.cameras)]

@@ -195,7 +195,6 @@ def gather(
         bc_weight=storage.bc_weight[steps] * valid,
         delay=decided.argmax(1).astype(np.int32),
         weight=np.ones(b, np.float32),
-        mc_return=storage.mc_return[starts],
         bc_dims=storage.bc_dims(steps),
     )
     if config.agent.gripper.reads_before:  # the action executed on the tick before
