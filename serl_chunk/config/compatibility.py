@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig, DecoupledConfig
-from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, DecoupledConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.fields import as_text, leaves
 from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.config.robots import FakeAlohaConfig
@@ -32,7 +32,12 @@ def affects_acting(path: str) -> bool:
 @functools.cache
 def _acts() -> dict[str, str]:
     kinds = (AcfqlConfig(), DecoupledConfig(), AcrlpdConfig(), BcConfig(), PublishedQcConfig())
-    configs = (ExperimentConfig("", FakeAlohaConfig(), agent) for agent in kinds)
+
+    def experiment(agent: AgentConfig) -> ExperimentConfig:
+        longer = ChunkConfig(critic_horizon=10) if agent.prefix_critic else ChunkConfig()
+        return ExperimentConfig("", FakeAlohaConfig(), agent, longer)
+
+    configs = map(experiment, kinds)
     return {leaf.path: leaf.acts for config in configs for leaf in leaves(config)}
 
 

@@ -57,8 +57,18 @@ def test_intervals_cover_equality_where_the_critic_is_calibrated_and_miss_it_whe
     ("agent", "reward", "outcome", "expected"),
     [
         (AcfqlConfig(), RewardConfig(), OutcomeConfig(), (0.0, 1.0)),
-        (DecoupledConfig(), RewardConfig(scale=2.0, offset=-1.0, failure_reward=-100.0), OutcomeConfig(), (-100.0, 1.0)),
-        (AcfqlConfig(), RewardConfig(), OutcomeConfig(classifier="c", stages=("a>b>c",), stage_reward=0.25), (0.0, 1.5)),
+        (
+            DecoupledConfig(),
+            RewardConfig(scale=2.0, offset=-1.0, failure_reward=-100.0),
+            OutcomeConfig(),
+            (-100.0, 1.0),
+        ),
+        (
+            AcfqlConfig(),
+            RewardConfig(),
+            OutcomeConfig(classifier="c", stages=("a>b>c",), stage_reward=0.25),
+            (0.0, 1.5),
+        ),
         (AcrlpdConfig(), RewardConfig(), OutcomeConfig(), None),
     ],
 )
