@@ -281,7 +281,7 @@ def test_the_tutorial_runs_end_to_end(
     arguments = calls.pop()[1]
     small = [("batch_size", 16), ("pretrain_steps", 20), ("critic_warmup_steps", 0), ("max_steps", 4),
              ("warmup_episodes", 3), ("training_starts", 0), ("utd_ratio", 0.1)]  # fmt: skip
-    tiny = [("agent.critic.hidden", "8"), ("agent.critic.ensemble", "2"), ("agent.critic.target_subset", "2"),
+    tiny = [("agent.critic.hidden", "8"), ("agent.critic.ensemble", "2"),
             ("agent.flow.hidden", "8"), ("agent.flow.steps", "1"), ("agent.policy_updates", "1")]  # fmt: skip
     config = apply_overrides(arguments["config"], [*((f"learner.{k}", str(v)) for k, v in small), *tiny])
     learner, summary = train_local(config, arguments["options"])
