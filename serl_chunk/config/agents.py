@@ -53,9 +53,7 @@ class AgentConfig(Group, path="agent."):
 
     def optimiser(self, network: Literal["policy", "critic"] = "policy") -> Optimiser:
         """Return what the optimiser of a network is built of."""
-        own = getattr(self, "critic_lr", None) if network == "critic" else None
-        lr = self.lr if own is None else own
-        return Optimiser(lr, lr if self.encoder_lr is None else self.encoder_lr)
+        return Optimiser(self.lr, self.lr if self.encoder_lr is None else self.encoder_lr)
 
     def _check(self) -> None:
         # fmt: off
@@ -84,6 +82,12 @@ class ActorCriticConfig(AgentConfig):
     critic_lr: float | None = setting(None, "of the critic; none: agent.lr", above=0)
     critic: CriticConfig = setting(CriticConfig, "the critic")
     candidates: int = acting(16, "N of best-of-N at acting; 1 takes the policy's first sample", least=1)
+
+    def optimiser(self, network: Literal["policy", "critic"] = "policy") -> Optimiser:
+        own, lr = super().optimiser(network), self.critic_lr
+        if network == "policy" or lr is None:
+            return own
+        return own._replace(lr=lr, encoder_lr=lr if self.encoder_lr is None else self.encoder_lr)
 
 
 @dataclasses.dataclass(frozen=True)
