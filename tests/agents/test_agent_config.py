@@ -8,18 +8,22 @@ import math
 import pytest
 from errors import naming
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
-from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig, FlowConfig
+from serl_chunk.config.critics import SacCriticConfig
+from serl_chunk.config.pi0 import Pi0Config
+from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.types import ConfigError
 
 
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: CriticConfig(activation="gelu"), ("agent.critic.activation", "gelu", "relu", "tanh")),
-        (lambda: CriticConfig(layer_norm="after"), ("agent.critic.layer_norm", "after", "before", "none")),
-        (lambda: AgentConfig(weight_decay=-0.1), ("agent.weight_decay", -0.1, 0)),
-        (lambda: AgentConfig(kernel_init="xavier"), ("agent.kernel_init", "xavier", "lecun_normal", "xavier_uniform")),
+        (lambda: SacCriticConfig(activation="gelu"), ("agent.critic.activation", "gelu", "relu", "tanh")),
+        (lambda: PublishedQcConfig(weight_decay=-0.1), ("agent.weight_decay", -0.1, 0)),
+        (lambda: AcfqlConfig(critic_lr=0.0), ("agent.critic_lr", 0.0)),
+        (lambda: Pi0Config(lr_warmup=-1), ("agent.pi0.lr_warmup", -1, 0)),
+        (lambda: Pi0Config(lr_warmup=5, lr_cosine=5), ("agent.pi0.lr_cosine", 5, "agent.pi0.lr_warmup=5")),
+        (lambda: AcrlpdConfig(kernel_init="xavier"), ("agent.kernel_init", "xavier", "lecun_normal", "xavier_uniform")),
         (lambda: AcrlpdConfig(log_prob="max"), ("agent.log_prob", "max", "mean", "sum")),
         (lambda: AcrlpdConfig(log_std_min=2.5), ("agent.log_std_min", 2.5, 2)),
         (

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import build, config_of, critic, fresh, make_batches, named, on_device, same
+from agent_tools import build, config_of, critic, fresh, make_batches, named, on_device, sac_critic, same
 from errors import naming
 
 from serl_chunk.agents import perception
@@ -16,14 +14,14 @@ from serl_chunk.types import ConfigError
 
 VARIANTS = [  # compiled, run
     "acfql", "acrlpd-entropy", "bc", "bc-gaussian",
-    "acfql-prefix-lengths", "acrlpd-prefix", "published-image", "published-distill", "published-gaussian",
+    "decoupled-lengths", "published-image", "published-distill", "published-gaussian",
 ]  # fmt: skip
 TRACED = [  # only traced: cheap
-    *VARIANTS, "acfql-squared", "acfql-image",
+    *VARIANTS, "acfql-image",
     "acrlpd-image", "bc-image", "bc-gaussian-image", "published", "published-distill-image",
-    "acfql-prefix-image", "acrlpd-prefix-lengths-image",
+    "decoupled-image", "decoupled-lengths-image",
 ]  # fmt: skip
-STATE_ONLY = ["acfql", "acfql-squared", "acrlpd", "bc", "bc-gaussian"]
+STATE_ONLY = ["acfql", "acrlpd", "bc", "bc-gaussian"]
 WITH_CRITIC = [v for v in VARIANTS if not v.startswith("bc")]
 COMPILED_OFTEN = ["acfql", "published-distill", "bc"]
 
@@ -35,9 +33,9 @@ def some(variants, often=COMPILED_OFTEN):
 
 
 every = some(VARIANTS)
-with_critic = some(WITH_CRITIC, [*COMPILED_OFTEN, "acfql-prefix-lengths"])
+with_critic = some(WITH_CRITIC, [*COMPILED_OFTEN, "decoupled-lengths"])
 OURS = [v for v in VARIANTS if not v.startswith("published")]  # see test_published_qc.py
-ours_with_critic = some([v for v in OURS if v in WITH_CRITIC], [*COMPILED_OFTEN, "acfql-prefix-lengths"])
+ours_with_critic = some([v for v in OURS if v in WITH_CRITIC], [*COMPILED_OFTEN, "decoupled-lengths"])
 
 
 @every
@@ -152,7 +150,7 @@ def test_the_critics_tail_after_a_termination(variant):
 
 
 # Distillation asks for no action.
-@some([v for v in OURS if "distill" not in v], ["acfql", "acrlpd-prefix", "bc"])
+@some([v for v in OURS if "distill" not in v], ["acfql", "acrlpd-entropy", "bc"])
 def test_nothing_to_imitate_means_no_step_of_the_policy(variant):
     agent, before = fresh(variant)
     batches = on_device(agent.spec)
@@ -281,7 +279,7 @@ def test_parameters_of_another_network_are_refused(variant):
         agent.load_params({**flat, "ghost": np.zeros(1)})
 
 
-@some(TRACED, [*COMPILED_OFTEN, "published-image", "acrlpd-prefix-lengths-image", "bc-gaussian-image"])
+@some(TRACED, [*COMPILED_OFTEN, "published-image", "decoupled-lengths-image", "bc-gaussian-image"])
 def test_no_ranks_are_promoted_silently(variant):
     agent, state = fresh(variant)
     observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
@@ -313,9 +311,9 @@ def test_the_critics_loss_mixes_no_types(variant):
 @pytest.mark.parametrize("horizon", [1, 4])
 @pytest.mark.parametrize("variant", STATE_ONLY)
 def test_other_lengths_and_a_single_head(variant, horizon):
-    alone = {} if variant.startswith("bc") else {"critic": critic(ensemble=1)}
+    alone = {"acfql": {"critic": critic(ensemble=1)}, "acrlpd": {"critic": sac_critic(ensemble=1)}}
     critic_steps = (horizon + 1) // 2
-    agent = build(config_of(variant, **alone), horizon=horizon, critic_steps=critic_steps)
+    agent = build(config_of(variant, **alone.get(variant, {})), horizon=horizon, critic_steps=critic_steps)
     state = jax.eval_shape(agent.init, jax.random.key(0))
     new, metrics = jax.eval_shape(agent._update, state, {}, named(agent, make_batches(agent.spec)))
     assert jax.tree.map(lambda x: x.shape, new) == jax.tree.map(lambda x: x.shape, state)
@@ -336,7 +334,7 @@ def test_other_lengths_and_a_single_head(variant, horizon):
 @pytest.mark.parametrize("aggregate", ["mean", pytest.param("min", marks=pytest.mark.slow)])
 def test_a_single_head_keeps_rows_apart(aggregate):
     """The published code's mean over heads is one over the batch where there is one head."""
-    agent = build(config_of("acrlpd", critic=critic(ensemble=1, target_aggregate=aggregate)))
+    agent = build(config_of("acrlpd", critic=sac_critic(ensemble=1, target_aggregate=aggregate)))
     state = agent.init(jax.random.key(0))
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
     draws = agent.critic_draws(jax.random.key(1), batch)
@@ -352,35 +350,17 @@ def test_a_single_head_keeps_rows_apart(aggregate):
     assert np.ptp(value) > 0.01  # the rows' next values differ
 
 
-def test_switching_clipping_on_keeps_the_state_resumable():
-    config = config_of("acfql")
-    with_clip = build(dataclasses.replace(config, grad_clip=1.0))
-    state = jax.eval_shape(with_clip.init, jax.random.key(0))
-    assert jax.tree.structure(state) == jax.tree.structure(fresh("acfql")[1])
-
-
-@pytest.mark.parametrize("variant", ["acfql", "acrlpd-entropy"])
-def test_switching_weight_decay_on_keeps_the_checkpoint_readable(variant):
-    decaying = jax.eval_shape(build(config_of(variant, weight_decay=0.1)).init, jax.random.key(0))
-    paths = lambda tree: [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(tree)]  # noqa: E731
-    assert paths(decaying) == paths(fresh(variant)[1])
-
-
 @pytest.mark.slow
 def test_weight_decay_shrinks_the_networks_by_lr_times_decay_and_not_the_temperature():
     after = []
     for decay in (0.0, 0.5):
-        agent = build(config_of("acrlpd", weight_decay=decay))
-        after.append(
-            agent.update(
-                agent.init(jax.random.key(0)), {}, named(agent, on_device(agent.spec, bc_weight=np.ones((2, 8, 3))))
-            )
-        )
-    (plain, _), (decayed, _) = after
+        agent = build(config_of("published-gaussian", weight_decay=decay))
+        one = jax.tree.map(lambda x: x[:1], on_device(agent.spec))
+        after.append(agent.update(agent.init(jax.random.key(0)), {}, named(agent, one))[0])
+    plain, decayed = after
     assert same(plain.temperature, decayed.temperature)
-    start = agent.init(jax.random.key(0)).policy  # one policy step was taken
-    for p, d, s in zip(*map(jax.tree.leaves, (plain.policy, decayed.policy, start)), strict=True):
-        # The critic decayed, too, so a gradient near 0 may have the other sign, and Adam's first step with it.
-        alike = np.sign(p - s) == np.sign(d - s + 1e-2 * 0.5 * s)
-        assert alike.mean() > 0.9
-        np.testing.assert_allclose((p - d)[alike], (1e-2 * 0.5 * s)[alike], atol=2e-4)
+    start = agent.init(jax.random.key(0))
+    for name in ("policy", "critic"):
+        trees = (getattr(state, name) for state in (plain, decayed, start))
+        for p, d, s in zip(*map(jax.tree.leaves, trees), strict=True):
+            np.testing.assert_allclose(p - d, 1e-2 * 0.5 * s, atol=2e-4)

@@ -12,7 +12,7 @@ from serl_chunk.config.gripper import GripperConfig
 
 E = 5
 VARIANTS = {
-    "acfql-prefix-lengths": {"critic_steps": 5, "prefix_steps": 2},
+    "decoupled-lengths": {"critic_steps": 5, "prefix_steps": 2},
     "published-distill-image": {},
     "acrlpd": {},
     "bc": {"grippers": (1,)},

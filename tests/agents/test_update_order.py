@@ -50,7 +50,7 @@ def test_together_every_batch_of_an_update_trains_both_and_compiles_once(variant
     assert agent.update._cache_size() == 1
 
 
-@pytest.mark.parametrize("variant", [pytest.param("acfql-squared", marks=pytest.mark.slow), "published"])
+@pytest.mark.parametrize("variant", [pytest.param("acfql", marks=pytest.mark.slow), "published"])
 def test_the_target_moves_towards_the_critic_after_the_step_and_as_published_before_it(variant):
     agent = build(config_of(variant))
     state, batch = agent.init(jax.random.key(0)), first(make_batches(agent.spec))

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from serl_chunk.actor.policy import ChunkPolicy, Decision, Request
-from serl_chunk.config.agents import AcfqlConfig
+from serl_chunk.config.agents import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, RewardConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
@@ -256,7 +256,7 @@ def make_config(
     return ExperimentConfig(
         name="line",
         robot=GymConfig(make=lambda fake_env: None),
-        agent=AcfqlConfig(prefix_critic=True, prefix_lengths=lengths, replan_spread=0.1) if adaptive else AcfqlConfig(),
+        agent=DecoupledConfig(prefix_lengths=lengths, replan_spread=0.1) if adaptive else AcfqlConfig(),
         chunk=ChunkConfig(horizon, critic_horizon=horizon + 1 if adaptive else 1, execute_steps=execute),
         reward=RewardConfig(failure_reward=failure_reward),
         actor=actor or ActorConfig(),
