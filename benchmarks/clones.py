@@ -5,7 +5,7 @@ that overfits, or a flow that fits the noise badly, swings. What is finished is 
 interrupted goes on:
 
     python benchmarks/clones.py --task fake_aloha --demos 10 --seeds 1,2,3 --json clones.json
-    python benchmarks/clones.py --task aloha_transfer_cube --demos 30 --set agent.bc_joint_noise=0.02 --name moved
+    python benchmarks/clones.py --task aloha_transfer_cube --demos 30 --set agent.bc_joint_noise=0.4 --name moved
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def main() -> None:
             run = args.out / f"{SHORT[args.task]}_{args.name}_{n}_{seed}"
             args.out.mkdir(parents=True, exist_ok=True)
             keep_plan(
-                run.with_suffix(".plan"),
+                run.with_name(f"{run.name}.plan"),
                 [args.episodes, *differing(config, but=["learner.offline_steps", "learner.keep_checkpoints"])],
                 run,
             )

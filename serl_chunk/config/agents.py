@@ -39,9 +39,13 @@ class AgentConfig(Group, path="agent."):
         "+successes", "steps that are imitated"
     )
     bc_joint_noise: float = setting(
-        0.0, "deviation by which imitation sees joints moved, with targets that stay: it learns the way back",
-        unit="rad", least=0, requires=needs("normaliser.actions", "relative"), off=0.0,
-    )  # fmt: skip
+        0.0,
+        "deviation by which imitation sees joints moved, with targets that stay: it learns the way back; 1 is as far "
+        "as the demonstrations command a joint to move in a tick",
+        least=0,
+        requires=needs("normaliser.actions", "relative"),
+        off=0.0,
+    )
 
     # Of agents whose class says no other.
     candidates = 1  # N of best-of-N at acting
