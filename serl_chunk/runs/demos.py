@@ -22,7 +22,10 @@ _OPTIONS = (  # of ReadOptions
 def note_of(demos: DemoSet, options: ReadOptions | None) -> dict[str, Any]:
     """Return the content of `demos.json`: the demonstrations that the current process reads, in their order."""
     options = options or ReadOptions()
-    origins = [o._asdict() | {"path": str(o.path.expanduser().resolve())} for o in demos.origins]
+    origins = [
+        o._asdict() | {"path": str(o.path.expanduser().resolve()), "steps": len(e.steps.action)}
+        for o, e in zip(demos.origins, demos.episodes, strict=True)
+    ]
     return {"digest": demos.digest, "options": {name: getattr(options, name) for name in _OPTIONS}, "episodes": origins}
 
 

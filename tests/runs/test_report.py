@@ -177,7 +177,7 @@ def test_the_picture_is_a_png_of_four_panels(full):
     assert data.startswith(b"\x89PNG")
     assert (int.from_bytes(data[16:20]), int.from_bytes(data[20:24])) == (1400, 1000)
     assert sorted(path.name for path in full.parent.iterdir() if path.name.startswith("report")) == [
-        "report.html", "report.png",
+        "report.html", "report.json", "report.png",
     ]  # fmt: skip
 
 
