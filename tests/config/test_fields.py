@@ -113,3 +113,9 @@ def test_leaves_know_what_is_usual():
     assert changed == {"name", "agent.lr"}
     assert needs("agent.flow.train_delay", "none").met(config)
     assert not needs("agent.flow.train_delay", "sampled").met(config)
+
+
+def test_our_agent_stays_small():
+    """Every setting is one more for a user to get wrong; a new one takes the place of another."""
+    acfql = [leaf.path for leaf in leaves(ExperimentConfig("x", FakeAlohaConfig())) if leaf.path.startswith("agent.")]
+    assert len(acfql) <= 45, acfql
