@@ -17,9 +17,15 @@ def test_only_the_first_few_are_compared_while_the_critic_is_not_trusted(trusted
 
 
 @pytest.mark.parametrize(
-    ("candidates", "few", "trusted"), [(4, 1, False), (4, 3, False), (4, 4, True), (4, 9, True), (1, 1, False)]
+    ("variant", "count", "trusted"),
+    [
+        ("acfql", {"candidates": 4}, False),
+        ("acfql", {"candidates": 1}, False),
+        ("published", {"actor_num_samples": 4}, True),
+        ("published", {"actor_num_samples": 1}, False),
+    ],
 )
-def test_a_pretrained_critic_is_trusted_where_it_compares_as_many_as_later(candidates, few, trusted):
-    config = config_of("acfql", candidates=candidates, pretrain_candidates=few)
+def test_a_pretrained_critic_is_trusted_where_it_compares_as_many_as_later(variant, count, trusted):
+    config = config_of(variant, **count)
     assert bool(is_trusted(config, pretrained=True)) == trusted
     assert bool(is_trusted(config, pretrained=False))

@@ -211,13 +211,11 @@ def test_the_best_of_the_allowed_candidates_is_chosen(variant):
     assert len(chosen) > 1
 
 
-@pytest.mark.parametrize("few", [1, 3])
 @pytest.mark.parametrize("variant", ["acfql", "acrlpd-entropy"])
-def test_an_evaluation_may_set_another_number_of_candidates(variant, few):
+def test_an_evaluation_may_set_another_number_of_candidates(variant):
     """`--config.agent.candidates` of an evaluation, with parameters published by a run of 3."""
-    _, state = fresh(variant)
-    trained = build(config_of(variant, pretrain_candidates=few))
-    more = build(config_of(variant, candidates=8, pretrain_candidates=few))
+    trained, state = fresh(variant)
+    more = build(config_of(variant, candidates=8))
     observation = {k: v[0, 0] for k, v in make_batches(more.spec).observations.items()}
     chosen = set()
     for seed in range(24):
@@ -226,8 +224,6 @@ def test_an_evaluation_may_set_another_number_of_candidates(variant, few):
         assert float(record["q"]) == float(record["values"].max())
         chosen.add(int(np.argmax(record["values"])))
     assert max(chosen) >= 3
-    if few == 3:  # the run had no fewer before its critic had seen a failure
-        return
     _, first = more.sample(trained.policy_params(state, pretrained=True), observation, jax.random.key(0), explore=True)
     assert float(first["q"]) == float(first["values"][0])
 
