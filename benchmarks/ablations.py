@@ -61,7 +61,6 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "candidates_4": ("agent.candidates=4",),
     "candidates_8": ("agent.candidates=8",),
     "candidates_32": ("agent.candidates=32",),
-    "all_candidates_at_once": ("agent.pretrain_candidates=16",),
     "act_by_online": ("agent.acting_critic=online",),
     "no_policy_average": ("agent.policy_ema=0",),
     "policy_updates_1": ("agent.policy_updates=1",),
@@ -91,7 +90,7 @@ BESIDE = {
     "gaussian_16": "gaussian",
 }
 # Without online steps these train and are evaluated as the default is.
-ONLINE = ("utd_0.5", "critic_warmup_0", "critic_warmup_2000", "all_candidates_at_once")
+ONLINE = ("utd_0.5", "critic_warmup_0", "critic_warmup_2000")
 
 
 def configuration(experiment: str, texts: Sequence[str]) -> ExperimentConfig:

@@ -31,6 +31,7 @@ class AgentConfig(Group, path="agent."):
     """Settings of every agent."""
 
     kind: ClassVar[str] = ""
+    earns_choice: ClassVar[bool] = False  # whether best-of-N has to earn its episodes (actor/arms.py)
 
     lr: float = setting(3e-4, "learning rate (Adam), of the policy and of all that set no other", above=0)
     lr_warmup: int = setting(0, "its own gradient steps in which the rate rises to lr", unit="updates", least=0)
@@ -52,8 +53,6 @@ class AgentConfig(Group, path="agent."):
     image_keys: tuple[str, ...] = acting((), "cameras of the policy; empty: the state alone")
     use_state: bool = shaping(True, "the state vector is an input next to the images")
     candidates: int = acting(16, "N of best-of-N at acting; 1 takes the policy's first sample", least=1)
-    # A critic trained on successes misleads.
-    pretrain_candidates: int = setting(1, "N at acting while the critic has seen no failure", least=1, requires=CRITIC)
     policy_ema: float = setting(0.0, "decay of the averaged policy that acts; 0: the newest acts", least=0, below=1)
     acting_critic: Literal["online", "target"] = setting("online", "chooses among candidates", requires=CRITIC)
     # Decoupled Q-chunking (Li, Park and Levine 2025): the first critic may score more actions, chunk.critic_horizon.
@@ -175,6 +174,7 @@ class AcfqlConfig(AgentConfig, without=("kernel_init",)):
     """Q-chunking with a flow policy (Li, Zhou and Levine 2025): the best of N of its chunks acts."""
 
     kind: ClassVar[str] = "acfql"
+    earns_choice: ClassVar[bool] = True
 
     kernel_init = "lecun_normal"
     critic: CriticConfig = setting(_QC_CRITIC, "the critic")

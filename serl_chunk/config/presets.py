@@ -69,7 +69,7 @@ def _gaussian(config: ExperimentConfig, discount: float, horizon: int, bc_alpha:
     agent = AcrlpdConfig(
         **_common(config),
         critic=CriticConfig(hidden=WIDTHS, ensemble=10, target_subset=10, target_aggregate="mean"),
-        hidden=WIDTHS, bc_alpha=bc_alpha, candidates=1, pretrain_candidates=1, bc_on="all",
+        hidden=WIDTHS, bc_alpha=bc_alpha, candidates=1, bc_on="all",
         log_prob="sum", init_temperature=1.0,  # the published weight, temperature and entropy are scaled for the sum
     )  # fmt: skip
     return {"agent": agent, "reward": _rewards_of(config, discount), "chunk": _lengths(config, horizon)}
@@ -77,7 +77,7 @@ def _gaussian(config: ExperimentConfig, discount: float, horizon: int, bc_alpha:
 
 # What the published SAC agents have in common, where our defaults differ: acrlpd of one action, without imitation.
 _SAC: Changes = {
-    "candidates": 1, "pretrain_candidates": 1, "bc_alpha": 0.0, "bc_on": "all", "log_prob": "sum",
+    "candidates": 1, "bc_alpha": 0.0, "bc_on": "all", "log_prob": "sum",
     "target_entropy_per_dim": -0.5, "backup_entropy": False, "kernel_init": "xavier_uniform",
 }  # fmt: skip
 

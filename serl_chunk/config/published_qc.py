@@ -18,7 +18,7 @@ _DISTILLED = (_FLOW, needs("agent.actor_type", "distill-ddpg"))
 # Settings of our agents that the published code does not have; the class gives their values.
 _FIXED = (
     "lr_warmup", "lr_cosine", "grad_clip", "critic_optimiser", "encoder_optimiser", "kernel_init", "critic",
-    "candidates", "pretrain_candidates", "policy_ema", "acting_critic", "prefix_critic", "prefix_expectile",
+    "candidates", "policy_ema", "acting_critic", "prefix_critic", "prefix_expectile",
     "prefix_lengths", "replan_spread", "bc_on", "bc_joint_noise",
 )  # fmt: skip
 
@@ -30,7 +30,7 @@ class PublishedQcConfig(AgentConfig, without=_FIXED):
     kind: ClassVar[str] = "published_qc"
     CALLED: ClassVar[Mapping[str, str]] = {
         "candidates": "actor_num_samples", "target_candidates": "actor_num_samples",
-        "pretrain_candidates": "actor_num_samples", "hidden": "actor_hidden_dims", "init_temperature": "init_temp",
+        "hidden": "actor_hidden_dims", "init_temperature": "init_temp",
         "target_entropy_per_dim": "target_entropy_multiplier", "flow": "flow_steps", "critic": "num_qs",
     }  # fmt: skip
 
@@ -93,10 +93,6 @@ class PublishedQcConfig(AgentConfig, without=_FIXED):
     def candidates(self) -> int:
         """Samples of the policy that are compared in a decision, and in a target."""
         return self.actor_num_samples if self.best_of_n else 1
-
-    @property  # type: ignore[misc]
-    def pretrain_candidates(self) -> int:
-        return self.candidates
 
     @property
     def squashed(self) -> bool:

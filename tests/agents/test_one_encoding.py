@@ -29,7 +29,7 @@ def test_candidates_share_what_the_encoder_makes(variant: str, encoded: list[tup
     seen = []
     for n in (2, 7):
         ours = variant.startswith("acrlpd")
-        counts = {"candidates": n, "pretrain_candidates": n} if ours else {"actor_num_samples": n}
+        counts = {"candidates": n} if ours else {"actor_num_samples": n}
         agent = build(config_of(variant, **counts))
         state = jax.eval_shape(agent.init, jax.random.key(0))
         prefix = (np.zeros((3, 2), np.float32), np.zeros(3, np.float32))

@@ -80,7 +80,6 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
     (AcfqlConfig, {"lr": float("nan")}, ("agent.lr", "nan")),
     (AcfqlConfig, {"grad_clip": -1}, ("agent.grad_clip", -1, 0)),
     (AcfqlConfig, {"candidates": 0}, ("agent.candidates", 0, 1)),
-    (AcfqlConfig, {"pretrain_candidates": 0}, ("agent.pretrain_candidates", 0, 1)),
     (AcfqlConfig, {"use_state": False}, ("agent.use_state", "False", "agent.image_keys")),
     (AcfqlConfig, {"policy_ema": 1.0}, ("agent.policy_ema", 1.0, "[0, 1)")),
     (BcConfig, {"policy_updates": 0}, ("agent.policy_updates", 0, 1)),

@@ -100,7 +100,7 @@ LATE = FlowConfig(hidden=(6,), steps=3, train_delay="sampled")
     ("agent", "published"),
     [
         (
-            AcfqlConfig(critic=WIDE, flow=LATE, candidates=9, pretrain_candidates=1, policy_ema=0.9, **SHARED),
+            AcfqlConfig(critic=WIDE, flow=LATE, candidates=9, policy_ema=0.9, **SHARED),
             {"actor_type": "best-of-n", "actor_num_samples": 9, "actor_hidden_dims": (6,), "flow_steps": 3},
         ),
         (

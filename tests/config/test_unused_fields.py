@@ -66,7 +66,7 @@ def test_a_field_that_nothing_reads_is_refused_until_something_does(preset, path
 
 
 OF_A_CRITIC = ["agent.critic.tau", "agent.critic.target_aggregate", "agent.gripper.mask_unreachable",
-               "agent.pretrain_candidates", "learner.critic_pretrain_steps",
+               "learner.critic_pretrain_steps",
                "learner.critic_warmup_steps"]  # fmt: skip
 
 

@@ -114,21 +114,21 @@ def test_a_resumed_run_goes_on(demos, tmp_path, published, caplog):
 
 
 def test_a_resumed_policy_chooses_with_its_trained_critic(demos, tmp_path, monkeypatch):
-    trusted: list[bool] = []
+    chooses: list[bool] = []
     publish = LocalLink.publish
 
     def record(self, snapshot, info):
-        trusted.append(bool(snapshot.params["trusted"]))
+        chooses.append(bool(snapshot.params["critic_chooses"]))
         publish(self, snapshot, info)
 
     monkeypatch.setattr(LocalLink, "publish", record)
     run = str(tmp_path / "run")
     train_local(experiment(), RunOptions([demos], run))
-    assert not trusted[0]  # imitation alone, until the critic has seen failures
-    assert set(trusted[1:]) == {True}
-    trusted.clear()
+    assert not chooses[0]  # imitation alone, until the critic has seen failures
+    assert set(chooses[1:]) == {True}
+    chooses.clear()
     train_local(experiment(max_steps=80), RunOptions([demos], run))
-    assert set(trusted) == {True}
+    assert set(chooses) == {True}
 
 
 def test_a_critic_that_was_never_updated_chooses_nothing(demos, tmp_path, monkeypatch):
@@ -136,14 +136,14 @@ def test_a_critic_that_was_never_updated_chooses_nothing(demos, tmp_path, monkey
     publish = LocalLink.publish
 
     def record(self, snapshot, info):
-        published.append((info["step"], bool(snapshot.params["trusted"])))
+        published.append((info["step"], bool(snapshot.params["critic_chooses"])))
         publish(self, snapshot, info)
 
     monkeypatch.setattr(LocalLink, "publish", record)
     train_local(experiment(critic_warmup_steps=0), RunOptions([demos], str(tmp_path / "run")))
-    before = [trusted for step, trusted in published if step == 0]
+    before = [chooses for step, chooses in published if step == 0]
     assert before == [False, False]  # when the actors begin, and when training does
-    assert {trusted for step, trusted in published if step} == {True}
+    assert {chooses for step, chooses in published if step} == {True}
 
 
 def test_training_waits_where_everything_was_discarded(demos, tmp_path, monkeypatch, caplog):
