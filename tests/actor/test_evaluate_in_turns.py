@@ -33,7 +33,7 @@ class Named(NoisyAgent):
         super().__init__(8, spread)
         self._name, self._log = name, log
 
-    def sample(self, params, observation, key, *, explore, committed=None):
+    def sample(self, params, observation, key, *, explore, committed=None, alone=False):
         if observation["state"][2] == 0:
             self._log.append(self._name)
         return super().sample(params, observation, key, explore=explore, committed=committed)
