@@ -154,6 +154,30 @@ def _report(arguments: list[str]) -> int:
     return 0
 
 
+def _rollback(arguments: list[str]) -> int:
+    p = _parser(
+        "rollback",
+        "Let a run go on from an earlier policy version, after its learner was stopped. The checkpoints after it are "
+        "moved aside, all recorded episodes stay, and the next snapshots have new versions.",
+    )
+    p.add_argument("run", metavar="RUN", help="the run folder")
+    p.add_argument("--to", type=int, metavar="VERSION", help="a policy version with a checkpoint (default: list them)")
+    flags = p.parse_args(arguments)
+    quiet_libraries()
+    from serl_chunk.runs.rollback import kept_versions, roll_back
+
+    if flags.to is None:
+        for version, entry in kept_versions(Path(flags.run).expanduser()).items():
+            print(f"policy version {version}: checkpoint {entry.label}")
+        return 0
+    print(f"{flags.run}: {roll_back(Path(flags.run), flags.to)}")
+    print(
+        f"Start the learner with --checkpoint_path {flags.run}: it publishes these parameters under a new version. "
+        "Restart an actor with actor.gate=canary: otherwise that version earns the robot like any other."
+    )
+    return 0
+
+
 def _presets(arguments: list[str]) -> int:
     _parser("presets", "List the algorithms that --preset names.").parse_args(arguments)
     from serl_chunk.cli.experiments import run_presets
@@ -371,6 +395,7 @@ COMMANDS: dict[str, Command] = {
     "attention": Command(_attention, "fit and test an alarm on a fall of Q, for the operator"),
     "presets": Command(_presets, "list the algorithms that --preset names"),
     "report": Command(_report, "write the report of a run"),
+    "rollback": Command(_rollback, "let a run go on from an earlier policy version"),
     "keys": Command(_keys, "admit robot PCs to a learner over a network"),
     "doctor": Command(_doctor, "check what lies between a robot PC and its learner"),
     "robot": Command(_robot, "the serl-chunk-robot command, for PCs that drive a robot"),

@@ -243,7 +243,8 @@ def test_keys_reach_every_command_of_the_network(called):
 def test_flags_reach_the_evaluation(called):
     base = [*RUN, "--actor", "--eval_checkpoint_step", "best", "--eval_n_trajs", "7"]
     assert main([*base, "--checkpoint_path", "run"]) == 0
-    assert main([*base, "--ip", "gpu", "--save_video", "--eval_stochastic", "--eval_validation", "--eval_arm", "both"]) == 0
+    flags = ["--save_video", "--eval_stochastic", "--eval_validation", "--eval_arm", "both"]
+    assert main([*base, "--ip", "gpu", *flags]) == 0
     plain, full = called
     assert plain[0] == "run_evaluation"
     assert plain[1][1:] == (EvaluationOptions(("best",), 7), Path("run"))

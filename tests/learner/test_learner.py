@@ -25,6 +25,7 @@ from serl_chunk.replay.replay import Ready, Replay
 from serl_chunk.robots.registry import make_env, robot_spec
 from serl_chunk.runs.checkpoints import CheckpointStore, host_leaves
 from serl_chunk.runs.folder import open_run
+from serl_chunk.runs.rollback import kept_versions, roll_back
 from serl_chunk.types import ConfigError, Snapshot
 
 pytestmark = pytest.mark.compiles
@@ -111,6 +112,21 @@ def test_a_resumed_run_goes_on(demos, tmp_path, published, caplog):
     assert "resumed at step 100: training is complete" in caplog.text
     assert (done.updates, summary.steps) == (100, 0)
     assert done.checkpoints.steps() == [0, 40, 60, 80, 100]
+
+
+def test_a_run_goes_on_from_the_version_that_it_was_rolled_back_to(demos, tmp_path, published, caplog):
+    run = tmp_path / "run"
+    before, _ = train_local(experiment(), RunOptions([demos], str(run)))
+    assert before.checkpoints.steps() == [0, 40, 60]
+    newest = published[-1]
+    version = next(v for v, entry in kept_versions(run).items() if entry.step == 40)
+    assert version < newest
+    assert roll_back(run, version)[:2] == (version, 40)
+    after, _ = train_local(experiment(), RunOptions([demos], str(run)))
+    assert "resumed at step 40, " in caplog.text
+    assert (after.updates, after.checkpoints.steps()) == (60, [0, 40, 60])
+    assert published == list(range(1, len(published) + 1))  # actors take none that is not newer than theirs
+    assert [r["step"] for r in by_kind(run)["train"]] == sorted(r["step"] for r in by_kind(run)["train"])
 
 
 def test_a_resumed_policy_chooses_with_its_trained_critic(demos, tmp_path, monkeypatch):
