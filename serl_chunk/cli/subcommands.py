@@ -164,18 +164,9 @@ def _rollback(arguments: list[str]) -> int:
     p.add_argument("--to", type=int, metavar="VERSION", help="a policy version with a checkpoint (default: list them)")
     flags = p.parse_args(arguments)
     quiet_libraries()
-    from serl_chunk.runs.rollback import kept_versions, roll_back
+    from serl_chunk.cli.rollback import run_rollback
 
-    if flags.to is None:
-        for version, entry in kept_versions(Path(flags.run).expanduser()).items():
-            print(f"policy version {version}: checkpoint {entry.label}")
-        return 0
-    print(f"{flags.run}: {roll_back(Path(flags.run), flags.to)}")
-    print(
-        f"Start the learner with --checkpoint_path {flags.run}: it publishes these parameters under a new version. "
-        "Restart an actor with actor.gate=canary: otherwise that version earns the robot like any other."
-    )
-    return 0
+    return run_rollback(Path(flags.run).expanduser(), flags.to)
 
 
 def _presets(arguments: list[str]) -> int:

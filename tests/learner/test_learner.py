@@ -16,6 +16,7 @@ from serl_chunk.agents.spec import agent_spec
 from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import LocalLink, train_local
+from serl_chunk.cli.rollback import kept_versions, roll_back
 from serl_chunk.config.agents import BcConfig, FlowConfig
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.learner import training_stats
@@ -25,7 +26,6 @@ from serl_chunk.replay.replay import Ready, Replay
 from serl_chunk.robots.registry import make_env, robot_spec
 from serl_chunk.runs.checkpoints import CheckpointStore, host_leaves
 from serl_chunk.runs.folder import open_run
-from serl_chunk.runs.rollback import kept_versions, roll_back
 from serl_chunk.types import ConfigError, Snapshot
 
 pytestmark = pytest.mark.compiles

@@ -1,4 +1,4 @@
-"""Rolls a run back: training goes on from the checkpoint of an earlier policy version, and nothing is deleted."""
+"""`serl-chunk rollback`: training goes on from the checkpoint of an earlier policy version, and nothing is deleted."""
 
 from __future__ import annotations
 
@@ -29,6 +29,20 @@ class RolledBack(NamedTuple):
         return f"goes on from {where}; {plural(self.undone, 'newer checkpoint')} moved to {UNDONE}"
 
 
+def run_rollback(run: Path, version: int | None) -> int:
+    """Roll a run back, or print the versions that it can go back to; raises as `roll_back`."""
+    if version is None:
+        for kept, entry in kept_versions(run).items():
+            print(f"policy version {kept}: checkpoint {entry.label}")
+        return 0
+    print(f"{run}: {roll_back(run, version)}")
+    print(
+        f"Start the learner with --checkpoint_path {run}: it publishes these parameters under a new version. "
+        "Restart an actor with actor.gate=canary: otherwise that version earns the robot like any other."
+    )
+    return 0
+
+
 def kept_versions(run: Path) -> dict[int, Entry]:
     """Return the policy versions of a run that have a checkpoint, ascending, each with its newest checkpoint.
 
@@ -45,7 +59,6 @@ def roll_back(run: Path, version: int) -> RolledBack:
     Raises, before anything is moved, ConfigError where a learner uses the run, and CheckpointError for a version
     without a checkpoint, or with a damaged one.
     """
-    run = run.expanduser()
     kept = kept_versions(run)
     try:
         with (run / RUN_LOCK).open("a") as lock:
