@@ -73,6 +73,7 @@ STUBBED = (
     "serl_chunk.cli.data.inspect.run_check",
     "serl_chunk.cli.data.inspect.run_stats",
     "serl_chunk.cli.view.run_view",
+    "serl_chunk.cli.rollback.run_rollback",
     "serl_chunk.cli.serve.run_serve",
     "serl_chunk.cli.attention.run_fit",
     "serl_chunk.cli.attention.run_test",
@@ -188,8 +189,8 @@ def test_serl_chunk_accepts(
         assert [name for name, _ in calls] == ["run_learner", "run_training_actor"]
     elif words[0] in ("data", "classifier", "attention", "pi0"):
         assert name == f"run_{words[1]}"
-    elif words[0] == "view":
-        assert name == "run_view"
+    elif words[0] in ("view", "rollback"):
+        assert name == f"run_{words[0]}"
     elif name in ("run_init", "run_add", "run_join", "run_list", "run_revoke"):
         assert words[:2] == ["keys", name.removeprefix("run_")]
     elif name != "build_report":

@@ -315,7 +315,6 @@ def test_simulators_are_imported_by_extras_alone():
 LONGEST = 600  # lines of a product file
 SHORTEST = 60  # lines of one that a single module imports; a shorter one makes its reader open two files for one idea
 SHORT_WITH_REASON: dict[str, str] = {  # path -> why it stands alone
-    "serl_chunk/agents/action_selection.py": "a choice of numbers, apart from the agents that make them",
     "serl_chunk/models/pi0/lora.py": "low-rank additions with openpi's conventions, apart from the transformer",
     "serl_chunk/config/pi0_robots.py": "for users' experiments, as `PI0_PRESETS` is; what imports it may not be theirs",
     "serl_chunk/replay/seams.py": "figures of an episode, which have nothing to do with its windows",

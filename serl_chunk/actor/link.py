@@ -12,7 +12,7 @@ from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.data.prompts import tokens_digest
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.wire.handshake import Welcome
-from serl_chunk.types import DataError, PolicyOrigin, RecordSink, RobotSpec, SerlChunkError, SnapshotSource
+from serl_chunk.types import Amend, DataError, PolicyOrigin, RecordSink, RobotSpec, SerlChunkError, SnapshotSource
 
 
 class ActorLink(RecordSink, SnapshotSource, Protocol):
@@ -40,6 +40,9 @@ class ActorLink(RecordSink, SnapshotSource, Protocol):
     @property
     def unacknowledged(self) -> int:
         """Records that the learner lacks."""
+
+    def amend(self, record: Amend) -> None:
+        """Send a correction of an episode that has ended."""
 
     def can_begin(self) -> tuple[bool, str]:
         """Return whether an episode may begin, and the reason where not."""

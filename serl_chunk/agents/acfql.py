@@ -16,13 +16,12 @@ Only Q_e has a target network, and candidates are compared by Q_e.
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.losses import imitated, imitated_numbers
 from serl_chunk.agents.policies import FlowPolicy
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Committed, Loss, Metrics, Noise, Observation, Params, key_of
+from serl_chunk.agents.state import AgentState, Alone, Committed, Loss, Metrics, Noise, Observation, Params, key_of
 from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.models.sums import mean_of
 from serl_chunk.types import ChunkBatch
@@ -48,16 +47,18 @@ class FlowActor(ActorCritic):
         """The flow's."""
         return self.flow.draws(key, batch)
 
-    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> jax.Array:
-        alone = jnp.logical_not(params["trusted"]) if self.config.pretrain_candidates == 1 else False
+    def acting_noise(
+        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
+    ) -> jax.Array:
         return self.flow.candidate_noise(key, observation, self.config.candidates, explore=explore, alone=alone)
 
     def act(
-        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed
-    ) -> tuple[jax.Array, Metrics]:
+        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed,
+        alone: Alone = False,
+    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         chunks = self.sampled(params["policy"], params["critic"], base, observation, noise, committed)
         context = self.critic_context(params["critic"], base, observation)
-        return self.choose(params, context, self.finished(chunks, committed))[:2]
+        return self.choose(params, context, self.finished(chunks, committed), alone)[:2]
 
 
 class Acfql(FlowActor):

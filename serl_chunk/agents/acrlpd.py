@@ -16,7 +16,18 @@ from serl_chunk.agents.losses import descend, imitated, imitated_numbers
 from serl_chunk.agents.optimiser import adam
 from serl_chunk.agents.policies import GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Committed, Loss, Metrics, Noise, Observation, Params, Updated, key_of
+from serl_chunk.agents.state import (
+    AgentState,
+    Alone,
+    Committed,
+    Loss,
+    Metrics,
+    Noise,
+    Observation,
+    Params,
+    Updated,
+    key_of,
+)
 from serl_chunk.config.agents import AcrlpdConfig
 from serl_chunk.models.distributions import TanhNormal
 from serl_chunk.models.sums import mean_of
@@ -59,17 +70,20 @@ class GaussianActor(ActorCritic):
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         return {"pi": jax.random.normal(key_of(key, "pi"), (batch.actions.shape[0], self.chunk_dim))}
 
-    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> jax.Array:
+    def acting_noise(
+        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
+    ) -> jax.Array:
         return self.gaussian.candidate_noise(key, observation, self.config.candidates, explore=explore)
 
     def act(
-        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed
-    ) -> tuple[jax.Array, Metrics]:
+        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed,
+        alone: Alone = False,
+    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         policy = params["policy"]
         context = self.policy_context(policy, params["critic"], base, observation)
         chunks, log_prob = self.gaussian.sample_and_log_prob(policy["net"], context, noise)
         seen = self.critic_context(params["critic"], base, observation)
-        chunk, record, best = self.choose(params, seen, self.finished(chunks, committed))
+        chunk, record, best = self.choose(params, seen, self.finished(chunks, committed), alone)
         # Committed actions were not drawn from the policy.
         free = jnp.broadcast_to(committed[1][:, None] == 0, committed[0].shape)
         return chunk, record | {"log_prob": jnp.sum(log_prob[best] * free) / jnp.maximum(jnp.sum(free), 1)}

@@ -8,16 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.action_selection import best_of_n, is_trusted
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Context, Loss, Metrics, Noise, Observation, Params, key_of
+from serl_chunk.agents.state import AgentState, Alone, Context, Loss, Metrics, Noise, Observation, Params, key_of
 from serl_chunk.config.agents import ActorCriticConfig, DecoupledConfig
 from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.models.sums import Sum, mean_of
-from serl_chunk.types import ChunkBatch
+from serl_chunk.types import CRITIC_CHOOSES, ChunkBatch
 
 Sampled = Callable[[Observation, jax.Array], jax.Array]
 
@@ -88,17 +87,22 @@ class ActorCritic(Agent):
             self.acting_critic.mean_value(state.critic, now.features, self.acting_critic.truncate_flatten(chunk))
         )
 
-    def choose(self, params: Params, context: Context, chunks: jax.Array) -> tuple[jax.Array, Metrics, jax.Array]:
-        """The chunk that acts of candidates float32[N, H, A], the decision's record, and the best one's index."""
-        truncate, trusted, critic = self.acting_critic.truncate_flatten, params["trusted"], params["critic"]
+    def choose(
+        self, params: Params, context: Context, chunks: jax.Array, alone: Alone = False
+    ) -> tuple[jax.Array, Metrics, jax.Array]:
+        """The chunk that acts of candidates float32[N, H, A], the decision's record, and that one's index.
+
+        `alone`: it is the first, and the record has the values of all the same.
+        """
+        truncate, critic = self.acting_critic.truncate_flatten, params["critic"]
         values = self.acting_critic.candidate_values(critic, context.features, truncate(chunks))
-        best = best_of_n(values, trusted, self.config.pretrain_candidates)
+        best = jnp.where(alone, 0, jnp.argmax(values))
         chunk = chunks[best]
         record = {"q": values[best], "values": values}
         if self.config.critic.ensemble > 1:
             record["q_std"] = self.acting_critic.head_std(critic, context.features, truncate(chunk))
         if self.short_critic is not None:
-            record |= self.short_critic.plan(critic, context.features, chunk, trusted)
+            record |= self.short_critic.plan(critic, context.features, chunk, alone)
         return chunk, record, best
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
@@ -106,5 +110,5 @@ class ActorCritic(Agent):
         return {
             "policy": self.acting_policy(state),
             "critic": {k: critic[k] for k in ("encoder", self.acting_critic.heads)},
-            "trusted": is_trusted(self.config, pretrained=pretrained),
+            CRITIC_CHOOSES: jnp.asarray(not (pretrained and self.config.earns_choice)),
         }

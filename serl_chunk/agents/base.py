@@ -19,6 +19,7 @@ from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.spec import AgentSpec, BatchSpec
 from serl_chunk.agents.state import (
     AgentState,
+    Alone,
     Committed,
     Loss,
     Metrics,
@@ -116,14 +117,20 @@ class Agent(Perception, abc.ABC):
         """The policy's loss on the `policy_part` of a batch; with `bc_only` the part of it that needs no critic."""
 
     @abc.abstractmethod
-    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
+    def acting_noise(
+        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
+    ) -> Noise:
         """Starting noise float32[N, H*A] of one decision's candidates; `key` is used only where `explore`."""
 
     @abc.abstractmethod
     def act(
-        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed
-    ) -> tuple[jax.Array, Metrics]:
-        """A chunk float32[H, A] in model space from one observation and `acting_noise`, and the decision's record."""
+        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed,
+        alone: Alone = False,
+    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
+        """A chunk float32[H, A] in model space from one observation and `acting_noise`, and the decision's record.
+
+        `alone`: the first candidate acts, and the critic has no say.
+        """
 
     @abc.abstractmethod
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
@@ -292,24 +299,26 @@ class Agent(Perception, abc.ABC):
 
     def sample(
         self, params: Params, observation: Observation, key: jax.Array,
-        *, explore: bool, committed: Committed | None = None,
+        *, explore: bool, committed: Committed | None = None, alone: bool = False,
     ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         """A chunk float32[H, A] in model space for one normalised observation (no batch axis).
 
-        `params` are those of `load_params`, or `published` ones with "base" where there is a base.
+        `params` are those of `load_params`, or `published` ones with "base" where there is a base. `alone`: see `act`.
         """
-        return self._sample(params, dict(observation), key, self._committed(committed), explore=explore)
+        given = self._committed(committed)
+        return self._sample(params, dict(observation), key, given, np.bool_(alone), explore=explore)
 
     def decide(
         self, params: Params, observations: Observation, keys: jax.Array,
-        *, explore: bool, committed: Committed | None = None,
+        *, explore: bool, committed: Committed | None = None, alone: np.ndarray | bool = False,
     ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         """`sample` for each of E observations of as many environments, a key each: chunks float32[E, H, A].
 
-        Every array has a leading axis E. Each number of E is compiled once.
+        Every array has a leading axis E; `alone` is bool[E], or one for all. Each number of E is compiled once.
         """
-        given = self._committed(committed, (len(keys),))
-        return self._decide(params, dict(observations), keys, given, explore=explore)
+        n = len(keys)
+        given = self._committed(committed, (n,))
+        return self._decide(params, dict(observations), keys, given, np.broadcast_to(alone, n), explore=explore)
 
     def _committed(self, committed: Committed | None, lead: tuple[int, ...] = ()) -> Committed:
         """The committed actions of H steps; none where there are none."""
@@ -319,17 +328,20 @@ class Agent(Perception, abc.ABC):
         return committed[0][..., :h, :], committed[1][..., :h]  # a critic of more actions has a normaliser of more
 
     def _decide_each(
-        self, params: Params, observations: Observation, keys: jax.Array, committed: Committed, *, explore: bool
-    ) -> tuple[jax.Array, Metrics]:
+        self, params: Params, observations: Observation, keys: jax.Array, committed: Committed, alone: jax.Array,
+        *, explore: bool,
+    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         one = functools.partial(self._sample_chunk, explore=explore)
-        return jax.vmap(one, in_axes=(None, 0, 0, 0))(params, observations, keys, committed)
+        return jax.vmap(one, in_axes=(None, 0, 0, 0, 0))(params, observations, keys, committed, alone)
 
     def _sample_chunk(
-        self, params: Params, observation: Observation, key: jax.Array, committed: Committed, *, explore: bool
-    ) -> tuple[jax.Array, Metrics]:
+        self, params: Params, observation: Observation, key: jax.Array, committed: Committed, alone: Alone = False,
+        *, explore: bool,
+    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         base = params.get("base", {})
         seen = self.vision.encode_images(base, observation)  # once for all encoders
-        return self.act(params, base, seen, self.acting_noise(params, key, observation, explore=explore), committed)
+        noise = self.acting_noise(params, key, observation, explore=explore, alone=alone)
+        return self.act(params, base, seen, noise, committed, alone)
 
     flatten_params = staticmethod(flatten_params)
 

@@ -24,7 +24,18 @@ from serl_chunk.agents.grasp_critic import (
 from serl_chunk.agents.losses import descend, gradient, imitated_numbers, soft_update
 from serl_chunk.agents.optimiser import adam
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
-from serl_chunk.agents.state import AgentState, Committed, Loss, Metrics, Noise, Observation, Params, Updated, key_of
+from serl_chunk.agents.state import (
+    AgentState,
+    Alone,
+    Committed,
+    Loss,
+    Metrics,
+    Noise,
+    Observation,
+    Params,
+    Updated,
+    key_of,
+)
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.sums import Sum, mean_of
 from serl_chunk.types import ChunkBatch, ConfigError
@@ -57,9 +68,9 @@ class ArmAndGripper(Agent):
         return jnp.concatenate([arm, gripper], axis=-1)[:, self._order]
 
     def act_arm(
-        self, params: Params, base: Params, seen: Observation, noise: Noise, committed: Committed
+        self, params: Params, base: Params, seen: Observation, noise: Noise, committed: Committed, alone: Alone
     ) -> tuple[jax.Array, Metrics]:
-        return self.inner.act(params, base, seen, noise, (committed[0][:, self.arm], committed[1]))
+        return self.inner.act(params, base, seen, noise, (committed[0][:, self.arm], committed[1]), alone)
 
     def init(self, rng: jax.Array) -> AgentState:
         return self.inner.init(rng)
@@ -80,8 +91,10 @@ class ArmAndGripper(Agent):
     ) -> Updated:
         return self.inner.step(state, base, self.arm_batch(state, batch), draws, bc_only=bc_only)
 
-    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
-        return self.inner.acting_noise(params, key, observation, explore=explore)
+    def acting_noise(
+        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
+    ) -> Noise:
+        return self.inner.acting_noise(params, key, observation, explore=explore, alone=alone)
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         return self.inner.policy_params(state, pretrained=pretrained)
@@ -91,9 +104,10 @@ class FixedGripper(ArmAndGripper):
     """Grippers get `fixed_value`; without one 0, and the actor keeps the opening at reset (`GripperConfig.kept`)."""
 
     def act(
-        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed
-    ) -> tuple[jax.Array, Metrics]:
-        chunk, record = self.act_arm(params, base, observation, noise, committed)
+        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed,
+        alone: Alone = False,
+    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
+        chunk, record = self.act_arm(params, base, observation, noise, committed, alone)
         value = self.config.gripper.fixed_value or 0.0
         return self.merged(chunk, jnp.full((self.spec.horizon, len(self.grippers)), value), committed), record
 
@@ -219,9 +233,11 @@ class LearnedGripper(ArmAndGripper):
         state, of_arm = super().step(state, base, batch, draws, bc_only=bc_only)
         return state.replace(grasp=grasp), {**of_arm, **metrics}
 
-    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
+    def acting_noise(
+        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
+    ) -> Noise:
         """{"arm": the arm's, "gripper": uniform float32[J, P, 2], or ones (nothing is drawn) where not `explore`}."""
-        arm = super().acting_noise(params, key_of(key, "arm"), observation, explore=explore)
+        arm = super().acting_noise(params, key_of(key, "arm"), observation, explore=explore, alone=alone)
         shape = (*self.choices.shape[:2], 2)
         drawn = jax.random.uniform(key_of(key, "gripper"), shape) if explore else jnp.ones(shape)
         return {"arm": arm, "gripper": drawn}
@@ -239,12 +255,13 @@ class LearnedGripper(ArmAndGripper):
         return jnp.where(drawn[..., 0] < self.config.gripper.epsilon, any_of, best)
 
     def act(
-        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed
-    ) -> tuple[jax.Array, Metrics]:
+        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed,
+        alone: Alone = False,
+    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         grasp = params["gripper"]
         option = self.choose(grasp, observation, noise["gripper"])
         inputs = {**observation, GRIPPER: self._seen(option)}
-        arm, record = self.act_arm(params, base, inputs, noise["arm"], committed)
+        arm, record = self.act_arm(params, base, inputs, noise["arm"], committed, alone)
         record = {**record, "gripper": self.choices.decode(option)}
         if self.has_critic:
             record["gripper_q"] = select_action(self.net.values(grasp["critic"], observation), option)

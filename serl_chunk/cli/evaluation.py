@@ -62,6 +62,7 @@ class EvaluationOptions(NamedTuple):
     save_video: bool = False
     stochastic: bool = False  # the mean policy and the sampled one
     validation: bool = False  # on the start states that checkpoints are chosen on
+    arms: tuple[str, ...] = ("",)  # see `policy.Request`; empty: who acts is as in a run without arms
 
 
 class Checkpoint(NamedTuple):
@@ -123,9 +124,9 @@ def run_evaluation(
             entries = [
                 evaluate.Entry(
                     evaluate.policy_of(env, agent, c.preprocess, c.snapshot, config), mean,
-                    films and films / f"{c.snapshot.version}_{'mean' if mean else 'sampled'}",
+                    films and films / _films_of(c, mean=mean, arm=arm), arm,
                 )
-                for c in checkpoints for mean in modes
+                for c in checkpoints for mean in modes for arm in options.arms
             ]  # fmt: skip
         stop_on_signals(stop, "reporting the finished episodes")
         labels.operator = stack.enter_context(
@@ -147,6 +148,10 @@ def run_evaluation(
     if stop.is_set():
         raise KeyboardInterrupt
     return status
+
+
+def _films_of(checkpoint: Checkpoint, *, mean: bool, arm: str) -> str:
+    return "_".join(filter(None, (str(checkpoint.snapshot.version), "mean" if mean else "sampled", arm)))
 
 
 def _report(
@@ -173,8 +178,8 @@ def _report(
             where, status = "none (it could not be written)", 1
     for checkpoint in checkpoints:
         own = [r for r in results if r.policy_version == checkpoint.snapshot.version]
-        if own:
-            line = summary_line(own[0], where)
+        for result in own[: len(options.arms)]:  # those of the first mode
+            line = summary_line(result, where)
             print(line if len(checkpoints) == 1 else f"{line} checkpoint={checkpoint.snapshot.version}", flush=True)
     if not checkpoints:
         print(summary_line(results[0], where), flush=True)
@@ -300,7 +305,7 @@ def _save(
     in_turns = {} if len(own) == len(results) else {"in_turns_with": _others(own, results)}
     rows = [r.to_json() | ({"turns": r.turns} if in_turns else {}) for r in own]
     evaluations.save(run, step, purpose, rows, checkpoint.differences, in_turns)
-    if not validation and not own[0].interrupted:
+    if not validation and not own[0].interrupted and not own[0].arm:  # a report's curves are of what a run acts by
         with MetricsLog(run, wandb_project=None, wandb_name="", config={}) as metrics:
             for r in own:
                 metrics.evaluation(checkpoint.counters, checkpoint=step, starts_repeat=r.starts_repeat, **r.figures())

@@ -49,10 +49,10 @@ class AgentConfig(Group, path="agent."):
 
     # Of agents whose class says no other.
     candidates = 1  # N of best-of-N at acting
-    pretrain_candidates = 1
     kernel_init = "lecun_normal"
     acting_critic: ClassVar[Literal["online", "target"]] = "online"  # chooses among candidates
     bounded_critic: ClassVar[bool] = False  # Q is a sigmoid within the returns that the rewards allow
+    earns_choice: ClassVar[bool] = False  # best of N has to earn its episodes (actor/arms.py)
     prefix_critic: ClassVar[bool] = False  # a second critic scores the executed actions (DecoupledConfig)
 
     def optimiser(self, network: Literal["policy", "critic"] = "policy") -> Optimiser:
@@ -143,6 +143,7 @@ class AcfqlConfig(ActorCriticConfig):
     kind: ClassVar[str] = "acfql"
     acting_critic = "target"
     bounded_critic = True
+    earns_choice = True
 
     flow: FlowConfig = setting(FlowConfig, "the flow policy")
     policy_ema: float = 0.999

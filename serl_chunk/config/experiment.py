@@ -187,6 +187,9 @@ class ActorConfig(Group, path="actor."):
         requires=_INTERVENED,
     )  # fmt: skip
     max_episodes: int = setting(0, "0: until the learner is done", unit="episodes", least=0)
+    gate: Literal["none", "canary"] = setting(
+        "none", "canary: a new snapshot has every fourth episode first, and is dropped where it is worse"
+    )
     policy: str = setting(
         "", "openpi://HOST:PORT, a policy server that decides; empty: the learner's policy, or a checkpoint's", acts=""
     )
@@ -204,6 +207,8 @@ class ActorConfig(Group, path="actor."):
             f"must be 0 without actor.clock=lockstep, got {self.delay_ticks}: in real time the delay is measured")
         require(not self.policy or self.policy.startswith("openpi://"), "actor.policy",
             f"must be openpi://HOST:PORT, or nothing, got {self.policy!r}")
+        require(not self.policy or self.gate == "none", "actor.gate",
+            f"canary compares a learner's snapshots, and actor.policy={self.policy} decides. Leave one of them out.")
 
     def without_human_limit(self) -> ActorConfig:
         return dataclasses.replace(self, max_human_ticks=0, max_human_s=0.0)

@@ -26,7 +26,7 @@ class PublishedQcConfig(AgentConfig, without=_FIXED):
     kind: ClassVar[str] = "published_qc"
     CALLED: ClassVar[Mapping[str, str]] = {
         "candidates": "actor_num_samples", "target_candidates": "actor_num_samples",
-        "pretrain_candidates": "actor_num_samples", "hidden": "actor_hidden_dims", "init_temperature": "init_temp",
+        "hidden": "actor_hidden_dims", "init_temperature": "init_temp",
         "target_entropy_per_dim": "target_entropy_multiplier", "flow": "flow_steps", "critic": "num_qs",
     }  # fmt: skip
 
@@ -81,10 +81,6 @@ class PublishedQcConfig(AgentConfig, without=_FIXED):
     def candidates(self) -> int:
         """Samples of the policy that are compared in a decision, and in a target."""
         return self.actor_num_samples if self.best_of_n else 1
-
-    @property  # type: ignore[misc]
-    def pretrain_candidates(self) -> int:
-        return self.candidates
 
     def optimiser(self, network: Literal["policy", "critic"] = "policy") -> Optimiser:
         return super().optimiser(network)._replace(weight_decay=self.weight_decay)

@@ -221,6 +221,7 @@ class Learner:
             "agent": self.config.agent.kind,
             **self.preprocess.fields(),
             "base_digest": self.agent.base_digest,
+            "version": self.version,
             "updates": int(self.state.critic_updates) + int(self.state.policy_updates),
             **dataclasses.asdict(progress),
         }

@@ -116,20 +116,23 @@ def read_item(path: Path, item: str) -> tuple[Flat, dict[str, Any]]:
     return flat, meta
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
+    """A finished checkpoint on disk; they sort by age."""
+
     step: float  # infinite for a timed one with damaged meta, so that it is tried, and reported, first
     updates: int  # of every kind since the run began: what two of the same step differ in
     periodic: bool
     path: Path
+    version: int = -1  # newest published snapshot when it was written; -1: not recorded
 
     @classmethod
-    def of(cls, path: Path, *, periodic: bool) -> _Entry:
+    def of(cls, path: Path, *, periodic: bool) -> Entry:
         try:
             meta = _unseal(json.loads((path / "meta" / "metadata").read_text()))
-            step, updates = float(meta["step"]), int(meta["updates"])
+            step, updates, version = float(meta["step"]), int(meta["updates"]), int(meta.get("version", -1))
         except (OSError, ValueError, LookupError, TypeError):
-            step, updates = math.inf, -1
-        return cls(int(path.name) if periodic else step, updates, periodic, path)
+            step, updates, version = math.inf, -1, -1
+        return cls(int(path.name) if periodic else step, updates, periodic, path, version)
 
     @property
     def label(self) -> str:
@@ -162,11 +165,12 @@ class CheckpointStore:
 
     def newest(self) -> int | None:
         """Return the step of the newest finished checkpoint, timed or not; None without any."""
-        return max((int(e.step) for e in self._entries() if e.step < math.inf), default=None)
+        return max((int(e.step) for e in self.entries() if e.step < math.inf), default=None)
 
-    def _entries(self) -> list[_Entry]:
+    def entries(self) -> list[Entry]:
+        """Return the finished checkpoints, oldest first."""
         folders = ((self._dir, True), (self.run_dir / _TIMED, False))
-        return sorted(_Entry.of(f / name, periodic=periodic) for f, periodic in folders for name in _finished(f))
+        return sorted(Entry.of(f / name, periodic=periodic) for f, periodic in folders for name in _finished(f))
 
     def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> bool:
         """Copy to the host and write in the background; False where writing failed, which must not end a run."""
@@ -214,7 +218,7 @@ class CheckpointStore:
         Damaged checkpoints are moved to `checkpoints_damaged/` once an older one verifies. Raises CheckpointError where
         all are damaged (nothing is moved then), or the one that verifies does not fit this agent.
         """
-        entries, damaged = self._entries(), []
+        entries, damaged = self.entries(), []
         for entry in reversed(entries):
             try:
                 leaves, meta = read_item(entry.path, "state")
@@ -233,7 +237,7 @@ class CheckpointStore:
         text = f"none of the checkpoints [{labels}] in {self._dir} can be read. {remedy}"
         raise CheckpointError(text, parameter="checkpoint_path")
 
-    def _move_aside(self, damaged: list[_Entry]) -> None:
+    def _move_aside(self, damaged: list[Entry]) -> None:
         aside = self.run_dir / "checkpoints_damaged"
         for entry in damaged:
             aside.mkdir(exist_ok=True)
@@ -243,13 +247,13 @@ class CheckpointStore:
 
     def policies(self) -> Iterator[PolicyCheckpoint]:
         """Yield the policies of all checkpoints that can be read, newest first."""
-        for entry in reversed(self._entries()):
+        for entry in reversed(self.entries()):
             with contextlib.suppress(CheckpointError):
                 yield self._policy(entry)
 
     def restore_policy(self, step: int) -> PolicyCheckpoint:
         """Read the policy of one checkpoint; raises CheckpointError with those that are there, or can be read."""
-        found = [e for e in self._entries() if e.step == step]
+        found = [e for e in self.entries() if e.step == step]
         if not found:
             steps = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(f"there is no checkpoint {step} in {self._dir}; there are: {steps}")
@@ -262,7 +266,7 @@ class CheckpointStore:
                 remedy = f"Checkpoints that can be read: {', '.join(map(str, good))}. Choose {good[-1]}"
             raise CheckpointError(f"{error}. {remedy}", parameter="eval_checkpoint_step") from error
 
-    def _policy(self, entry: _Entry) -> PolicyCheckpoint:
+    def _policy(self, entry: Entry) -> PolicyCheckpoint:
         params, meta = read_item(entry.path, "policy")
         normaliser, _ = read_item(entry.path, "normaliser")
         return PolicyCheckpoint(int(entry.step), params, normaliser, meta)

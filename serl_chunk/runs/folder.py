@@ -82,13 +82,17 @@ def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | N
     return RunFolder(path, saved["run_id"], resumed, lock, saved, fresh)
 
 
-def _claim(path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec) -> tuple[dict[str, Any], bool]:
-    """Lock the folder; return the new content of its config.json, and whether it held a run before."""
+def lock_run(path: Path, lock: IO[str], remedy: str = ", then try again", *, parameter: str = "run") -> None:
+    """Lock a run's folder by its open lock file; raises ConfigError where a learner uses it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        text = f"{path} is in use by another learner. Stop it, or choose another folder"
-        raise ConfigError(text, parameter="checkpoint_path") from None
+        raise ConfigError(f"{path} is in use by another learner. Stop it{remedy}", parameter=parameter) from None
+
+
+def _claim(path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec) -> tuple[dict[str, Any], bool]:
+    """Lock the folder; return the new content of its config.json, and whether it held a run before."""
+    lock_run(path, lock, ", or choose another folder", parameter="checkpoint_path")
     new: dict[str, Any] = {**to_dict(config), "robot_spec": spec.to_json(), "run_id": uuid.uuid4().hex}
     resumed = (path / CONFIG).exists()
     if resumed:

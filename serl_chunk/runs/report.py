@@ -1,4 +1,4 @@
-"""The report of a run, made from its folder: `report.html`, which contains its plots, `report.png` and `report.json`."""
+"""The report of a run, made from its folder: `report.html` with its plots, `report.png` and `report.json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run has cost and given, in the robot's time: its minutes, a human's seconds, successes, and how fast they are."""
+"""What a run has cost and given in the robot's time: its minutes, a human's seconds, successes and their length."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def robot_time(metrics: RunMetrics, hz: float, demo_steps: Sequence[int], window
         robot_minutes=sum(map(_steps, episodes)) / hz / 60,
         human_seconds=(last.get("human_ticks") or 0) / hz,
         successes_per_10_min=len(alone) / (ticks / hz / 600) if ticks else None,
-        longest_streak=max((len(list(run)) for won, run in itertools.groupby(judged, succeeded_alone) if won), default=0),
+        longest_streak=max((len(list(of)) for won, of in itertools.groupby(judged, succeeded_alone) if won), default=0),
         success_s=statistics.median(alone) / hz if alone else None,
         demonstration_s=statistics.median(demo_steps) / hz if demo_steps else None,
     )

@@ -118,16 +118,12 @@ def test_a_candidate_alone_has_noise_of_its_own_where_it_explores():
     np.testing.assert_allclose(spread(2, explore=False, alone=jnp.asarray(True)), [0.0, 1.0], rtol=0.1)
 
 
-def test_while_the_critic_has_seen_no_failure_the_one_that_acts_explores_alone():
+def test_the_one_that_acts_alone_explores():
     agent = build(config_of("acfql", candidates=3))
-    state, observation = agent.init(jax.random.key(0)), {"state": jnp.ones(4)}
+    params, observation = agent.policy_params(agent.init(jax.random.key(0))), {"state": jnp.ones(4)}
     noise = {
-        pretrained: np.asarray(
-            agent.acting_noise(
-                agent.policy_params(state, pretrained=pretrained), jax.random.key(1), observation, explore=True
-            )
-        )
-        for pretrained in (False, True)
+        alone: np.asarray(agent.acting_noise(params, jax.random.key(1), observation, explore=True, alone=alone))
+        for alone in (False, True)
     }
     assert not noise[False][0].any()
     assert noise[True][0].any()

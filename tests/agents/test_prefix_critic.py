@@ -213,7 +213,7 @@ def test_a_decision_asks_to_be_followed_where_the_heads_disagree_about_the_rest(
     for threshold, steps in ((wanted * 0.9, 1), (wanted * 1.1, 2)):
         agent.short_critic.replan_spread = threshold
         try:
-            record = agent.short_critic.plan(params["critic"], jnp.ones(4), chunk, trusted=True)
+            record = agent.short_critic.plan(params["critic"], jnp.ones(4), chunk)
         finally:
             agent.short_critic.replan_spread = agent.config.replan_spread
         np.testing.assert_allclose(record["spread"], [0, wanted], atol=1e-6)
@@ -234,19 +234,19 @@ def test_steps_end_at_the_first_length_that_is_not_agreed_on():
         ([0, 0.3, 0.3, 1], 3),
     ):
         opinions["values"][1] = second
-        record = agent.short_critic.plan({}, jnp.ones(4), jnp.zeros((4, 2)), trusted=True)
+        record = agent.short_critic.plan({}, jnp.ones(4), jnp.zeros((4, 2)))
         assert int(record["steps"]) == steps
-        unheard = agent.short_critic.plan({}, jnp.ones(4), jnp.zeros((4, 2)), trusted=False)
+        unheard = agent.short_critic.plan({}, jnp.ones(4), jnp.zeros((4, 2)), alone=True)
         assert int(unheard["steps"]) == 4
         np.testing.assert_array_equal(unheard["spread"], record["spread"])
 
 
 @pytest.mark.parametrize("candidates", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_no_actor_plans_anew_on_the_advice_of_a_critic_that_has_seen_no_failure(candidates):
+def test_no_actor_plans_anew_on_the_advice_of_a_critic_that_does_not_choose(candidates):
     config = config_of("decoupled", prefix_lengths=2, replan_spread=0.0, candidates=candidates)
     agent = build(config, **PREFIX)
     state, observation = agent.init(jax.random.key(0)), {"state": np.ones(4, np.float32)}
-    for pretrained, steps in ((True, 2), (False, 1)):  # heads always differ by more than 0
-        params = agent.policy_params(state, pretrained=pretrained)
-        record = agent.sample(params, observation, jax.random.key(1), explore=True)[1]
+    for alone, steps in ((True, 2), (False, 1)):  # heads always differ by more than 0
+        params = agent.policy_params(state)
+        record = agent.sample(params, observation, jax.random.key(1), explore=True, alone=alone)[1]
         assert int(record["steps"]) == steps

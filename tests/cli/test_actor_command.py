@@ -19,8 +19,10 @@ from serl_chunk.cli.evaluation import EvaluationOptions
 from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.config.agents import BcConfig, FlowConfig
+from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.operator import OperatorConfig
 from serl_chunk.config.outcome import OutcomeConfig
+from serl_chunk.config.robots import AlohaConfig
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.learner.service import welcome_of
@@ -189,6 +191,12 @@ def test_what_an_operator_lacks_is_refused_before_a_learner_is_called(refused, s
     error = refused(operator=OperatorConfig(**settings))
     assert error.parameter == parameter
     assert all(str(part) in str(error) for part in parts)
+
+
+def test_a_gate_that_nothing_judges_for_is_refused_before_a_learner_is_called(refused):
+    error = refused(robot=AlohaConfig(server="pc"), actor=ActorConfig(gate="canary"))
+    assert error.parameter == "actor.gate"
+    assert all(part in str(error) for part in ("canary", "outcome.classifier", "--viewer"))
 
 
 def test_a_missing_or_foreign_classifier_is_refused_before_a_learner_is_called(refused, tmp_path):

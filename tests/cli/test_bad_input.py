@@ -43,6 +43,7 @@ FILES = {
     "newer/config.json": json.dumps({"format": 999, "name": "fake_aloha"}),
     "older/config.json": json.dumps({"format": 2, "name": "fake_aloha", "serl_chunk": {"version": "0.0.9"}}),
     "older/metrics.jsonl": "",
+    "kept/config.json": json.dumps({"format": 3, "name": "fake_aloha"}),
     "no_run/metrics.jsonl": "",
     "weights.npz": "no archive",
 }
@@ -65,6 +66,10 @@ BAD: dict[str, tuple[str, ...]] = {
     "--exp_name T/make_none.py --local --debug": ("make", "None"),
     "--exp_name fake_aloha:variant --learner": ("fake_aloha", "variant"),
     "--exp_name hil_serl_template:no_task --learner": ("no_task", "egg_flip"),
+    "rollback T/no_run --to 3": ("no_run", "config.json"),
+    "rollback T/older --to 3": ("older", "config.json", "format", "2"),
+    "rollback T/kept --to 3": ("--to", "version 3", "kept", "no version has a checkpoint", "new run"),
+    "rollback T/kept --to three": ("--to", "three"),
     # flags that exclude or need one another
     "--exp_name fake_aloha --local --learner": ("--local", "--learner"),
     "--exp_name fake_aloha --learner --ip 1.2.3.4": ("--ip",),

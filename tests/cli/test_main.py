@@ -85,6 +85,10 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, 
         ([*RUN, "--local", *EVALUATE], ("evaluation", "--actor", "--learner", "--local")),
         ([*RUN, "--actor", "--save_video"], ("--save_video", "--eval_checkpoint_step N", "--eval_n_trajs K")),
         ([*RUN, "--actor", "--eval_stochastic"], ("--eval_stochastic", "--eval_checkpoint_step N", "--eval_n_trajs K")),
+        (
+            [*RUN, "--actor", *EVALUATE, "--eval_arm", "both", "--config.agent.candidates", "1"],
+            ("--eval_arm", "both", "agent.candidates", 1),
+        ),
         ([*RUN, "--learner", "--pin_cores"], ("--pin_cores", "--learner", "--actor")),
         ([*RUN, "--learner", "--ip", "gpu"], ("--ip", "--learner")),
         ([*RUN, "--learner", "--keys", "k", "--insecure"], ("--insecure", "--keys")),
@@ -241,11 +245,12 @@ def test_keys_reach_every_command_of_the_network(called):
 def test_flags_reach_the_evaluation(called):
     base = [*RUN, "--actor", "--eval_checkpoint_step", "best", "--eval_n_trajs", "7"]
     assert main([*base, "--checkpoint_path", "run"]) == 0
-    assert main([*base, "--ip", "gpu", "--save_video", "--eval_stochastic", "--eval_validation"]) == 0
+    flags = ["--save_video", "--eval_stochastic", "--eval_validation", "--eval_arm", "both"]
+    assert main([*base, "--ip", "gpu", *flags]) == 0
     plain, full = called
     assert plain[0] == "run_evaluation"
     assert plain[1][1:] == (EvaluationOptions(("best",), 7), Path("run"))
-    assert full[1][1:] == (EvaluationOptions(("best",), 7, *[True] * 3), LearnerAddress("gpu", 5588))
+    assert full[1][1:] == (EvaluationOptions(("best",), 7, *[True] * 3, ("one", "best")), LearnerAddress("gpu", 5588))
 
 
 def test_zero_means_no_evaluation(called):
@@ -307,7 +312,7 @@ def test_the_help_is_short_unless_all_of_it_is_wanted(arguments, capsys):
         assert flags > most_used | {"save_video", "port", "keys", "insecure", "utd_ratio"}
     else:
         assert len(flags) <= 14
-        assert len(text.splitlines()) < 55
+        assert len(text.splitlines()) < 56
 
 
 def test_the_version_is_printed(capsys):

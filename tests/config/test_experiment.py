@@ -43,6 +43,8 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
     ),
     (ReplayConfig, {"terminal_windows": True}, ("replay.terminal_windows", "True", "keep", "drop")),
     (ActorConfig, {"clock": "real"}, ("actor.clock", "real", "lockstep", "realtime")),
+    (ActorConfig, {"gate": "always"}, ("actor.gate", "always", "none", "canary")),
+    (ActorConfig, {"gate": "canary", "policy": "openpi://pc:1"}, ("actor.gate", "canary", "actor.policy")),
     (ActorConfig, {"inference": "fast"}, ("actor.inference", "fast", "auto", "sync", "async")),
     (RewardConfig, {"scale": float("nan")}, ("reward.scale", "nan")),
     (RewardConfig, {"offset": float("-inf")}, ("reward.offset", "-inf")),

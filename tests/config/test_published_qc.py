@@ -87,7 +87,7 @@ def test_our_settings_are_constants_of_it():
 )
 def test_candidates_are_of_the_best_of_n_alone(changes, candidates):
     config = PublishedQcConfig(**changes)
-    assert (config.candidates, config.pretrain_candidates) == (candidates, candidates)
+    assert config.candidates == candidates
 
 
 @pytest.mark.parametrize(

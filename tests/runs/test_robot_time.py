@@ -17,7 +17,9 @@ def test_figures_are_of_what_the_robot_did():
     found = robot_time(RunMetrics(episode=rows), 10.0, [150, 100, 250], window=5)
     assert found.robot_minutes == pytest.approx(3150 / 600)
     assert found.human_seconds == 9.0
-    assert found.successes_per_10_min == pytest.approx(3 / (2200 / 6000))  # of 600 (helped), 200, 100, 400 and 900 ticks
+    assert found.successes_per_10_min == pytest.approx(
+        3 / (2200 / 6000)
+    )  # of 600 (helped), 200, 100, 400 and 900 ticks
     assert found.longest_streak == 3
     assert (found.success_s, found.demonstration_s) == (20.0, 15.0)
 

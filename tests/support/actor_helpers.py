@@ -127,19 +127,22 @@ class NoisyAgent:
         self.prefixes: dict[int, np.ndarray] = {}  # tick -> the d committed actions of its latest decision
         self.explored: set[bool] = set()
         self.loaded: list[int] = []
+        self.alone: list[bool] = []  # of each decision
 
     def load_params(self, flat: dict[str, np.ndarray]) -> float:
         self.loaded.append(int(flat["bias"]))
         return float(flat["bias"])
 
     def sample(
-        self, params: float, observation: dict[str, Any], key: Any, *, explore: bool, committed: Any = None
-    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        self, params: float, observation: dict[str, Any], key: Any,
+        *, explore: bool, committed: Any = None, alone: bool = False,
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:  # fmt: skip
         tick = round(float(observation[STATE][2]))
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         chunk = rng.normal(0, self.spread if explore else 0, (self.horizon, 2))
         chunk[:, 1] = tick / 64  # exact in float32
         self.explored.add(explore)
+        self.alone.append(alone)
         if committed is not None:
             actions, mask = committed
             chunk = np.where(mask[:, None] > 0, actions, chunk).astype(np.float32)

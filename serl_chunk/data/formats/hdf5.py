@@ -58,6 +58,7 @@ from serl_chunk.types import (
 SCHEMA = 1  # of `/rl`
 _HUMAN_DIMS_INDEX = "human_dims_index"
 _TEXTS = tuple(name for name in Begin._fields if name != "demonstration")  # which is of a stream, not of an episode
+_OPTIONAL = ("conditions", "arm")  # absent where they are empty
 
 
 def write_episode(
@@ -204,7 +205,7 @@ def _write(
         "outcome": end.outcome.value,
         "outcome_by": end.outcome_by,
     }
-    rl.attrs.update({name: _fixed_text(text) for name, text in texts.items() if text or name != "conditions"})
+    rl.attrs.update({name: _fixed_text(text) for name, text in texts.items() if text or name not in _OPTIONAL})
     rl.attrs.update({"terminated": end.terminated, "truncated": end.truncated})
     if end.reward is not None:
         rl.attrs["end_reward"] = end.reward
@@ -254,7 +255,7 @@ def _read(path: Path, version: FileVersion, file: h5py.File, options: ReadOption
     schema = attribute("schema")
     if schema != SCHEMA:
         raise DataError(f"{path}: /rl has schema {schema} (expected {SCHEMA}). Update serl_chunk")
-    of_begin = (name for name in _TEXTS if name in rl.attrs or name != "conditions")  # absent where it is empty
+    of_begin = (name for name in _TEXTS if name in rl.attrs or name not in _OPTIONAL)
     texts: dict[str, Any] = {name: attribute_text(attribute(name)) for name in of_begin}
     begin = Begin(**texts)
     begin = begin._replace(task=begin.task or options.task)

@@ -18,7 +18,7 @@ from serl_chunk.types import PolicyOrigin, SerlChunkError
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, Message, WireError
 
-PROTOCOL = 5  # 5: snapshots are pulled by the digests of their leaves
+PROTOCOL = 6  # 6: a Begin has the arm that acts
 HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
 DEMONSTRATIONS = "demonstrations"  # array of a welcome, uint8[N, 8]: digests of those that the learner has
 _MAX_FIELDS = 256

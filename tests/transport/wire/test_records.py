@@ -53,7 +53,7 @@ def block(n=8, first=0):
     "record",
     [
         Begin("e"),
-        Begin("e", "do it", "fake", "abc", "s1", "g1", '{"profile": "p"}'),
+        Begin("e", "do it", "fake", "abc", "s1", "g1", '{"profile": "p"}', arm="best"),
         Begin("e", demonstration=True),
         block(),
         block(1, 1),
@@ -148,6 +148,7 @@ def test_malformed_first_tick(value):
     [
         (Begin("e"), {"task": 3}, ("task", "str", "int")),
         (Begin("e"), {"demonstration": 1}, ("demonstration", "bool", "int")),
+        (Begin("e"), {"arm": "two"}, ("arm", "two", "one, best")),
         (Begin("e"), {"first": -1}, ("first", -1)),
         (end("e", 3), {"outcome": "won"}, ("outcome", "won", "success")),
         (end("e", 3), {"outcome": None}, ("outcome", "str", "NoneType")),
