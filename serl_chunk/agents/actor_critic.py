@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.critic import ChunkCritic
+from serl_chunk.agents.losses import descend, soft_update
 from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Alone, Context, Loss, Metrics, Noise, Observation, Params, key_of
@@ -23,6 +24,8 @@ Sampled = Callable[[Observation, jax.Array], jax.Array]
 
 class ActorCritic(Agent):
     """Base of agents whose policy is improved by a chunk critic, with or without a short critic."""
+
+    config: ActorCriticConfig
 
     def __init__(self, config: ActorCriticConfig, spec: AgentSpec, *, with_value: bool = False, **layers: Any) -> None:
         super().__init__(config, spec)
@@ -66,6 +69,11 @@ class ActorCritic(Agent):
         teacher = self.critic.expected_value(outputs)
         distilled, more = self.short_critic.distil(critic, context.features, batch.actions, teacher, batch.weight)
         return Loss((loss, distilled), metrics | more)
+
+    def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
+        critic, opt = descend(self.critic_optimiser, grads, state.critic_opt, state.critic)
+        target = soft_update({k: critic[k] for k in state.target}, state.target, self.config.critic.tau)
+        return state.replace(critic=critic, critic_opt=opt, target=target, critic_updates=state.critic_updates + 1)
 
     def next_chunk(self, state: AgentState, base: Params, observations: Observation, noise: jax.Array) -> jax.Array:
         """The policy's chunk in a target, flat float32[B, Hc*A], from noise float32[B, N, D]."""

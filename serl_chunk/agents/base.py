@@ -241,9 +241,7 @@ class Agent(Perception, abc.ABC):
         return grads, metrics | ({"actor/actor_loss": value} if "actor/q" in metrics else {})
 
     def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
-        critic, opt = descend(self.critic_optimiser, grads, state.critic_opt, state.critic)
-        target = soft_update({k: critic[k] for k in state.target}, state.target, self.config.critic.tau)
-        return state.replace(critic=critic, critic_opt=opt, target=target, critic_updates=state.critic_updates + 1)
+        raise NotImplementedError
 
     def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> Updated:
         policy, opt = descend(self.policy_optimiser, grads, state.policy_opt, state.policy)

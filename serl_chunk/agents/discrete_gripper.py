@@ -36,7 +36,7 @@ from serl_chunk.agents.state import (
     Updated,
     key_of,
 )
-from serl_chunk.config.agents import AgentConfig
+from serl_chunk.config.agents import ActorCriticConfig, AgentConfig
 from serl_chunk.models.sums import Sum, mean_of
 from serl_chunk.types import ChunkBatch, ConfigError
 
@@ -127,6 +127,7 @@ class LearnedGripper(ArmAndGripper):
         self.choices = GripperActions(values, len(spec.grippers), steps, held, joint=g.joint, neutral=g.stays)
         seen = self.choices.parts * len(spec.grippers) if g.critic_sees_gripper else 0
         super().__init__(config, spec, build, gripper_inputs=seen)
+        self.tau = g.tau or (config.critic.tau if isinstance(config, ActorCriticConfig) else 0.0)
         self.net = GraspCritic(config, self.choices, spec.value_range)
         self.grasp_optimiser = adam(config.optimiser("critic"))
 
@@ -222,7 +223,7 @@ class LearnedGripper(ArmAndGripper):
             loss = lambda critic, part: self.grasp_critic_loss(critic, state.grasp, part)  # noqa: E731
             grads, metrics, _ = gradient(loss, grasp["critic"], batch, parts)
             critic, opt = descend(self.grasp_optimiser, grads, grasp["critic_opt"], grasp["critic"])
-            target = soft_update(critic, grasp["target"], self.config.gripper.tau or self.config.critic.tau)
+            target = soft_update(critic, grasp["target"], self.tau)
             grasp |= {"critic": critic, "target": target, "critic_opt": opt}
         if "policy" in draws:
             grads, of_policy, _ = gradient(self.grasp_policy_loss, grasp["policy"], batch, parts)

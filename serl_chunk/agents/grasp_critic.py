@@ -18,6 +18,7 @@ import numpy as np
 from serl_chunk.agents.losses import bootstrap_target, imitation_sum
 from serl_chunk.agents.state import Observation, Params, key_of
 from serl_chunk.config.agents import ActorCriticConfig, AgentConfig
+from serl_chunk.config.critics import CriticConfig
 from serl_chunk.models.encoder import ObservationEncoder
 from serl_chunk.models.mlp import Mlp
 from serl_chunk.models.sums import Sum
@@ -199,11 +200,9 @@ class GraspCritic:
         g, self.choices = config.gripper, choices
         # One number an option. A penalty adds to returns, whose range is that of the others.
         self.bounds = None if g.penalty else value_range
-        hidden, activation = (256, 256), "relu"
-        if isinstance(config, ActorCriticConfig):
-            hidden, activation = config.critic.hidden, config.critic.activation
+        c = config.critic if isinstance(config, ActorCriticConfig) else CriticConfig()  # bc has none
         bias = initial_bias(self.bounds)
-        self.q: Any = Mlp(hidden, math.prod(choices.shape), "before", bias, activation, config.kernel_init)
+        self.q: Any = Mlp(c.hidden, math.prod(choices.shape), "before", bias, c.activation, config.kernel_init)
         self.classifier: Any = self.q.clone(out_bias=0.0)
 
     def init(self, key: jax.Array, observation: Observation) -> tuple[Params, Params]:

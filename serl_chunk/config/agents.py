@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 from serl_chunk.config.critics import Activation, CriticConfig, SacCriticConfig
 from serl_chunk.config.encoders import EMBEDDED, EncoderConfig
@@ -17,6 +17,8 @@ from serl_chunk.config.optimisers import Optimiser
 from serl_chunk.config.pi0 import Pi0Config
 
 DELAY_MAX = 2  # actions that `agent.flow.train_delay=sampled` gives at most
+
+KernelInit = Literal["lecun_normal", "xavier_uniform"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,7 @@ class AgentConfig(Group, path="agent."):
 
     # Of agents whose class says no other.
     candidates = 1  # N of best-of-N at acting
-    kernel_init = "lecun_normal"
+    kernel_init = cast(KernelInit, "lecun_normal")
     acting_critic: ClassVar[Literal["online", "target"]] = "online"  # chooses among candidates
     bounded_critic: ClassVar[bool] = False  # Q is a sigmoid within the returns that the rewards allow
     earns_choice: ClassVar[bool] = False  # best of N has to earn its episodes (actor/arms.py)
@@ -102,7 +104,7 @@ class AcrlpdConfig(ActorCriticConfig):
 
     critic: SacCriticConfig = setting(SacCriticConfig, "the critic")
     gripper: GripperConfig = setting(SacGripperConfig, "discrete or fixed grippers")
-    kernel_init: Literal["lecun_normal", "xavier_uniform"] = setting("lecun_normal", "xavier is RLPD's and HIL-SERL's")
+    kernel_init: KernelInit = setting("lecun_normal", "xavier is RLPD's and HIL-SERL's")
     candidates: int = 1  # RLPD's; the policy's loss and temperature are those of one sample
     hidden: tuple[int, ...] = widths((256, 256), "widths of the policy's hidden layers")
     bc_alpha: float = setting(0.01, "weight of -log pi(demonstrated chunk), per dimension (QC-RLPD)", least=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, cast
 
 from serl_chunk.config.fields import Group, acting, require, setting, shaping, widths
 
@@ -21,8 +21,8 @@ class CriticConfig(Group, path="agent.critic."):
     ensemble: int = shaping(4, "critics in the ensemble", least=1)
     tau: float = setting(0.01, "target <- tau * critic + (1 - tau) * target, after the update", above=0, most=1)
 
-    target_aggregate = "mean"  # of the heads in a target, and where candidates are compared
-    activation = "relu"
+    target_aggregate = cast(Aggregate, "mean")  # of the heads in a target, and where candidates are compared
+    activation = cast(Activation, "relu")
 
     @property
     def target_subset(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Literal, cast
 
 from serl_chunk.config.fields import CRITIC, LEARNED_GRIPPER, Group, acting, derived, require, setting, shaping
 
@@ -35,7 +35,7 @@ class GripperConfig(Group, path="agent.gripper."):
 
     # Of the critic and the classifier; their widths, rate and average are the critic's (bc: 256, 256 and agent.lr).
     epsilon = 0.02  # probability of a random choice
-    tau: ClassVar[float | None] = None  # share of the new critic in its target; None: agent.critic.tau
+    tau = cast(float | None, None)  # share of the new critic in its target; None: agent.critic.tau
     mask_unreachable = 0.3  # least share of the likeliest choice's imitation probability: discrete BCQ (Fujimoto 2019)
 
     def _check(self) -> None:

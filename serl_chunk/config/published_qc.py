@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from serl_chunk.config.agents import AgentConfig
+from serl_chunk.config.agents import ActorCriticConfig
 from serl_chunk.config.critics import Aggregate, SacCriticConfig
 from serl_chunk.config.fields import acting, needs, require, setting, shaping, widths
 from serl_chunk.config.optimisers import Optimiser
@@ -16,11 +16,11 @@ _FLOW, _GAUSSIAN = needs("agent.agent_name", "acfql"), needs("agent.agent_name",
 _BEST_OF_N = (_FLOW, needs("agent.actor_type", "best-of-n"))
 _DISTILLED = (_FLOW, needs("agent.actor_type", "distill-ddpg"))
 # Settings of our agents that the published code does not have; the class gives their values.
-_FIXED = ("encoder_lr", "policy_ema", "bc_on", "bc_joint_noise")
+_FIXED = ("encoder_lr", "critic_lr", "critic", "candidates", "policy_ema", "bc_on", "bc_joint_noise")
 
 
 @dataclasses.dataclass(frozen=True)
-class PublishedQcConfig(AgentConfig, without=_FIXED):
+class PublishedQcConfig(ActorCriticConfig, without=_FIXED):
     """ACFQL or ACRLPD as Q-chunking's code has them (Li, Zhou and Levine 2025); the defaults are its own."""
 
     kind: ClassVar[str] = "published_qc"
@@ -58,7 +58,7 @@ class PublishedQcConfig(AgentConfig, without=_FIXED):
     )
 
     # What the code does in any case, as our agents and other rooms read it.
-    encoder_lr = None
+    encoder_lr = critic_lr = None
     kernel_init = "xavier_uniform"
     policy_ema = 0.0
     bc_on = "all"
@@ -77,8 +77,8 @@ class PublishedQcConfig(AgentConfig, without=_FIXED):
         """Whether the policy is the best of N samples of the flow."""
         return (self.agent_name, self.actor_type) == ("acfql", "best-of-n")
 
-    @property  # type: ignore[misc]
-    def candidates(self) -> int:
+    @property
+    def candidates(self) -> int:  # type: ignore[override]
         """Samples of the policy that are compared in a decision, and in a target."""
         return self.actor_num_samples if self.best_of_n else 1
 

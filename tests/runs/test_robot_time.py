@@ -19,7 +19,7 @@ def test_figures_are_of_what_the_robot_did():
     assert found.human_seconds == 9.0
     assert found.successes_per_10_min == pytest.approx(
         3 / (2200 / 6000)
-    )  # of 600 (helped), 200, 100, 400 and 900 ticks
+    )  # the first of the five was helped
     assert found.longest_streak == 3
     assert (found.success_s, found.demonstration_s) == (20.0, 15.0)
 
