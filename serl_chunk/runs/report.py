@@ -14,8 +14,15 @@ from serl_chunk.runs.demos import DEMOS
 from serl_chunk.runs.folder import read_json
 from serl_chunk.runs.metrics import DEMONSTRATION_RECEIVED, Row, RunMetrics, read_metrics, succeeded_alone
 from serl_chunk.runs.report_panels import WINDOW, Draw
-from serl_chunk.runs.report_tables import control_hz, episodes_section, origin, read_settings, settings_section
-from serl_chunk.runs.robot_time import RobotTime, robot_time
+from serl_chunk.runs.report_tables import (
+    RobotTime,
+    control_hz,
+    episodes_section,
+    origin,
+    read_settings,
+    robot_time,
+    settings_section,
+)
 from serl_chunk.viz.page import Html, facts, figure, note, page, section, table
 from serl_chunk.viz.plots import draw_or_say_why, new_figure, panels_svg, to_png
 

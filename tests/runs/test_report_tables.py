@@ -3,7 +3,7 @@
 import pytest
 
 from serl_chunk.runs.metrics import RunMetrics
-from serl_chunk.runs.robot_time import robot_time
+from serl_chunk.runs.report_tables import robot_time
 
 
 def episode(length: int, succeed: int | None, helped: int = 0) -> dict:
@@ -17,9 +17,7 @@ def test_figures_are_of_what_the_robot_did():
     found = robot_time(RunMetrics(episode=rows), 10.0, [150, 100, 250], window=5)
     assert found.robot_minutes == pytest.approx(3150 / 600)
     assert found.human_seconds == 9.0
-    assert found.successes_per_10_min == pytest.approx(
-        3 / (2200 / 6000)
-    )  # the first of the five was helped
+    assert found.successes_per_10_min == pytest.approx(3 / (2200 / 6000))  # the first of the five was helped
     assert found.longest_streak == 3
     assert (found.success_s, found.demonstration_s) == (20.0, 15.0)
 
