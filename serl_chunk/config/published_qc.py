@@ -78,7 +78,7 @@ class PublishedQcConfig(ActorCriticConfig, without=_FIXED):
         return (self.agent_name, self.actor_type) == ("acfql", "best-of-n")
 
     # type: ignore[misc]
-    @property
+    @property  # type: ignore[misc]
     def candidates(self) -> int:  # type: ignore[override]
         """Samples of the policy that are compared in a decision, and in a target."""
         return self.actor_num_samples if self.best_of_n else 1
