@@ -452,7 +452,7 @@ def reads(tree: ast.AST) -> set[str]:
 
 
 def test_every_setting_is_read():
-    """Outside config, or by a property or method of its class that is read there; validating a value is no use of it."""
+    """Outside config, or by a method of its class that is read there; validating a value is not using it."""
     used = set().union(*(reads(parsed(p)) for p in modules() if room_of(p) != "config"))
     for path in (PACKAGE / "config").glob("*.py"):
         for function in (n for n in ast.walk(parsed(path)) if isinstance(n, ast.FunctionDef)):

@@ -77,7 +77,6 @@ class PublishedQcConfig(ActorCriticConfig, without=_FIXED):
         """Whether the policy is the best of N samples of the flow."""
         return (self.agent_name, self.actor_type) == ("acfql", "best-of-n")
 
-    # type: ignore[misc]
     @property  # type: ignore[misc]
     def candidates(self) -> int:  # type: ignore[override]
         """Samples of the policy that are compared in a decision, and in a target."""
