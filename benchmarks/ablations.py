@@ -48,13 +48,8 @@ FAULTS = (
 OPTIONS: dict[str, tuple[str, ...]] = {
     DEFAULT: (),
     "drop_terminal_windows": ("replay.terminal_windows=drop",),
-    "squared": ("agent.critic.loss=squared",),
-    "target_2_mean": ("agent.critic.target_subset=2",),
-    "target_2_min": ("agent.critic.target_subset=2", "agent.critic.target_aggregate=min"),
-    "target_all_min": ("agent.critic.target_aggregate=min",),
-    "target_by_policy": ("agent.target=policy",),
     "expectile_0.9": ("agent.expectile=0.9",),
-    "ensemble_2": ("agent.critic.ensemble=2", "agent.critic.target_subset=2"),
+    "ensemble_2": ("agent.critic.ensemble=2",),
     "utd_0.5": ("learner.utd_ratio=0.5",),
     "critic_warmup_0": ("learner.critic_warmup_steps=0",),
     "critic_warmup_2000": ("learner.critic_warmup_steps=2000",),
@@ -62,25 +57,20 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "candidates_4": ("agent.candidates=4",),
     "candidates_8": ("agent.candidates=8",),
     "candidates_32": ("agent.candidates=32",),
-    "all_candidates_at_once": ("agent.pretrain_candidates=16",),
-    "act_by_online": ("agent.acting_critic=online",),
     "no_policy_average": ("agent.policy_ema=0",),
     "policy_updates_1": ("agent.policy_updates=1",),
-    "full_noise": ("agent.flow.noise_low=1",),
     "imitate_all": ("agent.bc_on=all",),
     "horizon_1": ("chunk.horizon=1",),
     "absolute_actions": ("normaliser.actions=absolute_demo",),
     "adjacent_windows": ("replay.windows=qc", "replay.terminal_windows=drop"),
-    "hl_gauss": ("agent.critic.loss=hl_gauss",),
-    "floor_of_returns": ("agent.critic.target_floor=mc",),
-    "decoupled_10": ("agent.prefix_critic=True", "chunk.critic_horizon=10"),
-    "decoupled_20": ("agent.prefix_critic=True", "chunk.critic_horizon=20"),
+    "decoupled_10": ("preset=decoupled", "chunk.critic_horizon=10"),
+    "decoupled_20": ("preset=decoupled", "chunk.critic_horizon=20"),
     "replan_early": (
-        "agent.prefix_critic=True", "chunk.critic_horizon=10", "agent.prefix_lengths=5", "agent.replan_spread=0.02",
+        "preset=decoupled", "chunk.critic_horizon=10", "agent.prefix_lengths=5", "agent.replan_spread=0.02",
         "actor.adaptive_execution=True",
     ),
     "delay_2": ("actor.delay_ticks=2",),
-    "delay_2_trained": ("actor.delay_ticks=2", "agent.flow.train_delay=sampled", "agent.flow.train_delay_max=2"),
+    "delay_2_trained": ("actor.delay_ticks=2", "agent.flow.train_delay=sampled"),
     "gaussian": GAUSSIAN,
     "gaussian_16": (*GAUSSIAN, "agent.candidates=16"),
     "helper_errs": FAULTS,
@@ -93,7 +83,7 @@ BESIDE = {
     "gaussian_16": "gaussian",
 }
 # Without online steps these train and are evaluated as the default is.
-ONLINE = ("utd_0.5", "critic_warmup_0", "critic_warmup_2000", "all_candidates_at_once")
+ONLINE = ("utd_0.5", "critic_warmup_0", "critic_warmup_2000")
 
 
 def configuration(experiment: str, texts: Sequence[str]) -> ExperimentConfig:

@@ -33,7 +33,7 @@ from serl_chunk.robots.registry import make_env
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.types import Begin, End, SerlChunkError, Snapshot, Step
 
-CRITIC = CriticConfig(hidden=(704, 704), ensemble=4, target_subset=4, target_aggregate="mean", loss="bounded")
+CRITIC = CriticConfig(hidden=(704, 704))
 AGENT = AcfqlConfig(critic=CRITIC, flow=FlowConfig(hidden=(512, 512)))  # 10 MB in all
 
 

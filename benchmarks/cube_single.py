@@ -29,11 +29,7 @@ from support.published_code import CONTESTANTS, SOURCE
 from serl_chunk.runs.metrics import read_metrics
 
 TASK = "cube-single-play-singletask-task1-v0"
-SMALL = (
-    "agent.critic.hidden=256,256",
-    "agent.flow.hidden=256,256",
-    "agent.flow.steps=5",
-)
+SMALL = ("agent.value_hidden_dims=256,256", "agent.actor_hidden_dims=256,256", "agent.flow_steps=5")
 GAUSSIAN = ("agent.critic.hidden=256,256", "agent.hidden=256,256")
 
 
@@ -46,12 +42,9 @@ class Method(NamedTuple):
     color: str
 
 
-OF_EIGHT = (*SMALL, "agent.candidates=8", "agent.pretrain_candidates=8")
 METHODS = {
     "ours": Method("ours: the experiment as it is", None, (), "#d62728"),
-    "qc": Method(
-        "QC, best of 8", "qc", (*OF_EIGHT, "agent.target_candidates=8"), "#1f77b4"
-    ),
+    "qc": Method("QC, best of 8", "qc", (*SMALL, "agent.actor_num_samples=8"), "#1f77b4"),
     "qc-fql": Method("QC-FQL, alpha 300", "qc-fql", (*SMALL, "agent.alpha=300"), "#2ca02c"),
     "qc-rlpd": Method("QC-RLPD", "qc-rlpd", GAUSSIAN, "#9467bd"),
     "rlpd-qc": Method("RLPD of Q-chunking", "rlpd-qc", GAUSSIAN, "#8c564b"),
@@ -60,17 +53,6 @@ METHODS = {
 POLICY_LATE = ("learner.cta_ratio=4",)
 # What makes an update cheaper (benchmarks/updates.py --savings), asked for by name.
 SAVINGS = {
-    "qc-2-steps": Method(
-        "QC, 2 of 5 flow steps in the target", "qc",
-        (*OF_EIGHT, "agent.target_candidates=8", "agent.target_flow_steps=2"), "#aec7e8",
-    ),
-    "qc-expectile": Method(
-        "QC, an expectile in place of samples", "qc", (*OF_EIGHT, "agent.target=expectile"), "#17becf"
-    ),
-    "qc-fql-critic-first": Method(
-        "QC-FQL, policies once in 4", "qc-fql",
-        (*SMALL, "agent.alpha=300", *POLICY_LATE), "#98df8a",
-    ),
     "qc-rlpd-critic-first": Method(
         "QC-RLPD, the policy once in 4", "qc-rlpd", (*GAUSSIAN, *POLICY_LATE), "#c5b0d5"
     ),

@@ -26,7 +26,7 @@ from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig
+from serl_chunk.config.agents import AcrlpdConfig, BcConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
@@ -58,10 +58,8 @@ def _gaussian(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def _alone(config: ExperimentConfig) -> ExperimentConfig:
-    """No human shows the way out of a failure: full noise, imitation of all that was selected, twice the training."""
-    agent = config.agent
-    assert isinstance(agent, AcfqlConfig)
-    config = replace(config, agent=replace(agent, bc_on="all", flow=replace(agent.flow, noise_low=1.0)))
+    """No human shows the way out of a failure: imitation of all that was selected, twice the training."""
+    config = replace(config, agent=replace(config.agent, bc_on="all"))
     return _with(config, actor={"intervention": "none"}, learner={"max_steps": 2 * config.learner.max_steps})
 
 
@@ -72,12 +70,12 @@ def _no_demos(config: ExperimentConfig) -> ExperimentConfig:
 
 def _preset(name: str, *texts: str) -> Callable[[ExperimentConfig], ExperimentConfig]:
     """A published algorithm with networks of this task's size, the training loop and the scripted human as they are."""
-    small = [split(text) for text in ("agent.critic.hidden=256,256", *texts)]
+    small = [split(text) for text in texts]
     return lambda config: configured(config, small, preset=name)
 
 
-FLOW = ("agent.flow.hidden=256,256", "agent.flow.steps=5")
-BEST_OF_8 = ("agent.candidates=8", "agent.pretrain_candidates=8", "agent.target_candidates=8")
+FLOW = ("agent.value_hidden_dims=256,256", "agent.actor_hidden_dims=256,256", "agent.flow_steps=5")
+GAUSSIAN = ("agent.critic.hidden=256,256", "agent.hidden=256,256")
 
 VARIANTS: dict[str, Callable[[ExperimentConfig], ExperimentConfig]] = {
     "rl_helper": lambda c: c,
@@ -89,10 +87,10 @@ VARIANTS: dict[str, Callable[[ExperimentConfig], ExperimentConfig]] = {
     "horizon_1": lambda c: replace(c, chunk=replace(c.chunk, horizon=1)),
     "gaussian": _gaussian,
     "no_demos": _no_demos,
-    "qc": _preset("qc", *FLOW, *BEST_OF_8),
+    "qc": _preset("qc", *FLOW, "agent.actor_num_samples=8"),
     "qc_fql": _preset("qc-fql", *FLOW),
-    "qc_rlpd": _preset("qc-rlpd", "agent.hidden=256,256"),
-    "rlpd_qc": _preset("rlpd-qc", "agent.hidden=256,256"),
+    "qc_rlpd": _preset("qc-rlpd", *GAUSSIAN),
+    "rlpd_qc": _preset("rlpd-qc", *GAUSSIAN),
 }
 # BC is not an online run: its checkpoints are of pretraining, under both normalisers (best is reported).
 BC_NORMALISERS = ("relative", "absolute_demo")

@@ -52,7 +52,7 @@ def contestants(
             "learner.eval_interval": 0, "learner.checkpoint_period": n // 4, "actor.intervention": "none",
         }  # fmt: skip
         if name == "pi0":
-            changes["agent.lr_cosine"] = n
+            changes["agent.pi0.lr_cosine"] = n
         overrides = [(path, str(value)) for path, value in changes.items()]
         overrides += changed if name == "pi0" else ()
         said = [] if name == "pi0" else ["agent=bc", "agent.policy_updates=1"]

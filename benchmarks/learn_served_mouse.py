@@ -57,7 +57,7 @@ TRAINS = ("actor.clock=realtime", "actor.intervention=spacemouse")
 # Hands of a human are slower than the script, and let a policy stand still for a second and a half.
 LEARNS = (
     "learner.max_steps=3000", "robot.max_episode_steps=250", "replay.exclude_before_takeover=2.0",
-    "agent.flow.predicts=chunk", "agent.flow.noise_low=0.5", "agent.bc_joint_noise=0.05",
+    "agent.bc_joint_noise=0.05",
 )  # fmt: skip
 
 

@@ -12,8 +12,8 @@ records ten demonstrations in real time by `serl-chunk record --policy human`, t
 trains from them in one process, on a simulated clock, while the operator watches and intervenes. A run in one process
 keeps no steps on disk, so that an interrupted one is not resumed. The others are to be compared with it, and run after
 it with the same `--json`: HG-DAgger has as many ticks of the operator as ours, `bc` the demonstrations alone, and
-`bc-more` as many ticks as ours, all of them demonstrations. `bc-more-still` and `bc-more-velocity` show what our
-policy's settings do to that clone. Each part evaluates its last checkpoint, `ours` all of them, on held-out starts
+`bc-more` as many ticks as ours, all of them demonstrations. `bc-more-still` shows what moved joints do to that clone.
+Each part evaluates its last checkpoint, `ours` all of them, on held-out starts
 without the operator.
 """
 
@@ -166,7 +166,7 @@ class Method(NamedTuple):
     settings: tuple[str, ...]
 
 
-POLICY = ("agent.flow.predicts=chunk", "agent.flow.noise_low=0.5", "agent.bc_joint_noise=0.03")
+POLICY = ("agent.bc_joint_noise=0.03",)
 LEARNER = ("learner.max_steps=36000", "learner.utd_ratio=0.5", "learner.checkpoint_period=5000",
            "learner.keep_checkpoints=20", "learner.pretrain_steps=6000", "learner.warmup_episodes=5")  # fmt: skip
 # The operator waits for 1.5 s and takes 0.4 s more: a policy that stands still is not to be imitated.
@@ -181,11 +181,9 @@ METHODS = {
     "ours": Method(None, (*LEARNER, *POLICY, *OURS)),
     "hg-dagger": Method("hg-dagger", (*CLONE, *POLICY, *LEARNER)),
     "bc": Method("bc", (*CLONE, *POLICY, *OFFLINE)),
-    # With `more_demonstrations`; then without moved joints, and without these with a network of velocities, which is
-    # at its best where a chunk starts from no noise.
+    # With `more_demonstrations`, and without moved joints.
     "bc-more": Method("bc", (*CLONE, *POLICY, *OFFLINE)),
     "bc-more-still": Method("bc", (*CLONE, *POLICY, *OFFLINE, "agent.bc_joint_noise=0")),
-    "bc-more-velocity": Method("bc", (*CLONE, *OFFLINE, "agent.flow.noise_low=0")),
 }
 
 

@@ -44,22 +44,12 @@ QUICK_CHANGES: dict[str, dict[str, Any]] = {
     "qc-fql": {"flow_steps": 2},
     "qc": {"flow_steps": 2, "actor_num_samples": 4},
 }
-# The same of the preset's agent in our conventions.
-QUICK_OURS: dict[str, dict[str, Any]] = {
-    "qc-rlpd": {},
-    "qc-fql": {"flow.steps": 2},
-    "qc": {"flow.steps": 2, "target_candidates": 4, "candidates": 4, "pretrain_candidates": 4},
-}
 AS_IT_IS = "the policy with every critic update"
 # name -> (preset, changes of the configuration, critic updates for one of the policy)
 SAVINGS: dict[str, tuple[str, dict[str, Any], int]] = {
     "the policy once in 4 critic updates": ("qc-rlpd", {}, 4),
     "2 random heads in the target": ("qc-rlpd", {"critic.target_subset": 2}, 1),
     "both": ("qc-rlpd", {"critic.target_subset": 2}, 4),
-    "the policies once in 4 critic updates": ("qc-fql", {}, 4),
-    "5 flow steps in the target": ("qc", {"target_flow_steps": 5}, 1),
-    "8 candidates in the target": ("qc", {"target_candidates": 8}, 1),
-    "an expectile instead of samples in the target": ("qc", {"target": "expectile"}, 1),
 }
 
 
@@ -174,7 +164,7 @@ def saved(preset: str, args: argparse.Namespace) -> dict[str, dict[str, float]]:
     contestants = {name: Worker("support.reference_agents.served_agents", "OurContestant") for name in variants}
     try:
         for name, worker in contestants.items():
-            base, (_, changes, ratio) = QUICK_OURS[preset] if args.quick else {}, variants[name]
+            base, (_, changes, ratio) = QUICK_CHANGES[preset] if args.quick else {}, variants[name]
             sizes = QUICK if args.quick else {}
             worker.start("open", preset=preset, changes={**base, **changes}, per_call=ratio, compat=None, **sizes)
         for worker in contestants.values():

@@ -100,7 +100,7 @@ def experiment(arms: str = "ros1") -> ExperimentConfig:
         agent=AcfqlConfig(
             image_keys=CAMERAS,
             encoder=EncoderConfig(features=(32, 64, 64, 64)),
-            critic=CriticConfig(ensemble=2, target_subset=2, target_aggregate="mean", loss="bounded"),
+            critic=CriticConfig(ensemble=2),
         ),
         chunk=ChunkConfig(horizon=10),  # 0.2 s
         normaliser=NormaliserConfig(actions="relative"),

@@ -14,7 +14,7 @@ def experiment() -> ExperimentConfig:
         name="aloha_transfer_cube",
         robot=AlohaSimConfig(),
         agent=AcfqlConfig(
-            critic=CriticConfig(ensemble=2, target_subset=2, target_aggregate="mean", loss="bounded", tau=0.01),
+            critic=CriticConfig(ensemble=2),
             flow=FlowConfig(hidden=(256, 256)),
         ),
         chunk=ChunkConfig(horizon=10),

@@ -20,7 +20,7 @@ CAMERAS = ("top", "left_wrist", "right_wrist")  # in the order of the model's
 
 def experiment() -> ExperimentConfig:
     """Sizes for CPU cores; a released model is that of docs/pi0.md."""
-    model = replace(PI0_PRESETS["tiny"], depth=2, steps=5, remat=False)
+    model = replace(PI0_PRESETS["tiny"], depth=2, steps=5, remat=False, lr_warmup=100)
     return ExperimentConfig(
         name="fake_aloha_pi0",
         robot=FakeAlohaConfig(image_size=48, observe_objects=False, task="hand over the cube"),
@@ -31,7 +31,6 @@ def experiment() -> ExperimentConfig:
             encoder=EncoderConfig(frame_size=model.image_size),
             language=LanguageConfig("bytes", length=96),
             lr=1e-3,
-            lr_warmup=100,
             policy_ema=0.99,
             policy_updates=1,
         ),

@@ -95,8 +95,8 @@ def experiment(task: str = "ram_insertion") -> ExperimentConfig:
     settings = hil_serl_task(task)
     cell = CELLS[task]
     gripper = GripperConfig(setup_mode=settings.setup_mode)
-    if gripper.composition == "learned":  # HIL-SERL's cost of a change lies outside a bounded critic's range
-        gripper = dataclasses.replace(gripper, penalty=-0.02, loss="squared")
+    if gripper.composition == "learned":  # HIL-SERL's cost of a change
+        gripper = dataclasses.replace(gripper, penalty=-0.02)
     return ExperimentConfig(
         name=f"hil_serl_franka_{task}",  # also of run folders and spools, so that tasks do not mix
         robot=FrankaConfig(

@@ -61,8 +61,8 @@ def experiment(task: str = "ram_insertion") -> ExperimentConfig:
     """Return the task's experiment: our agent, HIL-SERL's cameras, grippers, discount, limit and checkpoint period."""
     settings = hil_serl_task(task, setup_mode=SETUP_MODE, cameras=CAMERAS, action_dim=ACTION_DIM)
     gripper = GripperConfig(setup_mode=settings.setup_mode)
-    if gripper.composition == "learned":  # HIL-SERL's cost of a change lies outside a bounded critic's range
-        gripper = dataclasses.replace(gripper, penalty=-0.02, loss="squared")
+    if gripper.composition == "learned":  # HIL-SERL's cost of a change
+        gripper = dataclasses.replace(gripper, penalty=-0.02)
     return ExperimentConfig(
         name=f"hil_serl_{task}",  # also of run folders and spools, so that tasks do not mix
         robot=hil_serl_robot(

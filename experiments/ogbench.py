@@ -23,7 +23,7 @@ def experiment() -> ExperimentConfig:
         # Tuned on 20,000 updates of cube-single, task 1 (benchmarks/cube_single.py); longer runs may need a smaller lr.
         agent=AcfqlConfig(
             lr=1e-3,
-            critic=CriticConfig(ensemble=2, target_subset=2, target_aggregate="mean", loss="bounded", tau=0.01),
+            critic=CriticConfig(ensemble=2),
             expectile=0.9,
             policy_updates=1,
             bc_on="all",  # the data is play: what solves the task is a small part of it

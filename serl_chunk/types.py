@@ -21,6 +21,7 @@ FEATURE_PREFIX = "features/"  # before a camera's name: what a frozen backbone m
 REPEAT_PREFIX = "repeat/"  # before a camera's name, in a block of steps: ticks whose frames later steps repeat
 HUMAN_DIMS = "human_dims"  # in a block of steps, uint8[M, A]: see Step.human_dims
 DECISION_PREFIX = "decision/"  # of what a decision recorded, in a block of steps
+CRITIC_CHOOSES = "critic_chooses"  # in a policy's parameters, bool[]: its critic may choose among candidates
 PROMPT, PROMPT_MASK = "prompt", "prompt_mask"  # the task's text for networks: int32[L] tokens, bool[L] which are given
 
 Array = Any  # a numpy array on the host or a JAX array on the device
@@ -37,6 +38,9 @@ class Source(enum.IntEnum):
     HOLD = 2  # neither: the last safe action was repeated, or a human held the robot without moving it
     SCRIPTED = 3
     RANDOM = 4
+
+
+ONE, BEST = "one", "best"  # arms: the policy's first candidate acts, or the best of all
 
 
 class Outcome(enum.StrEnum):
@@ -137,6 +141,7 @@ class Begin(NamedTuple):
     group: str = ""  # id of the group of episodes that share a start state
     conditions: str = ""  # JSON, see `RobotEnv.conditions`; files and journals may be without it
     demonstration: bool = False  # streamed by `record --ip`, for the partition `demo`; on wire and in journals alone
+    arm: str = ""  # who acted where the actor drew it (actor/arms.py): ONE or BEST
 
 
 class Step(NamedTuple):
@@ -221,8 +226,6 @@ STEP_COLUMNS: dict[str, np.dtype[Any]] = {
                         ("lost_ticks", "int32"))
 }  # fmt: skip
 """Fields of a StepBlock that have one value per step, and their dtypes."""
-
-ABSENT_COLUMNS: dict[str, float] = {"policy_age": -1, "lost_ticks": 0}  # of files and journals without them
 
 
 def gap_tolerance(period: float) -> float:
@@ -357,7 +360,6 @@ class ChunkBatch(NamedTuple):
     bc_weight: Array  # float32[B, L]
     delay: Array  # int32[B]
     weight: Array  # float32[B]
-    mc_return: Array  # float32[B]
     # float32[B, A]: executed on the tick before the window (its own first where there was none); None where not needed.
     prev_action: Array | None = None
     # float32[B, L, A]: 1 for the numbers of an action that are imitated where `bc_weight` is; None: all of them.

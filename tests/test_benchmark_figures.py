@@ -47,24 +47,24 @@ def test_the_table_compares_the_seeds_that_both_have():
     results = {
         "fake_aloha": {
             "default": {"0": Count(50, 100), "1": Count(60, 100)},
-            "squared": {"0": Count(90, 100)},
-            "full_noise": {"0": Count(52, 100), "1": Count(58, 100)},
+            "expectile_0.9": {"0": Count(90, 100)},
+            "imitate_all": {"0": Count(52, 100), "1": Count(58, 100)},
             "delay_2": {"0": Count(20, 100)},
             "delay_2_trained": {"0": Count(20, 100)},
         },
-        "cube_single": {"squared": {"0": Count(1, 2)}},
+        "cube_single": {"expectile_0.9": {"0": Count(1, 2)}},
     }
     table = {(r["task"], r["option"]): r for r in ablations.rows(results)}
     assert table["fake_aloha", "default"]["rate"] == 0.55
     assert "difference" not in table["fake_aloha", "default"]
-    squared = table["fake_aloha", "squared"]
-    assert squared["difference"] == pytest.approx(0.4)  # 0.9 - 0.5: seed 1 is not there yet
-    assert squared["difference_low"] < 0.4 < squared["difference_high"]
-    assert squared["overrides"] == ["agent.critic.loss=squared"]
-    assert table["fake_aloha", "full_noise"]["difference"] == pytest.approx(0.0)
-    assert "difference" not in table["cube_single", "squared"]  # nothing to compare with
+    other = table["fake_aloha", "expectile_0.9"]
+    assert other["difference"] == pytest.approx(0.4)  # 0.9 - 0.5: seed 1 is not there yet
+    assert other["difference_low"] < 0.4 < other["difference_high"]
+    assert other["overrides"] == ["agent.expectile=0.9"]
+    assert table["fake_aloha", "imitate_all"]["difference"] == pytest.approx(0.0)
+    assert "difference" not in table["cube_single", "expectile_0.9"]  # nothing to compare with
     text = ablations.markdown(list(table.values()))
-    [line] = [x for x in text.splitlines() if "| fake_aloha | squared |" in x]
+    [line] = [x for x in text.splitlines() if "| fake_aloha | expectile_0.9 |" in x]
     assert line.endswith("] * |")
     assert "+0.40" in line
     [delayed] = [x for x in text.splitlines() if "| fake_aloha | delay_2 |" in x]
@@ -173,10 +173,10 @@ def test_runs_made_another_way_are_not_mixed(tmp_path):
     import argparse
 
     args = argparse.Namespace(out=tmp_path, episodes=3, set=[])
-    assert ablations.folder("fake_aloha", "squared", args, [7]) == tmp_path / "fake_aloha" / "squared"
-    ablations.folder("fake_aloha", "squared", args, [7])
-    with pytest.raises(SystemExit, match=naming(tmp_path / "fake_aloha" / "squared", 7, 8, "--out")):
-        ablations.folder("fake_aloha", "squared", args, [8])
+    assert ablations.folder("fake_aloha", "expectile_0.9", args, [7]) == tmp_path / "fake_aloha" / "expectile_0.9"
+    ablations.folder("fake_aloha", "expectile_0.9", args, [7])
+    with pytest.raises(SystemExit, match=naming(tmp_path / "fake_aloha" / "expectile_0.9", 7, 8, "--out")):
+        ablations.folder("fake_aloha", "expectile_0.9", args, [8])
 
 
 def test_methods_are_what_they_are_called():
@@ -274,7 +274,8 @@ def test_a_critics_bias_is_of_the_decisions_that_were_not_corrected(tmp_path):
     truncated = episode(0.9, None)
     late = [episode(0.6, 0.5)] * 6 + [episode(0.9, 0.1, intervention_count=1)] * 2 + [truncated]
     (tmp_path / "metrics.jsonl").write_text("\n".join(early + late) + "\n")
-    (tmp_path / "config.json").write_text('{"agent": {"critic": {"loss": "bounded"}}}')
+    reward = {"scale": 1.0, "offset": 0.0, "failure_reward": 0.0}
+    (tmp_path / "config.json").write_text(json.dumps({"agent": {"kind": "acfql"}, "reward": reward, "discount": 0.98}))
     found = calibration.figures(tmp_path)
     assert found == {"decisions": 6, "bias": pytest.approx(0.1), "error": pytest.approx(0.1)}
     calibration.plot({"one": tmp_path, "two": tmp_path}, tmp_path / "plot.png")

@@ -315,7 +315,6 @@ def test_simulators_are_imported_by_extras_alone():
 LONGEST = 600  # lines of a product file
 SHORTEST = 60  # lines of one that a single module imports; a shorter one makes its reader open two files for one idea
 SHORT_WITH_REASON: dict[str, str] = {  # path -> why it stands alone
-    "serl_chunk/agents/action_selection.py": "a choice of numbers, apart from the agents that make them",
     "serl_chunk/models/pi0/lora.py": "low-rank additions with openpi's conventions, apart from the transformer",
     "serl_chunk/config/pi0_robots.py": "for users' experiments, as `PI0_PRESETS` is; what imports it may not be theirs",
     "serl_chunk/replay/seams.py": "figures of an episode, which have nothing to do with its windows",
@@ -453,12 +452,11 @@ def reads(tree: ast.AST) -> set[str]:
 
 
 def test_every_setting_is_read():
-    """Outside config, or by a property of its own class that is read there; validating a value is not using it."""
+    """Outside config, or by a method of its class that is read there; validating a value is not using it."""
     used = set().union(*(reads(parsed(p)) for p in modules() if room_of(p) != "config"))
     for path in (PACKAGE / "config").glob("*.py"):
         for function in (n for n in ast.walk(parsed(path)) if isinstance(n, ast.FunctionDef)):
-            derived = any(isinstance(d, ast.Name) and d.id == "property" for d in function.decorator_list)
-            if derived and function.name in used:
+            if not function.name.startswith("_") and function.name in used:
                 used |= reads(function)
     classes = config_classes()
     assert len(classes) > 10

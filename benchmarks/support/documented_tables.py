@@ -339,16 +339,7 @@ OPTIONS_AT_LENGTH = Table(
     Where("fake_aloha_options"),
 )  # fmt: skip
 
-CLONE_NOISE = Table(
-    "docs/algorithms.md",
-    "scale",
-    [Column("success while exploring, seeds 1, 2, 3", percent)],
-    [Row(f"{scale:g}", Where(run=f"scale {scale:g}")) for scale in (0, 0.1, 0.25, 0.5, 0.75, 1)],
-    Where("clone_noise", starts="validation", at=("best",)),
-)
-
 TABLES = {
-    "clone-noise": CLONE_NOISE,
     "fake-aloha": FAKE_ALOHA,
     "fake-aloha-seed-11": FAKE_ALOHA_SEED_11,
     "aloha-transfer-cube": TRANSFER_CUBE,

@@ -55,7 +55,7 @@ def experiment(classifier: str = "") -> ExperimentConfig:
         agent=AcfqlConfig(
             image_keys=(CAMERA,),
             encoder=EncoderConfig(features=(4, 8), latent=8, shift=0),
-            critic=CriticConfig(hidden=(128, 128), ensemble=2, target_subset=2),
+            critic=CriticConfig(hidden=(128, 128), ensemble=2),
             flow=FlowConfig(hidden=(128, 128)),
             candidates=4,
         ),

@@ -198,7 +198,6 @@ class Case:
             bc_weight=b["valid"][:, :h],
             delay=np.zeros(size, np.int32),
             weight=b["valid"][:, -1],
-            mc_return=np.full(size, -np.inf, np.float32),
         )
 
     def sampled(self, steps: int, returned: int, offset: int = 0) -> ChunkBatch:

@@ -68,7 +68,7 @@ def experiment() -> ExperimentConfig:
         name="served_arms",
         robot=AlohaConfig(server="127.0.0.1", cameras=(), max_episode_steps=20000),
         agent=AcfqlConfig(
-            critic=CriticConfig(hidden=(16,), ensemble=2, target_subset=2, target_aggregate="mean", loss="squared"),
+            critic=CriticConfig(hidden=(16,), ensemble=2),
             flow=FlowConfig(hidden=(16,), steps=2), candidates=2,
         ),
         chunk=ChunkConfig(horizon=5),

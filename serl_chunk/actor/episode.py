@@ -118,8 +118,9 @@ class EpisodeRunner:
         return self._pacing.lateness()
 
     def run_episode(
-        self, seed: int, *, explore: bool = False, random_steps: int = 0, episode_id: str | None = None
-    ) -> EpisodeSummary:
+        self, seed: int,
+        *, explore: bool = False, random_steps: int = 0, episode_id: str | None = None, arm: str = "",
+    ) -> EpisodeSummary:  # fmt: skip
         """Run one episode; see `begin`.
 
         An error closes the episode as truncated and is raised. In real time the first one is preceded by the warm-up of
@@ -129,7 +130,7 @@ class EpisodeRunner:
             self._policy.await_available(self._wait.over, self._wait.poll)
         self._warm_up(explore)
         with self._garbage.episode() if self._garbage is not None else contextlib.nullcontext():
-            self.begin(seed, explore=explore, random_steps=random_steps, episode_id=episode_id)
+            self.begin(seed, explore=explore, random_steps=random_steps, episode_id=episode_id, arm=arm)
             try:
                 while self.end is None:
                     request = self.due()
@@ -145,8 +146,13 @@ class EpisodeRunner:
                 raise
             return self.summary()
 
-    def begin(self, seed: int, *, explore: bool = False, random_steps: int = 0, episode_id: str | None = None) -> None:
+    def begin(
+        self, seed: int,
+        *, explore: bool = False, random_steps: int = 0, episode_id: str | None = None, arm: str = "",
+    ) -> None:  # fmt: skip
         """Reset the robot with `seed`; the episode's first `random_steps` ticks execute uniformly random commands.
+
+        `arm`: who decides, see `policy.Request`.
 
         Where the session ends before the first tick, or the operator stops the robot, `end` is set, and nothing is
         recorded. A session that has ended resets nothing.
@@ -162,8 +168,9 @@ class EpisodeRunner:
             self.interventions.reset(seed)
             self.end = End(self._episode_id, 0, None, False, True, Outcome.UNKNOWN, self._stop() or OPERATOR)
             return
-        begin = Begin(self._episode_id, task, spec.name, spec.digest(), f"seed-{seed}", "", self._env.conditions)
-        self._meter.conditions = begin.conditions
+        conditions = self._env.conditions
+        begin = Begin(self._episode_id, task, spec.name, spec.digest(), f"seed-{seed}", "", conditions, arm=arm)
+        self._meter.conditions = conditions
         self._recorder = EpisodeRecorder(self._sink, begin, self._operator.decided, self._operator.feed)
         self._observed = LazyObservation(self._env, raw, self._cameras)
         planner.begin(self._recorder, seed, explore=explore)

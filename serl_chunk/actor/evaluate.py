@@ -93,11 +93,15 @@ class _Film(NullSink):
 
 
 class Entry(NamedTuple):
-    """A policy to evaluate. `deterministic`: its mean instead of a sample. `videos`: a folder for its films."""
+    """A policy to evaluate.
+
+    `deterministic`: its mean instead of a sample. `videos`: a folder for its films. `arm`: see `policy.Request`.
+    """
 
     policy: Policy
     deterministic: bool = True
     videos: Path | None = None
+    arm: str = ""
 
 
 def evaluate(
@@ -205,6 +209,7 @@ class _Player:
         mode: Literal["mean", "sampled"] = "mean" if entry.deterministic else "sampled"
         self.result = EvalResult(
             mode=mode,
+            arm=entry.arm,
             seed_base=seed_base,
             policy_version=entry.policy.version,
             tick_seconds=env.robot_spec.dt,
@@ -225,7 +230,7 @@ class _Player:
             if self._human is not None:
                 self._human.over = False  # else the intervention of the episode before ends this one's reset
             summary = self._runner.run_episode(
-                self._seed_base + i, explore=not self.entry.deterministic, episode_id=episode_id
+                self._seed_base + i, explore=not self.entry.deterministic, episode_id=episode_id, arm=self.entry.arm
             )
             stopped = self._stop()
             if summary.length == 0 and stopped is None and not self._operator.quits:  # stopped in its reset

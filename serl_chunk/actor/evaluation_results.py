@@ -80,6 +80,7 @@ class EvalResult(RolloutStats):
     """The episodes of an evaluation."""
 
     mode: Literal["mean", "sampled"]  # "mean": the deterministic policy; "sampled": with its exploration noise
+    arm: str = ""  # ONE or BEST, where the evaluation was to show that one
     seed_base: int  # episode i started from seed_base + i
     policy_version: int
     tick_seconds: float
@@ -128,6 +129,7 @@ class EvalResult(RolloutStats):
             "seed_base": self.seed_base,
             "starts_repeat": self.starts_repeat,
             "policy_version": self.policy_version,
+            **({"arm": self.arm} if self.arm else {}),
             "episodes": [_fields(e) for e in self.summaries],
             **({"repeated": [_fields(e) for e in self.repeated]} if self.repeated else {}),
             **({"interrupted": True} if self.interrupted else {}),
@@ -149,6 +151,12 @@ def difference_of(results: Sequence[EvalResult]) -> Difference | None:
     return paired_difference(*(np.array([x[seed] for seed in seeds]) for x in (first, second)))
 
 
+def _names(first: EvalResult, second: EvalResult) -> tuple[Any, Any]:
+    """Return what distinguishes two results: their modes, versions or arms."""
+    pairs = ((first.mode, second.mode), (first.policy_version, second.policy_version), (first.arm, second.arm))
+    return next(((a, b) for a, b in pairs if a != b), pairs[0])
+
+
 def results_table(results: Sequence[EvalResult]) -> rich.table.Table:
     """Build a table for a terminal with one row per result, and the difference of two below it."""
     human = sum(r.human_ticks for r in results)
@@ -162,7 +170,7 @@ def results_table(results: Sequence[EvalResult]) -> rich.table.Table:
         table.add_column(column, justify="left" if column == "policy" else "right")
     for r in results:
         table.add_row(
-            f"{r.mode} (version {r.policy_version})",
+            f"{r.mode} (version {r.policy_version}{f', {r.arm}' if r.arm else ''})",
             f"{100 * r.success_rate:.1f} %",
             f"{100 * r.interval.low:.1f} .. {100 * r.interval.high:.1f} %",
             str(r.episodes),
@@ -172,7 +180,7 @@ def results_table(results: Sequence[EvalResult]) -> rich.table.Table:
         )
     if (difference := difference_of(results)) is not None:
         mean, low, high = (100 * x for x in difference)
-        one, other = (r.policy_version if results[0].mode == results[1].mode else r.mode for r in results)
+        one, other = _names(*results)
         table.caption = f"{other} against {one}, paired: {mean:+.1f} % (95 % interval {low:+.1f} .. {high:+.1f} %)"
     return table
 
@@ -180,6 +188,8 @@ def results_table(results: Sequence[EvalResult]) -> rich.table.Table:
 def summary_line(result: EvalResult, report: str) -> str:
     """Return the last line, which scripts read."""
     line = f"evaluation: success_rate={result.success_rate:.2f} n={result.episodes} report={report}"
+    if result.arm:
+        line += f" arm={result.arm}"
     if result.human_ticks:
         line += f" human_ticks={result.human_ticks}"
     if result.starved_ticks:

@@ -12,7 +12,7 @@ from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.data.prompts import tokens_digest
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.wire.handshake import Welcome
-from serl_chunk.types import DataError, PolicyOrigin, RecordSink, RobotSpec, SerlChunkError, SnapshotSource
+from serl_chunk.types import Amend, DataError, PolicyOrigin, RecordSink, RobotSpec, SerlChunkError, SnapshotSource
 
 
 class ActorLink(RecordSink, SnapshotSource, Protocol):
@@ -41,6 +41,9 @@ class ActorLink(RecordSink, SnapshotSource, Protocol):
     def unacknowledged(self) -> int:
         """Records that the learner lacks."""
 
+    def amend(self, record: Amend) -> None:
+        """Send a correction of an episode that has ended."""
+
     def can_begin(self) -> tuple[bool, str]:
         """Return whether an episode may begin, and the reason where not."""
 
@@ -64,9 +67,9 @@ class RunProgress(NamedTuple):
 
     @classmethod
     def of(cls, welcome: Welcome, actor_id: str) -> RunProgress:
-        """Read a learner's welcome; an older learner does not send human ticks."""
+        """Read a learner's welcome."""
         fields = welcome.fields
-        so_far = (int(fields["episodes"]), int(fields["env_steps"]), int(fields.get("human_ticks", 0)))
+        so_far = (int(fields["episodes"]), int(fields["env_steps"]), int(fields["human_ticks"]))
         return cls(welcome.run, *so_far, f"{actor_id}-{uuid.uuid4().hex[:8]}")
 
 

@@ -79,7 +79,7 @@ class ChunkPlanner(Planner):
     def begin(self, recorder: EpisodeRecorder, seed: int, *, explore: bool) -> None:
         self.flush()
         self._decided_at, self._recorder, self._explore = 0, recorder, explore
-        self._task = recorder.task
+        self._task, self._arm = recorder.task, recorder.arm
 
     def action(self, tick: int) -> TickAction | None:
         queued = self._queue.pop(tick)
@@ -98,7 +98,7 @@ class ChunkPlanner(Planner):
 
     def _request(self, tick: int, observe: Callable[[], Observation], hold: np.ndarray, delay: int) -> Request:
         prefix = self._queue.committed(tick, delay, hold)
-        return Request(observe(), tick, self._queue.epoch, self._explore, prefix, self._task)
+        return Request(observe(), tick, self._queue.epoch, self._explore, prefix, self._task, self._arm)
 
 
 class LockstepPlanner(ChunkPlanner):

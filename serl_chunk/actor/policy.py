@@ -5,14 +5,16 @@ from __future__ import annotations
 import abc
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.types import (
+    CRITIC_CHOOSES,
     IMAGE_PREFIX,
+    ONE,
     STATE,
     Observation,
     PolicyOrigin,
@@ -22,8 +24,10 @@ from serl_chunk.types import (
     SnapshotSource,
 )
 
-_REMEMBERED = 16  # versions whose time of arrival is kept
+if TYPE_CHECKING:
+    from serl_chunk.actor.canary import Canary
 
+_REMEMBERED = 16  # versions whose time of arrival is kept
 
 AWAY_POLL_SECONDS = 0.02  # between looks at a policy that is away
 
@@ -41,12 +45,13 @@ class ActingAgent(Protocol):
 
     def sample(
         self, params: Any, observation: Mapping[str, Any], key: jax.Array,
-        *, explore: bool, committed: tuple[Any, Any] | None = None,
+        *, explore: bool, committed: tuple[Any, Any] | None = None, alone: bool = False,
     ) -> tuple[jax.Array, dict[str, jax.Array]]: ...  # fmt: skip
 
     def decide(
-        self, params: Any, observations: Mapping[str, Any], keys: jax.Array, *, explore: bool
-    ) -> tuple[jax.Array, dict[str, jax.Array]]: ...
+        self, params: Any, observations: Mapping[str, Any], keys: jax.Array,
+        *, explore: bool, alone: np.ndarray | bool = False,
+    ) -> tuple[jax.Array, dict[str, jax.Array]]: ...  # fmt: skip
 
     def load_params(self, flat: Mapping[str, np.ndarray]) -> Any: ...
 
@@ -60,6 +65,7 @@ class Request(NamedTuple):
     explore: bool = False
     prefix: np.ndarray | None = None  # float32[d, A], robot units: actions committed to the ticks from `tick` on
     task: str = ""  # the episode's, in words
+    arm: str = ""  # who decides: ONE or BEST; empty: BEST where the parameters permit it, else ONE
 
 
 def blank_request(spec: RobotSpec, cameras: Iterable[str], *, explore: bool, task: str = "") -> Request:
@@ -87,6 +93,11 @@ class _Acting(NamedTuple):
 
     params: Any
     version: int
+    critic_chooses: bool
+
+    def alone(self, arm: str) -> bool:
+        """Return whether the first candidate acts in an episode of `arm`; see `Request`."""
+        return arm == ONE if arm else not self.critic_chooses
 
 
 class Prepared(NamedTuple):
@@ -94,6 +105,7 @@ class Prepared(NamedTuple):
 
     state: np.ndarray  # raw, float32[S]
     inputs: Observation
+    arm: str = ""  # see `Request`
 
 
 class Policy(abc.ABC):
@@ -112,6 +124,18 @@ class Policy(abc.ABC):
     @abc.abstractmethod
     def version(self) -> int:
         """Of the newest parameters; -1 before the first."""
+
+    gate: Canary | None = None
+    """What a newer snapshot passes before it acts in every episode; None: it acts at once."""
+
+    @property
+    def critic_chooses(self) -> bool:
+        """Whether the newest parameters permit that a critic chooses (`types.CRITIC_CHOOSES`)."""
+        return False
+
+    def choose_snapshot(self) -> bool:
+        """Choose the snapshot of the next episode where there is a gate; returns whether it is a candidate."""
+        return False
 
     @property
     def waiting(self) -> str:
@@ -187,15 +211,16 @@ class ChunkPolicy(Policy):
     Args:
         source: of newer snapshots; None where `swap` is called by hand. Those for another normaliser are never taken.
         run: whose snapshots are taken from `source`, empty for those of any.
+        gate: decides which of the source's snapshots acts, between episodes.
     """
 
     def __init__(
         self, agent: ActingAgent, preprocess: Preprocess, spec: RobotSpec,
-        *, seed: int = 0, source: SnapshotSource | None = None, run: str = "",
+        *, seed: int = 0, source: SnapshotSource | None = None, run: str = "", gate: Canary | None = None,
     ) -> None:  # fmt: skip
         super().__init__(spec)
         self.agent, self.preprocess, self.image_keys = agent, preprocess, preprocess.image_keys
-        self._source = source
+        self._source, self.gate = source, gate
         self._origin = PolicyOrigin(run, preprocess.digest())
         self._acting: _Acting | None = None
         self._arrived: dict[int, float] = {}  # of the newest versions; a queue may still run an older one
@@ -205,6 +230,10 @@ class ChunkPolicy(Policy):
     @property
     def version(self) -> int:
         return -1 if (acting := self._acting) is None else acting.version
+
+    @property
+    def critic_chooses(self) -> bool:
+        return (acting := self._acting) is not None and acting.critic_chooses
 
     def swap(self, snapshot: Snapshot) -> None:
         """Decide by `snapshot` from now on. Raises PolicyError: another normaliser; ConfigError: another network."""
@@ -219,24 +248,39 @@ class ChunkPolicy(Policy):
             self._arrived[snapshot.version] = snapshot.arrived
             while len(self._arrived) > _REMEMBERED:
                 del self._arrived[next(iter(self._arrived))]
-        self._acting = _Acting(params, snapshot.version)
+        self._acting = _Acting(params, snapshot.version, bool(snapshot.params.get(CRITIC_CHOOSES, True)))
 
     def age(self, version: int, now: float) -> float:
         arrived = self._arrived.get(version)
         return -1.0 if arrived is None else max(0.0, now - arrived)
 
     def refresh(self) -> bool:
-        """Swap in the source's newest snapshot where it is newer; returns whether there are parameters now."""
+        """Swap in the source's newest snapshot where it is newer; returns whether there are parameters now.
+
+        With a gate it is offered to that, and only the first one is swapped in here.
+        """
         snapshot = None if self._source is None else self._source.latest()
         if snapshot is not None and snapshot.version > self.version:
             (run, normaliser), origin = self._origin, snapshot.origin
             if run in ("", origin.run) and origin.normaliser in ("", normaliser):
-                self.swap(snapshot)
+                if self.gate is not None:
+                    self.gate.offer(snapshot)
+                if self.gate is None or self._acting is None:
+                    self.swap(snapshot)
         return self._acting is not None
+
+    def choose_snapshot(self) -> bool:
+        if self.gate is None:
+            return False
+        self.refresh()
+        chosen = self.gate.draw()
+        if chosen is not None and chosen.version != self.version:
+            self.swap(chosen)
+        return chosen is not None and chosen is self.gate.candidate
 
     def decide(self, request: Request) -> Decision:
         """Compute a chunk. Raises PolicyError before the first snapshot, and for an action that is not finite."""
-        observation, tick, epoch, explore, prefix, task = request
+        observation, tick, epoch, explore, prefix, task, arm = request
         acting = self._ready()
         state = observation[STATE]
         inputs = self.preprocess.observe(observation, task)
@@ -244,16 +288,16 @@ class ChunkPolicy(Policy):
         self._decisions += 1
         encoded = None if prefix is None or len(prefix) == 0 else self._encode_prefix(state, prefix)
         chunk, record = jax.device_get(
-            self.agent.sample(acting.params, inputs, key, explore=explore, committed=encoded)
+            self.agent.sample(acting.params, inputs, key, explore=explore, committed=encoded, alone=acting.alone(arm))
         )
         decoded = self.preprocess.decode(state, chunk)
         if prefix is not None:
             decoded[: len(prefix)] = prefix  # exactly what runs, not its image through encode and decode
         return self._decision(decoded, chunk, record, acting.version)._replace(tick=tick, epoch=epoch)
 
-    def prepare(self, observation: Observation, task: str = "") -> Prepared:
+    def prepare(self, observation: Observation, task: str = "", arm: str = "") -> Prepared:
         """Return an observation as `decide_each` takes it; for any thread. Raises ConfigError for a bad task."""
-        return Prepared(observation[STATE], self.preprocess.observe(observation, task))
+        return Prepared(observation[STATE], self.preprocess.observe(observation, task), arm)
 
     def decide_each(self, rows: Sequence[Prepared], *, explore: bool = False) -> list[Decision | PolicyError]:
         """Compute a chunk for each of several robots at once, or the error that one has.
@@ -265,7 +309,8 @@ class ChunkPolicy(Policy):
         inputs = self.preprocess.stacked([row.inputs for row in rows])
         keys = self._keys(self._key, np.arange(self._decisions, self._decisions + len(rows)))
         self._decisions += len(rows)
-        chunks, record = jax.device_get(self.agent.decide(acting.params, inputs, keys, explore=explore))
+        alone = np.array([acting.alone(row.arm) for row in rows])
+        chunks, record = jax.device_get(self.agent.decide(acting.params, inputs, keys, explore=explore, alone=alone))
         decisions: list[Decision | PolicyError] = []
         for i, row in enumerate(rows):
             own = {name: values[i] for name, values in record.items()}

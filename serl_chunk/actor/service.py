@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from serl_chunk.actor.canary import Canary, EpisodeChoice
 from serl_chunk.actor.clock import Clock, Lateness, MonotonicClock
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.evaluate import TRAINING_SEED_BASE
@@ -33,7 +34,7 @@ from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.wire.handshake import Welcome
-from serl_chunk.types import ConfigError
+from serl_chunk.types import Amend, ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +116,7 @@ class ActorService:
         # Of this session: seconds of waiting, the newest episodes, and whether their status line came too soon.
         self._waited, self._recent, self._held_back = 0.0, deque[EpisodeSummary](maxlen=RECENT), False
         self._replaced: Callable[[], str | None] = no_stop
+        self._choice: EpisodeChoice | None = None  # of the session
         self._remote: RemotePolicy | None = None  # of all sessions
         self._opened = contextlib.ExitStack()
         self.env = observing(env or make_env(config.robot, name=actor_id), config)
@@ -189,7 +191,10 @@ class ActorService:
         assert agent is not None
         lockstep = config.actor.clock == "lockstep"
         seed = training_seed(config.seed, self.actor_id, begun.episodes)
-        policy: Policy = ChunkPolicy(agent, preprocess, self.env.robot_spec, seed=seed, source=link, run=begun.run)
+        policy: Policy = ChunkPolicy(
+            agent, preprocess, self.env.robot_spec, seed=seed, source=link, run=begun.run,
+            gate=Canary() if config.actor.gate == "canary" else None,
+        )  # fmt: skip
         if config.actor.policy:
             if self._remote is None:
                 self._remote = self._opened.enter_context(remote_policy(config, self.env.robot_spec, self._over))
@@ -206,12 +211,13 @@ class ActorService:
             stop=self._over_or_allowed if lockstep else self._over, operator=self.operator,
         )  # fmt: skip
         total = ActorSummary()
+        self._choice = choice = EpisodeChoice(config, policy, seed)
         if self.operator is not None:
             self.operator.describe = functools.partial(self._described, policy, link)
             self.operator.approval.number = config.operator.approve
             self.operator.learner_lost = lambda: link.away > LOST_SECONDS
         try:
-            self._run_episodes(runner, policy, link, begun, total)
+            self._run_episodes(runner, policy, choice, link, begun, total)
         except BaseException as error:
             self.stop_robot()
             if isinstance(error, Exception) and link.error is None:  # its last steps help to find the cause
@@ -241,8 +247,9 @@ class ActorService:
         return total
 
     def _run_episodes(
-        self, runner: EpisodeRunner, policy: Policy, link: ActorLink, begun: RunProgress, total: ActorSummary
-    ) -> None:
+        self, runner: EpisodeRunner, policy: Policy, choice: EpisodeChoice, link: ActorLink, begun: RunProgress,
+        total: ActorSummary,
+    ) -> None:  # fmt: skip
         backlog_lines, status_lines = _Throttle(self._clock, LOG_SECONDS), _Throttle(self._clock, STATUS_SECONDS)
         first = Obstacle("waiting for the learner's first policy", "see the learner's log: it may load or pretrain")
         absent = lambda: Obstacle(policy.waiting, NO_SERVER) if policy.waiting else first  # noqa: E731
@@ -258,15 +265,17 @@ class ActorService:
             backlog = link.backlog(begun=True)
             if backlog and backlog_lines.passes():
                 logger.info(backlog)
+            random_steps = max(0, self.config.learner.random_steps - begun.env_steps - total.steps)
+            episode_id = f"{begun.episode_prefix or self.actor_id}-{episode:06d}"
             summary = runner.run_episode(
                 training_seed(self.config.seed, self.actor_id, episode),
-                explore=True,
-                random_steps=max(0, self.config.learner.random_steps - begun.env_steps - total.steps),
-                episode_id=f"{begun.episode_prefix or self.actor_id}-{episode:06d}",
-            )
+                explore=True, random_steps=random_steps, episode_id=episode_id,
+                arm=choice.begin(random=random_steps > 0),
+            )  # fmt: skip
             episode += 1
             if summary.length == 0:  # the session ended while its first decision waited: nothing is recorded
                 continue
+            choice.end(episode_id, summary)
             self.episodes += 1
             total.merge(summary)
             self._recent.append(summary)
@@ -287,8 +296,16 @@ class ActorService:
             "unacknowledged": link.unacknowledged,
         }
 
+    def amend(self, record: Amend) -> None:
+        """Send an operator's correction of an episode, and count the episode as corrected."""
+        assert self.link is not None
+        if self._choice is not None:
+            self._choice.amend(record)
+        self.link.amend(record)
+
     def _log_status(self, total: ActorSummary, policy: Policy, link: ActorLink) -> None:
         line = f"episode {total.episodes}: {_in_words(self._recent)}, policy {policy.version}"
+        line += f", alone {arms}" if (arms := str(self._choice or "")) else ""
         logger.info(_joined(f"{line}, waited {self._waited:.0f} s", link.backlog(begun=False)))
 
     def _episodes_left(self) -> bool:

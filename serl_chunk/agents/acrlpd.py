@@ -3,9 +3,6 @@
 Differences from the published code: log-probabilities are averaged over the H*A dimensions, so that the temperature
 does not exceed Q <= 1 as H grows; the target holds no entropy by default; the imitation term is weighted by
 `bc_weight`.
-
-With `prefix_critic` (decoupled Q-chunking, see prefix_critic.py) the critic Q_h of h actions is regressed to
-R + gamma^n mask Q_e'(o', a'). Only Q_e has a target network (Q_e'); the policy climbs the online Q_e.
 """
 
 from __future__ import annotations
@@ -16,10 +13,21 @@ import optax
 
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.losses import descend, imitated, imitated_numbers
-from serl_chunk.agents.optimiser import plain_optimiser
+from serl_chunk.agents.optimiser import adam
 from serl_chunk.agents.policies import GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Committed, Loss, Metrics, Noise, Observation, Params, Updated, key_of
+from serl_chunk.agents.state import (
+    AgentState,
+    Alone,
+    Committed,
+    Loss,
+    Metrics,
+    Noise,
+    Observation,
+    Params,
+    Updated,
+    key_of,
+)
 from serl_chunk.config.agents import AcrlpdConfig
 from serl_chunk.models.distributions import TanhNormal
 from serl_chunk.models.sums import mean_of
@@ -43,7 +51,7 @@ class GaussianActor(ActorCritic):
 
     @property
     def temperature_optimiser(self) -> optax.GradientTransformation:
-        return plain_optimiser(self.config.optimiser("policy"))  # decay would draw it to 1
+        return adam(self.config.optimiser("policy")._replace(weight_decay=0.0))  # decay would draw it to 1
 
     def temperature_loss(self, temperature: Params, entropy: jax.Array) -> jax.Array:
         """alpha (entropy - target): more noise while entropy is below its target (SAC, section 6)."""
@@ -62,17 +70,20 @@ class GaussianActor(ActorCritic):
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         return {"pi": jax.random.normal(key_of(key, "pi"), (batch.actions.shape[0], self.chunk_dim))}
 
-    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> jax.Array:
+    def acting_noise(
+        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
+    ) -> jax.Array:
         return self.gaussian.candidate_noise(key, observation, self.config.candidates, explore=explore)
 
     def act(
-        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed
-    ) -> tuple[jax.Array, Metrics]:
+        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed,
+        alone: Alone = False,
+    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         policy = params["policy"]
         context = self.policy_context(policy, params["critic"], base, observation)
         chunks, log_prob = self.gaussian.sample_and_log_prob(policy["net"], context, noise)
         seen = self.critic_context(params["critic"], base, observation)
-        chunk, record, best = self.choose(params, seen, self.finished(chunks, committed))
+        chunk, record, best = self.choose(params, seen, self.finished(chunks, committed), alone)
         # Committed actions were not drawn from the policy.
         free = jnp.broadcast_to(committed[1][:, None] == 0, committed[0].shape)
         return chunk, record | {"log_prob": jnp.sum(log_prob[best] * free) / jnp.maximum(jnp.sum(free), 1)}

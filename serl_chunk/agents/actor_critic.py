@@ -8,16 +8,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.action_selection import best_of_n, is_trusted
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.critic import ChunkCritic
+from serl_chunk.agents.losses import descend, soft_update
 from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Context, Loss, Metrics, Noise, Observation, Params, key_of
-from serl_chunk.config.agents import AgentConfig
+from serl_chunk.agents.state import AgentState, Alone, Context, Loss, Metrics, Noise, Observation, Params, key_of
+from serl_chunk.config.agents import ActorCriticConfig, DecoupledConfig
 from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.models.sums import Sum, mean_of
-from serl_chunk.types import ChunkBatch
+from serl_chunk.types import CRITIC_CHOOSES, ChunkBatch
 
 Sampled = Callable[[Observation, jax.Array], jax.Array]
 
@@ -25,10 +25,12 @@ Sampled = Callable[[Observation, jax.Array], jax.Array]
 class ActorCritic(Agent):
     """Base of agents whose policy is improved by a chunk critic, with or without a short critic."""
 
-    def __init__(self, config: AgentConfig, spec: AgentSpec, *, with_value: bool = False, **layers: Any) -> None:
+    config: ActorCriticConfig
+
+    def __init__(self, config: ActorCriticConfig, spec: AgentSpec, *, with_value: bool = False, **layers: Any) -> None:
         super().__init__(config, spec)
         self.critic = ChunkCritic(config, spec, with_value=with_value, **layers)
-        self.short_critic = PrefixCritic(config, spec) if config.prefix_critic else None
+        self.short_critic = PrefixCritic(config, spec) if isinstance(config, DecoupledConfig) else None
         self.acting_critic = self.short_critic or self.critic  # its values compare chunks and are bootstrapped from
 
     def initial_state(self, rng: jax.Array, policy: Params) -> AgentState:
@@ -68,6 +70,11 @@ class ActorCritic(Agent):
         distilled, more = self.short_critic.distil(critic, context.features, batch.actions, teacher, batch.weight)
         return Loss((loss, distilled), metrics | more)
 
+    def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
+        critic, opt = descend(self.critic_optimiser, grads, state.critic_opt, state.critic)
+        target = soft_update({k: critic[k] for k in state.target}, state.target, self.config.critic.tau)
+        return state.replace(critic=critic, critic_opt=opt, target=target, critic_updates=state.critic_updates + 1)
+
     def next_chunk(self, state: AgentState, base: Params, observations: Observation, noise: jax.Array) -> jax.Array:
         """The policy's chunk in a target, flat float32[B, Hc*A], from noise float32[B, N, D]."""
         raise NotImplementedError
@@ -88,17 +95,22 @@ class ActorCritic(Agent):
             self.acting_critic.mean_value(state.critic, now.features, self.acting_critic.truncate_flatten(chunk))
         )
 
-    def choose(self, params: Params, context: Context, chunks: jax.Array) -> tuple[jax.Array, Metrics, jax.Array]:
-        """The chunk that acts of candidates float32[N, H, A], the decision's record, and the best one's index."""
-        truncate, trusted, critic = self.acting_critic.truncate_flatten, params["trusted"], params["critic"]
+    def choose(
+        self, params: Params, context: Context, chunks: jax.Array, alone: Alone = False
+    ) -> tuple[jax.Array, Metrics, jax.Array]:
+        """The chunk that acts of candidates float32[N, H, A], the decision's record, and that one's index.
+
+        `alone`: it is the first, and the record has the values of all the same.
+        """
+        truncate, critic = self.acting_critic.truncate_flatten, params["critic"]
         values = self.acting_critic.candidate_values(critic, context.features, truncate(chunks))
-        best = best_of_n(values, trusted, self.config.pretrain_candidates)
+        best = jnp.where(alone, 0, jnp.argmax(values))
         chunk = chunks[best]
         record = {"q": values[best], "values": values}
         if self.config.critic.ensemble > 1:
             record["q_std"] = self.acting_critic.head_std(critic, context.features, truncate(chunk))
         if self.short_critic is not None:
-            record |= self.short_critic.plan(critic, context.features, chunk, trusted)
+            record |= self.short_critic.plan(critic, context.features, chunk, alone)
         return chunk, record, best
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
@@ -106,5 +118,5 @@ class ActorCritic(Agent):
         return {
             "policy": self.acting_policy(state),
             "critic": {k: critic[k] for k in ("encoder", self.acting_critic.heads)},
-            "trusted": is_trusted(self.config, pretrained=pretrained),
+            CRITIC_CHOOSES: jnp.asarray(not (pretrained and self.config.earns_choice)),
         }

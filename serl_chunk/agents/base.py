@@ -13,13 +13,13 @@ import numpy as np
 import optax
 from flax.traverse_util import flatten_dict
 
-from serl_chunk.agents.former import current_params
 from serl_chunk.agents.losses import descend, gradient, soft_update
-from serl_chunk.agents.optimiser import network_optimiser
+from serl_chunk.agents.optimiser import adam
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.spec import AgentSpec, BatchSpec
 from serl_chunk.agents.state import (
     AgentState,
+    Alone,
     Committed,
     Loss,
     Metrics,
@@ -62,12 +62,13 @@ class Agent(Perception, abc.ABC):
     has_critic = True
     imitates = True  # whether the policy's loss has imitation in it
     policy_updates = 1  # policy steps after the critic's, on the last batch
+    together = False  # whether one step on each batch trains critic and policy, as in Q-chunking's code
 
     def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
         self.chunk_dim = spec.horizon * spec.action_dim
-        self.policy_optimiser = network_optimiser(config, "policy")
-        self.critic_optimiser = network_optimiser(config, "critic")
+        self.policy_optimiser = adam(config.optimiser("policy"))
+        self.critic_optimiser = adam(config.optimiser("critic"))
         # Donated buffers go to outputs of their shape in order: dropping an unused one would shift and copy the rest.
         options = _COMPILER_OPTIONS if jax.default_backend() == "cpu" else None
         compiled = functools.partial(jax.jit, donate_argnums=0, keep_unused=True, compiler_options=options)
@@ -116,14 +117,20 @@ class Agent(Perception, abc.ABC):
         """The policy's loss on the `policy_part` of a batch; with `bc_only` the part of it that needs no critic."""
 
     @abc.abstractmethod
-    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
+    def acting_noise(
+        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
+    ) -> Noise:
         """Starting noise float32[N, H*A] of one decision's candidates; `key` is used only where `explore`."""
 
     @abc.abstractmethod
     def act(
-        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed
-    ) -> tuple[jax.Array, Metrics]:
-        """A chunk float32[H, A] in model space from one observation and `acting_noise`, and the decision's record."""
+        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed,
+        alone: Alone = False,
+    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
+        """A chunk float32[H, A] in model space from one observation and `acting_noise`, and the decision's record.
+
+        `alone`: the first candidate acts, and the critic has no say.
+        """
 
     @abc.abstractmethod
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
@@ -146,6 +153,9 @@ class Agent(Perception, abc.ABC):
         if not self.has_critic:
             return self._update_policy(state, base, batches["policy"], self.policy_updates, bc_only=False)
         of_critic = batches["critic"]
+        if self.together:
+            both = lambda s, b: self._drawn_step(s, base, self.seen(s, base, b), "critic", "policy")  # noqa: E731
+            return _scan(both, state, of_critic)
         state, metrics = _scan(lambda s, b: self._critic_step(s, base, b), state, of_critic)
         last = jax.tree.map(lambda x: x[-1], batches.get("policy", of_critic))
         state, of_policy = self._policy_steps(state, base, self.seen(state, base, last), self.policy_updates)
@@ -231,9 +241,7 @@ class Agent(Perception, abc.ABC):
         return grads, metrics | ({"actor/actor_loss": value} if "actor/q" in metrics else {})
 
     def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
-        critic, opt = descend(self.critic_optimiser, grads, state.critic_opt, state.critic)
-        target = soft_update({k: critic[k] for k in state.target}, state.target, self.config.critic.tau)
-        return state.replace(critic=critic, critic_opt=opt, target=target, critic_updates=state.critic_updates + 1)
+        raise NotImplementedError
 
     def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> Updated:
         policy, opt = descend(self.policy_optimiser, grads, state.policy_opt, state.policy)
@@ -289,24 +297,26 @@ class Agent(Perception, abc.ABC):
 
     def sample(
         self, params: Params, observation: Observation, key: jax.Array,
-        *, explore: bool, committed: Committed | None = None,
+        *, explore: bool, committed: Committed | None = None, alone: bool = False,
     ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         """A chunk float32[H, A] in model space for one normalised observation (no batch axis).
 
-        `params` are those of `load_params`, or `published` ones with "base" where there is a base.
+        `params` are those of `load_params`, or `published` ones with "base" where there is a base. `alone`: see `act`.
         """
-        return self._sample(params, dict(observation), key, self._committed(committed), explore=explore)
+        given = self._committed(committed)
+        return self._sample(params, dict(observation), key, given, np.bool_(alone), explore=explore)
 
     def decide(
         self, params: Params, observations: Observation, keys: jax.Array,
-        *, explore: bool, committed: Committed | None = None,
+        *, explore: bool, committed: Committed | None = None, alone: np.ndarray | bool = False,
     ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         """`sample` for each of E observations of as many environments, a key each: chunks float32[E, H, A].
 
-        Every array has a leading axis E. Each number of E is compiled once.
+        Every array has a leading axis E; `alone` is bool[E], or one for all. Each number of E is compiled once.
         """
-        given = self._committed(committed, (len(keys),))
-        return self._decide(params, dict(observations), keys, given, explore=explore)
+        n = len(keys)
+        given = self._committed(committed, (n,))
+        return self._decide(params, dict(observations), keys, given, np.broadcast_to(alone, n), explore=explore)
 
     def _committed(self, committed: Committed | None, lead: tuple[int, ...] = ()) -> Committed:
         """The committed actions of H steps; none where there are none."""
@@ -316,23 +326,25 @@ class Agent(Perception, abc.ABC):
         return committed[0][..., :h, :], committed[1][..., :h]  # a critic of more actions has a normaliser of more
 
     def _decide_each(
-        self, params: Params, observations: Observation, keys: jax.Array, committed: Committed, *, explore: bool
-    ) -> tuple[jax.Array, Metrics]:
+        self, params: Params, observations: Observation, keys: jax.Array, committed: Committed, alone: jax.Array,
+        *, explore: bool,
+    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         one = functools.partial(self._sample_chunk, explore=explore)
-        return jax.vmap(one, in_axes=(None, 0, 0, 0))(params, observations, keys, committed)
+        return jax.vmap(one, in_axes=(None, 0, 0, 0, 0))(params, observations, keys, committed, alone)
 
     def _sample_chunk(
-        self, params: Params, observation: Observation, key: jax.Array, committed: Committed, *, explore: bool
-    ) -> tuple[jax.Array, Metrics]:
+        self, params: Params, observation: Observation, key: jax.Array, committed: Committed, alone: Alone = False,
+        *, explore: bool,
+    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         base = params.get("base", {})
         seen = self.vision.encode_images(base, observation)  # once for all encoders
-        return self.act(params, base, seen, self.acting_noise(params, key, observation, explore=explore), committed)
+        noise = self.acting_noise(params, key, observation, explore=explore, alone=alone)
+        return self.act(params, base, seen, noise, committed, alone)
 
     flatten_params = staticmethod(flatten_params)
 
     def load_params(self, flat: Mapping[str, np.ndarray]) -> Params:
         """The inverse of `flatten_params` of `published`, with the base; raises ConfigError as `unflatten_params`."""
-        flat = current_params(flat, has_source=bool(self.source))
         params = unflatten_params(flat, self._abstract_params)
         return params | ({"base": self.source_base} if self.source else {})
 

@@ -10,7 +10,18 @@ from serl_chunk.agents.losses import imitated, imitated_numbers
 from serl_chunk.agents.pi0_policy import Pi0Policy, PublishedPi0Policy
 from serl_chunk.agents.policies import FlowPolicy, GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Committed, Context, Loss, Metrics, Noise, Observation, Params, key_of
+from serl_chunk.agents.state import (
+    AgentState,
+    Alone,
+    Committed,
+    Context,
+    Loss,
+    Metrics,
+    Noise,
+    Observation,
+    Params,
+    key_of,
+)
 from serl_chunk.config.agents import BcConfig
 from serl_chunk.models.sums import mean_of
 from serl_chunk.types import ChunkBatch
@@ -77,12 +88,15 @@ class Bc(Agent):
         loss = self.net.loss(net, context, shown.actions, weight, given, draws)
         return Loss((loss,), {"actor/bc_loss": loss, "actor/bc_share": mean_of(batch.bc_weight)})
 
-    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
+    def acting_noise(
+        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
+    ) -> Noise:
         return self.net.candidate_noise(key, observation, 1, explore=explore)
 
     def act(
-        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed
-    ) -> tuple[jax.Array, Metrics]:
+        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed,
+        alone: Alone = False,
+    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         net, context = self.shown(params["policy"], base, observation)
         return self.finished(self.net.sample(net, context, noise, committed), committed)[0], {}
 

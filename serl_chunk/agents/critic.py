@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from serl_chunk.agents.losses import aggregate_heads, bootstrap_target, expectile_weight
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Params, key_of
-from serl_chunk.config.agents import AgentConfig
+from serl_chunk.config.agents import ActorCriticConfig
 from serl_chunk.models.ensemble import Ensemble
 from serl_chunk.models.mlp import Mlp
 from serl_chunk.models.sums import Sum, mean_of
@@ -27,13 +27,13 @@ class ChunkCritic:
 
     heads: ClassVar[str] = "q"  # where in the critic's parameters the heads are
 
-    def __init__(self, config: AgentConfig, spec: AgentSpec, *, with_value: bool = False, **layers: Any) -> None:
+    def __init__(self, config: ActorCriticConfig, spec: AgentSpec, *, with_value: bool = False, **layers: Any) -> None:
         self.steps = spec.critic_steps  # actions that are scored
         self.config = c = config.critic
-        self.spec = spec
+        self.spec, self.bounds = spec, spec.value_range
         own: dict[str, Any] = {
-            "hidden": c.hidden, "out": c.bins if c.loss == "hl_gauss" else 1, "norm": c.layer_norm,
-            "out_bias": initial_bias(c), "activation": c.activation, "kernel_init": config.kernel_init,
+            "hidden": c.hidden, "out": 1, "norm": "before", "out_bias": initial_bias(self.bounds),
+            "activation": c.activation, "kernel_init": config.kernel_init,
         }  # fmt: skip
         self.q = Ensemble(c.ensemble, **own | layers)
         self.v: Any = Mlp(**own | layers) if with_value else None
@@ -53,22 +53,22 @@ class ChunkCritic:
         return chunk[..., : self.steps, :].reshape(*chunk.shape[:-2], -1)
 
     def outputs(self, q: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
-        """Raw, float32[K, ...], hl_gauss: [K, ..., bins]. Features may have axes of size 1 for many flat chunks."""
+        """Raw, float32[K, ...]. Features may have axes of size 1 for many flat chunks."""
         if features.shape[:-1] != chunk.shape[:-1]:
             return self.q.outputs(q, chunk, features)
         return self.q.outputs(q, jnp.concatenate([features, chunk], axis=-1))
 
     def expected_value(self, outputs: jax.Array) -> jax.Array:
-        return critic_values(outputs, self.config)
+        return critic_values(outputs, self.bounds)
 
     def head_loss(self, outputs: jax.Array, target: jax.Array, weight: jax.Array | float) -> Sum:
-        """`regression_loss` of raw outputs [..., B] (or with bins) to a target float32[B]."""
-        return regression_loss(outputs, target, self.config, weight)
+        """`regression_loss` of raw outputs float32[..., B] to a target float32[B]."""
+        return regression_loss(outputs, target, self.bounds, weight)
 
     def expectile_loss(self, outputs: jax.Array, target: jax.Array, expectile: float, weight: jax.Array) -> Sum:
         """`head_loss` whose fixed point is the expectile of the targets of equal inputs.
 
-        Raw outputs [..., B] (or with bins), targets float32[..., B] without a gradient, rows' `weight` float32[B].
+        Raw outputs float32[..., B], targets float32[..., B] without a gradient, rows' `weight` float32[B].
         0.5 is the targets' mean, 1 would be their maximum (IQL, Kostrikov 2022, equation 5).
         """
         target = jax.lax.stop_gradient(target)
@@ -103,9 +103,8 @@ class ChunkCritic:
         return jnp.std(self.values(params, features, chunk), axis=0)
 
     def value_output(self, params: Params, features: jax.Array) -> jax.Array:
-        """Raw output of the value head float32[...], for hl_gauss [..., bins]."""
-        output = self.v.apply({"params": params["v"]}, features)
-        return output[..., 0] if self.v.out == 1 else output
+        """Raw output of the value head float32[...]."""
+        return self.v.apply({"params": params["v"]}, features)[..., 0]
 
     def head_noise(self, key: jax.Array) -> dict[str, jax.Array]:
         """ "heads" int32[subset], the random subset of target heads (REDQ); nothing where all count."""
@@ -123,18 +122,15 @@ class ChunkCritic:
         return aggregate_heads(self.values({self.heads: heads}, features, chunk), self.config.target_aggregate)
 
     def target(self, batch: ChunkBatch, next_value: jax.Array) -> jax.Array:
-        return bootstrap_target(batch, self.spec.discount, next_value, self.config.target_floor)
+        return bootstrap_target(batch, self.spec.discount, next_value)
 
     def metrics(self, loss: Sum, outputs: jax.Array, target: jax.Array, batch: ChunkBatch) -> dict[str, Sum]:
-        """HIL-SERL's critic metrics, the ensemble's spread, and the share of targets raised by the floor."""
+        """HIL-SERL's critic metrics, and the ensemble's spread."""
         values = self.expected_value(outputs)
-        metrics = {
+        return {
             "critic/critic_loss": loss,
             "critic/predicted_qs": mean_of(values),
             "critic/target_qs": mean_of(target),
             "critic/rewards": mean_of(jnp.sum(batch.rewards, -1)),
             "critic/head_std": mean_of(jnp.std(values, axis=0)),
         }
-        if self.config.target_floor == "mc":
-            metrics["critic/floored"] = mean_of((target == batch.mc_return) & (batch.mask > 0))
-        return metrics

@@ -22,10 +22,21 @@ from serl_chunk.agents.grasp_critic import (
     select_action,
 )
 from serl_chunk.agents.losses import descend, gradient, imitated_numbers, soft_update
-from serl_chunk.agents.optimiser import network_optimiser
+from serl_chunk.agents.optimiser import adam
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
-from serl_chunk.agents.state import AgentState, Committed, Loss, Metrics, Noise, Observation, Params, Updated, key_of
-from serl_chunk.config.agents import AgentConfig
+from serl_chunk.agents.state import (
+    AgentState,
+    Alone,
+    Committed,
+    Loss,
+    Metrics,
+    Noise,
+    Observation,
+    Params,
+    Updated,
+    key_of,
+)
+from serl_chunk.config.agents import ActorCriticConfig, AgentConfig
 from serl_chunk.models.sums import Sum, mean_of
 from serl_chunk.types import ChunkBatch, ConfigError
 
@@ -42,7 +53,7 @@ class ArmAndGripper(Agent):
         self.inner = build(
             dataclasses.replace(spec, action_dim=len(self.arm), grippers=(), gripper_inputs=gripper_inputs)
         )
-        for name in ("policy_updates", "has_critic", "imitates"):
+        for name in ("policy_updates", "together", "has_critic", "imitates"):
             setattr(self, name, getattr(self.inner, name))
         self._order = np.argsort(np.concatenate([self.arm, self.grippers]))
 
@@ -57,9 +68,9 @@ class ArmAndGripper(Agent):
         return jnp.concatenate([arm, gripper], axis=-1)[:, self._order]
 
     def act_arm(
-        self, params: Params, base: Params, seen: Observation, noise: Noise, committed: Committed
+        self, params: Params, base: Params, seen: Observation, noise: Noise, committed: Committed, alone: Alone
     ) -> tuple[jax.Array, Metrics]:
-        return self.inner.act(params, base, seen, noise, (committed[0][:, self.arm], committed[1]))
+        return self.inner.act(params, base, seen, noise, (committed[0][:, self.arm], committed[1]), alone)
 
     def init(self, rng: jax.Array) -> AgentState:
         return self.inner.init(rng)
@@ -80,8 +91,10 @@ class ArmAndGripper(Agent):
     ) -> Updated:
         return self.inner.step(state, base, self.arm_batch(state, batch), draws, bc_only=bc_only)
 
-    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
-        return self.inner.acting_noise(params, key, observation, explore=explore)
+    def acting_noise(
+        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
+    ) -> Noise:
+        return self.inner.acting_noise(params, key, observation, explore=explore, alone=alone)
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         return self.inner.policy_params(state, pretrained=pretrained)
@@ -91,9 +104,10 @@ class FixedGripper(ArmAndGripper):
     """Grippers get `fixed_value`; without one 0, and the actor keeps the opening at reset (`GripperConfig.kept`)."""
 
     def act(
-        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed
-    ) -> tuple[jax.Array, Metrics]:
-        chunk, record = self.act_arm(params, base, observation, noise, committed)
+        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed,
+        alone: Alone = False,
+    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
+        chunk, record = self.act_arm(params, base, observation, noise, committed, alone)
         value = self.config.gripper.fixed_value or 0.0
         return self.merged(chunk, jnp.full((self.spec.horizon, len(self.grippers)), value), committed), record
 
@@ -113,8 +127,9 @@ class LearnedGripper(ArmAndGripper):
         self.choices = GripperActions(values, len(spec.grippers), steps, held, joint=g.joint, neutral=g.stays)
         seen = self.choices.parts * len(spec.grippers) if g.critic_sees_gripper else 0
         super().__init__(config, spec, build, gripper_inputs=seen)
-        self.net = GraspCritic(config, self.choices)
-        self.grasp_optimiser = network_optimiser(config, "policy", lr=g.lr or config.lr)
+        self.tau = g.tau or (config.critic.tau if isinstance(config, ActorCriticConfig) else 0.0)
+        self.net = GraspCritic(config, self.choices, spec.value_range)
+        self.grasp_optimiser = adam(config.optimiser("critic"))
 
     def init(self, rng: jax.Array) -> AgentState:
         critic, policy = self.net.init(key_of(rng, "gripper"), self.seen_example())
@@ -169,11 +184,11 @@ class LearnedGripper(ArmAndGripper):
             rewards = rewards + g.penalty * jnp.sum(changes, axis=-1)
         preferred = self.preferred(grasp, batch.next_observations)
         chosen = select_action(self.net.values(grasp["target"], batch.next_observations), preferred)
-        target = grasp_target(batch, self.spec.discount, penalties, chosen, self.config.critic.target_floor)
+        target = grasp_target(batch, self.spec.discount, penalties, chosen)
         outputs, option = self.net.outputs(critic, batch.observations), self.executed(batch)
         # The choice of a part that begins after the episode's end had no effect.
         weight = self._of_parts(batch.valid)[..., 0] * batch.weight[:, None]
-        loss = grasp_loss(outputs, option, target, self.net.config, weight)
+        loss = grasp_loss(outputs, option, target, self.net.bounds, weight)
         values = self.net.expected_value(select_action(outputs, option))
         metrics = {
             "grasp_critic/grasp_critic_loss": loss,
@@ -208,7 +223,7 @@ class LearnedGripper(ArmAndGripper):
             loss = lambda critic, part: self.grasp_critic_loss(critic, state.grasp, part)  # noqa: E731
             grads, metrics, _ = gradient(loss, grasp["critic"], batch, parts)
             critic, opt = descend(self.grasp_optimiser, grads, grasp["critic_opt"], grasp["critic"])
-            target = soft_update(critic, grasp["target"], self.config.gripper.tau)
+            target = soft_update(critic, grasp["target"], self.tau)
             grasp |= {"critic": critic, "target": target, "critic_opt": opt}
         if "policy" in draws:
             grads, of_policy, _ = gradient(self.grasp_policy_loss, grasp["policy"], batch, parts)
@@ -219,9 +234,11 @@ class LearnedGripper(ArmAndGripper):
         state, of_arm = super().step(state, base, batch, draws, bc_only=bc_only)
         return state.replace(grasp=grasp), {**of_arm, **metrics}
 
-    def acting_noise(self, params: Params, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
+    def acting_noise(
+        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
+    ) -> Noise:
         """{"arm": the arm's, "gripper": uniform float32[J, P, 2], or ones (nothing is drawn) where not `explore`}."""
-        arm = super().acting_noise(params, key_of(key, "arm"), observation, explore=explore)
+        arm = super().acting_noise(params, key_of(key, "arm"), observation, explore=explore, alone=alone)
         shape = (*self.choices.shape[:2], 2)
         drawn = jax.random.uniform(key_of(key, "gripper"), shape) if explore else jnp.ones(shape)
         return {"arm": arm, "gripper": drawn}
@@ -239,12 +256,13 @@ class LearnedGripper(ArmAndGripper):
         return jnp.where(drawn[..., 0] < self.config.gripper.epsilon, any_of, best)
 
     def act(
-        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed
-    ) -> tuple[jax.Array, Metrics]:
+        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed,
+        alone: Alone = False,
+    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         grasp = params["gripper"]
         option = self.choose(grasp, observation, noise["gripper"])
         inputs = {**observation, GRIPPER: self._seen(option)}
-        arm, record = self.act_arm(params, base, inputs, noise["arm"], committed)
+        arm, record = self.act_arm(params, base, inputs, noise["arm"], committed, alone)
         record = {**record, "gripper": self.choices.decode(option)}
         if self.has_critic:
             record["gripper_q"] = select_action(self.net.values(grasp["critic"], observation), option)

@@ -8,7 +8,6 @@ that it finds likely enough (discrete BCQ, Fujimoto et al. 2019).
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -18,12 +17,12 @@ import numpy as np
 
 from serl_chunk.agents.losses import bootstrap_target, imitation_sum
 from serl_chunk.agents.state import Observation, Params, key_of
-from serl_chunk.config.agents import AgentConfig
-from serl_chunk.config.critics import INITIAL_LOGIT, CriticConfig, Floor
+from serl_chunk.config.agents import ActorCriticConfig, AgentConfig
+from serl_chunk.config.critics import CriticConfig
 from serl_chunk.models.encoder import ObservationEncoder
 from serl_chunk.models.mlp import Mlp
 from serl_chunk.models.sums import Sum
-from serl_chunk.models.value_heads import critic_values, regression_loss
+from serl_chunk.models.value_heads import Range, critic_values, initial_bias, regression_loss
 from serl_chunk.types import ChunkBatch
 
 # Shares of the smallest gap between values: least motion of a moving gripper in a tick, largest distance at a value.
@@ -166,27 +165,23 @@ def discounted_penalty(changes: jax.Array, penalty: float, discount: float) -> j
     return penalty * jnp.sum(changes * discount ** jnp.arange(changes.shape[-1], dtype=jnp.float32)[None], axis=-1)
 
 
-def grasp_target(
-    batch: ChunkBatch, discount: float, penalties: jax.Array, chosen: jax.Array, floor: Floor = "none"
-) -> jax.Array:
+def grasp_target(batch: ChunkBatch, discount: float, penalties: jax.Array, chosen: jax.Array) -> jax.Array:
     """y = R + penalties + gamma^n mask mean_{j,p} Q'_{jp}(o', c*_{jp}), without a gradient: float32[B].
 
     `chosen` float32[B, J, P] are the target network's values of the options c* that the online network prefers;
-    `penalties` is float32[B]. The floor of `bootstrap_target` is applied before the penalties.
+    `penalties` is float32[B].
     """
-    y = bootstrap_target(batch, discount, jnp.mean(chosen, axis=(1, 2)), floor)
+    y = bootstrap_target(batch, discount, jnp.mean(chosen, axis=(1, 2)))
     return jax.lax.stop_gradient(y + penalties)
 
 
-def grasp_loss(
-    outputs: jax.Array, option: jax.Array, target: jax.Array, config: CriticConfig, weight: jax.Array
-) -> Sum:
+def grasp_loss(outputs: jax.Array, option: jax.Array, target: jax.Array, bounds: Range, weight: jax.Array) -> Sum:
     """Mean over windows, parts and branches of the regression of Q_{jp}(o, c_{jp}) to y (Tavakoli 2018).
 
     Raw outputs float32[B, J, P, O], executed options int32[B, J, P], y float32[B], weights float32[B, J].
     """
     chosen = jnp.moveaxis(select_action(outputs, option), 0, -1)  # [J, P, B]
-    return regression_loss(chosen, target, config, jnp.broadcast_to(weight.T[:, None], chosen.shape))
+    return regression_loss(chosen, target, bounds, jnp.broadcast_to(weight.T[:, None], chosen.shape))
 
 
 def choice_imitation(logits: jax.Array, option: jax.Array, bc: jax.Array) -> Sum:
@@ -200,14 +195,14 @@ class GraspCritic:
     Parameters of either: {"encoder", "net"}. Each has an encoder of its own, trained by its own loss alone.
     """
 
-    def __init__(self, config: AgentConfig, choices: GripperActions) -> None:
+    def __init__(self, config: AgentConfig, choices: GripperActions, value_range: Range) -> None:
         self.encoder: Any = ObservationEncoder(config.image_keys, config.use_state, config.encoder, config.language)
         g, self.choices = config.gripper, choices
-        # One number an option; where the arm's critic has a known range, in bins or not, Q is bounded by it.
-        squared = "squared" in (g.loss, config.critic.loss)
-        self.config = c = dataclasses.replace(config.critic, loss="squared" if squared else "bounded")
-        size, bias = math.prod(choices.shape), 0.0 if squared else INITIAL_LOGIT
-        self.q: Any = Mlp(g.hidden, size, c.layer_norm, bias, c.activation, config.kernel_init)
+        # One number an option. A penalty adds to returns, whose range is that of the others.
+        self.bounds = None if g.penalty else value_range
+        c = config.critic if isinstance(config, ActorCriticConfig) else CriticConfig()  # bc has none
+        bias = initial_bias(self.bounds)
+        self.q: Any = Mlp(c.hidden, math.prod(choices.shape), "before", bias, c.activation, config.kernel_init)
         self.classifier: Any = self.q.clone(out_bias=0.0)
 
     def init(self, key: jax.Array, observation: Observation) -> tuple[Params, Params]:
@@ -226,7 +221,7 @@ class GraspCritic:
         return self.expected_value(self.outputs(critic, observation))
 
     def expected_value(self, outputs: jax.Array) -> jax.Array:
-        return critic_values(outputs, self.config)
+        return critic_values(outputs, self.bounds)
 
     def logits(self, policy: Params, observation: Observation) -> jax.Array:
         return self._apply(self.classifier, policy, observation)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from serl_chunk.agents.state import Loss, Metrics, Params
-from serl_chunk.config.critics import Aggregate, Floor
+from serl_chunk.config.critics import Aggregate
 from serl_chunk.models.sums import Sum
 from serl_chunk.types import STATE, ChunkBatch
 
@@ -21,15 +21,9 @@ def chunk_return(rewards: jax.Array, discount: float) -> jax.Array:
     return jnp.sum(rewards * powers[None], axis=-1)  # no product of matrices, which a GPU would round to TF32
 
 
-def bootstrap_target(batch: ChunkBatch, discount: float, next_value: jax.Array, floor: Floor = "none") -> jax.Array:
-    """y = R + gamma^n * mask * V(o_{t+n}), without a gradient: float32[B].
-
-    mc: max(y, G), G the realised return from o_t to the task's termination (`batch.mc_return`, -inf where unknown):
-    the reference values of Cal-QL (Nakamoto et al. 2023), applied to the target.
-    """
+def bootstrap_target(batch: ChunkBatch, discount: float, next_value: jax.Array) -> jax.Array:
+    """y = R + gamma^n * mask * V(o_{t+n}), without a gradient: float32[B]."""
     y = chunk_return(batch.rewards, discount) + batch.discount_n * batch.mask * next_value
-    if floor == "mc":
-        y = jnp.maximum(y, batch.mc_return)
     return jax.lax.stop_gradient(y)
 
 

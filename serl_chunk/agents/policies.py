@@ -1,4 +1,4 @@
-"""Chunk policies: the flow and the Gaussian, of acfql, acrlpd and bc, and the one-step policy distilled from a flow.
+"""Chunk policies: the flow and the Gaussian, of acfql, acrlpd and bc.
 
 They read a `Context`. Chunks come out as the networks give them; the agent bounds them to model space.
 """
@@ -14,17 +14,18 @@ import jax.numpy as jnp
 from serl_chunk.agents.losses import imitation_sum
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, key_of
-from serl_chunk.config.agents import FlowConfig
+from serl_chunk.config.agents import DELAY_MAX, FlowConfig
 from serl_chunk.models.distributions import TanhNormal
-from serl_chunk.models.flow import VelocityField, integrate, interpolate
+from serl_chunk.models.flow import VelocityField, integrate, interpolate, linear_share
 from serl_chunk.models.mlp import Activation, KernelInit, Mlp, Norm
 from serl_chunk.models.sums import Sum
 from serl_chunk.types import STATE, ChunkBatch
 
 _LOG_STD_MAX = 2.0
+ALONE = 0.25  # scale of the noise that a candidate explores from which is compared with no other
 
 
-class _ChunkPolicy:
+class ChunkNetwork:
     """Base: a network of flat chunks float32[..., H*A]."""
 
     def __init__(self, spec: AgentSpec) -> None:
@@ -34,28 +35,23 @@ class _ChunkPolicy:
         return flat.reshape(*flat.shape[:-1], self.spec.horizon, self.spec.action_dim)
 
 
-def _norm(flow: FlowConfig) -> Norm:
-    return "after" if flow.layer_norm else "none"
-
-
-class FlowPolicy(_ChunkPolicy):
+class FlowPolicy(ChunkNetwork):
     """Chunks by integrating a learned velocity field, whose parameters are those of the policy.
 
-    The network predicts the velocity, or with `predicts=chunk` the chunk a' that a path ends at: the velocity is
-    (a' - x_t) / (1 - t) then (Li and He 2025).
+    The field is v(o, x, t) = net(o, x, t) + k(t) x, where k(t) x is the velocity's regression on x_t of chunks whose
+    deviation is `flow.spread`: the net does not carry the noise through its layers in order to subtract it. `published`
+    fields have no such part, and start from noise of scale 1 (Li, Zhou and Levine 2025).
 
     With `train_delay` the field has H more inputs, 1 where an action is given, and sees those actions as they are at
     every t (training-time RTC, Black et al. 2025, with a mask in place of a time per action).
 
-    `layers` are other ones of `VelocityField` than these settings have.
+    `layers` are those of `VelocityField`.
     """
 
-    def __init__(self, flow: FlowConfig, spec: AgentSpec, **layers: Any) -> None:
+    def __init__(self, flow: FlowConfig, spec: AgentSpec, *, published: bool = False, **layers: Any) -> None:
         super().__init__(spec)
-        self.flow, self.sees_given = flow, flow.train_delay != "none"
-        time = "fourier" if flow.fourier_dim else "cosine"
-        own: dict[str, Any] = {"norm": _norm(flow), "time": time, "fourier_dim": flow.fourier_dim}
-        self.field: Any = VelocityField(flow.hidden, self.chunk_dim, **own | layers)
+        self.flow, self.published, self.sees_given = flow, published, flow.train_delay != "none"
+        self.field: Any = VelocityField(flow.hidden, self.chunk_dim, **layers)
 
     def init(self, key: jax.Array, features: jax.Array) -> Params:
         batch = features.shape[:-1]
@@ -75,7 +71,7 @@ class FlowPolicy(_ChunkPolicy):
             "t": jax.random.uniform(key_of(key, "t"), (b,)),
         }
         if self.flow.train_delay == "sampled":
-            draws["delay"] = jax.random.randint(key_of(key, "delay"), (b,), 0, self.flow.train_delay_max + 1)
+            draws["delay"] = jax.random.randint(key_of(key, "delay"), (b,), 0, DELAY_MAX + 1)
         return draws
 
     def given(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
@@ -90,34 +86,24 @@ class FlowPolicy(_ChunkPolicy):
         self, params: Params, context: Context, x: jax.Array, t: jax.Array, given: jax.Array, *, repeated: bool = False
     ) -> jax.Array:
         """v at x float32[..., D] and t float32[...], `given` float32[..., H]; `repeated`: see `VelocityField`."""
-        output = self._output(params, context, x, t, given, repeated=repeated)
-        # Euler's method takes no t nearer to 1 than a step.
-        return output if self.flow.predicts == "velocity" else (output - x) / (1 - t)[..., None]
-
-    def _output(
-        self, params: Params, context: Context, x: jax.Array, t: jax.Array, given: jax.Array, *, repeated: bool = False
-    ) -> jax.Array:
-        return self.field.apply({"params": params}, self._inputs(context.features, given), x, t, repeated=repeated)
+        inputs = self._inputs(context.features, given)
+        net = self.field.apply({"params": params}, inputs, x, t, repeated=repeated)
+        return net if self.published else net + linear_share(t, self.flow.spread)[..., None] * x
 
     def loss(
         self, params: Params, context: Context, chunks: jax.Array, weight: jax.Array, given: jax.Array, draws: Noise
     ) -> Sum:
         """Conditional flow matching under `weight` float32[B, H] or [B, H, A] of |v(o, x_t, t) - (a - z)|^2.
 
-        With `predicts=chunk` of |a'(o, x_t, t) - a|^2: what the former would be for v = (a' - x_t) / (1 - t), times
-        (1 - t)^2. Where `given` float32[B, H] is 1, x_t is the action itself, and the step has no weight.
+        Where `given` float32[B, H] is 1, x_t is the action itself, and the step has no weight.
         """
         flat = chunks.reshape(chunks.shape[0], -1)
-        if self.flow.predicts == "chunk" and self.spec.bounded:
-            # None that acts is further out; steps of an arm that was pushed away are.
-            flat = jnp.clip(flat, -1.0, 1.0)
         x, velocity = interpolate(draws["x0"], draws["t"], flat)
         if self.sees_given:
             x = jnp.where(jnp.repeat(given, chunks.shape[-1], axis=-1) > 0, flat, x)
             free = 1.0 - given
             weight = weight * (free if weight.ndim == free.ndim else free[..., None])
-        output = self._output(params, context, x, draws["t"], given)
-        error = (output - (flat if self.flow.predicts == "chunk" else velocity)) ** 2
+        error = (self.velocity(params, context, x, draws["t"], given) - velocity) ** 2
         return imitation_sum(error.reshape(chunks.shape), weight)
 
     def sample(
@@ -143,43 +129,25 @@ class FlowPolicy(_ChunkPolicy):
     def candidate_noise(
         self, key: jax.Array, observation: Observation, count: int, *, explore: bool, alone: jax.Array | bool = False
     ) -> jax.Array:
-        """Starting noise of N candidates float32[N, D], scaled from `noise_low` for the first to 1.
+        """Starting noise of N candidates float32[N, D], scaled from 0 for the first to 1; `published`: all by 1.
 
-        Where the first one explores and is compared with no other, N = 1 or `alone` bool[], its scale is at least
-        `noise_alone`: an imitation that starts from its mode tries nothing.
+        Where the first one explores and is compared with no other, N = 1 or `alone` bool[], its scale is ALONE: an
+        imitation that starts from its mode tries nothing.
 
         A flow policy reproduces its demonstrators' tremor from the noise it starts with; less noise gives chunks nearer
         to the mode. Not exploring, the noise is a function of the observation: the policy is deterministic, but does
         not repeat a draw where the robot got stuck.
         """
-        key = key if explore else observation_key(observation)
-        flow = self.flow
-        scale = jnp.linspace(flow.noise_low, 1.0, count) if count > 1 else jnp.full((1,), flow.noise_low)
+        noise = jax.random.normal(key if explore else observation_key(observation), (count, self.chunk_dim))
+        if self.published:
+            return noise
+        scale = jnp.linspace(0.0, 1.0, count)
         if explore:
-            first = max(flow.noise_low, flow.noise_alone)
-            scale = scale.at[0].set(jnp.where(alone, first, flow.noise_low) if count > 1 else first)
-        return scale[:, None] * jax.random.normal(key, (count, self.chunk_dim))
+            scale = scale.at[0].set(jnp.where(jnp.logical_or(alone, count == 1), ALONE, 0.0))
+        return scale[:, None] * noise
 
 
-class OneStepPolicy(_ChunkPolicy):
-    """Chunks mu(o, z) by one pass from noise z (FQL, Park 2025); the parameters are the network's."""
-
-    def __init__(self, flow: FlowConfig, spec: AgentSpec, **layers: Any) -> None:
-        super().__init__(spec)
-        self.net: Any = Mlp(flow.hidden, self.chunk_dim, _norm(flow), **layers)
-
-    def init(self, key: jax.Array, features: jax.Array) -> Params:
-        noise = jnp.zeros((*features.shape[:-1], self.chunk_dim), jnp.float32)
-        return self.net.init(key, jnp.concatenate([features, noise], -1))["params"]
-
-    def sample(self, params: Params, context: Context, noise: jax.Array) -> jax.Array:
-        """Chunks float32[..., N, H, A] before any clip, from noise float32[..., N, H*A]."""
-        features = context.features[..., None, :]
-        features = jnp.broadcast_to(features, (*noise.shape[:-1], features.shape[-1]))
-        return self.chunks(self.net.apply({"params": params}, jnp.concatenate([features, noise], -1)))
-
-
-class GaussianPolicy(_ChunkPolicy):
+class GaussianPolicy(ChunkNetwork):
     """TanhNormal over flat chunks; the net's outputs are means, then log sigmas."""
 
     def __init__(

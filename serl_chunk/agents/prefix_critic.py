@@ -18,8 +18,8 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import Metrics, Params
-from serl_chunk.config.agents import AgentConfig
+from serl_chunk.agents.state import Alone, Metrics, Params
+from serl_chunk.config.agents import DecoupledConfig
 from serl_chunk.models.sums import Sum, mean_of
 
 
@@ -32,7 +32,7 @@ class PrefixCritic(ChunkCritic):
 
     heads: ClassVar[str] = "prefix"
 
-    def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
+    def __init__(self, config: DecoupledConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
         self.steps = spec.prefix_steps
         count = config.prefix_lengths
@@ -76,7 +76,7 @@ class PrefixCritic(ChunkCritic):
             "critic/prefix_head_std": mean_of(jnp.std(values, axis=0)),
         }
 
-    def plan(self, params: Params, features: jax.Array, chunk: jax.Array, trusted: jax.Array | bool) -> Metrics:
+    def plan(self, params: Params, features: jax.Array, chunk: jax.Array, alone: Alone = False) -> Metrics:
         """Decide how many actions of a chunk float32[H, A], chosen at features float32[F], to execute until replanning.
 
         The heads' disagreement behind the first length m_1 is
@@ -84,9 +84,9 @@ class PrefixCritic(ChunkCritic):
             s_m = std over k of [Q_m,k(o, a_0..a_{m-1}) - Q_m1,k(o, a_0..a_{m1-1})]
 
         in which their values of the state and of the first actions cancel. "steps" int32[] is the last of the lengths
-        up to which no s_m exceeds `agent.replan_spread` (our own rule; no published one), or e while the critic is not
-        `trusted` bool[] (`pretrain_candidates`). "spread" float32[N] is s_m of the N lengths. Both are for the
-        decision's record; nothing where `agent.replan_spread` is none.
+        up to which no s_m exceeds `agent.replan_spread` (our own rule; no published one), or e where the critic
+        has no say (`alone`). "spread" float32[N] is s_m of the N lengths. Both are for the decision's record; nothing
+        where `agent.replan_spread` is none.
         """
         if self.replan_spread is None:
             return {}
@@ -94,6 +94,6 @@ class PrefixCritic(ChunkCritic):
         features = jnp.tile(features[None], (len(shown), 1))
         values = self.values(params, features, shown)
         spread = jnp.std(values - values[:, :1], axis=0)
-        near = jnp.logical_or(spread <= self.replan_spread, jnp.logical_not(trusted))
+        near = jnp.logical_or(spread <= self.replan_spread, alone)
         agreed = jnp.cumprod(near.astype(jnp.int32))  # the first always: its spread is 0
         return {"steps": jnp.asarray(self.lengths, jnp.int32)[jnp.sum(agreed) - 1], "spread": spread}

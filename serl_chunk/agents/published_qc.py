@@ -26,7 +26,7 @@ towards the critics before the step. What acrlpd imitates are all rows, also bey
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -36,12 +36,13 @@ from serl_chunk.agents.acfql import FlowActor
 from serl_chunk.agents.acrlpd import GaussianActor
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.losses import soft_update
-from serl_chunk.agents.policies import FlowPolicy, GaussianPolicy, OneStepPolicy
+from serl_chunk.agents.policies import ChunkNetwork, FlowPolicy, GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Loss, Noise, Observation, Params, Updated, key_of
+from serl_chunk.agents.state import AgentState, Committed, Context, Loss, Noise, Observation, Params, key_of
 from serl_chunk.config.agents import FlowConfig
 from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.models.flow import interpolate
+from serl_chunk.models.mlp import Mlp
 from serl_chunk.models.sums import mean_of
 from serl_chunk.types import ChunkBatch
 
@@ -50,10 +51,29 @@ EDGE = 1e-5  # imitated actions are moved to within 1 - this, where log pi is fi
 _LOG_STD_MIN = -20.0
 
 
+class OneStepPolicy(ChunkNetwork):
+    """Chunks mu(o, z) by one pass from noise z (FQL, Park 2025); the parameters are the network's."""
+
+    def __init__(self, hidden: Sequence[int], spec: AgentSpec, **layers: Any) -> None:
+        super().__init__(spec)
+        self.net: Any = Mlp(hidden, self.chunk_dim, **layers)
+
+    def init(self, key: jax.Array, features: jax.Array) -> Params:
+        noise = jnp.zeros((*features.shape[:-1], self.chunk_dim), jnp.float32)
+        return self.net.init(key, jnp.concatenate([features, noise], -1))["params"]
+
+    def sample(self, params: Params, context: Context, noise: jax.Array) -> jax.Array:
+        """Chunks float32[..., N, H, A] before any clip, from noise float32[..., N, H*A]."""
+        features = context.features[..., None, :]
+        features = jnp.broadcast_to(features, (*noise.shape[:-1], features.shape[-1]))
+        return self.chunks(self.net.apply({"params": params}, jnp.concatenate([features, noise], -1)))
+
+
 class PublishedQc(ActorCritic):
     """What both agents have in common: the critics' loss, and one step of everything at once."""
 
     config: PublishedQcConfig
+    together = True
 
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """ "next" float32[B, N, D], standard normal; N is 1 but for best-of-n."""
@@ -69,13 +89,6 @@ class PublishedQc(ActorCritic):
         now = self.critic_context(critic, base, batch.observations)
         return self.regression(critic, now, batch, self.critic_target(state, base, batch, draws))
 
-    def _update(self, state: AgentState, base: Params, batches: Mapping[str, ChunkBatch]) -> Updated:
-        def step(s: AgentState, batch: ChunkBatch) -> Updated:
-            return self._drawn_step(s, base, self.seen(s, base, batch), "critic", "policy")
-
-        state, metrics = jax.lax.scan(step, state, batches["critic"])
-        return state, jax.tree.map(jnp.mean, metrics)
-
     def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
         before = {name: state.critic[name] for name in state.target}
         target = soft_update(before, state.target, self.config.tau)
@@ -87,13 +100,47 @@ class PublishedAcfql(PublishedQc, FlowActor):
 
     def __init__(self, config: PublishedQcConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec, norm="after" if config.layer_norm else "none", **_FLOW_LAYERS)
-        flow = FlowConfig(
-            hidden=config.actor_hidden_dims, steps=config.flow_steps, layer_norm=config.actor_layer_norm,
-            fourier_dim=config.fourier_feature_dim if config.use_fourier_features else 0, noise_low=1.0,
-        )  # fmt: skip
-        time = "fourier" if config.use_fourier_features else "raw"
-        self.flow = FlowPolicy(flow, spec, time=time, **_FLOW_LAYERS)
-        self.one_step = None if config.best_of_n else OneStepPolicy(flow, spec, **_FLOW_LAYERS)
+        layers: dict[str, Any] = {"norm": "after" if config.actor_layer_norm else "none", **_FLOW_LAYERS}
+        hidden, self.one_step = config.actor_hidden_dims, None
+        if not config.best_of_n:
+            self.one_step = OneStepPolicy(hidden, spec, **layers)
+        layers["time"] = "fourier" if config.use_fourier_features else "raw"
+        flow = FlowConfig(hidden=hidden, steps=config.flow_steps)
+        self.flow = FlowPolicy(flow, spec, published=True, fourier_dim=config.fourier_feature_dim, **layers)
+
+    def init(self, rng: jax.Array) -> AgentState:
+        policy = self.init_policy(key_of(rng, "flow"), self.flow, "flow")
+        if self.one_step is not None:
+            policy["onestep"] = self.init_policy(key_of(rng, "one step"), self.one_step, "net")
+        return self.initial_state(rng, policy)
+
+    def sampled(
+        self, policy: Params, critic: Params, base: Params, observation: Observation, noise: jax.Array,
+        committed: Committed | None = None,
+    ) -> jax.Array:  # fmt: skip
+        if self.one_step is None:
+            return super().sampled(policy, critic, base, observation, noise, committed)
+        student = policy["onestep"]
+        context = self.policy_context(student, critic, base, observation)
+        return self.bounded(self.one_step.sample(student["net"], context, noise))
+
+    def next_chunk(self, state: AgentState, base: Params, observations: Observation, noise: jax.Array) -> jax.Array:
+        """The best of N chunks at o' by the online critic (QC, equation 7), flat, from noise float32[B, N, D]."""
+        sampled = lambda o, z: self.sampled(state.policy, state.critic, base, o, z)  # noqa: E731
+        return self.best_sample(sampled, state.critic, base, observations, noise)
+
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
+        """The flow's; for distill-ddpg "distill" float32[B, D], standard normal."""
+        draws = self.flow.draws(key, batch)
+        if self.one_step is not None:
+            draws["distill"] = jax.random.normal(key_of(key, "distill"), draws["x0"].shape)
+        return draws
+
+    def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
+        params = super().policy_params(state, pretrained=pretrained)
+        if self.one_step is not None:  # the teacher does not travel
+            params["policy"] = {"onestep": params["policy"]["onestep"]}
+        return params
 
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
@@ -107,12 +154,15 @@ class PublishedAcfql(PublishedQc, FlowActor):
         metrics = {"actor/bc_loss": imitation}
         if self.one_step is None:
             return Loss((imitation,), metrics)
-        distance, chunk = self.distilled(policy, state.critic, base, context, batch, draws["distill"])
-        metrics["actor/distill_loss"] = distance
+        noise, student = draws["distill"][:, None], policy["onestep"]
+        teacher = jax.lax.stop_gradient(self.bounded(self.flow.sample(policy["flow"], context, noise)))
+        seen = self.policy_context(student, state.critic, base, batch.observations)
+        chunk = self.one_step.sample(student["net"], seen, noise)
+        metrics["actor/distill_loss"] = distance = mean_of((chunk - teacher) ** 2)
         terms = imitation, distance.times(self.config.alpha)
         if bc_only:
             return Loss(terms, metrics)
-        q = self.climbed(state, base, batch.observations, chunk)
+        q = self.climbed(state, base, batch.observations, self.bounded(chunk[:, 0]))
         return Loss((*terms, q.times(-1.0)), metrics | {"actor/q": q})
 
 

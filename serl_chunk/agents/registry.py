@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from serl_chunk.agents.spec import agent_spec
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, DecoupledConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.types import ConfigError, RobotSpec
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # configuration -> module and class of its implementation
 IMPLEMENTATIONS: dict[type[AgentConfig], tuple[str, str]] = {
     AcfqlConfig: ("serl_chunk.agents.acfql", "Acfql"),
+    DecoupledConfig: ("serl_chunk.agents.acfql", "Acfql"),
     AcrlpdConfig: ("serl_chunk.agents.acrlpd", "Acrlpd"),
     BcConfig: ("serl_chunk.agents.bc", "Bc"),
     PublishedQcConfig: ("serl_chunk.agents.published_qc", "published_qc"),

@@ -37,6 +37,7 @@ class AgentSpec:
     critic_steps: int  # actions the critic scores; more than horizon with a prefix critic only
     cameras: tuple[CameraSpec, ...]  # with the size of the frames that it reads
     discount: float  # per tick
+    value_range: tuple[float, float] | None = None  # of returns, which the critic is bounded by; None: it is not
     prefix_steps: int = 0  # actions the prefix critic scores, those that are executed; 0 where there is none
     grippers: tuple[int, ...] = ()  # action dimensions that are grippers
     gripper_inputs: int = 0  # numbers of a discrete gripper's choice that the critic sees
@@ -59,6 +60,7 @@ def agent_spec(config: ExperimentConfig, spec: RobotSpec) -> AgentSpec:
         config.chunk.critic_steps,
         shown(map(spec.camera, config.agent.image_keys), config.agent.encoder.frame_size),
         config.discount,
+        config.value_range,
         config.chunk.executed if config.agent.prefix_critic else 0,
         spec.grippers,
         policy_batch=config.learner.policy_batch_size,

@@ -20,6 +20,7 @@ Metrics = dict[str, jax.Array]
 Observation = Mapping[str, jax.Array]  # state, prompt, and frames or features of cameras by name
 Noise = Any  # random numbers: an array, or a dict of arrays by what they are for
 Committed = tuple[Array, Array]  # actions float32[..., H, A] in model space that are given, mask float32[..., H]
+Alone = Array | bool  # bool[]: the policy's first candidate acts, whatever the critic's values are
 
 
 class AgentState(flax.struct.PyTreeNode):

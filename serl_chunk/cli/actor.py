@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from serl_chunk.actor.canary import check_signal
 from serl_chunk.actor.link import open_link
 from serl_chunk.actor.remote_policy import sent_cameras
 from serl_chunk.actor.service import ActorService, ActorSummary
@@ -64,7 +65,7 @@ def run_training_actor(
         actor = stack.enter_context(ActorService(config, actor_id=actor_id, agent=agent, link=link, stop=stop))
         connected.set()
         actor.operator = operators.enter_context(
-            console_of(config, actor_id, amend=link.amend, end=stop.set, other_inputs=page is not None)
+            console_of(config, actor_id, amend=actor.amend, end=stop.set, other_inputs=page is not None)
         )
         if actor.operator is not None:
             actor.operator.labels.notes = link
@@ -84,6 +85,7 @@ def _checked(config: ExperimentConfig, *, with_page: bool) -> Iterator[None]:
     there, approve = check_operator(config, other_inputs=with_page), config.operator.approve
     alone = f"{approve} chunks need an operator, and there is none. Start it at a terminal, or with --viewer"
     require(not approve or there, "operator.approve", alone)
+    check_signal(config, operator=there)
     yield
 
 

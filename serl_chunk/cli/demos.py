@@ -36,13 +36,8 @@ class DemoOptions(NamedTuple):
     @classmethod
     def of(cls, flags: argparse.Namespace) -> DemoOptions:
         """Read the flags `--demo_color` and so on; raises ConfigError."""
-        keep_solved = flags.demo_keep_solved
-        if flags.demo_solved is not None:
-            keep_solved = flags.demo_solved == "keep"
-            current = "--demo_keep_solved" if keep_solved else "--no-demo_keep_solved"
-            logger.warning(f"--demo_solved {flags.demo_solved} is now {current}")
         options = recorded_facts(flags, prefix="demo_")
-        options = dataclasses.replace(options, solved="keep" if keep_solved else "drop")
+        options = dataclasses.replace(options, solved="keep" if flags.demo_keep_solved else "drop")
         return cls(options, flags.demo_format, flags.dataset_dir)
 
     def of_robot(self, robot: RobotConfig) -> DemoOptions:

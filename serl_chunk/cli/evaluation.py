@@ -32,9 +32,7 @@ from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.compatibility import affects_acting
 from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.former_qc import former_convention
 from serl_chunk.config.overrides import difference, to_dict
-from serl_chunk.config.removed import agent_kind, removal_hint, still_acting
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.io import os_reason
@@ -64,6 +62,7 @@ class EvaluationOptions(NamedTuple):
     save_video: bool = False
     stochastic: bool = False  # the mean policy and the sampled one
     validation: bool = False  # on the start states that checkpoints are chosen on
+    arms: tuple[str, ...] = ("",)  # see `policy.Request`; empty: who acts is as in a run without arms
 
 
 class Checkpoint(NamedTuple):
@@ -125,9 +124,9 @@ def run_evaluation(
             entries = [
                 evaluate.Entry(
                     evaluate.policy_of(env, agent, c.preprocess, c.snapshot, config), mean,
-                    films and films / f"{c.snapshot.version}_{'mean' if mean else 'sampled'}",
+                    films and films / _films_of(c, mean=mean, arm=arm), arm,
                 )
-                for c in checkpoints for mean in modes
+                for c in checkpoints for mean in modes for arm in options.arms
             ]  # fmt: skip
         stop_on_signals(stop, "reporting the finished episodes")
         labels.operator = stack.enter_context(
@@ -149,6 +148,10 @@ def run_evaluation(
     if stop.is_set():
         raise KeyboardInterrupt
     return status
+
+
+def _films_of(checkpoint: Checkpoint, *, mean: bool, arm: str) -> str:
+    return "_".join(filter(None, (str(checkpoint.snapshot.version), "mean" if mean else "sampled", arm)))
 
 
 def _report(
@@ -175,8 +178,8 @@ def _report(
             where, status = "none (it could not be written)", 1
     for checkpoint in checkpoints:
         own = [r for r in results if r.policy_version == checkpoint.snapshot.version]
-        if own:
-            line = summary_line(own[0], where)
+        for result in own[: len(options.arms)]:  # those of the first mode
+            line = summary_line(result, where)
             print(line if len(checkpoints) == 1 else f"{line} checkpoint={checkpoint.snapshot.version}", flush=True)
     if not checkpoints:
         print(summary_line(results[0], where), flush=True)
@@ -211,16 +214,13 @@ def checkpoints_of_run(
         if (theirs := saved.get(flag, "")) != ours:
             remedy = f"give --{flag} {theirs} here too" if theirs else f"leave --{flag} {ours} out"
             raise ConfigError(f"{run} was trained with --{flag}={theirs or 'none'}: {remedy}")
-    removed = still_acting(saved)
-    if hint := removal_hint(removed[0], agent_kind(saved)) if removed else former_convention(saved):
-        raise ConfigError(f"{run / CONFIG}: {hint}, and this run acts by it. Evaluate the run with that commit")
     store, recorded = CheckpointStore(run), _recorded(saved, config)
     found = [evaluations.wanted_policy(run, store, step) for step in steps]
     differences = _differences(saved, recorded)
     checkpoints = []
     for each in found:
         preprocess = Preprocess.restored(config, spec, each.meta, each.normaliser)
-        agent.check_base(each.meta.get("base_digest", ""))
+        agent.check_base(each.meta["base_digest"])
         try:
             agent.load_params(each.params)
         except ConfigError as error:
@@ -254,7 +254,7 @@ def _recorded(saved: dict[str, Any], config: ExperimentConfig) -> list[str]:
 
 
 def _differences(saved: dict[str, Any], recorded: list[str]) -> list[str]:
-    """Warn of and return the lines of `recorded` that affect acting; settings newer than the run are left out."""
+    """Warn of and return the lines of `recorded` that affect acting; settings that the run lacks are left out."""
     lines = []
     for line in recorded:
         path = line.partition(": ")[0]
@@ -305,7 +305,7 @@ def _save(
     in_turns = {} if len(own) == len(results) else {"in_turns_with": _others(own, results)}
     rows = [r.to_json() | ({"turns": r.turns} if in_turns else {}) for r in own]
     evaluations.save(run, step, purpose, rows, checkpoint.differences, in_turns)
-    if not validation and not own[0].interrupted:
+    if not validation and not own[0].interrupted and not own[0].arm:  # a report's curves are of what a run acts by
         with MetricsLog(run, wandb_project=None, wandb_name="", config={}) as metrics:
             for r in own:
                 metrics.evaluation(checkpoint.counters, checkpoint=step, starts_repeat=r.starts_repeat, **r.figures())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from threading import Event
 from typing import Any
 
+from serl_chunk.actor.canary import check_signal
 from serl_chunk.actor.link import RunProgress
 from serl_chunk.actor.service import ActorService, ActorSummary
 from serl_chunk.cli.actor import report_session
@@ -101,6 +102,7 @@ def train_local(
             "use --learner and --actor",
             parameter="learner.utd_ratio",
         )
+    check_signal(config, operator=False)
     warn_of_lockstep(config)
     spec = prepare(config, options)
     with locked_run(config, spec, options.checkpoint_path) as (run, status, stack):

@@ -143,16 +143,18 @@ def run_export(flags: argparse.Namespace, rest: Sequence[str]) -> int:
     from serl_chunk.data.preprocess import fit_preprocess
     from serl_chunk.runs.checkpoints import CheckpointStore
     from serl_chunk.runs.evaluations import wanted_policy
+    from serl_chunk.runs.folder import read_config
     from serl_chunk.runs.openpi_checkpoints import export
 
     config, run = load_flags(flags, rest), Path(flags.run_folder)
     model = _of(config)
     if not run.is_dir():
         raise DataError(f"{run}: there is no such folder. Give the folder of a run")
+    read_config(run)  # checks its format
     stored = wanted_policy(run, CheckpointStore(run), flags.step)
     spec = spec_of(config)
     agent = make_agent(config, spec)
-    agent.check_base(stored.meta.get("base_digest", ""))
+    agent.check_base(stored.meta["base_digest"])
     params: Any = agent.load_params(stored.params)
     base = params.get("base", {}).get("pi0", {})
     stats, file = None, Path(config.normaliser.norm_stats)

@@ -14,7 +14,6 @@ from serl_chunk.config.fields import check_unused, settings_of
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.operator import OF_PAGES
 from serl_chunk.config.presets import COMPAT, configured
-from serl_chunk.config.renamed import current_overrides
 from serl_chunk.data.prompts import make_prompts
 from serl_chunk.extras import choose_opengl
 from serl_chunk.outcomes.robot import spec_of_robot
@@ -115,7 +114,7 @@ def flag_of(parameter: str, arguments: Sequence[str], flags: Collection[str]) ->
 
 
 def split_overrides(rest: Sequence[str], known: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Return `--config.a.b=value` as (current path, text); raises ConfigError with the nearest of the flags `known`."""
+    """Return `--config.a.b=value` as (path, text); raises ConfigError with the nearest of the flags `known`."""
     out: list[tuple[str, str]] = []
     items = list(rest)
     while items:
@@ -130,10 +129,7 @@ def split_overrides(rest: Sequence[str], known: Sequence[str] = ()) -> list[tupl
                 raise ConfigError(f"{item} needs a value: {item}=VALUE")
             text = items.pop(0)
         out.append((path, text))
-    current, lines = current_overrides(out)
-    for line in lines:
-        logger.info(line)
-    return current
+    return out
 
 
 def load(
@@ -172,11 +168,10 @@ def print_config(config: ExperimentConfig, spec: RobotSpec) -> None:
     logger.info(f"effective reward: {r.scale:g} * reward + {r.offset:g}; a declared failure gives {r.failure_reward:g}")
     delay, flow = config.actor.delay_ticks, getattr(config.agent, "flow", None)
     if delay and (flow is None or flow.train_delay == "none"):
-        acts = getattr(config.agent, "actor_type", getattr(config.agent, "policy", None))
         remedy = (
             "Train it for them with --config.agent.flow.train_delay=sampled"
-            if acts in ("best-of-n", "flow")
-            else "Only flows that act themselves can be (agent acfql with actor_type=best-of-n, bc with policy=flow)"
+            if flow is not None and getattr(config.agent, "policy", "flow") == "flow"
+            else "Only flows can be (agent acfql, bc with policy=flow)"
         )
         untrained = "this policy is not trained for actions that are committed during inference"
         logger.warning(f"actor.delay_ticks={delay}: {untrained}. {remedy} (docs/algorithms/delay.md).")

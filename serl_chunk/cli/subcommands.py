@@ -154,6 +154,21 @@ def _report(arguments: list[str]) -> int:
     return 0
 
 
+def _rollback(arguments: list[str]) -> int:
+    p = _parser(
+        "rollback",
+        "Let a run go on from an earlier policy version, after its learner was stopped. The checkpoints after it are "
+        "moved aside, all recorded episodes stay, and the next snapshots have new versions.",
+    )
+    p.add_argument("run", metavar="RUN", help="the run folder")
+    p.add_argument("--to", type=int, metavar="VERSION", help="a policy version with a checkpoint (default: list them)")
+    flags = p.parse_args(arguments)
+    quiet_libraries()
+    from serl_chunk.cli.rollback import run_rollback
+
+    return run_rollback(Path(flags.run).expanduser(), flags.to)
+
+
 def _presets(arguments: list[str]) -> int:
     _parser("presets", "List the algorithms that --preset names.").parse_args(arguments)
     from serl_chunk.cli.experiments import run_presets
@@ -371,6 +386,7 @@ COMMANDS: dict[str, Command] = {
     "attention": Command(_attention, "fit and test an alarm on a fall of Q, for the operator"),
     "presets": Command(_presets, "list the algorithms that --preset names"),
     "report": Command(_report, "write the report of a run"),
+    "rollback": Command(_rollback, "let a run go on from an earlier policy version"),
     "keys": Command(_keys, "admit robot PCs to a learner over a network"),
     "doctor": Command(_doctor, "check what lies between a robot PC and its learner"),
     "robot": Command(_robot, "the serl-chunk-robot command, for PCs that drive a robot"),

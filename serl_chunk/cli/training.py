@@ -12,7 +12,7 @@ from serl_chunk.cli.logs import add_log_flags, configure
 from serl_chunk.cli.process import OF_THE_LEARNER, add_aliases, add_experiment_flags, load_flags
 from serl_chunk.cli.subcommands import COMMANDS, Parser, quiet_libraries
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.types import ConfigError
+from serl_chunk.types import BEST, ONE, ConfigError
 from serl_chunk.version import version_info
 
 LOOPBACK = "127.0.0.1"
@@ -94,7 +94,6 @@ def training_parser() -> Parser:
     add("demo_env", "OGBench task whose rewards are computed", "TASK", "lbo", default="")
     add("demo_keep_solved", "steps of OGBench's data that begin in a solved state are examples of success, or left out",
         modes="lbo", action=argparse.BooleanOptionalAction, default=True)  # fmt: skip
-    add("demo_solved", argparse.SUPPRESS, modes="lbo", choices=("drop", "keep"))  # a former name
     learner.add_argument(
         "--demo_proportion", "--dataset_proportion", type=float, default=1.0, metavar="P",
         help="use the first P of them (of OGBench's and D4RL's data: of the steps), and of every shard",
@@ -120,6 +119,8 @@ def training_parser() -> Parser:
     add("eval_n_trajs", "episodes of the evaluation, for each checkpoint", "K", type=int, default=0)
     add("save_video", "film the evaluation's episodes", modes="e")
     add("eval_stochastic", "evaluate the mean policy and the sampled one", modes="e")
+    add("eval_arm", "one (the policy's first candidate), best (of agent.candidates) or both in turns", modes="e",
+        choices=("one", "best", "both"))  # fmt: skip
     add("eval_validation", "use the start states that checkpoints are chosen on (for best)", modes="e")
 
     group = p.add_argument_group("keys (both sides; see serl-chunk keys --help)")
@@ -170,7 +171,7 @@ def run_training(arguments: list[str]) -> int:
     steps = () if config.actor.policy else _checkpoints(flags.eval_checkpoint_step)
     options = EvaluationOptions(
         steps, flags.eval_n_trajs, flags.save_video, flags.eval_stochastic,
-        flags.eval_validation,
+        flags.eval_validation, (ONE, BEST) if flags.eval_arm == "both" else (flags.eval_arm or "",),
     )  # fmt: skip
     source = None if config.actor.policy else Path(flags.checkpoint_path) if flags.checkpoint_path else address
     return run_evaluation(config, options, source, viewer=flags.viewer)
@@ -262,7 +263,7 @@ def check_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace, conf
     offline = config.learner.online_steps == 0 and not evaluating
     own = "it is about a learner's own evaluations. Add --eval_interval N; that of a checkpoint has --eval_n_trajs and "
     server = "has no effect: a policy server is evaluated (actor.policy). Remove it."
-    of_checkpoints = ("checkpoint_path", "ip", "port", "keys", "insecure", "actor_id", "eval_stochastic")
+    of_checkpoints = ("checkpoint_path", "ip", "port", "keys", "insecure", "actor_id", "eval_stochastic", "eval_arm")
     for wrong, name, text in (
         *((served and evaluating and name in given, name, server) for name in of_checkpoints),
         (evaluating and {"checkpoint_path", "ip"} <= given, "ip",
@@ -270,6 +271,8 @@ def check_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace, conf
         (evaluating and {"checkpoint_path", "keys"} <= given, "keys",
          "it is for a learner at --ip; --checkpoint_path needs none. Remove one of them."),
         ({"keys", "insecure"} <= given, "insecure", "it means no keys, and --keys is given. Remove one of them."),
+        ("eval_arm" in given and config.agent.candidates == 1, "eval_arm",
+         f"{flags.eval_arm} has no effect: agent.candidates is 1, so one candidate acts. Remove it."),
         ("eval_episodes" in given and not config.learner.eval_interval, "eval_episodes", f"{own}--save_video."),
         ("video_episodes" in given and not config.learner.eval_interval, "video_episodes", f"{own}--save_video."),
         ("dataset_replace_interval" in given and "dataset_dir" not in given, "dataset_replace_interval",

@@ -6,23 +6,19 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
-from serl_chunk.config.critics import Activation, CriticConfig
+from serl_chunk.config.critics import Activation, CriticConfig, SacCriticConfig
 from serl_chunk.config.encoders import EMBEDDED, EncoderConfig
-from serl_chunk.config.fields import CRITIC, Group, acting, as_text, needs, require, setting, shaping, widths
-from serl_chunk.config.gripper import GripperConfig
+from serl_chunk.config.fields import Group, acting, as_text, needs, require, setting, shaping, widths
+from serl_chunk.config.gripper import GripperConfig, SacGripperConfig
 from serl_chunk.config.language import LanguageConfig
-from serl_chunk.config.optimisers import (
-    CriticOptimiserConfig,
-    EncoderOptimiserConfig,
-    Optimiser,
-    check_schedule,
-)
+from serl_chunk.config.optimisers import Optimiser
 from serl_chunk.config.pi0 import Pi0Config
 
-_PREFIXED = needs("agent.prefix_critic", True)
+DELAY_MAX = 2  # actions that `agent.flow.train_delay=sampled` gives at most
+
+KernelInit = Literal["lecun_normal", "xavier_uniform"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,70 +27,42 @@ class AgentConfig(Group, path="agent."):
 
     kind: ClassVar[str] = ""
 
-    lr: float = setting(3e-4, "learning rate (Adam), of the policy and of all that set no other", above=0)
-    lr_warmup: int = setting(0, "its own gradient steps in which the rate rises to lr", unit="updates", least=0)
-    lr_cosine: int = setting(
-        0, "its own gradient steps after which the rate has fallen to a tenth, by a cosine; 0: it stays",
-        unit="updates", least=0,
-    )  # fmt: skip
-    grad_clip: float = setting(0.0, "global norm to which gradients are clipped; 0: no clipping", least=0)
-    weight_decay: float = setting(0.0, "AdamW's, of every trained network, without the temperature; 0: Adam", least=0)
-    critic_optimiser: CriticOptimiserConfig = setting(CriticOptimiserConfig, "the critic's optimiser", requires=CRITIC)
-    encoder_optimiser: EncoderOptimiserConfig = setting(
-        EncoderOptimiserConfig, "the optimiser of encoders", requires=EMBEDDED
+    lr: float = setting(3e-4, "learning rate (Adam), of all that has no other", above=0)
+    encoder_lr: float | None = setting(
+        None, "of image, text and state encoders; none: their network's", above=0, requires=EMBEDDED
     )
-    kernel_init: Literal["lecun_normal", "xavier_uniform"] = setting("lecun_normal", "xavier is RLPD's and HIL-SERL's")
-    critic: CriticConfig = setting(CriticConfig, "the critic", requires=CRITIC)
     encoder: EncoderConfig = setting(EncoderConfig, "the image encoder")
     gripper: GripperConfig = setting(GripperConfig, "discrete or fixed grippers")
     language: LanguageConfig = setting(LanguageConfig, "the task's text as an input")
     image_keys: tuple[str, ...] = acting((), "cameras of the policy; empty: the state alone")
     use_state: bool = shaping(True, "the state vector is an input next to the images")
-    candidates: int = acting(16, "N of best-of-N at acting; 1 takes the policy's first sample", least=1)
-    # A critic trained on successes misleads.
-    pretrain_candidates: int = setting(1, "N at acting while the critic has seen no failure", least=1, requires=CRITIC)
     policy_ema: float = setting(0.0, "decay of the averaged policy that acts; 0: the newest acts", least=0, below=1)
-    acting_critic: Literal["online", "target"] = setting("online", "chooses among candidates", requires=CRITIC)
-    # Decoupled Q-chunking (Li, Park and Levine 2025): the first critic may score more actions, chunk.critic_horizon.
-    prefix_critic: bool = shaping(False, "a second critic scores the executed actions; policies and targets use it")
-    prefix_expectile: float = setting(
-        0.8,
-        "of the first critic's value over the data's futures; 0.5: the mean",
-        least=0.5,
-        below=1,
-        requires=_PREFIXED,
-    )
-    prefix_lengths: int = acting(1, "lengths the prefix critic can score: equal parts of the executed actions", least=1)
-    replan_spread: float | None = acting(None, "disagreement of heads that ends a chunk; none: never", least=0)
     bc_on: Literal["all", "demo", "demo+interventions", "+successes", "interventions"] = setting(
         "+successes", "steps that are imitated"
     )
     bc_joint_noise: float = setting(
-        0.0, "deviation by which imitation sees joints moved, with targets that stay: it learns the way back",
-        unit="rad", least=0, requires=needs("normaliser.actions", "relative"), off=0.0,
-    )  # fmt: skip
+        0.0,
+        "deviation by which imitation sees joints moved, with targets that stay: it learns the way back; 1 is as far "
+        "as the demonstrations command a joint to move in a tick",
+        least=0,
+        requires=needs("normaliser.actions", "relative"),
+        off=0.0,
+    )
 
-    @property
-    def adam_b2(self) -> float:
-        """Return the decay of Adam's average of squared gradients."""
-        return 0.999
+    # Of agents whose class says no other.
+    candidates = 1  # N of best-of-N at acting
+    kernel_init = cast(KernelInit, "lecun_normal")
+    acting_critic: ClassVar[Literal["online", "target"]] = "online"  # chooses among candidates
+    bounded_critic: ClassVar[bool] = False  # Q is a sigmoid within the returns that the rewards allow
+    earns_choice: ClassVar[bool] = False  # best of N has to earn its episodes (actor/arms.py)
+    prefix_critic: ClassVar[bool] = False  # a second critic scores the executed actions (DecoupledConfig)
 
-    def optimiser(
-        self, component: Literal["policy", "critic", "encoder"], network: Literal["policy", "critic"] = "policy"
-    ) -> Optimiser:
-        """Return a component's optimiser; that of an encoder in a `network` has the network's where it has no own."""
-        policy = Optimiser(self.lr, self.lr_warmup, self.lr_cosine, self.weight_decay, self.grad_clip)
-        if component == "policy":
-            return policy
-        if component == "critic":
-            return self.critic_optimiser.resolved(policy)
-        return self.encoder_optimiser.resolved(self.optimiser(network))
+    def optimiser(self, network: Literal["policy", "critic"] = "policy") -> Optimiser:
+        """Return what the optimiser of a network is built of."""
+        return Optimiser(self.lr, self.lr if self.encoder_lr is None else self.encoder_lr)
 
     def _check(self) -> None:
         # fmt: off
-        check_schedule(self.optimiser("policy"), self.PATH)
-        self.optimiser("encoder", "critic")
-        self.optimiser("encoder", "policy")
         cameras, encoder = bool(self.image_keys), self.encoder
         require(cameras or not encoder.weights, "agent.encoder.weights",
             f"{encoder.weights} has no effect: agent.image_keys names no camera. Name cameras, or leave it out.")
@@ -102,18 +70,10 @@ class AgentConfig(Group, path="agent."):
             "True has no effect: agent.image_keys names no camera. Name cameras, or set it to False.")
         require(cameras or self.use_state, "agent.use_state",
             "False leaves the agent without an input. Name cameras in agent.image_keys.")
-        require(self.prefix_lengths == 1 or self.prefix_critic, "agent.prefix_lengths",
-            f"{self.prefix_lengths} needs a critic of several lengths. Set agent.prefix_critic=True.")
         require(self.language.tokenizer != "sentencepiece" or getattr(self, "policy", "") == "pi0",
             "agent.language.tokenizer",
             "sentencepiece is for agent.policy=pi0: other agents embed each token, and need a vocabulary that is known "
             "without a file. Set it to bytes, or use bc with agent.policy=pi0.")
-        if self.replan_spread is not None:
-            require(self.prefix_lengths > 1, "agent.replan_spread",
-                f"{self.replan_spread} compares lengths of a chunk, and agent.prefix_lengths is "
-                f"{self.prefix_lengths}. Set that to 2 or more (with agent.prefix_critic=True), or set it to none.")
-            require(self.critic.ensemble > 1, "agent.replan_spread",
-                f"{self.replan_spread} compares heads, and agent.critic.ensemble is 1. Raise that, or set it to none.")
 
     @property
     def squashed(self) -> bool:
@@ -122,11 +82,29 @@ class AgentConfig(Group, path="agent."):
 
 
 @dataclasses.dataclass(frozen=True)
-class AcrlpdConfig(AgentConfig):
+class ActorCriticConfig(AgentConfig):
+    """Settings of every agent with a critic."""
+
+    critic_lr: float | None = setting(None, "of the critic; none: agent.lr", above=0)
+    critic: CriticConfig = setting(CriticConfig, "the critic")
+    candidates: int = acting(16, "N of best-of-N at acting; 1 takes the policy's first sample", least=1)
+
+    def optimiser(self, network: Literal["policy", "critic"] = "policy") -> Optimiser:
+        own, lr = super().optimiser(network), self.critic_lr
+        if network == "policy" or lr is None:
+            return own
+        return own._replace(lr=lr, encoder_lr=lr if self.encoder_lr is None else self.encoder_lr)
+
+
+@dataclasses.dataclass(frozen=True)
+class AcrlpdConfig(ActorCriticConfig):
     """SAC/RLPD on flattened chunks (RLPD, Ball et al. 2023). Horizon 1 is plain RLPD."""
 
     kind: ClassVar[str] = "acrlpd"
 
+    critic: SacCriticConfig = setting(SacCriticConfig, "the critic")
+    gripper: GripperConfig = setting(SacGripperConfig, "discrete or fixed grippers")
+    kernel_init: KernelInit = setting("lecun_normal", "xavier is RLPD's and HIL-SERL's")
     candidates: int = 1  # RLPD's; the policy's loss and temperature are those of one sample
     hidden: tuple[int, ...] = widths((256, 256), "widths of the policy's hidden layers")
     bc_alpha: float = setting(0.01, "weight of -log pi(demonstrated chunk), per dimension (QC-RLPD)", least=0)
@@ -139,12 +117,6 @@ class AcrlpdConfig(AgentConfig):
     log_prob: Literal["mean", "sum"] = setting("mean", "over the H*A dimensions; sum is the published convention")
     log_std_min: float = acting(-10.0, "least log deviation before tanh; -20 is RLPD's and Q-chunking's", below=2)
 
-    def _check(self) -> None:
-        # fmt: off
-        require(self.critic.target_floor == "none" or not self.backup_entropy, "agent.critic.target_floor",
-            "mc compares the target with rewards alone, and agent.backup_entropy adds entropy to it. Switch one of "
-            "them off.")
-
     @property
     def squashed(self) -> bool:
         return True
@@ -152,70 +124,59 @@ class AcrlpdConfig(AgentConfig):
 
 @dataclasses.dataclass(frozen=True)
 class FlowConfig(Group, path="agent.flow."):
-    """A flow-matching policy: velocity v(o, x_t, t), Euler-integrated from noise (FQL, Park 2025)."""
+    """A flow-matching policy: velocity net(o, x_t, t) + k(t) x_t, Euler-integrated from noise (FQL, Park 2025)."""
 
     hidden: tuple[int, ...] = widths((256, 256), "widths of the hidden layers")
     steps: int = acting(5, "Euler steps", least=1)
-    layer_norm: bool = shaping(False, "layer norm after each activation (an option of FQL)")
-    fourier_dim: int = shaping(0, "t enters as so many fixed sines and cosines; 0: as (t, cos pi t, sin pi t)", least=0)
-    # docs/algorithms/delay.md; d is the window's own, or drawn from 0..train_delay_max.
+    # docs/algorithms.md, "The flow": below the deviation of chunks the candidates are too alike.
+    spread: float = acting(
+        0.2, "deviation s of chunks, in model space, that the field's linear part k(t) x is made for", above=0, most=2
+    )
+    # docs/algorithms/delay.md; d is the window's own, or drawn from 0 to DELAY_MAX.
     train_delay: Literal["none", "recorded", "sampled"] = acting(
         "none", "train for late decisions: the first d actions of a chunk are given, the flow learns the rest"
     )
-    train_delay_max: int = setting(2, "largest d", least=1, requires=needs("agent.flow.train_delay", "sampled"))
-    predicts: Literal["velocity", "chunk"] = acting(
-        "velocity",
-        "output of the network: v (as published), or the chunk that x_t comes to, which follows unsteady hands",
-    )
-    noise_low: float = acting(
-        0.0, "scale of the first candidate's noise; the last one's, of several, is 1", least=0, most=1
-    )
-    noise_alone: float = acting(0.25, "at least this scale for one that explores alone", least=0, most=1)
-
-    def _check(self) -> None:
-        # fmt: off
-        require(self.fourier_dim == 0 or (self.fourier_dim % 2 == 0 and self.fourier_dim >= 4),
-            "agent.flow.fourier_dim", f"must be 0, or even and at least 4, got {self.fourier_dim}")
-
-
-def _check_flow(agent: AcfqlConfig | BcConfig, *, acts: bool, remedy: str) -> None:
-    """Check the settings that acfql and bc share; `acts`: the flow itself acts."""
-    # fmt: off
-    require(agent.flow.train_delay == "none" or acts, "agent.flow.train_delay",
-        f"{agent.flow.train_delay} needs {remedy}: the other policy has no input for committed actions")
-
-
-_OF_POLICY = (needs("agent.target", "policy"), needs("agent.actor_type", "best-of-n"))
-_DISTILLED = (needs("agent.actor_type", "distill-ddpg"),)
-_QC_CRITIC = partial(CriticConfig, ensemble=4, target_subset=4, target_aggregate="mean", loss="bounded", tau=0.01)
 
 
 @dataclasses.dataclass(frozen=True)
-class AcfqlConfig(AgentConfig, without=("kernel_init",)):
-    """Q-chunking with a flow policy (Li, Zhou and Levine 2025): best-of-N (QC), or distilled to one step (QC-FQL)."""
+class AcfqlConfig(ActorCriticConfig):
+    """Q-chunking with a flow policy (Li, Zhou and Levine 2025): the best of N of its chunks acts."""
 
     kind: ClassVar[str] = "acfql"
+    acting_critic = "target"
+    bounded_critic = True
+    earns_choice = True
 
-    kernel_init = "lecun_normal"
-    critic: CriticConfig = setting(_QC_CRITIC, "the critic")
     flow: FlowConfig = setting(FlowConfig, "the flow policy")
     policy_ema: float = 0.999
-    acting_critic: Literal["online", "target"] = "target"
-    target: Literal["policy", "expectile"] = setting("expectile", "V by expectiles, or Q of best-of-N samples")
-    expectile: float = setting(0.8, "expectile of V", least=0.5, below=1, requires=needs("agent.target", "expectile"))
-    target_candidates: int = setting(8, "N in the target", least=1, requires=_OF_POLICY)
-    target_flow_steps: int | None = setting(None, "their Euler steps; none: flow.steps", least=1, requires=_OF_POLICY)
-    # A chunk of one step without return_steps is BFN, and FQL.
-    actor_type: Literal["best-of-n", "distill-ddpg"] = shaping(
-        "best-of-n",
-        "what acts: the best of N flow samples, or a one-step policy distilled from the flow (FQL, Park 2025)",
-    )
-    alpha: float = setting(100.0, "weight of the distillation", least=0, requires=_DISTILLED)
+    expectile: float = setting(0.8, "expectile of Q over the data, the V of the critic's target", least=0.5, below=1)
     policy_updates: int = setting(3, "flow updates after the last critic update: same batch, new noise", least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoupledConfig(AcfqlConfig):
+    """acfql whose policy is compared by a second critic, of the executed actions (Li, Park and Levine 2025).
+
+    The first critic may score more actions than the policy outputs, `chunk.critic_horizon`, and teaches the second.
+    """
+
+    kind: ClassVar[str] = "decoupled"
+    prefix_critic = True
+
+    prefix_expectile: float = setting(
+        0.8, "of the first critic's value over the data's futures; 0.5: the mean", least=0.5, below=1
+    )
+    prefix_lengths: int = acting(1, "lengths the second critic can score: equal parts of the executed actions", least=1)
+    replan_spread: float | None = acting(None, "disagreement of heads that ends a chunk; none: never", least=0)
 
     def _check(self) -> None:
         # fmt: off
-        _check_flow(self, acts=self.actor_type == "best-of-n", remedy="agent.actor_type=best-of-n")
+        if self.replan_spread is not None:
+            require(self.prefix_lengths > 1, "agent.replan_spread",
+                f"{self.replan_spread} compares lengths of a chunk, and agent.prefix_lengths is "
+                f"{self.prefix_lengths}. Set that to 2 or more, or set it to none.")
+            require(self.critic.ensemble > 1, "agent.replan_spread",
+                f"{self.replan_spread} compares heads, and agent.critic.ensemble is 1. Raise that, or set it to none.")
 
 
 _BY_FLOW = needs("agent.policy", "flow", note="the Gaussian's layers are agent.hidden")
@@ -224,13 +185,11 @@ _PI0 = needs("agent.policy", "pi0")
 
 
 @dataclasses.dataclass(frozen=True)
-class BcConfig(AgentConfig, without=("kernel_init",)):
+class BcConfig(AgentConfig):
     """Behaviour cloning, by flow matching or with a Gaussian; on demonstrations and interventions it is HG-DAgger."""
 
     kind: ClassVar[str] = "bc"
 
-    kernel_init = "lecun_normal"
-    candidates: int = 1
     bc_on: Literal["all", "demo", "demo+interventions", "+successes", "interventions"] = "demo+interventions"
     policy: Literal["flow", "gaussian", "pi0"] = shaping("flow", "the kind of policy")
     flow: FlowConfig = setting(FlowConfig, "the flow policy", requires=_BY_FLOW)
@@ -243,16 +202,6 @@ class BcConfig(AgentConfig, without=("kernel_init",)):
 
     def _check(self) -> None:
         # fmt: off
-        _check_flow(self, acts=self.policy == "flow", remedy="agent.policy=flow")
-        for path, value, only in (
-            ("prefix_critic", self.prefix_critic, False),
-            ("critic.loss", self.critic.loss, "squared"),
-            ("critic.target_floor", self.critic.target_floor, "none"),
-            ("candidates", self.candidates, 1),
-        ):
-            require(value == only, f"agent.{path}",
-                f"must be {only} for bc, which has no critic, got {value}. Leave it out, or use an agent with a critic "
-                "(acfql, acrlpd).")
         if self.policy == "pi0":
             self._check_pi0()
         require(self.encoder.trained_by != "critic", "agent.encoder.trained_by",
@@ -296,6 +245,6 @@ class BcConfig(AgentConfig, without=("kernel_init",)):
     def squashed(self) -> bool:
         return self.policy == "gaussian"
 
-    @property
-    def adam_b2(self) -> float:
-        return 0.95 if self.policy == "pi0" and self.pi0.published else 0.999
+    def optimiser(self, network: Literal["policy", "critic"] = "policy") -> Optimiser:
+        own = super().optimiser(network)
+        return self.pi0.schedule(own) if self.policy == "pi0" else own

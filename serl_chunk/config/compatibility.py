@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig
-from serl_chunk.config.critics import SIGMA_BINS
-from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, DecoupledConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.fields import as_text, leaves
 from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.config.robots import FakeAlohaConfig
@@ -32,8 +31,13 @@ def affects_acting(path: str) -> bool:
 
 @functools.cache
 def _acts() -> dict[str, str]:
-    kinds = (AcfqlConfig(), AcrlpdConfig(), BcConfig(), PublishedQcConfig())
-    configs = (ExperimentConfig("", FakeAlohaConfig(), agent) for agent in kinds)
+    kinds = (AcfqlConfig(), DecoupledConfig(), AcrlpdConfig(), BcConfig(), PublishedQcConfig())
+
+    def experiment(agent: AgentConfig) -> ExperimentConfig:
+        longer = ChunkConfig(critic_horizon=10) if agent.prefix_critic else ChunkConfig()
+        return ExperimentConfig("", FakeAlohaConfig(), agent, longer)
+
+    configs = map(experiment, kinds)
     return {leaf.path: leaf.acts for config in configs for leaf in leaves(config)}
 
 
@@ -45,13 +49,6 @@ def contract(
     `network` is the agent's `network_shape`, `base` its `base_digest`, `tokens` the digest of its tokenizer
     (`data.prompts.tokens_digest`). Settings that this agent does not have or does not use are left out.
     """
-    critic = config.agent.critic
-    # Networks of equal shape whose outputs mean other values.
-    critic_values = "squared"
-    if critic.loss != "squared":
-        critic_values = f"{critic.loss} {critic.value_low:g} to {critic.value_high:g}"
-    if critic.loss == "hl_gauss":  # the bins reach beyond the range by as much as the targets' Gaussian is wide
-        critic_values += f", sigma {SIGMA_BINS:g} bins"
     named = {
         "experiment": config.name,
         "robot": spec.name,
@@ -64,9 +61,11 @@ def contract(
         "delay_ticks": str(config.actor.delay_ticks),
         "actions": config.normaliser.actions,
         "agent": config.agent.kind + gripper_in_words(config),
-        "critic": critic_values,
         "network": network,
     }
+    # Networks of equal shape whose outputs mean other values.
+    if config.value_range is not None:
+        named["critic"] = "bounded by {:g} to {:g}".format(*config.value_range)
     if base:
         named["base"] = base
     if config.agent.image_keys:  # an actor records frames where windows end

@@ -10,7 +10,14 @@ import dataclasses
 import math
 from typing import Literal
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig
+from serl_chunk.config.agents import (
+    DELAY_MAX,
+    AcfqlConfig,
+    AcrlpdConfig,
+    AgentConfig,
+    BcConfig,
+    DecoupledConfig,
+)
 from serl_chunk.config.devices import DeviceConfig
 from serl_chunk.config.fields import CAMERAS, Group, Requirement, acting, derived, needs, require, setting
 from serl_chunk.config.learner import LearnerConfig
@@ -43,18 +50,17 @@ class ChunkConfig(Group, path="chunk."):
         """Raise ConfigError unless a critic scores what is executed; a longer one needs a prefix critic for that."""
         # fmt: off
         if prefix_critic:
-            require(self.critic_steps > self.executed, "agent.prefix_critic",
-                f"True learns the value of the {self.executed} executed actions (chunk.execute_steps) from a critic of "
-                f"more, and chunk.critic_horizon is {self.critic_steps}. Raise chunk.critic_horizon, lower "
-                "chunk.execute_steps, or set it to False.")
+            require(self.critic_steps > self.executed, "chunk.critic_horizon",
+                f"must be above chunk.execute_steps={self.executed} with decoupled critics, which learn the value of "
+                f"the executed actions from a critic of more, got {self.critic_steps}")
             return
         require(self.critic_steps <= self.horizon, "chunk.critic_horizon",
             f"must be 1..{self.horizon} (chunk.horizon), got {self.critic_horizon}: the policy outputs no more actions "
-            "to score. Lower it, or set agent.prefix_critic=True (acfql, acrlpd), which scores the executed ones.")
+            "to score. Lower it, or use preset=decoupled, whose second critic scores the executed ones.")
         require(self.executed >= self.critic_steps, "chunk.execute_steps",
             f"{self.executed} is below chunk.critic_horizon={self.critic_steps}: the critic would score actions that "
             "are never executed, so nothing corrects the tail's value. Lower chunk.critic_horizon, execute the whole "
-            "chunk, or set agent.prefix_critic=True (acfql, acrlpd).")
+            "chunk, or use preset=decoupled.")
 
     @property
     def carried(self) -> int:
@@ -138,15 +144,15 @@ class RewardConfig(Group, path="reward."):
     failure_reward: float = acting(0.0, "reward of the step on which a declared failure ends the episode")
 
 
-def possible_returns(reward: RewardConfig, discount: float) -> tuple[float, float]:
+def possible_returns(reward: RewardConfig, discount: float, stages: float = 0.0) -> tuple[float, float]:
     """Return the least and the greatest discounted return from any step on, for recorded rewards of 0, and 1 at a
-    success.
+    success; `stages` are recorded before one (`outcome.stage_reward` for each class but the last of the longest chain).
 
     k steps of the offset c and an end e return c (1 - gamma^k) / (1 - gamma) + gamma^k e, which lies between e and c /
     (1 - gamma); e is a success, a declared failure, or none (a truncated episode counts as going on for ever).
     """
     ends = infinite_horizon_return(reward.offset, discount), reward.scale + reward.offset, reward.failure_reward
-    return min(ends), max(ends)
+    return min(ends), max(ends) + reward.scale * stages
 
 
 _REALTIME = needs("actor.clock", "realtime")
@@ -181,6 +187,9 @@ class ActorConfig(Group, path="actor."):
         requires=_INTERVENED,
     )  # fmt: skip
     max_episodes: int = setting(0, "0: until the learner is done", unit="episodes", least=0)
+    gate: Literal["none", "canary"] = setting(
+        "none", "canary: a new snapshot has every fourth episode first, and is dropped where it is worse"
+    )
     policy: str = setting(
         "", "openpi://HOST:PORT, a policy server that decides; empty: the learner's policy, or a checkpoint's", acts=""
     )
@@ -198,6 +207,8 @@ class ActorConfig(Group, path="actor."):
             f"must be 0 without actor.clock=lockstep, got {self.delay_ticks}: in real time the delay is measured")
         require(not self.policy or self.policy.startswith("openpi://"), "actor.policy",
             f"must be openpi://HOST:PORT, or nothing, got {self.policy!r}")
+        require(not self.policy or self.gate == "none", "actor.gate",
+            f"canary compares a learner's snapshots, and actor.policy={self.policy} decides. Leave one of them out.")
 
     def without_human_limit(self) -> ActorConfig:
         return dataclasses.replace(self, max_human_ticks=0, max_human_s=0.0)
@@ -241,11 +252,13 @@ class ExperimentConfig(Group):
             require(loop.online_steps != 0 or loop.offline_steps + loop.pretrain_steps > 0, "learner.online_steps",
                 f"0 trains on demonstrations alone, and learner.critic_pretrain_steps={loop.critic_pretrain_steps} "
                 "trains nothing of bc, which has no critic. Set learner.pretrain_steps or learner.offline_steps.")
-        if agent.critic.loss != "squared":
-            self._check_value_range()
-        require(agent.critic.target_floor == "none" or self.replay.windows == "episode", "agent.critic.target_floor",
-            "mc needs the return to an episode's end, and windows of replay.windows=qc belong to no episode. Set "
-            "replay.windows=episode, or agent.critic.target_floor=none.")
+        if agent.bounded_critic:
+            require(reward.scale > 0, "reward.scale",
+                f"must be above 0 for agent {agent.kind}, whose critic's range follows from the rewards, got "
+                f"{reward.scale:g}")
+            require(not self.robot.negative_rewards, "robot.reward",
+                f"dense gives rewards below 0, and the range of the critic of agent {agent.kind} follows from "
+                "reward.* alone. Set robot.reward=sparse, or use --preset qc, whose critic has none.")
         only_demos = (self.replay.windows, self.replay.demo_fraction) == ("qc", 1) and loop.online_steps != 0
         require(agent.bc_on not in ("interventions", "demo+interventions") or not only_demos, "agent.bc_on",
             f"{agent.bc_on} imitates human steps online, and replay.windows=qc with replay.demo_fraction=1 draws "
@@ -256,11 +269,13 @@ class ExperimentConfig(Group):
         self._check_shared_encoder()
         self._check_bounds()
         chunk.check_scored(prefix_critic=agent.prefix_critic)
-        require(chunk.executed % agent.prefix_lengths == 0, "agent.prefix_lengths",
-            f"must divide chunk.execute_steps={chunk.executed} into equal parts, got {agent.prefix_lengths}")
-        require(not self.actor.adaptive_execution or agent.replan_spread is not None, "actor.adaptive_execution",
-            "True has no effect while agent.replan_spread is none. Set that, with agent.prefix_critic=True and "
-            "agent.prefix_lengths of 2 or more.")
+        parts = agent.prefix_lengths if isinstance(agent, DecoupledConfig) else 1
+        require(chunk.executed % parts == 0, "agent.prefix_lengths",
+            f"must divide chunk.execute_steps={chunk.executed} into equal parts, got {parts}")
+        require(not self.actor.adaptive_execution or getattr(agent, "replan_spread", None) is not None,
+            "actor.adaptive_execution",
+            "True has no effect without agent.replan_spread. Set that, with preset=decoupled and agent.prefix_lengths "
+            "of 2 or more.")
         require(self.learner.policy_batch_size is None or not isinstance(agent, PublishedQcConfig),
             "learner.policy_batch_size",
             f"{self.learner.policy_batch_size} has no effect on published_qc, whose policy learns from the critic's "
@@ -274,13 +289,12 @@ class ExperimentConfig(Group):
             f"must be below chunk.execute_steps={chunk.executed}, got {self.actor.delay_ticks}: a chunk that arrives "
             "after it should have been executed leaves the robot holding")
         if isinstance(agent, AcfqlConfig | BcConfig) and agent.flow.train_delay == "sampled":
-            longest = agent.flow.train_delay_max
-            require(longest < chunk.horizon, "agent.flow.train_delay_max",
-                f"must be below chunk.horizon={chunk.horizon}, got {longest}: nothing of the chunk would be left to "
-                "learn")
-            require(self.actor.delay_ticks <= longest, "actor.delay_ticks",
-                f"must be at most agent.flow.train_delay_max={longest}, got {self.actor.delay_ticks}: the policy would "
-                "act with more committed actions than it trained with")
+            require(chunk.horizon > DELAY_MAX, "agent.flow.train_delay",
+                f"sampled gives up to {DELAY_MAX} actions, and chunk.horizon={chunk.horizon} leaves nothing of the "
+                "chunk to learn. Use longer chunks, or recorded.")
+            require(self.actor.delay_ticks <= DELAY_MAX, "actor.delay_ticks",
+                f"must be at most {DELAY_MAX} with agent.flow.train_delay=sampled, got {self.actor.delay_ticks}: the "
+                "policy would act with more committed actions than it trained with. Use recorded.")
 
     @property
     def frames_every_tick(self) -> bool:
@@ -296,32 +310,20 @@ class ExperimentConfig(Group):
         # Where windows end that begin at decisions, unless that is at another decision.
         return 1.0 if self.frames_every_tick else (1 if self.chunk.returned % every == 0 else 2) / every
 
-    def _check_value_range(self) -> None:
-        """A critic with a range must be able to express every return that rewards of 0, and 1 at a success, allow."""
-        # fmt: off
-        c, r = self.agent.critic, self.reward
-        require(r.scale > 0, "reward.scale", f"must be above 0 with agent.critic.loss={c.loss}, got {r.scale:g}")
-        low, high = possible_returns(r, self.discount)
-        high += r.scale * self.outcome.stage_reward * (self.outcome.longest - 1)
-        dust = 1e-9 * max(1.0, abs(low), abs(high))  # of rounded sums
-        # The range in the message, once set, holds them.
-        least, most = math.floor((low + dust) * 1e4) / 1e4, math.ceil((high - dust) * 1e4) / 1e4
-        ranged = f"{c.loss} needs returns in [{c.value_low:.12g}, {c.value_high:.12g}], and "
-        require(c.value_low <= low + dust and high - dust <= c.value_high, "agent.critic.loss",
-            f"{ranged}the reward settings allow {least:.12g} to {most:.12g}. Set agent.critic.value_low to "
-            f"{least:.12g} or less and agent.critic.value_high to {most:.12g} or more; or change reward.scale, offset, "
-            "failure_reward or outcome.stage_reward, or use agent.critic.loss=squared.")
-        require(c.value_low < low - dust or not self.robot.negative_rewards, "agent.critic.loss",
-            f"{ranged}this robot's own rewards may be negative. Set agent.critic.value_low to the least discounted "
-            "return, use robot.reward=sparse, or agent.critic.loss=squared.")
+    @property
+    def value_range(self) -> tuple[float, float] | None:
+        """Return the least and the greatest return of a critic that is bounded by them; None: the critic is not."""
+        if not self.agent.bounded_critic:
+            return None
+        stages = self.outcome.stage_reward * (self.outcome.longest - 1)
+        return possible_returns(self.reward, self.discount, stages)
 
     def _check_shared_encoder(self) -> None:
         """A policy that Q has trained cannot follow the critic's encoder by imitation, as the warm-up has it."""
         # fmt: off
         a, loop = self.agent, self.learner
         shared = a.encoder.trained_by == "critic" and (a.image_keys or a.language.reads or a.encoder.state_latent)
-        climbs = isinstance(a, AcrlpdConfig) or (isinstance(a, AcfqlConfig) and a.actor_type == "distill-ddpg")
-        climbs = climbs or (isinstance(a, PublishedQcConfig) and not a.best_of_n)
+        climbs = isinstance(a, AcrlpdConfig) or (isinstance(a, PublishedQcConfig) and not a.best_of_n)
         require(not (shared and climbs and loop.offline_steps and loop.critic_warmup_steps and loop.online_steps != 0),
             "learner.critic_warmup_steps",
             f"{loop.critic_warmup_steps} trains the encoder by the critic's loss (agent.encoder.trained_by=critic) "
@@ -347,7 +349,7 @@ class ExperimentConfig(Group):
 
     def _check_learned_gripper(self) -> None:
         # fmt: off
-        gripper, chunk, critic = self.agent.gripper, self.chunk, self.agent.critic
+        gripper, chunk = self.agent.gripper, self.chunk
         held = gripper.hold_steps or chunk.executed
         require(chunk.executed % held == 0, "agent.gripper.hold_steps",
             f"must divide the {chunk.executed} executed actions of a chunk (chunk.execute_steps, or chunk.horizon), "
@@ -359,12 +361,6 @@ class ExperimentConfig(Group):
         if gripper.penalty == 0:
             return
         penalty = f"{gripper.penalty:g}"
-        require(critic.target_floor == "none", "agent.critic.target_floor",
-            f"mc compares the targets with rewards alone, and agent.gripper.penalty={penalty} adds to the grasp "
-            "critic's. Switch one of them off.")
-        require(gripper.loss != "as_critic" or critic.loss == "squared", "agent.gripper.penalty",
-            f"{penalty} adds to returns, and the range of agent.critic.loss={critic.loss} is that of the others. Set "
-            "agent.gripper.loss=squared.")
         require(self.replay.windows == "episode" and chunk.returned == chunk.critic_steps, "agent.gripper.penalty",
             f"{penalty} counts changes within a window, the action before it included. Use replay.windows=episode and "
             "leave chunk.return_steps out.")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, cast
 
-from serl_chunk.config.fields import CRITIC, LEARNED_GRIPPER, Group, acting, derived, require, setting, shaping, widths
+from serl_chunk.config.fields import CRITIC, LEARNED_GRIPPER, Group, acting, derived, require, setting, shaping
 
 SetupMode = Literal[
     "", "single-arm-fixed-gripper", "dual-arm-fixed-gripper", "single-arm-learned-gripper", "dual-arm-learned-gripper"
@@ -30,19 +30,13 @@ class GripperConfig(Group, path="agent.gripper."):
     joint: bool = derived(True, "one choice for all grippers (HIL-SERL), or one for each", requires=LEARNED_GRIPPER)
     hold_steps: int | None = derived(None, "time a choice is held; none: chunk.execute_steps", unit="ticks", least=1)
     penalty: float = setting(0.0, "reward per change, for the grasp critic (HIL-SERL: -0.02)", most=0, requires=CRITIC)
-    epsilon: float = acting(0.02, "probability of a random choice", least=0, most=1, requires=LEARNED_GRIPPER)
-    # Discrete BCQ (Fujimoto 2019): 0.3. 0 considers all, as HIL-SERL; 1 is imitation alone.
-    mask_unreachable: float = setting(
-        0.3, "least share of the likeliest choice's imitation probability", least=0, most=1, requires=_LEARNED_CRITIC
-    )
-    hidden: tuple[int, ...] = widths((256, 256), "widths of grasp critic and imitation", requires=LEARNED_GRIPPER)
-    lr: float | None = setting(None, "learning rate (Adam); none: agent.lr", above=0, requires=LEARNED_GRIPPER)
-    tau: float = setting(0.005, "share of the new critic in its target", above=0, most=1, requires=_LEARNED_CRITIC)
-    loss: Literal["as_critic", "squared"] = acting(
-        "as_critic", "agent.critic.loss, or squared", requires=_LEARNED_CRITIC
-    )
     # Without it, what the fingers do is averaged over as the data had it (HIL-SERL: False).
     critic_sees_gripper: bool = shaping(True, "the choice is an input of the critic", requires=_LEARNED_CRITIC)
+
+    # Of the critic and the classifier; their widths, rate and average are the critic's (bc: 256, 256 and agent.lr).
+    epsilon = 0.02  # probability of a random choice
+    tau = cast(float | None, None)  # share of the new critic in its target; None: agent.critic.tau
+    mask_unreachable = 0.3  # least share of the likeliest choice's imitation probability: discrete BCQ (Fujimoto 2019)
 
     def _check(self) -> None:
         # fmt: off
@@ -93,3 +87,15 @@ class GripperConfig(Group, path="agent.gripper."):
     def kept(self) -> bool:
         """Whether the actor keeps every gripper at its last opening, whatever the policy outputs."""
         return self.composition == "fixed" and self.fixed_value is None
+
+
+@dataclasses.dataclass(frozen=True)
+class SacGripperConfig(GripperConfig):
+    """A gripper with what HIL-SERL's has besides."""
+
+    epsilon: float = acting(0.02, "probability of a random choice", least=0, most=1, requires=LEARNED_GRIPPER)
+    mask_unreachable: float = setting(
+        0.3, "least share of the likeliest choice's imitation probability; 0 considers all (HIL-SERL)",
+        least=0, most=1, requires=_LEARNED_CRITIC,
+    )  # fmt: skip
+    tau: float = setting(0.005, "share of the new critic in its target", above=0, most=1, requires=_LEARNED_CRITIC)

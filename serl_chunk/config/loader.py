@@ -14,7 +14,6 @@ from types import ModuleType
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.hil_serl import TASKS
-from serl_chunk.config.renamed import rename_hint
 from serl_chunk.types import ConfigError, SerlChunkError
 
 
@@ -154,8 +153,8 @@ def _shown(file: Path) -> str:
 
 
 def _remedy(file: Path, error: BaseException) -> str:
-    if (hint := rename_hint(error)) or not isinstance(error, ImportError):
-        return hint
+    if not isinstance(error, ImportError):
+        return ""
     if isinstance(error, ModuleNotFoundError):
         return f"Install it for {sys.executable}, or put the module into {file.resolve().parent}."
     return "The module is there and lacks this: another version, or another module of that name."

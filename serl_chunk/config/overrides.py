@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 from serl_chunk.config.fields import choices_in_words
-from serl_chunk.config.removed import removal_hint
 from serl_chunk.types import ConfigError
 
 T = TypeVar("T")
@@ -41,8 +40,6 @@ def _rebuild(config: Any, tree: dict[str, Any], prefix: str, before: Mapping[str
     changes = dict(before)
     for name, value in tree.items():
         here = f"{prefix}{name}"
-        if name not in names and (removed := removal_hint(here, getattr(type(config), "kind", ""))):
-            raise ConfigError(f"{removed}. Leave it out", parameter=here)
         if name not in names:
             near = getattr(config, "CALLED", {}).get(name) or next(iter(difflib.get_close_matches(name, names, 1)), "")
             hint = f" (did you mean {near!r}?)" if near else ""

@@ -19,6 +19,7 @@ from serl_chunk.config.fields import (
     value_at,
 )
 from serl_chunk.config.language import VOCABULARY
+from serl_chunk.config.optimisers import Optimiser
 
 DType = Literal["bfloat16", "float32"]
 Trainable = Literal["full", "expert", "lora", "lora_expert", "none"]
@@ -135,6 +136,13 @@ class Pi0Config(Group, path="agent.pi0."):
         "zero", "a new LoRA changes nothing (zero), or a little, as openpi's does at its first step", requires=_LORA
     )
     remat: bool = setting(True, "recompute a layer's activations for the gradient, which saves memory")
+    lr_warmup: int = setting(0, "its own gradient steps in which the rate rises to agent.lr", unit="updates", least=0)
+    lr_cosine: int = setting(
+        0, "its own gradient steps after which the rate has fallen to a tenth, by a cosine; 0: it stays",
+        unit="updates", least=0,
+    )  # fmt: skip
+    weight_decay: float = setting(0.0, "AdamW's; 0: Adam", least=0)
+    grad_clip: float = setting(0.0, "global norm to which gradients are clipped; 0: no clipping", least=0)
     published: bool = acting(
         False,
         "as openpi: absent cameras and empty slots of prompts are computed as well, and the loss is of all numbers and "
@@ -146,6 +154,8 @@ class Pi0Config(Group, path="agent.pi0."):
 
     def _check(self) -> None:
         # fmt: off
+        require(not self.lr_cosine or self.lr_cosine > self.lr_warmup, "agent.pi0.lr_cosine",
+            f"must be above agent.pi0.lr_warmup={self.lr_warmup}, or 0 for a rate that stays, got {self.lr_cosine}")
         require(self.head_dim % 2 == 0, "agent.pi0.head_dim", f"must be even, got {self.head_dim}")
         require(self.heads % self.kv_heads == 0, "agent.pi0.kv_heads",
             f"must divide agent.pi0.heads={self.heads}, got {self.kv_heads}")
@@ -164,6 +174,13 @@ class Pi0Config(Group, path="agent.pi0."):
             require(self.trainable != trainable or has, "agent.pi0.trainable",
                 f"{trainable} needs agent.pi0.{who}.attention_rank or agent.pi0.{who}.mlp_rank above 0. Set one, or "
                 "another trainable.")
+
+    def schedule(self, optimiser: Optimiser) -> Optimiser:
+        """Return the optimiser with this model's schedule, decay and clipping; Adam's 0.95 is openpi's."""
+        return optimiser._replace(
+            lr_warmup=self.lr_warmup, lr_cosine=self.lr_cosine, weight_decay=self.weight_decay,
+            grad_clip=self.grad_clip, b2=0.95 if self.published else 0.999,
+        )  # fmt: skip
 
     @property
     def reads_bins(self) -> bool:

@@ -12,21 +12,30 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
-from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.agents import (
+    AcfqlConfig,
+    AcrlpdConfig,
+    ActorCriticConfig,
+    AgentConfig,
+    BcConfig,
+    DecoupledConfig,
+    FlowConfig,
+)
+from serl_chunk.config.critics import SacCriticConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, RewardConfig, infinite_horizon_return
 from serl_chunk.config.fields import require
-from serl_chunk.config.gripper import GripperConfig
+from serl_chunk.config.gripper import GripperConfig, SacGripperConfig
 from serl_chunk.config.overrides import apply_overrides, parse
 from serl_chunk.config.published_qc import WIDTHS, PublishedQcConfig
 from serl_chunk.types import ConfigError
 
 HORIZON = 5  # actions in a published chunk
-FLOW = FlowConfig(hidden=WIDTHS, steps=10, noise_low=1.0)
+FLOW = FlowConfig(hidden=WIDTHS, steps=10)
+_BEST, _ONE_STEP = "best-of-n", "distill-ddpg"
 HG_DAGGER_PRETRAIN = 20_000  # HIL-SERL's --pretrain_steps
 SAC_WIDTH = 256  # of a layer of RLPD's and HIL-SERL's networks
 
@@ -50,30 +59,27 @@ def _rewards_of(config: ExperimentConfig, discount: float) -> RewardConfig:
     return replace(config.reward, scale=1.0, offset=-1.0, failure_reward=worst)
 
 
-def _common(config: ExperimentConfig) -> Changes:
+def _common(config: ExperimentConfig, gripper: type[GripperConfig] = GripperConfig) -> Changes:
+    """Return what a preset leaves of an agent: its inputs, and its gripper with the settings that are of both."""
     a = config.agent
+    shared = {f.name for f in fields(gripper)} & {f.name for f in fields(a.gripper)}
     inputs = {"image_keys": a.image_keys, "use_state": a.use_state, "encoder": a.encoder, "language": a.language}
-    return {**inputs, "gripper": a.gripper}
+    return {**inputs, "gripper": gripper(**{name: getattr(a.gripper, name) for name in shared})}
 
 
 def _flow(
     config: ExperimentConfig, discount: float, actor: Any, candidates: int, horizon: int, returns: int | None = None
 ) -> Changes:
-    agent = AcfqlConfig(
-        **_common(config),
-        critic=CriticConfig(hidden=WIDTHS, ensemble=2, target_subset=2, target_aggregate="mean"),
-        flow=FLOW, actor_type=actor, target="policy",
-        candidates=candidates, pretrain_candidates=candidates, target_candidates=candidates,
-        policy_updates=1, policy_ema=0.0, acting_critic="online", bc_on="all",
-    )  # fmt: skip
+    samples: Changes = {"actor_num_samples": candidates} if actor == _BEST else {}
+    agent = PublishedQcConfig(**_common(config), actor_type=actor, **samples)
     return {"agent": agent, "reward": _rewards_of(config, discount), "chunk": _lengths(config, horizon, returns)}
 
 
 def _gaussian(config: ExperimentConfig, discount: float, horizon: int, bc_alpha: float) -> Changes:
     agent = AcrlpdConfig(
-        **_common(config),
-        critic=CriticConfig(hidden=WIDTHS, ensemble=10, target_subset=10, target_aggregate="mean"),
-        hidden=WIDTHS, bc_alpha=bc_alpha, candidates=1, pretrain_candidates=1, bc_on="all",
+        **_common(config, SacGripperConfig),
+        critic=SacCriticConfig(hidden=WIDTHS, ensemble=10, target_subset=10, target_aggregate="mean"),
+        hidden=WIDTHS, bc_alpha=bc_alpha, candidates=1, bc_on="all",
         log_prob="sum", init_temperature=1.0,  # the published weight, temperature and entropy are scaled for the sum
     )  # fmt: skip
     return {"agent": agent, "reward": _rewards_of(config, discount), "chunk": _lengths(config, horizon)}
@@ -81,7 +87,7 @@ def _gaussian(config: ExperimentConfig, discount: float, horizon: int, bc_alpha:
 
 # What the published SAC agents have in common, where our defaults differ: acrlpd of one action, without imitation.
 _SAC: Changes = {
-    "candidates": 1, "pretrain_candidates": 1, "bc_alpha": 0.0, "bc_on": "all", "log_prob": "sum",
+    "candidates": 1, "bc_alpha": 0.0, "bc_on": "all", "log_prob": "sum",
     "target_entropy_per_dim": -0.5, "backup_entropy": False, "kernel_init": "xavier_uniform",
 }  # fmt: skip
 
@@ -99,11 +105,9 @@ def _online(config: ExperimentConfig, utd_ratio: float | None, cta_ratio: int) -
 def _rlpd(config: ExperimentConfig, discount: float) -> Changes:
     """RLPD's settings for sparse rewards (its Adroit runs), which leave the entropy out of the target."""
     hidden = (SAC_WIDTH,) * 3
-    critic = CriticConfig(
-        hidden=hidden, ensemble=10, target_subset=2, target_aggregate="min", tau=0.005, layer_norm="before"
-    )
+    critic = SacCriticConfig(hidden=hidden, ensemble=10, target_subset=2, target_aggregate="min", tau=0.005)
     agent = AcrlpdConfig(
-        **_common(config), **_SAC, critic=critic, hidden=hidden, init_temperature=1.0,
+        **_common(config, SacGripperConfig), **_SAC, critic=critic, hidden=hidden, init_temperature=1.0,
         policy_layer_norm=False, log_std_min=-20.0,
     )  # fmt: skip
     return _online(config, 20.0, 20) | {"agent": agent, "reward": _rewards_of(config, discount)}
@@ -111,13 +115,12 @@ def _rlpd(config: ExperimentConfig, discount: float) -> Changes:
 
 def _hil_serl(config: ExperimentConfig, discount: float) -> Changes:
     """HIL-SERL's SAC; rewards are 1 at a success, which the initial temperature is scaled for."""
-    common, hidden = _common(config), (SAC_WIDTH,) * 2
+    common, hidden = _common(config, SacGripperConfig), (SAC_WIDTH,) * 2
     if config.agent.image_keys:
         common["encoder"] = replace(config.agent.encoder, trained_by="critic")
-    critic = CriticConfig(
-        hidden=hidden, ensemble=2, target_subset=2, target_aggregate="min", tau=0.005, activation="tanh",
-        layer_norm="before",
-    )  # fmt: skip
+    critic = SacCriticConfig(
+        hidden=hidden, ensemble=2, target_subset=2, target_aggregate="min", tau=0.005, activation="tanh"
+    )
     agent = AcrlpdConfig(
         **common, **_SAC, critic=critic, hidden=hidden, init_temperature=0.01,
         policy_activation="tanh", policy_layer_norm=True, log_std_min=math.log(1e-5),
@@ -137,6 +140,14 @@ def _clone(config: ExperimentConfig, policy: Any, bc_on: Any = "all") -> Changes
     return {"agent": agent, "chunk": _lengths(config, HORIZON)}
 
 
+def _decoupled(config: ExperimentConfig) -> Changes:
+    """The experiment's own agent where it is acfql, with a critic of twice as many actions as are executed."""
+    a = config.agent
+    own = {f.name: getattr(a, f.name) for f in fields(a)} if isinstance(a, AcfqlConfig) else _common(config)
+    chunk = replace(config.chunk, critic_horizon=2 * config.chunk.executed, return_steps=None)
+    return {"agent": DecoupledConfig(**own), "chunk": chunk}
+
+
 def _hg_dagger(config: ExperimentConfig, policy: Any) -> Changes:
     """Cloning of demonstrations, then of these and human steps online (Kelly 2019; HIL-SERL's train_hgdagger)."""
     learner = config.learner
@@ -149,7 +160,6 @@ def _hg_dagger(config: ExperimentConfig, policy: Any) -> Changes:
     }
 
 
-_BEST, _ONE_STEP = "best-of-n", "distill-ddpg"
 PRESETS: dict[str, Preset] = {
     name: Preset(description, changes)
     for name, description, changes in (
@@ -167,6 +177,8 @@ PRESETS: dict[str, Preset] = {
          lambda c, g: _gaussian(c, g, 1, 0)),
         ("rlpd-ac", "RLPD on chunks of 5", lambda c, g: _gaussian(c, g, HORIZON, 0)),
         ("qc-rlpd", "RLPD on chunks of 5, with imitation (bc_alpha 0.01)", lambda c, g: _gaussian(c, g, HORIZON, 0.01)),
+        ("decoupled", "the experiment's acfql with decoupled critics: one of twice the executed actions teaches one of "
+         "these", lambda c, g: _decoupled(c)),
         ("bc", "behaviour cloning by flow matching, chunks of 5", lambda c, g: _clone(c, "flow")),
         ("bc-gaussian", "behaviour cloning with a tanh-squashed Gaussian, chunks of 5",
          lambda c, g: _clone(c, "gaussian")),
@@ -219,7 +231,7 @@ def _composed_anew(agent: AgentConfig, overrides: Overrides) -> Changes:
     wrong = "learned has nothing to choose among: this gripper is fixed"
     remedy = "Set agent.gripper.choices, or a learned-gripper setup_mode in place of it."
     require(other == "fixed" or bool(chosen), "agent.gripper.mode", f"{wrong}. {remedy}")
-    return {"agent": replace(agent, gripper=GripperConfig())}
+    return {"agent": replace(agent, gripper=type(agent.gripper)())}
 
 
 def _preset_changes(config: ExperimentConfig, name: str, discount: float) -> Changes:
@@ -287,13 +299,16 @@ def _openpi(config: ExperimentConfig, agent: AgentConfig) -> Changes:
         "openpi has conventions for pi0 alone. Use an experiment with agent.policy=pi0, without --preset.",
     )
     assert isinstance(agent, BcConfig)
-    model = replace(agent.pi0, published=True, augment=bool(agent.image_keys))
+    model = replace(
+        agent.pi0, published=True, augment=bool(agent.image_keys),
+        lr_warmup=1_000, lr_cosine=30_000, weight_decay=1e-10, grad_clip=1.0,
+    )  # fmt: skip
     if model.vlm.has_lora or model.expert.has_lora:
         model = replace(model, lora_init="openpi")
     trained = replace(
         agent, pi0=model, bc_joint_noise=0.0, policy_updates=1, encoder=replace(agent.encoder, shift=0),
         policy_ema=0.99 if model.trainable == "full" else 0.0,
-        lr=2.5e-5, lr_warmup=1_000, lr_cosine=30_000, weight_decay=1e-10, grad_clip=1.0,
+        lr=2.5e-5,
     )  # fmt: skip
     return {"agent": trained, "learner": replace(config.learner, batch_size=32), "compat": "openpi"}
 
@@ -304,18 +319,17 @@ def _published(agent: AgentConfig) -> PublishedQcConfig:
     A clone by flow matching is the flow of QC with one candidate, whose critic decides nothing.
     """
     if isinstance(agent, PublishedQcConfig):
-        return agent
+        return replace(agent, gripper=GripperConfig())  # continuous as every other dimension
     # Its image encoders are not ours; what ours has had from the start stays as the experiment has it.
     e = agent.encoder
     common: Changes = {
         "image_keys": agent.image_keys, "use_state": agent.use_state, "language": agent.language, "lr": agent.lr,
         "encoder": EncoderConfig(features=e.features, latent=e.latent, shift=e.shift),
-        "weight_decay": agent.weight_decay,
     }  # fmt: skip
-    critic: Changes = {
-        "num_qs": agent.critic.ensemble, "q_agg": agent.critic.target_aggregate,
-        "value_hidden_dims": agent.critic.hidden, "layer_norm": agent.critic.layer_norm != "none",
-    }  # fmt: skip
+    critic: Changes = {}
+    if isinstance(agent, ActorCriticConfig):
+        c = agent.critic
+        critic = {"num_qs": c.ensemble, "q_agg": c.target_aggregate, "value_hidden_dims": c.hidden}
     if isinstance(agent, AcrlpdConfig):
         return PublishedQcConfig(
             **common, **critic, agent_name="acrlpd", actor_hidden_dims=agent.hidden, bc_alpha=agent.bc_alpha,
@@ -327,11 +341,8 @@ def _published(agent: AgentConfig) -> PublishedQcConfig:
         raise ConfigError(f"Q-chunking's code has no {agent.kind}{policy}. {remedy}", parameter="compat")
     flow = agent.flow
     common |= {
-        "actor_hidden_dims": flow.hidden, "actor_layer_norm": flow.layer_norm, "flow_steps": flow.steps,
-        "use_fourier_features": flow.fourier_dim > 0, "fourier_feature_dim": flow.fourier_dim or 64,
+        "actor_hidden_dims": flow.hidden, "flow_steps": flow.steps, "actor_type": _BEST,
     }  # fmt: skip
     if isinstance(agent, BcConfig):
-        return PublishedQcConfig(**common, actor_type="best-of-n", actor_num_samples=1, value_hidden_dims=flow.hidden)
-    return PublishedQcConfig(
-        **common, **critic, actor_type=agent.actor_type, actor_num_samples=agent.candidates, alpha=agent.alpha
-    )
+        return PublishedQcConfig(**common, actor_num_samples=1, value_hidden_dims=flow.hidden)
+    return PublishedQcConfig(**common, **critic, actor_num_samples=agent.candidates)

@@ -6,32 +6,27 @@ import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from serl_chunk.config.agents import AgentConfig
-from serl_chunk.config.critics import Aggregate, CriticConfig
+from serl_chunk.config.agents import ActorCriticConfig
+from serl_chunk.config.critics import Aggregate, SacCriticConfig
 from serl_chunk.config.fields import acting, needs, require, setting, shaping, widths
-from serl_chunk.config.gripper import GripperConfig
-from serl_chunk.config.optimisers import CriticOptimiserConfig, EncoderOptimiserConfig
+from serl_chunk.config.optimisers import Optimiser
 
 WIDTHS = (512, 512, 512, 512)  # of every published network
 _FLOW, _GAUSSIAN = needs("agent.agent_name", "acfql"), needs("agent.agent_name", "acrlpd")
 _BEST_OF_N = (_FLOW, needs("agent.actor_type", "best-of-n"))
 _DISTILLED = (_FLOW, needs("agent.actor_type", "distill-ddpg"))
 # Settings of our agents that the published code does not have; the class gives their values.
-_FIXED = (
-    "lr_warmup", "lr_cosine", "grad_clip", "critic_optimiser", "encoder_optimiser", "kernel_init", "critic", "gripper",
-    "candidates", "pretrain_candidates", "policy_ema", "acting_critic", "prefix_critic", "prefix_expectile",
-    "prefix_lengths", "replan_spread", "bc_on", "bc_joint_noise",
-)  # fmt: skip
+_FIXED = ("encoder_lr", "critic_lr", "critic", "candidates", "policy_ema", "bc_on", "bc_joint_noise")
 
 
 @dataclasses.dataclass(frozen=True)
-class PublishedQcConfig(AgentConfig, without=_FIXED):
+class PublishedQcConfig(ActorCriticConfig, without=_FIXED):
     """ACFQL or ACRLPD as Q-chunking's code has them (Li, Zhou and Levine 2025); the defaults are its own."""
 
     kind: ClassVar[str] = "published_qc"
     CALLED: ClassVar[Mapping[str, str]] = {
         "candidates": "actor_num_samples", "target_candidates": "actor_num_samples",
-        "pretrain_candidates": "actor_num_samples", "hidden": "actor_hidden_dims", "init_temperature": "init_temp",
+        "hidden": "actor_hidden_dims", "init_temperature": "init_temp",
         "target_entropy_per_dim": "target_entropy_multiplier", "flow": "flow_steps", "critic": "num_qs",
     }  # fmt: skip
 
@@ -40,6 +35,7 @@ class PublishedQcConfig(AgentConfig, without=_FIXED):
     )
     num_qs: int = shaping(2, "critics; published: 2 for acfql, 10 for acrlpd", least=1)
     q_agg: Aggregate = acting("mean", "of the critics in a target, and where candidates are compared")
+    weight_decay: float = setting(0.0, "AdamW's, of every network, without the temperature; 0: Adam", least=0)
     tau: float = setting(0.005, "share of the critic in its target, from before the update", above=0, most=1)
     value_hidden_dims: tuple[int, ...] = widths(WIDTHS, "widths of the critics' hidden layers")
     layer_norm: bool = shaping(True, "layer norm in the critics: after the activation in acfql, before it in acrlpd")
@@ -62,26 +58,16 @@ class PublishedQcConfig(AgentConfig, without=_FIXED):
     )
 
     # What the code does in any case, as our agents and other rooms read it.
-    lr_warmup = 0
-    lr_cosine = 0
-    grad_clip = 0.0
-    critic_optimiser = CriticOptimiserConfig()
-    encoder_optimiser = EncoderOptimiserConfig()
+    encoder_lr = critic_lr = None
     kernel_init = "xavier_uniform"
-    gripper = GripperConfig()  # continuous as every other dimension
     policy_ema = 0.0
-    acting_critic = "online"
-    prefix_critic = False
-    prefix_expectile = 0.5
-    prefix_lengths = 1
-    replan_spread = None
     bc_on = "all"
     bc_joint_noise = 0.0
 
     @property  # type: ignore[misc]
-    def critic(self) -> CriticConfig:
+    def critic(self) -> SacCriticConfig:
         """The critics of this agent, but for the order of their layers."""
-        return CriticConfig(
+        return SacCriticConfig(
             hidden=self.value_hidden_dims, ensemble=self.num_qs, target_subset=self.num_qs,
             target_aggregate=self.q_agg, tau=self.tau,
         )  # fmt: skip
@@ -92,13 +78,12 @@ class PublishedQcConfig(AgentConfig, without=_FIXED):
         return (self.agent_name, self.actor_type) == ("acfql", "best-of-n")
 
     @property  # type: ignore[misc]
-    def candidates(self) -> int:
+    def candidates(self) -> int:  # type: ignore[override]
         """Samples of the policy that are compared in a decision, and in a target."""
         return self.actor_num_samples if self.best_of_n else 1
 
-    @property  # type: ignore[misc]
-    def pretrain_candidates(self) -> int:
-        return self.candidates
+    def optimiser(self, network: Literal["policy", "critic"] = "policy") -> Optimiser:
+        return super().optimiser(network)._replace(weight_decay=self.weight_decay)
 
     @property
     def squashed(self) -> bool:

@@ -193,7 +193,7 @@ def content_digest(episode: Episode) -> str:
     _, steps, end = episode
     digest = hashlib.sha256(repr((end.terminated, end.truncated, end.outcome.value, end.reward)).encode())
     final = None if end.final_observation is None else end.final_observation[STATE]
-    # Digests from before this column existed are still compared: it counts where it is not 0.
+    # Files have this column where it is not 0.
     names = [name for name in STEP_COLUMNS if name != "lost_ticks" or steps.lost_ticks.any()]
     columns = [steps.observation[STATE], steps.action, *(getattr(steps, name) for name in names), final]
     for column in columns:

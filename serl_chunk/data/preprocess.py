@@ -183,6 +183,12 @@ class Preprocess:
         joint = self.normaliser.joint
         return np.unique(joint[joint >= 0])
 
+    @property
+    def joint_reach(self) -> np.ndarray:
+        """How far demonstrations command each of `followed_joints` to move in a tick, float32[J], robot units."""
+        n, joints = self.normaliser, self.followed_joints
+        return np.array([n.scale[0, n.joint == joint].max() for joint in joints], np.float32)
+
     def shifts(self, moved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See `Normaliser.shifts`."""
         return self.normaliser.shifts(moved)

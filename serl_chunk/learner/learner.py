@@ -7,12 +7,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from serl_chunk.agents.base import Agent
-from serl_chunk.agents.former import Learned, current_leaves
 from serl_chunk.agents.spec import agent_spec
 from serl_chunk.agents.state import AgentState, Metrics, Params
 from serl_chunk.config.experiment import ExperimentConfig
@@ -32,6 +31,13 @@ from serl_chunk.runs.status_line import StatusFields
 from serl_chunk.types import ConfigError, Record, RobotSpec, Snapshot
 
 logger = logging.getLogger(__name__)
+
+
+class Learned(NamedTuple):
+    """The part of a checkpoint that is the agent's."""
+
+    state: AgentState
+    base: Params  # empty where it has a source
 
 
 class Learner:
@@ -57,7 +63,7 @@ class Learner:
         self.timed_checkpoints = TimedCheckpoints(metrics.run_dir)
         key, self.base = jax.random.key(config.seed), agent.source_base
         shapes = jax.eval_shape(lambda: Learned(agent.init(key), {} if agent.source else agent.new_base(key)))
-        restored = self.checkpoints.restore_state(shapes, lambda leaves: current_leaves(leaves, shapes, self.base))
+        restored = self.checkpoints.restore_state(shapes)
         if restored is None:  # else trained weights are in the checkpoint, and their file may be gone
             self.state: AgentState = agent.pretrained(agent.init(key))
             self.base = self.base or agent.new_base(key)
@@ -70,7 +76,7 @@ class Learner:
             saved = Preprocess.restored(config, spec, restored.meta, restored.normaliser)
             preprocess = restored_preprocess(saved, preprocess, same_data=data.dataset is None)
             self.state, self.base = restored.state.state, self.base or restored.state.base
-            self.agent.check_base(restored.meta.get("base_digest", ""))
+            self.agent.check_base(restored.meta["base_digest"])
         self.preprocess = preprocess
         embed = agent.embedder(self.base)  # with the weights that the run has: they never change
         self.replay = Replay(spec, config, preprocess, bc_on=a.bc_on, embed=embed)
@@ -215,6 +221,7 @@ class Learner:
             "agent": self.config.agent.kind,
             **self.preprocess.fields(),
             "base_digest": self.agent.base_digest,
+            "version": self.version,
             "updates": int(self.state.critic_updates) + int(self.state.policy_updates),
             **dataclasses.asdict(progress),
         }

@@ -53,19 +53,17 @@ class TrainingProgress:
     human_ticks: int
     episodes: int
     sampler_rng: Mapping[str, Any]
-    # Absent in runs of before these were recorded.
-    journal_position: int = 0
-    human_steps_held: int = 0
-    phase: str = ""
-    phase_updates: int = 0
-    offline_updates: int = 0
-    updates_owed: float | None = None
-    pretrained: bool = True  # see PhaseTrainer
+    journal_position: int
+    human_steps_held: int
+    phase: str
+    phase_updates: int
+    offline_updates: int
+    updates_owed: float | None  # None: the rate limiter had not begun
+    pretrained: bool  # see PhaseTrainer
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> TrainingProgress:
-        names = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in meta.items() if name in names})
+        return cls(**{field.name: meta[field.name] for field in dataclasses.fields(cls)})
 
 
 @dataclasses.dataclass
@@ -223,7 +221,7 @@ class TrainingSchedule:
         self.limiter.did_update(self._config.cta_ratio)
 
     def resume(self, online_updates: int, owed: float | None) -> None:
-        """Go on as the previous process would have; `owed` None: it had not begun, or did not record it."""
+        """Go on as the previous process would have; `owed` None: it had not begun."""
         # Not the steps themselves: under another ratio they would allow far more updates, or none for long.
         if owed is not None:
             self.limiter.start(self._router.env_steps, online_updates, owed)

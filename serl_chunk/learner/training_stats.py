@@ -135,7 +135,7 @@ class TrainingStats:
             length=e.length, succeed=e.success, intervention_steps=e.human_ticks, intervention_count=e.segments,
             phase=phase, success_without_intervention=self.success_without_intervention, number=number,
             seam_acceleration=e.accelerations[0], acceleration=e.accelerations[1],
-            q=[q for q, _ in e.decisions], g=[g for _, g in e.decisions],
+            arm=e.arm, q=[q for q, _ in e.decisions], g=[g for _, g in e.decisions],
         )  # fmt: skip
 
 
@@ -186,11 +186,12 @@ def _remedy(mode: str, *, demonstrated: bool) -> str:
 
 
 class ValueRange:
-    """Warns once where a realised return lies outside of `agent.critic.value_low` .. `value_high`: it is clipped."""
+    """Warns once where a realised return lies outside of the range that the critic is bounded by: it is clipped."""
 
     def __init__(self, config: ExperimentConfig) -> None:
-        self._critic, self._reward, self._discount = config.agent.critic, config.reward, config.discount
-        self._silent = self._critic.loss == "squared"
+        self._reward, self._discount = config.reward, config.discount
+        self._silent = config.value_range is None
+        self._low, self._high = config.value_range or (0.0, 0.0)
 
     def demonstrations(self, episodes: Sequence[Episode]) -> None:
         for e in episodes:
@@ -201,12 +202,11 @@ class ValueRange:
 
     def check(self, what: str, least: float, most: float) -> None:
         """Warn, the first time, where the returns of `what` are not within the range."""
-        c = self._critic
-        if self._silent or (least >= c.value_low - _DUST and most <= c.value_high + _DUST):
+        if self._silent or (least >= self._low - _DUST and most <= self._high + _DUST):
             return
         self._silent = True
         logger.warning(
-            f"{what} has returns of {least:.4g} to {most:.4g}, outside of the range of agent.critic.loss={c.loss}, "
-            f"{c.value_low:g} to {c.value_high:g}: they are clipped, and look alike to the critic. Set "
-            "agent.critic.value_low and value_high to hold every return, or reward.scale, or agent.critic.loss=squared"
+            f"{what} has returns of {least:.4g} to {most:.4g}, outside of {self._low:g} to {self._high:g}, which "
+            "rewards of 0, and 1 at a success, allow: they are clipped, and look alike to the critic. Set reward.scale "
+            "and reward.offset so that they fit, or use --preset qc, whose critic has no range"
         )

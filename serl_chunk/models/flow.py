@@ -86,3 +86,12 @@ def integrate(
 def interpolate(noise: jax.Array, t: jax.Array, chunk: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Points x_t, at t float32[B] on straight paths of float32[B, D], and velocities of flow matching (Lipman 2023)."""
     return (1 - t[..., None]) * noise + t[..., None] * chunk, chunk - noise
+
+
+def linear_share(t: jax.Array, spread: float) -> jax.Array:
+    """k(t) of t float32[...]: the regression of a - z on x_t where a has mean 0 and deviation `spread`.
+
+    cov(a - z, x_t) / var(x_t) = (t s^2 - (1 - t)) / ((1 - t)^2 + t^2 s^2); -1 at 0, 1 at 1.
+    """
+    s2 = spread * spread
+    return (t * s2 - (1 - t)) / ((1 - t) ** 2 + t**2 * s2)

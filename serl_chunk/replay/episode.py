@@ -76,6 +76,7 @@ class EpisodeStats(NamedTuple):
     segments: int
     returns: tuple[float, float] = (0.0, 0.0)  # the least and the greatest discounted one from any of its steps
     accelerations: tuple[float | None, float | None] = None, None  # at seams and elsewhere, see `seams`
+    arm: str = ""  # see `types.Begin`
 
 
 @dataclasses.dataclass
@@ -107,8 +108,6 @@ class StoredEpisode:
     indexed: int = 0  # starts before this tick have been considered
     eligible: int = 0  # windows in the views
     excluded: int = 0  # windows that lack a recent image
-    # Realised returns float64[length] of a demonstration, where they were computed before the lock was taken.
-    returns: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self.frames = [[] for _ in range(self.cameras)]
@@ -239,4 +238,5 @@ def summarise(
         segments=len(segments),
         returns=(float(to_go.min()), float(to_go.max())),
         accelerations=accelerations(action, segments, episode.gaps, spec),
+        arm=episode.begin.arm,
     )

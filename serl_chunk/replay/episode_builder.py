@@ -64,11 +64,10 @@ class EpisodeBuilder:
         partition.put(self._current[session])
         return finished
 
-    def demonstrations(self, session: str, episodes: Sequence[Episode], returns: Sequence[np.ndarray | None]) -> None:
-        """Add demonstrations whose arrays were checked, with realised returns float64[T] where known."""
-        for (begin, steps, end), realised in zip(episodes, returns, strict=True):
+    def demonstrations(self, session: str, episodes: Sequence[Episode]) -> None:
+        """Add demonstrations whose arrays were checked."""
+        for begin, steps, end in episodes:
             self._begin(session, begin, self._partitions.demo)
-            self._current[session].returns = realised
             self._steps(session, steps, checked=True)
             self._end(session, end, checked=True)
 

@@ -26,7 +26,7 @@ def estimate_bytes(
     `features`: those that are kept, by name; then no decoded image of demonstrations' files is kept.
     `language`: whether the agent reads the tasks' texts.
     """
-    floats = 4 * (spec.state_dim + spec.action_dim + 4)  # reward, effective, mc_return, bc_weight
+    floats = 4 * (spec.state_dim + spec.action_dim + 3)  # reward, effective, bc_weight
     fixed = 1 + 4 + 4 + 4 + 8 + 8  # source, tick, decision, lost, succ, pred
     fixed += 1 + 1 + 1 + 1  # live, terminal, is_demo, recent
     fixed += -(-spec.action_dim // 8) + 1  # human_dims, bc_human

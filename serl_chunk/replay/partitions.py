@@ -10,7 +10,7 @@ import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.preprocess import Preprocess
-from serl_chunk.replay.episode import Key, Partition, StoredEpisode, effective_rewards, returns_to_go
+from serl_chunk.replay.episode import Key, Partition, StoredEpisode, effective_rewards
 from serl_chunk.replay.features import Embedder
 from serl_chunk.replay.memory import STORES, kept_observations
 from serl_chunk.replay.qc_sampler import QCWindowSampler
@@ -124,21 +124,12 @@ class Partitions:
             self.storage.release(episode)
 
     def relabel(self, episode: StoredEpisode, first: int = 0) -> None:
-        """Set effective rewards, realised returns and imitation weights of the steps from tick `first` on."""
+        """Set effective rewards and imitation weights of the steps from tick `first` on."""
         storage, reward = self.storage, self._config.reward
         rows = episode.rows[first : episode.length]
         source = storage.source[rows]
         failed = episode.terminated and episode.outcome == Outcome.FAILURE
         storage.effective[rows] = effective_rewards(storage.reward[rows], reward, failed=failed)
-        # Corrections may move either, and call this for the whole episode.
-        storage.mc_return[rows] = -np.inf
-        if episode.terminated and episode.demonstration:  # which comes whole: `first` is 0
-            known, episode.returns = episode.returns, None  # for once: a correction changes them
-            if known is None:
-                known = returns_to_go(storage.effective[rows], self._config.discount)[:-1]
-            storage.mc_return[rows] = known
-            if len(episode.gaps):  # a gap took time that no discount counts: what was realised across it is not known
-                storage.mc_return[rows[: episode.gaps[-1] + 1]] = -np.inf
         storage.is_demo[rows] = episode.demonstration | (source == Source.HUMAN)
         weigh = functools.partial(
             imitation_weights, source, bc_on=self._bc_on, demonstration=episode.demonstration, outcome=episode.outcome,

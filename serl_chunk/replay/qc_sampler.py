@@ -56,7 +56,6 @@ def gather_adjacent(rows: Rows, starts: np.ndarray, *, horizon: int, returned: i
         bc_weight=valid.copy(),
         delay=np.zeros(len(starts), np.int32),
         weight=reached[:, returned - 1].copy(),
-        mc_return=np.full(len(starts), -np.inf, np.float32),  # windows across ends belong to no episode
     )
 
 

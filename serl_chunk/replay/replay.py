@@ -12,7 +12,7 @@ import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.preprocess import Preprocess
-from serl_chunk.replay.episode import Key, realised_returns
+from serl_chunk.replay.episode import Key
 from serl_chunk.replay.episode_builder import Added, EpisodeBuilder
 from serl_chunk.replay.features import Embedder
 from serl_chunk.replay.frame_cache import Fetch
@@ -129,15 +129,13 @@ class Replay:
         # What needs nothing but the episodes comes first: robots' records and batches wait for the lock.
         episodes = [self._preprocess.episode(e) for e in episodes]
         held.check_demos(episodes, files=stays)
-        reward, discount = self._config.reward, self._config.discount
-        returns = [realised_returns(e, reward, discount)[:-1] if e.end.terminated else None for e in episodes]
         columns = ((e.steps.observation[STATE], e.steps.action, e.steps.lost_ticks) for e in episodes)
         counts = [self._preprocess.count_outside(*of_episode) for of_episode in columns]
         with self._lock:
             leaving = [] if stays else [e for key, e in held.demo.episodes.items() if key[0] == session]
             held.check_room(episodes, leaving=leaving)
             held.remove(*leaving)
-            self._builder.demonstrations(session, episodes, returns)
+            self._builder.demonstrations(session, episodes)
             self._count_outside("demo", counts)
             if not leaving:
                 held.check_balance()

@@ -62,8 +62,6 @@ class StepStorage:
         self.action = np.empty((n, spec.action_dim), np.float32)  # as executed, robot units
         self.reward = np.empty(n, np.float32)  # as recorded
         self.effective = np.empty(n, np.float32)  # as trained on
-        # Discounted sum of `effective` from here to the task's termination; -inf where none is known.
-        self.mc_return = np.empty(n, np.float32)
         self.source = np.empty(n, np.uint8)
         self.tick = np.empty(n, np.int32)
         self.decision_tick = np.empty(n, np.int32)
@@ -255,7 +253,6 @@ class StepStorage:
         """
         self.recent[rows] = (self.age[rows] <= self.max_image_age).all(1)
         self.terminal[rows] = False
-        self.mc_return[rows] = -np.inf
         if self.bc_human is not None:
             self.bc_human[rows] = False
         if self.task is not None:

@@ -195,7 +195,6 @@ def gather(
         bc_weight=storage.bc_weight[steps] * valid,
         delay=decided.argmax(1).astype(np.int32),
         weight=np.ones(b, np.float32),
-        mc_return=storage.mc_return[starts],
         bc_dims=storage.bc_dims(steps),
     )
     if config.agent.gripper.reads_before:  # the action executed on the tick before
@@ -211,11 +210,11 @@ def with_moved_joints(batch: ChunkBatch, preprocess: Preprocess, noise: float, r
     al. 2021). Moved are the joints that actions are relative to.
 
     Args:
-        noise: standard deviation, in the robot's units (rad).
+        noise: standard deviation, in a joint's `Preprocess.joint_reach`.
     """
     state = batch.observations[STATE]
     joints = preprocess.followed_joints
     moved = np.zeros(state.shape, np.float32)
-    moved[:, joints] = noise * rng.standard_normal((len(state), len(joints)), np.float32)
+    moved[:, joints] = noise * preprocess.joint_reach * rng.standard_normal((len(state), len(joints)), np.float32)
     of_state, of_actions = preprocess.shifts(moved)
     return batch._replace(bc_state_shift=of_state, bc_action_shift=of_actions[:, : batch.actions.shape[1]])

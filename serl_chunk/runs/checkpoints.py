@@ -69,8 +69,6 @@ def _unseal(record: Any) -> dict[str, Any]:
         if record["crc32"] != _text_checksum(record["content"]):
             raise ValueError("its checksum differs")
         return record["content"]
-    if isinstance(record, dict) and "checksums" in record:  # written before meta had a checksum of its own
-        return record
     raise ValueError("it has no checksums")
 
 
@@ -97,14 +95,6 @@ def _finished(folder: Path) -> list[str]:
     return [p.name for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
 
 
-def _current(params: Flat) -> Flat:
-    """Return a policy's parameters under their current names: until 2514010 `candidates` was a number, 0 for all."""
-    if "candidates" not in params:
-        return params
-    others = {name: value for name, value in params.items() if name != "candidates"}
-    return others | {"trusted": np.asarray(params["candidates"] == 0)}
-
-
 def read_item(path: Path, item: str) -> tuple[Flat, dict[str, Any]]:
     """Read one item of the checkpoint `path`, and its meta; raises CheckpointError where it is damaged."""
     where = f"checkpoint {path.name} in {path.parent}"
@@ -126,20 +116,23 @@ def read_item(path: Path, item: str) -> tuple[Flat, dict[str, Any]]:
     return flat, meta
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
+    """A finished checkpoint on disk; they sort by age."""
+
     step: float  # infinite for a timed one with damaged meta, so that it is tried, and reported, first
     updates: int  # of every kind since the run began: what two of the same step differ in
     periodic: bool
     path: Path
+    version: int = -1  # newest published snapshot when it was written; -1: not recorded
 
     @classmethod
-    def of(cls, path: Path, *, periodic: bool) -> _Entry:
+    def of(cls, path: Path, *, periodic: bool) -> Entry:
         try:
             meta = _unseal(json.loads((path / "meta" / "metadata").read_text()))
-            step, updates = float(meta["step"]), int(meta.get("updates", -1))
+            step, updates, version = float(meta["step"]), int(meta["updates"]), int(meta.get("version", -1))
         except (OSError, ValueError, LookupError, TypeError):
-            step, updates = math.inf, -1
-        return cls(int(path.name) if periodic else step, updates, periodic, path)
+            step, updates, version = math.inf, -1, -1
+        return cls(int(path.name) if periodic else step, updates, periodic, path, version)
 
     @property
     def label(self) -> str:
@@ -172,11 +165,12 @@ class CheckpointStore:
 
     def newest(self) -> int | None:
         """Return the step of the newest finished checkpoint, timed or not; None without any."""
-        return max((int(e.step) for e in self._entries() if e.step < math.inf), default=None)
+        return max((int(e.step) for e in self.entries() if e.step < math.inf), default=None)
 
-    def _entries(self) -> list[_Entry]:
+    def entries(self) -> list[Entry]:
+        """Return the finished checkpoints, oldest first."""
         folders = ((self._dir, True), (self.run_dir / _TIMED, False))
-        return sorted(_Entry.of(f / name, periodic=periodic) for f, periodic in folders for name in _finished(f))
+        return sorted(Entry.of(f / name, periodic=periodic) for f, periodic in folders for name in _finished(f))
 
     def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> bool:
         """Copy to the host and write in the background; False where writing failed, which must not end a run."""
@@ -218,14 +212,13 @@ class CheckpointStore:
         )
         self._manager = None  # orbax keeps raising an asynchronous error until it is opened anew
 
-    def restore_state(self, template: Any, current: Callable[[Flat], Flat] = lambda leaves: leaves) -> Restored | None:
+    def restore_state(self, template: Any) -> Restored | None:
         """Restore the newest checkpoint that verifies; None where there is none.
 
-        `current` gives leaves that an earlier version wrote their present names. Damaged checkpoints are moved to
-        `checkpoints_damaged/` once an older one verifies. Raises CheckpointError where all are damaged (nothing is
-        moved then), or the one that verifies does not fit this agent.
+        Damaged checkpoints are moved to `checkpoints_damaged/` once an older one verifies. Raises CheckpointError where
+        all are damaged (nothing is moved then), or the one that verifies does not fit this agent.
         """
-        entries, damaged = self._entries(), []
+        entries, damaged = self.entries(), []
         for entry in reversed(entries):
             try:
                 leaves, meta = read_item(entry.path, "state")
@@ -235,7 +228,7 @@ class CheckpointStore:
                 damaged.append(entry)
                 continue
             self._move_aside(damaged)
-            state = self._assemble(template, current(leaves), entry.path)
+            state = self._assemble(template, leaves, entry.path)
             return Restored(int(entry.step), state, meta, normaliser)
         if not entries:
             return None
@@ -244,7 +237,7 @@ class CheckpointStore:
         text = f"none of the checkpoints [{labels}] in {self._dir} can be read. {remedy}"
         raise CheckpointError(text, parameter="checkpoint_path")
 
-    def _move_aside(self, damaged: list[_Entry]) -> None:
+    def _move_aside(self, damaged: list[Entry]) -> None:
         aside = self.run_dir / "checkpoints_damaged"
         for entry in damaged:
             aside.mkdir(exist_ok=True)
@@ -254,13 +247,13 @@ class CheckpointStore:
 
     def policies(self) -> Iterator[PolicyCheckpoint]:
         """Yield the policies of all checkpoints that can be read, newest first."""
-        for entry in reversed(self._entries()):
+        for entry in reversed(self.entries()):
             with contextlib.suppress(CheckpointError):
                 yield self._policy(entry)
 
     def restore_policy(self, step: int) -> PolicyCheckpoint:
         """Read the policy of one checkpoint; raises CheckpointError with those that are there, or can be read."""
-        found = [e for e in self._entries() if e.step == step]
+        found = [e for e in self.entries() if e.step == step]
         if not found:
             steps = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(f"there is no checkpoint {step} in {self._dir}; there are: {steps}")
@@ -273,10 +266,10 @@ class CheckpointStore:
                 remedy = f"Checkpoints that can be read: {', '.join(map(str, good))}. Choose {good[-1]}"
             raise CheckpointError(f"{error}. {remedy}", parameter="eval_checkpoint_step") from error
 
-    def _policy(self, entry: _Entry) -> PolicyCheckpoint:
+    def _policy(self, entry: Entry) -> PolicyCheckpoint:
         params, meta = read_item(entry.path, "policy")
         normaliser, _ = read_item(entry.path, "normaliser")
-        return PolicyCheckpoint(int(entry.step), _current(params), normaliser, meta)
+        return PolicyCheckpoint(int(entry.step), params, normaliser, meta)
 
     def _assemble(self, template: Any, leaves: Flat, path: Path) -> Any:
         misfit = f"checkpoint {path.name} in {path.parent} does not fit this agent"

@@ -22,7 +22,10 @@ _OPTIONS = (  # of ReadOptions
 def note_of(demos: DemoSet, options: ReadOptions | None) -> dict[str, Any]:
     """Return the content of `demos.json`: the demonstrations that the current process reads, in their order."""
     options = options or ReadOptions()
-    origins = [o._asdict() | {"path": str(o.path.expanduser().resolve())} for o in demos.origins]
+    origins = [
+        o._asdict() | {"path": str(o.path.expanduser().resolve()), "steps": len(e.steps.action)}
+        for o, e in zip(demos.origins, demos.episodes, strict=True)
+    ]
     return {"digest": demos.digest, "options": {name: getattr(options, name) for name in _OPTIONS}, "episodes": origins}
 
 
@@ -42,8 +45,8 @@ class RunDemos:
         noted = read_json(self.path / DEMOS)
         try:
             read = dict(noted["options"])
-            read["scores"] = tuple((name, reward) for name, reward in read.get("scores", ()))
-            self._options = ReadOptions(**{name: read[name] for name in _OPTIONS if name in read})
+            read["scores"] = tuple((name, reward) for name, reward in read["scores"])
+            self._options = ReadOptions(**{name: read[name] for name in _OPTIONS})
             self._origins = [Origin(Path(e["path"]), e["format"], e["key"], e["digest"]) for e in noted["episodes"]]
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{self.path / DEMOS} is damaged ({error!r})") from error

@@ -36,8 +36,8 @@ def resolve_step(run: Path, store: CheckpointStore, wanted: str) -> int:
     """Resolve `latest`, `best` or a number; raises CheckpointError with the existing checkpoints.
 
     `latest` may be a timed one; the others are periodic. `best` has the highest success rate among validations with the
-    run's own settings, whose start states are not those of reported figures; that of most episodes counts, and one that
-    was interrupted does not.
+    run's own settings and without `--eval_arm`, whose start states are not those of reported figures; that of most
+    episodes counts, and one that was interrupted does not.
     """
     steps, newest = store.steps(), store.newest()
     listing = ", ".join(map(str, steps)) or "none"
@@ -51,7 +51,8 @@ def resolve_step(run: Path, store: CheckpointStore, wanted: str) -> int:
             try:
                 data = json.loads(file.read_text())
                 if data["checkpoint"] in steps and not data.get("differences"):
-                    whole = [(r["n"], r["success_rate"]) for r in data["results"] if not r.get("interrupted")]
+                    counted = (r for r in data["results"] if not (r.get("interrupted") or r.get("arm")))
+                    whole = [(r["n"], r["success_rate"]) for r in counted]
                     if whole:
                         rates[data["checkpoint"]] = max(*whole, rates.get(data["checkpoint"], (0, 0.0)))
             except (OSError, ValueError, LookupError, TypeError) as e:

@@ -33,7 +33,7 @@ def film_training_episodes(run: Path, n: int) -> int:
     for back, key in enumerate(reversed(keys), 1):
         if len(entries) == n or back > len(rows):
             break
-        row, number = rows[-back], rows[-back].get("number") or len(rows) + 1 - back
+        row, number = rows[-back], rows[-back]["number"]
         if row.get("episode/l") != source.about(key).length:
             continue
         name = f"{number:06d}.mp4"

@@ -19,10 +19,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.former_qc import former_convention
 from serl_chunk.config.overrides import difference, to_dict
-from serl_chunk.config.removed import removal_hint
-from serl_chunk.config.renamed import current_config
 from serl_chunk.io import atomic_write, folder_fault
 from serl_chunk.types import ConfigError, RobotSpec
 from serl_chunk.version import VersionInfo, version_info
@@ -31,8 +28,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"  # in a run folder
 RUN_LOCK = "run.lock"  # the same; its learner holds it
-# Of run folders. 0: before the number was recorded; 2: the preset `rlpd` is RLPD as published (config/renamed.py).
-FORMAT = 2
+FORMAT = 3  # of run folders
 
 
 class RunFolder(NamedTuple):
@@ -70,7 +66,7 @@ class RunFolder(NamedTuple):
 def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | None) -> RunFolder:
     """Create or resume the run folder, and log what changed since the previous process.
 
-    Raises ConfigError if another learner uses it, or it is of another experiment or a newer version, or unusable.
+    Raises ConfigError if another learner uses it, or it is of another experiment or format, or unusable.
     """
     new = Path("runs") / config.name / datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     path = new if checkpoint_path is None else Path(checkpoint_path).expanduser()
@@ -86,13 +82,17 @@ def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | N
     return RunFolder(path, saved["run_id"], resumed, lock, saved, fresh)
 
 
-def _claim(path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec) -> tuple[dict[str, Any], bool]:
-    """Lock the folder; return the new content of its config.json, and whether it held a run before."""
+def lock_run(path: Path, lock: IO[str], remedy: str = ", then try again", *, parameter: str = "run") -> None:
+    """Lock a run's folder by its open lock file; raises ConfigError where a learner uses it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        text = f"{path} is in use by another learner. Stop it, or choose another folder"
-        raise ConfigError(text, parameter="checkpoint_path") from None
+        raise ConfigError(f"{path} is in use by another learner. Stop it{remedy}", parameter=parameter) from None
+
+
+def _claim(path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec) -> tuple[dict[str, Any], bool]:
+    """Lock the folder; return the new content of its config.json, and whether it held a run before."""
+    lock_run(path, lock, ", or choose another folder", parameter="checkpoint_path")
     new: dict[str, Any] = {**to_dict(config), "robot_spec": spec.to_json(), "run_id": uuid.uuid4().hex}
     resumed = (path / CONFIG).exists()
     if resumed:
@@ -112,18 +112,9 @@ def _log_origin(path: Path, old: dict[str, Any], config: ExperimentConfig) -> No
     """Log the version that wrote the run where it was another; raises ConfigError for fields unknown to this one."""
     file = path / CONFIG
     if unknown := _unknown_fields({k: v for k, v in old.items() if k not in OWN_FIELDS}, config):
-        if hint := next(filter(None, (removal_hint(path, config.agent.kind) for path in unknown)), ""):
-            raise ConfigError(f"{file}: {hint}, and this run uses it. Resume the run with that commit")
         remedy = f"Resume the run with {_writer(old)}, or remove the setting from the file"
         raise ConfigError(f"{file}: this version has no setting {', '.join(unknown)}. {remedy}")
-    if hint := former_convention(old):
-        raise ConfigError(f"{file}: {hint}, and this run uses it. Resume the run with that commit")
-    if former := current_config(read_json(file))[1]:
-        logger.info("%s has former names of settings: %s", file, "; ".join(former))
-    number = old.get("format", 0)
-    if number < FORMAT:
-        logger.info("run folder %s has the older format %d and goes on in format %d", path, number, FORMAT)
-    elif old.get("serl_chunk") != version_info()._asdict():
+    if old.get("serl_chunk") != version_info()._asdict():
         logger.info("run folder %s was last written by %s", path, _writer(old))
 
 
@@ -169,7 +160,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text())
     except FileNotFoundError:
-        raise ConfigError(f"{file.parent} is not a run folder, or an older one: it has no {file.name}") from None
+        raise ConfigError(f"{file.parent} is not a run folder: it has no {file.name}") from None
     except ValueError as error:
         raise ConfigError(f"{file} is damaged ({error}). Restore or remove it") from None
     if not isinstance(content, dict):
@@ -178,13 +169,10 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """Return `config.json` of a run under current names; raises ConfigError: absent, damaged, of a newer format."""
+    """Return `config.json` of a run; raises ConfigError where it is absent, damaged or of another format."""
     file = run / CONFIG
     saved = read_json(file)
-    number = saved.get("format", 0)
-    if not isinstance(number, int) or number > FORMAT:
-        raise ConfigError(
-            f"{file}: the run folder has format {number!r}, which is newer than this version "
-            f"({version_info().text}, expected at most {FORMAT}). Use {_writer(saved)} or a later version"
-        )
-    return current_config(saved)[0]
+    if (number := saved.get("format")) != FORMAT:
+        remedy = f"Use {_writer(saved)}, which wrote it, or start a new run in another folder"
+        raise ConfigError(f"{file}: format of the run folder is {number!r} (expected {FORMAT}). {remedy}")
+    return saved

@@ -7,7 +7,7 @@ One JSON object a line, in four kinds, each with `wall` (seconds of running time
 - `episode`: one finished episode (`EPISODE_FIELDS`), and per decision `q` and `g` (`MetricsLog.episode`). `succeed` is
   0, 1 or null; `success_without_intervention` is a share of the last 20 judged episodes, helped ones included;
   `seam_acceleration` is the largest change of speed of a commanded joint where control passes between policy and human,
-  and `acceleration` that of all other ticks, rad/s^2 (null: none);
+  and `acceleration` that of all other ticks, rad/s^2 (null: none); `arm` is the one that was drawn (`types.Begin`);
 - `eval`: one evaluation of one checkpoint; its counters are the checkpoint's;
 - `event`: a text about the run. `read_metrics` leaves out what a resume undid; nothing is rewritten.
 """
@@ -35,7 +35,7 @@ METRICS_FILE = "metrics.jsonl"
 KINDS = ("train", "episode", "eval", "event")
 EPISODE_FIELDS = (
     "actor_id", "ret", "length", "succeed", "intervention_steps", "intervention_count", "phase",
-    "success_without_intervention", "number", "seam_acceleration", "acceleration",
+    "success_without_intervention", "number", "seam_acceleration", "acceleration", "arm",
 )  # fmt: skip
 EVALUATION_FIELDS = (
     "success_rate", "n", "low", "high", "mode", "mean_time_s", "mean_length", "checkpoint", "mean_return",
@@ -108,10 +108,7 @@ def succeeded_alone(row: Row) -> bool:
 def _is_superseded(row: Row, step: int, resumed: Row) -> bool:
     if row["kind"] != "episode":
         return row["kind"] != "event" and bool(row["step"] > step)
-    number, episodes = row.get("number"), resumed.get("episodes")
-    if number is None or episodes is None:  # runs of version 0.1
-        return bool(row["env_steps"] > resumed["env_steps"])
-    return bool(number > episodes)
+    return bool(row["number"] > resumed["episodes"])
 
 
 def parse_row(line: bytes) -> Row | None:
@@ -201,7 +198,7 @@ class MetricsLog:
         """Write a text about the run; `counters` default to those of the previous row."""
         self._write("event", counters or self._counters, {"text": text})
 
-    def resumed(self, counters: Counters, episodes: int | None = None) -> None:
+    def resumed(self, counters: Counters, episodes: int) -> None:
         """Write that training continues from the checkpoint of `counters.step`, with `episodes` of them counted."""
         self._write("event", counters, {"text": f"resumed at step {counters.step}", "episodes": episodes})
 

@@ -1,7 +1,8 @@
-"""The report of a run: `report.html`, which contains its plots, and `report.png`, both made from the run folder."""
+"""The report of a run, made from its folder: `report.html` with its plots, `report.png` and `report.json`."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,9 +10,19 @@ from typing import Any
 
 from serl_chunk.io import atomic_write, format_duration, plural
 from serl_chunk.runs import report_panels as panels
+from serl_chunk.runs.demos import DEMOS
+from serl_chunk.runs.folder import read_json
 from serl_chunk.runs.metrics import DEMONSTRATION_RECEIVED, Row, RunMetrics, read_metrics, succeeded_alone
 from serl_chunk.runs.report_panels import WINDOW, Draw
-from serl_chunk.runs.report_tables import control_hz, episodes_section, origin, read_settings, settings_section
+from serl_chunk.runs.report_tables import (
+    RobotTime,
+    control_hz,
+    episodes_section,
+    origin,
+    read_settings,
+    robot_time,
+    settings_section,
+)
 from serl_chunk.viz.page import Html, facts, figure, note, page, section, table
 from serl_chunk.viz.plots import draw_or_say_why, new_figure, panels_svg, to_png
 
@@ -26,7 +37,7 @@ _EVALUATION_COLUMNS = (
 
 
 def build_report(run_dir: str | os.PathLike[str]) -> Path:
-    """Write `report.html` and `report.png` into the run folder, replacing older ones whole; return the former's path.
+    """Write `report.html`, `.png` and `.json` into the run folder, replacing older ones whole; return the first's path.
 
     Raises DataError if `run_dir` is not a run folder (it has no `metrics.jsonl`), ConfigError for a bad `config.json`.
     """
@@ -35,9 +46,12 @@ def build_report(run_dir: str | os.PathLike[str]) -> Path:
     report, limits = run / "report.html", panels.value_range(config)
     title = f"{config.get('name') or run.resolve().parent.name}: {run.resolve().name}"
     head = headline(metrics, config)
+    spent = _robot_time(run, metrics, config)
+    known = {"headline": dict(head), "robot_time": spent and spent._asdict()}
+    atomic_write(run / "report.json", json.dumps(known, indent=1).encode())
     atomic_write(run / "report.png", _summary(metrics, f"{title}\n{head[0][0]}: {head[0][1]}\n{head[1][1]}", limits))
     content = [
-        facts(head, large=2),
+        facts([*head, *_robot_time_facts(spent)], large=2),
         *map(note, _notes(metrics)),
         *_figures(metrics, limits),
         section("Evaluations", _evaluations(metrics), key="evaluations"),
@@ -67,6 +81,27 @@ def headline(metrics: RunMetrics, config: Mapping[str, Any]) -> list[tuple[str, 
         ("Human ticks", _human(last, control_hz(config))),
         ("Episodes", f"{len(episodes):,}" + (f" ({warmup:,} of them warm-up)" if warmup else "")),
         *([("Demonstrations received", f"{streamed:,}")] if streamed else []),
+    ]
+
+
+def _robot_time(run: Path, metrics: RunMetrics, config: Mapping[str, Any]) -> RobotTime | None:
+    hz, noted = control_hz(config), run / DEMOS
+    if hz is None:
+        return None
+    demos = read_json(noted)["episodes"] if noted.exists() else []
+    return robot_time(metrics, hz, [e["steps"] for e in demos if "steps" in e], WINDOW)
+
+
+def _robot_time_facts(spent: RobotTime | None) -> list[tuple[str, str]]:
+    if spent is None or not spent.robot_minutes:
+        return []
+    rate, alone, shown = spent.successes_per_10_min, spent.success_s, spent.demonstration_s
+    against = f"; the demonstrations' {shown:.1f} s" if shown is not None else ""
+    return [
+        ("Robot time", f"{spent.robot_minutes:.1f} min of motion, {spent.human_seconds:.0f} s of them a human's"),
+        (f"Successes per 10 min, last {WINDOW} episodes", "unknown" if rate is None else f"{rate:.1f}"),
+        ("Successes in a row, without intervention", f"{spent.longest_streak:,} at most"),
+        ("Median time of a success", f"{_measured(alone, 's')}{against}"),
     ]
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from serl_chunk.config.agents import AcfqlConfig, DecoupledConfig
+from serl_chunk.config.experiment import RewardConfig, possible_returns
 from serl_chunk.runs.metrics import Row, RunMetrics, succeeded_alone
 from serl_chunk.viz import plots
 from serl_chunk.viz.plots import BLUE, GREEN, PURPLE, VERMILLION, add_legend, downsample
@@ -169,13 +171,17 @@ def binned(d: Decisions, bins: int = BINS) -> list[Bin]:
     return out
 
 
+_BOUNDED = (AcfqlConfig.kind, DecoupledConfig.kind)
+
+
 def value_range(config: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return the range of the critic of a run's `config.json`; None where it is unbounded, or not recorded."""
-    critic = (config.get("agent") or {}).get("critic") or {}
-    if critic.get("loss") not in ("bounded", "hl_gauss"):
+    agent, outcome = config.get("agent") or {}, config.get("outcome") or {}
+    if agent.get("kind") not in _BOUNDED or "reward" not in config:
         return None
-    low, high = critic.get("value_low", 0.0), critic.get("value_high", 1.0)  # runs of version 0.1 name none
-    return float(low), float(high)
+    longest = max((chain.count(">") for chain in outcome.get("stages", ())), default=0)
+    reward = RewardConfig(**config["reward"])
+    return possible_returns(reward, config["discount"], outcome.get("stage_reward", 0.0) * longest)
 
 
 def calibration_panel(limits: tuple[float, float] | None) -> Draw:

@@ -1,11 +1,13 @@
-"""Parts of a run's report that are text: origin, settings, episodes and their films."""
+"""Parts of a run's report that are text: origin, settings, robot time, episodes and their films."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -14,11 +16,10 @@ from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import ABSENT, default_of
 from serl_chunk.config.overrides import to_dict
-from serl_chunk.config.renamed import current_config
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.io import plural
-from serl_chunk.runs.folder import CONFIG, OWN_FIELDS, read_json
-from serl_chunk.runs.metrics import RunMetrics
+from serl_chunk.runs.folder import CONFIG, OWN_FIELDS, read_config
+from serl_chunk.runs.metrics import Row, RunMetrics, succeeded_alone
 from serl_chunk.viz.page import Html, element, film, fold, join, note, section, table
 from serl_chunk.viz.video import MAX_FPS
 
@@ -33,11 +34,8 @@ PLAYED = 4  # films of a table with a player; the others are links
 
 
 def read_settings(run: Path) -> dict[str, Any]:
-    """Return a run's `config.json` under current names, {} without one. A newer format is shown as far as it goes.
-
-    Raises ConfigError where it is damaged.
-    """
-    return current_config(read_json(run / CONFIG))[0] if (run / CONFIG).exists() else {}
+    """Return a run's `config.json`, {} without one; raises ConfigError where it is damaged or of another format."""
+    return read_config(run) if (run / CONFIG).exists() else {}
 
 
 def origin(config: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -169,8 +167,8 @@ def _trained(run: Path, metrics: RunMetrics) -> list[_Episode]:
     except (OSError, ValueError, LookupError, TypeError):
         films = {}
     rows = []
-    for i, row in reversed(list(enumerate(metrics["episode"], 1))):
-        number, length = row.get("number") or i, row.get("episode/l") or 0
+    for row in reversed(metrics["episode"]):
+        number, length = row["number"], row.get("episode/l") or 0
         outcome = {1: "success", 0: "no success", None: "unknown"}[row.get("succeed")]
         human = _share(row.get("intervention_steps"), length)
         name = f"{number} (warm-up)" if row.get("phase") == "warmup" else str(number)
@@ -214,3 +212,35 @@ def _share(human: int | None, length: int) -> str:
 
 def _number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.4g}"
+
+
+class RobotTime(NamedTuple):
+    """Figures of a run's online episodes; resets and pauses are not in them. None where nothing is known."""
+
+    robot_minutes: float  # of ticks, whoever acted
+    human_seconds: float  # of a human's segments, idle ticks included
+    successes_per_10_min: float | None  # without intervention, in the last `window` judged episodes
+    longest_streak: int  # of judged episodes that succeed without intervention, one after another
+    success_s: float | None  # median length of those among the last `window`
+    demonstration_s: float | None  # median length of the demonstrations
+
+
+def robot_time(metrics: RunMetrics, hz: float, demo_steps: Sequence[int], window: int) -> RobotTime:
+    """Return the figures of a run at `hz` ticks a second, whose demonstrations have `demo_steps` steps each."""
+    episodes = metrics["episode"]
+    judged = [row for row in episodes if row.get("succeed") is not None and _length(row)]
+    recent = judged[-window:]
+    ticks, alone = sum(map(_length, recent)), [_length(row) for row in recent if succeeded_alone(row)]
+    last = metrics.last() or {}
+    return RobotTime(
+        robot_minutes=sum(map(_length, episodes)) / hz / 60,
+        human_seconds=(last.get("human_ticks") or 0) / hz,
+        successes_per_10_min=len(alone) / (ticks / hz / 600) if ticks else None,
+        longest_streak=max((len(list(of)) for won, of in itertools.groupby(judged, succeeded_alone) if won), default=0),
+        success_s=statistics.median(alone) / hz if alone else None,
+        demonstration_s=statistics.median(demo_steps) / hz if demo_steps else None,
+    )
+
+
+def _length(row: Row) -> int:
+    return int(row.get("episode/l") or 0)

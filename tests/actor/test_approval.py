@@ -183,7 +183,7 @@ def test_a_late_reply_to_the_previous_episode_is_not_shown_in_the_next():
         def flush(self): ...
 
     class Recorder:
-        task = ""
+        task = arm = ""
 
         def __getattr__(self, name):
             return lambda *values: None

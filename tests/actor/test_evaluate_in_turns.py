@@ -12,7 +12,7 @@ import rich.console
 from actor_helpers import LineEnv, NoisyAgent, make_config, make_policy
 
 from serl_chunk.actor.evaluate import EVAL_SEED_BASE, Entry, evaluate, evaluate_in_turns
-from serl_chunk.actor.evaluation_results import results_table
+from serl_chunk.actor.evaluation_results import results_table, summary_line
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.robots.base import RobotEnv
 from serl_chunk.types import Snapshot
@@ -33,7 +33,7 @@ class Named(NoisyAgent):
         super().__init__(8, spread)
         self._name, self._log = name, log
 
-    def sample(self, params, observation, key, *, explore, committed=None):
+    def sample(self, params, observation, key, *, explore, committed=None, alone=False):
         if observation["state"][2] == 0:
             self._log.append(self._name)
         return super().sample(params, observation, key, explore=explore, committed=committed)
@@ -114,3 +114,22 @@ def test_an_episode_that_is_taken_back_counts_no_more():
     assert gone not in result.summaries
     assert result.repeated == [gone]
     assert result.steps == sum(e.length for e in result.summaries)
+
+
+def test_both_arms_of_one_policy_are_compared():
+    """An entry's arm reaches every decision; without one the parameters decide."""
+    env, agents = Told(length=15), [NoisyAgent(8) for _ in range(4)]
+    made = [make_policy(agent) for agent in agents]
+    made[3].swap(Snapshot(3, {"bias": np.float32(3), "critic_chooses": np.bool_(False)}))
+    entries = [Entry(policy, arm=arm) for policy, arm in zip(made, ("one", "best", "", ""), strict=True)]
+    evaluate_in_turns(env, entries, make_config(), n=2)
+    assert [set(agent.alone) for agent in agents] == [{True}, {False}, {False}, {True}]
+
+    results = evaluate_in_turns(env, entries[:2], make_config(), n=2)
+    assert [r.to_json()["arm"] for r in results] == ["one", "best"]
+    assert "arm" not in evaluate(env, made[2], make_config(), n=1).to_json()
+    assert [summary_line(r, "x").split()[-1] for r in results] == ["arm=one", "arm=best"]
+    text = io.StringIO()
+    rich.console.Console(file=text, width=120).print(results_table(results))
+    assert "best against one, paired" in text.getvalue()
+    assert "mean (version 3, one)" in text.getvalue()

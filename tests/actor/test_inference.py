@@ -29,7 +29,7 @@ class SlowAgent(NoisyAgent):
         super().__init__(4)
         self.begun, self.go = threading.Event(), threading.Event()
 
-    def sample(self, params, observation, key, *, explore, committed=None):
+    def sample(self, params, observation, key, *, explore, committed=None, alone=False):
         self.begun.set()
         assert self.go.wait(10)
         return super().sample(params, observation, key, explore=explore, committed=committed)
@@ -143,7 +143,7 @@ def test_decisions_go_on_while_newer_parameters_are_loaded():
 
 def test_a_decision_uses_one_set_of_parameters_whatever_is_loaded_meanwhile():
     class Telling(SlowAgent):
-        def sample(self, params, observation, key, *, explore, committed=None):
+        def sample(self, params, observation, key, *, explore, committed=None, alone=False):
             chunk, record = super().sample(params, observation, key, explore=explore, committed=committed)
             return chunk, record | {"params": np.float32(params)}
 
@@ -181,7 +181,7 @@ def test_an_error_of_loading_reaches_the_control_thread():
 
 def test_an_error_reaches_the_control_thread_with_its_traceback():
     class Broken(NoisyAgent):
-        def sample(self, params, observation, key, *, explore, committed=None):
+        def sample(self, params, observation, key, *, explore, committed=None, alone=False):
             raise ZeroDivisionError("in the network")
 
     inference = InferenceThread(make_policy(Broken(4)), CLOCK)

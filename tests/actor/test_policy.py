@@ -24,7 +24,7 @@ class EchoAgent(NoisyAgent):
         super().__init__(len(chunk))
         self.chunk = np.asarray(chunk, np.float32)
 
-    def sample(self, params, observation, key, *, explore, committed=None):
+    def sample(self, params, observation, key, *, explore, committed=None, alone=False):
         self.asked = observation, committed
         return self.chunk, {"q": np.float32(0.5)}
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from agent_tools import bandit, build, config_of, critic
-
-HEADS = {"target_subset": 2, "target_aggregate": "mean"}
+from agent_tools import bandit, build, config_of, sac_critic
 
 
 @pytest.mark.parametrize("candidates", [8])
 def test_acting_by_the_best_of_several_is_better_than_by_one(candidates):
     """A critic trained on the bandit, and a policy that was not: only the choice can find what is rewarded."""
-    loss = critic(hidden=(32,), loss="bounded", **HEADS)
-    many, one = (build(config_of("acrlpd", critic=loss, candidates=n), horizon=2, actions=1) for n in (candidates, 1))
+    heads = sac_critic(hidden=(32,), target_subset=2, target_aggregate="mean")
+    many, one = (build(config_of("acrlpd", critic=heads, candidates=n), horizon=2, actions=1) for n in (candidates, 1))
     state = many.init(jax.random.key(0))
     for i in range(15):
         state, _ = many.update_critic(state, {}, jax.device_put(bandit(many.spec, 20, 64, i)[0]))

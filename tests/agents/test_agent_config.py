@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 from errors import naming
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
-from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig, FlowConfig
+from serl_chunk.config.critics import SacCriticConfig
+from serl_chunk.config.pi0 import Pi0Config
+from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.types import ConfigError
-
-LATE = FlowConfig(train_delay="sampled", train_delay_max=3)
 
 
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: CriticConfig(activation="gelu"), ("agent.critic.activation", "gelu", "relu", "tanh")),
-        (lambda: CriticConfig(layer_norm="after"), ("agent.critic.layer_norm", "after", "before", "none")),
-        (lambda: AgentConfig(weight_decay=-0.1), ("agent.weight_decay", -0.1, 0)),
-        (lambda: AgentConfig(kernel_init="xavier"), ("agent.kernel_init", "xavier", "lecun_normal", "xavier_uniform")),
+        (lambda: SacCriticConfig(activation="gelu"), ("agent.critic.activation", "gelu", "relu", "tanh")),
+        (lambda: PublishedQcConfig(weight_decay=-0.1), ("agent.weight_decay", -0.1, 0)),
+        (lambda: AcfqlConfig(critic_lr=0.0), ("agent.critic_lr", 0.0)),
+        (lambda: Pi0Config(lr_warmup=-1), ("agent.pi0.lr_warmup", -1, 0)),
+        (lambda: Pi0Config(lr_warmup=5, lr_cosine=5), ("agent.pi0.lr_cosine", 5, "agent.pi0.lr_warmup=5")),
+        (lambda: AcrlpdConfig(kernel_init="xavier"), ("agent.kernel_init", "xavier", "lecun_normal", "xavier_uniform")),
         (lambda: AcrlpdConfig(log_prob="max"), ("agent.log_prob", "max", "mean", "sum")),
         (lambda: AcrlpdConfig(log_std_min=2.5), ("agent.log_std_min", 2.5, 2)),
         (
             lambda: AcrlpdConfig(policy_activation="silu"),
             ("agent.policy_activation", "silu", "relu", "tanh"),
         ),
-        (lambda: AcfqlConfig(actor_type="ddpg"), ("agent.actor_type", "ddpg", "best-of-n", "distill-ddpg")),
-        (lambda: AcfqlConfig(alpha=-1.0), ("agent.alpha", -1.0, 0)),
         (lambda: FlowConfig(train_delay="some"), ("agent.flow.train_delay", "some", "none", "recorded", "sampled")),
-        (lambda: FlowConfig(train_delay_max=0), ("agent.flow.train_delay_max", 0, 1)),
-        (
-            lambda: AcfqlConfig(flow=LATE, actor_type="distill-ddpg"),
-            ("agent.flow.train_delay", "sampled", "agent.actor_type", "best-of-n"),
-        ),
-        (lambda: BcConfig(flow=LATE, policy="gaussian"), ("agent.flow.train_delay", "sampled", "agent.policy", "flow")),
-        (lambda: FlowConfig(fourier_dim=5), ("agent.flow.fourier_dim", 5, "even", 4)),
-        (lambda: FlowConfig(fourier_dim=2), ("agent.flow.fourier_dim", 2, "even", 4)),
+        (lambda: FlowConfig(spread=0.0), ("agent.flow.spread", 0.0, "(0, 2]")),
+        (lambda: FlowConfig(spread=-1.0), ("agent.flow.spread", -1.0, "(0, 2]")),
+        (lambda: FlowConfig(spread=2.5), ("agent.flow.spread", 2.5, "(0, 2]")),
+        (lambda: FlowConfig(spread=math.nan), ("agent.flow.spread", "nan", "(0, 2]", "finite")),
         (lambda: BcConfig(policy="mlp"), ("agent.policy", "mlp", "flow", "gaussian")),
     ],
 )

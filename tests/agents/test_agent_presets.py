@@ -17,7 +17,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.presets import NOT_OF_COMPAT, PRESETS, configured
 from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.config.robots import RobotConfig
-from serl_chunk.types import RobotSpec
+from serl_chunk.types import CameraSpec, RobotSpec
 
 ROBOT = RobotSpec("arm", 50.0, 4, (-1.0,) * 2, (1.0,) * 2, (-1,) * 2, (), (), 100)
 BOTH = pytest.mark.parametrize(
@@ -96,3 +96,30 @@ def test_published_conventions_update_and_act(preset):
 @BOTH
 def test_every_preset_updates_and_acts(preset, compat):
     run(preset, compat)
+
+
+@pytest.mark.parametrize("preset", ["qc", pytest.param("qc-fql", marks=pytest.mark.slow)])
+def test_published_presets_learn_and_act_with_cameras_and_chosen_grippers(preset):
+    seen = [("agent.image_keys", "top"), ("agent.encoder.features", "4"), ("agent.encoder.latent", "8")]
+    sizes = [("agent.value_hidden_dims", "8"), ("agent.actor_hidden_dims", "8"), ("agent.flow_steps", "2")]
+    chosen = [("agent.gripper.choices", "-1,1"), ("agent.encoder.shift", "2")]
+    config = configured(ExperimentConfig("x", RobotConfig()), [*seen, *sizes, *chosen], preset=preset)
+    robot = RobotSpec(
+        "arm", 50.0, 4, (-1.0,) * 3, (1.0,) * 3, (-1,) * 3, (2,), (CameraSpec("top", 32, 32),), 100
+    )  # fmt: skip
+    agent = make_agent(config, robot)
+    state = agent.init(jax.random.key(0))
+    before = jax.tree.map(np.array, (state.policy, state.critic, state.grasp))
+    batches = make_batches(agent.spec)
+    batches = jax.device_put(batches._replace(prev_action=batches.actions[:, :, 0]))
+    state, metrics = agent.update(state, {}, named(agent, batches))
+    assert (int(state.critic_updates), int(state.policy_updates)) == (2, 2)  # both on every batch, as published
+    assert all(np.isfinite(value) for value in metrics.values())
+    after = jax.tree.map(np.array, (state.policy, state.critic, state.grasp))
+    changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), before, after)
+    assert all(jax.tree.leaves(changed)), changed
+    observation = {name: value[0, 0] for name, value in batches.observations.items()}
+    chunk, record = agent.sample(agent.policy_params(state), observation, jax.random.key(1), explore=False)
+    assert chunk.shape == (5, 3)
+    assert set(np.asarray(chunk)[:, 2]) <= {-1.0, 1.0}
+    assert record["values"].shape == (agent.config.candidates,)

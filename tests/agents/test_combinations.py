@@ -11,26 +11,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import CAMERA, DISCOUNT, ENCODER, FLOW, config_of, make_batches, named, same
+from agent_tools import CAMERA, DISCOUNT, ENCODER, FLOW, UNIT, config_of, make_batches, named, same
 
 from serl_chunk.agents.discrete_gripper import with_gripper
 from serl_chunk.agents.registry import IMPLEMENTATIONS
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.config.gripper import GripperConfig
+from serl_chunk.config.gripper import GripperConfig, SacGripperConfig
 from serl_chunk.runs.checkpoints import CheckpointStore
 
 HORIZON, ACTIONS, GRIPPERS = 4, 5, (1, 4)
-CHOSEN = GripperConfig(choices=(-1.0, 1.0), hidden=(16,), tau=0.1, lr=1e-2)
+CHOSEN = GripperConfig(choices=(-1.0, 1.0))
 FIXED = GripperConfig(mode="fixed", fixed_value=0.5)
-BINS = {"loss": "hl_gauss", "bins": 21}
 
 
-def made(variant: str, *, critic: dict | None = None, critic_steps: int = HORIZON, prefix_steps: int = 0, **changes):
+def made(variant: str, *, critic_steps: int = HORIZON, prefix_steps: int = 0, **changes):
     config = config_of(variant, **changes)
-    if critic:
-        config = dataclasses.replace(config, critic=dataclasses.replace(config.critic, **critic))
     cameras = (CAMERA,) if config.image_keys else ()
-    spec = AgentSpec(4, ACTIONS, HORIZON, critic_steps, cameras, DISCOUNT, prefix_steps, grippers=GRIPPERS)
+    bounds = UNIT if config.bounded_critic else None
+    spec = AgentSpec(4, ACTIONS, HORIZON, critic_steps, cameras, DISCOUNT, bounds, prefix_steps, GRIPPERS)
     module, name = IMPLEMENTATIONS[type(config)]
     build = functools.partial(getattr(importlib.import_module(module), name), config)
     return build(spec) if config.gripper.composition == "continuous" else with_gripper(config, spec, build)
@@ -41,29 +39,25 @@ def encoder(**changes):
 
 
 COMBINATIONS = {
-    "choices, prefix critic": lambda: made("acfql-prefix-lengths", gripper=CHOSEN, prefix_steps=2),
-    "Gaussian, choices for each gripper, prefix critic": lambda: made(
-        "acrlpd-prefix-lengths", gripper=dataclasses.replace(CHOSEN, joint=False), prefix_steps=2
+    "choices, prefix critic": lambda: made("decoupled-lengths", gripper=CHOSEN, prefix_steps=2),
+    "Gaussian, choices for each gripper": lambda: made(
+        "acrlpd", gripper=SacGripperConfig(choices=(-1.0, 1.0), joint=False)
     ),
     "fixed gripper, a critic of more actions than the chunk": lambda: made(
-        "acfql-prefix-policy", gripper=FIXED, critic_steps=7, prefix_steps=2
-    ),
-    "bins, prefix critic, the least head compares": lambda: made(
-        "acfql-prefix-lengths", critic=BINS | {"target_aggregate": "min"}, critic_steps=7, prefix_steps=2
+        "decoupled", gripper=FIXED, critic_steps=7, prefix_steps=2
     ),
     "trained with a delay, choices": lambda: made(
-        "acfql", gripper=CHOSEN, flow=dataclasses.replace(FLOW, train_delay="sampled", train_delay_max=2)
+        "acfql", gripper=CHOSEN, flow=dataclasses.replace(FLOW, train_delay="sampled")
     ),
     "the critic's encoder without cameras": lambda: made("acfql", encoder=encoder(trained_by="critic")),
     "one-step policy, choices, a camera, the critic's encoder": lambda: made(
-        "acfql-policy-distill-image", gripper=CHOSEN, encoder=encoder(trained_by="critic", state_latent=4)
+        "published-distill-image", gripper=CHOSEN, encoder=encoder(trained_by="critic", state_latent=4)
     ),
     "one-step policy, choices with a penalty": lambda: made(
-        "acfql-policy-distill", gripper=dataclasses.replace(CHOSEN, penalty=-0.1, loss="squared")
+        "published-distill", gripper=dataclasses.replace(CHOSEN, penalty=-0.1)
     ),
-    "Gaussian, bins, choices, a camera, the critic's encoder, averaged critic acts": lambda: made(
-        "acrlpd-image", gripper=CHOSEN, critic=BINS, encoder=encoder(trained_by="critic"),
-        acting_critic="target",
+    "choices, a camera, the critic's encoder": lambda: made(
+        "acfql-image", gripper=CHOSEN, encoder=encoder(trained_by="critic")
     ),
     "clone with choices, trained with recorded delays": lambda: made(
         "bc", gripper=CHOSEN, flow=dataclasses.replace(FLOW, train_delay="recorded")

@@ -12,8 +12,8 @@ from serl_chunk.config.gripper import GripperConfig
 
 E = 5
 VARIANTS = {
-    "acfql-prefix-lengths": {"critic_steps": 5, "prefix_steps": 2},
-    "acfql-policy-distill-image": {},
+    "decoupled-lengths": {"critic_steps": 5, "prefix_steps": 2},
+    "published-distill-image": {},
     "acrlpd": {},
     "bc": {"grippers": (1,)},
 }
@@ -31,12 +31,14 @@ def test_one_call_decides_for_each_with_its_own_key_and_committed_actions(varian
     rng = np.random.default_rng(0)
     mask = (np.arange(agent.spec.horizon) < rng.integers(0, 3, (E, 1))).astype(np.float32)
     committed = rng.uniform(-1, 1, (E, agent.spec.horizon, agent.spec.action_dim)).astype(np.float32), mask
-    chunks, record = agent.decide(params, observations, keys, explore=explore, committed=committed)
+    alone = rng.integers(0, 2, E).astype(bool)
+    assert len(set(alone)) == 2
+    chunks, record = agent.decide(params, observations, keys, explore=explore, committed=committed, alone=alone)
     assert chunks.shape == (E, agent.spec.horizon, agent.spec.action_dim)
     for i in range(E):
         one = {k: jnp.asarray(v[i]) for k, v in observations.items()}
         given = committed[0][i], committed[1][i]
-        chunk, of_one = agent.sample(params, one, keys[i], explore=explore, committed=given)
+        chunk, of_one = agent.sample(params, one, keys[i], explore=explore, committed=given, alone=alone[i])
         np.testing.assert_allclose(chunks[i], chunk, atol=1e-5)
         assert set(record) == set(of_one)
         jax.tree.map(

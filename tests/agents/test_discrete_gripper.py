@@ -12,6 +12,7 @@ import pytest
 from agent_tools import (
     CAMERA,
     DISCOUNT,
+    UNIT,
     build,
     config_of,
     imitation_gradient,
@@ -31,7 +32,7 @@ from serl_chunk.agents.registry import IMPLEMENTATIONS, make_agent
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
-from serl_chunk.config.gripper import GripperConfig
+from serl_chunk.config.gripper import GripperConfig, SacGripperConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.types import ConfigError
@@ -41,23 +42,25 @@ ARM = [0, 2, 3]
 CHOICES = (-1.0, 1.0)
 COMPILED = ["acfql", "acrlpd", "bc"]
 RARELY_COMPILED = [pytest.param(v, marks=pytest.mark.slow) for v in ("acfql", "acrlpd")]
-TRACED = ["acrlpd", "acfql-prefix-lengths", "bc"]  # and rarely:
-RARE = ["acfql", "acfql-policy-distill", "bc-gaussian", "acfql-policy-image", "acrlpd-prefix"]
+TRACED = ["acrlpd", "decoupled-lengths", "bc"]  # and rarely:
+RARE = ["acfql", "published-distill", "bc-gaussian", "published-image"]
 PART = {"critic_steps": 6, "prefix_steps": 2}  # of chunks of 4: two are executed, and a critic of six teaches
 
 
-def compose(variant: str, gripper: GripperConfig, grippers: tuple[int, ...] = GRIPPERS, *, steps=None, **changes):
+def compose(variant: str, gripper: dict, grippers: tuple[int, ...] = GRIPPERS, *, steps=None, **changes):
+    gripper = SacGripperConfig(tau=0.1, **gripper) if variant.startswith("acrlpd") else GripperConfig(**gripper)
     config = config_of(variant, gripper=gripper, **changes)
     cameras = (CAMERA,) if config.image_keys else ()
     sizes = {"critic_steps": HORIZON, **(steps or {}), "grippers": grippers}
-    spec = AgentSpec(4, ACTIONS, HORIZON, cameras=cameras, discount=DISCOUNT, **sizes)
+    bounds = UNIT if config.bounded_critic else None
+    spec = AgentSpec(4, ACTIONS, HORIZON, cameras=cameras, discount=DISCOUNT, value_range=bounds, **sizes)
     module, name = IMPLEMENTATIONS[type(config)]
     cls = getattr(__import__(module, fromlist=[name]), name)
     return with_gripper(config, spec, functools.partial(cls, config))
 
 
-def learned(**changes) -> GripperConfig:
-    return GripperConfig(**{"choices": CHOICES, "hidden": (16,), "tau": 0.1, "lr": 1e-2, **changes})
+def learned(**changes) -> dict:
+    return {"choices": CHOICES, **changes}
 
 
 @functools.cache
@@ -102,7 +105,7 @@ def test_every_update_compiles_once_and_moves_its_own_half(variant):
 @pytest.mark.parametrize("variant", [*TRACED, *(pytest.param(v, marks=pytest.mark.slow) for v in RARE)])
 def test_no_ranks_are_promoted_silently(variant):
     for gripper in (learned(joint=True, penalty=-0.1), learned(joint=False, hold_steps=1, critic_sees_gripper=False)):
-        agent = compose(variant, gripper, steps=PART if "prefix" in variant else None)
+        agent = compose(variant, gripper, steps=PART if "decoupled" in variant else None)
         batches = make_batches(agent.spec)
         batches = batches._replace(prev_action=batches.actions[:, :, 0])
         prefix = (np.zeros((HORIZON, ACTIONS), np.float32), np.zeros(HORIZON, np.float32))
@@ -146,9 +149,10 @@ def test_a_chunk_holds_choices_in_the_grippers_dimensions_and_the_arms_agent_in_
 
 
 @pytest.mark.parametrize("steps", [PART, {"critic_steps": 2}])
-def test_choices_are_of_the_executed_actions_and_last_for_as_long_as_a_chunk(steps):
-    variant = "acfql-prefix" if "prefix_steps" in steps else "acfql"
-    agent = compose(variant, learned(hold_steps=1, joint=False, epsilon=0.5), steps=steps)
+def test_choices_are_of_the_executed_actions_and_last_for_as_long_as_a_chunk(monkeypatch, steps):
+    monkeypatch.setattr(GripperConfig, "epsilon", 0.5)
+    variant = "decoupled" if "prefix_steps" in steps else "acfql"
+    agent = compose(variant, learned(hold_steps=1, joint=False), steps=steps)
     assert agent.choices.shape == (2, 2, 2)
     params = agent.policy_params(agent.init(jax.random.key(0)))
     seen = set()
@@ -162,7 +166,7 @@ def test_choices_are_of_the_executed_actions_and_last_for_as_long_as_a_chunk(ste
 
 @pytest.mark.slow
 def test_the_grasp_critic_of_executed_actions_learns_from_returns_of_more():
-    agent = compose("acfql-prefix", learned(hold_steps=1), steps=PART)
+    agent = compose("decoupled", learned(hold_steps=1), steps=PART)
     batches = make_batches(agent.spec)
     one = lambda b: agent.update_critic(agent.init(jax.random.key(0)), {}, jax.device_put(b))  # noqa: E731
     a, _ = one(batches)
@@ -180,7 +184,7 @@ def test_the_grasp_critic_of_executed_actions_learns_from_returns_of_more():
 @pytest.mark.parametrize(("critic_steps", "prefix_steps"), [pytest.param(6, 2, marks=pytest.mark.slow), (2, 0)])
 def test_a_change_is_charged_as_far_as_the_return_goes(critic_steps, prefix_steps):
     steps = {"critic_steps": critic_steps, "prefix_steps": prefix_steps}
-    agent = compose("acfql-prefix" if prefix_steps else "acfql", learned(penalty=-0.5, loss="squared"), steps=steps)
+    agent = compose("decoupled" if prefix_steps else "acfql", learned(penalty=-0.5), steps=steps)
     batches = make_batches(agent.spec)
     length = batches.actions.shape[2]
     actions = np.array(batches.actions)
@@ -199,7 +203,7 @@ def test_a_change_is_charged_as_far_as_the_return_goes(critic_steps, prefix_step
 
 
 def test_exploring_takes_random_choices_as_often_as_epsilon_says():
-    agent = compose("bc", learned(epsilon=0.5, hold_steps=1, joint=False))
+    agent = compose("acrlpd", learned(epsilon=0.5, hold_steps=1, joint=False))
     params = agent.policy_params(agent.init(jax.random.key(0)))
     observation = see(agent)
     choose = jax.jit(
@@ -328,10 +332,10 @@ def test_parameters_that_travel_suffice_for_acting():
 
 
 def test_weights_of_the_grasp_critic_decay_as_those_of_every_network_do():
-    agent, weights = compose("acfql", learned(lr=0.1), weight_decay=0.5), {"w": jnp.ones(2)}
+    agent, weights = compose("published", learned(), weight_decay=0.5), {"w": jnp.ones(2)}
     optimiser = agent.grasp_optimiser
     update, _ = optimiser.update({"w": jnp.zeros(2)}, optimiser.init(weights), weights)
-    np.testing.assert_allclose(update["w"], -0.05, rtol=1e-6)
+    np.testing.assert_allclose(update["w"], -0.005, rtol=1e-6)
 
 
 def test_the_average_of_the_imitated_choices_acts():
@@ -347,7 +351,7 @@ def test_the_average_of_the_imitated_choices_acts():
     [pytest.param("acfql", None, 0.0, marks=pytest.mark.slow), ("acrlpd", -0.5, -0.5), ("bc", None, 0.0)],
 )
 def test_a_fixed_gripper_is_no_part_of_what_is_learned(variant, value, expected):
-    agent = compose(variant, GripperConfig(mode="fixed", fixed_value=value))
+    agent = compose(variant, {"mode": "fixed", "fixed_value": value})
     assert isinstance(agent, FixedGripper)
     batches = make_batches(agent.spec)
     flipped = np.array(batches.actions)

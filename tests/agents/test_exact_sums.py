@@ -9,40 +9,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import ENCODER, PREFIX, build, config_of, critic, fresh, make_batches, named
+from agent_tools import ENCODER, PREFIX, build, config_of, fresh, make_batches, named
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.spec import agent_spec
-from serl_chunk.config.gripper import GripperConfig
+from serl_chunk.config.gripper import GripperConfig, SacGripperConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.types import ChunkBatch
 
-GRIPPER = GripperConfig(choices=(-1.0, 1.0), hidden=(16,), hold_steps=1, joint=False, penalty=-0.1)
+CHOICES = {"choices": (-1.0, 1.0), "hold_steps": 1, "penalty": -0.1}
+GRIPPER = GripperConfig(**CHOICES, joint=False)
 # name -> variant, changes of the configuration, and "dims" or "shift" for batches with these
 CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "expectile": ("acfql", {}, ()),
-    "policy": ("acfql-policy", {}, ()),
-    "distill": ("acfql-policy-distill", {}, ()),
-    "bins": ("acfql-policy", {"critic": critic(loss="hl_gauss", bins=11, target_floor="mc")}, ()),
-    "prefix": ("acfql-prefix-lengths", {}, ()),
-    "average and clip": ("acfql-policy-distill", {"policy_ema": 0.9, "grad_clip": 0.1}, ()),
+    "prefix": ("decoupled-lengths", {}, ()),
+    "average": ("acfql", {"policy_ema": 0.9}, ()),
     "published, best of N": ("published", {}, ()),
     "published, distilled": ("published-distill", {}, ("dims",)),
     "published, Gaussian": ("published-gaussian", {}, ("dims",)),
     "the critic's encoder": ("acfql-image", {"encoder": dataclasses.replace(ENCODER, trained_by="critic")}, ()),
     "entropy": ("acrlpd-entropy", {"bc_alpha": 0.0}, ()),
     "entropy and imitation": ("acrlpd-entropy", {"bc_alpha": 0.5, "log_prob": "sum"}, ()),
-    "prefix, Gaussian": ("acrlpd-prefix", {}, ()),
     "clone, flow": ("bc", {}, ()),
     "clone, Gaussian": ("bc-gaussian", {}, ()),
     "learned gripper": ("acfql", {"gripper": GRIPPER}, ()),
-    "learned gripper, Gaussian": ("acrlpd", {"gripper": dataclasses.replace(GRIPPER, joint=True)}, ("dims",)),
+    "learned gripper, Gaussian": ("acrlpd", {"gripper": SacGripperConfig(**CHOICES)}, ("dims",)),
     "learned gripper, clone": ("bc", {"gripper": GRIPPER}, ("dims", "shift")),
     "numbers": ("acfql", {}, ("dims",)),
     "numbers, Gaussian": ("acrlpd", {}, ("dims",)),
     "numbers, clone": ("bc-gaussian", {}, ("dims",)),
-    "joint noise": ("acfql-policy-distill", {}, ("shift",)),
+    "joint noise": ("acfql", {}, ("shift",)),
     "joint noise, Gaussian": ("acrlpd", {}, ("shift",)),
     "joint noise, clone": ("bc", {}, ("dims", "shift")),
 }
@@ -53,7 +50,7 @@ every = pytest.mark.parametrize("name", [n if n in OFTEN else pytest.param(n, ma
 
 def agent_of(name: str, micro_batches: int) -> Agent:
     variant, changes, _ = CASES[name]
-    sizes: dict[str, Any] = PREFIX if "prefix" in variant else {}
+    sizes: dict[str, Any] = PREFIX if variant == "decoupled-lengths" else {}
     if "gripper" in changes:
         sizes = {"actions": 3, "grippers": (1,)}
     return build(config_of(variant, **changes), micro_batches=micro_batches, **sizes)

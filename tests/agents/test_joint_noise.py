@@ -32,9 +32,9 @@ def shifted(agent):
     return batch._replace(bc_state_shift=of_state, bc_action_shift=of_actions), added
 
 
-@pytest.mark.parametrize("variant", ["bc", "bc-gaussian", "acfql-prefix", "acrlpd-prefix"])
+@pytest.mark.parametrize("variant", ["bc", "bc-gaussian", "decoupled", "acrlpd"])
 def test_imitation_sees_what_the_shifts_make_of_a_batch(variant):
-    agent = build(config_of(variant), **(PREFIX if "prefix" in variant else {}))
+    agent = build(config_of(variant), **(PREFIX if variant == "decoupled" else {}))
     state = agent.init(jax.random.key(0))
     moved, added = shifted(agent)
     loss, grads = imitation_gradient(agent, state, moved)

@@ -17,7 +17,7 @@ from serl_chunk.types import PROMPT, PROMPT_MASK
 
 LANGUAGE = LanguageConfig("bytes", 8)
 PROMPTS = Prompts(ByteTokenizer(), 8)
-VARIANTS = ("acfql", "acfql-policy", "acfql-distill", "acrlpd", "bc", "bc-gaussian")
+VARIANTS = ("acfql", "published", "published-distill", "acrlpd", "bc", "bc-gaussian")
 SHARED = dataclasses.replace(ENCODER, trained_by="critic")
 
 

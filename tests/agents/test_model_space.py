@@ -9,20 +9,19 @@ import numpy as np
 import pytest
 from agent_tools import FLOW, build, config_of
 
-WIDE = dataclasses.replace(FLOW, noise_low=1.0, steps=1)
-CHUNK = dataclasses.replace(WIDE, predicts="chunk")
+ONE = dataclasses.replace(FLOW, steps=1)
 OBSERVATION = {"state": np.full(4, 40.0, np.float32)}  # fresh networks give small numbers
 
 
 @pytest.mark.compiles
 @pytest.mark.parametrize(
-    ("variant", "flow"),
-    [("acfql", WIDE), ("acfql", CHUNK), ("acfql-policy", WIDE), ("acfql-distill", WIDE), ("bc", WIDE)],
+    ("variant", "changes"),
+    [("acfql", {"flow": ONE}), ("published", {"flow_steps": 1}), ("published-distill", {}), ("bc", {"flow": ONE})],
 )
-def test_chunks_are_clipped_by_the_bounds_of_model_space(variant, flow):
+def test_chunks_are_clipped_by_the_bounds_of_model_space(variant, changes):
     most = []
     for bounded in (True, False):
-        agent = build(config_of(variant, flow=flow))
+        agent = build(config_of(variant, **changes))
         agent = type(agent)(agent.config, dataclasses.replace(agent.spec, bounded=bounded))
         params = agent.policy_params(agent.init(jax.random.key(0)))
         keys = jax.random.split(jax.random.key(1), 8)

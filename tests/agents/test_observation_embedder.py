@@ -83,7 +83,7 @@ def embedded(it: Looking, batch: ChunkBatch) -> ChunkBatch:
 
 @pytest.mark.slow
 def test_updates_with_features_are_those_with_pixels_and_compiled_once():
-    it = looking("acfql-policy", dataclasses.replace(CACHED, trained_by="critic"))
+    it = looking("acfql", dataclasses.replace(CACHED, trained_by="critic"))
     agent, state, base, _ = it
     pixels = make_batches(agent.spec)
     features = embedded(it, pixels)

@@ -24,12 +24,13 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
-@pytest.mark.parametrize("variant", ["acfql-policy-image", "acrlpd-image"])
-def test_candidates_share_what_the_encoder_makes(variant: str, encoded: list[tuple[int, ...]]) -> None:
+@pytest.mark.parametrize(
+    ("variant", "count"), [("published-image", "actor_num_samples"), ("acfql-image", "candidates")]
+)
+def test_candidates_share_what_the_encoder_makes(variant: str, count: str, encoded: list[tuple[int, ...]]) -> None:
     seen = []
     for n in (2, 7):
-        in_target = {} if variant.startswith("acrlpd") else {"target_candidates": n}
-        agent = build(config_of(variant, candidates=n, pretrain_candidates=n, **in_target))
+        agent = build(config_of(variant, **{count: n}))
         state = jax.eval_shape(agent.init, jax.random.key(0))
         prefix = (np.zeros((3, 2), np.float32), np.zeros(3, np.float32))
         picture = np.zeros((CAMERA.height, CAMERA.width, 3), np.uint8)

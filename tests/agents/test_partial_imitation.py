@@ -34,9 +34,9 @@ def test_what_is_not_marked_moves_no_output(variant, marked):
     assert output_bias(whole, agent).all()
 
 
-@pytest.mark.parametrize("variant", ["bc", "bc-gaussian", "acfql-prefix", "acrlpd-prefix"])
+@pytest.mark.parametrize("variant", ["bc", "bc-gaussian", "decoupled", "acrlpd"])
 def test_all_numbers_marked_are_what_no_marks_are(variant):
-    agent = build(config_of(variant), **(PREFIX if "prefix" in variant else {}))
+    agent = build(config_of(variant), **(PREFIX if variant == "decoupled" else {}))
     state = agent.init(jax.random.key(0))
     plain = imitation_gradient(agent, state, one_batch(agent))
     marked = imitation_gradient(agent, state, one_batch(agent, bc_dims=marked_numbers(agent.spec, 0, 1)))
@@ -78,9 +78,9 @@ def test_published_agents_imitate_every_number(variant):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["bc", "acrlpd-prefix"])
+@pytest.mark.parametrize("variant", ["bc", "decoupled"])
 def test_whole_updates_take_marks(variant):
-    agent = build(config_of(variant), **(PREFIX if "prefix" in variant else {}))
+    agent = build(config_of(variant), **(PREFIX if variant == "decoupled" else {}))
     marked = make_batches(agent.spec)._replace(bc_dims=marked_numbers(agent.spec, 1))
     for update, batches in ((agent.update, named(agent, marked)), (agent.update_policy, marked)):
         state, metrics = update(agent.init(jax.random.key(0)), {}, jax.device_put(batches))

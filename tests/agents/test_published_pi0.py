@@ -108,9 +108,8 @@ def test_an_update_trains_as_openpi_does(state):
     of = config.agent
     assert isinstance(of, BcConfig)
     assert of.pi0.published
-    assert (of.lr, of.lr_warmup, of.lr_cosine, of.weight_decay, of.grad_clip) == (2.5e-5, 1000, 30000, 1e-10, 1.0)
+    assert of.optimiser() == (2.5e-5, 2.5e-5, 1000, 30000, 1e-10, 1.0, 0.95)
     assert (of.policy_ema, config.learner.batch_size, config.compat) == (0.99, 32, "openpi")
-    assert of.adam_b2 == 0.95
     agent = Bc(of, SPEC)
     first = agent.init(jax.random.key(0))
     before = jax.tree.map(np.array, first.policy)  # an update may use its memory

@@ -9,7 +9,7 @@ from errors import naming
 
 from serl_chunk.agents.registry import IMPLEMENTATIONS, make_agent
 from serl_chunk.agents.spec import agent_spec
-from serl_chunk.config.agents import AcfqlConfig, AgentConfig
+from serl_chunk.config.agents import AcfqlConfig, ActorCriticConfig, AgentConfig, DecoupledConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
@@ -27,14 +27,19 @@ class Unheard(AgentConfig):
 
 @pytest.mark.parametrize("cls", list(IMPLEMENTATIONS), ids=lambda c: c.kind)
 def test_every_configuration_has_an_implementation_of_its_name(cls):
-    agent = make_agent(dataclasses.replace(CONFIG, agent=cls()), ROBOT)
-    name = {"published_qc": "publishedacfql"}.get(cls.kind, cls.kind)  # of two, the one of its default
+    chunk = ChunkConfig(6, critic_horizon=9 if cls().prefix_critic else 4)
+    agent = make_agent(dataclasses.replace(CONFIG, agent=cls(), chunk=chunk), ROBOT)
+    # Of the published two, the one of its default.
+    name = {"published_qc": "publishedacfql", "decoupled": "acfql"}.get(cls.kind, cls.kind)
     assert type(agent).__name__.lower() == name
     assert agent.config == cls()
 
 
 def test_every_agent_configuration_is_registered():
-    assert set(IMPLEMENTATIONS) == set(AgentConfig.__subclasses__()) - {Unheard}
+    found = [AgentConfig]
+    for cls in found:
+        found += cls.__subclasses__()
+    assert set(IMPLEMENTATIONS) == set(found) - {AgentConfig, ActorCriticConfig, Unheard}
 
 
 def test_sizes_come_from_robot_and_experiment():
@@ -48,7 +53,7 @@ def test_sizes_come_from_robot_and_experiment():
     assert spec.cameras == (CameraSpec(ROBOT.cameras[1].name, 24, 32),)
     assert spec.prefix_steps == 0
     chunk = ChunkConfig(6, critic_horizon=9, execute_steps=4)
-    spec = agent_spec(dataclasses.replace(CONFIG, agent=AcfqlConfig(prefix_critic=True), chunk=chunk), ROBOT)
+    spec = agent_spec(dataclasses.replace(CONFIG, agent=DecoupledConfig(), chunk=chunk), ROBOT)
     assert (spec.horizon, spec.critic_steps, spec.prefix_steps) == (6, 9, 4)
 
 

@@ -12,13 +12,13 @@ from agent_tools import FLOW, build, config_of, make_batches, named, on_device, 
 
 from serl_chunk.agents.state import Context
 from serl_chunk.config.agents import FlowConfig
-from serl_chunk.models.flow import integrate
+from serl_chunk.models.flow import integrate, linear_share
 
 DELAYS = jnp.array([0, 1, 2, 0, 1, 2, 3, 0], jnp.int32)
 
 
 def delayed(train_delay: str, variant: str = "acfql", **changes):
-    flow = dataclasses.replace(FLOW, train_delay=train_delay, train_delay_max=2)
+    flow = dataclasses.replace(FLOW, train_delay=train_delay)
     agent = build(config_of(variant, flow=flow, **changes))
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
     return agent, agent.init(jax.random.key(0)), batch._replace(delay=DELAYS, bc_weight=jnp.ones((8, 3)))
@@ -51,6 +51,7 @@ def test_a_committed_action_is_seen_as_it_is_and_is_no_target():
     x = mask * flat + (1 - mask) * ((1 - t) * draws["x0"] + t * flat)
     inputs = jnp.concatenate([batch.observations["state"], jnp.asarray(given, jnp.float32)], axis=1)
     velocity = agent.flow.field.apply({"params": state.policy["flow"]}, inputs, x, draws["t"])
+    velocity = velocity + linear_share(t, 0.2) * x
     error = ((velocity - (flat - draws["x0"])) ** 2 * (1 - mask)).sum() / (1 - mask).sum()
     assert float(flow_loss(agent, state.policy, batch, draws)) == pytest.approx(float(error), rel=1e-5)
 
@@ -96,9 +97,7 @@ def test_a_clean_prefix_is_seen_at_every_step_and_kept():
     np.testing.assert_allclose(out, np.broadcast_to([0.7, 0.5], (3, 2)), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "variant", [*(pytest.param(v, marks=pytest.mark.slow) for v in ("acfql", "acfql-policy")), "bc"]
-)
+@pytest.mark.parametrize("variant", [pytest.param("acfql", marks=pytest.mark.slow), "bc"])
 def test_updates_and_decisions_compile_once(variant):
     for kind in ("recorded", "sampled"):
         agent, state, _ = delayed(kind, variant)
@@ -126,7 +125,7 @@ def two_modes(train_delay: str) -> tuple[float, float]:
 
     The share of tails on the side of their prefix, and the mean jump from the prefix to the first free action.
     """
-    flow = FlowConfig(hidden=(32, 32), steps=5, noise_low=1.0, train_delay=train_delay, train_delay_max=2)
+    flow = FlowConfig(hidden=(32, 32), steps=5, train_delay=train_delay)
     agent = build(config_of("bc", flow=flow, lr=3e-3), horizon=4, actions=1)
     state, rng = agent.init(jax.random.key(0)), np.random.default_rng(0)
     for seed in range(12):

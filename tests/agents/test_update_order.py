@@ -50,7 +50,7 @@ def test_together_every_batch_of_an_update_trains_both_and_compiles_once(variant
     assert agent.update._cache_size() == 1
 
 
-@pytest.mark.parametrize("variant", [pytest.param("acfql-policy-squared", marks=pytest.mark.slow), "published"])
+@pytest.mark.parametrize("variant", [pytest.param("acfql", marks=pytest.mark.slow), "published"])
 def test_the_target_moves_towards_the_critic_after_the_step_and_as_published_before_it(variant):
     agent = build(config_of(variant))
     state, batch = agent.init(jax.random.key(0)), first(make_batches(agent.spec))
@@ -62,7 +62,7 @@ def test_the_target_moves_towards_the_critic_after_the_step_and_as_published_bef
     assert not same(after.critic["q"], state.critic["q"])
 
 
-@pytest.mark.parametrize("variant", ["acfql", "acfql-policy-distill", "acrlpd", "published-gaussian"])
+@pytest.mark.parametrize("variant", ["acfql", "acrlpd", "published-gaussian"])
 def test_a_row_of_no_weight_teaches_the_critic_nothing_and_counts_in_the_divisor(variant):
     agent = build(config_of(variant))
     state, batch = agent.init(jax.random.key(0)), first(make_batches(agent.spec))
@@ -77,7 +77,7 @@ def test_a_row_of_no_weight_teaches_the_critic_nothing_and_counts_in_the_divisor
     assert close(gradient(half, draws), jax.tree.map(lambda g: g / 2, alone))
 
 
-@pytest.mark.parametrize("variant", ["acfql-policy-distill", "acrlpd", "published-distill"])
+@pytest.mark.parametrize("variant", ["acfql", "acrlpd", "published-distill"])
 def test_returns_of_more_steps_than_the_chunk(variant):
     """n-step returns: the batch brings R rewards and the discount of after them."""
     agent = build(config_of(variant), horizon=1)

@@ -19,8 +19,10 @@ from serl_chunk.cli.evaluation import EvaluationOptions
 from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.config.agents import BcConfig, FlowConfig
+from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.operator import OperatorConfig
 from serl_chunk.config.outcome import OutcomeConfig
+from serl_chunk.config.robots import AlohaConfig
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.learner.service import welcome_of
@@ -90,20 +92,16 @@ def start(monkeypatch, tmp_path, config, link, run) -> int:
     return actor.run_training_actor(config, ADDRESS, str(tmp_path))
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_restarted_actor_goes_on_where_the_run_is(tmp_path, monkeypatch, config, normaliser, told):
-    first = welcome(normaliser)
-    if not told:  # by a learner of before
-        del first.fields["human_ticks"]
+def test_a_restarted_actor_goes_on_where_the_run_is(tmp_path, monkeypatch, config, normaliser):
     handed_over = []
 
     def run(self, preprocess, begun, *, replaced):
         handed_over.append(begun)
         return ActorSummary(delivered=True)
 
-    assert start(monkeypatch, tmp_path, config, Link(first), run) == 0
+    assert start(monkeypatch, tmp_path, config, Link(welcome(normaliser)), run) == 0
     [begun] = handed_over
-    assert begun[:4] == ("run", 3, 90, 27 if told else 0)
+    assert begun[:4] == ("run", 3, 90, 27)
 
 
 @pytest.mark.parametrize("run", ["second", "first"])
@@ -193,6 +191,12 @@ def test_what_an_operator_lacks_is_refused_before_a_learner_is_called(refused, s
     error = refused(operator=OperatorConfig(**settings))
     assert error.parameter == parameter
     assert all(str(part) in str(error) for part in parts)
+
+
+def test_a_gate_that_nothing_judges_for_is_refused_before_a_learner_is_called(refused):
+    error = refused(robot=AlohaConfig(server="pc"), actor=ActorConfig(gate="canary"))
+    assert error.parameter == "actor.gate"
+    assert all(part in str(error) for part in ("canary", "outcome.classifier", "--viewer"))
 
 
 def test_a_missing_or_foreign_classifier_is_refused_before_a_learner_is_called(refused, tmp_path):

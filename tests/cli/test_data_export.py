@@ -253,7 +253,7 @@ def test_a_learner_notes_its_demonstrations(tmp_path):
 def test_flags_say_how_demonstrations_are_read():
     plain = argparse.Namespace(
         demo_color=None, demo_hz=None, demo_success=False, demo_failure=False, demo_scores=None, demo_env="",
-        demo_format=None, demo_proportion=1.0, demo_keep_solved=True, demo_solved=None, dataset_dir=None,
+        demo_format=None, demo_proportion=1.0, demo_keep_solved=True, dataset_dir=None,
     )  # fmt: skip
     assert DemoOptions.of(plain) == DemoOptions()
     flags = argparse.Namespace(

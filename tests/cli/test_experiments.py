@@ -55,12 +55,11 @@ def test_settings_are_shown_with_unit_meaning_and_mark(capsys):
 
 
 def test_one_setting_is_explained(capsys):
-    text = printed(capsys, "config", "fake_aloha", "agent.critic.loss", "--config.agent.critic.loss", "hl_gauss")
-    assert "hl_gauss" in text
-    assert "squared, bounded, hl_gauss" in text
-    assert "--config.agent.critic.loss=VALUE" in text
-    assert "agent.critic.loss=hl_gauss" in printed(capsys, "config", "fake_aloha", "agent.critic.bins")
-    assert "above 0 or none" in printed(capsys, "config", "fake_aloha", "agent.gripper.lr")
+    text = printed(capsys, "config", "fake_aloha", "agent.gripper.mode", "--config.agent.gripper.mode", "fixed")
+    assert "learned, fixed" in text
+    assert "--config.agent.gripper.mode=VALUE" in text
+    assert "actor.clock=realtime" in printed(capsys, "config", "fake_aloha", "actor.inference")
+    assert "above 0 or none" in printed(capsys, "config", "fake_aloha", "agent.critic_lr")
     assert re.search(naming("agent.crtic", "agent.critic"), refused(capsys, "config", "fake_aloha", "agent.crtic"))
     assert re.search(naming("fake_aloa", "fake_aloha"), refused(capsys, "config", "fake_aloa"))
 

@@ -19,13 +19,12 @@ from serl_chunk.runs.folder import open_run, read_config
 
 RUN = ["--exp_name", "fake_aloha"]
 OGBENCH = """
-from serl_chunk.config.agents import AcfqlConfig
-from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.agents import AcrlpdConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import OgbenchConfig
 
 def experiment():
-    agent = AcfqlConfig(critic=CriticConfig(loss="squared"))
+    agent = AcrlpdConfig()
     return ExperimentConfig(name="play", robot=OgbenchConfig(reward="dense"), agent=agent)
 """
 

@@ -25,20 +25,20 @@ CRITIC = ("agent.critic.hidden=16", "agent.candidates=4")
 IMAGES = ("robot.image_size=24", "replay.image_capacity=2000", "agent.encoder.features=4,4", "agent.encoder.latent=8")
 ALONE = (*IMAGES, "actor.intervention=none")  # a human's windows have frames on every tick
 CASES = {
-    "grasp critic": ("fake_aloha_discrete_gripper", None, (*CRITIC, "agent.gripper.hidden=16")),
+    "grasp critic": ("fake_aloha_discrete_gripper", None, CRITIC),
     "HG-DAgger, images": ("fake_aloha_images", "hg-dagger", IMAGES),
     "images, a delay": ("fake_aloha_images", None, (*CRITIC, *ALONE, "actor.delay_ticks=2")),
     "images, long returns": ("fake_aloha_images", None, (*CRITIC, *ALONE, "chunk.return_steps=8")),
     "decoupled, adaptive": (
         "fake_aloha",
-        None,
-        (*CRITIC, "agent.prefix_critic=True", "chunk.critic_horizon=10", "agent.prefix_lengths=5",
+        "decoupled",
+        (*CRITIC, "chunk.critic_horizon=10", "agent.prefix_lengths=5",
          "agent.replan_spread=0.001", "actor.adaptive_execution=True"),
     ),
     "trained delay": (
         "fake_aloha",
         None,
-        (*CRITIC, "actor.delay_ticks=2", "agent.flow.train_delay=sampled", "agent.flow.train_delay_max=2"),
+        (*CRITIC, "actor.delay_ticks=2", "agent.flow.train_delay=sampled"),
     ),
 }  # fmt: skip
 

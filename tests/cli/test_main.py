@@ -16,6 +16,7 @@ from serl_chunk.cli.evaluation import EvaluationOptions
 from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.subcommands import COMMANDS
 from serl_chunk.main import main
+from serl_chunk.runs.folder import CONFIG, FORMAT, write_json
 from serl_chunk.types import ConfigError, DataError
 from serl_chunk.version import version_info
 
@@ -84,6 +85,10 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, 
         ([*RUN, "--local", *EVALUATE], ("evaluation", "--actor", "--learner", "--local")),
         ([*RUN, "--actor", "--save_video"], ("--save_video", "--eval_checkpoint_step N", "--eval_n_trajs K")),
         ([*RUN, "--actor", "--eval_stochastic"], ("--eval_stochastic", "--eval_checkpoint_step N", "--eval_n_trajs K")),
+        (
+            [*RUN, "--actor", *EVALUATE, "--eval_arm", "both", "--config.agent.candidates", "1"],
+            ("--eval_arm", "both", "agent.candidates", 1),
+        ),
         ([*RUN, "--learner", "--pin_cores"], ("--pin_cores", "--learner", "--actor")),
         ([*RUN, "--learner", "--ip", "gpu"], ("--ip", "--learner")),
         ([*RUN, "--learner", "--keys", "k", "--insecure"], ("--insecure", "--keys")),
@@ -144,9 +149,9 @@ def test_local_training_that_cannot_start_says_why(capsys, tmp_path):
 def test_an_evaluation_of_what_is_not_there(capsys, tmp_path):
     evaluate = [*RUN, "--actor", "--eval_checkpoint_step", "latest", "--eval_n_trajs", "1", "--checkpoint_path"]
     assert re.search(naming(tmp_path, "config.json"), refused(capsys, [*evaluate, str(tmp_path)]))
-    (tmp_path / "config.json").write_text('{"name": "other"}')
+    write_json(tmp_path / CONFIG, {"format": FORMAT, "name": "other"})
     assert re.search(naming(tmp_path, "other", "fake_aloha"), refused(capsys, [*evaluate, str(tmp_path)]))
-    (tmp_path / "config.json").write_text('{"name": "fake_aloha"}')
+    write_json(tmp_path / CONFIG, {"format": FORMAT, "name": "fake_aloha"})
     assert re.search(naming(tmp_path, "checkpoint"), refused(capsys, [*evaluate, str(tmp_path)], status=1))
     assert main(["report", str(tmp_path / "nowhere")]) != 0
     assert "nowhere" in capsys.readouterr().err
@@ -193,7 +198,7 @@ def test_checkpoint_0_is_evaluated_where_episodes_are_asked_for(called):
 
 
 def test_another_algorithm_than_the_runs_is_refused_before_its_parameters_are(capsys, tmp_path):
-    (tmp_path / "config.json").write_text('{"name": "fake_aloha", "preset": "qc", "compat": ""}')
+    write_json(tmp_path / CONFIG, {"format": FORMAT, "name": "fake_aloha", "preset": "qc", "compat": ""})
     evaluate = [*RUN, "--actor", "--eval_checkpoint_step", "0", "--eval_n_trajs", "1", "--checkpoint_path"]
     assert re.search(naming(tmp_path, "--preset", "qc"), refused(capsys, [*evaluate, str(tmp_path)]))
     other = refused(capsys, [*evaluate, str(tmp_path), "--preset", "qc", "--compat", "qc"])
@@ -240,11 +245,12 @@ def test_keys_reach_every_command_of_the_network(called):
 def test_flags_reach_the_evaluation(called):
     base = [*RUN, "--actor", "--eval_checkpoint_step", "best", "--eval_n_trajs", "7"]
     assert main([*base, "--checkpoint_path", "run"]) == 0
-    assert main([*base, "--ip", "gpu", "--save_video", "--eval_stochastic", "--eval_validation"]) == 0
+    flags = ["--save_video", "--eval_stochastic", "--eval_validation", "--eval_arm", "both"]
+    assert main([*base, "--ip", "gpu", *flags]) == 0
     plain, full = called
     assert plain[0] == "run_evaluation"
     assert plain[1][1:] == (EvaluationOptions(("best",), 7), Path("run"))
-    assert full[1][1:] == (EvaluationOptions(("best",), 7, *[True] * 3), LearnerAddress("gpu", 5588))
+    assert full[1][1:] == (EvaluationOptions(("best",), 7, *[True] * 3, ("one", "best")), LearnerAddress("gpu", 5588))
 
 
 def test_zero_means_no_evaluation(called):
@@ -306,7 +312,7 @@ def test_the_help_is_short_unless_all_of_it_is_wanted(arguments, capsys):
         assert flags > most_used | {"save_video", "port", "keys", "insecure", "utd_ratio"}
     else:
         assert len(flags) <= 14
-        assert len(text.splitlines()) < 55
+        assert len(text.splitlines()) < 56
 
 
 def test_the_version_is_printed(capsys):

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from serl_chunk.cli.process import load, spec_of
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, DecoupledConfig
 from serl_chunk.config.compatibility import affects_acting, contract
 from serl_chunk.config.fields import leaves
 from serl_chunk.config.loader import load_experiment
@@ -17,25 +17,21 @@ from serl_chunk.transport.wire.handshake import compare
 CONFIG = load("fake_aloha", [])
 SPEC = spec_of(CONFIG)
 
-PREFIX = [("agent.prefix_critic", "True"), ("chunk.critic_horizon", "10")]
 _RANKED = [("agent.pi0.vlm.attention_rank", "2"), ("agent.pi0.expert.attention_rank", "2")]
 PI0 = [("agent.language.tokenizer", "bytes"), ("agent.language.length", "99"), ("agent.policy", "pi0"), *_RANKED]
 # For each setting an actor acts by, another value than `fake_aloha` has; settings in front of it make it count.
 OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.image_keys": [("agent.image_keys", "top")],
     "agent.candidates": [("agent.candidates", "5")],
-    "agent.critic.target_aggregate": [("agent.critic.target_aggregate", "min")],
+    "agent.critic.target_aggregate": [("agent.critic.target_aggregate", "mean")],
     "agent.replan_spread": [
-        *PREFIX, ("agent.prefix_lengths", "5"), ("agent.replan_spread", "0.125"),
+        ("agent.prefix_lengths", "5"), ("agent.replan_spread", "0.125"),
     ],
-    "agent.prefix_lengths": [*PREFIX, ("agent.prefix_lengths", "5")],
+    "agent.prefix_lengths": [("agent.prefix_lengths", "5")],
     "agent.critic.activation": [("agent.critic.activation", "tanh")],
-    "agent.critic.layer_norm": [("agent.critic.layer_norm", "none")],
     "agent.flow.steps": [("agent.flow.steps", "9")],
-    "agent.flow.noise_low": [("agent.flow.noise_low", "0.75")],
-    "agent.flow.noise_alone": [("agent.flow.noise_alone", "0.125")],
+    "agent.flow.spread": [("agent.flow.spread", "0.5")],
     "agent.flow.train_delay": [("agent.flow.train_delay", "sampled")],
-    "agent.flow.predicts": [("agent.flow.predicts", "chunk")],
     "agent.language.tokenizer": [("agent.language.tokenizer", "bytes")],
     "agent.language.length": [
         ("agent.language.tokenizer", "bytes"), ("agent.language.length", "90"), ("agent.language.length", "100"),
@@ -55,23 +51,26 @@ OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.flow_steps": [("agent.flow_steps", "4")],
     "agent.actor_num_samples": [("agent.actor_num_samples", "4")],
     "agent.gripper.epsilon": [("agent.gripper.choices", "-1,1"), ("agent.gripper.epsilon", "0.5")],
-    "agent.gripper.loss": [("agent.gripper.choices", "-1,1"), ("agent.gripper.loss", "squared")],
-    "reward.failure_reward": [("agent.critic.loss", "squared"), ("reward.failure_reward", "-0.5")],
+    "reward.failure_reward": [("reward.failure_reward", "-0.5")],
     "learner.random_steps": [("learner.random_steps", "100")],
     "actor.clock": [("actor.clock", "realtime")],
     "actor.adaptive_execution": [
-        *PREFIX, ("agent.prefix_lengths", "5"), ("agent.replan_spread", "0.125"),
+        ("agent.prefix_lengths", "5"), ("agent.replan_spread", "0.125"),
         ("actor.adaptive_execution", "True"),
     ],
 }  # fmt: skip
 # Decide acting, under another name in the contract.
 DERIVED = {
-    "agent.critic.loss", "agent.critic.value_low", "agent.critic.value_high",
     "agent.gripper.choices", "agent.gripper.mode", "agent.gripper.fixed_value", "agent.gripper.setup_mode",
     "agent.gripper.joint", "agent.gripper.hold_steps", "chunk.horizon", "chunk.execute_steps", "actor.delay_ticks",
     "actor.inference",
 }  # fmt: skip
-AGENTS = (AgentConfig, AcfqlConfig, AcrlpdConfig, BcConfig, PublishedQcConfig)
+AGENTS = (AgentConfig, AcfqlConfig, DecoupledConfig, AcrlpdConfig, BcConfig, PublishedQcConfig)
+OF_PRESETS = {
+    "agent.critic.target_aggregate": "rlpd", "agent.critic.activation": "rlpd", "agent.log_std_min": "qc-rlpd",
+    "agent.policy_activation": "qc-rlpd", "agent.gripper.epsilon": "rlpd", "agent.replan_spread": "decoupled",
+    "agent.prefix_lengths": "decoupled", "actor.adaptive_execution": "decoupled",
+}  # fmt: skip
 PUBLISHED = ("agent.q_agg", "agent.flow_steps", "agent.actor_num_samples")
 
 
@@ -84,13 +83,11 @@ def test_the_contract_tells_apart_what_must_agree_and_nothing_else():
         (("chunk.horizon", "6"), "horizon"),
         (("actor.delay_ticks", "1"), "delay_ticks"),
         (("normaliser.actions", "absolute_range"), "actions"),
-        (("agent.critic.value_high", "2"), "critic"),
+        (("reward.scale", "2"), "critic"),
         (("name", "x"), "experiment"),
     ]:
         changed = contract(load("fake_aloha", [override]), SPEC, "net")
         assert changed[field] != base[field]
-    losses = ("hl_gauss", "bounded", "squared")  # all but the first have the same shapes
-    assert len({contract(load("fake_aloha", [("agent.critic.loss", o)]), SPEC, "net")["critic"] for o in losses}) == 3
     assert contract(CONFIG, SPEC, "other net")["network"] != base["network"]
     returns = [("chunk.return_steps", "10")]  # what an actor shows to a learner with cameras, and to no other
     assert contract(load("fake_aloha", returns), SPEC, "net") == base
@@ -103,7 +100,8 @@ def test_the_contract_tells_apart_what_must_agree_and_nothing_else():
 
 def acting(kind: str) -> set[str]:
     """Settings of all agents and of an experiment that are marked as `kind`, without those of the robot."""
-    configs = (dataclasses.replace(CONFIG, agent=agent()) for agent in AGENTS)
+    configs = [dataclasses.replace(CONFIG, agent=agent()) for agent in AGENTS if not agent.prefix_critic]
+    configs.append(configured(CONFIG, preset="decoupled"))
     marked = (leaf for config in configs for leaf in leaves(config) if leaf.acts == kind)
     return {leaf.path for leaf in marked if not leaf.path.startswith("robot.")}
 
@@ -122,8 +120,7 @@ def test_an_evaluation_is_the_runs_own_whatever_only_trained():
 @pytest.mark.parametrize("path", OTHER)
 def test_a_setting_that_an_actor_acts_by_is_named_where_it_differs(path):
     *first, last = OTHER[path]
-    gaussian = path in ("agent.log_std_min", "agent.policy_activation")
-    preset, compat = ("qc", "qc") if path in PUBLISHED else ("qc-rlpd" if gaussian else None, None)
+    preset, compat = ("qc", "qc") if path in PUBLISHED else (OF_PRESETS.get(path), None)
     preset = "bc" if path.startswith("agent.pi0.") else preset
     learner, actor = (
         configured(load_experiment("fake_aloha"), overrides, preset=preset, compat=compat)

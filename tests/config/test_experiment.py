@@ -8,46 +8,29 @@ from typing import Any
 import pytest
 from errors import naming
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig, FlowConfig
-from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig, DecoupledConfig, FlowConfig
+from serl_chunk.config.critics import CriticConfig, SacCriticConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig, RewardConfig
 from serl_chunk.config.language import LanguageConfig
 from serl_chunk.config.learner import LearnerConfig
+from serl_chunk.config.pi0 import Pi0Config
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import AlohaSimConfig, FakeAlohaConfig, GymConfig, OgbenchConfig, RobotConfig
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.types import ConfigError
 
 ZERO = ("journal_bytes", "journal_days", "sync_interval", "jpeg_quality")  # of TransportConfig: 0 has a meaning
-LATE = FlowConfig(train_delay="sampled", train_delay_max=3)
-SPREAD: dict[str, Any] = {"prefix_critic": True, "prefix_lengths": 5, "replan_spread": 0.1}
+LATE = FlowConfig(train_delay="sampled")
+SPREAD: dict[str, Any] = {"prefix_lengths": 5, "replan_spread": 0.1}
 REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
-    (CriticConfig, {"ensemble": 0, "target_subset": 0}, ("agent.critic.ensemble", 0, 1)),
-    (CriticConfig, {"target_subset": 11}, ("agent.critic.target_subset", 11, "1..10")),
-    (CriticConfig, {"target_subset": 0}, ("agent.critic.target_subset", 0, 1)),
+    (CriticConfig, {"ensemble": 0}, ("agent.critic.ensemble", 0, 1)),
+    (SacCriticConfig, {"target_subset": 11}, ("agent.critic.target_subset", 11, "1..10")),
+    (SacCriticConfig, {"target_subset": 0}, ("agent.critic.target_subset", 0, 1)),
     (CriticConfig, {"tau": 0}, ("agent.critic.tau", 0, "(0, 1]")),
-    (CriticConfig, {"loss": "bound"}, ("agent.critic.loss", "bound", "squared", "bounded", "hl_gauss")),
-    (
-        CriticConfig,
-        {"value_low": 1.0},
-        ("agent.critic.value_low", "agent.critic.value_high", 1.0),
-    ),
-    (CriticConfig, {"value_high": float("inf")}, ("agent.critic.value_high", "inf")),
-    (CriticConfig, {"bins": 7}, ("agent.critic.bins", 7, 8)),
-    (CriticConfig, {"target_floor": "min"}, ("agent.critic.target_floor", "min", "none", "mc")),
-    (BcConfig, {"critic": CriticConfig(loss="hl_gauss")}, ("agent.critic.loss", "hl_gauss", "bc")),
-    (BcConfig, {"critic": CriticConfig(target_floor="mc")}, ("agent.critic.target_floor", "mc", "bc")),
-    (
-        AcrlpdConfig,
-        {"backup_entropy": True, "critic": CriticConfig(target_floor="mc")},
-        ("agent.critic.target_floor", "mc", "agent.backup_entropy"),
-    ),
     (LanguageConfig, {"tokenizer": "words"}, ("agent.language.tokenizer", "words", "none", "bytes")),
     (LanguageConfig, {"length": 1}, ("agent.language.length", 1, "at least 2")),
-    (CriticConfig, {"target_aggregate": "max"}, ("agent.critic.target_aggregate", "max", "mean", "min")),
-    (AcfqlConfig, {"target": "expectiles"}, ("agent.target", "expectiles", "policy", "expectile")),
-    (AcrlpdConfig, {"acting_critic": "mean"}, ("agent.acting_critic", "mean", "online", "target")),
+    (SacCriticConfig, {"target_aggregate": "max"}, ("agent.critic.target_aggregate", "max", "mean", "min")),
     (
         BcConfig,
         {"bc_on": "demos"},
@@ -60,6 +43,8 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
     ),
     (ReplayConfig, {"terminal_windows": True}, ("replay.terminal_windows", "True", "keep", "drop")),
     (ActorConfig, {"clock": "real"}, ("actor.clock", "real", "lockstep", "realtime")),
+    (ActorConfig, {"gate": "always"}, ("actor.gate", "always", "none", "canary")),
+    (ActorConfig, {"gate": "canary", "policy": "openpi://pc:1"}, ("actor.gate", "canary", "actor.policy")),
     (ActorConfig, {"inference": "fast"}, ("actor.inference", "fast", "auto", "sync", "async")),
     (RewardConfig, {"scale": float("nan")}, ("reward.scale", "nan")),
     (RewardConfig, {"offset": float("-inf")}, ("reward.offset", "-inf")),
@@ -79,36 +64,30 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
     (FlowConfig, {"steps": 0}, ("agent.flow.steps", 0, 1)),
     (AcfqlConfig, {"lr": 0}, ("agent.lr", 0)),
     (AcfqlConfig, {"lr": float("nan")}, ("agent.lr", "nan")),
-    (AcfqlConfig, {"grad_clip": -1}, ("agent.grad_clip", -1, 0)),
+    (Pi0Config, {"grad_clip": -1}, ("agent.pi0.grad_clip", -1, 0)),
+    (Pi0Config, {"lr_warmup": 9, "lr_cosine": 9}, ("agent.pi0.lr_cosine", 9, "agent.pi0.lr_warmup", 0)),
+    (AcfqlConfig, {"critic_lr": 0}, ("agent.critic_lr", 0)),
+    (FlowConfig, {"spread": 0}, ("agent.flow.spread", 0, 2)),
+    (FlowConfig, {"spread": 2.5}, ("agent.flow.spread", 2.5, 2)),
     (AcfqlConfig, {"candidates": 0}, ("agent.candidates", 0, 1)),
-    (AcfqlConfig, {"pretrain_candidates": 0}, ("agent.pretrain_candidates", 0, 1)),
     (AcfqlConfig, {"use_state": False}, ("agent.use_state", "False", "agent.image_keys")),
     (AcfqlConfig, {"policy_ema": 1.0}, ("agent.policy_ema", 1.0, "[0, 1)")),
-    (FlowConfig, {"noise_low": 1.5}, ("agent.flow.noise_low", 1.5, "[0, 1]")),
     (BcConfig, {"policy_updates": 0}, ("agent.policy_updates", 0, 1)),
     (AcfqlConfig, {"expectile": 0.4}, ("agent.expectile", 0.4, "[0.5, 1)")),
     (AcfqlConfig, {"expectile": 1.0}, ("agent.expectile", 1.0, "[0.5, 1)")),
-    (AcfqlConfig, {"target_candidates": 0}, ("agent.target_candidates", 0, 1)),
-    (AcfqlConfig, {"prefix_expectile": 1.0}, ("agent.prefix_expectile", 1.0, "[0.5, 1)")),
-    (AcfqlConfig, {"prefix_lengths": 0}, ("agent.prefix_lengths", 0, 1)),
+    (DecoupledConfig, {"prefix_expectile": 1.0}, ("agent.prefix_expectile", 1.0, "[0.5, 1)")),
+    (DecoupledConfig, {"prefix_lengths": 0}, ("agent.prefix_lengths", 0, 1)),
+    (DecoupledConfig, {"replan_spread": 0.1}, ("agent.replan_spread", 0.1, "agent.prefix_lengths", 1)),
+    (DecoupledConfig, {**SPREAD, "replan_spread": -1.0}, ("agent.replan_spread", -1.0, 0)),
     (
-        AcfqlConfig,
-        {"prefix_critic": True, "replan_spread": 0.1},
-        ("agent.replan_spread", 0.1, "agent.prefix_lengths", 1),
-    ),
-    (AcfqlConfig, {**SPREAD, "replan_spread": -1.0}, ("agent.replan_spread", -1.0, 0)),
-    (
-        AcfqlConfig,
-        {**SPREAD, "critic": CriticConfig(ensemble=1, target_subset=1)},
+        DecoupledConfig,
+        {**SPREAD, "critic": CriticConfig(ensemble=1)},
         ("agent.replan_spread", "agent.critic.ensemble", 1),
     ),
-    (AcfqlConfig, {"prefix_lengths": 2}, ("agent.prefix_lengths", 2, "agent.prefix_critic", "True")),
-    (BcConfig, {"prefix_critic": True}, ("agent.prefix_critic", "False", "bc")),
     (AcfqlConfig, {"policy_updates": 0}, ("agent.policy_updates", 0, 1)),
     (AcrlpdConfig, {"hidden": (-1,)}, ("agent.hidden", "(-1,)")),
     (AcrlpdConfig, {"bc_alpha": -1}, ("agent.bc_alpha", -1, 0)),
     (AcrlpdConfig, {"init_temperature": 0}, ("agent.init_temperature", 0)),
-    (BcConfig, {"candidates": 2}, ("agent.candidates", 1, "bc")),
     (RobotConfig, {"max_episode_steps": 0}, ("robot.max_episode_steps", 0, 1)),
     (FakeAlohaConfig, {"max_episode_steps": 0}, ("robot.max_episode_steps", 0, 1)),
     (FakeAlohaConfig, {"grasp_tolerance": 0}, ("robot.grasp_tolerance",)),
@@ -188,8 +167,7 @@ def test_a_part_that_cannot_work_is_refused(cls, values, named):
         cls(**values)
 
 
-SQUARED = AcfqlConfig(critic=CriticConfig(loss="squared"))
-PREFIX = AcfqlConfig(prefix_critic=True)
+PREFIX = DecoupledConfig()
 
 
 @pytest.mark.parametrize(
@@ -200,26 +178,21 @@ PREFIX = AcfqlConfig(prefix_critic=True)
             {"reward": RewardConfig(offset=-0.1)},
             ("reward.offset", -0.1, "reward.failure_reward", -10),
         ),
-        (
-            {"reward": RewardConfig(offset=-0.1, failure_reward=-10)},
-            ("agent.critic.loss", "bounded", "[0, 1]", -10, 0.9),
-        ),
-        ({"reward": RewardConfig(scale=2)}, ("agent.critic.loss", "bounded", "[0, 1]", 2, "squared")),
-        ({"reward": RewardConfig(offset=0.5)}, ("agent.critic.loss", "bounded", "[0, 1]", 50)),
-        ({"reward": RewardConfig(failure_reward=-1)}, ("agent.critic.loss", "bounded", "[0, 1]", -1)),
+        ({"reward": RewardConfig(scale=0.0)}, ("reward.scale", 0, "acfql", "range")),
+        ({"robot": OgbenchConfig(reward="dense")}, ("robot.reward", "dense", "acfql", "sparse", "--preset qc")),
         (
             {"chunk": ChunkConfig(critic_horizon=6)},
-            ("chunk.critic_horizon", 6, "1..5", "agent.prefix_critic", "True"),
+            ("chunk.critic_horizon", 6, "1..5", "preset=decoupled"),
         ),
         (
             {"chunk": ChunkConfig(execute_steps=3)},
-            ("chunk.execute_steps", 3, "chunk.critic_horizon", 5, "agent.prefix_critic", "True"),
+            ("chunk.execute_steps", 3, "chunk.critic_horizon", 5, "preset=decoupled"),
         ),
         (
             {"actor": ActorConfig(adaptive_execution=True)},
-            ("actor.adaptive_execution", "True", "agent.replan_spread", "none"),
+            ("actor.adaptive_execution", "True", "agent.replan_spread", "preset=decoupled"),
         ),
-        ({"agent": PREFIX}, ("agent.prefix_critic", "True", "False", "chunk.critic_horizon", 5, "chunk.execute_steps")),
+        ({"agent": PREFIX}, ("chunk.critic_horizon", 5, "chunk.execute_steps")),
         (
             {"agent": dataclasses.replace(PREFIX, prefix_lengths=2), "chunk": ChunkConfig(critic_horizon=9)},
             ("agent.prefix_lengths", 2, "chunk.execute_steps", 5),
@@ -253,14 +226,13 @@ def test_a_delay_that_is_trained_for_fits_the_chunk_and_the_actors(agent):
         chunk, actor = ChunkConfig(horizon), ActorConfig(delay_ticks=delay)
         return ExperimentConfig(name="x", robot=FakeAlohaConfig(), agent=agent, chunk=chunk, actor=actor, discount=0.99)
 
-    assert build(5, 3).actor.delay_ticks == 3
-    with pytest.raises(ConfigError, match=naming("agent.flow.train_delay_max", "chunk.horizon", 3)):
-        build(3, 0)
-    with pytest.raises(ConfigError, match=naming("actor.delay_ticks", 4, "agent.flow.train_delay_max", 3)):
-        build(5, 4)
+    assert build(5, 2).actor.delay_ticks == 2
+    with pytest.raises(ConfigError, match=naming("agent.flow.train_delay", "chunk.horizon", 2)):
+        build(2, 0)
+    with pytest.raises(ConfigError, match=naming("actor.delay_ticks", 3, 2, "agent.flow.train_delay")):
+        build(5, 3)
 
 
-@pytest.mark.parametrize("loss", ["bounded", "hl_gauss"])
 @pytest.mark.parametrize(
     ("reward", "low", "high"),
     [
@@ -270,16 +242,11 @@ def test_a_delay_that_is_trained_for_fits_the_chunk_and_the_actors(agent):
         (RewardConfig(offset=0.5), 0.0, 50.0),
     ],
 )
-def test_a_critic_with_a_range_needs_one_that_holds_every_return(loss, reward, low, high):
-    def build(low, high):
-        agent = AcfqlConfig(critic=CriticConfig(loss=loss, value_low=low, value_high=high))
-        return ExperimentConfig(name="x", robot=FakeAlohaConfig(), agent=agent, reward=reward, discount=0.99)
-
-    named = ("agent.critic.loss", loss, "agent.critic.value_low", f"{low:g}", "agent.critic.value_high", f"{high:g}")
-    for narrow in ((low + 0.01, high), (low, high - 0.01)):
-        with pytest.raises(ConfigError, match=naming(*named)):
-            build(*narrow)
-    assert build(low, high).agent.critic.value_low == low  # what the message says is enough
+def test_the_range_of_a_critic_holds_every_return(reward, low, high):
+    config = ExperimentConfig(name="x", robot=FakeAlohaConfig(), reward=reward, discount=0.99)
+    assert config.value_range == pytest.approx((low, high))
+    squared = dataclasses.replace(config, agent=AcrlpdConfig())
+    assert squared.value_range is None
     # Nothing the settings can pay leaves the range.
     g = 0.99
     for k in (0, 1, 7, 500):
@@ -288,26 +255,9 @@ def test_a_critic_with_a_range_needs_one_that_holds_every_return(loss, reward, l
             assert low - 1e-6 <= waited + g**k * end <= high + 1e-6, (k, end)
 
 
-def test_negative_rewards_of_a_robots_own_need_a_range_that_was_chosen_for_them():
-    robot = OgbenchConfig(reward="dense")
-    with pytest.raises(
-        ConfigError, match=naming("agent.critic.loss", "bounded", "agent.critic.value_low", "robot.reward")
-    ):
-        ExperimentConfig(name="x", robot=robot)
-    agent = AcfqlConfig(critic=CriticConfig(loss="bounded", value_low=-200.0))
-    assert ExperimentConfig(name="x", robot=robot, agent=agent).agent.critic.value_low == -200
-
-
-def test_a_floor_needs_windows_that_belong_to_an_episode():
-    agent = AcfqlConfig(critic=CriticConfig(loss="squared", target_floor="mc"))
-    adjacent = ReplayConfig(windows="qc", terminal_windows="drop")
-    with pytest.raises(ConfigError, match=naming("agent.critic.target_floor", "mc", "replay.windows", "qc", "episode")):
-        ExperimentConfig(name="x", robot=FakeAlohaConfig(), agent=agent, replay=adjacent)
-
-
 def test_a_step_cost_is_allowed_where_failing_early_does_not_pay():
     reward = RewardConfig(offset=-0.1, failure_reward=-10.0)
-    config = ExperimentConfig(name="x", robot=FakeAlohaConfig(), agent=SQUARED, reward=reward, discount=0.99)
+    config = ExperimentConfig(name="x", robot=FakeAlohaConfig(), reward=reward, discount=0.99)
     assert config.reward.failure_reward <= config.reward.offset / (1 - config.discount)
 
 

@@ -111,5 +111,11 @@ def test_leaves_know_what_is_usual():
     config = ExperimentConfig("x", FakeAlohaConfig(), agent=AcfqlConfig(lr=1.0))
     changed = {leaf.path for leaf in leaves(config) if leaf.value != leaf.default}
     assert changed == {"name", "agent.lr"}
-    assert needs("agent.actor_type", "best-of-n").met(config)
-    assert not needs("agent.actor_type", "distill-ddpg").met(config)
+    assert needs("agent.flow.train_delay", "none").met(config)
+    assert not needs("agent.flow.train_delay", "sampled").met(config)
+
+
+def test_our_agent_stays_small():
+    """Every setting is one more for a user to get wrong; a new one takes the place of another."""
+    acfql = [leaf.path for leaf in leaves(ExperimentConfig("x", FakeAlohaConfig())) if leaf.path.startswith("agent.")]
+    assert len(acfql) <= 45, acfql

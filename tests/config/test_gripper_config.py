@@ -8,11 +8,10 @@ import pytest
 from errors import naming
 
 from serl_chunk.cli.process import load, spec_of
-from serl_chunk.config.agents import AcfqlConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, DecoupledConfig
 from serl_chunk.config.compatibility import contract
-from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
-from serl_chunk.config.gripper import HIL_SERL_CHOICES, GripperConfig
+from serl_chunk.config.gripper import HIL_SERL_CHOICES, GripperConfig, SacGripperConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import configured
 from serl_chunk.config.replay import ReplayConfig
@@ -50,9 +49,6 @@ TWO = (-1.0, 1.0)
         ({"penalty": 0.1}, ("agent.gripper.penalty", 0.1, 0)),
         ({"epsilon": 1.1}, ("agent.gripper.epsilon", 1.1, "[0, 1]")),
         ({"mask_unreachable": -0.1}, ("agent.gripper.mask_unreachable", -0.1, "[0, 1]")),
-        ({"hidden": ()}, ("agent.gripper.hidden", "()")),
-        ({"lr": 0.0}, ("agent.gripper.lr", 0.0)),
-        ({"lr": float("inf")}, ("agent.gripper.lr", "inf")),
         ({"penalty": -0.02}, ("agent.gripper.penalty", -0.02, "agent.gripper.choices", "setup_mode")),
         ({"mode": "fixed", "hold_steps": 3}, ("agent.gripper.hold_steps", 3, "agent.gripper.choices", "setup_mode")),
         ({"tau": 0.0}, ("agent.gripper.tau", 0.0, "(0, 1]")),
@@ -60,11 +56,11 @@ TWO = (-1.0, 1.0)
 )
 def test_a_value_that_cannot_work_is_named(values, named):
     with pytest.raises(ConfigError, match=naming(*named)):
-        GripperConfig(**values)
+        SacGripperConfig(**values)
 
 
-def experiment(gripper: GripperConfig, loss: str = "bounded", **changes) -> ExperimentConfig:
-    agent = AcfqlConfig(gripper=gripper, critic=CriticConfig(loss=loss))
+def experiment(gripper: GripperConfig, **changes) -> ExperimentConfig:
+    agent = AcfqlConfig(gripper=gripper)
     return ExperimentConfig("x", FakeAlohaConfig(), agent=agent, **{"chunk": ChunkConfig(6), **changes})
 
 
@@ -79,16 +75,11 @@ def experiment(gripper: GripperConfig, loss: str = "bounded", **changes) -> Expe
         ),
         (
             {"penalty": -0.02},
-            {},
-            ("agent.gripper.penalty", -0.02, "agent.critic.loss", "bounded", "agent.gripper.loss"),
-        ),
-        (
-            {"penalty": -0.02},
-            {"loss": "squared", "chunk": ChunkConfig(6, return_steps=9)},
+            {"chunk": ChunkConfig(6, return_steps=9)},
             ("agent.gripper.penalty", "replay.windows", "episode", "chunk.return_steps"),
         ),
         (
-            {"penalty": -0.02, "loss": "squared"},
+            {"penalty": -0.02},
             {"replay": ReplayConfig(windows="qc", terminal_windows="drop")},
             ("agent.gripper.penalty", "replay.windows", "episode", "chunk.return_steps"),
         ),
@@ -97,20 +88,7 @@ def experiment(gripper: GripperConfig, loss: str = "bounded", **changes) -> Expe
 def test_what_does_not_fit_the_experiment_is_named(gripper, changes, named):
     with pytest.raises(ConfigError, match=naming(*named)):
         experiment(GripperConfig(choices=TWO, **gripper), **changes)
-    experiment(GripperConfig(choices=TWO, hold_steps=3, penalty=-0.02, loss="squared"))
-
-
-def test_a_floor_of_rewards_knows_no_penalties():
-    critic = CriticConfig(loss="squared", target_floor="mc")
-    for penalty in (0.0, -0.02):
-        agent = AcfqlConfig(gripper=GripperConfig(choices=TWO, penalty=penalty), critic=critic)
-        if penalty:
-            with pytest.raises(
-                ConfigError, match=naming("agent.critic.target_floor", "mc", "agent.gripper.penalty", -0.02)
-            ):
-                ExperimentConfig("x", FakeAlohaConfig(), agent=agent)
-        else:
-            ExperimentConfig("x", FakeAlohaConfig(), agent=agent)
+    experiment(GripperConfig(choices=TWO, hold_steps=3, penalty=-0.02))
 
 
 @pytest.mark.parametrize(
@@ -123,14 +101,12 @@ def test_a_floor_of_rewards_knows_no_penalties():
     ],
 )
 def test_choices_are_for_what_is_executed_of_a_chunk(chunk, prefix):
-    critic = CriticConfig(loss="squared")
+    agent = DecoupledConfig if prefix else AcfqlConfig
     make = lambda **held: ExperimentConfig(  # noqa: E731
         "x",
         FakeAlohaConfig(),
         chunk=chunk,
-        agent=AcfqlConfig(
-            critic=critic, prefix_critic=prefix, gripper=GripperConfig(choices=TWO, penalty=-0.02, **held)
-        ),
+        agent=agent(gripper=GripperConfig(choices=TWO, penalty=-0.02, **held)),
     )
     make(hold_steps=1)
     make()
@@ -154,6 +130,11 @@ def test_what_the_settings_come_to():
 def test_presets_keep_the_grippers_and_published_conventions_do_not():
     config = load_experiment("fake_aloha_discrete_gripper")
     assert configured(config, preset="qc").agent.gripper == config.agent.gripper
+    choices = config.agent.gripper.choices
+    assert configured(config, preset="rlpd").agent.gripper == SacGripperConfig(choices=choices)
+    sac = dataclasses.replace(config, agent=AcrlpdConfig(gripper=SacGripperConfig(choices=choices, epsilon=0.5)))
+    assert configured(sac, preset="hil-serl").agent.gripper == sac.agent.gripper
+    assert configured(sac, preset="hg-dagger").agent.gripper == config.agent.gripper
     for preset in ("qc", "rlpd-ac", "bc"):
         assert configured(config, preset=preset, compat="qc").agent.gripper == GripperConfig()
 
@@ -173,7 +154,7 @@ def test_both_sides_compare_what_grippers_are():
     assert said[""] == "acfql"
     assert said["-1,1"] == "acfql, grippers jointly of (-1, 1) for 5 ticks"
     part = load("fake_aloha", [("agent.gripper.choices", "-1,1"), ("chunk.horizon", "8"), ("chunk.execute_steps", "4"),
-                               ("agent.prefix_critic", "true")])  # fmt: skip
+                               ("chunk.critic_horizon", "4")])  # fmt: skip
     assert contract(part, spec_of(part), "")["agent"].endswith("for 4 ticks")
     fixed = load("fake_aloha", [("agent.gripper.setup_mode", "dual-arm-fixed-gripper")])
     assert contract(fixed, spec_of(fixed), "")["agent"] == "acfql, grippers fixed (as at reset)"

@@ -10,7 +10,8 @@ from typing import Literal
 import pytest
 from errors import naming
 
-from serl_chunk.config.agents import AcfqlConfig, BcConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig
+from serl_chunk.config.critics import SacCriticConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import apply_overrides, difference, parse, to_dict
 from serl_chunk.config.robots import FakeAlohaConfig, GymConfig
@@ -48,10 +49,11 @@ def test_nothing_to_override_gives_the_same_object():
 
 
 def test_fields_that_must_agree_can_be_changed_together():
-    config = apply_overrides(BASE, [("agent.critic.target_subset", "9"), ("agent.critic.ensemble", "9")])
+    base = dataclasses.replace(BASE, agent=AcrlpdConfig(critic=SacCriticConfig(ensemble=4)))
+    config = apply_overrides(base, [("agent.critic.target_subset", "9"), ("agent.critic.ensemble", "9")])
     assert config.agent.critic.target_subset == 9
     with pytest.raises(ConfigError, match=naming("agent.critic.target_subset", 9, "1..4")):
-        apply_overrides(BASE, [("agent.critic.target_subset", "9")])
+        apply_overrides(base, [("agent.critic.target_subset", "9")])
 
 
 def test_the_last_of_two_values_wins():
@@ -69,11 +71,11 @@ def test_none_and_numbers_of_an_optional_field():
     [
         ([("agnet.lr", "1")], ("agnet", "'agent'", "name", "robot")),
         ([("agent.critic.tua", "1")], ("agent.critic.tua", "'tau'")),
-        ([("agent.zzzz", "1")], ("agent.zzzz", "lr", "grad_clip")),
+        ([("agent.zzzz", "1")], ("agent.zzzz", "lr", "bc_on")),
         ([("", "1")], ("name", "robot")),
         ([("seed.x", "1")], ("seed", 42)),
-        ([("agent", "1")], ("agent", "lr", "grad_clip")),
-        ([("agent.lr", "1"), ("agent", "2")], ("agent", "lr", "grad_clip")),
+        ([("agent", "1")], ("agent", "lr", "bc_on")),
+        ([("agent.lr", "1"), ("agent", "2")], ("agent", "lr", "bc_on")),
         ([("agent", "2"), ("agent.lr", "1")], ("agent.lr", "'agent'")),
         ([("seed", "2"), ("seed.x", "1")], ("seed.x", "'seed'")),
         ([("seed", "many")], ("seed", "many")),
@@ -90,7 +92,7 @@ def test_none_and_numbers_of_an_optional_field():
                 "dual-arm-learned-gripper",
             ),
         ),
-        ([("agent.critic.loss", "l1")], ("agent.critic.loss", "l1", "squared", "bounded")),
+        ([("agent.gripper.mode", "l1")], ("agent.gripper.mode", "l1", "learned", "fixed")),
         ([("agent.critic.hidden", "64,x")], ("agent.critic.hidden", "x")),
         ([("chunk.critic_horizon", "x")], ("chunk.critic_horizon", "x", "none")),
         ([("replay.demo_fraction", "x")], ("replay.demo_fraction", "x", "uniform")),
@@ -127,7 +129,7 @@ def test_to_dict_is_plain_and_says_which_agent():
     assert json.loads(json.dumps(out)) == out
     assert (out["agent"]["kind"], out["robot"]["kind"]) == ("bc", "gym")
     assert out["robot"]["make"] == f"{__name__}:make"
-    assert out["agent"]["critic"]["hidden"] == [256, 256]
+    assert out["agent"]["flow"]["hidden"] == [256, 256]
 
 
 def test_difference_lists_every_changed_leaf():

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from errors import naming
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
-from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, DecoupledConfig, FlowConfig
+from serl_chunk.config.critics import CriticConfig, SacCriticConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig
 from serl_chunk.config.language import LanguageConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.loader import load_experiment
-from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.presets import NOT_OF_COMPAT, PRESETS, configured
 from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.config.replay import ReplayConfig
@@ -24,7 +23,7 @@ from serl_chunk.config.robots import RobotConfig
 from serl_chunk.types import ConfigError
 
 BASE = ExperimentConfig("x", RobotConfig())
-OF_FAILING = [name for name in PRESETS if not name.startswith(("bc", "hg-dagger", "hil-serl"))]
+OF_FAILING = [name for name in PRESETS if not name.startswith(("bc", "hg-dagger", "hil-serl", "decoupled"))]
 
 
 @pytest.mark.parametrize("discount", ["0.9", "0.97", "0.995", "0.9999"])
@@ -84,66 +83,54 @@ def test_a_bad_discount_is_refused_as_without_a_preset() -> None:
 def test_the_highest_failure_reward_that_is_named_is_accepted() -> None:
     """As it is printed: rounded to a few digits it could lie above the bound."""
     with pytest.raises(ConfigError, match=naming("reward.offset", -1.0, "reward.failure_reward")) as refused:
-        configured(BASE, [("reward.offset", "-1"), ("discount", "0.97"), ("agent.critic.loss", "squared")])
+        configured(BASE, [("reward.offset", "-1"), ("discount", "0.97")])
     named = str(refused.value).split("offset/(1-discount)=")[1].split()[0]
     overrides = [("reward.offset", "-1"), ("discount", "0.97"), ("reward.failure_reward", named)]
-    config = configured(BASE, [*overrides, ("agent.critic.loss", "squared")])
+    config = configured(BASE, overrides)
     assert config.reward.failure_reward == float(named)
 
 
-def test_a_presets_rewards_with_a_bounded_critic_say_which_range_to_set() -> None:
-    bounded = [("discount", "0.99"), ("agent.critic.loss", "bounded")]
-    with pytest.raises(ConfigError, match=naming("agent.critic.value_low", -100, "agent.critic.value_high", 0)):
-        configured(BASE, bounded, preset="qc")
-    said = [("agent.critic.value_low", "-100"), ("agent.critic.value_high", "0")]
-    critic = configured(BASE, bounded + said, preset="qc").agent.critic
-    assert (critic.loss, critic.value_low, critic.value_high) == ("bounded", -100.0, 0.0)
-
-
-WIDE = CriticConfig(hidden=(8, 9), ensemble=7, target_aggregate="min", loss="hl_gauss", target_floor="mc", tau=0.5)
-SHARED: dict[str, Any] = {"lr": 1e-4, "weight_decay": 0.1, "grad_clip": 1.0}
-LATE = FlowConfig(hidden=(6,), steps=3, layer_norm=True, fourier_dim=8, train_delay="sampled", noise_low=0.5)
+WIDE = CriticConfig(hidden=(8, 9), ensemble=7, tau=0.5)
+LEAST = SacCriticConfig(hidden=(8, 9), ensemble=7, target_aggregate="min", tau=0.5)
+SHARED: dict[str, Any] = {"lr": 1e-4, "critic_lr": 2e-4}
+LATE = FlowConfig(hidden=(6,), steps=3, train_delay="sampled")
 
 
 @pytest.mark.parametrize(
     ("agent", "published"),
     [
         (
-            AcfqlConfig(critic=WIDE, flow=LATE, candidates=9, pretrain_candidates=1, policy_ema=0.9, **SHARED),
+            AcfqlConfig(critic=WIDE, flow=LATE, candidates=9, policy_ema=0.9, **SHARED),
             {"actor_type": "best-of-n", "actor_num_samples": 9, "actor_hidden_dims": (6,), "flow_steps": 3,
-             "actor_layer_norm": True, "use_fourier_features": True, "fourier_feature_dim": 8},
-        ),
-        (
-            AcfqlConfig(critic=WIDE, actor_type="distill-ddpg", alpha=3.0, **SHARED),
-            {"actor_type": "distill-ddpg", "actor_num_samples": 16, "alpha": 3.0, "actor_hidden_dims": (256, 256),
-             "flow_steps": 5},
+             "q_agg": "mean"},
         ),
         (
             AcrlpdConfig(
-                critic=WIDE, hidden=(6,), bc_alpha=0.3, candidates=4, target_entropy_per_dim=-2.0, init_temperature=0.1,
-                **SHARED,
+                critic=LEAST, hidden=(6,), bc_alpha=0.3, candidates=4, target_entropy_per_dim=-2.0,
+                init_temperature=0.1, **SHARED,
             ),
-            {"agent_name": "acrlpd", "actor_hidden_dims": (6,), "bc_alpha": 0.3, "target_entropy_multiplier": 2.0},
+            {"agent_name": "acrlpd", "actor_hidden_dims": (6,), "bc_alpha": 0.3, "target_entropy_multiplier": 2.0,
+             "q_agg": "min"},
         ),
     ],
-    ids=["best-of-n", "distilled", "gaussian"],
+    ids=["best-of-n", "gaussian"],
 )  # fmt: skip
 def test_the_published_agent_has_our_sizes_and_weights_and_conventions_of_its_own(
     agent: AgentConfig, published: dict[str, Any]
 ) -> None:
     warmed = dataclasses.replace(BASE, agent=agent, learner=LearnerConfig(critic_warmup_steps=500))
     config = configured(warmed, compat="qc")
-    critic = {"num_qs": 7, "q_agg": "min", "value_hidden_dims": (8, 9)}
-    assert config.agent == PublishedQcConfig(lr=1e-4, weight_decay=0.1, **critic, **published)
+    critic = {"num_qs": 7, "value_hidden_dims": (8, 9)}
+    assert config.agent == PublishedQcConfig(lr=1e-4, **critic, **published)
     assert config.learner.critic_warmup_steps == 0
     assert configured(config, compat="qc").agent == config.agent
 
 
 def test_the_published_clone_is_the_flow_of_one_candidate() -> None:
-    clone = BcConfig(flow=LATE, weight_decay=0.1)
+    clone = BcConfig(flow=LATE)
     assert configured(dataclasses.replace(BASE, agent=clone), compat="qc").agent == PublishedQcConfig(
-        weight_decay=0.1, actor_type="best-of-n", actor_num_samples=1, value_hidden_dims=(6,), actor_hidden_dims=(6,),
-        flow_steps=3, actor_layer_norm=True, use_fourier_features=True, fourier_feature_dim=8,
+        actor_type="best-of-n", actor_num_samples=1, value_hidden_dims=(6,), actor_hidden_dims=(6,),
+        flow_steps=3,
     )  # fmt: skip
     gaussian = dataclasses.replace(BASE, agent=BcConfig(policy="gaussian"))
     with pytest.raises(ConfigError, match=naming("compat", "bc", "agent.policy=gaussian", "agent.policy=flow")):
@@ -154,9 +141,8 @@ def test_the_published_clone_is_the_flow_of_one_candidate() -> None:
 
 @pytest.mark.parametrize(("preset", "compat"), [(None, "qc"), ("qc", None), ("qc", "qc"), ("bc", None)])
 def test_what_needs_a_prefix_critic_goes_with_it(preset: str | None, compat: str | None) -> None:
-    decoupled = {"prefix_critic": True, "prefix_lengths": 5, "replan_spread": 0.1}
     chunk, actor = ChunkConfig(5, critic_horizon=20), ActorConfig(adaptive_execution=True)
-    agent = dataclasses.replace(BASE.agent, **decoupled)  # type: ignore[arg-type]
+    agent = DecoupledConfig(prefix_lengths=5, replan_spread=0.1)
     config = configured(dataclasses.replace(BASE, agent=agent, chunk=chunk, actor=actor), preset=preset, compat=compat)
     assert not config.agent.prefix_critic
     assert not config.actor.adaptive_execution
@@ -190,7 +176,7 @@ def test_rlpd_is_the_published_one_for_sparse_rewards() -> None:
     critic = agent.critic
     assert (critic.ensemble, critic.target_subset, critic.target_aggregate) == (10, 2, "min")
     assert critic.hidden == agent.hidden == (256, 256, 256)
-    assert (critic.layer_norm, critic.activation, critic.loss) == ("before", "relu", "squared")
+    assert (critic.activation, config.value_range) == ("relu", None)
     assert (critic.tau, agent.lr, agent.init_temperature, agent.target_entropy_per_dim) == (0.005, 3e-4, 1.0, -0.5)
     assert (agent.backup_entropy, agent.log_prob, agent.bc_alpha, agent.candidates) == (False, "sum", 0.0, 1)
     assert (agent.policy_layer_norm, agent.log_std_min, agent.kernel_init) == (False, -20.0, "xavier_uniform")
@@ -207,7 +193,7 @@ def test_hil_serl_is_the_published_one() -> None:
     critic = agent.critic
     assert (critic.ensemble, critic.target_subset, critic.target_aggregate) == (2, 2, "min")
     assert critic.hidden == agent.hidden == (256, 256)
-    assert (critic.activation, critic.layer_norm) == ("tanh", "before")
+    assert critic.activation == "tanh"
     assert (agent.policy_activation, agent.policy_layer_norm) == ("tanh", True)
     assert (critic.tau, agent.lr, agent.init_temperature, agent.target_entropy_per_dim) == (0.005, 3e-4, 0.01, -0.5)
     assert (agent.backup_entropy, agent.log_prob, agent.bc_alpha, agent.candidates) == (False, "sum", 0.0, 1)
@@ -248,13 +234,23 @@ def test_an_algorithm_reads_the_language_that_the_experiment_reads(preset: str) 
     assert configured(dataclasses.replace(BASE, agent=agent, robot=robot), preset=preset).agent.language == language
 
 
+def test_decoupled_critics_keep_the_experiments_own_settings() -> None:
+    agent = AcfqlConfig(critic=WIDE, flow=LATE, candidates=9)
+    config = configured(
+        dataclasses.replace(BASE, agent=agent, chunk=ChunkConfig(8, execute_steps=8)), preset="decoupled"
+    )
+    assert config.agent == DecoupledConfig(critic=WIDE, flow=LATE, candidates=9)
+    assert (config.chunk.executed, config.chunk.critic_steps, config.reward) == (8, 16, BASE.reward)
+
+
 def test_another_algorithm_than_a_decoupled_one_is_chosen_over_it() -> None:
-    decoupled = apply_overrides(
+    decoupled = configured(
         BASE,
         [
-            ("agent.prefix_critic", "true"), ("chunk.critic_horizon", "20"), ("agent.prefix_lengths", "5"),
+            ("chunk.critic_horizon", "20"), ("agent.prefix_lengths", "5"),
             ("agent.replan_spread", "0.1"), ("actor.adaptive_execution", "true"),
         ],
+        preset="decoupled",
     )  # fmt: skip
     assert decoupled.actor.adaptive_execution
     for preset, compat in ((None, "qc"), ("qc", None), ("rlpd-qc", "qc"), ("hg-dagger", None)):
@@ -279,7 +275,7 @@ def test_published_conventions_execute_the_chunks_of_a_decoupled_agent_to_the_en
     decoupled: ChunkConfig, return_steps: int | None
 ) -> None:
     """Without the prefix critic no other is of the executed actions alone."""
-    agent = dataclasses.replace(BASE.agent, prefix_critic=True)
+    agent = DecoupledConfig()
     config = configured(dataclasses.replace(BASE, agent=agent, chunk=decoupled), compat="qc")
     assert config.chunk == ChunkConfig(10, return_steps=return_steps)
 
@@ -328,8 +324,8 @@ def test_a_clone_is_not_trained_by_the_updates_of_a_critic(preset: str) -> None:
 
 def test_a_policy_batch_of_its_own_needs_a_step_of_its_own():
     own = [("learner.policy_batch_size", "32")]
-    assert configured(BASE, own, preset="qc").learner.policy_batch_size == 32
+    assert configured(BASE, own, preset="rlpd-qc").learner.policy_batch_size == 32
     with pytest.raises(
         ConfigError, match=naming("learner.policy_batch_size", 32, "published_qc", "none", "--compat qc")
     ):
-        configured(BASE, own, preset="qc", compat="qc")
+        configured(BASE, own, preset="qc")

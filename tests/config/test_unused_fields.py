@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 from errors import naming
 
-from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
 from serl_chunk.config.fields import check_unused
 from serl_chunk.config.presets import configured
@@ -17,19 +16,13 @@ from serl_chunk.types import ConfigError
 BASE = ExperimentConfig("x", FakeAlohaConfig())
 # (preset, a field, its value, what makes it count)
 CASES = [
-    (None, "agent.critic.bins", "51", [("agent.critic.loss", "hl_gauss")]),
-    ("qc", "agent.critic.value_low", "-67.0", [("agent.critic.loss", "bounded"), ("agent.critic.value_high", "0")]),
     (None, "agent.encoder.kind", "resnet10", [("agent.image_keys", "top")]),
-    (None, "agent.flow.train_delay_max", "3", [("agent.flow.train_delay", "sampled")]),
-    (None, "agent.alpha", "3.0", [("agent.actor_type", "distill-ddpg")]),
-    ("qc", "agent.expectile", "0.9", [("agent.target", "expectile")]),
-    (None, "agent.target_candidates", "4", [("agent.target", "policy")]),
-    ("qc-fql", "agent.target_flow_steps", "4", [("agent.actor_type", "best-of-n")]),
+    ("qc", "agent.alpha", "3.0", [("agent.actor_type", "distill-ddpg")]),
+    ("qc-fql", "agent.actor_num_samples", "4", [("agent.actor_type", "best-of-n")]),
     (None, "agent.encoder.trained_by", "critic", [("agent.image_keys", "top")]),
-    (None, "agent.prefix_expectile", "0.6", [("agent.prefix_critic", "true"), ("chunk.critic_horizon", "9")]),
     (None, "agent.language.length", "90", [("agent.language.tokenizer", "bytes")]),
-    (None, "agent.gripper.epsilon", "0.1", [("agent.gripper.choices", "-1,1")]),
-    ("qc", "replay.exclude_before_takeover", "0.5", [("agent.bc_on", "+successes")]),
+    ("rlpd", "agent.gripper.epsilon", "0.1", [("agent.gripper.choices", "-1,1")]),
+    ("rlpd-qc", "replay.exclude_before_takeover", "0.5", [("agent.bc_on", "+successes")]),
     (None, "robot.scripted_human.noise", "0.1", [("actor.intervention", "scripted")]),
     ("hg-dagger-gaussian", "agent.flow.hidden", "16", [("agent.policy", "flow")]),
     ("hg-dagger", "agent.hidden", "16", [("agent.policy", "gaussian")]),
@@ -69,18 +62,17 @@ def test_a_field_that_nothing_reads_is_refused_until_something_does(preset, path
     asked(preset, *switched, (path, value))
 
 
-OF_A_CRITIC = ["agent.critic.tau", "agent.critic.target_aggregate", "agent.gripper.mask_unreachable",
-               "agent.pretrain_candidates", "learner.critic_pretrain_steps",
-               "learner.critic_warmup_steps"]  # fmt: skip
+OF_A_CRITIC = {
+    "agent.gripper.penalty": "-0.1", "learner.critic_pretrain_steps": "9", "learner.critic_warmup_steps": "9",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("path", OF_A_CRITIC)
 def test_an_agent_without_a_critic_reads_nothing_of_one(path):
-    number = "9" if path.endswith(("steps", "candidates")) else "0.2"
-    value = {"agent.critic.target_aggregate": "min"}.get(path, number)
+    value = OF_A_CRITIC[path]
     with pytest.raises(ConfigError, match=naming(path, value, "acfql", "acrlpd")):
         asked("hg-dagger", (path, value), ("agent.gripper.choices", "-1,1"))
-    asked("hg-dagger", ("agent.gripper.lr", "0.01"), ("agent.gripper.choices", "-1,1"))
+    asked("hg-dagger", ("agent.gripper.joint", "false"), ("agent.gripper.choices", "-1,1"))
 
 
 @pytest.mark.parametrize("path", ["learner.critic_pretrain_steps", "learner.critic_warmup_steps"])
@@ -118,10 +110,8 @@ def test_channels_are_not_those_of_a_network_that_has_its_own():
 
 
 def test_a_default_in_a_file_is_no_mistake():
-    critic = dataclasses.replace(BASE.agent.critic, loss="squared", bins=51)
-    agent = dataclasses.replace(BASE.agent, critic=critic)
+    encoder = dataclasses.replace(BASE.agent.encoder, latent=5)
+    agent = dataclasses.replace(BASE.agent, encoder=encoder)
     config = configured(dataclasses.replace(BASE, agent=agent), [("agent.lr", "0.1")])
     check_unused(config, ["agent.lr"])
-    assert config.agent.critic == CriticConfig(
-        ensemble=4, target_subset=4, target_aggregate="mean", loss="squared", tau=0.01, bins=51
-    )
+    assert config.agent.encoder == encoder

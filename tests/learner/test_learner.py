@@ -16,6 +16,7 @@ from serl_chunk.agents.spec import agent_spec
 from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import LocalLink, train_local
+from serl_chunk.cli.rollback import kept_versions, roll_back
 from serl_chunk.config.agents import BcConfig, FlowConfig
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.learner import training_stats
@@ -113,22 +114,37 @@ def test_a_resumed_run_goes_on(demos, tmp_path, published, caplog):
     assert done.checkpoints.steps() == [0, 40, 60, 80, 100]
 
 
+def test_a_run_goes_on_from_the_version_that_it_was_rolled_back_to(demos, tmp_path, published, caplog):
+    run = tmp_path / "run"
+    before, _ = train_local(experiment(), RunOptions([demos], str(run)))
+    assert before.checkpoints.steps() == [0, 40, 60]
+    newest = published[-1]
+    version = next(v for v, entry in kept_versions(run).items() if entry.step == 40)
+    assert version < newest
+    assert roll_back(run, version)[:2] == (version, 40)
+    after, _ = train_local(experiment(), RunOptions([demos], str(run)))
+    assert "resumed at step 40, " in caplog.text
+    assert (after.updates, after.checkpoints.steps()) == (60, [0, 40, 60])
+    assert published == list(range(1, len(published) + 1))  # actors take none that is not newer than theirs
+    assert [r["step"] for r in by_kind(run)["train"]] == sorted(r["step"] for r in by_kind(run)["train"])
+
+
 def test_a_resumed_policy_chooses_with_its_trained_critic(demos, tmp_path, monkeypatch):
-    trusted: list[bool] = []
+    chooses: list[bool] = []
     publish = LocalLink.publish
 
     def record(self, snapshot, info):
-        trusted.append(bool(snapshot.params["trusted"]))
+        chooses.append(bool(snapshot.params["critic_chooses"]))
         publish(self, snapshot, info)
 
     monkeypatch.setattr(LocalLink, "publish", record)
     run = str(tmp_path / "run")
     train_local(experiment(), RunOptions([demos], run))
-    assert not trusted[0]  # imitation alone, until the critic has seen failures
-    assert set(trusted[1:]) == {True}
-    trusted.clear()
+    assert not chooses[0]  # imitation alone, until the critic has seen failures
+    assert set(chooses[1:]) == {True}
+    chooses.clear()
     train_local(experiment(max_steps=80), RunOptions([demos], run))
-    assert set(trusted) == {True}
+    assert set(chooses) == {True}
 
 
 def test_a_critic_that_was_never_updated_chooses_nothing(demos, tmp_path, monkeypatch):
@@ -136,14 +152,14 @@ def test_a_critic_that_was_never_updated_chooses_nothing(demos, tmp_path, monkey
     publish = LocalLink.publish
 
     def record(self, snapshot, info):
-        published.append((info["step"], bool(snapshot.params["trusted"])))
+        published.append((info["step"], bool(snapshot.params["critic_chooses"])))
         publish(self, snapshot, info)
 
     monkeypatch.setattr(LocalLink, "publish", record)
     train_local(experiment(critic_warmup_steps=0), RunOptions([demos], str(tmp_path / "run")))
-    before = [trusted for step, trusted in published if step == 0]
+    before = [chooses for step, chooses in published if step == 0]
     assert before == [False, False]  # when the actors begin, and when training does
-    assert {trusted for step, trusted in published if step} == {True}
+    assert {chooses for step, chooses in published if step} == {True}
 
 
 def test_training_waits_where_everything_was_discarded(demos, tmp_path, monkeypatch, caplog):

@@ -15,7 +15,7 @@ from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.agents import AcrlpdConfig
-from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.critics import SacCriticConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.learner import LearnerConfig
@@ -57,7 +57,7 @@ def experiment(**learner) -> ExperimentConfig:
             image_keys=("top",),
             encoder=ENCODER,
             hidden=(8,),
-            critic=CriticConfig(hidden=(8,), ensemble=2, target_subset=1),
+            critic=SacCriticConfig(hidden=(8,), ensemble=2, target_subset=1),
             candidates=1,
         ),
         chunk=ChunkConfig(5),

@@ -54,13 +54,13 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def trusted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def chooses(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether the critic chooses among the candidates of each published policy."""
     published: list[bool] = []
     publish = LocalLink.publish
 
     def record(self: LocalLink, snapshot: Snapshot, info: dict) -> None:
-        published.append(bool(snapshot.params["trusted"]))
+        published.append(bool(snapshot.params["critic_chooses"]))
         publish(self, snapshot, info)
 
     monkeypatch.setattr(LocalLink, "publish", record)
@@ -78,7 +78,7 @@ def phases(run: Path) -> list[str]:
     return [r["text"].removeprefix("phase: ") for r in by_kind(run)["event"] if r["text"].startswith("phase: ")]
 
 
-def test_offline_to_online_keeps_everything_and_counts_apart(demos, tmp_path, trusted):
+def test_offline_to_online_keeps_everything_and_counts_apart(demos, tmp_path, chooses):
     config = experiment(offline_steps=40, max_steps=60)
     learner, summary = train_local(config, RunOptions([demos], str(tmp_path)))
     assert phases(tmp_path) == ["critic pretrain", "offline", "warm-up", "critic warm-up", "train", "done"]
@@ -92,13 +92,13 @@ def test_offline_to_online_keeps_everything_and_counts_apart(demos, tmp_path, tr
     assert summary.reason == "training is complete"
     rows = by_kind(tmp_path)["train"]
     assert [r["step"] for r in rows if r["env_steps"] == 0][-1] == 40
-    assert not trusted[0]  # demonstrations that all succeed teach a critic nothing about failure
-    assert set(trusted[1:]) == {True}
+    assert not chooses[0]  # demonstrations that all succeed teach a critic nothing about failure
+    assert set(chooses[1:]) == {True}
 
 
-def test_a_critic_that_has_seen_failures_offline_chooses_at_once(demos, tmp_path, trusted, failing):
+def test_a_critic_that_has_seen_failures_offline_chooses_at_once(demos, tmp_path, chooses, failing):
     train_local(experiment(offline_steps=40, max_steps=20), RunOptions([demos], str(tmp_path)))
-    assert set(trusted) == {True}
+    assert set(chooses) == {True}
 
 
 def test_training_ends_after_so_many_online_steps_and_their_updates(demos, tmp_path):

@@ -81,7 +81,7 @@ def test_a_resume_goes_on_where_it_was():
     assert second.steps_allowed(Phase.TRAIN) == first.steps_allowed(Phase.TRAIN)
 
 
-def test_a_checkpoint_that_does_not_say_what_was_owed():
+def test_a_checkpoint_of_before_anything_was_owed():
     p = schedule(Steps(221, resumed_steps=221))
     p.resume(3, None)
     p.begin(3)

@@ -5,33 +5,31 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serl_chunk.config.agents import AcfqlConfig
-from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.learner.training_stats import ValueRange
 from serl_chunk.types import Begin, End, Episode, Outcome, Source, Step, StepBlock
 
 
-def config(**critic) -> ExperimentConfig:
-    agent = AcfqlConfig(critic=CriticConfig(**{"loss": "bounded", "ensemble": 2, **critic}))
+def config(agent: AgentConfig) -> ExperimentConfig:
     return ExperimentConfig("x", FakeAlohaConfig(), agent=agent, discount=0.5)
 
 
 def test_an_online_episode_beyond_the_range_is_logged_once(caplog):
-    watch = ValueRange(config())
+    watch = ValueRange(config(AcfqlConfig()))
     watch.check("episode e0", 0.0, 1.0)
     watch.check("episode e1", -1e-9, 1 + 1e-9)
     assert caplog.messages == []
     watch.check("episode e2", -0.02, 1.0)
     watch.check("episode e3", 0.0, 10.0)
     [line] = caplog.messages
-    assert "episode e2 has returns of -0.02 to 1, outside of the range of agent.critic.loss=bounded, 0 to 1" in line
-    assert "agent.critic.value_low and value_high" in line
+    assert "episode e2 has returns of -0.02 to 1, outside of 0 to 1, which rewards of 0, and 1 at a success" in line
+    assert "reward.scale" in line
 
 
-@pytest.mark.parametrize(("critic", "warned"), [({}, True), ({"value_high": 2.5}, False), ({"loss": "squared"}, False)])
-def test_a_demonstration_of_several_stages(critic, warned, caplog):
+@pytest.mark.parametrize(("agent", "warned"), [(AcfqlConfig(), True), (AcrlpdConfig(), False)])
+def test_a_demonstration_of_several_stages(agent, warned, caplog):
     """A classifier of several stages gives more than one reward."""
     steps = [
         Step(t, {"state": np.zeros(2, np.float32)}, np.zeros(2, np.float32), reward, Source.HUMAN, -1, -1, 0.0)
@@ -39,6 +37,6 @@ def test_a_demonstration_of_several_stages(critic, warned, caplog):
     ]
     block = StepBlock.from_steps("d", steps)
     episode = Episode(Begin("d"), block, End("d", 4, None, True, False, Outcome.SUCCESS, reward=None))
-    ValueRange(config(**critic)).demonstrations([episode, episode])
+    ValueRange(config(agent)).demonstrations([episode, episode])
     assert len(caplog.messages) == warned
     assert not warned or f"demonstration {episode.begin.episode_id} has returns of 0 to 1.5" in caplog.messages[0]

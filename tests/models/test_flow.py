@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from serl_chunk.models.flow import VelocityField, integrate, interpolate, time_features
+from serl_chunk.models.flow import VelocityField, integrate, interpolate, linear_share, time_features
 
 FREE = (jnp.zeros(4), jnp.zeros(4))
 
@@ -97,3 +97,13 @@ def test_repeated_passes_are_the_same_function(time):
     np.testing.assert_allclose(
         field.apply(params, features, x, t, repeated=True), field.apply(params, every, x, t), atol=1e-6
     )
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.2, 1.0, 2.0])
+@pytest.mark.parametrize("t", [0.0, 0.25, 0.5, 0.9, 1.0])
+def test_the_linear_share_is_the_regression_of_velocities_on_points(t, spread):
+    """k(t) = cov(a - z, x_t) / var(x_t), of samples."""
+    rng = np.random.default_rng(0)
+    z, a = rng.normal(size=400_000), spread * rng.normal(size=400_000)
+    covariance = np.cov(a - z, (1 - t) * z + t * a)
+    assert float(linear_share(jnp.float32(t), spread)) == pytest.approx(covariance[0, 1] / covariance[1, 1], abs=0.02)

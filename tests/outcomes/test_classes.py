@@ -49,9 +49,7 @@ def folder(tmp_path):
 
 def run(outcome: OutcomeConfig, env: LineEnv | None = None) -> ListSink:
     sink = ListSink()
-    config = make_config()
-    critic = dataclasses.replace(config.agent.critic, value_high=2.0)  # of stages, too
-    config = dataclasses.replace(config, outcome=outcome, agent=dataclasses.replace(config.agent, critic=critic))
+    config = dataclasses.replace(make_config(), outcome=outcome)
     env = observing(env or LineEnv(length=LENGTH), config)
     policy = None if outcome.observed else make_policy(NoisyAgent(8))  # a normaliser has one length
     EpisodeRunner(env, policy, sink, config=config).run_episode(5)
@@ -124,10 +122,8 @@ def test_what_the_environment_rewards_stays(folder, seen):
 
 def test_a_critics_range_holds_the_stages_rewards(folder):
     stages = [("outcome.classifier", folder), ("outcome.stages", "up>down>up"), ("outcome.stage_reward", "0.25")]
-    ranged = [("agent.critic.loss", "hl_gauss"), ("agent.critic.value_low", "0"), ("agent.critic.value_high", "1")]
-    with pytest.raises(ConfigError, match=naming("value_high to 1.5")):
-        load("fake_aloha", [*stages, *ranged])
-    assert load("fake_aloha", [*stages, *ranged[:2], ("agent.critic.value_high", "1.5")]).outcome.longest == 3
+    config = load("fake_aloha", stages)
+    assert (config.outcome.longest, config.value_range) == (3, (0.0, 1.5))
 
 
 def test_the_condition_is_of_the_last_stage(folder, seen):

@@ -7,7 +7,7 @@ import pytest
 from coded_episodes import config, feed, normaliser
 from coded_replay import RNG, build, coded
 
-from serl_chunk.config.agents import AcfqlConfig
+from serl_chunk.config.agents import AcfqlConfig, DecoupledConfig
 
 
 def noisy(noise: float, horizon: int = 6):
@@ -24,7 +24,8 @@ def test_shifts_are_those_of_moved_joints_under_the_same_targets():
     assert batch.bc_state_shift.dtype == batch.bc_action_shift.dtype == np.float32
     moved = batch.bc_state_shift * norm.state_std
     np.testing.assert_array_equal(moved[:, [0, 2]], 0)  # only state[1] is a joint that an action is relative to
-    assert moved[:, 1].std() == pytest.approx(0.3, rel=0.05)
+    reach = norm.scale[0, norm.joint == 1].max()
+    assert moved[:, 1].std() == pytest.approx(0.3 * reach, rel=0.05)
     state = batch.observations["state"] * norm.state_std + norm.state_mean
     targets = norm.decode(state, batch.actions)
     np.testing.assert_allclose(
@@ -49,9 +50,7 @@ def test_without_noise_nothing_is_drawn_or_shifted():
 
 
 def test_windows_of_a_longer_critic_are_shifted_to_their_end():
-    cfg = dataclasses.replace(
-        config(2, 4, demo_fraction=0.0), agent=AcfqlConfig(prefix_critic=True, bc_joint_noise=0.1)
-    )
+    cfg = dataclasses.replace(config(2, 4, demo_fraction=0.0), agent=DecoupledConfig(bc_joint_noise=0.1))
     replay = build(cfg)
     feed(replay, [coded(k) for k in range(3)], RNG(0))
     batch = replay.sample(RNG(0), 8)

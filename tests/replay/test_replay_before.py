@@ -10,9 +10,9 @@ from coded_episodes import Checker, config, feed, make
 from coded_replay import build
 
 from serl_chunk.config.agents import AcrlpdConfig
-from serl_chunk.config.gripper import GripperConfig
+from serl_chunk.config.gripper import SacGripperConfig
 
-COUNTING = AcrlpdConfig(gripper=GripperConfig(choices=(-1.0, 1.0), penalty=-0.5))
+COUNTING = AcrlpdConfig(gripper=SacGripperConfig(choices=(-1.0, 1.0), penalty=-0.5))
 
 
 @pytest.mark.parametrize("capacity", [20_000, 600])  # 600: rows are used again and again

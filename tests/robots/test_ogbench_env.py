@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import subprocess
 import sys
@@ -15,9 +14,6 @@ import pytest
 from errors import naming
 
 from serl_chunk import extras
-from serl_chunk.config.agents import AcfqlConfig
-from serl_chunk.config.critics import CriticConfig
-from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import OgbenchConfig
 from serl_chunk.data.formats.ogbench import OgbenchSource
 from serl_chunk.data.source import ReadOptions
@@ -80,11 +76,6 @@ class TestSpec:
         hint = OgbenchConfig(env_name="puzzle-4x4-noisy-singletask-v0").data_hint
         assert "download_datasets(['puzzle-4x4-noisy-v0'])" in hint
         assert hint.endswith("--demo_path ~/.ogbench/data/puzzle-4x4-noisy-v0.npz")
-
-    def test_dense_rewards_are_refused_to_a_critic_of_returns_in_0_to_1(self) -> None:
-        config = ExperimentConfig("x", OgbenchConfig(), AcfqlConfig(critic=CriticConfig(loss="bounded")))
-        with pytest.raises(ConfigError, match=naming("agent.critic.loss", "bounded", "robot.reward", "sparse")):
-            dataclasses.replace(config, robot=OgbenchConfig(reward="dense"))
 
     def test_a_learner_reads_it_without_the_simulator(self) -> None:
         code = (

@@ -4,6 +4,11 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, DecoupledConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, RewardConfig
+from serl_chunk.config.outcome import OutcomeConfig
+from serl_chunk.config.overrides import to_dict
+from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.runs.metrics import RunMetrics
 from serl_chunk.runs.report_panels import binned, calibration_panel, decisions, value_range
 
@@ -49,16 +54,30 @@ def test_intervals_cover_equality_where_the_critic_is_calibrated_and_miss_it_whe
 
 
 @pytest.mark.parametrize(
-    ("critic", "expected"),
+    ("agent", "reward", "outcome", "expected"),
     [
-        ({"loss": "squared"}, None),
-        ({"loss": "bounded"}, (0.0, 1.0)),
-        ({"loss": "hl_gauss", "value_low": -100.0, "value_high": 0.0}, (-100.0, 0.0)),
-        (None, None),
+        (AcfqlConfig(), RewardConfig(), OutcomeConfig(), (0.0, 1.0)),
+        (
+            DecoupledConfig(),
+            RewardConfig(scale=2.0, offset=-1.0, failure_reward=-100.0),
+            OutcomeConfig(),
+            (-100.0, 1.0),
+        ),
+        (
+            AcfqlConfig(),
+            RewardConfig(),
+            OutcomeConfig(classifier="c", stages=("a>b>c",), stage_reward=0.25),
+            (0.0, 1.5),
+        ),
+        (AcrlpdConfig(), RewardConfig(), OutcomeConfig(), None),
     ],
 )
-def test_the_range_is_read_from_the_runs_configuration(critic, expected):
-    assert value_range({"agent": {"critic": critic}}) == expected
+def test_the_range_follows_from_the_runs_configuration(agent, reward, outcome, expected):
+    chunk = ChunkConfig(critic_horizon=10, return_steps=10) if isinstance(agent, DecoupledConfig) else ChunkConfig()
+    config = ExperimentConfig("x", FakeAlohaConfig(), agent, chunk, reward=reward, outcome=outcome, discount=0.99)
+    found = value_range(to_dict(config))
+    assert found == (expected if expected is None else pytest.approx(expected))
+    assert config.value_range == found
     assert value_range({}) is None
 
 

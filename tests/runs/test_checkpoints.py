@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -54,17 +53,6 @@ def test_an_agents_state_comes_back_and_trains_on_alike(tmp_path):
     assert same(restored.state, state)
     policy = CheckpointStore(tmp_path).restore_policy(1)
     assert same(agent.load_params(policy.params), agent.load_params(agent.flatten_params(agent.policy_params(state))))
-
-
-@pytest.mark.parametrize(("candidates", "trusted"), [(0, True), (1, False)])
-def test_a_former_policys_number_of_candidates_is_read_as_trust_in_its_critic(tmp_path, candidates, trusted):
-    store = CheckpointStore(tmp_path)
-    former = {"candidates": np.int32(candidates), "policy/kernel": np.zeros(2)}
-    assert store.save(1, {"step": np.zeros(1)}, former, NORMALISER, {})
-    store.close()
-    params = CheckpointStore(tmp_path).restore_policy(1).params
-    assert params.keys() == {"trusted", "policy/kernel"}
-    assert (params["trusted"].dtype, bool(params["trusted"])) == (np.bool_, trusted)
 
 
 def test_nothing_saved_is_nothing_to_restore(tmp_path):
@@ -149,13 +137,6 @@ def test_no_changed_bit_of_meta_is_believed(run):
         file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with contextlib.suppress(CheckpointError):
             assert CheckpointStore(run).restore_policy(7).meta == written
-
-
-def test_a_checkpoint_from_before_meta_had_a_checksum_is_read(run, caplog):
-    file = run / "checkpoints" / "7" / "meta" / "metadata"
-    file.write_text(json.dumps(json.loads(file.read_text())["content"]))
-    restored = restore(run)
-    assert (restored.step, restored.meta["n"], caplog.messages) == (7, 7, [])
 
 
 def test_meta_of_every_json_kind_comes_back(tmp_path):

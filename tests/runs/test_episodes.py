@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import os
 import pickle
 import shutil
@@ -23,6 +24,7 @@ from serl_chunk.data.frames import Frames
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.data.validate import check_episode
 from serl_chunk.replay.replay import Replay
+from serl_chunk.runs import folder
 from serl_chunk.runs.episodes import FORMAT, JOURNAL, RunSource, is_run
 from serl_chunk.transport.storage.segment import HEADER_BYTES
 from serl_chunk.types import Amend, Begin, CameraSpec, ConfigError, DataError, End, Outcome, Source, StepBlock
@@ -389,7 +391,7 @@ def test_what_is_no_run_is_said(tmp_path, run):
         RunSource(run.path)
     (run.path / JOURNAL).mkdir(parents=True)
     assert RunSource(run.path).keys() == []
-    (run.path / "config.json").write_text("{}")
+    (run.path / "config.json").write_text(json.dumps({"format": folder.FORMAT}))
     with pytest.raises(ConfigError, match=naming("config.json", "KeyError('robot_spec')")):
         RunSource(run.path)
     shutil.rmtree(run.path / "journal")

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 from errors import naming
 
-from serl_chunk.cli.evaluation import _differences, _recorded, checkpoints_of_run
-from serl_chunk.cli.process import load, spec_of
+from serl_chunk.cli.evaluation import _differences, _recorded
+from serl_chunk.cli.process import load
 from serl_chunk.config.overrides import to_dict
-from serl_chunk.config.removed import FIRST_SET
 from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore
 from serl_chunk.runs.evaluations import VALIDATION, resolve_step, save
-from serl_chunk.types import ConfigError
 
 
 @pytest.fixture
@@ -78,7 +76,7 @@ def test_what_a_run_was_trained_with_is_no_other_setting_of_its_evaluation(caplo
     saved["agent"] |= {"lr": 0.5, "bc_on": "demo", "candidates": 7}
     saved["actor"] |= {"intervention": "none", "delay_ticks": 1}
     saved["robot"] |= {"scripted_human": {**saved["robot"]["scripted_human"], "noise": 0.5}, "control_hz": 25}
-    del saved["agent"]["policy_ema"]  # the run is older than this setting
+    del saved["agent"]["policy_ema"]  # as of another kind of agent
     saved = json.loads(json.dumps(saved))
     recorded = _recorded(saved, config)
     assert {"agent.lr: 0.5 -> 0.0003", "agent.bc_on: demo -> +successes"} <= set(recorded)
@@ -86,15 +84,6 @@ def test_what_a_run_was_trained_with_is_no_other_setting_of_its_evaluation(caplo
     paths = {line.partition(": ")[0] for line in differences}
     assert paths == {"agent.candidates", "actor.delay_ticks", "robot.control_hz"}
     assert sum("another setting than the run's" in line for line in caplog.messages) == len(differences)
-
-
-def test_a_run_that_acted_by_a_removed_setting_is_not_evaluated_without_it(tmp_path):
-    config = load("fake_aloha", [])
-    saved = json.loads(json.dumps(to_dict(config)))
-    saved["agent"]["choose_std"] = 0.5
-    (tmp_path / "config.json").write_text(json.dumps(saved))
-    with pytest.raises(ConfigError, match=naming("config.json", "agent.choose_std", FIRST_SET, "Evaluate the run")):
-        checkpoints_of_run(config, spec_of(config), None, tmp_path, ["latest"])
 
 
 def test_a_second_evaluation_erases_nothing_and_the_longer_one_counts(run):

@@ -10,15 +10,15 @@ from serl_chunk.types import DataError
 
 def test_resume_supersedes_what_the_lost_life_wrote_after_the_checkpoint(tmp_path):
     with open_log(tmp_path) as log:
-        for step in (10, 20, 30):
+        for number, step in enumerate((10, 20, 30), 1):
             log.train(Counters(step, 2 * step, 0), {"loss": 1.0})
-            add_episode(log, Counters(step, 2 * step, 0), actor_id=f"first{step}")
+            add_episode(log, Counters(step, 2 * step, 0), actor_id=f"first{step}", number=number)
         add_evaluation(log, Counters(30, 60, 0))
         log.event("said in the first life", Counters(30, 60, 0))
     with open_log(tmp_path) as log:
-        log.resumed(Counters(20, 40, 0))
+        log.resumed(Counters(20, 40, 0), episodes=2)
         log.train(Counters(30, 60, 0), {"loss": 2.0})
-        add_episode(log, Counters(30, 60, 0), actor_id="second30")
+        add_episode(log, Counters(30, 60, 0), actor_id="second30", number=3)
     metrics = read_metrics(tmp_path)
     assert [(row["step"], row["loss"]) for row in metrics["train"]] == [(10, 1.0), (20, 1.0), (30, 2.0)]
     assert [row["actor_id"] for row in metrics["episode"]] == ["first10", "first20", "second30"]
@@ -42,7 +42,7 @@ def test_a_second_resume_further_back_supersedes_both_lives(tmp_path):
     with open_log(tmp_path) as log:
         for resume, steps in ((None, (10, 20, 30)), (20, (25, 35)), (10, (12,))):
             if resume is not None:
-                log.resumed(Counters(resume, 0, 0))
+                log.resumed(Counters(resume, 0, 0), episodes=0)
             for step in steps:
                 log.train(Counters(step, 0, 0), {})
     assert [row["step"] for row in read_metrics(tmp_path)["train"]] == [10, 12]
@@ -50,9 +50,9 @@ def test_a_second_resume_further_back_supersedes_both_lives(tmp_path):
 
 def test_episodes_brought_back_from_the_journal_stay(tmp_path):
     with open_log(tmp_path) as log:
-        add_episode(log, Counters(30, 60, 0), actor_id="journalled")
-        add_episode(log, Counters(30, 90, 0), actor_id="lost")
-        log.resumed(Counters(20, 60, 0))  # the journal knew 60 steps, the checkpoint fewer
+        add_episode(log, Counters(30, 60, 0), actor_id="journalled", number=1)
+        add_episode(log, Counters(30, 90, 0), actor_id="lost", number=2)
+        log.resumed(Counters(20, 60, 0), episodes=1)  # the journal knew 60 steps, the checkpoint fewer
     assert [row["actor_id"] for row in read_metrics(tmp_path)["episode"]] == ["journalled"]
 
 

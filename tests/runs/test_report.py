@@ -2,7 +2,6 @@ import base64
 import html.parser
 import json
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from matplotlib.figure import Figure
 from metric_logs import Clock, add_evaluation, open_log
 
 from serl_chunk.runs import report_panels
+from serl_chunk.runs.folder import CONFIG, FORMAT
 from serl_chunk.runs.metrics import METRICS_FILE, Counters, MetricsLog, read_metrics
 from serl_chunk.runs.report import build_report
 from serl_chunk.runs.report_compare import build_comparison
@@ -62,6 +62,10 @@ class Page(html.parser.HTMLParser):
             self.headline[self._name] = data
 
 
+def write_config(run, config):
+    (run / CONFIG).write_text(json.dumps(config | {"format": FORMAT}))
+
+
 def write_run(run, episodes=30, human=True, train=True, evaluate=True):
     """Every third episode has an intervention and succeeds; of the others every second one does."""
     now = [0.0]
@@ -74,7 +78,7 @@ def write_run(run, episodes=30, human=True, train=True, evaluate=True):
             log.episode(
                 at, actor_id="a", ret=float(good), length=100, succeed=good, intervention_steps=20 * took,
                 intervention_count=int(took), phase="warmup" if i < 6 else "train", q=[0.4, 0.6], g=[0.5 * good, good],
-                seam_acceleration=10.0 + i if took else None, acceleration=15.0 + i,
+                number=i + 1, seam_acceleration=10.0 + i if took else None, acceleration=15.0 + i,
             )  # fmt: skip
             if train:
                 values = {"critic/critic_loss": 0.1, "actor/actor_loss": -0.2, "rates/updates_per_s": 200.0,
@@ -101,7 +105,7 @@ def full(tmp_path_factory):
     run = tmp_path_factory.mktemp("fake_aloha") / "run1"
     run.mkdir()
     config = {"name": "fake_aloha", "robot": {"task": "pick <b>it</b>", "control_hz": 50.0}, "chunk": {"horizon": 5}}
-    (run / "config.json").write_text(json.dumps(config))
+    write_config(run, config)
     write_run(run)
     return build_report(run)
 
@@ -173,7 +177,7 @@ def test_the_picture_is_a_png_of_four_panels(full):
     assert data.startswith(b"\x89PNG")
     assert (int.from_bytes(data[16:20]), int.from_bytes(data[20:24])) == (1400, 1000)
     assert sorted(path.name for path in full.parent.iterdir() if path.name.startswith("report")) == [
-        "report.html", "report.png",
+        "report.html", "report.json", "report.png",
     ]  # fmt: skip
 
 
@@ -304,7 +308,7 @@ def test_rows_with_null_values_do_not_stop_the_report(tmp_path):
 def test_a_resumed_run_is_counted_once_and_says_so(tmp_path):
     write_run(tmp_path, episodes=10, evaluate=False)
     with MetricsLog(tmp_path, wandb_project=None, wandb_name="", config={}) as log:
-        log.resumed(Counters(40, 500, 40))
+        log.resumed(Counters(40, 500, 40), episodes=5)
     report = build_report(tmp_path)
     page = Page(report)
     assert page.headline["Episodes"] == "5 (5 of them warm-up)"
@@ -345,10 +349,10 @@ def test_versions_host_and_changed_settings_are_shown(tmp_path):
     (tmp_path / METRICS_FILE).write_text("")
     config = {
         "name": "x", "seed": 42, "discount": 0.9, "robot": {"kind": "fake_aloha", "control_hz": 25.0, "image_size": 64},
-        "agent": {"kind": "acfql", "lr": 1e-3}, "format": 1, "serl_chunk": {"version": "0.1.0", "commit": "abc-dirty"},
+        "agent": {"kind": "acfql", "lr": 1e-3}, "serl_chunk": {"version": "0.1.0", "commit": "abc-dirty"},
         "process": {"host": "gpu7", "command": "serl-chunk --seed 3", "python": "3.11.9", "jax": "0.10.0"},
     }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_config(tmp_path, config)
     texts = Page(build_report(tmp_path)).texts
     for value in ("0.1.0, commit abc-dirty", "gpu7", "serl-chunk --seed 3", "3.11.9", "0.10.0"):
         assert value in texts["origin"]
@@ -359,7 +363,7 @@ def test_versions_host_and_changed_settings_are_shown(tmp_path):
     assert "process" not in changed
 
 
-def test_an_old_run_has_no_recorded_origin(full):
+def test_an_origin_that_is_not_recorded(full):
     assert Page(full).texts["origin"].count("not recorded") == 5
 
 
@@ -403,7 +407,7 @@ def test_runs_are_compared_on_one_page(tmp_path):
     runs = [write_run(tmp_path / name, episodes=n) for name, n in (("a", 30), ("b", 12))]
     for run, lr in zip(runs, (1e-3, 3e-4), strict=True):
         config = {"name": "x", "agent": {"kind": "acfql", "lr": lr, "candidates": 8}, "run_id": run.name}
-        (run / "config.json").write_text(json.dumps(config))
+        write_config(run, config)
     path = build_comparison(runs)
     assert path == runs[0] / "report_vs_b.html"
     page = Page(path)
@@ -413,15 +417,3 @@ def test_runs_are_compared_on_one_page(tmp_path):
     assert build_comparison(runs, tmp_path / "c.html") == tmp_path / "c.html"
     with pytest.raises(ConfigError, match=naming("run_dirs", runs[0])):
         build_comparison([runs[0], runs[0]])
-
-
-def test_a_run_of_an_older_version_is_reported(tmp_path):
-    """Settings with former names, rows without numbers, no origin."""
-    old = Path(__file__).parents[1] / "data" / "f1f5725" / "settings_a" / "config.json"
-    (tmp_path / "config.json").write_text(old.read_text())
-    write_run(tmp_path, episodes=3)
-    page = Page(build_report(tmp_path))
-    changed, others = page.texts["configuration"].split("other settings")
-    assert "agent.acting_critic" in changed + others
-    assert "agent.lr0.0002610.0003" in changed
-    assert "not recorded" in page.texts["origin"]

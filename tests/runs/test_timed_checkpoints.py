@@ -27,7 +27,7 @@ class Clock:
 
 def write(timed: TimedCheckpoints, step: int, updates: int | None = None) -> None:
     """One of `state_of(step)`, complete on return."""
-    meta = {"n": step} if updates is None else {"n": step, "updates": updates}
+    meta = {"n": step, "updates": step if updates is None else updates}
     timed.save(step, state_of(step), {"policy/kernel": NORMALISER["state_mean"] + step}, NORMALISER, meta)
     timed.wait()
 
@@ -164,7 +164,7 @@ def test_latest_copes_with_a_timed_one_that_is_replaced_meanwhile(tmp_path, monk
 
 def test_the_copy_is_of_the_moment_of_saving(tmp_path):
     timed, state = TimedCheckpoints(tmp_path), state_of(5)
-    timed.save(5, state, NORMALISER, NORMALISER, {"n": 5})
+    timed.save(5, state, NORMALISER, NORMALISER, {"n": 5, "updates": 5})
     jax.tree.map(lambda leaf: leaf.delete(), state)  # as the next update does
     timed.wait()
     assert same(restore(tmp_path).state, state_of(5))

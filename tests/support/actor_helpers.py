@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from serl_chunk.actor.policy import ChunkPolicy, Decision, Request
-from serl_chunk.config.agents import AcfqlConfig
+from serl_chunk.config.agents import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, RewardConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
@@ -127,19 +127,22 @@ class NoisyAgent:
         self.prefixes: dict[int, np.ndarray] = {}  # tick -> the d committed actions of its latest decision
         self.explored: set[bool] = set()
         self.loaded: list[int] = []
+        self.alone: list[bool] = []  # of each decision
 
     def load_params(self, flat: dict[str, np.ndarray]) -> float:
         self.loaded.append(int(flat["bias"]))
         return float(flat["bias"])
 
     def sample(
-        self, params: float, observation: dict[str, Any], key: Any, *, explore: bool, committed: Any = None
-    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        self, params: float, observation: dict[str, Any], key: Any,
+        *, explore: bool, committed: Any = None, alone: bool = False,
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:  # fmt: skip
         tick = round(float(observation[STATE][2]))
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         chunk = rng.normal(0, self.spread if explore else 0, (self.horizon, 2))
         chunk[:, 1] = tick / 64  # exact in float32
         self.explored.add(explore)
+        self.alone.append(alone)
         if committed is not None:
             actions, mask = committed
             chunk = np.where(mask[:, None] > 0, actions, chunk).astype(np.float32)
@@ -256,7 +259,7 @@ def make_config(
     return ExperimentConfig(
         name="line",
         robot=GymConfig(make=lambda fake_env: None),
-        agent=AcfqlConfig(prefix_critic=True, prefix_lengths=lengths, replan_spread=0.1) if adaptive else AcfqlConfig(),
+        agent=DecoupledConfig(prefix_lengths=lengths, replan_spread=0.1) if adaptive else AcfqlConfig(),
         chunk=ChunkConfig(horizon, critic_horizon=horizon + 1 if adaptive else 1, execute_steps=execute),
         reward=RewardConfig(failure_reward=failure_reward),
         actor=actor or ActorConfig(),

@@ -16,22 +16,28 @@ from serl_chunk.agents.losses import gradient
 from serl_chunk.agents.registry import IMPLEMENTATIONS
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
-from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, DecoupledConfig, FlowConfig
+from serl_chunk.config.critics import CriticConfig, SacCriticConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.types import CameraSpec, ChunkBatch
 
 CAMERA = CameraSpec("top", 32, 32)
 DISCOUNT = 0.9
+UNIT = (0.0, 1.0)
 PREFIX = {"critic_steps": 5, "prefix_steps": 2}  # beside chunks of 3: a critic of more, and one of fewer
-FLOW = FlowConfig(hidden=(16,), steps=2, noise_low=0.5)
+FLOW = FlowConfig(hidden=(16,), steps=2)
 ENCODER = EncoderConfig(features=(4,), latent=8, shift=2)
 
 
 def critic(**changes: Any) -> CriticConfig:
     """Two heads of one layer."""
-    return CriticConfig(**{"hidden": (16,), "ensemble": 2, "target_subset": 1, "tau": 0.1, **changes})
+    return CriticConfig(**{"hidden": (16,), "ensemble": 2, "tau": 0.1, **changes})
+
+
+def sac_critic(**changes: Any) -> SacCriticConfig:
+    """Those of acrlpd, of which a target reads one."""
+    return SacCriticConfig(**{"hidden": (16,), "ensemble": 2, "target_subset": 1, "tau": 0.1, **changes})
 
 
 def config_of(variant: str, **changes: Any) -> AgentConfig:
@@ -42,25 +48,20 @@ def config_of(variant: str, **changes: Any) -> AgentConfig:
     kind, *special = variant.split("-")
     if kind == "published":
         return _published(special, **changes)
-    common: dict[str, Any] = {"lr": 1e-2, "policy_ema": 0.0, "acting_critic": "online", **changes}
+    common: dict[str, Any] = {"lr": 1e-2, "policy_ema": 0.0, **changes}
     if "image" in special:
         common |= {"image_keys": (CAMERA.name,), "encoder": ENCODER}
-    if "prefix" in special:
-        common |= {"prefix_critic": True, "prefix_lengths": 2 if "lengths" in special else 1}
-        common |= {"replan_spread": 0.01} if "lengths" in special else {}
     if kind == "bc":
         policy = "gaussian" if "gaussian" in special else "flow"
         return BcConfig(**{"flow": FLOW, "policy": policy, "hidden": (16,), **common})
     common.setdefault("candidates", 3)
     if kind == "acrlpd":
-        return AcrlpdConfig(**{"critic": critic(), "hidden": (16,), "backup_entropy": "entropy" in special, **common})
-    target = "policy" if "policy" in special else "expectile"
-    actor_type = "distill-ddpg" if "distill" in special else "best-of-n"
-    loss = "squared" if "squared" in special else "bounded"
-    return AcfqlConfig(
-        **{"critic": critic(loss=loss), "flow": FLOW, "target": target, "target_candidates": 2,
-           "actor_type": actor_type, "alpha": 3.0, "policy_updates": 2, **common}
-    )  # fmt: skip
+        common = {"critic": sac_critic(), "hidden": (16,), "backup_entropy": "entropy" in special, **common}
+        return AcrlpdConfig(**common)
+    common = {"critic": critic(), "flow": FLOW, "policy_updates": 2, **common}
+    if kind == "acfql":
+        return AcfqlConfig(**common)
+    return DecoupledConfig(**({"prefix_lengths": 2, "replan_spread": 0.01} if "lengths" in special else {}), **common)
 
 
 def _published(special: list[str], **changes: Any) -> PublishedQcConfig:
@@ -75,12 +76,12 @@ def _published(special: list[str], **changes: Any) -> PublishedQcConfig:
 
 def build(
     config: AgentConfig, *, horizon: int = 3, critic_steps: int | None = None, actions: int = 2, prefix_steps: int = 0,
-    micro_batches: int = 1, grippers: tuple[int, ...] = (),
+    micro_batches: int = 1, grippers: tuple[int, ...] = (), value_range: tuple[float, float] = UNIT,
 ) -> Agent:  # fmt: skip
     """An agent for 4 states."""
-    cameras = (CAMERA,) if config.image_keys else ()
+    cameras, bounds = (CAMERA,) if config.image_keys else (), value_range if config.bounded_critic else None
     spec = AgentSpec(
-        4, actions, horizon, critic_steps or horizon, cameras, DISCOUNT, prefix_steps, grippers,
+        4, actions, horizon, critic_steps or horizon, cameras, DISCOUNT, bounds, prefix_steps, grippers,
         micro_batches=micro_batches,
     )  # fmt: skip
     module, name = IMPLEMENTATIONS[type(config)]
@@ -118,14 +119,13 @@ def make_batches(spec: AgentSpec, updates: int = 2, size: int = 8, seed: int = 0
         "bc_weight": valid,
         "delay": np.zeros(lead, np.int32),
         "weight": np.ones(lead, np.float32),
-        "mc_return": np.full(lead, -np.inf, np.float32),
     }
     return ChunkBatch(**{**fields, **changes})
 
 
 @functools.cache
 def _built(variant: str) -> tuple[Agent, AgentState]:
-    agent = build(config_of(variant), **(PREFIX if "-prefix" in variant else {}))
+    agent = build(config_of(variant), **(PREFIX if variant.startswith("decoupled") else {}))
     return agent, agent.init(jax.random.key(0))
 
 

@@ -23,9 +23,10 @@ def state_of(number: int) -> dict:
     }
 
 
-def save(store: CheckpointStore, step: int) -> bool:
-    """Checkpoint `step`, complete on return."""
-    done = store.save(step, state_of(step), {"policy/kernel": np.full(4, step, np.float32)}, NORMALISER, {"n": step})
+def save(store: CheckpointStore, step: int, **more: int) -> bool:
+    """Checkpoint `step`, complete on return; `more`: further fields of its meta data."""
+    policy, meta = {"policy/kernel": np.full(4, step, np.float32)}, {"n": step, "updates": step, **more}
+    done = store.save(step, state_of(step), policy, NORMALISER, meta)
     return store.wait() and done
 
 

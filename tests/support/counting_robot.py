@@ -71,7 +71,7 @@ def experiment() -> ExperimentConfig:
             make=lambda fake_env: CountingRobot(), robot_name="counter", control_hz=HZ, max_episode_steps=LENGTH
         ),
         agent=AcfqlConfig(
-            critic=CriticConfig(hidden=(16,), ensemble=2, target_subset=2),
+            critic=CriticConfig(hidden=(16,), ensemble=2),
             flow=FlowConfig(hidden=(16,), steps=2),
             candidates=2,
         ),

@@ -10,6 +10,7 @@ from transport_tools import StoredSession
 
 from serl_chunk.data.source import decode_images
 from serl_chunk.runs.episodes import JOURNAL
+from serl_chunk.runs.folder import FORMAT
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk_robot.wire.codec import Limits
 
@@ -23,7 +24,8 @@ class Run:
     def __init__(self, path: Path, spec=SPEC) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
-        (path / "config.json").write_text(json.dumps({"name": "coded", "robot_spec": spec.to_json()}))
+        config = {"format": FORMAT, "name": "coded", "robot_spec": spec.to_json()}
+        (path / "config.json").write_text(json.dumps(config))
         self.sessions: dict[str, StoredSession] = {}
         self.store: RecordStore | None = None
 

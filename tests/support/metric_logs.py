@@ -18,7 +18,7 @@ def open_log(run, clock=None, **options):
 
 def add_episode(log, counters, **changes):
     fields = {"actor_id": "a", "ret": 1.0, "length": 40, "succeed": True, "intervention_steps": 3,
-              "intervention_count": 1, "phase": "train", "q": [0.5, 0.7], "g": [0.6, 0.9]}  # fmt: skip
+              "intervention_count": 1, "phase": "train", "number": 1, "q": [0.5, 0.7], "g": [0.6, 0.9]}  # fmt: skip
     log.episode(counters, **fields | changes)
 
 

@@ -82,7 +82,7 @@ def experiment(**learner: Any) -> ExperimentConfig:
         robot=GymConfig(make=make_point, robot_name="point", max_episode_steps=TIME_LIMIT),
         agent=AcfqlConfig(
             lr=2e-3,
-            critic=CriticConfig((32, 32), 2, target_subset=2, target_aggregate="mean", loss="bounded", tau=0.02),
+            critic=CriticConfig((32, 32), 2, tau=0.02),
             flow=FlowConfig(hidden=(32, 32), steps=4),
             candidates=16,
             policy_ema=0.99,

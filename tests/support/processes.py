@@ -21,7 +21,6 @@ SMALL = {
     "agent.flow.hidden": 16,
     "agent.critic.hidden": 16,
     "agent.critic.ensemble": 2,
-    "agent.critic.target_subset": 2,
     "agent.candidates": 2,
     "learner.batch_size": 16,
     "learner.pretrain_steps": 20,

@@ -45,10 +45,10 @@ def experiment(encoder: EncoderConfig | None = None, *, max_steps: int = 8, **ch
     """A run that begins without demonstrations, with one camera where there is an encoder for it."""
     seen: dict[str, Any] = {} if encoder is None else {"image_keys": ("top",), "encoder": encoder}
     return ExperimentConfig(
-        name="former",
+        name="small_bases",
         robot=FakeAlohaConfig(image_size=8, max_episode_steps=12),
         agent=AcfqlConfig(
-            critic=CriticConfig(hidden=(4,), ensemble=2, target_subset=1, target_aggregate="mean"),
+            critic=CriticConfig(hidden=(4,), ensemble=2),
             flow=FlowConfig(hidden=(4,), steps=2),
             candidates=2, policy_updates=1, **{**seen, **changes},
         ),

@@ -27,7 +27,7 @@ def experiment():
         agent=AcfqlConfig(
             image_keys=("cam_high",),
             encoder=EncoderConfig(features=(4, 8), latent=8, shift=0),
-            critic=CriticConfig(hidden=(128, 128), ensemble=2, target_subset=2),
+            critic=CriticConfig(hidden=(128, 128), ensemble=2),
             flow=FlowConfig(hidden=(128, 128)),
             candidates=4,
         ),

@@ -75,7 +75,7 @@ def experiment() -> ExperimentConfig:
         robot=GymConfig(make=lambda fake_env: Insertion(), robot_name="franka", max_episode_steps=LIMIT),
         agent=AcfqlConfig(
             image_keys=("wrist_1", "wrist_2"),
-            critic=CriticConfig(hidden=(16,), ensemble=2, target_subset=2, target_aggregate="mean", loss="bounded"),
+            critic=CriticConfig(hidden=(16,), ensemble=2),
             flow=FlowConfig(hidden=(16,), steps=2),
             encoder=EncoderConfig(features=(4, 8), latent=8, shift=2),
             candidates=4,

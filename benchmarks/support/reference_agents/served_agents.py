@@ -275,5 +275,4 @@ def _windows(b: Batch) -> ChunkBatch:
         bc_weight=b["valid"],
         delay=np.zeros(size, np.int32),
         weight=b["valid"][:, -1],
-        mc_return=np.full(size, -np.inf, np.float32),
     )

@@ -225,8 +225,6 @@ def _sink(
 
 def _plain(options: ReadOptions) -> Json:
     values = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
-    if values["labels"]:  # as in conversions that were begun before there were labels
-        del values["labels"]
     return values | {"spec": None if options.spec is None else f"{options.spec.name} {options.spec.digest()}"}
 
 

@@ -39,7 +39,6 @@ from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.data.validate import check_episode
 from serl_chunk.io import fsync_path, os_reason
 from serl_chunk.types import (
-    ABSENT_COLUMNS,
     DECISION_PREFIX,
     HUMAN_DIMS,
     IMAGE_PREFIX,
@@ -59,6 +58,7 @@ from serl_chunk.types import (
 SCHEMA = 1  # of `/rl`
 _HUMAN_DIMS_INDEX = "human_dims_index"
 _TEXTS = tuple(name for name in Begin._fields if name != "demonstration")  # which is of a stream, not of an episode
+_OPTIONAL = ("conditions", "arm")  # absent where they are empty
 
 
 def write_episode(
@@ -205,7 +205,7 @@ def _write(
         "outcome": end.outcome.value,
         "outcome_by": end.outcome_by,
     }
-    rl.attrs.update({name: _fixed_text(text) for name, text in texts.items() if text or name != "conditions"})
+    rl.attrs.update({name: _fixed_text(text) for name, text in texts.items() if text or name not in _OPTIONAL})
     rl.attrs.update({"terminated": end.terminated, "truncated": end.truncated})
     if end.reward is not None:
         rl.attrs["end_reward"] = end.reward
@@ -255,17 +255,18 @@ def _read(path: Path, version: FileVersion, file: h5py.File, options: ReadOption
     schema = attribute("schema")
     if schema != SCHEMA:
         raise DataError(f"{path}: /rl has schema {schema} (expected {SCHEMA}). Update serl_chunk")
-    of_begin = (name for name in _TEXTS if name in rl.attrs or name != "conditions")  # files from before them
+    of_begin = (name for name in _TEXTS if name in rl.attrs or name not in _OPTIONAL)
     texts: dict[str, Any] = {name: attribute_text(attribute(name)) for name in of_begin}
     begin = Begin(**texts)
     begin = begin._replace(task=begin.task or options.task)
     state = array(path, file, "/rl/state" if "state" in there else "/observations/qpos")
     action = array(path, file, "/action")
-    absent = {name: value for name, value in ABSENT_COLUMNS.items() if name not in there}
     columns = {
-        name: np.full(len(action), absent[name], dtype) if name in absent else array(path, file, f"/rl/{name}", dtype)
+        name: array(path, file, f"/rl/{name}", dtype)
         for name, dtype in STEP_COLUMNS.items()
+        if name != "lost_ticks" or name in there
     }
+    columns.setdefault("lost_ticks", np.zeros(len(action), STEP_COLUMNS["lost_ticks"]))
     sparse = {}
     for camera in cameras_in(path, file, options.cameras):
         index = array(path, file, f"/rl/image_index/{camera}", np.int32)

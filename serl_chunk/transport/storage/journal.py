@@ -82,7 +82,7 @@ class Journal:
         preamble: frames for the first entry of every segment, so that dropping older ones loses no state.
 
     Raises ConfigError where another process has it open, JournalError where the folder cannot be written, DataError
-    where a segment cannot be read.
+    where a segment cannot be read or is of another format.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """The format of one file of a journal, and how it is read: entries of raw frames, each with checksums.
 
-A segment begins with `MAGIC` and a random salt, three times so that a flipped bit does no harm. Both are repeated
-behind the first sector; version 1 had them once. An entry is a head, the lengths of its frames, and the frames:
+A segment begins with `MAGIC`, whose last byte is the number of the format, and a random salt, three times so that a
+flipped bit does no harm. Both are repeated behind the first sector. A segment of another format is refused. An entry
+is a head, the lengths of its frames, and the frames:
 
     marker  4 bytes   | finds the next entry behind a damaged one
     check   uint32    | of everything in the head behind it, and of the lengths
@@ -33,8 +34,8 @@ import xxhash
 from serl_chunk.io import fsync_path
 from serl_chunk.types import DataError
 
-MAGIC = b"SERLJRN\x02"
-MAGIC_1 = b"SERLJRN\x01"  # read, no longer written
+FORMAT = 3
+MAGIC = b"SERLJRN" + bytes([FORMAT])
 MARKER = b"\xa5\x5aJE"
 HEAD = struct.Struct("<4sIQQI")
 CHECKED = 8  # the part of the head behind marker and check starts here
@@ -81,7 +82,7 @@ def salts(read: Read) -> list[int]:
     found = []
     for at in (0, _SECTOR):
         copy = _copy(read, at)
-        if _is_sound(copy, old=at == 0):
+        if _is_sound(copy):
             return [_majority(copy)]
         if len(copy) == _COPY_BYTES:
             found.append(_majority(copy))
@@ -100,20 +101,34 @@ def _majority(copy: bytes) -> int:
     return int((a & b) | (a & c) | (b & c))
 
 
-def _is_sound(copy: bytes, *, old: bool = False) -> bool:
-    """Whether a copy of magic and salt is undamaged. `old`: one of version 1 is, too."""
-    if len(copy) < _COPY_BYTES or not copy.startswith((MAGIC, MAGIC_1) if old else MAGIC):
-        return False
-    return copy.endswith(_SALT.pack(*[_majority(copy)] * 3))
+def _is_sound(copy: bytes, magic: bytes = MAGIC) -> bool:
+    """Whether a copy of magic and salt is undamaged."""
+    return len(copy) == _COPY_BYTES and copy == magic + _SALT.pack(*[_majority(copy)] * 3)
+
+
+def _check_format(path: Path, copies: Sequence[bytes]) -> None:
+    """Raise DataError where copies of magic and salt are of another format, and none of this one."""
+    if any(map(_is_sound, copies)):
+        return
+    for copy in copies:
+        if copy.startswith(MAGIC[:-1]) and _is_sound(copy, copy[: len(MAGIC)]):
+            raise DataError(
+                f"{path}: journal format is {copy[len(MAGIC) - 1]} (expected {FORMAT}). Use the version of serl_chunk "
+                f"that wrote it, or move {path.parent} away to continue without its records"
+            )
 
 
 def mend(path: Path) -> bool:
-    """Rewrite a damaged first sector from the copy behind it. Returns whether that was needed and possible."""
+    """Rewrite a damaged first sector from the copy behind it. Returns whether that was needed and possible.
+
+    Raises DataError for a file of another format.
+    """
     try:
         with path.open("rb+", buffering=0) as file:
             fd = file.fileno()
             first, second = (_copy(lambda at, size: os.pread(fd, size, at), place) for place in (0, _SECTOR))
-            if first == second or _is_sound(first, old=True) or not _is_sound(second):
+            _check_format(path, (first, second))
+            if _is_sound(first) or not _is_sound(second):
                 return False
             os.pwrite(fd, second.ljust(_SECTOR, b"\0"), 0)  # all of it: a part of a sector would have to be read first
             os.fsync(fd)
@@ -143,12 +158,16 @@ def most_entries(nbytes: int) -> int:
 
 
 def scan(path: Path) -> Iterator[Found | Damage]:
-    """Yield the entries of a file, all of it in memory, and the damage between. Raises DataError if unreadable."""
+    """Yield the entries of a file, all of it in memory, and the damage between.
+
+    Raises DataError for a file that is unreadable or of another format.
+    """
     data = _load(path)
     size = len(data)
     if not size:
         return
     memory = memoryview(data)
+    _check_format(path, [data[at : at + _COPY_BYTES] for at in (0, _SECTOR)])
     salt, pos = _beginning(data, memory)
     if salt is None:
         yield Damage(0, size, size < HEADER_BYTES and _begins_header(data), None)
@@ -181,9 +200,6 @@ def _beginning(data: bytes, memory: memoryview) -> tuple[int | None, int]:
     A salt that is not sound is right if it fits the head of any entry.
     """
     found = salts(lambda at, size: memory[at : at + size])
-    first = bytes(memory[:_COPY_BYTES])
-    if first.startswith(MAGIC_1) and _is_sound(first, old=True):
-        return found[0], _COPY_BYTES
     if found and data.startswith(header(found[0])):
         return found[0], HEADER_BYTES
     for salt in found:
@@ -194,7 +210,7 @@ def _beginning(data: bytes, memory: memoryview) -> tuple[int | None, int]:
 
 def _begins_header(data: bytes) -> bool:
     if len(data) < _COPY_BYTES:
-        return data[: len(MAGIC)] in (MAGIC[: len(data)], MAGIC_1[: len(data)])
+        return data[: len(MAGIC)] == MAGIC[: len(data)]
     return header(_majority(data)).startswith(data)
 
 

@@ -18,7 +18,7 @@ from serl_chunk.types import PolicyOrigin, SerlChunkError
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, Message, WireError
 
-PROTOCOL = 5  # 5: snapshots are pulled by the digests of their leaves
+PROTOCOL = 6  # 6: a Begin has the arm that acts
 HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
 DEMONSTRATIONS = "demonstrations"  # array of a welcome, uint8[N, 8]: digests of those that the learner has
 _MAX_FIELDS = 256
@@ -104,7 +104,7 @@ _CHECKS: codec.Checks = {  # of a Hello, after its `protocol`
     "incarnation": codec.count,
     **dict.fromkeys(("actor_id", "run"), functools.partial(codec.identifier, limit=128)),
     **dict.fromkeys(("first", "next", "steps_before_first", "steps_before_next"), codec.count),
-    "demonstrations": lambda header, name: codec.field({name: False} | dict(header), name, bool),  # older peers: none
+    "demonstrations": codec.exactly(bool),
 }
 
 

@@ -7,6 +7,7 @@ times smaller at quality 95 on camera images, at a tenth of a millisecond per 12
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import deque
@@ -17,10 +18,11 @@ import numpy as np
 
 from serl_chunk.transport.wire.jpeg import JpegImage, JpegImages, encode_jpeg, jpeg_images
 from serl_chunk.types import (
-    ABSENT_COLUMNS,
+    BEST,
     DECISION_PREFIX,
     HUMAN_DIMS,
     IMAGE_PREFIX,
+    ONE,
     REPEAT_PREFIX,
     STEP_COLUMNS,
     Amend,
@@ -202,6 +204,13 @@ def _outcome(header: Mapping[str, Any], name: str) -> Outcome | None:
     return None if value is None else Outcome(value)
 
 
+def _arm(header: Mapping[str, Any], name: str) -> str:
+    value = codec.identifier(header, name)
+    if value not in ("", ONE, BEST):
+        raise WireError(f"{name} {value!r} is not one of {ONE}, {BEST}, or empty")
+    return value
+
+
 def _reward(header: Mapping[str, Any], name: str) -> float | None:
     value = codec.field(header, name, (float, int, _NONE))
     if value is not None and not math.isfinite(value):
@@ -215,29 +224,17 @@ _NAMES: codec.Checks = dict.fromkeys(("episode_id", "outcome_by"), codec.identif
 _MAX_CONDITIONS = 1 << 16  # characters
 
 
-def _conditions(header: Mapping[str, Any], name: str) -> str:
-    return codec.identifier(header, name, _MAX_CONDITIONS) if name in header else ""  # of a journal from before them
-
-
-def _demonstration(header: Mapping[str, Any], name: str) -> bool:
-    demonstration: bool = codec.field({name: False} | dict(header), name, bool)  # older peers send none
-    return demonstration
-
-
-def _environment(header: Mapping[str, Any], name: str) -> Outcome | None:
-    return _outcome(header, name) if name in header else None  # of a journal from before it
-
-
 _BEGIN: codec.Checks = {
-    **dict.fromkeys(Begin._fields, codec.identifier), "task": codec.text, "conditions": _conditions,
-    "demonstration": _demonstration,
+    **dict.fromkeys(Begin._fields, codec.identifier), "task": codec.text,
+    "conditions": functools.partial(codec.identifier, limit=_MAX_CONDITIONS), "demonstration": codec.exactly(bool),
+    "arm": _arm,
 }  # fmt: skip
 _AMEND: codec.Checks = {
     **_NAMES, "outcome": _outcome, "reward": _reward, "terminated": codec.exactly(bool, _NONE),
     "discard": codec.exactly(bool),
 }  # fmt: skip
 _END: codec.Checks = {
-    **_NAMES, "length": codec.count, "outcome": _outcome, "reward": _reward, "environment": _environment,
+    **_NAMES, "length": codec.count, "outcome": _outcome, "reward": _reward, "environment": _outcome,
     **dict.fromkeys(("terminated", "truncated"), codec.exactly(bool)),
 }  # fmt: skip
 
@@ -266,10 +263,10 @@ def _end(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> End:
 
 
 def _final_repeats(header: dict[str, Any]) -> dict[str, int] | None:
-    repeats, length = header.get("repeats"), codec.count(header, "length")  # journals up to version 0.1 have none
+    repeats, length = codec.field(header, "repeats", (dict, type(None))), codec.count(header, "length")
     if repeats is None:
         return None
-    if not isinstance(repeats, dict) or any(type(k) is not str for k in repeats):
+    if any(type(k) is not str for k in repeats):
         raise WireError("repeats must be a map of cameras to ticks")
     if any(type(tick) is not int or not 0 <= tick < length for tick in repeats.values()):
         raise WireError(f"repeats of a final observation must name ticks 0..{length - 1}")
@@ -286,8 +283,6 @@ def _steps(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> StepBlock:
     left = dict(arrays)
     try:
         action = left.pop("action")
-        for name, value in ABSENT_COLUMNS.items():
-            left.setdefault(name, np.full(action.shape[:1], value, STEP_COLUMNS[name]))
         columns = {name: left.pop(name) for name in STEP_COLUMNS}
     except KeyError as e:
         raise WireError(f"a block of steps without {e}") from e

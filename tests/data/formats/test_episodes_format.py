@@ -342,13 +342,13 @@ def test_our_own_files_keep_what_they_record(tmp_path, spec, make_episode, asser
     assert sorted(only.steps.sparse) == ["images/wrist"]
 
 
-def test_a_file_from_before_conditions_is_read(tmp_path, spec, make_episode):
+def test_a_file_without_conditions_or_an_arm_is_read(tmp_path, spec, make_episode):
     path, episode = tmp_path / "episode_0.hdf5", make_episode(spec, 3)
     write_episode(path, episode, spec)
     with h5py.File(path, "r+") as file:
-        del file["rl"].attrs["conditions"]
+        del file["rl"].attrs["conditions"], file["rl"].attrs["arm"]
     read = open_episode(path, ReadOptions())
-    assert read.begin == episode.begin._replace(conditions="")
+    assert read.begin == episode.begin._replace(conditions="", arm="")
 
 
 def test_what_is_no_folder_of_episodes(tmp_path):

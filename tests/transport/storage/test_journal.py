@@ -8,7 +8,6 @@ import os
 import random
 import resource
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from transport_tools import eventually
 
 from serl_chunk.transport.storage import files, segment
 from serl_chunk.transport.storage.journal import Journal, JournalError, Losses, Place
-from serl_chunk.transport.storage.segment import HEADER_BYTES, pack
+from serl_chunk.transport.storage.segment import HEADER_BYTES
 from serl_chunk.types import ConfigError, DataError
 
 WHOLE = Losses()
@@ -191,14 +190,6 @@ def test_damage_in_the_middle_is_stepped_over_and_written_on(tmp_path):
             journal.fetch(Place(999, HEADER_BYTES, 80))
 
 
-def old_segment(path: Path, entries, salt=0x0123456789ABCDEF) -> None:
-    """Write a segment of the version before, whose entries follow the only copy of the salt."""
-    with path.open("wb") as file:
-        file.write(segment.MAGIC_1 + struct.pack("<QQQ", salt, salt, salt))
-        for number, entry in enumerate(entries, int(path.stem)):
-            file.writelines(pack(number, entry, salt)[0])
-
-
 def aside(folder) -> list[bytes]:
     """Contents of the files that were moved out of a journal's folder."""
     return [p.read_bytes() for p in sorted(folder.with_name(folder.name + "_damaged").glob("*"))]
@@ -229,18 +220,15 @@ def naming_text(losses: Losses, *parts: object) -> bool:
     return all(str(part) in str(losses) for part in parts)
 
 
-@pytest.mark.parametrize("old", [True, False])
 @pytest.mark.parametrize("newest", [True, False])
-def test_a_file_that_nothing_can_be_read_of_is_moved_aside_and_numbers_go_on(tmp_path, newest, old):
+def test_a_file_that_nothing_can_be_read_of_is_moved_aside_and_numbers_go_on(tmp_path, newest):
     folder = tmp_path / "journal"
     entries = filled(folder)
     path = last_file(folder) if newest else min(folder.glob("*.journal"))
     later = [int(p.stem) for p in folder.glob("*.journal") if p.stem > path.stem]
     lost = set(range(int(path.stem), min(later, default=len(entries))))
-    if old:
-        old_segment(path, [entries[n] for n in sorted(lost)])
     data = bytearray(path.read_bytes())
-    data[: segment.HEADER_BYTES if not old else 32] = bytes(segment.HEADER_BYTES if not old else 32)
+    data[:HEADER_BYTES] = bytes(HEADER_BYTES)
     path.write_bytes(data)
     with opened(folder) as journal:
         assert content(journal) == {n: e for n, e in enumerate(entries) if n not in lost}
@@ -256,19 +244,21 @@ def test_a_file_that_nothing_can_be_read_of_is_moved_aside_and_numbers_go_on(tmp
         assert journal.nbytes == sum(p.stat().st_size for p in folder.glob("*.journal"))
 
 
-def test_a_journal_of_the_version_before_is_appended_to_in_a_segment_of_this_one(tmp_path):
-    old_segment(tmp_path / f"{0:020d}.journal", [[b"a"], [b"b", b""]])
-    before = (tmp_path / f"{0:020d}.journal").read_bytes()
-    with opened(tmp_path) as journal:
-        assert journal.losses == WHOLE
-        place = journal.append([b"c"])
-        assert content(journal) == {0: [b"a"], 1: [b"b", b""], 2: [b"c"]}
-        assert [bytes(f) for f in journal.fetch(next(iter(journal.read())).place)] == [b"a"]
-        assert journal.fetch(place) == [b"c"]
-    assert (tmp_path / f"{0:020d}.journal").read_bytes() == before
-    assert {p.read_bytes()[: len(segment.MAGIC)] for p in tmp_path.glob("*.journal")} == {
-        segment.MAGIC, segment.MAGIC_1,
-    }  # fmt: skip
+@pytest.mark.parametrize("copies", [1, 2])  # as format 1 had them, and those after it
+@pytest.mark.parametrize("number", [1, segment.FORMAT - 1, segment.FORMAT + 1])
+def test_a_journal_of_another_format_is_refused_and_stays_as_it_is(tmp_path, number, copies):
+    filled(tmp_path)
+    path = last_file(tmp_path)
+    path.write_bytes(path.read_bytes().replace(segment.MAGIC, segment.MAGIC[:-1] + bytes([number])))
+    if copies == 1:
+        path.write_bytes(path.read_bytes()[:32] + path.read_bytes()[HEADER_BYTES:])
+    before = {p: p.read_bytes() for p in tmp_path.glob("*.journal")}
+    expected = naming(path, number, f"expected {segment.FORMAT}", "version of serl_chunk that wrote it", tmp_path)
+    with pytest.raises(DataError, match=expected):
+        Journal(tmp_path)
+    with pytest.raises(DataError, match=expected):
+        list(segment.scan(path))
+    assert {p: p.read_bytes() for p in tmp_path.glob("*.journal")} == before
 
 
 @pytest.mark.parametrize("what", ["zeros", "flipped"])

@@ -20,6 +20,7 @@ from ports import free_port
 from properties import examples
 from transport_tools import LIMITS, Inbox, end, eventually, linked, send_episode, serving, shared, step
 
+from serl_chunk.transport.storage import segment
 from serl_chunk.transport.storage import spool as spool_module
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.spool import Kept, Spool
@@ -447,6 +448,16 @@ def test_an_identity_that_nothing_tells_is_refused(tmp_path):
         opened(tmp_path / "s")
     (tmp_path / "s" / "session.json").unlink()
     with pytest.raises(DataError, match=naming(tmp_path / "s", "session.json")):
+        opened(tmp_path / "s")
+
+
+def test_a_spool_of_another_format_is_refused(tmp_path):
+    spool = opened(tmp_path / "s", segment_bytes=1 << 20)
+    put_episode(spool, "a")
+    abandon(spool)
+    path = tmp_path / "s" / f"{0:020d}.journal"
+    path.write_bytes(path.read_bytes().replace(segment.MAGIC, segment.MAGIC[:-1] + b"\x02"))
+    with pytest.raises(DataError, match=naming(path, 2, f"expected {segment.FORMAT}", f"move {path.parent} away")):
         opened(tmp_path / "s")
 
 

@@ -53,7 +53,7 @@ def block(n=8, first=0):
     "record",
     [
         Begin("e"),
-        Begin("e", "do it", "fake", "abc", "s1", "g1", '{"profile": "p"}'),
+        Begin("e", "do it", "fake", "abc", "s1", "g1", '{"profile": "p"}', arm="best"),
         Begin("e", demonstration=True),
         block(),
         block(1, 1),
@@ -100,37 +100,12 @@ def test_the_block_that_the_next_test_breaks_is_sound():
     assert decode_block()[1].n == 8
 
 
-def test_a_begin_of_a_journal_from_before_conditions_is_read():
-    message = codec.decode(records.encode_record(Begin("e", "do it"), 0), LIMITS)
-    assert message.header.pop("conditions") == ""
-    assert records.decode_record(message)[1] == Begin("e", "do it")
-
-
-def test_a_begin_from_before_demonstrations_were_streamed_is_an_actors():
-    message = codec.decode(records.encode_record(Begin("e"), 0), LIMITS)
-    assert message.header.pop("demonstration") is False
-    assert records.decode_record(message)[1] == Begin("e")
-    message.header["demonstration"] = 1
-    with pytest.raises(WireError, match=naming("demonstration", "bool", "int")):
-        records.decode_record(message)
-
-
-def test_blocks_of_journals_from_before_the_policys_age_are_read():
-    block = decode_block(policy_age=None)[1]
-    np.testing.assert_array_equal(block.policy_age, np.full(8, -1, np.float32))
-    assert block.policy_age.dtype == np.float32
-
-
-def test_blocks_of_journals_from_before_gaps_were_recorded_have_none():
-    block = decode_block(lost_ticks=None)[1]
-    np.testing.assert_array_equal(block.lost_ticks, np.zeros(8, np.int32))
-    assert block.lost_ticks.dtype == np.int32
-
-
 @pytest.mark.parametrize(
     ("arrays", "named"),
     [
         ({"action": None}, ("action",)),
+        ({"policy_age": None}, ("policy_age",)),
+        ({"lost_ticks": None}, ("lost_ticks",)),
         ({"lost_ticks": np.full(8, -1, np.int32)}, ("lost_ticks", "negative")),
         ({"policy_age": np.zeros(7, np.float32)}, ("policy_age", 8, "(7,)")),
         ({"policy_age": np.zeros(8)}, ("policy_age", "float32", "float64")),
@@ -172,6 +147,8 @@ def test_malformed_first_tick(value):
     ("record", "change", "named"),
     [
         (Begin("e"), {"task": 3}, ("task", "str", "int")),
+        (Begin("e"), {"demonstration": 1}, ("demonstration", "bool", "int")),
+        (Begin("e"), {"arm": "two"}, ("arm", "two", "one, best")),
         (Begin("e"), {"first": -1}, ("first", -1)),
         (end("e", 3), {"outcome": "won"}, ("outcome", "won", "success")),
         (end("e", 3), {"outcome": None}, ("outcome", "str", "NoneType")),
@@ -226,14 +203,7 @@ def test_a_final_observation_repeats_a_step_s_frame(repeats):
         records.decode_record(Message("end", header, {}, 0))
 
 
-def test_an_end_of_an_older_journal_repeats_nothing():
-    header = end("e", 8)._asdict() | {"first": 0, "outcome": "unknown", "final_observation": True}
-    del header["repeats"], header["environment"]
-    read = records.decode_record(Message("end", header, {}, 0))[1]
-    assert (read.repeats, read.environment) == (None, None)
-
-
-def test_messages_without_a_partial_intervention_are_those_of_before():
+def test_messages_without_a_partial_intervention_have_no_trace_of_one():
     frames = [bytes(f) for f in records.encode_record(block(), 0)]
     assert hashlib.sha256(b"".join(frames)).hexdigest()[:16] == "78901c1f21b05152"
 

@@ -1,0 +1,183 @@
+"""Chooses the snapshot and the arm of each episode, by success without intervention.
+
+With `actor.gate=canary` a newer snapshot is a *candidate* first: it has every fourth episode until it has acted in
+KNOWN. Then it acts in all, unless it is worse than the acting one: then it is dropped, and the newest one is next.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import NamedTuple
+
+from serl_chunk.actor.arms import EVERY, KNOWN, Arms, Counts, Drawn, Evidence, succeeded_alone
+from serl_chunk.actor.policy import Policy
+from serl_chunk.actor.stats import EpisodeSummary
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.fields import require
+from serl_chunk.config.robots import AlohaConfig, FrankaConfig, GymConfig
+from serl_chunk.types import BEST, ONE, Amend, Outcome, Snapshot
+
+logger = logging.getLogger(__name__)
+
+LEAST = 3  # episodes of a candidate before it may be dropped
+ERROR = 0.05  # of dropping, at one look, a candidate that is as good
+
+
+def chance(candidate: Counts, acting: Counts) -> float:
+    """Return the probability of so few successes of the candidate where both are equally good (Fisher, one-sided)."""
+    n, total = candidate.episodes, candidate.episodes + acting.episodes
+    good = candidate.successes + acting.successes
+    ways = sum(math.comb(good, k) * math.comb(total - good, n - k) for k in range(candidate.successes + 1))
+    return ways / math.comb(total, n)
+
+
+def check_signal(config: ExperimentConfig, *, operator: bool) -> None:
+    """Raise ConfigError for a gate where nothing would judge episodes; `operator`: there is one, who may."""
+    robot, outcome = config.robot, config.outcome
+    # A real arm's environment judges nothing, nor does a served one; HIL-SERL's and simulated ones do.
+    by_environment = not isinstance(robot, FrankaConfig | AlohaConfig | GymConfig)
+    by_environment |= isinstance(robot, GymConfig) and not robot.server
+    judged = operator or by_environment or bool(outcome.classifier) or outcome.success is not None
+    require(judged or config.actor.gate == "none", "actor.gate",
+        f"{config.actor.gate} compares snapshots by their success, and nothing judges episodes here: there is no "
+        "outcome.classifier or outcome.success, and no operator. Set one of them, start the actor at a terminal or "
+        "with --viewer, or set it to none.")  # fmt: skip
+
+
+class Verdict(NamedTuple):
+    """The end of a candidate's trial."""
+
+    promoted: bool
+    version: int
+    counts: Counts
+    former: int  # version that acted
+    former_counts: Counts
+    chance: float  # see `chance`
+
+    def log(self) -> None:
+        text = (
+            f"version={self.version} alone={self.counts} acting={self.former} acting_alone={self.former_counts} "
+            f"p={self.chance:.3f}"
+        )
+        if self.promoted:
+            logger.info(f"snapshot promoted: {text}")
+        else:
+            logger.warning(f"snapshot dropped: {text}. It is worse than the acting one, which goes on")
+
+
+class Canary:
+    """Lets a newer snapshot earn the robot. Of one session; `offer` may be called by another thread."""
+
+    def __init__(self) -> None:
+        self.acting: Snapshot | None = None
+        self.candidate: Snapshot | None = None
+        self._newest: Snapshot | None = None
+        self._tried = -1  # version of the newest candidate so far
+        self._waited = 0  # episodes since the candidate acted
+        self._number = 0
+        self._of_acting, self._of_candidate = Evidence(), Evidence()
+
+    def offer(self, snapshot: Snapshot) -> None:
+        """Note the newest snapshot; the first one acts at once."""
+        self._newest = snapshot
+        if self.acting is None:
+            self.acting, self._tried = snapshot, snapshot.version
+
+    def draw(self) -> Snapshot | None:
+        """Return the snapshot of the next episode; None before the first one."""
+        newest = self._newest
+        if self.candidate is None and newest is not None and newest.version > self._tried:
+            self.candidate, self._tried, self._waited = newest, newest.version, 0
+            self._of_candidate = Evidence()
+        if self.candidate is None:
+            return self.acting
+        self._waited += 1
+        if self._waited < EVERY:
+            return self.acting
+        self._waited = 0
+        return self.candidate
+
+    def add(self, version: int, episode_id: str, success: bool) -> Verdict | None:
+        """Count an episode of `version`; returns what ends a trial."""
+        self._number += 1
+        if self.candidate is None or version != self.candidate.version:
+            self._of_acting.add(episode_id, self._number, success)
+            return None
+        self._of_candidate.add(episode_id, self._number, success)
+        return self._verdict(self.candidate)
+
+    def correct(self, episode_id: str, success: bool | None) -> None:
+        """Replace the result of an episode; None removes it."""
+        self._of_acting.correct(episode_id, success)
+        self._of_candidate.correct(episode_id, success)
+
+    def _verdict(self, candidate: Snapshot) -> Verdict | None:
+        acting, mine, former = self.acting, self._of_candidate.counts, self._of_acting.counts
+        assert acting is not None
+        probability = chance(mine, former)
+        worse = probability < ERROR and mine.episodes >= LEAST
+        if not worse and mine.episodes < KNOWN:
+            return None
+        self.candidate = None
+        if not worse:
+            self.acting, self._of_acting = candidate, self._of_candidate
+        return Verdict(not worse, candidate.version, mine, acting.version, former, probability)
+
+
+class EpisodeChoice:
+    """Chooses what acts in each episode of a session, and counts how it did.
+
+    Args:
+        policy: whose snapshot is chosen; it has the gate, if any.
+        seed: of the arms' draws.
+    """
+
+    def __init__(self, config: ExperimentConfig, policy: Policy, seed: int) -> None:
+        agent = config.agent
+        self._policy = policy
+        drawn = agent.earns_choice and agent.candidates > 1 and not config.actor.policy
+        self._arms = Arms(seed) if drawn else None
+        self._drawn, self._counts = Drawn(""), False
+
+    def begin(self, *, random: bool = False) -> str:
+        """Choose for the next episode, and return its arm. `random`: random commands begin it, so it does not count."""
+        on_trial = self._policy.choose_snapshot()
+        self._counts = not random
+        if self._arms is None:
+            self._drawn = Drawn("")
+        elif random:
+            self._drawn = Drawn(ONE)
+        else:
+            # A candidate's episodes are compared with the acting snapshot's: neither side tries an arm in them.
+            self._drawn = self._arms.draw(critic_chooses=self._policy.critic_chooses, may_try=not on_trial)
+        return self._drawn.arm
+
+    def end(self, episode_id: str, summary: EpisodeSummary) -> None:
+        """Count the episode that `begin` chose for."""
+        arms, gate, version = self._arms, self._policy.gate, self._policy.version
+        if arms is not None and summary.outcome is not Outcome.UNKNOWN:
+            arms.judged()
+        success = succeeded_alone(summary)
+        if success is None or not self._counts:
+            return
+        on_trial = gate is not None and gate.candidate is not None and gate.candidate.version == version
+        if arms is not None and not on_trial:  # a broken candidate's failures are none of the arm's
+            arms.add(self._drawn.arm, episode_id, success)
+        if gate is not None and not self._drawn.tries and (verdict := gate.add(version, episode_id, success)):
+            verdict.log()
+
+    def amend(self, record: Amend) -> None:
+        """Count an episode as it was corrected."""
+        if not record.discard and record.outcome in (None, Outcome.SUCCESS):  # no correction makes a success
+            return
+        success = None if record.discard or record.outcome is Outcome.UNKNOWN else False
+        for kept in (self._arms, self._policy.gate):
+            if kept is not None:
+                kept.correct(record.episode_id, success)
+
+    def __str__(self) -> str:
+        """Return how the arms did, for a status line; empty without arms."""
+        if self._arms is None:
+            return ""
+        return ", ".join(f"{arm} {self._arms.counts(arm)}" for arm in (ONE, BEST))
