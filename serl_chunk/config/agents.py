@@ -16,6 +16,7 @@ from serl_chunk.config.language import LanguageConfig
 from serl_chunk.config.optimisers import Optimiser
 from serl_chunk.config.pi0 import Pi0Config
 
+JOINT_NOISE = 0.4  # of clones: docs/algorithms.md, "Moved joints"
 DELAY_MAX = 2  # actions that `agent.flow.train_delay=sampled` gives at most
 
 KernelInit = Literal["lecun_normal", "xavier_uniform"]
@@ -40,10 +41,10 @@ class AgentConfig(Group, path="agent."):
     bc_on: Literal["all", "demo", "demo+interventions", "+successes", "interventions"] = setting(
         "+successes", "steps that are imitated"
     )
-    bc_joint_noise: float = setting(
-        0.0,
+    bc_joint_noise: float | None = setting(
+        None,
         "deviation by which imitation sees joints moved, with targets that stay: it learns the way back; 1 is as far "
-        "as the demonstrations command a joint to move in a tick",
+        "as the demonstrations command a joint to move in a tick; none: 0.4 for a flow without cameras, 0 for others",
         least=0,
         requires=needs("normaliser.actions", "relative"),
         off=0.0,
@@ -56,6 +57,18 @@ class AgentConfig(Group, path="agent."):
     bounded_critic: ClassVar[bool] = False  # Q is a sigmoid within the returns that the rewards allow
     earns_choice: ClassVar[bool] = False  # best of N has to earn its episodes (actor/arms.py)
     prefix_critic: ClassVar[bool] = False  # a second critic scores the executed actions (DecoupledConfig)
+
+    @property
+    def joint_noise(self) -> float:
+        """What `bc_joint_noise` comes to."""
+        if self.bc_joint_noise is None:
+            return JOINT_NOISE if self.acts_by_flow and not self.image_keys else 0.0
+        return self.bc_joint_noise
+
+    @property
+    def acts_by_flow(self) -> bool:
+        """Whether the policy is a flow of ours."""
+        return False
 
     def optimiser(self, network: Literal["policy", "critic"] = "policy") -> Optimiser:
         """Return what the optimiser of a network is built of."""
@@ -152,6 +165,10 @@ class AcfqlConfig(ActorCriticConfig):
     expectile: float = setting(0.8, "expectile of Q over the data, the V of the critic's target", least=0.5, below=1)
     policy_updates: int = setting(3, "flow updates after the last critic update: same batch, new noise", least=1)
 
+    @property
+    def acts_by_flow(self) -> bool:
+        return True
+
 
 @dataclasses.dataclass(frozen=True)
 class DecoupledConfig(AcfqlConfig):
@@ -237,9 +254,13 @@ class BcConfig(AgentConfig):
         require(not pi0.reads_bins or self.language.reads, "agent.language.tokenizer",
             "must not be none with agent.pi0.pi05=True, which reads the state in its prompt alone. Set bytes or "
             "sentencepiece.")
-        require(not pi0.pi05 or not self.bc_joint_noise, "agent.bc_joint_noise",
+        require(not pi0.pi05 or not self.joint_noise, "agent.bc_joint_noise",
             "must be 0 with agent.pi0.pi05=True, which reads no measured joints, or the recorded ones in its prompt; "
-            f"got {self.bc_joint_noise:g}.")
+            f"got {self.joint_noise:g}.")
+
+    @property
+    def acts_by_flow(self) -> bool:
+        return self.policy == "flow"
 
     @property
     def squashed(self) -> bool:

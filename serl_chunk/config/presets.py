@@ -135,7 +135,7 @@ def _clone(config: ExperimentConfig, policy: Any, bc_on: Any = "all") -> Changes
         encoder = replace(encoder, trained_by="each")
     agent = BcConfig(
         **_common(config) | {"encoder": encoder},
-        policy=policy, flow=FLOW, hidden=WIDTHS, policy_updates=1, policy_ema=0.0, bc_on=bc_on,
+        policy=policy, flow=FLOW, hidden=WIDTHS, policy_updates=1, policy_ema=0.0, bc_on=bc_on, bc_joint_noise=0.0,
     )  # fmt: skip
     return {"agent": agent, "chunk": _lengths(config, HORIZON)}
 

@@ -205,7 +205,8 @@ class Replay:
             self._actions += int(live.sum()) * batch.actions.shape[2]
         for fetch in pending:  # without the lock: decoding takes a while, and records go on coming in
             fetch()
-        if noise := self._config.agent.bc_joint_noise:
+        noise = self._config.agent.joint_noise
+        if noise and len(self._preprocess.followed_joints):
             batch = with_moved_joints(batch, self._preprocess, noise, rng)
         return batch if updates is None else _lead(batch, updates, batch_size)
 

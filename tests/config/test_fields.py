@@ -11,6 +11,7 @@ from errors import naming
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import ABSENT, Group, acting, leaves, needs, setting, settings_of, value_at
+from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.config.robots import (
     AlohaConfig,
     AlohaSimConfig,
@@ -119,3 +120,21 @@ def test_our_agent_stays_small():
     """Every setting is one more for a user to get wrong; a new one takes the place of another."""
     acfql = [leaf.path for leaf in leaves(ExperimentConfig("x", FakeAlohaConfig())) if leaf.path.startswith("agent.")]
     assert len(acfql) <= 45, acfql
+
+
+@pytest.mark.parametrize(
+    ("agent", "noise"),
+    [
+        (AcfqlConfig(), 0.4),
+        (AcfqlConfig(bc_joint_noise=0.0), 0.0),
+        (AcfqlConfig(image_keys=("top",)), 0.0),
+        (AcfqlConfig(image_keys=("top",), bc_joint_noise=0.2), 0.2),
+        (BcConfig(), 0.4),
+        (BcConfig(policy="gaussian"), 0.0),
+        (AcrlpdConfig(), 0.0),
+        (AcrlpdConfig(bc_joint_noise=0.1), 0.1),
+        (PublishedQcConfig(), 0.0),
+    ],
+)
+def test_flows_without_cameras_imitate_with_moved_joints_unless_told_otherwise(agent, noise):
+    assert agent.joint_noise == noise
