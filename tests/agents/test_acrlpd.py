@@ -150,8 +150,8 @@ def test_imitation_is_the_log_probability_of_the_marked_steps():
 def test_the_mean_policy_is_the_first_candidate():
     agent, state = fresh("acrlpd-entropy")
     observation = {"state": np.full(4, 0.3, np.float32)}
-    params = agent.policy_params(state, pretrained=True)
-    chunk, _ = agent.sample(params, observation, jax.random.key(9), explore=False)
+    params = agent.policy_params(state)
+    chunk, _ = agent.sample(params, observation, jax.random.key(9), explore=False, alone=True)
     mode = distribution(agent, state, observation).mode()
     np.testing.assert_allclose(chunk, mode.reshape(3, 2), atol=1e-6)
     shifted = state.replace(target=jax.tree.map(lambda x: x + 1, state.target))
