@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +33,10 @@ def small(preset: str, compat: str) -> tuple[ExperimentConfig, Agent]:
     if isinstance(agent, PublishedQcConfig):
         agent = dataclasses.replace(agent, value_hidden_dims=(8,), actor_hidden_dims=(8,), flow_steps=2)
     else:
-        width = {"hidden": (8,)} if hasattr(agent, "hidden") else {}
-        agent = dataclasses.replace(agent, critic=dataclasses.replace(agent.critic, hidden=(8,)), **width)
+        width: dict[str, Any] = {"hidden": (8,)} if hasattr(agent, "hidden") else {}
+        if not isinstance(agent, BcConfig):
+            width["critic"] = dataclasses.replace(agent.critic, hidden=(8,))
+        agent = dataclasses.replace(agent, **width)
     if hasattr(agent, "flow"):
         agent = dataclasses.replace(agent, flow=dataclasses.replace(agent.flow, hidden=(8,), steps=2))
     config = dataclasses.replace(config, agent=agent)
@@ -66,7 +69,7 @@ def test_every_preset_can_be_compiled(preset, compat):
             jax.random.key(0),
         )
     check(agent, state, after, metrics, chunk)
-    assert agent.spec.horizon == (5 if preset.startswith(("qc", "bc", "hg")) or preset == "rlpd-ac" else 1)
+    assert agent.spec.horizon == (5 if preset.startswith(("qc", "decoupled", "bc", "hg")) or preset == "rlpd-ac" else 1)
     assert (config.preset, config.compat) == (preset, compat)
 
 
