@@ -118,7 +118,8 @@ def main() -> None:
         run = args.out / f"{args.task}_{args.name}_{args.demos}_{seed}"
         args.out.mkdir(parents=True, exist_ok=True)
         keep_plan(run.with_name(f"{run.name}.plan"), [args.episodes, *differing(config)], run)
-        run_record(config, args.demos, str(demos), policy="scripted", noise=TASKS[args.task], cameras=config.agent.image_keys)
+        cameras = config.agent.image_keys
+        run_record(config, args.demos, str(demos), policy="scripted", noise=TASKS[args.task], cameras=cameras)
         train_local(config, RunOptions([str(demos)], str(run)))
         trained = Trained(config, run)
         points: list[Checkpoint] = []
