@@ -119,7 +119,7 @@ class Storm:
             self._processes[name] = self._lab.actor(*SETTINGS, "--actor_id", name, prefix=prefix)
 
     def _await(self, name: str, goal: int) -> None:
-        """Wait until `_progress` has come to `goal`; a long journal takes a busy machine minutes to read, and actors wait."""
+        """Wait until `_progress` has come to `goal`; a long journal takes minutes to read, and actors wait."""
         there = lambda: self._progress(name) >= goal  # noqa: E731
         self._processes[name].until(there, f"{name} stands", at_work=" reading ")
 
