@@ -53,15 +53,14 @@ def checked(arms, tmp_path, table="", operator_clears=True):
         except RobotError as e:
             lines.append(str(e))
 
-        def clear(state):
-            asked = lines[-1] if lines and "within 60 s" in lines[-1] else ""
-            if state["state"] == "STOPPED" and state["answered"] and "robot clear" in asked:
+        def attend(state):
+            asked = lines[-1] if lines and f"within {check.PATIENCE:g} s" in lines[-1] else ""
+            if operator_clears and state["state"] == "STOPPED" and state["answered"] and "robot clear" in asked:
                 clearing.request("clear")
             elif state["state"] == "HELD" and "robot go" in asked and state["controller"]:
                 clearing.request("go", controller=state["controller"], process=state["process"])
 
-        if operator_clears:
-            server.each_pass = clear
+        server.each_pass = attend
         made = RobotCheck(server.client("operator"), lambda: server.client("controller"), file, lines.append)
         made.run()
         final = server.state
@@ -84,7 +83,7 @@ def test_arms_that_are_right_pass(tmp_path, start):
 
 
 @pytest.mark.slow
-def test_without_an_operator_later_stops_are_not_tried(tmp_path):
+def test_where_nobody_clears_a_stop_later_ones_are_not_tried(tmp_path):
     with patch.object(check, "PATIENCE", 3.0):
         found, _, final = checked(WiredArms(arms=1), tmp_path, operator_clears=False)
     assert {found[name].status for name in STOPS} == {"ok", "-"}

@@ -119,9 +119,9 @@ class Storm:
             self._processes[name] = self._lab.actor(*SETTINGS, "--actor_id", name, prefix=prefix)
 
     def _await(self, name: str, goal: int) -> None:
-        """Wait until `_progress` has come to `goal`; an old run's journal takes long to read on a busy machine."""
+        """Wait until `_progress` has come to `goal`; a long journal takes minutes to read, and actors wait."""
         there = lambda: self._progress(name) >= goal  # noqa: E731
-        self._processes[name].until(there, f"{name} stands", at_work="reading the journal")
+        self._processes[name].until(there, f"{name} stands", at_work=" reading ")
 
     def _progress(self, name: str) -> int:
         """Ticks of an actor's robot; bytes of the learner's journal."""
