@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from robot_limits import GRIPPERS, HOME, limits
-from robot_served import HERE, free_port, wait
+from robot_served import HERE, Reading, free_port, wait
 from robot_world import World
 
-from serl_chunk_robot.client import RobotClient, RobotError
+from serl_chunk_robot.client import RobotError
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.loop import Resistance
 from serl_chunk_robot.main import main
@@ -161,21 +161,24 @@ def test_measure_with_a_server_and_a_camera_process(tmp_path: Path, capsys, monk
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     server = subprocess.Popen([sys.executable, "-c", SERVE, str(path)], env=environment)
     try:
-        with RobotClient(f"{HERE}:{port}", name="operator", role="operator", answer=20.0) as client:
+        with Reading(f"{HERE}:{port}", name="operator", role="operator", answer=20.0) as client:
             client.hello()
+            seen = lambda: client.next_state()["generation"]  # noqa: E731
             wait(lambda: client.newest_picture("top") is not None, 20)
             recording = None
             while recording is None:  # a machine that runs tests may stand still for longer than robot PCs may
                 wait(lambda: bool(client.next_state()["answered"]))
-                client.request("clear")
+                if client.next_state()["state"] == "STOPPED":
+                    client.request("clear")
                 with contextlib.suppress(RobotError):
-                    recording = record(client, JOINT, 0.05, ["top"])
+                    recording = record(client, JOINT, 0.05, ["top"], seen())
             assert motion_lag(recording).seconds == pytest.approx(0.04, abs=0.01)
             assert camera_latency(recording, "top").seconds == pytest.approx(0.08, abs=0.01)
             with pytest.raises(RobotError, match="angle"):
-                record(client, JOINT, 3.0, ["top"])
+                record(client, JOINT, 3.0, ["top"], seen())
+            generation = str(seen())
         monkeypatch.setattr("serl_chunk_robot.measure.record", lambda *_: recording)
-        assert main(["measure", "--robot", f"{HERE}:{port}", "--joint", "1"]) == 0
+        assert main(["measure", "--robot", f"{HERE}:{port}", "--joint", "1", "--generation", generation]) == 0
         out = capsys.readouterr().out
         assert out.startswith("motion lag  ")
         assert "camera top  " in out
