@@ -17,7 +17,7 @@ from serl_chunk_robot.devices.evdev_device import KEPT
 from serl_chunk_robot.devices.evdev_keys import PEDALS
 from serl_chunk_robot.devices.polled import PolledDevice
 
-FIRST_S = 3.0  # for the first reading
+FIRST_S = 10.0  # for the first reading
 WAIT_S = 0.05  # for the next one, at each look
 PING_S = 0.5  # between two requests, which keep the map of the clocks
 ANSWER_S = 1.0  # for the reply to one
@@ -35,7 +35,7 @@ class RemoteDevice(PolledDevice):
         clock: the machine's monotonic clock, s.
 
     Raises:
-        DeviceError: no server, no such table, or no reading within 3 s.
+        DeviceError: no server, no such table, or no reading within 10 s.
         ConfigError: the file of keys cannot be read.
     """
 
