@@ -12,7 +12,7 @@ import numpy as np
 import rich.table
 
 from serl_chunk.actor.stats import EpisodeSummary, RolloutStats
-from serl_chunk.io import plural
+from serl_chunk.io import format_spread, plural
 
 
 class Interval(NamedTuple):
@@ -118,7 +118,8 @@ class EvalResult(RolloutStats):
 
     def figures(self) -> dict[str, Any]:
         rate = {"success_rate": self.success_rate, "n": self.episodes, **self.interval._asdict(), "mode": self.mode}
-        return rate | {k: getattr(self, k) for k in ("mean_time_s", "mean_length", "mean_return")}
+        arm = {"arm": self.arm} if self.arm else {}
+        return rate | {k: getattr(self, k) for k in ("mean_time_s", "mean_length", "mean_return")} | arm
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -129,7 +130,6 @@ class EvalResult(RolloutStats):
             "seed_base": self.seed_base,
             "starts_repeat": self.starts_repeat,
             "policy_version": self.policy_version,
-            **({"arm": self.arm} if self.arm else {}),
             "episodes": [_fields(e) for e in self.summaries],
             **({"repeated": [_fields(e) for e in self.repeated]} if self.repeated else {}),
             **({"interrupted": True} if self.interrupted else {}),
@@ -151,6 +151,14 @@ def difference_of(results: Sequence[EvalResult]) -> Difference | None:
     return paired_difference(*(np.array([x[seed] for seed in seeds]) for x in (first, second)))
 
 
+def _spreads(results: Sequence[EvalResult]) -> list[str]:
+    """Return a line for each policy of which three checkpoints or more were evaluated."""
+    of: dict[str, list[float]] = {}
+    for r in results:
+        of.setdefault(f"{r.mode} {r.arm}".strip(), []).append(r.success_rate)
+    return [f"{policy}: {format_spread(rates)}" for policy, rates in of.items() if len(rates) > 2]
+
+
 def _names(first: EvalResult, second: EvalResult) -> tuple[Any, Any]:
     """Return what distinguishes two results: their modes, versions or arms."""
     pairs = ((first.mode, second.mode), (first.policy_version, second.policy_version), (first.arm, second.arm))
@@ -158,7 +166,7 @@ def _names(first: EvalResult, second: EvalResult) -> tuple[Any, Any]:
 
 
 def results_table(results: Sequence[EvalResult]) -> rich.table.Table:
-    """Build a table for a terminal with one row per result, and the difference of two below it."""
+    """Build a table for a terminal with one row per result; below it the difference of two, or how many spread."""
     human = sum(r.human_ticks for r in results)
     failed = sum(e.ended_by == INTERVENTION for r in results for e in r.summaries)
     who = "no interventions" if human == 0 else f"a human acted on {human} ticks: {plural(failed, 'failure')}"
@@ -182,6 +190,8 @@ def results_table(results: Sequence[EvalResult]) -> rich.table.Table:
         mean, low, high = (100 * x for x in difference)
         one, other = _names(*results)
         table.caption = f"{other} against {one}, paired: {mean:+.1f} % (95 % interval {low:+.1f} .. {high:+.1f} %)"
+    elif lines := _spreads(results):
+        table.caption = "\n".join(lines)
     return table
 
 

@@ -57,7 +57,7 @@ INTERRUPTED = "interrupted"
 class EvaluationOptions(NamedTuple):
     """Checkpoints to evaluate, and how."""
 
-    steps: tuple[str, ...]  # of the checkpoints; latest; or best
+    steps: tuple[str, ...]  # of the checkpoints; latest; best; or last:N
     n: int  # episodes of each
     save_video: bool = False
     stochastic: bool = False  # the mean policy and the sampled one
@@ -215,7 +215,10 @@ def checkpoints_of_run(
             remedy = f"give --{flag} {theirs} here too" if theirs else f"leave --{flag} {ours} out"
             raise ConfigError(f"{run} was trained with --{flag}={theirs or 'none'}: {remedy}")
     store, recorded = CheckpointStore(run), _recorded(saved, config)
-    found = [evaluations.wanted_policy(run, store, step) for step in steps]
+    found = [evaluations.wanted_policy(run, store, step) for step in evaluations.expand(run, store, steps)]
+    for each in found:
+        if chosen := evaluations.better_arm(run, each.step):
+            logger.info(f"checkpoint {each.step}: {chosen}")
     differences = _differences(saved, recorded)
     checkpoints = []
     for each in found:
@@ -305,7 +308,7 @@ def _save(
     in_turns = {} if len(own) == len(results) else {"in_turns_with": _others(own, results)}
     rows = [r.to_json() | ({"turns": r.turns} if in_turns else {}) for r in own]
     evaluations.save(run, step, purpose, rows, checkpoint.differences, in_turns)
-    if not validation and not own[0].interrupted and not own[0].arm:  # a report's curves are of what a run acts by
+    if not validation and not own[0].interrupted:
         with MetricsLog(run, wandb_project=None, wandb_name="", config={}) as metrics:
             for r in own:
                 metrics.evaluation(checkpoint.counters, checkpoint=step, starts_repeat=r.starts_repeat, **r.figures())

@@ -115,7 +115,9 @@ def training_parser() -> Parser:
     add("spool_path", "keeps what the learner does not have yet; runs/spool unless given", "DIR", "ab")
     add("actor_id", "name of this robot, another for each actor (default: its key's, else actor)", "NAME", "abe")
     add("viewer", "show the running robot on a page at this port of this machine (0: a free one)", "PORT", "abe")
-    add("eval_checkpoint_step", "evaluate checkpoint N, latest or best; several in turns, as 5000,best", "N[,N]")
+    add(
+        "eval_checkpoint_step", "evaluate checkpoint N, latest, best or last:N; several in turns, as 5000,best", "N[,N]"
+    )
     add("eval_n_trajs", "episodes of the evaluation, for each checkpoint", "K", type=int, default=0)
     add("save_video", "film the evaluation's episodes", modes="e")
     add("eval_stochastic", "evaluate the mean policy and the sampled one", modes="e")

@@ -1,10 +1,10 @@
-"""Files of a run's evaluations, and the checkpoints `latest` and `best`."""
+"""Files of a run's evaluations, the checkpoints `latest`, `best` and `last:N`, and which arm was better at one."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -47,17 +47,9 @@ def resolve_step(run: Path, store: CheckpointStore, wanted: str) -> int:
         return newest
     if wanted == "best":
         rates: dict[int, tuple[int, float]] = {}  # episodes and success
-        for file in (run / FOLDER).glob(f"{VALIDATION}_*.json"):
-            try:
-                data = json.loads(file.read_text())
-                if data["checkpoint"] in steps and not data.get("differences"):
-                    counted = (r for r in data["results"] if not (r.get("interrupted") or r.get("arm")))
-                    whole = [(r["n"], r["success_rate"]) for r in counted]
-                    if whole:
-                        rates[data["checkpoint"]] = max(*whole, rates.get(data["checkpoint"], (0, 0.0)))
-            except (OSError, ValueError, LookupError, TypeError) as e:
-                fault = f"{file} is damaged ({type(e).__name__}: {e})"
-                raise CheckpointError(f"{fault}. Remove it and evaluate that checkpoint again") from e
+        for step, arm, n, rate in _validated(run):
+            if step in steps and not arm:
+                rates[step] = max((n, rate), rates.get(step, (0, 0.0)))
         if not rates:
             none = f"no checkpoint of {run} has been validated with the run's settings, so none is best"
             text = f"{none}. Evaluate some with --eval_validation first (checkpoints: {listing})"
@@ -66,6 +58,53 @@ def resolve_step(run: Path, store: CheckpointStore, wanted: str) -> int:
     if not (wanted.isascii() and wanted.isdigit()) or int(wanted) not in steps:
         raise CheckpointError(f"{run} has no checkpoint {wanted!r}; it has: {listing} (or latest, best)")
     return int(wanted)
+
+
+def _validated(run: Path) -> Iterator[tuple[int, str, int, float]]:
+    """Yield checkpoint, arm, episodes and success rate of whole validations with the run's settings.
+
+    Raises CheckpointError for a damaged file.
+    """
+    for file in sorted((run / FOLDER).glob(f"{VALIDATION}_*.json")):
+        try:
+            data = json.loads(file.read_text())
+            if not data.get("differences"):
+                for r in data["results"]:
+                    if not r.get("interrupted"):
+                        yield int(data["checkpoint"]), r.get("arm") or "", int(r["n"]), float(r["success_rate"])
+        except (OSError, ValueError, LookupError, TypeError) as e:
+            fault = f"{file} is damaged ({type(e).__name__}: {e})"
+            raise CheckpointError(f"{fault}. Remove it and evaluate that checkpoint again") from e
+
+
+def better_arm(run: Path, step: int) -> str:
+    """Say which arm had more successes on a checkpoint's validation starts; empty where not both were validated."""
+    most: dict[str, tuple[int, float]] = {}
+    for of, arm, n, rate in _validated(run):
+        if of == step and arm:
+            most[arm] = max((n, rate), most.get(arm, (0, 0.0)))
+    if len(most) < 2:
+        return ""
+    (first, one), (second, other) = sorted(most.items(), key=lambda arm: -arm[1][1])
+    return (
+        f"{first} was {'as good as' if one[1] == other[1] else 'better than'} {second} on validation starts "
+        f"({100 * one[1]:.0f} and {100 * other[1]:.0f} % of {min(one[0], other[0])})"
+    )
+
+
+def expand(run: Path, store: CheckpointStore, wanted: Sequence[str]) -> list[str]:
+    """Replace each `last:N` by the newest N periodic checkpoints, oldest first; raises CheckpointError for a bad N."""
+    steps: list[str] = []
+    for each in wanted:
+        name, colon, number = each.partition(":")
+        if not colon or name != "last":
+            steps.append(each)
+        elif number.isascii() and number.isdigit() and 0 < int(number) <= len(store.steps()):
+            steps += map(str, store.steps()[-int(number) :])
+        else:
+            there = f"{run} has {len(store.steps())} periodic checkpoints"
+            raise CheckpointError(f"{each!r} must be last:N with N up to what there is: {there}")
+    return steps
 
 
 def wanted_policy(run: Path, store: CheckpointStore, wanted: str) -> PolicyCheckpoint:

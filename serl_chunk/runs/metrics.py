@@ -8,7 +8,7 @@ One JSON object a line, in four kinds, each with `wall` (seconds of running time
   0, 1 or null; `success_without_intervention` is a share of the last 20 judged episodes, helped ones included;
   `seam_acceleration` is the largest change of speed of a commanded joint where control passes between policy and human,
   and `acceleration` that of all other ticks, rad/s^2 (null: none); `arm` is the one that was drawn (`types.Begin`);
-- `eval`: one evaluation of one checkpoint; its counters are the checkpoint's;
+- `eval`: one evaluation of one checkpoint; its counters are the checkpoint's; `arm` is that of `--eval_arm`;
 - `event`: a text about the run. `read_metrics` leaves out what a resume undid; nothing is rewritten.
 """
 
@@ -39,7 +39,7 @@ EPISODE_FIELDS = (
 )  # fmt: skip
 EVALUATION_FIELDS = (
     "success_rate", "n", "low", "high", "mode", "mean_time_s", "mean_length", "checkpoint", "mean_return",
-    "seconds", "by", "starts_repeat",
+    "seconds", "by", "starts_repeat", "arm",
 )  # fmt: skip
 DEMONSTRATION_RECEIVED = "demonstration received"  # how the event of each that `record --ip` sent begins
 _ROW_NAMES = {"ret": "episode/r", "length": "episode/l"}  # argument -> name in the row, where they differ
@@ -192,7 +192,8 @@ class MetricsLog:
 
     def evaluation(self, counters: Counters, **fields: Any) -> None:
         """Write an evaluation of a checkpoint's policy; `fields` are those of `EVALUATION_FIELDS`, absent ones null."""
-        self._write("eval", counters, _row(EVALUATION_FIELDS, fields), mirror_as=f"eval/{fields['mode']}/")
+        named = "_".join(filter(None, (fields["mode"], fields.get("arm"))))
+        self._write("eval", counters, _row(EVALUATION_FIELDS, fields), mirror_as=f"eval/{named}/")
 
     def event(self, text: str, counters: Counters | None = None) -> None:
         """Write a text about the run; `counters` default to those of the previous row."""

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.io import atomic_write, format_duration, plural
+from serl_chunk.io import atomic_write, format_duration, format_spread, plural
 from serl_chunk.runs import report_panels as panels
+from serl_chunk.runs.checkpoints import CheckpointError
 from serl_chunk.runs.demos import DEMOS
+from serl_chunk.runs.evaluations import better_arm
 from serl_chunk.runs.folder import read_json
 from serl_chunk.runs.metrics import DEMONSTRATION_RECEIVED, Row, RunMetrics, read_metrics, succeeded_alone
 from serl_chunk.runs.report_panels import WINDOW, Draw
@@ -27,12 +29,14 @@ from serl_chunk.viz.page import Html, facts, figure, note, page, section, table
 from serl_chunk.viz.plots import draw_or_say_why, new_figure, panels_svg, to_png
 
 STARTS = {True: "held-out", False: "ignore the seed", None: "not compared"}  # of an evaluation's `starts_repeat`
+LAST = 5  # checkpoints whose spread is shown
 _OF_HUMANS = (
     " A success without intervention is the policy's own; its share is of all episodes, including those that a human "
     "saved. Evaluations, which have no interventions, decide."
 )
 _EVALUATION_COLUMNS = (
     "checkpoint", "policy", "episodes", "success", "95 % interval", "starts", "mean time", "mean length", "after",
+    "arms",
 )  # fmt: skip
 
 
@@ -54,7 +58,7 @@ def build_report(run_dir: str | os.PathLike[str]) -> Path:
         facts([*head, *_robot_time_facts(spent)], large=2),
         *map(note, _notes(metrics)),
         *_figures(metrics, limits),
-        section("Evaluations", _evaluations(metrics), key="evaluations"),
+        section("Evaluations", *map(note, _spreads(metrics)), _evaluations(metrics, run), key="evaluations"),
         episodes_section(run, metrics, config),
         section("Origin", table(("", "last process"), origin(config)), key="origin"),
         settings_section(config),
@@ -182,20 +186,42 @@ def _evaluation_sentence(rows: Sequence[Row]) -> str:
     known = [row for row in rows if row.get("success_rate") is not None]
     if not known:
         return "not evaluated yet"
-    row = ([r for r in known if r.get("mode") == "mean"] or known)[-1]
+    row = max(known, key=lambda r: (r.get("mode") == "mean", not r.get("arm"), known.index(r)))
     return (
         f"{_percent(row['success_rate'])} success in {row.get('n')} episodes (95 % Wilson interval {_interval(row)}), "
-        f"{row.get('mode')} policy of checkpoint {row.get('checkpoint')}"
+        f"{_policy(row)} policy of checkpoint {row.get('checkpoint')}"
     )
 
 
-def _evaluations(metrics: RunMetrics) -> Html:
+def _policy(row: Row) -> str:
+    return " ".join(filter(None, (row.get("mode"), row.get("arm"))))
+
+
+def _spreads(metrics: RunMetrics) -> list[str]:
+    rates: dict[str, dict[int, float]] = {}
+    for row in panels.evaluations(metrics):
+        rates.setdefault(_policy(row), {})[row["step"]] = row["success_rate"]
+    return [
+        f"{policy} policy, its last checkpoints: {format_spread(list(of.values())[-LAST:])}"
+        for policy, of in rates.items() if len(of) > 2
+    ]  # fmt: skip
+
+
+def _better(run: Path, step: int) -> str:
+    try:
+        return better_arm(run, step)
+    except CheckpointError as error:
+        return f"unknown: {error}"
+
+
+def _evaluations(metrics: RunMetrics, run: Path) -> Html:
     rows = [
         (
-            *map(row.get, ("checkpoint", "mode", "n")), _percent(row.get("success_rate")), _interval(row),
+            row.get("checkpoint"), _policy(row), row.get("n"), _percent(row.get("success_rate")), _interval(row),
             STARTS.get(row.get("starts_repeat"), "unknown"),
             _measured(row.get("mean_time_s"), "s"), _measured(row.get("mean_length"), "steps"),
             f"{row['env_steps']:,} steps, {format_duration(metrics.trained_wall(row))}",
+            _better(run, row["step"]),
         )
         for row in metrics["eval"]
     ]  # fmt: skip

@@ -11,8 +11,9 @@ import numpy as np
 from serl_chunk.config.agents import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.experiment import RewardConfig, possible_returns
 from serl_chunk.runs.metrics import Row, RunMetrics, succeeded_alone
+from serl_chunk.types import BEST, ONE
 from serl_chunk.viz import plots
-from serl_chunk.viz.plots import BLUE, GREEN, PURPLE, VERMILLION, add_legend, downsample
+from serl_chunk.viz.plots import BLUE, GREEN, PURPLE, SKY, VERMILLION, add_legend, downsample
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +30,10 @@ AXES = (("env_steps", "environment steps"), ("human_ticks", "human ticks"), ("wa
 NEVER = {"human_ticks": "no human acted in this run", "env_steps": "no online steps in this run"}
 REPLAY = {"replay/online_windows": "online", "replay/demo_windows": "demo"}  # of `Replay.stats`
 WAITS = {"wait/learner_s": "learner waits for actors", "wait/actor_s": "actors wait for learner"}
+# Of evaluations: mode, arm, marker and colour.
+EVALUATED = (
+    ("mean", None, "D", GREEN), ("sampled", None, "o", GREEN), ("mean", ONE, "v", PURPLE), ("mean", BEST, "^", SKY),
+)  # fmt: skip
 STYLES = ((BLUE, "-"), (VERMILLION, "--"), (GREEN, "-."), (PURPLE, ":"))
 
 
@@ -85,14 +90,15 @@ def draw_success(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
         if judged:
             x, shares = downsample(x_values(judged, x_key), rolling_mean(succeeded))
             ax.plot(x, shares, style, color=colour, label=label)
-    for mode, marker in (("mean", "D"), ("sampled", "o")):
-        if rows := [row for row in evaluated if row.get("mode") == mode]:
+    for mode, arm, marker, colour in EVALUATED:
+        if rows := [row for row in evaluated if (row.get("mode"), row.get("arm")) == (mode, arm)]:
             rate = np.array([row["success_rate"] for row in rows], float)
             bounds = np.array([[row.get("low"), row.get("high")] for row in rows], float).T
-            line = "-" if sum(row.get("by") is not None for row in rows) > 1 else ""  # a learner's are a curve
+            # A learner's are a curve, and those of arms, which are asked for at several checkpoints.
+            line = "-" if sum(arm is not None or row.get("by") is not None for row in rows) > 1 else ""
             ax.errorbar(
                 x_values(rows, x_key), rate, np.nan_to_num(np.abs(bounds - rate)), fmt=marker + line, lw=1,
-                color=GREEN, capsize=3, ms=5, label=f"evaluation ({mode})",
+                color=colour, capsize=3, ms=5, label=f"evaluation ({arm or mode})",
             )  # fmt: skip
     _shade_warmup(ax, metrics, x_key)
     plots.percent_axis(ax, "success")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Draw = Callable[["Axes"], bool]  # draws one panel; False: there was nothing to draw
 
-BLUE, VERMILLION, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
+BLUE, VERMILLION, GREEN, PURPLE, SKY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9"
 INK = "#1b1f24"
 PAGE_INK = "#010203"  # replaced by the page's text colour, which follows the reader's light or dark scheme
 MAX_POINTS = 1_200  # of one curve; keeps the page of a week-long run small

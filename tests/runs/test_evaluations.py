@@ -12,7 +12,7 @@ from serl_chunk.cli.evaluation import _differences, _recorded
 from serl_chunk.cli.process import load
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore
-from serl_chunk.runs.evaluations import VALIDATION, resolve_step, save
+from serl_chunk.runs.evaluations import VALIDATION, better_arm, expand, resolve_step, save
 
 
 @pytest.fixture
@@ -84,6 +84,26 @@ def test_what_a_run_was_trained_with_is_no_other_setting_of_its_evaluation(caplo
     paths = {line.partition(": ")[0] for line in differences}
     assert paths == {"agent.candidates", "actor.delay_ticks", "robot.control_hz"}
     assert sum("another setting than the run's" in line for line in caplog.messages) == len(differences)
+
+
+def test_a_checkpoint_says_which_arm_was_better_on_its_validation_starts(run):
+    save(run, 500, VALIDATION, [{"success_rate": 0.97, "n": 100, "arm": "one"}])
+    assert better_arm(run, 500) == ""
+    save(run, 500, VALIDATION, [{"success_rate": 0.94, "n": 100, "arm": "best"}, {"success_rate": 0.5, "n": 100}])
+    save(run, 500, VALIDATION, [{"success_rate": 1.0, "n": 3, "arm": "best", "interrupted": True}])
+    save(run, 500, "evaluation", [{"success_rate": 1.0, "n": 200, "arm": "best"}])
+    save(run, 1000, VALIDATION, [{"success_rate": 0.9, "n": 50, "arm": arm} for arm in ("best", "one")])
+    assert better_arm(run, 500) == "one was better than best on validation starts (97 and 94 % of 100)"
+    assert "as good as" in better_arm(run, 1000)
+    assert resolve(run, "best") == 500  # by what the run acts by, not by an arm
+
+
+@pytest.mark.parametrize("wanted", ["last:0", "last:4", "last:", "last:-1", "last:two"])
+def test_the_last_checkpoints(run, wanted):
+    store = CheckpointStore(run)
+    assert expand(run, store, ["0", "last:2", "best"]) == ["0", "500", "1000", "best"]
+    with pytest.raises(CheckpointError, match=naming(run, wanted, "last:N", "3 periodic")):
+        expand(run, store, [wanted])
 
 
 def test_a_second_evaluation_erases_nothing_and_the_longer_one_counts(run):

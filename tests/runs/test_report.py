@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from metric_logs import Clock, add_evaluation, open_log
 
 from serl_chunk.runs import report_panels
+from serl_chunk.runs.evaluations import VALIDATION, save
 from serl_chunk.runs.folder import CONFIG, FORMAT
 from serl_chunk.runs.metrics import METRICS_FILE, Counters, MetricsLog, read_metrics
 from serl_chunk.runs.report import build_report
@@ -343,6 +344,22 @@ def test_an_offline_run_has_its_curve_over_updates_and_over_time(tmp_path):
     for label in ("critic updates", "wall time (min)"):
         assert f">{label}</text>" in svg
     assert "environment steps" not in svg
+
+
+def test_arms_are_curves_of_their_own_with_their_spread_and_which_was_better(tmp_path):
+    with open_log(tmp_path) as log:
+        for step, rate in ((10, 0.5), (20, 0.9), (30, 1.0)):
+            add_evaluation(log, Counters(step, 0, 0), success_rate=rate, arm="one")
+            add_evaluation(log, Counters(step, 0, 0), success_rate=0.8, arm="best")
+    save(tmp_path, 20, VALIDATION, [{"success_rate": r, "n": 9, "arm": arm} for arm, r in (("one", 0.7), ("best", 1))])
+    build_report(tmp_path)
+    text = Page(tmp_path / "report.html").texts["evaluations"]
+    for wanted in ("mean one policy, its last checkpoints: mean 80.0 %, deviation 21.6, lowest 50.0 %, of 3",
+                   "deviation 0.0", "best was better than one on validation starts (100 and 70 % of 9)"):  # fmt: skip
+        assert wanted in text
+    ax = Figure().subplots()
+    report_panels.draw_success(ax, read_metrics(tmp_path), "step")
+    assert [c.lines[0].get_ydata().tolist() for c in ax.containers] == [[0.5, 0.9, 1.0], [0.8, 0.8, 0.8]]
 
 
 def test_versions_host_and_changed_settings_are_shown(tmp_path):
