@@ -57,7 +57,7 @@ class LocalLink:
 
     def begin(self, record: Begin) -> None:
         self._episode = record.episode_id
-        self.learner.router.insert(SESSION, record)
+        self.insert(record)
 
     def step(self, record: Step) -> None:
         self._steps.append(record)
@@ -65,15 +65,19 @@ class LocalLink:
 
     def end(self, record: End) -> None:
         self.hand_on()
-        self.learner.router.insert(SESSION, record)
+        self.insert(record)
 
     def amend(self, record: Amend) -> None:
+        self.insert(record)
+
+    def insert(self, record: Begin | StepBlock | End | Amend) -> None:
+        """Put a record into the replay."""
         self.learner.router.insert(SESSION, record)
 
     def hand_on(self) -> None:
         """Insert the steps collected so far."""
         if self._steps:
-            self.learner.router.insert(SESSION, StepBlock.from_steps(self._episode, self._steps))
+            self.insert(StepBlock.from_steps(self._episode, self._steps))
             self._steps = []
 
 
