@@ -82,13 +82,16 @@ class FlowPolicy(ChunkNetwork):
         delay = batch.delay if self.flow.train_delay == "recorded" else draws["delay"]
         return (jnp.arange(h)[None] < delay[:, None]).astype(jnp.float32)
 
-    def velocity(
+    def velocity(self, params: Params, context: Context, x: jax.Array, t: jax.Array, given: jax.Array) -> jax.Array:
+        """v at x float32[..., D] and t float32[...], `given` float32[..., H]."""
+        net = self._net(params, context, x, t, given)
+        return net if self.published else net + linear_share(t, self.flow.spread)[..., None] * x
+
+    def _net(
         self, params: Params, context: Context, x: jax.Array, t: jax.Array, given: jax.Array, *, repeated: bool = False
     ) -> jax.Array:
-        """v at x float32[..., D] and t float32[...], `given` float32[..., H]; `repeated`: see `VelocityField`."""
         inputs = self._inputs(context.features, given)
-        net = self.field.apply({"params": params}, inputs, x, t, repeated=repeated)
-        return net if self.published else net + linear_share(t, self.flow.spread)[..., None] * x
+        return self.field.apply({"params": params}, inputs, x, t, repeated=repeated)
 
     def loss(
         self, params: Params, context: Context, chunks: jax.Array, weight: jax.Array, given: jax.Array, draws: Noise
@@ -121,10 +124,11 @@ class FlowPolicy(ChunkNetwork):
             fixed = (actions, jnp.repeat(given, self.spec.action_dim, axis=-1)[..., None, :])
         one = context._replace(features=context.features[..., None, :])
 
-        def velocity(x: jax.Array, t: jax.Array) -> jax.Array:
-            return self.velocity(params, one, x, t, given[..., None, :], repeated=True)
+        def net(x: jax.Array, t: jax.Array) -> jax.Array:
+            return self._net(params, one, x, t, given[..., None, :], repeated=True)
 
-        return self.chunks(integrate(velocity, noise, steps or self.flow.steps, fixed, clean=self.sees_given))
+        spread, steps = None if self.published else self.flow.spread, steps or self.flow.steps
+        return self.chunks(integrate(net, noise, steps, fixed, clean=self.sees_given, spread=spread))
 
     def candidate_noise(
         self, key: jax.Array, observation: Observation, count: int, *, explore: bool, alone: jax.Array | bool = False

@@ -1,13 +1,15 @@
-"""Flow-matching policy: a velocity field from noise (t = 0) to chunks (t = 1), integrated by Euler steps."""
+"""Flow-matching policy: a velocity field from noise (t = 0) to chunks (t = 1), integrated in steps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from serl_chunk.models.mlp import Activation, KernelInit, Mlp, Norm
 
@@ -63,24 +65,25 @@ def integrate(
     committed: tuple[jax.Array, jax.Array] | None = None,
     *,
     clean: bool = False,
+    spread: float | None = None,
 ) -> jax.Array:
-    """Euler-integrate `noise` float32[..., D] to a chunk, which may leave [-1, 1].
+    """Integrate `noise` float32[..., D] to a chunk, which may leave [-1, 1].
+
+    Without `spread` by Euler's method. With it by `linear_steps`: `velocity` is then the field without k(t) x.
 
     `committed` is a prefix and a mask, float32[D] each. Dimensions where the mask is 1 follow the straight path from
     their noise to the prefix, and the free ones are generated with them. With `clean` they are the prefix from the
     first step on, for a velocity field that was trained so (training-time RTC, Black et al. 2025).
     """
     x = noise
-    if committed is None:
-        for i in range(steps):
-            x = x + velocity(x, jnp.full(x.shape[:-1], i / steps)) / steps
-        return x
-    prefix, mask = (jnp.broadcast_to(c, noise.shape) for c in committed)
+    scales, gains = ([1.0] * steps, [1 / steps] * steps) if spread is None else linear_steps(steps, spread)
+    prefix, mask = (None, None) if committed is None else (jnp.broadcast_to(c, noise.shape) for c in committed)
     for i in range(steps):
         t = i / steps
-        x = mask * (prefix if clean else (1 - t) * noise + t * prefix) + (1 - mask) * x
-        x = x + velocity(x, jnp.full(x.shape[:-1], t)) / steps
-    return mask * prefix + (1 - mask) * x
+        if prefix is not None:
+            x = mask * (prefix if clean else (1 - t) * noise + t * prefix) + (1 - mask) * x
+        x = scales[i] * x + gains[i] * velocity(x, jnp.full(x.shape[:-1], t))
+    return x if prefix is None else mask * prefix + (1 - mask) * x
 
 
 def interpolate(noise: jax.Array, t: jax.Array, chunk: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -95,3 +98,16 @@ def linear_share(t: jax.Array, spread: float) -> jax.Array:
     """
     s2 = spread * spread
     return (t * s2 - (1 - t)) / ((1 - t) ** 2 + t**2 * s2)
+
+
+def linear_steps(steps: int, spread: float) -> tuple[list[float], list[float]]:
+    """Scales and gains of x <- scale x + gain net: a step of dx/dt = net + k(t) x, exact for a net that stays.
+
+    sqrt(V(t)), V = (1 - t)^2 + t^2 s^2, solves dx/dt = k(t) x, and the gain of a step from t to u is the integral of
+    sqrt(V(u) / V(w)) over w. Five steps of Euler's method leave 0.11 of s = 0.2 at noise 1, so that candidates are too
+    alike, and as much of the net's part is lost.
+    """
+    t = np.linspace(0.0, 1.0, steps + 1)
+    root, c = np.sqrt((1 - t) ** 2 + (t * spread) ** 2), 1 + spread**2
+    integral = np.arcsinh((c * t - 1) / spread) / math.sqrt(c)  # of 1 / sqrt(V)
+    return (root[1:] / root[:-1]).tolist(), (root[1:] * np.diff(integral)).tolist()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from serl_chunk.models.flow import VelocityField, integrate, interpolate, linear_share, time_features
+from serl_chunk.models.flow import VelocityField, integrate, interpolate, linear_share, linear_steps, time_features
 
 FREE = (jnp.zeros(4), jnp.zeros(4))
 
@@ -106,3 +108,23 @@ def test_the_linear_share_is_the_regression_of_velocities_on_points(t, spread):
     z, a = np.cos(2 * np.pi * np.arange(100) / 100), spread * np.sin(2 * np.pi * np.arange(100) / 100)
     covariance = np.cov(a - z, (1 - t) * z + t * a)
     assert float(linear_share(jnp.float32(t), spread)) == pytest.approx(covariance[0, 1] / covariance[1, 1], rel=1e-5)
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.2, 2.0])
+@pytest.mark.parametrize("steps", [1, 5])
+def test_steps_integrate_the_linear_part_exactly(steps, spread):
+    """As Euler's method in many steps, for a net that is constant within each one."""
+    nets, fine = np.linspace(-1.0, 2.0, steps), 20_000
+
+    def net(x, t):
+        return jnp.full(x.shape, jnp.asarray(nets)[jnp.round(t[0] * steps).astype(int)])
+
+    x = 0.7
+    for i in range(steps * fine):
+        t = (i + 0.5) / (steps * fine)
+        k = (t * spread**2 - (1 - t)) / ((1 - t) ** 2 + t**2 * spread**2)
+        x += (nets[i // fine] + k * x) / (steps * fine)
+    got = integrate(net, jnp.full((1, 1), 0.7), steps, spread=spread)
+    assert float(got[0, 0]) == pytest.approx(x, rel=2e-3)
+    scales, _ = linear_steps(steps, spread)
+    assert math.prod(scales) == pytest.approx(spread)  # noise of deviation 1 ends with the chunks' deviation
