@@ -35,6 +35,7 @@ from serl_chunk.learner.schedule import Phase
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
 
+SPARE = 100  # updates of the recorded run beyond the clone's: its critic has warmed up before it counts steps
 Records = list[Any]  # Begin, StepBlock, End and Amend, in the order in which the replay got them
 
 
@@ -97,7 +98,8 @@ def main() -> None:
     clone = dataclasses.replace(base, agent=BcConfig(bc_on="+successes"))
     args.out.mkdir(parents=True, exist_ok=True)
     for seed in map(int, args.seeds.split(",")):
-        teacher = dataclasses.replace(base, seed=seed)
+        more = dataclasses.replace(loop, max_steps=args.updates + SPARE)
+        teacher = dataclasses.replace(base, learner=more, seed=seed)
         config = apply_overrides(clone, [("seed", str(seed)), *settings(p, args.set)])
         demos = args.out / f"{args.task}_demos_{args.demos}_{seed}"
         run = args.out / f"{args.task}_{args.name}_{args.demos}_{seed}"

@@ -218,7 +218,7 @@ def test_a_served_robots_leader_is_driven_by_its_operator_and_a_stop_takes_its_t
         cell = Served(stack, tmp_path)
         human, robot = human_of(stack, cell), ServedOperator(cell.config, "console")
         stack.callback(robot.close)
-        ends = time.monotonic() + 60
+        ends = time.monotonic() + 120
 
         def operator() -> Operator:
             made = Operator(Silent(), robot, amend=lambda _: None, end=lambda: None, now=time.monotonic, countdown=0.05)
