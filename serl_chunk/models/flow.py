@@ -77,13 +77,13 @@ def integrate(
     """
     x = noise
     scales, gains = ([1.0] * steps, [1 / steps] * steps) if spread is None else linear_steps(steps, spread)
-    prefix, mask = (None, None) if committed is None else (jnp.broadcast_to(c, noise.shape) for c in committed)
+    prefix, mask = committed or (jnp.zeros(()), jnp.zeros(()))
     for i in range(steps):
         t = i / steps
-        if prefix is not None:
+        if committed is not None:
             x = mask * (prefix if clean else (1 - t) * noise + t * prefix) + (1 - mask) * x
         x = scales[i] * x + gains[i] * velocity(x, jnp.full(x.shape[:-1], t))
-    return x if prefix is None else mask * prefix + (1 - mask) * x
+    return x if committed is None else mask * prefix + (1 - mask) * x
 
 
 def interpolate(noise: jax.Array, t: jax.Array, chunk: jax.Array) -> tuple[jax.Array, jax.Array]:
