@@ -70,6 +70,8 @@ def imitate(config: ExperimentConfig, demos: Path, run: Path, records: Records) 
             learner.work()
         for record in records:
             learner.router.insert(local.SESSION, record)
+            if learner.trainer.phase is Phase.WARMUP:  # updates are earned by the steps after it
+                learner.work()
         while not learner.trainer.done:
             if not learner.work():
                 raise SystemExit(f"{run}: the recorded steps are too few for {config.learner.max_steps} updates")
