@@ -155,7 +155,7 @@ def _spreads(results: Sequence[EvalResult]) -> list[str]:
     """Return a line for each policy of which three checkpoints or more were evaluated."""
     of: dict[str, list[float]] = {}
     for r in results:
-        of.setdefault(f"{r.mode} {r.arm}".strip(), []).append(r.success_rate)
+        of.setdefault(f"{r.mode} policy{f', {r.arm}' if r.arm else ''}", []).append(r.success_rate)
     return [f"{policy}: {format_spread(rates)}" for policy, rates in of.items() if len(rates) > 2]
 
 

@@ -137,7 +137,7 @@ def test_arms_of_several_checkpoints_are_rows_and_their_spread_is_shown(lab, cap
     assert lab(arms=("one", "best")) == 0
     out = capsys.readouterr().out
     assert [line.split(":")[0].strip() for line in out.splitlines() if " deviation " in line] == [
-        f"{mode} {arm}" for mode in ("mean", "sampled") for arm in ("one", "best")
+        f"{mode} policy, {arm}" for mode in ("mean", "sampled") for arm in ("one", "best")
     ]
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     arms = [(row["mode"], row["arm"]) for row in rows if row["kind"] == "eval"]
