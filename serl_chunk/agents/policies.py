@@ -22,7 +22,7 @@ from serl_chunk.models.sums import Sum
 from serl_chunk.types import STATE, ChunkBatch
 
 _LOG_STD_MAX = 2.0
-ALONE = 0.25  # scale of the noise that a candidate explores from which is compared with no other
+ALONE = 0.14  # scale of the noise that a candidate explores from which is compared with no other
 
 
 class ChunkNetwork:
