@@ -22,6 +22,8 @@ from serl_chunk.models.sums import Sum
 from serl_chunk.types import STATE, ChunkBatch
 
 _LOG_STD_MAX = 2.0
+# Wider ones differ more than a young critic can tell.
+WIDEST = 0.5  # scale of the noise of the last candidate
 ALONE = 0.14  # scale of the noise that a candidate explores from which is compared with no other
 
 
@@ -133,7 +135,7 @@ class FlowPolicy(ChunkNetwork):
     def candidate_noise(
         self, key: jax.Array, observation: Observation, count: int, *, explore: bool, alone: jax.Array | bool = False
     ) -> jax.Array:
-        """Starting noise of N candidates float32[N, D], scaled from 0 for the first to 1; `published`: all by 1.
+        """Starting noise of N candidates float32[N, D], scaled from 0 for the first to WIDEST; `published`: all by 1.
 
         Where the first one explores and is compared with no other, N = 1 or `alone` bool[], its scale is ALONE: an
         imitation that starts from its mode tries nothing.
@@ -145,7 +147,7 @@ class FlowPolicy(ChunkNetwork):
         noise = jax.random.normal(key if explore else observation_key(observation), (count, self.chunk_dim))
         if self.published:
             return noise
-        scale = jnp.linspace(0.0, 1.0, count)
+        scale = jnp.linspace(0.0, WIDEST, count)
         if explore:
             scale = scale.at[0].set(jnp.where(jnp.logical_or(alone, count == 1), ALONE, 0.0))
         return scale[:, None] * noise

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from agent_tools import bandit, bandit_error, build, config_of, make_batches, named, on_device, policy_gradient, same
 
-from serl_chunk.agents.policies import ALONE, FlowPolicy
+from serl_chunk.agents.policies import ALONE, WIDEST, FlowPolicy
 from serl_chunk.agents.spec import AgentSpec, BatchSpec
 from serl_chunk.agents.state import Context
 from serl_chunk.config.agents import FlowConfig
@@ -78,7 +78,7 @@ def test_candidates_start_from_growing_noise_and_as_published_from_the_same(publ
     keys = jax.random.split(jax.random.key(0), 300)
     draw = lambda k: flow_policy(4, published=published).candidate_noise(k, observation, 5, explore=True)  # noqa: E731
     noise = np.asarray(jax.vmap(draw)(keys))
-    np.testing.assert_allclose(noise.std((0, 2)), [1.0] * 5 if published else np.linspace(0, 1, 5), rtol=0.1)
+    np.testing.assert_allclose(noise.std((0, 2)), [1.0] * 5 if published else np.linspace(0, WIDEST, 5), rtol=0.1)
 
 
 @pytest.mark.parametrize("spread", [0.1, 0.5, 1.0])
@@ -113,9 +113,9 @@ def test_a_candidate_alone_has_noise_of_its_own_where_it_explores():
 
     np.testing.assert_allclose(spread(1, explore=True), [ALONE], rtol=0.1)
     np.testing.assert_allclose(spread(1, explore=False), [0.0], rtol=0.1)
-    np.testing.assert_allclose(spread(2, explore=True), [0.0, 1.0], rtol=0.1)
-    np.testing.assert_allclose(spread(2, explore=True, alone=jnp.asarray(True)), [ALONE, 1.0], rtol=0.1)
-    np.testing.assert_allclose(spread(2, explore=False, alone=jnp.asarray(True)), [0.0, 1.0], rtol=0.1)
+    np.testing.assert_allclose(spread(2, explore=True), [0.0, WIDEST], rtol=0.1)
+    np.testing.assert_allclose(spread(2, explore=True, alone=jnp.asarray(True)), [ALONE, WIDEST], rtol=0.1)
+    np.testing.assert_allclose(spread(2, explore=False, alone=jnp.asarray(True)), [0.0, WIDEST], rtol=0.1)
 
 
 def test_the_one_that_acts_alone_explores():
