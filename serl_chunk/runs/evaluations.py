@@ -78,11 +78,17 @@ def _validated(run: Path) -> Iterator[tuple[int, str, int, float]]:
 
 
 def better_arm(run: Path, step: int) -> str:
-    """Say which arm had more successes on a checkpoint's validation starts; empty where not both were validated."""
+    """Say which arm had more successes on a checkpoint's validation starts; empty where not both were validated.
+
+    A damaged file is named: it hinders no evaluation and no report.
+    """
     most: dict[str, tuple[int, float]] = {}
-    for of, arm, n, rate in _validated(run):
-        if of == step and arm:
-            most[arm] = max((n, rate), most.get(arm, (0, 0.0)))
+    try:
+        for of, arm, n, rate in _validated(run):
+            if of == step and arm:
+                most[arm] = max((n, rate), most.get(arm, (0, 0.0)))
+    except CheckpointError as error:
+        return f"which arm was better is unknown: {error}"
     if len(most) < 2:
         return ""
     (first, one), (second, other) = sorted(most.items(), key=lambda arm: -arm[1][1])

@@ -10,7 +10,6 @@ from typing import Any
 
 from serl_chunk.io import atomic_write, format_duration, format_spread, plural
 from serl_chunk.runs import report_panels as panels
-from serl_chunk.runs.checkpoints import CheckpointError
 from serl_chunk.runs.demos import DEMOS
 from serl_chunk.runs.evaluations import better_arm
 from serl_chunk.runs.folder import read_json
@@ -207,13 +206,6 @@ def _spreads(metrics: RunMetrics) -> list[str]:
     ]  # fmt: skip
 
 
-def _better(run: Path, step: int) -> str:
-    try:
-        return better_arm(run, step)
-    except CheckpointError as error:
-        return f"unknown: {error}"
-
-
 def _evaluations(metrics: RunMetrics, run: Path) -> Html:
     rows = [
         (
@@ -221,7 +213,7 @@ def _evaluations(metrics: RunMetrics, run: Path) -> Html:
             STARTS.get(row.get("starts_repeat"), "unknown"),
             _measured(row.get("mean_time_s"), "s"), _measured(row.get("mean_length"), "steps"),
             f"{row['env_steps']:,} steps, {format_duration(metrics.trained_wall(row))}",
-            _better(run, row["step"]),
+            better_arm(run, row["step"]),
         )
         for row in metrics["eval"]
     ]  # fmt: skip

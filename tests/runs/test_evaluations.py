@@ -96,6 +96,8 @@ def test_a_checkpoint_says_which_arm_was_better_on_its_validation_starts(run):
     assert better_arm(run, 500) == "one was better than best on validation starts (97 and 94 % of 100)"
     assert "as good as" in better_arm(run, 1000)
     assert resolve(run, "best") == 500  # by what the run acts by, not by an arm
+    (run / "evaluations" / "validation_7.json").write_text("{")
+    assert "validation_7.json is damaged" in better_arm(run, 500)
 
 
 @pytest.mark.parametrize("wanted", ["last:0", "last:4", "last:", "last:-1", "last:two"])
