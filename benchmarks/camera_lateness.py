@@ -28,17 +28,17 @@ from typing import Any
 import numpy as np
 from support.robot_moments import press_on
 
-from serl_chunk_robot import front_process
-from serl_chunk_robot.admission import Address
-from serl_chunk_robot.camera_process import children
-from serl_chunk_robot.client import Keys, RobotClient, RobotError
-from serl_chunk_robot.config import HAIR, load, load_driver
-from serl_chunk_robot.door import Door
-from serl_chunk_robot.processes import Processes
+from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
+from serl_chunk_robot.robot_file.config import HAIR, load, load_driver
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.measured import Measured
-from serl_chunk_robot.serve import Motions, prioritise
-from serl_chunk_robot.server import RobotServer
+from serl_chunk_robot.server import front_process
+from serl_chunk_robot.server.admission import Address
+from serl_chunk_robot.server.camera_process import children
+from serl_chunk_robot.server.door import Door
+from serl_chunk_robot.server.processes import Processes
+from serl_chunk_robot.server.serve import Motions, prioritise
+from serl_chunk_robot.server.server import RobotServer
 from serl_chunk_robot.wire.curve import Pair
 from serl_chunk_robot.wire.link import Link, make_pair
 

@@ -33,7 +33,7 @@ from support.lab_report import Stage, write_report
 from serl_chunk.replay.episode import human_segments
 from serl_chunk.runs.episodes import RunSource
 from serl_chunk.types import STATE, Episode, Outcome
-from serl_chunk_robot.client import RobotClient
+from serl_chunk_robot.client.client import RobotClient
 
 DEMOS, MISSES, TRIALS = 10, 6, 10
 TRIES = 3  # of what a machine that stood still spoils

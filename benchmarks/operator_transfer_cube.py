@@ -61,7 +61,7 @@ from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics
 from serl_chunk.types import STATE
-from serl_chunk_robot.client import RobotClient
+from serl_chunk_robot.client.client import RobotClient
 
 HERE = Path(__file__).resolve().parent
 EXPERIMENT, N_DEMOS = "aloha_transfer_cube", 10

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from support.robot_limits import HOME, SPACE, J, limits, viperx
 
-from serl_chunk_robot.pursuit import Pursuit
+from serl_chunk_robot.control.pursuit import Pursuit
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.motion import SetPoint
 

@@ -39,7 +39,7 @@ import numpy as np
 from support.process_cell import BEGINS, ENDS, STOP, ProcessCell
 from support.robot_moments import STOOD_STILL, VALIDITY
 
-from serl_chunk_robot.client import RobotError
+from serl_chunk_robot.client.client import RobotError
 
 P50, MOST = 0.015, 0.060  # s beyond a command's validity
 PASS = 1 / 200  # s, of the loop

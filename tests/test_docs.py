@@ -37,7 +37,7 @@ from serl_chunk.config.robots import (
 )
 from serl_chunk.data.demos import load_demos
 from serl_chunk.robots.registry import robot_spec
-from serl_chunk_robot.config import load as load_robot
+from serl_chunk_robot.robot_file.config import load as load_robot
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

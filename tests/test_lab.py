@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serl_chunk_robot.config import load
+from serl_chunk_robot.robot_file.config import load
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 

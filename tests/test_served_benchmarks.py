@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from serl_chunk_robot.config import load
-from serl_chunk_robot.toml_file import read_toml
+from serl_chunk_robot.robot_file.config import load
+from serl_chunk_robot.robot_file.toml_file import read_toml
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 

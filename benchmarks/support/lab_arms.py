@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from serl_chunk_robot.driver import DriverSpec
 from serl_chunk_robot.drivers.aloha_arms import HIGH, LOW, VELOCITY
+from serl_chunk_robot.drivers.base import DriverSpec
 from serl_chunk_robot.drivers.fake import HOME, SAG, FakeArms
 
 ARMS = 2

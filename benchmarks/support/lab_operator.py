@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from serl_chunk.robots.arms import aloha_arms
-from serl_chunk_robot.client import RobotClient, RobotError
+from serl_chunk_robot.client.client import RobotClient, RobotError
 from support.lab_experiment import CLOSED, MEETING, meets, tips
 from support.simulated_operator import CLOSE, RATE, Aim, Belief, Pose, SimulatedOperator
 from support.virtual_mice import SOCKET, MouseReports, fake_hid, frame

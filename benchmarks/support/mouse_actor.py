@@ -36,7 +36,7 @@ from serl_chunk import main
 from serl_chunk.actor.recorder import EpisodeRecorder
 from serl_chunk.devices.human import HumanIntervention
 from serl_chunk.types import Begin, RecordSink, Step
-from serl_chunk_robot.client import RobotClient
+from serl_chunk_robot.client.client import RobotClient
 from serl_chunk_robot.devices.base import Sample
 from serl_chunk_robot.devices.spacemouse import SpaceMouse
 

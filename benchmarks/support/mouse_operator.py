@@ -25,7 +25,7 @@ from serl_chunk.robots.fake.expert import ScriptedExpert
 from serl_chunk.robots.fake.kinematics import grip_point
 from serl_chunk.robots.fake.scripted_human import ScriptedHuman
 from serl_chunk.robots.fake.spec import ARM_DIM
-from serl_chunk_robot.client import RobotClient
+from serl_chunk_robot.client.client import RobotClient
 
 LATE = 0.2  # s between what happens and what the operator knows of it
 PERIOD = 0.02  # s between two decisions of the hands

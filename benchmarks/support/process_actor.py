@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from serl_chunk_robot.client import RobotClient, RobotError
+from serl_chunk_robot.client.client import RobotClient, RobotError
 
 TICK = 0.02  # s
 PINGS = 0.5  # s

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk_robot.client import RobotError
+from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.drivers.fake import HOME
 from support.ports import free_port
 from support.robot_moments import DRIVER, HERE, Cell

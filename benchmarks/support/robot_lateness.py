@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from serl_chunk_robot.client import Keys, RobotClient, RobotError
+from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
 from serl_chunk_robot.drivers.fake import HOME
 from serl_chunk_robot.wire.curve import Pair
 from support.ports import free_port

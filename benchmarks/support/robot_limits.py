@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from serl_chunk_robot.kinematics import Arms, Chain, Link
+from serl_chunk_robot.geometry.kinematics import Arms, Chain, Link
 from serl_chunk_robot.safety.limits import Limits, Workspace
 from serl_chunk_robot.safety.motion import Rates
 

@@ -21,12 +21,12 @@ import numpy as np
 import zmq
 
 from serl_chunk.devices.recorded import save_interventions
-from serl_chunk_robot.client import RobotClient, RobotError
+from serl_chunk_robot.client.client import RobotClient, RobotError
 from serl_chunk_robot.drivers.fake import HOME, viperx_arms
-from serl_chunk_robot.profiles import built_in
-from serl_chunk_robot.protocol import MAX_STATE, STATE_PORT
+from serl_chunk_robot.robot_file.profiles import built_in
 from serl_chunk_robot.safety.motion import stopping_distance
 from serl_chunk_robot.wire import arrays
+from serl_chunk_robot.wire.protocol import MAX_STATE, STATE_PORT
 from serl_chunk_robot.wire.sockets import connect, make_socket
 
 HERE, J = "127.0.0.1", 14

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from serl_chunk_robot.client import RobotClient, RobotError
+from serl_chunk_robot.client.client import RobotClient, RobotError
 from support.ports import free_port
 from support.robot_moments import press_on
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from serl_chunk.actor.operator_interfaces import RobotRequests
 from serl_chunk.actor.permit import Permit
 from serl_chunk.types import ShownRobot
-from serl_chunk_robot.client import UNCONFIRMED
+from serl_chunk_robot.client.client import UNCONFIRMED
 
 logger = logging.getLogger(__name__)
 

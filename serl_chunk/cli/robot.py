@@ -17,8 +17,8 @@ from serl_chunk.cli.robot_dry import Changed, Recorded, dry_run
 from serl_chunk.cli.robot_replay import approach, await_go, compared, play
 from serl_chunk.data.source import Source
 from serl_chunk.types import STATE, ConfigError
-from serl_chunk_robot.client import Keys, RobotClient
-from serl_chunk_robot.config import HAIR, load, load_driver
+from serl_chunk_robot.client.client import Keys, RobotClient
+from serl_chunk_robot.robot_file.config import HAIR, load, load_driver
 
 SAME_RATE = 1e-3
 

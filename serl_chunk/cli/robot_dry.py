@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serl_chunk_robot.config import HAIR, RobotFile
-from serl_chunk_robot.driver import DriverSpec
+from serl_chunk_robot.control.loop import CATCHING_UP, RobotLoop
+from serl_chunk_robot.drivers.base import DriverSpec
 from serl_chunk_robot.drivers.fake import FakeArms
-from serl_chunk_robot.loop import CATCHING_UP, RobotLoop
+from serl_chunk_robot.robot_file.config import HAIR, RobotFile
 from serl_chunk_robot.safety.gate import Command, Gate
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from serl_chunk.cli.robot_dry import Recorded
-from serl_chunk_robot.client import RobotClient, RobotError
-from serl_chunk_robot.profiles import CAUTIOUS
+from serl_chunk_robot.client.client import RobotClient, RobotError
+from serl_chunk_robot.robot_file.profiles import CAUTIOUS
 
 FAR = 0.5  # rad that a joint may be from the first target after the reset: jogs take one joint at a time
 HAIR = 1e-4

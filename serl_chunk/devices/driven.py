@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from serl_chunk_robot.client import RobotError
+from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.devices.base import FAILED, KEEPS, MOVES, THERE, WAITS, DriveStatus, InputDevice
 
 logger = logging.getLogger(__name__)

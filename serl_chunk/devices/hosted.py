@@ -11,7 +11,7 @@ from pathlib import Path
 
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.types import ConfigError, RobotSpec
-from serl_chunk_robot.client import Keys, Reading, RobotClient, RobotError
+from serl_chunk_robot.client.client import Keys, Reading, RobotClient, RobotError
 from serl_chunk_robot.devices.base import DeviceError, DriveStatus, InputDevice, KeyEvent, Sample
 from serl_chunk_robot.devices.evdev_device import KEPT
 from serl_chunk_robot.devices.evdev_keys import PEDALS

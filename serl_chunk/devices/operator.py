@@ -172,7 +172,7 @@ def _controls(config: ExperimentConfig, env: RobotEnv) -> list[ArmControl]:
     if tips is None:
         raise ConfigError(
             f"{config.actor.intervention} moves tips of arms, and the kinematics of robot {spec.name!r} are not known. "
-            "Let its environment have a method kinematics() -> serl_chunk_robot.kinematics.Arms, or use gello",
+            "Let its environment have a method kinematics() -> serl_chunk_robot.geometry.kinematics.Arms, or use gello",
             parameter="actor.intervention",
         )
     return [_joints(config.device, spec, tips, k) for k in range(len(arms))]

@@ -19,7 +19,7 @@ HOMING = 0.5  # 1/s: how fast joints that move no tip return to the home pose
 
 
 class Tips(Protocol):
-    """Kinematics of all arms of a robot, as `serl_chunk_robot.kinematics.Arms`."""
+    """Kinematics of all arms of a robot, as `serl_chunk_robot.geometry.kinematics.Arms`."""
 
     joints: np.ndarray  # intp[arms, L], of the command
 

@@ -15,7 +15,7 @@ from serl_chunk.console.feed import LiveFeed, Planned, Tick
 from serl_chunk.console.view import OLD, ConsoleState, cells, held_for
 from serl_chunk.types import RobotSpec, ShownRobot
 from serl_chunk.viewer.content import to_jpeg
-from serl_chunk_robot.client import UNCONFIRMED
+from serl_chunk_robot.client.client import UNCONFIRMED
 
 ROWS = 40  # ticks in one event, and decisions: more are sent with the next ones
 BEHIND = 250  # ticks that a new or slow viewer is sent at most

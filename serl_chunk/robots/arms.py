@@ -10,7 +10,7 @@ import numpy as np
 from serl_chunk.config.robots import AlohaConfig, AlohaSimConfig, FakeAlohaConfig, GymConfig, RobotConfig
 from serl_chunk.robots.fake import kinematics as fake
 from serl_chunk.robots.gym_adapter import GymAdapter
-from serl_chunk_robot.kinematics import Arms, Chain, Link
+from serl_chunk_robot.geometry.kinematics import Arms, Chain, Link
 
 _TURN, _PITCH, _ROLL = (0.0, 0.0, 1.0), (0.0, 1.0, 0.0), (1.0, 0.0, 0.0)
 ARM, ACTIONS = 7, 14  # numbers of an arm, six joints and a gripper, and of both

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from serl_chunk_robot.camera import READ_WITHIN, CameraError, CameraSpec, Frame
-from serl_chunk_robot.client import Keys, RobotClient
+from serl_chunk_robot.client.client import Keys, RobotClient
+from serl_chunk_robot.drivers.camera import READ_WITHIN, CameraError, CameraSpec, Frame
 
 
 class DrawnCamera:

@@ -1,6 +1,6 @@
 """HIL-SERL's space of actions and states of a Franka, as functions of one arm. Arrays are float64.
 
-A place is a tip's x, y, z (m) and Euler angles (`serl_chunk_robot.rotations`, rad), in the frame of the arm's base. An
+A place is a tip's x, y, z (m) and Euler angles (rad, by `geometry.rotations`), in the frame of the arm's base. An
 action is a twist of six numbers of about 1, in the frame of the tip; its rotation includes what its translation makes
 of the base's origin, as HIL-SERL's does.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serl_chunk_robot.rotations import euler_of_matrix, matrix_of_euler, unwrapped
+from serl_chunk_robot.geometry.rotations import euler_of_matrix, matrix_of_euler, unwrapped
 
 
 class Box(NamedTuple):

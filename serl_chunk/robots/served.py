@@ -17,7 +17,7 @@ from serl_chunk.robots import served_task
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv, StepResult
 from serl_chunk.robots.served_cameras import ServedCameras
 from serl_chunk.types import ConfigError, Observation, RobotSpec
-from serl_chunk_robot.client import Keys, RobotClient, RobotError
+from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from serl_chunk.types import ConfigError, RobotSpec
-from serl_chunk_robot.client import Picture, RobotClient, RobotError
+from serl_chunk_robot.client.client import Picture, RobotClient, RobotError
 
 STALE_S = 0.2  # a picture that is older is not decided on; a repeated one is as old as the first of its kind
 FIRST_S = 2.0  # for the first picture of a camera that no episode watches

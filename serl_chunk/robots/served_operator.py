@@ -10,7 +10,7 @@ from typing import Any
 
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.types import ShownRobot
-from serl_chunk_robot.client import PROCESS, UNCONFIRMED, Keys, RobotClient, RobotError
+from serl_chunk_robot.client.client import PROCESS, UNCONFIRMED, Keys, RobotClient, RobotError
 
 logger = logging.getLogger(__name__)
 

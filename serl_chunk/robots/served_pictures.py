@@ -15,7 +15,7 @@ import numpy as np
 
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.types import SerlChunkError
-from serl_chunk_robot.client import Keys, RobotClient
+from serl_chunk_robot.client.client import Keys, RobotClient
 
 logger = logging.getLogger(__name__)
 

@@ -26,10 +26,10 @@ from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.robots.served import ServedRobot
 from serl_chunk.types import RobotSpec
-from serl_chunk_robot.client import RobotClient, RobotError
-from serl_chunk_robot.config import load, load_driver
+from serl_chunk_robot.client.client import RobotClient, RobotError
+from serl_chunk_robot.control.motions import Jog
 from serl_chunk_robot.drivers.fake import HIGH
-from serl_chunk_robot.motions import Jog
+from serl_chunk_robot.robot_file.config import load, load_driver
 
 TICK = 0.02
 SPEC = RobotSpec("arms", 50.0, J, tuple(LOW), tuple(MOST), tuple(range(J)), GRIPPERS, (), 500, ((0, 7), (7, 14)))

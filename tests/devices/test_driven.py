@@ -17,9 +17,9 @@ from serl_chunk.devices.driven import AGAIN_S, KEEPS_S, LeaderDrives
 from serl_chunk.devices.hosted import open_hosted
 from serl_chunk.robots.registry import make_env
 from serl_chunk.types import ConfigError
-from serl_chunk_robot.client import RobotError
+from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.devices.base import DriveStatus, Sample
-from serl_chunk_robot.drives import RENEWED
+from serl_chunk_robot.server.leader_permissions import RENEWED
 
 
 class Leader:

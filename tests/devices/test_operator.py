@@ -24,7 +24,7 @@ from serl_chunk.robots.registry import make_env
 from serl_chunk.types import STATE, ConfigError, RobotSpec
 from serl_chunk_robot.devices import spacemouse
 from serl_chunk_robot.devices.base import DeviceError
-from serl_chunk_robot.kinematics import Arms, Chain, Link
+from serl_chunk_robot.geometry.kinematics import Arms, Chain, Link
 
 
 @pytest.fixture

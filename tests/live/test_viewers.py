@@ -18,7 +18,7 @@ from serl_chunk.console.bindings import REPEAT, Action, Word, bind_keys
 from serl_chunk.console.feed import LiveFeed, Ring
 from serl_chunk.live.content import state_json
 from serl_chunk.live.viewers import GONE, MOST, RefusedError, Viewers
-from serl_chunk_robot.client import UNCONFIRMED
+from serl_chunk_robot.client.client import UNCONFIRMED
 
 
 def robot(desk: Desk) -> list[object]:

@@ -18,8 +18,8 @@ from serl_chunk.robots.registry import make_env, robot_spec
 from serl_chunk.robots.served import _compared
 from serl_chunk.robots.served_task import Seen, make_expert
 from serl_chunk.types import ConfigError
-from serl_chunk_robot.config import RobotFile, checked, load, load_driver
-from serl_chunk_robot.serve import Motions
+from serl_chunk_robot.robot_file.config import RobotFile, checked, load, load_driver
+from serl_chunk_robot.server.serve import Motions
 
 ROBOTS = Path(__file__).parents[2] / "experiments" / "robots"
 FILES = {"ros1": "aloha_ros1", "ros2": "aloha_ros2", "trossen": "trossen"}
@@ -114,7 +114,7 @@ def test_an_expert_is_the_user_s_or_there_is_none():
 @pytest.mark.parametrize("arms", FILES)
 def test_a_whole_reset_and_the_way_to_park(arms, monkeypatch):
     """From where the simulated arms begin, under the file's profile of evaluations."""
-    monkeypatch.setattr("serl_chunk_robot.serve._beep", lambda: None)
+    monkeypatch.setattr("serl_chunk_robot.server.serve._beep", lambda: None)
     file = file_of(arms)
     with RIGS[FILES[arms]]() as rig:
         rig.connect()

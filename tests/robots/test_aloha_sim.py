@@ -19,7 +19,7 @@ from serl_chunk.robots.aloha_sim.env import ARM_HIGH, ARM_LOW, CAMERAS, aloha_si
 from serl_chunk.robots.aloha_sim.experts import GRIP, arm_joints
 from serl_chunk.robots.mujoco_camera import MujocoCamera
 from serl_chunk.types import ConfigError, DataError, RobotSpec
-from serl_chunk_robot.camera import CameraError
+from serl_chunk_robot.drivers.camera import CameraError
 
 # Looked up, not imported: how MuJoCo renders is fixed by its first import, which is what is tested here.
 if not all(importlib.util.find_spec(name) for name in ("mujoco", "gym_aloha")):

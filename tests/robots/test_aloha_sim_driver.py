@@ -23,12 +23,12 @@ from serl_chunk.robots.aloha_sim.process import Simulation
 from serl_chunk.robots.served import _compared
 from serl_chunk.robots.served_task import Seen, make_expert
 from serl_chunk.types import STATE, ConfigError
-from serl_chunk_robot.config import HAIR, checked, load
-from serl_chunk_robot.driver import DriverError
-from serl_chunk_robot.loop import Refused, RobotLoop, Status
+from serl_chunk_robot.control.loop import Refused, RobotLoop, Status
+from serl_chunk_robot.drivers.base import DriverError
+from serl_chunk_robot.robot_file.config import HAIR, checked, load
 from serl_chunk_robot.safety.gate import Command, Gate
 from serl_chunk_robot.safety.measured import Measured
-from serl_chunk_robot.serve import Motions
+from serl_chunk_robot.server.serve import Motions
 from serl_chunk_robot.wire import arrays
 
 if not all(importlib.util.find_spec(name) for name in ("mujoco", "gym_aloha")):  # not imported: see test_aloha_sim

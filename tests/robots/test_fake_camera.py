@@ -13,8 +13,8 @@ from robot_world import FaultyArms
 from serl_chunk.robots.fake import spec as task
 from serl_chunk.robots.fake.camera import FakeAlohaCamera
 from serl_chunk.robots.fake.render import render
-from serl_chunk_robot.camera import CameraError
-from serl_chunk_robot.config import load
+from serl_chunk_robot.drivers.camera import CameraError
+from serl_chunk_robot.robot_file.config import load
 
 CUBE = (0.1, 0.05, 0.02)
 

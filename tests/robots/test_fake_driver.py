@@ -17,12 +17,12 @@ from serl_chunk.robots.fake.scripted_human import ScriptedHuman
 from serl_chunk.robots.served import _compared
 from serl_chunk.robots.served_task import Seen, make_expert, make_scripted_human
 from serl_chunk.types import STATE, ConfigError
-from serl_chunk_robot.config import HAIR, checked, load, load_driver
-from serl_chunk_robot.driver import DriverError
-from serl_chunk_robot.loop import RobotLoop, Status
+from serl_chunk_robot.control.loop import RobotLoop, Status
+from serl_chunk_robot.drivers.base import DriverError
+from serl_chunk_robot.robot_file.config import HAIR, checked, load, load_driver
 from serl_chunk_robot.safety.gate import Command, Gate
 from serl_chunk_robot.safety.measured import Measured
-from serl_chunk_robot.serve import Motions
+from serl_chunk_robot.server.serve import Motions
 
 FILE = Path(__file__).resolve().parents[2] / "experiments" / "robots" / "fake_aloha.toml"
 ARMS = np.array([i not in task.GRIPPER for i in range(task.ACTION_DIM)])

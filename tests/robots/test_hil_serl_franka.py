@@ -16,8 +16,8 @@ from serl_chunk.robots import franka
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.robots.served import differing_fields
 from serl_chunk.types import STATE, ConfigError
-from serl_chunk_robot.config import load, load_driver
-from serl_chunk_robot.motions import Reset
+from serl_chunk_robot.control.motions import Reset
+from serl_chunk_robot.robot_file.config import load, load_driver
 
 ROBOTS = Path(__file__).parents[2] / "experiments" / "robots"
 FILES = {

@@ -29,8 +29,8 @@ from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.robots.registry import make_env
 from serl_chunk.robots.served import HELD_S, ServedRobot, _conditions
 from serl_chunk.types import STATE, ConfigError, RobotSpec
-from serl_chunk_robot.client import PROCESS, Keys, RobotClient, RobotError
-from serl_chunk_robot.driver import Event
+from serl_chunk_robot.client.client import PROCESS, Keys, RobotClient, RobotError
+from serl_chunk_robot.drivers.base import Event
 from serl_chunk_robot.main import main
 
 JOINTS = np.array([i not in GRIPPERS for i in range(J)])

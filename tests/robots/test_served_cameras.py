@@ -26,7 +26,7 @@ from serl_chunk.robots import served_cameras
 from serl_chunk.robots.served import HELD_S, ServedRobot
 from serl_chunk.robots.served_pictures import ServedPictures
 from serl_chunk.types import IMAGE_PREFIX, Begin, CameraSpec, ConfigError, RobotSpec, Source, StepBlock
-from serl_chunk_robot.client import RobotError
+from serl_chunk_robot.client.client import RobotError
 
 TOP = IMAGE_PREFIX + "top"
 SPEC = RobotSpec(

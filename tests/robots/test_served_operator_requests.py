@@ -12,7 +12,7 @@ from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots import served_operator
 from serl_chunk.robots.served_operator import ServedOperator
 from serl_chunk.types import ShownRobot
-from serl_chunk_robot.client import UNCONFIRMED, RobotError
+from serl_chunk_robot.client.client import UNCONFIRMED, RobotError
 
 STATE = {
     "state": "MOVE", "waiting": False, "word": "", "moment": 0.0, "held": None, "generation": 7, "controller": "actor",

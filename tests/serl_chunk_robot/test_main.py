@@ -24,13 +24,13 @@ from robot_world import Way
 
 import serl_chunk_robot
 from serl_chunk import main as whole
-from serl_chunk_robot import requests
-from serl_chunk_robot.admission import Admission, read_allowed
-from serl_chunk_robot.client import Keys, RobotClient, RobotError
-from serl_chunk_robot.diagnosis import Finding
-from serl_chunk_robot.driver import SUPPORTED
+from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
+from serl_chunk_robot.commands import requests
+from serl_chunk_robot.commands.diagnosis import Finding
+from serl_chunk_robot.drivers.base import SUPPORTED
 from serl_chunk_robot.drivers.fake import FakeArms
 from serl_chunk_robot.main import main
+from serl_chunk_robot.server.admission import Admission, read_allowed
 
 
 def test_the_version_is_printed(capsys):
@@ -59,7 +59,7 @@ def test_the_package_runs_as_a_module(capfd):
 def test_a_check_that_did_not_try_all_of_it_does_not_succeed(robot, tmp_path, capsys, statuses, says, status):
     (tmp_path / "robot.toml").write_text('name = "cell_3"\ndriver = "fake"\n')
     findings = [Finding(str(k), each, "as it is") for k, each in enumerate(statuses)]
-    with patch("serl_chunk_robot.check.RobotCheck.run", return_value=findings):
+    with patch("serl_chunk_robot.commands.check.RobotCheck.run", return_value=findings):
         assert run(robot, "check", str(tmp_path / "robot.toml")) == status
     assert f"check: {says}; " in capsys.readouterr().out
     (text,), (values,) = tmp_path.glob("check_*.txt"), tmp_path.glob("check_*.json")

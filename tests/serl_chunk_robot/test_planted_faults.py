@@ -15,15 +15,16 @@ from planted_faults import Plant, around, put
 from robot_interleavings import interleave
 from robot_socket_interleavings import interleave_sockets
 
-from serl_chunk_robot import leases, loop, server
-from serl_chunk_robot.leases import Client, Lease
-from serl_chunk_robot.loop import RobotLoop
+from serl_chunk_robot.control import loop
+from serl_chunk_robot.control.loop import RobotLoop
 from serl_chunk_robot.safety import gate, measured, table, watchdog
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.measured import Measured
 from serl_chunk_robot.safety.motion import SetPoint
 from serl_chunk_robot.safety.watchdog import Watchdog
-from serl_chunk_robot.server import RobotServer
+from serl_chunk_robot.server import leases, server
+from serl_chunk_robot.server.leases import Client, Lease
+from serl_chunk_robot.server.server import RobotServer
 
 STEPS, SEEDS = 2500, (0, 1, 2)
 TESTS = Path(__file__).resolve().parents[1]

@@ -15,9 +15,9 @@ from robot_world import World
 
 from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.robots.registry import make_env, make_expert
-from serl_chunk_robot.driver import DriverSpec
+from serl_chunk_robot.drivers.base import DriverSpec
 from serl_chunk_robot.drivers.fake import viperx_arms
-from serl_chunk_robot.profiles import built_in
+from serl_chunk_robot.robot_file.profiles import built_in
 
 SHARE = 0.01  # of ticks that may be gated
 LONGEST = 400  # ticks

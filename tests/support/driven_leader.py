@@ -16,11 +16,11 @@ from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.devices.operator import make_human
 from serl_chunk.robots.served import ServedRobot
 from serl_chunk.types import RobotSpec
-from serl_chunk_robot.config import load
-from serl_chunk_robot.device_process import children
-from serl_chunk_robot.drives import Drives
-from serl_chunk_robot.processes import Processes
-from serl_chunk_robot.profiles import CAUTIOUS
+from serl_chunk_robot.robot_file.config import load
+from serl_chunk_robot.robot_file.profiles import CAUTIOUS
+from serl_chunk_robot.server.device_process import children
+from serl_chunk_robot.server.leader_permissions import Drives
+from serl_chunk_robot.server.processes import Processes
 
 SPEC = RobotSpec(
     "arms", 1 / TICK, J, tuple(LOW), tuple(HIGH), tuple(range(J)), GRIPPERS, (), 500, ((0, 7), (7, 14))
@@ -34,7 +34,7 @@ import numpy as np
 
 from serl_chunk_robot.devices import drive, polled
 from serl_chunk_robot.devices.base import Sample
-from serl_chunk_robot.devices.drive import LeaderDrive
+from serl_chunk_robot.devices.leader_motion import LeaderDrive
 from serl_chunk_robot.devices.polled import PolledDevice
 
 
@@ -99,7 +99,9 @@ class Served:
 
     def __init__(self, stack: contextlib.ExitStack, folder, more: str = "") -> None:
         file = load(robot_file(folder, more))
-        stack.enter_context(patch("serl_chunk_robot.drives.RENEWED", 0.8))  # for machines that run tests
+        stack.enter_context(
+            patch("serl_chunk_robot.server.leader_permissions.RENEWED", 0.8)
+        )  # for machines that run tests
         stack.enter_context(patch("serl_chunk_robot.devices.polled.SILENT", 1.0))  # of readings at the actor
         self.state = folder / "state"
         drives = stack.enter_context(contextlib.closing(Drives(["right"], file.profiles[CAUTIOUS].limits)))

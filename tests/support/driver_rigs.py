@@ -19,19 +19,19 @@ import udp_arm
 from franka_http import START, FrankaServer
 from xs_arm import XsArm
 
-from serl_chunk_robot.driver import Driver, Reading
+from serl_chunk_robot.control.loop import Refused, RobotLoop
 from serl_chunk_robot.drivers import aloha_arms
 from serl_chunk_robot.drivers.aloha_arms import AlohaArms
 from serl_chunk_robot.drivers.aloha_gripper import Gripper
 from serl_chunk_robot.drivers.aloha_ros1 import aloha_ros1
 from serl_chunk_robot.drivers.aloha_ros2 import aloha_ros2
+from serl_chunk_robot.drivers.base import Driver, Reading
 from serl_chunk_robot.drivers.fake import viperx_arms
 from serl_chunk_robot.drivers.franka_http import FrankaHttp
 from serl_chunk_robot.drivers.sample import UdpArm
 from serl_chunk_robot.drivers.trossen import OPEN, TrossenArms
-from serl_chunk_robot.loop import Refused, RobotLoop
-from serl_chunk_robot.profiles import built_in
-from serl_chunk_robot.rotations import euler_of_matrix, matrix_of_quat, unwrapped
+from serl_chunk_robot.geometry.rotations import euler_of_matrix, matrix_of_quat, unwrapped
+from serl_chunk_robot.robot_file.profiles import built_in
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.measured import Measured
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 from franka_http import FrankaServer
 
-from serl_chunk_robot.driver import Reading
+from serl_chunk_robot.control.loop import RobotLoop, Status
+from serl_chunk_robot.drivers.base import Reading
 from serl_chunk_robot.drivers.franka_http import FrankaHttp
-from serl_chunk_robot.loop import RobotLoop, Status
-from serl_chunk_robot.profiles import built_in
+from serl_chunk_robot.robot_file.profiles import built_in
 from serl_chunk_robot.safety.gate import Command, Gate
 from serl_chunk_robot.safety.measured import Measured
 

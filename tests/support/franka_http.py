@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk_robot.rotations import matrix_of_quat, quat_of_euler
+from serl_chunk_robot.geometry.rotations import matrix_of_quat, quat_of_euler
 
 START = np.array([0.55, 0.05, 0.3, np.pi, 0.0, -np.pi / 2])
 ORDERS = ("set_load", "clearerr", "update_param", "jointreset", "open_gripper", "close_gripper", "close_gripper_slow",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from robot_limits import HIGH, HOME, LOW, J, limits
 
-from serl_chunk_robot.pursuit import Pursuit
+from serl_chunk_robot.control.pursuit import Pursuit
 from serl_chunk_robot.safety.gate import SLOWED, Gate, Passed
 from serl_chunk_robot.safety.limits import Limits, Workspace
 from serl_chunk_robot.safety.motion import SetPoint, braked

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from robot_served import HERE
 
-from serl_chunk_robot.device_process import Job, ReadingPublisher
 from serl_chunk_robot.devices.base import KeyEvent, Sample
+from serl_chunk_robot.server.device_process import Job, ReadingPublisher
 
 
 class HostedDevice:

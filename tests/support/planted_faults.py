@@ -17,17 +17,18 @@ import pytest
 
 from serl_chunk.live.viewers import Viewers
 from serl_chunk.robots.served_operator import ServedOperator
-from serl_chunk_robot import admission, front, requests
-from serl_chunk_robot.border import Border, checked
-from serl_chunk_robot.client import RobotError
-from serl_chunk_robot.driver import DriverError
-from serl_chunk_robot.front import Front
-from serl_chunk_robot.leases import Lease
-from serl_chunk_robot.loop import RobotLoop
+from serl_chunk_robot.client.client import RobotError
+from serl_chunk_robot.commands import requests
+from serl_chunk_robot.control.border import Border, checked
+from serl_chunk_robot.control.loop import RobotLoop
+from serl_chunk_robot.control.yielding import Yielding
+from serl_chunk_robot.drivers.base import DriverError
 from serl_chunk_robot.safety.table import Machine
-from serl_chunk_robot.server import RobotServer
+from serl_chunk_robot.server import admission, front
+from serl_chunk_robot.server.front import Front
+from serl_chunk_robot.server.leases import Lease
+from serl_chunk_robot.server.server import RobotServer
 from serl_chunk_robot.wire import connection_guard
-from serl_chunk_robot.yielding import Yielding
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from serl_chunk_robot.driver import DriverSpec
+from serl_chunk_robot.drivers.base import DriverSpec
 from serl_chunk_robot.drivers.fake import FakeArms
 
 HOME = np.array([0.4, 0.0, 0.2, 3.0, 0.0, 0.5, 0.5])

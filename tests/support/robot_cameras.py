@@ -8,9 +8,9 @@ from pathlib import Path
 
 from robot_served import HERE
 
-from serl_chunk_robot.camera_process import FramePublisher, Job
 from serl_chunk_robot.drivers.fake_camera import FakeCamera
-from serl_chunk_robot.views import View
+from serl_chunk_robot.robot_file.camera_views import View
+from serl_chunk_robot.server.camera_process import FramePublisher, Job
 
 
 def job(name: str, port: int, keys: Path | None = None, driver: str = "fake", **options: object) -> Job:

@@ -19,7 +19,7 @@ from robot_moments import press_on
 from robot_served import HERE
 
 from serl_chunk.runs.metrics import read_metrics
-from serl_chunk_robot.client import RobotClient, RobotError
+from serl_chunk_robot.client.client import RobotClient, RobotError
 
 ROOT = Path(__file__).resolve().parents[2]
 # Machines that run tests may stand still for longer than robot PCs may.

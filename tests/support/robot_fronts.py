@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from serl_chunk_robot.admission import Address
-from serl_chunk_robot.door import Door, Request
-from serl_chunk_robot.front import Front
-from serl_chunk_robot.front_process import child
-from serl_chunk_robot.processes import Processes
+from serl_chunk_robot.server.admission import Address
+from serl_chunk_robot.server.door import Door, Request
+from serl_chunk_robot.server.front import Front
+from serl_chunk_robot.server.front_process import child
+from serl_chunk_robot.server.processes import Processes
 from serl_chunk_robot.wire.link import Link, make_pair
 
 FOR_EVER = 1e9

@@ -10,7 +10,7 @@ from robot_limits import GRIPPERS, HIGH, HOME, LOW, J
 from robot_model import RobotModel
 from robot_world import World
 
-from serl_chunk_robot.loop import Refused
+from serl_chunk_robot.control.loop import Refused
 from serl_chunk_robot.safety.gate import Command
 from serl_chunk_robot.safety.motion import SetPoint
 

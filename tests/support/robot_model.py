@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 from robot_world import DT, MECHANISM, SPEC, World
 
-from serl_chunk_robot.driver import Reading
+from serl_chunk_robot.drivers.base import Reading
 
 CLOSE = 1 + 1e-6
 

@@ -17,23 +17,23 @@ from robot_fronts import FOR_EVER, FrontedDoor
 from robot_limits import HOME, limits
 from robot_world import DT, MECHANISM, SPEC, FaultyArms
 
-from serl_chunk_robot.admission import Address
-from serl_chunk_robot.client import Keys, RobotClient
-from serl_chunk_robot.door import Door
-from serl_chunk_robot.drives import Drives
-from serl_chunk_robot.front import Front
+from serl_chunk_robot.client.client import Keys, RobotClient
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
 from serl_chunk_robot.safety.motion import SetPoint
-from serl_chunk_robot.server import MOVING, RobotServer
+from serl_chunk_robot.server.admission import Address
+from serl_chunk_robot.server.door import Door
+from serl_chunk_robot.server.front import Front
+from serl_chunk_robot.server.leader_permissions import Drives
+from serl_chunk_robot.server.server import MOVING, RobotServer
 from serl_chunk_robot.wire.curve import Pair
 
 HERE = "127.0.0.1"
 
 
 class Profile(NamedTuple):
-    """As serl_chunk_robot.config makes it."""
+    """As serl_chunk_robot.robot_file.config makes it."""
 
     name: str
     limits: Limits
@@ -155,8 +155,12 @@ class Served:
 @contextlib.contextmanager
 def served(**more: Any) -> Iterator[Served]:
     # Machines that run tests may stand still for longer than robot PCs may.
-    with patch("serl_chunk_robot.loop.GAP", 5.0), patch("serl_chunk_robot.safety.watchdog.LEAST_VALIDITY", 0.5), \
-            patch("serl_chunk_robot.server.LAY", 5.0), patch("serl_chunk_robot.door.SILENT", 5.0):  # fmt: skip
+    with (
+        patch("serl_chunk_robot.control.loop.GAP", 5.0),
+        patch("serl_chunk_robot.safety.watchdog.LEAST_VALIDITY", 0.5),
+        patch("serl_chunk_robot.server.server.LAY", 5.0),
+        patch("serl_chunk_robot.server.door.SILENT", 5.0),
+    ):
         robot = Served(**more)
         try:
             yield robot

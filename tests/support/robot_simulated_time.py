@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from robot_fronts import NoDoor
 
-from serl_chunk_robot.client import RobotError
-from serl_chunk_robot.config import HAIR, RobotFile
-from serl_chunk_robot.door import Request
-from serl_chunk_robot.driver import Driver
-from serl_chunk_robot.protocol import PROTOCOL
+from serl_chunk_robot.client.client import RobotError
+from serl_chunk_robot.drivers.base import Driver
+from serl_chunk_robot.robot_file.config import HAIR, RobotFile
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.measured import Measured
-from serl_chunk_robot.serve import Motions
-from serl_chunk_robot.server import MOVING, RobotServer
+from serl_chunk_robot.server.door import Request
+from serl_chunk_robot.server.serve import Motions
+from serl_chunk_robot.server.server import MOVING, RobotServer
 from serl_chunk_robot.wire import arrays
+from serl_chunk_robot.wire.protocol import PROTOCOL
 
 
 class SimulatedServer:

@@ -20,9 +20,9 @@ from robot_model import RobotModel
 from robot_served import HERE, free_port, server
 from robot_world import SeenGate, SeenPursuit, World
 
-from serl_chunk_robot.admission import Address
-from serl_chunk_robot.protocol import MAX_REQUEST, PROTOCOL
+from serl_chunk_robot.server.admission import Address
 from serl_chunk_robot.wire import arrays
+from serl_chunk_robot.wire.protocol import MAX_REQUEST, PROTOCOL
 from serl_chunk_robot.wire.sockets import connect, make_socket
 
 ARRIVES = 5.0  # s until a message is there

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk_robot.driver import DriverSpec, Reading
+from serl_chunk_robot.drivers.base import DriverSpec, Reading
 from serl_chunk_robot.drivers.fake import viperx_arms
 
 Map = Callable[[np.ndarray], np.ndarray]

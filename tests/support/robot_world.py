@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from robot_limits import GRIPPERS, HIGH, HOME, LOW, J, limits
 
-from serl_chunk_robot.driver import DriverError, DriverSpec, Reading
+from serl_chunk_robot.control.loop import RobotLoop, Status
+from serl_chunk_robot.control.pursuit import Pursuit
+from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading
 from serl_chunk_robot.drivers.fake import FakeArms
-from serl_chunk_robot.loop import RobotLoop, Status
-from serl_chunk_robot.pursuit import Pursuit
 from serl_chunk_robot.safety.gate import Command, Gate, Passed
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured

@@ -111,7 +111,7 @@ def signatures() -> dict[str, list[str]]:
 
 def main(folder: str) -> None:
     """Drive simulated motors. `folder`: for the calibration."""
-    from serl_chunk_robot.driver import DriverError
+    from serl_chunk_robot.drivers.base import DriverError
     from serl_chunk_robot.drivers.lerobot_robot import LeRobotArms
 
     motors = Motors()

@@ -46,8 +46,8 @@ def driven(motors: Motors, leader: LeRobotTeleoperator) -> dict[str, object]:
     """Drive the leader to its end, into a hand, without a permission, and with motors that fall silent."""
     import numpy as np
 
-    from serl_chunk_robot.devices import drive as of_drive
-    from serl_chunk_robot.devices.drive import Permission
+    from serl_chunk_robot.devices import leader_motion as of_drive
+    from serl_chunk_robot.devices.leader_motion import Permission
     from serl_chunk_robot.safety.limits import Limits
     from serl_chunk_robot.safety.motion import Rates
 

@@ -30,8 +30,8 @@ from serl_chunk.robots.base import InterventionCommand
 from serl_chunk.robots.franka import FrankaRobot
 from serl_chunk.robots.registry import make_env
 from serl_chunk.types import CameraSpec, Observation, Outcome
-from serl_chunk_robot.client import RobotClient, RobotError
-from serl_chunk_robot.rotations import matrix_of_quat, quat_of_euler
+from serl_chunk_robot.client.client import RobotClient, RobotError
+from serl_chunk_robot.geometry.rotations import matrix_of_quat, quat_of_euler
 
 pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.timeout(180)]
 

@@ -20,7 +20,7 @@ from terminals import OperatedProcess
 
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.types import Outcome, Source
-from serl_chunk_robot.client import RobotClient
+from serl_chunk_robot.client.client import RobotClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(6 * PATIENCE), needs_root]
 LONG = {"learner__max_steps": 1_000_000, "learner__warmup_episodes": 1_000, "robot__max_episode_steps": 3_000}

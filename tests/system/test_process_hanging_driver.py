@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from robot_served import HERE, Reading, drive, free_port, until, wait
 
-from serl_chunk_robot.client import RobotError
+from serl_chunk_robot.client.client import RobotError
 
 # The loop takes no gap of these tests for one of the machine: what it does after one is shown elsewhere.
 MAIN = """

@@ -21,7 +21,7 @@ from terminals import OperatedProcess
 from serl_chunk.robots.fake.spec import HOME_JOINTS
 from serl_chunk.runs.episodes import RunSource
 from serl_chunk.types import Source
-from serl_chunk_robot.client import RobotClient
+from serl_chunk_robot.client.client import RobotClient
 
 # Machines that run tests may stand still for longer than robot PCs may.
 SERVER = """

@@ -18,7 +18,7 @@ from robot_served import HERE, free_port
 from serl_chunk.console.bindings import REPEAT
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.types import Outcome, Source
-from serl_chunk_robot.client import RobotClient, RobotError
+from serl_chunk_robot.client.client import RobotClient, RobotError
 
 PATIENCE = 120.0
 # The terminal becomes the controlling one, as a shell's is.

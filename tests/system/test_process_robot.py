@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from robot_served import HERE, Reading, drive, free_port, until, wait
 
-from serl_chunk_robot.client import RobotClient, RobotError
+from serl_chunk_robot.client.client import RobotClient, RobotError
 from serl_chunk_robot.wire import arrays
 
 # Machines that run tests may stand still for longer than robot PCs may.

@@ -15,7 +15,7 @@ import pytest
 from processes import PATIENCE
 from robot_served import HERE, free_port, wait
 
-from serl_chunk_robot.client import RobotClient
+from serl_chunk_robot.client.client import RobotClient
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(sys.platform != "linux", reason="/proc")]
 

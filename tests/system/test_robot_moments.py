@@ -10,7 +10,7 @@ from ports import free_port as port_of_learner
 from robot_moments import HERE, STOOD_STILL, VALIDITY, Moment, cell
 from robot_served import free_port
 
-from serl_chunk_robot.client import RobotClient
+from serl_chunk_robot.client.client import RobotClient
 
 THIRD = "three lapses within a minute"
 MOMENTS = ("stop", "kill", "stop", "kill")

@@ -148,28 +148,28 @@ def _add_first_day(commands: Any) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    from serl_chunk_robot.serve import serve
+    from serl_chunk_robot.server.serve import serve
 
     serve(arguments.file, arguments.driver)
 
 
 def _keys(arguments: argparse.Namespace, program: str) -> None:
     """Change a folder of keys, and print what to do next. Raises ConfigError."""
-    from serl_chunk_robot import keys
+    from serl_chunk_robot.commands import access_keys
 
     folder, name = arguments.folder, arguments.add
     if name is None and (arguments.operator or arguments.out is not None):
         raise ConfigError("goes with --add NAME", parameter="--operator" if arguments.operator else "--out")
     if arguments.revoke is not None:
-        print(f"{arguments.revoke} is revoked ({keys.revoke(folder, arguments.revoke)}).")
+        print(f"{arguments.revoke} is revoked ({access_keys.revoke(folder, arguments.revoke)}).")
     elif name is None:
         print(
-            f"The keys of this robot's server ({keys.make(folder)}) are in {folder}. In robot.toml:\n\n"
+            f"The keys of this robot's server ({access_keys.make(folder)}) are in {folder}. In robot.toml:\n\n"
             f'  keys = "{folder}"  # relative to robot.toml\n  host = "0.0.0.0"\n\n'
             f"Admit each client: {program} keys {folder} --add NAME, with --operator for one that may clear it."
         )
     else:
-        file, digits = keys.add(folder, name, arguments.out, operator=arguments.operator)
+        file, digits = access_keys.add(folder, name, arguments.out, operator=arguments.operator)
         print(
             f"{name} is admitted ({digits}). Move {file} to its machine, and leave no copy here. There:\n\n"
             f"  {program} status --robot HOST --keys {file.name}\n"
@@ -179,7 +179,7 @@ def _keys(arguments: argparse.Namespace, program: str) -> None:
 
 def _new(arguments: argparse.Namespace, program: str) -> None:
     """Write a robot's file, and print what was found. Raises ConfigError."""
-    from serl_chunk_robot.new import find, write_new
+    from serl_chunk_robot.commands.new import find, write_new
 
     found = find(arguments.address)
     missing = write_new(arguments.file, arguments.driver, found)
@@ -193,9 +193,9 @@ def _new(arguments: argparse.Namespace, program: str) -> None:
 
 def _check(arguments: argparse.Namespace) -> int:
     """Check the served robot of a file; returns the exit status. Raises ConfigError or RobotError."""
-    from serl_chunk_robot.check import RobotCheck, outcome, write_report
-    from serl_chunk_robot.client import Keys, RobotClient
-    from serl_chunk_robot.config import load
+    from serl_chunk_robot.client.client import Keys, RobotClient
+    from serl_chunk_robot.commands.check import RobotCheck, outcome, write_report
+    from serl_chunk_robot.robot_file.config import load
 
     file = load(arguments.file)
     robot = arguments.robot or f"127.0.0.1:{file.port}"
@@ -220,9 +220,9 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _teach(arguments: argparse.Namespace) -> None:
     """Write limits that are taught by hand. Raises ConfigError or RobotError."""
-    from serl_chunk_robot.client import Keys, RobotClient
-    from serl_chunk_robot.config import checked, load, load_driver
-    from serl_chunk_robot.teach import extremes, taught, write_taught
+    from serl_chunk_robot.client.client import Keys, RobotClient
+    from serl_chunk_robot.commands.teach import extremes, taught, write_taught
+    from serl_chunk_robot.robot_file.config import checked, load, load_driver
 
     if not (0 < arguments.seconds <= 3600 and 0 <= arguments.margin < 1):
         raise ConfigError("teach takes up to 3600 --seconds, and a --margin from 0 to 1 rad")
@@ -247,8 +247,8 @@ def _teach(arguments: argparse.Namespace) -> None:
 
 def _request(arguments: argparse.Namespace) -> None:
     """Send a command's request and print what the robot does then. Raises ConfigError or RobotError."""
-    from serl_chunk_robot import requests
-    from serl_chunk_robot.client import Keys, RobotClient
+    from serl_chunk_robot.client.client import Keys, RobotClient
+    from serl_chunk_robot.commands import requests
 
     command = arguments.command
     keys = None if arguments.keys is None else Keys.of_file(arguments.keys)
@@ -277,7 +277,7 @@ def _request(arguments: argparse.Namespace) -> None:
 
 
 def _measure(client: Any, joint: int, angle: float, generation: Any) -> None:
-    from serl_chunk_robot import measure, requests
+    from serl_chunk_robot.commands import measure, requests
 
     cameras = [name for name, *_ in client.cameras()]
     state = requests.agreed(client, "measure", generation)
@@ -286,7 +286,7 @@ def _measure(client: Any, joint: int, angle: float, generation: Any) -> None:
 
 
 def _print_status(state: Dict[str, Any], unit: str) -> None:
-    from serl_chunk_robot.requests import shown
+    from serl_chunk_robot.commands.requests import shown
 
     print(shown(state["robot"], state))
     for event, detail in state.get("causes", {}).items():

@@ -12,8 +12,8 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.robots.served import differing_fields
 from serl_chunk.robots.served_cameras import STALE_S
 from serl_chunk.types import ConfigError, RobotSpec
-from serl_chunk_robot.client import Keys, RobotClient, RobotError
-from serl_chunk_robot.diagnosis import remedy_of
+from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
+from serl_chunk_robot.commands.diagnosis import remedy_of
 
 LATE_S = 0.01  # of 99 passes of 100
 PICTURES_S = 1.5  # for the first picture of every camera

@@ -11,7 +11,7 @@ from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.robots.aloha_sim.env import CAMERAS, JOINTS, OBJECT_POSE, SCENES, AlohaSimEnv
 from serl_chunk.robots.drawn_camera import DrawnCamera
 from serl_chunk.types import IMAGE_PREFIX
-from serl_chunk_robot.camera import CameraError
+from serl_chunk_robot.drivers.camera import CameraError
 
 
 class AlohaSimCamera(DrawnCamera):

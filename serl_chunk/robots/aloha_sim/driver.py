@@ -17,7 +17,7 @@ import numpy as np
 from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.robots.aloha_sim.env import HOME, JOINTS, aloha_sim_spec
 from serl_chunk.types import ConfigError
-from serl_chunk_robot.driver import DriverError, DriverSpec, Event, Reading, sendable
+from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Event, Reading, sendable
 from serl_chunk_robot.wire import arrays
 from serl_chunk_robot.wire.codec import WireError
 

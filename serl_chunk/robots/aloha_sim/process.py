@@ -28,7 +28,7 @@ import numpy as np
 
 from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.robots.aloha_sim.env import CONTROL_HZ, HOME, SUCCESS_STAGE, AlohaSimEnv
-from serl_chunk_robot.serve import prioritise
+from serl_chunk_robot.server.serve import prioritise
 from serl_chunk_robot.wire import arrays
 from serl_chunk_robot.wire.codec import WireError
 

@@ -9,7 +9,7 @@ import numpy as np
 from serl_chunk.robots.drawn_camera import DrawnCamera
 from serl_chunk.robots.fake.render import render
 from serl_chunk.robots.fake.spec import ACTION_DIM, CAMERAS
-from serl_chunk_robot.camera import CameraError
+from serl_chunk_robot.drivers.camera import CameraError
 
 
 class FakeAlohaCamera(DrawnCamera):

@@ -10,7 +10,7 @@ import numpy as np
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots.fake import spec as task
 from serl_chunk.robots.fake.env import FakeAlohaEnv
-from serl_chunk_robot.driver import DriverError, DriverSpec, Event, Reading, sendable
+from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Event, Reading, sendable
 
 STIFFNESS = 20.0  # effort per rad between the target and the joint
 # The task itself moves a joint by no more than its rate a tick. The limits are above that: the expert's noise reaches

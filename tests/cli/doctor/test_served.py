@@ -95,7 +95,7 @@ def test_what_keeps_an_actor_from_working_is_named(cell, monkeypatch):
 
 
 def test_a_server_that_does_not_answer_is_named_with_the_command(monkeypatch):
-    monkeypatch.setattr("serl_chunk_robot.client.ANSWER", 0.2)
+    monkeypatch.setattr("serl_chunk_robot.client.client.ANSWER", 0.2)
     [check] = check_served(configured(f"{HERE}:{free_port()}"), SPEC)
     assert (check.name, check.status) == ("robot server", "FAIL")
     assert "robot serve" in check.remedy

@@ -16,14 +16,14 @@ from lerobot_leaders import installed
 from lerobot_stand_in import JOINTS, RANGE, START
 from robot_served import wait
 
-from serl_chunk_robot import device_process
-from serl_chunk_robot.config import load
-from serl_chunk_robot.devices import drive, lerobot_teleoperator, polled
+from serl_chunk_robot.devices import leader_motion, lerobot_teleoperator, polled
 from serl_chunk_robot.devices.base import DeviceError
-from serl_chunk_robot.devices.drive import Permission
+from serl_chunk_robot.devices.leader_motion import Permission
 from serl_chunk_robot.devices.lerobot_teleoperator import LeRobotTeleoperator
+from serl_chunk_robot.robot_file.config import load
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.motion import Rates
+from serl_chunk_robot.server import device_process
 
 LEFT, RIGHT = "/dev/left", "/dev/right"
 STEP = math.tau / 4095  # rad of an encoder's step
@@ -263,9 +263,11 @@ def drives(device, until, number=1, **more):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(drive, "STANDS", 0.05)
-    monkeypatch.setattr(drive, "FASTEST", 3.0)
-    monkeypatch.setattr(drive, "VALID", 0.5)  # machines that run tests may stand still for longer than robot PCs may
+    monkeypatch.setattr(leader_motion, "STANDS", 0.05)
+    monkeypatch.setattr(leader_motion, "FASTEST", 3.0)
+    monkeypatch.setattr(
+        leader_motion, "VALID", 0.5
+    )  # machines that run tests may stand still for longer than robot PCs may
 
 
 @pytest.mark.parametrize("params", [{}, {"use_degrees": True}])
@@ -298,7 +300,7 @@ def test_two_arms_are_driven_together(ports, opened, quick):
 
 
 def test_no_permission_takes_the_torque_and_so_does_a_close_in_motion(ports, leader, quick, monkeypatch):
-    monkeypatch.setattr(drive, "FASTEST", 0.3)
+    monkeypatch.setattr(leader_motion, "FASTEST", 0.3)
     device, port = leader(), ports[LEFT]
     assert drives(device, ("moves",), offset=-0.5).phase == "moves"
     wait(lambda: any(port.registers["Torque_Enable"]))
@@ -311,7 +313,7 @@ def test_no_permission_takes_the_torque_and_so_does_a_close_in_motion(ports, lea
 
 
 def test_unplugged_in_motion_it_is_opened_without_torque_and_is_not_driven_on(ports, leader, quick, monkeypatch):
-    monkeypatch.setattr(drive, "FASTEST", 0.3)
+    monkeypatch.setattr(leader_motion, "FASTEST", 0.3)
     monkeypatch.setattr(polled, "AGAIN", 0.02)
     device, port = leader(), ports[LEFT]
     drives(device, ("moves",), offset=-0.5)

@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rclpy_stand_in import End, installed
 
-from serl_chunk_robot.config import load, load_driver
-from serl_chunk_robot.driver import SUPPORTED, DriverError
 from serl_chunk_robot.drivers import aloha_arms
 from serl_chunk_robot.drivers.aloha_arms import AlohaArms
 from serl_chunk_robot.drivers.aloha_gripper import Gripper
 from serl_chunk_robot.drivers.aloha_ros1 import Ros1, aloha_ros1
 from serl_chunk_robot.drivers.aloha_ros2 import Ros2, aloha_ros2
+from serl_chunk_robot.drivers.base import SUPPORTED, DriverError
+from serl_chunk_robot.robot_file.config import load, load_driver
 
 FIRST = Gripper(-0.6213, 1.4910)  # of the first ALOHA
 SECOND = Gripper(0.6197, 1.6214)  # of ALOHA 2

@@ -12,8 +12,8 @@ import pytest
 import ros1
 from driver_rigs import DT, AlohaRig, Served, ros1_arms
 
-from serl_chunk_robot.driver import DriverError
 from serl_chunk_robot.drivers.aloha_ros1 import aloha_ros1
+from serl_chunk_robot.drivers.base import DriverError
 from serl_chunk_robot.safety.gate import Command
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(ros1.missing()), reason=ros1.missing())]
@@ -32,7 +32,7 @@ import logging, sys, rospy
 logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(name)s %(message)s")
 from serl_chunk_robot.drivers.aloha_ros1 import Ros1
 Ros1().open([], print)
-logging.getLogger("serl_chunk_robot.serve").info("serving")
+logging.getLogger("serl_chunk_robot.server.serve").info("serving")
 logging.getLogger("rospy.internal").info("of ROS")
 rospy.logwarn("a warning")
 """
@@ -168,7 +168,7 @@ def test_the_server_s_log_stays_where_it_was():
     process = ros1.ros().start("-u", "-c", LOGS)
     out, _ = process.communicate(timeout=20)
     lines = [line for line in out.splitlines() if "of ROS" in line or "serving" in line]
-    assert lines == ["serl_chunk_robot.serve serving"]
+    assert lines == ["serl_chunk_robot.server.serve serving"]
     logs = "".join(file.read_text() for file in Path(ros1.ros().folder).rglob("*.log"))
     assert "of ROS" in logs
     assert "serving" not in logs

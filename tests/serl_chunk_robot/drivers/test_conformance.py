@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from driver_rigs import RIGS, Rig, Served
 
-from serl_chunk_robot.driver import Driver, DriverError
 from serl_chunk_robot.drivers import BUILT_IN
+from serl_chunk_robot.drivers.base import Driver, DriverError
 from serl_chunk_robot.safety.gate import Command
 
 METHODS = [name for name in vars(Driver) if not name.startswith("_")]

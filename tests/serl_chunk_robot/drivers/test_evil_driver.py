@@ -10,8 +10,8 @@ import pytest
 from robot_limits import HOME, J
 from robot_world import DT, SPEC, FaultyArms, Way, World, speed
 
-from serl_chunk_robot.driver import Event, Reading
-from serl_chunk_robot.loop import Refused
+from serl_chunk_robot.control.loop import Refused
+from serl_chunk_robot.drivers.base import Event, Reading
 from serl_chunk_robot.safety.motion import stopping_distance
 
 

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from serl_chunk_robot.camera import READ_WITHIN, CameraError
+from serl_chunk_robot.drivers.camera import READ_WITHIN, CameraError
 from serl_chunk_robot.drivers.fake_camera import FakeCamera
 
 

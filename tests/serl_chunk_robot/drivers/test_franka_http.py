@@ -11,12 +11,12 @@ import pytest
 from franka_driver import DT, Clock, by, newest, wait
 from franka_http import START, FrankaServer
 
-from serl_chunk_robot.config import checked, load, load_driver
-from serl_chunk_robot.driver import DriverError
+from serl_chunk_robot.drivers.base import DriverError
 from serl_chunk_robot.drivers.franka_http import REPEATS, STUCK, FrankaHttp
 from serl_chunk_robot.drivers.franka_requests import stop_outside
 from serl_chunk_robot.errors import ConfigError
-from serl_chunk_robot.rotations import quat_of_euler
+from serl_chunk_robot.geometry.rotations import quat_of_euler
+from serl_chunk_robot.robot_file.config import checked, load, load_driver
 
 FILE = """
 name = "cell"

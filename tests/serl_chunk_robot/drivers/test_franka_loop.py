@@ -9,9 +9,9 @@ import pytest
 from franka_driver import Clock, Loop, by, wait
 from franka_http import START, FrankaServer, angle_between
 
+from serl_chunk_robot.control.loop import Refused
 from serl_chunk_robot.drivers.franka_http import JOINT_RESET_EVERY, FrankaHttp
-from serl_chunk_robot.loop import Refused
-from serl_chunk_robot.rotations import quat_of_euler
+from serl_chunk_robot.geometry.rotations import quat_of_euler
 
 
 @pytest.fixture

@@ -22,10 +22,10 @@ import sts3215
 from driver_rigs import LeRobotRig, lerobot_arms
 from lerobot_stand_in import JOINTS, START, Port, installed
 
-from serl_chunk_robot.config import checked, load, load_driver
-from serl_chunk_robot.driver import DriverError
+from serl_chunk_robot.drivers.base import DriverError
 from serl_chunk_robot.drivers.lerobot_robot import LATE, LeRobotArms
 from serl_chunk_robot.errors import ConfigError
+from serl_chunk_robot.robot_file.config import checked, load, load_driver
 
 PORT = "/dev/ttyACM0"
 LIMITS: dict[str, Any] = {"low": -1.6, "high": 1.6, "velocity": 4.0}

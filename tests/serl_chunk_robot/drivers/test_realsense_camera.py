@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from serl_chunk_robot.camera import CameraError
+from serl_chunk_robot.drivers.camera import CameraError
 from serl_chunk_robot.drivers.realsense_camera import RealSenseCamera
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from udp_arm import POSE, StandIn
 
-from serl_chunk_robot.config import checked, load, load_driver
-from serl_chunk_robot.driver import DriverError, Reading
+from serl_chunk_robot.control.loop import RobotLoop
 from serl_chunk_robot.drivers import sample
+from serl_chunk_robot.drivers.base import DriverError, Reading
 from serl_chunk_robot.drivers.sample import UdpArm
-from serl_chunk_robot.loop import RobotLoop
+from serl_chunk_robot.robot_file.config import checked, load, load_driver
 from serl_chunk_robot.safety.gate import Command, Gate
 from serl_chunk_robot.safety.measured import Measured
 

@@ -23,9 +23,9 @@ import trossen_stand_in
 from driver_rigs import TrossenRig
 from trossen_stand_in import Mode
 
-from serl_chunk_robot.config import load, load_driver
-from serl_chunk_robot.driver import DriverError
+from serl_chunk_robot.drivers.base import DriverError
 from serl_chunk_robot.drivers.trossen import TrossenArms
+from serl_chunk_robot.robot_file.config import load, load_driver
 
 ENVIRONMENT = "SERL_CHUNK_TROSSEN"
 FOLDER = Path(os.environ.get(ENVIRONMENT, "missing")).absolute()

@@ -9,8 +9,8 @@ import types
 import numpy as np
 import pytest
 
-from serl_chunk_robot.camera import CameraError, CameraSpec
 from serl_chunk_robot.drivers import v4l2_camera
+from serl_chunk_robot.drivers.camera import CameraError, CameraSpec
 from serl_chunk_robot.drivers.v4l2_camera import V4L2Camera
 
 PROPERTIES = ("AUTO_EXPOSURE", "AUTO_WB", "BUFFERSIZE", "EXPOSURE", "FOURCC", "FPS", "FRAME_HEIGHT", "FRAME_WIDTH",

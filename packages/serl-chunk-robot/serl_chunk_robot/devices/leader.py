@@ -9,11 +9,11 @@ from typing import Any, Callable, Dict, Sequence, Tuple
 import numpy as np
 
 from serl_chunk_robot.devices.base import SILENT, DeviceError, Sample, lifeless
-from serl_chunk_robot.driver import DriverError
 from serl_chunk_robot.drivers.aloha_arms import FIRST_STATE, MOTORS, Ros
 from serl_chunk_robot.drivers.aloha_gripper import Gripper
 from serl_chunk_robot.drivers.aloha_ros1 import Ros1
 from serl_chunk_robot.drivers.aloha_ros2 import Ros2
+from serl_chunk_robot.drivers.base import DriverError
 from serl_chunk_robot.drivers.stamps import StampMap
 
 EXACT = 1e-3  # rad: a node reports -pi of motors that do not answer

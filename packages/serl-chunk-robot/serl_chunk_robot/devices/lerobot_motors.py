@@ -6,7 +6,7 @@ from typing import Dict, Sequence, Tuple
 
 import numpy as np
 
-from serl_chunk_robot.driver import DriverError
+from serl_chunk_robot.drivers.base import DriverError
 from serl_chunk_robot.drivers.lerobot_joints import Joints
 from serl_chunk_robot.drivers.lerobot_library import DEGREES, SHARE, Arm, drop_late_answers, text
 

@@ -9,7 +9,7 @@ import time
 from typing import Callable, Optional
 
 from serl_chunk_robot.devices.base import SILENT, DeviceError, Sample, lifeless, unshared
-from serl_chunk_robot.devices.drive import LeaderDrive
+from serl_chunk_robot.devices.leader_motion import LeaderDrive
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Se
 
 import numpy as np
 
-from serl_chunk_robot.driver import SUPPORTED, DriverError, DriverSpec, Reading, sendable
 from serl_chunk_robot.drivers.aloha_gripper import Gripper, finger_at
+from serl_chunk_robot.drivers.base import SUPPORTED, DriverError, DriverSpec, Reading, sendable
 from serl_chunk_robot.drivers.stamps import StampMap, StopAnswer
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ import threading
 from typing import Any, Callable, Dict, Iterator, List, Sequence
 from urllib.parse import urlparse
 
-from serl_chunk_robot.driver import DriverError
 from serl_chunk_robot.drivers.aloha_arms import ANSWERS, COMMANDS, TYPES, AlohaArms
 from serl_chunk_robot.drivers.aloha_gripper import Gripper
+from serl_chunk_robot.drivers.base import DriverError
 
 NODE = "serl_chunk_robot"
 REACHES = 0.5  # s, of a node or the master

@@ -7,9 +7,9 @@ import os
 import threading
 from typing import Any, Callable, Dict, List, Sequence
 
-from serl_chunk_robot.driver import DriverError
 from serl_chunk_robot.drivers.aloha_arms import ANSWERS, COMMANDS, TYPES, AlohaArms
 from serl_chunk_robot.drivers.aloha_gripper import Gripper
+from serl_chunk_robot.drivers.base import DriverError
 
 DEPTH = 10  # set points that wait in the middleware, so that none replaces another one
 

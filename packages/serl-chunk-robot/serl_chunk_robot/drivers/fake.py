@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Optional
 
 import numpy as np
 
-from serl_chunk_robot.driver import DriverError, DriverSpec, Reading, sendable
+from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, sendable
 
 STIFFNESS = 20.0  # effort per rad between the target and the joint
 PRESSES = 3.0  # the limit of effort, in addition to what a joint needs for its fastest motion

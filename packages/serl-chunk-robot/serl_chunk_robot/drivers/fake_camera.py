@@ -7,7 +7,7 @@ from typing import Callable
 
 import numpy as np
 
-from serl_chunk_robot.camera import READ_WITHIN, CameraError, CameraSpec, Frame
+from serl_chunk_robot.drivers.camera import READ_WITHIN, CameraError, CameraSpec, Frame
 
 BAR = 8  # pixels of the width of the bar, which moves by one in each picture
 

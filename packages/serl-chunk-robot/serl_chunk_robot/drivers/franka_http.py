@@ -1,6 +1,6 @@
 """One or two Franka arms behind HIL-SERL's HTTP server (`franka_server.py`), each behind one of its own.
 
-An arm's numbers are x, y and z (m), the Euler angles of `serl_chunk_robot.rotations`, unwrapped (rad), and its gripper:
+An arm's numbers are x, y and z (m), the Euler angles of `geometry.rotations`, unwrapped (rad), and its gripper:
 0 told to close, 1 told to open, 0.5 neither. Effort is the external force and torque at the tip (N, Nm), and 0.
 
 Nothing here waits for HTTP but threads of its own, two an arm: one sends the newest target and asks for the state, over
@@ -16,9 +16,9 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import numpy as np
 
-from serl_chunk_robot.driver import DriverError, DriverSpec, Reading, sendable
+from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, sendable
 from serl_chunk_robot.drivers.franka_requests import CLOSED, DEFAULT_URL, FAILED, OPEN, TIMEOUT, Http, Orders, text
-from serl_chunk_robot.rotations import euler_of_matrix, euler_rates, matrix_of_quat, quat_of_euler, unwrapped
+from serl_chunk_robot.geometry.rotations import euler_of_matrix, euler_rates, matrix_of_quat, quat_of_euler, unwrapped
 
 REACH = (-0.9, -0.9, -0.4), (0.9, 0.9, 1.3)  # m, of a tip
 TURNS, PITCH = 3.0, 1.4  # rad, either side of the centre, in which the angles are unique

@@ -6,7 +6,7 @@ from typing import Any, Optional, Sequence, Union
 
 import numpy as np
 
-from serl_chunk_robot.driver import DriverError
+from serl_chunk_robot.drivers.base import DriverError
 
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
 SIDES = ("left", "right")

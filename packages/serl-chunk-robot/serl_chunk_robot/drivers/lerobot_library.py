@@ -15,7 +15,7 @@ import pkgutil
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from serl_chunk_robot.driver import DriverError
+from serl_chunk_robot.drivers.base import DriverError
 
 INSTALL = (
     "Install this package in LeRobot's environment, with LeRobot's extra of your motors (pip install "

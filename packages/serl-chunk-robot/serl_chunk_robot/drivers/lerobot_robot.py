@@ -16,8 +16,8 @@ from typing import Any, Callable, Deque, Dict, List, Mapping, NamedTuple, Option
 
 import numpy as np
 
-from serl_chunk_robot.driver import DriverError, DriverSpec, Reading, sendable
 from serl_chunk_robot.drivers import lerobot_library
+from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, sendable
 from serl_chunk_robot.drivers.lerobot_joints import SIDES, WRITE_SCALE, Joints, Numbers
 from serl_chunk_robot.drivers.lerobot_library import DEGREES, ROBOTS, SHARE, Arm, text
 from serl_chunk_robot.drivers.stamps import StopAnswer

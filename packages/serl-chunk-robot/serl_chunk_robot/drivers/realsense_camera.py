@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from serl_chunk_robot.camera import READ_WITHIN, CameraError, CameraSpec, Frame
+from serl_chunk_robot.drivers.camera import READ_WITHIN, CameraError, CameraSpec, Frame
 
 
 class RealSenseCamera:

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Optional
 
 import numpy as np
 
-from serl_chunk_robot.driver import DriverError, DriverSpec, Reading, sendable
+from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, sendable
 
 
 class UdpArm:

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from serl_chunk_robot.driver import DriverError, DriverSpec, Reading, sendable
+from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, sendable
 from serl_chunk_robot.drivers.stamps import StampMap, StopAnswer
 
 INSTALL = "Run pip install trossen-arm (Python 3.10 or newer), in the version of the controllers' firmware"

@@ -9,7 +9,7 @@ from typing import Any, Callable, List, Optional
 
 import numpy as np
 
-from serl_chunk_robot.camera import READ_WITHIN, CameraError, CameraSpec, Frame
+from serl_chunk_robot.drivers.camera import READ_WITHIN, CameraError, CameraSpec, Frame
 
 BY_ID = "/dev/v4l/by-id"  # links with the serial number of each camera, which udev makes
 BUFFERS = 2  # one is filled while the other is read: with a single one, cameras drop every second picture

@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from serl_chunk_robot.kinematics import Arms
+from serl_chunk_robot.geometry.kinematics import Arms
 from serl_chunk_robot.safety.limits import Limits, Workspace
 from serl_chunk_robot.safety.motion import SetPoint, braked, peak_speed, stopping_distance
 

@@ -1,0 +1,384 @@
+"""A client of a robot's server, for actors, commands and labs. It has no thread; use one client from one thread."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from pathlib import Path
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+import zmq
+
+from serl_chunk_robot.client.clocks import ClockMap
+from serl_chunk_robot.errors import SerlChunkError
+from serl_chunk_robot.wire import arrays, codec
+from serl_chunk_robot.wire.curve import Pair, key_of, read, use_keys
+from serl_chunk_robot.wire.protocol import DEFAULT_PORT, MAX_PICTURE, MAX_STATE, PROTOCOL, STATE_PORT, address
+from serl_chunk_robot.wire.sockets import connect, make_socket, try_receive, try_send
+
+ANSWER = 2.0  # s
+HISTORY = 0.5  # s for which the joints of states that were read are kept
+PROCESS = uuid.uuid4().hex[:12]  # of this process, to which a lease belongs in addition to the actor's name
+UNCONFIRMED = "THE ROBOT DID NOT CONFIRM. Press the hardware emergency stop."
+SENT = 100  # commands whose moment is kept, until the server reports when they came
+
+
+class RobotError(SerlChunkError):
+    """The robot's server refused a request, in its own words, or did not answer."""
+
+
+class Keys(NamedTuple):
+    """The server's public key, and the pair that this client proves."""
+
+    server: str
+    pair: Pair
+
+    @classmethod
+    def of_file(cls, path: Path) -> Keys:
+        """Read "server" and "secret" of a file, as `serl-chunk keys join` writes it. Raises ConfigError."""
+        values = read(path)
+        return cls(key_of(path, values, "server"), Pair.of_secret(key_of(path, values, "secret")))
+
+
+class Picture(NamedTuple):
+    """A frame of a camera. Times are on the server's clock, s."""
+
+    image: np.ndarray  # uint8[H, W, 3], RGB; no later frame is written into it, and it cannot be written to
+    number: int
+    moment: float  # when it was taken
+    changed: float  # `moment` of the newest picture that differed from the one before it
+
+
+class Reading(NamedTuple):
+    """A reading of an input device that the server hosts, with arrays of its own."""
+
+    twist: Optional[np.ndarray]  # float64[6]; None: it has none
+    joints: Optional[np.ndarray]  # float64[J]; None: it has none
+    buttons: Tuple[bool, ...]
+    stamp: float  # on the server's clock, s
+    alive: bool
+    began: float = 0.0  # the device's process, on the same clock
+    keys: Tuple[Tuple[int, str, bool, float], ...] = ()  # see `protocol`; none of an earlier server
+    pedals: Tuple[str, ...] = ()
+    drive: Optional[Tuple[int, str, str]] = None  # number, phase and why it failed; None: the device cannot be driven
+
+
+class RobotClient:
+    """Connects when it is made, and greets the server with its first request, also that of a restarted server.
+
+    Args:
+        robot: HOST[:PORT].
+        name: the actor's identity: a controller that comes back under its name gets its lease back.
+        role: "any", "controller" or "operator".
+        answer: seconds to wait for a reply.
+        process: that the lease belongs to.
+
+    Raises:
+        ConfigError: `robot` is no address.
+    """
+
+    def __init__(
+        self, robot: str = f"127.0.0.1:{DEFAULT_PORT}", *, name: str, role: str = "any", keys: Optional[Keys] = None,
+        answer: float = ANSWER, process: str = PROCESS,
+    ) -> None:  # fmt: skip
+        self.host, self.port = address(robot)
+        self.name, self.role, self.process = name, role, process
+        self.generation = -1  # of the last arm
+        self._keys, self._answer = keys, answer
+        self._greeting: Dict[str, Any] = {}  # the reply to hello
+        self._asked = self._number = 0
+        self._moment, self._heard = float("nan"), 0.0  # the server's newest moment, and this clock's when it came
+        self._replied: Tuple[Any, float] = None, 0.0  # the server's process and its moment, of the last reply
+        self._clock, self._run = ClockMap(), None  # of the server's process `run`
+        self._sent: Dict[int, float] = {}  # number of a command since the last arm -> when it was sent
+        self._armed = 0.0  # moment of the last arm
+        self._history: Deque[Tuple[float, np.ndarray]] = deque()  # stamps of states and their joints, float64[J]
+        self._newest: Optional[Dict[str, Any]] = None
+        self._frames: Dict[str, Tuple[int, zmq.Socket[bytes]]] = {}  # ports and sockets of cameras that are read
+        self._pictures: Dict[str, Picture] = {}  # the newest
+        self._readings: Dict[str, Tuple[int, zmq.Socket[bytes]]] = {}  # ports and sockets of devices that are read
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._requests = self._connected(zmq.DEALER, MAX_STATE, self.port)
+            self._states = self._connected(zmq.SUB, MAX_STATE, self.port + STATE_PORT)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+
+    def __enter__(self) -> RobotClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def hello(self) -> Dict[str, Any]:
+        """Greet the server; returns its reply: robot, profiles, spec and more (`protocol`). Raises RobotError."""
+        self._greeting = {}
+        hello = {"name": self.name, "role": self.role, "process": self.process, "protocol": PROTOCOL}
+        reply = self._exchange("hello", hello)
+        self._greeting = _taken(reply)
+        cameras = {name: port for name, _, _, port in self.cameras()}
+        devices = {name: port for name, port, _ in self.devices()}
+        for ports, sockets in ((cameras, self._frames), (devices, self._readings)):
+            for name, (port, socket) in list(sockets.items()):
+                if ports.get(name) != port:  # the server was started anew with another file
+                    socket.close()
+                    del sockets[name]
+        return self._greeting
+
+    def request(self, op: str, **arguments: Any) -> Dict[str, Any]:
+        """Send a request and return its reply. Raises RobotError with the server's words, or where none came.
+
+        What lets something move (`protocol`) needs `generation=`: that of the state which its operator was shown, or
+        which the program read last. A reply's own is of after the request.
+        """
+        if op == "stop":  # needs no greeting, and does not wait for one
+            arguments = {"name": self.name, **arguments}
+        elif not self._greeting:
+            self.hello()
+        reply = self._exchange(op, arguments)
+        if reply.get("greet") and not reply.get("ok"):  # another process of the server, which did nothing
+            self.hello()
+            reply = self._exchange(op, arguments)
+        reply = _taken(reply)
+        if op == "arm":
+            self.generation, self._number = reply["generation"], 0
+            self._armed = reply["moment"]
+            self._sent.clear()
+        return reply
+
+    def send_command(self, target: np.ndarray, number: Optional[int] = None) -> bool:
+        """Send a target, float64[J], of the generation of the last arm. It is not answered: see the state.
+
+        Args:
+            number: rises from each arm on; default: one more than the last.
+
+        Returns:
+            Whether it was sent: False without a connection.
+        """
+        self._number = self._number + 1 if number is None else number
+        values = {"op": "command", "target": np.asarray(target, np.float64), "number": self._number,
+                  "generation": self.generation, **self._age()}  # fmt: skip
+        self._sent[self._number] = time.monotonic()
+        if len(self._sent) > SENT:
+            del self._sent[next(iter(self._sent))]
+        return try_send(self._requests, [arrays.pack(values)])
+
+    def newest_state(self) -> Optional[Dict[str, Any]]:
+        """Return the newest state that has come, perhaps the last one again; None before the first. Never waits."""
+        while self._states.poll(0):
+            self._read_state()
+        return self._newest
+
+    def next_state(self, seconds: float = ANSWER) -> Dict[str, Any]:
+        """Wait for a state that was not returned before, of a pass after the last reply. Raises RobotError."""
+        run, moment = self._replied
+        ends = time.monotonic() + seconds
+        while True:
+            if not self._states.poll(max(int(1e3 * (ends - time.monotonic())), 0)):
+                raise RobotError(self._silent("no state", self.port + STATE_PORT, seconds))
+            state = self.newest_state()
+            if state is not None and (state["run"] != run or state["moment"] >= moment):
+                return state
+
+    def cameras(self) -> List[Tuple[str, int, int, int]]:
+        """Return name, height, width and port of the server's cameras, as of the last hello. Raises RobotError."""
+        listed = (self._greeting or self.hello()).get("cameras", [])  # none of a server that has no such field
+        return [(str(name), int(height), int(width), int(port)) for name, height, width, port in listed]
+
+    def newest_picture(self, camera: str) -> Optional[Picture]:
+        """Return the newest picture of a camera, perhaps the last one again; None before the first. Never waits.
+
+        The first call subscribes: pictures of other cameras are not sent here. Raises RobotError for a camera that the
+        server does not have.
+        """
+        if camera not in self._frames:
+            ports = {name: port for name, _, _, port in self.cameras()}
+            if camera not in ports:
+                raise RobotError(f"camera {camera!r}: the server has {', '.join(ports) or 'none'}")
+            self._frames[camera] = ports[camera], self._connected(zmq.SUB, MAX_PICTURE, ports[camera])
+        frames = self._frames[camera][1]
+        while frames.poll(0):
+            got = try_receive(frames)
+            picture = _picture(got[0], camera) if got else None
+            if picture is not None:
+                self._pictures[camera] = picture
+        return self._pictures.get(camera)
+
+    def devices(self) -> List[Tuple[str, int, int]]:
+        """Return name, port and first arm (-1: the next one) of the server's input devices, as of the last hello.
+
+        Raises RobotError.
+        """
+        listed = (self._greeting or self.hello()).get("devices", [])  # none of a server that has no such field
+        return [(str(name), int(port), int(arm)) for name, port, arm in listed]
+
+    def next_reading(self, device: str, seconds: float) -> Optional[Reading]:
+        """Wait for a device's newest reading that was not returned before; None where none comes.
+
+        The first call subscribes. Readings of another process of the server than the one that answered last are left
+        out. Raises RobotError for a device that the server does not have.
+        """
+        if device not in self._readings:
+            ports = {name: port for name, port, _ in self.devices()}
+            if device not in ports:
+                raise RobotError(f"device {device!r}: the server has {', '.join(ports) or 'none'}")
+            self._readings[device] = ports[device], self._connected(zmq.SUB, MAX_STATE, ports[device])
+        socket = self._readings[device][1]
+        if not socket.poll(int(1e3 * seconds)):
+            return None
+        frames = try_receive(socket)
+        return _reading(frames[0], device, self._run) if frames else None
+
+    def server_time(self) -> float:
+        """Return the server's clock, s, as of the messages so far (`clocks`); NaN before the first."""
+        return self._clock.server_time(time.monotonic())
+
+    def joints_at(self, moment: float) -> Optional[np.ndarray]:
+        """Return the joints measured at a moment of the server's clock, float64[J], as of the states that were read.
+
+        Between two states they are interpolated. After the newest one they are its joints; None before the oldest one
+        of HISTORY.
+        """
+        if not self._history or moment < self._history[0][0]:
+            return None
+        after = next((k for k, (stamp, _) in enumerate(self._history) if stamp > moment), 0)
+        if not after:
+            return self._history[-1][1]
+        (t0, q0), (t1, q1) = self._history[after - 1], self._history[after]
+        return q0 + (q1 - q0) * ((moment - t0) / (t1 - t0))  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Drop the lease, if there is one, and disconnect."""
+        if self._context.closed:
+            return
+        if self._greeting and try_send(self._requests, [arrays.pack({"op": "drop", "id": 0})]):
+            self._requests.linger = 200
+            self._requests.close()
+        self._context.destroy(linger=0)
+
+    def _connected(self, kind: int, largest: int, port: int) -> zmq.Socket[bytes]:
+        s = make_socket(self._context, kind, largest)
+        if kind == zmq.SUB:
+            # The newest message wins, also while none is read. libzmq does so for messages of one part alone: a frame's
+            # header and picture are therefore one.
+            s.setsockopt(zmq.CONFLATE, 1)
+            s.setsockopt(zmq.SUBSCRIBE, b"")
+        if self._keys is not None:
+            use_keys(s, self._keys.server, self._keys.pair)
+        connect(s, self.host, port)
+        return s
+
+    def _exchange(self, op: str, arguments: Dict[str, Any]) -> Dict[str, Any]:
+        """Send one request and wait for its reply. Raises RobotError."""
+        self._asked += 1
+        message = [arrays.pack({**arguments, "op": op, "id": self._asked, **self._age()})]
+        ends, began = time.monotonic() + self._answer, 0.0
+        sent = False
+        while True:
+            left = int(1e3 * (ends - time.monotonic())) + 1
+            if left <= 0 or not self._requests.poll(left, zmq.POLLIN if sent else zmq.POLLOUT):
+                raise RobotError(self._silent("no answer", self.port, self._answer))
+            if not sent:
+                began, sent = time.monotonic(), try_send(self._requests, message)
+                continue
+            frames = try_receive(self._requests)
+            reply = _decoded(frames[-1]) if frames else {}
+            if reply.get("id") == self._asked:  # else it is late, of a request that was given up
+                self._hear(reply)
+                self._clock.exchanged(began, self._moment, self._heard)
+                self._replied = reply.get("run"), self._moment
+                return reply
+
+    def _read_state(self) -> None:
+        frames = try_receive(self._states)
+        state = _decoded(frames[0]) if frames else {}
+        if "moment" in state:
+            self._newest = state
+            self._hear(state)
+            self._clock.came(self._moment, self._heard)
+            number, came = state.get("came") or (-1, 0.0)
+            if came >= self._armed and number in self._sent:
+                self._clock.arrived(self._sent.pop(number), came)
+            if state.get("q") is not None:
+                self._remember(state["stamp"], state["q"])
+
+    def _remember(self, stamp: float, q: np.ndarray) -> None:
+        if not self._history or stamp > self._history[-1][0]:
+            self._history.append((stamp, q))
+            while self._history[0][0] < stamp - HISTORY:
+                self._history.popleft()
+
+    def _hear(self, message: Dict[str, Any]) -> None:
+        self._moment, self._heard = float(message.get("moment", "nan")), time.monotonic()
+        if message.get("run") != self._run:  # another process of the server, perhaps after a start of its machine
+            self._run, self._clock, self._armed = message.get("run"), ClockMap(), 0.0
+            self._sent.clear()
+            self._history.clear()
+
+    def _age(self) -> Dict[str, float]:
+        if np.isnan(self._moment):
+            return {}
+        return {"stamp": self._moment, "held": time.monotonic() - self._heard}
+
+    def _silent(self, what: str, port: int, seconds: float) -> str:
+        keys = "without keys, as this client is" if self._keys is None else "and does it admit this key"
+        return f"{what} of {self.host}:{port} within {seconds:g} s: is serl-chunk-robot serve running there, {keys}?"
+
+
+def _decoded(frame: codec.Frame, largest: int = MAX_STATE) -> Dict[str, Any]:
+    """The map in a message of the server; empty where it is none."""
+    try:
+        return arrays.unpack(frame, largest)
+    except codec.WireError:
+        return {}
+
+
+def _picture(frame: codec.Frame, camera: str) -> Optional[Picture]:
+    """The picture in a message of this camera; None where it is none, or another camera's."""
+    values = _decoded(frame, MAX_PICTURE)
+    image = values.get("image")
+    if (
+        values.get("camera") != camera
+        or not isinstance(image, np.ndarray)
+        or image.dtype != np.uint8
+        or image.ndim != 3
+        or image.shape[2] != 3
+    ):
+        return None
+    try:
+        return Picture(image, int(values["number"]), float(values["moment"]), float(values["changed"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _reading(frame: codec.Frame, device: str, run: Any) -> Optional[Reading]:
+    """The reading in a message of this device; None where it is none, or of another device or process."""
+    values = _decoded(frame)
+    try:
+        if (values["device"], values["run"]) != (device, run):
+            return None
+        twist, joints = (
+            None if part is None else np.array(part, np.float64) for part in (values["twist"], values["joints"])
+        )
+        shaped = (twist is None or twist.shape == (6,)) and (joints is None or joints.ndim == 1)
+        finite = all(part is None or np.isfinite(part).all() for part in (twist, joints))
+        if not (shaped and finite):
+            return None
+        buttons = tuple(pressed is True for pressed in values["buttons"])
+        keys = tuple((int(n), str(key), down is True, float(at)) for n, key, down, at in values.get("keys", ()))
+        number, phase, why = values.get("drive") or (0, "", "")  # none of a server that has no such field
+        drive = (int(number), str(phase), str(why)) if phase else None
+        return Reading(twist, joints, buttons, float(values["stamp"]), values["alive"] is True,
+                       float(values.get("began", 0.0)), keys, tuple(map(str, values.get("pedals", ()))),
+                       drive)  # fmt: skip
+    except (KeyError, TypeError, ValueError, IndexError):
+        return None
+
+
+def _taken(reply: Dict[str, Any]) -> Dict[str, Any]:
+    if not reply.get("ok"):
+        raise RobotError(codec.shown(str(reply.get("error", "the server refused without a word"))))
+    return reply

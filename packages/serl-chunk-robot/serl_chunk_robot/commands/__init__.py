@@ -1,0 +1,1 @@
+"""What the serl-chunk-robot command does besides serving: check, new, teach, measure, keys, requests."""

@@ -1,0 +1,496 @@
+"""One pass of the control loop: read, judge, decide by the table, gate, command. It is given the time.
+
+Nothing here opens a socket, and no clock is read but the one that is given: `RobotLoop.run_pass` is called by the
+thread that keeps the deadlines, and by tests with moments of their own. All calls come from one thread.
+
+Time that did not pass moves nothing: after a gap between two passes, a suspend, or a driver's call that lasted, the
+arms stand where they were commanded last, whatever the speed was, and so does the set point.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Callable, Dict, NamedTuple, Optional, Protocol, Tuple
+
+import numpy as np
+
+from serl_chunk_robot.control.border import Border, brake_alone, text_of
+from serl_chunk_robot.control.grip import GRIP, Grip
+from serl_chunk_robot.control.pursuit import Pursuit
+from serl_chunk_robot.control.track import Track
+from serl_chunk_robot.drivers.base import Driver, DriverError, Event, Reading
+from serl_chunk_robot.safety.gate import Command, Gate
+from serl_chunk_robot.safety.limits import Limits
+from serl_chunk_robot.safety.measured import Measured, Sample
+from serl_chunk_robot.safety.motion import SetPoint, braked
+from serl_chunk_robot.safety.table import (
+    BRAKE,
+    HELD,
+    HOLD,
+    MOVE,
+    OPERATOR,
+    RUN,
+    SERVER,
+    STANDING,
+    STOPPED,
+    Machine,
+    Transition,
+)
+from serl_chunk_robot.safety.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+GAP = 0.1  # s between two passes, or in one before its set point is sent: nothing is known of what was between
+ANSWER = 0.1  # s until a driver that did not answer a stop is stopped by its next level
+GO_LASTS = 600.0  # s in HOLD, after which an operator has to say go again
+PARKED, PARKED_WITHIN = 0.05, 1.0  # rad of each joint but grippers, and s until they are there, before torque goes off
+CALMS = ("stop", "hold", "release", "lost", "moved")  # are obeyed whatever generation they are of
+CATCHING_UP = "catching_up"  # the reason of a pass that the gate left alone, and that led back onto the path
+
+
+class Refused(Exception):
+    """A request that is not possible now, in one sentence."""
+
+
+class Resistance(Exception):
+    """Raised by a motion that met an effort above its limit: the robot brakes to HOLD."""
+
+
+class Motion(Protocol):
+    """A motion of the server's own, in the state MOVE."""
+
+    def goal(self, at: SetPoint, reading: Reading, now: float) -> Optional[np.ndarray]:
+        """The next goal, float64[J]; None once the motion is done, and then at every call. Raises Resistance."""
+        ...
+
+
+class Status(NamedTuple):
+    """What a pass found and did, for the thread that publishes it. Arrays are float64[J]."""
+
+    moment: float
+    state: str
+    word: str
+    generation: int
+    set_point: Optional[np.ndarray]  # None: unknown
+    reading: Optional[Reading]  # the newest that was believed
+    number: int  # of the newest command that was taken
+    factor: float  # 1 where the robot follows its command
+    reason: str  # of the gate, GRIP or CATCHING_UP
+    events: Tuple[Event, ...]
+    answered: bool  # by the driver, every stop
+    motion: int  # number of the newest motion
+    done: int  # number of the newest motion that went as planned
+    since: float  # when the state was entered
+    held: Optional[Tuple[str, float]]  # in HELD: by whom, and since when
+
+
+class RobotLoop:
+    """One robot under the table.
+
+    Args:
+        driver: connected.
+        dt: seconds of a pass.
+        tick: seconds of a control tick.
+        clock: seconds that go on while the machine is suspended, which moments of passes may leave out.
+        heard: called with each transition, for the log and the operator's console.
+        needs_go: see Machine.
+    """
+
+    def __init__(
+        self, driver: Driver, gate: Gate, *, measured: Measured, dt: float, tick: float,
+        clock: Callable[[], float], heard: Callable[[Transition], None] = lambda transition: None,
+        needs_go: bool = True,
+    ) -> None:  # fmt: skip
+        self._driver, self._gate, self._measured, self._dt, self._tick = Border(driver), gate, measured, dt, tick
+        self._heard, self._clock = heard, clock
+        self.machine, self._watchdog = Machine(needs_go), Watchdog(tick)
+        self._expires, self._grippers = needs_go, list(driver.spec().grippers)
+        self._since = 0.0  # when the state was entered
+        self._at: Optional[SetPoint] = None  # None: it is not known what the arms were commanded last
+        self._due = 0.0  # when the arms are to be at the set point: seconds of passes since the first
+        self._track: Optional[Track] = None
+        self._pursuit, self._grip = Pursuit(gate.limits, dt), Grip(gate.limits)
+        self._motion: Optional[Motion] = None
+        self.motion = self.done = 0  # numbers of the newest motion, and of the newest one that went as planned
+        self._ends: Optional[Tuple[str, np.ndarray]] = None  # who ends the day, and the pose, float64[J], for it
+        self._ended_at: Optional[float] = None  # when the set point was there
+        self._number, self._rejection = -1, ""
+        self._last_pass: Optional[Tuple[float, float]] = None  # its moment, and that of the clock
+        self._newest: Optional[Reading] = None  # of the last pass, believed or not
+        self._reading: Optional[Reading] = None  # the newest that was believed
+        self.causes: Dict[str, str] = {}  # events that the last pass found, and their details
+        self._stopping: Optional[Tuple[float, int, str]] = None  # since when, level, why: the driver has not answered
+        self._unsent: Optional[float] = None  # since when the driver takes no set points
+        self._own_means = False  # the driver stopped the robot without the loop
+
+    @property
+    def validity(self) -> float:
+        """Seconds for which a command is valid."""
+        return self._watchdog.validity
+
+    @property
+    def set_point(self) -> Optional[np.ndarray]:
+        return None if self._at is None else self._at.position
+
+    def limit(self, limits: Limits) -> None:
+        """Move within other limits from now on. Raises Refused while the robot moves."""
+        if self.machine.moving:
+            raise Refused(f"profile: not while the robot moves ({self.machine.state})")
+        self._gate.limits, self._pursuit, self._grip = limits, Pursuit(limits, self._dt), Grip(limits)
+
+    # Requests of clients.
+
+    def request(
+        self, event: str, role: str, by: str, now: float, *,
+        motion: Optional[Motion] = None, generation: Optional[int] = None, ends: Optional[np.ndarray] = None,
+        detail: str = "",
+    ) -> Transition:  # fmt: skip
+        """Apply an event that a client requests, or with the role "server" the server: "lost".
+
+        Args:
+            motion: of an event that moves the robot.
+            generation: that the client knows; another one than now is refused, but for what calms. None: any.
+            ends: the pose, float64[J], in which the robot may lose its torque, of the event "end": once it is measured
+                there, torque goes off.
+
+        Raises:
+            Refused: with the reason, where the event is not possible.
+        """
+        if event not in CALMS and generation is not None:
+            self.check_generation(event, generation)
+        state = self.machine.state
+        if event == "clear" and (state, role) == (STOPPED, OPERATOR):
+            self._check_clear()
+        elif state in STANDING and event in ("arm", "torque_off", "end") and self._measured.doubtful:
+            raise Refused(f"{event}: the measured state cannot be trusted ({self._measured.reason})")
+        elif state == HELD and event in ("arm", "reset"):
+            raise Refused(f"{event}: {self.shown_hold(now)}")
+        done = self._apply(event, role, by=by, now=now, detail=detail)
+        if done.row is None:
+            raise Refused(done.word)
+        if event == "clear":
+            self._cleared()
+        elif event == "arm":
+            self._gate.begin()
+            self._number = -1
+            self._watchdog.armed(now)
+        elif event in ("release", "hold", "lost", "moved"):
+            self._watchdog.released()
+        elif event == "torque_off":
+            self._torque_off(now)
+        elif self.machine.state == MOVE:
+            self._motion = motion
+            self.motion += 1
+            self._ends, self._ended_at = None if ends is None else (by, ends), None
+        return done
+
+    def check_generation(self, event: str, generation: int) -> None:
+        """Raise Refused where a request is of another generation than now: its client saw another robot."""
+        machine = self.machine
+        if generation != machine.generation:
+            raise Refused(
+                f"{event}: it is of generation {generation}, and the robot is in {machine.generation} now "
+                f"({machine.state}: {machine.word}). Look at it, and request again."
+            )
+
+    @property
+    def held(self) -> Optional[Tuple[str, float]]:
+        """By whom the robot is held, and since when, s of the loop's clock; None outside HELD."""
+        return (self.machine.held_by, self._since) if self.machine.state == HELD else None
+
+    def shown_hold(self, now: float) -> str:
+        """Say who holds the robot, and how it goes on."""
+        return (f"the robot is held by {self.machine.held_by} for {max(now - self._since, 0.0):.0f} s. Look at the "
+                "cell; then run `serl-chunk robot go`, or press the console's or the page's key to go on")  # fmt: skip
+
+    def reboot(self, motor: str, role: str, by: str, now: float) -> None:
+        """Let the driver reboot one motor of a stopped or held robot, which is STOPPED then. No other torque changes.
+
+        The motor does not hold meanwhile. So nothing is known of the set point, and `clear` takes the measured pose.
+        Raises Refused.
+        """
+        if role != OPERATOR:
+            raise Refused(f"reboot is for the operator; {by} is {role}")
+        if self.machine.state == HELD:
+            self._apply("stop", OPERATOR, by=by, now=now)  # the motor does not hold meanwhile
+        if self.machine.state != STOPPED:
+            raise Refused(f"reboot: the robot is in {self.machine.state}, and a motor is rebooted in STOPPED. Run "
+                          "`serl-chunk robot stop` first.")  # fmt: skip
+        try:
+            self._driver.set("reboot", motor)
+        except DriverError as e:
+            text = str(e)
+            if text.startswith("reboot: unknown"):
+                text = "reboot: this robot's driver has no motors to reboot (aloha_ros1 and aloha_ros2 have)"
+            raise Refused(text if text.startswith("reboot") else f"reboot: {text}") from e
+        logger.info("reboot: motor=%s by=%s", motor, by)
+        self._at = None
+        self.causes["reboot"] = f"of {motor} began"  # no `clear` before a pass has read the driver again
+
+    def command(self, command: Command, now: float) -> str:
+        """Take a command, or return why not: a reason of the gate, or "state". A rejected one renews nothing."""
+        if self.machine.state != RUN or self._at is None:
+            self._gate.counts["state"] += 1
+            return "state"
+        reason = self._gate.rejects(
+            command, self._at, generation=self.machine.generation, validity=self.validity, first=self._track is None
+        )
+        if reason:
+            self._rejection = reason
+            self._watchdog.rejected()
+            return reason
+        self._watchdog.commanded(now)
+        target = np.array(command.target, np.float64)
+        self._track = Track(
+            self._at.position, target, self._due, tick=self._tick, dt=self._dt, before=self._track,
+            acceleration=self._gate.limits.rates.acceleration,
+        )  # fmt: skip
+        self._number = command.number
+        return ""
+
+    def _check_clear(self) -> None:
+        newest, measured = self._newest, self._measured
+        if self._stopping is not None:
+            raise Refused("clear: the driver has not answered the stop yet")
+        if newest is not None and (newest.faults or not newest.torque):
+            try:
+                self._driver.clear_faults()
+            except DriverError as e:
+                raise Refused(f"clear: the driver cannot clear its faults: {e}") from e
+            what = "; ".join(newest.faults) or "an arm had no torque"
+            raise Refused(f"clear: the driver reported {what}. Clear again once it does not.")
+        if measured.doubtful or measured.good is None or newest is None:
+            reason = measured.reason or "the last reading failed"
+            if newest is not None:
+                measured.forget()  # it stands: the next sample is judged by itself
+            raise Refused(f"clear: the measured state cannot be trusted ({reason})")
+        if self.causes:
+            raise Refused("clear: {}".format("; ".join(map(" ".join, self.causes.items()))))
+
+    def _cleared(self) -> None:
+        """Keep the set point; where it is not known, take the measured pose."""
+        self._unsent = None
+        self._grip.begin()
+        assert self._measured.good is not None
+        if self._at is None:
+            self._at = SetPoint.standing(self._measured.good.q)
+
+    def _torque_off(self, now: float) -> None:
+        self._at = self._stopping = None
+        try:
+            self._driver.set("torque", False)
+        except DriverError as e:
+            self._stop("fault", str(e), now, {})
+
+    # Each pass.
+
+    def run_pass(self, now: float) -> Status:
+        """One pass at the moment `now`, s."""
+        moments = now, self._clock()
+        if self._last_pass is None:
+            self._since = now
+        late, passed = (a - b for a, b in zip(moments, self._last_pass or moments))
+        self._last_pass = moments
+        before, self.causes = self.causes, {}
+        if late < 0 or max(late, passed) > GAP:
+            self._at = None if self._at is None else SetPoint.standing(self._at.position)
+            slept = ", in which the machine was suspended" if passed - late > GAP else ""
+            self._stop("clock", f"{1e3 * (max(late, passed) if late >= 0 else late):.0f} ms between two passes{slept}",
+                       now, before)  # fmt: skip
+        self._read(now, before)
+        due = self._watchdog.event(now, self.machine.state)
+        if due:
+            self._apply(due, SERVER, now=now, detail=self._rejection)
+        if self._expires and self.machine.state == HOLD and now - self._since > GO_LASTS:
+            self._apply("expired", SERVER, now=now, detail=f"{GO_LASTS / 60:g} minutes")
+        factor, reason = 0.0, ""
+        if self._at is not None and self.machine.state != STOPPED:
+            factor, reason = self._move(self._at, now, before)
+        if self.machine.state == BRAKE and (self._at is None or self._at.stands):
+            self._apply("standing", SERVER, now=now)
+        self._answer(now)
+        if self.machine.state == STOPPED and self._own_means:
+            self._at, self._own_means = None, False
+        return self._status(now, factor, reason, () if self._newest is None else self._newest.events)
+
+    def _status(self, now: float, factor: float, reason: str, events: Tuple[Event, ...]) -> Status:
+        machine = self.machine
+        return Status(now, machine.state, machine.word, machine.generation, self.set_point, self._reading,
+                      self._number, factor, reason, events, self._stopping is None, self.motion, self.done,
+                      self._since, self.held)  # fmt: skip
+
+    def _read(self, now: float, before: Dict[str, str]) -> None:
+        self._newest = None
+        try:
+            reading = self._driver.read()
+            sample = Sample(reading.q, reading.dq, reading.effort, reading.stamp)
+            believed = self._measured.judge(sample, now, reading.q if self._at is None else self._at.position)
+            faults = "; ".join(reading.faults)
+        except DriverError as e:
+            self._stop("fault", str(e), now, before)
+            return
+        self._newest = reading
+        if believed:
+            self._reading = reading
+            self._grip.measured(reading.q, reading.effort, self._dt)
+            fast = np.abs(reading.dq) > self._gate.limits.overspeed
+            if fast.any():
+                joint = int(np.argmax(fast))
+                self._stop("overspeed", f"joint {joint} at {reading.dq[joint]:.2f}", now, before)
+        elif self._measured.lost:
+            self._stop("doubtful", self._measured.reason, now, before)
+        if faults:
+            self._stop("fault", faults, now, before)
+        if not reading.torque:
+            self._stop("fault", "an arm has no torque", now, before)
+            self._at = None
+
+    def _move(self, at: SetPoint, now: float, before: Dict[str, str]) -> Tuple[float, str]:
+        """Advance the set point by one pass and command it; returns the factor and the reason of `Status`."""
+        goal = None
+        if self.machine.state == RUN:
+            goal = at.position if self._track is None else self._track.goal(self._due + self._dt)
+        elif self.machine.state == MOVE:
+            goal = self._goal_of_motion(at, now, before)
+        goal, relaxed = (None, False) if goal is None else self._grip.goal(goal)
+        passed, factor, reason = at, 0.0, ""
+        if self.machine.state not in STANDING:
+            good = self._measured.good
+            place, follows = (None, False) if goal is None else self._pursuit.place(at, goal)
+            passed, factor, reason = self._gate.step(at, place, at.position if good is None else good.q)
+            if goal is not None and factor == 1 and not follows:
+                factor, reason = self._share(at, passed.position, goal), reason or CATCHING_UP
+                self._gate.counts[CATCHING_UP] += reason == CATCHING_UP
+            if relaxed:
+                self._gate.counts[GRIP] += 1
+                factor, reason = min(factor, 0.999), reason or GRIP
+        assert self._last_pass is not None
+        if self._clock() - self._last_pass[1] > GAP:  # so long, above all in a call of the driver
+            passed, factor, reason = SetPoint.standing(at.position), 0.0, ""
+        try:
+            self._driver.command(passed.position.copy(), self._dt)
+        except DriverError as e:
+            # The set point stays the last one that the driver took, until nothing is known of it.
+            self._unsent = now if self._unsent is None else self._unsent
+            self._stop("fault", str(e), now, before)
+            if now - self._unsent >= ANSWER:
+                self._at = None
+            return 0.0, ""
+        self._at, self._unsent = passed, None
+        self._due += self._dt
+        return factor, reason
+
+    def _share(self, at: SetPoint, place: np.ndarray, goal: np.ndarray) -> float:
+        """How far the set point goes from where braking leads towards its goal, below 1."""
+        way = goal - (brake := braked(at, self._gate.limits.rates, self._dt).position)
+        return float(min(max(np.dot(place - brake, way) / max(np.dot(way, way), 1e-300), 0.0), 0.999))
+
+    def _goal_of_motion(self, at: SetPoint, now: float, before: Dict[str, str]) -> Optional[np.ndarray]:
+        goal = None
+        try:
+            if self._motion is not None and self._reading is not None:
+                goal = self._motion.goal(at, self._reading, now)
+            if goal is not None and not (goal.shape == at.position.shape and np.isfinite(goal).all()):
+                raise ValueError(f"its goal is not {at.position.size} finite numbers")
+        except Resistance as e:
+            self._apply("effort", SERVER, now=now, detail=str(e))
+            return None
+        except BaseException as e:  # of the driver's methods that a motion calls
+            self._stop("fault", "a motion failed: " + text_of(e), now, before)
+            return None
+        pressing = getattr(self._motion, "pressing", "")
+        if pressing:
+            self.machine.word = f"the motion met resistance: {pressing}; going back"
+        if goal is None and at.stands:
+            if self._ends is not None and not self._parked(now):
+                return at.position
+            self._finish(now)
+        return goal
+
+    def _parked(self, now: float) -> bool:
+        """Whether the arms are measured where they may lose their torque, or did not get there in time."""
+        assert self._ends is not None
+        self._ended_at = now if self._ended_at is None else self._ended_at
+        return not self._apart() or now - self._ended_at > PARKED_WITHIN
+
+    def _apart(self) -> str:
+        """Which joint is measured away from the pose of `_ends`; empty where none is."""
+        assert self._ends is not None
+        good = self._measured.good
+        if good is None or self._measured.doubtful:
+            return "the measured state cannot be trusted"
+        apart = np.abs(good.q - self._ends[1])
+        apart[self._grippers] = 0.0
+        joint = int(np.argmax(apart))
+        return f"joint {joint} is measured {apart[joint]:.3f} away from the pose" if apart[joint] > PARKED else ""
+
+    def _finish(self, now: float) -> None:
+        """End a motion that went as planned; the last of a day with torque off, where the arms got to their pose."""
+        ends, apart = self._ends, "" if self._ends is None else self._apart()
+        self._apply("done", SERVER, now=now)
+        self.done = self.motion
+        if ends is None:
+            return
+        if apart:
+            self.machine.word = f"not ended: {apart}. Torque stays on"
+            return
+        self._apply("torque_off", OPERATOR, by=ends[0], now=now)
+        self._torque_off(now)
+
+    def _answer(self, now: float) -> None:
+        """Report a stop to the driver until it answers, by a higher level each time that it did not."""
+        if self._stopping is None:
+            return
+        since, level, why = self._stopping
+        if now - since >= ANSWER:
+            since, level = now, level + 1
+            self._own_means = True
+        try:
+            answered = self._driver.stop(why, level)
+        except DriverError as e:
+            logger.warning("the driver failed to stop the robot (level %d): %s", level, e)
+            answered = False
+        self._stopping = None if answered else (since, level, why)
+
+    def fail(self, error: BaseException, pause: Callable[[], None]) -> Status:
+        """Brake with nothing of the loop, because a pass raised `error`, and latch. No other pass may follow.
+
+        Args:
+            pause: waits until the next set point is due.
+        """
+        machine, (now, began) = self.machine, self._last_pass or (0.0, self._clock())
+        if self._at is not None and machine.state != STOPPED:
+            self._at = brake_alone(self._driver, self._at, self._gate.limits.rates, self._dt,
+                                   began, GAP, self._clock, pause)  # fmt: skip
+        machine.fail(f"the server failed: {text_of(error)}")
+        logger.critical("%s: %s", machine.state, machine.word)
+        with contextlib.suppress(DriverError):
+            self._driver.stop(machine.word, int(self._at is None))
+        return self._status(now, 0.0, "", ())
+
+    # Transitions.
+
+    def _apply(self, event: str, role: str, *, now: float, by: str = "the server", detail: str = "") -> Transition:
+        state = self.machine.state
+        done = self.machine.apply(event, role, by=by, detail=detail)
+        if done.row is not None:
+            if self.machine.state != state or event in ("hold", "clear"):
+                self._since = now
+            # The last line before the driver: nothing of another state or an older generation is left to command.
+            self._track = self._motion = self._ends = None
+            self._pursuit.begin()
+            if event not in ("standing", "hold", "release", "lost") and STOPPED in (
+                self.machine.state,
+                self.machine.then,
+            ):
+                self._watchdog.released()
+                self._stopping = self._stopping or (now, 0, done.word)
+            self._heard(done)
+        return done
+
+    def _stop(self, event: str, detail: str, now: float, before: Dict[str, str]) -> None:
+        """Stop by an event of the server's, once for each cause that lasts."""
+        self.causes[event] = detail
+        if event not in before or STOPPED not in (self.machine.state, self.machine.then):
+            self._apply(event, SERVER, now=now, detail=detail)

@@ -1,0 +1,1 @@
+"""Kinematics, their inverse, and rotations."""

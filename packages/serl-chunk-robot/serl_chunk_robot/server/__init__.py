@@ -1,0 +1,1 @@
+"""Processes of a robot server: its sockets, keys, leases and loop, cameras and input devices, and what it publishes."""

@@ -1,0 +1,247 @@
+"""A client of a robot's server: what it raises, and how it finds a restarted one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from errors import naming
+from robot_limits import J
+from robot_served import HERE, Reading, Served, drive, free_port, served, until, wait, write, write_keys
+
+from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
+from serl_chunk_robot.commands.requests import MOVING
+from serl_chunk_robot.errors import ConfigError
+from serl_chunk_robot.main import main
+from serl_chunk_robot.server.serve import claimed
+from serl_chunk_robot.wire.protocol import address
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("127.0.0.1", ("127.0.0.1", 5600)), ("arm:5700", ("arm", 5700)), ("[::1]:5700", ("::1", 5700)),
+        ("[::1]", ("::1", 5600)),
+    ],
+)  # fmt: skip
+def test_addresses(text, where):
+    assert address(text) == where
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":5600", "arm:", "arm:\u00b2", "arm:x", "arm:0", "arm:65535", "::1", "arm:-1", "[]:5600"]
+)
+def test_what_is_no_address_is_refused_by_name(text):
+    with pytest.raises(ConfigError) as e:
+        address(text)
+    assert repr(text) in str(e.value)
+
+
+def test_a_server_that_is_not_there_is_named_with_a_remedy():
+    port = free_port()
+    with RobotClient(f"{HERE}:{port}", name="left", answer=0.1) as client:
+        with pytest.raises(RobotError, match=naming(f"{HERE}:{port}", "0.1 s", "serl-chunk-robot serve")):
+            client.request("stop")
+        with pytest.raises(RobotError, match=naming(f"{HERE}:{port + 1}", "0.1 s")):
+            client.next_state(0.1)
+        assert client.newest_state() is None
+        assert not client.send_command(np.zeros(J))
+
+
+def test_a_client_finds_a_restarted_server_which_is_stopped():
+    with served() as robot:
+        robot.ready()
+        actor = Reading(f"{HERE}:{robot.port}", name="left", role="controller", answer=10.0)
+        actor.request("arm")
+        drive(actor, 10, 0.002)
+        stood = actor.next_state()
+    with served(port=robot.port, arms=robot.arms) as again:
+        wait(lambda: (actor.newest_state() or stood)["run"] != stood["run"])
+        with pytest.raises(RobotError, match=naming("arm", "STOPPED")):
+            actor.request("arm")
+        at = again.arms.target.copy()
+        for _ in range(10):
+            actor.send_command(at + 0.05)
+            time.sleep(0.02)
+        assert actor.next_state()["controller"] == "left"
+        np.testing.assert_array_equal(again.arms.target, at)
+        again.ready()
+        actor.request("arm")
+        drive(actor, 5)
+        wait(lambda: actor.next_state()["number"] == 5)
+        actor.close()
+        actor.close()
+
+
+def test_a_closed_client_drops_its_lease():
+    with served() as robot:
+        with RobotClient(f"{HERE}:{robot.port}", name="left", role="controller") as actor:
+            assert actor.request("ping")["ok"]
+        watcher = robot.client("watcher", "any")
+        began = time.monotonic()
+        wait(lambda: watcher.next_state()["controller"] == "")
+        assert time.monotonic() - began < 1
+
+
+def test_the_servers_clock_is_known_though_it_is_another_one():
+    def clock() -> float:
+        return 3600.0 + 1.0002 * time.monotonic()
+
+    with served(clock=clock) as robot:
+        robot.ready()
+        actor, watcher = robot.client("left"), robot.client("watcher", "any")
+        assert np.isnan(actor.server_time())
+        actor.request("arm")
+        drive(actor, 20)
+        assert len(actor._sent) < 10, "the server reports when commands came"
+        assert abs(actor.server_time() - clock()) < 5e-3
+        watcher.next_state()
+        assert abs(watcher.server_time() - clock()) < 50e-3
+
+
+def test_joints_of_a_moment_are_those_between_the_states_that_were_read():
+    with served() as robot:
+        robot.ready()
+        actor = robot.client("left")
+        actor.request("arm")
+        drive(actor, 10, 0.004)
+        first, second = actor.next_state(), actor.next_state()
+        middle = actor.joints_at(0.5 * (first["stamp"] + second["stamp"]))
+        np.testing.assert_allclose(middle, 0.5 * (first["q"] + second["q"]))
+        assert np.abs(middle - first["q"]).max() > 0, "the arms move"
+        np.testing.assert_array_equal(actor.joints_at(second["stamp"] + 1), second["q"])
+        assert actor.joints_at(first["stamp"] - 2) is None
+
+
+def test_a_state_is_of_a_pass_after_the_last_reply():
+    with served() as robot:
+        operator = robot.ready()
+        for _ in range(20):
+            time.sleep(0.01)
+            reply = operator.request("stop")
+            state = operator.next_state()
+            assert (state["state"], state["generation"]) == ("STOPPED", reply["generation"])
+
+
+def test_keys_of_a_file(tmp_path):
+    path = tmp_path / "robot.json"
+    with pytest.raises(ConfigError, match=naming(str(path))):
+        Keys.of_file(path)
+    keys = write_keys(tmp_path / "keys", left="")["left"]
+    write(path, {"server": keys.server, "secret": keys.pair.secret})
+    assert Keys.of_file(path) == keys
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        Keys.of_file(path)
+
+
+# The commands.
+
+
+@pytest.fixture(scope="module")
+def robot():
+    with served() as robot:
+        yield robot
+
+
+def run(robot: Served, *arguments: str) -> int:
+    if arguments[0] in MOVING:
+        arguments = (*arguments, "--generation", str(robot.server.loop.machine.generation))
+    return main([*arguments, "--robot", f"{HERE}:{robot.port}"])
+
+
+def test_an_operators_commands(robot, capsys):
+    watcher = robot.client("watcher", "any")
+    wait(lambda: bool(watcher.next_state()["answered"]))
+    assert run(robot, "clear") == 0
+    assert capsys.readouterr().out.startswith("HOLD: cleared by clear of ")
+    assert run(robot, "profile", "slow") == 0
+    assert run(robot, "status") == 0
+    out = capsys.readouterr().out
+    assert "slow (0.5)" in out
+    assert len(out.splitlines()) == 8
+    assert run(robot, "park") == 0
+    watcher.request("ping")  # what follows is of a later pass
+    until(watcher, "HOLD")
+    assert run(robot, "jog", "--joint", "0", "--angle", "0.1") == 0
+    watcher.request("ping")
+    until(watcher, "HOLD")
+    assert run(robot, "torque-off") == 0
+    assert not robot.arms.read().torque
+    assert run(robot, "clear") == 1  # the first one switches torque on
+    wait(lambda: run(robot, "clear") == 0)
+    assert run(robot, "hold") == 0
+    assert run(robot, "stop") == 0
+    assert until(watcher, "STOPPED")["word"].startswith("stopped by stop of ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "names"),
+    [
+        (["fly"], 2, "fly"), (["stop", "--robot", "::1"], 2, "::1"), (["profile"], 2, "NAME"),
+        (["jog", "--joint", "x", "--angle", "1"], 2, "joint"), (["jog", "--joint", "1"], 2, "angle"),
+        (["stop", "--keys", "/nowhere/key.json"], 2, "/nowhere/key.json"), (["stop", "now"], 2, "now"),
+        (["stop", "--robot", "127.0.0.1:1"], 1, "127.0.0.1:1"), (["serve"], 2, "robot.toml"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence(arguments, status, names, capsys):
+    assert main(arguments) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert names in err
+
+
+def test_a_refusal_is_one_sentence(robot, capsys):
+    assert run(robot, "profile", "quick") == 1
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert "quick" in err
+    assert "slow" in err
+
+
+# The lock.
+
+
+def test_one_process_serves_a_robot(tmp_path):
+    code = """import sys, pathlib, serl_chunk_robot.server.serve as serve
+with serve.claimed('arm', pathlib.Path(sys.argv[1])): pass"""
+    with claimed("arm", tmp_path):
+        with pytest.raises(ConfigError, match=naming("arm", os.getpid())), claimed("arm", tmp_path):
+            pass
+        with claimed("other", tmp_path):
+            pass
+        done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+        assert f"process {os.getpid()}" in done.stderr
+    with claimed("arm", tmp_path):
+        pass
+
+
+def test_a_process_that_the_driver_forked_does_not_keep_the_lock(tmp_path):
+    (read, end), forked = os.pipe(), os.pipe()
+    with claimed("arm", tmp_path):
+        child = os.fork()
+        if child == 0:
+            os.write(forked[1], b"!")
+            os.close(end)
+            os.read(read, 1)
+            os._exit(0)
+        os.read(forked[0], 1)
+    try:
+        with claimed("arm", tmp_path):
+            pass
+    finally:
+        os.close(end)
+        for fd in (read, *forked):
+            os.close(fd)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("name", ["", "../arm", "a/b", ".", "x" * 65])
+def test_a_robots_name_is_a_files(name, tmp_path):
+    with pytest.raises(ConfigError, match="name"), claimed(name, tmp_path):
+        pass

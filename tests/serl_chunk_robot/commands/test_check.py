@@ -1,0 +1,148 @@
+"""`robot check` on arms that are right, and on arms with each planted fault of wiring and configuration."""
+
+from __future__ import annotations
+
+import json
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from robot_simulated_time import simulated
+from robot_wiring import WiredArms
+
+from serl_chunk_robot.client.client import RobotError
+from serl_chunk_robot.commands import check
+from serl_chunk_robot.commands.check import RobotCheck, write_report
+from serl_chunk_robot.robot_file.config import load
+
+BENT = (0.1, -0.9, 1.1, 0.2, -0.3, 0.15, 0.5)
+LEVEL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5)  # where a wrong sign moves nothing before a joint is commanded
+FLIP = np.where(np.arange(14) == 2, -1.0, 1.0)
+
+
+def swapped(x):
+    return np.concatenate([x[7:], x[:7]])
+
+
+def exchanged(x):
+    y = x.copy()
+    y[[3, 4]] = y[[4, 3]]
+    return y
+
+
+def gripper(scale=1.0, offset=0.0):
+    def change(x):
+        y = x.copy()
+        y[6] = scale * y[6] + offset
+        return y
+
+    return change
+
+
+def checked(arms, tmp_path, table="", operator_clears=True):
+    """Run the check; returns its findings by name, its lines, and the server's states and events."""
+    path = tmp_path / "robot.toml"
+    path.write_text(f'name = "cell_3"\nrate = 50\n{table}\n[driver]\nname = "fake"\narms = {len(arms.spec().arms)}\n')
+    lines, file = [], load(path)
+    with simulated(file, arms) as server:
+        clearing = server.client("operator", "hands")
+        for _ in range(5):
+            server.advance()
+        try:
+            clearing.request("clear")
+        except RobotError as e:
+            lines.append(str(e))
+
+        def attend(state):
+            asked = lines[-1] if lines and f"within {check.PATIENCE:g} s" in lines[-1] else ""
+            if operator_clears and state["state"] == "STOPPED" and state["answered"] and "robot clear" in asked:
+                clearing.request("clear")
+            elif state["state"] == "HELD" and "robot go" in asked and state["controller"]:
+                clearing.request("go", controller=state["controller"], process=state["process"])
+
+        server.each_pass = attend
+        made = RobotCheck(server.client("operator"), lambda: server.client("controller"), file, lines.append)
+        made.run()
+        final = server.state
+    return {f.name: f for f in made.findings}, lines, final
+
+
+STOPS = ("release", "hold", "controller gone", "lapse", "stop", "silence", "rejected")
+
+
+@pytest.mark.parametrize("start", [pytest.param(None, marks=pytest.mark.slow), LEVEL], ids=["home", "level"])
+def test_arms_that_are_right_pass(tmp_path, start):
+    found, _, final = checked(WiredArms(arms=1, start=start), tmp_path)
+    wrong = [str(f) for f in found.values() if f.status != "ok"]
+    assert wrong == []
+    assert set(STOPS) < set(found)
+    assert {f"joint {j}" for j in range(6)} | {"gripper 6"} < set(found)
+    assert final["state"] == "STOPPED"  # by the last stop
+    assert 0.9 < found["joint 3"].figures["share"] < 1.1
+    assert found["joint 3"].figures["lag"] == pytest.approx(0.03, abs=0.01)  # half a pass more than the arms
+
+
+@pytest.mark.slow
+def test_where_nobody_clears_a_stop_later_ones_are_not_tried(tmp_path):
+    with patch.object(check, "PATIENCE", 3.0):
+        found, _, final = checked(WiredArms(arms=1), tmp_path, operator_clears=False)
+    assert {found[name].status for name in STOPS} == {"ok", "-"}
+    assert found["stop"].status == "ok"
+    assert found["silence"].status == "-"
+    assert "stopped by" in final["word"]
+
+
+def in_degrees(x):
+    return np.where(np.arange(len(x)) % 7 == 6, x, np.degrees(x))
+
+
+def from_degrees(x):
+    return np.where(np.arange(len(x)) % 7 == 6, x, np.radians(x))
+
+
+CLOSED = (*LEVEL[:6], 0.0)
+FAULTS = {  # arms, more of the robot's file, the finding that names the fault, what it says
+    "swapped arms": (dict(arms=2, commanded=swapped), "", "joint 0", "Swap the arms' ports"),
+    "inverted joint": (dict(start=LEVEL, commanded=lambda x: x * FLIP[:7]), "", "joint 2", "sign of this joint"),
+    "inverted joint, bent": (dict(start=BENT, commanded=lambda x: x * FLIP[:7]), "", "robot", "sign, order"),
+    "gripper's scale": (dict(start=CLOSED, commanded=gripper(0.4)), "", "gripper 6", "gripper's scale"),
+    "inverted gripper": (dict(start=LEVEL, commanded=gripper(-1.0, 1.0)), "", "gripper 6", "swap the sign"),
+    "order of joints": (dict(start=LEVEL, commanded=exchanged), "", "joint 3", "order of the joints"),
+    "dead joint": (dict(dead=(4,)), "", "joint 4", "does not move"),
+    "limits too wide": ({}, "profile.evaluating.high = 9", "file", "beyond the driver's"),
+    "limits too narrow": ({}, "profile.evaluating.high = [3, -1.1, 1.5, 3, 2, 3, 1]", "limits evaluating", "Widen"),
+    "measured in degrees": (dict(start=BENT, measured=in_degrees), "", "robot", "rad, not degrees"),
+    "commanded in degrees": (dict(start=LEVEL, commanded=from_degrees), "", "joint 0", "takes degrees"),
+    "states too seldom": (dict(state_hz=20.0), "", "state", "states a second"),
+    "late commands": (dict(latency=0.15), "", "joint 0", "behind its set point"),
+    "stale state": (dict(stale=0.2), "", "robot", "ms old"),
+    "two publishers": (dict(faults=("another publisher on /puppet/commands: teleop",)), "", "robot", "teleoperation"),
+    "control mode": (dict(faults=("joint 3 is in mode velocity",)), "", "robot", "control mode"),
+}
+
+
+SLOW = {"inverted joint", "inverted gripper", "commanded in degrees", "states too seldom", "order of joints"}
+
+
+@pytest.mark.parametrize("fault", [pytest.param(f, marks=pytest.mark.slow if f in SLOW else ()) for f in FAULTS])
+def test_each_planted_fault_is_found(tmp_path, fault):
+    arms, table, name, says = FAULTS[fault]
+    found, lines, _ = checked(WiredArms(**{"arms": 1, **arms}), tmp_path, table)
+    assert found[name].status == "FAIL", lines
+    assert says in f"{found[name].said} {found[name].remedy}", lines
+    assert found[name].remedy
+    if name.startswith(("joint", "gripper")):
+        others = {f.name for f in found.values() if f.status == "FAIL" and f.name != name}
+        allowed = {"order of joints": {"joint 4"}}.get(fault, set())
+        if fault not in ("swapped arms", "late commands", "commanded in degrees"):  # of these, all joints are wrong
+            assert others == allowed
+        assert "stop" not in found  # no stop is provoked on arms that do not obey
+
+
+def test_the_report_is_written_for_people_and_programs(tmp_path):
+    found, _, _ = checked(WiredArms(arms=1, faults=("joint 3 is in mode velocity",)), tmp_path)
+    text = write_report(list(found.values()), "cell_3", tmp_path)
+    assert "-> Set the control mode" in text.read_text()
+    values = json.loads(text.with_suffix(".json").read_text())
+    assert values["ok"] is False
+    assert [f["name"] for f in values["findings"]] == list(found)

@@ -1,0 +1,124 @@
+"""Time that did not pass moves nothing: gaps between passes, suspends, and calls of a driver that last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from robot_limits import GRIPPERS, HOME, J
+from robot_served import served, until
+from robot_world import DT, Way, World, speed
+
+from serl_chunk_robot.client.clocks import boot_time
+
+JOINTS = ~np.isin(np.arange(J), GRIPPERS)
+
+
+class Setting(Way):
+    """A motion that sets a quantity of the driver in each pass."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(HOME + 0.4 * JOINTS)
+        self.world = world
+
+    def goal(self, *args: object) -> np.ndarray | None:
+        self.world.arms.set("load", 0.0)
+        return super().goal(*args)  # type: ignore[arg-type]
+
+
+def moving(state: str) -> World:
+    """A robot whose joints move at 0.5 rad/s and more."""
+    world = World()
+    if state == "MOVE":
+        world.ready().ask("reset", "controller", motion=Setting(world))
+        world.run(30)
+    else:
+        world.armed().drive(12)
+    if state == "BRAKE":
+        world.ask("stop", "any")
+        world.run(2)
+    assert world.state == state
+    assert np.abs(speed(world)[JOINTS]).min() > 0.4
+    return world
+
+
+def between(world: World, seconds: float) -> None:
+    world.now += seconds
+
+
+def suspended(world: World, seconds: float) -> None:
+    world.slept += seconds
+
+
+def hangs(call: str) -> Callable[[World, float], None]:
+    return lambda world, seconds: world.hang(call, seconds)
+
+
+WHAT = {"gap": between, "suspend": suspended, **{name: hangs(name) for name in ("read", "command", "set", "stop")}}
+CASES = [
+    (state, what) for state in ("RUN", "MOVE", "BRAKE") for what in WHAT
+    if (what != "set" or state == "MOVE") and (what != "stop" or state == "BRAKE")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seconds", [0.11, 1.0, 60.0])
+@pytest.mark.parametrize(("state", "what"), CASES)
+def test_the_set_point_stands_where_it_is(state: str, what: str, seconds: float):
+    world = moving(state)
+    generation, last = world.loop.machine.generation, world.arms.sent[-1]
+    if what == "stop":
+        world.loop._stopping = (world.now, 0, "again")
+    WHAT[what](world, seconds)
+    world.send(last + 0.01)  # one that is under way
+    count = len(world.arms.sent)
+    world.run()
+    if what in ("command", "stop"):  # the time passed after a set point was given to the driver
+        last, count = world.arms.sent[-1], len(world.arms.sent)
+    world.run(2)
+    assert all(np.array_equal(sent, last) for sent in world.arms.sent[count:]), "the set points before and after"
+    assert world.state == "STOPPED"
+    assert world.loop.machine.generation > generation
+    if state != "BRAKE":
+        assert "between two passes" in world.loop.machine.word
+        assert ("suspended" in world.loop.machine.word) == (what == "suspend")
+    world.run(1)
+    world.ready().ask("arm", "controller")
+    world.run(5)
+    assert np.array_equal(world.arms.sent[-1], last), "nothing from before the gap is left"
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.09])
+@pytest.mark.parametrize("what", ["gap", "suspend", "read", "command"])
+def test_a_shorter_gap_stops_nothing(what: str, seconds: float):
+    world = moving("MOVE")
+    before = world.arms.sent[-1]
+    WHAT[what](world, seconds)
+    world.run(2)
+    assert world.state == "MOVE"
+    assert (np.abs(world.arms.sent[-1] - before)[JOINTS] > 0.4 * DT).all()
+
+
+def test_a_clock_that_ran_backwards_stands_too():
+    world = moving("RUN")
+    last, count = world.arms.sent[-1], len(world.arms.sent)
+    world.now -= 1.0
+    world.run(2)
+    assert world.state == "STOPPED"
+    assert all(np.array_equal(sent, last) for sent in world.arms.sent[count:])
+
+
+def test_a_server_notices_that_its_machine_was_suspended():
+    slept = [0.0]
+    with patch("serl_chunk_robot.server.server.boot_time", lambda: boot_time() + slept[0]), served() as robot:
+        operator = robot.ready()
+        slept[0] = 60.0
+        assert "60" in (word := str(until(operator, "STOPPED")["word"]))
+        assert "suspended" in word
+
+
+def test_time_since_boot_is_no_less_than_monotonic_time():
+    before = time.monotonic()
+    assert boot_time() >= before - 0.001

@@ -1,0 +1,201 @@
+"""Contact lets go: a motion of the server's own that meets something goes back until nothing presses any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from robot_limits import GRIPPERS, HOME, J, limits
+from robot_world import DT, FaultyArms, World
+
+from serl_chunk_robot.control.loop import Motion
+from serl_chunk_robot.control.motions import Jog, Park, Reset, Step, Swing
+from serl_chunk_robot.drivers.fake import viperx_arms
+from serl_chunk_robot.robot_file.config import load
+from serl_chunk_robot.server.serve import Motions
+
+LIMIT, ELASTIC = 3.0, 20.0  # effort, and effort per rad
+JOINT, WALL = 3, 0.2  # rad, where the obstacle is
+EFFORT = np.where(np.isin(np.arange(J), GRIPPERS), np.inf, LIMIT)
+STAY, ZERO = np.full(J, np.nan), np.zeros(J)
+THERE = HOME + 0.6 * (np.arange(J) == JOINT) + 0.3 * (np.arange(J) == 10)
+Load = Callable[[np.ndarray], np.ndarray]  # joints -> effort that is no contact's
+
+
+class Pressed(FaultyArms):
+    """Arms in whose way an obstacle is that gives by a part of what presses on it, and what bears on them beside."""
+
+    def __init__(self, wall: float = WALL, load: Load = lambda q: ZERO, gives: float = 0.1, sign: int = 1) -> None:
+        super().__init__()
+        self.wall, self.load, self.gives, self.sign = wall, load, gives, sign
+
+    def advance(self) -> None:
+        super().advance()
+        self.q[JOINT] = min(self.q[JOINT], self.wall + self.gives * max(self.target[JOINT] - self.wall, 0.0))
+        self.q[6] = max(self.q[6], 0.4)  # an object between the fingers
+
+    def read(self):
+        reading = super().read()
+        held = (reading.q >= self.wall) & (np.arange(J) == JOINT)
+        dq = np.where(held | (np.arange(J) == 6), 0.0, reading.dq)
+        self.last = reading._replace(dq=dq, effort=self.sign * reading.effort + self.load(reading.q))
+        return self.last
+
+
+def reset(of: World, place: np.ndarray = THERE) -> Motion:
+    steps = [Step(HOME + 0.1 * (np.arange(J) == 1), ZERO, ZERO), Step(place, ZERO, ZERO, gripper=0.2, grippers=(6,))]
+    return Reset(HOME, steps, of.limits, episode=0, rng=np.random.default_rng(0), effort=EFFORT, stands=0.0,
+                 grippers=GRIPPERS)  # fmt: skip
+
+
+MOTIONS: dict[str, Callable[[World], Motion]] = {
+    "reset": reset,
+    "park": lambda of: Park(HOME, THERE, of.limits, effort=EFFORT, stands=0.0, grippers=GRIPPERS),
+    "jog": lambda of: Jog(HOME, JOINT, 0.6, of.limits, effort=EFFORT, grippers=GRIPPERS),
+    "swing": lambda of: Swing(HOME, JOINT, 0.6, of.limits, effort=EFFORT, stands=0.0, grippers=GRIPPERS),
+}
+
+
+def meets(arms: Pressed, motion: str = "reset", speed: float = 3.2) -> tuple[World, int]:
+    """A world whose robot has just met an effort above its limit, and the number of its newest set point."""
+    gripper = np.isin(np.arange(J), GRIPPERS)
+    of = limits(speed, 12.5 * speed, 1250 * speed)
+    world = World(of._replace(following=np.where(gripper, 1.0, of.following)), arms=arms).ready()
+    world.run(5)
+    world.ask("jog" if motion == "swing" else motion, "operator", motion=MOTIONS[motion](world))
+    for _ in range(4000):
+        world.run()
+        if (np.abs(arms.last.effort) > EFFORT).any():  # type: ignore[union-attr]
+            return world, len(arms.sent)
+    raise AssertionError("nothing was met")
+
+
+def effort(arms: FaultyArms) -> np.ndarray:
+    assert arms.last is not None
+    return np.abs(arms.last.effort)
+
+
+@pytest.mark.parametrize(("gives", "sign"), [(0.0, 1), (0.5, -1)])  # sign: of the effort
+@pytest.mark.parametrize(("motion", "speed"), [*((name, 3.2) for name in MOTIONS), ("reset", 0.32), ("jog", 0.32)])
+def test_it_goes_back_along_its_way_until_it_is_relaxed(motion: str, gives: float, sign: int, speed: float):
+    arms = Pressed(gives=gives, sign=sign)
+    world, met = meets(arms, motion, speed)
+    began, presses = world.now, f"joint {JOINT} presses: effort {3 * sign}."
+    while world.state not in ("HOLD", "HELD"):
+        world.run()
+        if world.state == "MOVE":
+            assert presses in world.loop.machine.word
+            assert "going back" in world.loop.machine.word
+    assert world.now - began < 1.0
+    assert world.state == ("HOLD" if motion == "reset" else "HELD")
+    assert presses in world.loop.machine.word
+    assert ", limit 3; gone back until relaxed" in world.loop.machine.word
+    for _ in range(400):
+        world.run()
+        assert effort(arms)[~np.isin(np.arange(J), GRIPPERS)].max() <= 0.5 * LIMIT
+    assert arms.sent[-1][JOINT] > WALL, "no further than it has to"
+    path = np.array(arms.sent)
+    turned = met + int(np.argmax(path[met:, JOINT]))
+    assert np.ptp(path[turned + 5 :, list(GRIPPERS)], axis=0).max() < 1e-6, "a gripper keeps its set point"
+    joints = np.delete(np.arange(J), GRIPPERS)
+    there, back = path[: turned + 1, joints], path[turned:, joints]
+    assert max(np.abs(there - place).max(axis=1).min() for place in back) < 0.005 * speed, "along its way"
+    v = np.diff(path, axis=0) / DT
+    assert (np.abs(v) <= world.limits.rates.velocity * 1.001).all()
+    assert (np.abs(np.diff(v, axis=0)) / DT <= world.limits.rates.acceleration * 1.001).all()
+
+
+def test_a_gripper_that_presses_leads_nothing_back():
+    world = World(arms=Pressed()).ready()
+    close = Step(STAY, ZERO, ZERO, gripper="close", grippers=(6,))
+    hard = np.where(np.arange(J) == 6, 2.0, np.inf)
+    motion = Reset(HOME, [close], world.limits, episode=0, rng=np.random.default_rng(0), effort=hard, stands=0.0,
+                   grippers=GRIPPERS)  # fmt: skip
+    world.ask("reset", "operator", motion=motion)
+    world.until("HOLD")
+    assert "joint 6 presses" in world.loop.machine.word
+    held = world.arms.sent[-1]
+    assert held[6] < 0.4
+    assert np.array_equal(np.delete(held, 6), np.delete(HOME, 6))
+
+
+def weighs(start: float, grows: float) -> Load:
+    """Gravity on joint 1, more with each rad of joint 10."""
+    return lambda q: np.where(np.arange(J) == 1, start + grows * (q[10] - HOME[10]), 0.0)
+
+
+@pytest.mark.parametrize("start", [1.4, 1.6, 2.0, 2.6])
+def test_what_a_joint_bears_at_rest_is_no_reason_to_go_back(start: float):
+    arms = Pressed(load=weighs(start, 0.0))
+    world, _ = meets(arms, "park")
+    world.until("HELD")
+    assert world.arms.sent[-1][10] > HOME[10] + 0.05, "it is not led back to where it began"
+    assert effort(arms)[JOINT] <= 0.5 * LIMIT
+
+
+def test_gravity_above_the_limit_moves_nothing():
+    world, _ = meets(Pressed(load=weighs(3.5, 0.0)))
+    world.until("HOLD")
+    world.run(200)
+    assert all(np.array_equal(sent, HOME) for sent in world.arms.sent)
+    assert "joint 1 presses: effort 3.50, limit 3" in world.loop.machine.word
+
+
+def test_gravity_that_grows_along_the_way_leads_back_no_further_than_the_way():
+    arms = Pressed(wall=9.0, load=weighs(1.0, 10.0))
+    world, met = meets(arms)
+    world.until("HOLD")
+    assert HOME[10] - 1e-9 <= world.arms.sent[-1][10] < arms.sent[met - 1][10]
+    assert effort(arms)[1] <= 0.5 * LIMIT
+    held = world.arms.sent[-1]
+    world.run(400)
+    assert np.array_equal(world.arms.sent[-1], held), "nothing sinks"
+
+
+def test_what_does_not_relax_ends_where_the_motion_began():
+    stuck = [0.0]
+    arms = Pressed(wall=9.0, load=lambda q: stuck[0] * (np.arange(J) == 1))
+    world = World(arms=arms).ready()
+    world.ask("reset", "operator", motion=reset(world))
+    world.run(60)
+    stuck[0] = 3.3
+    world.until("HOLD", 3000)
+    world.run(400)
+    np.testing.assert_allclose(np.delete(world.arms.sent[-1], GRIPPERS), np.delete(HOME, GRIPPERS), atol=1e-9)
+    assert "joint 1 presses: effort 3.30, limit 3; it still does where the motion began" in world.loop.machine.word
+
+
+def test_what_is_met_on_the_way_back_ends_it():
+    arms = Pressed()
+    world, met = meets(arms)
+    arms.load = lambda q: -4.0 * ((np.arange(J) == 10) & (q[10] < arms.sent[met - 1][10] - 0.01))
+    world.until("HOLD")
+    assert "; joint 10 on the way back: effort -4" in world.loop.machine.word
+    assert world.arms.sent[-1][10] > HOME[10] + 0.01
+
+
+@pytest.mark.parametrize(("event", "role", "state"), [("stop", "any", "STOPPED"), ("hold", "operator", "HELD")])
+def test_a_person_ends_the_way_back(event: str, role: str, state: str):
+    world, _ = meets(Pressed())
+    world.run(25)
+    assert "going back" in world.loop.machine.word
+    before = world.arms.sent[-1]
+    world.ask(event, role)
+    world.until(state)
+    assert np.abs(world.arms.sent[-1] - before).max() < 0.03
+
+
+def test_limits_of_effort_are_the_drivers_where_no_file_sets_them(tmp_path):
+    (path := tmp_path / "robot.toml").write_text('name = "cell"\ndriver = "fake"\n')
+    file, known = load(path), np.array(viperx_arms().spec().effort)
+    assert np.isinf(known[list(GRIPPERS)]).all()
+    assert np.isfinite(np.delete(known, GRIPPERS)).all()
+    arms = Pressed()
+    world = World(arms=arms).ready()
+    motion = Motions(file, viperx_arms())("jog", {"joint": JOINT, "angle": 0.6}, HOME, world.limits)
+    world.ask("jog", "operator", motion=motion)
+    world.until("HELD", 4000)
+    assert f"joint {JOINT} presses: effort 4." in world.loop.machine.word
+    world.run(100)
+    assert effort(arms)[JOINT] <= 0.5 * known[JOINT]

@@ -1,0 +1,309 @@
+"""A leader that is driven to its arm, on a clock of the test's own: simulated motors, and all that ends a drive."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from serl_chunk_robot.devices import leader_motion as of_drive
+from serl_chunk_robot.devices.base import Sample
+from serl_chunk_robot.devices.leader_motion import FASTEST, HELD, STANDS, VALID, LeaderDrive, Permission
+from serl_chunk_robot.devices.neutral import APART, NeutralFirst
+from serl_chunk_robot.safety.limits import Limits
+from serl_chunk_robot.safety.motion import Rates
+
+LOOK = 0.004  # s between two looks
+ARM = np.array([0.6, -0.4, 0.2, 0.9])  # three joints and a gripper
+STILL = np.zeros(4)
+VELOCITY = np.array([0.4, 0.4, 2.0, 0.4])  # of the profile: the third one is faster than leaders may be
+
+
+def limits() -> Limits:
+    low, high = np.array([-1.5, -1.5, -1.5, 0.0]), np.array([1.5, 1.5, 1.5, 1.0])
+    return Limits(low, high, Rates(VELOCITY, VELOCITY / 0.08, VELOCITY / 0.0008), STILL, STILL, STILL)
+
+
+class Leader:
+    """Motors that go to their set point at once, in a hand that may hold them, and a server that permits."""
+
+    def __init__(self) -> None:
+        self.joints, self.goal, self.torque = np.array([0.0, 0.0, 0.0, 0.1]), np.zeros(4), False
+        self.blocked, self.unplugged = False, False
+        self.calls: list[str] = []
+        self.path: list[tuple[float, np.ndarray]] = []
+        self.now, self.number, self.permits, self.arm = 100.0, 1, True, ARM.copy()
+        self.stamp_age, self.look = 0.0, LOOK  # s
+        self.drive = LeaderDrive("left", self, 4)
+
+    def reach(self):
+        return np.array([-1.2, -1.2, -1.2, 0.0]), np.array([1.2, 1.2, 1.2, 1.0])
+
+    def hold(self, joints):
+        self._call("hold")
+        np.testing.assert_array_equal(joints, self.joints)
+        self.torque, self.goal = True, joints.copy()
+
+    def move(self, joints):
+        self._call("move")
+        assert self.torque
+        self.goal = joints.copy()
+        self.path.append((self.now, joints.copy()))
+
+    def release(self):
+        self._call("release")
+        self.torque = False
+
+    def _call(self, name):
+        self.calls.append(name)
+        if self.unplugged:
+            raise OSError("device not configured")
+
+    def run(self, seconds=LOOK, until=()):
+        """Look at the leader for a time, or until a phase."""
+        for _ in range(max(round(seconds / self.look), 1)):
+            self.now += self.look
+            if self.torque and not self.blocked:
+                self.joints = self.goal.copy()
+            if self.permits:
+                self.drive.permit(Permission(self.number, self.now, self.arm, limits()))
+            self.drive.step(self.sample(), self.now)
+            if self.phase in until:
+                break
+        return self.phase
+
+    def sample(self):
+        return Sample(None, self.joints.copy(), (), self.now - self.stamp_age, True, self.drive.status)
+
+    @property
+    def phase(self):
+        return self.drive.status.phase
+
+    @property
+    def why(self):
+        return self.drive.status.why
+
+
+@pytest.fixture
+def leader():
+    return Leader()
+
+
+def moving(leader):
+    assert leader.run(STANDS + 0.5, until=()) == "moves"
+    assert leader.torque
+    return leader
+
+
+def test_it_beeps_waits_moves_to_its_arm_slowly_and_keeps_torque_until_it_is_ended(leader, caplog):
+    assert leader.run(STANDS - 0.05) == "waits"
+    assert "\a" in caplog.text
+    assert leader.calls == []
+    assert leader.run(20, until=("keeps",)) == "keeps"
+    assert leader.torque
+    np.testing.assert_allclose(leader.joints, ARM, atol=1e-5)
+    times, places = (np.array(x) for x in zip(*leader.path, strict=True))
+    speed = np.abs(np.diff(places, axis=0)) / np.diff(times)[:, None]
+    assert (speed.max(axis=0) <= np.minimum(VELOCITY, FASTEST) + 1e-9).all()
+    assert speed[:, 0].max() > 0.5 * VELOCITY[0]
+    leader.run(1.0)
+    leader.drive.end(1, "the actor ended it")
+    assert leader.run() == "there"
+    assert not leader.torque
+    count = len(leader.calls)
+    leader.run(2.0)  # permissions of the same drive go on: nothing begins again
+    assert (leader.phase, len(leader.calls)) == ("there", count)
+
+
+def test_late_looks_move_it_no_faster(leader):
+    moving(leader)
+    leader.path.clear()
+    leader.look = 0.05
+    leader.run(20, until=("keeps",))
+    steps = np.abs(np.diff([place for _, place in leader.path], axis=0))
+    assert (steps.max(axis=0) <= np.minimum(VELOCITY, FASTEST) * of_drive.DT + 1e-9).all()
+
+
+def test_a_leader_that_is_there_gets_no_torque_and_is_there(leader, caplog):
+    leader.joints = ARM + 0.03
+    assert leader.run() == "there"
+    assert leader.calls == []
+    assert "\a" not in caplog.text
+
+
+def test_without_permission_for_a_moment_its_torque_ends(leader):
+    """The server or the actor was killed, or the network between them is gone."""
+    moving(leader)
+    leader.permits = False
+    leader.run(VALID - 2 * LOOK)
+    assert leader.torque
+    leader.run(3 * LOOK)
+    assert (leader.phase, leader.torque) == ("failed", False)
+    assert "no permission" in leader.why
+    leader.permits = True
+    leader.run(2.0)
+    assert (leader.phase, leader.torque) == ("failed", False), "only another drive begins"
+    leader.number = 2
+    assert leader.run(20, until=("keeps",)) == "keeps"
+
+
+@pytest.mark.parametrize("phase", ["waits", "moves"])
+def test_the_servers_end_takes_torque_at_the_next_look(leader, phase):
+    leader.run(STANDS + 0.5 if phase == "moves" else 0.5)
+    assert leader.phase == phase
+    leader.drive.end(1, "stopped by operator")
+    leader.run()
+    assert (leader.phase, leader.torque, leader.why) == ("failed", False, "stopped by operator")
+
+
+def test_an_end_that_comes_before_its_drive_lets_none_begin(leader):
+    leader.drive.end(1, "stopped by operator")
+    leader.run(3.0)
+    assert (leader.phase, leader.calls) == ("off", [])
+
+
+def test_a_hand_that_holds_it_gets_it_without_torque(leader):
+    moving(leader)
+    leader.blocked = True
+    leader.run(3.0, until=("failed",))
+    assert (leader.phase, leader.torque) == ("failed", False)
+    assert "a hand holds it" in leader.why
+    assert np.abs(leader.goal - leader.joints).max() < HELD + 0.03
+
+
+@pytest.mark.parametrize("joint", [0, 3])
+def test_a_hand_that_pulls_it_on_its_way_gets_it_without_torque(leader, joint):
+    moving(leader)
+    leader.blocked = True
+    leader.joints[joint] += 0.2
+    count = leader.calls.count("move")
+    leader.run(2 * LOOK)
+    assert (leader.phase, leader.torque, leader.calls.count("move")) == ("failed", False, count)
+
+
+def test_one_reading_that_is_wrong_gets_no_set_point_and_is_no_hand(leader):
+    moving(leader)
+    for _ in range(10):
+        at = leader.joints.copy()
+        leader.blocked, leader.joints[1] = True, 1.0
+        count = leader.calls.count("move")
+        leader.run(LOOK)
+        assert leader.calls.count("move") == count
+        leader.blocked, leader.joints = False, at
+        leader.run(0.1)
+        assert leader.phase == "moves"
+
+
+def test_a_hand_that_moves_it_before_it_has_torque_keeps_it_from_getting_any(leader):
+    leader.run(0.5)
+    leader.joints[1] += 0.1
+    leader.run(3.0)
+    assert (leader.phase, leader.why, leader.calls) == ("failed", "a hand moves it", [])
+
+
+def test_a_hand_that_takes_it_at_its_arm_gets_it_without_torque(leader):
+    leader.run(20, until=("keeps",))
+    leader.blocked = True
+    leader.joints[0] += 0.2
+    leader.run(2 * LOOK)
+    assert (leader.phase, leader.torque) == ("there", False)
+
+
+def test_torque_ends_where_nothing_ends_it(leader):
+    leader.run(20, until=("keeps",))
+    leader.run(of_drive.KEEPS_MOST + 0.1, until=("there",))
+    assert (leader.phase, leader.torque) == ("there", False)
+
+
+def test_an_arm_that_moves_meanwhile_ends_it(leader):
+    moving(leader)
+    leader.arm = ARM + 0.03
+    leader.run()
+    assert (leader.phase, leader.torque, leader.why) == ("failed", False, "its arm moves")
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_numbers_that_are_none_end_it(leader, number):
+    moving(leader)
+    leader.arm = np.array([number, 0, 0, 0])
+    leader.run()
+    assert (leader.phase, leader.torque) == ("failed", False)
+    other = moving(Leader())
+    other.blocked, other.joints = True, np.array([number, 0, 0, 0])
+    other.run(2 * LOOK)
+    assert (other.phase, other.torque) == ("failed", False)
+
+
+def test_a_leader_that_is_not_read_gets_no_set_point_and_loses_its_torque(leader):
+    moving(leader)
+    leader.stamp_age = VALID + 0.01
+    count = leader.calls.count("move")
+    leader.run()
+    assert (leader.phase, leader.torque, leader.calls.count("move")) == ("failed", False, count)
+
+
+def test_unplugged_in_motion_it_is_a_loss_and_is_not_driven_once_it_is_back(leader):
+    moving(leader)
+    leader.unplugged = True
+    with pytest.raises(OSError, match="not configured"):
+        leader.run(1.0)
+    leader.drive.lost("device not configured")
+    assert leader.phase == "failed"
+    leader.unplugged, leader.torque = False, False  # opening it anew took its torque
+    count = len(leader.calls)
+    leader.run(3.0)
+    assert len(leader.calls) == count
+
+
+def test_torque_that_cannot_be_taken_is_a_loss_also_at_its_arm(leader):
+    leader.run(20, until=("keeps",))
+    leader.unplugged = True
+    leader.drive.end(1, "the actor ended it")
+    with pytest.raises(OSError, match="not configured"):
+        leader.run()
+    leader.drive.lost("device not configured")
+    assert leader.phase == "failed"
+
+
+def test_an_arm_out_of_its_reach_is_refused_before_the_beep(leader, caplog):
+    leader.arm = np.array([1.3, 0, 0, 0.5])  # the leader reaches 1.2
+    leader.run()
+    assert leader.phase == "failed"
+    assert "joint 0" in leader.why
+    assert leader.calls == []
+    assert "\a" not in caplog.text
+
+
+def test_an_arm_of_another_size_is_refused(leader):
+    leader.arm = np.zeros(3)
+    leader.run()
+    assert (leader.phase, leader.why) == ("failed", "its arm has 3 joints and grippers, the leader 4")
+
+
+def test_a_leader_that_stays_away_from_its_arm_loses_its_torque(leader):
+    moving(leader)
+    leader.blocked, ends = True, leader.now + 20
+    while leader.phase == "moves" and leader.now < ends:
+        leader.joints = leader.goal - [0.0, 0.07, 0.0, 0.0]
+        leader.run()
+    assert (leader.phase, leader.torque) == ("failed", False)
+    assert "stays 0.07 from its arm" in leader.why
+
+
+def test_it_commands_nothing_while_it_is_driven_and_counts_once_it_is_neutral_without_torque(leader):
+    first, counted = NeutralFirst(), []
+    while leader.phase != "keeps":
+        leader.run()
+        counted.append(first.admit(leader.sample(), leader.now, ARM))
+    for _ in range(100):
+        leader.run()
+        counted.append(first.admit(leader.sample(), leader.now, ARM))
+    assert not any(counted)
+    leader.drive.end(1, "the actor ended it")
+    leader.run()
+    began = leader.now
+    while not first.admit(leader.sample(), leader.now, ARM):
+        leader.run()
+    assert 0.29 < leader.now - began < 0.33
+    leader.joints = ARM + 2 * APART  # and falls: it moved, and is not driven back
+    leader.run(1.0)
+    assert not leader.torque

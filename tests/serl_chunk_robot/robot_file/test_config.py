@@ -1,0 +1,684 @@
+"""robot.toml: what a short one gives, what a long one sets, and what is refused with its key and value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pose_arms
+import pytest
+from errors import naming
+from robot_limits import GRIPPERS, HIGH, HOME, LOW, J, viperx
+
+import serl_chunk_robot
+from serl_chunk_robot.control.motions import Park, Reset
+from serl_chunk_robot.drivers.base import DriverSpec
+from serl_chunk_robot.drivers.fake import FakeArms, viperx_arms
+from serl_chunk_robot.errors import ConfigError
+from serl_chunk_robot.robot_file.camera_views import View
+from serl_chunk_robot.robot_file.config import RobotFile, checked, load, load_camera, load_driver
+from serl_chunk_robot.robot_file.ranges import PROFILE as PROFILE_RANGES
+from serl_chunk_robot.robot_file.ranges import RANGES
+from serl_chunk_robot.safety.gate import Gate
+from serl_chunk_robot.safety.motion import SetPoint
+from serl_chunk_robot.server.serve import Motions
+
+README = Path(serl_chunk_robot.__file__).parents[1] / "README.md"
+SHORT = 'name = "cell_3"\ndriver = "fake"\n'
+LONG = """
+name = "cell_3"
+port = 7000
+rate = 100
+start = "careful"
+keys = "keys"
+park = [0.0, -1.8, 1.5, 0, 0.5, 0, 0.0, 0.0, -1.8, 1.5, 0, 0.5, 0, 0.0]
+effort = 9.0
+
+[driver]
+name = "my_arm.py:MyArm"
+lag = 0.03
+
+[profile.evaluating]
+velocity = 2
+low = [-1, -1.85, -1.76, -3.14, -1.87, -3.14, 0, -1, -1.85, -1.76, -3.14, -1.87, -3.14, 0]
+workspace = { low = [-0.85, -0.1, 0.02], high = [0.85, 1.1, 0.9], between_arms = 0.05, radius = 0.03 }
+
+[profile.careful]
+like = "evaluating"
+scale = 0.3
+following = 0.2
+
+[kinematics]
+tip = [0.15, 0, 0]
+links = [
+  { offset = [0, 0, 0.079], axis = [0, 0, 1] },
+  { offset = [0, 0, 0.04805], axis = [0, 1, 0] },
+  { offset = [0.05955, 0, 0.3], axis = [0, 1, 0] },
+  { offset = [0.2, 0, 0], axis = [1, 0, 0] },
+  { offset = [0.1, 0, 0], axis = [0, 1, 0] },
+  { offset = [0.069744, 0, 0], axis = [1, 0, 0] },
+]
+[[kinematics.arm]]
+base = [-0.469, 0.5, 0]
+joints = [0, 1, 2, 3, 4, 5]
+[[kinematics.arm]]
+base = [0.469, 0.5, 0]
+yaw = 3.141592653589793
+joints = [7, 8, 9, 10, 11, 12]
+
+[[reset.step]]
+gripper = "open"
+set = { compliance = 0.5 }
+
+[[reset.step]]
+arm = 1
+joints = [0, -0.96, 1.16, 0, -0.3, 0, 0.5]
+random = 0.1
+every = 5
+speed = 0.2
+wait = "operator"
+"""
+CAMERAS = """
+[[camera]]
+name = "top"
+driver = "fake"
+
+[[camera]]
+name = "wrist"
+driver = "my_camera.py:MyCamera"
+height = 60
+width = 80
+"""
+CAMERA = """
+from serl_chunk_robot.drivers.camera import CameraSpec
+from serl_chunk_robot.drivers.fake_camera import FakeCamera
+
+class MyCamera(FakeCamera):
+    pass
+
+class Large(MyCamera):
+    def spec(self):
+        return CameraSpec(60, 5000)
+
+class Blind(MyCamera):
+    def spec(self):
+        raise RuntimeError("no lens")
+
+class Half:
+    def spec(self): ...
+"""
+POSES = f'name = "a"\n[driver]\nname = "{Path(pose_arms.__file__).resolve()}:PoseArms"\narms = 2\n'
+ARM = """
+from dataclasses import dataclass
+from serl_chunk_robot.drivers.fake import FakeArms, viperx_arms
+
+@dataclass
+class Unused:
+    x: "int" = 0
+
+class MyArm(FakeArms):
+    def __init__(self, lag=0.02, needed=None):
+        twin = viperx_arms(lag=lag)
+        super().__init__(twin.spec(), twin.q, lag=lag)
+
+class Broken(MyArm):
+    def __init__(self):
+        raise OSError("no such bus")
+
+class Needs(MyArm):
+    def __init__(self, serial):
+        super().__init__()
+
+class Half:
+    def spec(self): ...
+
+class Silent(MyArm):
+    def spec(self):
+        raise RuntimeError("no table")
+
+class Stuck(MyArm):
+    def spec(self):
+        return super().spec()._replace(velocity=(0.0,) * 14)
+
+class Bare(MyArm):
+    def spec(self):
+        return super().spec()._replace(grippers=())
+
+class Wrenches(MyArm):
+    def spec(self):
+        return super().spec()._replace(targets="wrenches")
+
+class Weak(MyArm):
+    def spec(self):
+        return super().spec()._replace(effort=(0.0,) * 14)
+
+class Posed(MyArm):
+    def spec(self):
+        return super().spec()._replace(targets="poses", grippers=())
+
+class Degrees(MyArm):
+    def spec(self):
+        return super().spec()._replace(low=(-180.0,) * 14)
+
+class Fast(MyArm):
+    def spec(self):
+        return super().spec()._replace(velocity=(2000.0,) * 14)
+
+class Endless(MyArm):
+    def spec(self):
+        return super().spec()._replace(high=(float("inf"),) * 14)
+
+class Jerky(MyArm):
+    def spec(self):
+        return super().spec()._replace(jerk=(1.0,))
+
+class Odd(MyArm):
+    def spec(self):
+        return super().spec()._replace(high=(1.0,))
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "keys").mkdir(exist_ok=True)
+    (folder / "my_arm.py").write_text(ARM)
+    (folder / "my_camera.py").write_text(CAMERA)
+    (folder / "bad.py").write_text("import no_such_module\n")
+    (folder / "robot.toml").write_text(text)
+    return folder / "robot.toml"
+
+
+def of(folder: Path, text: str) -> RobotFile:
+    return load(written(folder, text))
+
+
+def test_two_lines_are_enough(tmp_path):
+    file = of(tmp_path, SHORT)
+    driver = load_driver(file)
+    assert isinstance(driver, FakeArms)
+    checked(file, driver.spec(), driver.q)
+    assert (file.host, file.port, file.rate, file.start) == ("127.0.0.1", 5600, None, "first_day")
+    assert (file.keys, file.arms, file.reset, file.park) == (None, None, (), None)
+    np.testing.assert_array_equal(file.effort, driver.spec().effort)
+    assert file.needs_go
+    assert not of(tmp_path, "needs_go = false\n" + DRIVER + "simulated = true").needs_go
+    assert sorted(file.profiles) == ["evaluating", "exploring", "first_day", "teleop"]
+    slow, fast = (file.profiles[name].limits for name in ("first_day", "evaluating"))
+    np.testing.assert_allclose(slow.rates.velocity, 0.1 * fast.rates.velocity)
+    for profile in file.profiles.values():
+        assert (profile.limits.overspeed > profile.limits.rates.velocity).all()
+        Gate(profile.limits, 0.005)
+
+
+def test_the_fake_arms_are_those_of_the_benchmark():
+    spec = viperx_arms().spec()
+    assert (spec.low, spec.high, spec.grippers) == (tuple(LOW), tuple(HIGH), GRIPPERS)
+    np.testing.assert_array_equal(viperx_arms().q, HOME)
+    assert len(viperx_arms(arms=1).spec().low) == 7
+
+
+@pytest.mark.parametrize("name", ["exploring", "evaluating", "teleop"])
+@pytest.mark.parametrize(("speed", "acceleration", "jerk"), [(2.9, 15.0, 267.0)])
+def test_the_demands_of_demonstrations_are_left_alone(tmp_path, name, speed, acceleration, jerk):
+    """Up to the largest speed and back, as steeply as the scripted expert of the simulated ALOHA demands at most."""
+    gate, dt = Gate(of(tmp_path, SHORT).profiles[name].limits, 0.005), 0.005
+    assert (gate.limits.following >= 0.07).all()
+    ramp, smooth = (np.full(round(seconds / dt), 1.0) for seconds in (speed / acceleration, acceleration / jerk))
+    up = acceleration * np.convolve(ramp, smooth / smooth.size)
+    rates = np.concatenate([up, [0.0], -up])
+    speeds = np.cumsum(rates) * dt
+    assert np.abs(np.diff(rates)).max() / dt == pytest.approx(jerk, rel=0.03)
+    assert speeds.max() == pytest.approx(speed, rel=0.02)
+    at, goal = SetPoint.standing(HOME), HOME
+    for v in speeds:
+        goal = goal + np.where(np.isin(np.arange(J), GRIPPERS), 0, v * dt * np.tile([1, 1, -1, 1, 1, 1, 0], 2))
+        passed = gate.step(at, goal, goal - 0.07)
+        assert passed.factor == 1, passed.reason
+        at = passed.set_point
+
+
+def test_a_whole_file(tmp_path):
+    file = of(tmp_path, LONG)
+    driver = load_driver(file)
+    checked(file, driver.spec(), HOME)
+    assert type(driver).__name__ == "MyArm"
+    assert (file.options, file.port, file.rate) == ({"lag": 0.03}, 7000, 100.0)
+    assert file.keys == tmp_path / "keys"
+    assert file.park is not None
+    assert file.effort[[0, 6, 13]].tolist() == [9.0, np.inf, np.inf]
+    poses = np.random.default_rng(0).uniform(LOW, HIGH, (20, J))
+    np.testing.assert_allclose(file.arms(poses), viperx()(poses), atol=1e-12)
+    careful, evaluating = file.profiles["careful"].limits, file.profiles["evaluating"].limits
+    np.testing.assert_allclose(evaluating.rates.velocity, 2.0)
+    np.testing.assert_allclose(careful.rates.velocity, 0.6)
+    np.testing.assert_allclose(careful.rates.jerk, 0.3 * evaluating.rates.jerk)
+    np.testing.assert_allclose(careful.overspeed, 0.9)
+    np.testing.assert_array_equal(careful.following, 0.2)
+    assert careful.low[0] == -1
+    assert careful.workspace.between_arms == 0.05
+    first, second = file.reset
+    assert (first.gripper, first.grippers, first.set, first.every) == ("open", GRIPPERS, {"compliance": 0.5}, 1)
+    assert (second.grippers, second.every, second.wait, second.speed) == ((13,), 5, True, 0.2)
+    assert np.isnan(second.joints[:7]).all()
+    np.testing.assert_array_equal(second.joints[7:], HOME[7:])
+    np.testing.assert_array_equal(second.random, [0.0] * 7 + [0.1] * 6 + [0.0])
+
+
+def test_cameras_have_a_port_each_behind_the_robots(tmp_path):
+    top, wrist = of(tmp_path, SHORT + CAMERAS).cameras
+    assert (top.name, top.spec.height, top.spec.width, top.port) == ("top", 480, 640, 5602)
+    assert (wrist.name, wrist.spec.height, wrist.spec.width, wrist.port) == ("wrist", 60, 80, 5603)
+    assert wrist.source.options == {"height": 60, "width": 80}
+    assert load_camera(wrist.source).spec() == wrist.spec
+    assert of(tmp_path, SHORT).cameras == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parameter", "named"),
+    [
+        ('name = "top"', "", "camera[0].name", "missing"),
+        ('name = "top"', 'name = "a top"', "camera[0].name", "letters, digits"),
+        ('name = "top"', 'name = "wrist"', "camera[1].name", "no camera before"),
+        ('driver = "fake"\n\n', "", "camera[0].driver", "missing"),
+        ('driver = "fake"\n\n', 'driver = "fak"\n', "camera[0].driver", "Did you mean fake"),
+        ("height = 60", "hight = 60", "camera[1].hight", "Did you mean height"),
+        ("height = 60", "height = 60\nlatency = -0.1", "camera[1].latency", "0 to 1"),
+        ("height = 60", "height = 0", "camera[1].driver", "cannot be made"),
+        ("height = 60", "height = 2026-01-01", "camera[1].height", "a text, a number"),
+        (":MyCamera", ":Large", "camera[1].driver", "from 1 to 4096 pixels"),
+        (":MyCamera", ":Blind", "camera[1].driver", "no lens"),
+        (':MyCamera"\nheight = 60\nwidth = 80', ':Half"', "camera[1].driver", "lacks the methods open, read, close"),
+    ],
+)
+def test_a_bad_camera_is_refused_with_its_key(tmp_path, old, new, parameter, named):
+    assert old in CAMERAS
+    with pytest.raises(ConfigError, match=naming(parameter, named, "robot.toml")):
+        of(tmp_path, SHORT + CAMERAS.replace(old, new))
+
+
+VIEWS = (
+    CAMERAS
+    + """
+[[camera]]
+name = "gripper"
+of = "wrist"
+crop = [10, 20, 40, 30]
+rotate = 90
+resize = [16, 16]
+"""
+)
+
+
+def test_several_views_of_one_device_have_a_port_each(tmp_path):
+    top, wrist, gripper = of(tmp_path, SHORT + VIEWS).cameras
+    assert (gripper.source, gripper.of, wrist.of) == (wrist.source, "wrist", "")
+    assert [c.port for c in (top, wrist, gripper)] == [top.port, top.port + 1, top.port + 2]
+    assert (gripper.spec.height, gripper.spec.width, wrist.spec.height) == (16, 16, 60)
+    assert gripper.view.crop == (10, 20, 40, 30)
+    assert wrist.view == View()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parameter", "named"),
+    [
+        ('of = "wrist"', 'of = "rist"', "camera[2].of", "a camera before it that has a driver"),
+        ('of = "wrist"', 'of = "gripper"', "camera[2].of", "a camera before it that has a driver"),
+        ("rotate = 90", "height = 20", "camera[2].height", "unknown key"),
+        ("rotate = 90", 'driver = "fake"', "camera[2].driver", "unknown key"),
+        ("[10, 20, 40, 30]", "[50, 20, 40, 30]", "camera[2].crop", "within 80 x 60"),
+        ("[16, 16]", "[16, 4097]", "camera[2].resize", "up to 4096"),
+    ],
+)
+def test_a_view_that_cannot_be_is_refused_with_its_key(tmp_path, old, new, parameter, named):
+    assert old in VIEWS
+    with pytest.raises(ConfigError, match=naming(parameter, named)):
+        of(tmp_path, SHORT + VIEWS.replace(old, new))
+
+
+def test_a_port_without_room_for_the_cameras_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=naming("port", "for each camera")):
+        of(tmp_path, SHORT + "port = 65533\n" + CAMERAS)
+
+
+def test_the_documented_file_is_valid(tmp_path):
+    text = README.read_text().partition("```toml\n")[2].partition("```")[0]
+    file = of(tmp_path, text)
+    driver = load_driver(file)
+    checked(file, driver.spec(), HOME)
+    Reset(HOME, file.reset, file.profiles["careful"].limits, episode=0, rng=np.random.default_rng(0), arms=file.arms)
+    Park(HOME, file.park, file.profiles["careful"].limits)
+
+
+def test_a_driver_of_the_command_line_replaces_the_files(tmp_path):
+    path = written(tmp_path, 'name = "cell"\n')
+    assert load(path, driver="fake").driver == "fake"
+    assert load(written(tmp_path, SHORT), driver="my_arm.py:MyArm").driver == "my_arm.py:MyArm"
+
+
+def test_a_digest_is_of_what_acts(tmp_path):
+    def digest(text: str, name: str = "evaluating") -> str:
+        return of(tmp_path, text).profiles[name].digest
+
+    plain = digest(SHORT)
+    assert len(plain) == 12
+    assert int(plain, 16) >= 0
+    assert digest(SHORT + "port = 7000\n[profile.first_day]\nvelocity = 0.1") == plain
+    assert digest(SHORT + '[profile.mine]\nlike = "evaluating"', "mine") == plain
+    for each in ("velocity = 0.9", "acceleration = 9", "jerk = 900", "following = 0.9", "first = 0.9", "high = 0.9",
+                 "velocity = 0.5\noverspeed = 0.9"):  # fmt: skip
+        assert digest(SHORT + f"[profile.evaluating]\n{each}\nlow = 0.0") != plain
+    assert digest(SHORT + "[profile.evaluating]\ngrip_effort = 4") != plain
+    assert digest(LONG) != digest(LONG.replace("radius = 0.03", "radius = 0.04"))
+    assert digest(LONG) != digest(LONG.replace("tip = [0.15", "tip = [0.16"))
+    assert digest(LONG, "teleop") == digest(LONG.replace("tip = [0.15", "tip = [0.16"), "teleop")
+
+
+DRIVER = 'name = "a"\n[driver]\nname = "fake"\n'
+FRANKA = 'name = "a"\n[driver]\nname = "franka_http"\n'
+V4L2 = SHORT + '[[camera]]\nname = "top"\ndriver = "v4l2"\ndevice = "/dev/video0"\n'
+DEVICE = SHORT + '[[device]]\nname = "mine"\ndriver = "{}"\n'
+STEP = SHORT + "[[reset.step]]\n"
+PROFILE = SHORT + "[profile.first_day]\n"
+CHAIN = SHORT + "[[kinematics.arm]]\nbase = [0, 0, 0]\ntip = [0.1, 0, 0]\n"
+BAD = [  # text, parameter, what else the error names
+    ('driver = "fake"', "name", "missing"),
+    ('name = "a"', "driver", "missing"),
+    ('name = 3\ndriver = "fake"', "name", "3"),
+    ('name = ""\ndriver = "fake"', "name", "''"),
+    (SHORT + "prot = 5600", "prot", "port"),
+    (SHORT + "port = 70000", "port", "70000"),
+    (SHORT + "port = 5600.0", "port", "5600.0"),
+    (SHORT + "port = true", "port", "True"),
+    (SHORT + "rate = 20", "rate", "20"),
+    (SHORT + "rate = nan", "rate", "nan"),
+    (SHORT + 'keys = "no_folder"', "keys", "no_folder"),
+    (SHORT + "park = [0, 1]", "park", "[0, 1]"),
+    (SHORT + "park = 0.5", "park", "0.5"),
+    (SHORT + "effort = -1", "effort", "-1"),
+    (SHORT + "profile = 3", "profile", "3"),
+    (SHORT + "reset = { steps = [] }", "reset.steps", "step"),
+    (SHORT + "reset = { step = 3 }", "reset.step", "3"),
+    (PROFILE + "velocty = 1", "profile.first_day.velocty", "velocity"),
+    (PROFILE + "velocity = 0", "profile.first_day.velocity", "0"),
+    (PROFILE + "velocity = true", "profile.first_day.velocity", "True"),
+    (PROFILE + 'velocity = "fast"', "profile.first_day.velocity", "fast"),
+    (PROFILE + "jerk = [1, 2, 3]", "profile.first_day.jerk", "[1, 2, 3]"),
+    (PROFILE + "acceleration = inf", "profile.first_day.acceleration", "inf"),
+    (PROFILE + "low = 0.5\nhigh = 0.5", "profile.first_day.low", "0.5"),
+    (PROFILE + "velocity = 2\noverspeed = 1.5", "profile.first_day.overspeed", "1.5"),
+    (PROFILE + "grip_effort = [1, 2, 3]", "profile.first_day.grip_effort", "[1, 2, 3]"),
+    (PROFILE + "grip_effort = 0", "profile.first_day.grip_effort", "0"),
+    (PROFILE + "grip_seconds = 5", "profile.first_day.grip_effort", "missing"),
+    (PROFILE + "grip_effort = 4\ngrip_seconds = 0", "profile.first_day.grip_seconds", "0"),
+    ('name = "a"\ndriver = "my_arm.py:Bare"\n[profile.first_day]\ngrip_effort = 4', "profile.first_day.grip_effort",
+     "4"),
+    (PROFILE + "scale = 0", "profile.first_day.scale", "0"),
+    (PROFILE + 'like = "evaluatin"', "profile.first_day.like", "evaluating"),
+    (PROFILE + 'like = "a"\n[profile.a]\nlike = "first_day"', "profile.a.like", "first_day"),
+    (PROFILE + "workspace = { low = [0, 0, 0], high = [1, 1, 1] }", "profile.first_day.workspace", "[kinematics]"),
+    (LONG.replace("[-0.85, -0.1,", "[-0.85, 1.1,"), "profile.evaluating.workspace.high", "[0.85, 1.1, 0.9]"),
+    (LONG.replace("radius = 0.03", "radius = -1"), "profile.evaluating.workspace.radius", "-1"),
+    (CHAIN + "joints = [0, 14]", "kinematics.arm[0].joints", "[0, 14]"),
+    (CHAIN + "joints = [0]\nlinks = []", "kinematics.arm[0].links", "[]"),
+    (CHAIN + "joints = [0]\nlinks = [{ offset = [0, 0, 0], axis = [0, 0, 2] }]", "kinematics.arm[0].links[0].axis",
+     "[0, 0, 2]"),
+    (SHORT + "[kinematics]\ntip = [0, 0, 1]", "kinematics.arm", "missing"),
+    (STEP, "reset.step[0]", "empty"),
+    (STEP + "joints = [0, 1]", "reset.step[0].joints", "[0, 1]"),
+    (POSES + "[kinematics]\ntip = [0, 0, 1]", "kinematics", "commanded by poses"),
+    (POSES + "[[reset.step]]\narm = 0\npose = [0.4, 0, 0.2, 0, 0, 0]", "reset.step[0].pose", "Write `joints`"),
+    ('name = "a"\ndriver = "my_arm.py:Wrenches"', "driver", "wrenches"),
+    ('name = "a"\ndriver = "my_arm.py:Weak"', "driver", "limits of effort"),
+    ('name = "a"\ndriver = "my_arm.py:Posed"', "driver", "Each has 6"),
+    (STEP + "lift = [0, 1]", "reset.step[0].lift", "[0, 1]"),
+    (STEP + "lift = 0.1", "reset.step[0].lift", "[kinematics]"),
+    (STEP + "lift = 0.1\nrandom = 0.1", "reset.step[0].lift", "no random in the same step"),
+    (STEP + "pose = [0, 0, 0.2, 0, 0, 0]\narm = 0", "reset.step[0].pose", "[kinematics]"),
+    (LONG + "\n[[reset.step]]\npose = [0, 0, 0.2, 0, 0, 0]", "reset.step[2].arm", "which arm"),
+    (LONG + "\n[[reset.step]]\narm = 1\npose = [0, 0, 0.2]", "reset.step[2].pose", "[0, 0, 0.2]"),
+    (STEP + "arm = 2\njoints = [0]", "reset.step[0].arm", "2"),
+    (STEP + 'gripper = "opened"', "reset.step[0].gripper", "opened"),
+    (STEP + "random = -0.1", "reset.step[0].random", "-0.1"),
+    (STEP + 'wait = "me"', "reset.step[0].wait", "me"),
+    (STEP + "wait = -1", "reset.step[0].wait", "-1"),
+    (STEP + "wait = true", "reset.step[0].wait", "expected 'operator', or seconds"),
+    (STEP + "height = 0.3", "reset.step[0].height", "Write `lift`"),
+    (STEP + "relieve = true", "reset.step[0].relieve", "commanded by joints"),
+    (POSES + "[[reset.step]]\nrelieve = 1", "reset.step[0].relieve", "1"),
+    (POSES + "[[reset.step]]\nrelieve = true\nheight = 0.3", "reset.step[0].relieve", "without height"),
+    (POSES + '[[reset.step]]\nheight = "up"', "reset.step[0].height", "up"),
+    (STEP + "every = 0", "reset.step[0].every", "0"),
+    (STEP + "new_object = 1", "reset.step[0].new_object", "1"),
+    (STEP + "speed = 2", "reset.step[0].speed", "2"),
+    ('name = "a"\n[driver]\nname = "fake"\nlagg = 0.1', "driver.lagg", "0.1"),
+    ('name = "a"\ndriver = "fakes"', "driver", "fake"),
+    ('name = "a"\ndriver = "none.py:MyArm"', "driver", "none.py"),
+    ('name = "a"\ndriver = "bad.py:MyArm"', "driver", "no_such_module"),
+    ('name = "a"\ndriver = "my_arm.py:Mine"', "driver", "class Mine"),
+    ('name = "a"\ndriver = "my_arm.py:Broken"', "driver", "no such bus"),
+    ('name = "a"\ndriver = "my_arm.py:Needs"', "driver.serial", "my_arm.py:Needs"),
+    ('name = "a"\ndriver = "my_arm.py:Half"', "driver", "clear_faults"),
+    ('name = "a"\ndriver = "my_arm.py:Silent"', "driver", "no table"),
+    ('name = "a"\ndriver = "my_arm.py:Odd"', "driver", "spec()"),
+    ('name = "a"\n[driver]\nname = "fake"\narms = "two"', "driver", "TypeError"),
+    ('name = "a"\n[driver]\nname = "fake"\narms = 0', "driver", "spec()"),
+    ('name = "a"\ndriver = "my_arm.py:Stuck"', "driver", "velocities above 0"),
+    ('name = "a"\ndriver = "my_arm.py:Bare"\n[[reset.step]]\ngripper = 0.5', "reset.step[0].gripper", "0.5"),
+    (SHORT + 'needs_go = "no"', "needs_go", "true or false"),
+    (SHORT + "needs_go = false", "needs_go", "not simulated"),
+    # Numbers that are out of range, with the reason.
+    (SHORT + "port = 80", "port", RANGES["port"].why),
+    (SHORT + "rate = 600", "rate", RANGES["rate"].why),
+    (DRIVER + "tick = 10", "driver", RANGES["tick"].why),
+    (DRIVER + "tick = 0.001", "driver", RANGES["tick"].why),
+    (DRIVER + "rate = 5000", "driver", RANGES["rate"].why),
+    (DRIVER + "rate = 60\ntick = 0.01", "driver", "a pass in each tick"),
+    ('name = "a"\ndriver = "my_arm.py:Degrees"', "driver", "are these degrees?"),
+    ('name = "a"\ndriver = "my_arm.py:Fast"', "driver", "crosses its range within a pass"),
+    ('name = "a"\ndriver = "my_arm.py:Jerky"', "driver", "jerk of spec() needs 14"),
+    ('name = "a"\ndriver = "my_arm.py:Endless"', "driver", "finite numbers"),
+    (DRIVER + "lag = 30", "driver.lag", RANGES["driver.lag"].why),
+    (FRANKA + "timeout = 1000", "driver.timeout", RANGES["driver.timeout"].why),
+    (FRANKA + "gripper_lock = 1000", "driver.gripper_lock", RANGES["driver.gripper_lock"].why),
+    (FRANKA + "recoveries = 1000000", "driver.recoveries", RANGES["driver.recoveries"].why),
+    (SHORT + "effort = 1e9", "effort", RANGES["effort"].why),
+    (PROFILE + "grip_effort = 1e9", "profile.first_day.grip_effort", RANGES["grip_effort"].why),
+    (PROFILE + "grip_effort = 4\ngrip_seconds = 3600", "profile.first_day.grip_seconds", RANGES["grip_seconds"].why),
+    (PROFILE + "scale = 100", "profile.first_day.scale", RANGES["scale"].why),
+    (PROFILE + "velocity = 1e-4", "profile.first_day.velocity", PROFILE_RANGES["velocity"].why),
+    (PROFILE + "acceleration = 1e9", "profile.first_day.acceleration", PROFILE_RANGES["acceleration"].why),
+    (PROFILE + "acceleration = 700", "profile.first_day.acceleration", "640 of joint 0"),
+    ("rate = 50\n" + PROFILE + "acceleration = 200", "profile.first_day.acceleration", "160 of joint 0"),
+    (PROFILE + "acceleration = 0.1", "profile.first_day.acceleration", "brake from 0.32 for 3.2"),
+    (PROFILE + "velocity = 3\njerk = 1", "profile.first_day.jerk", "brake from 3 for 3.46 s"),
+    (PROFILE + "jerk = 1e9", "profile.first_day.jerk", PROFILE_RANGES["jerk"].why),
+    (PROFILE + "following = 100", "profile.first_day.following", PROFILE_RANGES["following"].why),
+    (PROFILE + "following = 1e-6", "profile.first_day.following", PROFILE_RANGES["following"].why),
+    (PROFILE + "first = 100", "profile.first_day.first", PROFILE_RANGES["first"].why),
+    (PROFILE + "overspeed = 100", "profile.first_day.overspeed", PROFILE_RANGES["overspeed"].why),
+    (LONG.replace("high = [0.85,", "high = [100,"), "profile.evaluating.workspace.high", RANGES["workspace"].why),
+    (LONG.replace("between_arms = 0.05", "between_arms = 5"), "profile.evaluating.workspace.between_arms",
+     RANGES["between_arms"].why),
+    (LONG.replace("radius = 0.03", "radius = 0.9"), "profile.evaluating.workspace.radius", RANGES["radius"].why),
+    (LONG.replace("base = [0.469,", "base = [469,"), "kinematics.arm[1].base", RANGES["kinematics"].why),
+    (LONG.replace("offset = [0.2,", "offset = [200,"), "kinematics.arm[0].links[3].offset", RANGES["links"].why),
+    (LONG.replace("yaw = 3.141592653589793", "yaw = 180"), "kinematics.arm[1].yaw", RANGES["yaw"].why),
+    (STEP + "random = 9", "reset.step[0].random", PROFILE_RANGES["random"].why),
+    (STEP + "speed = 0.001", "reset.step[0].speed", RANGES["speed"].why),
+    (STEP + "wait = 6000", "reset.step[0].wait", RANGES["wait"].why),
+    (STEP + "every = 20000", "reset.step[0].every", RANGES["every"].why),
+    (STEP + "lift = 5", "reset.step[0].lift", RANGES["lift"].why),
+    (POSES + "[[reset.step]]\nheight = 50", "reset.step[0].height", RANGES["height"].why),
+    (LONG + "\n[[reset.step]]\narm = 1\npose = [0, 0, 200, 0, 0, 0]", "reset.step[2].pose", RANGES["pose"].why),
+    (SHORT + CAMERAS.replace('"fake"', '"fake"\nlatency = 9'), "camera[0].latency", RANGES["camera.latency"].why),
+    (SHORT + CAMERAS.replace('"fake"', '"fake"\nrate = 1e9'), "camera[0].rate", RANGES["camera.rate"].why),
+    (V4L2 + "fps = 1e9", "camera[0].fps", RANGES["camera.fps"].why),
+    (V4L2 + "exposure = -5", "camera[0].exposure", RANGES["camera.exposure"].why),
+    (V4L2 + "white_balance = 5", "camera[0].white_balance", RANGES["camera.white_balance"].why),
+    (DEVICE.format("gamepad") + "dead_zone = 1", "device[0].dead_zone", RANGES["device.dead_zone"].why),
+    (DEVICE.format("lerobot") + "drive_torque = 2", "device[0].drive_torque", RANGES["device.drive_torque"].why),
+    (DEVICE.format("spacemouse") + "silence = 60", "device[0].silence", RANGES["device.silence"].why),
+    (DEVICE.format("gello") + "baud = 5", "device[0].baud", RANGES["device.baud"].why),
+]  # fmt: skip
+
+
+def test_each_range_is_tried():
+    assert {each.why for each in (*RANGES.values(), *PROFILE_RANGES.values())} <= {named for _, _, named in BAD}
+
+
+def test_steps_of_tips_are_of_the_arms_they_name(tmp_path):
+    more = "\n[[reset.step]]\n".join(
+        ["", "lift = 0.1", "arm = 1\nlift = -0.05", "arm = 1\npose = [0.4, 0, 0.2, 0, 1, 0]"]
+    )
+    both, one, pose = of(tmp_path, LONG + more).reset[-3:]
+    assert (both.tips, both.lift, both.pose) == ((0, 1), 0.1, None)
+    assert (one.tips, one.lift, one.pose) == ((1,), -0.05, None)
+    assert (pose.tips, pose.lift, pose.pose.tolist()) == ((1,), 0.0, [0.4, 0, 0.2, 0, 1, 0])
+    assert of(tmp_path, LONG).reset[0].tips == ()
+
+
+def test_an_arm_that_is_commanded_by_poses_moves_within_limits_of_poses(tmp_path):
+    steps = "lift = 0.1", "arm = 1\nlift = -0.05", "arm = 1\njoints = [0.5, 0, 0.3, 3, 0, 0, 0.2]"
+    file = of(tmp_path, POSES + "".join(f"[[reset.step]]\n{step}\n" for step in steps))
+    driver = load_driver(file)
+    checked(file, driver.spec(), driver.q)
+    limits = file.profiles["evaluating"].limits
+    np.testing.assert_allclose(limits.rates.velocity[:7], [0.5] * 3 + [1.5] * 3 + [10])
+    ways = [way for _, way in Reset(driver.q, file.reset, limits, episode=0, rng=np.random.default_rng(0))._todo]
+    np.testing.assert_allclose([way[-1][[2, 9]] for way in ways], [[0.3, 0.3], [0.3, 0.25], [0.3, 0.3]])
+    np.testing.assert_allclose(ways[-1][-1][7:], [0.5, 0, 0.3, 3, 0, 0, 0.2])
+    high, still = of(tmp_path, POSES + "[[reset.step]]\narm = 1\nheight = 0.35\n[[reset.step]]\nwait = 0.5").reset
+    np.testing.assert_array_equal(high.least, np.where(np.arange(14) == 9, 0.35, -np.inf))
+    assert (high.wait, high.stands, still.wait, still.stands, still.least) == (False, 0.0, False, 0.5, None)
+    up = of(tmp_path, POSES + "[[reset.step]]\nlift = 0.5").reset
+    with pytest.raises(ConfigError, match=naming("reset.step[0]", "0.7")):
+        Reset(driver.q, up, limits, episode=0, rng=np.random.default_rng(0))
+
+
+def test_a_reset_is_solved_from_the_set_point_where_it_begins(tmp_path):
+    file = of(tmp_path, LONG + "\n[[reset.step]]\nlift = 0.08\nevery = 2")
+    driver = load_driver(file)
+    start = HOME + 0.1 * (np.arange(J) == 1)
+    make, limits = Motions(file, driver), file.profiles["evaluating"].limits
+    motion = make("reset", {"seed": 3, "episode": 2}, start, limits)
+    (_, opened), (_, lifted) = motion._todo
+    tips = file.arms(np.stack([opened[-1], lifted[-1]]))[:, :, -1]
+    np.testing.assert_allclose(tips[:, 1] - tips[:, 0], [[0, 0, 0.08]] * 2, atol=1e-4)
+    np.testing.assert_array_equal(opened[0], start)
+    assert [len(make("reset", {"episode": k}, start, limits)._todo) for k in (1, 2, 5)] == [1, 2, 2]
+
+
+@pytest.mark.parametrize(("key", "alone", "asked"), [("new_object = true", [], [1, 2]), ("every = 2", [2], [2]),
+                                                     ("every = 2\nnew_object = true", [2], [1, 2])])  # fmt: skip
+def test_a_step_for_a_new_object_is_taken_on_request(tmp_path, key, alone, asked):
+    file = of(tmp_path, SHORT + f"\n[[reset.step]]\ngripper = 'open'\n{key}")
+    driver = load_driver(file)
+    make, limits = Motions(file, driver), file.profiles["evaluating"].limits
+    for more, taken in (({}, alone), ({"new_object": True}, asked)):
+        due = [k for k in (1, 2) if make("reset", {"seed": 3, "episode": k, **more}, HOME, limits)._todo]
+        assert due == taken
+
+
+def test_limits_of_a_grip_are_of_the_grippers_and_inherited(tmp_path):
+    text = "[profile.evaluating]\ngrip_effort = [4, 5.5]\n[profile.mine]\nlike = 'evaluating'\ngrip_seconds = 3"
+    limits = {name: profile.limits.grip for name, profile in of(tmp_path, SHORT + text).profiles.items()}
+    wanted = np.full(J, np.inf)
+    wanted[list(GRIPPERS)] = [4, 5.5]
+    for name, seconds in (("evaluating", 10.0), ("mine", 3.0)):
+        np.testing.assert_array_equal(limits[name].effort, wanted)
+        assert limits[name].seconds == seconds
+    assert limits["teleop"] is None
+
+
+@pytest.mark.parametrize(("text", "parameter", "named"), BAD)
+def test_a_bad_file_is_refused_with_its_key_and_value(tmp_path, text, parameter, named):
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError, match=naming(parameter, named, path)) as e:
+        load(path)
+    assert e.value.parameter == parameter
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    for path in (tmp_path / "none.toml", written(tmp_path, "name = ")):
+        with pytest.raises(ConfigError, match=naming(path)):
+            load(path)
+    (tmp_path / "robot.toml").write_bytes(b'name = "\xff"')
+    with pytest.raises(ConfigError, match=naming(tmp_path / "robot.toml")):
+        load(tmp_path / "robot.toml")
+
+
+SPEC = viperx_arms().spec()
+NARROW = "[profile.{}]\nlow = [-3, {}, -1.7, -3, -1.8, -3, 0, -3, -1.8, -1.7, -3, -1.8, -3, 0]\n"
+AT_HOME = f"[[reset.step]]\njoints = {HOME.tolist()}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "spec", "q", "parameter", "named"),
+    [
+        (SHORT + 'start = "first_dya"', SPEC, HOME, "start", "first_day"),
+        (SHORT + "rate = 300", SPEC, HOME, "rate", "300"),
+        (SHORT + "rate = 60", SPEC._replace(tick=0.01), HOME, "rate", "60"),
+        (PROFILE + "velocity = 4", SPEC, HOME, "profile.first_day.velocity", "4"),
+        (PROFILE + "high = 4", SPEC, HOME, "profile.first_day.high", "4"),
+        (PROFILE + "low = -4", SPEC, None, "profile.first_day.low", "-4"),
+        (SHORT, viperx_arms(arms=1).spec(), None, "profile.first_day", "14"),
+        (SHORT, SPEC, HOME + 0.6 * (np.arange(J) == 2), "profile.first_day", "1.760"),
+        (SHORT, SPEC, np.where(np.arange(J) == 9, np.nan, HOME), "profile.first_day", "nan"),
+        # A park pose and places of resets, in every profile.
+        (
+            f"park = {[0, -1.8, 1.5, 0, 0.5, 0, 0] * 2}\n" + SHORT + NARROW.format("teleop", "-1.5"),
+            SPEC,
+            None,
+            "profile.teleop",
+            "park: joint 1 would go to -1.8, expected a place within this profile's -1.5 to 1.26: `end` could not",
+        ),
+        (SHORT + NARROW.format("teleop", "-0.9") + AT_HOME, SPEC, None, "profile.teleop", "reset.step[0]: joint 1"),
+        (
+            SHORT + NARROW.format("mine", "-1.05") + AT_HOME + "random = 0.1",
+            SPEC,
+            None,
+            "profile.mine",
+            "-1.06 to -0.86",
+        ),
+        (
+            SHORT + NARROW.format("mine", "-1.05") + AT_HOME + "[[reset.step]]\nadd = [0, -0.1" + ", 0" * 12 + "]",
+            SPEC,
+            None,
+            "profile.mine",
+            "reset.step[1]: joint 1 would go to -1.06, expected a place within this profile's -1.05",
+        ),
+        (STEP + "gripper = 1.5", SPEC, None, "profile.first_day", "reset.step[0]: joint 6 would go to 1.5"),
+        (
+            STEP + "arm = 1\njoints = [0, 0, 0, 0, 0, 0, 0]\n[[reset.step]]\nnew_object = true\narm = 1\n"
+            "add = [0, 9, 0, 0, 0, 0, 0]",
+            SPEC,
+            None,
+            "profile.first_day",
+            "reset.step[1]: joint 8 would go to 9",
+        ),
+        (SHORT, SPEC._replace(home=(9.0,) * J), None, "profile.first_day", "reset.step[0]: joint 0 would go to 9"),
+        (
+            POSES + "[[reset.step]]\nheight = 0.7",
+            pose_arms.PoseArms(2).spec(),
+            None,
+            "profile.first_day",
+            "reset.step[0]: joint 2 would go to 0.7",
+        ),
+        (
+            LONG + "\n" + AT_HOME + "[[reset.step]]\nlift = 1",
+            SPEC,
+            None,
+            "profile.first_day",
+            "reset.step[3]: the tip of arm 0 cannot go 1 m",
+        ),
+        (LONG.replace("[-0.85, -0.1,", "[-0.8, -0.1,"), SPEC, None, "profile.evaluating", "park: the arms would leave"),
+    ],
+)
+def test_what_the_robot_cannot_is_refused_before_it_moves(tmp_path, text, spec: DriverSpec, q, parameter, named):
+    file = of(tmp_path, text)
+    with pytest.raises(ConfigError, match=naming(parameter, named)) as e:
+        checked(file, spec, q)
+    assert e.value.parameter == parameter
+
+
+def test_a_pose_on_a_limit_is_allowed(tmp_path):
+    checked(of(tmp_path, SHORT), SPEC, np.where(np.arange(J) == 1, LOW - 0.02, HOME))

@@ -1,0 +1,278 @@
+"""Whose consent moves a robot: an operator's go, of the state that was shown, for the process that has the lease.
+
+A controller of these tests does what the worst one does: it requests the lease, a reset and arms again and again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from errors import naming
+from robot_limits import HOME, J
+from robot_served import Served, Way, drive, served, until, wait
+from robot_world import World
+
+from serl_chunk_robot.client.client import RobotClient, RobotError
+from serl_chunk_robot.control import loop
+from serl_chunk_robot.safety.table import RUN
+from serl_chunk_robot.server.history import RECENT, WAITING, History
+from serl_chunk_robot.server.server import MOVING
+from serl_chunk_robot.wire.protocol import PROTOCOL
+
+
+@pytest.fixture
+def robot() -> Iterator[Served]:
+    with served(needs_go=True) as robot:
+        yield robot
+
+
+def released(robot: Served) -> tuple[RobotClient, RobotClient]:
+    """A robot that an operator cleared and let go, its operator, and the controller that has the lease."""
+    operator, actor = robot.ready(), robot.client()
+    actor.hello()
+    operator.request("go")
+    return operator, actor
+
+
+@contextlib.contextmanager
+def insisting(robot: Served) -> Iterator[None]:
+    """A controller that does all it can to move the robot, until the end of the context."""
+    actor, ending = robot.client(), threading.Event()
+    robot.server._motions = lambda *_: Way(HOME + 0.3 * (np.arange(J) == 0), lasts=True)
+
+    def insist() -> None:
+        while not ending.is_set():
+            for op in ("lease", "arm", "reset", "release"):
+                with contextlib.suppress(RobotError):
+                    actor.request(op)
+                    if op == "arm":
+                        drive(actor, 2, 0.002)
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=insist)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join(10)
+
+
+@pytest.mark.parametrize("during", ["RUN", "MOVE"])
+def test_an_operators_hold_lasts_until_a_go(robot: Served, during: str):
+    operator, _ = released(robot)
+    with insisting(robot):
+        until(operator, during)
+        operator.request("hold")
+        held = until(operator, "HELD")
+        wait(lambda: operator.next_state()["moment"] - held["moment"] > 0.5)
+        state = operator.next_state()
+        assert (state["state"], state["held"]["by"], state["generation"]) == ("HELD", "operator", held["generation"])
+        np.testing.assert_array_equal(state["set_point"], held["set_point"])
+        operator.request("go")
+        wait(lambda: operator.next_state()["state"] in ("RUN", "MOVE"))
+
+
+def test_a_clear_alone_sets_nothing_in_motion(robot: Served):
+    operator = robot.ready()
+    with insisting(robot):
+        first = operator.next_state()
+        wait(lambda: operator.next_state()["moment"] - first["moment"] > 0.5)
+        state = operator.next_state()
+        assert (state["state"], state["held"]["by"]) == ("HELD", "operator")
+        np.testing.assert_array_equal(state["set_point"], first["set_point"])
+        operator.request("go")
+        until(operator, "MOVE")
+
+
+@pytest.mark.parametrize("op", ["arm", "reset", "drive"])
+def test_a_controller_of_a_held_robot_is_told_who_holds_it(robot: Served, op: str):
+    robot.ready()
+    actor = robot.client()
+    more = {"number": 5, "first": {"left": 0}} if op == "drive" else {}
+    actor.hello()
+    with pytest.raises(RobotError, match=naming(op, "held by operator", "0 s", "serl-chunk robot go")):
+        actor.request(op, **more)
+
+
+@pytest.mark.parametrize(
+    ("event", "state"),
+    [
+        (lambda world: world.ask("lost", "server"), "HELD"),
+        (lambda world: world.ask("hold", "operator"), "HELD"),
+        (lambda world: world.run(round(loop.GO_LASTS / world.dt) + 2), "HELD"),
+        (lambda world: (world.ask("jog", "operator"), world.run(2)), "HELD"),
+        (lambda world: (world.ask("arm", "controller"), world.run(60)), "HOLD"),  # a lapse
+        (lambda world: (world.ask("arm", "controller"), world.ask("release", "controller"), world.run(5)), "HOLD"),
+        (lambda world: (world.ask("arm", "controller"), world.ask("moved", "server"), world.run(5)), "HOLD"),
+        (lambda world: (world.ask("arm", "controller"), world.ask("lost", "server"), world.run(5)), "HELD"),
+        (
+            lambda world: (
+                [world.ask(*each) for each in (("arm", "controller"), ("release", "controller"), ("hold", "operator"))]
+                and world.run(5)
+            ),
+            "HELD",
+        ),
+        (
+            lambda world: (
+                [world.ask(*each) for each in (("arm", "controller"), ("stop", "any"), ("hold", "operator"))]
+                and world.run(5)
+            ),
+            "STOPPED",
+        ),
+        (lambda world: (world.ask("stop", "any"), world.run(2), world.ask("clear", "operator")), "HELD"),
+    ],
+    ids=[
+        "lost",
+        "hold",
+        "minutes",
+        "jog",
+        "lapse",
+        "release",
+        "moved",
+        "lost in run",
+        "hold in brake",
+        "hold in a stop",
+        "clear",
+    ],
+)
+def test_what_ends_a_go(event: Callable[[World], object], state: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loop, "GO_LASTS", 2.0)
+    world = World().ready()
+    world.run(2)
+    event(world)
+    assert world.state == state
+
+
+def test_a_go_is_for_the_process_that_was_shown(robot: Served):
+    operator = robot.ready()
+    with pytest.raises(RobotError, match=naming("go", "no actor holds the lease")):
+        operator.request("go", controller="left", process="1")
+    shown = robot.client(process="1")
+    shown.hello()
+    state = shown.next_state()
+    lease = {"controller": state["controller"], "process": state["process"]}
+    assert lease == {"controller": "left", "process": "1"}
+    shown.close()
+    wait(lambda: not operator.next_state()["controller"])
+    again = robot.client(process="2")
+    again.hello()
+    with pytest.raises(RobotError, match=naming("go", "left", "process 2", "process 1")):
+        operator.request("go", **lease)
+    operator.request("go")
+    again.request("arm")
+    robot.server._lease._heard -= 10.0  # a controller that is silent in HOLD is lost
+    until(operator, "HOLD")
+    robot.server._lease._heard -= 10.0
+    assert "controller is gone" in until(operator, "HELD")["word"]
+
+
+@pytest.mark.parametrize("op", sorted(MOVING))
+@pytest.mark.parametrize("given", ["missing", "older", "later"])
+def test_what_lets_something_move_is_of_the_generation_that_was_shown(robot: Served, op: str, given: str):
+    operator, actor = released(robot)
+    client = actor if op in ("arm", "drive") else operator
+    if op == "clear":
+        operator.request("stop")
+    generation = client.request("ping")["generation"]
+    more = {"missing": {}, "older": {"generation": generation - 1}, "later": {"generation": generation + 1}}[given]
+    with pytest.raises(RobotError, match="no generation" if given == "missing" else f"is in {generation} now"):
+        RobotClient.request(client, op, **more)
+    assert operator.next_state()["generation"] == generation
+
+
+def test_the_end_of_a_drive_needs_no_generation(robot: Served):
+    """It only calms."""
+    _, actor = released(robot)
+    RobotClient.request(actor, "drive", number=5, first={}, generation=0)
+
+
+def test_a_clear_does_not_undo_a_stop_that_was_not_seen(robot: Served):
+    operator, other = robot.ready(), robot.client("watcher", "any")
+    operator.request("stop")
+    seen = until(operator, "STOPPED")
+    other.request("stop")
+    with pytest.raises(RobotError, match=naming("clear", str(seen["generation"]))):
+        operator.request("clear", generation=seen["generation"])
+    assert operator.next_state()["state"] == "STOPPED"
+
+
+def test_each_episode_has_a_generation_of_its_own():
+    world = World().ready()
+    seen = [world.loop.machine.generation]
+    for event in ("arm", "release"):
+        world.ask(event, "controller")
+        seen.append(world.loop.machine.generation)
+    world.until("HOLD")
+    world.ask("reset", "controller")
+    seen.append(world.loop.machine.generation)
+    assert seen == sorted(set(seen))
+    world.until("HOLD")
+    world.ask("arm", "controller")
+    assert world.send(HOME, generation=seen[1]) == "generation", "a command of the episode before"
+
+
+@pytest.mark.parametrize("calms", ["release", "lost"])
+def test_who_lets_go_after_a_lapse_is_not_expected_to_command(calms: str):
+    world = World().ready()
+    world.ask("arm", "controller")
+    world.until("HOLD")
+    world.ask(calms, "controller" if calms == "release" else "server")
+    world.run(600)
+    assert world.state == ("HOLD" if calms == "release" else "HELD"), world.loop.machine.word
+
+
+def test_a_lease_is_of_one_process_and_an_operator_ends_it(robot: Served):
+    operator, actor = released(robot)
+    actor.request("arm")
+    drive(actor, 3)
+    second = RobotClient(f"127.0.0.1:{robot.port}", name="left", role="controller", process="2")
+    with contextlib.closing(second):
+        with pytest.raises(RobotError, match=naming("another process of left", "serl-chunk robot take")):
+            second.hello()
+        drive(actor, 3)
+        assert operator.next_state()["state"] == RUN
+        with pytest.raises(RobotError, match=naming("take", "operator")):
+            actor.request("take")
+        operator.request("take")
+        assert "controller is gone" in until(operator, "HELD")["word"]
+        second.hello()
+        wait(lambda: operator.next_state()["process"] == "2")  # one may have been sent before the lease was taken
+
+
+def test_an_older_protocol_is_refused_with_both_numbers(robot: Served):
+    client = robot.client("old", "any")
+    client.hello()
+    with pytest.raises(RobotError, match=naming("protocol 1", f"{PROTOCOL}")):
+        client.request("hello", name="old", role="any", process="1", protocol=1)
+
+
+def test_who_held_stopped_cleared_and_let_go_is_kept(tmp_path, monkeypatch):
+    path = tmp_path / "left.jsonl"
+    history = History(path)
+    for k in range(3):
+        history.add("hold", by=f"desk {k}", address="10.0.0.1", generation=k)
+    history.close()
+    path.write_text(path.read_text() + "no json\n[1]\n")
+    again = History(path)
+    assert [e["by"] for e in again.recent()] == ["desk 0", "desk 1", "desk 2"]
+    monkeypatch.setattr(again, "_path", tmp_path / "none" / "left.jsonl")
+    for k in range(WAITING + 2 * RECENT):
+        again.add("stop", by="desk", address="10.0.0.1", generation=k)  # never waits
+    assert again.recent()[-1]["generation"] == WAITING + 2 * RECENT - 1
+    again.close()
+
+
+def test_the_server_keeps_what_was_obeyed_alone(robot: Served):
+    operator, actor = released(robot)
+    actor.request("stop")
+    with pytest.raises(RobotError):
+        actor.request("clear")
+    entries = operator.request("history")["history"]
+    assert [(e["op"], e["by"]) for e in entries] == [("clear", "operator"), ("go", "operator"), ("stop", "left")]
+    assert all("127.0.0.1" in e["address"] and e["generation"] > 0 and e["time"] for e in entries)

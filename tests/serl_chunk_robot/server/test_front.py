@@ -1,0 +1,268 @@
+"""The front of a robot's server: what peers can make it, and the loop, hold or take, and a front that ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import zmq
+from growth import Growth
+from robot_fronts import FrontedDoor, FrontOfProcess, NoDoor
+from robot_served import HERE, drive, free_port, served, server, until, wait, write_keys
+from robot_world import FaultyArms
+from socket_attacks import ATTACKS, attacked
+
+from serl_chunk_robot.client.client import RobotClient
+from serl_chunk_robot.server import admission
+from serl_chunk_robot.server.admission import Address
+from serl_chunk_robot.server.door import A_PASS, GREETED, LEADS, MOST_UNDER_WAY, Door, Request
+from serl_chunk_robot.server.peers import MOST_PEERS, OF_OTHERS, QUEUED, Peers, Waiting
+from serl_chunk_robot.wire import arrays
+from serl_chunk_robot.wire.link import PART, SIGNAL, Link, make_pair
+from serl_chunk_robot.wire.protocol import MAX_REQUEST, PROTOCOL
+
+BOUND = 32 << 20  # bytes that a process may grow by
+ATTACK_S = 1.5
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_no_peer_holds_the_loop_or_memory(tmp_path, name):
+    """Requests per pass, parts and bytes are bounded, and an operator is answered meanwhile."""
+    keys = write_keys(tmp_path / "keys", desk="operator")["desk"] if name == "foreign_keys" else None
+    door = FrontOfProcess(free_port(), None if keys is None else tmp_path / "keys")
+    with served(port=door.port, door=door) as robot:
+        desk = robot.client("desk", "operator", keys)
+        wait(lambda: bool(desk.next_state()["answered"]))
+        desk.request("clear")
+        taken, run_pass = [], robot.server.run_pass
+        robot.server.run_pass = lambda due: (run_pass(due), taken.append(robot.server._taken))[0]
+        growths = [Growth(process) for process in (door.pid, "self")]
+        with attacked(name, door.port, ATTACK_S, **({} if keys is None else {"server": keys.server})) as goes_on:
+            while goes_on():
+                assert desk.request("ping")["ok"]
+                time.sleep(0.01)
+        assert max(growth.close() for growth in growths) < BOUND
+        assert desk.request("stop")["ok"]
+        assert desk.request("ping")["greet"] is False, "an operator's registration and connection stay"
+        assert max(taken) <= A_PASS
+        if name not in ("peers", "foreign_keys"):
+            wait(lambda: desk.next_state()["counts"].get("cut", 0) > 0)
+            assert desk.newest_state()["counts"].get("malformed", 0) == 0, "none of these reaches the loop"
+
+
+def test_a_message_of_too_many_parts_is_read_in_pieces(monkeypatch):
+    """Those that came whole before the guard looked; other peers are answered, and its own connection ends."""
+    monkeypatch.setattr("serl_chunk_robot.server.front.SKIPPED", 10)
+    door = FrontedDoor(Address(HERE, free_port()), stepped=True)
+    with contextlib.closing(door), contextlib.closing(RobotClient(f"{HERE}:{door.front_port}", name="x")) as client:
+        reads: list[int] = []
+        skip = door.front._skip
+        monkeypatch.setattr(door.front, "_skip", lambda: (skip(), reads.append(1))[0])
+        wait(lambda: door.front.step() or client._requests.poll(0, zmq.POLLOUT))
+        client._requests.send_multipart([b""] * 100)
+        wait(lambda: door.front.step() or door.front.peers.counts["cut"])
+        wait(lambda: door.front.step() or not door.front._skipping)
+        assert len(reads) == 9  # of 10, after the first 17 of 101
+        assert not door._receive()
+
+
+def test_what_a_peer_sends_at_once_is_one_request_and_its_stop():
+    door = FrontedDoor(Address(HERE, free_port()), stepped=True)
+    with contextlib.closing(door), contextlib.closing(RobotClient(f"{HERE}:{door.front_port}", name="x")) as client:
+        taken: list[Request] = []
+        wait(lambda: door.front.step() or client._requests.poll(0, zmq.POLLOUT))
+        assert sum(client.send_command(np.zeros(3)) for _ in range(500)) > 20
+        wait(lambda: door.front.step() or client._requests.poll(0, zmq.POLLOUT))
+        client._requests.send(arrays.pack({"op": "stop", "id": 1}))
+        wait(lambda: door.front.step() or taken.extend(iter(door.take, None)) or any(each.stop for each in taken))
+        assert sorted(each.stop for each in taken) == [False, True]
+
+
+def request(connection: bytes, op: str = "ping", number: int | None = 1, size: int = 10) -> Waiting:
+    made = Request(connection, bytes(size), stop=op == "stop")
+    return Waiting(made, op, (), number, op == "command" and number is None)
+
+
+def test_one_request_of_a_peer_is_under_way_and_peers_take_turns():
+    peers = Peers()
+    for name in (b"a", b"b"):
+        for k in range(QUEUED + 3):
+            peers.add(request(name, number=k))
+    assert peers.counts["dropped"] == 6
+    first, second = peers.next(), peers.next()
+    assert (first.request.connection, second.request.connection) == (b"a", b"b")
+    assert peers.next() is None
+    assert peers.returned(second.request.serial, GREETED) == second
+    assert peers.returned(second.request.serial, GREETED) is None, "once"
+    assert peers.returned(1, LEADS) is None, "of another front"
+    assert peers.next().request.connection == b"b"
+
+
+def test_the_newest_command_replaces_one_that_waits():
+    peers = Peers()
+    for k in range(5):
+        peers.add(request(b"a", "command", None, size=k + 1))
+    peers.add(request(b"a", "release"))
+    peers.add(request(b"a", "command", None))
+    assert peers.counts["overtaken"] == 4
+    sent = []
+    while (waiting := peers.next()) is not None:
+        sent.append((waiting.op, len(waiting.request.body)))
+        peers.returned(waiting.request.serial, GREETED)
+    assert sent == [("command", 5), ("release", 10), ("command", 10)], "in their order"
+
+
+def test_operators_come_before_others_and_a_stop_before_all():
+    peers = Peers()
+    peers.add(request(b"desk"))
+    peers.returned(peers.next().request.serial, LEADS)
+    for k in range(100):
+        peers.add(request(b"%d" % k))
+    sent = [peers.next() for _ in range(OF_OTHERS)]
+    assert peers.next() is None, "others leave places"
+    stop = peers.stop(request(b"50", "stop"))
+    assert stop is not None
+    assert peers.stop(request(b"50", "stop")) is None, "one of a peer"
+    peers.add(request(b"desk"))
+    assert peers.next().request.connection == b"desk"
+    assert {each.request.connection for each in sent} == {b"%d" % k for k in range(OF_OTHERS)}
+    assert peers.leading() == [b"desk"]
+    for k in range(3 * MOST_PEERS):
+        peers.add(request(b"new %d" % k))
+    assert len(peers) == MOST_PEERS
+    assert peers.leading() == [b"desk"], "strangers make room for strangers"
+
+
+def test_bytes_under_way_are_bounded():
+    peers = Peers()
+    for k in range(MOST_UNDER_WAY):
+        peers.add(request(b"%d" % k))
+        peers.returned(peers.next().request.serial, LEADS)
+        peers.add(request(b"%d" % k, size=MAX_REQUEST))
+    sent = 0
+    while peers.next() is not None:
+        sent += 1
+    assert sent == 8
+
+
+@pytest.mark.parametrize("size", [0, 1, PART, PART + 1, 5 * PART])
+def test_messages_of_any_length_pass_the_link(size):
+    own, theirs = map(Link, make_pair())
+    payload = os.urandom(size)
+    assert own.send(70, payload)
+    os.write(own.fileno(), b"\x0f")
+    assert theirs.receive() == (70, payload)
+    assert theirs.receive() == (SIGNAL, b"\x0f")
+    assert theirs.receive() is None
+    own.close()
+    assert theirs.receive() is None
+    assert theirs.ended
+    theirs.close()
+
+
+def test_a_full_link_loses_whole_messages_and_keeps_replies():
+    own, theirs = map(Link, make_pair())
+    payloads = [bytes([k]) * (PART * 2) for k in range(200)]
+    sent = [payload for payload in payloads if own.send(70, payload)]
+    assert 0 < len(sent) < len(payloads)
+    assert own.send(71, b"reply", keep=True)
+    assert not own.send(70, b"state")
+    got = []
+    while (message := theirs.receive()) is not None:
+        got.append(message)
+    assert [payload for _, payload in got] == sent
+    own.flush()
+    assert own.send(70, b"state")
+    assert [theirs.receive(), theirs.receive()] == [(71, b"reply"), (70, b"state")]
+    for each in (own, theirs):
+        each.close()
+
+
+def test_a_front_that_ends_stops_the_robot_and_the_next_one_receives():
+    door = FrontOfProcess(free_port())
+    with served(port=door.port, door=door) as robot:
+        operator = robot.ready()
+        actor = robot.client()
+        actor.request("arm")
+        drive(actor, 10, 0.002)
+        os.kill(door.pid, signal.SIGKILL)
+        wait(lambda: robot.server.loop.machine.state == "STOPPED")
+        assert "requests cannot be received, SIGKILL" in robot.server.loop.machine.word
+        again = robot.client("desk", "operator")
+        assert "requests cannot be received" in again.next_state(30)["word"]
+        for client in (again, actor, operator):  # libzmq numbers the connections of each front anew
+            assert client._exchange("ping", {})["greet"], "no connection is taken for one of the front before"
+        assert again.request("clear")["ok"]
+        assert until(again, "HOLD")
+
+
+def test_a_silent_front_is_one_that_ended():
+    now = [10.0]
+    own, theirs = make_pair()
+    door = Door(Link(own), lambda: now[0])
+    for _ in range(19):
+        now[0] += 0.05
+        assert door.fault() == ""
+    now[0] += 0.1
+    assert "silent" in door.fault()
+    now[0] += 5.0
+    assert door.fault() == "", "the loop stood: nothing is sent to one that does"
+    for each in (own, theirs):
+        each.close()
+
+
+def test_a_request_that_waited_for_the_loop_lets_nothing_move(robot_without_sockets):
+    server, door = robot_without_sockets
+    for op, waited, ok in (("ping", 0.0, True), ("clear", 0.3, False), ("stop", 60.0, True), ("hold", 60.0, None)):
+        door.replies.clear()
+        door.requests.append(Request(b"desk", arrays.pack({"op": op, "id": 1, "generation": 0}), waited=waited))
+        server.run_pass(time.monotonic())
+        reply = arrays.unpack(door.replies[0], 1 << 20)
+        assert ("it waited" in reply["error"]) == (ok is False), op
+        assert ok is None or reply["ok"] == ok, reply
+
+
+@pytest.fixture
+def robot_without_sockets():
+    door = NoDoor()
+    made = server(FaultyArms(), Address(HERE, 1), door=door)
+    hello = {"op": "hello", "id": 1, "name": "desk", "role": "operator", "process": "a", "protocol": PROTOCOL}
+    made._receive(Request(b"desk", arrays.pack(hello)), time.monotonic())
+    return made, door
+
+
+def test_200_clients_that_greet_push_no_operator_out():
+    with served() as robot:
+        desk = robot.ready()
+        clients = [RobotClient(f"{HERE}:{robot.port}", name=f"watcher {k}", answer=20.0) for k in range(200)]
+        try:
+            for client in clients:
+                client.hello()
+            assert desk._exchange("ping", {})["greet"] is False
+            assert len(robot.server._clients) <= 64
+        finally:
+            for client in clients:
+                client.close()
+
+
+def test_keys_are_read_once_per_change_of_their_folder(tmp_path, monkeypatch):
+    keys = write_keys(tmp_path / "keys", desk="operator")
+    time.sleep(2 * admission.SETTLED)
+    reads, read = [], admission.read_allowed
+    monkeypatch.setattr(admission, "read_allowed", lambda folder: (reads.append(1), read(folder))[1])
+    with served(keys=tmp_path / "keys") as robot:
+        for _ in range(20):
+            with contextlib.closing(robot.client("desk", "operator", keys["desk"])) as client:
+                client.hello()
+        assert len(reads) == 1
+        new = write_keys(tmp_path / "other", late="")["late"]
+        path = tmp_path / "keys" / "allowed" / "late.json"
+        (tmp_path / "other" / "allowed" / "late.json").rename(path)
+        time.sleep(2 * admission.LOOK_AGAIN)
+        late = new._replace(server=keys["desk"].server)
+        assert robot.client("late", "any", late).hello()["ok"]
+        assert len(reads) > 1

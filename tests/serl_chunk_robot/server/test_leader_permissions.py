@@ -1,0 +1,266 @@
+"""Leaders that a server permits to be driven: real sockets and device processes, and every end of a drive."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from driven_leader import robot_file
+from robot_served import HERE, Reading, drive, served, until, wait
+
+from serl_chunk_robot.client.client import RobotError
+from serl_chunk_robot.devices.leader_motion import LeaderDrive
+from serl_chunk_robot.robot_file.config import load
+from serl_chunk_robot.robot_file.profiles import CAUTIOUS
+from serl_chunk_robot.server.device_process import children
+from serl_chunk_robot.server.leader_permissions import OF_LIMITS, RENEWED, Drives, take_permits
+from serl_chunk_robot.server.processes import Processes
+from serl_chunk_robot.wire import arrays
+
+PATIENCE = 0.8  # s in place of RENEWED: machines that run tests may stand still for longer than robot PCs may
+
+
+class Cell:
+    """A served robot in HOLD, whose actor has the lease, and a leader of its right arm in a process."""
+
+    def __init__(self, stack: contextlib.ExitStack, folder: Path, more: str = "") -> None:
+        file = load(robot_file(folder, more))
+        stack.enter_context(patch("serl_chunk_robot.server.leader_permissions.RENEWED", PATIENCE))
+        self.state, self.folder = folder / "state", folder
+        self.drives = stack.enter_context(contextlib.closing(Drives(["right"], file.profiles[CAUTIOUS].limits)))
+        listed = tuple((d.name, d.port, d.arm) for d in file.devices)
+        self.robot = stack.enter_context(served(port=file.port, devices=listed, drives=self.drives))
+        run = self.robot.server.run_id
+        processes = Processes(children(file.devices, HERE, None, run, self.drives.descriptors()))
+        self.processes = stack.enter_context(processes)
+        self.operator = self.robot.ready()
+        self.actor = self.robot.client()
+        self.actor.hello()
+        self.number = 1
+        wait(lambda: self.status() is not None, 30)
+        self.actor.request("lease")  # it ended if that took long
+
+    def status(self):
+        reading = self.actor.next_reading("right", 0.05)
+        return None if reading is None else reading.drive
+
+    def phase(self):
+        status = self.status()
+        return "" if status is None or status[0] != self.number else status[1]
+
+    def request(self, **first: int):
+        self.actor.request("drive", number=self.number, first=first or {"right": 7})
+
+    def torque(self) -> bool:
+        return self.state.exists() and self.state.read_text().startswith("1")
+
+    def goes(self, *phases: str, seconds: float = 20.0) -> str:
+        """Request the drive until it comes to a phase; another one where the server was late, as on a busy machine."""
+        found = [""]
+
+        def there() -> bool:
+            self.request()
+            found[0] = self.phase()
+            self.number += found[0] == "failed" and found[0] not in phases
+            return found[0] in phases
+
+        wait(there, seconds)
+        return found[0]
+
+    def falls(self, seconds: float = 1.0) -> float:
+        """Wait until the leader has no torque; returns after how many seconds."""
+        began = time.monotonic()
+        wait(lambda: not self.torque(), seconds)
+        return time.monotonic() - began
+
+    def why(self) -> str:
+        found = [""]
+
+        def ended() -> bool:
+            drive = self.status()  # one reading: the next state may be of no drive any more
+            found[0] = drive[2] if drive else ""
+            return bool(drive) and drive[0] == self.number and drive[1] in ("failed", "there")
+
+        wait(ended)
+        return found[0]
+
+
+@pytest.fixture
+def cell(tmp_path):
+    with contextlib.ExitStack() as stack:
+        yield Cell(stack, tmp_path)
+
+
+def test_a_leader_goes_to_the_joints_of_its_arm_and_loses_its_torque_there(cell):
+    assert cell.goes("waits") == "waits"
+    assert not cell.torque()
+    assert cell.goes("keeps") == "keeps"
+    assert cell.torque()
+    q = cell.actor.next_state()["q"]
+    np.testing.assert_allclose(cell.actor.next_reading("right", 1.0).joints, q[7:], atol=0.04)
+    cell.actor.request("drive", number=cell.number, first={})
+    assert cell.falls() < 0.5
+    wait(lambda: cell.phase() == "there")
+    with pytest.raises(RobotError, match="has ended"):
+        cell.request()
+    cell.number = 2
+    assert cell.goes("there") == "there"
+    cell.number = 1
+    with pytest.raises(RobotError, match="has ended"):  # a request of an earlier drive, that came late
+        cell.request()
+
+
+@pytest.mark.parametrize("op", ["stop", "hold", "release", "drop", "arm", "reset", "torque_off"])
+def test_what_calms_or_moves_the_robot_takes_the_torque(cell, op):
+    cell.goes("moves")
+    wait(cell.torque)
+    client = cell.operator if op in ("stop", "hold", "torque_off") else cell.actor
+    with contextlib.suppress(RobotError):  # a hold of a robot that stands is refused, and ends the drive
+        client.request(op)
+    cell.falls()
+    wait(lambda: cell.phase() == "failed")
+    wait(lambda: cell.actor.next_state()["state"] != "MOVE")
+    with contextlib.suppress(RobotError):
+        cell.request()
+    time.sleep(0.3)
+    assert not cell.torque(), "the same drive does not begin again"
+
+
+def test_an_actor_that_is_silent_or_killed_takes_the_torque(cell):
+    cell.goes("moves")
+    wait(cell.torque)
+    began = time.monotonic()
+    cell.falls(3.0)
+    assert RENEWED < PATIENCE - 0.1 < time.monotonic() - began < PATIENCE + 0.5
+    assert "did not request it" in cell.why()
+
+
+def test_an_actor_that_loses_its_lease_takes_the_torque(cell):
+    cell.goes("moves")
+    wait(cell.torque)
+    again = cell.robot.client("left")  # another process of this actor
+    again.request("lease")
+    cell.falls()
+    with pytest.raises(RobotError, match="controls the robot"):
+        cell.request()
+
+
+def test_another_client_or_an_actor_without_the_lease_drives_none(cell):
+    other = cell.robot.client("other", "any")
+    with pytest.raises(RobotError, match="left controls the robot"):
+        other.request("drive", number=3, first={"right": 7})
+    cell.actor.request("drop")
+    with pytest.raises(RobotError, match="no actor holds the lease"):
+        cell.request()
+
+
+def test_only_a_robot_that_stands_in_hold_lets_leaders_be_driven(cell):
+    cell.actor.request("arm")
+    drive(cell.actor, 3)
+    with pytest.raises(RobotError, match="stands in HOLD, and it is in RUN"):
+        cell.request()
+    cell.operator.request("stop")
+    until(cell.actor, "STOPPED")
+    with pytest.raises(RobotError, match="and it is in STOPPED"):
+        cell.request()
+
+
+@pytest.mark.parametrize(("first", "named"), [({"left": 0}, "no device 'left'"), ({"right": 14}, "0 to 13"),
+                                              ({"right": "a"}, "0 to 13")])  # fmt: skip
+def test_a_device_or_joint_that_is_not_there_is_refused(cell, first, named):
+    with pytest.raises(RobotError, match=named):
+        cell.request(**first)
+
+
+def test_an_arm_that_is_moved_meanwhile_takes_the_torque(cell):
+    cell.goes("moves")
+    wait(cell.torque)
+    cell.operator.request("jog", by=0.1)
+    cell.falls()
+    assert "jogged" in cell.why()
+
+
+def test_a_hand_that_holds_the_leader_takes_the_torque(tmp_path):
+    with contextlib.ExitStack() as stack:
+        cell = Cell(stack, tmp_path, "held = true")
+        assert cell.goes("failed") == "failed"
+        assert "a hand holds it" in cell.why()
+        assert not cell.torque()
+
+
+def test_a_leader_that_is_unplugged_in_motion_comes_back_without_torque(cell):
+    cell.goes("moves")
+    wait(cell.torque)
+    cell.state.unlink()
+    cell.goes("failed")
+    cell.state.write_text("1 0.3")  # it is plugged in, and has torque still
+    cell.falls(3.0)
+    for _ in range(20):
+        with contextlib.suppress(RobotError):
+            cell.request()
+        assert not cell.torque()
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_devices_process_that_ends_leaves_no_torque(cell, number):
+    """One that is killed leaves it until the next one opens the leader."""
+    cell.goes("moves")
+    wait(cell.torque)
+    os.kill(cell.processes.pids()[0], number)
+    cell.falls(0.5 if number == signal.SIGTERM else 10.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_that_is_killed_or_ends_takes_the_torque(tmp_path, number):
+    path = robot_file(tmp_path)
+    port = int(path.read_text().split("port = ")[1].split()[0])
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    main = "import sys; from serl_chunk_robot.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", main, "serve", str(path)]
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(subprocess.Popen(command, env=environment, start_new_session=True))
+        stack.callback(process.kill)
+        actor = Reading(f"{HERE}:{port}", name="left", role="controller", answer=20.0)
+        stack.callback(actor.close)
+        operator = Reading(f"{HERE}:{port}", name="operator", role="operator", answer=20.0)
+        stack.callback(operator.close)
+        actor.hello()
+        wait(lambda: actor.next_reading("right", 0.1) is not None, 30)
+        operator.request("clear")
+        operator.request("go")
+        state = tmp_path / "state"
+
+        def moves() -> bool:
+            actor.request("drive", number=5, first={"right": 7})
+            return state.read_text().startswith("1")
+
+        wait(moves)
+        began = time.monotonic()
+        process.send_signal(number)
+        wait(lambda: not state.read_text().startswith("1"), 3.0)
+        assert time.monotonic() - began < 1.0
+
+
+def test_what_is_no_permission_is_logged_and_the_newer_ones_are_read(caplog):
+    given = []
+    taker = LeaderDrive("left", None, 2)  # type: ignore[arg-type]
+    taker.permit = given.append  # type: ignore[method-assign]
+    with contextlib.closing(Drives(["left"])) as drives:
+        ours = drives._pairs["left"][0]
+        good = {"number": 1, "moment": 2.0, "q": np.ones(3), **dict.fromkeys(OF_LIMITS, np.ones(3))}
+        ours.send(arrays.pack({"number": 1}))
+        ours.send(arrays.pack(good))
+        take_permits(drives.descriptors()["left"], taker)
+        assert [(each.number, each.joints.tolist()) for each in given] == [(1, [1.0, 1.0])]
+        assert "cannot be read" in caplog.text
+        for _ in range(10000):  # of a process that does not read
+            drives._send("left", good)

@@ -1,0 +1,565 @@
+"""A robot's server over real sockets on loopback, in front of simulated arms."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+import zmq
+from errors import naming
+from robot_limits import HOME, J
+from robot_served import HERE, Served, drive, free_port, served, server, until, wait, write, write_keys
+from robot_world import DT, FaultyArms
+
+from serl_chunk_robot.client.client import RobotClient, RobotError
+from serl_chunk_robot.drivers.base import Event, Reading
+from serl_chunk_robot.errors import ConfigError
+from serl_chunk_robot.server.admission import Address
+from serl_chunk_robot.wire import arrays
+from serl_chunk_robot.wire.protocol import MAX_FRAME, MAX_REQUEST, PROTOCOL
+from serl_chunk_robot.wire.sockets import make_socket
+
+LAB = Path(__file__).resolve().parents[2] / "support" / "lab_client.py"
+
+
+@pytest.fixture
+def robot():
+    with served() as robot:
+        yield robot
+
+
+def send(robot: Served, *frames: bytes) -> dict | None:
+    """Send a message of any bytes from a connection of its own; returns the reply, None where none comes."""
+    context = zmq.Context()
+    try:
+        s = make_socket(context, zmq.DEALER, 1 << 24)
+        s.connect(f"tcp://{HERE}:{robot.port}")
+        s.send_multipart(frames)
+        return arrays.unpack(s.recv_multipart()[-1], 1 << 20) if s.poll(1000) else None
+    finally:
+        context.destroy(linger=0)
+
+
+def command(actor: RobotClient, **fields: object) -> None:
+    """Send a command, right but for `fields`, and wait for its reply. Raises RobotError."""
+    at = actor.next_state()["set_point"]
+    actor._age, age = (lambda: {**age(), **fields}), actor._age
+    try:
+        actor.request("command", **{"target": at, "number": 1, "generation": actor.generation, **fields})
+    finally:
+        del actor._age
+
+
+def test_it_starts_stopped_and_publishes_every_pass(robot):
+    watcher = robot.client("watcher", "any")
+    first, later = watcher.next_state(), watcher.next_state()
+    assert (first["state"], first["controller"], first["profile"]) == ("STOPPED", "", "fast")
+    assert later["pass"] > first["pass"]
+    wait(lambda: watcher.next_state()["late"]["max"] > 0)
+    assert watcher.newest_state()["q"].shape == (J,)
+
+
+def test_commands_move_the_robot_and_silence_lets_it_stand(robot):
+    operator, actor = robot.ready(), robot.client()
+    assert actor.hello()["spec"]["low"] == list(robot.arms.spec().low)
+    actor.request("arm")
+    drive(actor, 20, 0.002)
+    state = actor.next_state()
+    assert (state["state"], state["controller"]) == ("RUN", "left")
+    assert state["number"] >= 19  # the last may be on its way
+    assert state["set_point"][0] > HOME[0] + 0.03
+    held = until(operator, "HOLD")
+    assert "no valid command" in held["word"]
+    generation = held["generation"]
+    actor.request("arm")
+    assert actor.generation == generation + 1  # of this arm
+    drive(actor, 5)
+    assert actor.request("release")["state"] == "BRAKE"
+    until(actor, "HOLD")
+
+
+def test_commands_of_another_than_the_controller_are_not_taken(robot):
+    robot.ready()
+    actor, other = robot.client(), robot.client("other", "any")
+    actor.request("arm")
+    at = actor.next_state()["set_point"]
+    other.request("ping")
+    other.generation = actor.generation
+    for k in range(10):
+        actor.send_command(at)
+        other.send_command(at + 0.05, number=1000 + k)
+        time.sleep(0.02)
+    wait(lambda: actor.next_state()["number"] == 10)
+    state = actor.next_state()
+    assert state["state"] == "RUN"
+    np.testing.assert_allclose(state["set_point"], at, rtol=0, atol=1e-9)  # a way from `at` to `at` is rounded
+    wait(lambda: actor.next_state()["counts"]["refused"] == 10)
+    with pytest.raises(RobotError, match=naming("command", "left")):
+        command(other)
+
+
+def test_the_newest_command_wins(robot):
+    robot.ready()
+    actor = robot.client()
+    actor.request("arm")
+    target = actor.next_state()["set_point"]
+    for _ in range(40):
+        actor.send_command(target)
+    wait(lambda: actor.next_state()["number"] == 40)
+    wait(lambda: actor.next_state()["counts"]["overtaken"] > 0)
+    assert actor.newest_state()["counts"].get("order", 0) == 0
+
+
+def test_a_second_actor_is_refused_with_the_first_ones_name(robot):
+    robot.ready()
+    first, second = robot.client("left"), robot.client("right")
+    first.request("arm")
+    with pytest.raises(RobotError, match=naming("left")):
+        second.request("arm")
+    watcher = robot.client("watcher", "any")
+    with pytest.raises(RobotError, match=naming("arm", "left")):
+        watcher.request("arm")
+    first.request("drop")
+    second.request("lease")
+    assert "gone" in until(second, "HOLD")["word"]
+    assert second.request("arm")["word"] == "armed by right"
+
+
+def test_an_actor_that_comes_back_gets_its_lease_and_the_robot_brakes_first(robot):
+    robot.ready()
+    first, again = robot.client("left"), robot.client("left")
+    first.request("arm")
+    target = first.next_state()["set_point"]
+    again.request("ping")
+    first.send_command(target)
+    assert "another connection" in until(again, "HOLD")["word"]
+    assert again.request("arm")["state"] == "RUN"
+    with pytest.raises(RobotError, match=naming("release", "left")):
+        first.request("release")
+
+
+def test_the_lease_of_a_silent_actor_ends_and_stops_its_reset(robot):
+    robot.ready()
+    actor, watcher = robot.client(), robot.client("watcher", "any")
+    actor.request("lease")
+    assert actor.request("reset", by=0.0, lasts=True)["draws"]["step 0"].shape == (J,)
+    assert watcher.next_state()["state"] == "MOVE"
+    began = time.monotonic()
+    wait(lambda: watcher.request("ping")["state"] == "HOLD")  # another client's messages renew nothing
+    assert "gone" in watcher.next_state()["word"]
+    assert 1.8 < time.monotonic() - began < 3
+    assert watcher.next_state()["controller"] == ""
+
+
+def test_any_client_may_stop_also_one_that_said_nothing(robot):
+    robot.ready()
+    actor = robot.client()
+    actor.request("arm")
+    drive(actor, 10, 0.002)
+    reply = send(robot, arrays.pack({"op": "stop", "name": "a\nb"}))
+    assert reply is not None
+    assert reply["ok"]
+    assert "without a name" in until(actor, "STOPPED")["word"]
+    with pytest.raises(RobotError, match=naming("operator", "left")):
+        actor.request("clear")
+
+
+def test_commands_of_an_older_generation_are_dropped(robot):
+    operator, actor = robot.ready(), robot.client()
+    actor.request("arm")
+    drive(actor, 5)
+    robot.client("watcher", "any").request("stop")
+    until(operator, "STOPPED")
+    wait(lambda: operator.next_state()["answered"])
+    operator.request("clear")
+    actor.request("arm")
+    actor.generation -= 2
+    at = actor.next_state()["set_point"]
+    for _ in range(4):
+        actor.send_command(at + 0.05)
+        time.sleep(0.02)
+    assert actor.next_state()["counts"]["generation"] > 0
+    np.testing.assert_array_equal(actor.next_state()["set_point"], at)
+
+
+@pytest.mark.parametrize("age", [0.7, -0.7, float("nan")])
+def test_commands_that_were_long_on_their_way_are_rejected(robot, age):
+    robot.ready()
+    actor = robot.client()
+    generation = actor.request("arm")["generation"]
+    stamp = actor.next_state()["moment"] - age
+    with pytest.raises(RobotError, match=naming("1", "age")):
+        command(actor, stamp=stamp, held=0.0, generation=generation)
+    assert actor.next_state()["number"] == -1
+
+
+@pytest.mark.parametrize("late", [60, -60])
+def test_requests_of_another_time_do_not_move_the_robot(robot, late):
+    operator = robot.ready()
+    generation = operator.next_state()["generation"]
+    operator._moment -= late
+    with pytest.raises(RobotError, match=naming("jog", f"{late:.1f} s ago")):
+        operator.request("jog", by=0.1, generation=generation)
+    assert operator.next_state()["state"] == "HOLD"
+    operator._moment -= late
+    operator.request("stop")
+
+
+def test_profiles_are_for_the_operator_of_a_standing_robot(robot):
+    operator, actor = robot.ready(), robot.client()
+    with pytest.raises(RobotError, match=naming("profile", "operator")):
+        actor.request("profile", name="slow")
+    with pytest.raises(RobotError, match=naming("quick", "slow")):
+        operator.request("profile", name="quick")
+    operator.request("profile", name="slow")
+    state = operator.next_state()
+    assert (state["profile"], state["digest"]) == ("slow", "0.5")
+    operator.request("jog", by=0.05)
+    with pytest.raises(RobotError, match=naming("profile", "MOVE")):
+        operator.request("profile", name="fast")
+    until(operator, "HOLD")
+    assert abs(operator.next_state()["set_point"][0] - HOME[0] - 0.05) < 1e-6
+
+
+def bad_messages() -> list[tuple[bytes, ...]]:
+    ask = {"op": "command", "id": 1, "number": 1, "generation": 0, "stamp": 0.0}
+    hello = {"op": "hello", "id": 1, "name": "x", "role": "any", "protocol": PROTOCOL}
+    maps = [
+        {}, {"op": 3}, {"op": "fly"}, {"op": "x" * 33}, {"id": -1, "op": "ping"}, {"id": "a", "op": "ping"}, ask,
+        {**hello, "name": ""}, {**hello, "name": "a\nb"}, {**hello, "name": "x" * 65}, {**hello, "role": "god"},
+        {**hello, "protocol": 2}, {**hello, "protocol": True}, {**hello, "name": b"x"},
+    ]  # fmt: skip
+    raw = [b"", b"\xc1", b"\x90", b"\x00" * 100, os.urandom(200), msgpack.packb([1, 2]), msgpack.packb({1: 2})]
+    forged = {"op": "command", "target": {b"nd": True, b"type": "|O", b"kind": b"O", b"shape": [1], b"data": b"x"}}
+    large = {"op": "ping", "more": b"x" * (MAX_REQUEST + 1)}
+    deep = b"\x81\xa1a" * 2000 + b"\x80"
+    singles = [*map(arrays.pack, maps), *raw, msgpack.packb(forged), arrays.pack(large), deep]
+    return [*((m,) for m in singles), (b"a", b"b"), (b"", b""), (b"",) * 9, (arrays.pack(hello), b"x")]
+
+
+def missing(*_: object) -> None:
+    raise ConfigError("robot.toml has no pose to park in", parameter="park")
+
+
+def unreached(*_: object) -> None:
+    raise ConfigError("the tip cannot get there", parameter="reset.step[0]")
+
+
+@pytest.mark.parametrize(
+    ("clears", "motions", "op", "message"),
+    [
+        (False, None, "jog", "jog: the robot is STOPPED (started; an operator clears it). Look at the cell, and run "
+         "`serl-chunk robot clear` first"),
+        (True, missing, "park", "park: robot.toml has no pose to park in"),
+        (True, unreached, "reset", "reset.step[0]: the tip cannot get there"),
+        (True, lambda event, arguments, *_: arguments["joint"], "jog", "jog: 'joint' is missing"),
+        (True, None, "reboot", "reboot: the robot is in HOLD, and a motor is rebooted in STOPPED. Run "
+         "`serl-chunk robot stop` first."),
+    ],
+    ids=["stopped", "park", "reset", "jog", "reboot"],
+)  # fmt: skip
+def test_a_refusal_says_once_what_is_wrong_and_what_to_run(robot, clears, motions, op, message):
+    operator = robot.ready() if clears else robot.operator()
+    if motions is not None:
+        robot.server._motions = motions
+    generation = operator.next_state()["generation"]
+    with pytest.raises(RobotError) as refused:
+        operator.request(op, generation=generation, **({"name": "left/gripper"} if op == "reboot" else {}))
+    assert str(refused.value) == message
+
+
+def test_motors_are_rebooted_for_the_operator_of_a_stopped_robot(robot):
+    operator, actor = robot.ready(), robot.client()
+    actor.request("arm")
+    drive(actor, 5)
+    for client in (actor, operator):
+        with pytest.raises(RobotError, match="reboot"):
+            client.request("reboot", name="left/gripper")
+    operator.request("stop")
+    stopped = until(operator, "STOPPED")
+    assert stopped["set_point"] is not None
+    for client in (actor, robot.client("watcher", "any")):
+        with pytest.raises(RobotError, match=naming("reboot", "for the operator", client.name)):
+            client.request("reboot", name="left/gripper")
+    with pytest.raises(RobotError, match="answers no one"):
+        operator.request("reboot", name="right/gripper")
+    assert operator.next_state()["set_point"] is not None, "a motor that is not rebooted keeps its set point"
+    assert operator.request("reboot", name="left/gripper")["state"] == "STOPPED"
+    wait(lambda: operator.next_state()["set_point"] is None)
+    assert robot.arms.rebooted == ["left/gripper"]
+    assert operator.newest_state()["generation"] == stopped["generation"]
+    operator.request("clear")
+    state = until(operator, "HOLD")
+    np.testing.assert_allclose(state["set_point"], state["q"], atol=0.05)
+
+
+@pytest.mark.parametrize("name", [None, 7, "left\x1b[2J", "left/gripper" * 9])
+def test_a_motor_without_a_name_is_not_rebooted(robot, name):
+    operator = robot.operator()
+    with pytest.raises(RobotError, match="name"):
+        operator.request("reboot", **({} if name is None else {"name": name}))
+    assert robot.arms.rebooted == []
+
+
+def test_no_message_ends_the_server(robot):
+    robot.ready()
+    actor = robot.client()
+    actor.request("arm")
+    for k, frames in enumerate(bad_messages()):
+        reply = send(robot, *frames)
+        assert reply is not None, k
+        assert not reply["ok"], k
+        assert reply["error"].isprintable()
+    assert send(robot, b"x" * (MAX_FRAME + 1)) is None  # disconnected
+    assert actor.request("ping")["ok"]
+    assert actor.next_state()["counts"]["malformed"] > 10
+
+
+@pytest.mark.parametrize(
+    ("wrong", "names"),
+    [
+        ({"target": np.full(J, np.nan)}, "not_finite"), ({"target": np.zeros(3)}, "shape"), ({"target": "x"}, "target"),
+        ({"target": [1.0, "a"]}, "target"), ({"target": np.zeros(J, np.int64)}, "shape"), ({"number": 1.5}, "number"),
+        ({"number": True}, "number"), ({"generation": -1}, "generation"), ({"stamp": "now"}, "stamp"),
+        ({"held": None}, "held"), ({"target": HOME + 3}, "first"), ({"number": 2**63}, "number"),
+    ],
+)  # fmt: skip
+def test_a_bad_command_is_refused_by_name(robot, wrong, names):
+    robot.ready()
+    actor = robot.client()
+    actor.request("arm")
+    with pytest.raises(RobotError, match=names):
+        command(actor, **wrong)
+
+
+def test_a_flood_of_one_client_keeps_no_other_from_stopping(robot):
+    robot.ready()
+    actor, other = robot.client(), robot.client("other", "any")
+    actor.request("arm")
+    over = threading.Event()
+
+    def flood() -> None:
+        context = zmq.Context()
+        s = make_socket(context, zmq.DEALER, 1 << 20)
+        s.connect(f"tcp://{HERE}:{robot.port}")
+        while not over.is_set():
+            if s.poll(10, zmq.POLLOUT):
+                s.send(b"garbage")
+        context.destroy(linger=0)
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        wait(lambda: other.next_state()["counts"].get("malformed", 0) > 1000)
+        began = time.monotonic()
+        other.request("stop")
+        assert time.monotonic() - began < 1
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_200_reconnects_leave_nothing_behind(robot):
+    def count() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    for k in range(200):
+        client = robot.client(f"actor {k % 3}", "any")
+        client.request("lease")
+        client.next_state()
+        client.close()
+        if k == 20:
+            robot._clients.clear()
+            before = count()
+    wait(lambda: count()[1] <= before[1] + 2)
+    assert count()[0] <= before[0]
+    assert len(robot.server._clients) <= 64
+    assert robot.operator().next_state()["controller"] == ""
+
+
+def test_a_client_of_twenty_lines_drives_the_robot(robot):
+    lines = LAB.read_text().split('"""')[2].splitlines()
+    assert len([line for line in lines if line and not line.startswith("import")]) <= 20
+    operator = robot.ready()
+    at = operator.next_state()["set_point"]
+    command = [sys.executable, str(LAB), str(robot.port), "25", "0.002"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    until(operator, "HOLD")
+    moved = operator.next_state()["set_point"] - at
+    assert 0.03 < moved[0] < 0.06
+
+
+def test_the_end_brakes_and_keeps_torque(robot):
+    robot.ready()
+    actor = robot.client()
+    actor.request("arm")
+    drive(actor, 20, 0.01)
+    robot.server.end("SIGTERM")
+    robot._thread.join(5)
+    assert not robot._thread.is_alive()
+    assert robot.server.loop.machine.state == "HOLD"
+    assert robot.server.loop.machine.word == "held by SIGTERM"
+    assert robot.arms.read().torque
+    steps = np.diff([q[0] for q in robot.arms.sent[-3:]])
+    np.testing.assert_allclose(steps, 0, atol=1e-6)
+
+
+def test_a_late_pass_is_reported_and_not_caught_up(monkeypatch):
+    now, moments = [100.0], []
+
+    class Slow(FaultyArms):
+        def read(self) -> Reading:
+            moments.append(now[0])
+            now[0] += 0.023 if len(moments) == 10 else 0.001
+            if len(moments) == 400:
+                served.end("the test")
+            return super().read()
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr("serl_chunk_robot.server.server.sleep", sleep)
+    served = server(Slow(), Address(HERE, free_port()), lambda: now[0])
+    reports = []
+    message = served._publisher.message
+    monkeypatch.setattr(served._publisher, "message", lambda s, more: reports.append(message(s, more)) or reports[-1])
+    served.run()
+    steps = np.diff(moments) / DT
+    assert sorted(np.flatnonzero(np.abs(steps - 1) > 1e-6)) == [9]  # at the next deadline that is still to come
+    assert round(float(steps[9]), 6) == 5
+    late = arrays.unpack(reports[-1], 1 << 20)["late"]
+    assert late["max"] < 1e-9
+    assert arrays.unpack(reports[-1], 1 << 20)["pass"] == 400
+
+
+def test_lateness_is_that_of_the_pass_after_its_requests(monkeypatch):
+    now = [100.0]
+    served = server(FaultyArms(), Address(HERE, free_port()), lambda: now[0])
+    try:
+        for k in range(200):
+            now[0] += DT
+            status = served.run_pass(now[0] - (0.004 if k == 7 else 0.001))
+        late = arrays.unpack(served._publisher.message(status, {}), 1 << 20)["late"]
+        assert late["max"] == pytest.approx(0.004)
+        assert late["p50"] == pytest.approx(0.001)
+    finally:
+        served.close()
+
+
+def test_what_a_driver_reports_wrongly_does_not_end_the_loop():
+    class Odd(FaultyArms):
+        extra: object = None
+
+        def read(self) -> Reading:
+            done = super().read()
+            return done if self.extra is None else done._replace(extra=self.extra, events=(Event(1.0, success=True),))
+
+    arms = Odd()
+    with served(arms=arms) as robot:
+        client = robot.client("watcher", "any")
+        wrong = {"object[1]": {"x": np.array([None])}, "a name": {3: np.zeros(2)}, "a dict": 7,
+                 "more than": {"x": np.zeros(1 << 17)}}  # fmt: skip
+        for named, extra in wrong.items():
+            arms.extra = extra
+            wait(lambda named=named: named in client.next_state()["causes"].get("fault", ""))
+        arms.extra = {"\ud800": np.zeros(2)}  # which no message can hold
+        wait(lambda: client.next_state()["q"] is None)
+        arms.extra = {"object": np.arange(3)}
+        wait(lambda: not (state := client.next_state())["causes"] and state["q"] is not None)
+        state = client.next_state()
+        assert state["extra"]["object"].tolist() == [0, 1, 2]
+        assert state["events"][-1][1:] == [1.0, True, False]
+        assert len({e[0] for e in state["events"]}) == len(state["events"])
+
+
+def test_a_spec_that_no_message_holds_is_refused_by_name():
+    arms = FaultyArms()
+    with served(arms=arms) as robot:
+        robot.server._spec = robot.server._spec._replace(state=np.array([None]))
+        with pytest.raises(RobotError, match=naming("hello", "spec.state")):
+            robot.client("watcher", "any").hello()
+        assert robot.client("watcher", "any").request("stop")["ok"]
+
+
+def test_keys_are_required_off_loopback():
+    with pytest.raises(ConfigError, match=naming("0.0.0.0", "keys")):
+        Served(host="0.0.0.0")
+    for host in ("*", "eth0", "192.0.2.1"):
+        with pytest.raises(ConfigError, match="keys"):
+            Served(host=host)
+
+
+def test_a_port_in_use_is_refused_by_name(robot):
+    with pytest.raises(ConfigError, match=naming(str(robot.port))):
+        Served(port=robot.port)
+
+
+def test_keys_admit_their_clients_and_make_operators(tmp_path):
+    keys = write_keys(tmp_path / "keys", left="", right="", desk="operator")
+    stranger = keys["left"]._replace(pair=keys["left"].pair.new())
+    with served(keys=tmp_path / "keys") as robot:
+        desk = robot.client("desk", "operator", keys["desk"])
+        wait(lambda: bool(desk.next_state()["answered"]))
+        desk.request("clear")
+        with pytest.raises(RobotError, match=naming("operator", "left")):
+            robot.client("desk", "operator", keys["left"]).hello()
+        actor = robot.client("actor", "controller", keys["left"])
+        actor.request("arm")
+        with pytest.raises(RobotError, match=naming("actor", "left")):  # a name alone takes no lease from another key
+            robot.client("actor", "controller", keys["right"]).hello()
+        for unknown in (stranger, None):
+            client = robot.client("desk", "operator", unknown)
+            client._answer = 0.5
+            with pytest.raises(RobotError, match=naming("no answer", str(robot.port))):
+                client.hello()
+            with pytest.raises(RobotError, match="no state"):
+                client.next_state(0.3)
+        write(tmp_path / "keys" / "allowed" / "left.json", {"public": keys["left"].pair.public, "revoked": True})
+        wait(lambda: len(robot.front.admission.keys) == 2)
+        with pytest.raises(RobotError, match=naming("key", "not admitted")):
+            actor.request("ping")
+        write(tmp_path / "keys" / "allowed" / "desk.json", {"public": keys["desk"].pair.public})
+        wait(lambda: robot.front.admission.keys[keys["desk"].pair.public].role == "any")
+        with pytest.raises(RobotError, match=naming("hold", "for the operator")):
+            desk.request("hold")
+        assert desk.request("stop")["ok"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("allowed/left.json", {"public": "short"}),
+        ("allowed/left.json", {"public": None, "role": "god"}),
+        ("server.json", {"secret": 3}),
+        ("server.json", None),
+    ],
+)
+def test_damaged_keys_are_refused_before_anything_is_served(tmp_path, file, content):
+    write_keys(tmp_path / "keys", left="")
+    path = tmp_path / "keys" / file
+    path.unlink()
+    if content is not None:
+        write(path, content)
+    port = free_port()
+    with pytest.raises(ConfigError, match=path.name):
+        Served(keys=tmp_path / "keys", port=port)
+
+
+def test_requests_are_answered_between_passes_and_commands_wait_for_one():
+    """Of a loop whose passes are 0.3 s apart."""
+    with served(dt=0.3) as robot:
+        operator = robot.ready()
+        actor = robot.client()
+        passes = {operator.next_state(5.0)["pass"]}
+        for op in ("lease", "arm", "release", "ping", "ping"):
+            actor.request(op)
+        passes.add(operator.newest_state()["pass"])
+        assert max(passes) - min(passes) <= 1
