@@ -27,11 +27,11 @@ from support.cli_args import add_settings, chosen, keep_plan, settings, split
 from support.result_tables import Count, difference_interval, difference_text, pooled
 from support.results import Checkpoint, Run, checkpoint, read, write
 
-from serl_chunk.actor.evaluation_results import wilson_interval
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import configured
+from serl_chunk.evaluation.results import wilson_interval
 
 CUBE_SINGLE = Path(__file__).with_name("cube_single.py")
 DEFAULT, PRESET = "default", "preset"

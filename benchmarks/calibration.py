@@ -2,7 +2,7 @@
 
 A point is a decision of an online episode: the value of the chosen chunk, and the discounted return from there to the
 task's termination. Truncated episodes are left out, for the critic bootstraps where they end. Squares are tenths of the
-decisions by value, with 95 % intervals over episodes (serl_chunk/runs/report_panels.py). For the losses of the critic,
+decisions by value, with 95 % intervals over episodes (serl_chunk/runs/report/panels.py). For the losses of the critic,
 from runs that ablations.py made:
 
     python benchmarks/calibration.py bounded=runs/ablations/fake_aloha/default/rl_helper_0 \\
@@ -21,7 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from serl_chunk.runs.metrics import read_metrics
-from serl_chunk.runs.report_panels import binned, calibration_panel, decisions, value_range
+from serl_chunk.runs.report.panels import binned, calibration_panel, decisions, value_range
 
 
 def figures(run: Path) -> dict[str, float]:

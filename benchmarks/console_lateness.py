@@ -172,10 +172,10 @@ class Bench:
 
     @contextlib.contextmanager
     def _console(self) -> Iterator[Any]:
-        from serl_chunk.actor.operator import Operator
         from serl_chunk.console.console import OperatorConsole
         from serl_chunk.console.feed import LiveFeed
         from serl_chunk.live.server import LivePage
+        from serl_chunk.operator.operator import Operator
 
         page = LivePage(0)
         stdin, stdout = self._viewer.stdin, self._viewer.stdout

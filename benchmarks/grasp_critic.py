@@ -18,10 +18,10 @@ from learn_fake_aloha import N_DEMOS, as_run, run_variant
 from support.cli_args import add_settings, chosen, keep_plan, settings
 from support.results import Run, write
 
-from serl_chunk.actor.evaluation_results import wilson_interval
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
+from serl_chunk.evaluation.results import wilson_interval
 
 EXPERIMENTS = {"continuous": "fake_aloha", "discrete": "fake_aloha_discrete_gripper"}
 

@@ -20,7 +20,6 @@ from typing import Any
 from support.cli_args import add_settings, chosen, differing, keep_plan, settings, split
 from support.results import Run, checkpoint, write
 
-from serl_chunk.actor.evaluate import VALIDATION_SEED_BASE, evaluate
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.demos import RunOptions
@@ -32,6 +31,7 @@ from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.presets import configured
 from serl_chunk.data.preprocess import Preprocess
+from serl_chunk.evaluation.rollouts import VALIDATION_SEED_BASE, evaluate
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics

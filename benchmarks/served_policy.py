@@ -22,8 +22,6 @@ from support.cli_args import add_settings, settings
 from support.served import ROBOTS, ServedRobotProcess
 
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.evaluate import FAULT_REPEATS
-from serl_chunk.actor.evaluation_results import paired_difference
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.actor.recorder import NullSink
 from serl_chunk.actor.stats import EpisodeSummary
@@ -32,6 +30,8 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.data.preprocess import Preprocess
+from serl_chunk.evaluation.results import paired_difference
+from serl_chunk.evaluation.rollouts import FAULT_REPEATS
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.folder import read_config

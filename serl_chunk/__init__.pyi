@@ -1,7 +1,7 @@
 """The names that users import from `serl_chunk`. `__init__.py` reads this table."""
 
 # ruff: noqa: I001 - one statement for each module
-from serl_chunk.actor.evaluate import evaluate as evaluate
+from serl_chunk.evaluation.rollouts import evaluate as evaluate
 from serl_chunk.actor.service import ActorService as ActorService
 from serl_chunk.agents.registry import make_agent as make_agent
 from serl_chunk.config.agents import (

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from serl_chunk.cli.logs import logging_to_stdout
-from serl_chunk.cli.signals import INTERRUPTED, TELLING, answer_signals, before_exit, exit_status
 from serl_chunk.cli.subcommands import COMMANDS, Parser
 from serl_chunk.io import folder_fault, os_reason
+from serl_chunk.logs import logging_to_stdout
+from serl_chunk.signals import INTERRUPTED, TELLING, answer_signals, before_exit, exit_status
 from serl_chunk.types import ConfigError, SerlChunkError
 from serl_chunk_robot.output import background_output
 

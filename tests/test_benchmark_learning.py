@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 from support.results import Run, read
 
-from serl_chunk.actor.evaluation_results import wilson_interval
+from serl_chunk.evaluation.results import wilson_interval
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

@@ -54,13 +54,13 @@ FOREIGN_FLAGS = {
 }  # of the programs the documents compare ours with
 STUBBED = (
     "serl_chunk.cli.local.run_local",
-    "serl_chunk.cli.launch.run_both",
+    "serl_chunk.fleet.local.run_both",
     "serl_chunk.cli.learner.run_learner",
     "serl_chunk.cli.learner.run_offline",
     "serl_chunk.cli.evaluation.run_evaluation",
     "serl_chunk.cli.actor.run_training_actor",
     "serl_chunk.cli.record.run_record",
-    "serl_chunk.runs.report.build_report",
+    "serl_chunk.runs.report.report.build_report",
     "serl_chunk.cli.keys.run_init",
     "serl_chunk.cli.keys.run_add",
     "serl_chunk.cli.keys.run_join",

@@ -40,25 +40,24 @@ RULE: dict[str, set[str]] = {
     "console": {"types", "config"},
     "replay": {"types", "config", "data"},
     "serving": {"types"},
-    "runs": {"types", "config", "models", "agents", "transport", "data", "robots", "viz"},
-    "viewer": {"types", "config", "data", "runs"},
-    "live": {"types", "console", "viewer"},
-    "actor": {
-        "types",
-        "config",
-        "agents",
-        "transport",
-        "data",
-        "robots",
-        "devices",
-        "outcomes",
-        "attention",
-        "console",
-        "serving",
-        "viz",
+    "runs": {"types", "config", "models", "transport", "data", "viz"},
+    "viewer": {"types", "config", "data", "runs", "viz"},
+    "live": {"types", "console", "viewer", "viz"},
+    "actor": {"types", "config", "agents", "transport", "data", "robots", "devices", "outcomes", "console", "serving"},
+    "operator": {"types", "config", "attention", "robots", "devices", "outcomes", "console", "actor"},
+    "recording": {
+        "types", "config", "transport", "data", "robots", "devices", "classifier", "outcomes", "console", "actor",
+        "operator",
     },
     "learner": {"types", "config", "agents", "data", "replay", "runs", "transport"},
-}
+    "evaluation": {
+        "types", "config", "agents", "data", "robots", "outcomes", "console", "viz", "runs", "actor", "operator",
+        "learner",
+    },
+    "signals": set(),
+    "logs": {"signals", "runs"},
+    "fleet": {"signals", "logs"},
+}  # fmt: skip
 for _room, _allowed in RULE.items():
     if _room not in ("io", "version"):
         _allowed |= {"io", "version"}
@@ -100,6 +99,7 @@ WITHOUT_JAX = (
     "console",
     "live",
     "serving",
+    "signals",
 )
 ACCELERATED = {"jax", "jaxlib", "flax", "optax", "orbax"}
 
@@ -203,16 +203,11 @@ def test_simulators_are_imported_by_extras_alone():
 LONGEST = 600  # lines of a product file
 SHORTEST = 60  # lines of one that a single module imports; a shorter one makes its reader open two files for one idea
 SHORT_WITH_REASON: dict[str, str] = {  # path -> why it stands alone
-    "serl_chunk/models/pi0/lora.py": "low-rank additions with openpi's conventions, apart from the transformer",
-    "serl_chunk/config/pi0_robots.py": "for users' experiments, as `PI0_PRESETS` is; what imports it may not be theirs",
-    "serl_chunk/replay/seams.py": "figures of an episode, which have nothing to do with its windows",
-    "serl_chunk/actor/alignment.py": "what an episode waits for, apart from the operator, which is long",
-    "serl_chunk/actor/obstacles.py": "words on a robot's state, apart from the operator, which is long",
-    "serl_chunk/actor/pacing.py": "lateness and its warnings, apart from the control loop, which is long",
+    "serl_chunk/operator/leader_alignment.py": "what an episode waits for, apart from the operator, which is long",
+    "serl_chunk/operator/obstacles.py": "words on a robot's state, apart from the operator, which is long",
     "serl_chunk/robots/aloha.py": "loaded by name, as the specification of each other robot is",
     "serl_chunk/robots/aloha_sim/camera.py": "loaded by name in a camera's process",
     "serl_chunk/robots/fake/camera.py": "loaded by name in a camera's process",
-    "serl_chunk/devices/switched.py": "one device for two arms, which no other part of devices needs to know",
 }
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.io import atomic_write
 from serl_chunk.runs.episodes import RunSource
-from serl_chunk.runs.report import build_report
+from serl_chunk.runs.report.report import build_report
 from serl_chunk.types import IMAGE_PREFIX, Episode, Source
 from serl_chunk.viz.page import Html, element, facts, figure, note, page, section, table
 from support.lab_experiment import CAMERA

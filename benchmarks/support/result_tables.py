@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from serl_chunk.actor.evaluation_results import wilson_interval
+from serl_chunk.evaluation.results import wilson_interval
 from serl_chunk.types import DataError
 from support.results import FOLDER, Checkpoint, Results, Run, read
 

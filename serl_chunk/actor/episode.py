@@ -14,15 +14,13 @@ from serl_chunk.actor.clock import Clock, Deadlines, GarbageSchedule, Lateness, 
 from serl_chunk.actor.handover import Handover
 from serl_chunk.actor.hold import HoldPolicy, hold_warning, with_kept
 from serl_chunk.actor.inference import InferenceThread
+from serl_chunk.actor.interfaces import LoopOperator, NoOperator
 from serl_chunk.actor.intervention import Interventions, human_limit
-from serl_chunk.actor.operator import Operator
-from serl_chunk.actor.operator_interfaces import NoOperator
-from serl_chunk.actor.pacing import Pacing
 from serl_chunk.actor.planner import ExpertPlanner, LockstepPlanner, Planner, realtime_planner
 from serl_chunk.actor.policy import Decision, Policy, Request, blank_request
 from serl_chunk.actor.policy_wait import PolicyWait, no_stop
 from serl_chunk.actor.recorder import EpisodeRecorder, LazyObservation, NullSink
-from serl_chunk.actor.stats import EpisodeMeter, EpisodeSummary
+from serl_chunk.actor.stats import EpisodeMeter, EpisodeSummary, Pacing
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.outcomes.judge import OPERATOR, Judge
 from serl_chunk.robots.base import Expert, InterventionCommand, InterventionSource, RobotEnv
@@ -60,7 +58,7 @@ class EpisodeRunner:
         human_ticks_before: int = 0, clock: Clock | None = None,
         inference: InferenceThread | None = None, before_decision: Callable[[], None] | None = None,
         stop: Callable[[], str | None] = no_stop, observer: Callable[[int], None] | None = None,
-        operator: Operator | None = None,
+        operator: LoopOperator | None = None,
     ) -> None:  # fmt: skip
         actor, spec = config.actor, env.robot_spec
         self._policy = policy if isinstance(policy, Policy) else None
@@ -74,7 +72,7 @@ class EpisodeRunner:
         self.spec = spec
         self.interventions = Interventions(intervention, spec, human_limit(actor, spec), human_ticks_before)
         self._env, self._config, self._sink = env, config, sink
-        self._operator = operator or NoOperator()
+        self._operator: LoopOperator = operator or NoOperator()
         self._wait = PolicyWait(self._policy, self._operator, stop)
         env.stop = stop = self._operator.stopping(stop)
         self._operator.attach(env, intervention)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from serl_chunk.actor.operator import Operator
-from serl_chunk.actor.operator_interfaces import NoOperator
+from serl_chunk.actor.interfaces import LoopOperator
 from serl_chunk.actor.policy import Policy
 from serl_chunk.console.view import Obstacle
 from serl_chunk.outcomes.judge import OPERATOR
@@ -27,7 +26,7 @@ class PolicyWait:
             reset that follows the wait waits for a clear.
     """
 
-    def __init__(self, policy: Policy | None, operator: Operator | NoOperator, stop: Callable[[], str | None]) -> None:
+    def __init__(self, policy: Policy | None, operator: LoopOperator, stop: Callable[[], str | None]) -> None:
         self._policy, self._operator, self._stop = policy, operator, stop
 
     def over(self) -> str | None:

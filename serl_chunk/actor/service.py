@@ -17,9 +17,8 @@ import numpy as np
 from serl_chunk.actor.canary import Canary, EpisodeChoice
 from serl_chunk.actor.clock import Clock, Lateness, MonotonicClock
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.evaluate import TRAINING_SEED_BASE
+from serl_chunk.actor.interfaces import SessionOperator
 from serl_chunk.actor.link import ActorLink, RunProgress, preprocess_of, replacement
-from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.policy import ActingAgent, ChunkPolicy, Policy
 from serl_chunk.actor.policy_wait import NO_SERVER, no_stop
 from serl_chunk.actor.remote_policy import RemotePolicy, remote_policy
@@ -38,6 +37,7 @@ from serl_chunk.types import Amend, ConfigError
 
 logger = logging.getLogger(__name__)
 
+TRAINING_SEED_BASE = 3_000_000  # training episodes draw their seeds from here upwards: above all of evaluation's
 POLL_SECONDS = 0.002  # between looks at an allowance; a control tick is ten times as long
 WELCOME_PERIOD = 0.05  # seconds between looks at a stop and at keys while the learner of another run is waited for
 LOG_SECONDS = 5.0  # between lines while waiting
@@ -111,7 +111,7 @@ class ActorService:
         self.config, self.actor_id, self.agent, self.link = config, actor_id, agent, link
         self.stop, self._clock = stop or threading.Event(), clock or MonotonicClock()
         self.before_decision, self.on_episode, self._report_every = before_decision, on_episode, report_every
-        self.operator: Operator | None = None  # set before `run` where keys are read
+        self.operator: SessionOperator | None = None  # set before `run` where keys are read
         self.episodes = 0  # of all sessions, which count for `actor.max_episodes`
         # Of this session: seconds of waiting, the newest episodes, and whether their status line came too soon.
         self._waited, self._recent, self._held_back = 0.0, deque[EpisodeSummary](maxlen=RECENT), False
@@ -214,7 +214,6 @@ class ActorService:
         self._choice = choice = EpisodeChoice(config, policy, seed)
         if self.operator is not None:
             self.operator.describe = functools.partial(self._described, policy, link)
-            self.operator.approval.number = config.operator.approve
             self.operator.learner_lost = lambda: link.away > LOST_SECONDS
         try:
             self._run_episodes(runner, policy, choice, link, begun, total)

@@ -16,14 +16,14 @@ from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.console import check_operator, console_of
 from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.live import page_on, show_on
-from serl_chunk.cli.logs import log_to_file
 from serl_chunk.cli.process import spec_of, warn_of_lockstep
-from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.io import WaitLog, format_bytes, plural
+from serl_chunk.logs import log_to_file
 from serl_chunk.outcomes.judge import Judge
 from serl_chunk.runs.spool_folders import SpoolFolders, largest_episode_bytes
+from serl_chunk.signals import exit_at_once_while, never, stop_on_signals
 
 logger = logging.getLogger(__name__)
 
@@ -64,12 +64,12 @@ def run_training_actor(
         operators = stack.enter_context(contextlib.ExitStack())  # closed after the robot
         actor = stack.enter_context(ActorService(config, actor_id=actor_id, agent=agent, link=link, stop=stop))
         connected.set()
-        actor.operator = operators.enter_context(
+        actor.operator = operator = operators.enter_context(
             console_of(config, actor_id, amend=actor.amend, end=stop.set, other_inputs=page is not None)
         )
-        if actor.operator is not None:
-            actor.operator.labels.notes = link
-        show_on(page, actor.operator, config, spec, actor_id)
+        if operator is not None:
+            operator.labels.notes, operator.approval.number = link, config.operator.approve
+        show_on(page, operator, config, spec, actor_id)
         if inherited := int(link.stats()["inherited"]):  # what is unacknowledged now may be none of it
             logger.info(f"spool {spools.folder}: {plural(inherited, 'record')} of a previous actor are sent")
         for folder, nbytes in spools.left_behind():

@@ -6,13 +6,9 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from serl_chunk.actor.operator import Operator
-from serl_chunk.actor.operator_devices import OperatorDevices, Pedal, untaken
-from serl_chunk.actor.operator_interfaces import Console
+from serl_chunk.actor.interfaces import Console
 from serl_chunk.attention.alarm import Alarm
 from serl_chunk.attention.attention import Attention
-from serl_chunk.cli.logs import logging_to
-from serl_chunk.cli.signals import before_exit, holding_at_hangup
 from serl_chunk.config.devices import LEADERS
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
@@ -21,7 +17,11 @@ from serl_chunk.console.bindings import Action, bind_gestures, bind_keys
 from serl_chunk.console.console import OperatorConsole
 from serl_chunk.console.terminal import is_usable
 from serl_chunk.devices.hosted import open_pedal as open_hosted_pedal
-from serl_chunk.robots.served_operator import ServedOperator
+from serl_chunk.logs import logging_to
+from serl_chunk.operator.devices import OperatorDevices, Pedal, untaken
+from serl_chunk.operator.operator import Operator
+from serl_chunk.robots.served.operator import ServedOperator
+from serl_chunk.signals import before_exit, holding_at_hangup
 from serl_chunk.types import Amend, ConfigError
 from serl_chunk_robot.devices.base import DeviceError
 from serl_chunk_robot.devices.evdev_keys import BUTTONS as KEYBOARD_BUTTONS

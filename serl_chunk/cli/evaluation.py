@@ -13,11 +13,7 @@ from typing import Any, NamedTuple
 
 import rich.console
 
-from serl_chunk.actor import evaluate
-from serl_chunk.actor.evaluation_operator import EvaluationOperator
-from serl_chunk.actor.evaluation_results import EvalResult, results_table, summary_line
 from serl_chunk.actor.link import open_link, preprocess_of
-from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.remote_policy import remote_policy
 from serl_chunk.actor.stats import RolloutStats
 from serl_chunk.agents.base import Agent
@@ -26,16 +22,19 @@ from serl_chunk.cli.actor import log_waiting
 from serl_chunk.cli.console import console_of
 from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.live import page_on, show_on
-from serl_chunk.cli.logs import log_to_file
 from serl_chunk.cli.process import spec_of, warn_of_lockstep
-from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.compatibility import affects_acting
 from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import difference, to_dict
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.devices.registry import make_intervention
+from serl_chunk.evaluation import rollouts
+from serl_chunk.evaluation.operator import EvaluationOperator
+from serl_chunk.evaluation.results import EvalResult, results_table, summary_line
 from serl_chunk.io import os_reason
+from serl_chunk.logs import log_to_file
+from serl_chunk.operator.operator import Operator
 from serl_chunk.outcomes.robot import observing
 from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env
@@ -43,7 +42,8 @@ from serl_chunk.runs import evaluations
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.folder import CONFIG, read_config
 from serl_chunk.runs.metrics import Counters, MetricsLog
-from serl_chunk.runs.report import build_report
+from serl_chunk.runs.report.report import build_report
+from serl_chunk.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.types import ConfigError, RobotSpec, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -118,12 +118,12 @@ def run_evaluation(
         robot.callback(env.close)
         if agent is None:
             assert remote is not None
-            entries = [evaluate.Entry(remote, videos=films and films / "policy_server")]
+            entries = [rollouts.Entry(remote, videos=films and films / "policy_server")]
         else:
             modes = (True, False) if options.stochastic else (config.learner.eval_mode == "mean",)
             entries = [
-                evaluate.Entry(
-                    evaluate.policy_of(env, agent, c.preprocess, c.snapshot, config), mean,
+                rollouts.Entry(
+                    rollouts.policy_of(env, agent, c.preprocess, c.snapshot, config), mean,
                     films and films / _films_of(c, mean=mean, arm=arm), arm,
                 )
                 for c in checkpoints for mean in modes for arm in options.arms
@@ -134,9 +134,9 @@ def run_evaluation(
         )
         show_on(page, labels.operator, config, spec, "evaluation")
         progress = _Progress(options.n * len(entries), labels.operator, config.robot.real)
-        results = evaluate.evaluate_in_turns(
+        results = rollouts.evaluate_in_turns(
             env, entries, config, n=options.n, progress=progress.show, intervention=human, operator=labels,
-            seed_base=evaluate.VALIDATION_SEED_BASE if options.validation else evaluate.EVAL_SEED_BASE,
+            seed_base=rollouts.VALIDATION_SEED_BASE if options.validation else rollouts.EVAL_SEED_BASE,
             stop=lambda: INTERRUPTED if stop.is_set() else None,
         )  # fmt: skip
         if labels.operator is not None and labels.quits and not stop.is_set():
@@ -155,7 +155,7 @@ def _films_of(checkpoint: Checkpoint, *, mean: bool, arm: str) -> str:
 
 
 def _report(
-    run: Path | None, checkpoints: Sequence[Checkpoint], done: Sequence[tuple[evaluate.Entry, EvalResult]],
+    run: Path | None, checkpoints: Sequence[Checkpoint], done: Sequence[tuple[rollouts.Entry, EvalResult]],
     options: EvaluationOptions,
 ) -> int:  # fmt: skip
     """Print the results, and write them to a run folder; returns 1 where that fails."""

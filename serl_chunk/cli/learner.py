@@ -11,27 +11,27 @@ from threading import Event
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.demos import RunOptions, append_hint, check_data, open_dataset, read_demos
 from serl_chunk.cli.keys import invite_first, learner_keys
-from serl_chunk.cli.learner_evaluation import OwnEvaluation, check_simulator
-from serl_chunk.cli.logs import log_to_file, status_line
 from serl_chunk.cli.process import print_config, spec_of
-from serl_chunk.cli.signals import GRACE, TELLING, before_exit, exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.data.preprocess import Preprocess, fit_preprocess
 from serl_chunk.data.prompts import tokens_digest
+from serl_chunk.evaluation.by_learner import OwnEvaluation, check_simulator
 from serl_chunk.io import os_reason
 from serl_chunk.learner.learner import Learner, check_replay_memory
 from serl_chunk.learner.offline_data import InitialData
 from serl_chunk.learner.publisher import Publish
 from serl_chunk.learner.service import LearnerService
+from serl_chunk.logs import log_to_file, status_line
 from serl_chunk.replay.memory import replay_size
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.demos import DEMOS, note_of
 from serl_chunk.runs.folder import RunFolder, open_run, write_json
 from serl_chunk.runs.metrics import MetricsLog
-from serl_chunk.runs.report import build_report
+from serl_chunk.runs.report.report import build_report
 from serl_chunk.runs.status_line import StatusLine
+from serl_chunk.signals import GRACE, TELLING, before_exit, exit_at_once_while, never, stop_on_signals
 from serl_chunk.transport.sockets import check_port
 from serl_chunk.types import ConfigError, DataError, Episode, RobotSpec
 from serl_chunk_robot.wire.sockets import is_loopback

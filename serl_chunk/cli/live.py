@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from serl_chunk.actor.operator import Operator
 from serl_chunk.cli.console import bindings_of
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.console.feed import LiveFeed
-from serl_chunk.robots.served_pictures import ServedPictures
+from serl_chunk.operator.operator import Operator
+from serl_chunk.robots.served.pictures import ServedPictures
 from serl_chunk.types import ConfigError, RobotSpec
 
 if TYPE_CHECKING:

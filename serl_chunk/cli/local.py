@@ -12,9 +12,9 @@ from serl_chunk.cli.actor import report_session
 from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.learner import STOPPING, build_learner, finish_run, locked_run, prepare
 from serl_chunk.cli.process import warn_of_lockstep
-from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.learner.learner import Learner
+from serl_chunk.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.types import Amend, Begin, ConfigError, End, SerlChunkError, Snapshot, Step, StepBlock
 
 SESSION = "local/0"

@@ -7,8 +7,9 @@ import dataclasses
 import logging
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.progress import Progress
 
@@ -17,8 +18,6 @@ from serl_chunk.actor.remote_policy import remote_policy, sent_cameras
 from serl_chunk.cli.console import console_of
 from serl_chunk.cli.live import page_on, show_on
 from serl_chunk.cli.process import spec_of
-from serl_chunk.cli.recording import Recording, Stream, Totals, check_source, open_human
-from serl_chunk.cli.signals import exit_at_once_while, never
 from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.formats.hdf5 import open_episode, read_episode
@@ -28,9 +27,14 @@ from serl_chunk.data.source import ReadOptions
 from serl_chunk.io import plural
 from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.outcomes.robot import observing
+from serl_chunk.recording.recording import Recording, Stream, Totals, check_source, open_human
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env, make_expert
+from serl_chunk.signals import exit_at_once_while, never
 from serl_chunk.types import IMAGE_PREFIX, ConfigError, Outcome
+
+if TYPE_CHECKING:
+    from serl_chunk.cli.keys import LearnerAddress
 
 logger = logging.getLogger(__name__)
 
@@ -199,3 +203,33 @@ def _check_cameras(file: Path, cameras: Sequence[str]) -> None:
         remedy = "Give another --out, remove these, or record without frames (--cameras none)"
         without = f"holds demonstrations without frames of camera {missing[0]!r} ({file.name})"
         raise ConfigError(f"{file.parent} {without}, and training takes all or none. {remedy}")
+
+
+def record_streaming(
+    config: ExperimentConfig, address: LearnerAddress, spool_path: str | None, record: Callable[..., int]
+) -> int:
+    """Call `record` with a `stream` to the learner at `address`; returns its status, 1 where the learner lacks some.
+
+    Records on their way are kept in `spool_path`. Raises ConfigError.
+    """
+    from serl_chunk.actor.link import open_link
+    from serl_chunk.agents.registry import make_agent
+    from serl_chunk.recording.stream import DemonstrationStream
+    from serl_chunk.runs.spool_folders import SpoolFolders, largest_episode_bytes
+
+    name, keys = address.credentials()
+    name = f"{name}-demonstrations"  # an id of its own: the same robot PC may be training meanwhile
+    spec = spec_of(config)
+    spools = SpoolFolders(config, name, None if spool_path is None else Path(spool_path).expanduser())
+    link = open_link(
+        config, spec, make_agent(config, spec), address.ip, address.port, name, spools=spools.open,
+        largest_episode_bytes=largest_episode_bytes(spec, config), keys=keys, demonstrations=True,
+    )  # fmt: skip
+    stream = DemonstrationStream(link, tuple(config.agent.image_keys), spec, f"{address.ip}:{address.port}")
+    wait = False
+    try:
+        status = record(stream=stream)
+        wait = True
+    finally:
+        complete = stream.close(wait=wait)
+    return status if complete else 1

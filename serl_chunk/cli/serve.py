@@ -20,7 +20,6 @@ from serl_chunk.cli.actor import log_waiting
 from serl_chunk.cli.evaluation import checkpoints_of_run
 from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.process import spec_of
-from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.data.preprocess import Preprocess
@@ -29,6 +28,7 @@ from serl_chunk.serving.batching import batch_sizes
 from serl_chunk.serving.endpoint import read_key, websockets
 from serl_chunk.serving.observations import ObservationReader
 from serl_chunk.serving.server import Answer, Policy, PolicyServer
+from serl_chunk.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.transport.sockets import DEFAULT_PORT, check_port
 from serl_chunk.types import ConfigError, RobotSpec, SerlChunkError
 from serl_chunk.version import version_info

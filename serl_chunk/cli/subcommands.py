@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
-from serl_chunk.cli.logs import add_log_flags, configure
+from serl_chunk.logs import add_log_flags, configure
 from serl_chunk.types import ConfigError, RobotSpec
 
 
@@ -90,7 +90,7 @@ def _record(arguments: list[str]) -> int:
         got = f"lacks {missing[0]!r}, which the learner trains on (got {', '.join(cameras) or 'none'})"
         raise ConfigError(f"{got}. Leave --cameras out, or --ip", parameter="cameras")
     from serl_chunk.cli.keys import LearnerAddress
-    from serl_chunk.cli.record_stream import record_streaming
+    from serl_chunk.cli.record import record_streaming
     from serl_chunk.transport.sockets import DEFAULT_PORT
 
     quiet_libraries()
@@ -138,7 +138,7 @@ def _report(arguments: list[str]) -> int:
     if len(flags.run) > 1:
         if flags.films:
             raise ConfigError("is for the report of one run. Remove it, or give one run", parameter="films")
-        from serl_chunk.runs.report_compare import build_comparison
+        from serl_chunk.runs.report.compare import build_comparison
 
         print(build_comparison(flags.run, flags.out))
         return 0
@@ -148,7 +148,7 @@ def _report(arguments: list[str]) -> int:
         from serl_chunk.runs.films import film_training_episodes
 
         film_training_episodes(Path(flags.run[0]), flags.films)
-    from serl_chunk.runs.report import build_report
+    from serl_chunk.runs.report.report import build_report
 
     print(build_report(flags.run[0]))
     return 0

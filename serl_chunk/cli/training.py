@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.cli.logs import add_log_flags, configure
 from serl_chunk.cli.process import OF_THE_LEARNER, add_aliases, add_experiment_flags, load_flags
 from serl_chunk.cli.subcommands import COMMANDS, Parser, quiet_libraries
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.logs import add_log_flags, configure
 from serl_chunk.types import BEST, ONE, ConfigError
 from serl_chunk.version import version_info
 
@@ -197,7 +197,7 @@ def _port(flags: argparse.Namespace) -> int:
 
 def _run_both(flags: argparse.Namespace, arguments: Sequence[str]) -> int:
     from serl_chunk.cli.keys import learner_keys
-    from serl_chunk.cli.launch import run_both
+    from serl_chunk.fleet.local import run_both
 
     learner_keys(flags.bind, flags.keys, insecure=flags.insecure)  # before an actor looks for the one of its own
     shared = [a for a in arguments if a not in ("--learner", "--actor", "--pin_cores")]

@@ -11,7 +11,7 @@ from time import monotonic
 import numpy as np
 
 from serl_chunk.devices.arm_control import ArmControl
-from serl_chunk.devices.driven import LeaderDrives
+from serl_chunk.devices.leader_requests import LeaderDrives
 from serl_chunk.robots.base import Hands, InterventionCommand
 from serl_chunk.types import STATE, Observation
 from serl_chunk_robot.devices.base import NEUTRAL, InputDevice, KeyEvent, Sample

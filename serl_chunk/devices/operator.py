@@ -15,16 +15,15 @@ from serl_chunk.config.devices import LEADERS, DeviceConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.operator import changes
 from serl_chunk.devices.arm_control import ArmControl, Gripper, JointArm, LeaderArm, TwistArm
-from serl_chunk.devices.driven import LeaderDrives
 from serl_chunk.devices.hosted import open_hosted
 from serl_chunk.devices.human import HumanIntervention, Thresholds
-from serl_chunk.devices.switched import switched
+from serl_chunk.devices.leader_requests import LeaderDrives
 from serl_chunk.devices.teleoperation import Tips, TwistFollower, TwistLimits
 from serl_chunk.io import os_reason, plural
 from serl_chunk.robots.arms import kinematics_of
 from serl_chunk.robots.base import RobotEnv
 from serl_chunk.types import ConfigError, RobotSpec
-from serl_chunk_robot.devices.base import DeviceError, InputDevice
+from serl_chunk_robot.devices.base import DeviceError, InputDevice, KeyEvent, Sample, lifeless
 
 AXES = {3: (0, 1, 2), 6: tuple(range(6))}  # actions of an arm that takes twists -> axes of the device
 
@@ -225,3 +224,54 @@ def _gripper(
     if index is None:
         return None
     return index, Gripper(device.gripper, spec.action_low[index], spec.action_high[index], stays, spec.dt)
+
+
+class _Shared:
+    """Reads the device once for both arms.
+
+    The arms read it in turns, the first one first in every tick.
+    """
+
+    def __init__(self, device: InputDevice, button: int) -> None:
+        self.device, self.button, self.arm = device, button, 0
+        self.sample: Sample | None = None
+        self._pressed = True  # a button that is down at the start switches once it was let go
+
+    def read(self) -> Sample:
+        sample = self.device.read()
+        pressed = sample.alive and self.button < len(sample.buttons) and sample.buttons[self.button]
+        if pressed and not self._pressed:
+            self.arm = 1 - self.arm
+        self._pressed = pressed
+        buttons = tuple(down for k, down in enumerate(sample.buttons) if k != self.button)
+        return sample._replace(buttons=buttons)
+
+
+class SwitchedDevice:
+    """The device as one of two arms has it: at rest while it moves the other one."""
+
+    def __init__(self, shared: _Shared, arm: int) -> None:
+        self._shared, self._arm = shared, arm
+        self.name = shared.device.name
+
+    def read(self) -> Sample:
+        shared = self._shared
+        if self._arm == 0 or shared.sample is None:
+            shared.sample = shared.read()
+        sample = shared.sample
+        return sample if shared.arm == self._arm else lifeless(sample)._replace(alive=sample.alive)
+
+    def keys(self) -> list[KeyEvent]:
+        """Return the events of the device's keys, once for both arms."""
+        keys = getattr(self._shared.device, "keys", None)
+        return keys() if keys is not None and self._arm == 0 else []
+
+    def close(self) -> None:
+        if self._arm == 0:
+            self._shared.device.close()
+
+
+def switched(device: InputDevice, button: int) -> list[InputDevice]:
+    """Return the device of the first and of the second arm; `button` switches between them."""
+    shared = _Shared(device, button)
+    return [SwitchedDevice(shared, arm) for arm in (0, 1)]

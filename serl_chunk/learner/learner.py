@@ -21,7 +21,7 @@ from serl_chunk.learner.offline_data import InitialData, precompute_features
 from serl_chunk.learner.publisher import Publish, SnapshotPublisher
 from serl_chunk.learner.router import Received, RecordRouter
 from serl_chunk.learner.schedule import BY_LEARNER, EvalSchedule, Evaluate, TrainingProgress
-from serl_chunk.learner.trainer import PhaseTrainer
+from serl_chunk.learner.trainers.phases import PhaseTrainer
 from serl_chunk.learner.training_stats import ModelSpace, TrainingStats, ValueRange
 from serl_chunk.replay.memory import available_bytes, check_memory
 from serl_chunk.replay.replay import Replay

@@ -22,7 +22,7 @@ from serl_chunk.console.feed import LiveFeed
 from serl_chunk.live.content import Cursor, Frame, Pictures, info, shown_robot, state_json
 from serl_chunk.live.viewers import RefusedError, Requested, Viewers
 from serl_chunk.types import RobotSpec
-from serl_chunk.viewer.local_server import (
+from serl_chunk.viz.local_server import (
     Answer,
     LocalHandler,
     LocalServer,

@@ -22,7 +22,7 @@ MOST = 16  # viewers; each has threads
 
 
 class Requested(Protocol):
-    """The operator of an actor, as serl_chunk.actor.operator.Operator. Both are for any thread."""
+    """The operator of an actor, as serl_chunk.operator.operator.Operator. Both are for any thread."""
 
     @property
     def view(self) -> ConsoleState:

@@ -10,7 +10,7 @@ import numpy as np
 from serl_chunk.config.robots import FrankaConfig
 from serl_chunk.robots import franka_space
 from serl_chunk.robots.base import RobotEnv, StepResult
-from serl_chunk.robots.served import ServedRobot
+from serl_chunk.robots.served.robot import ServedRobot
 from serl_chunk.types import IMAGE_PREFIX, CameraSpec, ConfigError, Observation, RobotSpec
 
 CONTROL_HZ = 10.0  # HIL-SERL's

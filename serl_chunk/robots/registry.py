@@ -49,7 +49,7 @@ def make_env(
     if isinstance(config, FrankaConfig):
         return _implementation(config, 1)(config, images=images, name=name)
     if config.server:
-        from serl_chunk.robots.served import ServedRobot
+        from serl_chunk.robots.served.robot import ServedRobot
 
         return ServedRobot(config, robot_spec(config), images=images, name=name)
     more = {"evaluating": evaluating} if isinstance(config, GymConfig) else {}

@@ -12,7 +12,7 @@ import numpy as np
 from serl_chunk.io import atomic_write
 from serl_chunk.runs.episodes import RunSource
 from serl_chunk.runs.metrics import read_metrics
-from serl_chunk.runs.report_tables import TRAINING_FILMS
+from serl_chunk.runs.report.tables import TRAINING_FILMS
 from serl_chunk.types import IMAGE_PREFIX, DataError, Episode, Source
 from serl_chunk.viz.video import EpisodeVideo, ffmpeg_program
 

@@ -11,7 +11,7 @@ from serl_chunk.types import DataError
 from serl_chunk.viewer.catalogue import Catalogue
 from serl_chunk.viewer.content import FrameCache, episode_json, media_type
 from serl_chunk.viewer.labelling import Labelling, check_label, labelling_of, labels_of
-from serl_chunk.viewer.local_server import (
+from serl_chunk.viz.local_server import (
     Answer,
     LocalHandler,
     LocalServer,

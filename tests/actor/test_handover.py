@@ -13,7 +13,7 @@ from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.handover import ACCELERATION, Handover
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
 from serl_chunk.devices.teleoperation import TwistLimits
-from serl_chunk.replay.seams import accelerations
+from serl_chunk.replay.episode import accelerations
 from serl_chunk.robots.base import InterventionCommand
 from serl_chunk.types import RobotSpec, Source
 

@@ -21,9 +21,9 @@ from actor_helpers import (
 )
 
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.evaluate import FAULT_REPEATS, evaluate
-from serl_chunk.actor.evaluation_results import summary_line
 from serl_chunk.config.experiment import ActorConfig
+from serl_chunk.evaluation.results import summary_line
+from serl_chunk.evaluation.rollouts import FAULT_REPEATS, evaluate
 from serl_chunk.types import Source
 
 

@@ -22,14 +22,14 @@ from flaky_proxy import FlakyProxy
 from policy_servers import HORIZON, StatePolicy, server_of
 from ports import free_port
 
-from serl_chunk.actor import evaluate
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.operator import Operator
 from serl_chunk.actor.policy import PolicyAwayError, PolicyError, Request, blank_request
 from serl_chunk.actor.remote_policy import remote_policy, sent_cameras
 from serl_chunk.actor.service import ActorService
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.console.bindings import Action, Word
+from serl_chunk.evaluation import rollouts
+from serl_chunk.operator.operator import Operator
 from serl_chunk.serving import client as client_module
 from serl_chunk.serving.server import Answer
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, Source, Step
@@ -326,7 +326,7 @@ def test_a_server_that_refuses_ends_the_actor_with_its_reason():
 def test_an_evaluation_plays_the_server():
     with policy_of(StatePolicy()) as policy:
         env = LineEnv(length=9, success_at=5)
-        result = evaluate.evaluate(env, policy, config_of(1), n=3)
+        result = rollouts.evaluate(env, policy, config_of(1), n=3)
     assert (result.episodes, result.successes, result.policy_version) == (3, 3, 3)
 
 

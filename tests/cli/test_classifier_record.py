@@ -10,17 +10,17 @@ from actor_helpers import HumanOnTicks, LineEnv, SimClock, make_config
 from errors import naming
 from full_disk import full_disk
 
-from serl_chunk.actor.operator import Operator
-from serl_chunk.actor.operator_devices import OperatorDevices
 from serl_chunk.classifier.dataset import LABELS, Labelling, read_source
 from serl_chunk.cli import classifier_record as module
-from serl_chunk.cli import recording
 from serl_chunk.cli.classifier_record import LabelledFolder, run_record_labels
 from serl_chunk.console.bindings import Action
 from serl_chunk.data.formats import hdf5_writer, open_source
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.main import main
+from serl_chunk.operator.devices import OperatorDevices
+from serl_chunk.operator.operator import Operator
+from serl_chunk.recording import recording
 from serl_chunk.types import Amend, ConfigError, Outcome, Source
 from serl_chunk_robot.devices.base import KeyEvent
 

@@ -9,8 +9,9 @@ import pytest
 from actor_helpers import make_config
 from errors import naming
 
+from serl_chunk import signals
 from serl_chunk.attention.alarm import Alarm
-from serl_chunk.cli import console, signals
+from serl_chunk.cli import console
 from serl_chunk.cli.console import console_of
 from serl_chunk.config.devices import DeviceConfig
 from serl_chunk.config.experiment import ActorConfig

@@ -11,10 +11,10 @@ import pytest
 from actor_helpers import LineEnv, NoisyAgent, identity, make_config
 from errors import naming
 
-from serl_chunk.actor import evaluate
 from serl_chunk.cli import evaluation
 from serl_chunk.cli.evaluation import EvaluationOptions, run_evaluation
 from serl_chunk.cli.process import load
+from serl_chunk.evaluation import rollouts
 from serl_chunk.main import main
 from serl_chunk.runs.evaluations import VALIDATION
 from serl_chunk.runs.metrics import Counters
@@ -92,14 +92,14 @@ def test_nothing_names_the_checkpoint_that_runs_before_the_end(lab, capsys, capl
     caplog.set_level("DEBUG")
     monkeypatch.setattr(evaluation, "PROGRESS_EPISODES", 1)
     before: list[str] = []
-    in_turns = evaluate.evaluate_in_turns
+    in_turns = rollouts.evaluate_in_turns
 
     def watched(*a, **k):
         results = in_turns(*a, **k)
         before.append(caplog.text + capsys.readouterr().out)
         return results
 
-    monkeypatch.setattr(evaluate, "evaluate_in_turns", watched)
+    monkeypatch.setattr(rollouts, "evaluate_in_turns", watched)
     lab()
     assert "24/24 episodes" in before[0]
     for step in STEPS:

@@ -14,7 +14,7 @@ import threading
 
 import pytest
 
-from serl_chunk.cli.logs import logging_to_stdout
+from serl_chunk.logs import logging_to_stdout
 from serl_chunk.runs.status_line import StatusLine
 from serl_chunk_robot import output
 from serl_chunk_robot.output import background_output

@@ -13,17 +13,18 @@ import pytest
 from actor_helpers import HumanOnTicks, LineEnv, SimClock, make_config
 from errors import naming
 
-from serl_chunk.actor.demonstration import Demonstration
-from serl_chunk.cli import record, recording
+from serl_chunk.cli import record
 from serl_chunk.cli.process import load
 from serl_chunk.cli.record import run_record
-from serl_chunk.cli.recording import Recording, Totals
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.data.inspect.inspect import inspect as real_inspect
 from serl_chunk.data.inspect.results import Issue
 from serl_chunk.devices.recorded import save_interventions
 from serl_chunk.main import main
+from serl_chunk.recording import recording
+from serl_chunk.recording.demonstration import Demonstration
+from serl_chunk.recording.recording import Recording, Totals
 from serl_chunk.robots.fake.single_arm import FakeSingleArmEnv
 from serl_chunk.robots.registry import make_env, make_expert
 from serl_chunk.types import Amend, ConfigError, DataError, Outcome, Source

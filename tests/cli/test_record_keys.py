@@ -12,13 +12,14 @@ from actor_helpers import HumanOnTicks, make_config
 from full_disk import full_disk
 from operator_script import ACTING, BY, Desk, Press, Waiting
 
-from serl_chunk.actor.operator import Operator
-from serl_chunk.cli import full_disk as full_disk_module
-from serl_chunk.cli import record, recording
+from serl_chunk.cli import record
 from serl_chunk.cli.record import run_record
 from serl_chunk.console.bindings import Action, Word
 from serl_chunk.data.formats import hdf5_writer
 from serl_chunk.data.formats.hdf5 import read_episode
+from serl_chunk.operator.operator import Operator
+from serl_chunk.recording import full_disk as full_disk_module
+from serl_chunk.recording import recording
 from serl_chunk.types import DataError, Outcome, Source
 
 POLLING = full_disk_module.polling

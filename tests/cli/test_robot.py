@@ -18,13 +18,13 @@ from robot_limits import HIGH as MOST
 from robot_served import HERE, served, until
 
 from serl_chunk import main as whole
-from serl_chunk.actor.evaluate import evaluate
-from serl_chunk.cli.recording import Recording, Totals
 from serl_chunk.cli.robot_dry import Changed, Recorded, dry_run
 from serl_chunk.cli.robot_replay import approach, await_go, compared, play
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
-from serl_chunk.robots.served import ServedRobot
+from serl_chunk.evaluation.rollouts import evaluate
+from serl_chunk.recording.recording import Recording, Totals
+from serl_chunk.robots.served.robot import ServedRobot
 from serl_chunk.types import RobotSpec
 from serl_chunk_robot.client.client import RobotClient, RobotError
 from serl_chunk_robot.control.motions import Jog

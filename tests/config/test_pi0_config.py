@@ -9,7 +9,7 @@ import pytest
 from errors import naming
 
 from serl_chunk.config.pi0 import PI0_PRESETS, ExpertConfig, Pi0Config, SiglipConfig, VlmConfig
-from serl_chunk.config.pi0_robots import PI0_ROBOTS
+from serl_chunk.config.presets import PI0_ROBOTS
 from serl_chunk.types import ConfigError
 
 TINY = PI0_PRESETS["tiny"]

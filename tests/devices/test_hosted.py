@@ -11,7 +11,6 @@ from errors import naming
 from hosted_device import HostedDevice
 from robot_served import HERE, free_port, served, wait
 
-from serl_chunk.actor.operator_devices import OperatorDevices
 from serl_chunk.config.devices import DeviceConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
@@ -19,6 +18,7 @@ from serl_chunk.console.bindings import Action
 from serl_chunk.devices import hosted
 from serl_chunk.devices.hosted import RemoteDevice, open_hosted
 from serl_chunk.devices.registry import make_intervention
+from serl_chunk.operator.devices import OperatorDevices
 from serl_chunk.robots.registry import make_env, robot_spec
 from serl_chunk.types import STATE, ConfigError
 from serl_chunk_robot.devices import polled

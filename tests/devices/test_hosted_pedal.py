@@ -12,13 +12,13 @@ from errors import naming
 from hosted_device import HostedDevice
 from robot_served import HERE, free_port, served, wait
 
-from serl_chunk.actor.operator_devices import OperatorDevices
 from serl_chunk.cli.console import console_of
 from serl_chunk.config.operator import OperatorConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.console.bindings import Action
 from serl_chunk.devices import hosted
 from serl_chunk.devices.hosted import RemotePedal, open_pedal
+from serl_chunk.operator.devices import OperatorDevices
 from serl_chunk.types import ConfigError
 from serl_chunk_robot.devices import polled
 from serl_chunk_robot.devices.base import SILENT, Sample

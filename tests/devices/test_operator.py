@@ -16,9 +16,8 @@ from serl_chunk.config.devices import DEVICES, DeviceConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig, FakeSingleArmConfig, GymConfig
 from serl_chunk.devices import human, operator
-from serl_chunk.devices.operator import make_human
+from serl_chunk.devices.operator import make_human, switched
 from serl_chunk.devices.registry import make_intervention
-from serl_chunk.devices.switched import switched
 from serl_chunk.robots.arms import fake_aloha_arms
 from serl_chunk.robots.registry import make_env
 from serl_chunk.types import STATE, ConfigError, RobotSpec

@@ -10,7 +10,6 @@ from errors import naming
 from learner_tools import agent_of, by_kind, quick_agents
 from point_robot import experiment, record_demos
 
-from serl_chunk.actor.evaluate import evaluate
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.spec import agent_spec
 from serl_chunk.cli import learner as learner_command
@@ -19,6 +18,7 @@ from serl_chunk.cli.local import LocalLink, train_local
 from serl_chunk.cli.rollback import kept_versions, roll_back
 from serl_chunk.config.agents import BcConfig, FlowConfig
 from serl_chunk.data.preprocess import Preprocess
+from serl_chunk.evaluation.rollouts import evaluate
 from serl_chunk.learner import training_stats
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import Phase

@@ -18,7 +18,7 @@ from serl_chunk.cli.local import LocalLink, train_local
 from serl_chunk.data.demos import load_demos
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import Phase
-from serl_chunk.learner.trainer import PhaseTrainer
+from serl_chunk.learner.trainers.phases import PhaseTrainer
 from serl_chunk.learner.training_stats import TrainingStats
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.checkpoints import host_leaves

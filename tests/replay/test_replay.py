@@ -8,7 +8,7 @@ from coded_episodes import Checker, config, feed
 from coded_replay import RNG, build, coded, read_held, windows
 from errors import naming
 
-from serl_chunk.runs.report_panels import REPLAY
+from serl_chunk.runs.report.panels import REPLAY
 from serl_chunk.types import Amend, Begin, DataError, End, Outcome, Source, SparseRows, StepBlock
 
 

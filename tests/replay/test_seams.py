@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from serl_chunk.replay.seams import accelerations
+from serl_chunk.replay.episode import accelerations
 from serl_chunk.types import RobotSpec
 
 DT = 0.1

@@ -15,8 +15,8 @@ from errors import naming
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import AlohaConfig
 from serl_chunk.robots.registry import make_env, robot_spec
-from serl_chunk.robots.served import _compared
-from serl_chunk.robots.served_task import Seen, make_expert
+from serl_chunk.robots.served.robot import _compared
+from serl_chunk.robots.served.task import Seen, make_expert
 from serl_chunk.types import ConfigError
 from serl_chunk_robot.robot_file.config import RobotFile, checked, load, load_driver
 from serl_chunk_robot.server.serve import Motions

@@ -20,8 +20,8 @@ from serl_chunk.robots.aloha_sim import process
 from serl_chunk.robots.aloha_sim.driver import AlohaSimDriver, inject
 from serl_chunk.robots.aloha_sim.env import HOME, AlohaSimEnv
 from serl_chunk.robots.aloha_sim.process import Simulation
-from serl_chunk.robots.served import _compared
-from serl_chunk.robots.served_task import Seen, make_expert
+from serl_chunk.robots.served.robot import _compared
+from serl_chunk.robots.served.task import Seen, make_expert
 from serl_chunk.types import STATE, ConfigError
 from serl_chunk_robot.control.loop import Refused, RobotLoop, Status
 from serl_chunk_robot.drivers.base import DriverError
@@ -313,7 +313,7 @@ def test_the_actors_process_and_the_servers_import_no_simulator():
     code = (
         "import sys; from serl_chunk.config.robots import AlohaSimConfig;"
         "from serl_chunk.robots import served, registry;"
-        "from serl_chunk.robots.served_task import Seen, make_expert; import numpy as np;"
+        "from serl_chunk.robots.served.task import Seen, make_expert; import numpy as np;"
         "config = AlohaSimConfig(server='here'); spec = registry.robot_spec(config);"
         "robot = type('R', (), {'robot_spec': spec, 'seen': lambda self: Seen(np.zeros(14), np.zeros(14), "
         "{'objects': np.array([.1, .5, .05, 1, 0, 0, 0])})})();"

@@ -14,8 +14,8 @@ from serl_chunk.robots.fake.driver import FakeAlohaDriver
 from serl_chunk.robots.fake.env import FakeAlohaEnv
 from serl_chunk.robots.fake.expert import ScriptedExpert
 from serl_chunk.robots.fake.scripted_human import ScriptedHuman
-from serl_chunk.robots.served import _compared
-from serl_chunk.robots.served_task import Seen, make_expert, make_scripted_human
+from serl_chunk.robots.served.robot import _compared
+from serl_chunk.robots.served.task import Seen, make_expert, make_scripted_human
 from serl_chunk.types import STATE, ConfigError
 from serl_chunk_robot.control.loop import RobotLoop, Status
 from serl_chunk_robot.drivers.base import DriverError

@@ -11,7 +11,7 @@ from serl_chunk.config.robots import FrankaConfig
 from serl_chunk.robots import franka
 from serl_chunk.robots.franka import FrankaRobot
 from serl_chunk.robots.registry import make_env, robot_spec
-from serl_chunk.robots.served_task import Seen
+from serl_chunk.robots.served.task import Seen
 from serl_chunk.types import ConfigError
 
 PLACE = np.array([0.55, 0.2, 0.27, np.pi + 0.01, 0.02, -1.5])

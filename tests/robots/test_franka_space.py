@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from serl_chunk.config.robots import FrankaConfig
 from serl_chunk.robots import franka, franka_space
 from serl_chunk.robots.franka import FrankaRobot
-from serl_chunk.robots.served_task import Seen
+from serl_chunk.robots.served.task import Seen
 from serl_chunk_robot.geometry.rotations import euler_of_matrix, matrix_of_euler, matrix_of_quat
 
 FILE = Path(__file__).parents[1] / "golden" / "hil_serl_franka.npz"

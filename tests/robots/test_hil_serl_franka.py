@@ -14,7 +14,7 @@ from serl_chunk.config.loader import load_experiment
 from serl_chunk.outcomes.judge import Judge
 from serl_chunk.robots import franka
 from serl_chunk.robots.registry import robot_spec
-from serl_chunk.robots.served import differing_fields
+from serl_chunk.robots.served.robot import differing_fields
 from serl_chunk.types import STATE, ConfigError
 from serl_chunk_robot.control.motions import Reset
 from serl_chunk_robot.robot_file.config import load, load_driver

@@ -10,7 +10,7 @@ from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.runs.metrics import RunMetrics
-from serl_chunk.runs.report_panels import binned, calibration_panel, decisions, value_range
+from serl_chunk.runs.report.panels import binned, calibration_panel, decisions, value_range
 
 RNG = np.random.default_rng
 

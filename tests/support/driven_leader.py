@@ -14,7 +14,7 @@ from serl_chunk.config.devices import DeviceConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.devices.operator import make_human
-from serl_chunk.robots.served import ServedRobot
+from serl_chunk.robots.served.robot import ServedRobot
 from serl_chunk.types import RobotSpec
 from serl_chunk_robot.robot_file.config import load
 from serl_chunk_robot.robot_file.profiles import CAUTIOUS

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from http_requests import Answer, Requests
 
-from serl_chunk.actor.operator import Operator
 from serl_chunk.console.bindings import Action, Word
 from serl_chunk.console.feed import LiveFeed
 from serl_chunk.console.view import ConsoleState
 from serl_chunk.live.server import LivePage
+from serl_chunk.operator.operator import Operator
 from serl_chunk.types import Amend, Begin, CameraSpec, RobotSpec, ShownRobot, Source, Step
 
 SPEC = RobotSpec(

@@ -11,11 +11,11 @@ from actor_helpers import HumanOnTicks, LineEnv, ListSink, make_config
 from ptys import Pty, wait_until
 
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.operator import Operator
-from serl_chunk.actor.operator_devices import OperatorDevices
 from serl_chunk.console.bindings import Action, Word
 from serl_chunk.console.console import OperatorConsole
 from serl_chunk.console.view import ConsoleState
+from serl_chunk.operator.devices import OperatorDevices
+from serl_chunk.operator.operator import Operator
 from serl_chunk.types import Amend, ShownRobot
 
 DT = 0.02

@@ -11,12 +11,12 @@ from typing import NamedTuple
 from actor_helpers import LineEnv
 from live_desk import Robot
 
-from serl_chunk.actor.operator import Operator
-from serl_chunk.actor.operator_devices import OperatorDevices
 from serl_chunk.console.bindings import GESTURES, KEYS, REPEAT, STOPS, Action, Word, bind_keys
 from serl_chunk.console.gestures import LONG
 from serl_chunk.console.view import ConsoleState
 from serl_chunk.live.viewers import RefusedError, Viewers
+from serl_chunk.operator.devices import OperatorDevices
+from serl_chunk.operator.operator import Operator
 from serl_chunk.types import ShownRobot
 
 DT = 0.02

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from serl_chunk.live.viewers import Viewers
-from serl_chunk.robots.served_operator import ServedOperator
+from serl_chunk.robots.served.operator import ServedOperator
 from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.commands import requests
 from serl_chunk_robot.control.border import Border, checked

@@ -15,7 +15,7 @@ import numpy as np
 import zmq
 from transport_tools import CONTRACT, end, shared, step
 
-from serl_chunk.transport.wire import handshake, message_types, records, snapshots
+from serl_chunk.transport.wire import handshake, records, snapshots
 from serl_chunk.transport.wire.handshake import Hello
 from serl_chunk.transport.wire.parts import encode_part
 from serl_chunk.transport.wire.probe import PAYLOAD, StatusRequest
@@ -56,14 +56,14 @@ def _one_of_each() -> list[Frames]:
     out += [hello.encode(), handshake.refusal("no", retry=True), published.announcement, piece]
     out += [
         StatusRequest("a", CONTRACT).encode(),
-        codec.encode(message_types.ECHO, {"number": 1}, {PAYLOAD: np.zeros(9, np.uint8)}),
+        codec.encode(handshake.ECHO, {"number": 1}, {PAYLOAD: np.zeros(9, np.uint8)}),
     ]
     for kind, fields in [
-        (message_types.WHO, {"protocol": handshake.PROTOCOL}), (message_types.PING, token), (message_types.BYE, token),
-        (message_types.IDENTITY, {"run": "r"}),
-        (message_types.FETCH, {**token, "request": 1, "step": "latest"}), (LOST, {"first": 3, "span": 2, "steps": 1}),
-        (message_types.ENROL, {"public": b"\2" * 32}),
-        (message_types.ACK, {
+        (handshake.WHO, {"protocol": handshake.PROTOCOL}), (handshake.PING, token), (handshake.BYE, token),
+        (handshake.IDENTITY, {"run": "r"}),
+        (handshake.FETCH, {**token, "request": 1, "step": "latest"}), (LOST, {"first": 3, "span": 2, "steps": 1}),
+        (handshake.ENROL, {"public": b"\2" * 32}),
+        (handshake.ACK, {
             "next": 3, "gap": False, "allowance": None, "allowance_number": 1, "taken": 4, "partial": None,
         }),
         (snapshots.SUBSCRIBE, {**token, "version": 3}), (snapshots.RELEASE, token),

@@ -47,7 +47,7 @@ raise RuntimeError("the traceback goes nowhere, and is not waited for")
 )
 START = """
 import os, signal, sys, time
-from serl_chunk.cli.signals import answer_signals
+from serl_chunk.signals import answer_signals
 from serl_chunk_robot.output import background_output
 with background_output():
     answer_signals()

@@ -22,7 +22,7 @@ from serl_chunk.cli.doctor.probe import DiagnosticsClient, KeyRefusedError, prob
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.server.sockets import RateLimiter
-from serl_chunk.transport.wire import handshake, message_types
+from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 from serl_chunk.transport.wire.probe import (
     AT_ONCE,
@@ -66,7 +66,7 @@ def raw(port: int) -> Iterator[zmq.Socket[bytes]]:
 
 
 def echo(number: Any = 1, **arrays: np.ndarray) -> list[Any]:
-    return codec.encode(message_types.ECHO, {"number": number}, arrays)
+    return codec.encode(handshake.ECHO, {"number": number}, arrays)
 
 
 # What is told.
@@ -211,13 +211,13 @@ def test_a_flood_of_probes_is_dropped_while_actors_are_served():
         echo("1"),
         echo(-1),
         echo(2**63),
-        codec.encode(message_types.ECHO, {}),
-        codec.encode(message_types.INSPECT, {}),
-        codec.encode(message_types.INSPECT, {"actor_id": "a"}),
-        codec.encode(message_types.INSPECT, {"actor_id": "a" * 129, "contract": {}}),
-        codec.encode(message_types.INSPECT, {"actor_id": "a", "contract": {"a": 1}}),
-        codec.encode(message_types.INSPECT, {"actor_id": "a", "contract": {str(i): "" for i in range(257)}}),
-        codec.encode(message_types.INSPECT, {"actor_id": "a", "contract": {}}, {"x": np.zeros(9)}),
+        codec.encode(handshake.ECHO, {}),
+        codec.encode(handshake.INSPECT, {}),
+        codec.encode(handshake.INSPECT, {"actor_id": "a"}),
+        codec.encode(handshake.INSPECT, {"actor_id": "a" * 129, "contract": {}}),
+        codec.encode(handshake.INSPECT, {"actor_id": "a", "contract": {"a": 1}}),
+        codec.encode(handshake.INSPECT, {"actor_id": "a", "contract": {str(i): "" for i in range(257)}}),
+        codec.encode(handshake.INSPECT, {"actor_id": "a", "contract": {}}, {"x": np.zeros(9)}),
     ],
 )
 def test_a_malformed_probe_is_counted_and_not_answered(frames):
@@ -226,7 +226,7 @@ def test_a_malformed_probe_is_counted_and_not_answered(frames):
         s.send_multipart(frames)
         s.send_multipart(echo(5))
         answer = codec.decode(s.recv_multipart(), LIMITS)  # of the second
-        assert (answer.kind, answer.header["number"], answer.header["nbytes"]) == (message_types.ECHOED, 5, 0)
+        assert (answer.kind, answer.header["number"], answer.header["nbytes"]) == (handshake.ECHOED, 5, 0)
         assert server.stats()["malformed"] == 1
 
 

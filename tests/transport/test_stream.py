@@ -15,7 +15,7 @@ from ports import free_port
 from transport_tools import CONFIG, Inbox, RawActor, end, eventually, linked, send_episode, serving, step
 
 from serl_chunk.config.transport import TransportConfig
-from serl_chunk.transport.wire import message_types, records
+from serl_chunk.transport.wire import handshake, records
 from serl_chunk.transport.wire.handshake import RefusedError
 from serl_chunk.types import Amend, Begin, DataError, Outcome, SerlChunkError, StepBlock
 from serl_chunk_robot.wire import codec
@@ -136,7 +136,7 @@ def test_duplicates_are_trimmed_and_gaps_refused():
             assert actor.record(records.encode_record(block(0, 4), 1)).header["next"] == 5  # all known
             assert actor.record(records.encode_record(block(2, 4), 3)).header["next"] == 7  # half known
             gap = actor.record(records.encode_record(block(8, 2), 9))
-            assert (gap.kind, gap.header["next"], gap.header["gap"]) == (message_types.ACK, 7, True)
+            assert (gap.kind, gap.header["next"], gap.header["gap"]) == (handshake.ACK, 7, True)
             actor.receive(actor.data)  # the acknowledgement that follows every turn
             assert actor.record(records.encode_record(block(6, 2), 7)).header["next"] == 9
             assert actor.record(records.encode_record(end("e", 8), 9)).header["next"] == 10
@@ -269,7 +269,7 @@ def test_a_malformed_record_of_a_good_session_ends_it():
             frames = codec.encode("steps", {"first": 0}, {"action": np.zeros((2, 2), np.float32)})
             actor.data.send_multipart([actor.token, *frames])
             answer = actor.receive(actor.control)
-            while answer.kind == message_types.STATUS:
+            while answer.kind == handshake.STATUS:
                 answer = actor.receive(actor.control)
             assert "malformed: a block of steps without 'reward'" in answer.header["reason"]
         finally:

@@ -18,7 +18,7 @@ from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.security.client import KeyExchange, mechanism_at
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.sockets import CHANNELS
-from serl_chunk.transport.wire import handshake, message_types
+from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 from serl_chunk.transport.wire.probe import MAX_ECHO_BYTES, PAYLOAD, Echo, LearnerStatus, StatusRequest
 from serl_chunk_robot.wire import codec
@@ -110,8 +110,8 @@ class DiagnosticsClient:
 
     def identify(self, timeout: float) -> str:
         """Connect, and return the learner's run. Raises KeyRefusedError, RefusedError (protocol), UnreachableError."""
-        who = codec.encode(message_types.WHO, {"protocol": handshake.PROTOCOL})
-        return codec.text(self._request(who, message_types.IDENTITY, timeout).header, "run", 128)
+        who = codec.encode(handshake.WHO, {"protocol": handshake.PROTOCOL})
+        return codec.text(self._request(who, handshake.IDENTITY, timeout).header, "run", 128)
 
     @property
     def secured(self) -> bool:
@@ -119,7 +119,7 @@ class DiagnosticsClient:
 
     def inspect(self, request: StatusRequest, timeout: float) -> LearnerStatus:
         """Return the learner's status. Raises UnreachableError without an answer, RefusedError."""
-        message = self._request(request.encode(), message_types.FINDINGS, timeout, again=_AGAIN_S)
+        message = self._request(request.encode(), handshake.FINDINGS, timeout, again=_AGAIN_S)
         try:
             return LearnerStatus.decode(message)
         except WireError as e:
@@ -132,7 +132,7 @@ class DiagnosticsClient:
         with contextlib.suppress(UnreachableError, WireError):
             for _ in range(n):
                 began, start = time.time(), time.monotonic()
-                message = self._request(self._echo(0), message_types.ECHOED, deadline - start)
+                message = self._request(self._echo(0), handshake.ECHOED, deadline - start)
                 seconds = time.monotonic() - start
                 trips.append(RoundTrip(seconds, Echo.decode(message).clock - (began + seconds / 2)))
         return trips
@@ -157,7 +157,7 @@ class DiagnosticsClient:
             now = time.monotonic()
             while (message := self._receive()) is not None:
                 with contextlib.suppress(WireError, KeyError):
-                    if message.kind != message_types.ECHOED:
+                    if message.kind != handshake.ECHOED:
                         continue
                     began, nbytes = under_way.pop(Echo.decode(message).number)
                     arrived.append((now, arrived[-1][1] + nbytes))
@@ -179,11 +179,11 @@ class DiagnosticsClient:
     def _echo(self, nbytes: int, data: np.ndarray | None = None) -> list[Frame]:
         self._number += 1
         arrays = {} if data is None else {PAYLOAD: data[:nbytes]}
-        return codec.encode(message_types.ECHO, {"number": self._number}, arrays)
+        return codec.encode(handshake.ECHO, {"number": self._number}, arrays)
 
     def _request(self, request: list[Frame], kind: str, timeout: float, again: float = math.inf) -> Message:
         """Return the answer to a request, sent every `again` seconds: a learner drops what exceeds its limit."""
-        first, number = kind == message_types.IDENTITY, self._number  # of an echo, so that no late answer is taken
+        first, number = kind == handshake.IDENTITY, self._number  # of an echo, so that no late answer is taken
         why = f"the learner at {self._where} did not answer"
         why = f"something listens at {self._where} but does not answer as a learner" if first else why
         deadline, send_at = time.monotonic() + timeout, 0.0
@@ -204,7 +204,7 @@ class DiagnosticsClient:
                 time.sleep(max(0.0, min(trouble.retry_in, deadline - time.monotonic())))
                 continue
             while (message := self._receive()) is not None:
-                if message.kind == kind and (kind != message_types.ECHOED or message.header.get("number") == number):
+                if message.kind == kind and (kind != handshake.ECHOED or message.header.get("number") == number):
                     return message
         raise UnreachableError(why)
 

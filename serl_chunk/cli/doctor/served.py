@@ -9,8 +9,8 @@ from typing import Any
 
 from serl_chunk.cli.doctor.checks import Check, duration, failed, ok, warning
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.robots.served import differing_fields
-from serl_chunk.robots.served_cameras import STALE_S
+from serl_chunk.robots.served.cameras import STALE_S
+from serl_chunk.robots.served.robot import differing_fields
 from serl_chunk.types import ConfigError, RobotSpec
 from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
 from serl_chunk_robot.commands.diagnosis import remedy_of

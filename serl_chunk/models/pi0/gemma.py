@@ -7,15 +7,14 @@ T or S tokens, D an expert's width, Q query heads, K key heads, G = Q / K, h num
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from serl_chunk.config.pi0 import Pi0Config, TransformerConfig
-from serl_chunk.models.pi0.lora import FROM_HEADS, TO_HEADS, TO_SEVERAL, attention_product, mlp_product
-from serl_chunk.models.pi0.tree import EXPERT, VLM, Params
+from serl_chunk.models.pi0.tree import EXPERT, LORA_A, LORA_B, VLM, Params
 
 _MASKED = -2.3819763e38  # openpi's; a token that sees nothing has the mean of all values
 _EPSILON = 1e-6
@@ -230,3 +229,42 @@ def attend(queries: jax.Array, sources: Sequence[Source]) -> jax.Array:
         part = jnp.einsum(f"bkntgs,{values}->bntkgh", weights, source.values, preferred_element_type=jnp.float32)
         out = out + part
     return out.astype(queries.dtype).reshape(b, n, t, heads, h)
+
+
+class Equations(NamedTuple):
+    """Sums of a product with w, with A, and of the latter with B."""
+
+    w: str
+    a: str
+    b: str
+
+
+# Axes: t token, d width, n or k head, h number of a head, r rank, c query, key or value.
+TO_HEADS = Equations("...td,ndh->...tnh", "...td,ndr->...tnr", "...tnr,nrh->...tnh")
+TO_SEVERAL = Equations("...td,ckdh->c...tkh", "...td,ckdr->c...tkr", "c...tkr,ckrh->c...tkh")
+FROM_HEADS = Equations("...tnh,nhd->...td", "...tnh,nhr->...tr", "...tr,nrd->...td")
+
+
+def attention_product(
+    equations: Equations, x: jax.Array, leaf: Mapping[str, jax.Array], rank: int, alpha: float
+) -> jax.Array:
+    """Return the product of x with `leaf["w"]`, plus alpha / rank times that with its A and B where rank is above 0."""
+    out = jnp.einsum(equations.w, x, leaf["w"].astype(x.dtype))
+    if rank == 0:
+        return out
+    small = jnp.einsum(equations.a, x, leaf[LORA_A].astype(x.dtype))
+    return out + jnp.einsum(equations.b, small, leaf[LORA_B].astype(x.dtype)) * (alpha / rank)
+
+
+def mlp_product(
+    x: jax.Array, leaf: Mapping[str, jax.Array], name: str, rank: int, part: int | None = None
+) -> jax.Array:
+    """Return the product of x [..., D] with `leaf[name]` [D, F], plus that with its A and B where rank is above 0.
+
+    Args:
+        part: takes one of the matrices that are stacked in the leaf.
+    """
+    named = (name, *((f"{name}_{LORA_A}", f"{name}_{LORA_B}") if rank else ()))
+    w, *added = ((leaf[n] if part is None else leaf[n][part]).astype(x.dtype) for n in named)
+    out = jnp.dot(x, w)
+    return out + jnp.dot(jnp.dot(x, added[0]), added[1]) if added else out

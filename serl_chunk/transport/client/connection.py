@@ -17,7 +17,7 @@ from serl_chunk.transport.client.snapshots import FetchError, FetchRequest, Snap
 from serl_chunk.transport.security.client import KeyExchange
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.sockets import CHANNELS
-from serl_chunk.transport.wire import handshake, message_types
+from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import Hello, RefusedError, Welcome
 from serl_chunk.transport.wire.snapshots import Manifest
 from serl_chunk.types import SerlChunkError
@@ -98,7 +98,7 @@ class Connection:
             raise
         else:
             if self._token is not None:
-                self._send(message_types.BYE, token=self._token, retired_at=self._out.retire())
+                self._send(handshake.BYE, token=self._token, retired_at=self._out.retire())
 
     def _stop(self, error: SerlChunkError) -> None:
         if self._connections:  # before a welcome, the caller that waits for it gets the error, and prints it
@@ -184,7 +184,7 @@ class Connection:
             if now - self._hello_at > self._timeout.seconds:
                 self.waiting = f"something listens at {self._host}:{self._port} but does not answer as a learner"
                 self._give_up("no answer")
-        elif self._may_greet() and self._send(message_types.WHO, protocol=handshake.PROTOCOL):
+        elif self._may_greet() and self._send(handshake.WHO, protocol=handshake.PROTOCOL):
             self._hello_at = now
 
     def _on_identity(self, run: str) -> None:
@@ -246,15 +246,15 @@ class Connection:
                 self._timeout.succeed()  # there is nothing to carry, and answers arrive
             self._ping_at = now + self._config.heartbeat
             self._data_greeted = False  # where the greeting was lost with its connection
-            self._send(message_types.PING, token=token, timeout_s=self._timeout.seconds)
+            self._send(handshake.PING, token=token, timeout_s=self._timeout.seconds)
         fetch = self._fetch
         if fetch is not None and not fetch.sent and fetch.manifest is None:
-            fetch.sent = self._send(message_types.FETCH, token=token, request=fetch.number, step=fetch.step)
+            fetch.sent = self._send(handshake.FETCH, token=token, request=fetch.number, step=fetch.step)
         return not self._demonstrations and self._snapshots.pump(self._sockets["snapshots"], token)
 
     def _greet_data(self, token: bytes) -> None:
         if not self._data_greeted:  # it names the session: the learner buffers little of a connection without one
-            self._data_greeted = try_send(self._sockets["data"], [token, *codec.encode(message_types.PING, {})])
+            self._data_greeted = try_send(self._sockets["data"], [token, *codec.encode(handshake.PING, {})])
         if self._out.flushed:  # nothing is late
             self._out.sender.wait()
 
@@ -278,7 +278,7 @@ class Connection:
         kind, h = message.kind, message.header
         if kind == handshake.REFUSED:
             self._on_refused(h)
-        elif kind == message_types.IDENTITY:
+        elif kind == handshake.IDENTITY:
             if self._token is None:
                 self._on_identity(codec.text(h, "run", 128))
         elif kind == handshake.WELCOME:
@@ -288,17 +288,17 @@ class Connection:
             return False  # of a connection that is being replaced
         elif channel == "snapshots":
             return self._snapshots.receive(message)
-        elif kind == message_types.ACK:
+        elif kind == handshake.ACK:
             self._data_open = True
             self._take_allowance(h)
             gap, arrived = codec.field(h, "gap", bool), _arrived(h)
             self._out.sender.acknowledged(codec.count(h, "next"), gap=gap, arrived=arrived)
-        elif kind == message_types.STATUS:
+        elif kind == handshake.STATUS:
             self._on_status(h)
-        elif kind == message_types.REJOIN:
+        elif kind == handshake.REJOIN:
             if h.get("token") == self._token:
                 self._disconnect("the learner was restarted")
-        elif kind in (message_types.FETCHED, message_types.FETCH_FAILED):
+        elif kind in (handshake.FETCHED, handshake.FETCH_FAILED):
             self._on_fetched(message)
         else:
             raise WireError(f"unknown kind {kind!r}")
@@ -334,7 +334,7 @@ class Connection:
         request = self._fetch
         if request is None or message.header.get("request") != request.number:
             return  # its caller gave up
-        if message.kind == message_types.FETCH_FAILED:
+        if message.kind == handshake.FETCH_FAILED:
             request.finish(FetchError(codec.shown(codec.text(message.header, "reason", 1 << 16))))
         else:
             request.manifest = Manifest.decode(message)

@@ -15,7 +15,7 @@ from zmq.utils.monitor import recv_monitor_message
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.sockets import CHANNELS
-from serl_chunk.transport.wire import handshake, message_types
+from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 from serl_chunk_robot.wire import codec, sockets
 from serl_chunk_robot.wire.codec import Frame, Limits, WireError
@@ -194,7 +194,7 @@ def enroll(keys: ClientKeys, config: TransportConfig, host: str, port: int, time
     where = f"{host}:{port}"
     if keys.ticket is None:
         return keys
-    request, refused = codec.encode(message_types.ENROL, {"public": to_bytes(keys.pair.public)}), None
+    request, refused = codec.encode(handshake.ENROL, {"public": to_bytes(keys.pair.public)}), None
     try:
         outcome = _ask(dataclasses.replace(keys, pair=keys.ticket), config, host, port, timeout, request)
     except RefusedError as e:
@@ -246,6 +246,6 @@ def _ask(
             if s.poll(0, zmq.POLLIN):
                 with contextlib.suppress(WireError):
                     message = handshake.admitted(codec.decode(s.recv_multipart(copy=False), _LIMITS))
-                    return Outcome.DONE if message.kind == message_types.ENROLLED else None
+                    return Outcome.DONE if message.kind == handshake.ENROLLED else None
                 return None
     return Outcome.BUSY if busy else None

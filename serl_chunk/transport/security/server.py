@@ -20,7 +20,7 @@ import zmq
 
 from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, JoinToken, add_line, locked, write
 from serl_chunk.transport.sockets import Counters
-from serl_chunk.transport.wire import handshake, message_types
+from serl_chunk.transport.wire import handshake
 from serl_chunk.types import ConfigError
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, Message, WireError
@@ -32,7 +32,7 @@ VALID_SECONDS = 600.0  # of a one-time key
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _ENDPOINT = "inproc://zeromq.zap.01"  # fixed by ZeroMQ's RFC 27
-_WITHOUT_TOKEN = (message_types.WHO, handshake.HELLO, message_types.INSPECT, message_types.ECHO)
+_WITHOUT_TOKEN = (handshake.WHO, handshake.HELLO, handshake.INSPECT, handshake.ECHO)
 _TO_JOIN = "this key is for joining only. Run `serl-chunk keys join` with the line that contained it"
 
 
@@ -259,7 +259,7 @@ class Authenticator:
 
     def answer(self, message: Message, public: str, peer: str) -> list[Frame] | None:
         """Answer a control message about keys, or one that this key may not send; None for others. Raises WireError."""
-        if message.kind == message_types.ENROL:
+        if message.kind == handshake.ENROL:
             return self._enrol(message, public, peer)
         if message.kind in _WITHOUT_TOKEN and self.gone(public):  # other messages need a session's token
             joins = self._role(public)[1] == "join"
@@ -282,7 +282,7 @@ class Authenticator:
                 "`serl-chunk keys add NAME`"
             )
         logger.info("%s joined from %s with the key %s", name, peer, fingerprint(public))
-        return codec.encode(message_types.ENROLLED, {"name": name})
+        return codec.encode(handshake.ENROLLED, {"name": name})
 
 
 def user_of(frames: list[Any]) -> str:

@@ -15,7 +15,7 @@ from serl_chunk.transport.server.sessions import RefuseError, Session
 from serl_chunk.transport.server.snapshot_channel import SnapshotChannel
 from serl_chunk.transport.server.sockets import RateLimiter, address_of
 from serl_chunk.transport.storage import files
-from serl_chunk.transport.wire import handshake, message_types, probe
+from serl_chunk.transport.wire import handshake, probe
 from serl_chunk.types import SerlChunkError
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, Message, WireError
@@ -55,18 +55,18 @@ class ControlChannel:
         answer = authenticator.answer(message, key, address_of(frames)) if authenticator is not None else None
         if answer is not None:
             self._sockets.send("control", identity, answer)
-        elif message.kind == message_types.WHO:
+        elif message.kind == handshake.WHO:
             sentence = handshake.compare_protocol(codec.count(message.header, "protocol"))
-            known = codec.encode(message_types.IDENTITY, {"run": self._run_id})
+            known = codec.encode(handshake.IDENTITY, {"run": self._run_id})
             self._sockets.send("control", identity, handshake.refusal(sentence) if sentence else known)
         elif message.kind == handshake.HELLO:
             self._on_hello(identity, handshake.Hello.decode(message), address_of(frames), key)
-        elif message.kind in (message_types.INSPECT, message_types.ECHO):
+        elif message.kind in (handshake.INSPECT, handshake.ECHO):
             dropped = self._probes.is_reached("")  # its sender notices
             self._counters["probes_dropped" if dropped else "probes"] += 1
             if not dropped:
                 self._probes.add("")
-                inspect = message.kind == message_types.INSPECT
+                inspect = message.kind == handshake.INSPECT
                 found = self._inspect(message, key) if inspect else probe.answer_echo(message)
                 self._sockets.send("control", identity, found)
         elif (session := self._session(message, "control", identity)) is not None:
@@ -74,15 +74,15 @@ class ControlChannel:
             self._receive_of(session, message)
 
     def _receive_of(self, session: Session, message: Message) -> None:
-        if message.kind == message_types.PING:
+        if message.kind == handshake.PING:
             session.timeout_s = codec.field({"timeout_s": 0.0} | message.header, "timeout_s", float)
             self._status(session)
-        elif message.kind == message_types.BYE:
+        elif message.kind == handshake.BYE:
             self._sessions.fence(session)
             self._sessions.leave(session)
             retired_at = codec.field({"retired_at": None} | message.header, "retired_at", (int, type(None)))
             self._receiver.end_later(session, gone=False, retire=retired_at == session.state.expected)
-        elif message.kind == message_types.FETCH:
+        elif message.kind == handshake.FETCH:
             self._snapshots.fetch(session, message)
         else:
             raise WireError(f"unknown kind {message.kind!r}")
@@ -154,7 +154,7 @@ class ControlChannel:
             self._counters["stale"] += 1
             if channel == "control":
                 self._sockets.send_outgoing()  # the reason why it has no session, where it was just refused
-                rejoin = codec.encode(message_types.REJOIN, {"token": message.header["token"]})
+                rejoin = codec.encode(handshake.REJOIN, {"token": message.header["token"]})
                 self._sockets.send(channel, identity, rejoin)
         return session
 
@@ -171,7 +171,7 @@ class ControlChannel:
     def _status(self, session: Session) -> None:
         self._counters["statuses"] += 1
         fields = self._status_fields(session)
-        self._sockets.send("control", session.control_id, codec.encode(message_types.STATUS, fields))
+        self._sockets.send("control", session.control_id, codec.encode(handshake.STATUS, fields))
 
     def receive_snapshots(self, identity: bytes, frames: list[Frame]) -> None:
         message = codec.decode(frames, self._limits)

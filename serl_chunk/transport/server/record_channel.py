@@ -13,7 +13,7 @@ from serl_chunk.transport.server.sockets import ServerSockets
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.stream import Verdict
-from serl_chunk.transport.wire import handshake, message_types, records
+from serl_chunk.transport.wire import handshake, records
 from serl_chunk.transport.wire.parts import PART, Assembly, Part, decode_part
 from serl_chunk.transport.wire.records import LOST, Item
 from serl_chunk.types import Amend, DataError, Record, StepBlock
@@ -79,7 +79,7 @@ class RecordReceiver:
         try:
             whole = frames[1:]
             message = codec.decode(whole, self.sockets.limits)
-            if message.kind == message_types.PING:  # says whose connection this is; the acknowledgement is the answer
+            if message.kind == handshake.PING:  # says whose connection this is; the acknowledgement is the answer
                 return
             if message.kind == PART:
                 assembled = self._assemble(session, decode_part(message, self.sockets.limits))
@@ -231,7 +231,7 @@ class RecordReceiver:
     def _acknowledge(self, session: Session, *, gap: bool = False) -> None:
         if not session.refused:
             fields = {"next": self.safe(session), "gap": gap, **self.allowance_fields(session), **session.arrived}
-            self.sockets.send("data", session.data_id, codec.encode(message_types.ACK, fields))
+            self.sockets.send("data", session.data_id, codec.encode(handshake.ACK, fields))
 
     def safe(self, session: Session) -> int:
         """Return the number below which the actor need not keep the session's records. For any thread."""

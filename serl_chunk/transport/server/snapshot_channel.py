@@ -10,7 +10,7 @@ from typing import Any
 
 from serl_chunk.transport.server.sessions import Session, Sessions
 from serl_chunk.transport.server.sockets import ServerSockets
-from serl_chunk.transport.wire import message_types, snapshots
+from serl_chunk.transport.wire import handshake, snapshots
 from serl_chunk.transport.wire.snapshots import Published
 from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
 from serl_chunk_robot.wire import codec
@@ -107,7 +107,7 @@ class SnapshotChannel:
 
     def _refuse(self, session: Session, request: int, reason: str) -> None:
         fields = {"request": request, "reason": reason}
-        self._sockets.send("control", session.control_id, codec.encode(message_types.FETCH_FAILED, fields))
+        self._sockets.send("control", session.control_id, codec.encode(handshake.FETCH_FAILED, fields))
 
     def tick(self) -> None:
         live = {s.info.session: s for s in self._sessions if s.live}
@@ -122,7 +122,7 @@ class SnapshotChannel:
                 continue
             self._checkpoints[name] = result
             fields = {"request": request, **result.manifest.header()}
-            self._sockets.send("control", session.control_id, codec.encode(message_types.FETCHED, fields))
+            self._sockets.send("control", session.control_id, codec.encode(handshake.FETCHED, fields))
         for session in live.values():
             self._announce(session)
         for kept in (self._pulled, self._checkpoints):

@@ -18,6 +18,15 @@ from serl_chunk.types import PolicyOrigin, SerlChunkError
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, Message, WireError
 
+# Kinds of control messages but for those of the handshake and of snapshots.
+WHO, PING, BYE, FETCH = "who", "ping", "bye", "fetch"  # actor -> learner
+ENROL, ENROLLED = "enrol", "enrolled"  # a robot PC that joins -> learner, and its answer
+INSPECT, FINDINGS = "inspect", "findings"  # any peer that may connect -> learner, and its answer: see probe.py
+ECHO, ECHOED = "echo", "echoed"  # likewise
+IDENTITY = "identity"  # learner -> actor, before anything else: which run this is
+STATUS, REJOIN, FETCHED, FETCH_FAILED = "status", "rejoin", "fetched", "fetch_failed"  # learner -> actor
+ACK = "ack"  # learner -> actor, on the data socket
+
 PROTOCOL = 6  # 6: a Begin has the arm that acts
 HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
 DEMONSTRATIONS = "demonstrations"  # array of a welcome, uint8[N, 8]: digests of those that the learner has

@@ -10,7 +10,7 @@ import functools
 import time
 from typing import NamedTuple
 
-from serl_chunk.transport.wire import handshake, message_types
+from serl_chunk.transport.wire import handshake
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, Message, WireError
 
@@ -35,7 +35,7 @@ class StatusRequest(NamedTuple):
     contract: dict[str, str]  # empty: no comparison is requested
 
     def encode(self) -> list[Frame]:
-        return codec.encode(message_types.INSPECT, self._asdict())
+        return codec.encode(handshake.INSPECT, self._asdict())
 
     @classmethod
     def decode(cls, message: Message) -> StatusRequest:
@@ -61,7 +61,7 @@ class LearnerStatus(NamedTuple):
     free_bytes: int  # room on the journal's disk, -1 without a journal
 
     def encode(self) -> list[Frame]:
-        return codec.encode(message_types.FINDINGS, self._asdict())
+        return codec.encode(handshake.FINDINGS, self._asdict())
 
     @classmethod
     def decode(cls, message: Message) -> LearnerStatus:
@@ -88,4 +88,4 @@ def answer_echo(message: Message) -> list[Frame]:
     nbytes = sum(array.nbytes for array in message.arrays.values())
     if nbytes > MAX_ECHO_BYTES:
         raise WireError(f"an echo of {nbytes} bytes; the limit is {MAX_ECHO_BYTES}")
-    return codec.encode(message_types.ECHOED, Echo(number, nbytes, time.time())._asdict())
+    return codec.encode(handshake.ECHOED, Echo(number, nbytes, time.time())._asdict())

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from serl_chunk.models.pi0.lora import FROM_HEADS, TO_HEADS, TO_SEVERAL, attention_product, mlp_product
+from serl_chunk.models.pi0.gemma import FROM_HEADS, TO_HEADS, TO_SEVERAL, attention_product, mlp_product
 
 TOKENS, WIDTH, HEADS, SIZE, RANK = 3, 5, 4, 6, 2
 

@@ -21,7 +21,7 @@ from serl_chunk.transport.security import client
 from serl_chunk.transport.security.client import Outcome, UnencryptedPeerError, enroll, explain, mechanism_at
 from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, JoinToken
 from serl_chunk.transport.security.server import VALID_SECONDS, ServerKeys
-from serl_chunk.transport.wire import handshake, message_types
+from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 from serl_chunk.types import ConfigError
 from serl_chunk_robot.wire import codec
@@ -289,7 +289,7 @@ def test_new_keys_of_a_learner_let_no_machine_in_that_knew_the_old_ones(learner,
 
 def test_a_one_time_key_opens_nothing_but_joining(learner, tmp_path, port):
     keys = invited(learner, tmp_path / "robot", port=port)
-    who = codec.encode(message_types.WHO, {"protocol": handshake.PROTOCOL})
+    who = codec.encode(handshake.WHO, {"protocol": handshake.PROTOCOL})
     hello = handshake.Hello("s", 1, "raw", CONTRACT, "run", -1, 0, 0, 0, 0).encode()
     with serving(port, keys=learner) as server:
         for frames in (who, hello):
@@ -298,11 +298,11 @@ def test_a_one_time_key_opens_nothing_but_joining(learner, tmp_path, port):
             assert "for joining only" in answer.header["reason"]
         assert server.stats()["sessions"] == 0
         for public in (b"", b"x" * 31, b"x" * 33, "text", None):
-            assert tell_nothing(port, keys, codec.encode(message_types.ENROL, {"public": public}))
+            assert tell_nothing(port, keys, codec.encode(handshake.ENROL, {"public": public}))
         assert learner.role(keys.ticket.public)[1] == "join"  # and it is not used up by that
         # A key that has joined cannot write another one down.
         own = joined(learner, tmp_path / "other", "right")
-        answer = tell(port, own, own.pair, codec.encode(message_types.ENROL, {"public": to_bytes(Pair.new().public)}))
+        answer = tell(port, own, own.pair, codec.encode(handshake.ENROL, {"public": to_bytes(Pair.new().public)}))
         assert answer.kind == handshake.REFUSED
 
 
@@ -314,7 +314,7 @@ def tell_nothing(port: int, keys: ClientKeys, frames: list) -> bool:
         use_keys(s, keys.server, keys.ticket)
         s.connect(f"tcp://{HERE}:{port + 2}")
         s.send_multipart(frames)
-        s.send_multipart(codec.encode(message_types.WHO, {"protocol": handshake.PROTOCOL}))
+        s.send_multipart(codec.encode(handshake.WHO, {"protocol": handshake.PROTOCOL}))
         assert s.poll(5000)
         answer = codec.decode(s.recv_multipart(), Limits(1 << 20, 8))
         return answer.kind == handshake.REFUSED and not s.poll(50)

@@ -18,7 +18,7 @@ from socket_attacks import READY, frame_of, greeted
 from transport_tools import CONFIG, Inbox, RawActor, eventually, linked, send_episode, serving
 
 from serl_chunk.transport.sockets import CHANNELS
-from serl_chunk.transport.wire import message_types
+from serl_chunk.transport.wire import handshake
 from serl_chunk_robot.wire import codec
 
 BOUND = 200 << 20  # bytes that the process may grow by
@@ -41,11 +41,11 @@ def endless_parts(port: int, part: bytes, beginning: bytes = b"") -> None:
 def endless_parts_of_a_session(port: int, part: bytes) -> None:
     """The same by an actor that was let in, and whose heart beats."""
     actor = RawActor(port, session="bad", actor_id="bad")
-    token, (ping,) = actor.token, codec.encode(message_types.PING, {})
+    token, (ping,) = actor.token, codec.encode(handshake.PING, {})
 
     def beat() -> None:
         while True:
-            actor.control.send_multipart(codec.encode(message_types.PING, {"token": token}))
+            actor.control.send_multipart(codec.encode(handshake.PING, {"token": token}))
             time.sleep(0.1)
 
     threading.Thread(target=beat, daemon=True).start()

@@ -9,7 +9,7 @@ from ports import free_port
 from transport_tools import CONFIG, Inbox, eventually, linked, send_episode, serving
 
 from serl_chunk.transport.server.sockets import RateLimiter
-from serl_chunk.transport.wire import handshake, message_types
+from serl_chunk.transport.wire import handshake
 from serl_chunk_robot.wire import codec
 
 
@@ -75,12 +75,12 @@ def test_a_flood_is_dropped_unread_and_counted_while_others_are_served():
             send_episode(link, "e", 20)
             assert link.flush(10)
             assert inbox.episodes() == {"e": list(range(20))}
-            s.send_multipart(codec.encode(message_types.WHO, {"protocol": handshake.PROTOCOL}))  # not heard
+            s.send_multipart(codec.encode(handshake.WHO, {"protocol": handshake.PROTOCOL}))  # not heard
             other = context.socket(zmq.DEALER)
             other.linger, other.rcvtimeo = 0, 5000
             other.connect(f"tcp://127.0.0.1:{port + 2}")
-            other.send_multipart(codec.encode(message_types.WHO, {"protocol": handshake.PROTOCOL}))
-            assert codec.decode(other.recv_multipart(), codec.Limits(1 << 20, 4)).kind == message_types.IDENTITY
+            other.send_multipart(codec.encode(handshake.WHO, {"protocol": handshake.PROTOCOL}))
+            assert codec.decode(other.recv_multipart(), codec.Limits(1 << 20, 4)).kind == handshake.IDENTITY
             assert not s.poll(0)
     finally:
         context.destroy(linger=0)

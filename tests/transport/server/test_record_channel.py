@@ -9,7 +9,7 @@ import pytest
 from ports import free_port
 from transport_tools import CONFIG, Inbox, RawActor, eventually, serving, step
 
-from serl_chunk.transport.wire import message_types, records
+from serl_chunk.transport.wire import handshake, records
 from serl_chunk.transport.wire.handshake import REFUSED
 from serl_chunk.transport.wire.parts import PART, encode_part
 from serl_chunk.types import Begin, StepBlock
@@ -121,7 +121,7 @@ def test_parts_of_a_session_that_is_gone_are_freed(learner, how):
     session = session_of(server, "raw")
     assert session.assembly is not None
     if how == "bye":
-        actor.control.send_multipart(codec.encode(message_types.BYE, {"token": actor.token}))
+        actor.control.send_multipart(codec.encode(handshake.BYE, {"token": actor.token}))
         eventually(lambda: session.assembly is None)
     else:
         eventually(lambda: not session.live)

@@ -1,0 +1,285 @@
+"""Evaluation: fixed held-out start states, no interventions, the training's delay and lengths."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from serl_chunk.actor.clock import Clock
+from serl_chunk.actor.episode import EpisodeRunner
+from serl_chunk.actor.policy import ActingAgent, ChunkPolicy, Policy
+from serl_chunk.actor.policy_wait import no_stop
+from serl_chunk.actor.recorder import NullSink
+from serl_chunk.actor.stats import EpisodeSummary
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.data.preprocess import Preprocess
+from serl_chunk.evaluation.operator import EvaluationOperator, SingleIntervention
+from serl_chunk.evaluation.results import INTERVENTION, EvalResult
+from serl_chunk.outcomes.judge import OPERATOR
+from serl_chunk.robots.base import InterventionSource, RobotEnv
+from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, Outcome, Snapshot, Source, Step
+from serl_chunk.viz.video import EpisodeVideo
+
+logger = logging.getLogger(__name__)
+
+EVAL_SEED_BASE = 1_000_000  # start states of reported figures
+VALIDATION_SEED_BASE = 2_000_000  # start states that checkpoints are chosen on; training's are above 3,000,000
+
+
+FAULT_REPEATS = 2  # of an episode that the robot ended by a fault; after that it counts as a failure
+
+
+STATE_TOLERANCE = 1e-4  # of a state's number, absolute and relative: a simulator's rounding is less
+FRAME_TOLERANCE = 16  # levels of 0..255 of any pixel: a renderer's noise is less, an object in another place more
+
+
+def _start_difference(env: RobotEnv, seed: int, cameras: tuple[str, ...]) -> str | None:
+    """Describe how state or frames of `cameras` differ between two resets with one `seed`; None where they agree."""
+    starts = []
+    for _ in range(2):
+        state = np.array(env.reset(seed=seed)[0][STATE], np.float64)
+        frames = env.read_images(cameras) if cameras else {}
+        starts.append((state, {c: frames[IMAGE_PREFIX + c].astype(np.int16) for c in cameras}))
+    (state, frames), (again, frames_again) = starts
+    differing = np.flatnonzero(~np.isclose(state, again, rtol=STATE_TOLERANCE, atol=STATE_TOLERANCE))
+    if len(differing):
+        i = differing[0]
+        return f"state[{i}] is {state[i]:.4g} and {again[i]:.4g}"
+    for c in cameras:
+        if (pixels := np.abs(frames[c] - frames_again[c])).max() > FRAME_TOLERANCE:
+            return f"camera {c!r} differs by up to {pixels.max()} levels"
+    return None
+
+
+def _compare_starts(env: RobotEnv, config: ExperimentConfig, seed: int, cameras: tuple[str, ...]) -> None:
+    if env.starts_repeat is not None or config.robot.real:
+        return
+    difference = _start_difference(env, seed, cameras)
+    env.starts_repeat = difference is None
+    if difference is not None:
+        logger.warning(
+            f"robot {env.robot_spec.name!r} ignores the seed of reset(seed=...): after two resets with one seed "
+            f"{difference}. There are then no held-out starts, and two evaluations begin differently. Draw starts from "
+            "gymnasium's self.np_random, or seed the generator that the environment draws from in a wrapper's reset "
+            "(docs/your_robot.md, section 2)"
+        )
+
+
+class _Film(NullSink):
+    """Films episodes: images are taken before a tick, its source comes with its record."""
+
+    def __init__(self, env: RobotEnv) -> None:
+        self._env = env
+        self._images: dict[int, dict[str, np.ndarray]] = {}  # by tick, until its record comes
+        self.video: EpisodeVideo | None = None
+
+    def observe(self, tick: int) -> None:
+        if self.video is not None:
+            self._images[tick] = self._env.read_images()
+
+    def step(self, record: Step) -> None:
+        images = self._images.pop(record.tick, None)
+        if self.video is not None and images is not None:
+            self.video.add(images, human=record.source is Source.HUMAN)
+
+
+class Entry(NamedTuple):
+    """A policy to evaluate.
+
+    `deterministic`: its mean instead of a sample. `videos`: a folder for its films. `arm`: see `policy.Request`.
+    """
+
+    policy: Policy
+    deterministic: bool = True
+    videos: Path | None = None
+    arm: str = ""
+
+
+def evaluate(
+    env: RobotEnv, policy: Policy, config: ExperimentConfig,
+    *, n: int, seed_base: int = EVAL_SEED_BASE, deterministic: bool = True, save_video: Path | None = None,
+    filmed: int | None = None, progress: Callable[[EvalResult], None] | None = None, clock: Clock | None = None,
+    stop: Callable[[], str | None] = no_stop,
+) -> EvalResult:  # fmt: skip
+    """Run `n` episodes from the start states `seed_base + i`, without interventions; nothing is recorded.
+
+    One that the robot ended by a fault is repeated, at most FAULT_REPEATS times; the last of these counts.
+
+    Args:
+        config: the training's: its clock, delay and lengths apply here too.
+        deterministic: the policy's mean instead of a sample.
+        save_video: a folder for one mp4 of each of the first `filmed` episodes (None: all), named by its outcome.
+        progress: called after each episode with the result so far.
+        stop: polled on every tick; a string ends the evaluation. The episode that it cuts short is not counted.
+
+    Raises ConfigError for n < 1, and with the install hint where videos cannot be written.
+    """
+    [result] = evaluate_in_turns(
+        env, [Entry(policy, deterministic, save_video)], config, n=n, seed_base=seed_base, filmed=filmed,
+        progress=None if progress is None else lambda results: progress(results[0]), clock=clock, stop=stop,
+    )  # fmt: skip
+    return result
+
+
+def evaluate_in_turns(
+    env: RobotEnv, entries: Sequence[Entry], config: ExperimentConfig,
+    *, n: int, seed_base: int = EVAL_SEED_BASE, filmed: int | None = None,
+    progress: Callable[[list[EvalResult]], None] | None = None, clock: Clock | None = None,
+    stop: Callable[[], str | None] = no_stop, intervention: InterventionSource | None = None,
+    operator: EvaluationOperator | None = None,
+) -> list[EvalResult]:  # fmt: skip
+    """Evaluate policies in turns: from each start state an episode of each, in an order drawn by `config.seed`.
+
+    An episode in which a human acted is a failure, whatever else was decided of it. Other arguments, and what is
+    raised, are as of `evaluate`; `progress` gets the results of all entries.
+
+    Args:
+        intervention: of a human who may take the robot over; letting it go ends the episode.
+        operator: labels what nothing else judged, and has episodes done again.
+
+    Returns:
+        A result for each entry.
+    """
+    if n < 1:
+        raise ConfigError(f"must be at least 1 episode, got {n}", parameter="n")
+    if any(e.videos is not None for e in entries) and not env.robot_spec.cameras:
+        raise ConfigError(
+            f"robot {env.robot_spec.name!r} has no camera to film with. Evaluate without films", parameter="save_video"
+        )
+    _compare_starts(env, config, seed_base, entries[0].policy.image_keys)
+    # It limits how much an operator helps a policy in training. For safety a human may act here at any time.
+    config = dataclasses.replace(config, actor=config.actor.without_human_limit())
+    operator = operator or EvaluationOperator()
+    human = None if intervention is None else SingleIntervention(intervention)
+    drawn = np.random.default_rng(config.seed)
+    turns = [(i, int(k)) for i in range(n) for k in drawn.permutation(len(entries))]
+    left = deque(range(len(turns)))
+
+    def take_back(undone: set[str]) -> None:
+        for again in sorted(int(name.split("-")[1]) for name in undone):
+            players[turns[again][1]].result.take_back(again)
+            left.appendleft(again)
+
+    with contextlib.ExitStack() as stack:
+        players = [_Player(env, e, config, seed_base, clock, stop, human, operator) for e in entries]
+        for player in players:
+            stack.callback(player.close)
+        results = [player.result for player in players]
+        while left and stop() is None and not operator.quits:
+            turn = left.popleft()
+            i, k = turns[turn]
+            counts = players[k].play(i, turn, film=filmed is None or i < filmed)
+            if not counts:
+                left.appendleft(turn)
+            take_back(operator.undone())
+            if not counts:
+                break
+            if progress is not None:
+                progress(results)
+        take_back(operator.undone(last=True))
+    for player in players:
+        player.result.policy_version = player.entry.policy.version
+        player.result.interrupted = bool(left)
+    return results
+
+
+class _Player:
+    """Plays the episodes of one entry, and counts them in `result`."""
+
+    def __init__(
+        self, env: RobotEnv, entry: Entry, config: ExperimentConfig, seed_base: int, clock: Clock | None,
+        stop: Callable[[], str | None], human: SingleIntervention | None, operator: EvaluationOperator,
+    ) -> None:  # fmt: skip
+        self.entry, self._env, self._seed_base = entry, env, seed_base
+        self._human, self._stop, self._operator = human, stop, operator
+        self._film = _Film(env)
+        self._runner = EpisodeRunner(
+            env, entry.policy, self._film, config=config, clock=clock, stop=self._ends, intervention=human,
+            observer=None if entry.videos is None else self._film.observe, operator=operator.operator,
+        )  # fmt: skip
+        mode: Literal["mean", "sampled"] = "mean" if entry.deterministic else "sampled"
+        self.result = EvalResult(
+            mode=mode,
+            arm=entry.arm,
+            seed_base=seed_base,
+            policy_version=entry.policy.version,
+            tick_seconds=env.robot_spec.dt,
+            starts_repeat=env.starts_repeat,
+        )
+
+    def close(self) -> None:
+        self._drop_film()
+        self._runner.close()
+
+    def play(self, i: int, turn: int, *, film: bool) -> bool:
+        """Play the episode of start `i`, again where a fault or the operator ended it; returns whether it counts."""
+        name, faults = f"{self.result.mode}_{i:03d}", 0
+        for attempt in itertools.count():
+            if (videos := self.entry.videos) is not None and film:
+                self._film.video = EpisodeVideo(videos / f"{name}.mp4", self._env.robot_spec.control_hz)
+            episode_id = f"evaluation-{turn:06d}-{attempt}"
+            if self._human is not None:
+                self._human.over = False  # else the intervention of the episode before ends this one's reset
+            summary = self._runner.run_episode(
+                self._seed_base + i, explore=not self.entry.deterministic, episode_id=episode_id, arm=self.entry.arm
+            )
+            stopped = self._stop()
+            if summary.length == 0 and stopped is None and not self._operator.quits:  # stopped in its reset
+                self._drop_film()
+                continue
+            unjudged = summary.outcome is Outcome.UNKNOWN
+            if unjudged and (summary.length == 0 or (stopped and summary.ended_by in (stopped, OPERATOR))):  # cut short
+                return False
+            if summary.human_ticks:
+                summary = summary.judged(Outcome.FAILURE, INTERVENTION)
+            faults += bool(summary.fault)
+            settled: EpisodeSummary | None = None
+            if not summary.fault or faults > FAULT_REPEATS or stopped is not None:
+                if self._film.video is not None:
+                    self._film.video.add(self._env.read_images())
+                settled = self._operator.settle(summary, episode_id, self._stop, self._env.idle)
+            if settled is not None:
+                break
+            if self._stop() is not None:  # while a label was waited for
+                return False
+            self.result.repeated.append(summary)
+            self._drop_film()
+        assert settled is not None
+        self.result.add(settled, turn)
+        if self._film.video is not None:
+            self._film.video.finish(f"{name}_{settled.outcome}.mp4")
+            self._film.video = None
+        return True
+
+    def _drop_film(self) -> None:
+        if self._film.video is not None:
+            self._film.video.discard()
+            self._film.video = None
+
+    def _ends(self) -> str | None:
+        return INTERVENTION if self._human is not None and self._human.over else self._stop()
+
+
+def policy_of(
+    env: RobotEnv, agent: ActingAgent, preprocess: Preprocess, snapshot: Snapshot, config: ExperimentConfig
+) -> ChunkPolicy:
+    """Return the policy of a snapshot. Its noise depends on `config.seed` alone."""
+    policy = ChunkPolicy(agent, preprocess, env.robot_spec, seed=config.seed + 1)
+    policy.swap(snapshot)
+    return policy
+
+
+def evaluate_snapshot(
+    env: RobotEnv, agent: ActingAgent, preprocess: Preprocess, snapshot: Snapshot, config: ExperimentConfig,
+    **options: Any,
+) -> EvalResult:  # fmt: skip
+    """Evaluate the policy of a snapshot; `options` as of `evaluate`."""
+    return evaluate(env, policy_of(env, agent, preprocess, snapshot, config), config, **options)

@@ -1,0 +1,1 @@
+"""Several processes of a run, started and watched together."""

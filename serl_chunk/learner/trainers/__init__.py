@@ -1,0 +1,1 @@
+"""Ways of training, one a file: phases (offline, warm-up, online)."""

@@ -1,0 +1,260 @@
+"""The report of a run, made from its folder: `report.html` with its plots, `report.png` and `report.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from serl_chunk.io import atomic_write, format_duration, format_spread, plural
+from serl_chunk.runs.demos import DEMOS
+from serl_chunk.runs.evaluations import better_arm
+from serl_chunk.runs.folder import read_json
+from serl_chunk.runs.metrics import DEMONSTRATION_RECEIVED, Row, RunMetrics, read_metrics, succeeded_alone
+from serl_chunk.runs.report import panels as panels
+from serl_chunk.runs.report.panels import WINDOW, Draw
+from serl_chunk.runs.report.tables import (
+    RobotTime,
+    control_hz,
+    episodes_section,
+    origin,
+    read_settings,
+    robot_time,
+    settings_section,
+)
+from serl_chunk.viz.page import Html, facts, figure, note, page, section, table
+from serl_chunk.viz.plots import draw_or_say_why, new_figure, panels_svg, to_png
+
+STARTS = {True: "held-out", False: "ignore the seed", None: "not compared"}  # of an evaluation's `starts_repeat`
+LAST = 5  # checkpoints whose spread is shown
+_OF_HUMANS = (
+    " A success without intervention is the policy's own; its share is of all episodes, including those that a human "
+    "saved. Evaluations, which have no interventions, decide."
+)
+_EVALUATION_COLUMNS = (
+    "checkpoint", "policy", "episodes", "success", "95 % interval", "starts", "mean time", "mean length", "after",
+    "arms",
+)  # fmt: skip
+
+
+def build_report(run_dir: str | os.PathLike[str]) -> Path:
+    """Write `report.html`, `.png` and `.json` into the run folder, replacing older ones whole; return the first's path.
+
+    Raises DataError if `run_dir` is not a run folder (it has no `metrics.jsonl`), ConfigError for a bad `config.json`.
+    """
+    run = Path(run_dir)
+    metrics, config = read_metrics(run), read_settings(run)
+    report, limits = run / "report.html", panels.value_range(config)
+    title = f"{config.get('name') or run.resolve().parent.name}: {run.resolve().name}"
+    head = headline(metrics, config)
+    spent = _robot_time(run, metrics, config)
+    known = {"headline": dict(head), "robot_time": spent and spent._asdict()}
+    atomic_write(run / "report.json", json.dumps(known, indent=1).encode())
+    atomic_write(run / "report.png", _summary(metrics, f"{title}\n{head[0][0]}: {head[0][1]}\n{head[1][1]}", limits))
+    content = [
+        facts([*head, *_robot_time_facts(spent)], large=2),
+        *map(note, _notes(metrics)),
+        *_figures(metrics, limits),
+        section("Evaluations", *map(note, _spreads(metrics)), _evaluations(metrics, run), key="evaluations"),
+        episodes_section(run, metrics, config),
+        section("Origin", table(("", "last process"), origin(config)), key="origin"),
+        settings_section(config),
+        section("Events", _events(metrics), key="events"),
+    ]
+    atomic_write(report, page(title, *content))
+    return report
+
+
+def headline(metrics: RunMetrics, config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the most important values as (name, value): success of the policy alone and in evaluation come first."""
+    last = metrics.last() or {"wall": 0.0, "step": 0, "env_steps": 0, "human_ticks": 0}
+    episodes = metrics["episode"]
+    judged = [row for row in panels.judged_episodes(metrics) if row.get("phase") != "warmup"][-WINDOW:]
+    warmup = sum(row.get("phase") == "warmup" for row in episodes)
+    streamed = sum(str(row.get("text")).startswith(DEMONSTRATION_RECEIVED) for row in metrics["event"])
+    return [
+        (f"Success without intervention, last {WINDOW} episodes", _share([*map(succeeded_alone, judged)])),
+        ("Evaluation", _evaluation_sentence(metrics["eval"])),
+        (f"Success with or without intervention, last {WINDOW}", _share([r["succeed"] for r in judged])),
+        ("Duration", format_duration(last["wall"])),
+        ("Critic updates", f"{last['step']:,}"),
+        ("Environment steps", f"{last['env_steps']:,}"),
+        ("Human ticks", _human(last, control_hz(config))),
+        ("Episodes", f"{len(episodes):,}" + (f" ({warmup:,} of them warm-up)" if warmup else "")),
+        *([("Demonstrations received", f"{streamed:,}")] if streamed else []),
+    ]
+
+
+def _robot_time(run: Path, metrics: RunMetrics, config: Mapping[str, Any]) -> RobotTime | None:
+    hz, noted = control_hz(config), run / DEMOS
+    if hz is None:
+        return None
+    demos = read_json(noted)["episodes"] if noted.exists() else []
+    return robot_time(metrics, hz, [e["steps"] for e in demos if "steps" in e], WINDOW)
+
+
+def _robot_time_facts(spent: RobotTime | None) -> list[tuple[str, str]]:
+    if spent is None or not spent.robot_minutes:
+        return []
+    rate, alone, shown = spent.successes_per_10_min, spent.success_s, spent.demonstration_s
+    against = f"; the demonstrations' {shown:.1f} s" if shown is not None else ""
+    return [
+        ("Robot time", f"{spent.robot_minutes:.1f} min of motion, {spent.human_seconds:.0f} s of them a human's"),
+        (f"Successes per 10 min, last {WINDOW} episodes", "unknown" if rate is None else f"{rate:.1f}"),
+        ("Successes in a row, without intervention", f"{spent.longest_streak:,} at most"),
+        ("Median time of a success", f"{_measured(alone, 's')}{against}"),
+    ]
+
+
+def _figures(metrics: RunMetrics, limits: tuple[float, float] | None) -> list[Html]:
+    axes = panels.axes_of(metrics)
+    n, rolling = len(metrics["episode"]), f"the mean of the last {WINDOW} episodes"
+    no_episode = "No episode has finished in this run yet."
+    no_training = "No training step has been logged in this run yet."
+    losses, intervened = panels.loss_keys(metrics), panels.has_changed(metrics, "human_ticks")
+    no_human = "No human has acted in this run." if n else no_episode
+
+    def over(draw: Callable[..., bool], *first: tuple[str, str]) -> list[Draw]:
+        return [panels.panel_over(draw, axis) for axis in (*first, *axes)]
+
+    def built(key: str, title: str, drawn: Sequence[Draw], missing: str, caption: str) -> Html:
+        svg = panels_svg([panels.of(metrics, draw) for draw in drawn])
+        return section(title, figure(svg, f"{title}: {caption}", caption) if svg else note(missing), key=key)
+
+    return [
+        built(
+            "success", "Success rate", over(panels.draw_success, panels.UPDATES), no_episode,
+            f"Success rate of {n} episodes as {rolling}, and evaluations with their 95 % intervals. Grey: before "
+            f"training on online steps.{_OF_HUMANS if intervened else ''}",
+        ),
+        built(
+            "return", "Return", over(panels.draw_return), no_episode,
+            f"Undiscounted return of {n} episodes: the sum of an episode's rewards, and {rolling}.",
+        ),
+        built(
+            "intervention", "Intervention share", over(panels.draw_intervention) if intervened else [], no_human,
+            f"Share of human steps, idle ones included, and of episodes with an intervention; {rolling}. Both should "
+            "fall as the policy learns.",
+        ),
+        built(
+            "q-return", "Q against realised return",
+            [panels.calibration_panel(limits), panels.draw_q_trend, panels.draw_q_train],
+            "No value of the critic with a known return has been recorded in this run yet.",
+            f"Left: the critic's value at decisions of the last {panels.CALIBRATION_EPISODES} episodes that terminated "
+            "and the discounted return from there; at a truncation no return is known. The critic is calibrated where "
+            "the squares' 95 % intervals, of a tenth of "
+            "the decisions each, reach the dashed line; states below it proved worse than their value. Intervals count "
+            "episodes, not decisions. Where a human intervened, the return is not the policy's own, and the squares "
+            "leave it out as long as there are others. Right: means of an episode; values and targets in batches.",
+        ),
+        built(
+            "losses", "Losses", [panels.loss_panel(key) for key in losses], no_training,
+            f"{', '.join(losses)}; on a logarithmic scale where every value is positive and the largest ten times the "
+            "smallest.",
+        ),
+        built(
+            "rates", "Rates and waits",
+            [panels.draw_rates, panels.draw_waits, panels.draw_timers, panels.draw_replay], no_training,
+            "Updates and environment steps per second, shares of waiting, mean times, and windows in the replay. A "
+            "learner that waits for actors needs more of them or a higher utd_ratio; actors that wait need a faster "
+            "learner or a lower one.",
+        ),
+    ]  # fmt: skip
+
+
+def _summary(metrics: RunMetrics, headline: str, limits: tuple[float, float] | None) -> bytes:
+    losses = panels.loss_keys(metrics)
+    axis = panels.AXES[0] if panels.has_changed(metrics, "env_steps") else panels.UPDATES
+    drawn: list[tuple[str, Draw]] = [
+        ("Success rate", panels.panel_over(panels.draw_success, axis)),
+        ("Intervention share", panels.panel_over(panels.draw_intervention, panels.AXES[0])),
+        ("Q against realised return", panels.calibration_panel(limits)),
+        (losses[0], panels.loss_panel(losses[0])) if losses else ("Losses", lambda ax, metrics: False),
+    ]
+    with new_figure(14, 10, dpi=100) as picture:
+        picture.suptitle(headline, fontsize=13)
+        for ax, (title, draw) in zip(picture.subplots(2, 2).flat, drawn, strict=True):
+            draw_or_say_why(ax, panels.of(metrics, draw))
+            ax.set_title(f"{title} ({ax.get_title()})" if ax.get_title() else title)
+        return to_png(picture)
+
+
+def _evaluation_sentence(rows: Sequence[Row]) -> str:
+    known = [row for row in rows if row.get("success_rate") is not None]
+    if not known:
+        return "not evaluated yet"
+    row = max(known, key=lambda r: (r.get("mode") == "mean", not r.get("arm"), known.index(r)))
+    return (
+        f"{_percent(row['success_rate'])} success in {row.get('n')} episodes (95 % Wilson interval {_interval(row)}), "
+        f"{_policy(row)} policy of checkpoint {row.get('checkpoint')}"
+    )
+
+
+def _policy(row: Row) -> str:
+    return " ".join(filter(None, (row.get("mode"), row.get("arm"))))
+
+
+def _spreads(metrics: RunMetrics) -> list[str]:
+    rates: dict[str, dict[int, float]] = {}
+    for row in panels.evaluations(metrics):
+        rates.setdefault(_policy(row), {})[row["step"]] = row["success_rate"]
+    return [
+        f"{policy} policy, its last checkpoints: {format_spread(list(of.values())[-LAST:])}"
+        for policy, of in rates.items() if len(of) > 2
+    ]  # fmt: skip
+
+
+def _evaluations(metrics: RunMetrics, run: Path) -> Html:
+    rows = [
+        (
+            row.get("checkpoint"), _policy(row), row.get("n"), _percent(row.get("success_rate")), _interval(row),
+            STARTS.get(row.get("starts_repeat"), "unknown"),
+            _measured(row.get("mean_time_s"), "s"), _measured(row.get("mean_length"), "steps"),
+            f"{row['env_steps']:,} steps, {format_duration(metrics.trained_wall(row))}",
+            better_arm(run, row["step"]),
+        )
+        for row in metrics["eval"]
+    ]  # fmt: skip
+    return table(_EVALUATION_COLUMNS, rows, "No evaluation has been made of this run yet.")
+
+
+def _events(metrics: RunMetrics) -> Html:
+    rows = [(format_duration(r["wall"]), f"{r['step']:,}", str(r.get("text", ""))) for r in metrics["event"]]
+    return table(("time", "critic updates", "event"), rows, "Nothing out of the ordinary was recorded.")
+
+
+def _notes(metrics: RunMetrics) -> list[str]:
+    resumed = (
+        f"This run was resumed from a checkpoint: {metrics.superseded:,} rows that a previous process wrote after "
+        "that checkpoint are left out; the time they took is not."
+    )
+    damaged = f"{plural(metrics.bad_lines, 'line')} of metrics.jsonl skipped: damaged."
+    return [text for count, text in ((metrics.superseded, resumed), (metrics.bad_lines, damaged)) if count]
+
+
+def _human(last: Row, hz: float | None) -> str:
+    ticks, steps = last["human_ticks"], last["env_steps"]
+    details = [format_duration(ticks / hz)] if hz else []
+    if steps:
+        details.append(f"{_percent(ticks / steps)} of environment steps")
+    return f"{ticks:,}" + (f" ({', '.join(details)})" if details else "")
+
+
+def _share(good: Sequence[Any]) -> str:
+    total, n = sum(good), len(good)
+    return f"{total} of {n} ({_percent(total / n)})" if n else "none yet"
+
+
+def _interval(row: Row) -> str:
+    low, high = row.get("low"), row.get("high")
+    return "unknown" if low is None or high is None else f"{_percent(low)} to {_percent(high)}"
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{100 * share:.1f} %"
+
+
+def _measured(value: float | None, unit: str) -> str:
+    return "unknown" if value is None else f"{value:.1f} {unit}"

@@ -1,0 +1,362 @@
+"""When a learner evaluates, and what that leaves: rows, files, and training as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+import pytest
+from errors import naming
+from learner_tools import by_kind, quick_agents
+from point_robot import Ditherer, PointEnv, experiment, record_demos
+
+from serl_chunk.actor.episode import EpisodeRunner
+from serl_chunk.cli.demos import RunOptions
+from serl_chunk.cli.learner import build_learner, train_offline
+from serl_chunk.cli.local import train_local
+from serl_chunk.config.robots import GymConfig
+from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
+from serl_chunk.evaluation import rollouts as evaluate_module
+from serl_chunk.evaluation.by_learner import OwnEvaluation
+from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE
+from serl_chunk.learner.learner import Learner
+from serl_chunk.learner.schedule import EvalSchedule, Phase
+from serl_chunk.robots.registry import make_env, robot_spec
+from serl_chunk.runs.checkpoints import host_leaves
+from serl_chunk.runs.folder import open_run
+from serl_chunk.runs.metrics import Counters, read_metrics
+from serl_chunk.runs.report.report import build_report
+from serl_chunk.runs.status_line import StatusLine
+from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
+from serl_chunk.viz.video import VideoError
+
+pytestmark = pytest.mark.compiles
+
+EVALUATED = {"eval_interval": 20, "eval_episodes": 3}
+OFFLINE = {"pretrain_steps": 0, "offline_steps": 50, "online_steps": 0, "checkpoint_period": 25}
+
+quick = pytest.fixture(autouse=True)(quick_agents)
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory) -> str:
+    return record_demos(tmp_path_factory.mktemp("demos"), 12)
+
+
+def evaluated(run: Path) -> list[int]:
+    return [row["step"] for row in read_metrics(run)["eval"]]
+
+
+def test_multiples_are_due_once_each_and_ends_where_they_are_none():
+    schedule = EvalSchedule(10)
+    assert [s for s in range(25) if schedule.due(s)] == list(range(10, 25))
+    schedule.last = 12  # of steps by twos
+    assert not schedule.due(18)
+    assert schedule.due(20)
+    assert schedule.due(18, now=True)
+    assert not schedule.due(12, now=True)
+    assert not EvalSchedule(0).due(10, now=True)
+
+
+@pytest.mark.slow
+def test_the_curve_of_a_run_from_offline_to_online(demos, tmp_path):
+    config = experiment(offline_steps=50, max_steps=40, checkpoint_period=0, **EVALUATED)
+    learner, _ = train_local(config, RunOptions([demos], str(tmp_path)))
+    assert evaluated(tmp_path) == [20, 40, 50, 60, 80, 90]  # 50: the offline phase ends there; 90: training does
+    rows = read_metrics(tmp_path)["eval"]
+    for row in rows:
+        assert (row["n"], row["mode"], row["by"], row["checkpoint"]) == (3, "mean", "learner", row["step"])
+        assert row["low"] <= row["success_rate"] <= row["high"]
+        assert row["mean_return"] == pytest.approx(row["success_rate"])  # the robot's reward is 1 at success
+        assert 1 <= row["mean_length"] <= 10
+        assert row["seconds"] > 0
+    assert [row["env_steps"] for row in rows[:3]] == [0, 0, 0]
+    assert rows[-1]["env_steps"] == learner.env_steps
+    saved = json.loads((tmp_path / "evaluations" / "learner_60.json").read_text())
+    assert (saved["checkpoint"], saved["purpose"]) == (60, "learner")
+    assert [e["seed"] for e in saved["results"][0]["episodes"]] == [EVAL_SEED_BASE + i for i in range(3)]
+    page = build_report(tmp_path).read_text()
+    assert "policy of checkpoint 90" in page
+
+
+def test_training_is_the_same_with_evaluations_and_without(demos, tmp_path, monkeypatch):
+    reset = PointEnv.reset
+
+    def careless(self, **kwargs):  # as simulators are that draw from the generators of their whole process
+        np.random.seed(0)  # noqa: NPY002
+        random.seed(0)
+        return reset(self, **kwargs)
+
+    kept: list[bool] = []
+    evaluate = OwnEvaluation.__call__
+
+    def watched(self, learner, snapshot):
+        before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PointEnv, "reset", careless)
+            evaluate(self, learner, snapshot)
+        kept.append((random.getstate(), np.random.get_state()[1].tolist()) == before)  # noqa: NPY002
+
+    monkeypatch.setattr(OwnEvaluation, "__call__", watched)
+    config = experiment(offline_steps=30, max_steps=30)
+    plain, _ = train_local(config, RunOptions([demos], str(tmp_path / "plain")))
+    config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, **EVALUATED))
+    watched_run, _ = train_local(config, RunOptions([demos], str(tmp_path / "watched")))
+    assert kept == [True] * 4
+    left, right = host_leaves(plain.state), host_leaves(watched_run.state)
+    for path in left:
+        assert left[path].tobytes() == right[path].tobytes(), path
+    with_them, without = by_kind(tmp_path / "watched"), by_kind(tmp_path / "plain")
+    assert len(with_them.pop("eval")) == 4
+    assert with_them == without
+
+
+def test_the_time_of_evaluations_is_no_time_of_training(demos, tmp_path, monkeypatch):
+    seconds, steps = 0.6, []
+
+    def slow(self, learner, snapshot):
+        steps.append(learner.updates)
+        threading.Event().wait(seconds)
+
+    monkeypatch.setattr(OwnEvaluation, "__call__", slow)
+    config = experiment(**OFFLINE | EVALUATED)
+    spec = robot_spec(config.robot)
+    learner = build_learner(
+        config, RunOptions([demos]), open_run(config, spec, str(tmp_path)), spec,
+        publish=lambda snapshot, info: None, threaded=False,
+    )  # fmt: skip
+    start = time.perf_counter()
+    wall = learner.metrics.wall()
+    while learner.trainer.phase is not Phase.DONE:
+        learner.work()
+    took, counted = time.perf_counter() - start, learner.metrics.wall() - wall
+    learner.close()
+    learner.metrics.close()
+    assert steps == [20, 40, 50]
+    assert took - counted >= 3 * seconds  # the run's clock stood still
+    assert learner.stats.evaluation_seconds >= 3 * seconds
+    rows = read_metrics(tmp_path)["train"]
+    spent = sum(config.learner.log_period / row["rates/updates_per_s"] for row in rows)
+    assert spent <= took - 2 * seconds  # two of them lie between rows
+
+
+def test_an_evaluation_that_is_cut_short_is_made_up_for(demos, tmp_path, monkeypatch):
+    stop, config = threading.Event(), experiment(**OFFLINE | EVALUATED)
+    step = PointEnv.step
+
+    def stopping(self, action):
+        stop.set()
+        return step(self, action)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PointEnv, "step", stopping)
+        half = train_offline(config, RunOptions([demos], str(tmp_path)), stop=stop)
+    assert half.updates == 20
+    assert evaluated(tmp_path) == []
+    train_offline(config, RunOptions([demos], str(tmp_path)))
+    assert evaluated(tmp_path) == [20, 40, 50]
+    train_offline(config, RunOptions([demos], str(tmp_path)))  # it is over: nothing is evaluated again
+    assert evaluated(tmp_path) == [20, 40, 50]
+
+
+def test_a_real_robot_is_not_moved_by_a_learner(demos, tmp_path):
+    config = experiment(**OFFLINE | EVALUATED)
+    real = dataclasses.replace(config, robot=dataclasses.replace(config.robot, is_real=True))
+    with pytest.raises(ConfigError, match=naming("learner.eval_interval", 20, "--eval_checkpoint_step")):
+        train_offline(real, RunOptions([demos], str(tmp_path / "real")))
+    live = dataclasses.replace(config, actor=dataclasses.replace(config.actor, clock="realtime"))
+    with pytest.raises(ConfigError, match=naming("learner.eval_interval", "--config.actor.clock", "lockstep")):
+        train_offline(live, RunOptions([demos], str(tmp_path / "live")))
+    with pytest.raises(ConfigError, match=naming("learner.video_episodes", 4, "learner.eval_episodes", 3)):
+        experiment(video_episodes=4, **EVALUATED)
+
+
+class FilmedPoint(gymnasium.Wrapper):
+    """The point robot with a camera."""
+
+    def __init__(self, fake_env: bool) -> None:
+        super().__init__(PointEnv())
+        self.observation_space = gymnasium.spaces.Dict(
+            {
+                "state": self.env.observation_space,
+                "images": gymnasium.spaces.Dict({"top": gymnasium.spaces.Box(0, 255, (16, 16, 3), np.uint8)}),
+            }
+        )
+
+    def _seen(self, state):
+        return {"state": state, "images": {"top": np.zeros((16, 16, 3), np.uint8)}}
+
+    def reset(self, **kwargs):
+        state, info = self.env.reset(**kwargs)
+        return self._seen(state), info
+
+    def step(self, action):
+        state, *rest = self.env.step(action)
+        return self._seen(state), *rest
+
+
+class FakeVideo:
+    """As EpisodeVideo, without an encoder."""
+
+    def __init__(self, path: Path, fps: float) -> None:
+        self.path, self.partial = path, path.with_suffix(".partial")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.partial.touch()
+
+    def add(self, images: dict, *, human: bool = False) -> None:
+        assert images
+
+    def finish(self, name: str) -> None:
+        self.partial.rename(self.path.with_name(name))
+
+    def discard(self) -> None:
+        self.partial.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def filmed(monkeypatch: pytest.MonkeyPatch):
+    """An experiment that films 2 of 3 episodes."""
+    monkeypatch.setattr("serl_chunk.evaluation.by_learner.ffmpeg_program", lambda: "ffmpeg")
+    monkeypatch.setattr(evaluate_module, "EpisodeVideo", FakeVideo)
+    config = experiment(**OFFLINE | EVALUATED, video_episodes=2)
+    robot = GymConfig(make=FilmedPoint, robot_name="point", max_episode_steps=10)
+    return dataclasses.replace(config, robot=robot)
+
+
+def filmed_demos(folder: Path, config) -> str:
+    """Two short episodes of a robot with a camera."""
+    env = make_env(dataclasses.replace(config.robot, max_episode_steps=200))
+    with EpisodeWriter(folder, env.robot_spec, keep=lambda e: True) as writer:
+        runner = EpisodeRunner(env, Ditherer(env.env.env), writer, config=config)
+        for seed in range(2):
+            runner.run_episode(seed)
+    env.close()
+    return str(folder)
+
+
+def test_what_filming_needs_is_looked_at_before_anything_is_trained(demos, tmp_path, filmed, monkeypatch):
+    blind = dataclasses.replace(filmed, robot=experiment().robot)
+    with pytest.raises(ConfigError, match=naming("learner.video_episodes", 2, "point", 0)):
+        train_offline(blind, RunOptions([demos], str(tmp_path / "blind")))
+
+    def dark(self, state):
+        raise RuntimeError("no EGL here")
+
+    monkeypatch.setattr(FilmedPoint, "_seen", dark)
+    with pytest.raises(
+        ConfigError, match=naming("learner.video_episodes", 2, "RuntimeError: no EGL here", "MUJOCO_GL")
+    ):
+        train_offline(filmed, RunOptions([demos], str(tmp_path / "dark")))
+
+
+def test_an_evaluation_that_fails_ends_no_training(tmp_path, filmed, monkeypatch, caplog):
+    demos = filmed_demos(tmp_path / "demos", filmed)
+    finish = FakeVideo.finish
+
+    def broken(self, name):
+        finish(self, name)
+        if "001" in name and self.path.parent.name.startswith("40"):
+            raise VideoError("could not write it: the disk is full")
+
+    monkeypatch.setattr(FakeVideo, "finish", broken)
+    learner = train_offline(filmed, RunOptions([demos], str(tmp_path / "run")))
+    assert (learner.trainer.phase, learner.updates) == (Phase.DONE, 50)
+    assert evaluated(tmp_path / "run") == [20, 50]
+    said = caplog.text
+    warning = "the evaluation at step 40 failed and is left out; training goes on (VideoError: could not"
+    assert said.count(warning) == 1
+    videos = tmp_path / "run" / "videos"
+    assert sorted(p.name for p in videos.iterdir()) == ["20_mean", "50_mean"]
+    assert [len(list(p.iterdir())) for p in videos.iterdir()] == [2, 2]
+
+
+def test_a_simulator_that_gives_up_costs_one_evaluation_and_no_training(tmp_path, monkeypatch, caplog):
+    class Unstable(Exception):
+        """As simulators have them: no SerlChunkError, no OSError."""
+
+    def gives_up(*_: object, **__: object) -> None:
+        raise Unstable("the arm left the world")
+
+    config = experiment(**OFFLINE | EVALUATED)
+    own = OwnEvaluation(config, None, lambda: False)
+    learner = SimpleNamespace(
+        counters=lambda: Counters(40, 0, 0), metrics=SimpleNamespace(run_dir=tmp_path), preprocess=None
+    )
+    monkeypatch.setattr("serl_chunk.evaluation.rollouts.evaluate_snapshot", gives_up)
+    own(learner, Snapshot(40, {}))
+    [line] = caplog.messages
+    assert line.startswith("the evaluation at step 40 failed and is left out; training goes on ")
+    assert f"(Unstable: the arm left the world, raised in {__file__}, line " in line
+    assert list(tmp_path.iterdir()) == []
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("serl_chunk.evaluation.rollouts.evaluate_snapshot", interrupted)
+    with pytest.raises(KeyboardInterrupt):  # no failure of the simulator's
+        own(learner, Snapshot(40, {}))
+    own.close()
+
+
+def test_one_process_shows_that_it_evaluates(demos, tmp_path, monkeypatch):
+    shown: list[bool] = []
+    monkeypatch.setattr(
+        StatusLine, "update", lambda self, phase, fields: shown.append(fields["evaluating"])
+    )  # fmt: skip
+    train_local(experiment(max_steps=20, **EVALUATED), RunOptions([demos], str(tmp_path)))
+    assert shown.count(True) > EVALUATED["eval_episodes"]  # within the episodes
+    assert not shown[-1]
+
+
+def test_films_of_an_evaluation_that_was_cut_short_are_removed(tmp_path, filmed, monkeypatch):
+    demos = filmed_demos(tmp_path / "demos", filmed)
+    stop = threading.Event()
+    finish = FakeVideo.finish
+
+    def stopping(self, name):
+        finish(self, name)
+        stop.set()
+
+    kept = tmp_path / "run" / "videos" / "20_mean" / "mine.mp4"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    monkeypatch.setattr(FakeVideo, "finish", stopping)
+    train_offline(filmed, RunOptions([demos], str(tmp_path / "run")), stop=stop)
+    assert evaluated(tmp_path / "run") == []
+    assert list(kept.parent.iterdir()) == [kept]
+
+
+def test_what_else_goes_on_does_so_during_an_evaluation(demos, tmp_path):
+    config = experiment(**OFFLINE | EVALUATED)
+    spec = robot_spec(config.robot)
+
+    def build(run: str) -> Learner:
+        return build_learner(
+            config, RunOptions([demos]), open_run(config, spec, str(tmp_path / run)), spec,
+            publish=lambda snapshot, info: None, threaded=False,
+        )  # fmt: skip
+
+    seen: list[bool] = []
+    learner = build("a")
+    learner.run(threading.Event(), lambda: seen.append(learner.status()["evaluating"]))
+    assert seen.count(True) > 3 * EVALUATED["eval_episodes"]  # within the episodes
+    assert not learner.stats.evaluating
+    learner.close()
+    learner.metrics.close()
+
+    def transport_stopped() -> None:
+        if broken.stats.evaluating:
+            raise SerlChunkError("the transport stopped")
+
+    broken = build("b")
+    with pytest.raises(SerlChunkError, match="the transport stopped"):  # no failure of the evaluation
+        broken.run(threading.Event(), transport_stopped)
+    broken.close()
+    broken.metrics.close()

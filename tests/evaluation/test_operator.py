@@ -1,0 +1,296 @@
+"""Every key in every state of an evaluation: which outcomes it leaves, and what the robot was requested."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+from actor_helpers import HumanOnTicks, NoisyAgent, make_config, make_policy
+from operator_script import BY, DT, Desk, Press, Waiting
+
+from serl_chunk.console.bindings import Action, Word
+from serl_chunk.evaluation.operator import FAILED, UNJUDGED, EvaluationOperator
+from serl_chunk.evaluation.results import INTERVENTION
+from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE, Entry, evaluate_in_turns
+from serl_chunk.operator.motion_permit import COUNTDOWN
+
+USUAL = {
+    Word.STOPPED: Press(Action.CLEAR),
+    Word.HOLD: (Press(Action.FAILURE), Press(Action.GO)),
+    Word.WAITING: Press(Action.GO),
+}  # the policy acts, and what it left without an outcome is a failure
+BEFORE = {  # state -> the keys that lead there
+    "POLICY": [],
+    "HOLD": [Press(Action.HOLD)],
+    "ASKED": [],
+    "RESET": [Press(Action.SUCCESS)],
+    "STOPPED": [Press(Action.STOP)],
+    "WAITING": [],
+}
+
+
+class Evaluation:
+    """Two starts of the line robot under keys, and what came of them."""
+
+    def __init__(self, script, *, env=None, n=2, entries=1, config=None, **more) -> None:
+        self.env = env or Waiting(length=40)
+        self.env.starts_repeat = True
+        ended: list[bool] = []
+        operator = EvaluationOperator(wait=lambda seconds: None)
+        options = {k: more.pop(k) for k in ("ready", "usual", "by") if k in more}
+        self.desk = Desk(script, amend=operator.amend, end=lambda: ended.append(True), **{"usual": USUAL, **options})
+        operator.operator = self.desk.operator
+        self.results = evaluate_in_turns(
+            self.env, [Entry(make_policy(NoisyAgent(8))) for _ in range(entries)], config or make_config(), n=n,
+            operator=operator, stop=lambda: "interrupted" if ended else None, **more,
+        )  # fmt: skip
+        self.result = self.results[0]
+
+    @property
+    def outcomes(self) -> list[tuple[int, str, str]]:
+        """(Start, outcome, who decided) of each episode."""
+        return [(e.seed - EVAL_SEED_BASE, e.outcome.value, e.ended_by) for e in self.result.summaries]
+
+    @property
+    def starts(self) -> list[int]:
+        return [seed - EVAL_SEED_BASE for seed in self.env.seeds]
+
+
+class Left(NamedTuple):
+    """What an evaluation of two starts leaves after a key, and then what an operator usually does."""
+
+    outcomes: Sequence[tuple[int, str, int]]  # start, outcome, ticks
+    starts: Sequence[int]  # of all resets
+    sent: Sequence[str] = ()  # to the robot's server
+    interrupted: bool = False
+
+
+S, F = "success", "failure"
+SECOND = (1, F, 40)
+USUALLY = Left([(0, F, 40), SECOND], [0, 1])
+AGAIN = Left([(0, F, 40), SECOND], [0, 0, 1])
+CLEARED = ("stop", "clear", "go")
+NOTHING = Left([], [0], ("stop",), interrupted=True)
+TABLE: dict[str, tuple[Left, dict[Action, Left]]] = {  # state -> what keys without an effect leave, and the others
+    "POLICY": (USUALLY, {
+        Action.HOLD: Left([(0, F, 8), SECOND], [0, 1]),
+        Action.STOP: Left([(0, F, 3), SECOND], [0, 1], CLEARED),
+        Action.SUCCESS: Left([(0, S, 4), SECOND], [0, 1]),
+        Action.FAILURE: Left([(0, F, 4), SECOND], [0, 1]),
+        Action.DISCARD: AGAIN,
+        Action.QUIT: Left([(0, F, 40)], [0], interrupted=True),
+        Action.END: NOTHING,
+    }),
+    "HOLD": (Left([(0, F, 12), SECOND], [0, 1]), {
+        Action.STOP: Left([(0, F, 7), SECOND], [0, 1], CLEARED),
+        Action.SUCCESS: Left([(0, S, 8), SECOND], [0, 1]),
+        Action.FAILURE: Left([(0, F, 8), SECOND], [0, 1]),
+        Action.DISCARD: AGAIN,
+        Action.RESET: AGAIN,
+        Action.RESET_NEW: AGAIN,
+        Action.QUIT: Left([(0, F, 12)], [0], interrupted=True),
+        Action.END: NOTHING,
+    }),
+    "ASKED": (USUALLY, {  # for a label, after the time limit
+        Action.STOP: USUALLY._replace(sent=CLEARED),
+        Action.SUCCESS: Left([(0, S, 40), SECOND], [0, 1]),
+        Action.FAILURE: USUALLY,
+        Action.DISCARD: AGAIN,
+        Action.RESET: AGAIN,
+        Action.RESET_NEW: AGAIN,
+        Action.QUIT: Left([(0, F, 40)], [0], interrupted=True),
+        Action.END: NOTHING,
+    }),
+    "RESET": (Left([(0, S, 4), SECOND], [0, 1]), {  # of the second episode
+        Action.STOP: Left([(0, S, 4), SECOND], [0, 1], CLEARED),
+        Action.DISCARD: Left([SECOND, (0, F, 40)], [0, 1, 0]),
+        Action.UNDO: Left([SECOND, (0, F, 40)], [0, 1, 0]),
+        Action.QUIT: Left([(0, S, 4)], [0], interrupted=True),
+        Action.END: Left([(0, S, 4)], [0], ("stop",), interrupted=True),
+    }),
+    "STOPPED": (Left([(0, F, 3), SECOND], [0, 1], CLEARED), {
+        Action.STOP: Left([(0, F, 3), SECOND], [0, 1], ("stop", *CLEARED)),
+        Action.DISCARD: AGAIN._replace(sent=CLEARED),
+        Action.QUIT: Left([(0, F, 3)], [0], CLEARED[:2], interrupted=True),
+        Action.END: NOTHING._replace(sent=("stop", "stop")),
+    }),
+    "WAITING": (USUALLY, {  # for the scene
+        Action.STOP: USUALLY._replace(sent=CLEARED),
+        Action.QUIT: Left([], [], interrupted=True),
+        Action.END: Left([], [], ("stop",), interrupted=True),
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize("action", Action)
+@pytest.mark.parametrize("state", TABLE)
+def test_every_key_in_every_state(state, action, by):
+    others, table = TABLE[state]
+    words = (Word.HOLD,) if state == "ASKED" else (Word(state),)
+    done = Evaluation([*BEFORE[state], Press(action, words)], ready="first" if state == "WAITING" else "", by=by)
+    assert done.desk.console.script == []
+    expected, data = table.get(action, others), done.result.to_json()
+    outcomes = [(e["seed"] - EVAL_SEED_BASE, e["outcome"], e["length"]) for e in data["episodes"]]
+    left = Left(outcomes, done.starts, done.desk.sent, bool(data.get("interrupted")))
+    assert left == expected
+    assert {e["ended_by"] for e in data["episodes"]} <= {"operator"}
+    assert len(data.get("repeated", [])) == len(done.starts) - len(set(done.starts))
+
+
+def test_going_on_after_a_hold_lets_the_policy_end_it():
+    script = [Press(Action.HOLD), Press(Action.GO, (Word.HOLD,)), Press(Action.SUCCESS)]
+    done = Evaluation(script, env=Waiting(length=400), n=1)
+    [episode] = done.result.summaries
+    assert episode.outcome == S
+    assert COUNTDOWN / DT < episode.hold_ticks < episode.length - 3
+
+
+def test_while_a_label_is_waited_for_the_robot_is_not_commanded_and_the_view_says_why():
+    class Counting(Waiting):
+        steps = idles = 0
+
+        def step(self, action):
+            self.steps += 1
+            return super().step(action)
+
+        def idle(self):
+            self.idles += 1
+
+    env = Counting(length=40)
+    done = Evaluation([Press(Action.SUCCESS, (Word.HOLD,), after=50)], env=env, n=1)
+    assert env.steps == 40
+    assert env.idles > 50
+    assert UNJUDGED in done.desk.console.states[-1].obstacles
+    assert done.desk.words() == [Word.RESET, Word.POLICY, Word.HOLD]
+
+
+def test_a_robot_is_released_as_soon_as_a_label_ends_the_episode():
+    """A robot server's watchdog stops a robot that gets no commands and was not released."""
+
+    class Noting(Waiting):
+        last = ""
+
+        def step(self, action):
+            self.last = "step"
+            return super().step(action)
+
+        def rest(self):
+            self.last = "rest"
+
+    done = Evaluation([Press(Action.SUCCESS)], env=Noting(length=40), n=1)
+    assert done.env.last == "rest"
+
+
+def test_no_view_names_the_version_that_runs():
+    done = Evaluation([], entries=2)
+    assert len(done.desk.console.states) > 20
+    assert {state.policy_version for state in done.desk.console.states} == {None}
+
+
+def test_what_the_environment_judges_waits_for_no_label():
+    done = Evaluation([], env=Waiting(length=40, success_at=9))
+    assert done.outcomes == [(0, S, "environment"), (1, S, "environment")]
+    assert Word.HOLD not in done.desk.words()
+
+
+@pytest.mark.parametrize("key", [Action.SUCCESS, Action.FAILURE])
+def test_the_operator_goes_before_the_environment(key):
+    done = Evaluation([Press(key)], env=Waiting(length=40, success_at=3), n=1)
+    assert done.outcomes == [(0, key.value, "operator")]
+
+
+def test_a_label_in_the_tick_of_a_stop_does_not_count():
+    script = [Press(Action.SUCCESS), Press(Action.STOP, after=-1)]
+    done = Evaluation(script, n=1)
+    assert done.outcomes == [(0, F, "operator")]
+
+
+@pytest.mark.parametrize("label", [Action.FAILURE, Action.SUCCESS])
+def test_an_intervention_ends_its_episode_as_a_failure_once_it_is_let_go(label):
+    human = HumanOnTicks(frozenset({5, 6, 9}))
+    done = Evaluation([Press(label, (Word.HOLD,))], n=1, intervention=human)
+    [episode] = done.result.to_json()["episodes"]
+    assert (episode["outcome"], episode["ended_by"], episode["length"]) == (F, INTERVENTION, 7)
+    assert episode["human_ticks"] == 2
+    assert FAILED in done.desk.console.states[-1].obstacles
+    assert done.desk.words() == [Word.RESET, Word.POLICY, Word.HUMAN, Word.HOLD]
+
+
+def test_an_intervention_in_a_successful_episode_is_a_failure():
+    done = Evaluation([], env=Waiting(length=40, success_at=6), n=1, intervention=HumanOnTicks(frozenset(range(5, 9))))
+    assert done.outcomes == [(0, F, INTERVENTION)]
+
+
+def test_an_intervention_may_be_discarded_and_the_next_episode_begins_without_one():
+    class Once(HumanOnTicks):
+        resets = 0
+
+        def reset(self, seed):
+            self.resets += 1
+            if self.resets == 2:
+                self.ticks = frozenset()
+
+    done = Evaluation([Press(Action.DISCARD, (Word.HOLD,))], n=1, intervention=Once(frozenset({5})))
+    assert done.outcomes == [(0, F, "operator")]
+    assert [(e.outcome, e.ended_by) for e in done.result.repeated] == [(F, INTERVENTION)]
+
+
+def test_a_limit_of_a_humans_ticks_does_not_hold_here():
+    limited = dataclasses.replace(make_config(), actor=dataclasses.replace(make_config().actor, max_human_ticks=2))
+    done = Evaluation([], n=1, intervention=HumanOnTicks(frozenset(range(5, 30))), config=limited)
+    assert done.result.human_ticks == 25
+
+
+def test_without_an_operator_nothing_waits():
+    env = Waiting(length=40)
+    env.starts_repeat = True
+    [result] = evaluate_in_turns(
+        env, [Entry(make_policy(NoisyAgent(8)))], make_config(), n=2, intervention=HumanOnTicks(frozenset({5}))
+    )
+    assert [(e.outcome, e.ended_by) for e in result.summaries] == [(F, INTERVENTION)] * 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "left"),
+    [
+        ([Press(Action.UNDO, (Word.RESET,)), Press(Action.END, (Word.RESET,), after=-1)], []),
+        ([Press(Action.DISCARD, (Word.RESET,)), Press(Action.END, (Word.RESET,), after=-1)], []),
+        ([Press(Action.DISCARD, (Word.RESET,)), Press(Action.QUIT, (Word.RESET,), after=-1)], []),
+        ([Press(Action.END, (Word.RESET,))], [(0, S, "operator")]),
+    ],
+)
+def test_what_was_taken_back_does_not_count_where_no_episode_follows(keys, left):
+    done = Evaluation([Press(Action.SUCCESS), *keys], n=3)
+    assert done.outcomes == left
+    assert done.result.successes == len(left)
+    assert done.result.interrupted
+
+
+def test_an_episode_that_is_done_again_cannot_be_discarded_once_more():
+    """Backspace in its hold does it again; another one in the reset after that is too late for anything."""
+    again = [Press(Action.HOLD), Press(Action.DISCARD, (Word.HOLD,)), Press(Action.DISCARD, (Word.RESET, Word.HOLD))]
+    done = Evaluation([*again, Press(Action.GO, (Word.HOLD,)), Press(Action.SUCCESS)], n=1)
+    assert done.starts == [0, 0]
+    assert done.outcomes == [(0, S, "operator")]
+
+
+@pytest.mark.parametrize("operated", [True, False])
+def test_the_reset_after_an_intervention_is_not_ended_by_it(operated):
+    stops: list[str | None] = []
+
+    class Noting(Waiting):
+        def reset(self, *, seed=None, options=None):
+            stops.append(self.stop())
+            return super().reset(seed=seed, options=options)
+
+    env = Noting(length=40)
+    env.starts_repeat = True
+    if operated:
+        Evaluation([], env=env, intervention=HumanOnTicks(frozenset({5})))
+    else:
+        entries = [Entry(make_policy(NoisyAgent(8)))]
+        evaluate_in_turns(env, entries, make_config(), n=2, intervention=HumanOnTicks(frozenset({5})))
+    assert stops == [None, None]

@@ -1,0 +1,138 @@
+"""The launcher of two processes, tried on small programs: names, statuses, signals, and no process left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from serl_chunk.fleet import local
+from serl_chunk.fleet.local import core_sets, run_both
+from serl_chunk.logs import logging_to_stdout
+
+pytestmark = pytest.mark.system
+
+CHILD = """
+import os, pathlib, signal, sys, time
+actor = "--actor" in sys.argv
+me = "actor" if actor else "learner"
+def stopped(number, frame):
+    print(me, "stops", flush=True)
+    raise SystemExit({stopped})
+def wait():
+    while not all(os.path.exists(name + ".ready") for name in ("learner", "actor")):
+        time.sleep(0.01)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if me == "{stubborn}" else stopped)
+print(me, *sys.argv[1:], file=sys.stderr if actor else sys.stdout)
+pathlib.Path(me + ".ready").touch()
+{body}
+"""
+FOREVER = "time.sleep(60)"
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch, tmp_path):
+    monkeypatch.setattr(local, "WATCH_PERIOD", 0.01)
+    monkeypatch.chdir(tmp_path)  # where the children put their `.ready` files
+
+
+def run(learner: str, actor: str, *arguments: str, stopped: int = 0, stubborn: str = "") -> int:
+    """Run both. `wait()` in a child: until both are ready for a signal. `stubborn`: the one that ignores SIGTERM."""
+    body = f"if actor:\n    {actor}\nelse:\n    {learner}"
+    code = CHILD.format(body=body, stopped=stopped, stubborn=stubborn)
+    with logging_to_stdout():
+        return run_both(arguments, pin=False, ip="1.2.3.4", program=(sys.executable, "-c", code))
+
+
+def test_both_get_their_flags_and_their_lines_have_their_names(capfd):
+    assert run("pass", "pass", "--seed", "3") == 0
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == [
+        "actor | actor --seed 3 --actor --ip 1.2.3.4",  # from its standard error
+        "learner | learner --seed 3 --learner",
+    ]
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("learner", "actor", "failed"), [("sys.exit(2)", FOREVER, "learner"), (FOREVER, "sys.exit(2)", "actor")]
+)
+def test_one_that_fails_ends_the_other_and_gives_the_status(capfd, learner, actor, failed):
+    other = "actor" if failed == "learner" else "learner"
+    body = (f"wait(); {learner}", actor) if failed == "learner" else (learner, f"wait(); {actor}")
+    assert run(*body, stopped=130) == 2
+    out = capfd.readouterr().out
+    assert f"the {failed} ended with status 2: stopping the other process\n" in out
+    assert f"{other} | {other} stops\n" in out
+
+
+def test_one_that_was_killed_is_told_by_its_signal(capfd):
+    assert run("wait(); os.kill(os.getpid(), signal.SIGKILL)", FOREVER) == 128 + 9
+    assert "the learner was ended by SIGKILL: stopping the other process" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("stopped", "status"), [(0, 0), (130, 0), (1, 1)])
+def test_an_actor_that_never_met_its_learner_is_ended_after_it(capfd, monkeypatch, stopped, status):
+    """A completed run that is started again: the learner has nothing to do and is gone before the actor is there."""
+    monkeypatch.setattr(local, "DONE_GRACE", 1.0)
+    assert run("wait()", FOREVER, stopped=stopped) == status
+    assert "the learner is done and the actor has not ended: stopping the actor" in capfd.readouterr().out
+
+
+def test_an_actor_that_delivers_after_its_learner_is_left_alone(capfd):
+    assert run("pass", "time.sleep(1)") == 0
+    assert "stop" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_passed_on_and_no_process_is_called_a_failure(capfd, number, request, tmp_path):
+    ignored = signal.getsignal(number)
+    if ignored == signal.SIG_IGN:  # the tests run under nohup; a launcher under it would not listen
+        request.addfinalizer(lambda: signal.signal(number, ignored))
+        signal.signal(number, signal.SIG_DFL)
+    before = signal.getsignal(number)
+
+    def signal_when_both_are_ready():
+        deadline = time.monotonic() + 30  # less than the children run: no signal comes to the next test
+        while len(list(tmp_path.glob("*.ready"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if time.monotonic() < deadline:
+            os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=signal_when_both_are_ready)
+    thread.start()
+    assert run(FOREVER, FOREVER, stopped=130) == 130
+    thread.join()
+    out = capfd.readouterr().out
+    assert "learner | learner stops\n" in out
+    assert "actor | actor stops\n" in out
+    assert "stopping the other" not in out
+    assert signal.getsignal(number) == before
+
+
+def test_a_signal_that_comes_before_the_children_starts_none(capfd, monkeypatch):
+    monkeypatch.setattr(local, "core_sets", lambda *_: (os.kill(os.getpid(), signal.SIGTERM), None)[1:] * 2)
+    assert run(FOREVER, FOREVER) == 130
+    assert capfd.readouterr().out == ""
+
+
+def test_one_that_ignores_the_signal_is_killed(capfd, monkeypatch):
+    monkeypatch.setattr(local, "STOP_GRACE", 0.5)
+    start = time.monotonic()
+    assert run("wait(); sys.exit(1)", FOREVER, stubborn="actor") == 1
+    assert time.monotonic() - start < 30
+    assert "the actor did not end within 0.5 s: killing it" in capfd.readouterr().out
+
+
+def test_cores_are_shared_only_where_there_are_two(monkeypatch, caplog):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 1, 2}, raising=False)
+    assert core_sets(True) == ({1, 2}, {3})
+    assert core_sets(False) == (None, None)
+    assert caplog.messages == []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1}, raising=False)
+    assert core_sets(True) == (None, None)
+    assert "--pin_cores has no effect" in caplog.messages[0]

@@ -1,0 +1,250 @@
+"""Leaders that are driven to their arms before an episode, under an operator: what ends a drive, and what follows."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import numpy as np
+import pytest
+from driven_leader import Served, human_of
+from operator_desk import COUNTDOWN, DT, Desk, Press
+from ptys import Pty
+from robot_served import wait
+
+from serl_chunk.console.bindings import Action, Word
+from serl_chunk.operator.operator import Operator
+from serl_chunk.robots.base import Hands
+from serl_chunk.robots.served.operator import ServedOperator
+
+TAKES = 20  # polls of a drive
+
+
+class Drives:
+    """A drive of a leader that takes some polls; what is called is noted with the time and the state."""
+
+    def __init__(self) -> None:
+        self.desk: Desk
+        self.failed, self.fails, self.left = "", [], 0
+        self.calls: list[tuple[str, float]] = []
+        self.ticks: list[int] = []
+
+    def begin(self) -> None:
+        self.failed, self.left = "", TAKES
+        self.calls.append(("begin", self.desk.time))
+
+    def poll(self) -> bool:
+        self.left -= 1
+        self.ticks.append(self.desk.env.tick)
+        if self.left == TAKES // 2 and self.fails:
+            self.failed = self.fails.pop(0)
+        return self.left > 0 and not self.failed
+
+    def cancel(self) -> None:
+        self.left = 0
+        self.calls.append(("cancel", self.desk.time))
+
+    def remarks(self):
+        return (("left: moves to its arm", "keep your hands off it"),)
+
+    @property
+    def going(self) -> bool:
+        return self.left > 0
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+
+class Hand:
+    def __init__(self, drives: Drives) -> None:
+        self.drives, self.hands_now = drives, Hands()
+
+    def reset(self, seed): ...
+
+    def poll(self, *_):
+        assert not self.drives.going, "a tick while a leader is driven"
+
+    def close(self): ...
+
+    def hands(self) -> Hands:
+        return self.hands_now
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _terminal():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", "xterm")
+        yield
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def make(**more):
+        pty, drives = Pty(), Drives()
+        pty.look()
+        drives.desk = desk = Desk(pty, intervention=Hand(drives), length=20, **more)
+        made.append((pty, desk))
+        return desk, drives
+
+    yield make
+    for pty, desk in made:
+        desk.close()
+        pty.close()
+
+
+def test_leaders_are_driven_between_the_reset_and_the_first_tick(make):
+    desk, drives = make()
+    desk.runner.run_episode(0)
+    assert drives.names() == ["begin"]
+    assert set(drives.ticks) == {0}
+    assert len(desk.sink.steps) > 0
+    shown = [o.what for state in desk.states for o in state.obstacles]
+    assert "left: moves to its arm" in shown
+
+
+def test_they_are_driven_after_the_scene_was_confirmed_and_its_countdown(make):
+    desk, drives = make(ready="first")
+    desk.script = [Press(desk.at(Word.WAITING), b"\r")]
+    desk.runner.run_episode(0)
+    assert drives.names() == ["begin"]
+    assert drives.calls[0][1] >= desk.pressed_at + COUNTDOWN - DT
+    assert len(desk.sink.steps) > 0
+
+
+@pytest.mark.parametrize("what", [b" ", Action.HOLD])
+def test_a_hold_ends_a_drive_and_going_on_begins_another_one_after_the_countdown(make, what):
+    desk, drives = make()
+    desk.script = [Press(lambda: drives.going, what), Press(1.0, b"\r")]
+    desk.runner.run_episode(0)
+    assert drives.names() == ["begin", "cancel", "begin"]
+    (_, _), (_, cancelled), (_, again) = drives.calls
+    assert again - cancelled >= 1.0 + COUNTDOWN - 2 * DT
+    assert len(desk.sink.steps) > 0
+
+
+def test_a_hold_without_going_on_drives_no_more(make):
+    desk, drives = make()
+    desk.script = [Press(lambda: drives.going, b" ")]
+    desk.runner.run_episode(0)
+    assert drives.names() == ["begin", "cancel"]
+    assert desk.sink.steps == []
+
+
+@pytest.mark.parametrize("what", [b"x", Action.STOP])
+def test_a_stop_ends_a_drive_and_the_episode(make, what):
+    desk, drives = make()
+    desk.script = [Press(lambda: drives.going, what)]
+    desk.runner.run_episode(0)
+    assert drives.names() == ["begin", "cancel"]
+    assert "stop" in desk.robot.requests
+    assert desk.sink.steps == []
+
+
+def test_the_end_of_the_process_ends_a_drive(make):
+    desk, drives = make()
+    desk.script = [Press(lambda: drives.going, b"\x03")]
+    desk.runner.run_episode(0)
+    assert drives.names() == ["begin", "cancel"]
+    assert desk.ended
+
+
+def test_a_reset_in_a_drive_is_repeated_and_leaders_are_driven_after_it(make):
+    desk, drives = make()
+    desk.script = [Press(lambda: drives.going, b"r")]
+    desk.runner.run_episode(0)
+    assert drives.names() == ["begin", "cancel", "begin"]
+    assert len(desk.env.options) == 2
+    assert len(desk.sink.steps) > 0
+
+
+def test_a_failed_drive_holds_and_says_why_and_going_on_begins_another_one(make, caplog):
+    desk, drives = make()
+    drives.fails = ["left: a hand holds it"]
+    desk.script = [Press(desk.at(Word.HOLD), b"\r")]
+    desk.runner.run_episode(0)
+    assert drives.names() == ["begin", "begin"]
+    assert "left: a hand holds it. Put them at their arms by hand" in caplog.text
+    assert drives.calls[1][1] >= desk.pressed_at + COUNTDOWN - DT
+    assert len(desk.sink.steps) > 0
+
+
+def test_a_failed_drive_without_going_on_begins_no_episode(make):
+    desk, drives = make()
+    drives.fails = ["left is lost"]
+    desk.runner.run_episode(0)
+    assert drives.names() == ["begin"]
+    assert desk.word is Word.HOLD
+    assert desk.sink.steps == []
+
+
+def test_a_lost_device_ends_the_countdown_to_another_drive(make):
+    desk, drives = make()
+    drives.fails = ["left is lost"]
+
+    def lose() -> bool:
+        if desk.word is Word.HOLD:
+            desk.runner.interventions._source.hands_now = Hands(lost=("left",))
+        return desk.word is Word.HOLD
+
+    desk.script = [Press(lose, b"\r")]
+    desk.runner.run_episode(0)
+    assert drives.names() == ["begin"]
+    assert desk.sink.steps == []
+
+
+class Silent:
+    """A console without keys."""
+
+    shown = None
+
+    def __init__(self) -> None:
+        self.words: list[Word] = []
+
+    def actions(self):
+        return iter(())
+
+    def empty(self) -> None: ...
+
+    def show(self, state) -> None:
+        self.words.append(state.word)
+
+
+def test_a_served_robots_leader_is_driven_by_its_operator_and_a_stop_takes_its_torque(tmp_path):
+    """With a server, a process of the leader, and the operator's own thread of requests."""
+    with contextlib.ExitStack() as stack:
+        cell = Served(stack, tmp_path)
+        human, robot = human_of(stack, cell), ServedOperator(cell.config, "console")
+        stack.callback(robot.close)
+        ends = time.monotonic() + 120
+
+        def operator() -> Operator:
+            made = Operator(Silent(), robot, amend=lambda _: None, end=lambda: None, now=time.monotonic, countdown=0.05)
+            made.attach(cell.env, human)
+            cell.env.stop = made.stopping(lambda: "test" if time.monotonic() > ends else None)
+            return made
+
+        stopped, seconds = operator(), []
+
+        def stop() -> None:
+            wait(cell.torque, 30)
+            began = time.monotonic()
+            stopped.request(Action.STOP, "page")
+            wait(lambda: not cell.torque())
+            seconds.append(time.monotonic() - began)
+
+        thread = threading.Thread(target=stop)
+        thread.start()
+        assert stopped.reset(cell.env, 0) is None
+        thread.join(30)
+        assert seconds[0] < 1.0
+        cell.operator.request("clear")
+        wait(lambda: not robot.stopped)
+        while (observation := operator().reset(cell.env, 1)) is None:  # its own connection may not have heard yet
+            assert time.monotonic() < ends
+        assert not cell.torque()
+        leader = human._arms[0].device.read()
+        assert leader.drive.phase == "there"
+        np.testing.assert_allclose(leader.joints, observation["state"][7:14], atol=0.05)

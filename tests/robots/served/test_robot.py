@@ -1,0 +1,504 @@
+"""A robot behind a server, as the control loop sees it: real sockets, simulated arms."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import robot_served
+from actor_helpers import make_config
+from robot_limits import GRIPPERS, HIGH, HOME, LOW, J
+from robot_served import HERE, Reading, until, wait
+from robot_world import TICK
+
+from serl_chunk.actor.episode import EpisodeRunner
+from serl_chunk.config.experiment import ActorConfig
+from serl_chunk.config.robots import FakeAlohaConfig, GymConfig
+from serl_chunk.data.formats.hdf5 import read_episode
+from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
+from serl_chunk.evaluation.results import EvalResult
+from serl_chunk.robots.registry import make_env
+from serl_chunk.robots.served.robot import HELD_S, ServedRobot, _conditions
+from serl_chunk.types import STATE, ConfigError, RobotSpec
+from serl_chunk_robot.client.client import PROCESS, Keys, RobotClient, RobotError
+from serl_chunk_robot.drivers.base import Event
+from serl_chunk_robot.main import main
+
+JOINTS = np.array([i not in GRIPPERS for i in range(J)])
+SPEC = RobotSpec(
+    "arms", 1 / TICK, J, tuple(LOW), tuple(HIGH), tuple(range(J)), GRIPPERS, (), 500, ((0, 7), (7, 14))
+)  # fmt: skip
+
+
+@pytest.fixture
+def served():
+    with robot_served.served() as robot:
+        yield robot
+
+
+@pytest.fixture
+def operator(served):
+    with Reading(f"127.0.0.1:{served.port}", name="console", role="operator") as client:
+        yield client
+
+
+@pytest.fixture
+def make(served):
+    made = []
+
+    def make(name="actor", spec=SPEC, **more):
+        env = ServedRobot(FakeAlohaConfig(server=f"127.0.0.1:{served.port}"), spec, name=name, **more)
+        made.append(env)
+        return env
+
+    yield make
+    for env in made:
+        env.close()
+
+
+def clear(operator):
+    for _ in range(50):
+        try:
+            return operator.request("clear")
+        except RobotError:
+            time.sleep(0.02)
+    raise AssertionError("the robot is not cleared")
+
+
+def test_targets_are_followed_and_the_set_point_is_what_was_executed(served, operator, make):
+    clear(operator)
+    env = make()
+    observation, info = env.reset(seed=1)
+    assert observation[STATE].dtype == np.float32
+    np.testing.assert_allclose(observation[STATE], HOME, atol=1e-4)
+    assert info["draws"]
+    target, executed = HOME.copy(), []
+    for way in (1, -1) * 4:
+        for _ in range(25):
+            target = target + way * 0.008 * JOINTS
+            observation, reward, terminated, truncated, info = env.step(target.astype(np.float32))
+            executed.append(info.get("executed_action", target))
+            assert (reward, terminated, truncated) == (0.0, False, False)
+            assert "fault" not in info
+        if (near := np.abs(executed[-1] - target).max()) < 0.02:
+            break  # else the machine was busy, and the targets came late: again
+    assert near < 0.02
+    assert np.abs(np.diff(executed, axis=0)).max() < 3.2 * 3 * TICK
+    np.testing.assert_allclose(observation[STATE], executed[-1], atol=0.06)
+    for _ in range(100):  # a target that came late on a busy machine is caught up with
+        info = env.step(target.astype(np.float32))[4]
+        if "executed_action" not in info:
+            break
+    assert "executed_action" not in info, "the robot follows"
+    for _ in range(5):
+        info = env.step((target - 1.0 * JOINTS).astype(np.float32))[4]
+    assert np.abs(info["executed_action"] - target).max() < 0.5
+    assert info["gate"]
+    env.close()
+    assert until(operator, "HOLD")["controller"] == ""
+
+
+@pytest.fixture
+def patient():
+    """A served robot that is not stopped where the machine stands still for a moment."""
+    with robot_served.served() as robot:
+        yield robot
+
+
+def test_a_target_beyond_a_limit_is_recorded_as_it_was_cut(served, operator, make):
+    clear(operator)
+    env = make()
+    env.reset(seed=1)
+    limits, at = served.server._gate.limits, env.seen().target
+    edge = at[0] + 0.05
+    served.server.loop.limit(limits._replace(high=np.where(np.arange(J) == 0, edge, limits.high)))
+    for k in range(1, 21):
+        *_, info = env.step((at + 0.005 * k * (np.arange(J) == 0)).astype(np.float32))
+    assert info["gate"] == "limit"
+    assert info["executed_action"][0] == pytest.approx(edge, abs=1e-6)
+
+
+def test_what_an_episode_was_moved_under_is_recorded(patient, tmp_path):
+    operator = patient.ready()
+    config = make_config(actor=ActorConfig(clock="realtime"))
+    config = dataclasses.replace(config, robot=FakeAlohaConfig(server=f"{HERE}:{patient.port}"))
+    spec = dataclasses.replace(SPEC, max_episode_steps=4)
+    env = ServedRobot(config.robot, spec)
+    with EpisodeWriter(tmp_path, spec) as writer:
+        runner = EpisodeRunner(env, None, writer, config=config)
+        summaries = [runner.run_episode(1)]
+        until(operator, "HOLD")
+        operator.request("profile", name="slow")
+        summaries.append(runner.run_episode(2))
+        runner.close()
+    env.close()
+    begins = [read_episode(path, spec).begin for path in writer.written]
+    wanted = [{"profile": name, "digest": digest, "draws": {"step 0": HOME.tolist()}}
+              for name, digest in (("fast", "3.2"), ("slow", "0.5"))]  # fmt: skip
+    for found, expected in zip(map(json.loads, [b.conditions for b in begins]), wanted, strict=True):
+        np.testing.assert_allclose(found["draws"].pop("step 0"), expected["draws"].pop("step 0"), atol=1e-5)
+        assert found == expected
+    result = EvalResult(mode="mean", seed_base=0, policy_version=0, tick_seconds=spec.dt, summaries=summaries)
+    reported = [episode["conditions"] for episode in json.loads(json.dumps(result.to_json()))["episodes"]]
+    assert reported == [json.loads(begin.conditions) for begin in begins]
+
+
+def test_very_many_draws_are_left_out_of_what_is_recorded():
+    state = {"profile": "fast", "digest": "3.2"}
+    many = {f"reset.step[{k}]": np.full(J, 0.123456) for k in range(300)}
+    assert json.loads(_conditions(state, many)) == state
+
+
+@pytest.fixture
+def guarded():
+    """A served robot whose controller needs an operator's go."""
+    with robot_served.served(needs_go=True) as robot:
+        yield robot
+
+
+def changes(robot, seconds=0.6):
+    """Whether a set point changes within some seconds, after the braking."""
+    until(robot.client("eyes", "any"), "HELD")
+    before = len(robot.arms.sent)
+    time.sleep(seconds)
+    return len({tuple(target) for target in robot.arms.sent[before:]}) > 1
+
+
+class Session:
+    """Episodes of a ServedRobot on a thread, whose ticks never stand still, and what its server got."""
+
+    def __init__(self, robot, make) -> None:
+        self.over, self.env = threading.Event(), make(robot)
+        self.env.stop = lambda: "the test" if self.over.is_set() else None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while not self.over.is_set():
+            self.env.reset(seed=1)
+            for k in range(10_000):
+                target = self.env.seen().target + 0.01 * JOINTS * (-1) ** (k // 40)
+                if self.env.step(np.clip(target, LOW, HIGH).astype(np.float32))[3] or self.over.is_set():
+                    break
+
+    def end(self) -> None:
+        self.over.set()
+        self.thread.join(10)
+        self.env.close()
+
+
+@pytest.mark.parametrize(
+    ("at", "ops"), [("RUN", ["hold"]), ("MOVE", ["hold"]), ("RUN", ["stop", "clear"]), ("HOLD", ["stop", "clear"])]
+)
+def test_nothing_moves_between_an_operators_hold_or_clear_and_a_go(guarded, monkeypatch, caplog, at, ops):
+    lasts = [at == "MOVE"]
+    motion = guarded.server._motions
+    monkeypatch.setattr(
+        guarded.server, "_motions",
+        lambda event, arguments, start, limits: motion(event, {"lasts": lasts[0], "by": 0.4 * lasts[0]}, start, limits),
+    )  # fmt: skip
+    config = FakeAlohaConfig(server=f"{HERE}:{guarded.port}")
+    operator, session = guarded.ready(), Session(guarded, lambda robot: ServedRobot(config, SPEC, name="actor"))
+    try:
+        wait(lambda: operator.next_state()["controller"])
+        assert not changes(guarded), "cleared, without a go"
+        operator.request("go")
+        until(operator, "RUN" if at == "HOLD" else at)
+        for op in ops:
+            operator.request(op)
+            if op == "stop":
+                until(operator, "STOPPED")
+        lasts[0] = False
+        assert not changes(guarded), f"{ops}, without a go"
+        remedy = r"held by operator for \d+ s\)\. Look at the cell, then run: serl-chunk robot go"
+        assert re.search(remedy, caplog.text)
+        operator.request("go")
+        until(operator, "RUN")
+    finally:
+        session.end()
+    assert until(operator, "HELD")["held"]["by"] == "the server", "a session that ended is a controller that is gone"
+
+
+class Stand:
+    """A motion that stands for a while."""
+
+    def __init__(self) -> None:
+        self.left = 60
+
+    def goal(self, at, reading, now):
+        self.left -= 1
+        return at.position if self.left > 0 else None
+
+
+def test_a_reset_is_asked_for_once_and_waited_for(served, operator, make, monkeypatch):
+    monkeypatch.setattr(served.server, "_motions", lambda event, arguments, start, limits: Stand())
+    clear(operator)
+    env = make()
+    asked, request = [], env._client.request
+    monkeypatch.setattr(env._client, "request", lambda op, **more: (asked.append(op), request(op, **more))[1])
+    for _ in range(3):
+        asked.clear()
+        env.reset(seed=1)
+        assert asked.count("reset") == 1
+        env.step(HOME.astype(np.float32))
+        assert asked.count("arm") == 1
+        assert "lost_ticks" not in env.step(HOME.astype(np.float32))[4]
+
+
+def test_the_time_limit_truncates_and_leaves_the_robot_standing(served, operator, make):
+    clear(operator)
+    env = make(spec=dataclasses.replace(SPEC, max_episode_steps=5))
+    for _ in range(2):
+        env.reset(seed=1)
+        ends = [env.step(HOME.astype(np.float32))[2:4] for _ in range(5)]
+        assert ends == [(False, False)] * 4 + [(False, True)]
+        until(operator, "HOLD")
+
+
+def test_a_success_that_the_robot_reports_ends_the_episode(served, operator, make, monkeypatch):
+    clear(operator)
+    env = make()
+    env.reset(seed=1)
+    env.step(HOME.astype(np.float32))
+    once, read = iter([(Event(reward=1.0, success=True),)]), served.arms.read
+    monkeypatch.setattr(served.arms, "read", lambda: read()._replace(events=next(once, ())))
+    steps = [env.step(HOME.astype(np.float32)) for _ in range(3)]
+    reported = [s for s in steps if s[4]["success"]]
+    assert [(s[1], s[2], s[3]) for s in reported] == [(1.0, True, False)], "once, and not again"
+
+
+def test_a_stop_is_a_fault_and_the_next_episode_waits_for_the_operator(served, operator, make, caplog):
+    clear(operator)
+    env = make()
+    env.reset(seed=1)
+    env.step(HOME.astype(np.float32))
+    operator.request("stop")
+    fault = ""
+    for _ in range(20):
+        _, _, terminated, truncated, info = env.step(HOME.astype(np.float32))
+        if truncated:
+            fault = info["fault"]
+            break
+    assert not terminated
+    assert "stopped by console" in fault
+    began = []
+    thread = threading.Thread(target=lambda: began.append(env.reset(seed=2)))
+    with caplog.at_level(logging.WARNING):
+        thread.start()
+        time.sleep(0.7)
+    assert not began, "no episode begins until the robot may move"
+    assert "stopped by console" in caplog.text
+    assert "serl-chunk robot clear" in caplog.text
+    clear(operator)
+    thread.join(10)
+    assert began
+
+
+def test_a_session_that_ends_does_not_wait_for_the_operator(make):
+    env = make()
+    env.stop = lambda: "operator"
+    observation, _ = env.reset(seed=1)
+    assert observation[STATE].shape == (J,)
+
+
+def test_a_lapse_is_a_gap_after_which_the_robot_is_armed_again(served, operator, make):
+    clear(operator)
+    env = make()
+    env.reset(seed=1)
+    env.step(HOME.astype(np.float32))
+    generation = operator.next_state()["generation"]
+    time.sleep(0.7)  # a command is valid for 0.5 s here, and silence stops after one
+    infos = [env.step(HOME.astype(np.float32))[4] for _ in range(10)]
+    assert operator.next_state()["generation"] > generation
+    assert any(i.get("lost_ticks") for i in infos[:3])
+    assert not any("fault" in i for i in infos)
+    assert not any(i.get("lost_ticks") for i in infos[-3:])
+    until(operator, "RUN")
+
+
+def test_a_robot_that_may_not_move_for_long_ends_the_episode(served, operator, make):
+    clear(operator)
+    env = make(spec=dataclasses.replace(SPEC, max_episode_steps=500))
+    env.reset(seed=1)
+    env.step(HOME.astype(np.float32))
+    began, fault = time.monotonic(), ""
+    while not fault and time.monotonic() - began < 10:
+        if operator.next_state()["state"] == "RUN":
+            operator.request("hold")
+        elif operator.next_state()["state"] == "HOLD":
+            operator.request("jog", lasts=True)
+        fault = env.step(HOME.astype(np.float32))[4].get("fault", "")
+    assert fault
+    assert time.monotonic() - began > HELD_S
+
+
+@pytest.mark.slow
+def test_a_server_that_ends_is_a_fault(served, operator, make):
+    clear(operator)
+    env = make()
+    env.reset(seed=1)
+    env.step(HOME.astype(np.float32))
+    served.close()
+    faults = [env.step(HOME.astype(np.float32))[4].get("fault", "") for _ in range(3)]
+    assert any("is serl-chunk-robot serve running" in f for f in faults)
+
+
+@pytest.mark.slow
+def test_a_lease_that_ended_while_nothing_was_asked_is_taken_again(served, operator, make):
+    clear(operator)
+    env = make()
+    wait(lambda: operator.next_state()["controller"] == "")
+    env.reset(seed=1)
+    wait(lambda: operator.next_state()["controller"] == "")
+    assert "fault" not in env.step(HOME.astype(np.float32))[4]
+    assert operator.next_state()["controller"].startswith("actor")
+
+
+@pytest.mark.parametrize("paced", [False, True])
+def test_who_keeps_the_rate(served, operator, make, paced):
+    clear(operator)
+    env = make()
+    env.paced = paced
+    env.reset(seed=1)
+    env.step(HOME.astype(np.float32))
+    began = time.monotonic()
+    for _ in range(10):
+        env.send(HOME.astype(np.float32))
+        env.receive()
+    assert (time.monotonic() - began >= 10 * TICK) or paced
+
+
+@pytest.mark.parametrize("name", ["right desk", "left desk"])
+def test_a_second_actor_or_process_is_refused_with_the_first_ones_name(served, operator, make, name):
+    with RobotClient(f"{HERE}:{served.port}", name="left desk", role="controller", process="another") as first:
+        first.hello()
+        with pytest.raises(RobotError, match=r"left desk controls the robot.*serl-chunk robot take"):
+            make(name=name)
+        operator.request("take")
+        make(name=name)
+        assert operator.next_state()["process"] == PROCESS
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"control_hz": 10.0}, "seconds of a tick"),
+        ({"state_dim": 20}, "numbers of a state"),
+        ({"grippers": (6,)}, "grippers"),
+        ({"arms": ((0, J),)}, "arms"),
+        ({"joint_of_action": (1, 0, *range(2, J))}, "joints commanded by actions"),
+        ({"action_high": tuple(HIGH + 3)}, "beyond the robot's joints"),
+    ],
+)
+def test_a_robot_that_differs_is_refused_by_field(served, make, change, word):
+    with pytest.raises(ConfigError, match=word) as raised:
+        make(spec=dataclasses.replace(SPEC, **change))
+    assert raised.value.parameter == "robot.server"
+
+
+def test_limits_that_were_rounded_to_float32_are_those_of_the_robot(served, make):
+    """The action space of a gymnasium environment has them so."""
+    rounded = {f"action_{side}": tuple(np.array(getattr(served.arms.spec(), side), np.float32).astype(float).tolist())
+               for side in ("low", "high")}  # fmt: skip
+    assert any(a < b for a, b in zip(rounded["action_low"], served.arms.spec().low, strict=True))
+    make(spec=dataclasses.replace(SPEC, **rounded))
+
+
+@pytest.mark.parametrize("measured", [tuple(range(J)), (-1,) * J])
+def test_actions_may_be_poses_of_which_the_state_is_told_or_not(served, operator, make, monkeypatch, measured):
+    unmeasured = dataclasses.replace(SPEC, joint_of_action=(-1,) * J)
+    with pytest.raises(ConfigError, match="joints commanded by actions"):
+        make(spec=unmeasured)  # of joints
+    monkeypatch.setattr(served.server, "_spec", served.server._spec._replace(targets="poses"))
+    clear(operator)
+    env = make(spec=dataclasses.replace(SPEC, joint_of_action=measured))
+    env.reset(seed=1)
+    assert "fault" not in env.step(HOME.astype(np.float32))[4]
+
+
+def test_a_robot_that_does_not_tell_its_arms_is_served(make):
+    make(spec=dataclasses.replace(SPEC, arms=()))
+
+
+def test_make_env_serves_by_an_override(served):
+    config = FakeAlohaConfig(server=f"127.0.0.1:{served.port}", observe_objects=False)
+    assert config.real
+    env = make_env(config, name="desk")
+    assert isinstance(env, ServedRobot)
+    env.close()
+    with pytest.raises(ConfigError, match="numbers of a state 23, the server has 14"):
+        make_env(dataclasses.replace(config, observe_objects=True))
+    assert not GymConfig(make=lambda fake_env: None).real
+    assert GymConfig(make=lambda fake_env: None, server="here").real
+
+
+def test_a_server_with_keys_is_driven_by_who_has_one(tmp_path):
+    folder = tmp_path / "keys"
+    for more in ([], ["--add", "desk", "--operator"], ["--add", "actor"]):
+        assert main(["keys", str(folder), *more]) == 0
+    with robot_served.served(keys=folder) as served:
+        there = FakeAlohaConfig(server=f"{HERE}:{served.port}")
+        with pytest.raises(RobotError, match="no answer"):
+            ServedRobot(there, SPEC)
+        console = served.client("console", "operator", Keys.of_file(tmp_path / "desk.json"))
+        wait(lambda: bool(console.next_state()["answered"]))
+        console.request("clear")
+        env = ServedRobot(dataclasses.replace(there, server_keys=str(tmp_path / "actor.json")), SPEC, name="left")
+        env.reset(seed=1)
+        assert "fault" not in env.step(HOME.astype(np.float32))[4]
+        assert console.next_state()["controller"] == "left (key actor)"
+        env.close()
+    with pytest.raises(ConfigError, match=r"none\.json cannot be read"):
+        ServedRobot(dataclasses.replace(there, server_keys=str(tmp_path / "none.json")), SPEC)
+
+
+def test_no_server_is_said_with_what_to_do():
+    with pytest.raises(RobotError, match="is serl-chunk-robot serve running"):
+        ServedRobot(FakeAlohaConfig(server="127.0.0.1:1"), SPEC)
+
+
+def test_a_served_robot_imports_no_simulator():
+    code = (
+        "import sys; from serl_chunk.robots import served, registry; from serl_chunk.config.robots import "
+        "AlohaSimConfig; registry.robot_spec(AlohaSimConfig(server='here')); "
+        "assert not {'mujoco', 'gym_aloha', 'serl_chunk.robots.fake.env'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_state_of_before_the_arm_is_no_lapse(served, operator, make):
+    clear(operator)
+    env = make()
+    env.paced = True
+    for _ in range(5):
+        env.reset(seed=1)
+        env.send(HOME.astype(np.float32))  # begins late: the result is asked for at once
+        assert "lost_ticks" not in env.receive()[4]
+
+
+def test_leaders_are_driven_under_a_lease_that_is_taken_again_and_refusals_are_raised(served, make, operator):
+    env = make()
+    clear(operator)
+    env.reset(seed=0)
+    requests, request = [], env._client.request
+
+    def noted(op, **arguments):
+        requests.append((op, arguments))
+        return request(op, **arguments)
+
+    env._client.request = noted
+    env._client.request("drop")
+    for first in ({"left": 0}, {"left": 0}, {}):
+        with pytest.raises(RobotError, match="no device 'left'") if first else contextlib.nullcontext():
+            env.drive_leaders(5, first)
+    assert [op for op, _ in requests] == ["drop", "lease", "drive", "drive", "drive"]
+    assert requests[-1][1] == {"number": 5, "first": {}, "generation": env._state["generation"]}
