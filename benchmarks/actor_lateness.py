@@ -24,8 +24,9 @@ from support.ports import free_port
 from serl_chunk.actor.service import ActorService
 from serl_chunk.actor.stats import EpisodeSummary
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.config.agents import AcfqlConfig, FlowConfig
-from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.critic import CriticConfig
+from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.preprocess import fit_preprocess

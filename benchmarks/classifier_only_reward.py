@@ -49,7 +49,7 @@ from serl_chunk.classifier.dataset import (
 )
 from serl_chunk.classifier.files import DESCRIPTION, read_description, save
 from serl_chunk.classifier.train import TrainingOptions, judge, train
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.data.labels import DISCARD, FAILURE, correction

@@ -27,7 +27,7 @@ from serl_chunk.cli import local
 from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.learner import build_learner, locked_run, prepare
 from serl_chunk.cli.record import run_record
-from serl_chunk.config.agents import BcConfig
+from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides

@@ -35,7 +35,7 @@ from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
-from serl_chunk.config.agents import AcfqlConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.overrides import apply_overrides

@@ -19,7 +19,8 @@ import jax
 import numpy as np
 
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.preprocess import fit_preprocess

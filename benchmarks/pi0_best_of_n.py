@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from serl_chunk.config.pi0 import PI0_PRESETS, ExpertConfig, Pi0Config, SiglipConfig, VlmConfig
+from serl_chunk.config.agents.pi0 import PI0_PRESETS, ExpertConfig, Pi0Config, SiglipConfig, VlmConfig
 from serl_chunk.models.pi0.pi0 import Pi0
 from serl_chunk.models.pi0.tree import initial, shapes
 from serl_chunk.types import DataError

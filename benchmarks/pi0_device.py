@@ -26,9 +26,9 @@ from pi0_best_of_n import CANDIDATES, HORIZON, PROMPT, decide, inputs, seconds
 from support.worker import Worker
 from vision import Contestant
 
+from serl_chunk.config.agents.pi0 import PI0_PRESETS, Pi0Config
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.loader import load_experiment
-from serl_chunk.config.pi0 import PI0_PRESETS, Pi0Config
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.models.pi0.pi0 import Pi0
 from serl_chunk.models.pi0.tree import initial

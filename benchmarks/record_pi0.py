@@ -21,7 +21,7 @@ import numpy as np
 from support.pi0_case import Arrays, config_of, rule_params
 from support.reference_agents.pi0 import PlainPi0
 
-from serl_chunk.config.pi0 import Pi0Config
+from serl_chunk.config.agents.pi0 import Pi0Config
 from serl_chunk.types import DataError
 
 ROWS = 2

@@ -22,7 +22,7 @@ import h5py
 import numpy as np
 from PIL import Image
 
-from serl_chunk.config.agents import AcrlpdConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig

@@ -27,8 +27,8 @@ import jax
 import numpy as np
 
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.config.agents import BcConfig
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk.config.agents import AcfqlConfig
-from serl_chunk.config.critics import CriticConfig
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.critic import CriticConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.outcome import OutcomeConfig

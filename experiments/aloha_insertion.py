@@ -5,8 +5,9 @@ serl-chunk record --exp_name aloha_insertion --policy scripted --noise 0.003 --n
 serl-chunk --exp_name aloha_insertion --learner --actor --demo_path demos/insertion --checkpoint_path runs/insertion
 """
 
-from serl_chunk.config.agents import AcfqlConfig, FlowConfig
-from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.critic import CriticConfig
+from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig

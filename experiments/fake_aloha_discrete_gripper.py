@@ -1,8 +1,8 @@
 """The fake ALOHA task with grippers that close or open for a whole chunk, chosen by a grasp critic."""
 
-from serl_chunk.config.agents import AcfqlConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.gripper import GripperConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
-from serl_chunk.config.gripper import GripperConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import FakeAlohaConfig

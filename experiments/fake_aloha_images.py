@@ -4,8 +4,8 @@ serl-chunk record --exp_name fake_aloha_images --policy scripted --n_demos 30 --
 serl-chunk --exp_name fake_aloha_images --learner --actor --demo_path demos/images --checkpoint_path runs/images
 """
 
-from serl_chunk.config.agents import AcfqlConfig
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig

@@ -6,12 +6,12 @@ serl-chunk --exp_name fake_aloha_pi0 --local --demo_path demos/pi0 --checkpoint_
 
 from dataclasses import replace
 
-from serl_chunk.config.agents import BcConfig
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
+from serl_chunk.config.agents.language import LanguageConfig
+from serl_chunk.config.agents.pi0 import PI0_PRESETS
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
-from serl_chunk.config.language import LanguageConfig
 from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.config.pi0 import PI0_PRESETS
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 

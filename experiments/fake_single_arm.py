@@ -4,7 +4,7 @@ serl-chunk record --exp_name fake_single_arm --policy scripted --n_demos 20 --ou
 serl-chunk --exp_name fake_single_arm --learner --actor --demo_path demos/single_arm --checkpoint_path runs/arm
 """
 
-from serl_chunk.config.agents import AcfqlConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig

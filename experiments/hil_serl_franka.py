@@ -18,10 +18,10 @@ from functools import partial
 from math import pi
 from typing import NamedTuple
 
-from serl_chunk.config.agents import AcfqlConfig
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
+from serl_chunk.config.agents.gripper import GripperConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
-from serl_chunk.config.gripper import GripperConfig
 from serl_chunk.config.hil_serl import hil_serl_encoder, hil_serl_task
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.outcome import OutcomeConfig

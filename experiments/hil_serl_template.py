@@ -19,10 +19,10 @@ moved. Learner and actor do not wait for each other (learner.utd_ratio=none), as
 import dataclasses
 from typing import Any
 
-from serl_chunk.config.agents import AcfqlConfig
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
+from serl_chunk.config.agents.gripper import GripperConfig, SetupMode
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
-from serl_chunk.config.gripper import GripperConfig, SetupMode
 from serl_chunk.config.hil_serl import hil_serl_encoder, hil_serl_task
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig

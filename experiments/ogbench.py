@@ -7,8 +7,8 @@
 Another task is --env_name scene-play-singletask-task2-v0, with its own data set.
 """
 
-from serl_chunk.config.agents import AcfqlConfig
-from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.critic import CriticConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig

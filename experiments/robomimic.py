@@ -7,7 +7,7 @@
 The other tasks are --env_name can and --env_name square, each with its own data set.
 """
 
-from serl_chunk.config.agents import AcfqlConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig

@@ -4,14 +4,12 @@
 from serl_chunk.evaluation.rollouts import evaluate as evaluate
 from serl_chunk.actor.service import ActorService as ActorService
 from serl_chunk.agents.registry import make_agent as make_agent
-from serl_chunk.config.agents import (
-    AcfqlConfig as AcfqlConfig,
-    AcrlpdConfig as AcrlpdConfig,
-    BcConfig as BcConfig,
-    FlowConfig as FlowConfig,
-)
-from serl_chunk.config.critics import CriticConfig as CriticConfig
-from serl_chunk.config.encoders import EncoderConfig as EncoderConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig as AcfqlConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig as AcrlpdConfig
+from serl_chunk.config.agents.bc import BcConfig as BcConfig
+from serl_chunk.config.agents.flow import FlowConfig as FlowConfig
+from serl_chunk.config.agents.critic import CriticConfig as CriticConfig
+from serl_chunk.config.agents.encoder import EncoderConfig as EncoderConfig
 from serl_chunk.config.experiment import (
     ActorConfig as ActorConfig,
     ChunkConfig as ChunkConfig,
@@ -22,7 +20,7 @@ from serl_chunk.config.experiment import (
     RewardConfig as RewardConfig,
     TransportConfig as TransportConfig,
 )
-from serl_chunk.config.gripper import GripperConfig as GripperConfig
+from serl_chunk.config.agents.gripper import GripperConfig as GripperConfig
 from serl_chunk.config.loader import load_experiment as load_experiment
 from serl_chunk.config.operator import OperatorConfig as OperatorConfig
 from serl_chunk.config.outcome import OutcomeConfig as OutcomeConfig

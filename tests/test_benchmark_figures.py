@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from errors import naming
 
-from serl_chunk.config.agents import BcConfig
+from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.config.presets import configured

@@ -319,8 +319,8 @@ def test_a_robot_pc_needs_no_jax():
 
 def config_classes() -> list[type]:
     found = []
-    for path in sorted((PACKAGE / "config").glob("*.py")):
-        module = importlib.import_module(f"serl_chunk.config.{path.stem}")
+    for path in sorted((PACKAGE / "config").rglob("*.py")):
+        module = importlib.import_module(dotted(path))
         found += [c for c in vars(module).values() if dataclasses.is_dataclass(c) and c.__module__ == module.__name__]
     return found
 
@@ -337,7 +337,7 @@ def reads(tree: ast.AST) -> set[str]:
 def test_every_setting_is_read():
     """Outside config, or by a method of its class that is read there; validating a value is not using it."""
     used = set().union(*(reads(parsed(p)) for p in modules() if room_of(p) != "config"))
-    for path in (PACKAGE / "config").glob("*.py"):
+    for path in (PACKAGE / "config").rglob("*.py"):
         for function in (n for n in ast.walk(parsed(path)) if isinstance(n, ast.FunctionDef)):
             if not function.name.startswith("_") and function.name in used:
                 used |= reads(function)

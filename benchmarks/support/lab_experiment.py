@@ -10,9 +10,10 @@ import dataclasses
 
 import numpy as np
 
-from serl_chunk.config.agents import AcfqlConfig, FlowConfig
-from serl_chunk.config.critics import CriticConfig
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.critic import CriticConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
+from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.loader import load_experiment

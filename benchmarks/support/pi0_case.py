@@ -14,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from serl_chunk.config.pi0 import ExpertConfig, Pi0Config, SiglipConfig, TransformerConfig, VlmConfig
+from serl_chunk.config.agents.pi0 import ExpertConfig, Pi0Config, SiglipConfig, TransformerConfig, VlmConfig
 from serl_chunk.models.pi0.masks import IMAGE_MASK_PREFIX
 from serl_chunk.models.pi0.tree import flat, leaves
 from serl_chunk.runs.openpi_checkpoints import Checkpoint

@@ -17,12 +17,12 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from serl_chunk.agents.base import Agent
-from serl_chunk.agents.losses import chunk_return
+from serl_chunk.agents.losses.values import chunk_return
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.agents.state import AgentState, Noise
+from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.presets import configured
-from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.replay.qc_sampler import Rows, gather_adjacent
 from serl_chunk.types import STATE, ChunkBatch, DataError, RobotSpec

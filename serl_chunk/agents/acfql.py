@@ -18,11 +18,11 @@ from __future__ import annotations
 import jax
 
 from serl_chunk.agents.actor_critic import ActorCritic
-from serl_chunk.agents.losses import imitated, imitated_numbers
-from serl_chunk.agents.policies import FlowPolicy
+from serl_chunk.agents.losses.imitation import imitated, imitated_numbers
+from serl_chunk.agents.policies.flow import FlowPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Alone, Committed, Loss, Metrics, Noise, Observation, Params, key_of
-from serl_chunk.config.agents import AcfqlConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.models.sums import mean_of
 from serl_chunk.types import ChunkBatch
 

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import optax
 
 from serl_chunk.agents.actor_critic import ActorCritic
-from serl_chunk.agents.losses import descend, imitated, imitated_numbers
-from serl_chunk.agents.optimiser import adam
-from serl_chunk.agents.policies import GaussianPolicy
+from serl_chunk.agents.losses.imitation import imitated, imitated_numbers
+from serl_chunk.agents.optimiser import adam, descend
+from serl_chunk.agents.policies.gaussian import GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import (
     AgentState,
@@ -28,7 +28,7 @@ from serl_chunk.agents.state import (
     Updated,
     key_of,
 )
-from serl_chunk.config.agents import AcrlpdConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.models.distributions import TanhNormal
 from serl_chunk.models.sums import mean_of
 from serl_chunk.types import ChunkBatch

@@ -13,8 +13,7 @@ import numpy as np
 import optax
 from flax.traverse_util import flatten_dict
 
-from serl_chunk.agents.losses import descend, gradient, soft_update
-from serl_chunk.agents.optimiser import adam
+from serl_chunk.agents.optimiser import adam, descend, gradient, soft_update
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.spec import AgentSpec, BatchSpec
 from serl_chunk.agents.state import (
@@ -31,7 +30,7 @@ from serl_chunk.agents.state import (
     key_of,
     unflatten_params,
 )
-from serl_chunk.config.agents import AgentConfig
+from serl_chunk.config.agents.base import AgentConfig
 from serl_chunk.types import ChunkBatch
 
 # Without it XLA for CPUs copies each network once an update, because losses read what the update replaces.

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.base import Agent
-from serl_chunk.agents.losses import imitated, imitated_numbers
-from serl_chunk.agents.pi0_policy import Pi0Policy, PublishedPi0Policy
-from serl_chunk.agents.policies import FlowPolicy, GaussianPolicy
+from serl_chunk.agents.losses.imitation import imitated, imitated_numbers
+from serl_chunk.agents.policies.flow import FlowPolicy
+from serl_chunk.agents.policies.gaussian import GaussianPolicy
+from serl_chunk.agents.policies.pi0 import Pi0Policy, PublishedPi0Policy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import (
     AgentState,
@@ -22,7 +23,7 @@ from serl_chunk.agents.state import (
     Params,
     key_of,
 )
-from serl_chunk.config.agents import BcConfig
+from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.models.sums import mean_of
 from serl_chunk.types import ChunkBatch
 

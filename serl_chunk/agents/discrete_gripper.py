@@ -21,8 +21,8 @@ from serl_chunk.agents.grasp_critic import (
     reachable_actions,
     select_action,
 )
-from serl_chunk.agents.losses import descend, gradient, imitated_numbers, soft_update
-from serl_chunk.agents.optimiser import adam
+from serl_chunk.agents.losses.imitation import imitated_numbers
+from serl_chunk.agents.optimiser import adam, descend, gradient, soft_update
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
 from serl_chunk.agents.state import (
     AgentState,
@@ -36,7 +36,7 @@ from serl_chunk.agents.state import (
     Updated,
     key_of,
 )
-from serl_chunk.config.agents import ActorCriticConfig, AgentConfig
+from serl_chunk.config.agents.base import ActorCriticConfig, AgentConfig
 from serl_chunk.models.sums import Sum, mean_of
 from serl_chunk.types import ChunkBatch, ConfigError
 

@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from serl_chunk.agents.losses import bootstrap_target, imitation_sum
+from serl_chunk.agents.losses.imitation import imitation_sum
+from serl_chunk.agents.losses.values import bootstrap_target
 from serl_chunk.agents.state import Observation, Params, key_of
-from serl_chunk.config.agents import ActorCriticConfig, AgentConfig
-from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.agents.base import ActorCriticConfig, AgentConfig
+from serl_chunk.config.agents.critic import CriticConfig
 from serl_chunk.models.encoder import ObservationEncoder
 from serl_chunk.models.mlp import Mlp
 from serl_chunk.models.sums import Sum

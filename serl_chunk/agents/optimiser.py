@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from serl_chunk.agents.state import Params
-from serl_chunk.config.optimisers import Optimiser
+from serl_chunk.agents.state import Loss, Metrics, Params
+from serl_chunk.config.agents.optimiser import Optimiser
+from serl_chunk.models.sums import Sum
 
 ENCODER = "encoder"  # the name of encoders in the parameters of networks
 
@@ -47,3 +50,47 @@ def _rate(of: Optimiser) -> optax.Schedule:
 
 def _is_encoders(path: Any) -> bool:
     return any(getattr(entry, "key", None) == ENCODER for entry in path)
+
+
+def soft_update(online: object, target: object, tau: float | jax.Array) -> object:
+    """target <- tau * online + (1 - tau) * target."""
+    return jax.tree.map(lambda o, t: tau * o + (1 - tau) * t, online, target)
+
+
+def descend(optimiser: optax.GradientTransformation, grads: Params, opt: Any, params: Params) -> tuple[Params, Any]:
+    """The parameters after one step of `optimiser`, and its state."""
+    updates, opt = optimiser.update(grads, opt, params)
+    return optax.apply_updates(params, updates), opt
+
+
+def gradient(
+    loss: Callable[[Params, Any], Loss], params: Params, rows: Any, parts: int = 1
+) -> tuple[Params, Metrics, jax.Array]:
+    """The gradient of `loss(params, rows)`, its metrics and its value, of the whole batch or over `parts` equal ones.
+
+    Every array of `rows` has the batch's axis first. The sums' weights must not depend on `params`; those of the whole
+    batch are summed first, so that the parts' gradients add up to the whole one's.
+    """
+
+    def value(params: Params, rows: Any, weights: tuple[jax.Array, ...] | None) -> tuple[jax.Array, dict[str, Sum]]:
+        terms, metrics = loss(params, rows)
+        weights = tuple(jax.lax.stop_gradient(term.weight) for term in terms) if weights is None else weights
+        means = [term._replace(weight=weight).mean() for term, weight in zip(terms, weights, strict=True)]
+        return sum(means[1:], means[0]), metrics
+
+    differentiated = jax.value_and_grad(value, has_aux=True)
+    if parts == 1:
+        (total, metrics), grads = differentiated(params, rows, None)
+    else:
+        cut = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), rows)
+        # The compiler drops the networks, which most weights do not depend on.
+        each = jax.lax.scan(lambda _, part: (None, tuple(t.weight for t in loss(params, part).terms)), None, cut)[1]
+        weights = jax.tree.map(lambda x: jnp.sum(x, axis=0), each)
+
+        def step(sums: Any, part: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, sums, differentiated(params, part, weights)), None
+
+        shapes = jax.eval_shape(differentiated, params, jax.tree.map(lambda x: x[0], cut), weights)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        ((total, metrics), grads), _ = jax.lax.scan(step, zeros, cut)
+    return grads, {name: each.mean() for name, each in metrics.items()}, total

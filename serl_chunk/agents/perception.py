@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from serl_chunk.agents.spec import GRIPPER, AgentSpec, FeatureSpec
 from serl_chunk.agents.state import AgentState, Context, Observation, Params, key_of
 from serl_chunk.agents.vision import ObservationEmbedder, Vision, digest_of
-from serl_chunk.config.agents import AgentConfig
+from serl_chunk.config.agents.base import AgentConfig
 from serl_chunk.models.encoder import ObservationEncoder, random_shift
 from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch, ConfigError
 

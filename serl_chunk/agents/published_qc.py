@@ -35,12 +35,14 @@ import jax.numpy as jnp
 from serl_chunk.agents.acfql import FlowActor
 from serl_chunk.agents.acrlpd import GaussianActor
 from serl_chunk.agents.actor_critic import ActorCritic
-from serl_chunk.agents.losses import soft_update
-from serl_chunk.agents.policies import ChunkNetwork, FlowPolicy, GaussianPolicy
+from serl_chunk.agents.optimiser import soft_update
+from serl_chunk.agents.policies.base import ChunkNetwork
+from serl_chunk.agents.policies.flow import FlowPolicy
+from serl_chunk.agents.policies.gaussian import GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Committed, Context, Loss, Noise, Observation, Params, key_of
-from serl_chunk.config.agents import FlowConfig
-from serl_chunk.config.published_qc import PublishedQcConfig
+from serl_chunk.config.agents.flow import FlowConfig
+from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.models.flow import interpolate
 from serl_chunk.models.mlp import Mlp
 from serl_chunk.models.sums import mean_of

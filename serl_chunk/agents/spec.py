@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from serl_chunk.config.encoders import shown
+from serl_chunk.config.agents.encoder import shown
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.types import CameraSpec, RobotSpec
 

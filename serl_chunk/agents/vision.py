@@ -13,8 +13,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from serl_chunk.agents.spec import FeatureSpec
 from serl_chunk.agents.state import AgentState, Observation, Params
-from serl_chunk.config.agents import AgentConfig
-from serl_chunk.config.encoders import resnet10_leaves
+from serl_chunk.config.agents.base import AgentConfig
+from serl_chunk.config.agents.encoder import resnet10_leaves
 from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.models.encoder import make_backbone
 from serl_chunk.models.resnet import read_weights

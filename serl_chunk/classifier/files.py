@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.data.encoder_weights import write_weights
 from serl_chunk.io import atomic_write, folder_fault, os_reason
 from serl_chunk.types import CameraSpec, ConfigError, DataError

@@ -12,7 +12,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from serl_chunk.classifier.files import Description
-from serl_chunk.config.encoders import EncoderConfig, resnet10_leaves
+from serl_chunk.config.agents.encoder import EncoderConfig, resnet10_leaves
 from serl_chunk.models.encoder import ObservationEncoder
 from serl_chunk.models.resnet import ResNet10, checked, read_weights
 from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, CameraSpec, ConfigError

@@ -24,7 +24,7 @@ from serl_chunk.classifier.model import (
     network,
     probabilities,
 )
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.fields import require
 from serl_chunk.models.encoder import random_shift
 from serl_chunk.types import IMAGE_PREFIX, STATE

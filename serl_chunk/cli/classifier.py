@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from serl_chunk.cli.data.options import open_any, parse_cameras, shown_progress
 from serl_chunk.cli.process import load
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.fields import require
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.io import plural

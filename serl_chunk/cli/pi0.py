@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from serl_chunk.cli.process import add_experiment_flags, load_flags, spec_of
-from serl_chunk.config.agents import BcConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.pi0 import PI0_PRESETS, Pi0Config
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.pi0 import PI0_PRESETS, Pi0Config
 from serl_chunk.config.presets import PI0_ROBOTS
 from serl_chunk.io import os_reason
 from serl_chunk.types import ConfigError, DataError

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import functools
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, DecoupledConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.agents.base import AgentConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.decoupled import DecoupledConfig
+from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.fields import as_text, leaves
-from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.types import RobotSpec
 

@@ -10,20 +10,18 @@ import dataclasses
 import math
 from typing import Literal
 
-from serl_chunk.config.agents import (
-    DELAY_MAX,
-    AcfqlConfig,
-    AcrlpdConfig,
-    AgentConfig,
-    BcConfig,
-    DecoupledConfig,
-)
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.agents.base import AgentConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.decoupled import DecoupledConfig
+from serl_chunk.config.agents.flow import DELAY_MAX
+from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.devices import DeviceConfig
 from serl_chunk.config.fields import CAMERAS, Group, Requirement, acting, derived, needs, require, setting
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.operator import OperatorConfig
 from serl_chunk.config.outcome import OutcomeConfig
-from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.config.transport import TransportConfig

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
-from serl_chunk.config.encoders import EncoderConfig
-from serl_chunk.config.gripper import SetupMode
+from serl_chunk.config.agents.encoder import EncoderConfig
+from serl_chunk.config.agents.gripper import SetupMode
 from serl_chunk.types import ConfigError
 
 

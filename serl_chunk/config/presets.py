@@ -15,17 +15,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal, NamedTuple
 
-from serl_chunk.config.agents import (
-    AcfqlConfig,
-    AcrlpdConfig,
-    ActorCriticConfig,
-    AgentConfig,
-    BcConfig,
-    DecoupledConfig,
-    FlowConfig,
-)
-from serl_chunk.config.critics import SacCriticConfig
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.agents.base import ActorCriticConfig, AgentConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.critic import SacCriticConfig
+from serl_chunk.config.agents.decoupled import DecoupledConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
+from serl_chunk.config.agents.flow import FlowConfig
+from serl_chunk.config.agents.gripper import GripperConfig, SacGripperConfig
+from serl_chunk.config.agents.published_qc import WIDTHS, PublishedQcConfig
 from serl_chunk.config.experiment import (
     ChunkConfig,
     ExperimentConfig,
@@ -34,9 +33,7 @@ from serl_chunk.config.experiment import (
     infinite_horizon_return,
 )
 from serl_chunk.config.fields import require
-from serl_chunk.config.gripper import GripperConfig, SacGripperConfig
 from serl_chunk.config.overrides import apply_overrides, parse
-from serl_chunk.config.published_qc import WIDTHS, PublishedQcConfig
 from serl_chunk.types import ConfigError
 
 HORIZON = 5  # actions in a published chunk

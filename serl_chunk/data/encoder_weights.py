@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serl_chunk.config.encoders import resnet10_leaves
+from serl_chunk.config.agents.encoder import resnet10_leaves
 from serl_chunk.data.formats.restricted_pickle import load_plain
 from serl_chunk.io import atomic_path, os_reason
 from serl_chunk.types import DataError

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk.config.encoders import shown
+from serl_chunk.config.agents.encoder import shown
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.frames import SingleFrame
 from serl_chunk.data.letterbox import letterbox, letterboxed

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from serl_chunk.config.agents import AgentConfig
+from serl_chunk.config.agents.base import AgentConfig
+from serl_chunk.config.agents.language import PROMPT_BLOCK, WHERE_PI0_HAS_IT
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import value_at
-from serl_chunk.config.language import PROMPT_BLOCK, WHERE_PI0_HAS_IT
 from serl_chunk.types import ConfigError
 
 PADDING = 0  # the token of places without one, in every tokenizer

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from serl_chunk.config.agents import AgentConfig
+from serl_chunk.config.agents.base import AgentConfig
+from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.data.rotating_dataset import ShardedSource
 from serl_chunk.replay.replay import Replay
 from serl_chunk.types import ConfigError, Episode, Outcome

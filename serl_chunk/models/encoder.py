@@ -10,8 +10,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.config.encoders import EncoderConfig, Kind, Pooling
-from serl_chunk.config.language import LanguageConfig
+from serl_chunk.config.agents.encoder import EncoderConfig, Kind, Pooling
+from serl_chunk.config.agents.language import LanguageConfig
 from serl_chunk.models.convolutions import Conv, map_blocks, max_pool, patches, with_batch
 from serl_chunk.models.resnet import ResNet10
 from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE

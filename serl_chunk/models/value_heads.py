@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.config.critics import INITIAL_LOGIT
+from serl_chunk.config.agents.critic import INITIAL_LOGIT
 from serl_chunk.models.sums import Sum, mean_of
 
 Range = tuple[float, float] | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from serl_chunk.config.gripper import SetupMode
+from serl_chunk.config.agents.gripper import SetupMode
 from serl_chunk.config.hil_serl import HilSerlTask, hil_serl_task
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.types import ConfigError

@@ -21,7 +21,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
-from serl_chunk.config.pi0 import Pi0Config
+from serl_chunk.config.agents.pi0 import Pi0Config
 from serl_chunk.models.pi0.tree import GROUPS, Leaf, Partition, flat, group_of, initial_leaf, leaves, nested
 from serl_chunk.types import DataError
 

@@ -9,8 +9,8 @@ import pytest
 from actor_helpers import SPEC, HumanOnTicks, LineEnv, ListSink, NoisyAgent, make_config, make_policy
 
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.config.agents import AcfqlConfig
-from serl_chunk.config.gripper import GripperConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.gripper import GripperConfig
 from serl_chunk.types import Source
 
 GRIPPED = dataclasses.replace(SPEC, grippers=(1,))

@@ -21,7 +21,7 @@ from serl_chunk.actor.arms import EVERY, KNOWN, Counts
 from serl_chunk.actor.canary import LEAST, Canary, chance, check_signal
 from serl_chunk.actor.link import RunProgress
 from serl_chunk.actor.service import ActorService
-from serl_chunk.config.agents import AcrlpdConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.config.robots import AlohaConfig, GymConfig

@@ -20,7 +20,7 @@ from agent_tools import (
     same,
 )
 
-from serl_chunk.config.agents import FlowConfig
+from serl_chunk.config.agents.flow import FlowConfig
 
 
 @pytest.mark.slow

@@ -8,10 +8,13 @@ import math
 import pytest
 from errors import naming
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig, FlowConfig
-from serl_chunk.config.critics import SacCriticConfig
-from serl_chunk.config.pi0 import Pi0Config
-from serl_chunk.config.published_qc import PublishedQcConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.critic import SacCriticConfig
+from serl_chunk.config.agents.flow import FlowConfig
+from serl_chunk.config.agents.pi0 import Pi0Config
+from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.types import ConfigError
 
 

@@ -13,10 +13,10 @@ from agent_tools import make_batches, named
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.config.agents import BcConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.presets import NOT_OF_COMPAT, PRESETS, configured
-from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.types import CameraSpec, RobotSpec
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from agent_tools import bandit, bandit_error, build, config_of, make_batches, named, on_device, policy_gradient, same
 
-from serl_chunk.agents.policies import ALONE, WIDEST, FlowPolicy
+from serl_chunk.agents.policies.flow import ALONE, WIDEST, FlowPolicy
 from serl_chunk.agents.spec import AgentSpec, BatchSpec
 from serl_chunk.agents.state import Context
-from serl_chunk.config.agents import FlowConfig
+from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.models.flow import linear_share
 
 

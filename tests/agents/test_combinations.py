@@ -16,7 +16,7 @@ from agent_tools import CAMERA, DISCOUNT, ENCODER, FLOW, UNIT, config_of, make_b
 from serl_chunk.agents.discrete_gripper import with_gripper
 from serl_chunk.agents.registry import IMPLEMENTATIONS
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.config.gripper import GripperConfig, SacGripperConfig
+from serl_chunk.config.agents.gripper import GripperConfig, SacGripperConfig
 from serl_chunk.runs.checkpoints import CheckpointStore
 
 HORIZON, ACTIONS, GRIPPERS = 4, 5, (1, 4)

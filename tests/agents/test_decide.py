@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from agent_tools import build, config_of, make_batches
 
-from serl_chunk.config.gripper import GripperConfig
+from serl_chunk.config.agents.gripper import GripperConfig
 
 E = 5
 VARIANTS = {

@@ -27,12 +27,12 @@ from agent_tools import (
 from errors import naming
 
 from serl_chunk.agents.discrete_gripper import FixedGripper, LearnedGripper, with_gripper
-from serl_chunk.agents.losses import gradient
+from serl_chunk.agents.optimiser import gradient
 from serl_chunk.agents.registry import IMPLEMENTATIONS, make_agent
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.config.agents import AcfqlConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.gripper import GripperConfig, SacGripperConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
-from serl_chunk.config.gripper import GripperConfig, SacGripperConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.types import ConfigError

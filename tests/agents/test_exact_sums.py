@@ -13,7 +13,7 @@ from agent_tools import ENCODER, PREFIX, build, config_of, fresh, make_batches, 
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.spec import agent_spec
-from serl_chunk.config.gripper import GripperConfig, SacGripperConfig
+from serl_chunk.config.agents.gripper import GripperConfig, SacGripperConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.types import ChunkBatch

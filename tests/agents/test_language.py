@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from agent_tools import ENCODER, build, config_of, make_batches, named
 
-from serl_chunk.config.gripper import GripperConfig
-from serl_chunk.config.language import LanguageConfig
+from serl_chunk.config.agents.gripper import GripperConfig
+from serl_chunk.config.agents.language import LanguageConfig
 from serl_chunk.data.prompts import ByteTokenizer, Prompts
 from serl_chunk.types import PROMPT, PROMPT_MASK
 

@@ -7,15 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from serl_chunk.agents.losses import (
-    aggregate_heads,
-    bootstrap_target,
-    chunk_return,
-    expectile_weight,
-    imitated_numbers,
-    imitation_sum,
-    soft_update,
-)
+from serl_chunk.agents.losses.imitation import imitated_numbers, imitation_sum
+from serl_chunk.agents.losses.values import aggregate_heads, bootstrap_target, chunk_return, expectile_weight
+from serl_chunk.agents.optimiser import soft_update
 from serl_chunk.models.value_heads import critic_values, regression_loss
 from serl_chunk.types import ChunkBatch
 

@@ -16,8 +16,8 @@ from serl_chunk.agents import vision
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.state import AgentState, Params
 from serl_chunk.agents.vision import SIZES, ObservationEmbedder
-from serl_chunk.config.agents import AcrlpdConfig
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.models.encoder import Impala, make_backbone
 from serl_chunk.types import CameraSpec, ChunkBatch, ConfigError
 

@@ -10,10 +10,11 @@ import pytest
 from agent_tools import build, config_of, fresh, named, on_device
 
 from serl_chunk.agents.optimiser import adam
-from serl_chunk.config.agents import AcfqlConfig, BcConfig
-from serl_chunk.config.optimisers import Optimiser
-from serl_chunk.config.pi0 import Pi0Config
-from serl_chunk.config.published_qc import PublishedQcConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.optimiser import Optimiser
+from serl_chunk.config.agents.pi0 import Pi0Config
+from serl_chunk.config.agents.published_qc import PublishedQcConfig
 
 PARAMS = {
     "encoder": {"kernel": jnp.linspace(-1.0, 2.0, 12).reshape(3, 4)},

@@ -18,7 +18,7 @@ from agent_tools import (
 )
 
 from serl_chunk.agents.state import Context
-from serl_chunk.config.agents import FlowConfig
+from serl_chunk.config.agents.flow import FlowConfig
 
 
 @pytest.mark.parametrize("variant", ["bc", "bc-gaussian", "acfql", "acrlpd"])

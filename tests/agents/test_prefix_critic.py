@@ -24,8 +24,9 @@ from agent_tools import (
 
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.config.agents import AcfqlConfig, FlowConfig
-from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.critic import CriticConfig
+from serl_chunk.config.agents.flow import FlowConfig
 
 
 def one_batch(agent, seed=0):

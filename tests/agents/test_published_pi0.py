@@ -13,11 +13,11 @@ from errors import naming
 
 from serl_chunk.agents.bc import Bc
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.config.agents import BcConfig
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
+from serl_chunk.config.agents.language import LanguageConfig
+from serl_chunk.config.agents.pi0 import ExpertConfig, Pi0Config, SiglipConfig, VlmConfig
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.language import LanguageConfig
-from serl_chunk.config.pi0 import ExpertConfig, Pi0Config, SiglipConfig, VlmConfig
 from serl_chunk.config.presets import configured
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.models.pi0.pi0 import interpolate

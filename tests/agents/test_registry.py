@@ -9,8 +9,10 @@ from errors import naming
 
 from serl_chunk.agents.registry import IMPLEMENTATIONS, make_agent
 from serl_chunk.agents.spec import agent_spec
-from serl_chunk.config.agents import AcfqlConfig, ActorCriticConfig, AgentConfig, DecoupledConfig
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.base import ActorCriticConfig, AgentConfig
+from serl_chunk.config.agents.decoupled import DecoupledConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots.registry import robot_spec

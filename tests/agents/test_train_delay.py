@@ -11,7 +11,7 @@ import pytest
 from agent_tools import FLOW, build, config_of, make_batches, named, on_device, same
 
 from serl_chunk.agents.state import Context
-from serl_chunk.config.agents import FlowConfig
+from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.models.flow import integrate, linear_share
 
 DELAYS = jnp.array([0, 1, 2, 0, 1, 2, 3, 0], jnp.int32)

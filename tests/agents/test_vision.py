@@ -20,9 +20,10 @@ from serl_chunk.agents.discrete_gripper import with_gripper
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Context
 from serl_chunk.agents.vision import Vision
-from serl_chunk.config.agents import AcrlpdConfig, BcConfig
-from serl_chunk.config.encoders import EncoderConfig, resnet10_leaves
-from serl_chunk.config.gripper import SacGripperConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.encoder import EncoderConfig, resnet10_leaves
+from serl_chunk.config.agents.gripper import SacGripperConfig
 from serl_chunk.models.encoder import Impala
 from serl_chunk.types import CameraSpec, ConfigError
 

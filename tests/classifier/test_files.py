@@ -17,7 +17,7 @@ from serl_chunk.classifier.files import (
     read_description,
     save,
 )
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.types import CameraSpec, ConfigError
 
 ARRAYS = {"a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(3, np.float32)}

@@ -16,7 +16,7 @@ from serl_chunk.classifier.dataset import Labelled, split
 from serl_chunk.classifier.files import read_classifier, save
 from serl_chunk.classifier.model import HIL_SERL, Predictor, flat_arrays, initial, network, probabilities
 from serl_chunk.classifier.train import BalancedBatches, TrainingOptions, augment, in_blocks, judge, train
-from serl_chunk.config.encoders import EncoderConfig, resnet10_leaves
+from serl_chunk.config.agents.encoder import EncoderConfig, resnet10_leaves
 from serl_chunk.data.encoder_weights import write_weights
 from serl_chunk.types import CameraSpec, ConfigError
 

@@ -18,7 +18,8 @@ from serl_chunk.cli import actor, evaluation
 from serl_chunk.cli.evaluation import EvaluationOptions
 from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.process import load, spec_of
-from serl_chunk.config.agents import BcConfig, FlowConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.operator import OperatorConfig
 from serl_chunk.config.outcome import OutcomeConfig

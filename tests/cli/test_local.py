@@ -15,7 +15,8 @@ from serl_chunk.cli import local
 from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import SESSION, LocalLink, train_local
 from serl_chunk.cli.process import load, spec_of
-from serl_chunk.config.agents import BcConfig, FlowConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.runs.folder import open_run
 from serl_chunk.types import Amend, Begin, ConfigError, End, Outcome, Snapshot, Source, Step, StepBlock

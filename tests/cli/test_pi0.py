@@ -22,10 +22,10 @@ EXPERIMENT = """
 from dataclasses import replace
 
 from serl_chunk.config.agents import BcConfig
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.config.pi0 import ExpertConfig, Pi0Config, SiglipConfig, VlmConfig
+from serl_chunk.config.agents.pi0 import ExpertConfig, Pi0Config, SiglipConfig, VlmConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 

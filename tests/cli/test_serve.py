@@ -25,7 +25,7 @@ from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.evaluation import checkpoints_of_run
 from serl_chunk.cli.process import load, split_overrides
 from serl_chunk.cli.serve import ServedPolicy, ServeOptions, run_serve
-from serl_chunk.config.gripper import GripperConfig
+from serl_chunk.config.agents.gripper import GripperConfig
 from serl_chunk.data.preprocess import Preprocess, fit_preprocess
 from serl_chunk.main import main
 from serl_chunk.robots.registry import make_env

@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 from errors import naming
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig, DecoupledConfig, FlowConfig
-from serl_chunk.config.critics import CriticConfig, SacCriticConfig
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.critic import CriticConfig, SacCriticConfig
+from serl_chunk.config.agents.decoupled import DecoupledConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
+from serl_chunk.config.agents.flow import FlowConfig
+from serl_chunk.config.agents.language import LanguageConfig
+from serl_chunk.config.agents.pi0 import Pi0Config
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig, RewardConfig
-from serl_chunk.config.language import LanguageConfig
 from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.config.pi0 import Pi0Config
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import AlohaSimConfig, FakeAlohaConfig, GymConfig, OgbenchConfig, RobotConfig
 from serl_chunk.config.transport import TransportConfig

@@ -8,10 +8,12 @@ import math
 import pytest
 from errors import naming
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import ABSENT, Group, acting, leaves, needs, setting, settings_of, value_at
-from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.config.robots import (
     AlohaConfig,
     AlohaSimConfig,

@@ -8,10 +8,12 @@ import pytest
 from errors import naming
 
 from serl_chunk.cli.process import load, spec_of
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, DecoupledConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.agents.decoupled import DecoupledConfig
+from serl_chunk.config.agents.gripper import HIL_SERL_CHOICES, GripperConfig, SacGripperConfig
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
-from serl_chunk.config.gripper import HIL_SERL_CHOICES, GripperConfig, SacGripperConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import configured
 from serl_chunk.config.replay import ReplayConfig

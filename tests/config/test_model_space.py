@@ -10,10 +10,12 @@ from errors import naming
 
 from serl_chunk.agents.spec import agent_spec
 from serl_chunk.cli.process import load, spec_of
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.gripper import GripperConfig
 from serl_chunk.config.experiment import UNBOUNDED, NormaliserConfig
 from serl_chunk.config.fields import check_unused
-from serl_chunk.config.gripper import GripperConfig
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.types import ConfigError
 

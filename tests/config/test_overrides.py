@@ -10,8 +10,10 @@ from typing import Literal
 import pytest
 from errors import naming
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig
-from serl_chunk.config.critics import SacCriticConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.critic import SacCriticConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import apply_overrides, difference, parse, to_dict
 from serl_chunk.config.robots import FakeAlohaConfig, GymConfig

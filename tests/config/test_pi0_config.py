@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from errors import naming
 
-from serl_chunk.config.pi0 import PI0_PRESETS, ExpertConfig, Pi0Config, SiglipConfig, VlmConfig
+from serl_chunk.config.agents.pi0 import PI0_PRESETS, ExpertConfig, Pi0Config, SiglipConfig, VlmConfig
 from serl_chunk.config.presets import PI0_ROBOTS
 from serl_chunk.types import ConfigError
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from errors import naming
 
-from serl_chunk.config.encoders import resnet10_leaves
+from serl_chunk.config.agents.encoder import resnet10_leaves
 from serl_chunk.data.encoder_weights import read_resnet10, write_weights
 from serl_chunk.main import main
 from serl_chunk.types import DataError

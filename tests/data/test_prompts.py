@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serl_chunk.cli.process import load
-from serl_chunk.config.agents import AcfqlConfig, BcConfig
-from serl_chunk.config.language import VOCABULARY, LanguageConfig
-from serl_chunk.config.pi0 import PI0_PRESETS
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.language import VOCABULARY, LanguageConfig
+from serl_chunk.config.agents.pi0 import PI0_PRESETS
 from serl_chunk.data.prompts import (
     TOKENIZERS,
     ByteTokenizer,

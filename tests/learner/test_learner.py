@@ -16,7 +16,8 @@ from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import LocalLink, train_local
 from serl_chunk.cli.rollback import kept_versions, roll_back
-from serl_chunk.config.agents import BcConfig, FlowConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.evaluation.rollouts import evaluate
 from serl_chunk.learner import training_stats

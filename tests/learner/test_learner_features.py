@@ -14,9 +14,9 @@ from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
-from serl_chunk.config.agents import AcrlpdConfig
-from serl_chunk.config.critics import SacCriticConfig
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.agents.critic import SacCriticConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.agents.base import AgentConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.learner.training_stats import ValueRange

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from serl_chunk.config.encoders import EncoderConfig
-from serl_chunk.config.language import LanguageConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
+from serl_chunk.config.agents.language import LanguageConfig
 from serl_chunk.models.encoder import ConvEncoder, ObservationEncoder, SpatialEmbeddings, _patches, random_shift
 
 

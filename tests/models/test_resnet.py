@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from serl_chunk.config.encoders import resnet10_leaves
+from serl_chunk.config.agents.encoder import resnet10_leaves
 from serl_chunk.models.encoder import Impala
 from serl_chunk.models.resnet import ResNet10
 

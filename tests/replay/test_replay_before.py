@@ -9,8 +9,8 @@ import pytest
 from coded_episodes import Checker, config, feed, make
 from coded_replay import build
 
-from serl_chunk.config.agents import AcrlpdConfig
-from serl_chunk.config.gripper import SacGripperConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.agents.gripper import SacGripperConfig
 
 COUNTING = AcrlpdConfig(gripper=SacGripperConfig(choices=(-1.0, 1.0), penalty=-0.5))
 

@@ -13,7 +13,7 @@ from encoded_images import Encoded, Insert
 from errors import naming
 
 from serl_chunk.agents.spec import FeatureSpec
-from serl_chunk.config.language import LanguageConfig
+from serl_chunk.config.agents.language import LanguageConfig
 from serl_chunk.data.prompts import ByteTokenizer, Prompts
 from serl_chunk.replay.memory import estimate_bytes, kept_observations
 from serl_chunk.types import Amend, ConfigError, End, Outcome

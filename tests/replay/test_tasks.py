@@ -10,9 +10,9 @@ from coded_episodes import SPEC, config
 from coded_replay import RNG, build, coded
 from errors import naming
 
-from serl_chunk.config.agents import BcConfig
-from serl_chunk.config.language import LanguageConfig
-from serl_chunk.config.pi0 import PI0_PRESETS
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.language import LanguageConfig
+from serl_chunk.config.agents.pi0 import PI0_PRESETS
 from serl_chunk.data.prompts import ByteTokenizer, Prompts
 from serl_chunk.learner.router import RecordRouter
 from serl_chunk.replay.memory import estimate_bytes

@@ -19,7 +19,7 @@ from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.discrete_gripper import FixedGripper, LearnedGripper
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.process import load
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.hil_serl import TASKS, hil_serl_encoder, hil_serl_task
 from serl_chunk.config.loader import known_experiments, load_experiment
 from serl_chunk.data.demos import load_demos

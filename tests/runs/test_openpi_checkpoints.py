@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 import pytest
 from errors import naming
 
-from serl_chunk.config.pi0 import PI0_PRESETS, Pi0Config
+from serl_chunk.config.agents.pi0 import PI0_PRESETS, Pi0Config
 from serl_chunk.models.pi0.tree import flat, initial, leaves, nested, partition
 from serl_chunk.runs.openpi_checkpoints import Checkpoint, export
 from serl_chunk.types import DataError
@@ -202,7 +202,7 @@ def test_parameters_of_another_model_are_not_exported(params, tmp_path):
 
 LOADING = """
 import dataclasses, sys, threading, time
-from serl_chunk.config.pi0 import PI0_PRESETS, ExpertConfig, SiglipConfig, VlmConfig
+from serl_chunk.config.agents.pi0 import PI0_PRESETS, ExpertConfig, SiglipConfig, VlmConfig
 from serl_chunk.models.pi0.tree import flat
 from serl_chunk.runs.openpi_checkpoints import Checkpoint
 

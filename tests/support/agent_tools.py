@@ -12,14 +12,19 @@ import numpy as np
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.discrete_gripper import with_gripper
-from serl_chunk.agents.losses import gradient
+from serl_chunk.agents.optimiser import gradient
 from serl_chunk.agents.registry import IMPLEMENTATIONS
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, DecoupledConfig, FlowConfig
-from serl_chunk.config.critics import CriticConfig, SacCriticConfig
-from serl_chunk.config.encoders import EncoderConfig
-from serl_chunk.config.published_qc import PublishedQcConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.agents.base import AgentConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.critic import CriticConfig, SacCriticConfig
+from serl_chunk.config.agents.decoupled import DecoupledConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
+from serl_chunk.config.agents.flow import FlowConfig
+from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.types import CameraSpec, ChunkBatch
 
 CAMERA = CameraSpec("top", 32, 32)

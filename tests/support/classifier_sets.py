@@ -9,7 +9,7 @@ import numpy as np
 from serl_chunk.classifier.dataset import CLASSES, Labelled, LabelledEpisode
 from serl_chunk.classifier.files import Description, save
 from serl_chunk.classifier.model import flat_arrays, initial, network
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.types import CameraSpec
 
 SIZE = 16

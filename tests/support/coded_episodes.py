@@ -7,7 +7,8 @@ import dataclasses
 
 import numpy as np
 
-from serl_chunk.config.agents import AcrlpdConfig, DecoupledConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.agents.decoupled import DecoupledConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, RewardConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig

@@ -13,8 +13,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from serl_chunk.config.agents import AcfqlConfig, FlowConfig
-from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.critic import CriticConfig
+from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig

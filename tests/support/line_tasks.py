@@ -13,9 +13,10 @@ import gymnasium
 import numpy as np
 
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.config.agents import BcConfig, FlowConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.flow import FlowConfig
+from serl_chunk.config.agents.language import LanguageConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, NormaliserConfig
-from serl_chunk.config.language import LanguageConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import GymConfig

@@ -22,7 +22,7 @@ from record_pi0 import CAMERAS, inputs_of, meta_of  # noqa: E402
 from support.pi0_case import Case, config_of, rule_leaf, rule_params  # noqa: E402
 from support.reference_agents.pi0 import PlainPi0  # noqa: E402
 
-from serl_chunk.config.pi0 import Pi0Config  # noqa: E402
+from serl_chunk.config.agents.pi0 import Pi0Config  # noqa: E402
 from serl_chunk.models.pi0.pi0 import Pi0  # noqa: E402
 from serl_chunk.models.pi0.tree import nested  # noqa: E402
 

@@ -10,8 +10,9 @@ import gymnasium
 import numpy as np
 
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.config.agents import AcfqlConfig, FlowConfig
-from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.critic import CriticConfig
+from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, NormaliserConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig

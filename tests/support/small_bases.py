@@ -11,9 +11,10 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from serl_chunk.agents import vision
-from serl_chunk.config.agents import AcfqlConfig, FlowConfig
-from serl_chunk.config.critics import CriticConfig
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.critic import CriticConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
+from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig

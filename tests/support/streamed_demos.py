@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from serl_chunk.config.agents import AcrlpdConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig

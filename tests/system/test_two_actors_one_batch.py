@@ -9,7 +9,7 @@ import numpy as np
 from ports import free_port
 from processes import PATIENCE
 
-from serl_chunk.config.agents import AcrlpdConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.config.transport import TransportConfig

@@ -16,11 +16,12 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import IMPLEMENTATIONS
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState
-from serl_chunk.config.agents import AcfqlConfig, AgentConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.base import AgentConfig
+from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import configured
-from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.config.robots import OgbenchConfig
 from serl_chunk.types import ChunkBatch
 from support.reference_agents.agents import Plain, Setting, create

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.config.pi0 import Pi0Config, TransformerConfig
+from serl_chunk.config.agents.pi0 import Pi0Config, TransformerConfig
 from serl_chunk.models.pi0.tree import EXPERT, LORA_A, LORA_B, VLM, Params
 
 _MASKED = -2.3819763e38  # openpi's; a token that sees nothing has the mean of all values

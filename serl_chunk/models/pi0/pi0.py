@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.config.pi0 import Pi0Config
+from serl_chunk.config.agents.pi0 import Pi0Config
 from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.models.pi0 import gemma, masks, siglip
 from serl_chunk.models.pi0.masks import IMAGE_MASK_PREFIX

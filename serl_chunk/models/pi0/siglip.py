@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.config.pi0 import Pi0Config
+from serl_chunk.config.agents.pi0 import Pi0Config
 from serl_chunk.models.pi0.tree import Params
 
 _EPSILON = 1e-6

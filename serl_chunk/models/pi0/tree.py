@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from serl_chunk.config.pi0 import Pi0Config, TransformerConfig
+from serl_chunk.config.agents.pi0 import Pi0Config, TransformerConfig
 
 Params = Any  # a nested dict of arrays
 Group = Literal["siglip", "vlm", "vlm_lora", "expert", "expert_lora", "projections"]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from serl_chunk.config.pi0 import Pi0Config
+from serl_chunk.config.agents.pi0 import Pi0Config
 from serl_chunk.models.pi0.tree import LORA_A, LORA_B, leaves
 from serl_chunk.types import ConfigError
 

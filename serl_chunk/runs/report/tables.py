@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from serl_chunk.config.agents import AgentConfig
+from serl_chunk.config.agents.base import AgentConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import ABSENT, default_of
 from serl_chunk.config.overrides import to_dict

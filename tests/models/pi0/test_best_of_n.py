@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from pi0_models import pi0_best_of_n
 
-from serl_chunk.config.pi0 import PI0_PRESETS
+from serl_chunk.config.agents.pi0 import PI0_PRESETS
 from serl_chunk.types import DataError
 
 FULL = PI0_PRESETS["pi0"]

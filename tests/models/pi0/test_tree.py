@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from serl_chunk.config.pi0 import PI0_PRESETS, Pi0Config
+from serl_chunk.config.agents.pi0 import PI0_PRESETS, Pi0Config
 from serl_chunk.models.pi0.tree import GROUPS, Partition, flat, initial, leaves, partition, shapes
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "pi0_shapes"

@@ -6,8 +6,8 @@ import pytest
 from errors import naming
 
 from serl_chunk.cli.process import load
-from serl_chunk.config.agents import AcfqlConfig
-from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.fields import check_unused
 from serl_chunk.types import ConfigError
 

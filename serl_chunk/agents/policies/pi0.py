@@ -9,10 +9,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.policies import observation_key
+from serl_chunk.agents.policies.base import observation_key
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, key_of
-from serl_chunk.config.pi0 import Pi0Config
+from serl_chunk.config.agents.pi0 import Pi0Config
 from serl_chunk.models.pi0 import augment, tree, weights
 from serl_chunk.models.pi0.masks import IMAGE_MASK_PREFIX
 from serl_chunk.models.pi0.pi0 import Pi0

@@ -6,6 +6,8 @@ import dataclasses
 from functools import partial
 from typing import Literal
 
+from serl_chunk.config.agents.language import VOCABULARY
+from serl_chunk.config.agents.optimiser import Optimiser
 from serl_chunk.config.fields import (
     ABSENT,
     CAMERAS,
@@ -18,8 +20,6 @@ from serl_chunk.config.fields import (
     shaping,
     value_at,
 )
-from serl_chunk.config.language import VOCABULARY
-from serl_chunk.config.optimisers import Optimiser
 
 DType = Literal["bfloat16", "float32"]
 Trainable = Literal["full", "expert", "lora", "lora_expert", "none"]

@@ -11,11 +11,13 @@ import pytest
 from errors import naming
 
 from serl_chunk.cli.process import load, split_overrides
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import check_unused, leaves
 from serl_chunk.config.presets import configured
-from serl_chunk.config.published_qc import PublishedQcConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.types import ConfigError
 

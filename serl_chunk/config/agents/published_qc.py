@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from serl_chunk.config.agents import ActorCriticConfig
-from serl_chunk.config.critics import Aggregate, SacCriticConfig
+from serl_chunk.config.agents.base import ActorCriticConfig
+from serl_chunk.config.agents.critic import Aggregate, SacCriticConfig
+from serl_chunk.config.agents.optimiser import Optimiser
 from serl_chunk.config.fields import acting, needs, require, setting, shaping, widths
-from serl_chunk.config.optimisers import Optimiser
 
 WIDTHS = (512, 512, 512, 512)  # of every published network
 _FLOW, _GAUSSIAN = needs("agent.agent_name", "acfql"), needs("agent.agent_name", "acrlpd")

@@ -1,0 +1,79 @@
+"""The Gaussian policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from serl_chunk.agents.losses.imitation import imitation_sum
+from serl_chunk.agents.policies.base import ChunkNetwork
+from serl_chunk.agents.spec import AgentSpec
+from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params
+from serl_chunk.models.distributions import TanhNormal
+from serl_chunk.models.mlp import Activation, KernelInit, Mlp, Norm
+from serl_chunk.models.sums import Sum
+from serl_chunk.types import ChunkBatch
+
+_LOG_STD_MAX = 2.0
+
+
+class GaussianPolicy(ChunkNetwork):
+    """TanhNormal over flat chunks; the net's outputs are means, then log sigmas."""
+
+    def __init__(
+        self, hidden: Sequence[int], spec: AgentSpec, *, layer_norm: bool = True, log_std_min: float = -10.0,
+        kernel_init: KernelInit = "lecun_normal", activation: Activation = "relu",
+    ) -> None:  # fmt: skip
+        super().__init__(spec)
+        self.log_std_min = log_std_min
+        # Published code has one layer for means and one for log sigmas, which matters for xavier's fan-out.
+        blocks = 1 if kernel_init == "lecun_normal" else 2
+        norm: Norm = "before" if layer_norm else "none"
+        layers: dict[str, Any] = {"activation": activation, "kernel_init": kernel_init, "out_blocks": blocks}
+        self.net: Any = Mlp(hidden, 2 * self.chunk_dim, norm, **layers)
+
+    def init(self, key: jax.Array, features: jax.Array) -> Params:
+        return self.net.init(key, features)["params"]
+
+    def distribution(self, params: Params, context: Context) -> TanhNormal:
+        mean, log_std = jnp.split(self.net.apply({"params": params}, context.features), 2, axis=-1)
+        return TanhNormal(mean, jnp.clip(log_std, self.log_std_min, _LOG_STD_MAX))
+
+    def draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
+        return {}
+
+    def given(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
+        return jnp.zeros(batch.actions.shape[:2])
+
+    def loss(
+        self, params: Params, context: Context, chunks: jax.Array, weight: jax.Array, given: jax.Array, draws: Noise
+    ) -> Sum:
+        """-log pi(a | o) per dimension under `weight` float32[B, H] or [B, H, A]."""
+        return self.imitation(self.distribution(params, context), chunks, weight)
+
+    def imitation(self, dist: TanhNormal, chunks: jax.Array, weight: jax.Array) -> Sum:
+        return imitation_sum(-self.chunks(dist.log_prob(chunks.reshape(chunks.shape[0], -1))), weight)
+
+    def sample(
+        self, params: Params, context: Context, noise: jax.Array, committed: Committed | None = None, steps: int = 0
+    ) -> jax.Array:
+        """Chunks float32[..., N, H, A] from noise float32[..., N, H*A]; nothing of them follows `committed`."""
+        return self.sample_and_log_prob(params, context, noise)[0]
+
+    def sample_and_log_prob(self, params: Params, context: Context, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Chunks float32[..., N, H, A] from noise float32[..., N, H*A], and the log-probability of each number."""
+        one = self.distribution(params, context)
+        dist = TanhNormal(*(jnp.broadcast_to(x[..., None, :], noise.shape) for x in one))
+        flat, log_prob = dist.sample_and_log_prob(noise)
+        return self.chunks(flat), self.chunks(log_prob)
+
+    def candidate_noise(
+        self, key: jax.Array, observation: Observation, count: int, *, explore: bool, alone: jax.Array | bool = False
+    ) -> jax.Array:
+        """Standard normal; not exploring, the first candidate is the mode and the others are always the same."""
+        if explore:
+            return jax.random.normal(key, (count, self.chunk_dim))
+        return jax.random.normal(jax.random.key(0), (count, self.chunk_dim)).at[0].set(0.0)

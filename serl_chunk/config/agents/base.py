@@ -1,0 +1,103 @@
+"""Settings of every agent, and of every one with a critic. A value's comment gives its source."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal, cast
+
+from serl_chunk.config.agents.critic import CriticConfig
+from serl_chunk.config.agents.encoder import EMBEDDED, EncoderConfig
+from serl_chunk.config.agents.gripper import GripperConfig
+from serl_chunk.config.agents.language import LanguageConfig
+from serl_chunk.config.agents.optimiser import Optimiser
+from serl_chunk.config.fields import Group, acting, needs, require, setting, shaping
+
+JOINT_NOISE = 0.4  # of clones: docs/algorithms.md, "Moved joints"
+KernelInit = Literal["lecun_normal", "xavier_uniform"]
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentConfig(Group, path="agent."):
+    """Settings of every agent."""
+
+    kind: ClassVar[str] = ""
+
+    lr: float = setting(3e-4, "learning rate (Adam), of all that has no other", above=0)
+    encoder_lr: float | None = setting(
+        None, "of image, text and state encoders; none: their network's", above=0, requires=EMBEDDED
+    )
+    encoder: EncoderConfig = setting(EncoderConfig, "the image encoder")
+    gripper: GripperConfig = setting(GripperConfig, "discrete or fixed grippers")
+    language: LanguageConfig = setting(LanguageConfig, "the task's text as an input")
+    image_keys: tuple[str, ...] = acting((), "cameras of the policy; empty: the state alone")
+    use_state: bool = shaping(True, "the state vector is an input next to the images")
+    policy_ema: float = setting(0.0, "decay of the averaged policy that acts; 0: the newest acts", least=0, below=1)
+    bc_on: Literal["all", "demo", "demo+interventions", "+successes", "interventions"] = setting(
+        "+successes", "steps that are imitated"
+    )
+    bc_joint_noise: float | None = setting(
+        None,
+        "deviation by which imitation sees joints moved, with targets that stay: it learns the way back; 1 is as far "
+        "as the demonstrations command a joint to move in a tick; none: 0.4 for a flow without cameras, 0 for others",
+        least=0,
+        requires=needs("normaliser.actions", "relative"),
+        off=0.0,
+    )
+
+    # Of agents whose class says no other.
+    candidates = 1  # N of best-of-N at acting
+    kernel_init = cast(KernelInit, "lecun_normal")
+    acting_critic: ClassVar[Literal["online", "target"]] = "online"  # chooses among candidates
+    bounded_critic: ClassVar[bool] = False  # Q is a sigmoid within the returns that the rewards allow
+    earns_choice: ClassVar[bool] = False  # best of N has to earn its episodes (actor/arms.py)
+    prefix_critic: ClassVar[bool] = False  # a second critic scores the executed actions (DecoupledConfig)
+
+    @property
+    def joint_noise(self) -> float:
+        """What `bc_joint_noise` comes to."""
+        if self.bc_joint_noise is None:
+            return JOINT_NOISE if self.acts_by_flow and not self.image_keys else 0.0
+        return self.bc_joint_noise
+
+    @property
+    def acts_by_flow(self) -> bool:
+        """Whether the policy is a flow of ours."""
+        return False
+
+    def optimiser(self, network: Literal["policy", "critic"] = "policy") -> Optimiser:
+        """Return what the optimiser of a network is built of."""
+        return Optimiser(self.lr, self.lr if self.encoder_lr is None else self.encoder_lr)
+
+    def _check(self) -> None:
+        # fmt: off
+        cameras, encoder = bool(self.image_keys), self.encoder
+        require(cameras or not encoder.weights, "agent.encoder.weights",
+            f"{encoder.weights} has no effect: agent.image_keys names no camera. Name cameras, or leave it out.")
+        require(cameras or not encoder.cache_features, "agent.encoder.cache_features",
+            "True has no effect: agent.image_keys names no camera. Name cameras, or set it to False.")
+        require(cameras or self.use_state, "agent.use_state",
+            "False leaves the agent without an input. Name cameras in agent.image_keys.")
+        require(self.language.tokenizer != "sentencepiece" or getattr(self, "policy", "") == "pi0",
+            "agent.language.tokenizer",
+            "sentencepiece is for agent.policy=pi0: other agents embed each token, and need a vocabulary that is known "
+            "without a file. Set it to bytes, or use bc with agent.policy=pi0.")
+
+    @property
+    def squashed(self) -> bool:
+        """Return whether the policy's actions are a tanh, which cannot leave [-1, 1]."""
+        return False
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorCriticConfig(AgentConfig):
+    """Settings of every agent with a critic."""
+
+    critic_lr: float | None = setting(None, "of the critic; none: agent.lr", above=0)
+    critic: CriticConfig = setting(CriticConfig, "the critic")
+    candidates: int = acting(16, "N of best-of-N at acting; 1 takes the policy's first sample", least=1)
+
+    def optimiser(self, network: Literal["policy", "critic"] = "policy") -> Optimiser:
+        own, lr = super().optimiser(network), self.critic_lr
+        if network == "policy" or lr is None:
+            return own
+        return own._replace(lr=lr, encoder_lr=lr if self.encoder_lr is None else self.encoder_lr)
