@@ -29,7 +29,7 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 from support.ports import free_port
 
-from serl_chunk.console.view import COLOURS, Word
+from serl_chunk.console.view import COLOURS, ActorState
 
 COMMAND = [sys.executable, "-m", "serl_chunk"]
 TAKE_TERMINAL = (
@@ -43,7 +43,7 @@ TRAINING = (
 )  # fmt: skip
 
 
-def is_big(screen: Any, word: Word) -> bool:
+def is_big(screen: Any, word: ActorState) -> bool:
     """Whether the screen's big word has the colour of `word`."""
     cells = (char for row in screen.buffer.values() for char in row.values())
     return any(char.reverse and char.fg.replace("brown", "yellow") == COLOURS[word] for char in cells)
@@ -92,7 +92,7 @@ def taken(episodes: int, folder: Path) -> Text:
             if select.select([master], [], [], 0.2)[0]:
                 stream.feed(os.read(master, 65536))
             shown = "\n".join(screen.display)
-            if f"episode {episodes}:" in shown and is_big(screen, Word.HUMAN):
+            if f"episode {episodes}:" in shown and is_big(screen, ActorState.HUMAN):
                 return coloured(screen)
         raise SystemExit(f"no human acted within {PATIENCE:.0f} s:\n{shown}")
     finally:

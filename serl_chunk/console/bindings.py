@@ -16,7 +16,7 @@ REPEAT = 0.3  # seconds from the newest press of a key in which another one is a
 SECOND_STEP = 3.0  # seconds for the second key of two
 
 
-class Word(enum.StrEnum):
+class ActorState(enum.StrEnum):
     """The state of an actor, as one word for the operator."""
 
     WAITING = "WAITING"
@@ -73,14 +73,14 @@ MEANING = {
 _ALWAYS = frozenset({Action.STOP, Action.END, Action.QUIT, Action.DISCARD, Action.UNDO})
 _LABELS = frozenset({Action.SUCCESS, Action.FAILURE})
 _AT_REST = frozenset({Action.GO, Action.RESET, Action.RESET_NEW, Action.YES})
-EFFECTIVE: Mapping[Word, frozenset[Action]] = {
-    Word.WAITING: _ALWAYS | _AT_REST | {Action.HOLD},
-    Word.POLICY: _ALWAYS | _LABELS | {Action.HOLD},
-    Word.HUMAN: _ALWAYS | _LABELS | {Action.HOLD},
-    Word.HOLD: _ALWAYS | _LABELS | _AT_REST | {Action.HOLD, Action.PARK},  # a second hold ends a countdown
-    Word.RESET: _ALWAYS | {Action.HOLD},
-    Word.STOPPED: _ALWAYS | {Action.CLEAR},
-    Word.LEARNER_LOST: _ALWAYS | _LABELS | {Action.HOLD},
+EFFECTIVE: Mapping[ActorState, frozenset[Action]] = {
+    ActorState.WAITING: _ALWAYS | _AT_REST | {Action.HOLD},
+    ActorState.POLICY: _ALWAYS | _LABELS | {Action.HOLD},
+    ActorState.HUMAN: _ALWAYS | _LABELS | {Action.HOLD},
+    ActorState.HOLD: _ALWAYS | _LABELS | _AT_REST | {Action.HOLD, Action.PARK},  # a second hold ends a countdown
+    ActorState.RESET: _ALWAYS | {Action.HOLD},
+    ActorState.STOPPED: _ALWAYS | {Action.CLEAR},
+    ActorState.LEARNER_LOST: _ALWAYS | _LABELS | {Action.HOLD},
 }
 """State -> the actions that count in it; all others do nothing there."""
 
@@ -243,7 +243,7 @@ def second_key(action: Action, bindings: Mapping[str, Action]) -> str:
     return f"{MEANING[action]}? {shown_inputs(_TWO_STEPS[action], bindings, 1)} confirms, any other key cancels"
 
 
-def hints(word: Word, bindings: Mapping[str, Action]) -> list[str]:
+def hints(word: ActorState, bindings: Mapping[str, Action]) -> list[str]:
     """Return `key meaning` of the keys that count in a state, those that stop first."""
     return [
         f"{keys} {action.replace('_', ' ')}"

@@ -18,20 +18,20 @@ from rich.cells import cell_len, set_cell_size
 from rich.color import ColorSystem
 from rich.style import Style
 
-from serl_chunk.console.bindings import Word
+from serl_chunk.console.bindings import ActorState
 from serl_chunk.io import format_duration
 from serl_chunk.types import ShownRobot
 
 COLOURS = {
-    Word.WAITING: "white",
-    Word.POLICY: "green",
-    Word.HUMAN: "blue",
-    Word.HOLD: "yellow",
-    Word.RESET: "magenta",
-    Word.STOPPED: "red",
-    Word.LEARNER_LOST: "red",
+    ActorState.WAITING: "white",
+    ActorState.POLICY: "green",
+    ActorState.HUMAN: "blue",
+    ActorState.HOLD: "yellow",
+    ActorState.RESET: "magenta",
+    ActorState.STOPPED: "red",
+    ActorState.LEARNER_LOST: "red",
 }
-RINGS = (Word.STOPPED, Word.LEARNER_LOST)  # entering one of these rings
+RINGS = (ActorState.STOPPED, ActorState.LEARNER_LOST)  # entering one of these rings
 OLD = 0.2  # seconds; a camera's frame that is older is marked
 _NONE = "-"
 _PLAIN, _BOLD, _DIM = Style(), Style(bold=True), Style(dim=True)
@@ -56,7 +56,7 @@ class Proposed(NamedTuple):
 class ConsoleState(NamedTuple):
     """What the console shows; None where there is no value yet. Plain values alone: drawing happens on a thread."""
 
-    word: Word
+    word: ActorState
     countdown: float | None = None  # seconds until the robot moves
     rate: float | None = None  # ticks per second
     rate_target: float | None = None
@@ -178,12 +178,12 @@ def _line(columns: int, *parts: tuple[str, Style]) -> str:
     return out
 
 
-def _style(word: Word) -> Style:
+def _style(word: ActorState) -> Style:
     return Style(color=None if "NO_COLOR" in os.environ else COLOURS[word], bold=True, reverse=True)
 
 
 @functools.lru_cache(maxsize=64)
-def _big_word(word: Word, countdown: int | None, columns: int) -> list[str]:
+def _big_word(word: ActorState, countdown: int | None, columns: int) -> list[str]:
     """The word in blocks, twice as wide where that fits, with the seconds of a countdown to its right."""
     text = word.value if countdown is None else f"{word}  {min(countdown, 99)}"
     rows = [".".join(_FONT[letter].split("/")[i] for letter in text) for i in range(5)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from serl_chunk.actor.stats import EpisodeSummary
-from serl_chunk.console.bindings import Word
+from serl_chunk.console.bindings import ActorState
 from serl_chunk.console.view import Obstacle
 from serl_chunk.evaluation.results import INTERVENTION
 from serl_chunk.operator.operator import Operator
@@ -109,7 +109,7 @@ class EvaluationOperator:
                     return None
                 idle()
                 labels.ask()
-                operator.poll(Word.HOLD, FAILED if intervened else UNJUDGED)
+                operator.poll(ActorState.HOLD, FAILED if intervened else UNJUDGED)
                 label = labels.answer()
                 self._wait(POLL_SECONDS)
             if label is not None and not intervened:

@@ -13,7 +13,7 @@ from typing import Any
 
 from serl_chunk.actor.interfaces import Console, RobotRequests
 from serl_chunk.attention.attention import Attention
-from serl_chunk.console.bindings import EFFECTIVE, STOPS, Action, Word, bind_keys, shown_inputs
+from serl_chunk.console.bindings import EFFECTIVE, STOPS, Action, ActorState, bind_keys, shown_inputs
 from serl_chunk.console.feed import LiveFeed
 from serl_chunk.console.inlet import Inlet
 from serl_chunk.console.view import ConsoleState, Obstacle
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 SHOW_SECONDS = 0.1  # between two views of an unchanged state
 POLL_SECONDS = 0.01  # between polls where the operator is waited for
 QUESTION_SECONDS = 10.0  # for the answer to a question
-ACTING = frozenset({Word.POLICY, Word.HUMAN, Word.LEARNER_LOST})  # ticks follow each other
+ACTING = frozenset({ActorState.POLICY, ActorState.HUMAN, ActorState.LEARNER_LOST})  # ticks follow each other
 
 
 class Operator:
@@ -76,9 +76,9 @@ class Operator:
         self.feed: LiveFeed | None = None  # of a page that shows the episodes
         self.describe: Callable[[], Mapping[str, Any]] = dict  # more fields of ConsoleState, for each view
         self.learner_lost: Callable[[], bool] = bool
-        self.unled = Word.POLICY  # what an episode shows while no human moves the robot
-        self.view = ConsoleState(Word.WAITING)  # what was shown last; any thread may read it
-        self._word, self._proposed, self._shown_at = Word.WAITING, self.approval.proposed, -1.0
+        self.alone_state = ActorState.POLICY  # what an episode shows while no human moves the robot
+        self.view = ConsoleState(ActorState.WAITING)  # what was shown last; any thread may read it
+        self._word, self._proposed, self._shown_at = ActorState.WAITING, self.approval.proposed, -1.0
         self._env: RobotEnv | None = None
         self._others: Callable[[], str | None] = lambda: None
         # An episode is under way, as it had a tick; it is to end; the robot is being reset.
@@ -86,7 +86,7 @@ class Operator:
         self._scene = self._confirmed = False  # the scene is waited for; it was confirmed in this session
         self._again = self._new_object = False  # the reset is to be repeated; with its steps for a new object
         self._asked_at: float | None = None  # whether to park
-        self._brake, self._stays = Brake(robot), False  # not to be parked: it was held after "quit"
+        self._brake, self._keeps_place = Brake(robot), False  # not to be parked: it was held after "quit"
         self._lost, self._was_stopped = frozenset[str](), False  # devices, and the robot, at the last poll
 
     @property
@@ -110,7 +110,7 @@ class Operator:
             self._consent.request("stop")
         self._inlet.put(action, source, self._now(), seen, robot)
 
-    def poll(self, word: Word, *waits_for: Obstacle) -> None:
+    def poll(self, word: ActorState, *waits_for: Obstacle) -> None:
         """Take in keys, and show the state.
 
         Args:
@@ -150,7 +150,7 @@ class Operator:
         """
         self._resets, self._inside = False, True
         self._figures.tick(self._now(), by_human=by_human, late=late)
-        self.poll(Word.HUMAN if by_human else self.unled)
+        self.poll(ActorState.HUMAN if by_human else self.alone_state)
         self._attention.tick(by_human=by_human, holding=self.holding)
         return self.holding
 
@@ -163,7 +163,7 @@ class Operator:
         """Poll while the process waits for something else than the operator; in an episode, for a chunk or updates."""
         if self._env is not None and not self._inside:
             self._env.idle()
-        self.poll(self.unled if self._inside and not obstacles else Word.WAITING, *obstacles)
+        self.poll(self.alone_state if self._inside and not obstacles else ActorState.WAITING, *obstacles)
 
     def stopping(self, others: Callable[[], str | None]) -> Callable[[], str | None]:
         """Return a `stop` of the control loop: `others`, or this operator, who is polled while the robot is reset."""
@@ -171,7 +171,7 @@ class Operator:
 
         def stop() -> str | None:
             if self._resets:
-                self.poll(Word.RESET)
+                self.poll(ActorState.RESET)
             left = self._resets and self.quits and self._permit.held  # a held reset does not go on any more
             return OPERATOR if self._stopped or left else others()
 
@@ -188,11 +188,11 @@ class Operator:
         return permitted
 
     def _permitted(self) -> bool:
-        self.poll(Word.RESET)
+        self.poll(ActorState.RESET)
         permit = self._permit
         if not (permit.is_granted(self._now()) or self.holding or self._is_stopped() or self._obstacles()):
             permit.begin(self._now())
-            self.poll(Word.RESET)
+            self.poll(ActorState.RESET)
         return permit.granted
 
     def reset(self, env: RobotEnv, seed: int) -> Observation | None:
@@ -206,8 +206,8 @@ class Operator:
         self._permit.begin_episode()
         self._stopped, self._resets = False, True
         self._figures.rest()
-        asks = self._ready == "each" or (self._ready == "first" and not self._confirmed)
-        if asks and not env.observes_again and not self._prepared(env, asks):
+        confirms = self._ready == "each" or (self._ready == "first" and not self._confirmed)
+        if confirms and not env.observes_again and not self._prepared(env, confirms):
             return None
         while True:
             while not self._permitted():
@@ -223,8 +223,8 @@ class Operator:
             if self._new_object and options is None:  # requested in a hold of this reset
                 continue
             self._new_object = False
-            if self._prepared(env, asks and env.observes_again):
-                return env.observe_again() if env.observes_again and (asks or self._devices.drives) else raw
+            if self._prepared(env, confirms and env.observes_again):
+                return env.observe_again() if env.observes_again and (confirms or self._devices.drives) else raw
             if not self._again:
                 return None
 
@@ -246,29 +246,29 @@ class Operator:
 
         A robot that was held after "quit" stays where it is.
         """
-        if (robot := self._robot) is None or self._stays:
+        if (robot := self._robot) is None or self._keeps_place:
             return
         self._devices.watch(None)  # a device that moved the robot may be closed
         self._begin_parking()
         while self._permit.counts or not robot.idle or robot.moving:
-            self.poll(Word.WAITING)
+            self.poll(ActorState.WAITING)
             if self._is_stopped():
                 logger.warning("not parked: the robot is stopped")
                 return
             self._pause(POLL_SECONDS)
 
-    def _prepared(self, env: RobotEnv, asks: bool) -> bool:
-        """Wait for the scene if it `asks`, then for leaders that are driven. False: another reset, or no episode."""
+    def _prepared(self, env: RobotEnv, confirms: bool) -> bool:
+        """Wait for the scene if it `confirms`, then for driven leaders. False: another reset, or no episode."""
         wait, self._scene = functools.partial(self._waits, env), True
-        confirmed = not asks or confirm_scene(self._permit, wait, self._shown(Action.GO))
-        self._confirmed |= asks and confirmed
+        confirmed = not confirms or confirm_scene(self._permit, wait, self._shown(Action.GO))
+        self._confirmed |= confirms and confirmed
         self._scene, ready = False, confirmed and drive_leaders(self._devices.drives, self._permit, wait)
         return ready
 
     def _waits(self, env: RobotEnv, *why: Obstacle) -> bool:
         """Poll, and wait a moment; returns whether this episode may still begin without another reset."""
         env.idle()
-        self.poll(Word.WAITING, *why)
+        self.poll(ActorState.WAITING, *why)
         self._pause(POLL_SECONDS)
         return not (self._again or self._over())
 
@@ -279,7 +279,7 @@ class Operator:
                 self._permit.hold()
                 if not self._inside:
                     self._brake.begin(now)
-                    self._stays = self.quits
+                    self._keeps_place = self.quits
             case Action.GO:
                 self._consent.go(now, shown, by_key=by_key, scene=self._scene, resume=self._devices.resume)
             case Action.STOP | Action.END:
@@ -336,24 +336,24 @@ class Operator:
         stopped, lost = self._is_stopped(), frozenset(self._devices.lost)
         if self._consent.newly_held(inside=self._inside) or (stopped and not self._was_stopped):
             self._permit.hold()
-        moves = self._inside or self._word is Word.RESET or (self._robot is not None and not self._robot.idle)
+        moves = self._inside or self._word is ActorState.RESET or (self._robot is not None and not self._robot.idle)
         for name in lost - self._lost if moves else ():
             logger.warning(f"device lost: name={name}. The robot holds")
             self._act(Action.HOLD, now)
         self._was_stopped, self._lost = stopped, lost
         self._brake.look(now)
 
-    def _state(self, word: Word) -> Word:
+    def _state(self, word: ActorState) -> ActorState:
         robot = self._robot
         if self._is_stopped():
-            return Word.STOPPED
+            return ActorState.STOPPED
         if robot is not None and robot.moving and not self._inside:
-            return Word.WAITING if robot.waiting else Word.RESET
+            return ActorState.WAITING if robot.waiting else ActorState.RESET
         if self._permit.held or self._consent.held:
-            return Word.HOLD
-        if word is Word.RESET and self._obstacles():
-            return Word.WAITING
-        return Word.LEARNER_LOST if word is Word.POLICY and self.learner_lost() else word
+            return ActorState.HOLD
+        if word is ActorState.RESET and self._obstacles():
+            return ActorState.WAITING
+        return ActorState.LEARNER_LOST if word is ActorState.POLICY and self.learner_lost() else word
 
     def _obstacles(self) -> tuple[Obstacle, ...]:
         """Return why no motion may begin."""
@@ -371,13 +371,13 @@ class Operator:
         for inputs in (self._console, self._inlet, self._devices):
             inputs.empty()
 
-    def _enter(self, word: Word, now: float, waits_for: tuple[Obstacle, ...]) -> None:
+    def _enter(self, word: ActorState, now: float, waits_for: tuple[Obstacle, ...]) -> None:
         word, proposed, robot = self._state(word), self.approval.proposed, self._consent.shown
-        again = word is Word.STOPPED and self._consent.differs(self.view.robot)  # it was stopped once more
+        again = word is ActorState.STOPPED and self._consent.differs(self.view.robot)  # it was stopped once more
         if changed := word is not self._word or proposed is not self._proposed or again:
             self._word, self._proposed = word, proposed
             self._drop()
-        if word in (Word.WAITING, Word.HOLD, Word.STOPPED):
+        if word in (ActorState.WAITING, ActorState.HOLD, ActorState.STOPPED):
             self._figures.pause(now)
         if not changed and now - self._shown_at < SHOW_SECONDS:
             return

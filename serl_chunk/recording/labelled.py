@@ -14,7 +14,7 @@ from serl_chunk.actor.interfaces import Console
 from serl_chunk.classifier.dataset import CLASSES, FrameLabels, read_frame_labels, write_frame_labels
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.outcome import OutcomeConfig
-from serl_chunk.console.bindings import Action, Word
+from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.console.view import ConsoleState
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.io import plural
@@ -197,7 +197,7 @@ class LabelledRecording:
             env, None, writer, config=config, cameras=cameras, intervention=source, stop=self._stop,
             observer=self._observe, operator=operator,
         )  # fmt: skip
-        operator.unled = Word.HUMAN  # no change of who moves it, which would empty the keys
+        operator.alone_state = ActorState.HUMAN  # no change of who moves it, which would empty the keys
         self.interrupted = False  # by Ctrl-C, which ends the recording after its stop
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from serl_chunk.actor.policy_wait import no_stop
 from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import GymConfig
-from serl_chunk.console.bindings import Word
+from serl_chunk.console.bindings import ActorState
 from serl_chunk.data.formats import open_source
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.data.inspect.inspect import inspect
@@ -211,7 +211,9 @@ class Recording:
         )  # fmt: skip
         if operator is not None:
             operator.describe = self._described
-            operator.unled = Word.POLICY if demonstrator is not None else Word.HUMAN  # whom else it waits for
+            operator.alone_state = (
+                ActorState.POLICY if demonstrator is not None else ActorState.HUMAN
+            )  # whom else it waits for
 
     def close(self) -> None:
         self._runner.close()

@@ -27,7 +27,7 @@ from serl_chunk.actor.policy import PolicyAwayError, PolicyError, Request, blank
 from serl_chunk.actor.remote_policy import remote_policy, sent_cameras
 from serl_chunk.actor.service import ActorService
 from serl_chunk.config.experiment import ActorConfig
-from serl_chunk.console.bindings import Action, Word
+from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.evaluation import rollouts
 from serl_chunk.operator.operator import Operator
 from serl_chunk.serving import client as client_module
@@ -338,7 +338,7 @@ class Keys:
 
     shown = None
 
-    def __init__(self, *pressed, word=Word.WAITING, after=5):
+    def __init__(self, *pressed, word=ActorState.WAITING, after=5):
         self.pressed, self.word, self.after, self.states = list(pressed), word, after, []
 
     def actions(self):
@@ -390,7 +390,7 @@ def test_a_key_ends_the_wait_for_a_server_before_an_episode(clock, action):
     assert env.idled > 3
     assert ended.is_set() or action is Action.QUIT
     assert any("127.0.0.1:9" in o.what for s in keys.states for o in s.obstacles)
-    assert keys.states[-1].word is Word.STOPPED
+    assert keys.states[-1].word is ActorState.STOPPED
 
 
 @pytest.mark.parametrize("clock", ["lockstep", "realtime"])
@@ -413,7 +413,9 @@ def test_a_key_ends_the_warm_up_with_a_server_that_does_not_answer():
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_key_ends_an_episode_that_waits_for_a_chunk(lost):
     env, ended, policy = LineEnv(length=1000), threading.Event(), StatePolicy()
-    keys = Keys(Action.STOP, Action.END, word=Word.WAITING if lost else Word.POLICY, after=2 if lost else 30)
+    keys = Keys(
+        Action.STOP, Action.END, word=ActorState.WAITING if lost else ActorState.POLICY, after=2 if lost else 30
+    )
     with server_of(policy) as server:
 
         class Losing(LineEnv):
@@ -430,7 +432,7 @@ def test_a_key_ends_an_episode_that_waits_for_a_chunk(lost):
 
 def test_a_chunk_that_comes_after_a_hold_is_not_executed():
     policy, sink = StatePolicy(), ListSink()
-    keys, ended = Keys(Action.HOLD, word=Word.POLICY, after=15), threading.Event()
+    keys, ended = Keys(Action.HOLD, word=ActorState.POLICY, after=15), threading.Event()
     with server_of(policy) as server:
 
         class Slow(LineEnv):

@@ -16,7 +16,7 @@ from serl_chunk.cli.console import console_of
 from serl_chunk.config.devices import DeviceConfig
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.operator import OperatorConfig
-from serl_chunk.console.bindings import Word
+from serl_chunk.console.bindings import ActorState
 from serl_chunk.types import ConfigError
 
 
@@ -86,7 +86,7 @@ def test_a_closed_terminal_holds_where_a_page_or_a_pedal_can_go_on(monkeypatch, 
         config = served(OperatorConfig(pedal="foot" if pedal else "", gestures=gestures))
         with console_of(config, "a", amend=lambda record: None, end=lambda: None, other_inputs=page) as operator:
             signal.raise_signal(signal.SIGHUP)
-            operator.poll(Word.POLICY)
+            operator.poll(ActorState.POLICY)
             assert operator.holding == goes_on
         assert ended == ([] if goes_on else [signal.SIGHUP])
         signal.raise_signal(signal.SIGHUP)

@@ -14,7 +14,7 @@ from operator_script import ACTING, BY, Desk, Press, Waiting
 
 from serl_chunk.cli import record
 from serl_chunk.cli.record import run_record
-from serl_chunk.console.bindings import Action, Word
+from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.data.formats import hdf5_writer
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.operator.operator import Operator
@@ -123,7 +123,7 @@ TABLE: dict[str, tuple[Left, dict[Action, Left]]] = {  # state -> what keys with
 
 
 def check(lab, state: str, actions: Sequence[Action], expected: Left, *, by: str) -> None:
-    words = ACTING if state == "ACTING" else (Word(state),)
+    words = ACTING if state == "ACTING" else (ActorState(state),)
     first, *others = actions
     script = [*BEFORE[state], Press(first, words), *(Press(action, words, after=0) for action in others)]
     status = lab.record(script, ready="first" if state == "WAITING" else "", by=by)
@@ -172,11 +172,11 @@ def test_failures_are_kept_where_all_are_and_are_no_demonstrations(lab, caplog):
 
 def test_the_robot_is_the_humans_all_the_time(lab):
     lab.record([])
-    assert Word.POLICY not in lab.desk.words()
+    assert ActorState.POLICY not in lab.desk.words()
 
 
 def test_parking_is_confirmed_and_ends_the_episode(lab):
-    script = [Press(Action.HOLD), Press(Action.PARK, (Word.HOLD,)), Press(Action.YES, (Word.HOLD,))]
+    script = [Press(Action.HOLD), Press(Action.PARK, (ActorState.HOLD,)), Press(Action.YES, (ActorState.HOLD,))]
     lab.record(script)
     assert lab.desk.sent == ("park",)
     assert lab.kept() == OTHERS
@@ -204,7 +204,7 @@ def test_a_demonstration_is_on_the_disk_as_soon_as_it_has_ended(lab):
 
 def test_a_discard_is_final_once_the_next_episode_has_ended(lab):
     seen = files_over_time(lab)
-    lab.record([Press(Action.SUCCESS), Press(Action.DISCARD, (Word.RESET,))])
+    lab.record([Press(Action.SUCCESS), Press(Action.DISCARD, (ActorState.RESET,))])
     states = [list(each) for k, each in enumerate(seen) if k == 0 or each != seen[k - 1]]
     aside = "episode_0.hdf5.undone"  # at once: a recording that is killed now has discarded it
     assert states == [[], [aside], [aside, "episode_1.hdf5"]]
@@ -213,20 +213,22 @@ def test_a_discard_is_final_once_the_next_episode_has_ended(lab):
 
 def test_a_discard_can_be_undone_in_the_next_episode(lab):
     seen = files_over_time(lab)
-    script = [Press(Action.SUCCESS), Press(Action.DISCARD, (Word.RESET,)), Press(Action.UNDO)]
+    script = [Press(Action.SUCCESS), Press(Action.DISCARD, (ActorState.RESET,)), Press(Action.UNDO)]
     lab.record(script)
     assert (lab.kept()[0], lab.aside()) == ((0, 4), [])
     assert ["episode_0.hdf5.undone"] in seen
 
 
 def test_a_discard_is_final_where_the_recording_ends_too(lab):
-    lab.record([Press(Action.SUCCESS), Press(Action.DISCARD, (Word.RESET,)), Press(Action.QUIT, (Word.RESET,))])
+    lab.record(
+        [Press(Action.SUCCESS), Press(Action.DISCARD, (ActorState.RESET,)), Press(Action.QUIT, (ActorState.RESET,))]
+    )
     assert (lab.kept(), lab.aside()) == ([], ["episode_0.hdf5.undone"])
 
 
 def test_a_label_can_be_undone_once_and_nothing_is_overwritten(lab, caplog):
     caplog.set_level("INFO", "serl_chunk")
-    again = [Press(Action.SUCCESS), Press(Action.UNDO, (Word.RESET,)), Press(Action.UNDO, (Word.RESET,))]
+    again = [Press(Action.SUCCESS), Press(Action.UNDO, (ActorState.RESET,)), Press(Action.UNDO, (ActorState.RESET,))]
     (lab.folder).mkdir()
     (lab.folder / "episode_0.hdf5.undone").write_text("an earlier one")
     lab.record(again)
@@ -238,7 +240,7 @@ def test_a_label_can_be_undone_once_and_nothing_is_overwritten(lab, caplog):
 
 def test_the_view_counts(lab, caplog):
     caplog.set_level("INFO", "serl_chunk")
-    lab.record([Press(Action.FAILURE), Press(Action.SUCCESS), Press(Action.DISCARD, (Word.RESET,))])
+    lab.record([Press(Action.FAILURE), Press(Action.SUCCESS), Press(Action.DISCARD, (ActorState.RESET,))])
     shown = [state.progress for state in lab.desk.console.states]
     states = [text for k, text in enumerate(shown) if k == 0 or shown[k - 1] != text]
     assert states == [
@@ -259,12 +261,12 @@ def test_a_script_records_under_the_same_keys(lab, monkeypatch):
             return np.zeros(2, np.float32)
 
     monkeypatch.setattr(record, "make_expert", lambda env: Still())
-    lab.record([Press(Action.DISCARD), Press(Action.HOLD), Press(Action.RESET, (Word.HOLD,))], policy="scripted")
+    lab.record([Press(Action.DISCARD), Press(Action.HOLD), Press(Action.RESET, (ActorState.HOLD,))], policy="scripted")
     assert lab.env.seeds == [0, 1, 1, 2]
     assert lab.kept() == [(1, 7), (2, 7)]
     episode = read_episode(sorted(lab.folder.glob("*.hdf5"))[0])
     assert set(episode.steps.source) == {Source.SCRIPTED}
-    assert lab.desk.words()[-1] is Word.POLICY
+    assert lab.desk.words()[-1] is ActorState.POLICY
 
 
 def test_a_full_disk_delays_a_recording_which_ctrl_c_gives_up(lab, monkeypatch, caplog):
@@ -275,9 +277,9 @@ def test_a_full_disk_delays_a_recording_which_ctrl_c_gives_up(lab, monkeypatch, 
     reasons = [why.what for state in lab.desk.console.states for why in state.obstacles]
     assert any("episode_0.hdf5" in what and "No space left on device" in what for what in reasons)
     disk.full = 1_000
-    waits = (Word.WAITING,)
+    waits = (ActorState.WAITING,)
     with pytest.raises(DataError, match="No space left on device"):
-        lab.record([Press(Action.SUCCESS), Press(Action.STOP, waits), Press(Action.END, (Word.STOPPED,))], n=3)
+        lab.record([Press(Action.SUCCESS), Press(Action.STOP, waits), Press(Action.END, (ActorState.STOPPED,))], n=3)
     assert lab.desk.sent == ("stop", "stop")  # the keys work meanwhile
     assert lab.kept() == [(0, 8), (1, 8)]
 
@@ -304,7 +306,7 @@ def test_keys_act_while_a_demonstration_is_written_and_checked(lab, monkeypatch,
 
     monkeypatch.setattr(Operator, "_act", act)
     monkeypatch.setattr(module, name, waits)
-    status = lab.record([Press(Action.SUCCESS), Press(action, (Word.WAITING,), after=2)], n=2)
+    status = lab.record([Press(Action.SUCCESS), Press(action, (ActorState.WAITING,), after=2)], n=2)
     assert waited[0]
     assert status == (130 if action is Action.END else 0)
     assert ("stop" in lab.desk.sent) == (action is not Action.UNDO)

@@ -17,8 +17,8 @@ from serl_chunk.console.bindings import (
     SECOND_STEP,
     STOPS,
     Action,
+    ActorState,
     Keys,
-    Word,
     bind_gestures,
     bind_keys,
     help_table,
@@ -50,13 +50,13 @@ NO_KEYS = ("a", "z", "7", "[", "up", "")
 IN_ALL = {"escape", "x", "ctrl_c", "backspace", "u", "q"}
 LABELS, AT_REST = {"s", "1", "f", "0"}, {"enter", "r", "g", "y"}
 COUNTS = {  # state -> the first keys of what counts there
-    Word.WAITING: IN_ALL | AT_REST | {"space"},
-    Word.POLICY: IN_ALL | LABELS | {"space"},
-    Word.HUMAN: IN_ALL | LABELS | {"space"},
-    Word.HOLD: IN_ALL | LABELS | AT_REST | {"space", "p"},
-    Word.RESET: IN_ALL | {"space"},
-    Word.STOPPED: IN_ALL | {"c"},
-    Word.LEARNER_LOST: IN_ALL | LABELS | {"space"},
+    ActorState.WAITING: IN_ALL | AT_REST | {"space"},
+    ActorState.POLICY: IN_ALL | LABELS | {"space"},
+    ActorState.HUMAN: IN_ALL | LABELS | {"space"},
+    ActorState.HOLD: IN_ALL | LABELS | AT_REST | {"space", "p"},
+    ActorState.RESET: IN_ALL | {"space"},
+    ActorState.STOPPED: IN_ALL | {"c"},
+    ActorState.LEARNER_LOST: IN_ALL | LABELS | {"space"},
 }
 
 
@@ -80,7 +80,7 @@ def test_the_table_is_complete():
     assert set(bind_keys()) == {*TABLE, "c", "q"}
 
 
-@pytest.mark.parametrize("word", Word)
+@pytest.mark.parametrize("word", ActorState)
 def test_every_key_in_every_state(word):
     """Which keys count in a state; the two of `c`, Enter and of `q`, `q` together."""
     single = {name for name in TABLE if TABLE[name] in EFFECTIVE[word]}
@@ -88,9 +88,9 @@ def test_every_key_in_every_state(word):
 
 
 def test_nothing_moves_where_the_robot_moves_or_is_stopped():
-    for word in (Word.POLICY, Word.HUMAN, Word.RESET, Word.LEARNER_LOST):
+    for word in (ActorState.POLICY, ActorState.HUMAN, ActorState.RESET, ActorState.LEARNER_LOST):
         assert not EFFECTIVE[word] & MOVES
-    assert EFFECTIVE[Word.STOPPED] & MOVES == {Action.CLEAR}
+    assert EFFECTIVE[ActorState.STOPPED] & MOVES == {Action.CLEAR}
 
 
 def test_no_action_and_no_key_both_stops_and_moves():
@@ -243,7 +243,7 @@ def test_help_shows_all_and_fits_a_terminal():
     assert len(help_table(bind_keys())) == len(Action) + 1
 
 
-@pytest.mark.parametrize("word", Word)
+@pytest.mark.parametrize("word", ActorState)
 def test_hints_are_of_what_counts(word):
     text = hints(word, bind_keys())
     assert len(text) == len(EFFECTIVE[word])

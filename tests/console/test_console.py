@@ -9,12 +9,12 @@ import time
 import pytest
 from ptys import Pty, wait_until
 
-from serl_chunk.console.bindings import Action, Word, bind_gestures, bind_keys
+from serl_chunk.console.bindings import Action, ActorState, bind_gestures, bind_keys
 from serl_chunk.console.console import OperatorConsole
 from serl_chunk.console.view import ConsoleState
 from serl_chunk.types import ShownRobot
 
-STATE = ConsoleState(Word.POLICY, rate=50.0)
+STATE = ConsoleState(ActorState.POLICY, rate=50.0)
 
 
 @pytest.fixture(autouse=True)
@@ -67,13 +67,13 @@ def test_a_key_is_of_the_robot_that_stood_on_the_screen_when_it_was_pressed(pty,
     assert next_actions(console) == [Action.GO]
     assert console.shown is None, "nothing stood there"
     seen = ShownRobot(3, "actor", "p", "desk", 12.0)
-    console.show(ConsoleState(Word.HOLD, robot=seen))
+    console.show(ConsoleState(ActorState.HOLD, robot=seen))
     assert wait_until(lambda: "held by desk for 12 s" in shown(pty))
     assert wait_until(lambda: console.terminal.screen.content == seen)
     time.sleep(0.3)  # a second press that comes sooner is a repeat
     pty.type(b"\r")
     assert wait_until(lambda: console.terminal._keys)
-    console.show(ConsoleState(Word.HOLD, robot=seen._replace(generation=4)))  # held again meanwhile
+    console.show(ConsoleState(ActorState.HOLD, robot=seen._replace(generation=4)))  # held again meanwhile
     assert wait_until(lambda: console.terminal.screen.content != seen)
     assert next_actions(console) == [Action.GO]
     assert console.shown == seen
@@ -129,7 +129,7 @@ def test_the_state_and_the_lines_are_shown_and_a_stop_rings(pty, console):
     console.line("an episode ended")
     assert wait_until(lambda: shown(pty).startswith("an episode ended"))
     assert pty.picture.bells == 0
-    console.show(STATE._replace(word=Word.STOPPED))
+    console.show(STATE._replace(word=ActorState.STOPPED))
     assert wait_until(lambda: pty.picture.bells == 1)
     assert wait_until(lambda: "c, Enter clear" in shown(pty))
 
@@ -172,7 +172,7 @@ def test_without_a_terminal_changes_are_lines_of_the_log(tmp_path, caplog):
         OperatorConsole(source=file.fileno(), target=file.fileno()) as console,
     ):
         assert console.terminal is None
-        for word in (Word.POLICY, Word.POLICY, Word.HOLD):
+        for word in (ActorState.POLICY, ActorState.POLICY, ActorState.HOLD):
             console.show(STATE._replace(word=word, rate=49.0))
             console.empty()
             console.line("not twice")

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from serl_chunk.console import view
-from serl_chunk.console.bindings import Word, bind_keys, hints
+from serl_chunk.console.bindings import ActorState, bind_keys, hints
 from serl_chunk.console.view import OLD, ConsoleState, Obstacle, lines, plain, rings
 from serl_chunk.types import ShownRobot
 
 COLUMNS, ROWS = 79, 23  # what `Screen` leaves of 80x24
 STATE = ConsoleState(
-    Word.POLICY,
+    ActorState.POLICY,
     rate=49.94,
     rate_target=50.0,
     lateness_p50=0.21,
@@ -60,9 +60,9 @@ def blocks(out: list[str]) -> str:
     return "\n".join(line[::2] for line in shown)
 
 
-@pytest.mark.parametrize("word", Word)
+@pytest.mark.parametrize("word", ActorState)
 @pytest.mark.parametrize(
-    "state", [STATE, FULL, ConsoleState(Word.HOLD), UNCONFIRMED], ids=["usual", "full", "empty", "alarm"]
+    "state", [STATE, FULL, ConsoleState(ActorState.HOLD), UNCONFIRMED], ids=["usual", "full", "empty", "alarm"]
 )
 def test_every_state_fits_a_terminal_of_80_by_24(word, state):
     out = text(draw(state._replace(word=word)))
@@ -95,15 +95,17 @@ def test_an_alarm_comes_first_rings_and_is_a_line_of_the_log(columns, rows):
 
 
 def test_the_word_is_large():
-    assert blocks(draw(STATE._replace(word=Word.HOLD))) == "\n".join(
+    assert blocks(draw(STATE._replace(word=ActorState.HOLD))) == "\n".join(
         ("#..#..##..#...###.", "#..#.#..#.#...#..#", "####.#..#.#...#..#", "#..#.#..#.#...#..#", "#..#..##..###.###.")
     ).replace(".", " ")
-    assert {"\x1b[1;7;31m" in draw(STATE._replace(word=w))[0] for w in (Word.STOPPED, Word.LEARNER_LOST)} == {True}
+    assert {
+        "\x1b[1;7;31m" in draw(STATE._replace(word=w))[0] for w in (ActorState.STOPPED, ActorState.LEARNER_LOST)
+    } == {True}
     assert "\x1b[1;7;32m" in draw(STATE)[0]
 
 
 def test_every_word_and_countdown_has_letters():
-    for word in Word:
+    for word in ActorState:
         for seconds in (None, 0.1, 9.5, 10.0, 98.9, 1000.0):
             assert len(draw(STATE._replace(word=word, countdown=seconds))) > 10
 
@@ -140,14 +142,14 @@ def test_a_small_terminal_shows_the_word_and_as_many_obstacles_as_fit(rows):
 
 def test_the_word_becomes_small_before_the_keys_go():
     scene = Obstacle("the scene is not confirmed", "look at it, then press Enter")
-    out = text(draw(ConsoleState(Word.WAITING, obstacles=(scene,)), 100, 15))
+    out = text(draw(ConsoleState(ActorState.WAITING, obstacles=(scene,)), 100, 15))
     assert "WAITING" in out[0]
     assert any("Enter go" in line for line in out)
 
 
 STATES = st.builds(
     ConsoleState,
-    st.sampled_from(Word),
+    st.sampled_from(ActorState),
     st.none() | st.floats(0, 1e6),
     *[st.none() | st.floats(allow_nan=False, allow_infinity=False)] * 4,
     st.lists(st.tuples(st.text(max_size=30), st.floats(0, 1e9)), max_size=6).map(tuple),
@@ -175,7 +177,7 @@ def test_any_state_fits_any_terminal(state, columns, rows):
 def test_plain_lines_come_with_what_changed():
     assert plain(STATE).startswith("console: word=POLICY last_episode='success (operator)' policy_version=1234")
     assert plain(STATE._replace(rate=12.0, unacknowledged=3, policy_version=1235), STATE) == ""
-    held = STATE._replace(word=Word.LEARNER_LOST)
+    held = STATE._replace(word=ActorState.LEARNER_LOST)
     assert "word='LEARNER LOST'" in plain(held, STATE)
     assert "question='park? y'" in plain(held._replace(question="park? y"), held)
     assert "robot server: no lease (Start it" in plain(held._replace(obstacles=OBSTACLES), held)
@@ -191,9 +193,11 @@ def test_what_rings():
     assert not rings(STATE._replace(countdown=2.1), STATE._replace(countdown=3.0))
     assert rings(STATE._replace(countdown=1.9), STATE._replace(countdown=2.1))
     assert not rings(STATE, STATE._replace(countdown=0.1))
-    for word in Word:
+    for word in ActorState:
         changed = STATE._replace(word=word)
-        assert rings(changed, STATE._replace(word=Word.RESET)) == (word in (Word.STOPPED, Word.LEARNER_LOST))
+        assert rings(changed, STATE._replace(word=ActorState.RESET)) == (
+            word in (ActorState.STOPPED, ActorState.LEARNER_LOST)
+        )
         assert not rings(changed, changed)
     noticed = STATE._replace(notice=NOTICE)
     assert rings(noticed, STATE)

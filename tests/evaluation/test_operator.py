@@ -10,16 +10,16 @@ import pytest
 from actor_helpers import HumanOnTicks, NoisyAgent, make_config, make_policy
 from operator_script import BY, DT, Desk, Press, Waiting
 
-from serl_chunk.console.bindings import Action, Word
+from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.evaluation.operator import FAILED, UNJUDGED, EvaluationOperator
 from serl_chunk.evaluation.results import INTERVENTION
 from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE, Entry, evaluate_in_turns
 from serl_chunk.operator.motion_permit import COUNTDOWN
 
 USUAL = {
-    Word.STOPPED: Press(Action.CLEAR),
-    Word.HOLD: (Press(Action.FAILURE), Press(Action.GO)),
-    Word.WAITING: Press(Action.GO),
+    ActorState.STOPPED: Press(Action.CLEAR),
+    ActorState.HOLD: (Press(Action.FAILURE), Press(Action.GO)),
+    ActorState.WAITING: Press(Action.GO),
 }  # the policy acts, and what it left without an outcome is a failure
 BEFORE = {  # state -> the keys that lead there
     "POLICY": [],
@@ -129,7 +129,7 @@ TABLE: dict[str, tuple[Left, dict[Action, Left]]] = {  # state -> what keys with
 @pytest.mark.parametrize("state", TABLE)
 def test_every_key_in_every_state(state, action, by):
     others, table = TABLE[state]
-    words = (Word.HOLD,) if state == "ASKED" else (Word(state),)
+    words = (ActorState.HOLD,) if state == "ASKED" else (ActorState(state),)
     done = Evaluation([*BEFORE[state], Press(action, words)], ready="first" if state == "WAITING" else "", by=by)
     assert done.desk.console.script == []
     expected, data = table.get(action, others), done.result.to_json()
@@ -141,7 +141,7 @@ def test_every_key_in_every_state(state, action, by):
 
 
 def test_going_on_after_a_hold_lets_the_policy_end_it():
-    script = [Press(Action.HOLD), Press(Action.GO, (Word.HOLD,)), Press(Action.SUCCESS)]
+    script = [Press(Action.HOLD), Press(Action.GO, (ActorState.HOLD,)), Press(Action.SUCCESS)]
     done = Evaluation(script, env=Waiting(length=400), n=1)
     [episode] = done.result.summaries
     assert episode.outcome == S
@@ -160,11 +160,11 @@ def test_while_a_label_is_waited_for_the_robot_is_not_commanded_and_the_view_say
             self.idles += 1
 
     env = Counting(length=40)
-    done = Evaluation([Press(Action.SUCCESS, (Word.HOLD,), after=50)], env=env, n=1)
+    done = Evaluation([Press(Action.SUCCESS, (ActorState.HOLD,), after=50)], env=env, n=1)
     assert env.steps == 40
     assert env.idles > 50
     assert UNJUDGED in done.desk.console.states[-1].obstacles
-    assert done.desk.words() == [Word.RESET, Word.POLICY, Word.HOLD]
+    assert done.desk.words() == [ActorState.RESET, ActorState.POLICY, ActorState.HOLD]
 
 
 def test_a_robot_is_released_as_soon_as_a_label_ends_the_episode():
@@ -193,7 +193,7 @@ def test_no_view_names_the_version_that_runs():
 def test_what_the_environment_judges_waits_for_no_label():
     done = Evaluation([], env=Waiting(length=40, success_at=9))
     assert done.outcomes == [(0, S, "environment"), (1, S, "environment")]
-    assert Word.HOLD not in done.desk.words()
+    assert ActorState.HOLD not in done.desk.words()
 
 
 @pytest.mark.parametrize("key", [Action.SUCCESS, Action.FAILURE])
@@ -211,12 +211,12 @@ def test_a_label_in_the_tick_of_a_stop_does_not_count():
 @pytest.mark.parametrize("label", [Action.FAILURE, Action.SUCCESS])
 def test_an_intervention_ends_its_episode_as_a_failure_once_it_is_let_go(label):
     human = HumanOnTicks(frozenset({5, 6, 9}))
-    done = Evaluation([Press(label, (Word.HOLD,))], n=1, intervention=human)
+    done = Evaluation([Press(label, (ActorState.HOLD,))], n=1, intervention=human)
     [episode] = done.result.to_json()["episodes"]
     assert (episode["outcome"], episode["ended_by"], episode["length"]) == (F, INTERVENTION, 7)
     assert episode["human_ticks"] == 2
     assert FAILED in done.desk.console.states[-1].obstacles
-    assert done.desk.words() == [Word.RESET, Word.POLICY, Word.HUMAN, Word.HOLD]
+    assert done.desk.words() == [ActorState.RESET, ActorState.POLICY, ActorState.HUMAN, ActorState.HOLD]
 
 
 def test_an_intervention_in_a_successful_episode_is_a_failure():
@@ -233,7 +233,7 @@ def test_an_intervention_may_be_discarded_and_the_next_episode_begins_without_on
             if self.resets == 2:
                 self.ticks = frozenset()
 
-    done = Evaluation([Press(Action.DISCARD, (Word.HOLD,))], n=1, intervention=Once(frozenset({5})))
+    done = Evaluation([Press(Action.DISCARD, (ActorState.HOLD,))], n=1, intervention=Once(frozenset({5})))
     assert done.outcomes == [(0, F, "operator")]
     assert [(e.outcome, e.ended_by) for e in done.result.repeated] == [(F, INTERVENTION)]
 
@@ -256,10 +256,10 @@ def test_without_an_operator_nothing_waits():
 @pytest.mark.parametrize(
     ("keys", "left"),
     [
-        ([Press(Action.UNDO, (Word.RESET,)), Press(Action.END, (Word.RESET,), after=-1)], []),
-        ([Press(Action.DISCARD, (Word.RESET,)), Press(Action.END, (Word.RESET,), after=-1)], []),
-        ([Press(Action.DISCARD, (Word.RESET,)), Press(Action.QUIT, (Word.RESET,), after=-1)], []),
-        ([Press(Action.END, (Word.RESET,))], [(0, S, "operator")]),
+        ([Press(Action.UNDO, (ActorState.RESET,)), Press(Action.END, (ActorState.RESET,), after=-1)], []),
+        ([Press(Action.DISCARD, (ActorState.RESET,)), Press(Action.END, (ActorState.RESET,), after=-1)], []),
+        ([Press(Action.DISCARD, (ActorState.RESET,)), Press(Action.QUIT, (ActorState.RESET,), after=-1)], []),
+        ([Press(Action.END, (ActorState.RESET,))], [(0, S, "operator")]),
     ],
 )
 def test_what_was_taken_back_does_not_count_where_no_episode_follows(keys, left):
@@ -271,8 +271,12 @@ def test_what_was_taken_back_does_not_count_where_no_episode_follows(keys, left)
 
 def test_an_episode_that_is_done_again_cannot_be_discarded_once_more():
     """Backspace in its hold does it again; another one in the reset after that is too late for anything."""
-    again = [Press(Action.HOLD), Press(Action.DISCARD, (Word.HOLD,)), Press(Action.DISCARD, (Word.RESET, Word.HOLD))]
-    done = Evaluation([*again, Press(Action.GO, (Word.HOLD,)), Press(Action.SUCCESS)], n=1)
+    again = [
+        Press(Action.HOLD),
+        Press(Action.DISCARD, (ActorState.HOLD,)),
+        Press(Action.DISCARD, (ActorState.RESET, ActorState.HOLD)),
+    ]
+    done = Evaluation([*again, Press(Action.GO, (ActorState.HOLD,)), Press(Action.SUCCESS)], n=1)
     assert done.starts == [0, 0]
     assert done.outcomes == [(0, S, "operator")]
 

@@ -7,7 +7,7 @@ import pytest
 from chromium import MISSING, Chromium
 from live_desk import NAMES, Desk, Recorded, Viewer, serving, step, wait_until
 
-from serl_chunk.console.bindings import EFFECTIVE, KEYS, STOPS, Action, Word
+from serl_chunk.console.bindings import EFFECTIVE, KEYS, STOPS, Action, ActorState
 from serl_chunk.console.view import ConsoleState, Obstacle
 from serl_chunk.live import server
 from serl_chunk.types import Source
@@ -40,7 +40,7 @@ def test_every_button_and_key_in_every_state(window):
     operator = Recorded()
     with serving(operator) as (page, _):
         window.open(page.url)
-        for word in Word:
+        for word in ActorState:
             show(window, operator, ConsoleState(word))
             assert window.js("at('word').textContent") == word
             for action, keys in KEYS.items():
@@ -63,7 +63,7 @@ def test_space_and_enter_press_no_button_that_has_the_focus(window):
     operator = Recorded()
     with serving(operator) as (page, _):
         window.open(page.url)
-        for word in (Word.POLICY, Word.HOLD):
+        for word in (ActorState.POLICY, ActorState.HOLD):
             show(window, operator, ConsoleState(word))
             for action in (Action.SUCCESS, Action.DISCARD, Action.QUIT):
                 window.js(f"document.querySelector('[data-action={action}]').focus()")
@@ -71,7 +71,7 @@ def test_space_and_enter_press_no_button_that_has_the_focus(window):
                 window.key(" ")
                 window.key("Enter")
                 window.js("chain")
-                wanted = [Action.HOLD, Action.GO] if word is Word.HOLD else [Action.HOLD]
+                wanted = [Action.HOLD, Action.GO] if word is ActorState.HOLD else [Action.HOLD]
                 wait_until(lambda wanted=wanted: len(operator.requested) >= len(wanted))
                 # Each key is a request of its own: what stops waits for none, and may come first or last.
                 assert sorted(operator.taken()) == sorted(wanted)
@@ -126,7 +126,7 @@ def test_what_is_shown(window):
             image = np.full((12, 16, 3), 10 * tick, np.uint8)
             feed.step(step(tick, Source.HUMAN if tick > 10 else Source.POLICY, image=image), {})
         window.open(page.url)
-        show(window, operator, ConsoleState(Word.HOLD, countdown=1.5, obstacles=(Obstacle(nasty, "start it"),)))
+        show(window, operator, ConsoleState(ActorState.HOLD, countdown=1.5, obstacles=(Obstacle(nasty, "start it"),)))
         window.until("document.querySelector('figure img').naturalWidth === 16")
         window.until("at('q_value').textContent === '0.25' && at('v0').textContent === '-19'")
         assert window.js("at('countdown').textContent") == "moves in 2 s"
@@ -143,7 +143,7 @@ def test_a_page_without_events_moves_nothing(window, monkeypatch):
     operator = Recorded()
     with serving(operator) as (page, _):
         window.open(page.url)
-        show(window, operator, ConsoleState(Word.HOLD))
+        show(window, operator, ConsoleState(ActorState.HOLD))
         monkeypatch.setattr(server, "PERIOD", 3600.0)  # of what comes after the next event, which is the last
         window.until("at('word').textContent === 'NO CONNECTION'")
         window.key("Enter")

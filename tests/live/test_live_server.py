@@ -14,7 +14,7 @@ from errors import naming
 from live_desk import NAMES, SPEC, Recorded, Viewer, serving, step, wait_until
 from PIL import Image
 
-from serl_chunk.console.bindings import EFFECTIVE, KEYS, STOPS, Action, Word
+from serl_chunk.console.bindings import EFFECTIVE, KEYS, STOPS, Action, ActorState
 from serl_chunk.console.feed import Frame
 from serl_chunk.console.view import ConsoleState, Obstacle
 from serl_chunk.live import content
@@ -37,7 +37,7 @@ def desk():
 def viewers(desk):
     """Two viewers, of which the first one has control."""
     operator, page, _ = desk
-    operator.view = ConsoleState(Word.POLICY)
+    operator.view = ConsoleState(ActorState.POLICY)
     operator.taken()
     found = [Viewer(page.url, name) for name in NAMES[:2]]
     for viewer in found:
@@ -115,7 +115,7 @@ def test_a_port_in_use_is_named_before_anything_moves(capsys):
         assert f"--viewer: {port}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("word", Word)
+@pytest.mark.parametrize("word", ActorState)
 def test_a_key_requests_its_action_where_it_counts(desk, viewers, word):
     """Stops are requested in every state; the operator knows what they mean there."""
     desk[0].view = ConsoleState(word)
@@ -128,9 +128,9 @@ def test_a_key_requests_its_action_where_it_counts(desk, viewers, word):
 
 
 def test_a_second_key_counts_while_there_is_a_question(desk, viewers):
-    assert viewers[0].press("enter", Word.POLICY).status == 409
-    desk[0].view = ConsoleState(Word.STOPPED, question="clear the stop?")
-    assert viewers[0].press("enter", Word.STOPPED).status == 200
+    assert viewers[0].press("enter", ActorState.POLICY).status == 409
+    desk[0].view = ConsoleState(ActorState.STOPPED, question="clear the stop?")
+    assert viewers[0].press("enter", ActorState.STOPPED).status == 200
     assert desk[0].taken() == [Action.GO]
 
 
@@ -141,7 +141,7 @@ def test_keys_that_have_no_action_and_ctrl_c_do_nothing(desk, viewers):
 
 
 def test_what_was_pressed_for_another_state_does_nothing_but_for_stops(desk, viewers):
-    desk[0].view = ConsoleState(Word.HOLD)
+    desk[0].view = ConsoleState(ActorState.HOLD)
     now = time.monotonic()
     for word, seen in (("POLICY", now), ("HOLD", now - 2), ("HOLD", now + 60), ("HOLD", float("inf"))):
         assert viewers[0].press("enter", word, seen).status == 409
@@ -170,7 +170,7 @@ def test_any_viewer_holds_and_stops_and_one_does_all_else(desk, viewers):
 def test_events_have_the_state_of_the_terminal(desk, viewers):
     operator = desk[0]
     operator.view = ConsoleState(
-        Word.HOLD, countdown=1.2, rate=49.6, rate_target=50, obstacles=(Obstacle("no learner", "start it"),),
+        ActorState.HOLD, countdown=1.2, rate=49.6, rate_target=50, obstacles=(Obstacle("no learner", "start it"),),
         question="park?", policy_version=7, lateness_p50=0.2,
     )  # fmt: skip
     event = next(viewers[0].events())
@@ -179,7 +179,7 @@ def test_events_have_the_state_of_the_terminal(desk, viewers):
     assert state["obstacles"] == [["no learner", "start it"]]
     assert dict(state["cells"])["rate"] == "49.6 of 50 Hz"
     assert "version 7" in dict(state["cells"])["policy"]
-    assert set(state["effective"]) == set(EFFECTIVE[Word.HOLD])
+    assert set(state["effective"]) == set(EFFECTIVE[ActorState.HOLD])
     assert event["control"]["mine"]
     info = viewers[0].get("info")
     assert info["keys"] == {key: str(action) for action, keys in KEYS.items() for key in keys}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from live_desk import NAMES, Desk, Recorded, Viewer, serving, wait_until
 
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.console.bindings import REPEAT, Action, Word, bind_keys
+from serl_chunk.console.bindings import REPEAT, Action, ActorState, bind_keys
 from serl_chunk.console.feed import LiveFeed, Ring
 from serl_chunk.live.content import state_json
 from serl_chunk.live.viewers import GONE, MOST, RefusedError, Viewers
@@ -76,7 +76,7 @@ def test_a_viewer_that_releases_control_leaves_it_to_the_first_that_takes_it(vie
     viewers.here("b")
     assert holder(viewers) is None
     with pytest.raises(RefusedError, match="take control"):
-        viewers.press("b", "s", Word.POLICY, clock.now)
+        viewers.press("b", "s", ActorState.POLICY, clock.now)
     viewers.take("b")
     with pytest.raises(RefusedError, match=naming(2)):
         viewers.take("a")
@@ -109,23 +109,23 @@ def test_a_stop_and_its_two_step_clear_reach_the_robot():
     with Desk().polled() as desk, serving(desk.operator) as (page, _):
         viewer = Viewer(page.url, NAMES[0])
         viewer.post("here")
-        wait_until(lambda: desk.view.word is Word.POLICY)
+        wait_until(lambda: desk.view.word is ActorState.POLICY)
         assert viewer.press("x").status == 200
         assert desk.robot.requests[0] == "stop"  # at once
-        wait_until(lambda: desk.view.word is Word.STOPPED)
+        wait_until(lambda: desk.view.word is ActorState.STOPPED)
         wait_until(lambda: len(desk.robot.requests) == 2)  # and by the control loop
-        assert viewer.press("enter", Word.STOPPED).status == 409
+        assert viewer.press("enter", ActorState.STOPPED).status == 409
         wait_until(lambda: desk.view.robot == desk.robot.shown)
-        assert viewer.press("c", Word.STOPPED, robot=robot(desk)).status == 200
+        assert viewer.press("c", ActorState.STOPPED, robot=robot(desk)).status == 200
         wait_until(lambda: desk.view.question)
         assert set(desk.robot.requests) == {"stop"}
-        assert viewer.press("enter", Word.STOPPED, robot=robot(desk)).status == 200
-        wait_until(lambda: desk.view.word is Word.HOLD)
+        assert viewer.press("enter", ActorState.STOPPED, robot=robot(desk)).status == 200
+        wait_until(lambda: desk.view.word is ActorState.HOLD)
         assert desk.robot.requests[-1] == "clear"
         time.sleep(REPEAT)  # Enter was pressed just now
-        viewer.press("enter", Word.HOLD, robot=robot(desk))
+        viewer.press("enter", ActorState.HOLD, robot=robot(desk))
         wait_until(lambda: desk.view.countdown is not None)
-        viewer.press("space", Word.HOLD)
+        viewer.press("space", ActorState.HOLD)
         wait_until(lambda: desk.view.countdown is None)
         assert desk.operator.holding
         assert desk.robot.held
@@ -138,9 +138,9 @@ def test_a_page_requests_for_the_robot_that_the_browser_showed_at_the_press(what
         viewer.post("here")
         (
             viewer.press("x"),
-            wait_until(lambda: desk.view.word is Word.STOPPED),
+            wait_until(lambda: desk.view.word is ActorState.STOPPED),
         ) if what == "clear" else desk.robot.hold()
-        wait_until(lambda: desk.view.word is not Word.POLICY and desk.view.robot == desk.robot.shown)
+        wait_until(lambda: desk.view.word is not ActorState.POLICY and desk.view.robot == desk.robot.shown)
         word, keys = desk.view.word, ["c", "enter"] if what == "clear" else ["enter"]
         before = robot(desk)
         desk.robot.generation += 1  # another operator stopped or held it again meanwhile

@@ -20,7 +20,7 @@ from serl_chunk.actor.policy import Decision
 from serl_chunk.cli.process import load
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.fields import check_unused
-from serl_chunk.console.bindings import Action, Word, bind_keys
+from serl_chunk.console.bindings import Action, ActorState, bind_keys
 from serl_chunk.console.view import ConsoleState, Proposed
 from serl_chunk.live.viewers import RefusedError, Viewers
 from serl_chunk.operator.approval import SETTLE_SECONDS, Approval, ApprovedPlanner
@@ -29,7 +29,7 @@ from serl_chunk.types import STATE, ConfigError, Outcome, Snapshot, Source
 
 DT, HORIZON = 0.02, 8
 SHOWN = round(SETTLE_SECONDS / DT) + 5  # polls of a hold after which a chunk is shown
-USUAL = {Word.HOLD: Press(Action.GO, after=SHOWN)}
+USUAL = {ActorState.HOLD: Press(Action.GO, after=SHOWN)}
 
 
 class Rig:
@@ -115,14 +115,14 @@ def test_a_shown_chunk_is_planned_where_the_robot_stands_and_recorded_on_its_fir
     (Action.SUCCESS, Outcome.SUCCESS), (Action.FAILURE, Outcome.FAILURE),
 ])  # fmt: skip
 def test_what_ends_an_episode_ends_it_while_a_chunk_waits(action, outcome):
-    rig = Rig([Press(action, (Word.HOLD,), after=SHOWN)]).run()
+    rig = Rig([Press(action, (ActorState.HOLD,), after=SHOWN)]).run()
     assert (rig.sink.last_end.outcome, rig.sink.last_end.outcome_by) == (outcome, "operator")
     assert (len(rig.shown), rig.executed) == (1, [])
     assert rig.desk.operator.approval.proposed is None
 
 
 def test_a_hold_ends_the_countdown_and_the_chunk_still_waits():
-    script = [Press(Action.GO, (Word.HOLD,), after=SHOWN), Press(Action.HOLD, (Word.HOLD,), after=50)]
+    script = [Press(Action.GO, (ActorState.HOLD,), after=SHOWN), Press(Action.HOLD, (ActorState.HOLD,), after=50)]
     rig = Rig(script, length=400).run()
     assert len(rig.shown) == 1
     tick, _, actions = rig.executed[0]
@@ -131,10 +131,10 @@ def test_a_hold_ends_the_countdown_and_the_chunk_still_waits():
 
 
 def test_what_was_confirmed_before_a_chunk_is_shown_does_not_count_for_it():
-    early = [Press(Action.GO, (Word.HOLD,), after=3)]
+    early = [Press(Action.GO, (ActorState.HOLD,), after=3)]
     rig = Rig(early, length=400, usual={}).run()
     assert (len(rig.shown), rig.executed) == (1, [])
-    rig = Rig(early, length=400, usual={Word.HOLD: Press(Action.GO, after=100)}).run()
+    rig = Rig(early, length=400, usual={ActorState.HOLD: Press(Action.GO, after=100)}).run()
     assert rig.executed[0][2] == rig.shown[0][2].tolist()
 
 
@@ -157,11 +157,11 @@ def test_a_chunk_is_shown_anew_where_the_robot_may_have_moved(more):
     assert actions == rig.shown[1][2].tolist()
     states = rig.desk.console.states
     withdrawn = [s for before, s in itertools.pairwise(states) if before.proposed is not None and s.proposed is None]
-    assert [(s.word, s.countdown) for s in withdrawn] == [(Word.HOLD, None), (Word.POLICY, None)]
+    assert [(s.word, s.countdown) for s in withdrawn] == [(ActorState.HOLD, None), (ActorState.POLICY, None)]
 
 
 def test_nothing_is_left_for_the_next_episode():
-    rig = Rig([Press(Action.SUCCESS, (Word.HOLD,), after=SHOWN)]).run()
+    rig = Rig([Press(Action.SUCCESS, (ActorState.HOLD,), after=SHOWN)]).run()
     rig.sink.records.clear()
     rig.run(1)
     assert rig.executed[0][2] == rig.shown[-1][2].tolist()
@@ -208,7 +208,7 @@ def test_a_late_reply_to_the_previous_episode_is_not_shown_in_the_next():
 
 def test_a_page_approves_only_the_chunk_that_it_shows():
     class Operator:
-        view = ConsoleState(Word.HOLD, proposed=Proposed(7, np.zeros((8, 2), np.float32)))
+        view = ConsoleState(ActorState.HOLD, proposed=Proposed(7, np.zeros((8, 2), np.float32)))
 
         def __init__(self):
             self.requested = []

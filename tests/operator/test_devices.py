@@ -20,7 +20,7 @@ from serl_chunk.config.devices import DeviceConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
 from serl_chunk.config.operator import OperatorConfig
 from serl_chunk.config.robots import FakeAlohaConfig
-from serl_chunk.console.bindings import Action, Word, bind_keys
+from serl_chunk.console.bindings import Action, ActorState, bind_keys
 from serl_chunk.devices.operator import make_human
 from serl_chunk.operator.devices import OperatorDevices
 from serl_chunk.operator.operator import Operator
@@ -133,12 +133,12 @@ def test_a_device_without_a_terminal_holds_the_robot_and_the_key_moves_nothing(t
         opened.callback(human.close)
         operator = opened.enter_context(console_of(config, "a", amend=lambda record: None, end=lambda: None))
         operator.attach(env, human)
-        operator.poll(Word.POLICY)
+        operator.poll(ActorState.POLICY)
         assert not operator.holding
         user.press(key)
 
         def holds() -> bool:
-            operator.poll(Word.POLICY)
+            operator.poll(ActorState.POLICY)
             return operator.holding
 
         wait(holds)
@@ -165,11 +165,11 @@ def test_a_devices_question_is_shown(typed):
         Silent(), Robot(), amend=lambda record: None, end=lambda: None, now=lambda: 100.0, devices=devices
     )
     keyboard.press("q", 100.0)
-    operator.poll(Word.HOLD)
-    operator.poll(Word.POLICY)
+    operator.poll(ActorState.HOLD)
+    operator.poll(ActorState.POLICY)
     assert operator.view.question == ""  # forgotten at the change of state
     keyboard.press("q", 100.5)
-    operator.poll(Word.POLICY)
+    operator.poll(ActorState.POLICY)
     operator._shown_at = -1.0
-    operator.poll(Word.POLICY)
+    operator.poll(ActorState.POLICY)
     assert "end after this episode" in operator.view.question

@@ -13,7 +13,7 @@ from operator_desk import COUNTDOWN, DT, Desk, Press
 from ptys import Pty
 from robot_served import wait
 
-from serl_chunk.console.bindings import Action, Word
+from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.operator.operator import Operator
 from serl_chunk.robots.base import Hands
 from serl_chunk.robots.served.operator import ServedOperator
@@ -107,7 +107,7 @@ def test_leaders_are_driven_between_the_reset_and_the_first_tick(make):
 
 def test_they_are_driven_after_the_scene_was_confirmed_and_its_countdown(make):
     desk, drives = make(ready="first")
-    desk.script = [Press(desk.at(Word.WAITING), b"\r")]
+    desk.script = [Press(desk.at(ActorState.WAITING), b"\r")]
     desk.runner.run_episode(0)
     assert drives.names() == ["begin"]
     assert drives.calls[0][1] >= desk.pressed_at + COUNTDOWN - DT
@@ -163,7 +163,7 @@ def test_a_reset_in_a_drive_is_repeated_and_leaders_are_driven_after_it(make):
 def test_a_failed_drive_holds_and_says_why_and_going_on_begins_another_one(make, caplog):
     desk, drives = make()
     drives.fails = ["left: a hand holds it"]
-    desk.script = [Press(desk.at(Word.HOLD), b"\r")]
+    desk.script = [Press(desk.at(ActorState.HOLD), b"\r")]
     desk.runner.run_episode(0)
     assert drives.names() == ["begin", "begin"]
     assert "left: a hand holds it. Put them at their arms by hand" in caplog.text
@@ -176,7 +176,7 @@ def test_a_failed_drive_without_going_on_begins_no_episode(make):
     drives.fails = ["left is lost"]
     desk.runner.run_episode(0)
     assert drives.names() == ["begin"]
-    assert desk.word is Word.HOLD
+    assert desk.word is ActorState.HOLD
     assert desk.sink.steps == []
 
 
@@ -185,9 +185,9 @@ def test_a_lost_device_ends_the_countdown_to_another_drive(make):
     drives.fails = ["left is lost"]
 
     def lose() -> bool:
-        if desk.word is Word.HOLD:
+        if desk.word is ActorState.HOLD:
             desk.runner.interventions._source.hands_now = Hands(lost=("left",))
-        return desk.word is Word.HOLD
+        return desk.word is ActorState.HOLD
 
     desk.script = [Press(lose, b"\r")]
     desk.runner.run_episode(0)
@@ -201,7 +201,7 @@ class Silent:
     shown = None
 
     def __init__(self) -> None:
-        self.words: list[Word] = []
+        self.words: list[ActorState] = []
 
     def actions(self):
         return iter(())

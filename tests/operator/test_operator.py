@@ -12,7 +12,7 @@ from live_desk import Robot
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.attention.alarm import Alarm
 from serl_chunk.attention.attention import Attention
-from serl_chunk.console.bindings import Action, Word
+from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.console.view import ConsoleState
 from serl_chunk.operator.motion_permit import COUNTDOWN
 from serl_chunk.operator.operator import Operator
@@ -28,7 +28,7 @@ class Keys:
     def __init__(self, pressed: dict[int, Action] | None, polled: Callable[[], None]) -> None:
         self.pressed, self.polls, self.emptied, self._polled = dict(pressed or {}), -1, 0, polled
         self.at: Callable[[], int] = lambda: self.polls
-        self.words: list[Word] = []
+        self.words: list[ActorState] = []
         self.states: list[ConsoleState] = []
         self.notices: list[str] = []
 
@@ -110,7 +110,7 @@ def test_a_hold_lasts_until_go_on_and_its_countdown():
     assert held[-1] > 20, "a countdown"
     actions = np.array([s.action for s in sink.steps])
     assert (actions[held] == actions[4]).all()
-    assert desk.keys.words == [Word.RESET, Word.POLICY, Word.HOLD, Word.POLICY]
+    assert desk.keys.words == [ActorState.RESET, ActorState.POLICY, ActorState.HOLD, ActorState.POLICY]
 
 
 def test_a_hold_ends_the_countdown_to_a_motion():
@@ -157,7 +157,7 @@ def test_while_the_robot_is_stopped_only_a_clear_counts():
     desk = Desk({0: Action.GO, 1: Action.SUCCESS, 2: Action.CLEAR, 3: Action.GO}, served=True)
     desk.robot.stopped = True
     for _ in range(4):
-        desk.operator.poll(Word.RESET)
+        desk.operator.poll(ActorState.RESET)
     assert desk.robot.requests == ["clear"]
     assert desk.operator.outcome() is None
 
@@ -256,22 +256,24 @@ def test_without_an_operator_nothing_changes():
 
 def test_a_request_of_another_thread_counts_as_a_key():
     desk = Desk(served=True)
-    desk.operator.poll(Word.POLICY)
+    desk.operator.poll(ActorState.POLICY)
     desk.operator.request(Action.GO, "page")
-    desk.operator.poll(Word.POLICY)
-    assert desk.operator.view.word is Word.POLICY, "no move in POLICY"
+    desk.operator.poll(ActorState.POLICY)
+    assert desk.operator.view.word is ActorState.POLICY, "no move in POLICY"
     desk.operator.request(Action.HOLD, "page")
     desk.operator.request(Action.GO, "page")
-    desk.operator.poll(Word.POLICY)
-    assert (desk.operator.view.word, desk.operator.view.countdown) == (Word.HOLD, None), "nothing requested ahead moves"
+    desk.operator.poll(ActorState.POLICY)
+    assert (desk.operator.view.word, desk.operator.view.countdown) == (ActorState.HOLD, None), (
+        "nothing requested ahead moves"
+    )
 
 
 def test_a_stop_of_another_thread_does_not_wait_for_the_loop():
     desk = Desk(served=True)
     desk.operator.request(Action.STOP, "page")
     assert desk.robot.requests == ["stop"]
-    desk.operator.poll(Word.POLICY)
-    assert desk.operator.view.word is Word.STOPPED
+    desk.operator.poll(ActorState.POLICY)
+    assert desk.operator.view.word is ActorState.STOPPED
 
 
 ALARM = Alarm(0.5, 0.0, 1.0, 0.05)

@@ -8,7 +8,7 @@ import pytest
 from operator_desk import COUNTDOWN, DT, Desk, Pedal, Press
 from ptys import Pty
 
-from serl_chunk.console.bindings import Action, Word
+from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.robots.base import Hands
 from serl_chunk.types import Source
 
@@ -55,57 +55,57 @@ def desk(pty):
 
 
 def test_a_reset_and_each_go_on_follow_a_countdown(desk):
-    desk.script = [Press(desk.at(Word.POLICY, 3), b" "), Press(0.5, b"\r")]
+    desk.script = [Press(desk.at(ActorState.POLICY, 3), b" "), Press(0.5, b"\r")]
     desk.runner.run_episode(0)
     counts = [state.countdown for state in desk.states]
     assert counts[0] is None or counts[0] == COUNTDOWN
-    first_tick = next(k for k, state in enumerate(desk.states) if state.word is Word.POLICY)
+    first_tick = next(k for k, state in enumerate(desk.states) if state.word is ActorState.POLICY)
     assert any(count is not None for count in counts[:first_tick])
     held = [step.source for step in desk.sink.steps].count(Source.HOLD)
     assert held * DT >= 0.5 + COUNTDOWN - 2 * DT
 
 
-@pytest.mark.parametrize("word", [Word.RESET, Word.HOLD, Word.WAITING])
+@pytest.mark.parametrize("word", [ActorState.RESET, ActorState.HOLD, ActorState.WAITING])
 def test_a_hold_ends_a_countdown(pty, word):
-    desk = Desk(pty, ready="first" if word is Word.WAITING else "")
-    begins = {Word.RESET: [], Word.HOLD: [Press(desk.at(Word.POLICY, 3), b" "), Press(0.1, b"\r")],
-              Word.WAITING: [Press(desk.at(Word.WAITING), b"\r")]}  # fmt: skip
+    desk = Desk(pty, ready="first" if word is ActorState.WAITING else "")
+    begins = {ActorState.RESET: [], ActorState.HOLD: [Press(desk.at(ActorState.POLICY, 3), b" "), Press(0.1, b"\r")],
+              ActorState.WAITING: [Press(desk.at(ActorState.WAITING), b"\r")]}  # fmt: skip
     counting = lambda: desk.operator.view.countdown is not None and desk.word is word  # noqa: E731
     desk.script = [*begins[word], Press(counting, b" ")]
     desk.runner.run_episode(0)
     desk.close()
-    assert (desk.word, desk.operator.view.countdown, desk.script) == (Word.HOLD, None, [])
+    assert (desk.word, desk.operator.view.countdown, desk.script) == (ActorState.HOLD, None, [])
 
 
 def test_a_reset_that_begins_after_its_hold_is_braked(desk):
     desk.operator.attach(desk.env, None)
     desk.operator.request(Action.HOLD, "page")
-    desk.operator.poll(Word.RESET)
+    desk.operator.poll(ActorState.RESET)
     assert desk.robot.requests == []
     desk.robot.moving = True  # the request was on its way
-    desk.operator.poll(Word.RESET)
+    desk.operator.poll(ActorState.RESET)
     assert desk.robot.requests == ["hold"]
 
 
 def test_a_reset_that_waits_for_the_scene_goes_on_after_the_countdown(desk):
     desk.robot.moving = desk.robot.waiting = True
-    desk.operator.poll(Word.RESET)
+    desk.operator.poll(ActorState.RESET)
     assert desk.operator.view.obstacles[0].remedy == "arrange it, then press Enter"
     desk.operator.request(Action.GO, "page")
     began = desk.time
     while desk.robot.requests != ["proceed"]:
-        desk.operator.poll(Word.RESET)
+        desk.operator.poll(ActorState.RESET)
         assert desk.time - began < 2 * COUNTDOWN
     assert desk.time - began >= COUNTDOWN
 
 
 def test_a_robot_that_is_cleared_elsewhere_waits_for_go_on(desk):
     desk.robot.stopped = True
-    desk.operator.poll(Word.RESET)
+    desk.operator.poll(ActorState.RESET)
     desk.robot.stopped = False
     for _ in range(200):
         assert not desk.operator.may_move()
-    assert desk.word is Word.HOLD
+    assert desk.word is ActorState.HOLD
     desk.operator.request(Action.GO, "page")
     while not desk.operator.may_move():
         assert desk.time < 100
@@ -119,12 +119,12 @@ def test_a_stop_is_latched_with_and_without_a_server(pty, served):
         desk.operator._robot = desk.operator._consent._robot = None
     desk.operator.request(Action.STOP, "page")
     for _ in range(3):
-        desk.operator.poll(Word.POLICY)
-    assert desk.word is Word.STOPPED
+        desk.operator.poll(ActorState.POLICY)
+    assert desk.word is ActorState.STOPPED
     for action in (Action.CLEAR, Action.GO):
         desk.operator.request(action, "page", robot=desk.shown)
-    desk.operator.poll(Word.POLICY)
-    assert (desk.word, desk.operator.holding) == (Word.HOLD, True)
+    desk.operator.poll(ActorState.POLICY)
+    assert (desk.word, desk.operator.holding) == (ActorState.HOLD, True)
     desk.close()
 
 
@@ -133,7 +133,7 @@ def test_a_lost_device_holds_and_blocks_until_it_is_back(pty):
     desk = Desk(pty, intervention=hand)
 
     def unplugged() -> bool:
-        if (there := desk.at(Word.POLICY, 3)()) and not hand.hands_now.lost:
+        if (there := desk.at(ActorState.POLICY, 3)()) and not hand.hands_now.lost:
             hand.hands_now = Hands(lost=("mouse",))
         return there and desk.env.tick >= 5
 
@@ -141,21 +141,21 @@ def test_a_lost_device_holds_and_blocks_until_it_is_back(pty):
         hand.hands_now = Hands()
         return True
 
-    desk.script = [Press(lambda: unplugged() or desk.word is Word.HOLD, b"\r"), Press(lambda: plugged(), b"\r")]
+    desk.script = [Press(lambda: unplugged() or desk.word is ActorState.HOLD, b"\r"), Press(lambda: plugged(), b"\r")]
     desk.script[1] = desk.script[1]._replace(when=0.5)
     desk.runner.run_episode(0)
-    assert desk.word is Word.HOLD, "Enter does not go on while the device is lost"
+    assert desk.word is ActorState.HOLD, "Enter does not go on while the device is lost"
     assert [o.what for o in desk.operator.view.obstacles] == ["device mouse is lost"]
     plugged()
     desk.operator.request(Action.GO, "page")
     for _ in range(100):
-        desk.operator.poll(Word.POLICY)
+        desk.operator.poll(ActorState.POLICY)
     desk.close()
-    assert (desk.word, hand.resumed) == (Word.POLICY, 1)
+    assert (desk.word, hand.resumed) == (ActorState.POLICY, 1)
 
 
 def test_a_lost_pedal_holds(desk):
-    desk.script = [Press(desk.at(Word.POLICY, 3), ("right", True))]
+    desk.script = [Press(desk.at(ActorState.POLICY, 3), ("right", True))]
     desk.pedal.alive = True
     one = Pedal.read
 
@@ -165,7 +165,7 @@ def test_a_lost_pedal_holds(desk):
 
     desk.pedal.read = read.__get__(desk.pedal)
     desk.runner.run_episode(0)
-    assert desk.word is Word.HOLD
+    assert desk.word is ActorState.HOLD
 
 
 @pytest.mark.parametrize("lost", ["device", "pedal"])
@@ -174,7 +174,7 @@ def test_a_device_or_pedal_that_is_lost_in_a_reset_holds(pty, lost):
     desk = Desk(pty, intervention=hand)
 
     def unplugged() -> bool:
-        if there := desk.robot.moving and desk.word is Word.RESET:
+        if there := desk.robot.moving and desk.word is ActorState.RESET:
             hand.hands_now = Hands(lost=("mouse",)) if lost == "device" else Hands()
             desk.pedal.alive = lost == "device"
         return there
@@ -189,7 +189,7 @@ def test_a_device_or_pedal_that_is_lost_in_a_reset_holds(pty, lost):
     desk.close()
     assert desk.robot.requests == ["hold", "go"]
     assert len(desk.env.options) == 2  # the reset was ended, and begun again
-    assert Word.HOLD in [state.word for state in desk.states]
+    assert ActorState.HOLD in [state.word for state in desk.states]
     assert len(desk.sink.steps) > 0
 
 
@@ -208,7 +208,7 @@ def test_a_pedal_that_is_lost_while_the_robot_parks_holds(desk, begun):
         if op == "park" and not begun:  # the server answers later
             desk.robot.moving, desk.robot.idle = False, False
 
-    def poll(word: Word, *waits_for) -> None:
+    def poll(word: ActorState, *waits_for) -> None:
         polled(word, *waits_for)
         if not desk.robot.idle and desk.time > COUNTDOWN + 0.3:
             desk.robot.idle = desk.robot.moving = True
@@ -223,7 +223,7 @@ def test_a_camera_that_is_gone_is_listed_and_blocks(desk):
     desk.env.lost = (("camera 'top': no new picture for 0.5 s", "look at its cable"),)
     for _ in range(200):
         assert not desk.operator.may_move()
-    assert desk.word is Word.WAITING
+    assert desk.word is ActorState.WAITING
     assert desk.operator.view.obstacles[0].remedy == "look at its cable"
 
 
@@ -252,26 +252,26 @@ def test_quit_ends_before_an_episode_begins(desk):
 
 
 def test_what_is_typed_ahead_of_a_change_does_not_move(desk):
-    desk.script = [Press(desk.at(Word.POLICY, 3), b" \r\rrgy")]
+    desk.script = [Press(desk.at(ActorState.POLICY, 3), b" \r\rrgy")]
     desk.runner.run_episode(0)
-    assert (desk.word, desk.operator.view.countdown, len(desk.env.options)) == (Word.HOLD, None, 1)
+    assert (desk.word, desk.operator.view.countdown, len(desk.env.options)) == (ActorState.HOLD, None, 1)
 
 
 def test_a_label_lets_the_robot_stand_before_anything_is_waited_for(desk):
-    desk.script = [Press(desk.at(Word.POLICY, 3), b"s")]
+    desk.script = [Press(desk.at(ActorState.POLICY, 3), b"s")]
     summary = desk.runner.run_episode(0)
     assert desk.env.rested == [summary.length], "else the server's watchdog stops it"
 
 
 def test_a_stop_typed_with_a_label_wins(desk):
-    desk.script = [Press(desk.at(Word.POLICY, 3), b"sx")]
+    desk.script = [Press(desk.at(ActorState.POLICY, 3), b"sx")]
     desk.runner.run_episode(0)
     assert (desk.sink.last_end.outcome_by, desk.sink.last_end.truncated) == ("operator", True)
 
 
 def test_a_closed_terminal_holds_and_the_loop_goes_on(pty):
     desk = Desk(pty)
-    desk.script = [Press(lambda: desk.at(Word.POLICY, 5)() and (pty.hang_up() or True), Action.UNDO)]
+    desk.script = [Press(lambda: desk.at(ActorState.POLICY, 5)() and (pty.hang_up() or True), Action.UNDO)]
     desk.runner.run_episode(0)
     desk.close()
     assert len(desk.sink.steps) > 50, "the loop goes on"
@@ -284,9 +284,9 @@ def test_a_stuck_terminal_does_not_delay_the_loop():
     desk = Desk(pty)
     for _ in range(30):
         os.write(pty.slave, b"x" * 100)
-    desk.script = [Press(desk.at(Word.POLICY, 3), b" ")]
+    desk.script = [Press(desk.at(ActorState.POLICY, 3), b" ")]
     desk.runner.run_episode(0)
-    assert desk.word is Word.HOLD
+    assert desk.word is ActorState.HOLD
     pty.look()
     desk.close()
     pty.close()

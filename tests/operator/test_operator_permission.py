@@ -6,7 +6,7 @@ import pytest
 from operator_desk import COUNTDOWN, Desk, Press
 from ptys import Pty
 
-from serl_chunk.console.bindings import Action, Word
+from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.robots.base import Hands
 from serl_chunk.types import Source
 
@@ -27,7 +27,7 @@ def wait(desk: Desk, condition, seconds: float = 10.0) -> float:
     """Poll until `condition`; returns the seconds that it took."""
     began = desk.time
     while not condition():
-        desk.operator.poll(Word.RESET)
+        desk.operator.poll(ActorState.RESET)
         assert desk.time - began < seconds
     return desk.time - began
 
@@ -43,7 +43,7 @@ def moves_after(desk: Desk, seconds: float = 10.0) -> float:
 def test_a_reset_that_met_resistance_begins_again_after_a_countdown(desk):
     assert moves_after(desk) >= COUNTDOWN
     desk.robot.moving = True
-    desk.operator.poll(Word.RESET)
+    desk.operator.poll(ActorState.RESET)
     desk.robot.moving = False  # the server gave it up, or an operator elsewhere holds it
     assert moves_after(desk) >= COUNTDOWN
 
@@ -64,7 +64,7 @@ def test_a_countdown_that_no_one_saw_moves_nothing(desk, begin):
     desk.time += 10.0  # another learner was waited for
     for _ in range(5):
         assert not desk.env.may_move()
-    assert (desk.word, desk.robot.requests) == (Word.HOLD, [])
+    assert (desk.word, desk.robot.requests) == (ActorState.HOLD, [])
 
 
 def test_a_session_that_ended_in_a_countdown_leaves_none_to_the_next(desk):
@@ -73,7 +73,7 @@ def test_a_session_that_ended_in_a_countdown_leaves_none_to_the_next(desk):
     desk.script = []
     began = desk.time
     desk.runner.run_episode(0)
-    first = next(k for k, state in enumerate(desk.states) if state.word is Word.POLICY)
+    first = next(k for k, state in enumerate(desk.states) if state.word is ActorState.POLICY)
     assert max(state.countdown or 0 for state in desk.states[:first]) > COUNTDOWN - 0.1
     assert desk.time - began > COUNTDOWN
 
@@ -82,7 +82,7 @@ def test_a_session_that_ended_in_a_countdown_leaves_none_to_the_next(desk):
 def test_the_rest_of_a_countdown_is_not_for_another_motion(desk, what):
     """Go on, and shortly before its end the episode ends: its reset has a countdown of its own."""
     desk.script = [
-        Press(desk.at(Word.POLICY, 3), b" "), Press(0.4, b"\r"), Press(COUNTDOWN - 0.2, what),
+        Press(desk.at(ActorState.POLICY, 3), b" "), Press(0.4, b"\r"), Press(COUNTDOWN - 0.2, what),
     ]  # fmt: skip
     desk.runner.run_episode(0)
     ended = desk.time
@@ -105,8 +105,8 @@ def test_a_repeat_of_the_reset_ends_the_countdown_to_the_first_tick():
         pressed: list[float] = []
         almost = lambda: desk.operator.view.countdown is not None and desk.operator.view.countdown < 0.2  # noqa: E731
         desk.script = [
-            Press(desk.at(Word.WAITING), b"\r"),
-            Press(lambda: almost() and desk.word is Word.WAITING and not pressed.append(desk.time), b"r"),
+            Press(desk.at(ActorState.WAITING), b"\r"),
+            Press(lambda: almost() and desk.word is ActorState.WAITING and not pressed.append(desk.time), b"r"),
         ]
         desk.runner.run_episode(0)
         desk.close()
@@ -117,26 +117,26 @@ def test_a_repeat_of_the_reset_ends_the_countdown_to_the_first_tick():
 
 def test_a_hold_of_one_input_wins_over_go_on_of_another(desk):
     desk.operator.request(Action.HOLD, "page")
-    desk.operator.poll(Word.POLICY)
-    assert desk.word is Word.HOLD
+    desk.operator.poll(ActorState.POLICY)
+    assert desk.word is ActorState.HOLD
     desk.time += 1.0
     desk.script = [Press(lambda: True, b" "), Press(lambda: True, Action.GO)]
-    desk.operator.poll(Word.POLICY)
+    desk.operator.poll(ActorState.POLICY)
     assert desk.script == []
     for _ in range(100):
-        desk.operator.poll(Word.POLICY)
-    assert (desk.word, desk.operator.view.countdown) == (Word.HOLD, None)
+        desk.operator.poll(ActorState.POLICY)
+    assert (desk.word, desk.operator.view.countdown) == (ActorState.HOLD, None)
 
 
 def test_go_on_counts_once_for_a_reset_that_waits_until_the_server_answered(desk):
     desk.robot.moving = desk.robot.waiting = True
-    desk.operator.poll(Word.RESET)
+    desk.operator.poll(ActorState.RESET)
     desk.operator.request(Action.GO, "page")
     wait(desk, lambda: desk.robot.requests == ["proceed"])
     desk.robot.idle = False  # the state is of before its answer
     desk.operator.request(Action.GO, "another page")
     for _ in range(10):
-        desk.operator.poll(Word.RESET)
+        desk.operator.poll(ActorState.RESET)
     assert desk.operator.view.countdown is None
 
 
@@ -167,11 +167,11 @@ def test_a_robot_that_was_parked_before_its_first_tick_is_reset_again():
         def parked() -> bool:
             if desk.robot.moving and "park" in desk.robot.requests:
                 desk.robot.moving = False
-            return "park" in desk.robot.requests and desk.word is Word.HOLD
+            return "park" in desk.robot.requests and desk.word is ActorState.HOLD
 
         desk.script = [
-            Press(desk.at(Word.WAITING), b" "), Press(0.4, b"p"), Press(0.4, b"y"), Press(parked, b"\r"),
-            Press(desk.at(Word.WAITING), Action.GO), Press(desk.at(Word.POLICY, 3), b"s"),
+            Press(desk.at(ActorState.WAITING), b" "), Press(0.4, b"p"), Press(0.4, b"y"), Press(parked, b"\r"),
+            Press(desk.at(ActorState.WAITING), Action.GO), Press(desk.at(ActorState.POLICY, 3), b"s"),
         ]  # fmt: skip
         summary = desk.runner.run_episode(0)
         desk.close()
@@ -182,18 +182,18 @@ def test_a_robot_that_was_parked_before_its_first_tick_is_reset_again():
 def test_go_on_for_a_hold_before_the_last_one_begins_nothing(desk):
     """A page's key is on its way for a second, and the robot is held again meanwhile."""
     desk.operator.request(Action.HOLD, "page")
-    desk.operator.poll(Word.POLICY)
+    desk.operator.poll(ActorState.POLICY)
     seen = desk.time
     desk.operator.request(Action.HOLD, "terminal")
-    desk.operator.poll(Word.POLICY)
+    desk.operator.poll(ActorState.POLICY)
     desk.operator.request(Action.GO, "page", seen)
     for _ in range(10):
-        desk.operator.poll(Word.POLICY)
+        desk.operator.poll(ActorState.POLICY)
     assert desk.operator.view.countdown is None
     desk.time += 1.0
     desk.operator.request(Action.GO, "page", desk.time)
     for _ in range(10):
-        desk.operator.poll(Word.POLICY)
+        desk.operator.poll(ActorState.POLICY)
     assert desk.operator.view.countdown is not None
 
 
@@ -201,11 +201,11 @@ def test_a_robot_that_another_machine_holds_in_an_episode_waits_for_go_on(desk):
     """Else the next tick arms it again, and the policy goes on."""
 
     def held() -> bool:
-        there = desk.at(Word.POLICY, 3)()
+        there = desk.at(ActorState.POLICY, 3)()
         desk.robot.why = "held by desk" if there and desk.env.tick < 8 else "armed by actor"
         return there and desk.env.tick >= 8
 
     desk.script = [Press(held, Action.UNDO)]
     desk.runner.run_episode(0)
-    assert desk.word is Word.HOLD
+    assert desk.word is ActorState.HOLD
     assert {step.source for step in desk.sink.steps[5:]} == {Source.HOLD}

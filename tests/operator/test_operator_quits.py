@@ -15,7 +15,7 @@ from robot_served import HERE, Way, served, wait
 from robot_world import TICK
 
 from serl_chunk.config.robots import FakeAlohaConfig
-from serl_chunk.console.bindings import Action, Word
+from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.operator.operator import Operator
 from serl_chunk.robots.served.operator import ServedOperator
 from serl_chunk.robots.served.robot import ServedRobot
@@ -39,13 +39,13 @@ def desk(monkeypatch):
 
 def moves(desk: Desk) -> Callable[[], bool]:
     """A condition: the reset is under way."""
-    return lambda: desk.robot.moving and desk.word is Word.RESET
+    return lambda: desk.robot.moving and desk.word is ActorState.RESET
 
 
 def waits(desk: Desk) -> bool:
     """Let the reset wait for the scene, from its first tick on."""
     desk.robot.waiting = desk.robot.moving
-    return desk.robot.waiting and desk.word is Word.WAITING
+    return desk.robot.waiting and desk.word is ActorState.WAITING
 
 
 def counts(desk: Desk) -> bool:
@@ -75,7 +75,7 @@ def ends_at_once(desk: Desk) -> None:
 def test_a_held_reset_ends_at_once_and_the_robot_is_parked_after_a_countdown(desk):
     desk.script = [Press(moves(desk), b" "), *Q_Q]
     ends_at_once(desk)
-    assert (len(desk.env.options), desk.robot.requests, desk.word) == (1, ["hold"], Word.HOLD)
+    assert (len(desk.env.options), desk.robot.requests, desk.word) == (1, ["hold"], ActorState.HOLD)
     assert park(desk) >= COUNTDOWN
     assert desk.robot.requests == ["hold", "park"]
 
@@ -115,13 +115,13 @@ def test_a_reset_that_begins_after_q_q_is_braked(desk):
     """Its request was on its way while the view showed a robot that stands."""
     desk.operator.attach(desk.env, None)
     desk.operator._resets = True
-    desk.operator.poll(Word.RESET)
+    desk.operator.poll(ActorState.RESET)
     for _ in range(2):
         desk.operator.request(Action.QUIT, "page")
-        desk.operator.poll(Word.RESET)
+        desk.operator.poll(ActorState.RESET)
         desk.time += 0.4
     desk.robot.moving = True
-    desk.operator.poll(Word.RESET)
+    desk.operator.poll(ActorState.RESET)
     assert desk.robot.requests == ["hold"]
 
 
@@ -160,9 +160,9 @@ def test_a_held_reset_of_a_real_server_ends_and_the_robot_is_parked(monkeypatch)
         ended: list[object] = []
         thread = threading.Thread(target=lambda: ended.append(operator.reset(env, 1)), daemon=True)
         thread.start()
-        wait(lambda: requests.moving and operator.view.word is Word.RESET)
+        wait(lambda: requests.moving and operator.view.word is ActorState.RESET)
         operator.request(Action.HOLD, "page")
-        wait(lambda: operator.view.word is Word.HOLD)
+        wait(lambda: operator.view.word is ActorState.HOLD)
         for _ in range(2):
             time.sleep(0.4)
             operator.request(Action.QUIT, "page")

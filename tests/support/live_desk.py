@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from http_requests import Answer, Requests
 
-from serl_chunk.console.bindings import Action, Word
+from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.console.feed import LiveFeed
 from serl_chunk.console.view import ConsoleState
 from serl_chunk.live.server import LivePage
@@ -48,7 +48,7 @@ class Recorded:
     """An operator that notes requests."""
 
     def __init__(self) -> None:
-        self.view = ConsoleState(Word.POLICY)
+        self.view = ConsoleState(ActorState.POLICY)
         self.requested: list[Action] = []
         self.robots: list[ShownRobot | None] = []  # as they were shown
 
@@ -110,7 +110,7 @@ class Robot:
 class Desk:
     """The real operator, polled 50 times a second in the state `word`."""
 
-    def __init__(self, word: Word = Word.POLICY, **more: Any) -> None:
+    def __init__(self, word: ActorState = ActorState.POLICY, **more: Any) -> None:
         self.robot, self.amends, self.word = Robot(), list[Amend](), word
         self.operator = Operator(
             Silent(), self.robot, amend=self.amends.append, end=lambda: None, now=time.monotonic, **more

@@ -11,7 +11,7 @@ from actor_helpers import HumanOnTicks, LineEnv, ListSink, make_config
 from ptys import Pty, wait_until
 
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.console.bindings import Action, Word
+from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.console.console import OperatorConsole
 from serl_chunk.console.view import ConsoleState
 from serl_chunk.operator.devices import OperatorDevices
@@ -152,10 +152,10 @@ class Desk:
     # What tests use.
 
     @property
-    def word(self) -> Word:
+    def word(self) -> ActorState:
         return self.operator.view.word
 
-    def at(self, word: Word, tick: int = 0) -> Callable[[], bool]:
+    def at(self, word: ActorState, tick: int = 0) -> Callable[[], bool]:
         """A condition: the word is shown, and the tick was reached."""
         return lambda: self.word is word and self.env.tick >= tick
 

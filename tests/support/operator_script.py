@@ -11,7 +11,7 @@ from typing import NamedTuple
 from actor_helpers import LineEnv
 from live_desk import Robot
 
-from serl_chunk.console.bindings import GESTURES, KEYS, REPEAT, STOPS, Action, Word, bind_keys
+from serl_chunk.console.bindings import GESTURES, KEYS, REPEAT, STOPS, Action, ActorState, bind_keys
 from serl_chunk.console.gestures import LONG
 from serl_chunk.console.view import ConsoleState
 from serl_chunk.live.viewers import RefusedError, Viewers
@@ -26,17 +26,17 @@ class Press(NamedTuple):
     """A key, at the `after`-th poll in which one of `words` is shown since the last press, from 0; -1: in the same."""
 
     action: Action
-    words: Sequence[Word] = (Word.POLICY, Word.HUMAN)  # of `USUAL`: its key
+    words: Sequence[ActorState] = (ActorState.POLICY, ActorState.HUMAN)  # of `USUAL`: its key
     after: int = 3
 
 
-ACTING = (Word.POLICY, Word.HUMAN)
-USUAL: Mapping[Word, Press] = {
-    Word.STOPPED: Press(Action.CLEAR),
-    Word.HOLD: Press(Action.GO),
-    Word.WAITING: Press(Action.GO),
-    Word.POLICY: Press(Action.SUCCESS, after=6),
-    Word.HUMAN: Press(Action.SUCCESS, after=7),
+ACTING = (ActorState.POLICY, ActorState.HUMAN)
+USUAL: Mapping[ActorState, Press] = {
+    ActorState.STOPPED: Press(Action.CLEAR),
+    ActorState.HOLD: Press(Action.GO),
+    ActorState.WAITING: Press(Action.GO),
+    ActorState.POLICY: Press(Action.SUCCESS, after=6),
+    ActorState.HUMAN: Press(Action.SUCCESS, after=7),
 }
 """What an operator does in each state who wants successes."""
 
@@ -44,11 +44,11 @@ USUAL: Mapping[Word, Press] = {
 class Console:
     """Keys of a script, then those of `usual`, where several of one state take turns; `states` is what was shown."""
 
-    def __init__(self, script: Sequence[Press], usual: Mapping[Word, Press | Sequence[Press]] = USUAL) -> None:
+    def __init__(self, script: Sequence[Press], usual: Mapping[ActorState, Press | Sequence[Press]] = USUAL) -> None:
         self.script, self.states = list(script), []  # type: list[Press], list[ConsoleState]
         self._usual = {w: itertools.cycle([p] if isinstance(p, Press) else p) for w, p in usual.items()}
         self._next: Press | None = None  # of the usual ones
-        self._polls, self._word = 0, Word.RESET
+        self._polls, self._word = 0, ActorState.RESET
         self.time = 0.0
 
     def actions(self) -> Iterator[Action]:
@@ -207,7 +207,7 @@ class Desk:
             sent.remove("stop")
         return tuple(sent)
 
-    def words(self) -> list[Word]:
+    def words(self) -> list[ActorState]:
         """What was shown, without repeats."""
         shown = [state.word for state in self.console.states]
         return [word for k, word in enumerate(shown) if k == 0 or shown[k - 1] is not word]

@@ -194,16 +194,16 @@ def serve(env: AlohaSimEnv, port: int, ends: float) -> None:
         s.bind((HERE, port))
         s.setblocking(False)
         began = monotonic()
-        simulation, peer, heard, due = Simulation(env, began), None, began, began
+        simulation, peer, heard_at, due = Simulation(env, began), None, began, began
         name = env.robot_spec.name
-        while (now := monotonic()) - heard < ends:
+        while (now := monotonic()) - heard_at < ends:
             if select.select([s], [], [], max(due - now, 0.0))[0]:
                 with contextlib.suppress(OSError, WireError, KeyError, TypeError, ValueError):
                     data, sender = s.recvfrom(LARGEST)
                     message = arrays.unpack(data, LARGEST)
                     simulation.take(message)
                     if message.get("op") != "inject":
-                        peer, heard = sender, monotonic()
+                        peer, heard_at = sender, monotonic()
             now = monotonic()
             if now >= due:
                 simulation.run_until(now)

@@ -109,7 +109,7 @@ class ServedRobot(RobotEnv):
         drawn: dict[str, Any] = {} if seed is None else {"seed": seed}
         if options and options.get("new_object"):
             drawn["new_object"] = True
-        told = 0.0
+        reminded_at = 0.0
         while reply is None and self._stand() and self.stop() is None:
             if not self.may_move():
                 self.idle()
@@ -119,8 +119,8 @@ class ServedRobot(RobotEnv):
                 self._client.request("lease")  # it ended if nothing was requested for 2 s
                 reply = self._client.request("reset", generation=self._generation, episode=self._episode, **drawn)
             except RobotError as e:
-                if time.monotonic() - told > REMIND_S:
-                    told = time.monotonic()
+                if time.monotonic() - reminded_at > REMIND_S:
+                    reminded_at = time.monotonic()
                     logger.warning(f"waiting for the robot, which was not reset: {e}")
                 time.sleep(POLL_S)
                 continue
@@ -273,11 +273,11 @@ class ServedRobot(RobotEnv):
 
     def _wait_for_cameras(self) -> None:
         """Wait until every watched camera gives new pictures and the robot stands, or `stop` ends that."""
-        told = time.monotonic() - REMIND_S + HELD_S
+        reminded_at = time.monotonic() - REMIND_S + HELD_S
         while (unseen := self._cameras.look()) and self.stop() is None:
             self._unseen = unseen
-            if time.monotonic() - told > REMIND_S:
-                told = time.monotonic()
+            if time.monotonic() - reminded_at > REMIND_S:
+                reminded_at = time.monotonic()
                 logger.warning(f"waiting for the robot's cameras: {unseen}")
             time.sleep(self.robot_spec.dt)
             self._stand()
@@ -301,14 +301,14 @@ class ServedRobot(RobotEnv):
 
     def _stand(self) -> bool:
         """Wait until the robot stands in HOLD, or `stop` ends that; returns True."""
-        told = 0.0
+        reminded_at = 0.0
         while True:
             wrong = self._read_state(after_reply=True)
             state = self._state.get("state", "")
             if (state == "HOLD" and not wrong) or (self._state and self.stop() is not None):
                 return True
-            if (wrong or state in REMEDIES) and time.monotonic() - told > REMIND_S:
-                told = time.monotonic()
+            if (wrong or state in REMEDIES) and time.monotonic() - reminded_at > REMIND_S:
+                reminded_at = time.monotonic()
                 remedy = REMEDIES[""] if wrong else REMEDIES[state]
                 logger.warning(f"waiting for the robot ({wrong or self._hindered()}). {remedy}")
             self._keep_lease()
@@ -382,7 +382,10 @@ def differing_fields(spec: RobotSpec, served: dict[str, Any]) -> list[str]:
         "joints": (len(spec.action_low), size),
         "joints commanded by actions": (list(spec.joint_of_action), commanded),
         "grippers": (list(spec.grippers), list(served["grippers"])),
-        "arms": ([list(a) for a in spec.arms or served["arms"]], [list(a) for a in served["arms"]]),  # need not be told
+        "arms": (
+            [list(a) for a in spec.arms or served["arms"]],
+            [list(a) for a in served["arms"]],
+        ),  # need not be told
         "seconds of a tick": (round(spec.dt, 9), round(served["tick"], 9)),
         "numbers of a state": (spec.state_dim, sum(length for _, length in parts)),
     }

@@ -210,7 +210,7 @@ class ControlChannel:
     def _tick_session(self, session: Session, now: float) -> None:
         with self._sessions.lock:  # the data thread may hear of it now
             if not session.live:
-                if now - session.heard > self._episode_timeout:
+                if now - session.heard_at > self._episode_timeout:
                     self._receiver.end_later(session, gone=False)
                 return
             if session.is_silent(now, self._config.timeout_s):

@@ -69,7 +69,7 @@ class Session:
         self.live = True
         self.closed = False  # on_silent was called for the current silence
         self.gone = False  # and permanently: another took its place
-        self.heard = now
+        self.heard_at = now
         self.timeout_s = 0.0  # seconds that its heartbeats may take over its link, as its actor reports
         self.data_id = self.control_id = self.snapshots_id = b""  # routing ids of its sockets
         self.finish_told = False
@@ -86,7 +86,7 @@ class Session:
         self.state, self.gap_told = self.state.after(item, delivered=delivered), None
 
     def is_silent(self, now: float, timeout_s: float) -> bool:
-        return now - self.heard > min(max(timeout_s, self.timeout_s), _MAX_TIMEOUTS * timeout_s)
+        return now - self.heard_at > min(max(timeout_s, self.timeout_s), _MAX_TIMEOUTS * timeout_s)
 
 
 class Admission(NamedTuple):
@@ -137,7 +137,7 @@ class Sessions:
         """Return the session whose current connection has this token, and note that a message came from it."""
         with self.lock:
             if (session := self._by_token.get(token)) is not None:
-                session.heard = time.monotonic()
+                session.heard_at = time.monotonic()
                 if not session.live:
                     session.live, session.closed = True, False
             return session
@@ -224,7 +224,7 @@ class Sessions:
         # (an evaluation's) has nothing to continue, and must not drive out one that has.
         silent = [s for s in others if not s.live and s is not self._taking]
         for kept, limit in ((False, self._limit), (True, _REMEMBERED)):
-            group = sorted((s for s in silent if (s.state.expected > s.started_at) is kept), key=lambda s: s.heard)
+            group = sorted((s for s in silent if (s.state.expected > s.started_at) is kept), key=lambda s: s.heard_at)
             for s in group[: max(0, len(group) - limit)]:
                 del self._by_session[s.info.session]
                 ousted.append(s)
@@ -251,7 +251,7 @@ class Sessions:
                 session.assembly = None
                 return
             silent = [(s, s.assembly) for s in self if s.assembly is not None and not s.live]
-            for s, assembly in sorted(silent, key=lambda pair: -pair[0].heard):
+            for s, assembly in sorted(silent, key=lambda pair: -pair[0].heard_at):
                 keep_parts -= assembly.nbytes
                 if keep_parts < 0:
                     s.assembly = None

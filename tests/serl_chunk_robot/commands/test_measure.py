@@ -20,15 +20,15 @@ from robot_world import World
 from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.commands.measure import Recording, camera_latency, motion_lag, record, report
 from serl_chunk_robot.control.loop import Resistance
-from serl_chunk_robot.control.motions import LONGEST_SWING, Swing
+from serl_chunk_robot.control.motions import LONGEST_SWING, Oscillation
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.main import main
 
 JOINT = 1
 
 
-def swing(world: World, angle: float = 0.05, **more) -> Swing:
-    return Swing(HOME, JOINT, angle, world.limits, stands=0.0, **more)
+def swing(world: World, angle: float = 0.05, **more) -> Oscillation:
+    return Oscillation(HOME, JOINT, angle, world.limits, stands=0.0, **more)
 
 
 @functools.cache
@@ -109,7 +109,7 @@ def test_a_swing_that_meets_resistance_ends():
 def test_a_swing_that_cannot_be_is_refused_before_anything_moves(joint, angle, parameter, named):
     of = limits(0.01 if angle == 0.3 else 3.2)
     with pytest.raises(ConfigError, match=named) as raised:
-        Swing(HOME, joint, angle, of)
+        Oscillation(HOME, joint, angle, of)
     assert raised.value.parameter == parameter
 
 

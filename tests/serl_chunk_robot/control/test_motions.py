@@ -10,7 +10,7 @@ from errors import naming
 from robot_limits import GRIPPERS, HIGH, HOME, LOW, J, viperx
 from robot_world import DT, World
 
-from serl_chunk_robot.control.motions import Jog, Moves, Park, Reset, Step
+from serl_chunk_robot.control.motions import Jog, Park, Reset, Step, StepSequence
 from serl_chunk_robot.drivers.base import DriverError
 from serl_chunk_robot.errors import ConfigError
 
@@ -27,7 +27,7 @@ def reset(world: World, *steps: Step, episode: int = 0, seed: int = 0, **more: A
     return Reset(HOME, steps, world.limits, episode=episode, rng=rng, **{"stands": 0.0, **more})
 
 
-def moved(motion: Moves, world: World | None = None, event: str = "reset", passes: int = 4000) -> World:
+def moved(motion: StepSequence, world: World | None = None, event: str = "reset", passes: int = 4000) -> World:
     """Run a motion of a robot that stands, up to its end."""
     world = world or World().ready()
     world.ask(event, "operator", motion=motion)

@@ -1,6 +1,6 @@
 """`serl-chunk-robot measure`: how late a joint follows its commands, and how late cameras show its motion.
 
-The server swings one joint within the profile's limits (`motions.Swing`). All times compared are of the server's clock.
+The server swings one joint within the profile's limits (`motions.Oscillation`). All times are of the server's clock.
 """
 
 from __future__ import annotations

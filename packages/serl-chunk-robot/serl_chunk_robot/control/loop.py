@@ -93,17 +93,17 @@ class RobotLoop:
         dt: seconds of a pass.
         tick: seconds of a control tick.
         clock: seconds that go on while the machine is suspended, which moments of passes may leave out.
-        heard: called with each transition, for the log and the operator's console.
+        on_transition: called with each transition, for the log and the operator's console.
         needs_go: see Machine.
     """
 
     def __init__(
         self, driver: Driver, gate: Gate, *, measured: Measured, dt: float, tick: float,
-        clock: Callable[[], float], heard: Callable[[Transition], None] = lambda transition: None,
+        clock: Callable[[], float], on_transition: Callable[[Transition], None] = lambda transition: None,
         needs_go: bool = True,
     ) -> None:  # fmt: skip
         self._driver, self._gate, self._measured, self._dt, self._tick = Border(driver), gate, measured, dt, tick
-        self._heard, self._clock = heard, clock
+        self._on_transition, self._clock = on_transition, clock
         self.machine, self._watchdog = Machine(needs_go), Watchdog(tick)
         self._expires, self._grippers = needs_go, list(driver.spec().grippers)
         self._since = 0.0  # when the state was entered
@@ -486,7 +486,7 @@ class RobotLoop:
             ):
                 self._watchdog.released()
                 self._stopping = self._stopping or (now, 0, done.word)
-            self._heard(done)
+            self._on_transition(done)
         return done
 
     def _stop(self, event: str, detail: str, now: float, before: Dict[str, str]) -> None:

@@ -90,7 +90,7 @@ class Step(NamedTuple):
         return goal
 
 
-class _Glide:
+class MinimumJerkMove:
     """A way of minimal jerk, from rest to rest, as long as the slowest joint needs for its share of the rates.
 
     Args:
@@ -118,7 +118,7 @@ class _Glide:
         return np.minimum(np.maximum(along(self._way, share)[0], self._low), self._high)
 
 
-class Moves(Yielding):
+class StepSequence(Yielding):
     """Steps one after the other: a `loop.Motion`. All calls come from the loop's thread.
 
     Args:
@@ -147,7 +147,7 @@ class Moves(Yielding):
         self._beep, self._stands, self._set = beep, stands, set
         self._todo: List[Tuple[Step, np.ndarray]] = []
         self._began: Optional[float] = None
-        self._glide: Optional[_Glide] = None
+        self._glide: Optional[MinimumJerkMove] = None
         self._there: Optional[float] = None  # since when the robot is at a step's end
         self._proceed = False
         relaxes = limits.grip.effort if isinstance(limits.grip, GripLimits) else np.full(len(start), np.inf)
@@ -189,7 +189,7 @@ class Moves(Yielding):
                     way = np.stack([at.position, np.clip(reading.q, self._limits.low, self._limits.high)])
                     way[1, list(step.grippers)] = at.position[list(step.grippers)]
                     self._todo[0] = step, way
-                self._glide = _Glide(at.position, way, self._limits, step.speed, now)
+                self._glide = MinimumJerkMove(at.position, way, self._limits, step.speed, now)
             if not self._arrived(self._glide, at, now):
                 return self._glide.at(now)
             self._there = now if self._there is None else self._there
@@ -200,7 +200,7 @@ class Moves(Yielding):
             self._glide, self._there, self._proceed = None, None, False
         return None
 
-    def _arrived(self, glide: _Glide, at: SetPoint, now: float) -> bool:
+    def _arrived(self, glide: MinimumJerkMove, at: SetPoint, now: float) -> bool:
         apart = np.where(self._waited_for, np.abs(at.position - glide.end), 0.0)
         if now < glide.until or not (at.stands and apart.max() < REACHED):
             if now > glide.until + PATIENCE:
@@ -210,7 +210,7 @@ class Moves(Yielding):
         return True
 
 
-class Reset(Moves):
+class Reset(StepSequence):
     """The steps of a robot's file that are due in an episode.
 
     Args:
@@ -218,7 +218,7 @@ class Reset(Moves):
         new_object: whether the operator wants the steps for a new object too.
         rng: of what is drawn; the same one with the same steps draws the same.
         scene: called once the steps are done, before the robot is in HOLD: it puts a simulated task's objects in place.
-        more: see Moves.
+        more: see StepSequence.
     """
 
     def __init__(
@@ -241,16 +241,16 @@ class Reset(Moves):
         return None if settled else at.position
 
 
-class Park(Moves):
-    """The way to the pose, float64[J], in which the robot may lose its torque; see Moves."""
+class Park(StepSequence):
+    """The way to the pose, float64[J], in which the robot may lose its torque; see StepSequence."""
 
     def __init__(self, start: np.ndarray, pose: np.ndarray, limits: Limits, **more: Any) -> None:
         still = np.zeros(len(start))
         super().__init__(start, [("park", Step(np.array(pose, np.float64), still, still))], limits, **more)
 
 
-class Jog(Moves):
-    """One joint by an angle (rad, or a gripper's own unit), at once; see Moves. ConfigError: no such joint."""
+class Jog(StepSequence):
+    """One joint by an angle (rad, or a gripper's own unit), at once; see StepSequence. ConfigError: no such joint."""
 
     def __init__(self, start: np.ndarray, joint: int, angle: float, limits: Limits, **more: Any) -> None:
         size = len(start)
@@ -260,7 +260,7 @@ class Jog(Moves):
         super().__init__(start, [("angle", step)], limits, **{"stands": 0.0, **more})
 
 
-class Swing(Yielding):
+class Oscillation(Yielding):
     """One joint to and fro around where it stands, at once, so that delays can be measured: a `loop.Motion`.
 
     Args:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional, Protocol, Tuple
 import numpy as np
 
 from serl_chunk_robot.control.loop import Resistance
-from serl_chunk_robot.control.motions import Moves, Step
+from serl_chunk_robot.control.motions import Step, StepSequence
 from serl_chunk_robot.control.pursuit import Pursuit
 from serl_chunk_robot.devices.base import FAILED, KEEPS, MOVES, THERE, WAITS, DriveStatus, Sample
 from serl_chunk_robot.devices.neutral import APART
@@ -86,7 +86,7 @@ class LeaderDrive:
         self._stepped = 0.0  # when its last set point was
         self._at: Optional[SetPoint] = None
         self._doubted = False  # the newest reading was far from the set point
-        self._moves: Optional[Moves] = None
+        self._moves: Optional[StepSequence] = None
         self._gate: Optional[Gate] = None
         self._pursuit: Optional[Pursuit] = None
 
@@ -154,7 +154,7 @@ class LeaderDrive:
         self._at, self._gate = SetPoint.standing(joints), Gate(within, DT)
         self._pursuit = Pursuit(within, DT)
         way = Step(self._target, still, still, speed=SPEED)
-        self._moves = Moves(joints, [("the way to the arm", way)], within, stands=0.0)
+        self._moves = StepSequence(joints, [("the way to the arm", way)], within, stands=0.0)
 
     def _hindrance(self, permission: Optional[Permission], sample: Sample, now: float) -> str:
         """Return why the drive may not go on; empty where it may."""

@@ -42,7 +42,7 @@ class Ros1:
         self._joints: Dict[str, Any] = {}
         self._grippers: Dict[str, Any] = {}
 
-    def open(self, arms: Sequence[str], heard: Callable[[str, Any, float], None]) -> None:
+    def open(self, arms: Sequence[str], on_message: Callable[[str, Any, float], None]) -> None:
         try:
             import rosgraph
             import rospy
@@ -73,7 +73,7 @@ class Ros1:
         for arm in arms:
             self._topics.append(rospy.Subscriber(
                 f"/{arm}/joint_states", JointState,
-                lambda message, arm=arm: heard(arm, message, message.header.stamp.to_sec()),  # type: ignore[misc]
+                lambda message, arm=arm: on_message(arm, message, message.header.stamp.to_sec()),  # type: ignore[misc]
                 queue_size=1, tcp_nodelay=True,
             ))  # fmt: skip
 

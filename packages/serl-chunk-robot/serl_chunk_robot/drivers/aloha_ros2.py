@@ -39,7 +39,7 @@ class Ros2:
         self._grippers: Dict[str, Any] = {}
         self._clients: Dict[str, Any] = {}
 
-    def open(self, arms: Sequence[str], heard: Callable[[str, Any, float], None]) -> None:
+    def open(self, arms: Sequence[str], on_message: Callable[[str, Any, float], None]) -> None:
         try:
             import rclpy
             from interbotix_xs_msgs import msg, srv
@@ -68,7 +68,7 @@ class Ros2:
         for arm in arms:
             self._node.create_subscription(
                 JointState, f"/{arm}/joint_states",
-                lambda message, arm=arm: heard(arm, message, _seconds(message.header.stamp)), 1,  # type: ignore[misc]
+                lambda message, arm=arm: on_message(arm, message, _seconds(message.header.stamp)), 1,  # type: ignore[misc]
             )  # fmt: skip
         self._executor = SingleThreadedExecutor()
         self._executor.add_node(self._node)

@@ -40,7 +40,7 @@ class Clients:
             others = [c for c in self._clients if c != keep]
             del self._clients[next((c for c in others if self._clients[c].role != OPERATOR), others[0])]
 
-    def heard(self, connection: bytes) -> Optional[Client]:
+    def heard_from(self, connection: bytes) -> Optional[Client]:
         """The client that sent a message just now; None for one that has to send hello first."""
         client = self._clients.get(connection)
         if client is not None:
@@ -86,7 +86,7 @@ class Lease:
             raise Refused(f"go: {self.holder} (process {self.process}) controls the robot now, not {name or 'no one'} "
                           f"(process {process or 'none'}). Look at it, and say go again.")  # fmt: skip
 
-    def heard(self, connection: bytes, now: float) -> None:
+    def renew(self, connection: bytes, now: float) -> None:
         """A message came; the holder's renews the lease."""
         if connection == self.connection:
             self._heard = now

@@ -155,7 +155,7 @@ class Motions:
 
     def __call__(self, event: str, arguments: Dict[str, Any], start: np.ndarray, limits: Limits) -> Motion:
         """Make a motion from the set point `start`, float64[J]. Raises ConfigError, TypeError or KeyError."""
-        from serl_chunk_robot.control.motions import Jog, Park, Swing
+        from serl_chunk_robot.control.motions import Jog, Oscillation, Park
 
         effort = np.full(len(start), np.inf) if self._file.effort is None else self._file.effort
         more: Dict[str, Any] = {"effort": effort, "grippers": self._spec.grippers}
@@ -164,7 +164,7 @@ class Motions:
             joint, angle, swing = arguments.pop("joint"), arguments.pop("angle"), arguments.pop("swing", False)
             if type(joint) is not int or type(angle) not in (int, float):
                 raise TypeError("joint is an integer, and angle a number (rad)")
-            made: Motion = (Swing if swing else Jog)(start, joint, float(angle), limits, **more)
+            made: Motion = (Oscillation if swing else Jog)(start, joint, float(angle), limits, **more)
         elif event == "park":
             if self._file.park is None:
                 raise ConfigError(f"{self._file.path} has no pose to park in", parameter="park")

@@ -90,7 +90,7 @@ class RobotServer:
         self._streams = {"cameras": [list(each) for each in cameras], "devices": [list(each) for each in devices]}
         self._motion: Optional[Motion] = None  # the newest
         self.loop = RobotLoop(
-            driver, gate, measured=measured, dt=gate.dt, tick=self._spec.tick, heard=self._transition,
+            driver, gate, measured=measured, dt=gate.dt, tick=self._spec.tick, on_transition=self._transition,
             needs_go=needs_go,
             clock=boot_time if clock is monotonic else clock,
         )  # fmt: skip
@@ -100,7 +100,7 @@ class RobotServer:
         self._came: Optional[Tuple[int, float]] = None  # number of the newest command, taken or not, and when it came
         self._counts: Counter[str] = Counter()
         self._publisher = Publisher(self._spec.name, self.run_id)
-        self._said, self._own = "", {}  # type: Tuple[str, Dict[str, Any]]
+        self._logged_word, self._own = "", {}  # type: Tuple[str, Dict[str, Any]]
         self._ending = ""
         self._door, self._deaf = door, ""  # why no request can be received
         self._taken = 0  # requests of this pass
@@ -175,9 +175,9 @@ class RobotServer:
 
     def _transition(self, done: Transition) -> None:
         self._drives.end(done.word)
-        if done.word and done.word != self._said:
+        if done.word and done.word != self._logged_word:
             logger.info("%s: %s", self.loop.machine.state, done.word)
-        self._said = done.word
+        self._logged_word = done.word
 
     def _wait(self, due: float) -> None:
         """Answer requests until a pass is due; commands wait for it."""
@@ -248,7 +248,7 @@ class RobotServer:
         self._door.reply(request, self._rank(connection), reply)
 
     def _rank(self, connection: bytes) -> int:
-        client = self._clients.heard(connection)
+        client = self._clients.heard_from(connection)
         leads = bool(self._lease.holder) and connection == self._lease.connection
         return LEADS if leads or (client and client.role == OPERATOR) else GREETED if client else STRANGER
 
@@ -256,7 +256,7 @@ class RobotServer:
         machine = self.loop.machine
         return {
             "generation": machine.generation, "state": machine.state, "word": codec.shown(machine.word), "moment": now,
-            "run": self.run_id, "greet": self._clients.heard(connection) is None,
+            "run": self.run_id, "greet": self._clients.heard_from(connection) is None,
         }  # fmt: skip
 
     def _answer(
@@ -268,7 +268,7 @@ class RobotServer:
         most, key = request.most, f" (key {request.key})" if request.key else ""
         if op == "hello":
             return self._greet(values, connection, most, key, now)
-        client = self._clients.heard(connection)
+        client = self._clients.heard_from(connection)
         if client is None and op == "stop":  # any admitted client may stop, also one that said nothing before
             name = "a client without a name"
             with contextlib.suppress(WireError):  # a name that is none must not keep it from stopping
@@ -278,7 +278,7 @@ class RobotServer:
             raise Refused(f"{op}: send hello first")
         if client.role == OPERATOR and most != OPERATOR:
             client = client._replace(role=ANY)  # the key's role was changed since
-        self._lease.heard(connection, now)
+        self._lease.renew(connection, now)
         if op in MOVING and not (op == "drive" and values.get("first") == {}):  # that one ends a drive
             self._check_generation(op, values)
         age = 0.0
