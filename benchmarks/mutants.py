@@ -7,7 +7,7 @@ when one of them fails.
 
     pip install cosmic-ray pytest-cov
     python benchmarks/mutants.py draw --seed 16 --count 300 --list mutants.json
-    python benchmarks/mutants.py run --list mutants.json --json before.json
+    python benchmarks/mutants.py run --list mutants.json --json before.json --room serl_chunk/data
     python benchmarks/mutants.py compare before.json after.json
 
 `run` works in a copy of the checkout, whose .venv it takes. What is in --json is not run again.
@@ -309,7 +309,8 @@ def main() -> None:
         args.list.write_text("[\n" + ",\n".join(map(json.dumps, drawn)) + "\n]\n")
         print(dict(Counter(m.room for m in drawn)))
     elif args.what == "run":
-        run(args.root.resolve(), [Mutant(*m) for m in json.loads(args.list.read_text())], args.json, args.coverage)
+        mutants = [Mutant(*m) for m in json.loads(args.list.read_text())]
+        run(args.root.resolve(), [m for m in mutants if m.room.startswith(args.room)], args.json, args.coverage)
     else:
         compare(*args.files)
 
