@@ -186,7 +186,7 @@ class EpisodeRunner:
         self._by_human = False  # whether a human had the previous tick
         self._window_ends: set[int] = set()  # ticks ahead whose frames are recorded although no action depends on them
         self._lost_ticks = 0  # before this tick, where it comes after a gap: its observation may be from before it
-        self.end, self._unseen = None, False  # unseen, on this tick: a camera's frame is not one to decide on
+        self.end, self._stale_frame = None, False  # stale, on this tick: a camera's frame is not one to decide on
         self._episodes += 1
         if self._every_tick:
             self._observed.with_frames()
@@ -227,7 +227,7 @@ class EpisodeRunner:
             self._planner.rest(tick, self._look, self._hold)
             human = None
         self._by_human, self._choice, self._part = human is not None, None, None
-        if human is not None and human.dims is not None and not self._unseen:
+        if human is not None and human.dims is not None and not self._stale_frame:
             self._part = human  # the policy goes on with the rest
             return self._planner.plan(tick, self._look, self._hold)
         if human is not None:
@@ -235,7 +235,7 @@ class EpisodeRunner:
             self._look()
             source = Source.HOLD if human.idle else Source.HUMAN
             self._choice = TickAction(human.action, source, version=version, by_human=True)
-        elif self._unseen or holds:
+        elif self._stale_frame or holds:
             self._choice = TickAction(self._hold, Source.HOLD, version=version)
         elif tick < self._random_steps:
             if tick % self._planner.execute_steps == 0:  # frames as often as a policy would decide
@@ -320,8 +320,8 @@ class EpisodeRunner:
             self._meter.gaps += 1
             self._planner.flush()
             self.interventions.restart()  # it was stopped or held: a device counts once it was neutral again
-        self._unseen = bool(info.get("unseen"))
-        if self._unseen:  # windows end here, and none begins before the cameras are back
+        self._stale_frame = bool(info.get("unseen"))
+        if self._stale_frame:  # windows end here, and none begins before the cameras are back
             self._lost_ticks += 1
             self._planner.flush()
         if self._every_tick:  # now, when the state was measured, and in the time that the step leaves

@@ -16,7 +16,7 @@ from serl_chunk.config.operator import changes
 from serl_chunk.console.bindings import Action, bind_gestures, bind_keys
 from serl_chunk.console.console import OperatorConsole
 from serl_chunk.console.terminal import is_usable
-from serl_chunk.devices.hosted import open_pedal as open_hosted_pedal
+from serl_chunk.devices.robot_hosted import open_pedal as open_hosted_pedal
 from serl_chunk.logs import logging_to
 from serl_chunk.operator.devices import OperatorDevices, Pedal, untaken
 from serl_chunk.operator.operator import Operator

@@ -27,7 +27,7 @@ from serl_chunk.data.source import ReadOptions
 from serl_chunk.io import plural
 from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.outcomes.robot import observing
-from serl_chunk.recording.recording import Recording, Stream, Totals, check_source, open_human
+from serl_chunk.recording.recording import Recording, RecordingTotals, Stream, check_source, open_human
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env, make_expert
 from serl_chunk.signals import exit_at_once_while, never
@@ -76,7 +76,7 @@ def run_record(
         return 0
     exit_at_once_while(never)  # an open robot is closed, however long it takes
     outcomes = (Outcome.SUCCESS, Outcome.FAILURE) if keep == "all" else (Outcome.SUCCESS,)
-    by_human, totals, ended = policy == "human", Totals(), threading.Event()
+    by_human, totals, ended = policy == "human", RecordingTotals(), threading.Event()
     with (
         page_on(viewer) as page,  # before anything can move
         contextlib.ExitStack() as files_stack,

@@ -12,7 +12,7 @@ import numpy as np
 
 from serl_chunk.devices.arm_control import ArmControl
 from serl_chunk.devices.leader_requests import LeaderDrives
-from serl_chunk.robots.base import Hands, InterventionCommand
+from serl_chunk.robots.base import DeviceActivity, InterventionCommand
 from serl_chunk.types import STATE, Observation
 from serl_chunk_robot.devices.base import NEUTRAL, InputDevice, KeyEvent, Sample
 from serl_chunk_robot.devices.neutral import APART, NeutralFirst
@@ -117,7 +117,7 @@ class HumanIntervention:
             arm.neutral.restart()
             arm.active, arm.since = arm.lost, None
 
-    def hands(self) -> Hands:
+    def hands(self) -> DeviceActivity:
         """Return which devices are lost or deflected, the buttons of the last mouse, and the grippers of leaders."""
         lost, busy, buttons, grippers = [], [], (), []  # type: list[str], list[str], tuple[bool, ...], list[float]
         driven = False  # a gripper that its motor closes is no gesture
@@ -132,7 +132,7 @@ class HumanIntervention:
             driven = driven or (sample.drive is not None and sample.drive.going)
             if sample.alive and sample.joints is not None:
                 grippers += [float(p) for d, p in zip(arm.control.dims, sample.joints, strict=True) if d in self._grips]
-        return Hands(tuple(dict.fromkeys(lost)), tuple(busy), buttons, () if driven else tuple(grippers))
+        return DeviceActivity(tuple(dict.fromkeys(lost)), tuple(busy), buttons, () if driven else tuple(grippers))
 
     def keys(self) -> list[KeyEvent]:
         """Return the events of keys that move nothing since the last call, of devices that have keys."""

@@ -15,9 +15,9 @@ from serl_chunk.config.devices import LEADERS, DeviceConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.operator import changes
 from serl_chunk.devices.arm_control import ArmControl, Gripper, JointArm, LeaderArm, TwistArm
-from serl_chunk.devices.hosted import open_hosted
 from serl_chunk.devices.human import HumanIntervention, Thresholds
 from serl_chunk.devices.leader_requests import LeaderDrives
+from serl_chunk.devices.robot_hosted import open_hosted
 from serl_chunk.devices.teleoperation import Tips, TwistFollower, TwistLimits
 from serl_chunk.io import os_reason, plural
 from serl_chunk.robots.arms import kinematics_of

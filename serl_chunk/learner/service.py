@@ -70,7 +70,7 @@ class LearnerService:
         self._requests = AmendRequests(run.path, self.server.correct)
         self._next_check = self._next_push = self._lonely_since = 0.0
         self._pushed = 0  # updates of which lockstep actors have the allowance
-        self._without_actor = WaitLog(logger, float("inf"))
+        self._no_actor = WaitLog(logger, float("inf"))
 
     def attach(self, learner: Learner) -> None:
         """Put the journal back into the learner's replay, then let actors in."""
@@ -102,9 +102,9 @@ class LearnerService:
     def _log_loneliness(self, learner: Learner, now: float) -> None:
         if not learner.idle or self._actors():
             self._lonely_since = now
-            self._without_actor.end()
+            self._no_actor.end()
         elif now - self._lonely_since > LONELY_S:
-            self._without_actor.log(
+            self._no_actor.log(
                 "training waits for steps, and no actor is connected",
                 f"Start an actor of {self._config.name} with the address of this machine",
             )

@@ -11,7 +11,7 @@ from serl_chunk.console.gestures import Gestures, KeyEvent
 from serl_chunk.console.keys import CTRL_C
 from serl_chunk.console.view import Obstacle
 from serl_chunk.devices.leader_requests import LeaderDrives
-from serl_chunk.robots.base import Hands, InterventionSource
+from serl_chunk.robots.base import DeviceActivity, InterventionSource
 
 _CTRL = frozenset({"leftctrl", "rightctrl"})
 _MODIFIERS = _CTRL | {"leftalt", "rightalt", "leftmeta", "rightmeta"}
@@ -98,12 +98,12 @@ class OperatorDevices:
         self._gestures, self._pedal, self._takes = Gestures(bindings, clock=clock), pedal, takes
         self._keys = _DeviceKeys(keys)
         self._source: InterventionSource | None = None
-        self._hands = Hands()
+        self._hands = DeviceActivity()
         self._pedal_lost = False
         self._actions: list[Action] = []
 
     def watch(self, source: InterventionSource | None) -> None:
-        """Take gestures and keys from an intervention source with `hands() -> Hands` or `keys()`; others have none.
+        """Take gestures and keys from a source with `hands() -> DeviceActivity` or `keys()`; others have none.
 
         Keys that were pressed before do nothing, but for stops.
         """
@@ -115,7 +115,7 @@ class OperatorDevices:
     def look(self) -> None:
         """Take in what the devices do."""
         hands = getattr(self._source, "hands", None)
-        self._hands = Hands() if hands is None else hands()
+        self._hands = DeviceActivity() if hands is None else hands()
         self._pedal_lost = self._pedal is not None and not self._pedal.read().alive
         events = [] if self._pedal is None else self._pedal.keys()
         self._actions += self._gestures.update(events, buttons=self._hands.buttons, grippers=self._hands.grippers)

@@ -15,7 +15,7 @@ from serl_chunk.actor.interfaces import Console, RobotRequests
 from serl_chunk.attention.attention import Attention
 from serl_chunk.console.bindings import EFFECTIVE, STOPS, Action, ActorState, bind_keys, shown_inputs
 from serl_chunk.console.feed import LiveFeed
-from serl_chunk.console.inlet import Inlet
+from serl_chunk.console.request_queue import RequestQueue
 from serl_chunk.console.view import ConsoleState, Obstacle
 from serl_chunk.operator.approval import Approval, ApprovedPlanner
 from serl_chunk.operator.consent import Consent
@@ -24,7 +24,7 @@ from serl_chunk.operator.labels import EpisodeLabels
 from serl_chunk.operator.leader_alignment import confirm_scene, drive_leaders
 from serl_chunk.operator.motion_permit import COUNTDOWN, Brake, Permit
 from serl_chunk.operator.obstacles import motion_obstacles, robot_obstacles
-from serl_chunk.operator.session_figures import Figures
+from serl_chunk.operator.session_figures import SessionFigures
 from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.types import Amend, End, Observation, Outcome, ShownRobot
@@ -65,10 +65,10 @@ class Operator:
         pause: Callable[[float], None] = time.sleep, attention: Attention | None = None,
     ) -> None:  # fmt: skip
         self._console, self._robot, self._end, self._now = console, robot, end, now
-        self._devices, self._inlet = devices or OperatorDevices(), Inlet(now)
+        self._devices, self._requests_queued = devices or OperatorDevices(), RequestQueue(now)
         self._inputs = bind_keys() if inputs is None else inputs
         self._ready, self._pause, self._attention = ready, pause, attention or Attention()
-        self._permit, self._figures, self.labels = Permit(countdown), Figures(), EpisodeLabels(amend)
+        self._permit, self._figures, self.labels = Permit(countdown), SessionFigures(), EpisodeLabels(amend)
         self._consent = Consent(robot, self._permit)
         self.approval = Approval(self._permit, self._is_stopped, self._shown(Action.GO))
         self.planner = functools.partial(ApprovedPlanner, self.approval)  # of a control loop in real time
@@ -76,7 +76,7 @@ class Operator:
         self.feed: LiveFeed | None = None  # of a page that shows the episodes
         self.describe: Callable[[], Mapping[str, Any]] = dict  # more fields of ConsoleState, for each view
         self.learner_lost: Callable[[], bool] = bool
-        self.alone_state = ActorState.POLICY  # what an episode shows while no human moves the robot
+        self.state_without_human = ActorState.POLICY  # what an episode shows while no human moves the robot
         self.view = ConsoleState(ActorState.WAITING)  # what was shown last; any thread may read it
         self._word, self._proposed, self._shown_at = ActorState.WAITING, self.approval.proposed, -1.0
         self._env: RobotEnv | None = None
@@ -86,7 +86,7 @@ class Operator:
         self._scene = self._confirmed = False  # the scene is waited for; it was confirmed in this session
         self._again = self._new_object = False  # the reset is to be repeated; with its steps for a new object
         self._asked_at: float | None = None  # whether to park
-        self._brake, self._keeps_place = Brake(robot), False  # not to be parked: it was held after "quit"
+        self._brake, self._no_parking = Brake(robot), False  # not to be parked: it was held after "quit"
         self._lost, self._was_stopped = frozenset[str](), False  # devices, and the robot, at the last poll
 
     @property
@@ -104,11 +104,11 @@ class Operator:
         """Request an action from any thread, as by a button of a page; the control loop takes it as it takes a key.
 
         What stops is also sent to the robot's server at once. Two actions need a second request, as their keys do
-        (`bindings.second_key`); each `source` counts for itself. `seen`, `robot`: of its state (`Inlet.put`).
+        (`bindings.second_key`); each `source` counts for itself. `seen`, `robot`: of its state (`RequestQueue.put`).
         """
         if action in (Action.STOP, Action.END):
             self._consent.request("stop")
-        self._inlet.put(action, source, self._now(), seen, robot)
+        self._requests_queued.put(action, source, self._now(), seen, robot)
 
     def poll(self, word: ActorState, *waits_for: Obstacle) -> None:
         """Take in keys, and show the state.
@@ -137,7 +137,7 @@ class Operator:
 
     def _requested(self) -> Iterator[tuple[Action, ShownRobot | None, bool]]:
         """Yield actions, the robot that was shown then, and whether a key at a terminal or page requests it."""
-        for inputs in (self._console, self._inlet):
+        for inputs in (self._console, self._requests_queued):
             for action in inputs.actions():
                 yield action, inputs.shown, True
         yield from ((action, self.view.robot, False) for action in self._devices.actions())
@@ -150,7 +150,7 @@ class Operator:
         """
         self._resets, self._inside = False, True
         self._figures.tick(self._now(), by_human=by_human, late=late)
-        self.poll(ActorState.HUMAN if by_human else self.alone_state)
+        self.poll(ActorState.HUMAN if by_human else self.state_without_human)
         self._attention.tick(by_human=by_human, holding=self.holding)
         return self.holding
 
@@ -163,7 +163,7 @@ class Operator:
         """Poll while the process waits for something else than the operator; in an episode, for a chunk or updates."""
         if self._env is not None and not self._inside:
             self._env.idle()
-        self.poll(self.alone_state if self._inside and not obstacles else ActorState.WAITING, *obstacles)
+        self.poll(self.state_without_human if self._inside and not obstacles else ActorState.WAITING, *obstacles)
 
     def stopping(self, others: Callable[[], str | None]) -> Callable[[], str | None]:
         """Return a `stop` of the control loop: `others`, or this operator, who is polled while the robot is reset."""
@@ -246,7 +246,7 @@ class Operator:
 
         A robot that was held after "quit" stays where it is.
         """
-        if (robot := self._robot) is None or self._keeps_place:
+        if (robot := self._robot) is None or self._no_parking:
             return
         self._devices.watch(None)  # a device that moved the robot may be closed
         self._begin_parking()
@@ -279,7 +279,7 @@ class Operator:
                 self._permit.hold()
                 if not self._inside:
                     self._brake.begin(now)
-                    self._keeps_place = self.quits
+                    self._no_parking = self.quits
             case Action.GO:
                 self._consent.go(now, shown, by_key=by_key, scene=self._scene, resume=self._devices.resume)
             case Action.STOP | Action.END:
@@ -368,7 +368,7 @@ class Operator:
         return shown_inputs(action, self._inputs, 1) or action.value
 
     def _drop(self) -> None:  # nothing moves by a key that was typed ahead
-        for inputs in (self._console, self._inlet, self._devices):
+        for inputs in (self._console, self._requests_queued, self._devices):
             inputs.empty()
 
     def _enter(self, word: ActorState, now: float, waits_for: tuple[Obstacle, ...]) -> None:
@@ -384,7 +384,7 @@ class Operator:
         self._shown_at = now
         asked = self._asked_at is not None and now - self._asked_at < QUESTION_SECONDS
         question = f"park? {self._shown(Action.YES)} confirms, any other key cancels" if asked else ""
-        begun = self._inlet.question(now) or self._devices.question(now)
+        begun = self._requests_queued.question(now) or self._devices.question(now)
         self.view = ConsoleState(
             word, self._permit.seconds(now),
             **{**self._figures.fields(now), **self.describe(),

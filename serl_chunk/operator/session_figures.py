@@ -1,4 +1,4 @@
-"""Figures of a control loop as the operator's console shows them, from what the loop reports on each tick."""
+"""SessionFigures of a control loop as the operator's console shows them, from what the loop reports on each tick."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WINDOW = 600.0  # seconds in which successes are counted ...
 LEAST = 60.0  # ... of which so many are assumed at least, for the first success is no trend
 
 
-class Figures:
+class SessionFigures:
     """Rate, lateness, human share, successes and pauses since the process's first tick."""
 
     def __init__(self) -> None:

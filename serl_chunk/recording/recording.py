@@ -69,7 +69,7 @@ class _Kept(NamedTuple):
     files: Sequence[Path]
 
 
-class Totals:
+class RecordingTotals:
     """Counts of a recording, and the files of what was kept.
 
     A file is written when its episode ends, so that a killed process loses none. What the operator takes back later is
@@ -190,7 +190,7 @@ class Recording:
 
     def __init__(
         self, env: RobotEnv, demonstrator: Expert | Policy | None, source: InterventionSource | None,
-        writer: EpisodeWriter, totals: Totals,
+        writer: EpisodeWriter, totals: RecordingTotals,
         *, config: ExperimentConfig, cameras: tuple[str, ...], number: int, there: int,
         operator: Operator | None = None, stop: Callable[[], str | None] = no_stop, clock: Clock | None = None,
         progress: Callable[[int], object] | None = None, stream: Stream | None = None,
@@ -211,7 +211,7 @@ class Recording:
         )  # fmt: skip
         if operator is not None:
             operator.describe = self._described
-            operator.alone_state = (
+            operator.state_without_human = (
                 ActorState.POLICY if demonstrator is not None else ActorState.HUMAN
             )  # whom else it waits for
 

@@ -197,7 +197,7 @@ class InterventionCommand(NamedTuple):
     dims: np.ndarray | None = None
 
 
-class Hands(NamedTuple):
+class DeviceActivity(NamedTuple):
     """What an operator's hands do on the devices that move the robot."""
 
     lost: tuple[str, ...] = ()  # names of devices that are unplugged, or silent
@@ -210,8 +210,8 @@ class InterventionSource(Protocol):
     """Source of interventions: a human's device, a scripted human, a recording.
 
     Optional: `restart()`, called within an episode after ticks on which the robot did not follow its commands, as after
-    a stop and a clear. A human's device then commands nothing until it was neutral. `hands() -> Hands`: the devices of
-    a human, for an operator. `resume()`: an operator gave the arms of lost devices back to the policy. `drives`:
+    a stop and a clear. A human's device then commands nothing until it was neutral. `hands() -> DeviceActivity`: the
+    devices of a human, for an operator. `resume()`: an operator gave the arms of lost devices back to the policy. `drives`:
     leaders that the operator lets be driven to their arms before an episode (`devices.driven.LeaderDrives`), or None.
     `keys()`: events of the devices' keys that move nothing.
     """

@@ -24,7 +24,7 @@ from serl_chunk.devices.recorded import save_interventions
 from serl_chunk.main import main
 from serl_chunk.recording import recording
 from serl_chunk.recording.demonstration import Demonstration
-from serl_chunk.recording.recording import Recording, Totals
+from serl_chunk.recording.recording import Recording, RecordingTotals
 from serl_chunk.robots.fake.single_arm import FakeSingleArmEnv
 from serl_chunk.robots.registry import make_env, make_expert
 from serl_chunk.types import Amend, ConfigError, DataError, Outcome, Source
@@ -170,7 +170,7 @@ def test_a_simulator_under_a_device_runs_at_the_robots_rate(tmp_path, kind, seco
     config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, intervention=kind))
     with EpisodeWriter(tmp_path, env.robot_spec) as writer:
         recording = Recording(
-            env, None, HumanOnTicks(frozenset()), writer, Totals(),
+            env, None, HumanOnTicks(frozenset()), writer, RecordingTotals(),
             config=config, cameras=(), number=1, there=0, clock=clock,
         )  # fmt: skip
         for attempt in range(2):
@@ -298,7 +298,7 @@ def test_the_configuration_checks_come_before_the_robot(monkeypatch):
 
 
 def test_a_file_that_cannot_be_renamed_does_not_end_the_control_loop(tmp_path, caplog):
-    totals = Totals()
+    totals = RecordingTotals()
     totals.add("one", Demonstration(5, 5, 0, Outcome.SUCCESS, "operator"), [tmp_path / "episode_0.hdf5"])
     totals.amend(Amend("one", discard=True))
     assert totals.successes == []

@@ -23,7 +23,7 @@ from serl_chunk.cli.robot_replay import approach, await_go, compared, play
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.evaluation.rollouts import evaluate
-from serl_chunk.recording.recording import Recording, Totals
+from serl_chunk.recording.recording import Recording, RecordingTotals
 from serl_chunk.robots.served.robot import ServedRobot
 from serl_chunk.types import RobotSpec
 from serl_chunk_robot.client.client import RobotClient, RobotError
@@ -215,7 +215,7 @@ def _recorded(env, tmp_path, over):
     config = dataclasses.replace(make_config(), robot=env._config)
     with EpisodeWriter(tmp_path, SPEC) as writer:
         source, more = HumanOnTicks(frozenset()), {"config": config, "number": 1, "there": 0, "stop": over}
-        Recording(env, None, source, writer, Totals(), cameras=(), **more).run(1)
+        Recording(env, None, source, writer, RecordingTotals(), cameras=(), **more).run(1)
 
 
 def _replayed(env, tmp_path, over):

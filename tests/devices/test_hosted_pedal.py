@@ -16,11 +16,11 @@ from serl_chunk.cli.console import console_of
 from serl_chunk.config.operator import OperatorConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.console.bindings import Action
-from serl_chunk.devices import hosted
-from serl_chunk.devices.hosted import RemotePedal, open_pedal
+from serl_chunk.devices import robot_hosted
+from serl_chunk.devices.robot_hosted import RemotePedal, open_pedal
 from serl_chunk.operator.devices import OperatorDevices
 from serl_chunk.types import ConfigError
-from serl_chunk_robot.devices import polled
+from serl_chunk_robot.devices import polling
 from serl_chunk_robot.devices.base import SILENT, Sample
 
 AHEAD = 5000.0  # s: the robot's machine was started earlier
@@ -30,8 +30,8 @@ PEDAL = Sample(None, None, (False,) * 3, 0.0, True)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(polled, "AGAIN", 0.02)
-    monkeypatch.setattr(hosted, "FIRST_S", 1.0)
+    monkeypatch.setattr(polling, "AGAIN", 0.02)
+    monkeypatch.setattr(robot_hosted, "FIRST_S", 1.0)
 
 
 @pytest.fixture

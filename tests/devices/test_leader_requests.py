@@ -13,8 +13,8 @@ from robot_served import wait
 
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.devices import leader_requests
-from serl_chunk.devices.hosted import open_hosted
 from serl_chunk.devices.leader_requests import AGAIN_S, KEEPS_S, LeaderDrives
+from serl_chunk.devices.robot_hosted import open_hosted
 from serl_chunk.robots.registry import make_env
 from serl_chunk.types import ConfigError
 from serl_chunk_robot.client.client import RobotError

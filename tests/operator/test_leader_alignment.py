@@ -15,7 +15,7 @@ from robot_served import wait
 
 from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.operator.operator import Operator
-from serl_chunk.robots.base import Hands
+from serl_chunk.robots.base import DeviceActivity
 from serl_chunk.robots.served.operator import ServedOperator
 
 TAKES = 20  # polls of a drive
@@ -58,7 +58,7 @@ class Drives:
 
 class Hand:
     def __init__(self, drives: Drives) -> None:
-        self.drives, self.hands_now = drives, Hands()
+        self.drives, self.hands_now = drives, DeviceActivity()
 
     def reset(self, seed): ...
 
@@ -67,7 +67,7 @@ class Hand:
 
     def close(self): ...
 
-    def hands(self) -> Hands:
+    def hands(self) -> DeviceActivity:
         return self.hands_now
 
 
@@ -186,7 +186,7 @@ def test_a_lost_device_ends_the_countdown_to_another_drive(make):
 
     def lose() -> bool:
         if desk.word is ActorState.HOLD:
-            desk.runner.interventions._source.hands_now = Hands(lost=("left",))
+            desk.runner.interventions._source.hands_now = DeviceActivity(lost=("left",))
         return desk.word is ActorState.HOLD
 
     desk.script = [Press(lose, b"\r")]

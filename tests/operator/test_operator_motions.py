@@ -9,7 +9,7 @@ from operator_desk import COUNTDOWN, DT, Desk, Pedal, Press
 from ptys import Pty
 
 from serl_chunk.console.bindings import Action, ActorState
-from serl_chunk.robots.base import Hands
+from serl_chunk.robots.base import DeviceActivity
 from serl_chunk.types import Source
 
 
@@ -17,7 +17,7 @@ class Hand:
     """A device of a human who does not move it."""
 
     def __init__(self) -> None:
-        self.hands_now, self.resumed = Hands(), 0
+        self.hands_now, self.resumed = DeviceActivity(), 0
 
     def reset(self, seed): ...
 
@@ -25,7 +25,7 @@ class Hand:
 
     def close(self): ...
 
-    def hands(self) -> Hands:
+    def hands(self) -> DeviceActivity:
         return self.hands_now
 
     def resume(self) -> None:
@@ -134,11 +134,11 @@ def test_a_lost_device_holds_and_blocks_until_it_is_back(pty):
 
     def unplugged() -> bool:
         if (there := desk.at(ActorState.POLICY, 3)()) and not hand.hands_now.lost:
-            hand.hands_now = Hands(lost=("mouse",))
+            hand.hands_now = DeviceActivity(lost=("mouse",))
         return there and desk.env.tick >= 5
 
     def plugged() -> bool:
-        hand.hands_now = Hands()
+        hand.hands_now = DeviceActivity()
         return True
 
     desk.script = [Press(lambda: unplugged() or desk.word is ActorState.HOLD, b"\r"), Press(lambda: plugged(), b"\r")]
@@ -175,12 +175,12 @@ def test_a_device_or_pedal_that_is_lost_in_a_reset_holds(pty, lost):
 
     def unplugged() -> bool:
         if there := desk.robot.moving and desk.word is ActorState.RESET:
-            hand.hands_now = Hands(lost=("mouse",)) if lost == "device" else Hands()
+            hand.hands_now = DeviceActivity(lost=("mouse",)) if lost == "device" else DeviceActivity()
             desk.pedal.alive = lost == "device"
         return there
 
     def plugged() -> bool:
-        hand.hands_now, desk.pedal.alive = Hands(), True
+        hand.hands_now, desk.pedal.alive = DeviceActivity(), True
         return True
 
     # `u` does nothing there. Enter goes on with the reset, which has its own countdown.

@@ -7,7 +7,7 @@ from operator_desk import COUNTDOWN, Desk, Press
 from ptys import Pty
 
 from serl_chunk.console.bindings import Action, ActorState
-from serl_chunk.robots.base import Hands
+from serl_chunk.robots.base import DeviceActivity
 from serl_chunk.types import Source
 
 
@@ -142,8 +142,8 @@ def test_go_on_counts_once_for_a_reset_that_waits_until_the_server_answered(desk
 
 def test_the_robot_is_parked_though_its_device_was_closed_with_it(desk):
     class Closed:
-        def hands(self) -> Hands:
-            return Hands(lost=("mouse",))
+        def hands(self) -> DeviceActivity:
+            return DeviceActivity(lost=("mouse",))
 
     desk.operator.attach(desk.env, Closed())  # type: ignore[arg-type]
 

@@ -35,7 +35,7 @@ import numpy as np
 from serl_chunk_robot.devices import drive, polled
 from serl_chunk_robot.devices.base import Sample
 from serl_chunk_robot.devices.leader_motion import LeaderDrive
-from serl_chunk_robot.devices.polled import PolledDevice
+from serl_chunk_robot.devices.polling import PolledDevice
 
 
 class Simulated(PolledDevice):
@@ -102,7 +102,7 @@ class Served:
         stack.enter_context(
             patch("serl_chunk_robot.server.leader_permissions.RENEWED", 0.8)
         )  # for machines that run tests
-        stack.enter_context(patch("serl_chunk_robot.devices.polled.SILENT", 1.0))  # of readings at the actor
+        stack.enter_context(patch("serl_chunk_robot.devices.polling.SILENT", 1.0))  # of readings at the actor
         self.state = folder / "state"
         drives = stack.enter_context(contextlib.closing(Drives(["right"], file.profiles[CAUTIOUS].limits)))
         listed = tuple((d.name, d.port, d.arm) for d in file.devices)

@@ -6,14 +6,12 @@ import evdev_stand_in
 import fake_hid
 import pytest
 
-from serl_chunk_robot.devices import polled
-
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """A busy machine may hold a device's thread up: no reading gets too old, unless a test wants it."""
-    monkeypatch.setattr(polled, "AGAIN", 0.02)
-    monkeypatch.setattr(polled, "SILENT", 60.0)
+    monkeypatch.setattr(polling, "AGAIN", 0.02)
+    monkeypatch.setattr(polling, "SILENT", 60.0)
 
 
 @pytest.fixture

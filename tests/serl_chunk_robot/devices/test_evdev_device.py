@@ -13,7 +13,7 @@ import evdev_stand_in
 import pytest
 from robot_served import wait
 
-from serl_chunk_robot.devices import evdev_device, polled
+from serl_chunk_robot.devices import evdev_device, polling
 from serl_chunk_robot.devices.base import DeviceError
 from serl_chunk_robot.devices.evdev_keys import FootPedal
 
@@ -150,7 +150,7 @@ def evdev_stand_in_codes():
 
 def test_the_handle_of_a_lost_device_is_closed_at_once(inputs, opened, monkeypatch):
     """The kernel gives its number to no other device before: one that is plugged in again would have another path."""
-    monkeypatch.setattr(polled, "AGAIN", 3600.0)
+    monkeypatch.setattr(polling, "AGAIN", 3600.0)
     pedal = inputs.device(PEDAL)
     opened(FootPedal, "Foot")
     pedal.unplug()

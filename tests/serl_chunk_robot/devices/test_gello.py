@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from robot_served import wait
 
-from serl_chunk_robot.devices import polled
+from serl_chunk_robot.devices import polling
 from serl_chunk_robot.devices.base import DeviceError
 from serl_chunk_robot.devices.gello import Gello
 
@@ -78,7 +78,7 @@ def test_a_servo_that_falls_silent_is_a_loss_until_it_answers(port, servos, open
     device = opened(Gello, port, **OPTIONS)
     wait(lambda: device.read().alive)
     last = device.read().joints
-    monkeypatch.setattr(polled, "SILENT", 0.2)
+    monkeypatch.setattr(polling, "SILENT", 0.2)
     servos.mute.add(2)
     wait(lambda: not device.read().alive)
     np.testing.assert_array_equal(device.read().joints, last)

@@ -16,7 +16,7 @@ from lerobot_leaders import installed
 from lerobot_stand_in import JOINTS, RANGE, START
 from robot_served import wait
 
-from serl_chunk_robot.devices import leader_motion, lerobot_teleoperator, polled
+from serl_chunk_robot.devices import leader_motion, lerobot_teleoperator, polling
 from serl_chunk_robot.devices.base import DeviceError
 from serl_chunk_robot.devices.leader_motion import Permission
 from serl_chunk_robot.devices.lerobot_teleoperator import LeRobotTeleoperator
@@ -314,7 +314,7 @@ def test_no_permission_takes_the_torque_and_so_does_a_close_in_motion(ports, lea
 
 def test_unplugged_in_motion_it_is_opened_without_torque_and_is_not_driven_on(ports, leader, quick, monkeypatch):
     monkeypatch.setattr(leader_motion, "FASTEST", 0.3)
-    monkeypatch.setattr(polled, "AGAIN", 0.02)
+    monkeypatch.setattr(polling, "AGAIN", 0.02)
     device, port = leader(), ports[LEFT]
     drives(device, ("moves",), offset=-0.5)
     wait(lambda: any(port.registers["Torque_Enable"]))

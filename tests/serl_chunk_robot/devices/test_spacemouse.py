@@ -17,7 +17,7 @@ import pytest
 from fake_hid import COMPACT, PRO_WIRELESS, buttons, motion, rotation, translation
 from robot_served import wait
 
-from serl_chunk_robot.devices import polled, spacemouse
+from serl_chunk_robot.devices import polling, spacemouse
 from serl_chunk_robot.devices.base import DeviceError
 from serl_chunk_robot.devices.spacemouse import SpaceMouse, connected, open_mice
 
@@ -220,7 +220,7 @@ def test_a_closed_mouse_is_at_rest(hid):
 
 
 def test_a_reading_of_a_thread_that_hangs_is_not_alive(hid, opened, monkeypatch):
-    monkeypatch.setattr(polled, "SILENT", 0.2)
+    monkeypatch.setattr(polling, "SILENT", 0.2)
     mouse = hid.mouse()
     device = opened(SpaceMouse, mouse.path)
     mouse.push(translation(y=-350))

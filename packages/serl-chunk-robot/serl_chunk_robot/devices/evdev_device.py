@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Mapping, Set
 
 from serl_chunk_robot.devices.base import DeviceError, KeyEvent, listed
-from serl_chunk_robot.devices.polled import PolledDevice
+from serl_chunk_robot.devices.polling import PolledDevice
 
 BY_ID = "/dev/input/by-id"  # links with maker, model and serial number, which udev makes
 WAITS = 0.05  # s for an event

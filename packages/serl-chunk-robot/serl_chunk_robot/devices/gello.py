@@ -10,7 +10,7 @@ from typing import Any, Callable, List, Optional, Sequence
 import numpy as np
 
 from serl_chunk_robot.devices.base import DeviceError, Sample
-from serl_chunk_robot.devices.polled import PolledDevice
+from serl_chunk_robot.devices.polling import PolledDevice
 
 PROTOCOL = 2.0
 POSITION, LENGTH = 132, 4  # register and bytes of an X servo's position

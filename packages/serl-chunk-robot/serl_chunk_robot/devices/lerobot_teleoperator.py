@@ -11,7 +11,7 @@ import numpy as np
 from serl_chunk_robot.devices.base import SILENT, DeviceError, Sample
 from serl_chunk_robot.devices.leader_motion import LeaderDrive
 from serl_chunk_robot.devices.lerobot_motors import LeRobotMotors, can_drive
-from serl_chunk_robot.devices.polled import PolledDevice
+from serl_chunk_robot.devices.polling import PolledDevice
 from serl_chunk_robot.drivers import lerobot_library
 from serl_chunk_robot.drivers.base import DriverError
 from serl_chunk_robot.drivers.lerobot_joints import WRITE_SCALE, Joints, Numbers

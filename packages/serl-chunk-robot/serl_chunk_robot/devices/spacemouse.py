@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from serl_chunk_robot.devices.base import NEUTRAL, SILENT, DeviceError, Sample, lifeless, listed
-from serl_chunk_robot.devices.polled import PolledDevice
+from serl_chunk_robot.devices.polling import PolledDevice
 
 logger = logging.getLogger(__name__)
 

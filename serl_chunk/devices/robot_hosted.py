@@ -15,7 +15,7 @@ from serl_chunk_robot.client.client import Keys, Reading, RobotClient, RobotErro
 from serl_chunk_robot.devices.base import DeviceError, DriveStatus, InputDevice, KeyEvent, Sample
 from serl_chunk_robot.devices.evdev_device import KEPT
 from serl_chunk_robot.devices.evdev_keys import PEDALS
-from serl_chunk_robot.devices.polled import PolledDevice
+from serl_chunk_robot.devices.polling import PolledDevice
 
 FIRST_S = 10.0  # for the first reading
 WAIT_S = 0.05  # for the next one, at each look

@@ -12,7 +12,7 @@ from serl_chunk.types import ShownRobot
 BUTTONS = {action.value: action for action in Action}  # a source's keys: one for each action
 
 
-class Inlet:
+class RequestQueue:
     """Requested actions until the control loop takes them. Only `put` may be called from other threads.
 
     Each source is as a keyboard of its own: repeats count once, and two actions need two requests (`Keys`).

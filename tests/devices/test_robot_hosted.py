@@ -15,13 +15,13 @@ from serl_chunk.config.devices import DeviceConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.console.bindings import Action
-from serl_chunk.devices import hosted
-from serl_chunk.devices.hosted import RemoteDevice, open_hosted
+from serl_chunk.devices import robot_hosted
 from serl_chunk.devices.registry import make_intervention
+from serl_chunk.devices.robot_hosted import RemoteDevice, open_hosted
 from serl_chunk.operator.devices import OperatorDevices
 from serl_chunk.robots.registry import make_env, robot_spec
 from serl_chunk.types import STATE, ConfigError
-from serl_chunk_robot.devices import polled
+from serl_chunk_robot.devices import polling
 from serl_chunk_robot.devices.base import DeviceError, Sample
 
 AHEAD = 5000.0  # s: the robot's machine was started earlier
@@ -30,8 +30,8 @@ SPEC = robot_spec(FakeAlohaConfig())
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(polled, "AGAIN", 0.02)
-    monkeypatch.setattr(hosted, "FIRST_S", 0.5)
+    monkeypatch.setattr(polling, "AGAIN", 0.02)
+    monkeypatch.setattr(robot_hosted, "FIRST_S", 0.5)
 
 
 def leader(joints: int = 14) -> Sample:

@@ -7,33 +7,33 @@ import threading
 import pytest
 
 from serl_chunk.console.bindings import REPEAT, SECOND_STEP, STOPS, Action
-from serl_chunk.console.inlet import Inlet
+from serl_chunk.console.request_queue import RequestQueue
 
 
-def put(inlet: Inlet, *requests: tuple[float, Action], source: str = "page") -> list[Action]:
+def put(inlet: RequestQueue, *requests: tuple[float, Action], source: str = "page") -> list[Action]:
     for now, action in requests:
         inlet.put(action, source, now)
     return list(inlet.actions())
 
 
 def test_requests_come_in_order_and_once():
-    inlet = Inlet()
+    inlet = RequestQueue()
     assert put(inlet, (1.0, Action.HOLD), (1.1, Action.GO)) == [Action.HOLD, Action.GO]
     assert put(inlet) == []
 
 
 @pytest.mark.parametrize(("after", "counts"), [(REPEAT - 0.01, 1), (REPEAT + 0.01, 2)])
 def test_repeats_count_once(after, counts):
-    assert len(put(Inlet(), (1.0, Action.SUCCESS), (1.0 + after, Action.SUCCESS))) == counts
+    assert len(put(RequestQueue(), (1.0, Action.SUCCESS), (1.0 + after, Action.SUCCESS))) == counts
 
 
 @pytest.mark.parametrize("action", sorted(STOPS))
 def test_each_stop_counts(action):
-    assert len(put(Inlet(), (1.0, action), (1.01, action))) == 2
+    assert len(put(RequestQueue(), (1.0, action), (1.01, action))) == 2
 
 
 def test_a_clear_and_a_quit_take_two_requests_of_one_source():
-    inlet = Inlet()
+    inlet = RequestQueue()
     assert put(inlet, (1.0, Action.CLEAR)) == []
     assert "Enter" not in inlet.question(1.1)
     assert "go" in inlet.question(1.1)
@@ -44,7 +44,7 @@ def test_a_clear_and_a_quit_take_two_requests_of_one_source():
 
 
 def test_nothing_that_was_requested_ahead_is_left_but_stops():
-    inlet = Inlet()
+    inlet = RequestQueue()
     for k, action in enumerate(Action):
         inlet.put(action, "page", float(k))
     inlet.empty()
@@ -52,7 +52,7 @@ def test_nothing_that_was_requested_ahead_is_left_but_stops():
 
 
 def test_emptied_while_they_are_taken():
-    inlet = Inlet()
+    inlet = RequestQueue()
     for now, action in ((1.0, Action.SUCCESS), (1.1, Action.GO), (1.2, Action.STOP)):
         inlet.put(action, "page", now)
     taken = []
@@ -63,7 +63,7 @@ def test_emptied_while_they_are_taken():
 
 
 def test_threads_lose_no_stop():
-    inlet, count = Inlet(), 200
+    inlet, count = RequestQueue(), 200
     threads = [
         threading.Thread(target=lambda: [inlet.put(Action.STOP, "page", float(k)) for k in range(count)])
         for _ in range(4)
