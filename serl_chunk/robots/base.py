@@ -211,8 +211,8 @@ class InterventionSource(Protocol):
 
     Optional: `restart()`, called within an episode after ticks on which the robot did not follow its commands, as after
     a stop and a clear. A human's device then commands nothing until it was neutral. `hands() -> DeviceActivity`: the
-    devices of a human, for an operator. `resume()`: an operator gave the arms of lost devices back to the policy. `drives`:
-    leaders that the operator lets be driven to their arms before an episode (`devices.driven.LeaderDrives`), or None.
+    devices of a human, for an operator. `resume()`: an operator gave the arms of lost devices back to the policy.
+    `drives`: leaders that may be driven to their arms before an episode (`leader_requests.LeaderDrives`), or None.
     `keys()`: events of the devices' keys that move nothing.
     """
 

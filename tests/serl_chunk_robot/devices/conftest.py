@@ -6,6 +6,8 @@ import evdev_stand_in
 import fake_hid
 import pytest
 
+from serl_chunk_robot.devices import polling
+
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
