@@ -2,38 +2,69 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 
 from serl_chunk.actor.chunk_queue import ChunkQueue, SentTick, TickAction
-from serl_chunk.actor.clock import Clock, Deadlines, GarbageSchedule, Lateness, MonotonicClock
-from serl_chunk.actor.handover import Handover
-from serl_chunk.actor.hold import HoldPolicy, hold_warning, with_kept
+from serl_chunk.actor.clock import Clock, Deadlines, Lateness, MonotonicClock
+from serl_chunk.actor.handover import Commands
+from serl_chunk.actor.hold import hold_warning
 from serl_chunk.actor.inference import InferenceThread
 from serl_chunk.actor.interfaces import LoopOperator, NoOperator
 from serl_chunk.actor.intervention import Interventions, human_limit
 from serl_chunk.actor.planner import ExpertPlanner, LockstepPlanner, Planner, realtime_planner
 from serl_chunk.actor.policy import Decision, Policy, Request, blank_request
 from serl_chunk.actor.policy_wait import PolicyWait, no_stop
-from serl_chunk.actor.recorder import EpisodeRecorder, LazyObservation, NullSink
+from serl_chunk.actor.recorder import EpisodeRecorder, LazyObservation, NullSink, RecordedCameras
 from serl_chunk.actor.stats import EpisodeMeter, EpisodeSummary, Pacing
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.outcomes.judge import OPERATOR, Judge
 from serl_chunk.robots.base import Expert, InterventionCommand, InterventionSource, RobotEnv
-from serl_chunk.types import STATE, Begin, End, Observation, Outcome, RecordSink, Source, Step
+from serl_chunk.types import STATE, Begin, End, Observation, Outcome, RecordSink, RobotSpec, Source, Step
 
 logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class EpisodeState:
+    """One episode, from its reset to its end record. `EpisodeRunner.begin` makes it.
+
+    An episode that never began has no recorder and no observation; its `end` is set.
+    """
+
+    id: str
+    meter: EpisodeMeter
+    recorder: EpisodeRecorder = dataclasses.field(default=cast(EpisodeRecorder, None))
+    observed: LazyObservation = dataclasses.field(default=cast(LazyObservation, None))  # of this tick
+    deadlines: Deadlines | None = None  # in real time
+    rng: np.random.Generator = dataclasses.field(default_factory=np.random.default_rng, kw_only=True)
+    random_steps: int = 0  # ticks of random commands at its beginning
+    executed: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.float32))  # last, float32[A]
+    hold: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.float32))  # keeps the robot still
+    tick: int = 0
+    stamp: float = 0.0  # of this tick, s
+    sent: SentTick | None = None  # whose result was not received yet
+    choice: TickAction | None = None  # of this tick; None: the planner's
+    part: InterventionCommand | None = None  # of this tick, of a human who has a part of the robot
+    by_human: bool = False  # whether a human had the previous tick
+    stale_frame: bool = False  # a camera's frame on this tick is not one to decide on
+    lost_ticks: int = 0  # before this tick, where it comes after a gap: its observation may be from before it
+    window_ends: set[int] = dataclasses.field(default_factory=set)  # ticks ahead whose frames are recorded all the same
+    end: End | None = None  # once it is over
 
 
 class EpisodeRunner:
     """Runs episodes of one robot and hands their records to a sink (docs/architecture.md, section 7).
 
-    `run_episode` drives it. It may also be stepped from outside, so that one process drives many robots: after `begin`
-    and until `end` is set, call `due`, then `accept` with the decision on what it returned, if anything, then `tick`.
+    `run_episode` drives it. An episode may also be stepped from outside, so that one process drives many robots: with
+    what `begin` returns, until its `end` is set, call `due`, then `accept` with the decision on what that returned, if
+    anything, then `tick`.
 
     Args:
         policy: a policy whose chunks are executed, a scripted demonstrator, or None: the robot holds unless a human
@@ -63,53 +94,51 @@ class EpisodeRunner:
         actor, spec = config.actor, env.robot_spec
         self._policy = policy if isinstance(policy, Policy) else None
         image_keys = self._policy.image_keys if self._policy is not None else ()
-        self._cameras = tuple(dict.fromkeys((*image_keys, *cameras)))
+        recorded = tuple(dict.fromkeys((*image_keys, *cameras)))
         self._judge = Judge(config, spec, goes_on=env.goes_on)
-        watched = tuple(dict.fromkeys((*self._cameras, *self._judge.cameras)))
+        watched = tuple(dict.fromkeys((*recorded, *self._judge.cameras)))
         for name in watched:
             spec.camera(name)
         env.watch(watched)
-        self.spec = spec
         self.interventions = Interventions(intervention, spec, human_limit(actor, spec), human_ticks_before)
         self._env, self._config, self._sink = env, config, sink
         self._operator: LoopOperator = operator or NoOperator()
         self._wait = PolicyWait(self._policy, self._operator, stop)
         env.stop = stop = self._operator.stopping(stop)
         self._operator.attach(env, intervention)
-        self._clock, self._inference, self._stop, self._observer = clock or MonotonicClock(), inference, stop, observer
-        self._hold_policy, self._handover = HoldPolicy(spec), Handover(config, spec)
-        self._low, self._high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
-        self._kept = spec.grippers if config.agent.gripper.kept else ()
-        self._not_random = spec.grippers if config.agent.gripper.composition == "fixed" else ()
-        # Steps of a return, whose end an agent with cameras looks at as well.
-        self._window = config.chunk.returned if self._policy and (image_keys or config.agent.image_keys) else None
-        self._planner, self._warm = Planner(), True  # in real time until inference is measured
+        self._stop, self._observer, self._commands = stop, observer, Commands(config, spec)
+        clock = clock or MonotonicClock()
+        realtime = config.robot.real if self._policy is None else actor.clock == "realtime"
+        every_tick, self._planner = True, Planner()
+        self._realtime_planner: Callable[[bool], Planner | None] | None = None  # until inference is measured
         if isinstance(policy, Policy):
-            self._realtime = actor.clock == "realtime"
             auto = actor.frames == "auto" and (env.frames_with_observation or env.images == "always")
-            self._every_tick = not isinstance(sink, NullSink) and (auto or actor.frames == "every_tick")
-            self._queue = ChunkQueue(config.chunk.executed, self._hold_policy.next, adaptive=actor.adaptive_execution)
-            self._warm = not self._realtime
-            if self._warm:
-                self._planner = LockstepPlanner(self._queue, policy, actor.delay_ticks, before_decision)
-        else:
-            self._realtime, self._every_tick = config.robot.real, True
-            if policy is not None:
-                self._planner = ExpertPlanner(policy)
-        env.paced = self._realtime
+            every_tick = not isinstance(sink, NullSink) and (auto or actor.frames == "every_tick")
+            queue = ChunkQueue(config.chunk.executed, self._commands.hold_after, adaptive=actor.adaptive_execution)
+            if realtime:
+                self._realtime_planner = functools.partial(self._measured_planner, queue, policy, inference)
+            else:
+                self._planner = LockstepPlanner(queue, policy, actor.delay_ticks, before_decision)
+        elif policy is not None:
+            self._planner = ExpertPlanner(policy)
+        # Steps of a return, whose end an agent with cameras looks at as well.
+        window = config.chunk.returned if self._policy and (image_keys or config.agent.image_keys) else None
+        self._frames = RecordedCameras(recorded, every_tick, window)
+        env.paced = realtime
         # In lockstep without a delay every tick has an action.
-        may_hold = self._realtime or policy is None or (self._policy is not None and actor.delay_ticks > 0)
+        may_hold = realtime or policy is None or (self._policy is not None and actor.delay_ticks > 0)
         if may_hold and (warning := hold_warning(config.robot, spec)):
             logger.warning(warning)
-        self._garbage = GarbageSchedule(self._clock) if self._realtime else None
-        self._episodes = 0
+        self._pacing = Pacing(clock, spec.dt, realtime=realtime)
+        self._begun = 0  # episodes
         self._ticks = 0  # executed by the policy so far; lockstep stamps count them, so that two runs record the same
-        self._pacing = Pacing(spec.dt)
-        self.end: End | None = None  # of the episode, once it is over
+
+    @property
+    def spec(self) -> RobotSpec:
+        return self._env.robot_spec
 
     def close(self) -> None:
-        if self._garbage is not None:
-            self._garbage.close()
+        self._pacing.close()
         self._planner.close()
 
     def lateness(self) -> Lateness:
@@ -127,27 +156,27 @@ class EpisodeRunner:
         if self._policy is not None:
             self._policy.await_available(self._wait.over, self._wait.poll)
         self._warm_up(explore)
-        with self._garbage.episode() if self._garbage is not None else contextlib.nullcontext():
-            self.begin(seed, explore=explore, random_steps=random_steps, episode_id=episode_id, arm=arm)
+        with self._pacing.episode():
+            episode = self.begin(seed, explore=explore, random_steps=random_steps, episode_id=episode_id, arm=arm)
             try:
-                while self.end is None:
-                    request = self.due()
-                    if self.end is not None:
+                while episode.end is None:
+                    request = self.due(episode)
+                    if episode.end is not None:
                         break
                     if request is not None and self._policy is not None:
                         decision = self._policy.decide_patiently(request, self._stop, self._wait.poll)
                         if decision is not None and not self._operator.holding:  # else stopped or held meanwhile
-                            self.accept(decision)
-                    self.tick()
+                            self.accept(episode, decision)
+                    self.tick(episode)
             except BaseException:
-                self.abort()
+                self.abort(episode)
                 raise
-            return self.summary()
+            return self.summary(episode)
 
     def begin(
         self, seed: int,
         *, explore: bool = False, random_steps: int = 0, episode_id: str | None = None, arm: str = "",
-    ) -> None:  # fmt: skip
+    ) -> EpisodeState:  # fmt: skip
         """Reset the robot with `seed`; the episode's first `random_steps` ticks execute uniformly random commands.
 
         `arm`: who decides, see `policy.Request`.
@@ -156,137 +185,129 @@ class EpisodeRunner:
         recorded. A session that has ended resets nothing.
         """
         self._warm_up(explore)
-        spec, planner = self.spec, self._planner
-        self._deadlines: Deadlines | None = None
-        self._meter = EpisodeMeter(seed, self._clock.now(), self._decided)
-        self._episode_id = episode_id or f"actor-{self._episodes:06d}"
+        spec, planner, name = self.spec, self._planner, episode_id or f"actor-{self._begun:06d}"
+        meter = EpisodeMeter(seed, self._pacing.clock.now(), self._decided)
         over, task = self._wait.over() is not None, self._config.robot.task  # stopped while the policy was waited for
         raw = None if over else self._operator.reset(self._env, seed)
         if raw is None:
             self.interventions.reset(seed)
-            self.end = End(self._episode_id, 0, None, False, True, Outcome.UNKNOWN, self._stop() or OPERATOR)
-            return
-        conditions = self._env.conditions
-        begin = Begin(self._episode_id, task, spec.name, spec.digest(), f"seed-{seed}", "", conditions, arm=arm)
-        self._meter.conditions = conditions
-        self._recorder = EpisodeRecorder(self._sink, begin, self._operator.decided, self._operator.feed)
-        self._observed = LazyObservation(self._env, raw, self._cameras)
-        planner.begin(self._recorder, seed, explore=explore)
+            end = End(name, 0, None, False, True, Outcome.UNKNOWN, self._stop() or OPERATOR)
+            return EpisodeState(name, meter, end=end)
+        meter.conditions = self._env.conditions
+        begin = Begin(name, task, spec.name, spec.digest(), f"seed-{seed}", "", meter.conditions, arm=arm)
+        recorder = EpisodeRecorder(self._sink, begin, self._operator.decided, self._operator.feed)
+        observed = LazyObservation(self._env, raw, self._frames.names)
+        planner.begin(recorder, seed, explore=explore)
         self.interventions.reset(seed)
-        self._handover.begin()
-        if self._realtime:
-            self._deadlines = Deadlines(self._clock, spec.dt)
-            planner.start(self._deadlines)
-        self._sent: SentTick | None = None
-        self._executed = self._hold = self._hold_policy.initial(self._observed.observation[STATE])
-        self._part: InterventionCommand | None = None  # of this tick, of a human who has a part of the robot
-        self._rng, self._random_steps = np.random.default_rng([seed, self._episodes]), random_steps
-        self._tick = 0
-        self._choice: TickAction | None = None  # of this tick; None: the planner's
-        self._by_human = False  # whether a human had the previous tick
-        self._window_ends: set[int] = set()  # ticks ahead whose frames are recorded although no action depends on them
-        self._lost_ticks = 0  # before this tick, where it comes after a gap: its observation may be from before it
-        self.end, self._stale_frame = None, False  # stale, on this tick: a camera's frame is not one to decide on
-        self._episodes += 1
-        if self._every_tick:
-            self._observed.with_frames()
+        if (deadlines := self._pacing.deadlines()) is not None:
+            planner.start(deadlines)
+        hold = self._commands.begin(observed.observation[STATE])
+        rng = np.random.default_rng([seed, self._begun])
+        episode = EpisodeState(
+            name, meter, recorder, observed, deadlines,
+            rng=rng, random_steps=random_steps, executed=hold, hold=hold,
+        )  # fmt: skip
+        self._begun += 1
+        if self._frames.every_tick:
+            observed.with_frames()
+        return episode
 
-    def due(self) -> Request | None:
+    def due(self, episode: EpisodeState) -> Request | None:
         """Begin the next tick, in real time at its deadline, and choose who acts: a human, chance or the policy.
 
         First receives the result of the tick before where it comes late; that may set `end`. Returns the request whose
         decision the tick waits for; in real time none does.
         """
-        tick, waited = self._tick, 0
-        if self._deadlines is None:
-            self._stamp = self._ticks * self.spec.dt + tick * self.spec.dt
+        tick, deadlines, waited = episode.tick, episode.deadlines, 0
+        if deadlines is None:
+            episode.stamp = self._ticks * self.spec.dt + tick * self.spec.dt
         else:
-            waited = self._deadlines.wait(tick)
-            self._lost_ticks += waited
+            waited = deadlines.wait(tick)
+            episode.lost_ticks += waited
             if waited:
-                self._meter.gaps += 1
+                episode.meter.gaps += 1
                 self._planner.flush()
-            self._stamp = self._deadlines.began
-        if self._sent is not None:
-            self._receive(self._sent)
-            if self.end is not None:
+            episode.stamp = deadlines.began
+        if episode.sent is not None:
+            self._receive(episode, episode.sent)
+            if episode.end is not None:
                 return None
-        observed = self._observed
-        late = self._deadlines.lateness[-1] if self._deadlines is not None else None
-        holds = self._operator.tick(by_human=self._by_human, late=late)
+        observed, look = episode.observed, functools.partial(self._look, episode)
+        late = deadlines.lateness[-1] if deadlines is not None else None
+        holds = self._operator.tick(by_human=episode.by_human, late=late)
         if self._observer is not None:
             self._observer(tick)
-        if tick in self._window_ends:
-            self._window_ends.discard(tick)
+        if tick in episode.window_ends:
+            episode.window_ends.discard(tick)
             observed.with_frames()
         version = self._version
-        would_decide = self._planner.would_decide(tick, by_human=self._by_human)
-        human = self.interventions.poll(tick, observed.observation, would_decide, self._executed)
+        would_decide = self._planner.would_decide(tick, by_human=episode.by_human)
+        human = self.interventions.poll(tick, observed.observation, would_decide, episode.executed)
         if holds:
             self.interventions.restart()
-            self._planner.rest(tick, self._look, self._hold)
+            self._planner.rest(tick, look, episode.hold)
             human = None
-        self._by_human, self._choice, self._part = human is not None, None, None
-        if human is not None and human.dims is not None and not self._stale_frame:
-            self._part = human  # the policy goes on with the rest
-            return self._planner.plan(tick, self._look, self._hold)
+        episode.by_human, episode.choice, episode.part = human is not None, None, None
+        if human is not None and human.dims is not None and not episode.stale_frame:
+            episode.part = human  # the policy goes on with the rest
+            return self._planner.plan(tick, look, episode.hold)
         if human is not None:
             self._planner.flush()
-            self._look()
+            look()
             source = Source.HOLD if human.idle else Source.HUMAN
-            self._choice = TickAction(human.action, source, version=version, by_human=True)
-        elif self._stale_frame or holds:
-            self._choice = TickAction(self._hold, Source.HOLD, version=version)
-        elif tick < self._random_steps:
+            episode.choice = TickAction(human.action, source, version=version, by_human=True)
+        elif episode.stale_frame or holds:
+            episode.choice = TickAction(episode.hold, Source.HOLD, version=version)
+        elif tick < episode.random_steps:
             if tick % self._planner.execute_steps == 0:  # frames as often as a policy would decide
-                self._look()
-            command = with_kept(self._rng.uniform(self._low, self._high), self._hold, self._not_random)
-            self._choice = TickAction(command, Source.RANDOM, version=version)
+                look()
+            command = self._commands.random(episode.rng, episode.hold)
+            episode.choice = TickAction(command, Source.RANDOM, version=version)
         elif waited:  # the next observation is the first to decide on
-            self._choice = TickAction(self._hold, Source.HOLD, version=version)
+            episode.choice = TickAction(episode.hold, Source.HOLD, version=version)
         else:
-            return self._planner.plan(tick, self._look, self._hold)
+            return self._planner.plan(tick, look, episode.hold)
         return None
 
-    def accept(self, decision: Decision) -> None:
-        self._planner.accept(decision, self._tick)
+    def accept(self, episode: EpisodeState, decision: Decision) -> None:
+        self._planner.accept(decision, episode.tick)
 
-    def tick(self) -> None:
+    def tick(self, episode: EpisodeState) -> None:
         """Command the robot, and record the step once its result is there. `end` is set where that ends the episode."""
-        if self.end is not None:
+        if episode.end is not None:
             return
-        choice = self._choice or self._planner.action(self._tick)
+        hold = episode.hold
+        choice = episode.choice or self._planner.action(episode.tick)
         if choice is None:
-            choice = TickAction(self._hold, Source.HOLD, version=self._version)
+            choice = TickAction(hold, Source.HOLD, version=self._version)
         elif choice.source is Source.POLICY:
-            choice = choice._replace(command=with_kept(choice.command, self._hold, self._kept))
-        if (part := self._part) is not None and part.dims is not None:
+            choice = choice._replace(command=self._commands.of_policy(choice.command, hold))
+        if (part := episode.part) is not None and part.dims is not None:
             command = np.where(part.dims, part.action, choice.command)
             choice = TickAction(command, Source.HUMAN, version=choice.version, by_human=True, human_dims=part.dims)
-        observed, deadlines, before = self._observed, self._deadlines, 0.0
+        deadlines, clock, before = episode.deadlines, self._pacing.clock, 0.0
         if (stopped_by := self._stop()) is not None:
-            self._close(observed.with_frames(), outcome_by=stopped_by)
+            self._close(episode, episode.observed.with_frames(), outcome_by=stopped_by)
             return
         if deadlines is not None:
             if deadlines.stalled(deadlines.began):
                 # What was chosen is of a moment that is long past, a human's command too. The next tick finds the gap.
                 self._planner.flush()
-                choice = TickAction(self._hold, Source.HOLD, version=choice.version, by_human=choice.by_human)
-            before = self._clock.now()
-        command = np.clip(choice.command, self._low, self._high).astype(np.float32)
-        command = self._handover.bounded(command, choice, self._executed)
-        sent = SentTick(self._tick, choice, command, self._stamp, self._lost_ticks, before)
+                choice = TickAction(hold, Source.HOLD, version=choice.version, by_human=choice.by_human)
+            before = clock.now()
+        command = self._commands.bounded(choice, episode.executed)
+        sent = SentTick(episode.tick, choice, command, episode.stamp, episode.lost_ticks, before)
         self._env.send(command)
         if deadlines is not None:
-            self._meter.step_seconds.append(self._clock.now() - before)
-        self._lost_ticks, self._tick, self._sent = 0, self._tick + 1, sent
+            episode.meter.step_seconds.append(clock.now() - before)
+        episode.lost_ticks, episode.tick, episode.sent = 0, episode.tick + 1, sent
         if not self._env.answers_late:
-            self._receive(sent)
+            self._receive(episode, sent)
 
-    def _receive(self, sent: SentTick) -> None:
+    def _receive(self, episode: EpisodeState, sent: SentTick) -> None:
         """Record the step of what was sent. Sets `end` where that ends the episode."""
-        choice, command, observed = sent.choice, sent.command, self._observed
-        deadlines, self._sent = self._deadlines, None
+        choice, command, observed = sent.choice, sent.command, episode.observed
+        deadlines, episode.sent = episode.deadlines, None
         raw, env_reward, terminated, truncated, info = self._env.receive()
         executed, wanted = np.array(info.get("executed_action", command), np.float32), command
         if "intervene_action" in info:  # the environment replaced our action by a human's, as HIL-SERL's do
@@ -296,16 +317,16 @@ class EpisodeRunner:
             executed = np.array(info.get("executed_action", wanted), np.float32)
             self._planner.flush()
             if observed.take(info.get("intervene_images", {})):
-                self._note_window(sent.tick)
+                self._note_window(episode, sent.tick)
         self.interventions.count(choice.by_human)
-        after = LazyObservation(self._env, raw, self._cameras)
+        after = LazyObservation(self._env, raw, self._frames.names)
         label = self._operator.outcome()
         verdict = self._judge.verdict(sent.tick, after.look, env_reward, bool(terminated), info, label)
         reward, terminated, truncated = verdict.reward, verdict.terminated, truncated or verdict.truncated
         holds = choice.source is Source.HOLD
         gated, starved = not np.array_equal(executed, wanted), holds and deadlines is not None and not choice.by_human
-        self._meter.count(executed, reward, gated=gated, holds=holds, starved=starved)
-        self._recorder.step(
+        episode.meter.count(executed, reward, gated=gated, holds=holds, starved=starved)
+        episode.recorder.step(
             Step(
                 sent.tick, observed.observation, executed, reward, choice.source, choice.decision_tick, choice.version,
                 sent.stamp, lost_ticks=sent.lost_ticks, human_dims=choice.human_dims,
@@ -313,46 +334,45 @@ class EpisodeRunner:
             ),
             observed.frame_numbers,
         )  # fmt: skip
-        self._executed, self._hold = executed, self._hold_policy.next(executed)
-        self._observed = after
+        episode.executed, episode.hold = executed, self._commands.hold_after(executed)
+        episode.observed = after
         if lost := int(info.get("lost_ticks", 0)):
-            self._lost_ticks += lost
-            self._meter.gaps += 1
+            episode.lost_ticks += lost
+            episode.meter.gaps += 1
             self._planner.flush()
             self.interventions.restart()  # it was stopped or held: a device counts once it was neutral again
-        self._stale_frame = bool(info.get("unseen"))
-        if self._stale_frame:  # windows end here, and none begins before the cameras are back
-            self._lost_ticks += 1
+        episode.stale_frame = bool(info.get("unseen"))
+        if episode.stale_frame:  # windows end here, and none begins before the cameras are back
+            episode.lost_ticks += 1
             self._planner.flush()
-        if self._every_tick:  # now, when the state was measured, and in the time that the step leaves
-            self._observed.with_frames()
+        if self._frames.every_tick:  # now, when the state was measured, and in the time that the step leaves
+            after.with_frames()
         if terminated or truncated:
             if deadlines is not None and not self._env.answers_late and deadlines.stalled(sent.began):
-                self._lost_ticks = 1  # no tick follows that could find the gap
-            self._meter.fault = fault = "" if terminated else str(info.get("fault", ""))
-            by = "fault" if fault else verdict.by
-            self._close(after.closing(self._judge.shown), terminated=terminated, outcome=verdict.outcome, outcome_by=by)
-        elif holds and self._garbage is not None:
-            self._garbage.holding()
+                episode.lost_ticks = 1  # no tick follows that could find the gap
+            episode.meter.fault = fault = "" if terminated else str(info.get("fault", ""))
+            by, final = "fault" if fault else verdict.by, after.closing(self._judge.shown)
+            self._close(episode, final, terminated=terminated, outcome=verdict.outcome, outcome_by=by)
+        elif holds:
+            self._pacing.holding()
 
-    def abort(self) -> None:
+    def abort(self, episode: EpisodeState) -> None:
         """Close an open episode as truncated, where an error ends it. Also for a caller that steps the episode."""
-        if self.end is None:
-            self._close(self._observed.observation, outcome_by="crash")
+        if episode.end is None:
+            self._close(episode, episode.observed.observation, outcome_by="crash")
 
-    def summary(self) -> EpisodeSummary:
+    def summary(self, episode: EpisodeState) -> EpisodeSummary:
         """The finished episode in figures. Warns of stalls, and once of an environment whose steps fill the tick."""
-        assert self.end is not None
-        deadlines, meter = self._deadlines, self._meter
+        assert episode.end is not None
+        deadlines, meter = episode.deadlines, episode.meter
         late = None if deadlines is None else Lateness.of(deadlines.lateness, deadlines.missed_periods)
-        stats = meter.summary(
-            self.end, self.spec.control_hz, now=self._clock.now(), decided=self._decided, lateness=late
-        )
+        now = self._pacing.clock.now()
+        stats = meter.summary(episode.end, self.spec.control_hz, now=now, decided=self._decided, lateness=late)
         stats.human_ticks, stats.segments = self.interventions.ticks, self.interventions.segments
         if stats.fault:
-            logger.warning(f"the robot ended episode {self._episode_id}: {stats.fault}")
+            logger.warning(f"the robot ended episode {episode.id}: {stats.fault}")
         if deadlines is not None:
-            self._pacing.warn(self._episode_id, stats, deadlines, meter.step_seconds)
+            self._pacing.warn(episode.id, stats, deadlines, meter.step_seconds)
         return stats
 
     @property
@@ -364,42 +384,45 @@ class EpisodeRunner:
     def _version(self) -> int:
         return -1 if self._policy is None else self._policy.version
 
-    def _look(self) -> Observation:
-        self._note_window(self._tick)
-        return self._observed.with_frames()
+    def _look(self, episode: EpisodeState) -> Observation:
+        self._note_window(episode, episode.tick)
+        return episode.observed.with_frames()
 
-    def _note_window(self, tick: int) -> None:
-        if self._window is not None:
-            self._window_ends.add(tick + self._window)
+    def _note_window(self, episode: EpisodeState, tick: int) -> None:
+        if self._frames.window is not None:
+            episode.window_ends.add(tick + self._frames.window)
 
     def _close(
-        self, final: Observation, *, terminated: bool = False, outcome: Outcome = Outcome.UNKNOWN,
-        outcome_by: str = "environment",
+        self, episode: EpisodeState, final: Observation,
+        *, terminated: bool = False, outcome: Outcome = Outcome.UNKNOWN, outcome_by: str = "environment",
     ) -> None:  # fmt: skip
         # A value after a gap is no bootstrap of the step before it; what a termination gives, it gives all the same.
-        last = None if self._lost_ticks and not terminated else final
-        length = self._recorder.length
-        self.end = End(self._episode_id, length, last, terminated, not terminated, outcome, outcome_by,
-                       environment=self._judge.environment)  # fmt: skip
+        last = None if episode.lost_ticks and not terminated else final
+        length = episode.recorder.length
+        episode.end = End(episode.id, length, last, terminated, not terminated, outcome, outcome_by,
+                          environment=self._judge.environment)  # fmt: skip
         self._ticks += length if self._policy is not None else 0  # each demonstration counts from 0
-        if self._deadlines is not None:
-            self._pacing.add(self._deadlines)
-        self._recorder.end(self.end, self._observed.frame_numbers)
+        if episode.deadlines is not None:
+            self._pacing.add(episode.deadlines)
+        episode.recorder.end(episode.end, episode.observed.frame_numbers)
         self._env.rest()
-        self._operator.episode_ended(self.end)
+        self._operator.episode_ended(episode.end)
 
     def _warm_up(self, explore: bool) -> None:
         """In real time, once: compile and measure inference, then build its planner."""
-        if self._warm or (policy := self._policy) is None or self._wait.over() is not None:
+        if self._realtime_planner is None or self._wait.over() is not None:
             return
+        planner = self._realtime_planner(explore)
+        if planner is not None:
+            self._planner, self._realtime_planner = planner, None
+            self._pacing.freeze()
+
+    def _measured_planner(
+        self, queue: ChunkQueue, policy: Policy, inference: InferenceThread | None, explore: bool
+    ) -> Planner | None:
         wanted, task = self._config.actor.inference, self._config.robot.task  # lengths of prompts follow the text
-        request = blank_request(self.spec, self._cameras, explore=explore, task=task)
-        planner = realtime_planner(
-            self._queue, policy, self._inference, self._clock, self.spec.dt, wanted, request, self._operator.planner,
+        request = blank_request(self.spec, self._frames.names, explore=explore, task=task)
+        return realtime_planner(
+            queue, policy, inference, self._pacing.clock, self.spec.dt, wanted, request, self._operator.planner,
             self._wait.over, self._wait.poll,
         )  # fmt: skip
-        if planner is None:
-            return
-        self._planner, self._warm = planner, True
-        if self._garbage is not None:
-            self._garbage.freeze()

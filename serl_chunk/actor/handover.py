@@ -1,10 +1,11 @@
-"""Bounds the acceleration of joints where a human lets go of them, without a robot server whose gate does."""
+"""Commands of a robot: holds, limits, and a bounded acceleration of joints where a human lets go of them."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from serl_chunk.actor.chunk_queue import TickAction
+from serl_chunk.actor.hold import HoldPolicy, with_kept
 from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.types import RobotSpec, Source
@@ -78,3 +79,36 @@ def _approach(way: np.ndarray, change: float, dt: float) -> np.ndarray:
     # S = (k + 1) v dt - k (k + 1) / 2 change dt for v from k to k + 1 times `change`.
     k = np.floor(0.5 * np.sqrt(1 + 8 * distance / (change * dt)) - 0.5)
     return np.asarray(np.copysign((distance / dt + 0.5 * k * (k + 1) * change) / (k + 1), way))
+
+
+class Commands:
+    """Makes commands float32[A], the robot's units, of what was chosen for a tick."""
+
+    def __init__(self, config: ExperimentConfig, spec: RobotSpec) -> None:
+        self._hold_policy, self._handover = HoldPolicy(spec), Handover(config, spec)
+        self._low, self._high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
+        gripper = config.agent.gripper
+        self._kept = spec.grippers if gripper.kept else ()
+        self._not_random = spec.grippers if gripper.composition == "fixed" else ()
+
+    def begin(self, state: np.ndarray) -> np.ndarray:
+        """Begin an episode in `state` float32[S]; return what keeps the robot still."""
+        self._handover.begin()
+        return self._hold_policy.initial(state)
+
+    def hold_after(self, executed: np.ndarray) -> np.ndarray:
+        """Return what keeps the robot still after `executed`."""
+        return self._hold_policy.next(executed)
+
+    def random(self, rng: np.random.Generator, hold: np.ndarray) -> np.ndarray:
+        """Draw one within the limits; grippers that no policy moves keep those of `hold`."""
+        return with_kept(rng.uniform(self._low, self._high), hold, self._not_random)
+
+    def of_policy(self, command: np.ndarray, hold: np.ndarray) -> np.ndarray:
+        """Return a policy's, with the grippers of `hold` where it has none."""
+        return with_kept(command, hold, self._kept)
+
+    def bounded(self, choice: TickAction, last: np.ndarray) -> np.ndarray:
+        """Return the command of a choice within the limits, blended after a human's. `last`: executed before."""
+        command = np.clip(choice.command, self._low, self._high).astype(np.float32)
+        return self._handover.bounded(command, choice, last)

@@ -56,6 +56,14 @@ class RepeatedFrames:
         return {k: v for k, v in observation.items() if k.removeprefix(IMAGE_PREFIX) not in repeats}, repeats
 
 
+class RecordedCameras(NamedTuple):
+    """Cameras whose frames an episode records, and when."""
+
+    names: tuple[str, ...]
+    every_tick: bool  # else where something looks
+    window: int | None  # ticks after a look at whose end frames are recorded as well
+
+
 class LazyObservation:
     """One tick's observation; its cameras are read when they are needed, and once."""
 

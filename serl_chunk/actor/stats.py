@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from serl_chunk.actor.clock import Deadlines, Lateness
+from serl_chunk.actor.clock import Clock, Deadlines, GarbageSchedule, Lateness
 from serl_chunk.types import End, Outcome
 
 logger = logging.getLogger(__name__)
@@ -142,13 +143,41 @@ def commanded_jerk(actions: list[np.ndarray], hz: float) -> float:
 
 
 class Pacing:
-    """Real-time ticks of a session. `period`: seconds of a tick."""
+    """Ticks of a session: their clock, and in real time how well their rate is kept.
 
-    def __init__(self, period: float) -> None:
-        self._period = period
+    Args:
+        period: seconds of a tick.
+        realtime: ticks have deadlines, and no garbage is collected within an episode.
+    """
+
+    def __init__(self, clock: Clock, period: float, *, realtime: bool) -> None:
+        self.clock, self._period, self._realtime = clock, period, realtime
+        self._garbage = GarbageSchedule(clock) if realtime else None
         self._late = array.array("d")  # seconds, every tick
         self._missed_periods = 0
         self._rate_judged = False
+
+    def deadlines(self) -> Deadlines | None:
+        """Return those of an episode that begins now; None where ticks have none."""
+        return Deadlines(self.clock, self._period) if self._realtime else None
+
+    def episode(self) -> contextlib.AbstractContextManager[None]:
+        """Enclose an episode."""
+        return contextlib.nullcontext() if self._garbage is None else self._garbage.episode()
+
+    def holding(self) -> None:
+        """Note that the robot was just commanded to stay where it is."""
+        if self._garbage is not None:
+            self._garbage.holding()
+
+    def freeze(self) -> None:
+        """Note that inference is compiled."""
+        if self._garbage is not None:
+            self._garbage.freeze()
+
+    def close(self) -> None:
+        if self._garbage is not None:
+            self._garbage.close()
 
     def add(self, deadlines: Deadlines) -> None:
         """Add an episode's ticks."""

@@ -215,10 +215,10 @@ class LabelledRecording:
         self._marked, before = [], len(self._writer.written)
         self._keys.episode_begins()
         name = f"labelled-{self._runner.spec.name}-{seed:06d}"
-        self._runner.run_episode(seed, episode_id=name)
+        length = self._runner.run_episode(seed, episode_id=name).length
         write_with_room(self._writer.flush, self._operator, self._given_up, self._writer.again)
         for file in self._writer.written[before:]:
-            marked = self._marked[: self._runner.end.length if self._runner.end else 0]
+            marked = self._marked[:length]
             labels = [*marked, self._keys.marking]
             write_with_room(functools.partial(self._labels.add, name, file, labels), self._operator, self._given_up)
             logger.info(f"{file.name}: {sum(marked)} of {plural(len(marked), 'tick')} a success; "

@@ -103,29 +103,29 @@ def test_robots_are_stepped_from_outside_as_if_each_were_alone():
     alone, together = [rig(seed) for seed in range(3)], [rig(seed) for seed in range(3)]
     for seed, (runner, _, _) in enumerate(alone):
         runner.run_episode(seed, explore=True)
-    for seed, (runner, _, _) in enumerate(together):
-        runner.begin(seed, explore=True)
+    episodes = [(runner, policy, runner.begin(i, explore=True)) for i, (runner, policy, _) in enumerate(together)]
     requests = 0
-    while under_way := [(runner, policy) for runner, policy, _ in together if runner.end is None]:
-        for runner, policy in under_way:
-            if (request := runner.due()) is not None:
-                requests += 1
-                runner.accept(policy.decide(request))
-            runner.tick()
+    while any(episode.end is None for *_, episode in episodes):
+        for runner, policy, episode in episodes:
+            if episode.end is None:
+                if (request := runner.due(episode)) is not None:
+                    requests += 1
+                    runner.accept(episode, policy.decide(request))
+                runner.tick(episode)
     assert requests > 6
     assert [records(sink) for *_, sink in together] == [records(sink) for *_, sink in alone]
-    assert [runner.summary().length for runner, *_ in together] == [12, 13, 14]
+    assert [runner.summary(episode).length for runner, _, episode in episodes] == [12, 13, 14]
 
 
 def test_who_steps_an_episode_closes_it_where_an_error_ends_it():
     policy, sink = make_policy(NoisyAgent(8)), ListSink()
     runner = EpisodeRunner(LineEnv(), policy, sink, config=make_config())
-    runner.begin(0)
-    runner.accept(policy.decide(runner.due()))
-    runner.tick()
-    runner.abort()
-    assert (runner.end.length, runner.end.truncated, runner.end.outcome_by) == (1, True, "crash")
-    runner.abort()  # closed once
+    episode = runner.begin(0)
+    runner.accept(episode, policy.decide(runner.due(episode)))
+    runner.tick(episode)
+    runner.abort(episode)
+    assert (episode.end.length, episode.end.truncated, episode.end.outcome_by) == (1, True, "crash")
+    runner.abort(episode)  # closed once
     assert [type(r) for r in sink.records] == [Begin, Step, End]
     assert (sink.last_end.length, sink.last_end.outcome_by) == (1, "crash")
 

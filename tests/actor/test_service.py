@@ -15,12 +15,12 @@ from fake_link import FakeLink
 from serl_chunk.actor import service
 from serl_chunk.actor.clock import MonotonicClock
 from serl_chunk.actor.link import RunProgress
-from serl_chunk.actor.service import ActorService, ActorSummary, training_seed
+from serl_chunk.actor.service import TRAINING_SEED_BASE, ActorService, ActorSummary, training_seed
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.devices.recorded import ReplayedIntervention, save_interventions
-from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE, TRAINING_SEED_BASE, VALIDATION_SEED_BASE
+from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE, VALIDATION_SEED_BASE
 from serl_chunk.types import (
     Begin,
     ConfigError,

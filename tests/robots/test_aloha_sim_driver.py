@@ -312,7 +312,7 @@ def test_an_unknown_task_is_refused():
 def test_the_actors_process_and_the_servers_import_no_simulator():
     code = (
         "import sys; from serl_chunk.config.robots import AlohaSimConfig;"
-        "from serl_chunk.robots import served, registry;"
+        "from serl_chunk.robots import registry; from serl_chunk.robots.served import robot;"
         "from serl_chunk.robots.served.task import Seen, make_expert; import numpy as np;"
         "config = AlohaSimConfig(server='here'); spec = registry.robot_spec(config);"
         "robot = type('R', (), {'robot_spec': spec, 'seen': lambda self: Seen(np.zeros(14), np.zeros(14), "

@@ -32,7 +32,7 @@ from pathlib import Path
 
 import numpy as np
 
-from serl_chunk_robot.devices import drive, polled
+from serl_chunk_robot.devices import leader_motion, polling
 from serl_chunk_robot.devices.base import Sample
 from serl_chunk_robot.devices.leader_motion import LeaderDrive
 from serl_chunk_robot.devices.polling import PolledDevice
@@ -44,7 +44,7 @@ class Simulated(PolledDevice):
     pause = 0.002
 
     def __init__(self, state, away=0.5, held=False, plain=False):
-        drive.VALID = polled.SILENT = 0.5  # s: machines that run tests may stand still for longer than robot PCs may
+        leader_motion.VALID = polling.SILENT = 0.5  # s: machines that run tests may stand still for longer
         self.state, self.joints, self.torque, self.held = Path(state), np.full(7, away), False, held
         self.joints[6] = 0.5
         self.drive = None if plain else LeaderDrive("simulated", self, 7)

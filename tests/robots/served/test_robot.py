@@ -468,8 +468,8 @@ def test_no_server_is_said_with_what_to_do():
 
 def test_a_served_robot_imports_no_simulator():
     code = (
-        "import sys; from serl_chunk.robots import served, registry; from serl_chunk.config.robots import "
-        "AlohaSimConfig; registry.robot_spec(AlohaSimConfig(server='here')); "
+        "import sys; from serl_chunk.robots import registry; from serl_chunk.robots.served import robot;"
+        "from serl_chunk.config.robots import AlohaSimConfig; registry.robot_spec(AlohaSimConfig(server='here')); "
         "assert not {'mujoco', 'gym_aloha', 'serl_chunk.robots.fake.env'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
