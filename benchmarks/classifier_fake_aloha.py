@@ -80,7 +80,7 @@ def goal_of(kind: str, rng: np.random.Generator) -> Point:
 
 def succeeded(env: FakeAlohaEnv) -> bool:
     """Return whether the cube lies in its place, which is the truth."""
-    return env.holder == NO_ARM and math.dist(env.cube, task.PLACE) <= env.config.place_tolerance
+    return env.holder == NO_ARM and math.dist(env.cube, task.PLACE) <= task.PLACE_DISTANCE
 
 
 def always(env: FakeAlohaEnv) -> bool:

@@ -17,7 +17,7 @@ from serl_chunk.actor.handover import Commands
 from serl_chunk.actor.hold import hold_warning
 from serl_chunk.actor.inference import InferenceThread
 from serl_chunk.actor.interfaces import LoopOperator, NoOperator
-from serl_chunk.actor.intervention import Interventions, human_limit
+from serl_chunk.actor.intervention import Interventions
 from serl_chunk.actor.planner import ExpertPlanner, LockstepPlanner, Planner, realtime_planner
 from serl_chunk.actor.policy import Decision, Policy, Request, blank_request
 from serl_chunk.actor.policy_wait import PolicyWait, no_stop
@@ -100,7 +100,7 @@ class EpisodeRunner:
         for name in watched:
             spec.camera(name)
         env.watch(watched)
-        self.interventions = Interventions(intervention, spec, human_limit(actor, spec), human_ticks_before)
+        self.interventions = Interventions(intervention, spec, actor.max_human_ticks, human_ticks_before)
         self._env, self._config, self._sink = env, config, sink
         self._operator: LoopOperator = operator or NoOperator()
         self._wait = PolicyWait(self._policy, self._operator, stop)

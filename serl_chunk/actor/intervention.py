@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from serl_chunk.config.experiment import ActorConfig
-from serl_chunk.config.fields import ticks_of
 from serl_chunk.robots.base import InterventionCommand, InterventionSource
 from serl_chunk.types import DataError, Observation, RobotSpec
-
-
-def human_limit(actor: ActorConfig, spec: RobotSpec) -> int:
-    """Return the human ticks after which interventions of a run end; 0: no limit."""
-    return ticks_of(actor.max_human_s, spec.control_hz) if actor.max_human_s else actor.max_human_ticks
 
 
 class Interventions:

@@ -93,9 +93,6 @@ class NormaliserConfig(Group, path="normaliser."):
     )
     state: bool = setting(True, "mean and deviation of the demonstrations; False leaves states unchanged")
     norm_stats: str = setting("", "a norm_stats.json in place of the demonstrations, at the learner")
-    state_std_floor: float = setting(0.01, "least deviation of a state dimension", above=0)
-    # Keeps a dimension that the demonstrations never move from exploding.
-    action_scale_floor: float = setting(0.02, "least scale of an action dimension", unit="robot's", above=0)
     demo_range: float = setting(0.9, "the demonstrations' extremes in model space, for tanh", above=0, most=1)
     scaling: Literal["z_score", "quantiles"] = setting(
         "z_score", "by mean and deviation (pi0), or q01 and q99 (pi0.5)", requires=_AS_OPENPI
@@ -156,7 +153,6 @@ def possible_returns(reward: RewardConfig, discount: float, stages: float = 0.0)
 _REALTIME = needs("actor.clock", "realtime")
 _INTERVENED = Requirement("actor.intervention", lambda c: c.actor.intervention != "none")
 _SERVED = Requirement("actor.policy", lambda c: bool(c.actor.policy))
-_HUMAN_IN_TICKS = Requirement("actor.max_human_s=0", lambda c: c.actor.max_human_s == 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,10 +174,6 @@ class ActorConfig(Group, path="actor."):
     )
     max_human_ticks: int = setting(
         0, "interventions of a run end after so long; 0: no limit", unit="ticks", least=0,
-        requires=(_INTERVENED, _HUMAN_IN_TICKS),
-    )  # fmt: skip
-    max_human_s: float = setting(
-        0.0, "the same, in ticks of the robot's rate; 0: max_human_ticks", unit="s", least=0, most=1e7,
         requires=_INTERVENED,
     )  # fmt: skip
     max_episodes: int = setting(0, "0: until the learner is done", unit="episodes", least=0)
@@ -209,7 +201,7 @@ class ActorConfig(Group, path="actor."):
             f"canary compares a learner's snapshots, and actor.policy={self.policy} decides. Leave one of them out.")
 
     def without_human_limit(self) -> ActorConfig:
-        return dataclasses.replace(self, max_human_ticks=0, max_human_s=0.0)
+        return dataclasses.replace(self, max_human_ticks=0)
 
 
 __all__ = ["ActorConfig", "ChunkConfig", "ExperimentConfig", "LearnerConfig", "NormaliserConfig", "ReplayConfig",

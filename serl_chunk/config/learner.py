@@ -42,7 +42,6 @@ class LearnerConfig(Group, path="learner."):
     checkpoint_period: int = setting(5_000, "updates between checkpoints; 0: only the last", unit="updates", least=0)
     keep_checkpoints: int = setting(20, "checkpoints that are kept", least=1)
     log_period: int = setting(100, "critic updates between metric rows", unit="updates", least=1)
-    actor_timeout: float = setting(30.0, "silence that closes an actor's episode as truncated", unit="s", above=0)
 
     def _check(self) -> None:
         # fmt: off

@@ -81,7 +81,6 @@ class FakeAlohaConfig(RobotConfig):
     task: str = "pick the cube with the right arm, hand it to the left arm, place it on the target"
     control_hz: float = setting(50.0, "rate of the control loop", unit="Hz", above=0)
     grasp_tolerance: float = setting(0.03, "distance of grip point and cube that can be held", unit="m", above=0)
-    place_tolerance: float = setting(0.05, "distance from the target at which releasing counts", unit="m", above=0)
     image_size: int = _image_size(64, "size of camera frames")
     observe_objects: bool = setting(True, "the cube is in the state; else only cameras show it")
     scripted_human: ScriptedHumanConfig = setting(
@@ -98,9 +97,6 @@ class FakeSingleArmConfig(RobotConfig):
     task: str = "pick the block up and put it on the target"
     max_episode_steps: int = 80
     control_hz: float = setting(10.0, "rate of the control loop", unit="Hz", above=0)
-    grasp_tolerance: float = setting(0.02, "distance of grip point and block that can be held", unit="m", above=0)
-    grasp_angle: float = setting(0.4, "angle of fingers and short side that can be held", unit="rad", above=0)
-    place_tolerance: float = setting(0.04, "distance from the target at which releasing counts", unit="m", above=0)
     image_size: int = _image_size(64, "size of camera frames")
     observe_objects: bool = setting(True, "the block is in the state; else only cameras show it")
 

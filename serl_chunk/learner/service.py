@@ -35,6 +35,7 @@ JOURNAL_PERIOD = 2.0  # seconds between lines about a journal that is being read
 CHECK_PERIOD = 0.1  # seconds between looks at the server's health
 PUSH_PERIOD = 0.01  # seconds between pushed allowances
 LONELY_S = 10.0  # seconds without an actor after which a learner that waits for steps logs so
+EPISODE_TIMEOUT = 30.0  # seconds of silence that close an actor's episode as truncated
 FINISH_GRACE = 10.0  # seconds the actors have to deliver what is left after the end of training
 
 
@@ -58,7 +59,7 @@ class LearnerService:
         try:
             self.server = LearnerServer(
                 config.transport, bind=bind, port=port, contract=contract, insecure=insecure, keys=keys,
-                run_id=run.run_id, store=self._store, episode_timeout=config.learner.actor_timeout,
+                run_id=run.run_id, store=self._store, episode_timeout=EPISODE_TIMEOUT,
                 welcome=self._welcome, on_record=self._on_record, on_silent=self._on_silent,
                 allowance=self._shares.allowed, fetch=self._fetch,
                 demonstrations=lambda: self._ready().router.demonstrations.digests,

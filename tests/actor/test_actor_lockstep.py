@@ -221,11 +221,10 @@ def test_a_human_is_shown_where_the_policy_would_decide():
     assert [t for t, due in human.asked if due] == [0, 8, 16, 28]
 
 
-@pytest.mark.parametrize("limit", [{"max_human_ticks": 13}, {"max_human_s": 13 * DT}], ids=["ticks", "seconds"])
-def test_human_ticks_are_limited_over_episodes(limit):
+def test_human_ticks_are_limited_over_episodes():
     human = HumanOnTicks(ticks=frozenset(range(4, 14)))
     sink = ListSink()
-    config = make_config(actor=ActorConfig(**limit))
+    config = make_config(actor=ActorConfig(max_human_ticks=13))
     runner = EpisodeRunner(LineEnv(), make_policy(NoisyAgent(8)), sink, config=config, intervention=human)
     summaries = [runner.run_episode(seed, explore=True) for seed in range(3)]
     assert [s.human_ticks for s in summaries] == [10, 3, 0]

@@ -41,7 +41,7 @@ GYM = ExperimentConfig("x", GymConfig(make=print), actor=ActorConfig(interventio
 
 @pytest.mark.parametrize(
     ("ticks", "seconds"),
-    [("robot.max_episode_steps", "robot.max_episode_s"), ("actor.max_human_ticks", "actor.max_human_s")],
+    [("robot.max_episode_steps", "robot.max_episode_s")],
 )
 def test_a_limit_in_ticks_has_no_effect_beside_one_in_seconds(ticks, seconds):
     check_unused(configured(GYM, [(ticks, "50")]), [ticks])

@@ -121,8 +121,8 @@ def test_a_reset_begins_where_the_environment_does(world):
 
 @pytest.mark.parametrize("observed", [True, False])
 def test_the_served_state_is_the_environments(observed):
-    config = FakeAlohaConfig(observe_objects=observed, place_tolerance=0.04)
-    driver, env = FakeAlohaDriver(observe_objects=observed, place_tolerance=0.04), FakeAlohaEnv(config)
+    config = FakeAlohaConfig(observe_objects=observed, grasp_tolerance=0.02)
+    driver, env = FakeAlohaDriver(observe_objects=observed, grasp_tolerance=0.02), FakeAlohaEnv(config)
     parts = _compared(env.robot_spec, driver.spec()._asdict(), "here")
     observation, _ = env.reset(seed=5)
     driver.reset_scene(5)

@@ -181,7 +181,7 @@ def test_only_the_left_arm_places(env):
     env.place(env.joints, env.cube, RIGHT, offset)
     _, reward, terminated, _, _ = _drive(env, 1, openings=(None, OPEN))
     assert env.holder == NO_ARM
-    assert math.dist(env.cube, task.PLACE) < env.config.place_tolerance
+    assert math.dist(env.cube, task.PLACE) < task.PLACE_DISTANCE
     assert (reward, terminated) == (0.0, False)
 
 

@@ -53,8 +53,8 @@ class TestSpecification:
         check_env(FakeSingleArmEnv(FakeSingleArmConfig(image_size=16), images="always"), skip_render_check=True)
 
     def test_settings_are_checked(self):
-        with pytest.raises(ConfigError, match=naming("robot.grasp_angle", 0.0)):
-            FakeSingleArmConfig(grasp_angle=0.0)
+        with pytest.raises(ConfigError, match=naming("robot.control_hz", 0.0)):
+            FakeSingleArmConfig(control_hz=0.0)
 
     def test_the_block_can_be_left_out_of_the_state(self, env):
         blind = make_env(FakeSingleArmConfig(observe_objects=False))

@@ -14,6 +14,8 @@ from serl_chunk.data.normalise.chunk_statistics import NormStats, joints_of, mas
 from serl_chunk.data.normalise.robot_units import UNITS, RobotUnits, units_fault
 from serl_chunk.types import STATE, ConfigError, DataError, Episode, RobotSpec
 
+STATE_FLOOR = 0.01  # least deviation of a state dimension
+ACTION_FLOOR = 0.02  # least scale of an action dimension: one that never moves must not explode
 _ROUNDING = 1e-5  # of float32: an action at a limit is encoded as 1 or a little more
 _EPSILON = 1e-6  # openpi's, added to every deviation and range
 
@@ -177,12 +179,12 @@ def fit_normaliser(spec: RobotSpec, config: NormaliserConfig, horizon: int, epis
     mean, std = np.zeros(s, np.float32), np.ones(s, np.float32)
     if config.state and config.norm_stats:
         of_state = _vector(config, "state", s, spec)
-        mean, std = of_state.mean, np.maximum(of_state.std, config.state_std_floor)
+        mean, std = of_state.mean, np.maximum(of_state.std, STATE_FLOOR)
     elif config.state and states:
         stacked = np.concatenate(states)
         # float32 sums over 10^5 rows lose three digits
         mean = stacked.mean(0, dtype=np.float64)
-        std = np.maximum(stacked.std(0, dtype=np.float64), config.state_std_floor)
+        std = np.maximum(stacked.std(0, dtype=np.float64), STATE_FLOOR)
     joint = np.full(a, -1, np.int32)
     if config.actions == "relative":
         joint = np.array(spec.joint_of_action, np.int32)
@@ -303,7 +305,7 @@ def _between_quantiles(
         if not fits or note.get("horizon") != horizon:
             raise ConfigError(_OTHER_HORIZON.format(path=path, found=note.get("horizon"), horizon=horizon))
         joint[: len(of)] = of
-    half = np.maximum((stats.q99 - stats.q01) / 2, config.action_scale_floor)
+    half = np.maximum((stats.q99 - stats.q01) / 2, ACTION_FLOOR)
     return joint, np.tile((stats.q01 + stats.q99) / 2, (horizon, 1)), np.tile(half, (horizon, 1))
 
 
@@ -329,4 +331,4 @@ def _demonstrated_range(
         low[unseen], high[unseen] = low[last], high[last]
     absolute = joint < 0  # their statistics do not depend on the offset
     low[:, absolute], high[:, absolute] = low[:, absolute].min(0), high[:, absolute].max(0)
-    return (low + high) / 2, np.maximum((high - low) / 2, config.action_scale_floor) / config.demo_range
+    return (low + high) / 2, np.maximum((high - low) / 2, ACTION_FLOOR) / config.demo_range

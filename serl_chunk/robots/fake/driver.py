@@ -26,21 +26,17 @@ class FakeAlohaDriver:
     m) and its "holder" (float64[1]: 0 left, 1 right, -1 none), so that a scripted human sees them.
 
     Args:
-        control_hz, observe_objects, grasp_tolerance, place_tolerance: as in FakeAlohaConfig.
+        control_hz, observe_objects, grasp_tolerance: as in FakeAlohaConfig.
     """
 
     def __init__(
         self, *, control_hz: float = FakeAlohaConfig.control_hz,
         observe_objects: bool = FakeAlohaConfig.observe_objects,
         grasp_tolerance: float = FakeAlohaConfig.grasp_tolerance,
-        place_tolerance: float = FakeAlohaConfig.place_tolerance,
     ) -> None:  # fmt: skip
         self.env = FakeAlohaEnv(
-            FakeAlohaConfig(
-                control_hz=control_hz, observe_objects=observe_objects, grasp_tolerance=grasp_tolerance,
-                place_tolerance=place_tolerance,
-            )
-        )  # fmt: skip
+            FakeAlohaConfig(control_hz=control_hz, observe_objects=observe_objects, grasp_tolerance=grasp_tolerance)
+        )
         self._clock: Callable[[], float] = lambda: 0.0
         self._target = np.array(self.env.joints)
         self._before = self._target.copy()  # joints at the last read

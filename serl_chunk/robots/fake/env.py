@@ -34,7 +34,7 @@ class FakeAlohaEnv(SimulatedEnv):
     the cube's centre and in the arm's own half (or 5 cm past the middle). The cube stops the fingers at 0.3 and moves
     with the grip point; the arm that closed on it last holds it. Opened fingers let it fall. The arms' bases are too
     far apart for one arm to do all of it. Reward is 1 and the episode terminates when the left arm releases the cube
-    within `place_tolerance` of the place (in three dimensions: dropping it from above does not count); else 0.
+    within `task.PLACE_DISTANCE` of the place (in three dimensions: dropping it from above does not count); else 0.
     """
 
     def __init__(self, config: FakeAlohaConfig, *, images: str = "on_request") -> None:
@@ -126,7 +126,7 @@ class FakeAlohaEnv(SimulatedEnv):
         """Drop the cube if its holder's fingers are open; return whether that was at its place."""
         if self.holder == NO_ARM or self.joints[task.GRIPPER[self.holder]] <= task.FINGERS_CLOSED:
             return False
-        success = self.holder == LEFT and math.dist(self.cube, task.PLACE) <= self.config.place_tolerance
+        success = self.holder == LEFT and math.dist(self.cube, task.PLACE) <= task.PLACE_DISTANCE
         self.cube = (self.cube[0], self.cube[1], task.CUBE_REST_Z)
         self.holder = NO_ARM
         return success

@@ -34,6 +34,9 @@ BLOCK_REST_Z = BLOCK_WIDTH / 2
 BLOCK_START_LOW, BLOCK_START_HIGH = (0.38, -0.18), (0.58, 0.02)  # m, x and y of its centre
 BLOCK_START_YAW = 1.0  # rad, uniform +-
 PLACE = (0.5, 0.17, BLOCK_REST_Z)  # m, where the block must be released
+PLACE_DISTANCE = 0.04  # m from it at which releasing counts
+GRASP_DISTANCE = 0.02  # m of grip point and block that can be held
+GRASP_ANGLE = 0.4  # rad of fingers and short side that can be held
 
 HOME = (0.48, 0.0, 0.2)  # m, of the grip point, the hand straight down
 START_NOISE = 0.02  # m, uniform +-, of the start's position
@@ -77,10 +80,10 @@ class FakeSingleArmEnv(SimulatedEnv):
     grip point's position (m), the hand's forward and finger axes (unit vectors), then with `observe_objects` 5 times
     the block's centre relative to the grip point and the cosine and sine of twice its yaw (its two ends look alike).
 
-    Fingers grasp by closing: their opening must cross 0.4 downwards while the grip point is within `grasp_tolerance` of
-    the block's centre and the finger axis within `grasp_angle` of its short side. The block stops the fingers at 0.3
+    Fingers grasp by closing: their opening must cross 0.4 downwards while the grip point is within GRASP_DISTANCE of
+    the block's centre and the finger axis within GRASP_ANGLE of its short side. The block stops the fingers at 0.3
     and moves with the hand. Opened fingers let it fall. Reward is 1 and the episode terminates when it is released
-    within `place_tolerance` of the place (in three dimensions); else 0.
+    within PLACE_DISTANCE of the place (in three dimensions); else 0.
     """
 
     def __init__(self, config: FakeSingleArmConfig, *, images: str = "on_request") -> None:
@@ -141,8 +144,8 @@ class FakeSingleArmEnv(SimulatedEnv):
 
     def _close_fingers(self, before: float) -> None:
         """Let the block stop the fingers, and hold it if they closed on it on this tick."""
-        near = np.linalg.norm(self.block - self.position) <= self.config.grasp_tolerance
-        around = near and abs(self.misalignment) <= self.config.grasp_angle
+        near = np.linalg.norm(self.block - self.position) <= GRASP_DISTANCE
+        around = near and abs(self.misalignment) <= GRASP_ANGLE
         if before > FINGERS_CLOSED >= self.opening and around:
             self.held = True
             self.offset, self._offset_yaw = self.rotation.T @ (self.block - self.position), self.yaw - self.hand_yaw
@@ -154,7 +157,7 @@ class FakeSingleArmEnv(SimulatedEnv):
         """Drop the block if the fingers that hold it are open; return whether that was at its place."""
         if not self.held or self.opening <= FINGERS_CLOSED:
             return False
-        success = bool(np.linalg.norm(self.block - PLACE) <= self.config.place_tolerance)
+        success = bool(np.linalg.norm(self.block - PLACE) <= PLACE_DISTANCE)
         self.block[2], self.held = BLOCK_REST_Z, False
         return success
 

@@ -26,6 +26,7 @@ CUBE_START_LOW = (0.06, -0.15)  # x, y in metres: 15 x 30 cm in the right arm's 
 CUBE_START_HIGH = (0.21, 0.15)
 START_JOINT_NOISE = 0.05  # radians, uniform +-, every joint but the grippers
 PLACE: Point = (-0.14, 0.06, CUBE_REST_Z)  # where the left arm must release the cube
+PLACE_DISTANCE = 0.05  # m from it at which releasing counts
 
 HOME_GRIP: tuple[Point, Point] = ((-0.18, 0.0, 0.18), (0.18, 0.0, 0.18))
 HOME_JOINTS = (*inverse(LEFT, HOME_GRIP[LEFT]), 1.0, *inverse(RIGHT, HOME_GRIP[RIGHT]), 1.0)

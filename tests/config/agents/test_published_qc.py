@@ -21,7 +21,7 @@ from serl_chunk.config.presets import configured
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.types import ConfigError
 
-ALGORITHMS = Path(__file__).parents[2] / "docs" / "algorithms.md"
+ALGORITHMS = Path(__file__).parents[3] / "docs" / "algorithms.md"
 PRESETS = {"": "qc", "both": "qc", "acfql": "qc", "acfql, distilled": "qc-fql", "acrlpd": "qc-rlpd"}
 SAME = ("the same", "the same; encoders are ours")
 

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import os
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from properties import examples
 
 from serl_chunk.config.experiment import NormaliserConfig
+from serl_chunk.data.normalise import normaliser
 from serl_chunk.data.normalise.chunk_statistics import StatsRequest, compute, write_norm_stats
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
 from serl_chunk.types import ConfigError, DataError, Episode
@@ -88,8 +90,9 @@ def test_no_difference_across_a_gap_is_demonstrated(spec, make_episode):
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4), horizon=st.integers(1, 6))
 def test_extremes_of_demonstrations_map_to_the_chosen_bound(spec, make_episode, mode, lengths, horizon):
     episodes = [make_episode(spec, n, seed=n + k, image_ticks={}) for k, n in enumerate(lengths)]
-    config = NormaliserConfig(actions=mode, action_scale_floor=1e-6)
-    norm = fit_normaliser(spec, config, horizon, episodes)
+    config = NormaliserConfig(actions=mode)
+    with patch.object(normaliser, "ACTION_FLOOR", 1e-6):
+        norm = fit_normaliser(spec, config, horizon, episodes)
     coded = np.full((sum(lengths), horizon, spec.action_dim), np.nan)
     rows = [norm.encode(s, c) for e in episodes for s, c in _windows(e, horizon)]
     for row, values in enumerate(rows):
@@ -132,8 +135,9 @@ def test_absolute_range_maps_the_limits_to_one(spec, demos):
     np.testing.assert_allclose(coded, [[-1] * 3, [1] * 3], atol=1e-6)
 
 
-def test_states_have_mean_0_and_deviation_1_or_the_floor(spec, demos):
-    norm = fit_normaliser(spec, NormaliserConfig(state_std_floor=0.5), HORIZON, demos)
+def test_states_have_mean_0_and_deviation_1_or_the_floor(spec, demos, monkeypatch):
+    monkeypatch.setattr(normaliser, "STATE_FLOOR", 0.5)
+    norm = fit_normaliser(spec, NormaliserConfig(), HORIZON, demos)
     coded = norm.observe(np.concatenate([e.steps.observation["state"] for e in demos]))
     np.testing.assert_allclose(coded.mean(0), 0, atol=1e-5)
     np.testing.assert_allclose(coded.std(0), 1, atol=1e-4)
@@ -141,7 +145,7 @@ def test_states_have_mean_0_and_deviation_1_or_the_floor(spec, demos):
         constant = e.steps.observation["state"].copy()
         constant[:, 3] = 2.0
         e = e._replace(steps=dataclasses.replace(e.steps, observation={"state": constant}))
-        assert fit_normaliser(spec, NormaliserConfig(), HORIZON, [e]).state_std[3] == np.float32(0.01)
+        assert fit_normaliser(spec, NormaliserConfig(), HORIZON, [e]).state_std[3] == np.float32(0.5)
     plain = fit_normaliser(spec, NormaliserConfig(state=False), HORIZON, demos)
     np.testing.assert_array_equal(plain.observe(coded), coded)
 
