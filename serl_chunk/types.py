@@ -141,7 +141,6 @@ class Begin(NamedTuple):
     group: str = ""  # id of the group of episodes that share a start state
     conditions: str = ""  # JSON, see `RobotEnv.conditions`; files and journals may be without it
     demonstration: bool = False  # streamed by `record --ip`, for the partition `demo`; on wire and in journals alone
-    arm: str = ""  # who acted where the actor drew it (actor/arms.py): ONE or BEST
 
 
 class Step(NamedTuple):

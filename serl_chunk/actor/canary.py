@@ -1,4 +1,4 @@
-"""Chooses the snapshot and the arm of each episode, by success without intervention.
+"""Chooses the snapshot of each episode, by success without intervention.
 
 With `actor.gate=canary` a newer snapshot is a *candidate* first: it has every fourth episode until it has acted in
 KNOWN. Then it acts in all, unless it is worse than the acting one: then it is dropped, and the newest one is next.
@@ -8,20 +8,61 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from typing import NamedTuple
 
-from serl_chunk.actor.arms import EVERY, KNOWN, Arms, Counts, Drawn, Evidence, succeeded_alone
 from serl_chunk.actor.policy import Policy
 from serl_chunk.actor.stats import EpisodeSummary
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.config.robots import AlohaConfig, FrankaConfig, GymConfig
-from serl_chunk.types import BEST, ONE, Amend, Outcome, Snapshot
+from serl_chunk.types import Amend, Outcome, Snapshot
 
 logger = logging.getLogger(__name__)
 
+WINDOW = 40  # newest episodes of a snapshot that count
+KNOWN = 8  # episodes below which a snapshot is on trial
+EVERY = 4  # episodes, of which one is by a snapshot on trial
 LEAST = 3  # episodes of a candidate before it may be dropped
 ERROR = 0.05  # of dropping, at one look, a candidate that is as good
+
+
+def succeeded_alone(summary: EpisodeSummary) -> bool | None:
+    """Return whether an episode succeeded without a human; None where that is not known, as it was cut short.
+
+    A helped episode is no success. The time limit and a fault of the robot are failures, as in metrics.jsonl.
+    """
+    cut_short = summary.outcome is Outcome.UNKNOWN and summary.ended_by not in ("environment", "fault")
+    return None if cut_short else summary.success and not summary.segments
+
+
+class Counts(NamedTuple):
+    """Episodes that count, and how many of them succeeded without a human."""
+
+    successes: int
+    episodes: int
+
+    def __str__(self) -> str:
+        return f"{self.successes}/{self.episodes}"
+
+
+class Evidence:
+    """Results of the newest WINDOW episodes of one snapshot."""
+
+    def __init__(self) -> None:
+        self._results: deque[tuple[str, bool]] = deque(maxlen=WINDOW)  # id, success
+
+    def add(self, episode_id: str, success: bool) -> None:
+        self._results.append((episode_id, success))
+
+    def correct(self, episode_id: str, success: bool | None) -> None:
+        """Replace the result of an episode; None removes it."""
+        kept = [(i, success if i == episode_id else s) for i, s in self._results]
+        self._results = deque(((i, s) for i, s in kept if s is not None), maxlen=WINDOW)
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(sum(success for *_, success in self._results), len(self._results))
 
 
 def chance(candidate: Counts, acting: Counts) -> float:
@@ -75,7 +116,6 @@ class Canary:
         self._newest: Snapshot | None = None
         self._tried = -1  # version of the newest candidate so far
         self._waited = 0  # episodes since the candidate acted
-        self._number = 0
         self._of_acting, self._of_candidate = Evidence(), Evidence()
 
     def offer(self, snapshot: Snapshot) -> None:
@@ -100,11 +140,10 @@ class Canary:
 
     def add(self, version: int, episode_id: str, success: bool) -> Verdict | None:
         """Count an episode of `version`; returns what ends a trial."""
-        self._number += 1
         if self.candidate is None or version != self.candidate.version:
-            self._of_acting.add(episode_id, self._number, success)
+            self._of_acting.add(episode_id, success)
             return None
-        self._of_candidate.add(episode_id, self._number, success)
+        self._of_candidate.add(episode_id, success)
         return self._verdict(self.candidate)
 
     def correct(self, episode_id: str, success: bool | None) -> None:
@@ -126,58 +165,27 @@ class Canary:
 
 
 class EpisodeChoice:
-    """Chooses what acts in each episode of a session, and counts how it did.
+    """Chooses the snapshot of each episode of a session, and counts how it did. `policy` has the gate, if any."""
 
-    Args:
-        policy: whose snapshot is chosen; it has the gate, if any.
-        seed: of the arms' draws.
-    """
+    def __init__(self, policy: Policy) -> None:
+        self._policy, self._counts = policy, False
 
-    def __init__(self, config: ExperimentConfig, policy: Policy, seed: int) -> None:
-        agent = config.agent
-        self._policy = policy
-        drawn = agent.earns_choice and agent.candidates > 1 and not config.actor.policy
-        self._arms = Arms(seed) if drawn else None
-        self._drawn, self._counts = Drawn(""), False
-
-    def begin(self, *, random: bool = False) -> str:
-        """Choose for the next episode, and return its arm. `random`: random commands begin it, so it does not count."""
-        on_trial = self._policy.choose_snapshot()
+    def begin(self, *, random: bool = False) -> None:
+        """Choose for the next episode. `random`: random commands begin it, so it does not count."""
+        self._policy.choose_snapshot()
         self._counts = not random
-        if self._arms is None:
-            self._drawn = Drawn("")
-        elif random:
-            self._drawn = Drawn(ONE)
-        else:
-            # A candidate's episodes are compared with the acting snapshot's: neither side tries an arm in them.
-            self._drawn = self._arms.draw(critic_chooses=self._policy.critic_chooses, may_try=not on_trial)
-        return self._drawn.arm
 
     def end(self, episode_id: str, summary: EpisodeSummary) -> None:
         """Count the episode that `begin` chose for."""
-        arms, gate, version = self._arms, self._policy.gate, self._policy.version
-        if arms is not None and summary.outcome is not Outcome.UNKNOWN:
-            arms.judged()
-        success = succeeded_alone(summary)
-        if success is None or not self._counts:
+        gate, success = self._policy.gate, succeeded_alone(summary)
+        if gate is None or success is None or not self._counts:
             return
-        on_trial = gate is not None and gate.candidate is not None and gate.candidate.version == version
-        if arms is not None and not on_trial:  # a broken candidate's failures are none of the arm's
-            arms.add(self._drawn.arm, episode_id, success)
-        if gate is not None and not self._drawn.tries and (verdict := gate.add(version, episode_id, success)):
+        if verdict := gate.add(self._policy.version, episode_id, success):
             verdict.log()
 
     def amend(self, record: Amend) -> None:
         """Count an episode as it was corrected."""
-        if not record.discard and record.outcome in (None, Outcome.SUCCESS):  # no correction makes a success
-            return
-        success = None if record.discard or record.outcome is Outcome.UNKNOWN else False
-        for kept in (self._arms, self._policy.gate):
-            if kept is not None:
-                kept.correct(record.episode_id, success)
-
-    def __str__(self) -> str:
-        """Return how the arms did, for a status line; empty without arms."""
-        if self._arms is None:
-            return ""
-        return ", ".join(f"{arm} {self._arms.counts(arm)}" for arm in (ONE, BEST))
+        gate = self._policy.gate
+        if gate is None or (not record.discard and record.outcome in (None, Outcome.SUCCESS)):
+            return  # no correction makes a success
+        gate.correct(record.episode_id, None if record.discard or record.outcome is Outcome.UNKNOWN else False)

@@ -194,10 +194,10 @@ class EpisodeRunner:
             end = End(name, 0, None, False, True, Outcome.UNKNOWN, self._stop() or OPERATOR)
             return EpisodeState(name, meter, end=end)
         meter.conditions = self._env.conditions
-        begin = Begin(name, task, spec.name, spec.digest(), f"seed-{seed}", "", meter.conditions, arm=arm)
+        begin = Begin(name, task, spec.name, spec.digest(), f"seed-{seed}", "", meter.conditions)
         recorder = EpisodeRecorder(self._sink, begin, self._operator.decided, self._operator.feed)
         observed = LazyObservation(self._env, raw, self._frames.names)
-        planner.begin(recorder, seed, explore=explore)
+        planner.begin(recorder, seed, explore=explore, arm=arm)
         self.interventions.reset(seed)
         if (deadlines := self._pacing.deadlines()) is not None:
             planner.start(deadlines)

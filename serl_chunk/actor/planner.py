@@ -23,8 +23,11 @@ class Planner:
 
     execute_steps = 1  # ticks that a decision serves
 
-    def begin(self, recorder: EpisodeRecorder, seed: int, *, explore: bool) -> None:
-        """Forget what was planned in the previous episode; the environment was reset with `seed`."""
+    def begin(self, recorder: EpisodeRecorder, seed: int, *, explore: bool, arm: str = "") -> None:
+        """Forget what was planned in the previous episode; the environment was reset with `seed`.
+
+        `arm`: see `policy.Request`.
+        """
 
     def start(self, deadlines: Deadlines) -> None: ...
 
@@ -61,7 +64,7 @@ class ExpertPlanner(Planner):
     def __init__(self, expert: Expert) -> None:
         self._expert = expert
 
-    def begin(self, recorder: EpisodeRecorder, seed: int, *, explore: bool) -> None:
+    def begin(self, recorder: EpisodeRecorder, seed: int, *, explore: bool, arm: str = "") -> None:
         self._expert.reset(seed)
 
     def action(self, tick: int) -> TickAction | None:
@@ -76,10 +79,10 @@ class ChunkPlanner(Planner):
         self._queue, self._policy = queue, policy
         self._decided_at = 0  # decision tick of the last executed chunk
 
-    def begin(self, recorder: EpisodeRecorder, seed: int, *, explore: bool) -> None:
+    def begin(self, recorder: EpisodeRecorder, seed: int, *, explore: bool, arm: str = "") -> None:
         self.flush()
         self._decided_at, self._recorder, self._explore = 0, recorder, explore
-        self._task, self._arm = recorder.task, recorder.arm
+        self._task, self._arm = recorder.task, arm
 
     def action(self, tick: int) -> TickAction | None:
         queued = self._queue.pop(tick)

@@ -119,7 +119,7 @@ class EpisodeRecorder:
     ) -> None:  # fmt: skip
         self._sink, self._on_decision, self._feed = sink, on_decision, feed
         self._begin: Begin | None = begin
-        self.task, self.arm = begin.task, begin.arm
+        self.task = begin.task
         self._decisions: dict[int, dict[str, np.ndarray]] = {}
         self._awaited: int | None = None
         self._waiting: list[Step] = []

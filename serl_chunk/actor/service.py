@@ -211,7 +211,7 @@ class ActorService:
             stop=self._over_or_allowed if lockstep else self._over, operator=self.operator,
         )  # fmt: skip
         total = ActorSummary()
-        self._choice = choice = EpisodeChoice(config, policy, seed)
+        self._choice = choice = EpisodeChoice(policy)
         if self.operator is not None:
             self.operator.describe = functools.partial(self._described, policy, link)
             self.operator.learner_lost = lambda: link.away > LOST_SECONDS
@@ -266,10 +266,10 @@ class ActorService:
                 logger.info(backlog)
             random_steps = max(0, self.config.learner.random_steps - begun.env_steps - total.steps)
             episode_id = f"{begun.episode_prefix or self.actor_id}-{episode:06d}"
+            choice.begin(random=random_steps > 0)
             summary = runner.run_episode(
                 training_seed(self.config.seed, self.actor_id, episode),
                 explore=True, random_steps=random_steps, episode_id=episode_id,
-                arm=choice.begin(random=random_steps > 0),
             )  # fmt: skip
             episode += 1
             if summary.length == 0:  # the session ended while its first decision waited: nothing is recorded
@@ -304,7 +304,6 @@ class ActorService:
 
     def _log_status(self, total: ActorSummary, policy: Policy, link: ActorLink) -> None:
         line = f"episode {total.episodes}: {_in_words(self._recent)}, policy {policy.version}"
-        line += f", alone {arms}" if (arms := str(self._choice or "")) else ""
         logger.info(_joined(f"{line}, waited {self._waited:.0f} s", link.backlog(begun=False)))
 
     def _episodes_left(self) -> bool:

@@ -119,5 +119,5 @@ class ActorCritic(Agent):
         return {
             "policy": self.acting_policy(state),
             "critic": {k: critic[k] for k in ("encoder", self.acting_critic.heads)},
-            CRITIC_CHOOSES: jnp.asarray(not (pretrained and self.config.earns_choice)),
+            CRITIC_CHOOSES: jnp.asarray(not (pretrained and self.config.learns_to_choose)),
         }

@@ -135,7 +135,7 @@ class TrainingStats:
             length=e.length, succeed=e.success, intervention_steps=e.human_ticks, intervention_count=e.segments,
             phase=phase, success_without_intervention=self.success_without_intervention, number=number,
             seam_acceleration=e.accelerations[0], acceleration=e.accelerations[1],
-            arm=e.arm, q=[q for q, _ in e.decisions], g=[g for _, g in e.decisions],
+            q=[q for q, _ in e.decisions], g=[g for _, g in e.decisions],
         )  # fmt: skip
 
 

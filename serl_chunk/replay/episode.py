@@ -75,7 +75,6 @@ class EpisodeStats(NamedTuple):
     segments: int
     returns: tuple[float, float] = (0.0, 0.0)  # the least and the greatest discounted one from any of its steps
     accelerations: tuple[float | None, float | None] = None, None  # at seams and elsewhere, see `seams`
-    arm: str = ""  # see `types.Begin`
 
 
 @dataclasses.dataclass
@@ -237,7 +236,6 @@ def summarise(
         segments=len(segments),
         returns=(float(to_go.min()), float(to_go.max())),
         accelerations=accelerations(action, segments, episode.gaps, spec),
-        arm=episode.begin.arm,
     )
 
 

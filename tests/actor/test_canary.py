@@ -1,4 +1,4 @@
-"""A newer snapshot earns the robot, and arms are drawn and recorded, in whole sessions of an actor."""
+"""A newer snapshot earns the robot, in whole sessions of an actor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 import pytest
-from actor_helpers import HumanOnTicks, LineEnv, NoisyAgent, identity, make_config
+from actor_helpers import LineEnv, NoisyAgent, identity, make_config
 from errors import naming
 from fake_link import FakeLink
 from hypothesis import given
@@ -17,11 +17,21 @@ from hypothesis import strategies as st
 from scipy.stats import hypergeom
 
 from serl_chunk.actor import canary
-from serl_chunk.actor.arms import EVERY, KNOWN, Counts
-from serl_chunk.actor.canary import LEAST, Canary, chance, check_signal
+from serl_chunk.actor.canary import (
+    EVERY,
+    KNOWN,
+    LEAST,
+    WINDOW,
+    Canary,
+    Counts,
+    Evidence,
+    chance,
+    check_signal,
+    succeeded_alone,
+)
 from serl_chunk.actor.link import RunProgress
 from serl_chunk.actor.service import ActorService
-from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.actor.stats import EpisodeSummary
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.config.robots import AlohaConfig, GymConfig
@@ -67,10 +77,6 @@ class Learning(FakeLink):
                 found.append(steps[0].policy_version)
         return found
 
-    @property
-    def arms(self) -> list[str]:
-        return [r.arm for r in self.records if isinstance(r, Begin)]
-
 
 class Judged(LineEnv):
     """Succeeds on its last tick where `succeeds(version, alone)`, as the agent decided last."""
@@ -106,51 +112,12 @@ def run(link: Learning, succeeds, *, episodes: int, config=None, gate: str = "no
     return agent
 
 
-def test_both_arms_act_and_are_recorded():
-    link = Learning([snapshot(1)])
-    agent = run(link, lambda version, alone: not alone, episodes=120)
-    assert link.arms[:1] == ["one"]  # nothing had judged an episode
-    assert set(link.arms) == {"one", "best"}
-    assert agent.alone == [arm == "one" for arm in link.arms]  # of the one decision of each episode
-    assert link.arms[-40:].count("best") > 30
-    assert link.arms[1 : 1 + EVERY * KNOWN] == ["one", "one", "one", "best"] * KNOWN
-
-
 @pytest.mark.parametrize(
-    ("params", "config"),
-    [
-        ({"critic_chooses": np.bool_(False)}, None),
-        ({}, dataclasses.replace(make_config(horizon=LENGTH), agent=AcrlpdConfig(candidates=4))),
-    ],
-    ids=["a critic that saw no failure", "an agent that is published with best of N"],
+    ("params", "alone"), [({"critic_chooses": np.bool_(False)}, True), ({}, False)], ids=["saw no failure", "chooses"]
 )
-def test_where_nothing_is_chosen(params, config):
-    link = Learning([snapshot(1, **params)])
-    agent = run(link, lambda version, alone: True, episodes=20, config=config)
-    assert set(link.arms) == ({""} if config else {"one"})
-    assert set(agent.alone) == {config is None}
-
-
-def test_without_an_outcome_one_acts():
-    link = Learning([snapshot(1)])
-    agent = Remembering(LENGTH)
-    config = dataclasses.replace(make_config(horizon=LENGTH), actor=ActorConfig(max_episodes=30))
-    with ActorService(config, env=LineEnv(length=LENGTH), agent=agent, link=link) as actor:
-        actor.run(identity(LENGTH), RunProgress())
-    assert set(link.arms) == {"one"}
-
-
-def test_help_is_no_success():
-    """A human who helps wherever the critic chooses makes every such episode a success; it earns nothing."""
-
-    class HelpsTheBest(HumanOnTicks):
-        def poll(self, tick, *rest):
-            command = super().poll(tick, *rest)
-            return command if link.arms[-1:] == ["best"] else None
-
-    link = Learning([snapshot(1)])
-    run(link, lambda version, alone: True, episodes=100, intervention=HelpsTheBest(frozenset({2})))
-    assert link.arms[-60:].count("best") <= 10
+def test_the_best_acts_once_the_critic_may_choose(params, alone):
+    agent = run(Learning([snapshot(1, **params)]), lambda *_: True, episodes=5)
+    assert set(agent.alone) == {alone}
 
 
 def test_a_broken_snapshot_is_dropped(caplog):
@@ -205,13 +172,16 @@ def test_a_discarded_episode_and_an_undone_label_count_nowhere():
     agent = Remembering(LENGTH)
     with ActorService(config, env=Judged(agent, lambda *_: True), agent=agent, link=link) as actor:
         actor.run(identity(LENGTH), RunProgress())
-        ids = [r.episode_id for r in link.records if isinstance(r, Begin)]
-        before = str(actor._choice)
+        ids, counted = (
+            [r.episode_id for r in link.records if isinstance(r, Begin)],
+            actor._choice._policy.gate._of_acting,
+        )
+        before = str(counted.counts)
         actor.amend(Amend(ids[0], discard=True))
         actor.amend(Amend(ids[1], Outcome.UNKNOWN, "operator"))
         actor.amend(Amend(ids[2], Outcome.FAILURE, "operator"))
         actor.amend(Amend(ids[4], Outcome.SUCCESS, "operator"))
-        assert (before, str(actor._choice)) == ("one 5/5, best 1/1", "one 2/3, best 1/1")
+        assert (before, str(counted.counts)) == ("6/6", "3/4")
     assert len([r for r in link.records if isinstance(r, Amend)]) == 4
 
 
@@ -234,3 +204,32 @@ def test_a_gate_needs_what_judges_episodes(robot, outcome, operator, refused):
         return check_signal(config, operator=operator)
     with pytest.raises(ConfigError, match=naming("actor.gate", "canary", "outcome.classifier", "operator", "none")):
         check_signal(config, operator=operator)
+
+
+def test_only_the_newest_episodes_of_a_snapshot_count():
+    evidence = Evidence()
+    for i in range(WINDOW + WINDOW // 2):
+        evidence.add(f"e{i}", i >= WINDOW)
+    assert evidence.counts == Counts(WINDOW // 2, WINDOW)
+    evidence.correct(f"e{WINDOW}", False)
+    evidence.correct(f"e{WINDOW + 1}", None)
+    evidence.correct("another actor's", None)
+    assert evidence.counts == Counts(WINDOW // 2 - 2, WINDOW - 1)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "by", "segments", "counts"),
+    [
+        (Outcome.SUCCESS, "environment", 0, True),
+        (Outcome.SUCCESS, "operator", 0, True),
+        (Outcome.SUCCESS, "environment", 1, False),  # a helped one
+        (Outcome.FAILURE, "operator", 0, False),
+        (Outcome.UNKNOWN, "environment", 0, False),  # the time limit
+        (Outcome.UNKNOWN, "fault", 0, False),
+        (Outcome.UNKNOWN, "operator", 0, None),  # who stopped it said nothing
+        (Outcome.UNKNOWN, "learner", 0, None),
+        (Outcome.UNKNOWN, "crash", 0, None),
+    ],
+)
+def test_what_an_episode_counts_as(outcome, by, segments, counts):
+    assert succeeded_alone(EpisodeSummary(seed=0, outcome=outcome, ended_by=by, segments=segments)) is counts

@@ -90,7 +90,7 @@ def make_episode() -> MakeEpisode:
             dims = np.arange(spec.action_dim) % 2 == t % 2
             steps[t] = steps[t]._replace(source=Source.HUMAN, decision_tick=-1, human_dims=dims)
         return Episode(
-            Begin(episode_id, task, spec.name, spec.digest(), "init-3", "group-1", '{"profile": "p"}', arm="best"),
+            Begin(episode_id, task, spec.name, spec.digest(), "init-3", "group-1", '{"profile": "p"}'),
             StepBlock.from_steps(episode_id, steps),
             End(
                 episode_id,

@@ -51,7 +51,7 @@ def episode_of(seed: int, n: int, task: str = "stack", every: int = 1, **end: An
         "final_observation": final, "terminated": True, "truncated": False, "outcome": Outcome.SUCCESS, "reward": 1.0
     }  # fmt: skip
     return Episode(
-        Begin(f"e{seed}", task, "arm", "ab12", "init-1", "g", '{"profile": "p"}', arm="one"),
+        Begin(f"e{seed}", task, "arm", "ab12", "init-1", "g", '{"profile": "p"}'),
         steps,
         End(f"e{seed}", n, **(how | end)),
     )

@@ -17,7 +17,7 @@ from serl_chunk.models.sums import Sum
 from serl_chunk.types import ChunkBatch
 
 # Wider ones differ more than a young critic can tell.
-WIDEST = 0.5  # scale of the noise of the last candidate
+WIDEST = 0.25  # scale of the noise of the last candidate
 ALONE = 0.14  # scale of the noise that a candidate explores from which is compared with no other
 
 

@@ -17,7 +17,7 @@ class AcfqlConfig(ActorCriticConfig):
     kind: ClassVar[str] = "acfql"
     acting_critic = "target"
     bounded_critic = True
-    earns_choice = True
+    learns_to_choose = True
 
     flow: FlowConfig = setting(FlowConfig, "the flow policy")
     policy_ema: float = 0.999

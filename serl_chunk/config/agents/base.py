@@ -49,7 +49,7 @@ class AgentConfig(Group, path="agent."):
     kernel_init = cast(KernelInit, "lecun_normal")
     acting_critic: ClassVar[Literal["online", "target"]] = "online"  # chooses among candidates
     bounded_critic: ClassVar[bool] = False  # Q is a sigmoid within the returns that the rewards allow
-    earns_choice: ClassVar[bool] = False  # best of N has to earn its episodes (actor/arms.py)
+    learns_to_choose: ClassVar[bool] = False  # a critic that saw no failure does not choose among candidates
     prefix_critic: ClassVar[bool] = False  # a second critic scores the executed actions (DecoupledConfig)
 
     @property

@@ -27,7 +27,7 @@ IDENTITY = "identity"  # learner -> actor, before anything else: which run this 
 STATUS, REJOIN, FETCHED, FETCH_FAILED = "status", "rejoin", "fetched", "fetch_failed"  # learner -> actor
 ACK = "ack"  # learner -> actor, on the data socket
 
-PROTOCOL = 6  # 6: a Begin has the arm that acts
+PROTOCOL = 7
 HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
 DEMONSTRATIONS = "demonstrations"  # array of a welcome, uint8[N, 8]: digests of those that the learner has
 _MAX_FIELDS = 256

@@ -18,11 +18,9 @@ import numpy as np
 
 from serl_chunk.transport.wire.jpeg import JpegImage, JpegImages, encode_jpeg, jpeg_images
 from serl_chunk.types import (
-    BEST,
     DECISION_PREFIX,
     HUMAN_DIMS,
     IMAGE_PREFIX,
-    ONE,
     REPEAT_PREFIX,
     STEP_COLUMNS,
     Amend,
@@ -204,13 +202,6 @@ def _outcome(header: Mapping[str, Any], name: str) -> Outcome | None:
     return None if value is None else Outcome(value)
 
 
-def _arm(header: Mapping[str, Any], name: str) -> str:
-    value = codec.identifier(header, name)
-    if value not in ("", ONE, BEST):
-        raise WireError(f"{name} {value!r} is not one of {ONE}, {BEST}, or empty")
-    return value
-
-
 def _reward(header: Mapping[str, Any], name: str) -> float | None:
     value = codec.field(header, name, (float, int, _NONE))
     if value is not None and not math.isfinite(value):
@@ -227,7 +218,6 @@ _MAX_CONDITIONS = 1 << 16  # characters
 _BEGIN: codec.Checks = {
     **dict.fromkeys(Begin._fields, codec.identifier), "task": codec.text,
     "conditions": functools.partial(codec.identifier, limit=_MAX_CONDITIONS), "demonstration": codec.exactly(bool),
-    "arm": _arm,
 }  # fmt: skip
 _AMEND: codec.Checks = {
     **_NAMES, "outcome": _outcome, "reward": _reward, "terminated": codec.exactly(bool, _NONE),

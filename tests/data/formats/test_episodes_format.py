@@ -346,9 +346,9 @@ def test_a_file_without_conditions_or_an_arm_is_read(tmp_path, spec, make_episod
     path, episode = tmp_path / "episode_0.hdf5", make_episode(spec, 3)
     write_episode(path, episode, spec)
     with h5py.File(path, "r+") as file:
-        del file["rl"].attrs["conditions"], file["rl"].attrs["arm"]
+        del file["rl"].attrs["conditions"]
     read = open_episode(path, ReadOptions())
-    assert read.begin == episode.begin._replace(conditions="", arm="")
+    assert read.begin == episode.begin._replace(conditions="")
 
 
 def test_what_is_no_folder_of_episodes(tmp_path):

@@ -53,7 +53,7 @@ def block(n=8, first=0):
     "record",
     [
         Begin("e"),
-        Begin("e", "do it", "fake", "abc", "s1", "g1", '{"profile": "p"}', arm="best"),
+        Begin("e", "do it", "fake", "abc", "s1", "g1", '{"profile": "p"}'),
         Begin("e", demonstration=True),
         block(),
         block(1, 1),
