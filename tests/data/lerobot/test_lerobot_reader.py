@@ -444,9 +444,9 @@ def test_changed_since_it_was_written(ours: Path):
     assert len(read(ours)) == 5
 
 
-def test_a_data_set_without_conditions_or_arms_is_read(ours: Path):
+def test_a_data_set_without_conditions_is_read(ours: Path):
     assert {e.begin.conditions for e in read(ours)} == {'{"profile": "p"}'}
-    rewrite(ours / SIDE, lambda table: table.drop_columns(["conditions", "arm"]), row_group_size=16)
+    rewrite(ours / SIDE, lambda table: table.drop_columns(["conditions"]), row_group_size=16)
     assert {e.begin.conditions for e in read(ours)} == {""}
 
 
