@@ -148,7 +148,6 @@ def test_malformed_first_tick(value):
     [
         (Begin("e"), {"task": 3}, ("task", "str", "int")),
         (Begin("e"), {"demonstration": 1}, ("demonstration", "bool", "int")),
-        (Begin("e"), {"arm": "two"}, ("arm", "two", "one, best")),
         (Begin("e"), {"first": -1}, ("first", -1)),
         (end("e", 3), {"outcome": "won"}, ("outcome", "won", "success")),
         (end("e", 3), {"outcome": None}, ("outcome", "str", "NoneType")),
