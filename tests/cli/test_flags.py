@@ -19,7 +19,7 @@ from serl_chunk.runs.folder import open_run, read_config
 
 RUN = ["--exp_name", "fake_aloha"]
 OGBENCH = """
-from serl_chunk.config.agents import AcrlpdConfig
+from serl_chunk import AcrlpdConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import OgbenchConfig
 

@@ -21,7 +21,7 @@ from serl_chunk.types import ConfigError, DataError
 EXPERIMENT = """
 from dataclasses import replace
 
-from serl_chunk.config.agents import BcConfig
+from serl_chunk import BcConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.learner import LearnerConfig
