@@ -1,9 +1,13 @@
 """The names that users import from `serl_chunk`. `__init__.py` reads this table."""
 
 # ruff: noqa: I001 - one statement for each module
-from serl_chunk.evaluation.rollouts import evaluate as evaluate
+from serl_chunk.actor.episode import EpisodeRunner as EpisodeRunner
+from serl_chunk.actor.policy import ChunkPolicy as ChunkPolicy
+from serl_chunk.actor.remote_policy import RemotePolicy as RemotePolicy
 from serl_chunk.actor.service import ActorService as ActorService
+from serl_chunk.agents.base import Agent as Agent
 from serl_chunk.agents.registry import make_agent as make_agent
+from serl_chunk.agents.spec import BatchSpec as BatchSpec
 from serl_chunk.config.agents.acfql import AcfqlConfig as AcfqlConfig
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig as AcrlpdConfig
 from serl_chunk.config.agents.bc import BcConfig as BcConfig
@@ -34,7 +38,23 @@ from serl_chunk.config.robots import (
     OgbenchConfig as OgbenchConfig,
     RobomimicConfig as RobomimicConfig,
 )
+from serl_chunk.data.demos import load_demos as load_demos
+from serl_chunk.data.formats import open_episodes as open_episodes
+from serl_chunk.data.preprocess import fit_preprocess as fit_preprocess
+from serl_chunk.evaluation.rollouts import evaluate as evaluate
+from serl_chunk.devices.registry import make_intervention as make_intervention
 from serl_chunk.replay.replay import Replay as Replay
+from serl_chunk.robots.base import InterventionSource as InterventionSource
+from serl_chunk.robots.base import RobotEnv as RobotEnv
 from serl_chunk.robots.registry import make_env as make_env
 from serl_chunk.transport.client.link import LearnerLink as LearnerLink
 from serl_chunk.transport.server.server import LearnerServer as LearnerServer
+from serl_chunk.types import (
+    CameraSpec as CameraSpec,
+    Episode as Episode,
+    Outcome as Outcome,
+    RobotSpec as RobotSpec,
+    Snapshot as Snapshot,
+    Source as Source,
+    StepBlock as StepBlock,
+)

@@ -18,7 +18,7 @@ from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.console.bindings import ActorState
-from serl_chunk.data.formats import open_source
+from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.data.inspect.inspect import inspect
 from serl_chunk.data.source import ReadOptions
@@ -331,7 +331,9 @@ class Recording:
 
     def _inspect(self, file: Path) -> None:
         spec = self._spec
-        report = inspect(open_source(str(file), ReadOptions(spec=spec)), spec=spec, horizon=self._config.chunk.horizon)
+        report = inspect(
+            open_episodes(str(file), ReadOptions(spec=spec)), spec=spec, horizon=self._config.chunk.horizon
+        )
         if report.faults:
             raise DataError(
                 f"{report.faults[0].text}. The file was written just now: check the disk, remove the file, and run the "

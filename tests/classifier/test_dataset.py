@@ -27,7 +27,7 @@ from serl_chunk.classifier.dataset import (
     read_source,
     split,
 )
-from serl_chunk.data.formats import open_source
+from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.hdf5 import write_episode
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.runs.episodes import RunSource
@@ -79,7 +79,7 @@ def folder(tmp_path) -> Path:
 
 
 def read(path: Path, cameras=("top",), labelling=None, known=None) -> Labelled:
-    source = open_source(path, ReadOptions(cameras=cameras))
+    source = open_episodes(path, ReadOptions(cameras=cameras))
     return read_source(source, cameras, labelling or Labelling(), set() if known is None else known)
 
 
@@ -118,7 +118,7 @@ def test_an_episode_that_was_read_before_is_left_out(folder):
 
 
 def test_frame_labels_replace_the_outcome(folder):
-    keys = open_source(folder, ReadOptions()).keys()
+    keys = open_episodes(folder, ReadOptions()).keys()
     ranges = [[0, 3, "far"], [3, 6, "near"], [7, 9, "in"]]
     (folder / LABELS).write_text(json.dumps({"classes": ["far", "near", "in"], "episodes": {keys[1]: ranges}}))
     data = read(folder)
@@ -139,7 +139,7 @@ def test_frame_labels_replace_the_outcome(folder):
     ],
 )  # fmt: skip
 def test_frame_labels_that_are_refused(folder, saved):
-    key = open_source(folder, ReadOptions()).keys()[0]
+    key = open_episodes(folder, ReadOptions()).keys()[0]
     (folder / LABELS).write_text(json.dumps(saved).replace("KEY", key))
     with pytest.raises(DataError, match=naming(LABELS)):
         read(folder)
@@ -270,7 +270,7 @@ def test_a_corrected_outcome_of_a_run_is_the_label(tmp_path):
 
 def test_frames_on_which_the_condition_does_not_hold_are_left_out(folder):
     def of(condition) -> Labelled:
-        source = open_source(folder, ReadOptions(cameras=("top", "side")))
+        source = open_episodes(folder, ReadOptions(cameras=("top", "side")))
         return read_source(source, ("top", "side"), Labelling(), set(), condition)
 
     seen = []

@@ -15,7 +15,7 @@ from serl_chunk.classifier.files import read_description
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.overrides import apply_overrides
-from serl_chunk.data.formats import open_source
+from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.main import main
 from serl_chunk.outcomes.classifier import Classifier
@@ -59,7 +59,7 @@ def test_training_writes_a_folder_that_the_actor_reads(trained):
 
 @pytest.mark.compiles
 def test_test_prints_the_figures_and_writes_them(trained, demos, tmp_path, capsys):
-    key = open_source(demos, ReadOptions()).keys()[2]
+    key = open_episodes(demos, ReadOptions()).keys()[2]
     labels = {"classes": ["failure", "success"], "episodes": {key: [[0, 10, "failure"]]}}
     (demos / LABELS).write_text(json.dumps(labels))
     try:

@@ -14,7 +14,7 @@ from serl_chunk.classifier.dataset import LABELS, Labelling, read_source
 from serl_chunk.cli import classifier_record as module
 from serl_chunk.cli.classifier_record import LabelledFolder, run_record_labels
 from serl_chunk.console.bindings import Action
-from serl_chunk.data.formats import hdf5_writer, open_source
+from serl_chunk.data.formats import hdf5_writer, open_episodes
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.main import main
@@ -100,7 +100,7 @@ def record(monkeypatch, tmp_path):
 
 def labels_of(folder) -> dict[str, list[int]]:
     """The labels of each frame as the training reads them."""
-    source = open_source(folder, ReadOptions(cameras=CAMERAS))
+    source = open_episodes(folder, ReadOptions(cameras=CAMERAS))
     data = read_source(source, CAMERAS, Labelling(), set())
     for e in data.episodes:  # the frames have the number of their tick
         assert e.images["wrist"][:, 0, 0, 0].tolist() == e.ticks.tolist()

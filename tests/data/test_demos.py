@@ -17,7 +17,7 @@ from properties import examples
 
 from serl_chunk.data.convert.convert import convert
 from serl_chunk.data.demos import content_digest, end_at_first_success, find_demos, load_demos
-from serl_chunk.data.formats import open_source
+from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.episodes import EpisodeFiles
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
 from serl_chunk.data.frames import Frames, SingleFrame, observation_at
@@ -126,7 +126,7 @@ def test_one_motion_may_show_several_tasks(tmp_path, spec, make_episode, texts, 
         pytest.importorskip("pyarrow")
         from serl_chunk.data.lerobot.writer import LeRobotSink
 
-        source = open_source(files, ReadOptions(spec=spec))
+        source = open_episodes(files, ReadOptions(spec=spec))
         sink = LeRobotSink(tmp_path / "lerobot", image_codec="png", tolerance_s=None)
         convert(source, source.keys(), sink, tmp_path / "lerobot", workers=0)
     demos = load_demos([tmp_path / format], spec)
@@ -155,7 +155,7 @@ def test_a_copy_in_another_format_is_the_same_demonstration(tmp_path, spec, make
 
     for k in range(2):
         write_episode(ours / f"episode_{k}.hdf5", smooth(make_episode(spec, 6 + k, seed=k), 0), spec)
-    source = open_source(ours, ReadOptions(spec=spec))
+    source = open_episodes(ours, ReadOptions(spec=spec))
     convert(source, source.keys(), LeRobotSink(other, image_codec=codec, tolerance_s=None), other, workers=0)
     # The same motions, rendered in another light, are other demonstrations.
     write_episode(tmp_path / "light.hdf5", smooth(make_episode(spec, 6, seed=0), 50), spec)
@@ -459,7 +459,7 @@ def test_scored_folders_remember_what_they_are_worth(tmp_path, joints_spec, make
     assert [e.end.outcome for e in demos.episodes] == [Outcome.FAILURE, Outcome.SUCCESS]
     for origin, episode in zip(demos.origins, demos.episodes, strict=True):
         assert origin.path == tmp_path
-        source = open_source(origin.path, dataclasses.replace(options, spec=joints_spec), origin.format)
+        source = open_episodes(origin.path, dataclasses.replace(options, spec=joints_spec), origin.format)
         assert source.read(origin.key).end.outcome is episode.end.outcome
 
 

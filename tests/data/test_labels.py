@@ -12,7 +12,7 @@ import pytest
 from errors import naming
 
 from serl_chunk.data.demos import NoDemosFoundError, load_demos
-from serl_chunk.data.formats import open_source
+from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
 from serl_chunk.data.labels import FILE, as_recorded, correction, read_labels, write_label
 from serl_chunk.data.lerobot.writer import LeRobotSink
@@ -71,7 +71,7 @@ def test_a_label_that_is_taken_back_leaves_the_episode_as_recorded(folder, spec)
 def test_the_source_of_the_folder_applies_them_and_counts_them(folder, spec):
     label(folder, NAMES[0], "failure")
     label(folder, NAMES[2], "discard")
-    source = open_source(folder, ReadOptions(spec=spec))
+    source = open_episodes(folder, ReadOptions(spec=spec))
     assert source.keys() == NAMES[:2]
     assert source.read(NAMES[0]).end.outcome is Outcome.FAILURE
     notes = [note for note in source.notes() if FILE in note]
@@ -82,7 +82,7 @@ def test_labels_of_scored_folders_lie_next_to_their_files(folder, spec):
     (folder / "score_5").mkdir()
     shutil.copy(folder / NAMES[1], folder / "score_5" / "x.hdf5")
     label(folder / "score_5", "x.hdf5", "success")
-    source = open_source(folder, ReadOptions(spec=spec))
+    source = open_episodes(folder, ReadOptions(spec=spec))
     assert source.read("score_5/x.hdf5").end.outcome is Outcome.SUCCESS
     assert source.read(NAMES[1]).end.outcome is Outcome.UNKNOWN
 
@@ -112,7 +112,7 @@ def test_a_file_that_was_recorded_again_has_no_label(folder, spec, make_episode)
         loaded(folder, spec)
     write_episode(folder / NAMES[1], make_episode(spec, 10, seed=8), spec)
     with pytest.raises(DataError, match=naming(NAMES[1], FILE)):
-        open_source(folder, ReadOptions(spec=spec)).keys()
+        open_episodes(folder, ReadOptions(spec=spec)).keys()
 
 
 def test_an_unreadable_episode_can_be_discarded(folder, spec):
@@ -123,11 +123,11 @@ def test_an_unreadable_episode_can_be_discarded(folder, spec):
 
 def test_lerobot_episodes_are_labelled_by_their_index(tmp_path):
     lerobot_sets.write(LeRobotSink(tmp_path / "set"), [lerobot_sets.episode_of(k, 6) for k in range(3)])
-    source = open_source(tmp_path / "set", ReadOptions())
+    source = open_episodes(tmp_path / "set", ReadOptions())
     recorded = source.read("episode_000001")
     write_label(source.path, "episode_000001", "failure", recorded)
     write_label(source.path, "episode_000000", "discard", source.read("episode_000000"))
-    source = open_source(tmp_path / "set", ReadOptions())
+    source = open_episodes(tmp_path / "set", ReadOptions())
     assert source.keys() == ["episode_000001", "episode_000002"]
     assert source.read("episode_000001").end.outcome is Outcome.FAILURE
     assert source.read("episode_000001").end.reward == 0

@@ -17,7 +17,7 @@ from coded_episodes import SPEC, make
 from http_requests import Answer, Requests
 from journal_runs import Run
 
-from serl_chunk.data.formats import open_source
+from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.hdf5 import write_episode
 from serl_chunk.data.lerobot.writer import LeRobotSink
 from serl_chunk.data.source import ReadOptions
@@ -110,7 +110,7 @@ class Browser(Requests):
 @contextlib.contextmanager
 def viewing(path: Path, **options: Any) -> Iterator[Browser]:
     """A viewer of `path` that serves."""
-    viewer = Viewer(open_source(path, ReadOptions(labels=False, **options), None, (FORMAT,)))
+    viewer = Viewer(open_episodes(path, ReadOptions(labels=False, **options), None, (FORMAT,)))
     server = Server(viewer)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     viewer.catalogue.start()

@@ -16,7 +16,7 @@ from errors import naming
 from PIL import Image
 from viewed import KINDS, LENGTH
 
-from serl_chunk.data.formats import open_source
+from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.hdf5 import write_episode
 from serl_chunk.data.labels import write_label
 from serl_chunk.data.source import ReadOptions
@@ -29,7 +29,7 @@ AMPLE = 5_000_000
 
 def written(source_path: Path, out: Path, numbers=range(4), max_bytes: int = AMPLE) -> tuple[dict, str]:
     """The data in the page, and the line about it."""
-    source = open_source(source_path, ReadOptions(labels=False), None, (FORMAT,))
+    source = open_episodes(source_path, ReadOptions(labels=False), None, (FORMAT,))
     line = write_page(out, source, list(numbers), max_bytes)
     assert out.stat().st_size <= max_bytes
     (content,) = re.findall(r'<script type="application/json" id="embedded">(.*?)</script>', out.read_text(), re.S)

@@ -12,7 +12,7 @@ from coded_episodes import SPEC
 from viewed import KINDS, viewing
 
 from serl_chunk.data.demos import load_demos
-from serl_chunk.data.formats import open_source
+from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.labels import FILE
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.runs.amend import RunAmender
@@ -85,7 +85,7 @@ def test_a_lerobot_set_keeps_labels_by_index(tmp_path):
         assert browser.label(2, "failure").status == 200
         assert browser.label(0, "discard").status == 200
     assert set(json.loads((folder / FILE).read_text())["labels"]) == {"episode_000000", "episode_000002"}
-    source = open_source(folder, ReadOptions())
+    source = open_episodes(folder, ReadOptions())
     assert source.keys() == ["episode_000001", "episode_000002", "episode_000003"]
     assert source.read("episode_000002").end.outcome is Outcome.FAILURE
 
@@ -93,7 +93,7 @@ def test_a_lerobot_set_keeps_labels_by_index(tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_label_can_be_taken_back(tmp_path, kind):
     folder = KINDS[kind](tmp_path / "data")
-    source = open_source(folder, ReadOptions(), None, (FORMAT,))
+    source = open_episodes(folder, ReadOptions(), None, (FORMAT,))
     before = source.read(source.keys()[0]).end
     with viewing(folder) as browser:
         (row, *_) = browser.rows()
@@ -101,7 +101,7 @@ def test_a_label_can_be_taken_back(tmp_path, kind):
             answer = browser.label(0, label)
             assert answer.status == 200
         assert answer.json["row"] == row
-    source = open_source(folder, ReadOptions(), None, (FORMAT,))
+    source = open_episodes(folder, ReadOptions(), None, (FORMAT,))
     after = source.read(source.keys()[0]).end
     assert (after.outcome, after.outcome_by, after.terminated) == (before.outcome, before.outcome_by, before.terminated)
     if kind != "run":  # whose last reward is given as a correction

@@ -9,7 +9,7 @@ import viewed
 from chromium import MISSING, Chromium
 from viewed import LENGTH, viewing
 
-from serl_chunk.data.formats import open_source
+from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.runs.episodes import RunSource
 from serl_chunk.types import Outcome
@@ -136,7 +136,7 @@ def test_names_of_episodes_are_text(tmp_path, window):
 
 
 def test_the_written_page_works_without_a_viewer(tmp_path: Path, window):
-    source = open_source(viewed.hdf5_folder(tmp_path / "demos"), ReadOptions(labels=False))
+    source = open_episodes(viewed.hdf5_folder(tmp_path / "demos"), ReadOptions(labels=False))
     write_page(tmp_path / "page.html", source, [1, 2], 5_000_000)
     window.open((tmp_path / "page.html").as_uri())
     window.until("state.episode && state.rows.length === 4")

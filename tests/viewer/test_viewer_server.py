@@ -13,7 +13,7 @@ from errors import naming
 from PIL import Image
 from viewed import KINDS, LENGTH, OUTCOMES, viewing
 
-from serl_chunk.data.formats import open_source
+from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.runs.episodes import FORMAT
 from serl_chunk.types import ConfigError
@@ -159,7 +159,7 @@ def test_frames_are_those_that_were_recorded(folders, kind):
         answer = browser.request(f"frame/1/{camera['name']}/1")
         assert answer.headers["Content-Type"] in ("image/jpeg", "image/png")
         image = np.asarray(Image.open(io.BytesIO(answer.body)).convert("RGB"))
-        source = open_source(folders[kind], ReadOptions(), None, (FORMAT,))
+        source = open_episodes(folders[kind], ReadOptions(), None, (FORMAT,))
         rows = source.read(source.keys()[1]).steps.sparse[f"images/{camera['name']}"]
         assert image.shape == (camera["height"], camera["width"], 3)
         difference = np.abs(image.astype(int) - np.asarray(rows.values[1]).astype(int))
@@ -191,7 +191,7 @@ def test_an_unreadable_episode_does_not_hide_the_others(tmp_path):
 
 
 def test_a_port_in_use_is_named(folders):
-    viewer = Viewer(open_source(folders["hdf5"], ReadOptions(labels=False)))
+    viewer = Viewer(open_episodes(folders["hdf5"], ReadOptions(labels=False)))
     with Server(viewer) as first, pytest.raises(ConfigError, match=naming(first.port)) as error:
         Server(viewer, first.port)
     assert error.value.parameter == "port"

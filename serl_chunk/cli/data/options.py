@@ -14,7 +14,7 @@ from rich import progress
 from rich.console import Console
 
 from serl_chunk.cli.process import load, spec_of
-from serl_chunk.data.formats import open_source
+from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.source import ReadOptions, Source
 from serl_chunk.runs.episodes import FORMAT
 from serl_chunk.types import ConfigError
@@ -82,8 +82,8 @@ def parse_cameras(text: str | None) -> tuple[str, ...] | None:
 
 
 def open_any(path: str, options: ReadOptions, format: str | None) -> Source:
-    """Open a source as `data.formats.open_source` does, run folders too."""
-    return open_source(path, options, format, (FORMAT,))
+    """Open a source as `data.formats.open_episodes` does, run folders too."""
+    return open_episodes(path, options, format, (FORMAT,))
 
 
 def parse_scores(text: str | None) -> tuple[tuple[str, float], ...]:

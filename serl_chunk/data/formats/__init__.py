@@ -45,7 +45,7 @@ def matching(path: Path, more: Sequence[Format] = ()) -> Format | None:
     return None
 
 
-def open_source(
+def open_episodes(
     path: Path | str, options: ReadOptions, format: str | None = None, more: Sequence[Format] = ()
 ) -> Source:
     """Open the source at `path`, of the format that it looks like, or of `format`. Raises ConfigError, DataError."""

@@ -21,7 +21,7 @@ pytest.importorskip("av")
 
 from lerobot_sets import HZ, several, smooth, write
 
-from serl_chunk.data.formats import open_source
+from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.frames import decode_image
 from serl_chunk.data.lerobot.rows import newest
 from serl_chunk.data.lerobot.writer import LeRobotSink
@@ -130,7 +130,7 @@ def test_we_read_what_lerobot_writes(tmp_path: Path, mode: str):
         given[f"top{e}"] = np.stack([smooth(e, t, 64, 96) for t in range(n)])  # AV1 knows no smaller ones
     np.savez(tmp_path / "given.npz", **given)
     run(tmp_path, WRITE, tmp_path / "set", tmp_path / "given.npz", mode)
-    source = open_source(tmp_path / "set", ReadOptions())
+    source = open_episodes(tmp_path / "set", ReadOptions())
     assert (source.format, source.hz) == ("lerobot", HZ)
     for e, key in enumerate(source.keys()):
         begin, steps, end = decode_images(source.read(key))

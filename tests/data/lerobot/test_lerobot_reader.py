@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from lerobot_sets import HEIGHT, HZ, WIDTH, edit, episode_of, rewrite, several, shared, smooth, write
 from PIL import Image
 
-from serl_chunk.data.formats import open_source
+from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.lerobot.writer import LeRobotSink
 from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.types import DataError, Episode, Outcome, Source
@@ -55,7 +55,7 @@ def foreign(ours: Path) -> Path:
 
 
 def read(folder: Path, **options: Any) -> list[Episode]:
-    source = open_source(folder, ReadOptions(**options))
+    source = open_episodes(folder, ReadOptions(**options))
     return [source.read(key) for key in source.keys()]
 
 
@@ -140,13 +140,15 @@ class TestForeign:
         self.judged(foreign, {7: 1.0}, {7, 12})
         second = read(foreign)[1]
         assert second.steps.reward.tolist() == [0.0] * 5 + [1.0]
-        notes = open_source(foreign, ReadOptions()).notes()
+        notes = open_episodes(foreign, ReadOptions()).notes()
         assert "1 successes had no reward of 1 or more: their last step has 1" in notes
 
     def test_success_said_of_rewards_that_are_zero(self, foreign: Path):
         rewrite(foreign / DATA, lambda t: replaced(t, "next.reward", pa.array(np.zeros(41, np.float32))))
         assert read(foreign, success=True)[1].steps.reward.tolist() == [0.0] * 5 + [1.0]
-        assert any(n.startswith("5 successes had no") for n in open_source(foreign, ReadOptions(success=True)).notes())
+        assert any(
+            n.startswith("5 successes had no") for n in open_episodes(foreign, ReadOptions(success=True)).notes()
+        )
 
     def test_failure_said_of_a_reward_of_1(self, foreign: Path):
         with pytest.raises(DataError, match=naming(0, 8, 1, "failure")):
@@ -158,18 +160,18 @@ class TestForeign:
         assert (first.end.outcome, first.end.length) == (Outcome.SUCCESS, 8)
         assert (second.end.outcome, second.end.length) == (Outcome.UNKNOWN, 7)
         assert (second.end.terminated, second.end.truncated) == (False, True)
-        notes = open_source(foreign, ReadOptions()).notes()
+        notes = open_episodes(foreign, ReadOptions()).notes()
         assert any(note.startswith("4 episodes without a true next.success") for note in notes)
         failed = read(foreign, success=False)[1].end
         assert (failed.outcome, failed.length, failed.terminated) == (Outcome.FAILURE, 6, True)
-        assert not any("without a true" in note for note in open_source(foreign, ReadOptions(success=False)).notes())
+        assert not any("without a true" in note for note in open_episodes(foreign, ReadOptions(success=False)).notes())
         drop(foreign, "next.reward")
         with pytest.raises(DataError, match=naming(1, "next.success", "failure")):
             read(foreign, reward_every_step=True)
 
     def test_notes_of_damaged_files_are_left_to_reading(self, ours: Path):
         (ours / SIDE).unlink()
-        source = open_source(ours, ReadOptions())
+        source = open_episodes(ours, ReadOptions())
         rewrite(ours / DATA, lambda t: replaced(t, "next.success", pa.array([None] * len(t), pa.bool_())))
         assert not any("without a true" in note for note in source.notes())
         (ours / DATA).unlink()
@@ -223,7 +225,7 @@ class TestForeign:
 
     def test_no_rate(self, foreign: Path):
         edit(foreign / INFO, fps=None)
-        assert open_source(foreign, ReadOptions()).hz is None
+        assert open_episodes(foreign, ReadOptions()).hz is None
         assert read(foreign, hz=10.0)[0].steps.stamp[1] == 0.1
 
     def test_grey_images_and_those_with_a_palette(self, foreign: Path):
@@ -259,14 +261,14 @@ class TestForeign:
             assert read(foreign)[0].steps.sparse["images/top"].values.shape == (8, HEIGHT, WIDTH, 3)
 
     def test_notes(self, foreign: Path):
-        notes = open_source(foreign, ReadOptions()).notes()
+        notes = open_episodes(foreign, ReadOptions()).notes()
         assert any("a reward of 1 or more" in note for note in notes)
         assert any("source of actions is not recorded" in note for note in notes)
         drop(foreign, "next.reward")
-        assert any("success or failure" in note for note in open_source(foreign, ReadOptions()).notes())
+        assert any("success or failure" in note for note in open_episodes(foreign, ReadOptions()).notes())
 
     def test_ours_needs_no_notes(self, ours: Path):
-        assert open_source(ours, ReadOptions()).notes() == []
+        assert open_episodes(ours, ReadOptions()).notes() == []
 
 
 def _column_gone(folder: Path) -> None:
@@ -428,7 +430,7 @@ def test_spoilt(request: pytest.FixtureRequest, kind: str, spoil: Callable[[Path
 
 def test_no_info(tmp_path: Path):
     with pytest.raises(DataError, match=naming(tmp_path, "meta/info.json")):
-        open_source(tmp_path, ReadOptions(), "lerobot")
+        open_episodes(tmp_path, ReadOptions(), "lerobot")
 
 
 def test_changed_since_it_was_written(ours: Path):

@@ -26,7 +26,7 @@ from lerobot_sets import HEIGHT, HZ, WIDTH, episode_of, several, smooth, write
 from PIL import Image
 from properties import examples
 
-from serl_chunk.data.formats import choose, open_source
+from serl_chunk.data.formats import choose, open_episodes
 from serl_chunk.data.frames import FileVersion, Frames, decode_image
 from serl_chunk.data.lerobot import stored_frames
 from serl_chunk.data.lerobot.shards import ROWS, STAGING, PendingShards
@@ -58,14 +58,14 @@ def image_file(image: np.ndarray, kind: str) -> bytes:
 
 
 def read(folder: Path, **options) -> list[Episode]:
-    source = open_source(folder, ReadOptions(**options))
+    source = open_episodes(folder, ReadOptions(**options))
     source = pickle.loads(pickle.dumps(source))  # as worker processes get it
     return [decode_images(source.read(key)) for key in source.keys()]
 
 
 def read_lazily(folder: Path) -> Frames:
     """The frames of camera `top` in the first episode, where they are."""
-    source = open_source(folder, ReadOptions())
+    source = open_episodes(folder, ReadOptions())
     return source.read(source.keys()[0]).steps.sparse["images/top"].values
 
 
@@ -146,7 +146,7 @@ def test_stored_images_are_copied_byte_for_byte(tmp_path: Path):
     files = [image_file(smooth(0, t), "JPEG") for t in range(5)]
     files.append(image_file(smooth(0, 5), "PNG"))
     steps.sparse["images/top"] = SparseRows(np.arange(6, dtype=np.int32), HeldFrames((HEIGHT, WIDTH, 3), files, "mem"))
-    source = open_source(write(LeRobotSink(tmp_path), [Episode(begin, steps, end)]), ReadOptions())
+    source = open_episodes(write(LeRobotSink(tmp_path), [Episode(begin, steps, end)]), ReadOptions())
     frames = source.read("episode_000000").steps.sparse["images/top"].values
     assert [frames.encoded(i) for i in range(6)] == files
 
@@ -233,7 +233,7 @@ def test_nothing_but_the_data_set_is_left(tmp_path: Path):
 def test_random_frames_of_a_video(tmp_path: Path):
     episodes = several()
     folder = write(LeRobotSink(tmp_path, mode="video"), episodes)
-    source = open_source(folder, ReadOptions(cameras=("wrist",)))
+    source = open_episodes(folder, ReadOptions(cameras=("wrist",)))
     open_ones = [source.read(key).steps.sparse["images/wrist"].values for key in source.keys()]
     for _ in range(2):
         for e, t in [(2, 11), (0, 0), (4, 7), (2, 3), (2, 4), (2, 4), (1, 6), (0, 8), (3, 0)]:
@@ -288,7 +288,7 @@ def test_an_image_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     noise = rng.integers(0, 256, (40, 120, 160, 3), dtype=np.uint8)  # 58 kB each as PNG: several pages of 1 MB
     steps.sparse["images/top"] = SparseRows(np.arange(40, dtype=np.int32), noise)
     folder = write(LeRobotSink(tmp_path), [Episode(begin, steps, end)])
-    frames = open_source(folder, ReadOptions()).read("episode_000000").steps.sparse["images/top"].values
+    frames = open_episodes(folder, ReadOptions()).read("episode_000000").steps.sparse["images/top"].values
     monkeypatch.setattr(stored_frames._columns, "get", lambda *_: pytest.fail("the whole column was read"))
     for t in (39, 0, 20, 21):
         assert (frames[t] == noise[t]).all()
