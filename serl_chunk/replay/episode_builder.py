@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from serl_chunk.replay.episode import EpisodeStats, Key, Partition, StoredEpisode, decision_values, summarise
+from serl_chunk.replay.frame_storage import final_rows
 from serl_chunk.replay.partitions import Partitions
-from serl_chunk.replay.step_storage import final_rows
 from serl_chunk.types import Amend, Begin, DataError, End, Episode, Outcome, Record, Source, StepBlock
 
 
@@ -117,9 +117,10 @@ class EpisodeBuilder:
         del self._current[session]
         if episode.end is None or episode.demonstration:
             return None
-        storage, steps = self._partitions.storage, episode.rows[: episode.length]
-        columns = storage.source[steps], storage.decision_tick[steps], storage.reward[steps], storage.effective[steps]
-        return summarise(episode, *columns, storage.action[steps], storage.spec, self._discount)
+        storage, rows = self._partitions.storage, episode.rows[: episode.length]
+        steps = storage.steps
+        columns = steps.source[rows], steps.decision_tick[rows], steps.reward[rows], steps.effective[rows]
+        return summarise(episode, *columns, steps.action[rows], storage.spec, self._discount)
 
     def _amend(self, session: str, amend: Amend) -> None:
         episode = self._partitions.find((session, amend.episode_id))
@@ -181,7 +182,7 @@ class EpisodeBuilder:
     def _settle(self, episode: StoredEpisode, reward: float | None) -> None:
         storage = self._partitions.storage
         if reward is not None:
-            storage.reward[episode.rows[episode.length - 1]] = reward
+            storage.steps.reward[episode.rows[episode.length - 1]] = reward
         storage.close(episode)
         self._partitions.relabel(episode)
         self._partitions.index(episode)

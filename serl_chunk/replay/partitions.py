@@ -12,9 +12,10 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.replay.episode import Key, Partition, StoredEpisode, effective_rewards
 from serl_chunk.replay.features import Embedder
+from serl_chunk.replay.frame_storage import final_rows
 from serl_chunk.replay.memory import STORES, kept_observations
 from serl_chunk.replay.qc_sampler import QCWindowSampler
-from serl_chunk.replay.step_storage import StepStorage, final_rows
+from serl_chunk.replay.step_storage import StepStorage
 from serl_chunk.replay.tasks import TaskTable
 from serl_chunk.replay.windows import BcOn, IndexSet, StratifiedSampler, eligible_starts, imitation_weights
 from serl_chunk.types import ConfigError, DataError, Episode, Outcome, RobotSpec, Source
@@ -111,7 +112,7 @@ class Partitions:
         self.make_room(self.human, episode, len(episode.rows), frames)
         steps = episode.rows[: episode.length]
         self.view_online.discard(steps)
-        self.view_all.discard(steps[self.storage.source[steps] != Source.HUMAN])
+        self.view_all.discard(steps[self.storage.steps.source[steps] != Source.HUMAN])
         self.online.pop(episode)
         self.human.put(episode)
         return True
@@ -125,34 +126,34 @@ class Partitions:
 
     def relabel(self, episode: StoredEpisode, first: int = 0) -> None:
         """Set effective rewards and imitation weights of the steps from tick `first` on."""
-        storage, reward = self.storage, self._config.reward
+        steps, parts, reward = self.storage.steps, self.storage.human_parts, self._config.reward
         rows = episode.rows[first : episode.length]
-        source = storage.source[rows]
+        source = steps.source[rows]
         failed = episode.terminated and episode.outcome == Outcome.FAILURE
-        storage.effective[rows] = effective_rewards(storage.reward[rows], reward, failed=failed)
-        storage.is_demo[rows] = episode.demonstration | (source == Source.HUMAN)
+        steps.effective[rows] = effective_rewards(steps.reward[rows], reward, failed=failed)
+        steps.is_demo[rows] = episode.demonstration | (source == Source.HUMAN)
         weigh = functools.partial(
             imitation_weights, source, bc_on=self._bc_on, demonstration=episode.demonstration, outcome=episode.outcome,
             exclude_ticks=self._exclude_ticks,
         )  # fmt: skip
-        storage.bc_weight[rows] = weigh()
-        if storage.human_dims is not None:
-            of_policy = weigh(shared=storage.human_dims[rows].any(1))
-            storage.imitate_human_alone(rows, of_policy < storage.bc_weight[rows])
+        steps.bc_weight[rows] = weigh()
+        if parts.dims is not None:
+            of_policy = weigh(shared=parts.dims[rows].any(1))
+            parts.imitate_alone(rows, of_policy < steps.bc_weight[rows])
 
     def index(self, episode: StoredEpisode) -> None:
         """Add the windows that have become complete since the last call."""
         returned = self._config.chunk.returned
         ticks, excluded = eligible_starts(
-            self.storage.recent[episode.rows], first=episode.indexed, last=episode.last, terminated=episode.terminated,
-            returned=returned, keep_terminal=self._config.replay.terminal_windows == "keep",
-            gaps=episode.gaps,
+            self.storage.frames.recent[episode.rows], first=episode.indexed, last=episode.last,
+            terminated=episode.terminated, returned=returned,
+            keep_terminal=self._config.replay.terminal_windows == "keep", gaps=episode.gaps,
         )  # fmt: skip
         episode.indexed = max(episode.indexed, episode.last - returned + 1)
         episode.eligible += len(ticks)
         episode.excluded += excluded
         rows = episode.rows[ticks]
-        intervened = rows[self.storage.source[rows] == Source.HUMAN]
+        intervened = rows[self.storage.steps.source[rows] == Source.HUMAN]
         evicted = episode.key in self.human.episodes
         self.view_demo.add(rows if episode.demonstration else intervened)
         self.view_all.add(intervened if evicted else rows)
@@ -180,7 +181,7 @@ class Partitions:
                 storage.tasks.check(begin)
             if end.final_observation is not None:
                 storage.check_final(begin.episode_id, end.final_observation)
-            if not files and storage.deferred_in(steps, end.final_observation):
+            if not files and storage.frames.deferred_in(steps, end.final_observation):
                 raise DataError(
                     f"episode {begin.episode_id}: its images are still in their files, and episodes of data sets leave "
                     "again. Train on the state alone (agent.image_keys), or give the data as demonstrations (demo_path)"
@@ -224,9 +225,8 @@ class Partitions:
         episodes = [e for s in self.all for e in s.episodes.values()]
         eligible, excluded = sum(e.eligible for e in episodes), sum(e.excluded for e in episodes)
         storage, views = self.storage, (3 + len(self._balanced)) * self.view_all.nbytes
-        caches = storage.deferred
+        caches = storage.frames.deferred
         decoded = sum(c.held_bytes for c in caches)
-        held = sum(im[0].nbytes * slots.used for im, slots in zip(storage.images, storage.frame_slots, strict=True))
         per_row = (storage.nbytes - storage.image_nbytes + views) / storage.row_slots.capacity
         out: dict[str, float] = {f"{s.name}_rows": s.rows for s in self.all}
         out |= {f"{s.name}_episodes": len(s.episodes) for s in self.all}
@@ -246,6 +246,6 @@ class Partitions:
             "deferred_frames": sum(map(len, caches)),
             "frame_cache_bytes": decoded,
             "frame_cache_misses": sum(c.decoded for c in caches) / max(1, sum(c.asked for c in caches)),
-            "bytes": held + decoded + features + int(per_row * storage.row_slots.used),
+            "bytes": storage.frames.held_bytes + decoded + features + int(per_row * storage.row_slots.used),
             "reserved_bytes": storage.nbytes + views,
         }

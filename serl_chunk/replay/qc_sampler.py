@@ -68,23 +68,24 @@ def gather_qc_windows(
     where a row's successor is not the window's next, unless a demonstrated trajectory goes on there.
     """
     (b, length), horizon, returned = rows.shape, config.chunk.carried, config.chunk.returned
-    at, after = rows.ravel(), storage.succ[rows]
+    held, links = storage.steps, storage.links
+    at, after = rows.ravel(), links.succ[rows]
     terminal = np.zeros((b, length), np.bool_)
     terminal[:, :-1] = after[:, :-1] != rows[:, 1:]  # of the last row it makes no difference
     window, step = np.nonzero(terminal)
     terminal[window, step] = ~_goes_on(storage, rows[window, step], after[window, step], rows[window, step + 1])
     columns = Rows(
-        state=storage.state[at],
-        next_state=storage.state[after.ravel()],
-        action=storage.action[at],
-        reward=storage.effective[at],
-        mask=(~storage.terminal[after.ravel()]).astype(np.float32),
+        state=held.state[at],
+        next_state=held.state[after.ravel()],
+        action=held.action[at],
+        reward=held.effective[at],
+        mask=(~links.terminal[after.ravel()]).astype(np.float32),
         terminal=terminal.ravel(),
     )
     starts = np.arange(b) * length
     raw = gather_adjacent(columns, starts, horizon=horizon, returned=returned, discount=config.discount)
     steps, live = rows[:, :horizon], raw.valid > 0
-    decided = live & (storage.decision_tick[steps] == storage.tick[steps[:, :1]])
+    decided = live & (held.decision_tick[steps] == held.tick[steps[:, :1]])
     state = raw.observations[STATE]
     return raw._replace(
         observations=preprocess.observe_rows(state, storage.texts_at(rows[:, 0])),
@@ -92,18 +93,19 @@ def gather_qc_windows(
         next_observations=preprocess.observe_rows(
             raw.next_observations[STATE], storage.texts_at(after[:, returned - 1])
         ),
-        bc_weight=raw.bc_weight if bc_all else storage.bc_weight[steps] * raw.valid,
-        bc_dims=storage.bc_dims(steps),
+        bc_weight=raw.bc_weight if bc_all else held.bc_weight[steps] * raw.valid,
+        bc_dims=storage.human_parts.bc_dims(steps),
         delay=decided.argmax(1).astype(np.int32),
     )
 
 
 def _goes_on(storage: StepStorage, last: np.ndarray, final: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Return where episodes from rows `first` int64[K] on continue those with `last` step and `final` row, bool[K]."""
-    same = (storage.state[final] == storage.state[first]).all(1) & storage.terminal[final]
-    if storage.task is not None:
-        same &= storage.task[final] == storage.task[first]
-    return same & (storage.tick[first] == 0) & storage.is_demo[last] & storage.is_demo[first]
+    held = storage.steps
+    same = (held.state[final] == held.state[first]).all(1) & storage.links.terminal[final]
+    if held.task is not None:
+        same &= held.task[final] == held.task[first]
+    return same & (held.tick[first] == 0) & held.is_demo[last] & held.is_demo[first]
 
 
 class QCWindowSampler:

@@ -161,7 +161,8 @@ class Replay:
         episode, storage = self._partitions.find((ended.session, ended.episode_id)), self._partitions.storage
         if episode is not None:
             rows = episode.rows[: episode.length]
-            columns = storage.state[rows], storage.action[rows], storage.lost_ticks[rows]
+            steps = storage.steps
+            columns = steps.state[rows], steps.action[rows], steps.lost_ticks[rows]
             self._count_outside("online", [self._preprocess.count_outside(*columns)])
         return added
 
@@ -245,7 +246,7 @@ class Replay:
         if self._config.replay.windows == "qc" and self._config.agent.bc_on == "all":
             return True  # also failed ones, as the published code has it
         with self._lock:
-            held, weight = self._partitions.demo.episodes.values(), self._partitions.storage.bc_weight
+            held, weight = self._partitions.demo.episodes.values(), self._partitions.storage.steps.bc_weight
             return any(weight[e.rows[: e.length]].any() for e in held)
 
     def _gather(self, drawn: np.ndarray, later: bool) -> tuple[ChunkBatch, list[Fetch]]:
@@ -281,7 +282,7 @@ class Replay:
         """Sizes, counts and shares under `replay/` names; shares are over everything sampled so far."""
         with self._lock:
             out = self._partitions.stats() | dict(self._count)
-            out["undecodable_frames"] = sum(e.undecodable for e in self._partitions.storage.encoded)
+            out["undecodable_frames"] = sum(e.undecodable for e in self._partitions.storage.frames.encoded)
             out["clipped_share"] = self._clipped / max(1, self._actions)
             share = self._config.replay.demo_fraction
             if not isinstance(share, str):

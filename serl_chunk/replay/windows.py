@@ -164,22 +164,23 @@ def gather(
     """
     horizon, returned = config.chunk.carried, config.chunk.returned
     b, reach = len(starts), max(horizon, returned)
+    held, links = storage.steps, storage.links
     rows = np.empty((b, reach + 1), np.int64)
     rows[:, 0] = starts
     for i in range(reach):
-        rows[:, i + 1] = storage.succ[rows[:, i]]  # a row that is not live leads to itself
-    exists = storage.live[rows[:, :reach]]
+        rows[:, i + 1] = links.succ[rows[:, i]]  # a row that is not live leads to itself
+    exists = links.live[rows[:, :reach]]
     steps, paid, ends = rows[:, :horizon], rows[:, :returned], rows[:, returned]
     live, earned = exists[:, :horizon], exists[:, :returned]
     valid = live.astype(np.float32)
     n = earned.sum(1)
     last_step = live.sum(1) - 1
     executed = np.take_along_axis(steps, np.minimum(np.arange(horizon), last_step[:, None]), axis=1)
-    state = storage.state[starts]
-    actions = preprocess.encode(state, storage.action[executed])
-    decided = live & (storage.decision_tick[steps] == storage.tick[starts][:, None])  # -1 where the policy did not act
+    state = held.state[starts]
+    actions = preprocess.encode(state, held.action[executed])
+    decided = live & (held.decision_tick[steps] == held.tick[starts][:, None])  # -1 where the policy did not act
     observations = preprocess.observe_rows(state, storage.texts_at(starts))
-    next_observations = preprocess.observe_rows(storage.state[ends], storage.texts_at(ends)) if later else {}
+    next_observations = preprocess.observe_rows(held.state[ends], storage.texts_at(ends)) if later else {}
     seen, pending = storage.seen_at(np.concatenate([starts, ends]) if later else starts, preprocess.observe_rows)
     observations |= {key: shown[:b] for key, shown in seen.items()}
     if later:
@@ -188,17 +189,17 @@ def gather(
         observations=observations,
         actions=actions,
         valid=valid,
-        rewards=np.where(earned, storage.effective[paid], np.float32(0)),
-        mask=(~storage.terminal[ends]).astype(np.float32),
+        rewards=np.where(earned, held.effective[paid], np.float32(0)),
+        mask=(~links.terminal[ends]).astype(np.float32),
         discount_n=np.power(config.discount, n).astype(np.float32),
         next_observations=next_observations,
-        bc_weight=storage.bc_weight[steps] * valid,
+        bc_weight=held.bc_weight[steps] * valid,
         delay=decided.argmax(1).astype(np.int32),
         weight=np.ones(b, np.float32),
-        bc_dims=storage.bc_dims(steps),
+        bc_dims=storage.human_parts.bc_dims(steps),
     )
     if config.agent.gripper.reads_before:  # the action executed on the tick before
-        before = storage.action[storage.pred[starts]][:, None]
+        before = held.action[links.pred[starts]][:, None]
         batch = batch._replace(prev_action=preprocess.encode(state, before)[:, 0])
     return batch, pending
 

@@ -415,7 +415,7 @@ def test_an_offline_phase_that_is_prolonged_sees_no_online_step(demos, tmp_path,
     assert learner.replay.ready.online > 0
     assert (learner.trainer.phase, learner.trainer.steps_allowed()) == (Phase.OFFLINE, 0)
     for episode in learner.replay._partitions.online.episodes.values():  # seen in a batch, it would spoil the networks
-        learner.replay._partitions.storage.state[episode.rows] = np.nan
+        learner.replay._partitions.storage.steps.state[episode.rows] = np.nan
     while learner.trainer.phase is Phase.OFFLINE:
         learner.work()
     assert learner.trainer.offline_updates == 20

@@ -40,8 +40,8 @@ def test_frames_that_were_never_shown_go_with_their_episode():
     episodes = [make(RNG(1), i, every_frame=True) for i in range(40)]
     for episode in episodes:
         feed(Insert(replay), [episode], RNG(0))
-    held = replay._partitions.storage
-    slots = sum(s.used for s in held.frame_slots)
+    held = replay._partitions.storage.frames
+    slots = sum(s.used for s in held.slots)
     assert 0 < sum(len(encoded._waiting) for encoded in held.encoded) <= slots
     assert Encoded.decoded == 0
 

@@ -57,7 +57,7 @@ def test_every_frame_is_looked_at_once_wherever_it_lies(ahead):
     assert stats["replay/features_held"] == stats["replay/features_computed"] == len(embed.looked)
     assert stats["replay/feature_bytes"] == 12 * len(embed.looked)
     assert stats["replay/frame_cache_bytes"] == 0  # an image is looked at once: none stays decoded
-    files = [source for cache in replay._partitions.storage.deferred for source in cache._sources]
+    files = [source for cache in replay._partitions.storage.frames.deferred for source in cache._sources]
     assert sum(len(f.decoded) for f in files) > 20
     assert all(len(f.decoded) == len(set(f.decoded)) for f in files)
 

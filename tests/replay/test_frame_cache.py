@@ -95,7 +95,7 @@ def test_nothing_between_the_ends_of_a_window_is_decoded():
     [row, *others] = np.flatnonzero(held.view_demo.contains(np.arange(held.storage.row_slots.capacity)))
     held.view_demo.discard(np.array(others))  # one window is left
     replay.sample(RNG(0), 8)
-    t = int(held.storage.tick[row])
+    t = int(held.storage.steps.tick[row])
     assert sorted(files.decoded) == [t, t + 6]
     replay.sample(RNG(0), 8)
     assert len(files.decoded) == 2  # the second time they are there

@@ -52,7 +52,7 @@ def test_without_one_batches_have_no_such_array():
     feed(replay, [helped(2)], RNG(0))
     batch = replay.sample(RNG(0), 8, 3)
     assert batch.bc_dims.shape == (3, 8, 6, 2)
-    assert replay._partitions.storage.human_dims.nbytes + replay._partitions.storage.bc_human.nbytes == 2 * 42_000
+    assert replay._partitions.storage.human_parts.nbytes == 2 * 42_000
 
 
 def test_a_wrapped_store_that_uses_rows_again_and_episodes_kept_for_their_interventions():
@@ -113,10 +113,10 @@ def test_actions_of_any_width_have_room(width):
     block = StepBlock.from_steps("e", steps)
     storage.check(block)
     storage.append(episode, block)
-    assert storage.bc_dims(episode.rows[None]) is None
-    storage.imitate_human_alone(episode.rows, np.array([1, 1, 0, 1], np.bool_))
+    assert storage.human_parts.bc_dims(episode.rows[None]) is None
+    storage.human_parts.imitate_alone(episode.rows, np.array([1, 1, 0, 1], np.bool_))
     dims[2] = True
-    np.testing.assert_array_equal(storage.bc_dims(episode.rows[None]), dims[None])
+    np.testing.assert_array_equal(storage.human_parts.bc_dims(episode.rows[None]), dims[None])
 
 
 def test_what_is_no_part_of_an_action_is_refused():

@@ -141,7 +141,7 @@ def test_an_agent_without_language_has_neither_a_column_nor_entries():
     replay.add_demo(episode_of(3))
     batch = replay.sample(RNG(0), 4)
     assert set(batch.observations) == set(batch.next_observations) == {"state"}
-    assert replay._partitions.storage.task is None
+    assert replay._partitions.storage.steps.task is None
     assert "replay/tasks" not in replay.stats()
     assert len(replay.sample(RNG(0), 4, 2).observations) == 1
 

@@ -4,7 +4,7 @@ import numpy as np
 from coded_episodes import SPEC, Coded, preprocess
 
 from serl_chunk.replay.replay import Replay
-from serl_chunk.replay.step_storage import HELD_COLUMNS
+from serl_chunk.replay.step_columns import HELD_COLUMNS
 from serl_chunk.types import HUMAN_DIMS, IMAGE_PREFIX, STATE, STEP_COLUMNS, DataError, Episode, SparseRows, StepBlock
 
 RNG = np.random.default_rng
@@ -43,29 +43,31 @@ def read_held(replay, session, episode_id):
     if held is None or held.end is None:
         raise DataError(f"the replay holds no closed episode {episode_id!r} of session {session!r}")
     steps, final = held.rows[: held.length], held.rows[held.length]
-    sparse, last = {}, {STATE: storage.state[final].copy()}
+    sparse, last = {}, {STATE: storage.steps.state[final].copy()}
     for c, camera in enumerate(storage.cameras):
         key = IMAGE_PREFIX + camera.name
-        taken = np.flatnonzero(storage.age[steps, c] == 0)  # ticks on which this camera was read
+        taken = np.flatnonzero(storage.frames.age[steps, c] == 0)  # ticks on which this camera was read
         if len(taken):
-            sparse[key] = SparseRows(taken.astype(np.int32), _decoded(storage, c, storage.frame[steps[taken], c]))
-        if storage.age[final, c] == 0:
-            last[key] = _decoded(storage, c, storage.frame[final : final + 1, c])[0]
-    if storage.human_dims is not None and storage.human_dims[steps].any():
-        taken = np.flatnonzero(storage.human_dims[steps].any(1))
-        bits = np.unpackbits(storage.human_dims[steps[taken]], axis=1, count=SPEC.action_dim)
+            slots = storage.frames.frame[steps[taken], c]
+            sparse[key] = SparseRows(taken.astype(np.int32), _decoded(storage, c, slots))
+        if storage.frames.age[final, c] == 0:
+            last[key] = _decoded(storage, c, storage.frames.frame[final : final + 1, c])[0]
+    dims = storage.human_parts.dims
+    if dims is not None and dims[steps].any():
+        taken = np.flatnonzero(dims[steps].any(1))
+        bits = np.unpackbits(dims[steps[taken]], axis=1, count=SPEC.action_dim)
         sparse[HUMAN_DIMS] = SparseRows(taken.astype(np.int32), bits)
     columns = {name: np.zeros(held.length, dtype) for name, dtype in STEP_COLUMNS.items()}
-    columns |= {name: getattr(storage, name)[steps] for name in ("action", *HELD_COLUMNS)}
+    columns |= {name: getattr(storage.steps, name)[steps] for name in ("action", *HELD_COLUMNS)}
     block = StepBlock(
-        episode_id=episode_id, first_tick=0, observation={STATE: storage.state[steps]}, sparse=sparse, **columns
+        episode_id=episode_id, first_tick=0, observation={STATE: storage.steps.state[steps]}, sparse=sparse, **columns
     )
     known = held.end.final_observation is not None
     return Episode(held.begin, block, held.end._replace(final_observation=last if known else None))
 
 
 def _decoded(storage, c, slots):
-    images, load = storage.images_at(c, slots)
+    images, load = storage.frames.at(c, slots)
     if load is not None:
         load()
     return images
