@@ -42,9 +42,10 @@ class DemonstrationLink(RecordSink, Protocol):
     """What a stream needs of `LearnerLink`."""
 
     welcome: Welcome | None
-    finished: str | None
     error: SerlChunkError | None
 
+    @property
+    def finished(self) -> str | None: ...
     @property
     def away(self) -> float: ...
     def connect(self, timeout: float | None = None, on_waiting: Any = ...) -> Welcome: ...

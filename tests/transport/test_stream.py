@@ -149,16 +149,16 @@ def test_duplicates_are_trimmed_and_gaps_refused():
 
 def test_a_lost_message_is_sent_again(monkeypatch):
     """The data connection swallows a message: the learner reports the gap and the link goes back."""
-    from serl_chunk.transport.client import outbox
+    from serl_chunk.transport.client import sender
 
     inbox, port = Inbox(), free_port()
-    send, sent = outbox.try_send, []
+    send, sent = sender.try_send, []
 
     def swallow(s, frames):
         sent.append(frames)
         return True if len(sent) == 3 else send(s, frames)
 
-    monkeypatch.setattr(outbox, "try_send", swallow)
+    monkeypatch.setattr(sender, "try_send", swallow)
     with serving(port, on_record=inbox) as server, linked(port) as link:
         for e in range(5):
             send_episode(link, f"e{e}", 20)
@@ -169,16 +169,16 @@ def test_a_lost_message_is_sent_again(monkeypatch):
 
 
 def test_a_lost_last_message_is_noticed_without_a_successor(monkeypatch):
-    from serl_chunk.transport.client import outbox
+    from serl_chunk.transport.client import sender
 
     inbox, port = Inbox(), free_port()
-    send, sent = outbox.try_send, []
+    send, sent = sender.try_send, []
 
     def swallow(s, frames):
         sent.append(frames)
         return True if len(sent) == 1 else send(s, frames)
 
-    monkeypatch.setattr(outbox, "try_send", swallow)
+    monkeypatch.setattr(sender, "try_send", swallow)
     with serving(port, on_record=inbox), linked(port) as link:
         link.begin(Begin("e"))
         assert link.flush(10)

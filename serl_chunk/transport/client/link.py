@@ -11,14 +11,16 @@ from typing import Any
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.io import format_bytes
+from serl_chunk.transport.client.client_sockets import Address
 from serl_chunk.transport.client.connection import Connection
-from serl_chunk.transport.client.outbox import Outbox, Spools
-from serl_chunk.transport.client.snapshots import FetchError, FetchRequest
+from serl_chunk.transport.client.live import Introduction
+from serl_chunk.transport.client.outbox import Outbox
+from serl_chunk.transport.client.run_spools import Spools
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.sockets import check_port
 from serl_chunk.transport.wire.handshake import UnreachableError, Welcome
-from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
+from serl_chunk.types import Amend, Begin, ConfigError, End, SerlChunkError, Snapshot, Step
 from serl_chunk_robot.wire import sockets
 
 log = logging.getLogger(__name__)
@@ -108,14 +110,26 @@ class LearnerLink(Connection):
                 f"no such host: {host!r} ({why}). Give the learner's name or IP address.", parameter="ip"
             ) from e
         out = Outbox(config, spools, largest_episode_bytes)
-        super().__init__(config, host, port, actor_id, contract, out, keys, demonstrations=demonstrations)
-        # RecordSink. Arrays are handed over, not copied: they must not change afterwards.
-        self.act_for, self.begin, self.step, self.end, self.amend = (
-            out.act_for, out.begin, out.step, out.end, out.amend,
-        )  # fmt: skip
+        introduction = Introduction(actor_id, contract, demonstrations=demonstrations)
+        super().__init__(config, Address(host, port), introduction, out, keys)
         self._keys = keys
-        self._largest_episode = largest_episode_bytes
-        self._fetch_count = 0
+
+    # RecordSink. Arrays are handed over, not copied: they must not change afterwards.
+
+    def act_for(self, run: str) -> None:
+        self._out.act_for(run)
+
+    def begin(self, record: Begin) -> None:
+        self._out.begin(record)
+
+    def step(self, record: Step) -> None:
+        self._out.step(record)
+
+    def end(self, record: End) -> None:
+        self._out.end(record)
+
+    def amend(self, record: Amend) -> None:
+        self._out.amend(record)
 
     def connect(self, timeout: float | None = None, on_waiting: Callable[[str], None] = log.warning) -> Welcome:
         """Wait for the learner and introduce this actor.
@@ -137,9 +151,9 @@ class LearnerLink(Connection):
     def _join(self, patience: _Patience) -> None:
         while self._keys is not None and self._keys.ticket is not None:
             try:
-                self._keys = enroll(self._keys, self._config, self._host, self._port, max(0.1, patience.left))
+                self._keys = enroll(self._keys, self._config, *self._address, max(0.1, patience.left))
             except UnencryptedPeerError:
-                if sockets.is_loopback(self._host) and not self._keys.binding:
+                if sockets.is_loopback(self._address.host) and not self._keys.binding:
                     return
                 raise
             except UnreachableError as e:
@@ -148,7 +162,7 @@ class LearnerLink(Connection):
     def note_discard(self, episode_id: str) -> None:
         """See `actor.labels.DiscardNotes`: the note is on the disk of the spool a moment later."""
         self._out.note = episode_id
-        self._waker.wake()
+        self._out.waker.wake()
 
     @property
     def discard_noted(self) -> bool:
@@ -172,12 +186,12 @@ class LearnerLink(Connection):
             return False, self.finished
         if why := self._out.no_room():
             stalled = self.stalled and f" ({self.stalled})"
-            return False, f"{why}: waiting for the learner at {self._host}:{self._port}{stalled}"
+            return False, f"{why}: waiting for the learner at {self._address}{stalled}"
         return True, ""
 
     def backlog(self, *, begun: bool) -> str:
         kept, limit = self._out.kept_bytes, self._config.spool_bytes
-        return backlog_line(kept, limit, self._largest_episode, self.away, self.stalled, begun=begun)
+        return backlog_line(kept, limit, self._out.room.largest_episode, self.away, self.stalled, begun=begun)
 
     def flush(self, timeout: float) -> bool:
         """Wait until the learner has every record; False after `timeout` seconds. Raises `error`."""
@@ -202,39 +216,37 @@ class LearnerLink(Connection):
 
         Raises FetchError with the learner's reason, UnreachableError after `timeout` seconds.
         """
-        if self._fetch is not None:
-            raise FetchError("another checkpoint is being fetched on this connection")
-        self._fetch_count += 1
-        request = self._fetch = FetchRequest(self._fetch_count, step)
-        self._waker.wake()
+        request = self._fetches.request(step)
+        self._out.waker.wake()
         try:
             # An error of the connection ends the wait too.
             if not self.wait_until(request.done.is_set, timeout):
                 raise UnreachableError(f"checkpoint {step!r} did not arrive within {timeout:g} s")
         finally:
-            self._fetch = None
+            self._fetches.forget()
         if isinstance(request.result, SerlChunkError):
             raise request.result
         assert request.result is not None
         return request.result
 
     def stats(self) -> dict[str, float]:
-        snapshot, away, out, spool = self.latest(), self.away, self._out, self._out.spool
+        snapshot, presence, out, spool = self.latest(), self._presence, self._out, self._out.spool
+        away = presence.away
         arrived = None if snapshot is None else snapshot.arrived
         return {
             "retransmitted": out.sender.retransmitted,
-            **out.counters,
+            **out.runs.counters,
             "steps_recorded": out.steps_recorded,
             "queued": out.queued,
-            "inherited": out.inherited,
+            "inherited": out.runs.inherited,
             "unacked_records": 0 if spool is None else spool.next - spool.acked,
             "unacked_bytes": out.kept_bytes,
             "spool_bytes": 0 if spool is None else spool.nbytes,
             "in_flight_bytes": out.sender.in_flight_bytes,
             "incarnation": 0 if spool is None else spool.incarnation,
             "connected": float(away == 0),
-            "connections": self._connections,
-            "disconnected_s": self._waited_s + away,
+            "connections": presence.connections,
+            "disconnected_s": presence.waited_s,
             "away_s": away,
             "snapshot_version": self._snapshots.version,
             "snapshot_age_s": -1.0 if arrived is None else time.monotonic() - arrived,

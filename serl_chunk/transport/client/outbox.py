@@ -1,155 +1,132 @@
-"""An actor's outgoing records: queued, packed, spooled, sent within a credit, sent again where they were lost."""
+"""An actor's outgoing records: queued, packed, spooled and sent."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple
-
-import zmq
 
 from serl_chunk.config.transport import TransportConfig
-from serl_chunk.transport.client.flow import Flow, Sent
-from serl_chunk.transport.sockets import Counters
+from serl_chunk.transport.client.run_spools import RunSpools, Spools
+from serl_chunk.transport.client.sender import Arrived, Sender
 from serl_chunk.transport.storage import files
 from serl_chunk.transport.storage.journal import JournalError
-from serl_chunk.transport.storage.spool import Kept, Spool
+from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire import records
-from serl_chunk.transport.wire.parts import MAX_PART_BYTES, encode_part
 from serl_chunk.transport.wire.records import MAX_BLOCK_BYTES, Item, PackedRecord, QueuedRecord
 from serl_chunk.types import Amend, Begin, DataError, End, Record, Step, StepBlock
-from serl_chunk_robot.wire import codec
-from serl_chunk_robot.wire.sockets import Waker, try_send
+from serl_chunk_robot.wire.sockets import Waker
 
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0  # between attempts to write to a full disk, and between looks at its room
 
-Spools = Callable[[str], Spool]  # opens the spool of a run, given its id
+
+@dataclasses.dataclass
+class Counts:
+    """What has passed one end of the queue. A single thread writes it, so no lock is needed."""
+
+    records: int = 0
+    steps: int = 0
+    nbytes: int = 0
 
 
-class Arrived(NamedTuple):
-    """How far the learner has received a session's stream, journalled or not."""
+class RecordQueue:
+    """A queue that the control thread fills; the network thread takes its records out, consecutive steps as blocks.
 
-    seq: int  # everything below
-    first: int = -1  # the record of which parts have arrived in addition; -1 for none
-    nbytes: int = 0  # how many of its bytes
-
-
-class _Message(NamedTuple):
-    """One message on its way: a record, or the bytes of one up to `reach`."""
-
-    end: int
-    first: int
-    reach: int
-    sent: Sent
-
-    def is_in(self, arrived: Arrived) -> bool:
-        return self.end <= arrived.seq or (self.first == arrived.first and self.reach <= arrived.nbytes)
-
-
-class Sender:
-    """Sends a spool's entries in order, at most `credit_bytes` of them unacknowledged. For the network thread.
-
-    What the link does not carry at once travels in parts (`wire/parts.py`).
+    The byte and step counts cover what was taken out only once it is spooled (`pop`).
     """
 
-    def __init__(self, credit_bytes: int, timeout_s: float) -> None:
-        self.spool: Spool | None = None
-        self.blocked = False  # the socket took no more; poll it for writing
-        self._unreadable = False  # the spool gives nothing back
-        self.retransmitted = 0  # records
-        self.progress_at = time.monotonic()  # when the learner last received something, or nothing was in flight
-        self.in_flight_bytes = 0  # not acknowledged
-        self.flow = Flow(most=credit_bytes, largest=MAX_PART_BYTES, timeout_s=timeout_s)
-        self._credit = credit_bytes
-        self._in_flight: deque[tuple[int, int]] = deque()  # (end, nbytes) of each message sent
-        self._on_way: deque[_Message] = deque()  # of these, what has not arrived
-        self._next = self._sent_once = 0
-        self._begun: Kept | None = None  # the record at `_next`, of which `_offset` bytes were sent
-        self._offset = 0
-        self._resume = Arrived(0)  # what the learner has of the record that was under way
+    def __init__(self, block_bytes: int) -> None:
+        self._block_bytes = block_bytes
+        self._queue: deque[QueuedRecord] = deque()
+        self._made: deque[PackedRecord] = deque()  # out of the queue, not spooled
+        self._begun_for: deque[str] = deque()  # the run of each Begin that is not spooled
+        self._handed, self._packed = Counts(), Counts()
 
-    def take(self, spool: Spool) -> None:
-        """Continue with a spool of which nothing has been sent to this learner."""
-        self.spool, self._sent_once = spool, spool.acked
-        self.restart(Arrived(0))
+    # The control thread.
 
-    def restart(self, arrived: Arrived) -> None:
-        """Forget what is in flight: continue behind what is acknowledged, and within a record at `arrived`."""
-        assert self.spool is not None
-        self._next = self.spool.acked
-        self._begun, self._offset, self._resume = None, 0, arrived
-        self._in_flight.clear()
-        self._on_way.clear()
-        self.flow.restart()
-        self.in_flight_bytes = 0
-        self.wait()
+    def put(self, episode: str, record: Step | Record, nbytes: int) -> None:
+        # Counted first: `Outbox.flushed` must not see an empty queue and equal counts while the append is under way.
+        if isinstance(record, Step):
+            self._handed.steps += 1
+        self._handed.records += 1
+        self._handed.nbytes += nbytes
+        self._queue.append((episode, record, nbytes))
 
-    def pump(self, socket: zmq.Socket[bytes], token: bytes) -> None:
-        self.blocked = False
-        if not self._in_flight:
-            self.progress_at = time.monotonic()
-        while (kept := self._begun or self._next_kept()) is not None:
-            item, frames, disk_bytes = kept
-            if not self._offset and self._in_flight and self.in_flight_bytes + disk_bytes > self._credit:
-                return
-            # What a record takes on a disk is a little more than its frames, and of a lost one much more.
-            size = disk_bytes if disk_bytes <= self.flow.message_bytes else codec.size_of(frames)
-            if item.first == self._resume.first and 0 < self._resume.nbytes < size:
-                self._begun, self._offset, self._resume = kept, self._resume.nbytes, Arrived(0)
-            nbytes = self.flow.cut(size - self._offset)
-            if not self.flow.has_room(nbytes):
-                return
-            if nbytes < size:
-                frames = encode_part(item.first, item.span, frames, self._offset, nbytes)
-            if not try_send(socket, [token, *frames]):
-                self.blocked = True
-                return
-            reach = self._offset + nbytes
-            self._on_way.append(_Message(item.end, item.first, reach, self.flow.send(nbytes)))
-            self._in_flight.append((item.end, nbytes))
-            self.in_flight_bytes += nbytes
-            if reach < size:
-                self._begun, self._offset = kept, reach
-                continue
-            self._begun, self._offset, self._next = None, 0, item.end
-            if item.end <= self._sent_once:
-                self.retransmitted += item.span
-            self._sent_once = max(self._sent_once, item.end)
+    def begin_for(self, run: str) -> None:
+        """Name the run of the Begin that is put next: the network thread expects it there."""
+        self._begun_for.append(run)
 
-    def _next_kept(self) -> Kept | None:
-        try:
-            kept = None if self.spool is None else self.spool.at(self._next)
-        except JournalError as e:
-            if not self._unreadable:
-                log.error("%s: it is tried again", e)
-            kept, self._unreadable = None, True
-        else:
-            self._unreadable = False
-        return kept
+    # Any thread.
 
-    def acknowledged(self, seq: int, *, gap: bool = False, arrived: Arrived | None = None) -> None:
-        """Note that the learner holds everything below `seq`; with `gap`, send again what follows `arrived`."""
-        if (spool := self.spool) is None:
-            return
-        arrived = arrived or Arrived(seq)
-        progress = spool.acknowledge(min(seq, spool.next)) > 0
-        while self._on_way and self._on_way[0].is_in(arrived):
-            self.flow.arrive(self._on_way.popleft().sent)
-            progress = True
-        if progress:
-            self.wait()
-        if gap:
-            self.restart(arrived)
-        while self._in_flight and self._in_flight[0][0] <= spool.acked:
-            self.in_flight_bytes -= self._in_flight.popleft()[1]
+    def __len__(self) -> int:
+        """Records that are not spooled."""
+        return self._handed.records - self._packed.records
 
-    def wait(self) -> None:
-        """Count as progress: the learner cannot take anything now."""
-        self.progress_at = time.monotonic()
+    @property
+    def steps(self) -> int:
+        return self._handed.steps - self._packed.steps
+
+    @property
+    def nbytes(self) -> int:
+        return self._handed.nbytes - self._packed.nbytes
+
+    # The network thread.
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._queue or self._made)
+
+    @property
+    def unpacked(self) -> bool:
+        return bool(self._queue)
+
+    def pack(self) -> None:
+        records.pack_steps(self._queue, self._made, self._block_bytes)
+
+    def first(self) -> PackedRecord | None:
+        """Return the oldest packed record."""
+        return self._made[0] if self._made else None
+
+    @property
+    def first_run(self) -> str:
+        """The run of the oldest Begin."""
+        return self._begun_for[0]
+
+    def pop(self) -> None:
+        """Count the oldest packed record as spooled."""
+        record, nbytes, items = self._made.popleft()
+        if isinstance(record, Begin):
+            self._begun_for.popleft()
+        elif isinstance(record, StepBlock):
+            self._packed.steps += record.n
+        self._packed.nbytes += nbytes
+        self._packed.records += items
+
+
+class SpoolRoom:
+    """The room for records that an actor keeps: of `spool_bytes` in all, and on the disk. For the control thread."""
+
+    def __init__(self, spool_bytes: int, largest_episode: int) -> None:
+        self.largest_episode = largest_episode
+        self._spool_bytes = spool_bytes
+        self._free_at, self._free_bytes = -1e9, 1 << 62
+
+    def lack(self, kept: int, spool: Spool | None) -> str:
+        """Return why an episode has no room beside `kept` bytes; empty where it has."""
+        if kept >= self._spool_bytes or kept + self.largest_episode > self._spool_bytes:
+            return (
+                f"{kept >> 20} MiB of records wait for the learner and the next episode may take "
+                f"{self.largest_episode >> 20} MiB; transport.spool_bytes={self._spool_bytes} is all that is kept"
+            )
+        now = time.monotonic()
+        if spool is not None and now - self._free_at > _RETRY_S:
+            self._free_at, self._free_bytes = now, files.free_bytes(spool.folder)
+        if self._free_bytes < 2 * self.largest_episode:
+            return f"the disk of the spool has {self._free_bytes >> 20} MiB left: make room"
+        return ""
 
 
 class Outbox:
@@ -163,33 +140,17 @@ class Outbox:
         self.stuck = ""  # why the spool takes nothing
         self.note = ""  # id of the episode that a later process is to discard (`Spool.note_discard`)
         self.sender = Sender(config.credit_bytes, config.timeout_s)
-        self.inherited = 0  # records that the spool held when it was opened and that the learner lacked then
-        self.counters = Counters(abandoned=0, set_aside=0)
-        self._spools = spools
-        self._spool_bytes, self._jpeg_quality = config.spool_bytes, config.jpeg_quality
-        self._largest_episode = largest_episode_bytes
-        self._block_bytes = min(MAX_BLOCK_BYTES, config.max_message_bytes // 4)
-        self._queue: deque[QueuedRecord] = deque()
-        self._made: deque[PackedRecord] = deque()  # out of the queue, not spooled
+        self.runs = RunSpools(spools, self.sender)
+        self.room = SpoolRoom(config.spool_bytes, largest_episode_bytes)
+        self._jpeg_quality = config.jpeg_quality
+        self._queue = RecordQueue(min(MAX_BLOCK_BYTES, config.max_message_bytes // 4))
         self._episode: str | None = None
-        # The spool of the previous run, for the rest of the episode that was open when another run appeared.
-        self._former: Spool | None = None
-        self._run = self._former_run = ""  # ids of the runs that the spools are of
         self._acting_for = ""  # the run that the control thread's next episode is of
-        self._begun_for: deque[str] = deque()  # the run of each Begin that is not spooled
-        self._inherited_until = 0  # where the spool ended when it was opened, until a learner reports what it has of it
-        self._skipping = False  # the rest of the open episode is dropped
-        self._spooled_episode = ""  # open where packing has come to
-        # Each counter has a single writer thread, so no lock is needed.
-        self._handed = self._packed = 0  # records
-        self._handed_steps = self._packed_steps = 0
-        self._handed_bytes = self._packed_bytes = 0
         self._retry_at = 0.0
-        self._free_at, self._free_bytes = -1e9, 1 << 62
 
     @property
     def spool(self) -> Spool | None:  # of the learner's run; None before that is known
-        return self.sender.spool
+        return self.runs.current
 
     # The control thread.
 
@@ -203,13 +164,12 @@ class Outbox:
                 f"episode {record.episode_id} begins while {self._episode} is open: hand over its End first"
             )
         self._episode = record.episode_id
-        self._begun_for.append(self._acting_for)  # before the record: the network thread expects it there
+        self._queue.begin_for(self._acting_for)
         self._hand_over(record.episode_id, record, 0)
 
     def step(self, record: Step) -> None:
         if self._episode is None:
             raise DataError(f"step {record.tick} was handed over outside an episode: hand over a Begin first")
-        self._handed_steps += 1
         self._hand_over(self._episode, record, records.step_bytes(record))
 
     def end(self, record: End) -> None:
@@ -222,45 +182,32 @@ class Outbox:
         self._hand_over(record.episode_id, record, 0)
 
     def _hand_over(self, episode: str, record: Step | Record, nbytes: int) -> None:
-        if self._spools is None:
+        if self.runs.absent:
             raise DataError(f"episode {episode}: a link without spools takes no records. Give it spools.")
-        # Counted first: `flushed` must not see an empty queue and equal counts while the append is under way.
-        self._handed += 1
-        self._handed_bytes += nbytes
-        self._queue.append((episode, record, nbytes))
+        self._queue.put(episode, record, nbytes)
         self.waker.wake()
 
     # Any thread.
 
     @property
     def kept_bytes(self) -> int:  # not acknowledged, queued ones included
-        return (self.spool.unacked_bytes if self.spool else 0) + self._handed_bytes - self._packed_bytes
+        return (self.spool.unacked_bytes if self.spool else 0) + self._queue.nbytes
 
     @property
     def steps_recorded(self) -> int:
         """Steps of the session; briefly too many while a block moves from the queue into the spool."""
-        return (self.spool.steps if self.spool else 0) + self._handed_steps - self._packed_steps
+        return (self.spool.steps if self.spool else 0) + self._queue.steps
 
     def no_room(self) -> str:
         """Why no episode should begin; empty where one may. An episode that begins has room to the end."""
-        kept, spool = self.kept_bytes, self.spool
+        kept = self.kept_bytes
         if self.stuck:
             return f"{self.stuck}; {kept >> 20} MiB wait in memory"
-        if kept >= self._spool_bytes or kept + self._largest_episode > self._spool_bytes:
-            return (
-                f"{kept >> 20} MiB of records wait for the learner and the next episode may take "
-                f"{self._largest_episode >> 20} MiB; transport.spool_bytes={self._spool_bytes} is all that is kept"
-            )
-        now = time.monotonic()
-        if spool is not None and now - self._free_at > _RETRY_S:
-            self._free_at, self._free_bytes = now, files.free_bytes(spool.folder)
-        if self._free_bytes < 2 * self._largest_episode:
-            return f"the disk of the spool has {self._free_bytes >> 20} MiB left: make room"
-        return ""
+        return self.room.lack(kept, self.spool)
 
     @property
     def queued(self) -> int:
-        return self._handed - self._packed
+        return len(self._queue)
 
     @property
     def flushed(self) -> bool:
@@ -270,66 +217,31 @@ class Outbox:
 
     def attach(self, run: str) -> None:
         """Send the spool of `run`, and write to it from the next episode on: the open one continues in its spool."""
-        if self._spools is None:
-            return
-        old, old_run, self._run = self.spool, self._run, run
-        if self._former is not None and run == self._former_run:  # back at the run of the open episode
-            self.sender.take(self._former)
-            self._former = None
-        else:
-            spool = self._spools(run)
-            self._inherited_until = spool.next
-            self.sender.take(spool)
-            if self._former is None and old is not None:
-                self._former, self._former_run = old, old_run
-                while self._queue and not self.stuck:
-                    self.pack()
-                if not self._spooled_episode:
-                    self._set_aside()
-                return
-        if old is not None:
-            old.close()  # of a third run within one episode: it holds none of that episode
-
-    def renew(self) -> None:
-        """Replace the spool by an empty one: the learner has all that it holds, and more."""
-        assert self.spool is not None
-        assert self._spools is not None
-        self.spool.acknowledge(self.spool.next)
-        self.spool.close()
-        self._skipping = bool(self._spooled_episode) and self._former is None
-        self.sender.take(self._spools(self._run))
-
-    def _set_aside(self) -> None:
-        former, self._former = self._former, None
-        if former is None:
-            return
-        if left := former.next - former.acked:
-            self.counters["set_aside"] += left
-            log.warning("%d records of another run stay in their spool, for that run", left)
-        former.close()
+        if self.runs.attach(run):
+            while self._queue.unpacked and not self.stuck:
+                self.pack()
+            self.runs.settle()
 
     @property
     def can_pack(self) -> bool:
-        waiting = self.spool is not None and bool(self._queue or self._made)
+        waiting = self.spool is not None and self._queue.waiting
         return waiting and (not self.stuck or time.monotonic() >= self._retry_at)
 
     def pack(self) -> None:
         """Move some of the queue into the spool. Raises WireError for a value that cannot be sent."""
         if self.can_pack and self._write():
-            records.pack_steps(self._queue, self._made, self._block_bytes)
+            self._queue.pack()
             self._write()
         if self.spool is not None and not self.queued:  # after the records that were handed over before it
             self.spool.note_discard(self.note)
 
     def _write(self) -> bool:
         """Spool what was packed; False where the disk is full: nothing is lost, and it is tried again."""
-        while self._made:
-            record, nbytes, items = self._made[0]
+        while (packed := self._queue.first()) is not None:
+            record, _, items = packed
             if isinstance(record, Begin):
-                self._open_for(self._begun_for[0])
-            spool = self._former or self.spool
-            assert spool is not None
-            if not self._skipping:
+                self.runs.begin_for(self._queue.first_run)
+            if (spool := self.runs.target()) is not None:
                 item = Item.of(record, spool.next)
                 frames = records.encode_record(record, item.first, jpeg_quality=self._jpeg_quality)
                 try:
@@ -339,30 +251,10 @@ class Outbox:
                         log.error("%s: records are kept in memory until it can be written again", e)
                     self.stuck, self._retry_at = str(e), time.monotonic() + _RETRY_S
                     return False
-            else:
-                self.counters["abandoned"] += items
             self.stuck = ""
-            self._made.popleft()
-            if isinstance(record, Begin):
-                self._begun_for.popleft()
-                self._spooled_episode = record.episode_id
-            elif isinstance(record, End):
-                self._spooled_episode = ""
-            elif isinstance(record, StepBlock):
-                self._packed_steps += record.n
-            self._packed_bytes += nbytes
-            self._packed += items
+            self.runs.passed(record, items)
+            self._queue.pop()
         return True
-
-    def _open_for(self, run: str) -> None:
-        """Direct the next episode into the spool of `run`, also where the learner's run has changed since."""
-        current = run in ("", self._run)
-        if current or run != self._former_run:
-            self._set_aside()
-        self._skipping = False
-        if not current and self._former is None:
-            assert self._spools is not None
-            self._former, self._former_run = self._spools(run), run
 
     def connected(self, *, known: bool, seq: int, arrived: Arrived) -> None:
         """Continue at `seq` and `arrived`, or at the first kept record where the session is not `known`."""
@@ -377,16 +269,14 @@ class Outbox:
             if spool.acked > spool.first:
                 log.info("the learner does not know this session: resending what is kept of it")
             spool.rewind()
-        self.inherited += max(0, self._inherited_until - spool.acked)
-        self._inherited_until = 0
+        self.runs.connected(spool)
         self.sender.restart(arrived)
 
     def retire(self) -> int | None:
         """End the session where the learner has all of it. Returns its number of records, None where it continues."""
         if (spool := self.spool) is None:
-            return 0 if self._spools is None else None
+            return 0 if self.runs.absent else None
         return spool.next if self.flushed and not spool.noted and spool.retire() else None
 
     def close(self) -> None:
-        for spool in filter(None, (self._former, self.spool)):
-            spool.close()
+        self.runs.close()

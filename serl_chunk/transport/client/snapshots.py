@@ -6,14 +6,14 @@ import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import zmq
 
 from serl_chunk.transport.client.flow import Flow, Sent
-from serl_chunk.transport.wire import snapshots
+from serl_chunk.transport.wire import handshake, snapshots
 from serl_chunk.transport.wire.snapshots import Manifest, Pull, Range
 from serl_chunk.types import PolicyOrigin, SerlChunkError, Snapshot
 from serl_chunk_robot.wire import codec
@@ -41,6 +41,46 @@ class FetchRequest:
     def finish(self, result: tuple[Snapshot, dict[str, Any]] | SerlChunkError) -> None:
         self.result = result
         self.done.set()
+
+
+class CheckpointFetches:
+    """The checkpoint that a caller waits for: requested by its thread, carried by the network thread."""
+
+    def __init__(self, snapshots: SnapshotClient) -> None:
+        self._snapshots = snapshots
+        self._request: FetchRequest | None = None
+        self._count = 0
+
+    def request(self, step: str) -> FetchRequest:
+        """Raises FetchError while there is another request, until `forget`."""
+        if self._request is not None:
+            raise FetchError("another checkpoint is being fetched on this connection")
+        self._count += 1
+        self._request = FetchRequest(self._count, step)
+        return self._request
+
+    def forget(self) -> None:
+        self._request = None
+
+    def send(self, send: Callable[..., bool], token: bytes) -> None:
+        request = self._request
+        if request is not None and not request.sent and request.manifest is None:
+            request.sent = send(handshake.FETCH, token=token, request=request.number, step=request.step)
+
+    def receive(self, message: Message) -> None:
+        """Handle the learner's answer. Raises WireError."""
+        request = self._request
+        if request is None or message.header.get("request") != request.number:
+            return  # its caller gave up
+        if message.kind == handshake.FETCH_FAILED:
+            request.finish(FetchError(codec.shown(codec.text(message.header, "reason", 1 << 16))))
+        else:
+            request.manifest = Manifest.decode(message)
+            self._snapshots.fetches.append(request)
+
+    def disconnected(self) -> None:
+        if (request := self._request) is not None:
+            request.sent = False
 
 
 class SnapshotClient:
