@@ -14,7 +14,6 @@ import itertools
 import logging
 import os
 import re
-import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,7 +22,7 @@ from typing import NamedTuple
 
 from serl_chunk.io import fsync_path
 from serl_chunk.transport.storage import files, segment
-from serl_chunk.transport.storage.segment import Buffer, Found
+from serl_chunk.transport.storage.segment import Buffer, Found, SegmentWriter
 from serl_chunk.types import DataError, SerlChunkError
 
 log = logging.getLogger(__name__)
@@ -72,6 +71,32 @@ class Losses(NamedTuple):
         return "; ".join(parts) or "whole"
 
 
+class _Syncer:
+    """A thread that syncs a journal every so many seconds, and sooner where something waits for it."""
+
+    def __init__(self, sync: Callable[[], None], interval: float) -> None:
+        self._sync, self._interval = sync, interval
+        self._closing = False
+        self._due = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="serl-chunk-journal", daemon=True)
+        self._thread.start()
+
+    def hurry(self) -> None:
+        self._due.set()
+
+    def stop(self) -> None:
+        self._closing = True
+        self._due.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._due.wait(self._interval)
+            self._due.clear()
+            with contextlib.suppress(JournalError):  # logged, and tried again
+                self._sync()
+
+
 class Journal:
     """A folder of segments, opened by one process at a time. One thread appends and drops; `synced` is any thread's.
 
@@ -95,17 +120,13 @@ class Journal:
         self.nbytes = 0
         self.sync_error = ""  # why an fsync failed: `synced` stays until what is in doubt was written again
         self.lost = False  # some of that cannot be read any more: `synced` stays until the journal is opened again
-        self._segment_bytes, self._interval, self._preamble = segment_bytes, sync_interval, preamble
+        self._segment_bytes, self._preamble = segment_bytes, preamble
         self.segments: list[tuple[int, int, float]] = []  # (first number, bytes, wall time of its last entry)
-        self._fd: int | None = None  # of the newest segment, where this process began it
-        self._salt = 0  # of that segment
-        self._full: list[int] = []  # descriptors of older segments that are to be synced and closed
-        self._firsts: dict[int, int] = {}  # descriptor of a segment -> its first number
-        self._doubtful: set[int] = set()  # descriptors of segments that were open when an fsync failed
+        self._newest: SegmentWriter | None = None  # of the newest segment, where this process began it
+        self._full: list[SegmentWriter] = []  # of older segments, which are to be synced and closed
         self._named = False  # the folder has a new name in it that is to be synced
         self._swap = threading.Lock()  # of the names of files and the above, held for a moment
-        self._syncing = threading.Lock()  # held over an fsync: only its holder closes a descriptor
-        self._torn = False  # a part of an entry that could not be cut off follows the last whole one
+        self._syncing = threading.Lock()  # held over an fsync: only its holder closes a segment
         self._lock: int | None = None
         try:
             with contextlib.ExitStack() as undo:
@@ -115,12 +136,7 @@ class Journal:
                 undo.pop_all()
         except OSError as e:
             raise JournalError(f"{folder} cannot be written: {e.strerror}") from e
-        self._closing = False
-        self._due = threading.Event()  # something is to be synced before the interval is over
-        self._syncer: threading.Thread | None = None
-        if sync_interval > 0:
-            self._syncer = threading.Thread(target=self._sync_often, name="serl-chunk-journal", daemon=True)
-            self._syncer.start()
+        self._syncer = _Syncer(self.sync, sync_interval) if sync_interval > 0 else None
 
     def _recover(self) -> Losses:
         damaged = damaged_bytes = torn = 0
@@ -201,80 +217,67 @@ class Journal:
     def append(self, frames: Sequence[Buffer]) -> Place:
         """Write one entry. Raises JournalError, and DataError for what no entry can hold: nothing has changed then."""
         self.retire_doubtful()
-        if self._fd is None or self.segments[-1][1] - segment.HEADER_BYTES >= self._segment_bytes:
-            self._begin_segment()
-        return self._write(frames)
+        newest = self._newest
+        if newest is None or newest.size - segment.HEADER_BYTES >= self._segment_bytes:
+            newest = self._begin_segment()
+        return self._write(newest, frames)
 
-    def _write(self, frames: Sequence[Buffer]) -> Place:
-        assert self._fd is not None
-        first, size, _ = self.segments[-1]
-        buffers, total = segment.pack(self.next, frames, self._salt)
+    def _write(self, newest: SegmentWriter, frames: Sequence[Buffer]) -> Place:
+        at_once = self._syncer is None
         try:
-            if self._torn:
-                os.ftruncate(self._fd, size)
-            self._torn = True
-            segment.write_all(self._fd, buffers)
-            if self._interval == 0:
-                self._sync_name()
-                os.fsync(self._fd)
-            self._torn = False
+            offset, total = newest.append(self.next, frames, self._sync_name if at_once else None)
         except OSError as e:
-            with contextlib.suppress(OSError):  # then the next append has to succeed in it
-                os.ftruncate(self._fd, size)
-                self._torn = False
-            raise JournalError(f"cannot write to {self._path(first)}: {e.strerror}") from e
-        self.segments[-1] = (first, size + total, time.time())
+            raise JournalError(f"cannot write to {self._path(newest.first)}: {e.strerror}") from e
+        self.segments[-1] = (newest.first, newest.size, time.time())
         self.nbytes += total
         self.next += 1
-        if self._interval == 0:
+        if at_once:
             self.synced = self.next
-        return Place(first, size, total)
+        return Place(newest.first, offset, total)
 
-    def _begin_segment(self) -> None:
+    def _begin_segment(self) -> SegmentWriter:
         if len(self._full) >= _MAX_FULL:
             self.sync()
         self._retire_segment()
-        path, salt = self._path(self.next), secrets.randbits(64)
+        path = self._path(self.next)
         try:
-            # O_EXCL: a leftover of this number holds no sound entry, or `next` would be behind it.
+            # A leftover of this number holds no sound entry, or `next` would be behind it.
             path.unlink(missing_ok=True)
-            self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
-            self._firsts[self._fd] = self.next
-            segment.write_all(self._fd, [segment.header(salt)])
+            newest = self._newest = SegmentWriter(path, self.next)
+            newest.begin()
             self._named = True
         except OSError as e:
             self._abandon(path)
             raise JournalError(f"cannot create {path}: {e.strerror}") from e
-        self._salt = salt
-        self.segments.append((self.next, segment.HEADER_BYTES, time.time()))
-        self.nbytes += segment.HEADER_BYTES
+        self.segments.append((self.next, newest.size, time.time()))
+        self.nbytes += newest.size
         if self._preamble is not None:
             try:
-                self._write(self._preamble())
+                self._write(newest, self._preamble())
             except BaseException:
                 self.nbytes -= self.segments.pop()[1]
                 self._abandon(path)
                 raise
+        return newest
 
     def _abandon(self, path: Path) -> None:
         self._retire_segment()
-        self._torn = False
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
     def retire_doubtful(self) -> None:
         """Write no more to the newest segment where an fsync of it failed. For the thread that appends."""
-        if self._fd in self._doubtful:
+        if self._newest is not None and self._newest.doubtful:
             self._retire_segment()
 
     def _retire_segment(self) -> None:
         """Write no more to the newest segment; it is synced and closed soon, without waiting here."""
         with self._swap:
-            if self._fd is not None:
-                self._full.append(self._fd)
-            self._fd = None
+            if self._newest is not None:
+                self._full.append(self._newest)
+            self._newest = None
         if self._syncer is not None:
-            self._due.set()
+            self._syncer.hurry()
         elif self._full:
             self.sync()
 
@@ -304,22 +307,23 @@ class Journal:
         """Wait until everything written survives a power cut. Raises JournalError."""
         with self._syncing:
             with self._swap:
-                number, full, newest = self.next, list(self._full), self._fd
+                number, full, newest = self.next, list(self._full), self._newest
             unsynced = full if newest is None else [*full, newest]
             try:
                 self._sync_name()
-                for fd in unsynced:
-                    if fd in self._doubtful and fd in full:
-                        self._write_again(self._firsts[fd])
-                        self._doubtful.discard(fd)
+                for each in unsynced:
+                    if each.doubtful and each in full:
+                        self._write_again(each.first)
+                        each.doubtful = False
                     elif self.synced < number:
-                        os.fsync(fd)
-                if newest in self._doubtful:
+                        os.fsync(each.fd)
+                if newest is not None and newest.doubtful:
                     raise OSError(errno.EIO, self.sync_error)  # until the thread that appends retires it
             except OSError as e:
                 if not self.sync_error:
                     log.error("fsync of %s failed: %s", self.folder, e.strerror)
-                self._doubtful.update(unsynced)
+                for each in unsynced:
+                    each.doubtful = True
                 self.sync_error = self.sync_error or e.strerror or str(e)
                 raise JournalError(f"fsync of {self.folder} failed: {e.strerror}") from e
             if not self.lost:
@@ -357,32 +361,22 @@ class Journal:
             self._named = True
             raise
 
-    def _close(self, full: Sequence[int]) -> None:
+    def _close(self, full: Sequence[SegmentWriter]) -> None:
         with self._swap:
-            for fd in full:
-                self._full.remove(fd)
-                self._firsts.pop(fd, None)
+            for each in full:
+                self._full.remove(each)
                 with contextlib.suppress(OSError):  # a network disk repeats here the error of an fsync
-                    os.close(fd)
-
-    def _sync_often(self) -> None:
-        while not self._closing:
-            self._due.wait(self._interval)
-            self._due.clear()
-            with contextlib.suppress(JournalError):  # logged, and tried again
-                self.sync()
+                    os.close(each.fd)
 
     def close(self, *, remove: bool = False) -> None:
         """Sync and release the folder; with `remove`, delete it and everything in it first."""
         if self._lock is None:
             return
-        self._closing = True
-        self._due.set()
         if self._syncer is not None:
-            self._syncer.join()
-        if self._fd is not None:
-            self._full.append(self._fd)
-            self._fd = None
+            self._syncer.stop()
+        if self._newest is not None:
+            self._full.append(self._newest)
+            self._newest = None
         if not remove:
             with contextlib.suppress(JournalError):  # logged, and nothing more can be done
                 self.sync()

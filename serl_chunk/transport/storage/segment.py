@@ -24,6 +24,7 @@ import itertools
 import logging
 import os
 import re
+import secrets
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -259,6 +260,48 @@ def write_all(fd: int, buffers: Sequence[Buffer]) -> None:
             del left[0]
         if done:
             left[0] = left[0][done:]
+
+
+class SegmentWriter:
+    """A new segment that one process appends entries to. Its methods raise OSError.
+
+    An entry that could not be written leaves nothing: what could not be cut off is cut off before the next one.
+    """
+
+    def __init__(self, path: Path, first: int) -> None:
+        self.first = first  # number of its first entry
+        self.size = 0  # bytes of its header and its entries
+        self.doubtful = False  # it was open when an fsync failed
+        self.fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
+        self._salt = secrets.randbits(64)
+        self._torn = False  # a part of an entry that could not be cut off follows the last whole one
+
+    def begin(self) -> None:
+        write_all(self.fd, [header(self._salt)])
+        self.size = HEADER_BYTES
+
+    def append(self, number: int, frames: Sequence[Buffer], sync_name: Callable[[], None] | None) -> tuple[int, int]:
+        """Write one entry, and wait for the disk where `sync_name` is given; return its offset and size.
+
+        Raises DataError for what no entry can hold.
+        """
+        buffers, total = pack(number, frames, self._salt)
+        try:
+            if self._torn:
+                os.ftruncate(self.fd, self.size)
+            self._torn = True
+            write_all(self.fd, buffers)
+            if sync_name is not None:
+                sync_name()
+                os.fsync(self.fd)
+            self._torn = False
+        except OSError:
+            with contextlib.suppress(OSError):  # then the next one has to succeed in it
+                os.ftruncate(self.fd, self.size)
+                self._torn = False
+            raise
+        self.size += total
+        return self.size - total, total
 
 
 def parse(data: bytes, candidates: Sequence[int]) -> Found | None:
