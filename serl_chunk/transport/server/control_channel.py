@@ -14,6 +14,7 @@ from serl_chunk.transport.server.record_channel import RecordReceiver
 from serl_chunk.transport.server.sessions import RefuseError, Session
 from serl_chunk.transport.server.snapshot_channel import SnapshotChannel
 from serl_chunk.transport.server.sockets import RateLimiter, address_of
+from serl_chunk.transport.sockets import CHANNELS
 from serl_chunk.transport.storage import files
 from serl_chunk.transport.wire import handshake, probe
 from serl_chunk.types import SerlChunkError
@@ -70,12 +71,12 @@ class ControlChannel:
                 found = self._inspect(message, key) if inspect else probe.answer_echo(message)
                 self._sockets.send("control", identity, found)
         elif (session := self._session(message, "control", identity)) is not None:
-            session.control_id = identity
+            session.connection.control_id = identity
             self._receive_of(session, message)
 
     def _receive_of(self, session: Session, message: Message) -> None:
         if message.kind == handshake.PING:
-            session.timeout_s = codec.field({"timeout_s": 0.0} | message.header, "timeout_s", float)
+            session.connection.timeout_s = codec.field({"timeout_s": 0.0} | message.header, "timeout_s", float)
             self._status(session)
         elif message.kind == handshake.BYE:
             self._sessions.fence(session)
@@ -129,12 +130,13 @@ class ControlChannel:
         for old in admission.ousted:
             self._receiver.end_later(old, gone=True)
         session = admission.session
-        session.control_id, session.key = identity, key
+        connection = session.connection
+        connection.control_id, connection.key = identity, key
         if admission.lost:
             self._counters["lost"] += admission.lost
             logger.error("%d records of actor %s never arrived and are no longer kept", admission.lost, hello.actor_id)
             self._receiver.end_later(session, gone=True, settle=True)
-        header = {"token": session.token, "known": admission.known, "fields": fields}
+        header = {"token": connection.token, "known": admission.known, "fields": fields}
         header |= session.arrived | self._status_fields(session)
         try:
             answer = codec.encode(handshake.WELCOME, header, arrays)
@@ -171,22 +173,23 @@ class ControlChannel:
     def _status(self, session: Session) -> None:
         self._counters["statuses"] += 1
         fields = self._status_fields(session)
-        self._sockets.send("control", session.control_id, codec.encode(handshake.STATUS, fields))
+        self._sockets.send("control", session.connection.control_id, codec.encode(handshake.STATUS, fields))
 
     def receive_snapshots(self, identity: bytes, frames: list[Frame]) -> None:
         message = codec.decode(frames, self._limits)
         session = self._session(message, "snapshots", identity)
         if session is not None:
-            session.snapshots_id = identity
+            session.connection.snapshots_id = identity
             self._snapshots.receive(session, message)
 
     def _drop_revoked(self, authenticator: Authenticator) -> None:
         for session in self._sessions:
-            if session.live and authenticator.gone(session.key):
-                sentence = authenticator.revoked(session.key)
+            connection = session.connection
+            if session.live and authenticator.gone(connection.key):
+                sentence = authenticator.revoked(connection.key)
                 logger.warning("actor %s (%s) is cut: %s", session.info.actor_id, session.info.peer, sentence)
                 self._counters["refused"] += 1
-                self._sockets.send("control", session.control_id, handshake.refusal(sentence))
+                self._sockets.send("control", connection.control_id, handshake.refusal(sentence))
                 self._sessions.fence(session)
                 self._sessions.leave(session)
                 self._receiver.end_later(session, gone=False)
@@ -198,28 +201,26 @@ class ControlChannel:
             self._keys_at = now + _KEYS_S
             self._drop_revoked(self._sockets.authenticator)
         self._sockets.guard.look(
-            (channel, identity)
-            for s in self._sessions
-            if s.live
-            for channel, identity in (("data", s.data_id), ("control", s.control_id), ("snapshots", s.snapshots_id))
+            peer for s in self._sessions if s.live for peer in zip(CHANNELS, s.connection.socket_ids, strict=True)
         )
         for session in self._sessions:
             self._tick_session(session, now)
         self._snapshots.tick()
 
     def _tick_session(self, session: Session, now: float) -> None:
+        connection = session.connection
         with self._sessions.lock:  # the data thread may hear of it now
             if not session.live:
-                if now - session.heard_at > self._episode_timeout:
+                if now - connection.heard_at > self._episode_timeout:
                     self._receiver.end_later(session, gone=False)
                 return
-            if session.is_silent(now, self._config.timeout_s):
+            if connection.is_silent(now, self._config.timeout_s):
                 logger.warning("actor %s is silent", session.info.actor_id)
                 self._sessions.leave(session, keep_parts=self._config.max_message_bytes)
                 return
         # A session is allowed more once it is about to need it: one that has enough gets no message.
-        if self._receiver.allowed(session) != session.allowance_told or (
-            self.finished is not None and not session.finish_told
+        if self._receiver.allowed(session) != connection.allowance_told or (
+            self.finished is not None and not connection.finish_told
         ):
-            session.finish_told = self.finished is not None
+            connection.finish_told = self.finished is not None
             self._status(session)

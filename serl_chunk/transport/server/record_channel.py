@@ -73,7 +73,7 @@ class RecordReceiver:
 
     def _receive(self, session: Session, identity: bytes, frames: list[Frame]) -> None:
         self._touched.add(session)
-        session.data_id = identity
+        session.connection.data_id = identity
         if self.stalled:
             return  # unacknowledged, the actor keeps it
         try:
@@ -119,8 +119,7 @@ class RecordReceiver:
     def _gap(self, session: Session, what: str) -> None:
         self._counters["gaps"] += 1
         self.sockets.complain("data", session.info.peer, f"gap: {what}")
-        if session.gap_told != session.arrived:  # once: what is in flight has the same gap
-            session.gap_told = session.arrived
+        if session.connection.tells_gap(session.arrived):
             self._acknowledge(session, gap=True)
 
     def _skip(self, session: Session, first: int, span: int, steps: int) -> None:
@@ -231,7 +230,7 @@ class RecordReceiver:
     def _acknowledge(self, session: Session, *, gap: bool = False) -> None:
         if not session.refused:
             fields = {"next": self.safe(session), "gap": gap, **self.allowance_fields(session), **session.arrived}
-            self.sockets.send("data", session.data_id, codec.encode(handshake.ACK, fields))
+            self.sockets.send("data", session.connection.data_id, codec.encode(handshake.ACK, fields))
 
     def safe(self, session: Session) -> int:
         """Return the number below which the actor need not keep the session's records. For any thread."""
@@ -254,9 +253,9 @@ class RecordReceiver:
     def allowance_fields(self, session: Session) -> dict[str, int | None]:
         """Return the allowance for a message, numbered: two sockets carry it, and the older may come later."""
         with self.sessions.lock:
-            session.allowance_told = self.allowed(session)
+            session.connection.allowance_told = self.allowed(session)
             session.allowances += 1
-            return {"allowance": session.allowance_told, "allowance_number": session.allowances}
+            return {"allowance": session.connection.allowance_told, "allowance_number": session.allowances}
 
     def refuse(self, session: Session, reason: str) -> None:
         """End a session permanently: what it sends cannot be taken, and going on would lose it."""
@@ -264,7 +263,7 @@ class RecordReceiver:
         log.error("actor %s (%s) is refused: %s", session.info.actor_id, session.info.peer, reason)
         self._counters["refused"] += 1
         session.refused = reason
-        self.sockets.send_later(session.control_id, handshake.refusal(reason))
+        self.sockets.send_later(session.connection.control_id, handshake.refusal(reason))
         self.sessions.fence(session)
         self.sessions.leave(session)
         if self.sessions.close(session, gone=True):

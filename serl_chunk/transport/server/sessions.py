@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import secrets
 import threading
 import time
@@ -41,6 +42,42 @@ class RefuseError(SerlChunkError):
         self.retry, self.renew = retry, renew
 
 
+@dataclasses.dataclass
+class ActorConnection:
+    """A session's connection, from the hello that opened it to the one that opens the next. It has no sockets at first.
+
+    Written by the control thread, under the lock of `Sessions` where the data thread writes it too.
+    """
+
+    heard_at: float
+    token: bytes = dataclasses.field(default_factory=lambda: secrets.token_bytes(TOKEN_BYTES))  # another one is stale
+    key: str = ""  # its public key; empty without keys
+    timeout_s: float = 0.0  # seconds that its heartbeats may take over its link, as its actor reports
+    data_id: bytes = b""  # routing ids of its sockets
+    control_id: bytes = b""
+    snapshots_id: bytes = b""
+    finish_told: bool = False
+    allowance_told: int | None = None
+    holds: int | None = None  # version of the snapshot it holds, while it waits for an announcement
+    _gap_told: dict[str, Any] | None = None  # what had arrived when a gap was last reported
+
+    @property
+    def socket_ids(self) -> tuple[bytes, bytes, bytes]:
+        """By channel."""
+        return self.data_id, self.snapshots_id, self.control_id
+
+    def is_silent(self, now: float, timeout_s: float) -> bool:
+        return now - self.heard_at > min(max(timeout_s, self.timeout_s), _MAX_TIMEOUTS * timeout_s)
+
+    def tells_gap(self, arrived: dict[str, Any]) -> bool:
+        """Whether to report a gap behind what has `arrived`: once, for what is in flight has the same gap."""
+        told, self._gap_told = self._gap_told == arrived, arrived
+        return not told
+
+    def advance(self) -> None:
+        self._gap_told = None
+
+
 class Session:
     """One stream of records and the state of its connection.
 
@@ -62,20 +99,10 @@ class Session:
         self.fetch_request: int | None = None
 
     def connect(self, info: SessionInfo, now: float) -> None:
-        """Begin a connection, which has no sockets yet."""
-        self.info = info
-        self.token = secrets.token_bytes(TOKEN_BYTES)  # messages with another one are stale
-        self.key = ""  # its public key; empty without keys
+        self.info, self.connection = info, ActorConnection(now)
         self.live = True
         self.closed = False  # on_silent was called for the current silence
         self.gone = False  # and permanently: another took its place
-        self.heard_at = now
-        self.timeout_s = 0.0  # seconds that its heartbeats may take over its link, as its actor reports
-        self.data_id = self.control_id = self.snapshots_id = b""  # routing ids of its sockets
-        self.finish_told = False
-        self.gap_told: dict[str, Any] | None = None  # `arrived` when a gap was last reported
-        self.allowance_told: int | None = None
-        self.holds: int | None = None  # version of the snapshot it holds, while it waits for an announcement
 
     @property
     def arrived(self) -> dict[str, Any]:
@@ -83,10 +110,8 @@ class Session:
         return {"taken": self.state.expected, "partial": a and {"first": a.first, "received": a.received}}
 
     def advance(self, item: Item, *, delivered: bool) -> None:
-        self.state, self.gap_told = self.state.after(item, delivered=delivered), None
-
-    def is_silent(self, now: float, timeout_s: float) -> bool:
-        return now - self.heard_at > min(max(timeout_s, self.timeout_s), _MAX_TIMEOUTS * timeout_s)
+        self.state = self.state.after(item, delivered=delivered)
+        self.connection.advance()
 
 
 class Admission(NamedTuple):
@@ -137,7 +162,7 @@ class Sessions:
         """Return the session whose current connection has this token, and note that a message came from it."""
         with self.lock:
             if (session := self._by_token.get(token)) is not None:
-                session.heard_at = time.monotonic()
+                session.connection.heard_at = time.monotonic()
                 if not session.live:
                     session.live, session.closed = True, False
             return session
@@ -185,7 +210,7 @@ class Sessions:
                 old.state, old.refused = state, ""
                 self.fence(old)
             session.connect(SessionInfo(*identity, peer, hello.demonstrations), now)
-            self._by_token[session.token] = session
+            self._by_token[session.connection.token] = session
             return Admission(session, old is not None, lost, ousted)
 
     def _check_return(self, old: Session, hello: Hello) -> None:
@@ -224,7 +249,8 @@ class Sessions:
         # (an evaluation's) has nothing to continue, and must not drive out one that has.
         silent = [s for s in others if not s.live and s is not self._taking]
         for kept, limit in ((False, self._limit), (True, _REMEMBERED)):
-            group = sorted((s for s in silent if (s.state.expected > s.started_at) is kept), key=lambda s: s.heard_at)
+            group = [s for s in silent if (s.state.expected > s.started_at) is kept]
+            group.sort(key=lambda s: s.connection.heard_at)
             for s in group[: max(0, len(group) - limit)]:
                 del self._by_session[s.info.session]
                 ousted.append(s)
@@ -236,7 +262,7 @@ class Sessions:
     def fence(self, session: Session) -> None:
         """Forget a session's current connection: what still comes from it is stale."""
         with self.lock:
-            self._by_token.pop(session.token, None)
+            self._by_token.pop(session.connection.token, None)
 
     def leave(self, session: Session, *, keep_parts: int = 0) -> None:
         """End a session's connection: its actor id is free, its stream is remembered.
@@ -246,12 +272,12 @@ class Sessions:
         """
         with self.lock:
             session.live = False
-            session.holds = session.fetch_request = None
+            session.connection.holds = session.fetch_request = None
             if not keep_parts:
                 session.assembly = None
                 return
             silent = [(s, s.assembly) for s in self if s.assembly is not None and not s.live]
-            for s, assembly in sorted(silent, key=lambda pair: -pair[0].heard_at):
+            for s, assembly in sorted(silent, key=lambda pair: -pair[0].connection.heard_at):
                 keep_parts -= assembly.nbytes
                 if keep_parts < 0:
                     s.assembly = None

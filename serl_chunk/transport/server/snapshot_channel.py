@@ -60,7 +60,7 @@ class SnapshotChannel:
 
     def receive(self, session: Session, message: Message) -> None:
         if message.kind == snapshots.SUBSCRIBE:
-            session.holds = codec.field(message.header, "version", int)
+            session.connection.holds = codec.field(message.header, "version", int)
             self._pulled.pop(session.info.session, None)
             self._announce(session)
         elif message.kind == snapshots.PULL:
@@ -69,18 +69,18 @@ class SnapshotChannel:
             frames = snapshots.answer_pull(message, kept, self._sockets.config.max_message_bytes)
             self._counters["pieces"] += 1
             self._counters["snapshot_bytes"] += codec.size_of(frames)
-            self._sockets.send("snapshots", session.snapshots_id, frames)
+            self._sockets.send("snapshots", session.connection.snapshots_id, frames)
         elif message.kind == snapshots.RELEASE:
             self._checkpoints.pop(session.info.session, None)
         else:
             raise WireError(f"unknown kind {message.kind!r}")
 
     def _announce(self, session: Session) -> None:
-        newest = self.newest
-        if newest is None or session.holds is None or newest.manifest.version <= session.holds:
+        newest, connection = self.newest, session.connection
+        if newest is None or connection.holds is None or newest.manifest.version <= connection.holds:
             return
-        if self._sockets.send("snapshots", session.snapshots_id, newest.announcement):
-            session.holds = None
+        if self._sockets.send("snapshots", connection.snapshots_id, newest.announcement):
+            connection.holds = None
             self._pulled[session.info.session] = newest
 
     def fetch(self, session: Session, message: Message) -> None:
@@ -107,7 +107,7 @@ class SnapshotChannel:
 
     def _refuse(self, session: Session, request: int, reason: str) -> None:
         fields = {"request": request, "reason": reason}
-        self._sockets.send("control", session.control_id, codec.encode(handshake.FETCH_FAILED, fields))
+        self._sockets.send("control", session.connection.control_id, codec.encode(handshake.FETCH_FAILED, fields))
 
     def tick(self) -> None:
         live = {s.info.session: s for s in self._sessions if s.live}
@@ -122,7 +122,7 @@ class SnapshotChannel:
                 continue
             self._checkpoints[name] = result
             fields = {"request": request, **result.manifest.header()}
-            self._sockets.send("control", session.control_id, codec.encode(handshake.FETCHED, fields))
+            self._sockets.send("control", session.connection.control_id, codec.encode(handshake.FETCHED, fields))
         for session in live.values():
             self._announce(session)
         for kept in (self._pulled, self._checkpoints):
