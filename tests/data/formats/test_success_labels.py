@@ -12,58 +12,37 @@ from serl_chunk.data.formats.success_labels import cut_at_successes, label_state
 from serl_chunk.types import DataError
 
 
-@given(st.integers(1, 60), st.floats(0.5, 0.999))
-def test_both_conventions_order_states_alike(k: int, gamma: float) -> None:
-    """The value of a state k steps before success, by our rewards and by OGBench's, as the module says."""
-    ours = sum(gamma**i * r for i, r in enumerate([0] * (k - 1) + [1]))
-    theirs = sum(gamma**i * -1 for i in range(k))
-    assert theirs == pytest.approx((gamma * ours - 1) / (1 - gamma))
-
-
 @pytest.mark.parametrize(
-    ("success", "expected"),
+    ("success", "keep", "expected"),
     [
-        ("...", [(0, 2, False)]),
-        ("..S", [(0, 2, True)]),
-        (".S.", [(0, 1, True)]),  # the last step begins in a success
-        (".SS..", [(0, 1, True), (3, 4, False)]),
-        ("S..S", [(1, 3, True)]),
-        (".S.S", [(0, 1, True), (2, 3, True)]),
-        ("SSS", []),
-        ("S.", []),
-        ("S", []),
+        ("...", False, [(0, 2, False)]),
+        ("..S", False, [(0, 2, True)]),
+        (".S.", False, [(0, 1, True)]),  # the last step begins in a success
+        (".SS..", False, [(0, 1, True), (3, 4, False)]),
+        ("S..S", False, [(1, 3, True)]),
+        (".S.S", False, [(0, 1, True), (2, 3, True)]),
+        ("SSS", False, []),
+        ("S.", False, []),
+        ("S", False, []),
+        # what leaves a success begins what follows
+        (".SSS..S.", True, [(0, 1, True), (1, 2, True), (2, 3, True), (3, 6, True), (6, 7, False)]),
     ],
 )
-def test_cuts(success: str, expected: list[tuple[int, int, bool]]) -> None:
-    assert cut_at_successes(np.array([c == "S" for c in success])) == expected
+def test_cuts(success: str, keep: bool, expected: list[tuple[int, int, bool]]) -> None:
+    assert cut_at_successes(np.array([c == "S" for c in success]), keep_solved=keep) == expected
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=40))
-def test_every_step_outside_a_success_is_in_one_episode(flags: list[bool]) -> None:
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.booleans())
+def test_every_step_is_in_one_episode_which_ends_at_its_first_success(flags: list[bool], keep: bool) -> None:
+    """Without those that begin in a success, unless they are kept."""
     success = np.array(flags)
-    stretches = cut_at_successes(success)
+    stretches = cut_at_successes(success, keep_solved=keep)
     steps = [t for s in stretches for t in range(s.start, s.stop)]
-    assert steps == [t for t in range(len(flags) - 1) if not flags[t]]
+    assert steps == [t for t in range(len(flags) - 1) if keep or not flags[t]]
     for s in stretches:
-        assert s.success == success[s.stop]
-        assert s.success or s.stop == len(flags) - 1
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=40))
-def test_with_solved_steps_every_step_is_in_one_episode_which_ends_at_its_first_success(flags: list[bool]) -> None:
-    success = np.array(flags)
-    kept = cut_at_successes(success, keep_solved=True)
-    assert [t for s in kept for t in range(s.start, s.stop)] == list(range(len(flags) - 1))
-    for s in kept:
         assert not success[s.start + 1 : s.stop].any()
         assert s.success == success[s.stop]
         assert s.success or s.stop == len(flags) - 1
-
-
-def test_a_kept_step_that_leaves_a_success_begins_what_follows() -> None:
-    success = np.array([c == "S" for c in ".SSS..S."])
-    kept = cut_at_successes(success, keep_solved=True)
-    assert kept == [(0, 1, True), (1, 2, True), (2, 3, True), (3, 6, True), (6, 7, False)]
 
 
 def test_which_states_are_successes_and_what_the_others_lack() -> None:
