@@ -67,6 +67,19 @@ HOW = {
 }
 
 
+def killed(folder: Path, how: dict, episodes: list[Episode], *moments: int) -> int:
+    """Convert, killed at each of these changes of the disk in turn, then to the end; return how often it was."""
+    manifest, times = [], 0
+    for moment in (*moments, None):
+        with pytest.MonkeyPatch.context() as patch:
+            Disk(patch, moment)
+            try:
+                convert(LeRobotSink(folder, **how), episodes, manifest)
+            except Killed:
+                times += 1
+    return times
+
+
 @pytest.mark.parametrize(
     ("kind", "every"),
     [
@@ -81,22 +94,12 @@ def test_killed_at_any_moment_and_continued(tmp_path: Path, kind: str, every: in
     wanted = contents(write(LeRobotSink(tmp_path / "whole", **HOW[kind]), episodes))
     if kind != "version 2.1":
         assert sum(name.startswith("data/") for name in wanted) == 2, sorted(wanted)
-    moment, killed = 0, True
-    while killed:
-        folder, manifest = tmp_path / f"killed_{moment}", []
-        sink = LeRobotSink(folder, **HOW[kind])
-        with pytest.MonkeyPatch.context() as patch:
-            Disk(patch, moment)
-            try:
-                convert(sink, episodes, manifest)
-                killed = False
-            except Killed:
-                pass
-        if killed:
-            with pytest.MonkeyPatch.context() as patch:
-                Disk(patch, None)
-                convert(LeRobotSink(folder, **HOW[kind]), episodes, manifest)
-        assert contents(folder) == wanted, f"killed at change {moment}"
+    moment = 0
+    while True:
+        died = killed(tmp_path / f"killed_{moment}", HOW[kind], episodes, moment)
+        assert contents(tmp_path / f"killed_{moment}") == wanted, f"killed at change {moment}"
+        if not died:
+            break
         moment += every
     assert moment > 100
 
@@ -108,14 +111,8 @@ def test_killed_twice(tmp_path: Path):
     wanted = contents(write(LeRobotSink(tmp_path / "whole", **how), episodes))
     for first in range(5, 60, 18):
         for second in range(3, 40, 12):
-            folder, manifest = tmp_path / f"killed_{first}_{second}", []
-            for moment in (first, second, None):
-                with pytest.MonkeyPatch.context() as patch:
-                    Disk(patch, moment)
-                    try:
-                        convert(LeRobotSink(folder, **how), episodes, manifest)
-                    except Killed:
-                        continue
+            folder = tmp_path / f"killed_{first}_{second}"
+            killed(folder, how, episodes, first, second)
             assert contents(folder) == wanted, (first, second)
 
 
