@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,6 @@ from properties import examples
 
 from serl_chunk.data.convert.convert import Progress, Report, convert
 from serl_chunk.data.convert.manifest import NAME, Manifest
-from serl_chunk.data.formats import hdf5_writer
 from serl_chunk.data.formats.episodes import FORMAT
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
 from serl_chunk.data.formats.hdf5_writer import Hdf5Sink
@@ -31,6 +31,18 @@ from serl_chunk.data.source import Json, ReadOptions, decode_images
 from serl_chunk.types import CameraSpec, ConfigError, DataError, Episode, RobotSpec, SparseRows
 
 ARM = RobotSpec("arm2", 50.0, 2, (-1.0, -1.0), (1.0, 1.0), (0, 1), (), (CameraSpec("top", 16, 16),), 20)
+
+
+_IMPORTS = """
+import sys
+from pathlib import Path
+from serl_chunk.data.convert.convert import convert
+from serl_chunk.data.formats.episodes import FORMAT
+from serl_chunk.data.formats.hdf5_writer import Hdf5Sink
+from serl_chunk.data.source import ReadOptions
+
+source, out = FORMAT.open(Path(sys.argv[1]), ReadOptions()), Path(sys.argv[2])
+"""
 
 
 def _on_time(episode: Episode) -> Episode:
@@ -124,72 +136,98 @@ def test_a_taken_folder_is_refused_before_anything_is_touched(folder, tmp_path):
     assert (again.episodes, again.already) == (1, 1)
 
 
-def test_another_conversion_in_the_folder_is_refused(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("serl_chunk.data.convert.manifest._PATIENCE", 0.1)
-    with (
-        contextlib.closing(Manifest(tmp_path / "out", {}, resume=False)),
-        pytest.raises(ConfigError, match=naming(tmp_path / "out")),
-    ):
-        Manifest(tmp_path / "out", {}, resume=True)
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
 
-class Dies(Hdf5Sink):
-    """Interrupts the conversion at a place of its episode 2."""
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does with a process that takes too much memory
 
-    where = "stage"
+
+def fill_the_disk() -> None:
+    raise OSError(28, "No space left on device")
+
+
+def make_a_mistake() -> None:
+    [].pop()
+
+
+@dataclasses.dataclass(frozen=True)
+class Spoilt(Hdf5Sink):
+    """Acts at a moment of its episode 2."""
+
+    when: str = "stage"
+    act: Callable[[], None] = interrupt
+
+    def now(self, when: str, number: int) -> None:
+        if (self.when, 2) == (when, number):
+            self.act()
 
     def stage(self, layout: Json, number: int, episode: Episode) -> Json:
-        if self.where == "stage" and number == 2:
-            raise KeyboardInterrupt
+        self.now("stage", number)
         return super().stage(layout, number, episode)
 
     def place(self, layout: Json, index: int, staged: Json) -> None:
-        if self.where == "before place" and index == 2:
-            raise KeyboardInterrupt
+        self.now("before place", index)
         super().place(layout, index, staged)
-        if self.where == "after place" and index == 2:
-            raise KeyboardInterrupt
+        self.now("after place", index)
 
     def finish(self, layout: Json, staged: list[Json]) -> None:
         super().finish(layout, staged)
-        if self.where == "after finish":
-            raise KeyboardInterrupt
+        self.now("after finish", 2)
 
 
-@pytest.mark.parametrize("where", ["stage", "before place", "after place", "after finish"])
-def test_an_interrupted_conversion_ends_as_an_uninterrupted_one(folder, tmp_path, where):
-    path = folder(5)
+@pytest.mark.parametrize(
+    ("when", "already"), [("stage", 2), ("before place", 2), ("after place", 3), ("after finish", 5)]
+)
+def test_an_interrupted_conversion_ends_as_an_uninterrupted_one(folder, tmp_path, when, already):
+    path, out = folder(5), tmp_path / "out"
     _convert(path, tmp_path / "whole")
-    sink = Dies(tmp_path / "out", ARM)
-    object.__setattr__(sink, "where", where)
     with pytest.raises(KeyboardInterrupt):
-        _convert(path, tmp_path / "out", sink=sink)
-    with (tmp_path / "out" / NAME).open("ab") as manifest:
+        _convert(path, out, sink=Spoilt(out, ARM, when=when))
+    with (out / NAME).open("ab") as manifest:
         manifest.write(b'{"kind": "pla')  # cut off by the power
-    report = _convert(path, tmp_path / "out", resume=True, workers=0)
-    assert _content(tmp_path / "out") == _content(tmp_path / "whole")
-    assert report.already == {"stage": 2, "before place": 2, "after place": 3, "after finish": 5}[where]
-    assert report.episodes == 5
+    report = _convert(path, out, resume=True)
+    assert _content(out) == _content(tmp_path / "whole")
+    assert (report.already, report.episodes) == (already, 5)
 
 
-def test_a_resumed_conversion_must_be_the_same_one(folder, tmp_path):
+@pytest.mark.parametrize(
+    ("act", "named"),
+    [
+        (kill, ("episode_2.hdf5", "SIGKILL", "workers")),
+        (fill_the_disk, ("episode_2.hdf5", "No space left on device", "resume")),
+        (make_a_mistake, ("episode_2.hdf5", "IndexError")),
+    ],
+)
+def test_what_is_not_the_episodes_fault_ends_the_conversion_even_with_skip_bad(folder, tmp_path, act, named):
+    path, out = folder(5), tmp_path / "out"
+    with pytest.raises(DataError, match=naming(*named)):
+        _convert(path, out, sink=Spoilt(out, ARM, act=act), workers=1, skip_bad=True)
+    assert _convert(path, out, resume=True, skip_bad=True).episodes == 5
+    _convert(path, tmp_path / "whole")
+    assert _content(out) == _content(tmp_path / "whole")
+
+
+def test_a_resumed_conversion_must_be_the_same_one_alone_in_a_whole_folder(folder, tmp_path, monkeypatch):
     path, out = folder(3), tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        _convert(path, out, sink=Dies(out, ARM), settings={"reading": {"color": "rgb"}})
+        _convert(path, out, sink=Spoilt(out, ARM), settings={"reading": {"color": "rgb"}})
     with pytest.raises(ConfigError, match=naming("max_samples", None, 9, "reading.color", "rgb", "bgr")):
         _convert(path, out, resume=True, settings={"reading": {"color": "bgr"}}, max_samples=9)
-    (path / "episode_1.hdf5").unlink()
+    (path / "episode_1.hdf5").rename(tmp_path / "episode_1.hdf5")
     with pytest.raises(ConfigError, match=naming("episodes", 3, 2, "episodes_digest")):
         _convert(path, out, resume=True, settings={"reading": {"color": "rgb"}})
-
-
-def test_a_damaged_manifest_is_named(folder, tmp_path):
-    path, out = folder(3), tmp_path / "out"
-    _convert(path, out)
     lines = (out / NAME).read_bytes().split(b"\n")
     (out / NAME).write_bytes(b"\n".join([*lines[:2], b"\0" * 20, *lines[3:]]))
     with pytest.raises(DataError, match=naming("conversion.jsonl", 3)):
         _convert(path, out, resume=True)
+    monkeypatch.setattr("serl_chunk.data.convert.manifest._PATIENCE", 0.1)
+    with (
+        contextlib.closing(Manifest(tmp_path / "other", {}, resume=False)),
+        pytest.raises(ConfigError, match=naming(tmp_path / "other")),
+    ):
+        Manifest(tmp_path / "other", {}, resume=True)
 
 
 def _spoil(path: Path) -> None:
@@ -212,16 +250,10 @@ def test_the_first_bad_episode_ends_the_conversion_and_skip_bad_leaves_them_out(
     np.testing.assert_array_equal(
         read_episode(out / "episode_4.hdf5").steps.action, read_episode(path / "episode_6.hdf5").steps.action
     )
-
-
-def test_without_any_good_episode_there_is_no_data_set(folder, tmp_path):
-    path = folder(2)
     for file in path.iterdir():
         _spoil(file)
-    with pytest.raises(DataError, match=naming(2, path, "episode_0.hdf5")):
-        _convert(path, tmp_path / "out", skip_bad=True)
-    with pytest.raises(DataError, match=naming("episode_0.hdf5", "skip_bad")):
-        _convert(path, tmp_path / "out2")
+    with pytest.raises(DataError, match=naming(8, path, "episode_0.hdf5")):
+        _convert(path, tmp_path / "none", skip_bad=True)
 
 
 def _change(episode: Episode, **columns) -> Episode:
@@ -281,79 +313,28 @@ def test_max_samples_ends_with_a_whole_episode(folder, tmp_path):
         assert not list(out.glob(".*"))
 
 
-@dataclasses.dataclass(frozen=True)
-class Killed(Hdf5Sink):
-    """Its process dies at episode 3, as the kernel kills one that takes too much memory."""
-
-    def stage(self, layout: Json, number: int, episode: Episode) -> Json:
-        if number == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().stage(layout, number, episode)
-
-
-@dataclasses.dataclass(frozen=True)
-class Full(Hdf5Sink):
-    """Its disk is full at episode 3."""
-
-    def stage(self, layout: Json, number: int, episode: Episode) -> Json:
-        if number == 3:
-            raise OSError(28, "No space left on device")
-        return super().stage(layout, number, episode)
-
-
-@dataclasses.dataclass(frozen=True)
-class Wrong(Hdf5Sink):
-    """Has a mistake."""
-
-    def stage(self, layout: Json, number: int, episode: Episode) -> Json:
-        return {"number": [][number]}
-
-
-@pytest.mark.parametrize(
-    ("kind", "named"),
-    [
-        (Killed, ("episode_3.hdf5", "SIGKILL", "workers")),
-        (Full, ("episode_3.hdf5", "No space left on device", "resume")),
-        (Wrong, ("episode_0.hdf5", "IndexError")),
-    ],
-)
-def test_what_is_not_the_episodes_fault_ends_the_conversion_even_with_skip_bad(folder, tmp_path, kind, named):
-    path, out = folder(6), tmp_path / "out"
-    with pytest.raises(DataError, match=naming(*named)):
-        _convert(path, out, sink=kind(out, ARM), workers=1, skip_bad=True)
-    assert _convert(path, out, resume=True, skip_bad=True).episodes == 6
-    _convert(path, tmp_path / "whole")
-    assert _content(out) == _content(tmp_path / "whole")
-
-
 def test_a_disk_that_fills_up_amid_an_episode_costs_no_process(tmp_path, make_episode):
     """A limit on file size stands in for a full disk: HDF5 itself does not survive a failing write."""
     frames = np.random.default_rng(0).integers(0, 256, (50, 64, 64, 3), dtype=np.uint8)
     robot = dataclasses.replace(ARM, cameras=(CameraSpec("top", 64, 64),))
     episode = _on_time(make_episode(robot, 50))
     episode.steps.sparse["images/top"] = SparseRows(np.arange(50, dtype=np.int32), frames)
-    (tmp_path / "in").mkdir()
+    for name in ("in", "out"):
+        (tmp_path / name).mkdir()
     write_episode(tmp_path / "in" / "episode_0.hdf5", episode, robot)
     code = (
-        "import resource, signal, sys\n"
-        "from pathlib import Path\n"
-        "from serl_chunk.data.convert.convert import convert\n"
-        "from serl_chunk.data.formats.episodes import FORMAT\n"
-        "from serl_chunk.data.formats.hdf5_writer import Hdf5Sink\n"
-        "from serl_chunk.data.source import ReadOptions\n"
+        f"{_IMPORTS}"
+        "import resource, signal\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "source = FORMAT.open(Path(sys.argv[1]), ReadOptions())\n"
+        "episode = source.read('episode_0.hdf5')\n"
+        "sink = Hdf5Sink(out)\n"
         "for limit in (100, 5000, 300_000, 614_400):\n"
         "    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))\n"
-        "    out = Path(sys.argv[2])\n"
-        "    sink = Hdf5Sink(out)\n"
-        "    layout = sink.layout(source.read('episode_0.hdf5'), None)\n"
         "    try:\n"
-        "        sink.stage(layout, 0, source.read('episode_0.hdf5'))\n"
+        "        sink.stage(sink.layout(episode, None), 0, episode)\n"
         "    except OSError as error:\n"
         "        print('named', error)\n"
     )
-    (tmp_path / "out").mkdir()
     arguments = [sys.executable, "-c", code, str(tmp_path / "in"), str(tmp_path / "out")]
     done = subprocess.run(arguments, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -401,60 +382,45 @@ def test_frames_are_written_one_by_one(tmp_path, make_episode, monkeypatch):
     )
 
 
-_CONVERT = """
-import sys
-from pathlib import Path
-from serl_chunk.data.convert.convert import convert
-from serl_chunk.data.formats.episodes import FORMAT
-from serl_chunk.data.formats.hdf5_writer import Hdf5Sink
-from serl_chunk.data.source import ReadOptions
-
+_CONVERT = f"""{_IMPORTS}
 if __name__ == "__main__":
-    source = FORMAT.open(Path(sys.argv[1]), ReadOptions())
-    out = Path(sys.argv[2])
-    workers = int(sys.argv[3])
-    report = convert(source, source.keys(), Hdf5Sink(out), out, workers=workers, resume=True)
+    report = convert(source, source.keys(), Hdf5Sink(out), out, workers=int(sys.argv[3]), resume=True)
     print("converted", report.episodes)
 """
 
 
-def _kill_and_resume(tmp_path: Path, path: Path, kills: int, seed: int, workers: int) -> None:
-    """Kill a conversion `kills` times, each time after it placed some more, then let it end."""
-    script = tmp_path / "convert_it.py"
+def _kill_and_resume(folder: Callable[..., Path], episodes: int, kills: int, *workers: int) -> None:
+    """Kill a conversion `kills` times, each time after it placed some more, then let it end; for each of `workers`."""
+    path = folder(episodes)
+    whole, script = path.with_name("whole"), path.with_name("convert_it.py")
     script.write_text(_CONVERT)
-    out = tmp_path / f"killed{seed}"
-    rng = random.Random(seed)
-    command = [sys.executable, str(script), str(path), str(out), str(workers)]
-    for _ in range(kills):
-        before = len(list(out.glob("episode_*.hdf5")))
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until = time.monotonic() + 20
-        while process.poll() is None and time.monotonic() < until:
-            if len(list(out.glob("episode_*.hdf5"))) > before:
-                time.sleep(rng.uniform(0, 0.01))
-                break
-        process.kill()  # its workers are left to notice; the next conversion begins at once
-        assert process.wait() == -signal.SIGKILL
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert _content(out) == _content(tmp_path / "whole")
+    _convert(path, whole, sink=Hdf5Sink(whole))
+    for seed, number in enumerate(workers):
+        out, rng = path.with_name(f"killed{seed}"), random.Random(seed)
+        command = [sys.executable, str(script), str(path), str(out), str(number)]
+        for _ in range(kills):
+            before = len(list(out.glob("episode_*.hdf5")))
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            until = time.monotonic() + 20
+            while process.poll() is None and time.monotonic() < until:
+                if len(list(out.glob("episode_*.hdf5"))) > before:
+                    time.sleep(rng.uniform(0, 0.01))
+                    break
+            process.kill()  # its workers are left to notice; the next conversion begins at once
+            assert process.wait() == -signal.SIGKILL
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert _content(out) == _content(whole)
 
 
 @pytest.mark.system
-def test_killed_at_random_moments_and_resumed_it_ends_the_same(folder, tmp_path):
-    path = folder(60)
-    source = FORMAT.open(path, ReadOptions())
-    convert(source, source.keys(), Hdf5Sink(tmp_path / "whole"), tmp_path / "whole", workers=0)
-    _kill_and_resume(tmp_path, path, kills=3, seed=0, workers=1)
+def test_killed_at_random_moments_and_resumed_it_ends_the_same(folder):
+    _kill_and_resume(folder, 60, 3, 1)
 
 
 @pytest.mark.slow
-def test_killed_many_times_with_many_workers(folder, tmp_path):
-    path = folder(150)
-    source = FORMAT.open(path, ReadOptions())
-    convert(source, source.keys(), Hdf5Sink(tmp_path / "whole"), tmp_path / "whole", workers=0)
-    for seed in range(10):
-        _kill_and_resume(tmp_path, path, kills=8, seed=seed, workers=seed % 4)
+def test_killed_many_times_with_many_workers(folder):
+    _kill_and_resume(folder, 150, 8, *(seed % 4 for seed in range(10)))
 
 
 def _measured(command: list[str]) -> tuple[float, str]:
@@ -519,4 +485,4 @@ def test_the_sink_says_what_is_in_the_data_set(tmp_path, make_episode):
     assert os.listdir(tmp_path) == ["episode_0.hdf5"]
     sink.place(layout, 1, sink.stage(layout, 7, episode))
     assert sink.placed(layout, staged) == 2
-    assert hdf5_writer.Hdf5Sink(tmp_path).placed(layout, []) == 0
+    assert Hdf5Sink(tmp_path).placed(layout, []) == 0

@@ -33,8 +33,8 @@ def test_cuts(success: str, keep: bool, expected: list[tuple[int, int, bool]]) -
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.booleans())
-def test_every_step_is_in_one_episode_which_ends_at_its_first_success(flags: list[bool], keep: bool) -> None:
-    """Without those that begin in a success, unless they are kept."""
+def test_every_step_outside_a_success_is_in_one_episode(flags: list[bool], keep: bool) -> None:
+    """Which ends at its first success; with `keep` those that begin in a success are too."""
     success = np.array(flags)
     stretches = cut_at_successes(success, keep_solved=keep)
     steps = [t for s in stretches for t in range(s.start, s.stop)]

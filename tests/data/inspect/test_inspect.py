@@ -9,12 +9,11 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 from errors import naming
+from held_source import HeldSource
 from PIL import Image
 
 from serl_chunk.data.frames import Frames
@@ -23,28 +22,6 @@ from serl_chunk.data.inspect.inspect import inspect
 from serl_chunk.data.inspect.results import InspectionReport
 from serl_chunk.types import Begin, DataError, End, Episode, Outcome, SparseRows, StepBlock
 from serl_chunk.types import Source as Actor
-
-
-class Memory:
-    """A source of episodes in memory; those that are an error raise it."""
-
-    format = "memory"
-    path = Path("memory")
-
-    def __init__(self, episodes: dict[str, Episode | DataError], hz: float | None = 50.0) -> None:
-        self.episodes, self.hz = episodes, hz
-
-    def keys(self) -> list[str]:
-        return list(self.episodes)
-
-    def read(self, key: str) -> Episode:
-        episode = self.episodes[key]
-        if isinstance(episode, DataError):
-            raise episode
-        return episode
-
-    def notes(self) -> list[str]:
-        return ["the rate was guessed"]
 
 
 def moving(spec, n: int = 40, seed: int = 0, *, hz: float = 50.0, cameras: bool = True, **end) -> Episode:
@@ -76,7 +53,7 @@ def changed(episode: Episode, **columns) -> Episode:
 
 
 def look(*episodes: Episode, hz: float | None = 50.0, **options) -> InspectionReport:
-    return inspect(Memory({f"ep{i}": e for i, e in enumerate(episodes)}, hz), **options)
+    return inspect(HeldSource({f"ep{i}": e for i, e in enumerate(episodes)}, hz), **options)
 
 
 def said(findings: InspectionReport, kind: str) -> list[str]:
@@ -127,7 +104,7 @@ def test_clean_episodes_have_no_findings_and_their_facts_are_counted(wide):
 
 
 def test_unreadable_episodes_are_faults_and_the_others_are_looked_at(spec):
-    source = Memory({"a": moving(spec), "b": DataError("b.hdf5: truncated"), "c": moving(spec, seed=1)})
+    source = HeldSource({"a": moving(spec), "b": DataError("b.hdf5: truncated"), "c": moving(spec, seed=1)})
     found = inspect(source)
     fault = only(found, "unreadable", "fault")
     assert (fault.text, fault.episode) == ("b.hdf5: truncated", "b")
@@ -135,27 +112,21 @@ def test_unreadable_episodes_are_faults_and_the_others_are_looked_at(spec):
     assert found.findings[0] is fault  # faults come first
 
 
-def test_no_episode_is_a_fault():
+def test_only_the_first_episodes_are_looked_at_and_none_is_a_fault(spec):
+    found = look(*(moving(spec, seed=s) for s in range(4)), max_episodes=2)
+    assert (found.available, found.looked_at, len(found.episodes)) == (4, 2, 2)
     assert only(look(), "empty", "fault").text == "memory: there is no episode"
 
 
-def test_only_the_first_episodes_are_looked_at(spec):
-    found = look(*(moving(spec, seed=s) for s in range(4)), max_episodes=2)
-    assert (found.available, found.looked_at, len(found.episodes)) == (4, 2, 2)
-
-
-def test_time_that_does_not_go_on_names_episode_and_tick(spec):
+def test_time_that_does_not_go_on_and_the_largest_gap_name_episode_and_tick(spec):
     stamp = np.arange(40) / 50
     stamp[[17, 30]] = stamp[[16, 28]]
     fault = only(look(moving(spec), changed(moving(spec, seed=1), stamp=stamp)), "time", "fault")
     assert (fault.episode, fault.tick) == ("ep1", 17)
     assert "and 1 more such tick" in fault.text
     assert "tick 17 (0.32 s) is not after that of the tick before (0.32 s)" in fault.text
-
-
-def test_the_largest_gap_is_named_and_a_late_tick_is_none(spec):
     stamp = np.arange(40) / 50
-    stamp[10:] += 0.015
+    stamp[10:] += 0.015  # a late tick is none
     stamp[25:] += 0.1
     stamp[30:] += 0.03
     gap = only(look(changed(moving(spec), stamp=stamp)), "gap")
@@ -172,22 +143,18 @@ def test_rates_that_differ_are_remarked(spec):
     assert only(look(untimed), "rate").text == "the episodes have no time stamps"
 
 
-def test_another_robots_episode_is_a_fault(spec, joints_spec):
+def test_another_robots_episode_and_missing_and_differing_cameras_are_faults(spec, joints_spec):
     found = look(moving(spec, cameras=False), moving(joints_spec, seed=1, cameras=False))
     fault = only(found, "dimensions", "fault")
     assert fault.text == (
         "ep1: 2 state values and 2 actions, where episode ep0 has 5 and 3; they are of different robots"
     )
     assert len(found.state) == 5
-
-
-def test_missing_and_differing_cameras_are_faults(spec):
-    without = moving(spec, seed=1)
-    del without.steps.sparse["images/top"]
-    other = moving(spec, seed=2)
+    missing, other = moving(spec, seed=1), moving(spec, seed=2)
+    del missing.steps.sparse["images/top"]
     rows = other.steps.sparse["images/wrist"]
     other.steps.sparse["images/wrist"] = SparseRows(rows.index, rows.values[:, :2])
-    assert said(look(moving(spec), without, other), "cameras") == [
+    assert said(look(moving(spec), missing, other), "cameras") == [
         "ep1: no frames of camera top, which 2 other episodes have (it has: wrist)",
         "ep2: camera wrist has 2x3 pixels, elsewhere 3x3",
     ]
@@ -251,7 +218,7 @@ def test_commands_far_from_their_joints_and_limits_are_remarked(spec, wide):
     assert not said(look(differences), "mismatch")  # nobody says what the joints are
 
 
-def test_frozen_cameras_are_told_from_a_robot_at_rest(spec):
+def test_frozen_cameras_are_told_from_a_robot_at_rest_and_blank_frames_are_remarked(spec):
     frozen, resting = moving(spec), moving(spec, seed=1)
     for episode in (frozen, resting):
         rows = episode.steps.sparse["images/top"]
@@ -264,14 +231,9 @@ def test_frozen_cameras_are_told_from_a_robot_at_rest(spec):
     top = found.cameras()["top"]
     assert [c.identical for c in top] == [39, 39]
     assert [c.moved for c in top] == [39, 0]
-
-
-def test_blank_frames_are_remarked(spec):
-    episode = moving(spec)
-    episode.steps.sparse["images/wrist"].values[10:] = 0
-    assert (
-        "camera wrist: 30 of 40 frames are of one colour" in only(look(episode, all_frames=True), "blank frames").text
-    )
+    resting.steps.sparse["images/wrist"].values[10:] = 0
+    blank = only(look(resting, all_frames=True), "blank frames")
+    assert "camera wrist: 30 of 40 frames are of one colour" in blank.text
 
 
 class Counted(Frames):
@@ -304,27 +266,24 @@ def test_few_frames_are_decoded_unless_all_are_asked_for(spec, frames, every, de
     assert {0, frames - 1} <= set(counted.decoded)
 
 
-def test_a_frame_that_cannot_be_decoded_is_a_fault(spec):
-    fault = only(look(with_frames(spec, Counted(200, 150)), all_frames=True), "frames", "fault")
-    assert (fault.episode, fault.text) == ("ep0", "file.mp4: frame 150 cannot be decoded")
-
-
 def test_rewards_and_outcomes_that_contradict_are_remarked(spec):
     silent = changed(moving(spec, seed=1), reward=np.zeros(40, np.float32))
     assert said(look(moving(spec), silent), "reward") == ["ep1: a success without any reward"]
     unknown = silent._replace(end=silent.end._replace(outcome=Outcome.UNKNOWN, terminated=False, truncated=True))
     assert "Give success or scores" in only(look(unknown), "reward").text
-
-
-def test_a_reward_that_the_end_corrects_counts(spec):
-    episode = moving(spec)
-    assert look(episode._replace(end=episode.end._replace(reward=0.5))).episodes[0].reward == 0.5
+    corrected = silent._replace(end=silent.end._replace(reward=0.5))
+    assert look(corrected).episodes[0].reward == 0.5
 
 
 def test_short_and_repeated_episodes_are_remarked(spec):
     found = look(moving(spec, 9), moving(spec, 30, 1), moving(spec, 9), horizon=10)
     assert said(found, "short") == [f"ep{i}: 9 steps, fewer than the 10 of a chunk" for i in (0, 2)]
     assert said(found, "duplicate episode") == ["ep2: the same states and actions as ep0"]
+    plain = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert plain["ok"] is True
+    assert plain["episodes"][0]["cameras"]["top"]["height"] == 4
+    assert plain["findings"][0]["kind"] == found.findings[0].kind
+    assert plain["outcomes"]["success"] == 3
 
 
 def test_random_episodes_of_the_shared_fixture_and_single_steps_are_looked_at(spec, make_episode):
@@ -347,19 +306,10 @@ def test_ticks_of_which_a_human_had_a_part_are_human_ones(spec, make_episode):
     assert found.episodes[0].segments == 2
 
 
-def test_findings_survive_json(spec):
-    plain = look(moving(spec), moving(spec)).to_json()
-    again = json.loads(json.dumps(plain, allow_nan=False))
-    assert again["ok"] is True
-    assert again["episodes"][0]["cameras"]["top"]["height"] == 4
-    assert again["findings"][0]["kind"] == "duplicate episode"
-    assert again["outcomes"]["success"] == 2
-
-
 def test_the_page_stands_alone_and_shows_every_kind_of_picture(spec, tmp_path):
     episodes = [moving(spec, n, seed) for seed, n in enumerate((40, 30, 60, 50))]
     episodes[3].steps.source[5:9] = Actor.HUMAN
-    source = Memory({f"<ep{i}>&": e for i, e in enumerate(episodes)})
+    source = HeldSource({f"<ep{i}>&": e for i, e in enumerate(episodes)})
     page = tmp_path / "p.html"
     calls = []
     write_page(page, source, inspect(source), seed=1, progress=lambda *a: calls.append(a))
@@ -378,7 +328,7 @@ def test_the_page_stands_alone_and_shows_every_kind_of_picture(spec, tmp_path):
 def test_the_page_has_the_ticks_of_the_frames_it_shows(spec, tmp_path):
     index = np.arange(0, 40, 4, dtype=np.int32)
     sparse = {"images/top": SparseRows(index, np.zeros((10, 4, 6, 3), np.uint8))}
-    source = Memory({"a": changed(moving(spec), sparse=sparse)})
+    source = HeldSource({"a": changed(moving(spec), sparse=sparse)})
     write_page(tmp_path / "p.html", source, inspect(source))
     ticks = [int(t) for t in re.findall(r"<span>tick (\d+)</span>", (tmp_path / "p.html").read_text())]
     assert ticks == [0, 4, 12, 16, 20, 24, 32, 36]
@@ -386,15 +336,20 @@ def test_the_page_has_the_ticks_of_the_frames_it_shows(spec, tmp_path):
 
 @pytest.mark.parametrize("n", [0, 1])
 def test_a_page_of_almost_nothing_is_written(spec, tmp_path, n):
-    source = Memory({f"e{i}": changed(moving(spec, 1), sparse={}) for i in range(n)})
+    source = HeldSource({f"e{i}": changed(moving(spec, 1), sparse={}) for i in range(n)})
     write_page(tmp_path / "p.html", source, inspect(source))
     assert (tmp_path / "p.html").stat().st_size > 1000
 
 
-def test_a_page_of_broken_frames_says_so(spec, tmp_path):
-    source = Memory({"a": with_frames(spec, Counted(200, 199))})
-    write_page(tmp_path / "p.html", source, inspect(source))
+def test_a_frame_that_cannot_be_decoded_is_a_fault_and_the_page_says_so(spec, tmp_path):
+    source = HeldSource({"a": with_frames(spec, Counted(200, 199))})
+    found = inspect(source)
+    fault = only(found, "frames", "fault")
+    assert (fault.episode, fault.text) == ("a", "file.mp4: frame 199 cannot be decoded")
+    write_page(tmp_path / "p.html", source, found)
     assert "camera top: file.mp4: frame 199 cannot be decoded" in (tmp_path / "p.html").read_text()
+    with pytest.raises(DataError, match=naming("p.html", os.strerror(errno.ENOENT))):
+        write_page(tmp_path / "absent" / "p.html", source, found)
 
 
 def test_picked_episodes_are_seeded_and_each_is_there_once(spec):
@@ -412,9 +367,3 @@ def test_picked_episodes_are_seeded_and_each_is_there_once(spec):
     assert picked == pick(found, seed=0)
     assert len({tuple(e.key for _, e in pick(found, seed)) for seed in range(5)}) > 1
     assert [why for why, _ in pick(look(episodes[0]), seed=0)] == ["the first, the shortest, the longest"]
-
-
-def test_a_page_that_cannot_be_written_is_an_error(spec, tmp_path):
-    source: Callable = Memory({"a": moving(spec, cameras=False)})
-    with pytest.raises(DataError, match=naming("p.html", os.strerror(errno.ENOENT))):
-        write_page(tmp_path / "absent" / "p.html", source, inspect(source))

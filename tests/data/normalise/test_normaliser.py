@@ -11,13 +11,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from errors import naming
+from held_source import written_statistics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties import examples
 
 from serl_chunk.config.experiment import NormaliserConfig
-from serl_chunk.data.normalise import normaliser
-from serl_chunk.data.normalise.chunk_statistics import StatsRequest, compute, write_norm_stats
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
 from serl_chunk.types import ConfigError, DataError, Episode
 
@@ -170,11 +169,6 @@ def test_offsets_beyond_every_demonstration_take_the_longest_seen_range(spec, de
     assert (norm.scale > 0).all()
 
 
-def test_what_cannot_be_fitted_is_refused(spec):
-    with pytest.raises(ConfigError, match=naming("normaliser.actions", "absolute_demo", "demo_path")):
-        fit_normaliser(spec, NormaliserConfig(actions="absolute_demo"), HORIZON, [])
-
-
 @pytest.mark.parametrize("name", ["state_mean", "state_std", "centre", "scale", "joint"])
 def test_the_digest_changes_with_any_number(spec, demos, name):
     norm = fit_normaliser(spec, NormaliserConfig(), HORIZON, demos)
@@ -193,17 +187,14 @@ def test_it_cannot_be_changed(spec, demos):
     copied = Normaliser.from_arrays(norm.mode, arrays)
     arrays["scale"][:] = 7  # the caller's array is the caller's
     assert copied.digest() == norm.digest()
-
-
-def test_arrays_that_do_not_fit_are_refused(spec, demos):
-    arrays = dict(fit_normaliser(spec, NormaliserConfig(), HORIZON, demos).to_arrays())
-    with pytest.raises(DataError, match=naming("scale", "[H, A]", "(2, 3)")):
-        Normaliser.from_arrays("relative", arrays | {"scale": arrays["scale"][:2]})
-    with pytest.raises(DataError, match=naming("joint", 5)):
-        Normaliser.from_arrays("relative", arrays | {"joint": np.array([0, 1, 5])})
-    del arrays["joint"]
-    with pytest.raises(DataError, match=naming("joint", "centre, scale, state_mean, state_std")):
-        Normaliser.from_arrays("relative", arrays)
+    joint = arrays.pop("joint")
+    for other, named in (
+        ({"scale": arrays["scale"][:2], "joint": joint}, ("scale", "[H, A]", "(2, 3)")),
+        ({"joint": np.array([0, 1, 5])}, ("joint", 5)),
+        ({}, ("joint", "centre, scale, state_mean, state_std")),
+    ):
+        with pytest.raises(DataError, match=naming(*named)):
+            Normaliser.from_arrays("relative", arrays | other)
 
 
 @pytest.mark.parametrize("horizon", [1, 3])
@@ -215,27 +206,10 @@ def test_a_longer_chunk_than_the_statistics_is_refused(spec, horizon):
             apply(state, chunk)
 
 
-def write_stats(folder, spec, demos, **changes):
-    class InMemory:
-        format, path, hz = "memory", folder, 50.0
-
-        def keys(self):
-            return [str(i) for i in range(len(demos))]
-
-        def read(self, key):
-            return demos[int(key)]
-
-        def notes(self):
-            return []
-
-    computed = compute(InMemory(), StatsRequest(**changes))
-    return str(write_norm_stats(folder, {k: m.stats for k, m in computed.vectors.items()}, computed.note()))
-
-
 @pytest.mark.parametrize("actions", ["absolute", "delta"])
 def test_a_file_of_statistics_takes_the_place_of_demonstrations(spec, demos, tmp_path, actions):
     joints = (2, 0, -1) if actions == "delta" else ()
-    path = write_stats(tmp_path, spec, demos, actions=actions, joints=joints, horizon=HORIZON)
+    path = written_statistics(tmp_path, demos, actions=actions, joints=joints, horizon=HORIZON)
     norm = fit_normaliser(spec, NormaliserConfig(actions="norm_stats", norm_stats=path), HORIZON, [])
     assert norm.joint.tolist() == ([2, 0, -1] if actions == "delta" else [-1, -1, -1])
     states = np.concatenate([e.steps.observation["state"] for e in demos])
@@ -251,27 +225,28 @@ def test_a_file_of_statistics_takes_the_place_of_demonstrations(spec, demos, tmp
     np.testing.assert_array_equal(again.state_mean, norm.state_mean)
 
 
-def test_files_of_statistics_that_do_not_fit_are_refused(spec, demos, tmp_path):
-    with pytest.raises(
-        ConfigError, match=naming("normaliser.actions", "normaliser.norm_stats", "serl-chunk data stats")
-    ):
-        NormaliserConfig(actions="norm_stats")
-    with pytest.raises(ConfigError, match=naming("normaliser.norm_stats", "normaliser.state", "normaliser.actions")):
-        NormaliserConfig(actions="absolute_range", state=False, norm_stats="x.json")
-    path = write_stats(tmp_path / "a", spec, demos, actions="delta", joints=(2, 0, -1), horizon=2)
-    config = NormaliserConfig(actions="norm_stats", norm_stats=path)
-    with pytest.raises(ConfigError, match=naming("norm_stats.json", 2, "chunk.horizon", 4, "horizon")):
-        fit_normaliser(spec, config, HORIZON, [])
+def test_settings_and_files_of_statistics_that_do_not_fit_are_refused(spec, demos, tmp_path):
+    path = written_statistics(tmp_path / "a", demos, actions="delta", joints=(2, 0, -1), horizon=2)
     openpis = json.loads((tmp_path / "a" / "norm_stats.json").read_text())
     del openpis["serl_chunk"]
     (tmp_path / "o.json").write_text(json.dumps(openpis))
-    with pytest.raises(
-        ConfigError, match=naming("o.json", "normaliser.actions", "norm_stats", "serl-chunk data stats")
-    ):
-        fit_normaliser(spec, dataclasses.replace(config, norm_stats=str(tmp_path / "o.json")), HORIZON, [])
     del openpis["norm_stats"]["state"]["mean"][0]
     (tmp_path / "short.json").write_text(json.dumps(openpis))
-    with pytest.raises(DataError):
-        fit_normaliser(spec, dataclasses.replace(config, norm_stats=str(tmp_path / "short.json")), HORIZON, [])
-    with pytest.raises(DataError, match=naming("none.json", os.strerror(errno.ENOENT))):
-        fit_normaliser(spec, dataclasses.replace(config, norm_stats=str(tmp_path / "none.json")), HORIZON, [])
+
+    def fit(file, actions="norm_stats", **settings):
+        norm_stats = str(tmp_path / file) if file else ""
+        return fit_normaliser(spec, NormaliserConfig(actions, norm_stats=norm_stats, **settings), HORIZON, [])
+
+    stats = "normaliser.norm_stats"
+    for error, named, file, how in (
+        (ConfigError, ("normaliser.actions", "absolute_demo", "demo_path"), None, {"actions": "absolute_demo"}),
+        (ConfigError, ("normaliser.actions", stats, "serl-chunk data stats"), None, {}),
+        (ConfigError, (stats, "normaliser.state", "normaliser.actions"), path,
+         {"actions": "absolute_range", "state": False}),
+        (ConfigError, ("norm_stats.json", 2, "chunk.horizon", 4, "horizon"), path, {}),
+        (ConfigError, ("o.json", "normaliser.actions", "norm_stats", "serl-chunk data stats"), "o.json", {}),
+        (DataError, ("short.json",), "short.json", {}),
+        (DataError, ("none.json", os.strerror(errno.ENOENT)), "none.json", {}),
+    ):  # fmt: skip
+        with pytest.raises(error, match=naming(*named)):
+            fit(file, **how)

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from errors import naming
+from held_source import written_statistics
 
 from serl_chunk.config.experiment import NormaliserConfig
-from serl_chunk.data.normalise.chunk_statistics import NormStats, StatsRequest, compute, write_norm_stats
+from serl_chunk.data.normalise.chunk_statistics import NormStats, write_norm_stats
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
 from serl_chunk.data.normalise.running_statistics import Statistics
 from serl_chunk.types import ConfigError, DataError, RobotSpec
@@ -130,37 +131,16 @@ def test_settings_that_do_not_fit_are_named(tmp_path):
         assert refused.value.parameter == parameter
 
 
-class Demonstrations:
-    format, path, hz = "memory", "memory", 50.0
-
-    def __init__(self, episodes):
-        self.episodes = episodes
-
-    def keys(self):
-        return [str(i) for i in range(len(self.episodes))]
-
-    def read(self, key):
-        return self.episodes[int(key)]
-
-    def notes(self):
-        return []
-
-
 @pytest.fixture(scope="module")
 def demos(make_episode):
     return [make_episode(ALOHA, n, seed=n) for n in (12, 9)]
-
-
-def stats_of(folder, demos, **request):
-    computed = compute(Demonstrations(demos), StatsRequest(**request))
-    return str(write_norm_stats(folder, {k: m.stats for k, m in computed.vectors.items()}, computed.note()))
 
 
 @pytest.mark.parametrize("robot", ["none", "aloha"])
 def test_our_own_statistics_are_of_what_the_transforms_see(tmp_path, demos, robot):
     """Coded with their own statistics, demonstrations have mean 0 and deviation 1."""
     joints = tuple(-1 if j in ALOHA.grippers else j for j in range(DIM))
-    file = stats_of(tmp_path, demos, actions="delta", joints=joints, horizon=HORIZON, robot=robot)
+    file = written_statistics(tmp_path, demos, actions="delta", joints=joints, horizon=HORIZON, robot=robot)
     norm = fitted(file, robot=robot, delta_mask=MASK)
     states = np.concatenate([e.steps.observation["state"] for e in demos])
     chunks = []
@@ -174,8 +154,8 @@ def test_our_own_statistics_are_of_what_the_transforms_see(tmp_path, demos, robo
 
 def test_statistics_of_other_differences_or_units_are_refused(tmp_path, demos):
     joints = tuple(-1 if j in ALOHA.grippers else j for j in range(DIM))
-    deltas = stats_of(tmp_path / "d", demos, actions="delta", joints=joints, horizon=3)
-    plain = stats_of(tmp_path / "p", demos, robot="aloha")
+    deltas = written_statistics(tmp_path / "d", demos, actions="delta", joints=joints, horizon=3)
+    plain = written_statistics(tmp_path / "p", demos, robot="aloha")
     for parameter, words, make in (
         ("normaliser.delta_mask", ("none", "data stats"), lambda: fitted(deltas)),
         ("normaliser.delta_mask", ("6, -1, 6, -1",), lambda: fitted(plain, delta_mask=MASK, robot="aloha")),
@@ -188,7 +168,7 @@ def test_statistics_of_other_differences_or_units_are_refused(tmp_path, demos):
     with pytest.raises(ConfigError, match=naming("normaliser.robot", "'aloha'")):  # of the state, in another mode
         fit_normaliser(ALOHA, NormaliserConfig("relative", norm_stats=plain), HORIZON, [])
     with pytest.raises(ConfigError, match=naming("robot", "aloha", 5)):
-        compute(Demonstrations([e._replace(steps=cut(e.steps)) for e in demos]), StatsRequest(robot="aloha"))
+        written_statistics(tmp_path, [e._replace(steps=cut(e.steps)) for e in demos], robot="aloha")
 
 
 def cut(steps):

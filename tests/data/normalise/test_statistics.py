@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import resource
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 from errors import naming
+from held_source import HeldSource
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -48,31 +48,9 @@ def episode_of(state: np.ndarray, action: np.ndarray, episode_id: str = "e") -> 
     return Episode(Begin(episode_id), steps, End(episode_id, n, None, False, True, Outcome.UNKNOWN))
 
 
-class Held:
-    """A source of episodes in memory that counts how often each is read."""
-
-    format = "memory"
-    path = Path("memory")
-    hz = 50.0
-
-    def __init__(self, *episodes: Episode) -> None:
-        self.episodes = list(episodes)
-        self.reads = [0] * len(episodes)
-
-    def keys(self) -> list[str]:
-        return [str(i) for i in range(len(self.episodes))]
-
-    def read(self, key: str) -> Episode:
-        self.reads[int(key)] += 1
-        return self.episodes[int(key)]
-
-    def notes(self) -> list[str]:
-        return []
-
-
-def random_source(*lengths: int, dim: int = 3, seed: int = 0) -> Held:
+def random_source(*lengths: int, dim: int = 3, seed: int = 0) -> HeldSource:
     rng = np.random.default_rng(seed)
-    return Held(*(episode_of(rng.normal(size=(n, dim)), rng.normal(size=(n, dim)), f"e{n}") for n in lengths))
+    return HeldSource(episode_of(rng.normal(size=(n, dim)), rng.normal(size=(n, dim)), f"e{n}") for n in lengths)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -89,15 +67,12 @@ def test_quantiles_are_numpys_held_or_in_a_file(values, pieces, keep):
     np.testing.assert_allclose(statistics.quantile(), expected, rtol=1e-12, atol=1e-12 * scale)
 
 
-def test_a_full_temporary_folder_is_named(monkeypatch):
+def test_a_temporary_folder_that_is_absent_or_fills_up_is_named_by_the_block_that_does_not_fit(monkeypatch):
     monkeypatch.setattr(running_statistics, "KEEP", 0)
-    monkeypatch.setattr(tempfile, "tempdir", "/absent")
-    with pytest.raises(DataError, match=naming("/absent", "TMPDIR", "No such file or directory")):
-        Statistics(1).add(np.ones((5, 1), np.float32))
-
-
-def test_a_folder_that_fills_up_is_named_by_the_block_that_does_not_fit(monkeypatch):
-    monkeypatch.setattr(running_statistics, "KEEP", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", "/absent")
+        with pytest.raises(DataError, match=naming("/absent", "TMPDIR", "No such file or directory")):
+            Statistics(1).add(np.ones((5, 1), np.float32))
     statistics, limits = Statistics(2), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # bytes of one file: a full disk
     try:
@@ -130,28 +105,39 @@ def test_moments_keep_small_spreads_beside_large_means():
     assert moments.std[0] == pytest.approx(values.std(), rel=1e-9)
 
 
-def test_what_cannot_be_counted_is_refused():
-    with pytest.raises(DataError, match=naming(1, "inf", 0)):
-        Statistics(2).add(np.array([[0, 0], [np.inf, 0]], np.float32))
-    with pytest.raises(DataError, match=naming(2, "[3, 4]")):
-        Statistics(2).add(np.zeros((3, 4), np.float32))
-    with pytest.raises(DataError, match=naming("step")):
-        Statistics(2).quantile()
+def odd_source() -> HeldSource:
+    return HeldSource([*random_source(3).episodes.values(), *random_source(3, dim=2).episodes.values()])
 
 
-def test_a_mask_is_written_in_runs():
-    assert parse_mask("2,-1,1") == (True, True, False, True)
-    for wrong, run in (("", ""), ("6,x", "x"), ("6,0", "0"), ("1.5", "1.5")):
-        with pytest.raises(ConfigError, match=naming("mask", repr(run), "6,-1,6,-1")):
-            parse_mask(wrong)
+@pytest.mark.parametrize(
+    ("call", "error", "named"),
+    [
+        (lambda: Statistics(2).add(np.array([[0, 0], [np.inf, 0]], np.float32)), DataError, (1, "inf", 0)),
+        (lambda: Statistics(2).add(np.zeros((3, 4), np.float32)), DataError, (2, "[3, 4]")),
+        (lambda: Statistics(2).quantile(), DataError, ("step",)),
+        (lambda: compute(HeldSource([]), StatsRequest()), DataError, ("memory",)),
+        (lambda: compute(odd_source(), StatsRequest()), DataError, ("memory", 1, 2, 3)),
+        (lambda: StatsRequest(horizon=0), ConfigError, ("horizon", 1, 0)),
+        (lambda: StatsRequest(max_samples=0), ConfigError, ("max_samples", 1, 0)),
+        (lambda: StatsRequest(std_floor=0), ConfigError, ("std_floor", 0)),
+        (lambda: StatsRequest("delta"), ConfigError, ("delta", "absolute", "mask")),
+        (lambda: parse_mask(""), ConfigError, ("mask", "''", "6,-1,6,-1")),
+        (lambda: parse_mask("6,x"), ConfigError, ("mask", "'x'", "6,-1,6,-1")),
+        (lambda: parse_mask("6,0"), ConfigError, ("mask", "'0'", "6,-1,6,-1")),
+        (lambda: parse_mask("1.5"), ConfigError, ("mask", "'1.5'", "6,-1,6,-1")),
+        (lambda: joints_of(None, None), ConfigError, ("delta", "mask", "experiment")),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_counted_or_asked_for_is_refused(call, error, named):
+    with pytest.raises(error, match=naming(*named)):
+        call()
 
 
 def test_joints_come_from_the_robot_or_the_mask(spec):
+    assert parse_mask("2,-1,1") == (True, True, False, True)
     assert joints_of(None, spec) == (2, 0, -1)  # the gripper stays absolute
     assert joints_of((True, False, True), spec) == (2, -1, 1)
     assert joints_of((True, False), None) == (0, -1)
-    with pytest.raises(ConfigError, match=naming("delta", "mask", "experiment")):
-        joints_of(None, None)
     with pytest.raises(ConfigError, match=naming("mask", 4, "arm3", 3)):
         joints_of((True,) * 4, spec)
 
@@ -177,25 +163,26 @@ def test_statistics_are_those_of_all_windows(keep, actions, monkeypatch):
     joints = (2, -1, 0) if actions == "delta" else ()
     computed = compute(source, StatsRequest(actions, joints, horizon=5))  # type: ignore[arg-type]
     rows = []
-    for e in source.episodes:
+    for e in source.episodes.values():
         for t in range(e.steps.n):
             for i in range(5):
                 row = e.steps.action[min(t + i, e.steps.n - 1)].copy()
                 if joints:
                     row[[0, 2]] -= e.steps.observation["state"][t][[2, 0]]
                 rows.append(row)
-    states = np.concatenate([e.steps.observation["state"] for e in source.episodes])
+    states = np.concatenate([e.steps.observation["state"] for e in source.episodes.values()])
     for name, values in (("state", states), ("actions", np.array(rows))):
         stats, values = computed.vectors[name].stats, values.astype(np.float64)
         np.testing.assert_allclose(stats.mean, values.mean(0), atol=1e-7)
         np.testing.assert_allclose(stats.std, values.std(0), rtol=1e-6)
         np.testing.assert_allclose([stats.q01, stats.q99], np.quantile(values, [0.01, 0.99], axis=0), rtol=1e-12)
     assert (computed.episodes, computed.steps, computed.samples) == (3, 41, 41)
-    assert source.reads == [1] * 3
+    assert [*source.reads.values()] == [1] * 3
 
 
 def test_a_subset_is_seeded_and_without_repetition():
-    source = Held(*(episode_of(np.full((n, 1), k), np.arange(n)[:, None] + 100 * k) for k, n in enumerate((50, 80, 1))))
+    parts = [np.arange(n)[:, None] + 100 * k for k, n in enumerate((50, 80, 1))]
+    source = HeldSource(episode_of(part // 100, part) for part in parts)
     first, again, other = (compute(source, StatsRequest(max_samples=40, seed=s)) for s in (3, 3, 4))
     a, b, c = (x.vectors["actions"].stats for x in (first, again, other))
     assert a.mean == b.mean != c.mean
@@ -207,15 +194,18 @@ def test_a_subset_is_seeded_and_without_repetition():
     assert everything.note()["seed"] is None
     # A subset of all steps but one holds each of the others once.
     most = compute(source, StatsRequest(max_samples=130))
-    total = sum(float(e.steps.action.sum()) for e in source.episodes)
+    total = sum(float(part.sum()) for part in parts)
     missing = total - most.vectors["actions"].stats.mean[0] * 130
-    assert min(abs(missing - v) for e in source.episodes for v in e.steps.action[:, 0]) < 1e-6
+    assert min(abs(missing - v) for v in np.concatenate(parts)) < 1e-6
 
 
-def test_an_episode_without_a_drawn_step_is_read_once():
+def test_an_episode_without_a_drawn_step_is_read_once_and_progress_counts_every_pass():
     source = random_source(*[1] * 30, dim=1)
     compute(source, StatsRequest(max_samples=3))
-    assert sum(source.reads) == 30 + 3
+    assert sum(source.reads.values()) == 30 + 3
+    calls = []
+    compute(random_source(5, 5), StatsRequest(max_samples=9), lambda done, total: calls.append((done, total)))
+    assert calls == [(1, 2), (2, 2), (3, 4), (4, 4)]
 
 
 def test_still_dimensions_do_not_explode():
@@ -225,7 +215,7 @@ def test_still_dimensions_do_not_explode():
     state[:, 2] = 0
     state[::500, 2] = 1  # hardly ever moves, but then far
     state[:, 3] = 3 + 1e-4 * rng.normal(size=1000)  # noise of a sensor
-    computed = compute(Held(episode_of(state, state)), StatsRequest())
+    computed = compute(HeldSource([episode_of(state, state)]), StatsRequest())
     stats, measured = computed.vectors["state"].stats, computed.vectors["state"]
     assert measured.std_floored == [1, 3]
     assert measured.quantiles_widened == [1, 2, 3]
@@ -237,28 +227,6 @@ def test_still_dimensions_do_not_explode():
     assert (stats.q01[2], stats.q99[2]) == (0, 1)
     assert computed.note()["std_floored"]["state"] == [1, 3]
     assert computed.note()["std_measured"]["state"][1] == pytest.approx(0, abs=1e-9)
-
-
-def test_bad_requests_and_bad_data_are_refused():
-    with pytest.raises(ConfigError, match=naming("horizon", 1, 0)):
-        StatsRequest(horizon=0)
-    with pytest.raises(ConfigError, match=naming("max_samples", 1, 0)):
-        StatsRequest(max_samples=0)
-    with pytest.raises(ConfigError, match=naming("std_floor", 0)):
-        StatsRequest(std_floor=0)
-    with pytest.raises(ConfigError, match=naming("delta", "absolute", "mask")):
-        StatsRequest("delta")
-    with pytest.raises(DataError, match=naming("memory")):
-        compute(Held(), StatsRequest())
-    odd = Held(*random_source(3).episodes, *random_source(3, dim=2).episodes)
-    with pytest.raises(DataError, match=naming("memory", 1, 2, 3)):
-        compute(odd, StatsRequest())
-
-
-def test_progress_counts_episodes_of_every_pass():
-    calls = []
-    compute(random_source(5, 5), StatsRequest(max_samples=9), lambda done, total: calls.append((done, total)))
-    assert calls == [(1, 2), (2, 2), (3, 4), (4, 4)]
 
 
 def test_the_file_has_openpis_layout_and_comes_back(tmp_path):
@@ -276,6 +244,8 @@ def test_the_file_has_openpis_layout_and_comes_back(tmp_path):
             for a, b in zip(stats, vectors[name], strict=True):
                 np.testing.assert_array_equal(a, b)
     assert [p.name for p in path.parent.iterdir()] == ["norm_stats.json"]  # no part is left
+    path.write_text(json.dumps({"norm_stats": {"state": {"mean": [0.0], "std": [1.0], "q01": None, "q99": None}}}))
+    assert read_norm_stats(path)["state"].q99 is None
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
@@ -292,12 +262,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         write_norm_stats(path, {"state": stats._replace(mean=np.ones(2))}, {})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_files_without_quantiles_are_read(tmp_path):
-    path = tmp_path / "norm_stats.json"
-    path.write_text(json.dumps({"norm_stats": {"state": {"mean": [0.0], "std": [1.0], "q01": None, "q99": None}}}))
-    assert read_norm_stats(tmp_path)["state"].q99 is None
 
 
 @pytest.mark.parametrize(
