@@ -44,6 +44,7 @@ def loaded(folder: Path, spec, **options) -> dict:
 
 
 def test_demonstrations_have_the_labels_outcomes(folder, spec):
+    before = loaded(folder, spec)[NAMES[0]]
     label(folder, NAMES[0], "failure")
     label(folder, NAMES[1], "success")
     label(folder, NAMES[2], "discard")
@@ -57,25 +58,14 @@ def test_demonstrations_have_the_labels_outcomes(folder, spec):
     assert (succeeded.end.outcome, succeeded.end.terminated, succeeded.end.truncated) == (Outcome.SUCCESS, True, False)
     assert succeeded.end.reward == 1
     assert list(loaded(folder, spec, labels=False)) == NAMES
-
-
-def test_a_label_that_is_taken_back_leaves_the_episode_as_recorded(folder, spec):
-    before = loaded(folder, spec)[NAMES[0]]
-    label(folder, NAMES[0], "failure")
-    label(folder, NAMES[0], None)
+    source = open_source(folder, ReadOptions(spec=spec))  # applies them and counts them
+    assert source.keys() == NAMES[:2]
+    assert source.read(NAMES[0]).end.outcome is Outcome.FAILURE
+    assert [note.split()[0] for note in source.notes() if FILE in note] == ["2", "1"]
+    label(folder, NAMES[0], None)  # taken back: as recorded
     after = loaded(folder, spec)[NAMES[0]]
     assert after.end._replace(final_observation=None) == before.end._replace(final_observation=None)
     np.testing.assert_array_equal(after.steps.reward, before.steps.reward)
-
-
-def test_the_source_of_the_folder_applies_them_and_counts_them(folder, spec):
-    label(folder, NAMES[0], "failure")
-    label(folder, NAMES[2], "discard")
-    source = open_episodes(folder, ReadOptions(spec=spec))
-    assert source.keys() == NAMES[:2]
-    assert source.read(NAMES[0]).end.outcome is Outcome.FAILURE
-    notes = [note for note in source.notes() if FILE in note]
-    assert [note.split()[0] for note in notes] == ["1", "1"]
 
 
 def test_labels_of_scored_folders_lie_next_to_their_files(folder, spec):
@@ -97,8 +87,11 @@ def test_the_demonstrations_digest_tells_labels(folder, spec):
     assert load_demos([folder], spec).digest == before
 
 
-def test_a_folder_whose_episodes_are_all_discarded_is_refused(folder, spec):
-    for name in NAMES:
+def test_unreadable_episodes_and_all_of_a_folder_can_be_discarded(folder, spec):
+    (folder / NAMES[0]).write_bytes(b"no HDF5")
+    write_label(folder, NAMES[0], "discard", None)
+    assert list(loaded(folder, spec)) == NAMES[1:]
+    for name in NAMES[1:]:
         label(folder, name, "discard")
     with pytest.raises(NoDemosFoundError, match=naming(FILE)):
         load_demos([folder], spec)
@@ -115,12 +108,6 @@ def test_a_file_that_was_recorded_again_has_no_label(folder, spec, make_episode)
         open_episodes(folder, ReadOptions(spec=spec)).keys()
 
 
-def test_an_unreadable_episode_can_be_discarded(folder, spec):
-    (folder / NAMES[0]).write_bytes(b"no HDF5")
-    write_label(folder, NAMES[0], "discard", None)
-    assert list(loaded(folder, spec)) == NAMES[1:]
-
-
 def test_lerobot_episodes_are_labelled_by_their_index(tmp_path):
     lerobot_sets.write(LeRobotSink(tmp_path / "set"), [lerobot_sets.episode_of(k, 6) for k in range(3)])
     source = open_episodes(tmp_path / "set", ReadOptions())
@@ -134,33 +121,29 @@ def test_lerobot_episodes_are_labelled_by_their_index(tmp_path):
     assert source.read("episode_000002").end.outcome is Outcome.SUCCESS
 
 
-DAMAGED = {
-    "{": "damaged",
-    "[]": "labels",
-    '{"format": 1}': "labels",
-    '{"format": 2, "labels": {}}': 2,
-    '{"format": 1, "labels": {"episode_0.hdf5": "failure"}}': "episode_0.hdf5",
-    '{"format": 1, "labels": {"episode_0.hdf5": {"label": "good"}}}': "good",
-    '{"format": 1, "labels": {"episode_0.hdf5": {"label": "failure", "steps": "9"}}}': "steps='9'",
-}
-
-
-@pytest.mark.parametrize("text", DAMAGED)
-def test_a_damaged_file_is_an_error_for_readers_and_is_not_overwritten(folder, spec, text):
-    (folder / FILE).write_text(text)
-    for action in (
-        lambda: loaded(folder, spec),
-        lambda: read_labels(folder),
-        lambda: label(folder, NAMES[0], "failure"),
-    ):
-        with pytest.raises(DataError, match=naming(folder / FILE, DAMAGED[text])):
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{", "damaged"),
+        ("[]", "labels"),
+        ('{"format": 1}', "labels"),
+        ('{"format": 2, "labels": {}}', 2),
+        ('{"format": 1, "labels": {"episode_0.hdf5": "failure"}}', "episode_0.hdf5"),
+        ('{"format": 1, "labels": {"episode_0.hdf5": {"label": "good"}}}', "good"),
+        ('{"format": 1, "labels": {"episode_0.hdf5": {"label": "failure", "steps": "9"}}}', "steps='9'"),
+    ],
+)
+def test_a_damaged_file_is_an_error_for_readers_and_is_not_overwritten(folder, spec, text, named):
+    path = folder / FILE
+    path.write_text(text)
+    readers = (lambda: loaded(folder, spec), lambda: read_labels(folder), lambda: label(folder, NAMES[0], "failure"))
+    for action in readers:
+        with pytest.raises(DataError, match=naming(path, named)):
             action()
-    assert (folder / FILE).read_text() == text
-
-
-def test_a_folder_that_cannot_be_written(folder, monkeypatch):
-    (folder / FILE).mkdir()
-    with pytest.raises(DataError, match=naming(folder / FILE)):
+    assert path.read_text() == text
+    path.unlink()
+    path.mkdir()  # cannot be written
+    with pytest.raises(DataError, match=naming(path)):
         label(folder, NAMES[0], "failure")
 
 
@@ -168,10 +151,8 @@ def test_writing_leaves_the_others_and_no_other_file(folder):
     label(folder, NAMES[0], "failure")
     label(folder, NAMES[1], "success")
     label(folder, NAMES[0], "success")
-    assert {key: entry["label"] for key, entry in json.loads((folder / FILE).read_text())["labels"].items()} == {
-        NAMES[0]: "success",
-        NAMES[1]: "success",
-    }
+    stored = json.loads((folder / FILE).read_text())["labels"]
+    assert {key: entry["label"] for key, entry in stored.items()} == dict.fromkeys(NAMES[:2], "success")
     assert sorted(p.name for p in folder.iterdir()) == [*NAMES, FILE]
 
 

@@ -40,12 +40,16 @@ TEXTS = json.loads((FOLDER / "tok_prompts.json").read_text())
 PROMPTS = Prompts(ByteTokenizer(), 12)
 
 
-def test_a_prompt_is_a_begin_token_and_the_bytes_and_then_padding():
+def test_a_prompt_is_a_begin_token_and_the_bytes_and_then_padding_and_is_remembered():
     tokens, given_ones = PROMPTS("gr\u00fcn")
     assert (tokens.dtype, given_ones.dtype) == (np.int32, np.bool_)
     assert tokens.tolist() == [1, *(b + 2 for b in "gr\u00fcn".encode()), *6 * [0]]
     assert given_ones.tolist() == 6 * [True] + 6 * [False]
     assert PROMPTS("")[0].tolist() == [1, *11 * [0]]
+    assert PROMPTS("gr\u00fcn")[0] is tokens
+    for array in (tokens, given_ones):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
 
 
 @given(st.text(max_size=2), st.text(max_size=2))
@@ -53,14 +57,6 @@ def test_different_texts_have_different_prompts_within_the_vocabulary(a, b):
     (of_a, _), (of_b, _) = PROMPTS(a), PROMPTS(b)
     assert 0 <= of_a.min() <= of_a.max() < VOCABULARY["bytes"]
     assert (a == b) == np.array_equal(of_a, of_b)
-
-
-def test_a_text_is_remembered_and_cannot_be_changed():
-    tokens, mask = PROMPTS("left")
-    assert PROMPTS("left")[0] is tokens
-    for array in (tokens, mask):
-        with pytest.raises(ValueError, match="read-only"):
-            array[0] = 0
 
 
 def test_a_text_that_is_too_long_is_refused_with_its_length_and_the_limit():
@@ -85,18 +81,11 @@ def test_an_experiment_has_the_prompts_of_its_setting():
     assert tokens_digest(reading) == prompts.digest() == ByteTokenizer().digest() != ""
     with pytest.raises(ConfigError, match=naming("pick the cube", 82, 48)):
         make_prompts(load("fake_aloha", short[:1]))
-
-
-def test_every_tokenizer_of_the_setting_is_implemented():
-    assert {"none", *TOKENIZERS} == set(VOCABULARY)
-    assert LanguageConfig("bytes").vocabulary == ByteTokenizer.FIRST + 256
-    assert not LanguageConfig().reads
-
-
-def test_an_agent_that_reads_language_needs_a_text():
-    config = load("fake_aloha", [("agent.language.tokenizer", "bytes")])
     with pytest.raises(ConfigError, match=naming("robot.task", "agent.language.tokenizer=bytes")):
-        dataclasses.replace(config, robot=dataclasses.replace(config.robot, task=""))
+        dataclasses.replace(reading, robot=dataclasses.replace(reading.robot, task=""))
+    assert {"none", *TOKENIZERS} == set(VOCABULARY)
+    assert reading.agent.language.vocabulary == ByteTokenizer.FIRST + 256
+    assert not config.agent.language.reads
 
 
 # -- pi0 -----------------------------------------------------------------------------------------------------
@@ -115,19 +104,13 @@ def pi0_config(tokenizer="bytes", length=48, **changes):
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_pi0s_tokens_are_openpis(pieces, number):
+def test_pi0s_and_pi05s_tokens_are_openpis(pieces, number):
     arrays = np.load(FOLDER / "tokens.npz")
     ids, mask = arrays[f"tok/{number}/ids"], arrays[f"tok/{number}/mask"]
-    prompts = Prompts(pieces, 64, Pi0Format())
-    tokens, given_ones = prompts(TEXTS[number])
+    tokens, given_ones = Prompts(pieces, 64, Pi0Format())(TEXTS[number])
     assert tokens[: mask.sum()].tolist() == ids[mask].tolist()  # openpi cuts what is longer than 24
     assert given_ones.sum() == mask.sum() or mask.all()
-
-
-@pytest.mark.parametrize("number", range(3))
-def test_pi05s_tokens_are_openpis(pieces, number):
-    """The model knows no digits, so any seven numbers have these tokens."""
-    arrays = np.load(FOLDER / "tokens.npz")
+    # The model knows no digits, so any seven numbers have these tokens.
     ids, mask = arrays[f"tok05/{number}/ids"], arrays[f"tok05/{number}/mask"]
     tokens, given_ones = Prompts(pieces, 200, Pi05Format(), 7)(TEXTS[number], np.linspace(-1, 1, 7))
     assert tokens[given_ones].tolist() == ids[mask].tolist()
@@ -154,6 +137,9 @@ def test_pi05s_prompts_hold_the_state_in_bins():
     assert prompts("fold_it", state + 1)[0].tolist() != tokens.tolist()
     with pytest.raises(ValueError, match="normalised state"):
         prompts("fold_it")
+    # A new length is compiled anew, which a robot in motion cannot wait for: no state changes it.
+    prompts = Prompts(ByteTokenizer(), 100, Pi05Format(), 3)
+    assert {len(prompts("lift", np.full(3, number))[0]) for number in (-2.0, -1.0, -0.9, 0.0, 1.0)} == {48}
 
 
 @pytest.mark.parametrize("form", [Pi0Format(), Pi05Format()])
@@ -172,13 +158,6 @@ def test_prompts_of_pi0_are_cut_behind_the_longest_of_a_call(form):
         own, given_ones = prompts(texts[number], states[k])
         assert own[given_ones].tolist() == tokens[k][mask[k]].tolist()
     assert tokens.flags.writeable
-
-
-def test_a_prompts_length_depends_on_the_text_and_on_no_state():
-    """A new length is compiled anew, which a robot in motion cannot wait for."""
-    prompts = Prompts(ByteTokenizer(), 100, Pi05Format(), 3)
-    lengths = {len(prompts("lift", np.full(3, number))[0]) for number in (-2.0, -1.0, -0.9, 0.0, 1.0)}
-    assert lengths == {48}
 
 
 def test_the_most_tokens_of_a_prompt_are_the_settings():
@@ -207,29 +186,27 @@ def test_the_agent_chooses_the_format(pieces):
     assert tokens_digest(pi0_config("bytes", 200)) == ByteTokenizer().digest()
 
 
-def test_a_tokenizers_file_is_checked(tmp_path):
+def test_a_tokenizers_file_is_checked(tmp_path, monkeypatch):
     pytest.importorskip("sentencepiece")
-    with pytest.raises(ConfigError, match=naming(31, "agent.pi0.vocabulary is 30")) as caught:
-        make_prompts(pi0_config("sentencepiece", 200, vocabulary=30))
-    assert caught.value.parameter == "agent.pi0.vocabulary"
     (tmp_path / "cut.model").write_bytes(MODEL.read_bytes()[:1000])
-    for name, word in (("cut.model", "no sentencepiece model"), ("none.model", "cannot be read"), ("", "cannot be")):
-        with pytest.raises(ConfigError, match=naming(word, "paligemma_tokenizer.model", "gs://big_vision")) as caught:
-            SentencePieceTokenizer(str(tmp_path / name), 31)
-        assert caught.value.parameter == "agent.language.model"
+    file = ("paligemma_tokenizer.model", "gs://big_vision")
 
+    def at(name):
+        return lambda: SentencePieceTokenizer(str(tmp_path / name), 31)
 
-def test_without_sentencepiece_the_error_says_what_to_install(monkeypatch):
+    for make, named, parameter in (
+        (lambda: make_prompts(pi0_config("sentencepiece", 200, vocabulary=30)), (31, "agent.pi0.vocabulary is 30"),
+         "agent.pi0.vocabulary"),
+        (at("cut.model"), ("no sentencepiece model", *file), "agent.language.model"),
+        (at("none.model"), ("cannot be read", *file), "agent.language.model"),
+        (at(""), ("cannot be", *file), "agent.language.model"),
+        (lambda: LanguageConfig("sentencepiece"), file, "agent.language.model"),
+        *((lambda agent=agent: agent(language=LanguageConfig("sentencepiece", model=str(MODEL))),
+           ("agent.policy=pi0", "bytes"), "agent.language.tokenizer") for agent in (AcfqlConfig, BcConfig)),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=naming(*named)) as caught:
+            make()
+        assert caught.value.parameter == parameter
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(ConfigError, match=naming("sentencepiece", "serl-chunk[pi0]")):
         SentencePieceTokenizer(str(MODEL), 31)
-
-
-def test_sentencepiece_needs_its_file_and_pi0():
-    with pytest.raises(ConfigError, match=naming("paligemma_tokenizer.model", "gs://big_vision")) as caught:
-        LanguageConfig("sentencepiece")
-    assert caught.value.parameter == "agent.language.model"
-    for agent in (AcfqlConfig, BcConfig):
-        with pytest.raises(ConfigError, match=naming("agent.policy=pi0", "bytes")) as caught:
-            agent(language=LanguageConfig("sentencepiece", model=str(MODEL)))
-        assert caught.value.parameter == "agent.language.tokenizer"

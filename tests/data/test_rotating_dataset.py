@@ -8,12 +8,12 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from data_sets import npz_file, trajectories
 from errors import naming
 
 from serl_chunk.data.formats.ogbench import OgbenchSource
@@ -25,13 +25,10 @@ WAIT = 10.0
 SOURCE = "serl_chunk.data.rotating_dataset.OgbenchSource"
 
 
-def write(folder: Path, i: int, trajectories: int = 2) -> Path:
-    terminals = np.tile([False, False, True], trajectories)
-    n = len(terminals)
-    path = folder / f"shard-{i}.npz"
-    state = np.full((n, 4), i, np.float32)
-    np.savez(path, observations=state, actions=np.zeros((n, 2), np.float32), terminals=terminals)
-    return path
+def write(folder: Path, i: int, lengths: tuple[int, ...] = (3, 3), **more: Any) -> None:
+    content = trajectories(lengths)
+    state = np.full_like(content["observations"], i)
+    npz_file(folder / f"shard-{i}.npz", content | {"observations": state} | more)
 
 
 @pytest.fixture
@@ -72,6 +69,7 @@ def test_every_pass_has_every_shard_in_an_order_of_its_own(folder: Path) -> None
 
 def test_a_shard_stays_for_the_interval(folder: Path) -> None:
     with sharded(folder, ReadOptions(), replace_interval=5) as source:
+        assert any("no rewards in the data" in note for note in source.notes)  # of the first shard
         for _ in range(3):
             before = source.episodes
             assert [source.advance() for _ in range(4)] == [False] * 4
@@ -80,32 +78,18 @@ def test_a_shard_stays_for_the_interval(folder: Path) -> None:
             assert source.episodes is not before
 
 
-@pytest.mark.parametrize("updates", [0, 1, 2, 3, 7, 14, 40])
-@pytest.mark.parametrize("before", [0, 2])
-def test_seeking_leads_where_advancing_does(folder: Path, updates: int, before: int) -> None:
-    walked, skipped = (ShardedSource(folder, ReadOptions(), replace_interval=3, seed=5) for _ in range(2))
-    with contextlib.closing(walked), contextlib.closing(skipped):
-        for _ in range(before):
-            walked.advance(), skipped.advance()
-        for _ in range(updates):
-            walked.advance()
-        skipped.seek(before + updates)
-        for _ in range(20):
-            assert shard_of(walked) == shard_of(skipped)
-            assert walked.advance() == skipped.advance()
+def test_seeking_and_beginning_later_lead_where_advancing_does(folder: Path) -> None:
+    def walk(source: ShardedSource, n: int) -> list[tuple[int, bool]]:
+        return [(shard_of(source), source.advance()) for _ in range(n)]
 
-
-def test_beginning_later_leads_there_too_and_back(folder: Path) -> None:
     with sharded(folder, ReadOptions(), replace_interval=3, seed=5) as source:
-        at = []
-        for _ in range(20):
-            at.append((shard_of(source), source.advance()))
-    for updates in (0, 2, 7, 12):
-        with sharded(folder, ReadOptions(), replace_interval=3, seed=5, updates=updates) as source:
-            for expected in at[updates:]:
-                assert (shard_of(source), source.advance()) == expected
-            source.seek(1)
-            assert [(shard_of(source), source.advance()) for _ in range(8)] == at[1:9]
+        at = walk(source, 60)
+    for begun in (0, 2, 7, 12):
+        with sharded(folder, ReadOptions(), replace_interval=3, seed=5, updates=begun) as source:
+            assert walk(source, 8) == at[begun : begun + 8]
+            for updates in (1, 40, 0, 14, 3, 7, 2):
+                source.seek(updates)
+                assert walk(source, 20) == at[updates : updates + 20]
 
 
 def test_seeking_reads_the_shard_it_leads_to_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,12 +110,6 @@ def test_seeking_reads_the_shard_it_leads_to_alone(folder: Path, monkeypatch: py
     with sharded(folder, ReadOptions(), replace_interval=1, updates=1_000) as source:
         assert read[:2] == [now] * 2  # the one wanted at once
     assert len(read) == 2 * 2
-    read.clear()
-
-
-def test_what_is_to_be_known_of_the_first_shard(folder: Path) -> None:
-    with sharded(folder, ReadOptions(), replace_interval=1) as source:
-        assert any("no rewards in the data" in note for note in source.notes)
 
 
 def test_taken_episodes_are_the_callers_alone(folder: Path) -> None:
@@ -203,41 +181,30 @@ def test_an_error_of_the_thread_is_raised_before_the_shard_is_due(folder: Path) 
             path.write_bytes(b"PK broken")
     with sharded(folder, ReadOptions(), replace_interval=10_000, seed=1) as source:
         with pytest.raises(DataError, match=naming(folder, "zip")):
-            poll(source.advance)
+            advance_for_long(source)
         assert source.current == first.current
         assert len(source.episodes) == 2
         with pytest.raises(DataError, match=naming(folder, "zip")):
             source.advance()
 
 
-def poll(call: Callable[[], bool]) -> None:
+def advance_for_long(source: ShardedSource) -> None:
     for _ in range(int(100 * WAIT)):
-        call()
+        source.advance()
         time.sleep(0.01)
 
 
-def test_proportion_and_single_shards(tmp_path: Path) -> None:
-    write(tmp_path, 0, trajectories=4)
+def test_proportions_of_steps_and_single_shards(tmp_path: Path) -> None:
+    write(tmp_path, 0, (3, 3, 3, 3))
     with sharded(tmp_path, ReadOptions(proportion=0.5), replace_interval=1) as source:
         assert [e.steps.n for e in source.episodes] == [2, 2]
         before = threading.active_count()
         assert not any(source.advance() for _ in range(10))
         assert threading.active_count() == before
-
-
-def test_a_share_of_a_shard_is_one_of_its_steps(tmp_path: Path) -> None:
     solved = np.isin(np.arange(12), (4, 5, 6, 7))
     for i in range(2):
-        np.savez(
-            tmp_path / f"shard-{i}.npz",
-            observations=np.full((12, 2), i, np.float32),
-            actions=np.zeros((12, 2), np.float32),
-            terminals=np.arange(12) == 11,
-            rewards=solved - 1.0,
-            masks=1.0 - solved,
-        )
-    options = ReadOptions(solved="keep", proportion=0.4)
-    with sharded(tmp_path, options, replace_interval=1) as source:
+        write(tmp_path, i, (12,), rewards=solved - 1.0, masks=1.0 - solved)
+    with sharded(tmp_path, ReadOptions(solved="keep", proportion=0.4), replace_interval=1) as source:
         for _ in range(2):
             assert [e.steps.n for e in source.episodes] == [4]  # of 4, 1, 1, 1 and 4
             source.advance()
