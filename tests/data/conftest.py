@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
-from serl_chunk.types import Begin, CameraSpec, End, Episode, Outcome, RobotSpec, Source, Step, StepBlock
+from serl_chunk.types import STEP_COLUMNS, Begin, CameraSpec, End, Episode, Outcome, RobotSpec, Source, Step, StepBlock
 
 MakeEpisode = Callable[..., Episode]
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
 
 
 @pytest.fixture(scope="session")
@@ -36,101 +39,118 @@ def joints_spec() -> RobotSpec:
     )
 
 
+def records(
+    spec: RobotSpec,
+    n: int,
+    *,
+    seed: int = 0,
+    success_at: tuple[int, ...] = (),
+    image_ticks: dict[str, list[int]] | None = None,
+    decision_ticks: tuple[int, ...] = (),
+    final: bool = True,
+    episode_id: str = "",
+    task: str = "stack",
+    reward: float | None = None,
+    lost: dict[int, int] | None = None,  # tick -> control periods lost before it
+    shared: tuple[int, ...] = (),  # ticks on which a human had a part of the action
+) -> tuple[Begin, list[Step], End]:
+    rng = np.random.default_rng(seed)
+    episode_id, began = episode_id or f"e{seed}", float(rng.uniform(0, 1e6))
+    image_ticks = {c.name: list(range(n)) for c in spec.cameras} if image_ticks is None else image_ticks
+
+    def observe(tick: int) -> dict[str, np.ndarray]:
+        out = {"state": rng.normal(size=spec.state_dim).astype(np.float32)}
+        for camera in spec.cameras:
+            if tick in image_ticks.get(camera.name, ()) or (tick == n and image_ticks):
+                out[f"images/{camera.name}"] = rng.integers(0, 256, (camera.height, camera.width, 3), dtype=np.uint8)
+        return out
+
+    steps = [
+        Step(
+            tick=t,
+            observation=observe(t),
+            action=rng.normal(size=spec.action_dim).astype(np.float32),
+            reward=1.0 if t in success_at else float(rng.uniform(-0.5, 0.5)),
+            source=Source(int(rng.integers(5))),
+            decision_tick=int(rng.integers(-1, t + 1)),
+            policy_version=int(rng.integers(-1, 2**40)),
+            policy_age=float(rng.uniform(0, 1e3)),
+            stamp=began + (t + sum(k for at, k in (lost or {}).items() if at <= t)) / spec.control_hz,
+            lost_ticks=(lost or {}).get(t, 0),
+            decision={"chunk": rng.normal(size=(4, spec.action_dim)).astype(np.float32), "value": np.float32(t)}
+            if t in decision_ticks
+            else None,
+        )
+        for t in range(n)
+    ]
+    for t in shared:
+        dims = np.arange(spec.action_dim) % 2 == t % 2
+        steps[t] = steps[t]._replace(source=Source.HUMAN, decision_tick=-1, human_dims=dims)
+    begin = Begin(episode_id, task, spec.name, spec.digest(), "init-3", "group-1", '{"profile": "p"}', arm="best")
+    seen = observe(n) if final else None
+    return begin, steps, End(episode_id, n, seen, False, True, Outcome.UNKNOWN, outcome_by="clock", reward=reward)
+
+
+@pytest.fixture(scope="session")
+def make_records() -> Callable[..., tuple[Begin, list[Step], End]]:
+    return records
+
+
 @pytest.fixture(scope="session")
 def make_episode() -> MakeEpisode:
-    """`make(spec, n, seed=0, success_at=(), image_ticks=None, decision_ticks=(), final=True, episode_id=...)`."""
+    """`make(spec, n, **options)`, with those of `records`."""
 
-    def make(
-        spec: RobotSpec,
-        n: int,
-        *,
-        seed: int = 0,
-        success_at: tuple[int, ...] = (),
-        image_ticks: dict[str, list[int]] | None = None,
-        decision_ticks: tuple[int, ...] = (),
-        final: bool = True,
-        episode_id: str = "",
-        task: str = "stack",
-        reward: float | None = None,
-        lost: dict[int, int] | None = None,  # tick -> control periods lost before it
-        shared: tuple[int, ...] = (),  # ticks on which a human had a part of the action
-    ) -> Episode:
-        rng = np.random.default_rng(seed)
-        episode_id, began = episode_id or f"e{seed}", float(rng.uniform(0, 1e6))
-        image_ticks = {c.name: list(range(n)) for c in spec.cameras} if image_ticks is None else image_ticks
-
-        def observe(tick: int) -> dict[str, np.ndarray]:
-            out = {"state": rng.normal(size=spec.state_dim).astype(np.float32)}
-            for camera in spec.cameras:
-                if tick in image_ticks.get(camera.name, ()) or (tick == n and image_ticks):
-                    out[f"images/{camera.name}"] = rng.integers(
-                        0, 256, (camera.height, camera.width, 3), dtype=np.uint8
-                    )
-            return out
-
-        steps = [
-            Step(
-                tick=t,
-                observation=observe(t),
-                action=rng.normal(size=spec.action_dim).astype(np.float32),
-                reward=1.0 if t in success_at else float(rng.uniform(-0.5, 0.5)),
-                source=Source(int(rng.integers(5))),
-                decision_tick=int(rng.integers(-1, t + 1)),
-                policy_version=int(rng.integers(-1, 2**40)),
-                policy_age=float(rng.uniform(0, 1e3)),
-                stamp=began + (t + sum(k for at, k in (lost or {}).items() if at <= t)) / spec.control_hz,
-                lost_ticks=(lost or {}).get(t, 0),
-                decision={"chunk": rng.normal(size=(4, spec.action_dim)).astype(np.float32), "value": np.float32(t)}
-                if t in decision_ticks
-                else None,
-            )
-            for t in range(n)
-        ]
-        for t in shared:
-            dims = np.arange(spec.action_dim) % 2 == t % 2
-            steps[t] = steps[t]._replace(source=Source.HUMAN, decision_tick=-1, human_dims=dims)
-        return Episode(
-            Begin(episode_id, task, spec.name, spec.digest(), "init-3", "group-1", '{"profile": "p"}'),
-            StepBlock.from_steps(episode_id, steps),
-            End(
-                episode_id,
-                n,
-                observe(n) if final else None,
-                terminated=False,
-                truncated=True,
-                outcome=Outcome.UNKNOWN,
-                outcome_by="clock",
-                reward=reward,
-            ),
-        )
+    def make(spec: RobotSpec, n: int, **options: Any) -> Episode:
+        begin, steps, end = records(spec, n, **options)
+        return Episode(begin, StepBlock.from_steps(begin.episode_id, steps), end)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def drawn_episode(make_episode: MakeEpisode) -> MakeEpisode:
+    """`drawn(data, spec, **options)`: any episode that hypothesis draws, of `options` where they are given."""
+
+    def drawn(data: st.DataObject, spec: RobotSpec, *, least: int = 0, **given: Any) -> Episode:
+        n = data.draw(st.integers(1, 10), label="T")
+        ticks = st.lists(st.integers(0, n - 1), unique=True)
+        some = st.lists(st.integers(0, n - 1), unique=True, min_size=least)
+        options = {
+            "seed": data.draw(st.integers(0, 2**16)),
+            "image_ticks": {c.name: data.draw(some) for c in spec.cameras},
+            "decision_ticks": tuple(data.draw(ticks)),
+            "final": data.draw(st.booleans()),
+            "task": data.draw(TEXT),
+            "reward": data.draw(st.none() | st.floats(-2, 2, width=32)),
+            "shared": tuple(data.draw(ticks)),
+            "lost": data.draw(st.dictionaries(st.integers(1, n), st.integers(5, 2_000), max_size=2)),
+        }
+        return make_episode(spec, n, **options | given)
+
+    return drawn
 
 
 @pytest.fixture(scope="session")
 def assert_same() -> Callable[[Episode, Episode], None]:
     """Asserts that two episodes are equal in every field, dtype and byte."""
 
-    def same_arrays(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
-        assert sorted(a) == sorted(b)
-        for key in a:
-            assert a[key].dtype == b[key].dtype, key
-            assert a[key].shape == b[key].shape, key
-            assert a[key].tobytes() == b[key].tobytes(), key
-
-    def flat(steps: StepBlock) -> dict[str, np.ndarray]:
-        names = ("action", "reward", "source", "decision_tick", "policy_version", "policy_age", "stamp", "lost_ticks")
-        out = {name: getattr(steps, name) for name in names} | steps.observation
+    def arrays_of(episode: Episode) -> dict[str, np.ndarray]:
+        steps, final = episode.steps, episode.end.final_observation or {}
+        out = {name: getattr(steps, name) for name in ("action", *STEP_COLUMNS)} | steps.observation
         for key, rows in steps.sparse.items():
             out[f"{key}#index"], out[key] = rows.index, rows.values
-        return out
+        return out | {f"final/{key}": value for key, value in final.items()}
 
     def check(a: Episode, b: Episode) -> None:
         assert a.begin == b.begin
         assert (a.steps.episode_id, a.steps.first_tick) == (b.steps.episode_id, b.steps.first_tick)
-        same_arrays(flat(a.steps), flat(b.steps))
         assert a.end._replace(final_observation=None) == b.end._replace(final_observation=None)
         assert (a.end.final_observation is None) == (b.end.final_observation is None)
-        same_arrays(a.end.final_observation or {}, b.end.final_observation or {})
+        of_a, of_b = arrays_of(a), arrays_of(b)
+        assert sorted(of_a) == sorted(of_b)
+        for key in of_a:
+            assert of_a[key].dtype == of_b[key].dtype, key
+            assert of_a[key].shape == of_b[key].shape, key
+            assert of_a[key].tobytes() == of_b[key].tobytes(), key
 
     return check

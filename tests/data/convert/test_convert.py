@@ -75,24 +75,12 @@ def _content(path: Path) -> dict[str, bytes]:
 
 @settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_round_trip_keeps_every_byte(tmp_path_factory, spec, make_episode, assert_same, data):
+def test_a_round_trip_keeps_every_byte(tmp_path_factory, spec, drawn_episode, assert_same, data):
     tmp = tmp_path_factory.mktemp("trip")
     (tmp / "in").mkdir()
     episodes = []
     for i in range(data.draw(st.integers(1, 3), label="episodes")):
-        n = data.draw(st.integers(1, 8), label="T")
-        ticks = st.lists(st.integers(0, n - 1), unique=True, min_size=1)
-        episode = make_episode(
-            spec,
-            n,
-            seed=data.draw(st.integers(0, 99)),
-            image_ticks={c.name: data.draw(ticks) for c in spec.cameras},
-            decision_ticks=tuple(data.draw(ticks)),
-            final=data.draw(st.booleans()),
-            reward=data.draw(st.one_of(st.none(), st.floats(-2, 2, width=32))),
-            shared=tuple(data.draw(st.lists(st.integers(0, n - 1), unique=True))),
-        )
-        episodes.append(_on_time(episode))
+        episodes.append(_on_time(drawn_episode(data, spec, least=1, lost={})))
         write_episode(tmp / "in" / f"episode_{i}.hdf5", episodes[-1], spec)
     with_spec = data.draw(st.booleans(), label="with the robot")
     sink = Hdf5Sink(tmp / "out", spec if with_spec else None, compress=data.draw(st.booleans()))

@@ -20,26 +20,12 @@ from serl_chunk.data.formats import hdf5
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
 from serl_chunk.types import DataError, Episode, Outcome, SparseRows
 
-PLAIN_TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
-
 
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_round_trip_keeps_every_byte(tmp_path, spec, joints_spec, make_episode, assert_same, data):
+def test_round_trip_keeps_every_byte(tmp_path, spec, joints_spec, drawn_episode, assert_same, data):
     robot = data.draw(st.sampled_from([spec, joints_spec]), label="robot")
-    n = data.draw(st.integers(1, 12), label="T")
-    ticks = st.lists(st.integers(0, n - 1), unique=True)
-    episode = make_episode(
-        robot,
-        n,
-        seed=data.draw(st.integers(0, 2**16)),
-        image_ticks={c.name: data.draw(ticks) for c in robot.cameras},
-        decision_ticks=tuple(data.draw(ticks)),
-        final=data.draw(st.booleans()),
-        task=data.draw(PLAIN_TEXT),
-        reward=data.draw(st.one_of(st.none(), st.floats(-2, 2))),
-        shared=tuple(data.draw(ticks)),
-    )
+    episode = drawn_episode(data, robot)
     outcome, terminated = data.draw(st.sampled_from(Outcome)), data.draw(st.booleans())
     episode = episode._replace(
         end=episode.end._replace(outcome=outcome, terminated=terminated, truncated=not terminated)

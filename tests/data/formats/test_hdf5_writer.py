@@ -11,89 +11,67 @@ from errors import naming
 from serl_chunk.data.formats import hdf5_writer
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
-from serl_chunk.types import Begin, ConfigError, DataError, End, Episode, Outcome, Source, Step
+from serl_chunk.types import Begin, ConfigError, DataError, End, Outcome, Source, Step
 
 
-def _feed(writer: EpisodeWriter, episode: Episode) -> None:
-    """Hand `episode` over record by record, as a control loop does."""
-    steps = episode.steps
-    writer.begin(episode.begin)
-    for t in range(steps.n):
-        decision = {
-            key.removeprefix("decision/"): rows.values[rows.index == t][0]
-            for key, rows in steps.sparse.items()
-            if key.startswith("decision/") and t in rows.index
-        }
-        writer.step(
-            Step(
-                t,
-                steps.observation_at(t),
-                steps.action[t],
-                float(steps.reward[t]),
-                Source(int(steps.source[t])),
-                int(steps.decision_tick[t]),
-                int(steps.policy_version[t]),
-                float(steps.stamp[t]),
-                decision or None,
-                float(steps.policy_age[t]),
-            )
-        )
-    writer.end(episode.end)
+def _feed(writer: EpisodeWriter, records: tuple[Begin, list[Step], End], outcome: Outcome = Outcome.UNKNOWN) -> None:
+    """Hand them over one by one, as a control loop does."""
+    begin, steps, end = records
+    writer.begin(begin)
+    for step in steps:
+        writer.step(step)
+    writer.end(end._replace(outcome=outcome))
 
 
-def _outcome(episode: Episode, outcome: Outcome) -> Episode:
-    return episode._replace(end=episode.end._replace(outcome=outcome))
-
-
-def test_records_become_files(tmp_path, spec, make_episode, assert_same):
-    episodes = [make_episode(spec, 3 + k, seed=k, decision_ticks=(0, 2)) for k in range(3)]
+def test_records_become_files(tmp_path, spec, make_records, make_episode, assert_same):
+    options = [{"n": 3 + k, "seed": k, "decision_ticks": (0, 2), "shared": (1,)} for k in range(3)]
     with EpisodeWriter(tmp_path / "new" / "demos", spec) as writer:
-        for episode in episodes:
-            _feed(writer, episode)
+        for each in options:
+            _feed(writer, make_records(spec, **each))
         writer.flush()
         assert [p.name for p in writer.written] == ["episode_0.hdf5", "episode_1.hdf5", "episode_2.hdf5"]
-    for path, episode in zip(writer.written, episodes, strict=True):
-        assert_same(read_episode(path, spec), episode)
+    for path, each in zip(writer.written, options, strict=True):
+        assert_same(read_episode(path, spec), make_episode(spec, **each))
 
 
-def test_numbers_continue_and_nothing_is_overwritten(tmp_path, spec, make_episode):
+def test_numbers_continue_and_nothing_is_overwritten(tmp_path, spec, make_records):
     (tmp_path / "episode_7.hdf5").write_text("mine")
     with EpisodeWriter(tmp_path, spec) as first, EpisodeWriter(tmp_path, spec) as second:
         for k, writer in enumerate((first, second, first)):
-            _feed(writer, make_episode(spec, 3, seed=k))
+            _feed(writer, make_records(spec, 3, seed=k))
             writer.flush()
     assert [p.name for p in first.written] == ["episode_8.hdf5", "episode_10.hdf5"]
     assert [p.name for p in second.written] == ["episode_9.hdf5"]
     assert (tmp_path / "episode_7.hdf5").read_text() == "mine"
 
 
-def test_keep_chooses(tmp_path, spec, make_episode):
+def test_keep_chooses(tmp_path, spec, make_records):
     with EpisodeWriter(tmp_path, spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS) as writer:
         for k, outcome in enumerate((Outcome.FAILURE, Outcome.SUCCESS, Outcome.UNKNOWN)):
-            _feed(writer, _outcome(make_episode(spec, 3, seed=k), outcome))
+            _feed(writer, make_records(spec, 3, seed=k), outcome)
     assert [read_episode(p).begin.episode_id for p in writer.written] == ["e1"]
     assert os.listdir(tmp_path) == ["episode_0.hdf5"]
 
 
-def test_a_failed_write_reaches_the_caller_once_and_the_writer_goes_on(tmp_path, spec, joints_spec, make_episode):
+def test_a_failed_write_reaches_the_caller_once_and_the_writer_goes_on(tmp_path, spec, joints_spec, make_records):
     writer = EpisodeWriter(tmp_path, spec)
-    _feed(writer, make_episode(joints_spec, 3, seed=8))
+    _feed(writer, make_records(joints_spec, 3, seed=8))
     with pytest.raises(DataError, match=naming("episode_0.hdf5", "arm3", 3, "/action", 2)):
         writer.flush()
-    _feed(writer, make_episode(spec, 3, seed=9))
+    _feed(writer, make_records(spec, 3, seed=9))
     writer.close()
     writer.close()
     assert [read_episode(p).begin.episode_id for p in writer.written] == ["e9"]
 
 
-def test_an_episode_that_had_no_room_is_written_later_under_the_next_number(tmp_path, spec, make_episode, monkeypatch):
+def test_an_episode_that_had_no_room_is_written_later_under_the_next_number(tmp_path, spec, make_records, monkeypatch):
     def full(*args, **options):
         raise DataError("the disk is full")
 
     with EpisodeWriter(tmp_path, spec) as writer:
         with monkeypatch.context() as disk:
             disk.setattr(hdf5_writer, "write_episode", full)
-            _feed(writer, make_episode(spec, 3, seed=8))
+            _feed(writer, make_records(spec, 3, seed=8))
             for _ in range(2):
                 with pytest.raises(DataError, match="full"):
                     writer.flush()
@@ -103,13 +81,13 @@ def test_an_episode_that_had_no_room_is_written_later_under_the_next_number(tmp_
         writer.flush()
         assert os.listdir(tmp_path) == []
         writer.again()
-        _feed(writer, make_episode(spec, 3, seed=9))
+        _feed(writer, make_records(spec, 3, seed=9))
         writer.flush()
     assert [read_episode(p).begin.episode_id for p in writer.written] == ["e8", "e9"]
     assert sorted(os.listdir(tmp_path)) == ["episode_0.hdf5", "episode_1.hdf5"]
 
 
-def test_records_out_of_order_are_refused(tmp_path, spec, make_episode):
+def test_records_out_of_order_and_a_folder_that_cannot_be_made_are_refused(tmp_path, spec, make_records):
     step = Step(0, {"state": np.zeros(5, np.float32)}, np.zeros(3, np.float32), 0.0, Source.HUMAN, -1, -1, 0.0)
     end = End("a", 1, None, False, True, Outcome.UNKNOWN)
     with EpisodeWriter(tmp_path, spec) as writer:
@@ -128,9 +106,6 @@ def test_records_out_of_order_are_refused(tmp_path, spec, make_episode):
         with pytest.raises(DataError, match=naming("a", "ticks")):
             writer.flush()
     assert os.listdir(tmp_path) == []
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path, spec):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=naming("file", "is a file", "expected a folder")):
         EpisodeWriter(tmp_path / "file" / "demos", spec)

@@ -101,22 +101,8 @@ def test_png_comes_back_exactly_lossy_frames_are_close(
 
 @given(data=st.data())
 @settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_episode_comes_back(data, tmp_path_factory, spec: RobotSpec, make_episode, assert_same: Same):
-    episodes = []
-    for seed in range(data.draw(st.integers(1, 4))):
-        n = data.draw(st.integers(1, 9))
-        ticks = st.lists(st.integers(0, n - 1), min_size=1, unique=True)
-        episodes.append(
-            make_episode(
-                spec, n, seed=seed,
-                image_ticks={c.name: data.draw(ticks) for c in spec.cameras},
-                decision_ticks=tuple(data.draw(st.lists(st.integers(0, n - 1), unique=True))),
-                final=data.draw(st.booleans()),
-                task=data.draw(st.sampled_from(["", "stack", "überall \"'\n"])),
-                reward=data.draw(st.sampled_from([None, 0.1])),
-                lost=data.draw(st.dictionaries(st.integers(1, n), st.integers(5, 2_000), max_size=2)),
-            )
-        )  # fmt: skip
+def test_any_episode_comes_back(data, tmp_path_factory, spec: RobotSpec, drawn_episode, assert_same: Same):
+    episodes = [drawn_episode(data, spec, least=1) for _ in range(data.draw(st.integers(1, 4)))]
     sink = LeRobotSink(tmp_path_factory.mktemp("d"), tolerance_s=None, data_file_mb=0.01)
     for wanted, found in zip(episodes, read(write(sink, episodes, hz=spec.control_hz), spec=spec), strict=True):
         assert_same(wanted, found)
