@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,14 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from driver_rigs import RIGS, WITHIN, Served
-from errors import naming
 
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import AlohaConfig
-from serl_chunk.robots.registry import make_env, robot_spec
+from serl_chunk.robots.registry import robot_spec
 from serl_chunk.robots.served.robot import _compared
 from serl_chunk.robots.served.task import Seen, make_expert
-from serl_chunk.types import ConfigError
 from serl_chunk_robot.robot_file.config import RobotFile, checked, load, load_driver
 from serl_chunk_robot.server.serve import Motions
 
@@ -84,30 +81,6 @@ def test_the_demonstrator_succeeds_from_the_start_of_an_episode(arms):
     assert np.abs(np.diff(speeds)).max() < 2 * expert.ACCELERATION * 0.02
     q[6] = 1.0
     assert not config.outcome.success({"state": q.astype(np.float32)})
-
-
-def test_without_a_server_the_error_names_the_driver():
-    with pytest.raises(ConfigError, match=naming("robot.server", "aloha_ros2")):
-        make_env(AlohaConfig(arms="ros2"))
-
-
-@pytest.mark.parametrize(
-    ("values", "field"),
-    [({"cameras": ("a", "a")}, "robot.cameras"), ({"expert": 3}, "robot.expert"), ({"arms": "ros3"}, "robot.arms")],
-)
-def test_a_setting_that_cannot_be_is_named(values, field):
-    with pytest.raises(ConfigError, match=field):
-        AlohaConfig(**values)
-
-
-def test_an_expert_is_the_user_s_or_there_is_none():
-    config, robot = AlohaConfig(server="127.0.0.1"), SimpleNamespace(robot_spec=robot_spec(AlohaConfig()))
-    with pytest.raises(ConfigError, match="no scripted expert"):
-        make_expert(config, robot)
-    with pytest.raises(ConfigError, match=naming("robot.expert", "int")):
-        make_expert(dataclasses.replace(config, expert=lambda robot: 3), robot)
-    with pytest.raises(ConfigError, match=naming(Path(__file__).name, "ZeroDivisionError", "expert()")):
-        make_expert(dataclasses.replace(config, expert=lambda robot: 1 // 0), robot)
 
 
 @pytest.mark.slow

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import socket
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+from simulated_loop import FILES, LoopedTask
 
 from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.robots.aloha_sim import driver as driver_module
@@ -22,19 +20,15 @@ from serl_chunk.robots.aloha_sim.env import HOME, AlohaSimEnv
 from serl_chunk.robots.aloha_sim.process import Simulation
 from serl_chunk.robots.served.robot import _compared
 from serl_chunk.robots.served.task import Seen, make_expert
-from serl_chunk.types import STATE, ConfigError
-from serl_chunk_robot.control.loop import Refused, RobotLoop, Status
+from serl_chunk.types import STATE
+from serl_chunk_robot.control.loop import Refused
 from serl_chunk_robot.drivers.base import DriverError
-from serl_chunk_robot.robot_file.config import HAIR, checked, load
-from serl_chunk_robot.safety.gate import Command, Gate
-from serl_chunk_robot.safety.measured import Measured
-from serl_chunk_robot.server.serve import Motions
+from serl_chunk_robot.robot_file.config import load
 from serl_chunk_robot.wire import arrays
 
 if not all(importlib.util.find_spec(name) for name in ("mujoco", "gym_aloha")):  # not imported: see test_aloha_sim
     pytest.skip("the [aloha-sim] extra is not installed", allow_module_level=True)
 
-FILE = Path(__file__).resolve().parents[2] / "experiments" / "robots" / "aloha_sim.toml"
 DT, TICK = 0.005, 4  # s of a pass, passes of a control tick
 
 ARMS = ~np.isin(np.arange(14), (6, 13))
@@ -43,19 +37,17 @@ ARMS = ~np.isin(np.arange(14), (6, 13))
 class Local(AlohaSimDriver):
     """The driver with its simulation in this process; time is injected."""
 
-    now = 10.0
-
     def connect(self, clock) -> None:
-        self.env = AlohaSimEnv(self._config)
-        self.simulation = Simulation(self.env, self.now)
+        self.clock, self.env = clock, AlohaSimEnv(self._config)
+        self.simulation = Simulation(self.env, clock())
         self._receive()
 
     def _send(self, op, **values) -> None:
         self.simulation.take(arrays.unpack(arrays.pack({"op": op, **values}), 10_000))
 
     def _receive(self) -> None:
-        self.simulation.run_until(self.now)
-        state = self.simulation.state(self.now)
+        self.simulation.run_until(self.clock())
+        state = self.simulation.state(self.clock())
         if state is not None:
             self._state = arrays.unpack(arrays.pack(state), 10_000)
 
@@ -67,78 +59,30 @@ class Local(AlohaSimDriver):
         return self._robot
 
 
-class World:
-    """The shipped file's limits and reset around a local simulation."""
-
-    def __init__(self) -> None:
-        file = load(FILE)
-        self.driver = Local()
-        self.driver.connect(None)
-        spec = self.driver.spec()
-        checked(file, spec, self.driver.read().q)
-        self.limits = file.profiles[file.start].limits
-        low, high, fastest = (np.array(x) for x in (spec.low, spec.high, spec.fastest))
-        self.loop = RobotLoop(
-            self.driver,
-            Gate(self.limits, DT),
-            measured=Measured(low - HAIR, high + HAIR, fastest),
-            dt=DT,
-            tick=spec.tick,
-            clock=lambda: self.driver.now,
-            needs_go=False,
-        )
-        self.motions, self.number = Motions(file, self.driver), 0
-        self.run(3)
-        self.ask("clear", "operator")
-
-    def ask(self, event: str, role: str = "controller", **more) -> None:
-        self.loop.request(event, role, "K", self.driver.now, **more)
-
-    def run(self, passes: int = 1) -> Status:
-        for _ in range(passes):
-            self.driver.now += DT
-            status = self.loop.run_pass(self.driver.now)
-        return status
-
-    def reset(self, seed: int) -> None:
-        self.ask("reset", motion=self.motions("reset", {"seed": seed}, self.run().set_point, self.limits))
-        for _ in range(2000):
-            if self.run().state == "HOLD":
-                return
-        raise AssertionError("the reset does not end")
-
-    def send(self, target: np.ndarray) -> None:
-        self.number += 1
-        command = Command(np.asarray(target, np.float64), self.number, self.loop.machine.generation)
-        assert self.loop.command(command, self.driver.now) == ""
-
-    def episode(self, seed: int) -> tuple[bool, int, int]:
-        """Run a scripted demonstration; returns success, passes, and those that were gated."""
-        self.reset(seed)
-        expert = make_expert(AlohaSimConfig(), self.driver)
-        expert.reset(seed)
-        self.ask("arm")
-        passes = gated = 0
-        for _ in range(220):
-            self.send(expert.act())
-            for _ in range(TICK):
-                status = self.run()
-                assert status.state == "RUN", status.word
-                passes, gated = passes + 1, gated + (status.factor != 1)
-                if any(event.success for event in status.events):
-                    self.ask("release")
-                    self.run(100)
-                    return True, passes, gated
-        return False, passes, gated
-
-
 @pytest.fixture
 def world():
-    return World()
+    driver = Local()
+    return LoopedTask(
+        load(FILES / "aloha_sim.toml"), driver, np.array(HOME), DT, fastest=np.array(driver.spec().fastest)
+    )
+
+
+def cleared(world):
+    """Clear the robot, which takes more than once where its faults are cleared first."""
+    for _ in range(50):
+        world.run(4)
+        with contextlib.suppress(Refused):
+            world.ask("clear", "operator")
+            assert world.loop.machine.state == "HOLD"
+            return
+    raise AssertionError(world.loop.machine.word)
 
 
 def test_the_evaluating_profile_leaves_the_demonstrator_alone(world):
-    episodes = [world.episode(seed) for seed in (0, 7)]
+    episodes = []
+    for seed in (0, 7):
+        world.reset(seed)
+        episodes.append(world.demonstrated(make_expert(AlohaSimConfig(), world.driver), seed, 220, TICK))
     assert [success for success, _, _ in episodes] == [True, True]
     assert sum(gated for _, _, gated in episodes) < 0.01 * sum(passes for _, passes, _ in episodes)
 
@@ -178,13 +122,7 @@ def test_injected_faults_stop_the_robot(world, faults, word):
     assert status.state == "STOPPED"
     assert word in status.word
     world.driver.simulation.inject(lag=0.0)
-    for _ in range(50):
-        try:
-            world.ask("clear", "operator")
-            break
-        except Refused:
-            world.run(4)
-    assert world.loop.machine.state == "HOLD"
+    cleared(world)
 
 
 def test_one_minus_pi_read_is_no_target_and_a_frozen_one_stops_what_moves(world):
@@ -216,24 +154,13 @@ def test_arms_without_torque_sink_and_stay_where_it_comes_back(world):
     assert np.abs(world.driver.env.joints - q).max() < 0.05
 
 
-def cleared(world):
-    """Clear the robot, which takes more than once where its faults are cleared first."""
-    for _ in range(20):
-        world.run(4)
-        with contextlib.suppress(Refused):
-            return world.ask("clear", "operator")
-    raise AssertionError(world.loop.machine.word)
-
-
 def test_entangled_arms_are_a_fault_that_an_operator_removes(world):
     world.driver.env.place_arms(np.array(HOME) + 0.5 * (np.arange(14) == 2))
-    simulation = world.driver.simulation
-    simulation._env.advance = lambda steps: None  # nothing gets them free
+    world.driver.simulation._env.advance = lambda steps: None  # nothing gets them free
     world.run(300)
     assert world.loop.machine.state == "STOPPED"
     assert "entangled (0.5 rad" in world.driver._state["faults"][0]
     cleared(world)
-    assert world.loop.machine.state == "HOLD"
     np.testing.assert_allclose(world.driver.env.joints, HOME, atol=0.01)
 
 
@@ -248,7 +175,6 @@ def test_arms_that_never_rest_at_a_target_are_entangled(world, monkeypatch, what
     assert not world.driver._state["torque"]
     monkeypatch.undo()
     cleared(world)
-    assert world.loop.machine.state == "HOLD"
     world.run(100)
     np.testing.assert_allclose(world.driver.env.joints, HOME, atol=0.03)
 
@@ -264,14 +190,18 @@ def test_success_is_reported_once(world, monkeypatch):
 def test_a_process_that_stood_still_does_not_make_up_for_it(world):
     simulation = world.driver.simulation
     steps = simulation._steps
-    simulation.run_until(world.driver.now + 10.0)
+    simulation.run_until(world.now + 10.0)
     assert simulation._steps - steps < 10
 
 
-def test_the_process_over_a_socket(monkeypatch):
+def free_port() -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+        return s.getsockname()[1]
+
+
+def test_the_process_over_a_socket():
+    port = free_port()
     thread = threading.Thread(target=process.serve, args=(AlohaSimEnv(AlohaSimConfig()), port, 1.0))
     thread.start()
     driver = AlohaSimDriver(port=port)
@@ -296,29 +226,7 @@ def test_the_process_over_a_socket(monkeypatch):
 
 def test_a_missing_simulator_has_its_hint(monkeypatch):
     monkeypatch.setattr(driver_module.importlib.util, "find_spec", lambda name: None)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.bind(("127.0.0.1", 0))
-        driver = AlohaSimDriver(port=s.getsockname()[1])
+    driver = AlohaSimDriver(port=free_port())
     with pytest.raises(DriverError, match=r"pip install 'serl-chunk\[aloha-sim\]'"):
         driver.connect(time.monotonic)
     driver.close()
-
-
-def test_an_unknown_task_is_refused():
-    with pytest.raises(ConfigError, match="'pour'"):
-        AlohaSimDriver(env_name="pour")
-
-
-def test_the_actors_process_and_the_servers_import_no_simulator():
-    code = (
-        "import sys; from serl_chunk.config.robots import AlohaSimConfig;"
-        "from serl_chunk.robots import registry; from serl_chunk.robots.served import robot;"
-        "from serl_chunk.robots.served.task import Seen, make_expert; import numpy as np;"
-        "config = AlohaSimConfig(server='here'); spec = registry.robot_spec(config);"
-        "robot = type('R', (), {'robot_spec': spec, 'seen': lambda self: Seen(np.zeros(14), np.zeros(14), "
-        "{'objects': np.array([.1, .5, .05, 1, 0, 0, 0])})})();"
-        "expert = make_expert(config, robot); expert.reset(0); expert.act();"
-        "from serl_chunk.robots.aloha_sim.driver import AlohaSimDriver; AlohaSimDriver().spec();"
-        "assert not {'mujoco', 'gym_aloha', 'dm_control'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

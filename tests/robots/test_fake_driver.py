@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
+from demonstrations import helped
+from simulated_loop import FILES, LoopedTask
 
-from serl_chunk.config.robots import FakeAlohaConfig, FakeSingleArmConfig, ScriptedHumanConfig
+from serl_chunk.config.robots import FakeAlohaConfig, ScriptedHumanConfig
 from serl_chunk.robots.fake import spec as task
 from serl_chunk.robots.fake.driver import FakeAlohaDriver
 from serl_chunk.robots.fake.env import FakeAlohaEnv
@@ -16,90 +17,28 @@ from serl_chunk.robots.fake.expert import ScriptedExpert
 from serl_chunk.robots.fake.scripted_human import ScriptedHuman
 from serl_chunk.robots.served.robot import _compared
 from serl_chunk.robots.served.task import Seen, make_expert, make_scripted_human
-from serl_chunk.types import STATE, ConfigError
-from serl_chunk_robot.control.loop import RobotLoop, Status
+from serl_chunk.types import STATE
 from serl_chunk_robot.drivers.base import DriverError
-from serl_chunk_robot.robot_file.config import HAIR, checked, load, load_driver
-from serl_chunk_robot.safety.gate import Command, Gate
-from serl_chunk_robot.safety.measured import Measured
-from serl_chunk_robot.server.serve import Motions
+from serl_chunk_robot.robot_file.config import load, load_driver
 
-FILE = Path(__file__).resolve().parents[2] / "experiments" / "robots" / "fake_aloha.toml"
 ARMS = np.array([i not in task.GRIPPER for i in range(task.ACTION_DIM)])
-
-
-class World:
-    """The shipped file's robot, its loop and the time."""
-
-    def __init__(self) -> None:
-        self.file = load(FILE)
-        self.driver = load_driver(self.file)
-        spec = self.driver.spec()
-        checked(self.file, spec, np.array(self.driver.env.joints))
-        self.now, self.dt, self.number = 50.0, spec.tick, 0
-        self.driver.connect(lambda: self.now)
-        self.limits = self.file.profiles[self.file.start].limits
-        low, high, velocity = (np.array(x) for x in (spec.low, spec.high, spec.velocity))
-        measured = Measured(low - HAIR, high + HAIR, velocity)
-        self.loop = RobotLoop(
-            self.driver, Gate(self.limits, self.dt), measured=measured, dt=self.dt, tick=spec.tick,
-            clock=lambda: self.now, needs_go=False,
-        )  # fmt: skip
-        self.motions = Motions(self.file, self.driver)
-        self.run(2)
-        self.ask("clear", "operator")
-
-    def ask(self, event: str, role: str = "controller", **more) -> None:
-        self.loop.request(event, role, "K", self.now, **more)
-
-    def run(self, passes: int = 1) -> Status:
-        for _ in range(passes):
-            self.now += self.dt
-            status = self.loop.run_pass(self.now)
-        return status
-
-    def reset(self, seed: int) -> dict[str, np.ndarray]:
-        """Reset, and arm; returns what was drawn."""
-        at = self.run().set_point
-        motion = self.motions("reset", {"seed": seed}, at, self.limits)
-        self.ask("reset", motion=motion)
-        for _ in range(500):
-            if self.run().state == "HOLD":
-                self.ask("arm")
-                return motion.draws
-        raise AssertionError("the reset does not end")
-
-    def tick(self, target: np.ndarray) -> Status:
-        """Command a target and run its pass."""
-        self.number += 1
-        command = Command(np.asarray(target, np.float64), self.number, self.loop.machine.generation)
-        assert self.loop.command(command, self.now) == ""
-        return self.run()
 
 
 @pytest.fixture
 def world():
-    return World()
+    file = load(FILES / "fake_aloha.toml")
+    driver = load_driver(file)
+    spec = driver.spec()
+    return LoopedTask(file, driver, np.array(driver.env.joints), spec.tick, fastest=np.array(spec.velocity))
 
 
 def test_scripted_demonstrations_are_hardly_ever_gated(world):
-    gated = ticks = successes = 0
+    episodes = []
     for seed in range(12):
         world.reset(seed)
-        expert = ScriptedExpert(world.driver.env)
-        expert.reset(seed)
-        for _ in range(120):
-            status = world.tick(expert.act())
-            assert status.state == "RUN"
-            ticks, gated = ticks + 1, gated + (status.factor != 1)
-            events = world.run().events if world.driver._events else ()
-            if events:
-                successes += events[0].success
-                break
-        world.ask("release")
-        world.run(10)
-    assert successes == 12
-    assert gated < 0.01 * ticks, world.loop._gate.counts
+        episodes.append(world.demonstrated(ScriptedExpert(world.driver.env), seed, 120, 1))
+    assert all(success for success, _, _ in episodes)
+    assert sum(gated for _, _, gated in episodes) < 0.01 * sum(ticks for _, ticks, _ in episodes)
 
 
 def test_a_reset_begins_where_the_environment_does(world):
@@ -107,6 +46,7 @@ def test_a_reset_begins_where_the_environment_does(world):
     for seed in (0, 3):
         env.reset(seed=seed)
         (drawn,) = world.reset(seed).values()
+        world.ask("arm")
         assert np.abs(drawn[ARMS]).max() <= task.START_JOINT_NOISE
         assert np.abs(drawn[ARMS]).max() > 0.5 * task.START_JOINT_NOISE
         assert not drawn[~ARMS].any()
@@ -145,6 +85,7 @@ def test_the_served_state_is_the_environments(observed):
 
 def test_a_target_out_of_the_tasks_rate_is_reached_about_when_the_task_does(world):
     world.reset(1)
+    world.ask("arm")
     q = world.run().reading.q
     for way in (0.3, 0.6):
         env = FakeAlohaEnv(FakeAlohaConfig())
@@ -165,6 +106,7 @@ def test_a_target_out_of_the_tasks_rate_is_reached_about_when_the_task_does(worl
 
 def test_a_held_set_point_changes_nothing(world):
     world.reset(2)
+    world.ask("arm")
     world.tick(world.run().set_point - 0.05 * ARMS)
     world.ask("hold", "operator")
     world.run(20)
@@ -179,11 +121,9 @@ def test_a_held_set_point_changes_nothing(world):
 def test_a_jerk_and_an_acceleration_never_limit(world):
     """Targets that turn round every tick are followed at once: the task knows rates alone."""
     world.reset(0)
+    world.ask("arm")
     q = world.run().reading.q
-    reasons: Counter[str] = Counter()
-    for k in range(40):
-        reasons[world.tick(q + 0.05 * ARMS * (-1) ** k).reason] += 1
-    assert reasons == {"": 40}
+    assert Counter(world.tick(q + 0.05 * ARMS * (-1) ** k).reason for k in range(40)) == {"": 40}
 
 
 def test_torque_and_unknown_settings():
@@ -202,22 +142,23 @@ class Stale:
     def __init__(self) -> None:
         self.driver = FakeAlohaDriver()
         self.env = self.driver.env
-        self.robot_spec = self.env.robot_spec
+        self.robot_spec, self.action_space = self.env.robot_spec, self.env.action_space
         self.place(0)
 
     def place(self, seed: int) -> None:
         self.env.reset(seed=seed)
+        self.driver._events.clear()
         self.target = np.array(self.env.joints)
         self.reading = self.driver.read()
 
     def seen(self) -> Seen:
         return Seen(self.reading.q, self.target, dict(self.reading.extra))
 
-    def step(self, command: np.ndarray) -> bool:
+    def step(self, command: np.ndarray) -> tuple[None, float, bool]:
         self.reading = self.driver.read()
         self.target = command.astype(np.float64)
         self.driver.command(self.target, 0.02)
-        return bool(self.driver._events)
+        return None, 0.0, bool(self.driver._events)
 
 
 def test_the_demonstrator_succeeds_on_published_states_as_fast_as_on_the_task():
@@ -227,8 +168,7 @@ def test_the_demonstrator_succeeds_on_published_states_as_fast_as_on_the_task():
     for seed in range(20):
         robot.place(seed)
         expert.reset(seed)
-        took.append(next((t for t in range(120) if robot.step(expert.act())), 1000))
-        robot.driver._events.clear()
+        took.append(next((t for t in range(120) if robot.step(expert.act())[2]), 1000))
     assert np.sort(took)[-2] < 120, took
     assert np.median(took) < 60, "43 ticks on the task itself"
 
@@ -236,29 +176,13 @@ def test_the_demonstrator_succeeds_on_published_states_as_fast_as_on_the_task():
 def test_the_human_helps_about_as_well_on_published_states():
     """A policy that stands still, and the help alone within 200 ticks; a state that is a tick old costs some grasps."""
     config = FakeAlohaConfig(scripted_human=ScriptedHumanConfig(correction_ticks=(60, 80)))
-    robot, done = Stale(), [0, 0]
-    for which, human in enumerate(
-        (make_scripted_human(config, robot), ScriptedHuman(robot.env, config.scripted_human))
-    ):
+    robot, done = Stale(), []
+    for human in (make_scripted_human(config, robot), ScriptedHuman(robot.env, config.scripted_human)):
+        solved = 0
         for seed in range(20):
             robot.place(seed)
             human.reset(seed)
-            for tick in range(200):
-                command = human.poll(tick, {}, tick % 5 == 0, None)
-                if robot.step(robot.target.astype(np.float32) if command is None else command.action):
-                    done[which] += 1
-                    break
-            robot.driver._events.clear()
+            solved += helped(robot, human, lambda: robot.target.astype(np.float32), 200)[1]
+        done.append(solved)
     assert done[1] >= 10
     assert done[0] >= 0.6 * done[1], done
-
-
-def test_a_robot_without_a_scripted_helper_says_so():
-    robot = Stale()
-    with pytest.raises(ConfigError, match="no scripted expert"):
-        make_expert(FakeSingleArmConfig(), robot)
-    with pytest.raises(ConfigError, match="no scripted human"):
-        make_scripted_human(FakeSingleArmConfig(), robot)
-    robot.seen = lambda: Seen(robot.reading.q, robot.target, {})
-    with pytest.raises(ConfigError, match="publishes no 'cube'"):
-        make_expert(FakeAlohaConfig(), robot)

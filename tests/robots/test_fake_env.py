@@ -1,20 +1,17 @@
-import math
-import subprocess
-import sys
+"""The fake ALOHA task: what it shows, its motion, grasps, the hand-over and where a release counts."""
 
-import gymnasium
+import math
+
 import numpy as np
 import pytest
-from errors import naming
-from gymnasium.utils.env_checker import check_env
 
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots.fake import spec as task
 from serl_chunk.robots.fake.env import NO_ARM, FakeAlohaEnv
+from serl_chunk.robots.fake.expert import HAND_OVER
 from serl_chunk.robots.fake.kinematics import BASE_X, LEFT, REACH, RIGHT, SHOULDER_Z, inverse
-from serl_chunk.robots.registry import make_env, robot_spec
-from serl_chunk.types import DataError, RobotSpec
+from serl_chunk.robots.registry import robot_spec
 
 OPEN, CLOSED = 1.0, 0.0
 
@@ -24,7 +21,6 @@ def _at(env, *, cube, left=task.HOME_GRIP[LEFT], right=task.HOME_GRIP[RIGHT], op
     env.reset(seed=0)
     joints = (*inverse(LEFT, left), openings[LEFT], *inverse(RIGHT, right), openings[RIGHT])
     env.place(joints, cube, holder)
-    return env
 
 
 def _drive(env, ticks, *, left=None, right=None, openings=(None, None)):
@@ -45,56 +41,20 @@ def env():
     return FakeAlohaEnv(FakeAlohaConfig())
 
 
-def test_spec_matches_the_environment(env):
-    config = FakeAlohaConfig()
-    spec = robot_spec(config)
-    assert spec == env.robot_spec == make_env(config).robot_spec
-    assert RobotSpec.from_json(spec.to_json()) == spec
-    assert (spec.action_dim, spec.state_dim) == (14, 23)
-    observation, _ = env.reset(seed=3)
-    np.testing.assert_allclose(observation["state"][list(spec.joint_of_action)], env.joints, rtol=1e-6)
-
-
-def test_spec_needs_no_gymnasium():
-    code = (
-        "import sys\n"
-        "from serl_chunk.config.robots import FakeAlohaConfig\n"
-        "from serl_chunk.robots.fake.spec import fake_aloha_spec\n"
-        "fake_aloha_spec(FakeAlohaConfig())\n"
-        "assert not {'jax', 'gymnasium'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_gymnasium_accepts_the_environment_with_images():
-    check_env(FakeAlohaEnv(FakeAlohaConfig(image_size=16), images="always"), skip_render_check=True)
-
-
-def test_reset_is_reproducible_and_varied(env):
-    first, _ = env.reset(seed=5)
-    later, _ = env.reset()
-    again, _ = env.reset(seed=5)
-    np.testing.assert_array_equal(first["state"], again["state"])
-    assert not np.array_equal(first["state"], later["state"])
+def test_cubes_begin_all_over_their_region(env):
     cubes = np.array([env.reset(seed=s) and env.cube for s in range(300)])
     assert np.all(cubes[:, :2] >= task.CUBE_START_LOW)
     assert np.all(cubes[:, :2] <= task.CUBE_START_HIGH)
     np.testing.assert_allclose(np.ptp(cubes[:, :2], axis=0), (0.15, 0.30), rtol=0.05)
 
 
-def test_state_is_joints_cube_and_relative_grip_points(env):
+def test_state_is_joints_cube_and_relative_grip_points_and_tells_no_time(env):
     observation, _ = env.reset(seed=1)
     cube, (left, right) = np.array(env.cube), np.array(env.grips)
     expected = np.concatenate([env.joints, 5 * cube, 5 * (left - cube), 5 * (right - cube)])
     np.testing.assert_allclose(observation["state"], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_state_tells_no_time(env):
-    """An arm that stays where it is sees the same thing on every tick."""
-    start, _ = env.reset(seed=1)
     for _ in range(10):
-        observation, *_ = env.step(np.array(env.joints))
-        np.testing.assert_array_equal(observation["state"], start["state"])
+        np.testing.assert_array_equal(env.step(np.array(env.joints))[0]["state"], observation["state"])
 
 
 def test_commands_are_clipped_and_rate_limited_and_reported(env):
@@ -108,35 +68,20 @@ def test_commands_are_clipped_and_rate_limited_and_reported(env):
     small = np.array(env.joints, np.float32) + np.float32(0.01)
     small[list(task.GRIPPER)] = 0.9
     np.testing.assert_allclose(env.step(small)[4]["executed_action"], small, rtol=1e-6)
-    for _ in range(200):
-        env.step(np.full(14, 100.0, np.float32))
-    np.testing.assert_allclose(env.joints, task.ACTION_HIGH)
 
 
-@pytest.mark.parametrize("action", [np.zeros(13), np.full(14, np.nan), np.full(14, np.inf)])
-def test_an_unusable_action_is_refused(env, action):
-    env.reset(seed=0)
-    with pytest.raises(DataError, match=naming("action", 14)):
-        env.step(action)
-
-
-def test_step_before_reset_is_refused(env):
-    with pytest.raises(gymnasium.error.ResetNeeded):
-        env.step(np.zeros(14))
-
-
-def test_closing_fingers_grasp_and_the_cube_stops_them(env):
-    cube = (0.15, 0.05, 0.02)
-    _at(env, cube=cube, right=cube)
-    _drive(env, 2, openings=(None, CLOSED))
-    assert env.holder == NO_ARM  # at 0.6: near, but not closed yet
-    info = _drive(env, 3, openings=(None, CLOSED))[4]
-    assert env.holder == RIGHT
-    assert env.joints[task.GRIPPER[RIGHT]] == task.FINGERS_ON_CUBE
+@pytest.mark.parametrize(("distance", "held"), [(0.0, True), (0.024, True), (0.026, False)])
+def test_closing_fingers_hold_a_cube_within_the_tolerance_and_carry_it(distance, held):
+    env = FakeAlohaEnv(FakeAlohaConfig(grasp_tolerance=0.025))
+    _at(env, cube=(0.15, 0.05, 0.02), right=(0.15 + distance, 0.05, 0.02))
+    *_, info = _drive(env, 5, openings=(None, CLOSED))
+    assert (env.holder == RIGHT) == held
+    assert env.joints[task.GRIPPER[RIGHT]] == pytest.approx(task.FINGERS_ON_CUBE if held else CLOSED)
     assert info["executed_action"][task.GRIPPER[RIGHT]] < 0.2  # the squeeze stays in the record
     _drive(env, 10, right=(0.12, 0.0, 0.12))
-    np.testing.assert_allclose(env.cube, env.grips[RIGHT], atol=1e-6)
-    assert env.cube[2] > 0.1
+    assert (env.cube[2] > 0.09) == held
+    if not distance:
+        np.testing.assert_allclose(env.cube, env.grips[RIGHT], atol=1e-6)
 
 
 def test_closed_fingers_that_come_to_the_cube_do_not_hold_it(env):
@@ -151,31 +96,21 @@ def test_closed_fingers_that_come_to_the_cube_do_not_hold_it(env):
     assert env.holder == RIGHT  # having opened, they can
 
 
-@pytest.mark.parametrize(("distance", "held"), [(0.024, True), (0.026, False)])
-def test_grasp_tolerance(distance, held):
-    env = FakeAlohaEnv(FakeAlohaConfig(grasp_tolerance=0.025))
-    _at(env, cube=(0.15, 0.05, 0.02), right=(0.15 + distance, 0.05, 0.02))
-    _drive(env, 5, openings=(None, CLOSED))
-    assert (env.holder == RIGHT) == held
-    assert (env.joints[task.GRIPPER[RIGHT]] > 0.1) == held
-
-
-@pytest.mark.parametrize(("arm", "x", "held"), [(LEFT, 0.04, True), (LEFT, 0.06, False), (RIGHT, -0.06, False)])
+@pytest.mark.parametrize(
+    ("arm", "x", "held"), [(LEFT, 0.04, True), (LEFT, 0.06, False), (RIGHT, -0.04, True), (RIGHT, -0.06, False)]
+)
 def test_an_arm_grasps_in_its_own_half_and_a_narrow_band(env, arm, x, held):
     cube = (x, 0.0, 0.1)
     _at(env, cube=cube, **{"left" if arm == LEFT else "right": cube})
-    openings = (CLOSED, None) if arm == LEFT else (None, CLOSED)
-    _drive(env, 5, openings=openings)
+    _drive(env, 5, openings=(CLOSED, None) if arm == LEFT else (None, CLOSED))
     assert math.dist(env.grips[arm], cube) < 0.001
     assert (env.holder == arm) == held
-
-
-def test_the_right_arm_cannot_reach_the_place():
-    assert math.dist((BASE_X[RIGHT], 0.0, SHOULDER_Z), task.PLACE) > REACH
+    assert abs(HAND_OVER[0]) < task.OWN_HALF_BAND, "where both may"
 
 
 def test_only_the_left_arm_places(env):
     """The right arm at full stretch may come within the tolerance; it does not spare the hand-over."""
+    assert math.dist((BASE_X[RIGHT], 0.0, SHOULDER_Z), task.PLACE) > REACH
     _at(env, cube=task.PLACE, openings=(OPEN, 0.3), holder=RIGHT)
     offset = tuple(p - g for p, g in zip(task.PLACE, env.grips[RIGHT], strict=True))
     env.place(env.joints, env.cube, RIGHT, offset)
@@ -216,30 +151,18 @@ def test_release_counts_within_the_place_tolerance(env, shift, success):
     _, reward, terminated, _, info = _drive(env, 3, openings=(CLOSED, None))
     assert (reward, terminated, info["success"]) == (0.0, False, False)  # being there is not enough
     _, reward, terminated, truncated, info = _drive(env, 1, openings=(OPEN, None))
-    assert (reward, terminated, info["success"]) == (float(success), success, success)
-    assert not truncated
-
-
-def test_time_limit_truncates():
-    env = FakeAlohaEnv(FakeAlohaConfig(max_episode_steps=7))
-    env.reset(seed=0)
-    ends = [env.step(np.array(env.joints))[2:4] for _ in range(7)]
-    assert ends == [(False, False)] * 6 + [(False, True)]
+    assert (reward, terminated, truncated, info["success"]) == (float(success), success, False, success)
 
 
 def test_without_objects_the_state_is_the_joints_and_the_cube_shows_in_the_pictures_alone():
     seen, blind = (FakeAlohaEnv(FakeAlohaConfig(observe_objects=o)) for o in (True, False))
     both = [e.reset(seed=3)[0]["state"] for e in (seen, blind)]
     np.testing.assert_array_equal(both[1], both[0][:14])
-    assert (blind.robot_spec.state_dim, blind.observation_space["state"].shape) == (14, (14,))
+    assert blind.observation_space["state"].shape == (14,)
     assert robot_spec(blind.config).digest() != robot_spec(seen.config).digest()
     frame = blind.read_images(["top"])["images/top"]
     blind.place(blind.joints, (0.1, -0.1, task.CUBE_REST_Z))
-    np.testing.assert_array_equal(np.float32(blind.joints), both[1])
     assert not np.array_equal(blind.read_images(["top"])["images/top"], frame)
-
-
-def test_the_image_experiment_sees_all_cameras_and_no_cube():
     config = load_experiment("fake_aloha_images")
     spec = robot_spec(config.robot)
     assert config.agent.image_keys == tuple(c.name for c in spec.cameras) == task.CAMERAS

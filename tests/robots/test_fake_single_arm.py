@@ -1,12 +1,10 @@
-"""The fake single arm: specification, motion and its limits, grasping, placing, exact restore, pictures, expert."""
+"""The fake single arm: motion and its limits, grasping, placing, pictures, demonstrator."""
 
 import dataclasses
 
-import gymnasium
 import numpy as np
 import pytest
-from errors import naming
-from gymnasium.utils.env_checker import check_env
+from demonstrations import begin_of, helped, started
 
 from serl_chunk.agents.discrete_gripper import LearnedGripper
 from serl_chunk.agents.registry import make_agent
@@ -19,7 +17,6 @@ from serl_chunk.devices.registry import make_intervention
 from serl_chunk.robots.fake import single_arm as task
 from serl_chunk.robots.fake.single_arm import DOWN, STALL_TICKS, FakeSingleArmEnv
 from serl_chunk.robots.registry import make_env, make_expert, robot_spec
-from serl_chunk.types import ConfigError, DataError, RobotSpec
 
 OPEN, CLOSE = np.eye(7)[6], -np.eye(7)[6]
 
@@ -43,24 +40,11 @@ def repeat(env, action, ticks):
     return result
 
 
-class TestSpecification:
-    def test_it_is_the_environments(self, env):
-        spec = robot_spec(FakeSingleArmConfig())
-        assert spec == env.robot_spec == make_env(FakeSingleArmConfig()).robot_spec
-        assert RobotSpec.from_json(spec.to_json()) == spec
-        assert (spec.action_dim, spec.state_dim, spec.control_hz) == (7, 15, 10.0)
-        assert (set(spec.action_low), set(spec.action_high)) == ({-1.0}, {1.0})
-        check_env(FakeSingleArmEnv(FakeSingleArmConfig(image_size=16), images="always"), skip_render_check=True)
-
-    def test_settings_are_checked(self):
-        with pytest.raises(ConfigError, match=naming("robot.control_hz", 0.0)):
-            FakeSingleArmConfig(control_hz=0.0)
-
-    def test_the_block_can_be_left_out_of_the_state(self, env):
-        blind = make_env(FakeSingleArmConfig(observe_objects=False))
-        seen, unseen = env.reset(seed=3)[0]["state"], blind.reset(seed=3)[0]["state"]
-        assert blind.robot_spec.state_dim == task.HAND_DIM
-        np.testing.assert_array_equal(unseen, seen[: task.HAND_DIM])
+def test_the_block_can_be_left_out_of_the_state(env):
+    blind = make_env(FakeSingleArmConfig(observe_objects=False))
+    seen, unseen = env.reset(seed=3)[0]["state"], blind.reset(seed=3)[0]["state"]
+    assert blind.robot_spec.state_dim == task.HAND_DIM
+    np.testing.assert_array_equal(unseen, seen[: task.HAND_DIM])
 
 
 class TestMotion:
@@ -84,21 +68,11 @@ class TestMotion:
         np.testing.assert_allclose(env.position, task.WORKSPACE_HIGH)
         assert np.arccos(-env.rotation[2, 2]) <= task.MAX_TILT + 1e-9
 
-    def test_commands_are_clipped_and_reported_and_zeros_hold_still(self, env):
+    def test_zeros_hold_still(self, env):
         env.reset(seed=0)
-        np.testing.assert_array_equal(env.step(np.full(7, 9.0))[4]["executed_action"], np.ones(7, np.float32))
+        env.step(np.full(7, 9.0))
         before = env.step(np.zeros(7))[0]["state"]
         np.testing.assert_array_equal(env.step(np.zeros(7))[0]["state"], before)
-
-    @pytest.mark.parametrize("action", [np.zeros(6), np.full(7, np.nan)])
-    def test_an_unusable_action_is_refused(self, env, action):
-        env.reset(seed=0)
-        with pytest.raises(DataError, match=naming("action", 7)):
-            env.step(action)
-
-    def test_step_before_reset_is_refused(self, env):
-        with pytest.raises(gymnasium.error.ResetNeeded):
-            env.step(np.zeros(7))
 
 
 class TestGrasp:
@@ -137,20 +111,11 @@ class TestGrasp:
         assert env.block[2] == task.BLOCK_REST_Z
 
 
-class TestEpisode:
-    def test_a_seed_fixes_the_start(self, env):
-        first = env.reset(seed=5)[0]["state"]
-        other = env.reset()[0]["state"]
-        np.testing.assert_array_equal(env.reset(seed=5)[0]["state"], first)
-        assert not np.array_equal(first, other)
-        blocks = np.array([env.reset() and env.block for _ in range(200)])[:, :2]
-        assert (blocks >= task.BLOCK_START_LOW).all()
-        assert (blocks <= task.BLOCK_START_HIGH).all()
-
-    def test_time_limit_truncates(self):
-        env = FakeSingleArmEnv(FakeSingleArmConfig(max_episode_steps=3))
-        env.reset(seed=0)
-        assert [env.step(np.zeros(7))[2:4] for _ in range(3)] == [(False, False)] * 2 + [(False, True)]
+def test_blocks_begin_in_their_region(env):
+    blocks = np.array([env.reset() and env.block for _ in range(200)])[:, :2]
+    assert (blocks >= task.BLOCK_START_LOW).all()
+    assert (blocks <= task.BLOCK_START_HIGH).all()
+    assert np.ptp(blocks, axis=0).min() > 0.05
 
 
 class TestPictures:
@@ -160,32 +125,15 @@ class TestPictures:
         for y in (-0.05, 0.05):
             start_at(env, (0.5, 0.0, 0.2), block=(0.5, y, task.BLOCK_REST_Z))
             frame = env.read_images([camera])[f"images/{camera}"]
-            assert (frame.shape, frame.dtype) == ((64, 64, 3), np.uint8)
             frames.append(np.nonzero((frame == (210, 40, 40)).all(axis=-1))[1].mean())
         assert abs(frames[0] - frames[1]) > 5
 
     def test_the_side_camera_sees_the_place(self, env):
         env.reset(seed=0)
         assert (env.read_images(["side"])["images/side"] == (40, 90, 220)).all(axis=-1).sum() > 5
-        with pytest.raises(ConfigError, match=naming("top", "side")):
-            env.read_images(["top"])
 
 
 class TestExpert:
-    def test_it_nearly_always_succeeds_in_half_the_time(self, env):
-        expert, solved = make_expert(env), 0
-        for seed in range(100, 140):
-            env.reset(seed=seed)
-            expert.reset(seed)
-            over = False
-            while not over:
-                action = expert.act()
-                assert env.action_space.contains(action)
-                _, _, terminated, truncated, _ = env.step(action)
-                over = terminated or truncated
-            solved += terminated and env.tick <= 45
-        assert solved >= 39
-
     def test_it_recovers_from_a_fist_and_a_drop(self, env):
         expert = make_expert(env)
         start_at(env, (0.5, 0.0, task.BLOCK_REST_Z), yaw=1.2, opening=0.0)
@@ -196,33 +144,19 @@ class TestExpert:
         assert env.step(np.zeros(7)) is not None
         assert tick < 69
 
-    def test_its_noise_is_seeded(self, env):
+    def test_it_stands_on_its_own_command_without_noise(self, env):
         env.reset(seed=0)
         expert = make_expert(env)
-
-        def commands(seed, noise):
-            expert.noise = noise
-            expert.reset(seed)
-            return np.stack([expert.act() for _ in range(20)])
-
-        np.testing.assert_array_equal(commands(1, 0.05), commands(1, 0.05))
-        assert not np.array_equal(commands(1, 0.05), commands(2, 0.05))
-        assert np.ptp(commands(1, 0.0), axis=0).max() == 0.0
+        expert.noise = 0.0
+        assert np.ptp(np.stack([expert.act() for _ in range(20)]), axis=0).max() == 0.0
 
     def test_the_scripted_human_frees_a_policy_that_does_nothing(self, env):
         human = make_intervention("scripted", env)
-        env.reset(seed=3)
-        human.reset(3)
-        intervened, terminated = [], False
-        for tick in range(300):
-            command = human.poll(tick, {}, tick % 4 == 0, None)
-            intervened.append(command is not None)
-            terminated = env.step(np.zeros(7) if command is None else command.action)[2]
-            if terminated:
-                break
-        assert terminated
-        assert not any(intervened[: STALL_TICKS - 1])
-        assert not all(intervened[STALL_TICKS:])  # it hands back
+        started(env, human, 3)
+        commands, solved = helped(env, human, lambda: np.zeros(7), 300, every=4)
+        assert solved
+        assert begin_of(commands) >= STALL_TICKS - 1
+        assert None in commands[STALL_TICKS:], "it hands back"
         human.close()
 
 

@@ -1,11 +1,11 @@
-"""gym_adapter: HIL-SERL's shape of environment, plain gymnasium ones, and the refusals that say how to wrap."""
+"""gym_adapter: HIL-SERL's shape of environment, LeRobot's names, plain gymnasium ones, and what they may bring."""
 
-import dataclasses
 import enum
 
 import gymnasium
 import numpy as np
 import pytest
+from demonstrations import helped
 from errors import naming
 from gymnasium import spaces
 from hil_serl_shape import HilSerlShape
@@ -22,6 +22,8 @@ from serl_chunk.robots.gym_adapter import GymAdapter, ObservationLayout
 from serl_chunk.types import ConfigError, DataError, RobotSpec, Source
 
 LIMIT = 12
+ZERO, POLICY = np.zeros(7), np.full(7, 0.5)  # what the policy commands
+HUMAN = np.array([0.1, 0, 0, 0, 0, 0, -0.95])  # float64, as SpaceMouse wrappers give it
 
 
 class HilSerlEnv(gymnasium.Env):
@@ -48,16 +50,15 @@ class HilSerlEnv(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.t, self.frame, self.received = 0, np.zeros((1, 128, 128, 3), np.uint8), []
-        return self._observation(), {"succeed": False}
+        self.t, self.frame = 0, np.zeros((1, 128, 128, 3), np.uint8)
+        return self._observation(), {"succeed": False, **self.script.get(0, {})}
 
     def step(self, action):
         self.t += 1
-        self.received.append(np.array(action))
         info = {"succeed": False, **self.script.get(self.t, {})}
         reward = int(info["succeed"])
         done = self.t >= self.max_episode_length or reward or info.pop("esc", False)
-        return self._observation(), reward, done, False, info
+        return self._observation(), reward, done and not info.pop("goes on", False), False, info
 
     def close(self):
         self.closed = True
@@ -69,6 +70,7 @@ class SpacesEnv(gymnasium.Env):
     def __init__(self, observation_space, action_space=None):
         self.observation_space = observation_space
         self.action_space = action_space or spaces.Box(-1, 1, (2,), np.float32)
+        self.received = []
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -76,14 +78,28 @@ class SpacesEnv(gymnasium.Env):
         return self.last, {}
 
     def step(self, action):
+        self.received.append(action)
         self.last = self.observation_space.sample()
         return self.last, 0.5, False, False, {}
 
 
 def hil_serl_config(script=None, **changes):
-    return GymConfig(
-        make=lambda fake_env: HilSerlEnv(script), robot_name="franka", max_episode_steps=LIMIT, grippers=(6,), **changes
-    )
+    given = {"max_episode_steps": LIMIT, "grippers": (6,), **changes}
+    return GymConfig(make=lambda fake_env: HilSerlEnv(script), robot_name="franka", **given)
+
+
+def scripted(script=None, **changes):
+    """An adapter that was reset, of an environment that plays a script."""
+    env = GymAdapter(hil_serl_config(script, **changes))
+    env.reset()
+    return env
+
+
+def ends(env, ticks):
+    """(terminated, truncated) of so many ticks; the last is expected to be the only end."""
+    found = [env.step(ZERO)[2:4] for _ in range(ticks)]
+    assert set(found[:-1]) <= {(False, False)}
+    return found[-1]
 
 
 def adapt(observation_space, action_space=None, **changes):
@@ -102,88 +118,58 @@ class TestHilSerl:
         assert spec.joint_of_action == (-1,) * 7
         assert spec.grippers == (6,)
         assert RobotSpec.from_json(spec.to_json()) == spec
+        joints = (4, 5, 6, 7, 8, 9, 0)
+        other = registry.robot_spec(hil_serl_config(joint_of_action=joints, control_hz=20.0))
+        assert (other.joint_of_action, other.control_hz) == (joints, 20.0)
 
-    def test_the_learner_asks_for_the_fake_and_closes_it(self):
+    def test_the_learner_asks_for_the_fake_and_closes_it_and_a_factory_gets_whether_it_only_evaluates(self):
         made = []
 
-        def make(fake_env):
-            made.append((fake_env, HilSerlEnv()))
-            return made[-1][1]
+        def make(fake_env, evaluating):
+            made.append((fake_env, evaluating, HilSerlEnv()))
+            return made[-1][2]
 
         config = GymConfig(make=make, max_episode_steps=LIMIT)
         registry.robot_spec(config)
-        registry.make_env(config)
-        assert [fake for fake, _ in made] == [True, False]
-        assert made[0][1].closed
+        for evaluating in (False, True):
+            registry.make_env(config, evaluating=evaluating)
+        assert [each[:2] for each in made] == [(True, False), (False, False), (False, True)]
+        assert made[0][2].closed
 
     def test_an_episode_end_to_end(self):
-        command = np.array([0.1, 0, 0, 0, 0, 0, -0.95], np.float64)  # SpaceMouse wrappers give float64
-        env = registry.make_env(
-            hil_serl_config({3: {"intervene_action": command, "grasp_penalty": -0.02}, 5: {"succeed": True}})
-        )
-        observation, info = env.reset(seed=0)
-        assert env.observation_space.contains(observation)
-        assert info["success"] is False
-        steps = [env.step(np.full(7, 0.5, np.float32)) for _ in range(5)]
+        env = scripted({3: {"intervene_action": HUMAN, "grasp_penalty": -0.02}, 5: {"succeed": True}})
+        steps = [env.step(POLICY) for _ in range(5)]
         for i, (observation, *_) in enumerate(steps):
             assert env.observation_space.contains(observation)
             np.testing.assert_array_equal(observation["state"], np.full(19, i + 1, np.float32))
-        rewards = [s[1] for s in steps]
-        assert rewards == [0.0, 0.0, 0.0, 0.0, 1.0]  # the penalty is the grasp critic's, who counts it itself
-        assert [s[2] for s in steps] == [False] * 4 + [True]
-        assert not any(s[3] for s in steps)
-        assert [s[4]["success"] for s in steps] == [False] * 4 + [True]
+        # The penalty is the grasp critic's, who counts it itself.
+        assert [(s[1], s[2], s[3], s[4]["success"]) for s in steps] == [(0.0, False, False, False)] * 4 + [
+            (1.0, True, False, True)
+        ]
         human = steps[2][4]
         assert human["intervene_action"].dtype == np.float32
-        np.testing.assert_array_equal(human["intervene_action"], command.astype(np.float32))
+        np.testing.assert_array_equal(human["intervene_action"], HUMAN.astype(np.float32))
         np.testing.assert_array_equal(human["executed_action"], human["intervene_action"])
         assert "intervene_action" not in steps[1][4]
-        np.testing.assert_array_equal(steps[1][4]["executed_action"], np.full(7, 0.5, np.float32))
+        np.testing.assert_array_equal(steps[1][4]["executed_action"], POLICY.astype(np.float32))
 
-    def test_its_time_limit_is_a_truncation(self):
-        env = GymAdapter(hil_serl_config())
-        env.reset()
-        ends = [env.step(np.zeros(7))[2:4] for _ in range(LIMIT)]
-        assert ends == [(False, False)] * (LIMIT - 1) + [(False, True)]
-
-    @pytest.mark.parametrize(("info", "end"), [({"succeed": True}, (True, False)), ({"failure": True}, (True, False))])
-    def test_a_true_end_on_the_last_tick_stays_one(self, info, end):
-        env = GymAdapter(hil_serl_config({LIMIT: info}))
-        env.reset()
-        assert [env.step(np.zeros(7))[2:4] for _ in range(LIMIT)][-1] == end
-
-    @pytest.mark.parametrize("tick", [3, LIMIT])
-    def test_a_declared_failure_terminates(self, tick):
-        class Failing(HilSerlEnv):
-            def step(self, action):  # says so, and would go on
-                observation, reward, _, _, info = super().step(action)
-                return observation, reward, False, False, info
-
-        env = GymAdapter(GymConfig(make=lambda fake: Failing({tick: {"failure": True}}), max_episode_steps=LIMIT))
-        env.reset()
-        ends = [env.step(np.zeros(7))[2:4] for _ in range(tick)]
-        assert ends == [(False, False)] * (tick - 1) + [(True, False)]
-
-    def test_an_end_before_the_limit_terminates(self):
-        env = GymAdapter(hil_serl_config({2: {"esc": True}}))
-        env.reset()
-        env.step(np.zeros(7))
-        *_, terminated, truncated, info = env.step(np.zeros(7))
-        assert (terminated, truncated, info["success"]) == (True, False, False)
-
-    def test_a_shorter_limit_of_its_own_is_refused(self):
-        with pytest.raises(ConfigError, match=naming("max_episode_length", 12, "robot.max_episode_steps", 50)):
-            GymAdapter(dataclasses.replace(hil_serl_config(), max_episode_steps=50))
-        with pytest.raises(ConfigError, match=naming("max_episode_length", 12, "robot.max_episode_s=1.2", 50)):
-            GymAdapter(dataclasses.replace(hil_serl_config(), max_episode_s=5.0))
+    @pytest.mark.parametrize(
+        ("tick", "info", "end"),
+        [(LIMIT, {}, (False, True)), (LIMIT, {"succeed": True}, (True, False)), (LIMIT, {"failure": True}, (True, False)),
+         (LIMIT, {"failure": True, "goes on": True}, (True, False)), (3, {"failure": True}, (True, False)),
+         (2, {"esc": True}, (True, False)), (2, {"rerecord_episode": True, "esc": True}, (False, True))],
+    )  # fmt: skip
+    def test_its_time_limit_is_a_truncation_and_a_true_end_stays_one(self, tick, info, end):
+        """An episode that is to be recorded again says nothing of the task."""
+        assert ends(scripted({tick: info}), tick) == end
 
     @pytest.mark.parametrize(("seconds", "hz", "ticks"), [(1.2, 10.0, 12), (0.5, 20.0, 10), (0.01, 10.0, 1)])
     def test_a_limit_in_seconds_is_one_in_ticks_of_the_robots_rate(self, seconds, hz, ticks):
-        env = GymAdapter(dataclasses.replace(hil_serl_config(), max_episode_s=seconds, control_hz=hz))
+        env = scripted(max_episode_s=seconds, control_hz=hz)
         assert env.robot_spec.max_episode_steps == ticks
-        env.reset()
-        ends = [env.step(np.zeros(7))[2:4] for _ in range(ticks)]
-        assert ends == [(False, False)] * (ticks - 1) + [(False, True)]
+        assert ends(env, ticks) == (False, True)
+        with pytest.raises(ConfigError, match=naming("max_episode_length", 12, "robot.max_episode_s=1.2", 50)):
+            scripted(max_episode_s=5.0)
 
     def test_frames_are_of_the_present_moment_and_safe_to_keep(self):
         env = GymAdapter(hil_serl_config())
@@ -192,7 +178,7 @@ class TestHilSerl:
         env.reset()
         kept = env.read_images(["wrist_2"])
         assert list(kept) == ["images/wrist_2"]
-        env.step(np.zeros(7))
+        env.step(ZERO)
         now = env.read_images()
         assert set(now) == {"images/wrist_1", "images/wrist_2"}
         assert (kept["images/wrist_2"] == 100).all()
@@ -202,24 +188,35 @@ class TestHilSerl:
             env.read_images(["side"])
 
     def test_a_human_acted_on_what_was_seen_before_the_step(self):
-        env = GymAdapter(hil_serl_config({2: {"intervene_action": np.full(7, 0.5)}}))
-        env.reset()
-        env.step(np.zeros(7))
-        assert env.step(np.zeros(7))[4]["intervene_images"] == {}  # the cameras are not read
+        env = scripted({2: {"intervene_action": POLICY}})
+        env.step(ZERO)
+        assert env.step(ZERO)[4]["intervene_images"] == {}  # the cameras are not read
         env.reset()
         env.read_images(["wrist_2"])
-        assert "intervene_images" not in env.step(np.zeros(7))[4]
-        seen = env.step(np.zeros(7))[4]["intervene_images"]
+        assert "intervene_images" not in env.step(ZERO)[4]
+        seen = env.step(ZERO)[4]["intervene_images"]
         assert {k: int(v.max()) for k, v in seen.items()} == {"images/wrist_1": 1, "images/wrist_2": 101}
         assert (env.read_images(["wrist_1"])["images/wrist_1"] == 2).all()
-        env.step(np.zeros(7))
+        env.step(ZERO)
         assert (seen["images/wrist_1"] == 1).all()
+
+    def test_frames_of_an_intervention_are_copied_only_where_they_were_not_requested(self):
+        env = registry.make_env(GymConfig(make=lambda fake: HilSerlShape(3, ("side",))))
+        env.reset(seed=0)
+        env.read_images()
+        given = {}
+        for tick in range(1, 5):
+            if tick == 4:  # a human acts on what steps 2 and 3 returned: one of them is requested here
+                env.read_images()
+            given[tick] = env.step(np.zeros(3, np.float32))[4].get("intervene_images")
+        assert given[1] is given[2] is None
+        assert given[3]["images/side"][0, 0, 0] == 2
+        assert given[4] == {}
 
     def test_always_carries_the_frames(self):
         env = registry.make_env(hil_serl_config(), images="always")
-        observation, _ = env.reset()
-        assert env.observation_space.contains(observation)
-        assert env.observation_space.contains(env.step(np.zeros(7))[0])
+        assert env.observation_space.contains(env.reset()[0])
+        assert env.observation_space.contains(env.step(ZERO)[0])
 
 
 class TeleopEvents(enum.Enum):
@@ -229,26 +226,19 @@ class TeleopEvents(enum.Enum):
     SUCCESS = "success"
 
 
-POLICY = np.full(7, 0.5)  # what the policy commands
-HUMAN = np.array([0.1, 0, 0, 0, 0, 0, -0.95])
-
-
 class TestLeRobot:
     """gym-hil's and LeRobot's names: a flag on every tick, beside an action that is the human's where it is true."""
 
     @pytest.mark.parametrize(
         "human",
-        [
-            {"is_intervention": True, "teleop_action": HUMAN},  # gym-hil 0.1.14
-            {"is_intervention": True, "action_intervention": HUMAN},  # its versions before, LeRobot's before 0.4
-            {TeleopEvents.IS_INTERVENTION: True, "teleop_action": HUMAN},
-            {"is_intervention": np.array([True]), "teleop_action": HUMAN[None]},
-            {"intervene_flag": np.ones(1), "intervene_action": HUMAN},  # RLinf's
-        ],
-    )
+        [{"is_intervention": True, "teleop_action": HUMAN},  # gym-hil 0.1.14
+         {"is_intervention": True, "action_intervention": HUMAN},  # its versions before, LeRobot's before 0.4
+         {TeleopEvents.IS_INTERVENTION: True, "teleop_action": HUMAN},
+         {"is_intervention": np.array([True]), "teleop_action": HUMAN[None]},
+         {"intervene_flag": np.ones(1), "intervene_action": HUMAN}],  # RLinf's
+    )  # fmt: skip
     def test_an_intervention_is_the_humans_command(self, human):
-        env = GymAdapter(hil_serl_config({1: {"is_intervention": False, "teleop_action": POLICY}, 2: human}))
-        env.reset()
+        env = scripted({1: {"is_intervention": False, "teleop_action": POLICY}, 2: human})
         own, theirs = env.step(POLICY)[4], env.step(POLICY)[4]
         assert "intervene_action" not in own
         np.testing.assert_array_equal(own["executed_action"], POLICY.astype(np.float32))
@@ -257,94 +247,49 @@ class TestLeRobot:
         assert theirs["intervene_images"] == {}
 
     @pytest.mark.parametrize(
-        "policy",
-        [
-            {"is_intervention": False, "teleop_action": HUMAN},
-            {"intervene_flag": np.zeros(1), "intervene_action": HUMAN},
-            {"intervene_action": None},
-            {"is_intervention": None},
-        ],
-    )
-    def test_what_says_that_no_human_acts_is_none(self, policy):
-        env = GymAdapter(hil_serl_config({1: policy}))
-        env.reset()
-        assert "intervene_action" not in env.step(POLICY)[4]
-
-    @pytest.mark.parametrize("key", ["next.success", TeleopEvents.SUCCESS])
-    def test_an_operators_success_key_is_success(self, key):
-        env = GymAdapter(hil_serl_config({3: {key: True, "succeed": False, "esc": True}}))
-        env.reset()
-        ends = [env.step(POLICY) for _ in range(3)]
-        assert [e[4]["success"] for e in ends] == [False, False, True]
-        assert ends[-1][2:4] == (True, False)
-
-    def test_the_environments_own_success_stays_one(self):
-        """gym-hil ends an episode with `succeed` true and `next.success` false where the operator pressed nothing."""
-        env = GymAdapter(hil_serl_config({1: {"succeed": True, "next.success": False}}))
-        env.reset()
-        assert env.step(POLICY)[4]["success"] is True
-
-    def test_an_episode_to_be_recorded_again_says_nothing_of_the_task(self):
-        env = GymAdapter(hil_serl_config({2: {"rerecord_episode": True, "esc": True}}))
-        env.reset()
-        env.step(POLICY)
-        assert env.step(POLICY)[2:4] == (False, True)
-
-    def test_an_intervention_without_its_action_is_refused(self):
-        env = GymAdapter(hil_serl_config({1: {"is_intervention": True}}))
-        env.reset()
-        with pytest.raises(DataError, match=naming('info["is_intervention"]', "teleop_action", "intervene_action")):
-            env.step(POLICY)
-
-    @pytest.mark.parametrize("key", ["teleop_action", "action_intervention"])
-    def test_a_teleoperators_action_without_its_flag_is_refused(self, key):
-        """It is there on the policy's ticks too, in gym-hil: without the flag nothing tells whose it is."""
-        env = GymAdapter(hil_serl_config({1: {key: HUMAN}}))
-        env.reset()
-        with pytest.raises(DataError, match=naming(f'info["{key}"]', "franka", 'info["is_intervention"]')):
-            env.step(POLICY)
-
-    @pytest.mark.parametrize("command", [{"shoulder": 1.0}, "left"])
-    def test_an_action_that_is_no_vector_is_named(self, command):
-        env = GymAdapter(hil_serl_config({1: {"is_intervention": True, "teleop_action": command}}))
-        env.reset()
-        with pytest.raises(DataError, match=naming('info["teleop_action"]', "franka", 7)):
-            env.step(POLICY)
+        "info",
+        [{"is_intervention": False, "teleop_action": HUMAN}, {"intervene_flag": np.zeros(1), "intervene_action": HUMAN},
+         {"intervene_action": None}, {"is_intervention": None}, {"humanoid_height": 1}, {"discrete_penalty": 1},
+         {"distance_to_human": 1}, {"overtaken": 1}, {3: 1}],
+    )  # fmt: skip
+    def test_what_says_that_no_human_acts_is_none_and_other_keys_pass(self, info):
+        passed = scripted({1: info}).step(POLICY)[4]
+        assert "intervene_action" not in passed
+        assert all(passed[key] == 1 for key, value in info.items() if isinstance(value, int) and value == 1)
 
     @pytest.mark.parametrize(
-        ("key", "value"),
-        [
-            ("intervened", False),
-            ("intervention", True),
-            ("human_action", HUMAN),
-            ("is_human", False),
-            ("teleop_command", HUMAN),
-            ("take_over", 0),
-            ("takeover", True),
-            ("HumanIntervention", True),
-        ],
-    )
-    def test_what_looks_like_an_intervention_and_is_not_understood_is_refused(self, key, value):
-        """Before a human's first tick, too: what is not understood must not wait for it."""
-        env = GymAdapter(hil_serl_config({1: {key: value}}))
-        env.reset()
-        with pytest.raises(DataError, match=naming(f'info["{key}"]', "franka", "is_intervention", "intervene_action")):
-            env.step(POLICY)
+        "info",
+        [{"next.success": True, "succeed": False, "esc": True},
+         {TeleopEvents.SUCCESS: True, "succeed": False, "esc": True},
+         {"succeed": True, "next.success": False}],  # gym-hil's, where the operator pressed nothing
+    )  # fmt: skip
+    def test_an_operators_success_and_the_environments_own_are_success(self, info):
+        env = scripted({3: info})
+        found = [env.step(POLICY) for _ in range(3)]
+        assert [s[4]["success"] for s in found] == [False, False, True]
+        assert found[-1][2:4] == (True, False)
+
+    @pytest.mark.parametrize(
+        ("info", "named"),
+        [({"is_intervention": True}, ('info["is_intervention"]', "teleop_action", "intervene_action")),
+         # There on the policy's ticks too, in gym-hil: without the flag nothing tells whose it is.
+         *(({key: HUMAN}, (f'info["{key}"]', "franka", 'info["is_intervention"]'))
+           for key in ("teleop_action", "action_intervention")),
+         *(({"is_intervention": True, "teleop_action": bad}, ('info["teleop_action"]', "franka", 7))
+           for bad in ({"shoulder": 1.0}, "left")),
+         ({"intervene_action": np.zeros(6)}, ('info["intervene_action"]', "franka", 7)),
+         # Before a human's first tick, too: what is not understood must not wait for it.
+         *(({key: value}, (f'info["{key}"]', "franka", "is_intervention", "intervene_action")) for key, value in (
+           ("intervened", False), ("intervention", True), ("human_action", HUMAN), ("is_human", False),
+           ("teleop_command", HUMAN), ("take_over", 0), ("takeover", True), ("HumanIntervention", True)))],
+    )  # fmt: skip
+    def test_an_intervention_that_is_not_understood_is_refused(self, info, named):
+        with pytest.raises(DataError, match=naming(*named)):
+            scripted({1: info}).step(POLICY)
 
     def test_so_it_is_where_a_reset_reports_it(self):
-        class Resetting(HilSerlEnv):
-            def reset(self, **kwargs):
-                return super().reset(**kwargs)[0], {"human_control": False}
-
-        env = GymAdapter(GymConfig(make=lambda fake: Resetting(), max_episode_steps=LIMIT))
-        with pytest.raises(DataError, match=naming('info["human_control"]', "gym")):
-            env.reset()
-
-    @pytest.mark.parametrize("key", ["humanoid_height", "discrete_penalty", "distance_to_human", "overtaken", 3])
-    def test_other_keys_pass(self, key):
-        env = GymAdapter(hil_serl_config({1: {key: 1}}))
-        env.reset()
-        assert env.step(POLICY)[4][key] == 1
+        with pytest.raises(DataError, match=naming('info["human_control"]', "franka")):
+            scripted({0: {"human_control": False}})
 
 
 class TestActions:
@@ -352,48 +297,20 @@ class TestActions:
         low, high = np.array([0.1, -2.0]), np.array([0.7, 3.0])
         env = adapt(box(3), spaces.Box(low, high, dtype=np.float64))
         env.reset()
-        seen = []
-        inner = env.env
-        inner.step = lambda action, step=inner.step: (seen.append(action), step(action))[1]
         info = env.step(np.array([-5.0, 5.0], np.float32))[4]
-        assert seen[0].dtype == np.float64
-        assert inner.action_space.contains(seen[0])  # float32(0.1) > 0.1 > float32(0.1) - eps: bounds hold exactly
+        (seen,) = env.env.unwrapped.received
+        assert seen.dtype == np.float64
+        assert env.env.action_space.contains(seen)  # float32(0.1) > 0.1 > float32(0.1) - eps: bounds hold exactly
         np.testing.assert_array_equal(info["executed_action"], np.float32([0.1, 3.0]))
+        for bad in (np.zeros(3), np.array([np.nan, 0])):
+            with pytest.raises(DataError, match=naming("action", "gym", 2)):
+                env.step(bad)
 
-    @pytest.mark.parametrize("action", [np.zeros(3), np.array([np.nan, 0])])
-    def test_wrong_ones_are_refused(self, action):
-        env = adapt(box(3))
-        env.reset()
-        with pytest.raises(DataError, match=naming("action", "gym", 2)):
-            env.step(action)
-
-    def test_a_wrong_intervention_is_named(self):
-        env = GymAdapter(hil_serl_config({1: {"intervene_action": np.zeros(6)}}))
-        env.reset()
-        with pytest.raises(DataError, match=naming('info["intervene_action"]', "franka", 7)):
-            env.step(np.zeros(7))
-
-    @pytest.mark.parametrize("human", [{}, {"intervene_action": np.full(7, 0.5)}])
+    @pytest.mark.parametrize("human", [{}, {"intervene_action": POLICY}])
     def test_the_environments_report_of_what_it_executed_wins(self, human):
         report = np.full(7, 0.25)
-        env = GymAdapter(hil_serl_config({1: {"executed_action": report, **human}}))
-        env.reset()
-        np.testing.assert_array_equal(env.step(np.ones(7))[4]["executed_action"], report.astype(np.float32))
-
-    @pytest.mark.parametrize(
-        ("space", "named"),
-        [
-            (spaces.Discrete(3), ("Box", "Discrete(3)")),
-            (
-                spaces.Box(-np.inf, np.inf, (2,), np.float32),
-                ("Box(-inf, inf, (2,), float32)", "gymnasium.wrappers.RescaleAction"),
-            ),
-            (spaces.Box(-1, 1, (4, 2), np.float32), ("(A,)", "(4, 2)")),
-        ],
-    )
-    def test_unusable_spaces_are_refused_with_the_remedy(self, space, named):
-        with pytest.raises(ConfigError, match=naming(*named)):
-            adapt(box(3), space)
+        info = scripted({1: {"executed_action": report, **human}}).step(np.ones(7))[4]
+        np.testing.assert_array_equal(info["executed_action"], report.astype(np.float32))
 
 
 class TestObservations:
@@ -401,60 +318,41 @@ class TestObservations:
         env = GymAdapter(GymConfig(make=lambda fake_env: gymnasium.make("Pendulum-v1"), max_episode_steps=200))
         observation, _ = env.reset(seed=7)
         np.testing.assert_array_equal(observation["state"], gymnasium.make("Pendulum-v1").reset(seed=7)[0])
-        ends = [env.step(np.zeros(1))[2:4] for _ in range(200)]
-        assert ends[-1] == (False, True)  # gymnasium's TimeLimit
-        assert set(ends[:-1]) == {(False, False)}
+        found = [env.step(np.zeros(1))[2:4] for _ in range(200)]
+        assert found == [(False, False)] * 199 + [(False, True)]  # gymnasium's TimeLimit
 
-    def test_vectors_are_concatenated_in_sorted_order(self):
+    def test_vectors_are_concatenated_in_sorted_order_and_images_may_have_a_dictionary(self):
+        cameras = spaces.Dict({"top": box(6, 8, 3, dtype=np.uint8), "left": box(1, 4, 4, 3, dtype=np.uint8)})
         inner = spaces.Dict({"pose": box(2), "force": box(3)})
-        env = adapt(spaces.Dict({"z": box(1), "state": inner, "a": box(2, dtype=np.float64), "scalar": box()}))
+        flat = {"z": box(1), "a": box(2, dtype=np.float64), "scalar": box()}
+        env = adapt(spaces.Dict({**flat, "state": inner, "images": cameras}))
         observation, _ = env.reset()
         raw = env.env.unwrapped.last
         parts = [raw["a"], [raw["scalar"]], raw["state"]["force"], raw["state"]["pose"], raw["z"]]
         np.testing.assert_array_equal(observation["state"], np.concatenate(parts).astype(np.float32))
         assert env.robot_spec.state_dim == 9
-
-    def test_images_in_a_sub_dictionary(self):
-        cameras = spaces.Dict({"top": box(6, 8, 3, dtype=np.uint8), "left": box(1, 4, 4, 3, dtype=np.uint8)})
-        env = adapt(spaces.Dict({"images": cameras, "state": box(2)}))
-        env.reset()
         frames = env.read_images()
         assert {k: v.shape for k, v in frames.items()} == {"images/left": (4, 4, 3), "images/top": (6, 8, 3)}
-        np.testing.assert_array_equal(frames["images/top"], env.env.unwrapped.last["images"]["top"])
-
-    @pytest.mark.parametrize(
-        ("space", "named"),
-        [
-            (spaces.Dict({"state": box(3), "mode": spaces.Discrete(2)}), ("mode", "Discrete")),
-            (spaces.Dict({"state": box(3), "depth": box(8, 8, 1)}), ("depth", "(8, 8, 1)")),
-            (spaces.Dict({"state": box(2, 3)}), ("state", "(2, 3)", "obs_horizon")),
-            (spaces.Dict({"top": box(8, 8, 3, dtype=np.uint8)}), ("state", "vector")),
-            (
-                spaces.Dict(
-                    {
-                        "state": box(1),
-                        "top": box(8, 8, 3, dtype=np.uint8),
-                        "images": spaces.Dict({"top": box(8, 8, 3, dtype=np.uint8)}),
-                    }
-                ),
-                ("top",),
-            ),
-        ],
-    )
-    def test_unusable_spaces_are_refused_by_name(self, space, named):
-        with pytest.raises(ConfigError, match=naming(*named)):
-            ObservationLayout.of(space)
+        np.testing.assert_array_equal(frames["images/top"], raw["images"]["top"])
 
     def test_an_environment_that_breaks_its_word_is_named(self):
         layout = ObservationLayout.of(spaces.Dict({"state": box(3), "top": box(8, 8, 3, dtype=np.uint8)}))
-        with pytest.raises(DataError, match=naming("state", 3, 4)):
-            layout.state({"state": np.zeros(4)})
-        with pytest.raises(DataError, match=naming("state[1]", "nan")):
-            layout.state({"state": np.array([0, np.nan, 0])})
-        with pytest.raises(DataError, match=naming("'state'")):
-            layout.state({})
+        for state, named in (
+            ({"state": np.zeros(4)}, ("state", 3, 4)),
+            ({"state": np.array([0, np.nan, 0])}, ("state[1]", "nan")),
+            ({}, ("'state'",)),
+        ):
+            with pytest.raises(DataError, match=naming(*named)):
+                layout.state(state)
         with pytest.raises(DataError, match=naming("top", "uint8", "float64")):
             layout.frames({"top": np.zeros((8, 8, 3))})
+
+    @pytest.mark.parametrize(
+        "robot", [FakeAlohaConfig(), FakeSingleArmConfig(), GymConfig(make=lambda fake: HilSerlShape(3, ("side",)))]
+    )
+    def test_configuration_and_environment_agree_whether_frames_come_with_the_observation(self, robot):
+        env = registry.make_env(robot)
+        assert env.frames_with_observation == robot.frames_with_observation == isinstance(robot, GymConfig)
 
 
 class Rail(gymnasium.Env):
@@ -496,7 +394,6 @@ class RailHuman(RailExpert):
     """Intervenes on tick 5 and gives back where the policy would decide."""
 
     def poll(self, tick, observation, decision_tick, last):
-        np.testing.assert_array_equal(observation["state"], self.env._observe())
         return None if tick < 5 or (tick > 5 and decision_tick) else InterventionCommand(self.act())
 
     def close(self):
@@ -507,90 +404,33 @@ def rail_config(wrap=lambda env: env, **offers):
     return GymConfig(make=lambda fake: wrap(Rail(**offers)), robot_name="rail", max_episode_steps=LIMIT)
 
 
-class TestScripted:
-    def test_the_environments_expert_is_recorded(self, tmp_path):
-        def wrap(env):  # gymnasium's wrappers pass no attributes on
-            return gymnasium.wrappers.TimeLimit(gymnasium.wrappers.OrderEnforcing(env), LIMIT)
+def test_the_environments_expert_is_recorded(tmp_path):
+    def wrap(env):  # gymnasium's wrappers pass no attributes on
+        return gymnasium.wrappers.TimeLimit(gymnasium.wrappers.OrderEnforcing(env), LIMIT)
 
-        experts = []
-        robot = rail_config(wrap, make_expert=lambda env: experts.append(RailExpert(env)) or experts[0])
-        config = ExperimentConfig(name="rail", robot=robot)
-        out = tmp_path / "demos"
-        assert run_record(config, 3, str(out), policy="scripted", noise=None, cameras=()) == 0
-        demos = load_demos([str(out)], registry.robot_spec(robot))
-        assert len(demos.episodes) == 3
-        assert experts[0].seeds == [0, 1, 2]
-        for episode in demos.episodes:
-            assert (episode.steps.source == Source.SCRIPTED).all()
-            assert (episode.end.terminated, episode.steps.reward[-1]) == (True, 1.0)
-            at = episode.steps.observation["state"][:, 0]
-            np.testing.assert_allclose(episode.steps.action[:-1, 0], at[1:], atol=1e-6)  # as executed, not as asked
-
-    def test_the_environments_scripted_human_intervenes(self):
-        env = registry.make_env(rail_config(make_scripted_human=RailHuman))
-        human = make_intervention("scripted", env)
-        env.reset(seed=3)
-        human.reset(3)
-        observation, intervened = env.reset(seed=3)[0], []
-        for tick in range(LIMIT):
-            command = human.poll(tick, observation, decision_tick=tick % 4 == 0, last=None)
-            intervened.append(command is not None)
-            observation, *_ = env.step(np.zeros(1) if command is None else command.action)
-        assert intervened == [False] * 5 + [True] * 3 + [False] + [True] * 3
-        human.close()
-
-    def test_without_one_it_is_said_what_to_add(self):
-        env = registry.make_env(rail_config())
-        with pytest.raises(ConfigError, match=naming("rail", "make_expert()", "reset()", "act()")):
-            registry.make_expert(env)
-        with pytest.raises(ConfigError, match=naming("rail", "make_scripted_human()", "actor.intervention", "none")):
-            make_intervention("scripted", env)
-        assert make_intervention("none", env) is None
-
-    def test_something_else_is_refused_by_name(self):
-        env = registry.make_env(rail_config(make_expert=lambda env: 3, make_scripted_human=RailExpert))
-        with pytest.raises(ConfigError, match=naming("make_expert()", "rail", "int", "reset()")):
-            registry.make_expert(env)
-        with pytest.raises(ConfigError, match=naming("make_scripted_human()", "rail", "RailExpert", "poll()")):
-            make_intervention("scripted", env)
+    experts = []
+    robot = rail_config(wrap, make_expert=lambda env: experts.append(RailExpert(env)) or experts[0])
+    config = ExperimentConfig(name="rail", robot=robot)
+    assert run_record(config, 3, str(tmp_path), policy="scripted", noise=None, cameras=()) == 0
+    demos = load_demos([str(tmp_path)], registry.robot_spec(robot))
+    assert len(demos.episodes) == 3
+    assert experts[0].seeds == [0, 1, 2]
+    for episode in demos.episodes:
+        assert (episode.steps.source == Source.SCRIPTED).all()
+        assert (episode.end.terminated, episode.steps.reward[-1]) == (True, 1.0)
+        at = episode.steps.observation["state"][:, 0]
+        np.testing.assert_allclose(episode.steps.action[:-1, 0], at[1:], atol=1e-6)  # as executed, not as asked
 
 
-def test_configuration_is_checked_against_the_environment():
-    with pytest.raises(ConfigError, match=naming("robot.joint_of_action", 2, 7)):
-        GymAdapter(hil_serl_config(joint_of_action=(0, 1)))
-    with pytest.raises(ConfigError, match=naming("robot.grippers", "(7,)", "0..6")):
-        GymAdapter(dataclasses.replace(hil_serl_config(), grippers=(7,)))
-    with pytest.raises(ConfigError, match=naming("robot.make", "gymnasium.Env", "int")):
-        GymAdapter(GymConfig(make=lambda fake_env: 3))
-
-
-def test_gripper_and_joints_reach_the_specification():
-    spec = GymAdapter(hil_serl_config(joint_of_action=(4, 5, 6, 7, 8, 9, 0), control_hz=20.0)).robot_spec
-    assert spec.joint_of_action == (4, 5, 6, 7, 8, 9, 0)
-    assert spec.control_hz == 20.0
-
-
-@pytest.mark.parametrize(
-    "robot", [FakeAlohaConfig(), FakeSingleArmConfig(), GymConfig(make=lambda fake: HilSerlShape(3, ("side",)))]
-)
-def test_configuration_and_environment_agree_whether_frames_come_with_the_observation(robot):
-    env = registry.make_env(robot)
-    assert env.frames_with_observation == robot.frames_with_observation == isinstance(robot, GymConfig)
-
-
-def test_frames_of_an_intervention_are_copied_only_where_they_were_not_requested():
-    env = registry.make_env(GymConfig(make=lambda fake: HilSerlShape(3, ("side",))))
-    env.reset(seed=0)
-    env.read_images()
-    given = {}
-    for tick in range(1, 5):
-        if tick == 4:  # a human acts on what steps 2 and 3 returned: one of them is requested here
-            env.read_images()
-        *_, info = env.step(np.zeros(3, np.float32))
-        given[tick] = info.get("intervene_images")
-    assert given[1] is given[2] is None
-    assert given[3]["images/side"][0, 0, 0] == 2
-    assert given[4] == {}
+def test_the_environments_scripted_human_intervenes():
+    env = registry.make_env(rail_config(make_scripted_human=RailHuman))
+    human = make_intervention("scripted", env)
+    env.reset(seed=3)
+    human.reset(3)
+    commands, _ = helped(env, human, lambda: np.zeros(1), LIMIT, every=4)
+    assert [c is not None for c in commands] == [False] * 5 + [True] * 3 + [False] + [True] * 2
+    assert make_intervention("none", env) is None
+    human.close()
 
 
 class Numbered(HilSerlShape):
@@ -601,10 +441,9 @@ class Numbered(HilSerlShape):
         return observation, {**info, "frame_numbers": {"left/side": 70}}
 
     def step(self, action):
-        observation, reward, terminated, truncated, info = super().step(action)
-        if self.t == 5:
-            return observation, reward, terminated, truncated, {**info, "frame_numbers": {"left/side": "71"}}
-        return observation, reward, terminated, truncated, {**info, "frame_numbers": {"left/side": 70 + self.t // 2}}
+        *result, info = super().step(action)
+        number = "71" if self.t == 5 else 70 + self.t // 2
+        return *result, {**info, "frame_numbers": {"left/side": number}}
 
 
 def test_frames_have_the_numbers_that_the_environment_gives():
@@ -621,21 +460,6 @@ def test_frames_have_the_numbers_that_the_environment_gives():
     unnumbered = registry.make_env(GymConfig(make=lambda fake: HilSerlShape(3, ("left/side",))))
     unnumbered.reset(seed=0)
     assert unnumbered.frame_numbers() == {}
-
-
-def test_a_factory_gets_whether_its_episodes_are_only_evaluated():
-    made = []
-
-    def make(fake_env: bool, evaluating: bool) -> gymnasium.Env:
-        made.append((fake_env, evaluating))
-        return gymnasium.make("Pendulum-v1")
-
-    config = GymConfig(make=make, max_episode_steps=200)
-    for evaluating in (False, True):
-        registry.make_env(config, evaluating=evaluating).close()
-    registry.robot_spec(config)
-    registry.make_env(GymConfig(make=lambda fake_env: gymnasium.make("Pendulum-v1"), max_episode_steps=200)).close()
-    assert made == [(False, False), (False, True), (True, False)]
 
 
 def test_an_exception_of_a_factory_names_its_file_and_line(tmp_path):

@@ -229,7 +229,7 @@ FAULTS: dict[str, Fault] = {
         "drivers",
         edited(ServedOperator, "_send", (GOES, "any_reply(self._client, op, _arguments(op, shown))"),
                any_reply=any_reply),
-        ("robots/test_served_operator_requests.py::"
+        ("robots/served/test_operator.py::"
          "test_what_the_robot_did_not_confirm_is_known_until_it_does[stop-not confirmed]",)),
     "every remembered place of the way is the same array": Fault(
         "contact", edited(Yielding, "_go_back", (

@@ -70,34 +70,21 @@ def operator(monkeypatch):
     operator.close()
 
 
-def test_a_stop_goes_first_and_drops_what_would_move_the_robot_after_it(operator):
+@pytest.mark.parametrize(
+    ("first", "then", "sent"),
+    [("hold", ("clear", "go", "proceed", "park", "hold", "stop"), ["hold", "stop"]),
+     ("clear", ("go", "park", "hold"), ["clear", "hold"]), ("stop", ("clear",), ["stop", "clear"])],
+)  # fmt: skip
+def test_what_stops_goes_first_and_drops_what_would_move_the_robot_after_it(operator, first, then, sent):
     client = Client.made[-1]
-    client.slow = "hold"
-    operator.request("hold")
-    assert wait_until(lambda: client.sent == ["hold"])
-    for op in ("clear", "go", "proceed", "park", "hold", "stop"):
+    client.slow = first
+    operator.request(first)
+    assert wait_until(lambda: client.sent == [first])
+    for op in then:
         operator.request(op)
     client.answers.set()
     assert wait_until(lambda: operator.idle)
-    assert client.sent == ["hold", "stop"]
-
-
-def test_a_hold_drops_a_motion_that_was_not_sent_yet(operator):
-    client = Client.made[-1]
-    client.slow = "clear"
-    for op in ("clear", "go", "park", "hold"):
-        operator.request(op)
-    client.answers.set()
-    assert wait_until(lambda: operator.idle)
-    assert client.sent == ["clear", "hold"]
-
-
-def test_what_is_requested_after_a_stop_follows_it(operator):
-    client = Client.made[-1]
-    for op in ("stop", "clear"):
-        operator.request(op)
-    assert wait_until(lambda: operator.idle)
-    assert client.sent == ["stop", "clear"]
+    assert client.sent == sent
 
 
 def test_a_stop_does_not_wait_for_the_state_after_another_request(operator, monkeypatch):

@@ -7,8 +7,6 @@ import dataclasses
 import json
 import logging
 import re
-import subprocess
-import sys
 import threading
 import time
 
@@ -17,7 +15,7 @@ import pytest
 import robot_served
 from actor_helpers import make_config
 from robot_limits import GRIPPERS, HIGH, HOME, LOW, J
-from robot_served import HERE, Reading, until, wait
+from robot_served import HERE, until, wait
 from robot_world import TICK
 
 from serl_chunk.actor.episode import EpisodeRunner
@@ -39,6 +37,13 @@ SPEC = RobotSpec(
 )  # fmt: skip
 
 
+STAY = HOME.astype(np.float32)
+
+
+def config_of(robot, **more):
+    return FakeAlohaConfig(server=f"{HERE}:{robot.port}", **more)
+
+
 @pytest.fixture
 def served():
     with robot_served.served() as robot:
@@ -47,22 +52,35 @@ def served():
 
 @pytest.fixture
 def operator(served):
-    with Reading(f"127.0.0.1:{served.port}", name="console", role="operator") as client:
-        yield client
+    return served.operator()
 
 
 @pytest.fixture
 def make(served):
     made = []
 
-    def make(name="actor", spec=SPEC, **more):
-        env = ServedRobot(FakeAlohaConfig(server=f"127.0.0.1:{served.port}"), spec, name=name, **more)
-        made.append(env)
-        return env
+    def make(name="actor", **changes):
+        made.append(ServedRobot(config_of(served), dataclasses.replace(SPEC, **changes), name=name))
+        return made[-1]
 
     yield make
     for env in made:
         env.close()
+
+
+@pytest.fixture
+def ready(operator, make):
+    """Makes an environment of a robot that is cleared; `ready()` begins an episode and its first tick."""
+
+    def ready(ticks=1, **changes):
+        clear(operator)
+        env = make(**changes)
+        env.reset(seed=1)
+        for _ in range(ticks):
+            env.step(STAY)
+        return env
+
+    return ready
 
 
 def clear(operator):
@@ -107,17 +125,8 @@ def test_targets_are_followed_and_the_set_point_is_what_was_executed(served, ope
     assert until(operator, "HOLD")["controller"] == ""
 
 
-@pytest.fixture
-def patient():
-    """A served robot that is not stopped where the machine stands still for a moment."""
-    with robot_served.served() as robot:
-        yield robot
-
-
-def test_a_target_beyond_a_limit_is_recorded_as_it_was_cut(served, operator, make):
-    clear(operator)
-    env = make()
-    env.reset(seed=1)
+def test_a_target_beyond_a_limit_is_recorded_as_it_was_cut(served, ready):
+    env = ready(0)
     limits, at = served.server._gate.limits, env.seen().target
     edge = at[0] + 0.05
     served.server.loop.limit(limits._replace(high=np.where(np.arange(J) == 0, edge, limits.high)))
@@ -127,10 +136,9 @@ def test_a_target_beyond_a_limit_is_recorded_as_it_was_cut(served, operator, mak
     assert info["executed_action"][0] == pytest.approx(edge, abs=1e-6)
 
 
-def test_what_an_episode_was_moved_under_is_recorded(patient, tmp_path):
-    operator = patient.ready()
-    config = make_config(actor=ActorConfig(clock="realtime"))
-    config = dataclasses.replace(config, robot=FakeAlohaConfig(server=f"{HERE}:{patient.port}"))
+def test_what_an_episode_was_moved_under_is_recorded_without_very_many_draws(served, tmp_path):
+    operator = served.ready()
+    config = dataclasses.replace(make_config(actor=ActorConfig(clock="realtime")), robot=config_of(served))
     spec = dataclasses.replace(SPEC, max_episode_steps=4)
     env = ServedRobot(config.robot, spec)
     with EpisodeWriter(tmp_path, spec) as writer:
@@ -150,9 +158,6 @@ def test_what_an_episode_was_moved_under_is_recorded(patient, tmp_path):
     result = EvalResult(mode="mean", seed_base=0, policy_version=0, tick_seconds=spec.dt, summaries=summaries)
     reported = [episode["conditions"] for episode in json.loads(json.dumps(result.to_json()))["episodes"]]
     assert reported == [json.loads(begin.conditions) for begin in begins]
-
-
-def test_very_many_draws_are_left_out_of_what_is_recorded():
     state = {"profile": "fast", "digest": "3.2"}
     many = {f"reset.step[{k}]": np.full(J, 0.123456) for k in range(300)}
     assert json.loads(_conditions(state, many)) == state
@@ -176,8 +181,8 @@ def changes(robot, seconds=0.6):
 class Session:
     """Episodes of a ServedRobot on a thread, whose ticks never stand still, and what its server got."""
 
-    def __init__(self, robot, make) -> None:
-        self.over, self.env = threading.Event(), make(robot)
+    def __init__(self, env) -> None:
+        self.over, self.env = threading.Event(), env
         self.env.stop = lambda: "the test" if self.over.is_set() else None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -206,8 +211,7 @@ def test_nothing_moves_between_an_operators_hold_or_clear_and_a_go(guarded, monk
         guarded.server, "_motions",
         lambda event, arguments, start, limits: motion(event, {"lasts": lasts[0], "by": 0.4 * lasts[0]}, start, limits),
     )  # fmt: skip
-    config = FakeAlohaConfig(server=f"{HERE}:{guarded.port}")
-    operator, session = guarded.ready(), Session(guarded, lambda robot: ServedRobot(config, SPEC, name="actor"))
+    operator, session = guarded.ready(), Session(ServedRobot(config_of(guarded), SPEC, name="actor"))
     try:
         wait(lambda: operator.next_state()["controller"])
         assert not changes(guarded), "cleared, without a go"
@@ -249,54 +253,43 @@ def test_a_reset_is_asked_for_once_and_waited_for(served, operator, make, monkey
         asked.clear()
         env.reset(seed=1)
         assert asked.count("reset") == 1
-        env.step(HOME.astype(np.float32))
+        env.step(STAY)
         assert asked.count("arm") == 1
-        assert "lost_ticks" not in env.step(HOME.astype(np.float32))[4]
+        assert "lost_ticks" not in env.step(STAY)[4]
 
 
-def test_the_time_limit_truncates_and_leaves_the_robot_standing(served, operator, make):
+def test_the_time_limit_truncates_and_leaves_the_robot_standing(operator, make):
     clear(operator)
-    env = make(spec=dataclasses.replace(SPEC, max_episode_steps=5))
+    env = make(max_episode_steps=5)
     for _ in range(2):
         env.reset(seed=1)
-        ends = [env.step(HOME.astype(np.float32))[2:4] for _ in range(5)]
+        ends = [env.step(STAY)[2:4] for _ in range(5)]
         assert ends == [(False, False)] * 4 + [(False, True)]
         until(operator, "HOLD")
 
 
-def test_a_success_that_the_robot_reports_ends_the_episode(served, operator, make, monkeypatch):
-    clear(operator)
-    env = make()
-    env.reset(seed=1)
-    env.step(HOME.astype(np.float32))
+def test_a_success_that_the_robot_reports_ends_the_episode(served, ready, monkeypatch):
+    env = ready()
     once, read = iter([(Event(reward=1.0, success=True),)]), served.arms.read
     monkeypatch.setattr(served.arms, "read", lambda: read()._replace(events=next(once, ())))
-    steps = [env.step(HOME.astype(np.float32)) for _ in range(3)]
+    steps = [env.step(STAY) for _ in range(3)]
     reported = [s for s in steps if s[4]["success"]]
     assert [(s[1], s[2], s[3]) for s in reported] == [(1.0, True, False)], "once, and not again"
 
 
-def test_a_stop_is_a_fault_and_the_next_episode_waits_for_the_operator(served, operator, make, caplog):
-    clear(operator)
-    env = make()
-    env.reset(seed=1)
-    env.step(HOME.astype(np.float32))
+def test_a_stop_is_a_fault_and_the_next_episode_waits_for_the_operator(operator, ready, caplog):
+    env = ready()
     operator.request("stop")
-    fault = ""
-    for _ in range(20):
-        _, _, terminated, truncated, info = env.step(HOME.astype(np.float32))
-        if truncated:
-            fault = info["fault"]
-            break
-    assert not terminated
-    assert "stopped by console" in fault
+    ends = next(step for step in iter(lambda: env.step(STAY), None) if step[3])
+    assert not ends[2]
+    assert "stopped by operator" in ends[4]["fault"]
     began = []
     thread = threading.Thread(target=lambda: began.append(env.reset(seed=2)))
     with caplog.at_level(logging.WARNING):
         thread.start()
         time.sleep(0.7)
     assert not began, "no episode begins until the robot may move"
-    assert "stopped by console" in caplog.text
+    assert "stopped by operator" in caplog.text
     assert "serl-chunk robot clear" in caplog.text
     clear(operator)
     thread.join(10)
@@ -310,14 +303,11 @@ def test_a_session_that_ends_does_not_wait_for_the_operator(make):
     assert observation[STATE].shape == (J,)
 
 
-def test_a_lapse_is_a_gap_after_which_the_robot_is_armed_again(served, operator, make):
-    clear(operator)
-    env = make()
-    env.reset(seed=1)
-    env.step(HOME.astype(np.float32))
+def test_a_lapse_is_a_gap_after_which_the_robot_is_armed_again(operator, ready):
+    env = ready()
     generation = operator.next_state()["generation"]
     time.sleep(0.7)  # a command is valid for 0.5 s here, and silence stops after one
-    infos = [env.step(HOME.astype(np.float32))[4] for _ in range(10)]
+    infos = [env.step(STAY)[4] for _ in range(10)]
     assert operator.next_state()["generation"] > generation
     assert any(i.get("lost_ticks") for i in infos[:3])
     assert not any("fault" in i for i in infos)
@@ -325,30 +315,24 @@ def test_a_lapse_is_a_gap_after_which_the_robot_is_armed_again(served, operator,
     until(operator, "RUN")
 
 
-def test_a_robot_that_may_not_move_for_long_ends_the_episode(served, operator, make):
-    clear(operator)
-    env = make(spec=dataclasses.replace(SPEC, max_episode_steps=500))
-    env.reset(seed=1)
-    env.step(HOME.astype(np.float32))
+def test_a_robot_that_may_not_move_for_long_ends_the_episode(operator, ready):
+    env = ready()
     began, fault = time.monotonic(), ""
     while not fault and time.monotonic() - began < 10:
         if operator.next_state()["state"] == "RUN":
             operator.request("hold")
         elif operator.next_state()["state"] == "HOLD":
             operator.request("jog", lasts=True)
-        fault = env.step(HOME.astype(np.float32))[4].get("fault", "")
+        fault = env.step(STAY)[4].get("fault", "")
     assert fault
     assert time.monotonic() - began > HELD_S
 
 
 @pytest.mark.slow
-def test_a_server_that_ends_is_a_fault(served, operator, make):
-    clear(operator)
-    env = make()
-    env.reset(seed=1)
-    env.step(HOME.astype(np.float32))
+def test_a_server_that_ends_is_a_fault(served, ready):
+    env = ready()
     served.close()
-    faults = [env.step(HOME.astype(np.float32))[4].get("fault", "") for _ in range(3)]
+    faults = [env.step(STAY)[4].get("fault", "") for _ in range(3)]
     assert any("is serl-chunk-robot serve running" in f for f in faults)
 
 
@@ -359,20 +343,17 @@ def test_a_lease_that_ended_while_nothing_was_asked_is_taken_again(served, opera
     wait(lambda: operator.next_state()["controller"] == "")
     env.reset(seed=1)
     wait(lambda: operator.next_state()["controller"] == "")
-    assert "fault" not in env.step(HOME.astype(np.float32))[4]
+    assert "fault" not in env.step(STAY)[4]
     assert operator.next_state()["controller"].startswith("actor")
 
 
 @pytest.mark.parametrize("paced", [False, True])
-def test_who_keeps_the_rate(served, operator, make, paced):
-    clear(operator)
-    env = make()
+def test_who_keeps_the_rate(ready, paced):
+    env = ready()
     env.paced = paced
-    env.reset(seed=1)
-    env.step(HOME.astype(np.float32))
     began = time.monotonic()
     for _ in range(10):
-        env.send(HOME.astype(np.float32))
+        env.send(STAY)
         env.receive()
     assert (time.monotonic() - began >= 10 * TICK) or paced
 
@@ -390,18 +371,14 @@ def test_a_second_actor_or_process_is_refused_with_the_first_ones_name(served, o
 
 @pytest.mark.parametrize(
     ("change", "word"),
-    [
-        ({"control_hz": 10.0}, "seconds of a tick"),
-        ({"state_dim": 20}, "numbers of a state"),
-        ({"grippers": (6,)}, "grippers"),
-        ({"arms": ((0, J),)}, "arms"),
-        ({"joint_of_action": (1, 0, *range(2, J))}, "joints commanded by actions"),
-        ({"action_high": tuple(HIGH + 3)}, "beyond the robot's joints"),
-    ],
-)
-def test_a_robot_that_differs_is_refused_by_field(served, make, change, word):
+    [({"control_hz": 10.0}, "seconds of a tick"), ({"state_dim": 20}, "numbers of a state"),
+     ({"grippers": (6,)}, "grippers"), ({"arms": ((0, J),)}, "arms"),
+     ({"joint_of_action": (1, 0, *range(2, J))}, "joints commanded by actions"),
+     ({"action_high": tuple(HIGH + 3)}, "beyond the robot's joints")],
+)  # fmt: skip
+def test_a_robot_that_differs_is_refused_by_field(make, change, word):
     with pytest.raises(ConfigError, match=word) as raised:
-        make(spec=dataclasses.replace(SPEC, **change))
+        make(**change)
     assert raised.value.parameter == "robot.server"
 
 
@@ -410,27 +387,20 @@ def test_limits_that_were_rounded_to_float32_are_those_of_the_robot(served, make
     rounded = {f"action_{side}": tuple(np.array(getattr(served.arms.spec(), side), np.float32).astype(float).tolist())
                for side in ("low", "high")}  # fmt: skip
     assert any(a < b for a, b in zip(rounded["action_low"], served.arms.spec().low, strict=True))
-    make(spec=dataclasses.replace(SPEC, **rounded))
+    make(**rounded)
+    make(arms=())  # one that does not tell its arms
 
 
 @pytest.mark.parametrize("measured", [tuple(range(J)), (-1,) * J])
-def test_actions_may_be_poses_of_which_the_state_is_told_or_not(served, operator, make, monkeypatch, measured):
-    unmeasured = dataclasses.replace(SPEC, joint_of_action=(-1,) * J)
+def test_actions_may_be_poses_of_which_the_state_is_told_or_not(served, make, ready, monkeypatch, measured):
     with pytest.raises(ConfigError, match="joints commanded by actions"):
-        make(spec=unmeasured)  # of joints
+        make(joint_of_action=(-1,) * J)  # of joints
     monkeypatch.setattr(served.server, "_spec", served.server._spec._replace(targets="poses"))
-    clear(operator)
-    env = make(spec=dataclasses.replace(SPEC, joint_of_action=measured))
-    env.reset(seed=1)
-    assert "fault" not in env.step(HOME.astype(np.float32))[4]
-
-
-def test_a_robot_that_does_not_tell_its_arms_is_served(make):
-    make(spec=dataclasses.replace(SPEC, arms=()))
+    assert "fault" not in ready(0, joint_of_action=measured).step(STAY)[4]
 
 
 def test_make_env_serves_by_an_override(served):
-    config = FakeAlohaConfig(server=f"127.0.0.1:{served.port}", observe_objects=False)
+    config = config_of(served, observe_objects=False)
     assert config.real
     env = make_env(config, name="desk")
     assert isinstance(env, ServedRobot)
@@ -446,7 +416,7 @@ def test_a_server_with_keys_is_driven_by_who_has_one(tmp_path):
     for more in ([], ["--add", "desk", "--operator"], ["--add", "actor"]):
         assert main(["keys", str(folder), *more]) == 0
     with robot_served.served(keys=folder) as served:
-        there = FakeAlohaConfig(server=f"{HERE}:{served.port}")
+        there = config_of(served)
         with pytest.raises(RobotError, match="no answer"):
             ServedRobot(there, SPEC)
         console = served.client("console", "operator", Keys.of_file(tmp_path / "desk.json"))
@@ -454,34 +424,22 @@ def test_a_server_with_keys_is_driven_by_who_has_one(tmp_path):
         console.request("clear")
         env = ServedRobot(dataclasses.replace(there, server_keys=str(tmp_path / "actor.json")), SPEC, name="left")
         env.reset(seed=1)
-        assert "fault" not in env.step(HOME.astype(np.float32))[4]
+        assert "fault" not in env.step(STAY)[4]
         assert console.next_state()["controller"] == "left (key actor)"
         env.close()
+    with pytest.raises(RobotError, match="is serl-chunk-robot serve running"):
+        ServedRobot(FakeAlohaConfig(server="127.0.0.1:1"), SPEC)
     with pytest.raises(ConfigError, match=r"none\.json cannot be read"):
         ServedRobot(dataclasses.replace(there, server_keys=str(tmp_path / "none.json")), SPEC)
 
 
-def test_no_server_is_said_with_what_to_do():
-    with pytest.raises(RobotError, match="is serl-chunk-robot serve running"):
-        ServedRobot(FakeAlohaConfig(server="127.0.0.1:1"), SPEC)
-
-
-def test_a_served_robot_imports_no_simulator():
-    code = (
-        "import sys; from serl_chunk.robots import registry; from serl_chunk.robots.served import robot;"
-        "from serl_chunk.config.robots import AlohaSimConfig; registry.robot_spec(AlohaSimConfig(server='here')); "
-        "assert not {'mujoco', 'gym_aloha', 'serl_chunk.robots.fake.env'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_state_of_before_the_arm_is_no_lapse(served, operator, make):
+def test_a_state_of_before_the_arm_is_no_lapse(operator, make):
     clear(operator)
     env = make()
     env.paced = True
     for _ in range(5):
         env.reset(seed=1)
-        env.send(HOME.astype(np.float32))  # begins late: the result is asked for at once
+        env.send(STAY)  # begins late: the result is asked for at once
         assert "lost_ticks" not in env.receive()[4]
 
 
