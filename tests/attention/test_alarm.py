@@ -73,17 +73,10 @@ def test_a_file_gives_the_alarm_back(tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [
-        ({"format": FORMAT + 1}, (FORMAT + 1, FORMAT)),
-        ({"fall": None}, ("fit",)),
-        ({"high": 0.0}, ("low", "high")),
-        ({"low": float("nan")}, ("finite",)),
-        ({"runs": [3]}, ("fit",)),
-        ("[1]", ("fit",)),
-        ("{", ("fit",)),
-        (None, ("no such file",)),
-    ],
-)
+    [({"format": FORMAT + 1}, (FORMAT + 1, FORMAT)), ({"fall": None}, ("fit",)), ({"high": 0.0}, ("low", "high")),
+     ({"low": float("nan")}, ("finite",)), ({"runs": [3]}, ("fit",)), ("[1]", ("fit",)), ("{", ("fit",)),
+     (None, ("no such file",))],
+)  # fmt: skip
 def test_what_is_no_alarm_is_refused(tmp_path, change, named):
     file = tmp_path / "a.json"
     ALARM.save(file)

@@ -29,22 +29,10 @@ from serl_chunk.types import ConfigError
 
 LATER = 1.1 * REPEAT
 TABLE = {  # one key -> its action; the table of the documentation
-    "space": Action.HOLD,
-    "enter": Action.GO,
-    "escape": Action.STOP,
-    "x": Action.STOP,
-    "s": Action.SUCCESS,
-    "1": Action.SUCCESS,
-    "f": Action.FAILURE,
-    "0": Action.FAILURE,
-    "backspace": Action.DISCARD,
-    "u": Action.UNDO,
-    "r": Action.RESET,
-    "g": Action.RESET_NEW,
-    "p": Action.PARK,
-    "y": Action.YES,
-    "ctrl_c": Action.END,
-}
+    "space": Action.HOLD, "enter": Action.GO, "escape": Action.STOP, "x": Action.STOP, "s": Action.SUCCESS,
+    "1": Action.SUCCESS, "f": Action.FAILURE, "0": Action.FAILURE, "backspace": Action.DISCARD, "u": Action.UNDO,
+    "r": Action.RESET, "g": Action.RESET_NEW, "p": Action.PARK, "y": Action.YES, "ctrl_c": Action.END,
+}  # fmt: skip
 TWO_KEYS = {("c", "enter"): Action.CLEAR, ("q", "q"): Action.QUIT}
 NO_KEYS = ("a", "z", "7", "[", "up", "")
 IN_ALL = {"escape", "x", "ctrl_c", "backspace", "u", "q"}
@@ -65,14 +53,13 @@ def press(*names: str, gap: float = LATER, keys: Keys | None = None) -> list[Act
     return [keys.press(name, 10.0 + i * gap) for i, name in enumerate(names)]
 
 
-@pytest.mark.parametrize(("name", "action"), TABLE.items())
-def test_each_key(name, action):
-    assert press(name) == [action]
-
-
-@pytest.mark.parametrize(("names", "action"), TWO_KEYS.items())
-def test_each_two_keys(names, action):
-    assert press(*names) == [None, action]
+@pytest.mark.parametrize(
+    ("names", "actions"),
+    [*(((name,), [action]) for name, action in TABLE.items()), *(((name,), [None]) for name in NO_KEYS),
+     *((names, [None, action]) for names, action in TWO_KEYS.items())],
+)  # fmt: skip
+def test_each_key_and_each_two_keys(names, actions):
+    assert press(*names) == actions
 
 
 def test_the_table_is_complete():
@@ -102,11 +89,6 @@ def test_no_action_and_no_key_both_stops_and_moves():
         assert not {press(first, name)[1] for first in bind_keys()} & MOVES
 
 
-@pytest.mark.parametrize("name", NO_KEYS)
-def test_other_keys_do_nothing(name):
-    assert press(name) == [None]
-
-
 @pytest.mark.parametrize("name", sorted(set(TABLE) - {"escape", "x", "space", "ctrl_c"}))
 def test_repeats_count_once(name):
     assert press(*[name] * 20, gap=0.9 * REPEAT) == [TABLE[name]] + [None] * 19
@@ -119,15 +101,12 @@ def test_each_press_that_stops_counts(name):
     assert press(name, "enter", name, gap=0.05, keys=keys)[::2] == [TABLE[name]] * 2
 
 
-def test_a_held_key_does_not_count_again_after_a_change_of_state():
+def test_a_held_key_does_not_count_again_after_a_change_of_state_and_confirms_nothing():
     keys = Keys()
     assert keys.press("enter", 0.0) is Action.GO
     for i in range(1, 50):
         keys.empty()
         assert keys.press("enter", i * 0.033) is None
-
-
-def test_held_keys_confirm_nothing():
     assert press(*["q"] * 20, gap=0.03) == [None] * 20
 
 
@@ -149,22 +128,15 @@ def test_any_other_key_cancels_and_moves_nothing(first, other):
     assert keys.press(confirm, 10.0 + 2 * LATER) not in (Action.CLEAR, Action.QUIT)
 
 
-@pytest.mark.parametrize("first", ["c", "q"])
-def test_a_change_of_state_cancels(first):
+@pytest.mark.parametrize(("first", "action", "second"), [("c", Action.CLEAR, "Enter"), ("q", Action.QUIT, "q")])
+def test_a_first_key_shows_its_second_one_until_the_state_changes(first, action, second):
     keys = Keys()
     keys.press(first, 0.0)
-    assert keys.begun(0.1) is not None
-    keys.empty()
-    assert keys.begun(0.1) is None
-
-
-def test_a_first_key_shows_its_second_one():
-    keys = Keys()
-    keys.press("c", 0.0)
-    assert keys.begun(1.0) is Action.CLEAR
+    assert keys.begun(1.0) is action
     assert keys.begun(SECOND_STEP) is None
-    assert "Enter" in second_key(Action.CLEAR, keys.bindings)
-    assert "q" in second_key(Action.QUIT, keys.bindings)
+    assert second in second_key(action, keys.bindings)
+    keys.empty()
+    assert keys.begun(1.0) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from([*TABLE, "c", "q", "z"]), st.floats(0.0, 4.0))))
@@ -187,48 +159,29 @@ def test_keys_can_be_changed():
     assert keys.press("ctrl_c", 50.0) is Action.END
 
 
+NO_KEYS_CHANGES = [
+    ({"sucess": "s"}, "sucess"), ({"end": "e"}, "end"), ({"success": "S"}, "S"), ({"success": "up"}, "up"),
+    ({"success": ("",)}, "''"), ({"success": "é"}, "é"), ({"undo": "ctrl_c"}, "ctrl_c"), ({"success": "f"}, "'f'"),
+    ({"success": "k k"}, "'k'"), ({"hold": "enter"}, "'enter'"), ({"stop": ""}, "stop"), ({"hold": ()}, "hold"),
+    ({"go": ""}, "go"), ({"stop": "escape"}, "Esc"),
+]  # fmt: skip
+NO_GESTURES = [
+    ({"clear": "pedal_middle", "go": ""}, "pedal_middle"), ({"clear": "mouse_long", "go": ""}, "mouse_long"),
+    ({"success": "pedal_up"}, "pedal_up"), ({"success": "s"}, "'s'"), ({"success": "pedal_left"}, "'pedal_left'"),
+    ({"stop": "", "go": "pedal_left_long"}, "pedal_left"),
+    ({"go": "pedal_right", "success": "", "failure": "", "stop": "pedal_right_long"}, "pedal_right"),
+    ({"unknown": "pedal_right"}, "unknown"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("changes", "value"),
-    [
-        ({"sucess": "s"}, "sucess"),
-        ({"end": "e"}, "end"),
-        ({"success": "S"}, "S"),
-        ({"success": "up"}, "up"),
-        ({"success": ("",)}, "''"),
-        ({"success": "é"}, "é"),
-        ({"undo": "ctrl_c"}, "ctrl_c"),
-        ({"success": "f"}, "'f'"),
-        ({"success": "k k"}, "'k'"),
-        ({"hold": "enter"}, "'enter'"),
-        ({"stop": ""}, "stop"),
-        ({"hold": ()}, "hold"),
-        ({"go": ""}, "go"),
-        ({"stop": "escape"}, "Esc"),
-    ],
+    ("bind", "changes", "value"),
+    [*((bind_keys, *row) for row in NO_KEYS_CHANGES), *((bind_gestures, *row) for row in NO_GESTURES)],
 )
-def test_keys_that_cannot_be(changes, value):
+def test_keys_and_gestures_that_cannot_be(bind, changes, value):
     with pytest.raises(ConfigError, match=value) as caught:
-        bind_keys(changes, parameter="console.keys")
+        bind(changes, parameter="console.keys")
     assert caught.value.parameter == "console.keys"
-
-
-@pytest.mark.parametrize(
-    ("changes", "value"),
-    [
-        ({"clear": "pedal_middle", "go": ""}, "pedal_middle"),
-        ({"clear": "mouse_long", "go": ""}, "mouse_long"),
-        ({"success": "pedal_up"}, "pedal_up"),
-        ({"success": "s"}, "'s'"),
-        ({"success": "pedal_left"}, "'pedal_left'"),
-        ({"stop": "", "go": "pedal_left_long"}, "pedal_left"),
-        ({"go": "pedal_right", "success": "", "failure": "", "stop": "pedal_right_long"}, "pedal_right"),
-        ({"unknown": "pedal_right"}, "unknown"),
-    ],
-)
-def test_gestures_that_cannot_be(changes, value):
-    with pytest.raises(ConfigError, match=value) as caught:
-        bind_gestures(changes, parameter="console.gestures")
-    assert caught.value.parameter == "console.gestures"
 
 
 def test_help_shows_all_and_fits_a_terminal():

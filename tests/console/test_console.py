@@ -90,7 +90,7 @@ def test_a_sequence_is_a_stop_at_worst(pty, console):
     assert set(actions) <= {Action.UNDO, Action.STOP}
 
 
-def test_after_a_change_of_state_only_stops_of_a_call_are_left(pty, console):
+def test_a_change_of_state_leaves_of_what_was_typed_stops_alone(pty, console):
     pty.type(b"f\rsx ")
     assert wait_until(lambda: len(console.terminal._keys) == 5)
     found = []
@@ -99,28 +99,16 @@ def test_after_a_change_of_state_only_stops_of_a_call_are_left(pty, console):
         console.empty()
     assert found == [Action.FAILURE, Action.STOP, Action.HOLD]
     assert list(console.actions()) == []
-
-
-def test_what_is_typed_ahead_moves_nothing(pty, console):
-    pty.type(b"\rc\r")
-    assert wait_until(lambda: len(console.terminal._keys) == 3)
-    console.empty()
-    pty.type(b"u")
-    assert next_actions(console) == [Action.UNDO]
-
-
-def test_a_stop_typed_before_a_change_of_state_still_stops(pty, console):
-    pty.type(b"\rx")
-    assert wait_until(lambda: len(console.terminal._keys) == 2)
+    pty.type(b"\rc\rx")
+    assert wait_until(lambda: len(console.terminal._keys) == 4)
     console.empty()
     assert next_actions(console) == [Action.STOP]
-
-
-def test_a_first_key_is_forgotten_at_a_change_of_state(pty, console):
     pty.type(b"q")
     assert wait_until(lambda: list(console.actions()) or console._keys.begun(console._clock()))
     console.empty()
     assert console._keys.begun(console._clock()) is None
+    pty.type(b"u")
+    assert next_actions(console) == [Action.UNDO]
 
 
 def test_the_state_and_the_lines_are_shown_and_a_stop_rings(pty, console):

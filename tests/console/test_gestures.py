@@ -44,7 +44,7 @@ class Devices:
         return self.gestures.update(events, buttons=self.buttons, grippers=self.grippers)
 
 
-def test_pedal_left_holds_at_once_and_stops_when_it_is_kept():
+def test_pedals_left_and_middle_count_at_once_and_those_that_are_kept_have_another_meaning():
     devices = Devices()
     assert devices.run(0, ("left", True)) == [Action.HOLD]
     assert devices.run(0.9 * LONG) == []
@@ -52,20 +52,13 @@ def test_pedal_left_holds_at_once_and_stops_when_it_is_kept():
     assert devices.run(2 * LONG, ("left", False)) == []
     assert devices.run(0.5 * LONG, ("left", True)) == [Action.HOLD]
     assert devices.run(2 * LONG, ("left", False)) == []
-
-
-def test_pedal_middle_goes_on_at_once_and_once():
-    devices = Devices()
     assert devices.run(3 * LONG, ("middle", True)) == [Action.GO]
     assert devices.run(LONG, ("middle", False)) == []
-
-
-def test_pedal_right_is_a_success_or_kept_a_failure():
-    devices = Devices()
     assert devices.run(0.5 * LONG, ("right", True)) == []
     assert devices.run(2 * LONG, ("right", False)) == [Action.SUCCESS]
     assert devices.run(1.1 * LONG, ("right", True)) == [Action.FAILURE]
     assert devices.run(LONG, ("right", False)) == []
+    assert devices.run(2 * LONG, ("fourth", True), ("fourth", False)) == []
 
 
 def test_a_late_tick_takes_the_times_of_the_events():
@@ -96,17 +89,14 @@ def test_buttons_and_grippers_go_on_once_after_their_time(gesture):
     assert devices.run(1.1 * LONG) == [Action.GO]
 
 
-@pytest.mark.parametrize("value", [(True, False), (False, True), (True,), ()])
-def test_one_button_is_no_gesture(value):
+@pytest.mark.parametrize(
+    ("gesture", "value"),
+    [*(("buttons", v) for v in ((True, False), (False, True), (True,), ())),
+     *(("grippers", v) for v in ((0.0, 0.9), (0.2, 0.0), ()))],
+)  # fmt: skip
+def test_one_button_or_gripper_is_no_gesture_of_two(gesture, value):
     devices = Devices()
-    devices.buttons = value
-    assert devices.run(3 * LONG) == []
-
-
-@pytest.mark.parametrize("value", [(0.0, 0.9), (0.2, 0.0), ()])
-def test_one_gripper_is_no_gesture_of_two(value):
-    devices = Devices()
-    devices.grippers = value
+    setattr(devices, gesture, value)
     assert devices.run(3 * LONG) == []
 
 
@@ -155,10 +145,6 @@ def test_gestures_can_be_changed():
     assert devices.run(2 * LONG) == []
     devices.buttons = (True, True)
     assert devices.run(2 * LONG) == [Action.GO]
-
-
-def test_unknown_pedals_do_nothing():
-    assert Devices().run(2 * LONG, ("fourth", True), ("fourth", False)) == []
 
 
 FEET = st.tuples(st.sampled_from(["left", "middle", "right"]), st.booleans(), st.floats(0.0, 1.5))

@@ -130,16 +130,6 @@ def test_a_paste_is_dropped_whole(content, data):
     assert decode([(0.0, stream), (0.0, b"s")]) == ["s"]
 
 
-@pytest.mark.parametrize(("data", "name"), KEYS.items())
-def test_each_key_has_a_name(data, name):
-    assert decode([(0.0, data)]) == [name]
-
-
-@pytest.mark.parametrize("byte", [0x00, 0x09, 0x11, 0x13, 0x1A, 0x1C])  # Ctrl-Q, Ctrl-S, Ctrl-Z, Ctrl-\ among them
-def test_other_controls_are_no_keys(byte):
-    assert decode([(0.0, bytes([byte]))]) == []
-
-
 def test_a_lone_escape_is_a_key_after_its_time():
     decoder = Decoder()
     assert decoder.feed(b"\x1b", 10.0) == []
@@ -150,30 +140,28 @@ def test_a_lone_escape_is_a_key_after_its_time():
     assert decoder.poll(10.04) == []
 
 
-def test_a_held_escape_stops_once_each_time_that_it_is_alone():
-    assert decode([(0.0, b"\x1b"), (0.5, b"\x1b"), (0.033, b"\x1b")]) == ["escape"] * 3
-    assert decode([(0.0, b"\x1b\x1b\x1b")]) == ["escape"]
+UNFINISHED = (b"\x1b[", b"\x1b[1;5", b"\x1bO", b"\x1b]0;ti", b"\x1bP", b"\x1b[M ", b"\x1b(", b"\x1b[M", b"\x1b]0;title")
+ENDED = set(UNFINISHED) - {b"\x1b(", b"\x1b[M "}
+TIMED = [
+    *(([(0.0, data)], [name]) for data, name in KEYS.items()),
+    ([(0.0, b"X")], ["x"]),  # caps lock
+    *(([(0.0, bytes([byte]))], []) for byte in (0x00, 0x09, 0x11, 0x13, 0x1A, 0x1C)),  # Ctrl-Q, -S, -Z, -\\ among them
+    ([(0.0, b"\x1b"), (0.5, b"\x1b"), (0.033, b"\x1b")], ["escape"] * 3),
+    ([(0.0, b"\x1b\x1b\x1b")], ["escape"]),
+    ([(0.0, b"\x1b"), (SPLIT, b"s")], ["escape"]),
+    ([(0.0, b"\x1b"), (PAUSE, b"s")], ["escape", "s"]),
+    *(([(0.0, begun), (PAUSE, b"x")], ["x"]) for begun in UNFINISHED),
+    *(([(0.0, begun), (0.0, b"\x03")], ["ctrl_c"]) for begun in ENDED),
+    *(([(0.0, begun), (0.0, b"\x1b")], ["escape"]) for begun in ENDED),
+    # A paste without end hides keys for its silence, but never Esc.
+    ([(0.0, PASTE + b"s"), (0.5 * PASTE_SILENCE, b"x"), (PASTE_SILENCE, b"x")], ["x"]),
+    ([(0.0, PASTE + b"s"), (SILENCE, b"\x1b")], ["escape"]),
+]
 
 
-def test_what_follows_a_lone_escape_at_once_is_dropped_and_later_is_a_key():
-    assert decode([(0.0, b"\x1b"), (SPLIT, b"s")]) == ["escape"]
-    assert decode([(0.0, b"\x1b"), (PAUSE, b"s")]) == ["escape", "s"]
-
-
-@pytest.mark.parametrize("begun", [b"\x1b[", b"\x1b[1;5", b"\x1bO", b"\x1b]0;ti", b"\x1bP", b"\x1b[M ", b"\x1b("])
-def test_an_unfinished_sequence_hides_no_later_key(begun):
-    assert decode([(0.0, begun), (PAUSE, b"x")]) == ["x"]
-
-
-@pytest.mark.parametrize("begun", [b"\x1b[", b"\x1b]0;title", b"\x1bP", b"\x1b[M", b"\x1bO"])
-def test_ctrl_c_and_escape_end_an_unfinished_sequence(begun):
-    assert decode([(0.0, begun), (0.0, b"\x03")]) == ["ctrl_c"]
-    assert decode([(0.0, begun), (0.0, b"\x1b")]) == ["escape"]
-
-
-def test_a_paste_without_end_hides_keys_for_its_silence_but_never_escape():
-    assert decode([(0.0, PASTE + b"s"), (0.5 * PASTE_SILENCE, b"x"), (PASTE_SILENCE, b"x")]) == ["x"]
-    assert decode([(0.0, PASTE + b"s"), (SILENCE, b"\x1b")]) == ["escape"]
+@pytest.mark.parametrize(("pieces", "keys"), TIMED)
+def test_each_key_has_a_name_and_what_was_begun_hides_none_for_long(pieces, keys):
+    assert decode(pieces) == keys
 
 
 def test_reset_forgets_what_was_begun():
@@ -182,7 +170,3 @@ def test_reset_forgets_what_was_begun():
     decoder.reset()
     assert decoder.poll(1.0) == []
     assert decoder.feed(b"s", 1.0) == ["s"]
-
-
-def test_caps_lock_hides_no_key():
-    assert decode([(0.0, b"X")]) == ["x"]

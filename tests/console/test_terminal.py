@@ -141,10 +141,7 @@ def test_keys_come_with_their_times(pty, terminal):
     assert key.name == "f"
     assert before <= key.stamp <= time.monotonic()
     assert terminal.read() == []
-
-
-def test_a_lone_escape_needs_no_further_byte(pty, terminal):
-    pty.type(b"\x1b[A\x1b")
+    pty.type(b"\x1b[A\x1b")  # a lone Esc needs no further byte
     assert names(terminal, 1) == ["escape"]
 
 
@@ -158,24 +155,20 @@ def test_what_is_typed_ahead_is_dropped_but_for_stops(pty, terminal):
     assert terminal.read() == []
 
 
-def test_what_was_typed_before_the_start_is_dropped(pty):
-    attributes = pty.attributes()
-    attributes[3] &= ~termios.ICANON
-    termios.tcsetattr(pty.slave, termios.TCSANOW, attributes)
+def test_what_was_typed_before_the_start_is_dropped_and_what_is_typed_at_the_end_reaches_no_shell(pty):
+    def without_lines() -> None:
+        attributes = pty.attributes()
+        attributes[3] &= ~termios.ICANON
+        attributes[6][termios.VMIN] = attributes[6][termios.VTIME] = 0
+        termios.tcsetattr(pty.slave, termios.TCSANOW, attributes)
+
+    without_lines()
     pty.type(b"\rs")
     with Terminal(pty.slave, pty.slave) as terminal:
         pty.type(b"u")
         assert names(terminal, 1) == ["u"]
-
-
-def test_what_is_typed_at_the_end_reaches_no_shell(pty):
-    terminal = Terminal(pty.slave, pty.slave)
-    pty.type(b"rm -r\n")
-    terminal.close()
-    attributes = pty.attributes()
-    attributes[3] &= ~termios.ICANON
-    attributes[6][termios.VMIN] = attributes[6][termios.VTIME] = 0
-    termios.tcsetattr(pty.slave, termios.TCSANOW, attributes)
+        pty.type(b"rm -r\n")
+    without_lines()
     assert os.read(pty.slave, 100) == b""
 
 

@@ -161,12 +161,9 @@ def test_a_pedal_that_is_lost_is_named_in_time_and_its_process_may_be_another_on
 
 @pytest.mark.parametrize(
     ("pedals", "name", "named"),
-    [
-        (SIDES, "feet", ("'feet'", "foot", "[[device]]")),
-        ((), "foot", ("foot at", "none", 'driver = "pedal"')),
-        (("left", "rihgt"), "foot", ("left, rihgt", "middle")),
-    ],
-)
+    [(SIDES, "feet", ("'feet'", "foot", "[[device]]")), ((), "foot", ("foot at", "none", 'driver = "pedal"')),
+     (("left", "rihgt"), "foot", ("left, rihgt", "middle"))],
+)  # fmt: skip
 def test_a_name_without_a_table_and_a_device_that_is_no_pedal_are_refused(stack, pedals, name, named):
     cell = Cell(stack, pedals)
     config = dataclasses.replace(

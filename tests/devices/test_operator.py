@@ -147,11 +147,8 @@ class Joints(LineEnv):
 
 @pytest.mark.parametrize(
     ("env", "device", "named"),
-    [
-        (Pusher, {}, ("actor.intervention", "odd", 4)),
-        (Joints, {}, ("actor.intervention", "kinematics", "line")),
-    ],
-)
+    [(Pusher, {}, ("actor.intervention", "odd", 4)), (Joints, {}, ("actor.intervention", "kinematics", "line"))],
+)  # fmt: skip
 def test_a_robot_that_the_device_cannot_move_is_refused(env, device, named, mice):
     config = experiment(GymConfig(make=lambda fake_env: env()), **device)
     with pytest.raises(ConfigError, match=naming(*named)):
@@ -274,15 +271,10 @@ def test_a_file_that_describes_no_gello_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("values", "parameter"),
-    [
-        ({"scale": (1.0, 1.0)}, "device.scale"),
-        ({"scale": (0.0,) * 6}, "device.scale"),
-        ({"end": 0.2}, "device.end"),
-        ({"paths": ("/dev/a", "/dev/a")}, "device.paths"),
-        ({"dead_man": 1, "switch_button": 1}, "device.dead_man"),
-        ({"frame": "world"}, "device.frame"),
-    ],
-)
+    [({"scale": (1.0, 1.0)}, "device.scale"), ({"scale": (0.0,) * 6}, "device.scale"), ({"end": 0.2}, "device.end"),
+     ({"paths": ("/dev/a", "/dev/a")}, "device.paths"), ({"dead_man": 1, "switch_button": 1}, "device.dead_man"),
+     ({"frame": "world"}, "device.frame")],
+)  # fmt: skip
 def test_settings_that_are_refused(values, parameter):
     with pytest.raises(ConfigError) as refused:
         DeviceConfig(**values)

@@ -70,16 +70,13 @@ def test_an_empty_recording_is_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "named"),
-    [
-        ({"tick": np.array([3, 3, 0])}, ("tick", "episode")),
-        ({"tick": np.array([3, -1, 0])}, ("episodes", "ticks", 0)),
-        ({"tick": np.array([3.0, 4.0, 0.0])}, ("tick", "int[N]", "float64[3]")),
-        ({"idle": np.array([0, 1, 0])}, ("idle", "bool[N]", "int64[3]")),
-        ({"idle": np.array([False, True])}, ("tick", 3, "idle", 2)),
-        ({"action": np.zeros(3, np.float32)}, ("action", "float32[N, A]", "float32[3]")),
-        ({"action": np.full((3, 2), np.inf, np.float32)}, ("action", 0)),
-    ],
-)
+    [({"tick": np.array([3, 3, 0])}, ("tick", "episode")), ({"tick": np.array([3, -1, 0])}, ("episodes", "ticks", 0)),
+     ({"tick": np.array([3.0, 4.0, 0.0])}, ("tick", "int[N]", "float64[3]")),
+     ({"idle": np.array([0, 1, 0])}, ("idle", "bool[N]", "int64[3]")),
+     ({"idle": np.array([False, True])}, ("tick", 3, "idle", 2)),
+     ({"action": np.zeros(3, np.float32)}, ("action", "float32[N, A]", "float32[3]")),
+     ({"action": np.full((3, 2), np.inf, np.float32)}, ("action", 0))],
+)  # fmt: skip
 def test_bad_columns_are_refused_when_written_and_when_read(tmp_path, changes, named):
     path = tmp_path / "p.npz"
     with pytest.raises(DataError, match=naming("p.npz", *named)):

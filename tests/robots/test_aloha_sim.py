@@ -203,7 +203,8 @@ class TestSimulation:
         try:
             expected = env.read_images()["images/top"].astype(int)
         except ConfigError as error:
-            assert "OpenGL" in str(error)
+            if "OpenGL" not in str(error):
+                raise
             pytest.skip(f"no rendering here: {error}")
         assert ((expected[..., 0] > 150) & (expected[..., 1] < 80)).any(), "the cube, or the peg"
         camera = AlohaSimCamera("top", config.env_name, size=48)

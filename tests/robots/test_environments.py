@@ -134,7 +134,8 @@ def test_frames_are_of_the_moment_and_come_on_request_or_always(case, env):
     try:
         frames = env.read_images()
     except ConfigError as error:
-        assert "OpenGL" in str(error)
+        if "OpenGL" not in str(error):
+            raise
         pytest.skip(f"no rendering here: {error}")
     spec = env.robot_spec
     assert {k: (v.shape, v.dtype) for k, v in frames.items()} == {

@@ -155,7 +155,8 @@ class TestHilSerl:
 
     @pytest.mark.parametrize(
         ("tick", "info", "end"),
-        [(LIMIT, {}, (False, True)), (LIMIT, {"succeed": True}, (True, False)), (LIMIT, {"failure": True}, (True, False)),
+        [(LIMIT, {}, (False, True)), (LIMIT, {"succeed": True}, (True, False)),
+         (LIMIT, {"failure": True}, (True, False)),
          (LIMIT, {"failure": True, "goes on": True}, (True, False)), (3, {"failure": True}, (True, False)),
          (2, {"esc": True}, (True, False)), (2, {"rerecord_episode": True, "esc": True}, (False, True))],
     )  # fmt: skip

@@ -112,7 +112,8 @@ class TestWithRobosuite:
         try:
             before = env.read_images()["images/agentview"]
         except ConfigError as error:
-            assert "OpenGL" in str(error)
+            if "OpenGL" not in str(error):
+                raise
             pytest.skip(f"no rendering here: {error}")
         assert (before.shape, before.dtype) == ((32, 32, 3), np.uint8)
         env.reset(seed=1)  # another model

@@ -37,37 +37,39 @@ def held():
     return Held()
 
 
-def test_what_gathers_meanwhile_is_one_batch_padded_with_its_first(held):
+@pytest.fixture
+def batches(held):
+    """A thread that makes batches of four at most, and has begun with 1 alone."""
     batches = BatchThread(held, 4)
-    first = batches.submit(1)
+    batches.first = batches.submit(1)
     assert held.begun.wait(10)
+    yield batches
+    batches.close()
+
+
+def test_what_gathers_meanwhile_is_one_batch_padded_with_its_first(held, batches):
     others = [batches.submit(i) for i in (2, 3, 4)]
     held.go.set()
-    assert [f.result(10) for f in (first, *others)] == [2, 4, 6, 8]
+    assert [f.result(10) for f in (batches.first, *others)] == [2, 4, 6, 8]
     assert held.batches == [[1], [2, 3, 4, 2]]
     assert {n: count for n, count in batches.counts.items() if count} == {1: 1, 3: 1}
-    batches.close()
 
 
-def test_no_batch_is_larger_than_the_largest(held):
-    batches = BatchThread(held, 2)
-    futures = [batches.submit(i) for i in range(5)]
+def test_no_batch_is_larger_than_the_largest(held, batches):
+    futures = [batches.submit(i) for i in range(9)]
     held.go.set()
-    assert [f.result(10) for f in futures] == [0, 2, 4, 6, 8]
-    assert max(map(len, held.batches)) <= 2
-    batches.close()
+    assert [f.result(10) for f in futures] == list(range(0, 18, 2))
+    assert max(map(len, held.batches)) == 4
 
 
-def test_an_error_of_one_is_of_that_one_alone(held):
-    batches = BatchThread(held, 4)
-    first = batches.submit(1)
-    assert held.begun.wait(10)
-    bad, good = batches.submit(-1), batches.submit(5)
+def test_an_error_of_one_is_of_that_one_alone_and_a_client_that_left_costs_nothing(held, batches):
+    gone, bad, good = (batches.submit(i) for i in (7, -1, 5))
+    assert gone.cancel()
     held.go.set()
-    assert (first.result(10), good.result(10)) == (2, 10)
+    assert (batches.first.result(10), good.result(10)) == (2, 10)
     with pytest.raises(SerlChunkError, match="none"):
         bad.result(10)
-    batches.close()
+    assert held.batches == [[1], [-1, 5]]
 
 
 def test_a_batch_that_fails_ends_no_other(held):
@@ -76,18 +78,6 @@ def test_a_batch_that_fails_ends_no_other(held):
     with pytest.raises(ZeroDivisionError):
         batches.submit(-2).result(10)
     assert batches.submit(3).result(10) == 6
-    batches.close()
-
-
-def test_a_client_that_left_costs_nothing(held):
-    batches = BatchThread(held, 4)
-    first = batches.submit(1)
-    assert held.begun.wait(10)
-    gone, there = batches.submit(7), batches.submit(3)
-    assert gone.cancel()
-    held.go.set()
-    assert (first.result(10), there.result(10)) == (2, 6)
-    assert held.batches == [[1], [3]]
     batches.close()
 
 

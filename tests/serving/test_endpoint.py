@@ -35,11 +35,6 @@ def test_other_addresses_are_refused(text):
         Address.parse(text, "actor.policy")
 
 
-def test_a_key_is_the_only_line_of_a_file(tmp_path):
-    (tmp_path / "key").write_text("k" * 16 + "\n")
-    assert read_key(str(tmp_path / "key"), "api_key") == "k" * 16
-
-
 @pytest.mark.parametrize("text", [b"", b"short", b"a key with spaces", b"k" * 20 + b"\n" + b"m" * 20, b"\xff" * 20])
 def test_other_files_are_no_keys_and_stay_secret(tmp_path, text):
     (tmp_path / "key").write_bytes(text)
@@ -48,18 +43,15 @@ def test_other_files_are_no_keys_and_stay_secret(tmp_path, text):
     assert "kkkk" not in str(error.value)
 
 
-def test_an_absent_key_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=naming("api_key", tmp_path / "absent")):
-        read_key(str(tmp_path / "absent"), "api_key")
-
-
 def test_a_clients_key_comes_from_the_setting_or_the_environment(tmp_path, monkeypatch):
     monkeypatch.delenv(endpoint.KEY_VARIABLE, raising=False)
     assert client_key("", "actor.policy_key") == ""
-    (tmp_path / "a").write_text("a" * 20)
+    with pytest.raises(ConfigError, match=naming("actor.policy_key", tmp_path / "absent")):
+        client_key(str(tmp_path / "absent"), "actor.policy_key")
+    (tmp_path / "a").write_text("a" * 16 + "\n")
     (tmp_path / "b").write_text("b" * 20)
     monkeypatch.setenv(endpoint.KEY_VARIABLE, str(tmp_path / "a"))
-    assert client_key("", "actor.policy_key") == "a" * 20
+    assert client_key("", "actor.policy_key") == "a" * 16
     assert client_key(str(tmp_path / "b"), "actor.policy_key") == "b" * 20
     monkeypatch.setenv(endpoint.KEY_VARIABLE, str(tmp_path / "absent"))
     with pytest.raises(ConfigError, match=naming(endpoint.KEY_VARIABLE)):

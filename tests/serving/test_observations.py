@@ -57,23 +57,17 @@ def test_frames_may_have_the_agents_size():
 
 @pytest.mark.parametrize(
     ("changes", "named"),
-    [
-        ({"state": np.zeros(4)}, ("state", 4, 3)),
-        ({"state": np.zeros((1, 3))}, ("state", "float64[1, 3]")),
-        ({"state": np.array([0, np.nan, 0])}, ("state[1]", "nan")),
-        ({"state": np.array([0, 1e300, 0])}, ("state[1]", "inf")),
-        ({"state": "abc"}, ("state",)),
-        ({"state": [1, "a", 2]}, ("state",)),
-        ({"state": [[1], 2, 3]}, ("state",)),
-        ({"state": np.zeros(3, bool)}, ("state", "bool[3]")),
-        ({"images": {"front": FRONT}}, ("images.wrist", "images.front", "front, wrist")),
-        ({"images": "none"}, ("images.front", "state, images, prompt")),
-        ({"images": {"front": FRONT[:4], "wrist": WRIST}}, ("images.front", "uint8[4, 10, 3]", "uint8[3, 8, 10]")),
-        ({"images": {"front": FRONT / 255, "wrist": WRIST}}, ("images.front", "float64[8, 10, 3]")),
-        ({"images": {"front": FRONT, "wrist": [1, 2]}}, ("images.wrist", "list")),
-        ({"prompt": 3}, ("prompt", "int")),
-    ],
-)
+    [({"state": np.zeros(4)}, ("state", 4, 3)), ({"state": np.zeros((1, 3))}, ("state", "float64[1, 3]")),
+     ({"state": np.array([0, np.nan, 0])}, ("state[1]", "nan")),
+     ({"state": np.array([0, 1e300, 0])}, ("state[1]", "inf")), ({"state": "abc"}, ("state",)),
+     ({"state": [1, "a", 2]}, ("state",)), ({"state": [[1], 2, 3]}, ("state",)),
+     ({"state": np.zeros(3, bool)}, ("state", "bool[3]")),
+     ({"images": {"front": FRONT}}, ("images.wrist", "images.front", "front, wrist")),
+     ({"images": "none"}, ("images.front", "state, images, prompt")),
+     ({"images": {"front": FRONT[:4], "wrist": WRIST}}, ("images.front", "uint8[4, 10, 3]", "uint8[3, 8, 10]")),
+     ({"images": {"front": FRONT / 255, "wrist": WRIST}}, ("images.front", "float64[8, 10, 3]")),
+     ({"images": {"front": FRONT, "wrist": [1, 2]}}, ("images.wrist", "list")), ({"prompt": 3}, ("prompt", "int"))],
+)  # fmt: skip
 def test_bad_values_are_named_with_what_is_valid(changes, named):
     with pytest.raises(WireError, match=naming(*named)):
         READER.read(request() | changes)
