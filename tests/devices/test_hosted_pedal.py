@@ -81,13 +81,21 @@ def events_of(pedal: RemotePedal, count: int) -> list[tuple[str, bool]]:
     return [(event.name, event.pressed) for event in found]
 
 
-def test_no_event_is_lost_or_comes_twice_where_readings_are_lost(cell, pedal):
+def test_no_event_is_lost_or_comes_twice_where_readings_are_lost(cell, pedal, stack):
     """The newest reading wins at a client, so that most of these are never seen."""
     pressed = [(SIDES[k % 3], k % 2 == 0) for k in range(90)]
     for name, down in pressed:
         cell.foot.press(name, down)
         time.sleep(0.004)
     assert events_of(pedal, 90) == pressed
+    cell.foot.press("middle")
+    time.sleep(0.05)
+    later = open_pedal(cell.config, "foot")
+    stack.callback(later.close)
+    time.sleep(0.1)
+    assert later.keys() == [], "what was pressed before it was opened"
+    cell.foot.press("middle", False)
+    assert events_of(later, 1) == [("middle", False)]
 
 
 def test_a_pedal_holds_in_time_and_its_long_press_stops(cell, pedal):
@@ -113,17 +121,6 @@ def test_a_pedal_holds_in_time_and_its_long_press_stops(cell, pedal):
     cell.foot.press("right", False)
     look(0.2)
     assert [action for action, _ in actions[2:]] == [Action.SUCCESS]
-
-
-def test_what_was_pressed_before_the_pedal_was_opened_does_not_count(cell, stack):
-    cell.foot.press("middle")
-    time.sleep(0.05)
-    pedal = open_pedal(cell.config, "foot")
-    stack.callback(pedal.close)
-    time.sleep(0.1)
-    assert pedal.keys() == []
-    cell.foot.press("middle", False)
-    assert events_of(pedal, 1) == [("middle", False)]
 
 
 def test_a_press_of_before_a_change_of_state_that_comes_after_it_counts_for_stops_alone(cell, pedal):
@@ -173,9 +170,6 @@ def test_a_name_without_a_table_and_a_device_that_is_no_pedal_are_refused(stack,
     with pytest.raises(ConfigError, match=naming(*named)) as refused:
         stack.enter_context(console)
     assert refused.value.parameter == "operator.pedal"
-
-
-def test_a_robot_without_a_server_is_refused():
     with pytest.raises(ConfigError, match=naming("HOST")) as refused:
         open_pedal(FakeAlohaConfig(), "foot")
     assert refused.value.parameter == "robot.server"

@@ -80,8 +80,10 @@ def test_a_drive_is_requested_again_and_again_and_ended_once_hands_had_time_to_t
     times = np.array([at for at, _, _ in desk.requests])
     assert np.diff(times).max() < 1.5 * AGAIN_S < RENEWED
     assert "\a" not in caplog.text
+    assert desk.drives.remarks()[0][1] == "keep your hands off it"
     desk.phase("keeps", "keeps")
     assert desk.poll(KEEPS_S - 0.1)
+    assert "take hold" in desk.drives.remarks()[0][1]
     assert "Take hold of them" in caplog.text
     assert not desk.ended()
     assert desk.poll(0.2)
@@ -91,16 +93,11 @@ def test_a_drive_is_requested_again_and_again_and_ended_once_hands_had_time_to_t
     assert desk.drives.failed == ""
 
 
-def test_leaders_at_their_arms_are_there_at_once_and_nothing_rings(desk, caplog):
+def test_leaders_at_their_arms_are_there_at_once_and_what_an_earlier_drive_came_to_does_not_count(desk, caplog):
     desk.phase("there", "there")
     assert not desk.poll()
     assert desk.drives.failed == ""
     assert "\a" not in caplog.text
-
-
-def test_what_an_earlier_drive_came_to_does_not_count(desk):
-    desk.phase("there", "there")
-    assert not desk.poll()
     desk.drives.begin()
     assert desk.poll()
     desk.phase("failed", "failed", number=desk.requests[0][1])
@@ -143,13 +140,6 @@ def test_a_cancelled_drive_ends_also_where_no_server_answers(desk):
     assert desk.ended()
     desk.refuses = "no answer"
     desk.drives.cancel()
-
-
-def test_what_the_operator_does_is_shown(desk):
-    assert desk.drives.remarks()[0][1] == "keep your hands off it"
-    desk.phase("keeps", "keeps")
-    desk.poll()
-    assert "take hold" in desk.drives.remarks()[0][1]
 
 
 def test_an_actor_drives_the_leader_of_a_served_robot_and_a_stop_takes_its_torque(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import fake_hid
@@ -145,26 +144,6 @@ class Joints(LineEnv):
     """Two joints, whose kinematics are not known."""
 
 
-@pytest.mark.parametrize(
-    ("env", "device", "named"),
-    [(Pusher, {}, ("actor.intervention", "odd", 4)), (Joints, {}, ("actor.intervention", "kinematics", "line"))],
-)  # fmt: skip
-def test_a_robot_that_the_device_cannot_move_is_refused(env, device, named, mice):
-    config = experiment(GymConfig(make=lambda fake_env: env()), **device)
-    with pytest.raises(ConfigError, match=naming(*named)):
-        make_intervention("spacemouse", env(), config)
-    assert not mice
-
-
-def test_more_devices_than_arms_and_a_switch_without_a_second_arm_are_refused(mice):
-    env = make_env(FakeSingleArmConfig())
-    for device, parameter in (({"paths": ("a", "b")}, "device.paths"), ({"switch_button": 1}, "device.switch_button")):
-        with pytest.raises(ConfigError) as refused:
-            make_intervention("spacemouse", env, experiment(FakeSingleArmConfig(), **device))
-        assert refused.value.parameter == parameter
-    assert all(mouse.closed for mouse in mice.values())
-
-
 PANDA = [(0, 0, 0.33), (0, 0, 0), (0, 0, 0.32), (0.08, 0, 0), (-0.08, 0, 0.38), (0, 0, 0), (0.09, 0, 0)]
 AXES_OF_PANDA = [(0, 0, 1), (0, 1, 0), (0, 0, 1), (0, -1, 0), (0, 0, 1), (0, -1, 0), (0, 0, -1)]
 LOW, HIGH = (-2.8, -1.7, -2.8, -3.0, -2.8, 0.1, -2.8), (2.8, 1.7, 2.8, -0.1, 2.8, 3.6, 2.8)
@@ -204,21 +183,6 @@ def test_an_arm_of_six_joints_has_no_free_ones(mice, clock):
         Arms([Chain((0, 0, 0), 0.0, [Link((0, 0, 1), (0, 0, 1))], (0, 0, 0))], [[0]], 7, (0.0, 0.0))
 
 
-@pytest.mark.parametrize(("setting", "number"), [("dead_man", 3), ("switch_button", 7)])
-def test_a_button_that_the_device_lacks_is_refused(mice, setting, number):
-    with pytest.raises(ConfigError, match=naming("the only one", "3 buttons", number, "0 to 2")) as refused:
-        make_intervention("spacemouse", make_env(FakeAlohaConfig()), experiment(FakeAlohaConfig(), **{setting: number}))
-    assert refused.value.parameter == f"device.{setting}"
-    assert mice["the only one"].closed
-
-
-def test_a_switch_button_of_two_devices_is_refused(mice):
-    config = experiment(FakeAlohaConfig(), switch_button=1, paths=("/dev/a", "/dev/b"))
-    with pytest.raises(ConfigError, match=naming("a single device", 2)) as refused:
-        make_intervention("spacemouse", make_env(FakeAlohaConfig()), config)
-    assert (refused.value.parameter, mice) == ("device.switch_button", {})
-
-
 def test_the_dead_mans_button_is_counted_before_the_switch(mice, clock):
     robot = Robot(experiment(FakeAlohaConfig(), switch_button=0, dead_man=2), clock)
     robot.run(20)
@@ -248,25 +212,40 @@ def test_errors_of_mice_name_the_setting(tmp_path):
         assert str(refused.value).startswith("device.paths: ")
 
 
-def test_a_missing_file_of_a_gello_is_named(tmp_path):
-    config = experiment(FakeAlohaConfig(), "gello", paths=(str(tmp_path / "none.toml"),))
-    with pytest.raises(ConfigError, match=naming("device.paths", tmp_path / "none.toml", "no such file")):
-        make_human(config, make_env(FakeAlohaConfig()))
+def env_of(kind) -> tuple:
+    """An environment, and its configuration."""
+    if issubclass(kind, LineEnv):
+        return kind(), GymConfig(make=lambda fake_env: kind())
+    return make_env(kind()), kind()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in DEVICES if kind not in ("spacemouse", "leader")])
-def test_a_device_that_is_found_by_its_path_alone_needs_one(kind):
-    with pytest.raises(ConfigError, match=naming("device.paths", kind)):
-        make_intervention(kind, make_env(FakeAlohaConfig()), experiment(FakeAlohaConfig(), kind))
-
-
-def test_a_file_that_describes_no_gello_is_named(tmp_path):
-    path = tmp_path / "left.toml"
-    path.write_text("port = 3\nwheels = 4\n")
-    with pytest.raises(ConfigError, match=naming("device.paths", str(path))):
-        make_intervention(
-            "gello", make_env(FakeAlohaConfig()), experiment(FakeAlohaConfig(), "gello", paths=(str(path),))
-        )
+@pytest.mark.parametrize(
+    ("robot", "kind", "device", "named"),
+    [(Pusher, "spacemouse", {}, ("actor.intervention", "odd", 4)),
+     (Joints, "spacemouse", {}, ("actor.intervention", "kinematics", "line")),
+     (FakeSingleArmConfig, "spacemouse", {"paths": ("a", "b")}, ("device.paths",)),
+     (FakeSingleArmConfig, "spacemouse", {"switch_button": 1}, ("device.switch_button",)),
+     (FakeAlohaConfig, "spacemouse", {"dead_man": 3}, ("device.dead_man", "the only one", "3 buttons", 3, "0 to 2")),
+     (FakeAlohaConfig, "spacemouse", {"switch_button": 7},
+      ("device.switch_button", "the only one", "3 buttons", 7, "0 to 2")),
+     (FakeAlohaConfig, "spacemouse", {"switch_button": 1, "paths": ("/dev/a", "/dev/b")},
+      ("device.switch_button", "a single device", 2)),
+     (FakeAlohaConfig, "gello", {"paths": ("none.toml",)}, ("device.paths", "none.toml", "no such file")),
+     (FakeAlohaConfig, "gello", {"paths": ("left.toml",)}, ("device.paths", "left.toml")),
+     *((FakeAlohaConfig, kind, {}, ("device.paths", kind))
+       for kind in DEVICES if kind not in ("spacemouse", "leader"))],
+)  # fmt: skip
+def test_what_the_device_cannot_do_is_refused_and_devices_are_closed(
+    mice, tmp_path, monkeypatch, robot, kind, device, named
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "left.toml").write_text("port = 3\nwheels = 4\n")
+    env, config = env_of(robot)
+    with pytest.raises(ConfigError, match=naming(*named)) as refused:
+        make_intervention(kind, env, experiment(config, kind, **device))
+    assert refused.value.parameter == named[0]
+    assert all(mouse.closed for mouse in mice.values())
+    assert not mice or robot not in (Pusher, Joints)
 
 
 @pytest.mark.parametrize(
@@ -279,8 +258,3 @@ def test_settings_that_are_refused(values, parameter):
     with pytest.raises(ConfigError) as refused:
         DeviceConfig(**values)
     assert refused.value.parameter == parameter
-
-
-def test_settings_of_a_device_without_one_are_refused_as_others_that_do_nothing():
-    config = dataclasses.replace(experiment(FakeAlohaConfig(), "none"), device=DeviceConfig(translation=0.1))
-    assert config.device.translation == 0.1  # the command line refuses it: see tests/config

@@ -55,15 +55,12 @@ def test_a_file_is_found_by_the_registry(tmp_path, monkeypatch):
         make_intervention("other.npz", env)
 
 
-def test_nothing_before_the_first_reset(tmp_path):
+def test_nothing_comes_before_the_first_reset_and_out_of_an_empty_recording(tmp_path):
     save_interventions(tmp_path / "p.npz", **columns())
     assert ReplayedIntervention(tmp_path / "p.npz", SPEC).poll(3, {}, decision_tick=False, last=None) is None
-
-
-def test_an_empty_recording_is_one(tmp_path):
     empty = {"episode": np.zeros(0, int), "tick": np.zeros(0, int), "idle": np.zeros(0, bool)}
-    save_interventions(tmp_path / "p.npz", action=np.zeros((0, 2), np.float32), **empty)
-    source = ReplayedIntervention(tmp_path / "p.npz", SPEC)
+    save_interventions(tmp_path / "e.npz", action=np.zeros((0, 2), np.float32), **empty)
+    source = ReplayedIntervention(tmp_path / "e.npz", SPEC)
     source.reset(0)
     assert source.poll(0, {}, decision_tick=True, last=None) is None
 
@@ -87,39 +84,31 @@ def test_bad_columns_are_refused_when_written_and_when_read(tmp_path, changes, n
         ReplayedIntervention(path, SPEC)
 
 
-def test_a_recording_of_another_robot_is_refused(tmp_path):
-    save_interventions(tmp_path / "p.npz", **columns(action=np.zeros((3, 7), np.float32)))
-    with pytest.raises(DataError, match=naming("p.npz", "toy", 7, 2)):
-        ReplayedIntervention(tmp_path / "p.npz", SPEC)
+class Bomb:
+    def __reduce__(self):
+        return (pytest.fail, ("unpickled",))
 
 
-def test_other_files_are_refused_by_name(tmp_path):
-    path = tmp_path / "p.npz"
-    with pytest.raises(DataError, match=naming("p.npz", "pickles", "No such file")):
-        ReplayedIntervention(path, SPEC)
-    path.write_bytes(b"not an archive")
-    with pytest.raises(DataError, match=naming("p.npz", "pickles")):
-        ReplayedIntervention(path, SPEC)
+def cut_short(path):
     save_interventions(path, **columns())
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=naming("p.npz", "pickles")):
-        ReplayedIntervention(path, SPEC)
-    np.savez(path, episode=np.zeros(1, int))
-    with pytest.raises(DataError, match=naming("p.npz", "'tick'")):
-        ReplayedIntervention(path, SPEC)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def an_array(path):
     with path.open("wb") as file:
         np.save(file, np.zeros(3))
-    with pytest.raises(DataError, match=naming("p.npz", "'episode'")):
-        ReplayedIntervention(path, SPEC)
 
 
-def test_a_pickle_is_never_loaded(tmp_path):
-    class Bomb:
-        def __reduce__(self):
-            return (pytest.fail, ("unpickled",))
-
-    path = tmp_path / "p.npz"
-    np.savez(path, **columns(action=np.array([[Bomb(), Bomb()]] * 3, object)))
-    with pytest.raises(DataError, match=naming("p.npz", "pickles", "allow_pickle")):
-        ReplayedIntervention(path, SPEC)
+@pytest.mark.parametrize(
+    ("write", "named"),
+    [(lambda path: save_interventions(path, **columns(action=np.zeros((3, 7), np.float32))), ("toy", 7, 2)),
+     (lambda path: None, ("pickles", "No such file")), (lambda path: path.write_bytes(b"not an archive"), ("pickles",)),
+     (cut_short, ("pickles",)), (lambda path: np.savez(path, episode=np.zeros(1, int)), ("'tick'",)),
+     (an_array, ("'episode'",)),
+     (lambda path: np.savez(path, **columns(action=np.array([[Bomb(), Bomb()]] * 3, object))),
+      ("pickles", "allow_pickle"))],
+)  # fmt: skip
+def test_other_files_and_other_robots_are_refused_by_name_and_no_pickle_is_loaded(tmp_path, write, named):
+    write(tmp_path / "p.npz")
+    with pytest.raises(DataError, match=naming("p.npz", *named)):
+        ReplayedIntervention(tmp_path / "p.npz", SPEC)

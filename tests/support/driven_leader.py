@@ -44,7 +44,8 @@ class Simulated(PolledDevice):
     pause = 0.002
 
     def __init__(self, state, away=0.5, held=False, plain=False):
-        leader_motion.VALID = polling.SILENT = 0.5  # s: machines that run tests may stand still for longer
+        # Machines that run tests may stand still for longer than robot PCs may.
+        leader_motion.VALID = polling.SILENT = 0.5  # s
         self.state, self.joints, self.torque, self.held = Path(state), np.full(7, away), False, held
         self.joints[6] = 0.5
         self.drive = None if plain else LeaderDrive("simulated", self, 7)
