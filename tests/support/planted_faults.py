@@ -138,15 +138,16 @@ JOINTS = "~np.isin(np.arange(len(limits.low)), grippers)"  # in Yielding.__init_
 LOADS = "np.stack([reading.effort / self._effort, apart])"  # in Yielding._loads
 ROBOT = "serl_chunk_robot/"
 CONSENT, FRONT, MAIN, SERVER, MOTIONS = (
-    f"{ROBOT}test_{name}.py::test_" for name in ("consent", "front", "main", "server", "motions")
+    f"{ROBOT}{name}.py::test_"
+    for name in ("server/test_consent", "server/test_front", "test_main", "server/test_server", "control/test_motions")
 )
 ENDS = f"{CONSENT}what_ends_a_go"
 SHOWN = f"{CONSENT}what_lets_something_move_is_of_the_generation_that_was_shown"
 PROCESS = f"{CONSENT}a_go_is_for_the_process_that_was_shown"
-GAP = f"{ROBOT}test_gaps.py::test_the_set_point_stands_where_it_is"
+GAP = f"{ROBOT}control/test_gaps.py::test_the_set_point_stands_where_it_is"
 AT_ONCE = f"{FRONT}what_a_peer_sends_at_once_is_one_request_and_its_stop"
 EVIL = f"{ROBOT}drivers/test_evil_driver.py::test_it_brakes"
-BACK = f"{ROBOT}test_yielding.py::test_it_goes_back_along_its_way_until_it_is_relaxed"
+BACK = f"{ROBOT}control/test_yielding.py::test_it_goes_back_along_its_way_until_it_is_relaxed"
 KEYS = f"{SERVER}keys_admit_their_clients_and_make_operators"
 ENDED = f"{MOTIONS}a_motion_that_was_ended_is_not_done_and_ends_no_day[hold-operator]"
 
@@ -249,7 +250,7 @@ FAULTS: dict[str, Fault] = {
                    ('self._apply("effort"', 'self._motion = None\n        self._apply("effort"'),
                    ("if pressing:", "if pressing and self.machine.state == MOVE:"),
                    ("at.stands:", "at.stands and self.machine.state == MOVE:"))),
-        (f"{ROBOT}test_yielding.py::test_a_person_ends_the_way_back",)),
+        (f"{ROBOT}control/test_yielding.py::test_a_person_ends_the_way_back",)),
     "a motion that was held counts as done": Fault(
         "end", edited(RobotLoop, "_apply", (FORGETS, (
             f"if (state, done.row.next) == (MOVE, BRAKE):\n            self.done = self.motion\n        {FORGETS}"))),

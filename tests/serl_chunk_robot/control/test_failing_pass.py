@@ -52,12 +52,12 @@ def fail(world: World) -> None:
 
 
 BROKEN = ("gate.step", "pursuit.place", "measured.judge", "loop._watchdog.event", "loop._grip.measured",
-          "loop.machine.apply", "loop._heard")  # fmt: skip
+          "loop.machine.apply", "loop._on_transition")  # fmt: skip
 
 
 @pytest.mark.parametrize(("part", "state"), [
     (part, state) for part in BROKEN for state in ("RUN", "MOVE", "BRAKE")
-    if state != "BRAKE" or part not in ("pursuit.place", "loop.machine.apply", "loop._heard")  # not called there
+    if state != "BRAKE" or part not in ("pursuit.place", "loop.machine.apply", "loop._on_transition")  # not called there
 ])  # fmt: skip
 def test_it_brakes_whatever_is_broken(part: str, state: str, monkeypatch: pytest.MonkeyPatch):
     world = moving(state)
@@ -68,7 +68,7 @@ def test_it_brakes_whatever_is_broken(part: str, state: str, monkeypatch: pytest
 
     owner, _, name = part.rpartition(".")
     monkeypatch.setattr(attrgetter(owner)(world), name, broken)
-    if part in ("loop.machine.apply", "loop._heard"):
+    if part in ("loop.machine.apply", "loop._on_transition"):
         world.arms.fault = "so that there is an event"
     fail(world)
     path = np.array(world.arms.sent)

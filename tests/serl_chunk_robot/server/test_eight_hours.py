@@ -55,7 +55,7 @@ class Shift:
     def __init__(self) -> None:
         self.world = World(limits(2.0, 15.0, 300.0), dt=DT, tick=TICK)
         self.world.arms.sent, self.world.heard = Kept(), Kept()
-        self.world.loop._heard = self.world.heard.append
+        self.world.loop._on_transition = self.world.heard.append
         self.world.arms.stops = Kept()
         self.rng = np.random.default_rng(0)
         self.episodes = self.stops = self.taken = self.off = 0

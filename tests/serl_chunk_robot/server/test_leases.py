@@ -49,8 +49,8 @@ def test_nothing_is_dropped_where_no_actor_holds_it():
 def test_silence_ends_it_outside_run_alone(state):
     lease = Lease()
     lease.take(b"1", LEFT, 0.0)
-    lease.heard(b"1", 10.0)
-    lease.heard(b"2", 20.0)
+    lease.renew(b"1", 10.0)
+    lease.renew(b"2", 20.0)
     assert lease.expire(10.0 + LATER, "RUN") == ""
     assert lease.expire(10.0 + SILENCE, state) == ""
     assert lease.expire(10.0 + LATER, state) == "left"
@@ -63,13 +63,13 @@ def test_the_longest_silent_clients_are_forgotten_but_for_the_controller():
     for k in range(MOST_CLIENTS + 50):
         clients.add(b"%d" % k, Client(f"client {k}", "any"), keep=b"0")
         if k == 60:
-            assert clients.heard(b"1") == Client("client 1", "any")
+            assert clients.heard_from(b"1") == Client("client 1", "any")
     assert len(clients) == MOST_CLIENTS
-    assert clients.heard(b"0") is not None
-    assert clients.heard(b"2") is None
-    assert clients.heard(b"1") is not None  # it was heard since
-    assert clients.heard(b"50") is None  # but this one was not
-    assert clients.heard(b"%d" % (MOST_CLIENTS + 49)) is not None
+    assert clients.heard_from(b"0") is not None
+    assert clients.heard_from(b"2") is None
+    assert clients.heard_from(b"1") is not None  # it was heard since
+    assert clients.heard_from(b"50") is None  # but this one was not
+    assert clients.heard_from(b"%d" % (MOST_CLIENTS + 49)) is not None
 
 
 def test_strangers_make_no_operator_leave():
@@ -77,9 +77,9 @@ def test_strangers_make_no_operator_leave():
     clients.add(b"desk", Client("desk", "operator"), keep=b"")
     for k in range(200):
         clients.add(b"%d" % k, Client(f"client {k}", "any"), keep=b"0")
-    assert {clients.heard(b"desk"), clients.heard(b"0")} == {Client("desk", "operator"), Client("client 0", "any")}
+    assert {clients.heard_from(b"desk"), clients.heard_from(b"0")} == {Client("desk", "operator"), Client("client 0", "any")}
     for k in range(200):
         clients.add(b"operator %d" % k, Client("desk", "operator"), keep=b"0")
     assert len(clients) == MOST_CLIENTS
-    assert clients.heard(b"desk") is None
-    assert clients.heard(b"0") is not None
+    assert clients.heard_from(b"desk") is None
+    assert clients.heard_from(b"0") is not None

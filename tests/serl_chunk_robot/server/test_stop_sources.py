@@ -223,7 +223,7 @@ def test_a_stop_brakes_in_the_next_pass(row: Row, act: Act, passes: int, seed: i
     world, machine, arms = life.world, life.world.loop.machine, life.world.arms
     model, generation, moving = RobotModel(world), machine.generation, row.next == BRAKE
     latched, marks = machine.word, list[int]()
-    world.loop._heard = lambda transition: marks.append(len(arms.sent))
+    world.loop._on_transition = lambda transition: marks.append(len(arms.sent))
     act(life)
     waited = 0
     while passes and machine.generation + (not row.drops) == generation and world.state == row.state:
