@@ -49,6 +49,7 @@ class Rig:
     vanish: Callable[[], None] | None = None  # the robot takes no commands any more
     commands: Callable[[], list[np.ndarray]] | None = None  # all set points that reached it, in the driver's unit
     each_arrives = True  # False: of set points in quick succession, only the newest does
+    beyond: tuple[int, float, str] | None = None  # a joint, where its limits do not let it go, and what is said then
     torque_off = True  # False: it loses its torque by a switch of its own alone
 
     def connect(self) -> None:
@@ -133,6 +134,8 @@ class SampleRig(Rig):
 class AlohaRig(Rig):
     """Simulated arms of Interbotix's nodes. `get` and `put`: attributes of an `XsArm`."""
 
+    beyond = 9, 1.9, r"right: 1\.900 is beyond the limits of elbow"
+
     def __init__(self, driver: AlohaArms, get: Callable[[int, str], Any], put: Callable[[int, str, Any], None]) -> None:
         self.driver, self.get, self.put = driver, get, put
         self.gripper: Gripper = driver._gripper
@@ -163,6 +166,8 @@ class AlohaRig(Rig):
 
 
 class TrossenRig(Rig):
+    beyond = 9, 2.5, r"10\.0\.0\.5: 2\.500 is beyond the limits of joint 2"
+
     def __init__(self, controllers: dict[str, trossen_stand_in.Controller]) -> None:
         self.controllers = list(controllers.values())
         self.driver = TrossenArms(addresses=list(controllers))
@@ -364,6 +369,7 @@ class LeRobotRig(Rig):
     """Simulated motors of two SO arms of LeRobot, and a driver in degrees."""
 
     each_arrives = False  # a set point that waits for the motors' bus is replaced by the next one
+    beyond = 9, 1.7, r"wrist_flex: 1\.700 is beyond"
 
     def __init__(self, ports: dict[str, Any]) -> None:
         from serl_chunk_robot.drivers.lerobot_robot import LeRobotArms
@@ -398,6 +404,7 @@ def lerobot_arms() -> Iterator[Rig]:
         rig = LeRobotRig(ports)
         yield rig
         rig.driver.close()
+        assert not any("two threads" in port.calls for port in rig.ports), "one thread alone has the bus"
 
 
 RIGS["lerobot"] = lerobot_arms

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
 import numpy as np
 from franka_http import FrankaServer
 
-from serl_chunk_robot.control.loop import RobotLoop, Status
+from serl_chunk_robot.control.loop import Refused, RobotLoop, Status
 from serl_chunk_robot.drivers.base import Reading
 from serl_chunk_robot.drivers.franka_http import FrankaHttp
 from serl_chunk_robot.robot_file.profiles import built_in
@@ -79,6 +80,15 @@ class Loop:
         self.loop.request("arm", "controller", "A", self.clock.now)
         self.number = 0
         return self.run(1).set_point
+
+    def cleared(self) -> Status:
+        """Clear the robot, which may take some attempts; returns the status after it."""
+        for _ in range(4):
+            self.run(5)
+            with contextlib.suppress(Refused):
+                self.loop.request("clear", "operator", "K", self.clock.now)
+                break
+        return self.run(1)
 
     def tick(self, target: np.ndarray, fresh: bool = True) -> Status:
         """A control tick of 0.1 s."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cv2_stand_in
 import numpy as np
 import pytest
 from robot_served import HERE, free_port, wait
@@ -101,41 +102,10 @@ def test_views_of_one_device_come_from_one_process_at_the_same_moments(tmp_path)
     assert np.abs(small.image - means).max() <= 0.5
 
 
-CV2 = """
-import os, time
-import numpy as np
-
-CAP_V4L2 = 0
-def __getattr__(name):
-    return name.replace("CAP_PROP_", "")
-
-COLOR_BGR2RGB = 1
-
-def VideoWriter_fourcc(*letters):
-    return int.from_bytes("".join(letters).encode(), "little")
-
-def cvtColor(image, code, into):
-    into[:] = image[:, :, ::-1]
-
-class VideoCapture:
-    def __init__(self, path, backend):
-        self.path, self.values = path, {}
-        self.get, self.set = self.values.get, lambda name, value: not self.values.update({name: value})
-    def isOpened(self):
-        return True
-    def read(self):
-        time.sleep(0.02)
-        self.values["POS_MSEC"] = 1e3 * time.monotonic()
-        image = np.full((12, 16, 3), int(self.path[-1]), np.uint8)
-        return os.path.exists(self.path), image
-    def release(self):
-        pass
-"""
-
-
 def test_a_camera_that_is_plugged_in_anew_is_read_under_its_new_device(tmp_path, monkeypatch, caplog):
-    (tmp_path / "cv2.py").write_text(CV2)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "cv2.py").write_text("from cv2_stand_in import *\nfrom cv2_stand_in import __getattr__\n")
+    paths = tmp_path, Path(cv2_stand_in.__file__).parent, os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
     link, first, second = tmp_path / "usb-C920-video-index0", tmp_path / "video0", tmp_path / "video2"
     first.touch()
     link.symlink_to(first)

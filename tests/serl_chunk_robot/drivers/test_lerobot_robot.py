@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import lerobot_stand_in
 import numpy as np
@@ -24,8 +21,6 @@ from lerobot_stand_in import JOINTS, START, Port, installed
 
 from serl_chunk_robot.drivers.base import DriverError
 from serl_chunk_robot.drivers.lerobot_robot import LATE, LeRobotArms
-from serl_chunk_robot.errors import ConfigError
-from serl_chunk_robot.robot_file.config import checked, load, load_driver
 
 PORT = "/dev/ttyACM0"
 LIMITS: dict[str, Any] = {"low": -1.6, "high": 1.6, "velocity": 4.0}
@@ -42,6 +37,7 @@ def rig() -> Iterator[LeRobotRig]:
 def port() -> Iterator[Port]:
     with installed(PORT) as ports:
         yield ports[PORT]
+        assert "two threads" not in ports[PORT].calls
 
 
 def arm(**options: Any) -> LeRobotArms:
@@ -93,85 +89,32 @@ def test_the_stand_in_has_the_parameters_of_lerobot(real):
         assert list(inspect.signature(getattr(ours[kind], method)).parameters) == parameters, name
 
 
-def test_a_missing_package_is_named_with_what_helps():
-    missing = {"draccus": None, "lerobot": None}
-    with patch.dict(sys.modules, missing), pytest.raises(DriverError, match=r"draccus .*pip install 'lerobot\[feetech"):
-        arm().connect(time.monotonic)
-
-
-def test_a_robots_file_names_it_with_its_options(tmp_path):
-    path = tmp_path / "robot.toml"
-    text = f'name = "cell"\n[driver]\nname = "lerobot"\ntype = "so101_follower"\nparams = {{ port = "{PORT}" }}\n'
-    path.write_text(text + "low = -2.0\nhigh = 2.0\nvelocity = 4.0\n")
-    spec = load_driver(load(path)).spec()
-    assert (len(spec.low), spec.grippers, spec.arms, spec.rate) == (6, (5,), ((0, 6),), 50.0)
-    assert (spec.low[0], spec.low[5], spec.high[5]) == (-2.0, 0.0, 1.0)
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=r"low: missing.*teach"):
-        load_driver(load(path))
-
-
-def test_the_file_of_an_so101_is_one_that_can_be_served():
-    file = load(Path(__file__).parents[3] / "experiments" / "robots" / "so101.toml")
-    spec = load_driver(file).spec()
-    checked(file, spec)
-    assert [camera.name for camera in file.cameras] == ["front"]
-
-
-def test_two_arms_have_two_slices(rig):
-    spec = rig.driver.spec()
-    assert spec.arms == ((0, 6), (6, 12))
-    assert spec.grippers == (5, 11)
+def params(**more: Any) -> dict[str, Any]:
+    return {"params": {"port": PORT, "id": "follower", **more}}
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
+    ("options", "match"),
     [
-        ("joints", "elbow"), ("joints", ["a", "a"]), ("grippers", ["hand"]), ("low", [0.0] * 5), ("low", 2.0),
-        ("high", math.nan), ("velocity", 0.0), ("velocity", ()), ("rate", 30.0), ("scale", [1.0]), ("scale", 0.0),
+        ({"type": "so102"}, r"'so102' is no robot .* so101_follower.*Not imported: broken \(No module"),
+        ({"type": "wheels", "params": None}, r"wheels: .*no serial bus"),
+        (params(prt=1), "prt"),
+        (params(use_degrees=False), r"params\.use_degrees: False.*scale"),
+        (params(disable_torque_on_disconnect=True), r"params\.disable_torque_on_disconnect: True.*would fall"),
+        (params(num_read_retries=2), r"params\.num_read_retries: 2.*late answer"),
+        (params(cameras={"top": {}}), r"params: top\..*\[\[camera\]\]"),
+        (params(port="/dev/other"), r"/dev/other.*lerobot-find-port.*Check power and port"),
+        ({"joints": ["a", "b"]}, r"joints: a, b, but LeRobot's so101_follower has shoulder_pan"),
+        ({"grippers": ["wrist_roll"]}, r"wrist_roll: its unit is degrees\. Write scale"),
+        ({"type": "bi_so_follower", "params": {"id": "cell", "right_arm_config": {"port": PORT}, "left_arm_config": {
+            "port": PORT, "disable_torque_on_disconnect": True}}}, "would fall"),
     ],
 )  # fmt: skip
-def test_an_option_that_cannot_be_is_named(option, value):
-    with pytest.raises(ValueError, match=option):
-        arm(**{option: value})
-
-
-def test_an_unknown_robot_is_refused_with_the_known_ones(port):
-    with pytest.raises(DriverError, match=r"'so102' is no robot .* so101_follower.*Not imported: broken \(No module"):
-        arm(type="so102").connect(time.monotonic)
-
-
-@pytest.mark.parametrize(
-    ("params", "match"),
-    [
-        ({"prt": 1}, "prt"), ({"use_degrees": False}, r"params\.use_degrees: False.*scale"),
-        ({"disable_torque_on_disconnect": True}, r"params\.disable_torque_on_disconnect: True.*would fall"),
-        ({"num_read_retries": 2}, r"params\.num_read_retries: 2.*late answer"),
-        ({"cameras": {"top": {}}}, r"params: top\..*\[\[camera\]\]"),
-    ],
-)  # fmt: skip
-def test_params_that_cannot_be_are_named_and_nothing_is_opened(port, params, match):
+def test_options_that_lerobot_or_the_arm_cannot_take_are_named_and_nothing_is_opened(port, options, match):
+    driver = LeRobotArms(**{"type": "so101_follower", **params(), **LIMITS, **options})
     with pytest.raises(DriverError, match=match):
-        arm(params=params).connect(time.monotonic)
-    assert not port.open
-
-
-def test_a_param_of_one_of_two_arms_is_checked_too(rig):
-    params = {"left_arm_config": {"port": "/dev/left", "disable_torque_on_disconnect": True},
-              "right_arm_config": {"port": "/dev/right"}, "id": "cell"}  # fmt: skip
-    with pytest.raises(DriverError, match="would fall"):
-        LeRobotArms(type="bi_so_follower", params=params, **LIMITS).connect(time.monotonic)
-
-
-def test_a_robot_without_a_serial_bus_is_refused(port):
-    driver = LeRobotArms(type="wheels", **LIMITS)
-    with pytest.raises(DriverError, match=r"wheels: .*no serial bus"):
         driver.connect(time.monotonic)
-
-
-def test_a_port_without_motors_is_named(port):
-    with pytest.raises(DriverError, match=r"/dev/other.*lerobot-find-port.*Check power and port"):
-        arm(params={"port": "/dev/other"}).connect(time.monotonic)
+    assert not port.open
 
 
 def test_an_arm_that_is_not_calibrated_is_refused_with_the_command_and_keeps_its_torque(port):
@@ -187,11 +130,6 @@ def test_the_command_of_two_arms_names_both_ports(rig):
     rig.ports[1].registers["Min_Position_Limit"] = [0] * 6
     with pytest.raises(DriverError, match=r"--robot.left_arm_config.port=/dev/left --robot.right_arm_config.port="):
         rig.connect()
-
-
-def test_other_joints_than_lerobots_are_refused(port):
-    with pytest.raises(DriverError, match=r"joints: a, b, but LeRobot's so101_follower has shoulder_pan"):
-        arm(joints=["a", "b"]).connect(time.monotonic)
 
 
 def test_arms_that_hold_themselves_are_left_alone_by_connect_clear_and_close(port):
@@ -256,11 +194,6 @@ def test_normalised_joints_need_a_scale(port):
     assert port.goals[-1]["gripper"] == pytest.approx(50.0)
 
 
-def test_a_joint_in_an_unknown_unit_is_refused(port):
-    with pytest.raises(DriverError, match=r"wrist_roll: its unit is degrees\. Write scale"):
-        arm(grippers=["wrist_roll"]).connect(time.monotonic)
-
-
 def test_what_lerobot_clamps_is_a_fault_until_it_is_cleared(port):
     driver = ready(arm(params={"max_relative_target": 5.0}))
     q = driver.read().q
@@ -273,12 +206,9 @@ def test_what_lerobot_clamps_is_a_fault_until_it_is_cleared(port):
     driver.close()
 
 
-def test_a_target_beyond_the_limits_is_refused(port):
+def test_a_target_a_little_beyond_the_limits_is_taken_and_an_opening_ends_at_1(port):
     driver = ready(arm())
     target = driver.read().q
-    target[3] = 1.7
-    with pytest.raises(DriverError, match=r"wrist_flex: 1\.700 is beyond"):
-        driver.command(target, 0.02)
     target[3], target[5] = 1.65, 1.2
     driver.command(target, 0.02)
     read(driver, lambda reading: reading.q[5] > 0.99)
@@ -297,17 +227,6 @@ def test_a_bus_that_fails_is_a_fault_takes_no_set_points_and_recovers(port):
     assert read(driver, lambda reading: not reading.faults).stamp > reading.stamp
     driver.command(reading.q, 0.02)
     driver.close()
-
-
-def test_one_thread_alone_has_the_bus(rig):
-    rig.ready()
-    for k in range(50):
-        rig.driver.command(rig.driver.read().q, 0.02)
-        rig.driver.stop("the test", k % 3)
-        rig.driver.clear_faults()
-        time.sleep(0.001)
-    rig.driver.close()
-    assert not any("two threads" in port.calls for port in rig.ports)
 
 
 class Moving:

@@ -25,7 +25,6 @@ from trossen_stand_in import Mode
 
 from serl_chunk_robot.drivers.base import DriverError
 from serl_chunk_robot.drivers.trossen import TrossenArms
-from serl_chunk_robot.robot_file.config import load, load_driver
 
 ENVIRONMENT = "SERL_CHUNK_TROSSEN"
 FOLDER = Path(os.environ.get(ENVIRONMENT, "missing")).absolute()
@@ -113,25 +112,6 @@ def test_a_controller_that_does_not_answer_is_named_after_the_time_out(wheel, ti
     driver.close()
 
 
-def test_a_missing_package_is_named_with_what_helps():
-    with patch.dict(sys.modules, {"trossen_arm": None}), pytest.raises(DriverError, match="pip install trossen-arm"):
-        TrossenArms().connect(time.monotonic)
-
-
-def test_a_robots_file_names_it_with_its_options(tmp_path):
-    path = tmp_path / "robot.toml"
-    path.write_text(f'name = "cell"\n[driver]\nname = "trossen"\naddresses = ["{LEFT}"]\n')
-    spec = load_driver(load(path)).spec()
-    assert (len(spec.low), spec.grippers, spec.arms) == (7, (6,), ((0, 7),))
-    assert len(TrossenArms().spec().low) == 14
-
-
-@pytest.mark.parametrize("addresses", [[], LEFT, [LEFT, LEFT]])
-def test_arms_have_different_addresses(addresses):
-    with pytest.raises(ValueError, match="different addresses"):
-        TrossenArms(addresses=addresses)
-
-
 def test_an_unknown_end_effector_is_refused_with_the_valid_ones(rig):
     rig.driver = TrossenArms(addresses=[LEFT], end_effector="claw")
     with pytest.raises(DriverError, match="'claw' is unknown, expected one of wxai_v0_follower"):
@@ -179,15 +159,6 @@ def test_set_points_are_radians_and_metres_in_one_period(rig):
     assert right[0][6] == pytest.approx(0.04), "an opening above 1 is 1"
     assert left[0][1] == 0.95
     rig.read(lambda reading: abs(reading.q[6] - 0.25) < 1e-6 and abs(reading.q[13] - 1.0) < 1e-6)
-
-
-def test_limits_are_checked_before_any_arm_moves(rig):
-    rig.ready()
-    target = rig.read().q
-    target[7 + 2] = 2.5
-    with pytest.raises(DriverError, match=rf"{RIGHT}: 2\.500 is beyond the limits of joint 2"):
-        rig.driver.command(target, 0.02)
-    assert [len(c.commands) for c in rig.controllers] == [1, 1]
 
 
 def test_an_arm_that_lost_its_configuration_is_an_error_and_no_empty_state(rig):
