@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from properties import examples
 from robot_limits import GRIPPERS, HIGH, HOME, LOW, SPACE, J, limits, viperx
 
-from serl_chunk_robot.control.pursuit import Pursuit
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.motion import SetPoint, stopping_distance
 
@@ -161,21 +160,3 @@ def test_a_moving_goal_is_reached_and_followed_exactly(dt: float, rates: tuple[f
             assert np.abs((at.position - goal)[::2]).max() < 1e-12
     assert min(missed) > 3.9
     assert max(missed) - 4 < (0.5 if rates[0] > 1 else 1.0)
-
-
-def test_a_goal_that_the_caller_changes_in_place_is_another_goal():
-    pursued, same = Pursued(Gate(limits(), DT)), Pursued(Gate(limits(), DT))
-    goal, a, b = HOME.copy(), SetPoint.standing(HOME), SetPoint.standing(HOME)
-    for _ in range(100):
-        goal += 0.004
-        a = pursued.keeps(a, goal, a.position).set_point
-        b = same.keeps(b, goal.copy(), b.position).set_point
-        assert np.array_equal(a.position, b.position)
-
-
-def test_it_leaves_goals_and_places_as_they_are():
-    pursuit, at, goal = Pursuit(limits(), DT), SetPoint.standing(HOME), HOME + 0.01
-    before, kept = at.position.copy(), goal.copy()
-    pursuit.place(at, goal)
-    assert np.array_equal(at.position, before)
-    assert np.array_equal(goal, kept)

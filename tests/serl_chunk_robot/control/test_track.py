@@ -18,14 +18,6 @@ JOINTS = [j for j in range(J) if j not in GRIPPERS]
 # Motions.
 
 
-def test_a_motion_ends_in_hold_at_its_goal():
-    world = World().ready()
-    goal = HOME + 0.3 * np.isin(range(J), JOINTS)
-    world.ask("reset", "controller", motion=Way(goal))
-    assert world.until("HOLD") < 200
-    assert world.arms.sent[-1] == pytest.approx(goal, abs=1e-6)
-
-
 def test_a_motion_that_is_given_up_brakes_to_hold():
     world = World().ready()
     world.ask("reset", "controller", motion=Way(HOME + 0.3, passes=30))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import sys
 
 import dynamixel_bus
 import numpy as np
@@ -57,6 +56,9 @@ def test_servos_are_joints_and_a_gripper(port, servos, opened):
     np.testing.assert_allclose(device.read().joints, [-0.5, -0.5, 1.0], atol=2e-3)
     reading.joints[:] = 9
     assert device.read().joints[0] < 1
+    device.close()
+    bare = opened(Gello, port, IDS, (math.pi, 1.0, 2.0), (1, -1, 1))  # every servo is a joint
+    np.testing.assert_allclose(bare.read().joints, [-0.5, -0.5, 3.0], atol=2e-3)
 
 
 def test_a_joint_is_continuous_and_full_turns_are_taken_off_at_the_start(port, servos, opened):
@@ -98,18 +100,15 @@ def test_a_line_that_is_pulled_is_opened_again(line, servos, opened, caplog):
     assert any(record.message == f"{line}: connected again." for record in caplog.records)
     device.close()
     assert not device.read().alive
+    servos.unplugged = True
+    with pytest.raises(DeviceError, match=f"{line}: cannot be opened.*ls /dev/serial/by-id"):
+        Gello(line, **OPTIONS)
 
 
 def test_servos_that_do_not_answer_are_named(port, servos):
     servos.mute.add(2)
     with pytest.raises(DeviceError, match="no answer of servo 2 at 57600 baud"):
         Gello(port, **OPTIONS)
-
-
-def test_a_missing_port_is_named(line, servos):
-    servos.unplugged = True
-    with pytest.raises(DeviceError, match=f"{line}: cannot be opened.*ls /dev/serial/by-id"):
-        Gello(line, **OPTIONS)
 
 
 def test_the_sdks_errors_at_opening_are_named(tmp_path, monkeypatch):
@@ -124,35 +123,3 @@ def test_the_sdks_errors_at_opening_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(serial, "Serial", refused)
     with pytest.raises(DeviceError, match="usermod -aG dialout"):
         Gello("/dev/ttyUSB0", **OPTIONS)
-
-
-def test_a_missing_sdk_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "dynamixel_sdk", None)
-    with pytest.raises(DeviceError, match="pip install dynamixel-sdk"):
-        Gello("/dev/ttyUSB0", **OPTIONS)
-
-
-@pytest.mark.parametrize(
-    ("parameter", "value"),
-    [
-        ("ids", (1, 1, 7)),
-        ("ids", (7,)),
-        ("ids", (1, 2, 254)),
-        ("offsets", (0.0,)),
-        ("signs", (1, 1, 1)),
-        ("signs", (1, 0)),
-        ("baud", 12345),
-        ("gripper_open", None),
-        ("gripper_open", 2.0),
-    ],
-)
-def test_wrong_options_are_refused(line, parameter, value):
-    with pytest.raises(DeviceError) as error:
-        Gello(line, **{**OPTIONS, parameter: value})
-    assert parameter in error.value.parameter
-    assert repr(list(value) if isinstance(value, tuple) else value) in str(error.value)
-
-
-def test_without_a_gripper_every_servo_is_a_joint(port, opened):
-    device = opened(Gello, port, IDS, (math.pi, 1.0, 2.0), (1, -1, 1))
-    np.testing.assert_allclose(device.read().joints, [0.5, -0.5, 0.25], atol=2e-3)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import rclpy_stand_in
@@ -71,36 +69,9 @@ def test_an_arm_without_a_state_is_refused(graph, monkeypatch, fault, why):
     with pytest.raises(DeviceError, match=f"/leader_right/joint_states: .*{why}"):
         leaders_ros2()
     assert graph.heard == []  # it left the graph
-
-
-def test_states_of_another_robot_are_refused(graph, monkeypatch):
-    monkeypatch.setattr(leader, "FIRST_STATE", 0.1)
     monkeypatch.setattr(graph.arms["leader_left"], "step", lambda: {"name": ["wheel"], "position": [0.0]})
     with pytest.raises(DeviceError, match=r"/leader_left/joint_states: no state of an ALOHA arm.*waist"):
         leaders_ros2()
-
-
-@pytest.mark.parametrize("make", [leaders_ros1, leaders_ros2])
-def test_without_ros_the_workspace_is_named(monkeypatch, make):
-    for name in ("rosgraph", "rclpy"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(DeviceError, match=r"cannot be imported.*interbotix_ws"):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("options", "parameter"),
-    [
-        ({"arms": "leader_left"}, "arms"),
-        ({"arms": ()}, "arms"),
-        ({"arms": ("a", "a")}, "arms"),
-        ({"gripper_open": -0.0552}, "gripper_closed, gripper_open"),
-    ],
-)
-def test_wrong_options_are_refused(options, parameter):
-    with pytest.raises(DeviceError) as error:
-        leaders_ros2(**options)
-    assert error.value.parameter == parameter
 
 
 @pytest.mark.system

@@ -146,38 +146,75 @@ def test_without_permission_for_a_moment_its_torque_ends(leader):
     assert leader.run(20, until=("keeps",)) == "keeps"
 
 
-@pytest.mark.parametrize("phase", ["waits", "moves"])
-def test_the_servers_end_takes_torque_at_the_next_look(leader, phase):
-    leader.run(STANDS + 0.5 if phase == "moves" else 0.5)
-    assert leader.phase == phase
-    leader.drive.end(1, "stopped by operator")
-    leader.run()
-    assert (leader.phase, leader.torque, leader.why) == ("failed", False, "stopped by operator")
+def changed(**fields):
+    """Set attributes of the leader; joints of it and of its arm are added to where they are."""
+
+    def change(leader):
+        for name, value in fields.items():
+            setattr(leader, name, getattr(leader, name) + value if name in ("joints", "arm") else value)
+
+    return change
 
 
-def test_an_end_that_comes_before_its_drive_lets_none_begin(leader):
+FIRST, LAST = np.array([0.2, 0, 0, 0]), np.array([0, 0, 0, 0.2])
+ENDS = {  # what happens in motion, and why it fails then
+    "a hand holds it": (changed(blocked=True), "a hand holds it"),
+    "a hand pulls a joint": (changed(blocked=True, joints=FIRST), ""),
+    "a hand pulls the gripper": (changed(blocked=True, joints=LAST), ""),
+    "its arm moves": (changed(arm=0.03), "its arm moves"),
+    "its arm is at NaN": (changed(arm=np.nan), ""),
+    "its arm is at infinity": (changed(arm=np.where(FIRST > 0, np.inf, 0)), ""),
+    "it is at NaN": (changed(blocked=True, joints=np.nan), ""),
+    "it is at infinity": (changed(blocked=True, joints=np.where(FIRST > 0, np.inf, 0)), ""),
+    "it is not read": (changed(stamp_age=VALID + 0.01), ""),
+    "the server ends it": (lambda leader: leader.drive.end(1, "stopped by operator"), "stopped by operator"),
+}
+
+
+@pytest.mark.parametrize(("happens", "why"), ENDS.values(), ids=ENDS)
+def test_what_ends_a_drive_takes_torque_and_nothing_is_commanded_any_more(leader, happens, why):
+    moving(leader)
+    happens(leader)
+    count = leader.calls.count("move")
+    leader.run(3.0 if why == "a hand holds it" else 2 * LOOK, until=("failed",))
+    assert (leader.phase, leader.torque) == ("failed", False)
+    assert why in leader.why
+    if why == "a hand holds it":
+        assert np.abs(leader.goal - leader.joints).max() < HELD + 0.03
+    else:
+        assert leader.calls.count("move") == count
+
+
+def test_what_comes_before_it_has_torque_keeps_it_from_getting_any(leader, caplog):
     leader.drive.end(1, "stopped by operator")
     leader.run(3.0)
-    assert (leader.phase, leader.calls) == ("off", [])
+    assert (leader.phase, leader.calls) == ("off", []), "an end that comes before its drive lets none begin"
+    for happens, why, seconds in (
+        (lambda leader: leader.drive.end(1, "stopped by operator"), "stopped by operator", LOOK),
+        (changed(joints=np.array([0, 0.1, 0, 0])), "a hand moves it", 3.0),
+        (changed(arm=np.array([0.7, 0.4, -0.2, -0.4])), "joint 0", LOOK),  # the leader reaches 1.2
+        (lambda leader: setattr(leader, "arm", np.zeros(3)), "its arm has 3 joints and grippers, the leader 4", LOOK),
+    ):
+        other = Leader()
+        if "joint" not in why:
+            other.run(0.5)
+            caplog.clear()
+        happens(other)
+        other.run(seconds)
+        assert (other.phase, other.torque, other.calls) == ("failed", False, []), why
+        assert why in other.why
+        assert "\a" not in caplog.text
 
 
-def test_a_hand_that_holds_it_gets_it_without_torque(leader):
-    moving(leader)
-    leader.blocked = True
-    leader.run(3.0, until=("failed",))
-    assert (leader.phase, leader.torque) == ("failed", False)
-    assert "a hand holds it" in leader.why
-    assert np.abs(leader.goal - leader.joints).max() < HELD + 0.03
-
-
-@pytest.mark.parametrize("joint", [0, 3])
-def test_a_hand_that_pulls_it_on_its_way_gets_it_without_torque(leader, joint):
-    moving(leader)
-    leader.blocked = True
-    leader.joints[joint] += 0.2
-    count = leader.calls.count("move")
-    leader.run(2 * LOOK)
-    assert (leader.phase, leader.torque, leader.calls.count("move")) == ("failed", False, count)
+def test_torque_ends_at_its_arm_where_a_hand_takes_it_or_nothing_ends_it(leader):
+    leader.run(20, until=("keeps",))
+    leader.run(of_drive.KEEPS_MOST + 0.1, until=("there",))
+    assert (leader.phase, leader.torque) == ("there", False)
+    taken = Leader()
+    taken.run(20, until=("keeps",))
+    changed(blocked=True, joints=FIRST)(taken)
+    taken.run(2 * LOOK)
+    assert (taken.phase, taken.torque) == ("there", False)
 
 
 def test_one_reading_that_is_wrong_gets_no_set_point_and_is_no_hand(leader):
@@ -191,54 +228,6 @@ def test_one_reading_that_is_wrong_gets_no_set_point_and_is_no_hand(leader):
         leader.blocked, leader.joints = False, at
         leader.run(0.1)
         assert leader.phase == "moves"
-
-
-def test_a_hand_that_moves_it_before_it_has_torque_keeps_it_from_getting_any(leader):
-    leader.run(0.5)
-    leader.joints[1] += 0.1
-    leader.run(3.0)
-    assert (leader.phase, leader.why, leader.calls) == ("failed", "a hand moves it", [])
-
-
-def test_a_hand_that_takes_it_at_its_arm_gets_it_without_torque(leader):
-    leader.run(20, until=("keeps",))
-    leader.blocked = True
-    leader.joints[0] += 0.2
-    leader.run(2 * LOOK)
-    assert (leader.phase, leader.torque) == ("there", False)
-
-
-def test_torque_ends_where_nothing_ends_it(leader):
-    leader.run(20, until=("keeps",))
-    leader.run(of_drive.KEEPS_MOST + 0.1, until=("there",))
-    assert (leader.phase, leader.torque) == ("there", False)
-
-
-def test_an_arm_that_moves_meanwhile_ends_it(leader):
-    moving(leader)
-    leader.arm = ARM + 0.03
-    leader.run()
-    assert (leader.phase, leader.torque, leader.why) == ("failed", False, "its arm moves")
-
-
-@pytest.mark.parametrize("number", [np.nan, np.inf])
-def test_numbers_that_are_none_end_it(leader, number):
-    moving(leader)
-    leader.arm = np.array([number, 0, 0, 0])
-    leader.run()
-    assert (leader.phase, leader.torque) == ("failed", False)
-    other = moving(Leader())
-    other.blocked, other.joints = True, np.array([number, 0, 0, 0])
-    other.run(2 * LOOK)
-    assert (other.phase, other.torque) == ("failed", False)
-
-
-def test_a_leader_that_is_not_read_gets_no_set_point_and_loses_its_torque(leader):
-    moving(leader)
-    leader.stamp_age = VALID + 0.01
-    count = leader.calls.count("move")
-    leader.run()
-    assert (leader.phase, leader.torque, leader.calls.count("move")) == ("failed", False, count)
 
 
 def test_unplugged_in_motion_it_is_a_loss_and_is_not_driven_once_it_is_back(leader):
@@ -262,21 +251,6 @@ def test_torque_that_cannot_be_taken_is_a_loss_also_at_its_arm(leader):
         leader.run()
     leader.drive.lost("device not configured")
     assert leader.phase == "failed"
-
-
-def test_an_arm_out_of_its_reach_is_refused_before_the_beep(leader, caplog):
-    leader.arm = np.array([1.3, 0, 0, 0.5])  # the leader reaches 1.2
-    leader.run()
-    assert leader.phase == "failed"
-    assert "joint 0" in leader.why
-    assert leader.calls == []
-    assert "\a" not in caplog.text
-
-
-def test_an_arm_of_another_size_is_refused(leader):
-    leader.arm = np.zeros(3)
-    leader.run()
-    assert (leader.phase, leader.why) == ("failed", "its arm has 3 joints and grippers, the leader 4")
 
 
 def test_a_leader_that_stays_away_from_its_arm_loses_its_torque(leader):

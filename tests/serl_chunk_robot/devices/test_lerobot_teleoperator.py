@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 import time
 
 import lerobot_leaders
@@ -155,39 +154,6 @@ def test_a_number_that_is_none_is_no_reading(ports, leader, monkeypatch, number)
     monkeypatch.setattr(lerobot_leaders.SOLeader, "get_action", get_action)
     wait(lambda: len(looks) > 2)
     np.testing.assert_array_equal(device.read().joints, before)
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"type": "so102_leader"}, r"type: 'so102_leader' is no teleoperator .*koch_leader.*Not imported: broken"),
-        ({"type": 3}, r"type: 3, expected LeRobot's name"),
-        ({"type": "gamepad", "params": None}, r"gamepad: .*no serial bus.*no joint positions.*so101_leader"),
-        ({"type": "openarm_leader"}, r"openarm_leader: .*no serial bus.*may repeat.*my_device.py"),
-        ({"params": {}}, r"so101_leader: .*'port'.*params .valid: .*port, .*lerobot-find-port"),
-        ({"params": {"prt": 1}}, r"so101_leader: .*`prt`.*valid: .*port"),
-        ({"params": "port"}, r"params: 'port', expected a table"),
-        ({"params": {"port": "/dev/none"}}, r"so101_leader /dev/none: .*lerobot-find-port.*Check power and port"),
-        ({"joints": ["a", "b"]}, r"joints: a, b, but LeRobot's so101_leader has shoulder_pan"),
-        ({"joints": "elbow"}, r"joints: 'elbow', expected a list"),
-        ({"grippers": ["hand"]}, r"grippers: \['hand'\], expected names of shoulder_pan"),
-        ({"grippers": ["wrist_roll"]}, r"wrist_roll: its unit is range_m100_100\. Write scale"),
-        ({"scale": [1.0]}, r"scale: \[1\.0\], expected one number, or 6"),
-    ],
-)
-def test_what_cannot_be_is_named_with_what_is_valid_and_no_motor_is_written_to(ports, options, match):
-    given = {"type": "so101_leader", "params": {"port": LEFT, "id": "mine"}, **options}
-    with pytest.raises(DeviceError, match=match):
-        LeRobotTeleoperator(**given)
-    assert not ports[LEFT].calls
-    assert not ports[LEFT].open
-
-
-def test_a_missing_package_is_named_with_what_helps(monkeypatch):
-    for name in ("draccus", "lerobot"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(DeviceError, match=r"draccus .*pip install 'lerobot\[feetech"):
-        LeRobotTeleoperator(type="so101_leader", params={"port": LEFT})
 
 
 def test_a_robots_file_names_one_for_each_arm(ports, tmp_path):
@@ -361,9 +327,3 @@ def test_a_motor_that_does_not_answer_leaves_no_other_one_its_torque_at_a_close(
 
 def test_motors_whose_torque_has_no_limit_are_not_driven(ports, leader):
     assert leader(type="koch_leader").read().drive is None
-
-
-@pytest.mark.parametrize("torque", [0, 1.5, "half"])
-def test_a_share_of_torque_that_cannot_be_is_refused(torque):
-    with pytest.raises(DeviceError, match="drive_torque"):
-        LeRobotTeleoperator(type="so101_leader", params={"port": LEFT}, drive_torque=torque)

@@ -75,21 +75,12 @@ def test_what_neutral_is(hand, fields, rests):
     assert any(hand.look(1.0, **fields)) == rests
 
 
-def test_once_it_counts_it_goes_on_counting_whatever_it_does(admitted):
-    assert all(admitted.look(1.0, twist=twist(1.0), buttons=(True,)))
-
-
-def test_a_restart_requires_rest_again(admitted):
-    admitted.look(twist=twist(1.0))
-    admitted.first.restart()
-    assert not any(admitted.look(1.0, twist=twist(1.0)))
-    assert admitted.look(0.4)[-1]
-
-
-def test_a_lost_device_counts_only_after_rest(admitted):
-    assert not any(admitted.look(twist=twist(0.0), alive=False))
-    assert not any(admitted.look(1.0, twist=twist(1.0)))
-    assert admitted.look(0.4)[-1]
+def test_once_it_counts_it_goes_on_counting_until_it_is_restarted_or_lost(admitted):
+    for ends in (admitted.first.restart, lambda: admitted.look(alive=False)):
+        assert all(admitted.look(1.0, twist=twist(1.0), buttons=(True,)))
+        assert not any(ends() or ())
+        assert not any(admitted.look(1.0, twist=twist(1.0)))
+        assert admitted.look(0.4)[-1]
 
 
 def test_a_reading_that_gets_old_is_silence(admitted):
@@ -119,10 +110,7 @@ def test_a_leader_counts_where_its_follower_is(hand):
     assert not any(hand.look(1.0, follower, **leads(1.0, float("nan"), 0.5)))
     assert hand.look(0.4, follower, **leads(1.04, -1.04, 0.5))[-1]
     assert hand.look(0.4, follower, **leads(2.0, -1.0, 0.5))[-1]
-
-
-def test_a_follower_that_is_nan_is_not_compared(hand):
-    assert hand.look(0.4, np.array([1.0, float("nan")]), **leads(1.0, 0.7))[-1]
+    assert Hand().look(0.4, np.array([1.0, np.nan]), **leads(1.0, 0.7))[-1], "what is not known is not compared"
 
 
 @pytest.mark.parametrize("follower", [None, np.zeros(2), np.zeros((3, 1))])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -100,52 +100,27 @@ def test_a_controller_of_a_held_robot_is_told_who_holds_it(robot: Served, op: st
         actor.request(op, **more)
 
 
-@pytest.mark.parametrize(
-    ("event", "state"),
-    [
-        (lambda world: world.ask("lost", "server"), "HELD"),
-        (lambda world: world.ask("hold", "operator"), "HELD"),
-        (lambda world: world.run(round(loop.GO_LASTS / world.dt) + 2), "HELD"),
-        (lambda world: (world.ask("jog", "operator"), world.run(2)), "HELD"),
-        (lambda world: (world.ask("arm", "controller"), world.run(60)), "HOLD"),  # a lapse
-        (lambda world: (world.ask("arm", "controller"), world.ask("release", "controller"), world.run(5)), "HOLD"),
-        (lambda world: (world.ask("arm", "controller"), world.ask("moved", "server"), world.run(5)), "HOLD"),
-        (lambda world: (world.ask("arm", "controller"), world.ask("lost", "server"), world.run(5)), "HELD"),
-        (
-            lambda world: (
-                [world.ask(*each) for each in (("arm", "controller"), ("release", "controller"), ("hold", "operator"))]
-                and world.run(5)
-            ),
-            "HELD",
-        ),
-        (
-            lambda world: (
-                [world.ask(*each) for each in (("arm", "controller"), ("stop", "any"), ("hold", "operator"))]
-                and world.run(5)
-            ),
-            "STOPPED",
-        ),
-        (lambda world: (world.ask("stop", "any"), world.run(2), world.ask("clear", "operator")), "HELD"),
-    ],
-    ids=[
-        "lost",
-        "hold",
-        "minutes",
-        "jog",
-        "lapse",
-        "release",
-        "moved",
-        "lost in run",
-        "hold in brake",
-        "hold in a stop",
-        "clear",
-    ],
-)
-def test_what_ends_a_go(event: Callable[[World], object], state: str, monkeypatch: pytest.MonkeyPatch):
+HOLDS, ARMS, RELEASES = ("hold", "operator"), ("arm", "controller"), ("release", "controller")
+LOST, STOPS, MOVED = ("lost", "server"), ("stop", "any"), ("moved", "server")
+ENDS = {  # what is asked one after the other, the passes after it, and the state then
+    "lost": ([LOST], 0, "HELD"), "hold": ([HOLDS], 0, "HELD"), "minutes": ([], 402, "HELD"),
+    "jog": ([("jog", "operator")], 2, "HELD"), "lapse": ([ARMS], 60, "HOLD"), "release": ([ARMS, RELEASES], 5, "HOLD"),
+    "moved": ([ARMS, MOVED], 5, "HOLD"), "lost in run": ([ARMS, LOST], 5, "HELD"),
+    "hold in brake": ([ARMS, RELEASES, HOLDS], 5, "HELD"), "hold in a stop": ([ARMS, STOPS, HOLDS], 5, "STOPPED"),
+    "clear": ([STOPS, ("clear", "operator")], 0, "HELD"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("events", "passes", "state"), ENDS.values(), ids=ENDS)
+def test_what_ends_a_go(events: list[tuple[str, str]], passes: int, state: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(loop, "GO_LASTS", 2.0)
     world = World().ready()
     world.run(2)
-    event(world)
+    for event, role in events:
+        if event == "clear":
+            world.run(2)
+        world.ask(event, role)
+    world.run(passes) if passes else None
     assert world.state == state
 
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import msgpack
@@ -85,79 +84,6 @@ def test_commands_move_the_robot_and_silence_lets_it_stand(robot):
     until(actor, "HOLD")
 
 
-def test_commands_of_another_than_the_controller_are_not_taken(robot):
-    robot.ready()
-    actor, other = robot.client(), robot.client("other", "any")
-    actor.request("arm")
-    at = actor.next_state()["set_point"]
-    other.request("ping")
-    other.generation = actor.generation
-    for k in range(10):
-        actor.send_command(at)
-        other.send_command(at + 0.05, number=1000 + k)
-        time.sleep(0.02)
-    wait(lambda: actor.next_state()["number"] == 10)
-    state = actor.next_state()
-    assert state["state"] == "RUN"
-    np.testing.assert_allclose(state["set_point"], at, rtol=0, atol=1e-9)  # a way from `at` to `at` is rounded
-    wait(lambda: actor.next_state()["counts"]["refused"] == 10)
-    with pytest.raises(RobotError, match=naming("command", "left")):
-        command(other)
-
-
-def test_the_newest_command_wins(robot):
-    robot.ready()
-    actor = robot.client()
-    actor.request("arm")
-    target = actor.next_state()["set_point"]
-    for _ in range(40):
-        actor.send_command(target)
-    wait(lambda: actor.next_state()["number"] == 40)
-    wait(lambda: actor.next_state()["counts"]["overtaken"] > 0)
-    assert actor.newest_state()["counts"].get("order", 0) == 0
-
-
-def test_a_second_actor_is_refused_with_the_first_ones_name(robot):
-    robot.ready()
-    first, second = robot.client("left"), robot.client("right")
-    first.request("arm")
-    with pytest.raises(RobotError, match=naming("left")):
-        second.request("arm")
-    watcher = robot.client("watcher", "any")
-    with pytest.raises(RobotError, match=naming("arm", "left")):
-        watcher.request("arm")
-    first.request("drop")
-    second.request("lease")
-    assert "gone" in until(second, "HOLD")["word"]
-    assert second.request("arm")["word"] == "armed by right"
-
-
-def test_an_actor_that_comes_back_gets_its_lease_and_the_robot_brakes_first(robot):
-    robot.ready()
-    first, again = robot.client("left"), robot.client("left")
-    first.request("arm")
-    target = first.next_state()["set_point"]
-    again.request("ping")
-    first.send_command(target)
-    assert "another connection" in until(again, "HOLD")["word"]
-    assert again.request("arm")["state"] == "RUN"
-    with pytest.raises(RobotError, match=naming("release", "left")):
-        first.request("release")
-
-
-def test_the_lease_of_a_silent_actor_ends_and_stops_its_reset(robot):
-    robot.ready()
-    actor, watcher = robot.client(), robot.client("watcher", "any")
-    actor.request("lease")
-    assert actor.request("reset", by=0.0, lasts=True)["draws"]["step 0"].shape == (J,)
-    assert watcher.next_state()["state"] == "MOVE"
-    began = time.monotonic()
-    wait(lambda: watcher.request("ping")["state"] == "HOLD")  # another client's messages renew nothing
-    assert "gone" in watcher.next_state()["word"]
-    assert 1.8 < time.monotonic() - began < 3
-    assert watcher.next_state()["controller"] == ""
-
-
 def test_any_client_may_stop_also_one_that_said_nothing(robot):
     robot.ready()
     actor = robot.client()
@@ -169,24 +95,6 @@ def test_any_client_may_stop_also_one_that_said_nothing(robot):
     assert "without a name" in until(actor, "STOPPED")["word"]
     with pytest.raises(RobotError, match=naming("operator", "left")):
         actor.request("clear")
-
-
-def test_commands_of_an_older_generation_are_dropped(robot):
-    operator, actor = robot.ready(), robot.client()
-    actor.request("arm")
-    drive(actor, 5)
-    robot.client("watcher", "any").request("stop")
-    until(operator, "STOPPED")
-    wait(lambda: operator.next_state()["answered"])
-    operator.request("clear")
-    actor.request("arm")
-    actor.generation -= 2
-    at = actor.next_state()["set_point"]
-    for _ in range(4):
-        actor.send_command(at + 0.05)
-        time.sleep(0.02)
-    assert actor.next_state()["counts"]["generation"] > 0
-    np.testing.assert_array_equal(actor.next_state()["set_point"], at)
 
 
 @pytest.mark.parametrize("age", [0.7, -0.7, float("nan")])
@@ -337,33 +245,6 @@ def test_a_bad_command_is_refused_by_name(robot, wrong, names):
     actor.request("arm")
     with pytest.raises(RobotError, match=names):
         command(actor, **wrong)
-
-
-def test_a_flood_of_one_client_keeps_no_other_from_stopping(robot):
-    robot.ready()
-    actor, other = robot.client(), robot.client("other", "any")
-    actor.request("arm")
-    over = threading.Event()
-
-    def flood() -> None:
-        context = zmq.Context()
-        s = make_socket(context, zmq.DEALER, 1 << 20)
-        s.connect(f"tcp://{HERE}:{robot.port}")
-        while not over.is_set():
-            if s.poll(10, zmq.POLLOUT):
-                s.send(b"garbage")
-        context.destroy(linger=0)
-
-    thread = threading.Thread(target=flood)
-    thread.start()
-    try:
-        wait(lambda: other.next_state()["counts"].get("malformed", 0) > 1000)
-        began = time.monotonic()
-        other.request("stop")
-        assert time.monotonic() - began < 1
-    finally:
-        over.set()
-        thread.join()
 
 
 def test_200_reconnects_leave_nothing_behind(robot):

@@ -1,0 +1,290 @@
+"""Keyboards, pedals and gamepads, with a stand-in of evdev: finding, grabbing, events, losing and opening again."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import threading
+import time
+import types
+
+import evdev_stand_in
+import numpy as np
+import pytest
+from evdev_stand_in import AbsInfo
+from robot_served import wait
+
+from serl_chunk_robot.devices import evdev_device, polling
+from serl_chunk_robot.devices.base import DeviceError
+from serl_chunk_robot.devices.evdev_keys import MOVES, FootPedal, Keyboard
+from serl_chunk_robot.devices.gamepad import BUTTONS, Gamepad
+
+PEDAL = "usb-PCsensor_FootSwitch-event-kbd"
+CONSOLE = ("space", "enter", "escape", "x", "c", "s", "1", "f", "0", "backspace", "u", "r", "g", "p", "q")
+
+
+def test_a_device_is_found_by_a_part_of_its_name_and_grabbed(inputs, opened):
+    pedal = inputs.device(PEDAL)
+    inputs.device("usb-Logitech_Keyboard-event-kbd")
+    device = opened(FootPedal, "FootSwitch")
+    assert pedal.grabbed is pedal.handles[0]
+    assert device.name == "FootSwitch"
+    assert device.read().alive
+    with pytest.raises(DeviceError, match=f"{PEDAL}: cannot be opened and grabbed.*fuser"):
+        FootPedal(str(pedal.path))
+    assert len(pedal.handles) == 1
+    device.close()
+    assert pedal.grabbed is None
+    assert not device.read().alive
+
+
+@pytest.mark.parametrize("name", ["Foot", "", "/dev/input/by-id/none"])
+def test_a_device_that_is_not_there_or_not_one_is_refused_with_those_that_are(inputs, name, monkeypatch):
+    for k in (1, 2):
+        inputs.device(f"usb-Foot{k}-event-kbd")
+    what = "2 devices" if name == "Foot" else "no such device"
+    with pytest.raises(DeviceError, match=f"'{name}': {what}.*usb-Foot1-event-kbd, usb-Foot2-event-kbd"):
+        FootPedal(name)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(DeviceError, match=r"usb-Foot1-event-kbd: not permitted.*usermod -aG input"):
+        FootPedal("Foot1")
+
+
+def test_the_grab_waits_until_no_key_is_down_and_what_was_typed_before_is_dropped(inputs, opened):
+    pedal = inputs.device(PEDAL)
+    pedal.press("KEY_A")
+
+    def lift():
+        wait(lambda: bool(pedal.handles))
+        assert pedal.grabbed is None
+        pedal.press("KEY_B")
+        pedal.press("KEY_B", 0)
+        pedal.press("KEY_A", 0)
+
+    lifting = threading.Thread(target=lift)
+    lifting.start()
+    device = opened(FootPedal, "Foot")
+    lifting.join()
+    assert pedal.grabbed is not None
+    pedal.press("KEY_C")
+    wait(lambda: device.read().buttons == (False, False, True))
+    assert [(event.name, event.pressed) for event in device.keys()] == [("right", True)]
+
+
+def test_a_key_that_stays_down_is_pressed_from_the_start(inputs, opened, monkeypatch):
+    monkeypatch.setattr(evdev_device, "LIFTS", 0.02)
+    pedal = inputs.device(PEDAL)
+    pedal.press("KEY_A")
+    device = opened(FootPedal, "Foot")
+    assert device.read().buttons == (True, False, False)
+    assert device.keys() == []
+    pedal.press("KEY_A", 0)
+    wait(lambda: not any(device.read().buttons))
+
+
+def test_a_lost_device_has_nothing_pressed_sends_no_release_and_is_opened_again(inputs, opened, caplog):
+    caplog.set_level(logging.INFO)
+    pedal = inputs.device(PEDAL)
+    device = opened(FootPedal, "Foot")
+    pedal.press("KEY_A")
+    wait(lambda: device.read().buttons[0])
+    pedal.unplug()
+    wait(lambda: not device.read().alive)
+    assert device.read().buttons == (False, False, False)
+    assert [event.pressed for event in device.keys()] == [True]
+    wait(lambda: not pedal.handles)
+    wait(lambda: any("no such device" in record.message for record in caplog.records))
+    time.sleep(0.1)  # several attempts
+    pedal.plug()
+    wait(lambda: device.read().alive)
+    assert pedal.grabbed is not None
+    assert device.read().buttons == (False, False, False)
+    pedal.press("KEY_B")
+    wait(lambda: device.read().buttons[1])
+    texts = [record.message for record in caplog.records]
+    assert len([t for t in texts if t.startswith("Foot: lost")]) == 1
+    assert len([t for t in texts if t == "Foot: connected again."]) == 1
+    assert len([t for t in texts if "no such device" in t]) == 1
+
+
+def test_the_handle_of_a_lost_device_is_closed_at_once(inputs, opened, monkeypatch):
+    """The kernel gives its number to no other device before: one that is plugged in again would have another path."""
+    monkeypatch.setattr(polling, "AGAIN", 3600.0)
+    pedal = inputs.device(PEDAL)
+    opened(FootPedal, "Foot")
+    pedal.unplug()
+    wait(lambda: not pedal.handles)
+
+
+def test_events_that_the_kernel_dropped_are_replaced_by_the_state(inputs, opened):
+    pedal = inputs.device(PEDAL)
+    device = opened(FootPedal, "Foot")
+    pedal.press("KEY_A")
+    wait(lambda: device.read().buttons[0])
+    pedal.drop(("KEY_A", 0), ("KEY_C", 1))
+    wait(lambda: device.read().buttons == (False, False, True))
+    assert [(e.name, e.pressed) for e in device.keys()] == [("left", True), ("left", False), ("right", True)]
+
+
+def test_codes_of_the_stand_in_are_those_of_evdev():
+    if importlib.util.find_spec("evdev") is None:
+        pytest.skip("evdev is not installed")
+    import evdev
+
+    real = evdev.ecodes
+    names = {**real.ecodes, **{name: getattr(real, name) for name in ("EV_SYN", "EV_KEY", "EV_ABS", "SYN_DROPPED")}}
+    assert {name: names[name] for name in evdev_stand_in.CODES} == evdev_stand_in.CODES
+    for name in ("fileno", "read", "grab", "active_keys", "absinfo", "capabilities", "close"):
+        assert callable(getattr(evdev.InputDevice, name))
+    ours = types.SimpleNamespace(ecodes=evdev_stand_in.CODES)
+    assert {*evdev_device.key_codes(ours)} <= {*evdev_device.key_codes(real)}
+
+
+# Keyboards and pedals.
+
+
+@pytest.fixture
+def typed(inputs, opened):
+    """A keyboard: the device, and what its user does."""
+    user = inputs.device("usb-Keyboard-event-kbd")
+    return opened(Keyboard, "Keyboard"), user
+
+
+def test_a_held_key_moves_until_it_is_let_go_and_opposite_ones_cancel(typed):
+    device, user = typed
+    assert sorted(MOVES.values()) == [(axis, sign) for axis in range(6) for sign in (-1.0, 1.0)]
+    for key, (axis, sign) in MOVES.items():
+        user.press(f"KEY_{key.upper()}")
+        wait(lambda: device.read().twist.any())
+        np.testing.assert_array_equal(device.read().twist, np.where(np.arange(6) == axis, sign, 0))
+        user.press(f"KEY_{key.upper()}", 2)  # repeated
+        user.press(f"KEY_{key.upper()}", 0)
+        wait(lambda: not device.read().twist.any())
+    assert device.keys() == []
+    for key in ("UP", "DOWN", "LEFT"):
+        user.press(f"KEY_{key}")
+    wait(lambda: device.read().twist[1] == 1.0)
+    np.testing.assert_array_equal(device.read().twist, [0, 1, 0, 0, 0, 0])
+    user.press("KEY_DOWN", 0)
+    wait(lambda: device.read().twist[0] == 1.0)
+    user.press("KEY_V")
+    wait(lambda: device.read().buttons == (False, True))
+    assert device.keys() == [], "buttons are no events"
+
+
+def test_two_keys_of_one_end_are_no_faster_than_one(inputs, opened):
+    user = inputs.device("usb-Keyboard-event-kbd")
+    device = opened(Keyboard, "Keyboard", {"w": (0, 1.0), "up": (0, 1.0)}, ("z",))
+    for key in ("W", "UP", "Z"):
+        user.press(f"KEY_{key}")
+    wait(lambda: any(device.read().buttons))
+    np.testing.assert_array_equal(device.read().twist, [1, 0, 0, 0, 0, 0])
+
+
+def test_other_keys_are_events_with_a_terminals_names(typed):
+    device, user = typed
+    for key in CONSOLE:
+        name = {"escape": "ESC"}.get(key, key.upper())
+        for value in (1, 2, 0):
+            user.press(f"KEY_{name}", value)
+    user.press("KEY_KPENTER")
+    user.press("KEY_KP1")
+    events = []
+    wait(lambda: events.extend(device.keys()) or len(events) == 2 * len(CONSOLE) + 2)
+    assert [event.name for event in events[::2]] == [*CONSOLE, "enter"]
+    assert [event.pressed for event in events] == [True, False] * len(CONSOLE) + [True, True]
+    assert events[-1].name == "1"
+    assert not device.read().twist.any()
+    assert sorted(event.stamp for event in events) == [event.stamp for event in events]
+
+
+def test_pedals_are_events_and_buttons_of_their_own_names(inputs, opened):
+    user = inputs.device("usb-Foot-event-kbd")
+    device = opened(FootPedal, "Foot", {"stop": "b", "go": "1"})
+    user.press("KEY_1")
+    user.press("KEY_A")
+    wait(lambda: device.read().buttons == (False, True))
+    user.press("KEY_1", 0)
+    wait(lambda: device.read().buttons == (False, False))
+    assert [(event.name, event.pressed) for event in device.keys()] == [("go", True), ("go", False)]
+    assert device.read().twist is None
+    assert device.read().joints is None
+
+
+# Gamepads.
+
+STICKS = ("ABS_X", "ABS_Y", "ABS_RX", "ABS_RY")
+STICK, TRIGGER, CROSS = AbsInfo(0, -32768, 32767), AbsInfo(0, 0, 255), AbsInfo(0, -1, 1)
+XBOX = {**dict.fromkeys(STICKS, STICK), **dict.fromkeys(("ABS_Z", "ABS_RZ"), TRIGGER),
+        "ABS_HAT0X": CROSS, "ABS_HAT0Y": CROSS}  # fmt: skip
+
+
+@pytest.fixture
+def pad(inputs, opened):
+    """A pad: the device, and what its user does."""
+    user = inputs.device("usb-Xbox-event-joystick", XBOX)
+    return opened(Gamepad, "Xbox"), user
+
+
+def test_sticks_triggers_and_cross_move_and_buttons_are_readings_and_events(pad):
+    device, user = pad
+    for name, value, axis, sign in (
+        ("ABS_Y", -32768, 0, 1), ("ABS_X", -32768, 1, 1), ("ABS_RZ", 255, 2, 1), ("ABS_Z", 255, 2, -1),
+        ("ABS_HAT0X", 1, 3, 1), ("ABS_RY", -32768, 4, 1), ("ABS_RX", -32768, 5, 1), ("ABS_X", 32767, 1, -1),
+    ):  # fmt: skip
+        user.move(name, value)
+        wait(lambda: device.read().twist.any())
+        np.testing.assert_allclose(device.read().twist, np.where(np.arange(6) == axis, sign, 0), atol=1e-4)
+        user.move(name, 0)
+        wait(lambda: not device.read().twist.any())
+    user.press("BTN_TR")
+    wait(lambda: any(device.read().buttons))
+    assert device.read().buttons == tuple(name == "BTN_TR" for name in BUTTONS)
+    user.press("BTN_TR", 0)
+    wait(lambda: not any(device.read().buttons))
+    assert [(event.name, event.pressed) for event in device.keys()] == [("tr", True), ("tr", False)]
+
+
+def test_a_sticks_dead_zone_is_rest_and_it_moves_from_its_edge_on(pad):
+    device, user = pad
+    user.move("ABS_Y", -3200)
+    user.move("ABS_X", -18022)  # 0.55
+    wait(lambda: device.read().twist.any())
+    np.testing.assert_allclose(device.read().twist, [0, 0.5, 0, 0, 0, 0], atol=1e-3)
+    user.move("ABS_Y", -3604)  # 0.11
+    wait(lambda: device.read().twist[0] > 0)
+    assert device.read().twist[0] == pytest.approx(0.01 / 0.9, abs=1e-3)
+
+
+def test_sticks_of_eight_bits_rest_in_their_middle(inputs, opened):
+    sticks = dict.fromkeys(STICKS, AbsInfo(128, 0, 255, flat=32))
+    user = inputs.device("usb-Sony-event-joystick", {**XBOX, **sticks})
+    device = opened(Gamepad, "Sony", dead_zone=0.0)
+    assert not device.read().twist.any()
+    user.move("ABS_Y", 150)  # within the pad's own zone
+    user.move("ABS_X", 255)
+    wait(lambda: device.read().twist.any())
+    np.testing.assert_allclose(device.read().twist, [0, -1, 0, 0, 0, 0])
+
+
+def test_a_lost_pad_rests_and_comes_back_as_its_sticks_are_and_dropped_axes_are_read_anew(pad):
+    device, user = pad
+    user.move("ABS_Y", -32768)
+    wait(lambda: device.read().twist[0] == 1.0)
+    user.unplug()
+    wait(lambda: not device.read().alive)
+    assert not device.read().twist.any()
+    user.move("ABS_X", -32768)
+    user.plug()
+    wait(lambda: device.read().alive)
+    np.testing.assert_allclose(device.read().twist, [1, 1, 0, 0, 0, 0], atol=1e-4)
+    user.drop(("ABS_Y", 0), ("ABS_X", 0))
+    wait(lambda: not device.read().twist.any())
+
+
+def test_a_device_without_two_sticks_is_refused(inputs):
+    user = inputs.device("usb-Pad-event-joystick", {"ABS_X": STICK, "ABS_Y": STICK})
+    with pytest.raises(DeviceError, match=r"Pad: no gamepad.*lacks ABS_RY, ABS_RX"):
+        Gamepad("Pad")
+    assert user.handles == []
