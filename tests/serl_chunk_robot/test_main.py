@@ -39,12 +39,9 @@ def test_the_version_is_printed(capsys):
             run()
         assert done.value.code == 0
         assert capsys.readouterr().out == f"serl_chunk_robot {serl_chunk_robot.__version__}\n"
-
-
-def test_the_package_runs_as_a_module(capfd):
     command = [sys.executable, "-m", "serl_chunk_robot", "--version"]
-    assert subprocess.run(command, check=False, timeout=60).returncode == 0
-    assert capfd.readouterr().out == f"serl_chunk_robot {serl_chunk_robot.__version__}\n"
+    done = subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"serl_chunk_robot {serl_chunk_robot.__version__}\n")
 
 
 @pytest.mark.parametrize(
@@ -102,15 +99,6 @@ def one_sentence(text):
     return text
 
 
-def test_status_gives_the_units_of_poses(robot, capsys):
-    robot.ready()
-    assert run(robot, "status") == 0
-    assert "(m)" not in capsys.readouterr().out
-    robot.server._spec = robot.server._spec._replace(targets="poses")
-    assert run(robot, "status") == 0
-    assert "set_point  x y z (m) and orientation (rad) of each arm: " in capsys.readouterr().out
-
-
 class Wait(Way):
     """A motion that stands until the operator lets it go on."""
 
@@ -156,23 +144,28 @@ def test_a_motor_is_rebooted_by_its_name(robot, capsys):
 def test_the_day_ends_with_the_robot_parked_and_without_torque(robot, capsys):
     there = robot.server._park = HOME + 0.1 * (np.arange(J) == 0)
     robot.server._motions = lambda *_: Way(there)
-    robot.ready()
-    assert run(robot, "end") == 0
-    assert "torque off" in capsys.readouterr().out
-    np.testing.assert_allclose(robot.arms.sent[-1], there, atol=1e-6)
-    assert not robot.arms._on.any()
-
-
-def test_a_day_does_not_end_where_the_robot_does_not_stand(robot, capsys):
     operator = robot.ready()
     operator.request("stop")
     assert run(robot, "end") == 1
     assert "STOPPED" in one_sentence(capsys.readouterr().err)
     operator.request("clear")
+    motions, robot.server._motions = robot.server._motions, robot_served.way
     operator.request("jog", lasts=True)
     assert run(robot, "end") == 1
     assert "MOVE" in one_sentence(capsys.readouterr().err)
     assert robot.arms._on.all()
+    operator.request("hold")
+    until(operator, "HOLD")
+    robot.server._motions = motions
+    assert run(robot, "status") == 0
+    assert "(m)" not in capsys.readouterr().out
+    robot.server._spec = robot.server._spec._replace(targets="poses")
+    assert run(robot, "status") == 0
+    assert "set_point  x y z (m) and orientation (rad) of each arm: " in capsys.readouterr().out
+    assert run(robot, "end") == 0
+    assert "torque off" in capsys.readouterr().out
+    np.testing.assert_allclose(robot.arms.sent[-1], there, atol=1e-6)
+    assert not robot.arms._on.any()
 
 
 @pytest.mark.parametrize(
@@ -269,19 +262,19 @@ def test_a_clear_is_of_the_state_that_was_printed(robot, capsys, monkeypatch):
     assert run(robot, "clear") == 1
     assert "clear: it is of generation" in one_sentence(capsys.readouterr().err)
     assert operator.next_state()["state"] == "STOPPED"
-
-
-def test_a_stop_that_no_one_confirms_is_shouted(robot, capsys):
     with patch.object(RobotClient, "_exchange", side_effect=RobotError("no answer")):
         for command in ("stop", "hold"):
             assert run(robot, command) == 1
-            assert "THE ROBOT DID NOT CONFIRM. Press the hardware emergency stop." in one_sentence(
-                capsys.readouterr().err
-            )
+            error = one_sentence(capsys.readouterr().err)
+            assert "THE ROBOT DID NOT CONFIRM. Press the hardware emergency stop." in error
 
 
 def test_keys_are_made_and_admit_who_has_them(tmp_path, capsys):
     folder = tmp_path / "keys"
+    for more in (["--add", "desk"], ["--revoke", "desk"]):
+        assert main(["keys", str(tmp_path), *more]) == 2
+        assert "has no server's keys" in one_sentence(capsys.readouterr().err)
+    assert not [path for path in tmp_path.rglob("*")]
     assert main(["keys", str(folder)]) == 0
     assert 'keys = "' in capsys.readouterr().out
     for path, mode in ((folder, 0o700), (folder / "allowed", 0o700), (folder / "server.json", 0o600)):
@@ -337,10 +330,3 @@ def test_no_key_is_overwritten_and_a_wrong_one_is_named(tmp_path, capsys, argume
     assert named in re.sub(r"\s+", " ", one_sentence(capsys.readouterr().err))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert [key.name for key in read_allowed(folder).values()] == ["desk"]
-
-
-def test_a_folder_without_a_servers_keys_admits_no_one(tmp_path, capsys):
-    for more in (["--add", "desk"], ["--revoke", "desk"]):
-        assert main(["keys", str(tmp_path), *more]) == 2
-        assert "has no server's keys" in one_sentence(capsys.readouterr().err)
-    assert not [path for path in tmp_path.rglob("*")]

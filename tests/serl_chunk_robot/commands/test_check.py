@@ -25,18 +25,11 @@ def swapped(x):
 
 
 def exchanged(x):
-    y = x.copy()
-    y[[3, 4]] = y[[4, 3]]
-    return y
+    return x[[0, 1, 2, 4, 3, 5, 6]]
 
 
 def gripper(scale=1.0, offset=0.0):
-    def change(x):
-        y = x.copy()
-        y[6] = scale * y[6] + offset
-        return y
-
-    return change
+    return lambda x: np.where(np.arange(len(x)) == 6, scale * x + offset, x)
 
 
 def checked(arms, tmp_path, table="", operator_clears=True):
@@ -92,12 +85,8 @@ def test_where_nobody_clears_a_stop_later_ones_are_not_tried(tmp_path):
     assert "stopped by" in final["word"]
 
 
-def in_degrees(x):
-    return np.where(np.arange(len(x)) % 7 == 6, x, np.degrees(x))
-
-
-def from_degrees(x):
-    return np.where(np.arange(len(x)) % 7 == 6, x, np.radians(x))
+def turned(unit):
+    return lambda x: np.where(np.arange(len(x)) % 7 == 6, x, unit(x))
 
 
 CLOSED = (*LEVEL[:6], 0.0)
@@ -111,8 +100,8 @@ FAULTS = {  # arms, more of the robot's file, the finding that names the fault, 
     "dead joint": (dict(dead=(4,)), "", "joint 4", "does not move"),
     "limits too wide": ({}, "profile.evaluating.high = 9", "file", "beyond the driver's"),
     "limits too narrow": ({}, "profile.evaluating.high = [3, -1.1, 1.5, 3, 2, 3, 1]", "limits evaluating", "Widen"),
-    "measured in degrees": (dict(start=BENT, measured=in_degrees), "", "robot", "rad, not degrees"),
-    "commanded in degrees": (dict(start=LEVEL, commanded=from_degrees), "", "joint 0", "takes degrees"),
+    "measured in degrees": (dict(start=BENT, measured=turned(np.degrees)), "", "robot", "rad, not degrees"),
+    "commanded in degrees": (dict(start=LEVEL, commanded=turned(np.radians)), "", "joint 0", "takes degrees"),
     "states too seldom": (dict(state_hz=20.0), "", "state", "states a second"),
     "late commands": (dict(latency=0.15), "", "joint 0", "behind its set point"),
     "stale state": (dict(stale=0.2), "", "robot", "ms old"),
@@ -137,12 +126,9 @@ def test_each_planted_fault_is_found(tmp_path, fault):
         if fault not in ("swapped arms", "late commands", "commanded in degrees"):  # of these, all joints are wrong
             assert others == allowed
         assert "stop" not in found  # no stop is provoked on arms that do not obey
-
-
-def test_the_report_is_written_for_people_and_programs(tmp_path):
-    found, _, _ = checked(WiredArms(arms=1, faults=("joint 3 is in mode velocity",)), tmp_path)
-    text = write_report(list(found.values()), "cell_3", tmp_path)
-    assert "-> Set the control mode" in text.read_text()
-    values = json.loads(text.with_suffix(".json").read_text())
-    assert values["ok"] is False
-    assert [f["name"] for f in values["findings"]] == list(found)
+    if fault == "control mode":
+        text = write_report(list(found.values()), "cell_3", tmp_path)
+        assert "-> Set the control mode" in text.read_text()
+        values = json.loads(text.with_suffix(".json").read_text())
+        assert values["ok"] is False
+        assert [f["name"] for f in values["findings"]] == list(found)

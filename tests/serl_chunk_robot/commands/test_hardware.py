@@ -61,11 +61,8 @@ def test_cameras_are_named_by_serial_number_then_place_and_metadata_is_left_out(
         machine.v4l2("dev/v4l/by-path/pci-0-usb-1-2-video-index0"),
         machine.v4l2("dev/v4l/by-id/usb-Logi_B2-video-index0"),
     ]
-
-
-def test_a_node_without_links_is_named_by_itself(machine):
-    machine.write("dev/video0")
-    assert find_cameras(machine.root) == [machine.v4l2("dev/video0")]
+    machine.write("dev/video20")
+    assert find_cameras(machine.root)[-1] == machine.v4l2("dev/video20"), "a node without links"
     assert find_cameras(machine.root / "none") == []
 
 
@@ -126,12 +123,8 @@ def test_a_device_without_rights_is_named_with_the_command_that_helps(machine, m
     assert "sudo usermod -aG video $USER, and log in again" in str(camera)
     assert "sudo usermod -aG dialout $USER, and log in again" in str(port)
     assert "aloha_ros1" in str(port)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may open every device")
-def test_rights_are_those_of_this_user(tmp_path):
-    path = tmp_path / "video0"
-    path.touch(mode=0o000)
-    assert "not permitted" in hardware.rights(path, "video")
-    path.chmod(0o600)
+    monkeypatch.undo()
+    path = machine.write("video0")
     assert hardware.rights(path, "video") == ""
+    path.chmod(0o000)
+    assert os.geteuid() == 0 or "not permitted" in hardware.rights(path, "video")

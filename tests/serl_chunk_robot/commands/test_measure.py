@@ -13,13 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from robot_limits import GRIPPERS, HOME, limits
+from robot_limits import HOME, limits
 from robot_served import HERE, Reading, free_port, wait
 from robot_world import World
 
 from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.commands.measure import Recording, camera_latency, motion_lag, record, report
-from serl_chunk_robot.control.loop import Resistance
 from serl_chunk_robot.control.motions import LONGEST_SWING, Oscillation
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.main import main
@@ -87,16 +86,6 @@ def test_a_swing_is_within_the_profile_and_ends_where_it_began():
     np.testing.assert_allclose(sent[-1], HOME, atol=1e-6)
     others = np.arange(len(HOME)) != JOINT
     np.testing.assert_allclose(sent[:, others], np.broadcast_to(HOME[others], sent[:, others].shape), atol=1e-9)
-
-
-def test_a_swing_that_meets_resistance_ends():
-    world = World().ready()
-    effort = np.where(np.isin(np.arange(len(HOME)), GRIPPERS), np.inf, 1e-6)
-    world.ask("jog", "operator", motion=swing(world, effort=effort))
-    while world.state == "MOVE":
-        world.run()
-    assert "resistance: joint 1" in world.loop.machine.word
-    assert issubclass(Resistance, Exception)
 
 
 @pytest.mark.parametrize(

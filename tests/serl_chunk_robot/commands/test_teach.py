@@ -75,39 +75,28 @@ def test_the_extremes_become_limits_of_every_profile(robot):
         write_taught(file, spec, low, most, file.path.parent.parent / "taught.toml")
 
 
-def test_arms_with_torque_are_not_taught(robot):
-    _, _, server = robot
+def test_arms_with_torque_or_that_are_not_measured_are_not_taught(robot):
+    file, arms, server = robot
+    with pytest.raises(ConfigError, match="no joint was moved"):
+        taught(file, arms.spec(), arms.q, arms.q + 0.1, 0.05)
     operator = server.client("operator")
     for prepare in (lambda: None, lambda: operator.request("clear")):
         prepare()
         with pytest.raises(RobotError, match="torque on"):
             extremes(operator, 1.0, lambda line: None)
 
+    def jump():
+        arms._rest = arms.q = arms.q + 1.0 * (np.arange(7) == 0)
 
-def test_torque_that_comes_back_ends_it(robot):
-    _, arms, server = robot
-    client = without_torque(server)
-    passes = iter(range(1000))
-    server.each_pass = lambda state: arms.clear_faults() if next(passes) == 20 else None
-    with pytest.raises(RobotError, match="torque on"):
-        extremes(client, 20.0, lambda line: None)
-
-
-def test_arms_that_are_not_measured_are_not_taught(robot):
-    _, arms, server = robot
-    client = without_torque(server)
-    passes = iter(range(1000))
-
-    def jump(state):
-        if next(passes) == 20:
-            arms._rest = arms.q = arms.q + 1.0 * (np.arange(7) == 0)
-
-    server.each_pass = jump
-    with pytest.raises(RobotError, match="jumped"):
-        extremes(client, 20.0, lambda line: None)
-
-
-def test_limits_need_a_joint_that_moved(robot):
-    file, arms, _ = robot
-    with pytest.raises(ConfigError, match="no joint was moved"):
-        taught(file, arms.spec(), arms.q, arms.q + 0.1, 0.05)
+    for happens, named in ((arms.clear_faults, "torque on"), (jump, "jumped")):
+        operator.request("torque_off")
+        server.each_pass = lambda state: None
+        for _ in range(5):
+            server.advance()
+        passes = iter(range(1000))
+        server.each_pass = lambda state, happens=happens, passes=passes: happens() if next(passes) == 20 else None
+        with pytest.raises(RobotError, match=named):
+            extremes(operator, 20.0, lambda line: None)
+        server.each_pass = lambda state: None
+        if named == "torque on":
+            operator.request("clear")

@@ -38,14 +38,31 @@ def moved(motion: StepSequence, world: World | None = None, event: str = "reset"
     return world
 
 
-def test_a_reset_takes_its_steps_one_after_the_other():
-    world = World().ready()
-    motion = reset(world, step(THERE), step(add=-0.2 * (np.arange(J) == 1)), step(STAY, speed=0.1))
-    moved(motion, world)
-    assert world.state == "HOLD"
-    np.testing.assert_allclose(world.arms.sent[-1], THERE - 0.2 * (np.arange(J) == 1), atol=1e-6)
+def test_a_reset_takes_its_steps_one_after_the_other_a_second_after_the_beep_and_then_puts_its_scene_in_place():
+    world, beeps, scenes = World().ready(), [], []
+    first = np.arange(J) == 0
+    motion = reset(
+        world, step(THERE), step(add=-0.2 * (np.arange(J) == 1)), step(STAY, speed=0.1),
+        step(least=np.where(first, THERE[0] + 0.1, -np.inf)), step(least=np.where(first, THERE[0] - 0.1, -np.inf)),
+        beep=lambda: beeps.append(world.now), stands=1.0, scene=lambda: scenes.append(world.arms.sent[-1].copy()),
+    )  # fmt: skip
+    world.ask("reset", "controller", motion=motion)
+    began = world.now
+    world.run(round(0.99 / DT))
+    np.testing.assert_array_equal(world.arms.sent[-1], HOME)
+    assert (world.state, scenes) == ("MOVE", [])
+    world.until("HOLD", 4000)
+    assert beeps == [pytest.approx(began + DT)]
+    end = THERE - 0.2 * (np.arange(J) == 1) + 0.1 * first  # a step to a height leads up, and never down
+    np.testing.assert_allclose(world.arms.sent[-1], end, atol=1e-6)
+    np.testing.assert_allclose(scenes, [end], atol=1e-6)
+    assert motion.goal(world.loop._at, world.arms.last, world.now) is None
+    assert len(scenes) == 1
     assert min(np.abs(sent - THERE).max() for sent in world.arms.sent) < 1e-6
     assert not world.gate.counts, "a motion is within the profile by itself"
+    for episode in range(7):
+        due = reset(world, step(THERE, every=3), step(HOME + 0.01), episode=episode)._todo
+        assert len(due) == (2 if episode % 3 == 0 else 1)
 
 
 @pytest.mark.parametrize("speed", [0.1, 0.3, 1.0])
@@ -58,27 +75,6 @@ def test_a_step_moves_at_its_share_of_the_profile(speed):
     jerk = np.abs(np.diff(way, 3, axis=0)) / DT**3
     assert (jerk <= np.maximum(speed * world.limits.rates.jerk, 1) * 1.01).all()
     np.testing.assert_allclose(world.arms.sent[-1], THERE, atol=1e-6)
-
-
-def test_it_begins_a_second_after_the_beep():
-    world, beeps = World().ready(), []
-    motion = reset(world, step(THERE), beep=lambda: beeps.append(world.now), stands=1.0)
-    world.ask("reset", "controller", motion=motion)
-    began = world.now
-    world.run(round(0.99 / DT))
-    np.testing.assert_array_equal(world.arms.sent[-1], HOME)
-    assert world.state == "MOVE"
-    world.until("HOLD")
-    assert beeps == [pytest.approx(began + DT)]
-    np.testing.assert_allclose(world.arms.sent[-1], THERE, atol=1e-6)
-
-
-def test_steps_are_due_every_so_many_episodes():
-    world = World()
-    steps = step(THERE, every=3), step(HOME + 0.01)
-    for episode in range(7):
-        ends = [way for _, way in reset(world, *steps, episode=episode)._todo]
-        assert len(ends) == (2 if episode % 3 == 0 else 1)
 
 
 def test_what_is_drawn_is_recorded_and_repeats():
@@ -155,19 +151,23 @@ def test_compliance_is_set_where_its_step_begins():
     assert world.arms.settings == {"compliance": 0.1, "load": 0.3}
 
 
-def test_a_setting_that_the_driver_refuses_stops_the_robot():
-    def refuse(name: str, value: object) -> None:
-        raise DriverError(f"{name}: unknown")
+def fails(*_: object) -> None:
+    raise DriverError("it is refused")
 
-    world = moved(reset(World(), step(THERE, set={"stiffness": 1}), set=refuse))
+
+@pytest.mark.parametrize(("steps", "more", "place"), [
+    ((step(THERE, set={"stiffness": 1}),), {"set": fails}, HOME), ((step(THERE),), {"scene": fails}, THERE),
+])  # fmt: skip
+def test_a_setting_or_a_scene_that_fails_stops_the_robot(steps, more, place):
+    world = moved(reset(World(), *steps, **more))
     world.until("STOPPED")
-    assert "stiffness" in world.loop.machine.word
-    np.testing.assert_array_equal(world.arms.sent[-1], HOME)
+    assert "it is refused" in world.loop.machine.word
+    np.testing.assert_allclose(world.arms.sent[-1], place, atol=1e-6)
 
 
-def test_it_waits_for_the_operator_at_the_end_of_a_step():
+def test_it_waits_at_the_end_of_a_step_for_the_operator_or_for_its_seconds():
     world = World().ready()
-    motion = reset(world, step(THERE, wait=True), step(HOME, wait=True))
+    motion = reset(world, step(THERE, wait=True), step(HOME, wait=True), step(THERE, stands=2.0), step(HOME))
     assert not motion.proceed()
     world.ask("reset", "controller", motion=motion)
     for place in (THERE, HOME):
@@ -177,14 +177,6 @@ def test_it_waits_for_the_operator_at_the_end_of_a_step():
         assert motion.proceed()
         world.run()
         assert not motion.waiting
-    world.until("HOLD")
-    assert not motion.proceed()
-
-
-def test_it_stands_at_the_end_of_a_step_for_the_seconds_of_its_wait():
-    world = World().ready()
-    world.ask("reset", "controller", motion=reset(world, step(THERE, stands=2.0), step(HOME)))
-    world.run()
     while np.abs(world.arms.sent[-1] - THERE).max() > 1e-6:
         world.run()
     there = world.now
@@ -192,13 +184,7 @@ def test_it_stands_at_the_end_of_a_step_for_the_seconds_of_its_wait():
         world.run()
     assert 2.0 - DT <= world.now - there < 2.1  # the next way begins slowly
     world.until("HOLD")
-
-
-def test_a_step_to_a_height_leads_up_and_never_down():
-    first = np.arange(J) == 0
-    for least, there in ((HOME[0] + 0.1, HOME[0] + 0.1), (HOME[0] - 0.1, HOME[0])):
-        world = moved(reset(World(), step(least=np.where(first, least, -np.inf))))
-        np.testing.assert_allclose(world.arms.sent[-1], np.where(first, there, HOME), atol=1e-6)
+    assert not motion.proceed()
 
 
 def test_a_step_that_relieves_leads_the_set_point_to_where_the_robot_is_before_the_next_one_acts():
@@ -242,10 +228,20 @@ def test_a_goal_that_the_gate_keeps_it_from_is_given_up():
     assert "joint 0 is kept" in world.heard[-2].word
 
 
-def test_it_parks():
+def test_it_parks_and_jogs_one_joint_at_once():
     world = moved(Park(HOME, THERE, World().limits), event="park")
     np.testing.assert_allclose(world.arms.sent[-1], THERE, atol=1e-6)
     assert world.state == "HELD"
+    world = World().ready()
+    moved(Jog(HOME, 9, -0.2, world.limits), world, "jog", passes=2)
+    assert world.arms.sent[-1][9] < HOME[9]
+    world.until("HELD")
+    np.testing.assert_allclose(world.arms.sent[-1], HOME - 0.2 * (np.arange(J) == 9), atol=1e-6)
+    asleep = np.where(np.arange(J) == 1, LOW - 0.02, HOME)
+    Jog(asleep, 3, 0.1, world.limits)  # a joint that stays may be outside its limits
+    Jog(asleep, 1, 0.1, world.limits)
+    with pytest.raises(ConfigError, match=naming("angle")):
+        Jog(asleep, 1, 0.01, world.limits)
 
 
 @pytest.mark.parametrize("reaches", [9.0, 0.2])  # rad, which joint 0 does not get beyond
@@ -287,14 +283,6 @@ def test_a_doubtful_sample_is_neither_published_nor_given_to_a_motion():
     assert status.reading is seen[-1] is good
 
 
-def test_a_jog_moves_one_joint_at_once():
-    world = World().ready()
-    moved(Jog(HOME, 9, -0.2, world.limits), world, "jog", passes=2)
-    assert world.arms.sent[-1][9] < HOME[9]
-    world.until("HELD")
-    np.testing.assert_allclose(world.arms.sent[-1], HOME - 0.2 * (np.arange(J) == 9), atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("make", "parameter", "named"),
     [
@@ -314,34 +302,3 @@ def test_a_goal_outside_the_limits_is_refused(make, parameter, named):
     with pytest.raises(ConfigError, match=naming(parameter, named)) as e:
         make(World().limits)
     assert e.value.parameter == parameter
-
-
-def test_a_joint_that_stays_may_be_outside_its_limits():
-    asleep = np.where(np.arange(J) == 1, LOW - 0.02, HOME)
-    limits = World().limits
-    Jog(asleep, 3, 0.1, limits)
-    Jog(asleep, 1, 0.1, limits)
-    with pytest.raises(ConfigError, match=naming("angle")):
-        Jog(asleep, 1, 0.01, limits)
-
-
-def test_a_scene_is_put_in_place_once_after_the_last_step():
-    world, seen = World().ready(), []
-    motion = reset(world, step(THERE), scene=lambda: seen.append(world.arms.sent[-1].copy()))
-    moved(motion, world)
-    assert world.state == "HOLD"
-    assert len(seen) == 1
-    np.testing.assert_allclose(seen[0], THERE, atol=1e-6)
-    assert motion.goal(world.loop._at, world.arms.last, world.now) is None
-    assert len(seen) == 1
-
-
-def test_a_scene_that_fails_stops_the_robot():
-    def fails() -> None:
-        raise DriverError("the cube is gone")
-
-    world = World().ready()
-    moved(reset(world, step(THERE), scene=fails), world)
-    world.run(100)
-    assert world.state == "STOPPED"
-    assert "the cube is gone" in world.loop.machine.word

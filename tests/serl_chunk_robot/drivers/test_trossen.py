@@ -112,30 +112,22 @@ def test_a_controller_that_does_not_answer_is_named_after_the_time_out(wheel, ti
     driver.close()
 
 
-def test_an_unknown_end_effector_is_refused_with_the_valid_ones(rig):
-    rig.driver = TrossenArms(addresses=[LEFT], end_effector="claw")
-    with pytest.raises(DriverError, match="'claw' is unknown, expected one of wxai_v0_follower"):
-        rig.connect()
-
-
 def test_connecting_sets_no_mode_and_clears_no_error(rig):
     rig.connect()
     assert not rig.read().torque
     assert [c.calls + c.commands for c in rig.controllers] == [[], []]
     assert [c.modes for c in rig.controllers] == [[Mode.idle] * 7] * 2
+    with pytest.raises(DriverError, match="idle"):
+        rig.driver.command(rig.read().q, 0.02)
+    assert [c.error for c in rig.controllers] == ["", ""]
     rig.driver.close()
+    with pytest.raises(DriverError, match="'claw' is unknown, expected one of wxai_v0_follower"):
+        TrossenArms(addresses=[LEFT], end_effector="claw").connect(time.monotonic)
     rig.controllers[1].error = "Joint overheated"
     rig.driver = TrossenArms(addresses=[LEFT, RIGHT])
     with pytest.raises(DriverError, match=f"{RIGHT}: no controller can be used .Joint overheated"):
         rig.connect()
     assert rig.controllers[1].error
-
-
-def test_an_idle_arm_takes_no_set_point(rig):
-    rig.connect()
-    with pytest.raises(DriverError, match="idle"):
-        rig.driver.command(rig.read().q, 0.02)
-    assert [c.error for c in rig.controllers] == ["", ""]
 
 
 def test_clear_switches_to_position_where_the_arms_are(rig):

@@ -59,32 +59,24 @@ def test_a_resized_pixel_is_the_mean_of_its_area(height, width, rows, columns):
     assert np.abs(shown - exact).max() < 0.5 + 1e-3
 
 
-def test_nothing_to_change_copies_nothing():
+def test_a_crop_is_as_hil_serl_writes_it_and_nothing_to_change_copies_nothing():
+    assert np.array_equal(read(crop=[3, 1, 4, 2]).apply(IMAGE), IMAGE[1:3, 3:7])
     assert View().apply(IMAGE) is IMAGE
     assert View().size(DEVICE) == DEVICE
 
 
-def test_a_crop_as_hil_serl_writes_it():
-    shown = read(crop=[3, 1, 4, 2]).apply(IMAGE)
-    assert np.array_equal(shown, IMAGE[1:3, 3:7])
+NOT_WITHIN = [{"crop": x} for x in ([0, 0, 9, 2], [0, 5, 2, 2], [-1, 0, 2, 2], [0, 0, 0, 2])]
 
 
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"crop": [0, 0, 9, 2]}, "within 8 x 6 pixels"),
-        ({"crop": [0, 5, 2, 2]}, "within 8 x 6 pixels"),
-        ({"crop": [-1, 0, 2, 2]}, "within 8 x 6 pixels"),
-        ({"crop": [0, 0, 0, 2]}, "within 8 x 6 pixels"),
-        ({"crop": [0, 0, 2.0, 2]}, "4 whole numbers"),
-        ({"crop": 3}, "4 whole numbers"),
-        ({"rotate": 45}, "0, 90, 180 or 270"),
-        ({"rotate": True}, "0, 90, 180 or 270"),
-        ({"flip": "both"}, "horizontal or vertical"),
-        ({"resize": [128]}, "2 whole numbers"),
+        *((each, "within 8 x 6 pixels") for each in NOT_WITHIN), ({"crop": [0, 0, 2.0, 2]}, "4 whole numbers"),
+        ({"crop": 3}, "4 whole numbers"), *(({"rotate": x}, "0, 90, 180 or 270") for x in (45, True)),
+        ({"flip": "both"}, "horizontal or vertical"), ({"resize": [128]}, "2 whole numbers"),
         ({"resize": [0, 128]}, "above 0"),
     ],
-)
+)  # fmt: skip
 def test_a_view_that_cannot_be_is_refused_with_its_key(values, named):
     with pytest.raises(ConfigError, match=named) as raised:
         read(**values)

@@ -89,6 +89,14 @@ driver = "my_camera.py:MyCamera"
 height = 60
 width = 80
 """
+VIEWS = f"""{CAMERAS}
+[[camera]]
+name = "gripper"
+of = "wrist"
+crop = [10, 20, 40, 30]
+rotate = 90
+resize = [16, 16]
+"""
 CAMERA = """
 from serl_chunk_robot.drivers.camera import CameraSpec
 from serl_chunk_robot.drivers.fake_camera import FakeCamera
@@ -136,45 +144,16 @@ class Silent(MyArm):
     def spec(self):
         raise RuntimeError("no table")
 
-class Stuck(MyArm):
-    def spec(self):
-        return super().spec()._replace(velocity=(0.0,) * 14)
+def differs(**fields):
+    class Other(MyArm):
+        def spec(self):
+            return super().spec()._replace(**fields)
+    return Other
 
-class Bare(MyArm):
-    def spec(self):
-        return super().spec()._replace(grippers=())
-
-class Wrenches(MyArm):
-    def spec(self):
-        return super().spec()._replace(targets="wrenches")
-
-class Weak(MyArm):
-    def spec(self):
-        return super().spec()._replace(effort=(0.0,) * 14)
-
-class Posed(MyArm):
-    def spec(self):
-        return super().spec()._replace(targets="poses", grippers=())
-
-class Degrees(MyArm):
-    def spec(self):
-        return super().spec()._replace(low=(-180.0,) * 14)
-
-class Fast(MyArm):
-    def spec(self):
-        return super().spec()._replace(velocity=(2000.0,) * 14)
-
-class Endless(MyArm):
-    def spec(self):
-        return super().spec()._replace(high=(float("inf"),) * 14)
-
-class Jerky(MyArm):
-    def spec(self):
-        return super().spec()._replace(jerk=(1.0,))
-
-class Odd(MyArm):
-    def spec(self):
-        return super().spec()._replace(high=(1.0,))
+Stuck, Fast, Weak = differs(velocity=(0.0,) * 14), differs(velocity=(2000.0,) * 14), differs(effort=(0.0,) * 14)
+Bare, Wrenches, Posed = differs(grippers=()), differs(targets="wrenches"), differs(targets="poses", grippers=())
+Degrees, Endless = differs(low=(-180.0,) * 14), differs(high=(float("inf"),) * 14)
+Jerky, Odd = differs(jerk=(1.0,)), differs(high=(1.0,))
 """
 
 
@@ -195,7 +174,11 @@ def test_two_lines_are_enough(tmp_path):
     file = of(tmp_path, SHORT)
     driver = load_driver(file)
     assert isinstance(driver, FakeArms)
+    spec = driver.spec()
+    assert (spec.low, spec.high, spec.grippers) == (tuple(LOW), tuple(HIGH), GRIPPERS)
+    np.testing.assert_array_equal(driver.q, HOME)
     checked(file, driver.spec(), driver.q)
+    checked(file, driver.spec(), np.where(np.arange(J) == 1, LOW - 0.02, HOME))  # on a limit
     assert (file.host, file.port, file.rate, file.start) == ("127.0.0.1", 5600, None, "first_day")
     assert (file.keys, file.arms, file.reset, file.park) == (None, None, (), None)
     np.testing.assert_array_equal(file.effort, driver.spec().effort)
@@ -207,13 +190,6 @@ def test_two_lines_are_enough(tmp_path):
     for profile in file.profiles.values():
         assert (profile.limits.overspeed > profile.limits.rates.velocity).all()
         Gate(profile.limits, 0.005)
-
-
-def test_the_fake_arms_are_those_of_the_benchmark():
-    spec = viperx_arms().spec()
-    assert (spec.low, spec.high, spec.grippers) == (tuple(LOW), tuple(HIGH), GRIPPERS)
-    np.testing.assert_array_equal(viperx_arms().q, HOME)
-    assert len(viperx_arms(arms=1).spec().low) == 7
 
 
 @pytest.mark.parametrize("name", ["exploring", "evaluating", "teleop"])
@@ -270,73 +246,12 @@ def test_cameras_have_a_port_each_behind_the_robots(tmp_path):
     assert wrist.source.options == {"height": 60, "width": 80}
     assert load_camera(wrist.source).spec() == wrist.spec
     assert of(tmp_path, SHORT).cameras == ()
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "parameter", "named"),
-    [
-        ('name = "top"', "", "camera[0].name", "missing"),
-        ('name = "top"', 'name = "a top"', "camera[0].name", "letters, digits"),
-        ('name = "top"', 'name = "wrist"', "camera[1].name", "no camera before"),
-        ('driver = "fake"\n\n', "", "camera[0].driver", "missing"),
-        ('driver = "fake"\n\n', 'driver = "fak"\n', "camera[0].driver", "Did you mean fake"),
-        ("height = 60", "hight = 60", "camera[1].hight", "Did you mean height"),
-        ("height = 60", "height = 60\nlatency = -0.1", "camera[1].latency", "0 to 1"),
-        ("height = 60", "height = 0", "camera[1].driver", "cannot be made"),
-        ("height = 60", "height = 2026-01-01", "camera[1].height", "a text, a number"),
-        (":MyCamera", ":Large", "camera[1].driver", "from 1 to 4096 pixels"),
-        (":MyCamera", ":Blind", "camera[1].driver", "no lens"),
-        (':MyCamera"\nheight = 60\nwidth = 80', ':Half"', "camera[1].driver", "lacks the methods open, read, close"),
-    ],
-)
-def test_a_bad_camera_is_refused_with_its_key(tmp_path, old, new, parameter, named):
-    assert old in CAMERAS
-    with pytest.raises(ConfigError, match=naming(parameter, named, "robot.toml")):
-        of(tmp_path, SHORT + CAMERAS.replace(old, new))
-
-
-VIEWS = (
-    CAMERAS
-    + """
-[[camera]]
-name = "gripper"
-of = "wrist"
-crop = [10, 20, 40, 30]
-rotate = 90
-resize = [16, 16]
-"""
-)
-
-
-def test_several_views_of_one_device_have_a_port_each(tmp_path):
     top, wrist, gripper = of(tmp_path, SHORT + VIEWS).cameras
     assert (gripper.source, gripper.of, wrist.of) == (wrist.source, "wrist", "")
     assert [c.port for c in (top, wrist, gripper)] == [top.port, top.port + 1, top.port + 2]
     assert (gripper.spec.height, gripper.spec.width, wrist.spec.height) == (16, 16, 60)
     assert gripper.view.crop == (10, 20, 40, 30)
     assert wrist.view == View()
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "parameter", "named"),
-    [
-        ('of = "wrist"', 'of = "rist"', "camera[2].of", "a camera before it that has a driver"),
-        ('of = "wrist"', 'of = "gripper"', "camera[2].of", "a camera before it that has a driver"),
-        ("rotate = 90", "height = 20", "camera[2].height", "unknown key"),
-        ("rotate = 90", 'driver = "fake"', "camera[2].driver", "unknown key"),
-        ("[10, 20, 40, 30]", "[50, 20, 40, 30]", "camera[2].crop", "within 80 x 60"),
-        ("[16, 16]", "[16, 4097]", "camera[2].resize", "up to 4096"),
-    ],
-)
-def test_a_view_that_cannot_be_is_refused_with_its_key(tmp_path, old, new, parameter, named):
-    assert old in VIEWS
-    with pytest.raises(ConfigError, match=naming(parameter, named)):
-        of(tmp_path, SHORT + VIEWS.replace(old, new))
-
-
-def test_a_port_without_room_for_the_cameras_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=naming("port", "for each camera")):
-        of(tmp_path, SHORT + "port = 65533\n" + CAMERAS)
 
 
 def test_the_documented_file_is_valid(tmp_path):
@@ -346,12 +261,6 @@ def test_the_documented_file_is_valid(tmp_path):
     checked(file, driver.spec(), HOME)
     Reset(HOME, file.reset, file.profiles["careful"].limits, episode=0, rng=np.random.default_rng(0), arms=file.arms)
     Park(HOME, file.park, file.profiles["careful"].limits)
-
-
-def test_a_driver_of_the_command_line_replaces_the_files(tmp_path):
-    path = written(tmp_path, 'name = "cell"\n')
-    assert load(path, driver="fake").driver == "fake"
-    assert load(written(tmp_path, SHORT), driver="my_arm.py:MyArm").driver == "my_arm.py:MyArm"
 
 
 def test_a_digest_is_of_what_acts(tmp_path):
@@ -379,7 +288,37 @@ DEVICE = SHORT + '[[device]]\nname = "mine"\ndriver = "{}"\n'
 STEP = SHORT + "[[reset.step]]\n"
 PROFILE = SHORT + "[profile.first_day]\n"
 CHAIN = SHORT + "[[kinematics.arm]]\nbase = [0, 0, 0]\ntip = [0.1, 0, 0]\n"
+
+
+def camera(old: str, new: str, of: str = CAMERAS) -> str:
+    assert old in of
+    return SHORT + of.replace(old, new)
+
+
+def view(old: str, new: str) -> str:
+    return camera(old, new, VIEWS)
+
+
 BAD = [  # text, parameter, what else the error names
+    (camera('name = "top"', ""), "camera[0].name", "missing"),
+    (camera('name = "top"', 'name = "a top"'), "camera[0].name", "letters, digits"),
+    (camera('name = "top"', 'name = "wrist"'), "camera[1].name", "no camera before"),
+    (camera('driver = "fake"\n\n', ""), "camera[0].driver", "missing"),
+    (camera('driver = "fake"\n\n', 'driver = "fak"\n'), "camera[0].driver", "Did you mean fake"),
+    (camera("height = 60", "hight = 60"), "camera[1].hight", "Did you mean height"),
+    (camera("height = 60", "height = 60\nlatency = -0.1"), "camera[1].latency", "0 to 1"),
+    (camera("height = 60", "height = 0"), "camera[1].driver", "cannot be made"),
+    (camera("height = 60", "height = 2026-01-01"), "camera[1].height", "a text, a number"),
+    (camera(":MyCamera", ":Large"), "camera[1].driver", "from 1 to 4096 pixels"),
+    (camera(":MyCamera", ":Blind"), "camera[1].driver", "no lens"),
+    (camera(':MyCamera"\nheight = 60\nwidth = 80', ':Half"'), "camera[1].driver", "lacks the methods open, read"),
+    (view('of = "wrist"', 'of = "rist"'), "camera[2].of", "a camera before it that has a driver"),
+    (view('of = "wrist"', 'of = "gripper"'), "camera[2].of", "a camera before it that has a driver"),
+    (view("rotate = 90", "height = 20"), "camera[2].height", "unknown key"),
+    (view("rotate = 90", 'driver = "fake"'), "camera[2].driver", "unknown key"),
+    (view("[10, 20, 40, 30]", "[50, 20, 40, 30]"), "camera[2].crop", "within 80 x 60"),
+    (view("[16, 16]", "[16, 4097]"), "camera[2].resize", "up to 4096"),
+    (SHORT + "port = 65533\n" + CAMERAS, "port", "for each camera"),
     ('driver = "fake"', "name", "missing"),
     ('name = "a"', "driver", "missing"),
     ('name = 3\ndriver = "fake"', "name", "3"),
@@ -521,14 +460,9 @@ BAD = [  # text, parameter, what else the error names
 ]  # fmt: skip
 
 
-def test_each_range_is_tried():
-    assert {each.why for each in (*RANGES.values(), *PROFILE_RANGES.values())} <= {named for _, _, named in BAD}
-
-
 def test_steps_of_tips_are_of_the_arms_they_name(tmp_path):
-    more = "\n[[reset.step]]\n".join(
-        ["", "lift = 0.1", "arm = 1\nlift = -0.05", "arm = 1\npose = [0.4, 0, 0.2, 0, 1, 0]"]
-    )
+    steps = "", "lift = 0.1", "arm = 1\nlift = -0.05", "arm = 1\npose = [0.4, 0, 0.2, 0, 1, 0]"
+    more = "\n[[reset.step]]\n".join(steps)
     both, one, pose = of(tmp_path, LONG + more).reset[-3:]
     assert (both.tips, both.lift, both.pose) == ((0, 1), 0.1, None)
     assert (one.tips, one.lift, one.pose) == ((1,), -0.05, None)
@@ -595,9 +529,12 @@ def test_a_bad_file_is_refused_with_its_key_and_value(tmp_path, text, parameter,
     with pytest.raises(ConfigError, match=naming(parameter, named, path)) as e:
         load(path)
     assert e.value.parameter == parameter
+    assert {each.why for each in (*RANGES.values(), *PROFILE_RANGES.values())} <= {named for _, _, named in BAD}
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
+def test_a_file_that_cannot_be_read_is_named_and_the_command_line_replaces_its_driver(tmp_path):
+    assert load(written(tmp_path, 'name = "cell"\n'), driver="fake").driver == "fake"
+    assert load(written(tmp_path, SHORT), driver="my_arm.py:MyArm").driver == "my_arm.py:MyArm"
     for path in (tmp_path / "none.toml", written(tmp_path, "name = ")):
         with pytest.raises(ConfigError, match=naming(path)):
             load(path)
@@ -624,61 +561,27 @@ AT_HOME = f"[[reset.step]]\njoints = {HOME.tolist()}\n"
         (SHORT, SPEC, HOME + 0.6 * (np.arange(J) == 2), "profile.first_day", "1.760"),
         (SHORT, SPEC, np.where(np.arange(J) == 9, np.nan, HOME), "profile.first_day", "nan"),
         # A park pose and places of resets, in every profile.
-        (
-            f"park = {[0, -1.8, 1.5, 0, 0.5, 0, 0] * 2}\n" + SHORT + NARROW.format("teleop", "-1.5"),
-            SPEC,
-            None,
-            "profile.teleop",
-            "park: joint 1 would go to -1.8, expected a place within this profile's -1.5 to 1.26: `end` could not",
-        ),
+        (f"park = {[0, -1.8, 1.5, 0, 0.5, 0, 0] * 2}\n" + SHORT + NARROW.format("teleop", "-1.5"), SPEC, None,
+         "profile.teleop",
+         "park: joint 1 would go to -1.8, expected a place within this profile's -1.5 to 1.26: `end` could not"),
         (SHORT + NARROW.format("teleop", "-0.9") + AT_HOME, SPEC, None, "profile.teleop", "reset.step[0]: joint 1"),
-        (
-            SHORT + NARROW.format("mine", "-1.05") + AT_HOME + "random = 0.1",
-            SPEC,
-            None,
-            "profile.mine",
-            "-1.06 to -0.86",
-        ),
-        (
-            SHORT + NARROW.format("mine", "-1.05") + AT_HOME + "[[reset.step]]\nadd = [0, -0.1" + ", 0" * 12 + "]",
-            SPEC,
-            None,
-            "profile.mine",
-            "reset.step[1]: joint 1 would go to -1.06, expected a place within this profile's -1.05",
-        ),
+        (SHORT + NARROW.format("mine", "-1.05") + AT_HOME + "random = 0.1", SPEC, None, "profile.mine",
+         "-1.06 to -0.86"),
+        (SHORT + NARROW.format("mine", "-1.05") + AT_HOME + "[[reset.step]]\nadd = [0, -0.1" + ", 0" * 12 + "]", SPEC,
+         None, "profile.mine", "step[1]: joint 1 would go to -1.06, expected a place within this profile's -1.05"),
         (STEP + "gripper = 1.5", SPEC, None, "profile.first_day", "reset.step[0]: joint 6 would go to 1.5"),
-        (
-            STEP + "arm = 1\njoints = [0, 0, 0, 0, 0, 0, 0]\n[[reset.step]]\nnew_object = true\narm = 1\n"
-            "add = [0, 9, 0, 0, 0, 0, 0]",
-            SPEC,
-            None,
-            "profile.first_day",
-            "reset.step[1]: joint 8 would go to 9",
-        ),
+        (STEP + "arm = 1\njoints = [0, 0, 0, 0, 0, 0, 0]\n[[reset.step]]\nnew_object = true\narm = 1\n"
+         "add = [0, 9, 0, 0, 0, 0, 0]", SPEC, None, "profile.first_day", "reset.step[1]: joint 8 would go to 9"),
         (SHORT, SPEC._replace(home=(9.0,) * J), None, "profile.first_day", "reset.step[0]: joint 0 would go to 9"),
-        (
-            POSES + "[[reset.step]]\nheight = 0.7",
-            pose_arms.PoseArms(2).spec(),
-            None,
-            "profile.first_day",
-            "reset.step[0]: joint 2 would go to 0.7",
-        ),
-        (
-            LONG + "\n" + AT_HOME + "[[reset.step]]\nlift = 1",
-            SPEC,
-            None,
-            "profile.first_day",
-            "reset.step[3]: the tip of arm 0 cannot go 1 m",
-        ),
-        (LONG.replace("[-0.85, -0.1,", "[-0.8, -0.1,"), SPEC, None, "profile.evaluating", "park: the arms would leave"),
+        (POSES + "[[reset.step]]\nheight = 0.7", pose_arms.PoseArms(2).spec(), None, "profile.first_day",
+         "reset.step[0]: joint 2 would go to 0.7"),
+        (LONG + "\n" + AT_HOME + "[[reset.step]]\nlift = 1", SPEC, None, "profile.first_day",
+         "reset.step[3]: the tip of arm 0 cannot go 1 m"),
+        (LONG.replace("-0.85, -0.1,", "-0.8, -0.1,"), SPEC, None, "profile.evaluating", "park: the arms would leave"),
     ],
-)
+)  # fmt: skip
 def test_what_the_robot_cannot_is_refused_before_it_moves(tmp_path, text, spec: DriverSpec, q, parameter, named):
     file = of(tmp_path, text)
     with pytest.raises(ConfigError, match=naming(parameter, named)) as e:
         checked(file, spec, q)
     assert e.value.parameter == parameter
-
-
-def test_a_pose_on_a_limit_is_allowed(tmp_path):
-    checked(of(tmp_path, SHORT), SPEC, np.where(np.arange(J) == 1, LOW - 0.02, HOME))

@@ -188,6 +188,8 @@ def test_no_goal_leads_further_outside_the_workspace(space: Workspace, data: st.
 
 
 def test_arms_that_meet_keep_their_distance():
+    with pytest.raises(ValueError, match="kinematics"):
+        Gate(limits(workspace=SPACE), DT)
     space = Workspace(np.full(3, -2.0), np.full(3, 2.0), between_arms=0.1, radius=0.05)
     gate, at = Gate(limits(workspace=space), DT, viperx()), SetPoint.standing(HOME)
     reach = HOME + np.tile([0, 1.1, -0.9, 0, 0, 0, 0], 2)
@@ -208,48 +210,27 @@ def reject(gate: Gate, sent: Command, first: bool = False) -> str:
     return gate.rejects(sent, SetPoint.standing(HOME), generation=3, validity=0.08, first=first)
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({}, ""),
-        ({"target": HOME.astype(np.float32)}, ""),
-        ({"target": HOME.astype(">f8")}, ""),
-        ({"target": HOME[:-1]}, "shape"),
-        ({"target": HOME[None]}, "shape"),
-        ({"target": HOME.astype(int)}, "shape"),
-        ({"target": HOME.astype(object)}, "shape"),
-        ({"target": HOME.astype(complex)}, "shape"),
-        ({"target": HOME.tolist()}, "shape"),
-        ({"target": None}, "shape"),
-        ({"target": np.full(J, np.nan)}, "not_finite"),
-        ({"target": np.where(np.arange(J) == 5, -np.inf, HOME)}, "not_finite"),
-        ({"generation": 2}, "generation"),
-        ({"generation": 4}, "generation"),
-        ({"generation": None}, "generation"),
-        ({"number": -1}, "order"),
-        ({"number": "7"}, "order"),
-        ({"number": None}, "order"),
-        ({"number": float("nan")}, "order"),
-        ({"age": 0.081}, "age"),
-        ({"age": -0.081}, "age"),
-        ({"age": float("nan")}, "age"),
-        ({"age": 0.08}, ""),
-    ],
-)
-def test_a_command_is_rejected_for_a_reason(fields: dict[str, object], reason: str):
+HOSTILE = {  # reason -> fields of a command
+    "": [{}, {"age": 0.08}, *({"target": HOME.astype(kind)} for kind in (np.float32, ">f8"))],
+    "shape": [{"target": x} for x in (HOME[:-1], HOME[None], *map(HOME.astype, (int, object, complex)), HOME.tolist(),
+                                      None)],
+    "not_finite": [{"target": np.full(J, np.nan)}, {"target": np.where(np.arange(J) == 5, -np.inf, HOME)}],
+    "generation": [{"generation": x} for x in (2, 4, None)],
+    "order": [{"number": x} for x in (-1, "7", None, float("nan"))],
+    "age": [{"age": x} for x in (0.081, -0.081, float("nan"))],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "fields"), [(reason, each) for reason, rows in HOSTILE.items() for each in rows])
+def test_a_command_is_rejected_for_a_reason(reason: str, fields: dict[str, object]):
     gate = Gate(limits(), DT)
     assert reject(gate, command(**fields)) == reason
     assert dict(gate.counts) == ({reason: 1} if reason else {})
     assert not reason or reason in REJECTIONS
-
-
-@pytest.mark.parametrize(("offset", "reason"), [(0.099, ""), (0.101, "first"), (-0.101, "first")])
-def test_the_first_command_is_near_the_set_point(offset: float, reason: str):
-    target = HOME.copy()
-    target[9] += offset
-    gate = Gate(limits(), DT)
-    assert reject(gate, command(target=target), first=True) == reason
-    assert reject(gate, command(target=target, number=2)) == ""
+    for offset, first in ((0.099, ""), (0.101, "first"), (-0.101, "first")):  # the first one is near the set point
+        near = np.where(np.arange(J) == 9, HOME + offset, HOME)
+        assert reject(Gate(limits(), DT), command(target=near), first=True) == first
+        assert reject(Gate(limits(), DT), command(target=near)) == ""
 
 
 def test_numbers_rise_and_begin_anew_with_each_controller():
@@ -270,11 +251,6 @@ def test_slowed_passes_are_counted_by_reason():
         at = passes[-1].set_point
     for reason in ("jerk", "acceleration", "velocity", "limit"):
         assert gate.counts[reason] == sum(p.reason == reason for p in passes) > 0
-
-
-def test_a_workspace_without_arms_is_refused():
-    with pytest.raises(ValueError, match="kinematics"):
-        Gate(limits(workspace=SPACE), DT)
 
 
 @pytest.mark.parametrize("end", ["low", "high"])

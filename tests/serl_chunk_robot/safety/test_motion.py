@@ -87,11 +87,6 @@ def test_a_lapse_travels_no_further_than_validity_and_braking(seed: int, dt: flo
     assert (np.abs(at.position) <= np.abs(start.velocity) * validity + bound + 1e-12).all()
 
 
-def test_a_joint_that_turns_round_does_not_stand():
-    assert SetPoint.standing(np.zeros(2)).stands
-    assert not SetPoint(np.zeros(2), np.zeros(2), np.array([0.0, -5.0])).stands
-
-
 def test_a_jerk_that_outweighs_the_acceleration_does_not_end_braking_beyond_it():
     """A gripper of 1e7 jerk at 50 Hz: what counts as rest is measured against the smaller of the two limits."""
     rates = Rates(np.array([3.0]), np.array([0.3]), np.array([1e7]))
@@ -101,7 +96,9 @@ def test_a_jerk_that_outweighs_the_acceleration_does_not_end_braking_beyond_it()
         assert abs(at.acceleration[0]) <= 0.3 * CLOSE
 
 
-def test_a_set_point_keeps_its_differences():
+def test_a_set_point_keeps_its_differences_and_a_joint_that_turns_round_does_not_stand():
     at = SetPoint.standing(np.array([1.0, 2.0])).to(np.array([1.1, 2.0]), 0.1)
     assert at.velocity == pytest.approx([1.0, 0.0])
     assert at.acceleration == pytest.approx([10.0, 0.0])
+    assert SetPoint.standing(np.zeros(2)).stands
+    assert not SetPoint(np.zeros(2), np.zeros(2), np.array([0.0, -5.0])).stands

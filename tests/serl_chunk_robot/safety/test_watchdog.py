@@ -30,34 +30,21 @@ def test_a_lapse_is_due_when_the_last_command_is_no_longer_valid():
     assert dog.event(0.1501, "RUN") == "lapse"
 
 
-def test_rejected_commands_renew_nothing():
+def test_ten_rejections_in_a_row_since_the_last_command_or_arming_stop_and_renew_nothing():
     dog = armed()
-    for _ in range(4):
-        dog.rejected()
-    assert dog.event(0.081, "RUN") == "lapse"
-
-
-def test_ten_rejections_in_a_row_stop():
-    dog = armed()
+    for renew in (dog.commanded, dog.armed):
+        for _ in range(9):
+            dog.rejected()
+        assert dog.event(0.05, "RUN") == ""
+        renew(0.05)
     for _ in range(9):
         dog.rejected()
-    assert dog.event(0.01, "RUN") == ""
-    dog.commanded(0.01)
-    for _ in range(9):
+    assert dog.event(0.1301, "RUN") == "lapse"
+    dog.armed(0.2)
+    for _ in range(10):
         dog.rejected()
-    assert dog.event(0.02, "RUN") == ""
-    dog.rejected()
-    assert dog.event(0.02, "RUN") == "rejected"
+    assert dog.event(0.21, "RUN") == "rejected"
     assert dog.event(5.0, "STOPPED") == ""
-
-
-def test_rejections_of_before_do_not_count_after_arming():
-    dog = armed()
-    for _ in range(9):
-        dog.rejected()
-    dog.armed(0.05)
-    dog.rejected()
-    assert dog.event(0.06, "RUN") == ""
 
 
 def test_three_lapses_within_a_minute_latch():
@@ -69,11 +56,8 @@ def test_three_lapses_within_a_minute_latch():
     assert events == ["lapse", "lapse", "lapses"]
     dog.armed(41.0)  # cleared: counted anew
     assert dog.event(41.1, "RUN") == "lapse"
-
-
-def test_three_lapses_over_a_longer_time_do_not():
     dog = Watchdog(TICK)
-    for start in (0.0, 31.0, 62.0, 93.0):
+    for start in (0.0, 31.0, 62.0, 93.0):  # over a longer time
         dog.armed(start)
         assert dog.event(start + 0.1, "RUN") == "lapse"
 
@@ -85,10 +69,7 @@ def test_a_second_without_a_command_latches_in_hold_too():
     assert dog.event(1.0, "HOLD") == ""
     assert dog.event(1.001, "HOLD") == "silence"
     assert dog.event(2.0, "HOLD") == ""
-
-
-def test_a_late_pass_after_a_second_is_silence_and_no_lapse():
-    assert armed().event(1.5, "RUN") == "silence"
+    assert armed().event(1.5, "RUN") == "silence", "a late pass after a second is no lapse"
 
 
 def test_arming_again_in_the_same_episode_goes_on():

@@ -11,7 +11,7 @@ import pytest
 import ros1
 from errors import naming
 from hosted_device import HostedDevice
-from robot_served import HERE, free_port, served, wait, write_keys
+from robot_served import HERE, free_port, served, wait
 
 from serl_chunk_robot.client.client import Reading, RobotError
 from serl_chunk_robot.devices.base import Sample
@@ -58,34 +58,42 @@ def robot_file(folder: Path, *tables: str, more: str = "") -> Path:
     return path
 
 
+PEDAL = 'name = "foot"\ndriver = "pedal"\ndevice = "FootSwitch"\npedals = { left = "space", middle = "enter" }'
+
+
 def test_tables_are_read_and_their_ports_follow_those_of_cameras(tmp_path):
     camera = '[[camera]]\nname = "top"\ndriver = "fake"\n'
     file = load(robot_file(tmp_path, 'name = "left"\ndriver = "spacemouse"\npath = "/dev/left"\narm = 1',
-                           'name = "leaders"\ndriver = "leader_ros1"\narms = ["l", "r"]', more=camera))  # fmt: skip
-    assert [(d.name, d.port - file.port, d.arm) for d in file.devices] == [("left", 3, 1), ("leaders", 4, -1)]
+                           'name = "leaders"\ndriver = "leader_ros1"\narms = ["l", "r"]', PEDAL,
+                           more=camera))  # fmt: skip
+    assert [(d.name, d.port - file.port, d.arm) for d in file.devices] == [
+        ("left", 3, 1),
+        ("leaders", 4, -1),
+        ("foot", 5, -1),
+    ]
     assert file.devices[1].source.options == {"arms": ["l", "r"]}
+    assert file.devices[2].source.options == {"device": "FootSwitch", "pedals": {"left": "space", "middle": "enter"}}
+
+
+MOUSE = 'name = "a"\ndriver = "spacemouse"'
+LEROBOT = 'name = "a"\ndriver = "lerobot"\n'
 
 
 @pytest.mark.parametrize(
     ("table", "parameter", "named"),
     [
         ('driver = "gello"', "device[0].name", "missing"),
-        ('name = "a b"\ndriver = "spacemouse"', "device[0].name", "letter"),
+        ('name = "a b"\ndriver = "gello"', "device[0].name", "letter"),
         ('name = "a"\ndriver = "spacemice"', "device[0].driver", "spacemouse"),
-        ('name = "a"\ndriver = "spacemouse"\npaths = "b"', "device[0].paths", "path"),
+        (MOUSE + '\npaths = "b"', "device[0].paths", "path"), (MOUSE + "\narm = 2", "device[0].arm", "0 to 1"),
+        (MOUSE + "\npath = 1979-05-27", "device[0].path", "text"),
+        (f"{MOUSE}\n[[device]]\n{MOUSE}", "device[1].name", "before"),
         ('name = "a"\ndriver = "gello"', "device[0].port", "missing"),
-        ('name = "a"\ndriver = "lerobot"\nparams = { port = "b" }', "device[0].type", "missing"),
-        ('name = "a"\ndriver = "lerobot"\ntype = "so101_leader"\nport = "b"', "device[0].port", "params"),
-        ('name = "a"\ndriver = "spacemouse"\narm = 2', "device[0].arm", "0 to 1"),
-        ('name = "a"\ndriver = "spacemouse"\npath = 1979-05-27', "device[0].path", "text"),
+        (LEROBOT + 'params = { port = "b" }', "device[0].type", "missing"),
+        (LEROBOT + 'type = "so101_leader"\nport = "b"', "device[0].port", "params"),
         ('name = "a"\ndriver = "faulty.py:Nothing"', "device[0].driver", "Nothing"),
-        (
-            'name = "a"\ndriver = "spacemouse"\n[[device]]\nname = "a"\ndriver = "spacemouse"',
-            "device[1].name",
-            "before",
-        ),
     ],
-)
+)  # fmt: skip
 def test_wrong_tables_are_refused_with_the_key(tmp_path, table, parameter, named):
     with pytest.raises(ConfigError, match=naming(named)) as refused:
         load(robot_file(tmp_path, table))
@@ -155,12 +163,6 @@ def test_events_of_a_pedal_are_repeated_for_two_seconds_and_numbered(tmp_path):
         assert (last.keys[0][0] > 0, last.began) == (True, readings[-1].began)
 
 
-def test_a_pedals_table_names_its_keys(tmp_path):
-    table = 'name = "foot"\ndriver = "pedal"\ndevice = "FootSwitch"\npedals = { left = "space", middle = "enter" }'
-    (device,) = load(robot_file(tmp_path, table)).devices
-    assert device.source.options == {"device": "FootSwitch", "pedals": {"left": "space", "middle": "enter"}}
-
-
 @pytest.mark.parametrize("fault", ["hangs", pytest.param("spins", marks=pytest.mark.slow)])
 def test_a_device_that_does_not_return_delays_no_pass(tmp_path, fault):
     """The measure is the loop's own: with the device in its process, passes go on at their rate."""
@@ -178,21 +180,6 @@ def test_a_device_that_does_not_return_delays_no_pass(tmp_path, fault):
 
 def leader(joints: int = 7) -> Sample:
     return Sample(None, np.full(joints, 0.5), (), 0.0, True)
-
-
-def test_readings_need_an_admitted_key(tmp_path):
-    keys = write_keys(tmp_path, left="", gone="")
-    port = free_port(3)
-    with contextlib.ExitStack() as stack:
-        robot = stack.enter_context(served(keys=tmp_path, port=port, devices=(("leader", port + 2, 0),)))
-        stack.enter_context(HostedDevice(robot.server.run_id, "leader", port + 2, leader(), keys=tmp_path))
-        admitted = robot.client("left", keys=keys["left"])
-        wait(lambda: admitted.next_reading("leader", 0.05) is not None)
-        (tmp_path / "allowed" / "gone.json").unlink()
-        time.sleep(0.6)  # the folder is read every 0.5 s
-        stranger = robot.client("gone", keys=keys["gone"])
-        stranger._greeting, stranger._run = admitted.hello(), admitted._run  # it knows the ports from elsewhere
-        assert stranger.next_reading("leader", 0.4) is None
 
 
 @pytest.mark.parametrize("fault", ["name", "run", "nan", "shape"])

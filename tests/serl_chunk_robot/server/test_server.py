@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -202,18 +203,14 @@ def test_motors_are_rebooted_for_the_operator_of_a_stopped_robot(robot):
     assert operator.request("reboot", name="left/gripper")["state"] == "STOPPED"
     wait(lambda: operator.next_state()["set_point"] is None)
     assert robot.arms.rebooted == ["left/gripper"]
+    for name in (None, 7, "left\x1b[2J", "left/gripper" * 9):
+        with pytest.raises(RobotError, match="name"):
+            operator.request("reboot", **({} if name is None else {"name": name}))
+    assert robot.arms.rebooted == ["left/gripper"]
     assert operator.newest_state()["generation"] == stopped["generation"]
     operator.request("clear")
     state = until(operator, "HOLD")
     np.testing.assert_allclose(state["set_point"], state["q"], atol=0.05)
-
-
-@pytest.mark.parametrize("name", [None, 7, "left\x1b[2J", "left/gripper" * 9])
-def test_a_motor_without_a_name_is_not_rebooted(robot, name):
-    operator = robot.operator()
-    with pytest.raises(RobotError, match="name"):
-        operator.request("reboot", **({} if name is None else {"name": name}))
-    assert robot.arms.rebooted == []
 
 
 def test_no_message_ends_the_server(robot):
@@ -295,6 +292,13 @@ def test_the_end_brakes_and_keeps_torque(robot):
 
 def test_a_late_pass_is_reported_and_not_caught_up(monkeypatch):
     now, moments = [100.0], []
+    stepped = server(FaultyArms(), Address(HERE, free_port()), lambda: now[0])
+    with contextlib.closing(stepped):
+        for k in range(200):
+            now[0] += DT
+            status = stepped.run_pass(now[0] - (0.004 if k == 7 else 0.001))
+        late = arrays.unpack(stepped._publisher.message(status, {}), 1 << 20)["late"]
+        assert (late["max"], late["p50"]) == (pytest.approx(0.004), pytest.approx(0.001)), "after a pass's requests"
 
     class Slow(FaultyArms):
         def read(self) -> Reading:
@@ -321,20 +325,6 @@ def test_a_late_pass_is_reported_and_not_caught_up(monkeypatch):
     assert arrays.unpack(reports[-1], 1 << 20)["pass"] == 400
 
 
-def test_lateness_is_that_of_the_pass_after_its_requests(monkeypatch):
-    now = [100.0]
-    served = server(FaultyArms(), Address(HERE, free_port()), lambda: now[0])
-    try:
-        for k in range(200):
-            now[0] += DT
-            status = served.run_pass(now[0] - (0.004 if k == 7 else 0.001))
-        late = arrays.unpack(served._publisher.message(status, {}), 1 << 20)["late"]
-        assert late["max"] == pytest.approx(0.004)
-        assert late["p50"] == pytest.approx(0.001)
-    finally:
-        served.close()
-
-
 def test_what_a_driver_reports_wrongly_does_not_end_the_loop():
     class Odd(FaultyArms):
         extra: object = None
@@ -359,28 +349,20 @@ def test_what_a_driver_reports_wrongly_does_not_end_the_loop():
         assert state["extra"]["object"].tolist() == [0, 1, 2]
         assert state["events"][-1][1:] == [1.0, True, False]
         assert len({e[0] for e in state["events"]}) == len(state["events"])
-
-
-def test_a_spec_that_no_message_holds_is_refused_by_name():
-    arms = FaultyArms()
-    with served(arms=arms) as robot:
         robot.server._spec = robot.server._spec._replace(state=np.array([None]))
         with pytest.raises(RobotError, match=naming("hello", "spec.state")):
-            robot.client("watcher", "any").hello()
-        assert robot.client("watcher", "any").request("stop")["ok"]
+            robot.client("other", "any").hello()
+        assert robot.client("other", "any").request("stop")["ok"]
 
 
-def test_keys_are_required_off_loopback():
+def test_keys_are_required_off_loopback_and_a_port_in_use_is_refused_by_name(robot):
+    with pytest.raises(ConfigError, match=naming(str(robot.port))):
+        Served(port=robot.port)
     with pytest.raises(ConfigError, match=naming("0.0.0.0", "keys")):
         Served(host="0.0.0.0")
     for host in ("*", "eth0", "192.0.2.1"):
         with pytest.raises(ConfigError, match="keys"):
             Served(host=host)
-
-
-def test_a_port_in_use_is_refused_by_name(robot):
-    with pytest.raises(ConfigError, match=naming(str(robot.port))):
-        Served(port=robot.port)
 
 
 def test_keys_admit_their_clients_and_make_operators(tmp_path):

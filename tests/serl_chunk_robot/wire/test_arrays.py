@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from properties import examples
 
-from serl_chunk_robot.wire import arrays, codec
+from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.arrays import DTYPES, MAX_DEPTH, pack, unpack
 from serl_chunk_robot.wire.codec import WireError
 
@@ -67,13 +67,7 @@ def test_round_trip(values):
     data = pack(values)
     assert same(unpack(data, LIMIT), values)
     assert same(unpack(memoryview(data), len(data)), values)
-
-
-@given(messages())
-@settings(max_examples=examples(50), deadline=None)
-def test_what_msgpack_numpy_writes_is_read_and_the_reverse(values):
-    assert pack(values) == msgpack_numpy.packb(values)
-    assert same(unpack(msgpack_numpy.packb(values), LIMIT), values)
+    assert data == msgpack_numpy.packb(values), "what msgpack_numpy writes, and so what it writes is read"
 
 
 @pytest.mark.parametrize(
@@ -98,9 +92,9 @@ def safe(value: Any) -> bool:
     return type(value) in PLAIN
 
 
-@given(messages(), st.integers(0, 2**32), st.integers(1, 20))
+@given(messages(), st.integers(0, 2**32), st.integers(1, 20), st.binary(max_size=64))
 @settings(max_examples=examples(150), deadline=None)
-def test_mutations_are_refused_or_decode_to_plain_values(values, seed, mutations):
+def test_mutations_and_any_bytes_are_refused_or_decode_to_plain_values(values, seed, mutations, other):
     rng = random.Random(seed)
     data = bytearray(pack({"q": np.arange(3, dtype=np.float32), **values}))
     for _ in range(mutations):
@@ -114,18 +108,9 @@ def test_mutations_are_refused_or_decode_to_plain_values(values, seed, mutations
                 del data[at]
             case 3:
                 data[at] ^= 1 << rng.randrange(8)
-    try:
-        decoded = unpack(bytes(data), LIMIT)
-    except WireError:
-        return
-    assert safe(decoded)
-
-
-@given(st.binary(max_size=64))
-@settings(max_examples=examples(150), deadline=None)
-def test_any_bytes_are_refused_or_decode_to_plain_values(data):
-    with contextlib.suppress(WireError):
-        assert safe(unpack(data, LIMIT))
+    for each in (bytes(data), other):
+        with contextlib.suppress(WireError):
+            assert safe(unpack(each, LIMIT))
 
 
 class Payload:
@@ -166,47 +151,30 @@ def number(**changes: Any) -> dict[bytes, Any]:
     return array(**{"nd": False, "kind": None, "shape": None, **changes})
 
 
+SHAPES = ([-1], [True], [1.0])
+
+
 @pytest.mark.parametrize(
     ("value", "named"),
     [
-        (array(type="|O"), ("dtype", "|O")),
-        (array(type="<f2"), ("dtype", "<f2")),
-        (array(type="<c8"), ("dtype", "<c8")),
-        (array(type=">f4"), ("dtype", ">f4")),
-        (array(type="<M8[ns]"), ("dtype", "<M8[ns]")),
-        (array(type=b"<f4"), ("dtype", "<f4")),
-        (array(type=[["f", "|O"]]), ("dtype", "|O")),
-        (array(type="<f4" * 1000), ("dtype", "<f4")),
-        (array(kind=b"O"), ("kind", "O")),
-        (array(kind=b"V", type=[["f", "<f4"]]), ("kind", "V")),
-        (array(kind=""), ("kind",)),
-        (array(kind=None), ("fields",)),
-        (array(nd=1), ("fields",)),
-        (array(nd=b"x"), ("fields",)),
-        (array(more=1), ("fields",)),
-        (array(shape=None), ("fields",)),
-        (array(shape=[-1]), ("shape", [-1])),
-        (array(shape=[True]), ("shape", [True])),
-        (array(shape=[1.0]), ("shape", [1.0])),
-        (array(shape=1), ("shape", codec.MAX_DIMS)),
-        (array(shape=[1] * 9), ("shape", codec.MAX_DIMS)),
-        (array(shape=[2**39, 2**39]), ("shape", 2**39)),
-        (array(shape=[0, 2**39, 2**39]), ("shape", 2**39)),
-        (array(data=b"123"), ("float32", 4, 3)),
-        (array(data=b"12345"), ("float32", 4, 5)),
-        (array(data="1234"), ("bytes", "str")),
-        (array(data=[1, 2, 3, 4]), ("bytes", "list")),
-        (array(type="|b1", data=b"\2"), ("bool", 0, 1)),
-        (number(data=b"12345678"), ("float32", 4, 8)),
+        *((array(type=text), ("dtype", text)) for text in ("|O", "<f2", "<c8", ">f4", "<M8[ns]")),
+        (array(type=b"<f4"), ("dtype", "<f4")), (array(type=[["f", "|O"]]), ("dtype", "|O")),
+        (array(type="<f4" * 1000), ("dtype", "<f4")), (array(kind=b"O"), ("kind", "O")),
+        (array(kind=b"V", type=[["f", "<f4"]]), ("kind", "V")), (array(kind=""), ("kind",)),
+        *((array(**changes), ("fields",)) for changes in (
+            {"kind": None}, {"nd": 1}, {"nd": b"x"}, {"more": 1}, {"shape": None})),
+        *((array(shape=shape), ("shape", shape)) for shape in SHAPES),
+        (array(shape=1), ("shape", codec.MAX_DIMS)), (array(shape=[1] * 9), ("shape", codec.MAX_DIMS)),
+        (array(shape=[2**39, 2**39]), ("shape", 2**39)), (array(shape=[0, 2**39, 2**39]), ("shape", 2**39)),
+        (array(data=b"123"), ("float32", 4, 3)), (array(data=b"12345"), ("float32", 4, 5)),
+        (array(data="1234"), ("bytes", "str")), (array(data=[1, 2, 3, 4]), ("bytes", "list")),
+        (array(type="|b1", data=b"\2"), ("bool", 0, 1)), (number(data=b"12345678"), ("float32", 4, 8)),
         (number(type="<c8", data=b"12345678"), ("dtype", "<c8")),
-        (number(type="|O", data=b"12345678"), ("dtype", "|O")),
-        (number(type="|b1", data=b"\2"), ("bool", 0, 1)),
-        (number(shape=[]), ("fields",)),
-        ({b"complex": True, b"data": "1j"}, ("key", "complex")),
-        ({"": 1}, ("key", "''")),
-        (msgpack.ExtType(5, b""), ("ExtType",)),
+        (number(type="|O", data=b"12345678"), ("dtype", "|O")), (number(type="|b1", data=b"\2"), ("bool", 0, 1)),
+        (number(shape=[]), ("fields",)), ({b"complex": True, b"data": "1j"}, ("key", "complex")),
+        ({"": 1}, ("key", "''")), (msgpack.ExtType(5, b""), ("ExtType",)),
     ],
-)
+)  # fmt: skip
 def test_hostile_values_are_refused_by_name(value, named):
     good = {"ready": True}
     for message, path in [({"q": value}, "q"), ({"state": {**good, "q": [0, value]}}, "state.q[1]")]:
@@ -218,24 +186,12 @@ def test_hostile_values_are_refused_by_name(value, named):
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b"\x81",
-        b"\x81\xa1a",
-        b"\x91" * 5000,
-        b"\x81\xa1a" * 5000,
-        msgpack.packb({"a": 1}) + b"x",
-        msgpack.packb([1]),
-        msgpack.packb(3),
-        msgpack.packb({3: 1}),
-        msgpack.packb({b"a": 1}),
-        msgpack.packb(array()),
-        msgpack.packb({"a": msgpack.Timestamp(3)}),
+        b"", b"\x81", b"\x81\xa1a", b"\x91" * 5000, b"\x81\xa1a" * 5000, b"\x81\xa1a\xa1\xff",
+        b"\xdf\xff\xff\xff\xff", b"\x81\xa1a\xc6\xff\xff\xff\xff", msgpack.packb({"a": 1}) + b"x",
+        *map(msgpack.packb, ([1], 3, {3: 1}, {b"a": 1}, array(), {"a": msgpack.Timestamp(3)})),
         msgpack.packb({"a": msgpack.ExtType(3, b"abc")}),
-        b"\x81\xa1a\xa1\xff",
-        b"\xdf\xff\xff\xff\xff",
-        b"\x81\xa1a\xc6\xff\xff\xff\xff",
     ],
-)
+)  # fmt: skip
 def test_hostile_messages_are_refused(data):
     with pytest.raises(WireError):
         unpack(data, LIMIT)
@@ -270,21 +226,13 @@ def test_depth_is_limited_on_both_sides():
 @pytest.mark.parametrize(
     ("value", "named"),
     [
-        (np.zeros(2, np.float16), ("dtype", "float16")),
-        (np.zeros(2, np.complex64), ("dtype", "complex64")),
-        (np.zeros(2, ">f4"), ("dtype", ">f4")),
-        (np.zeros(2, "f4,i4"), ("dtype", "float32")),
-        (np.array(["x"]), ("dtype",)),
-        (np.complex64(1), ("dtype", "complex64")),
-        (np.zeros((1,) * 9), ("shape", codec.MAX_DIMS)),
-        (1j, ("complex",)),
-        (2**64, ("64 bits", 2**64)),
-        (-(2**63) - 1, ("64 bits",)),
-        ("\ud800", ("UTF-8",)),
-        ({1, 2}, ("set",)),
-        (object(), ("object",)),
+        (np.zeros(2, np.float16), ("dtype", "float16")), (np.zeros(2, np.complex64), ("dtype", "complex64")),
+        (np.zeros(2, ">f4"), ("dtype", ">f4")), (np.zeros(2, "f4,i4"), ("dtype", "float32")),
+        (np.array(["x"]), ("dtype",)), (np.complex64(1), ("dtype", "complex64")),
+        (np.zeros((1,) * 9), ("shape", codec.MAX_DIMS)), (1j, ("complex",)), (2**64, ("64 bits", 2**64)),
+        (-(2**63) - 1, ("64 bits",)), ("\ud800", ("UTF-8",)), ({1, 2}, ("set",)), (object(), ("object",)),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_sent_is_named(value, named):
     with pytest.raises(WireError, match=naming("command.q[0]", *named)):
         pack({"command": {"q": [value]}})
@@ -295,14 +243,6 @@ def test_keys_that_are_no_names_are_not_sent(key):
     for message, path in [({key: 1}, "the message"), ({"a": {key: 1}}, "a")]:
         with pytest.raises(WireError, match=naming(path)):
             pack(message)
-
-
-@pytest.mark.parametrize("message", [None, [1], np.zeros(3), "text"])
-def test_a_message_is_a_map(message):
-    with pytest.raises(WireError, match=naming("map", type(message).__name__)):
-        pack(message)
-
-
-def test_the_dtypes_are_those_of_the_codec():
-    assert set(arrays.DTYPES.values()) <= set(codec.DTYPES)
-    assert all(codec.DTYPES[name].str == text for text, name in DTYPES.items())
+    for no_map in (None, [1], np.zeros(3), "text"):
+        with pytest.raises(WireError, match=naming("map", type(no_map).__name__)):
+            pack(no_map)

@@ -13,15 +13,11 @@ from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.wire.curve import Pair, check_folder, key_of, read, require_keys, to_bytes, to_text, use_keys
 
 
-def test_a_pair_is_made_again_from_its_secret():
-    pair = Pair.new()
+def test_a_key_file_is_for_its_owner_alone(tmp_path):
+    pair, file = Pair.new(), tmp_path / "server.json"
     assert Pair.of_secret(pair.secret) == pair
     assert to_text(to_bytes(pair.public)) == pair.public
     assert pair.secret not in repr(pair)
-
-
-def test_a_key_file_is_for_its_owner_alone(tmp_path):
-    pair, file = Pair.new(), tmp_path / "server.json"
     file.write_text(json.dumps({"secret": pair.secret, "public": "short"}))
     file.chmod(0o600)
     assert key_of(file, read(file), "secret") == pair.secret
