@@ -71,17 +71,19 @@ def test_a_gripper_that_presses_for_long_relaxes_and_keeps_what_it_holds():
     assert opening[round(world.tick / DT)] > WIDTH - GIVE, "within a tick"
     assert opening[-1] == pytest.approx(0.8)
     assert grip(world, 0.1, 0.3)[-1] == pytest.approx(0.1), "it may close again"
-
-
-def test_without_limits_it_presses_for_ever():
-    world = holding()
-    world.loop.request("release", "controller", "K", world.now)
+    grip(world, 0.0, 1.0)
+    world.ask("stop", "any")
+    world.until("STOPPED")
+    world.ready().ask("arm", "controller")
+    assert grip(world, 0.1, 0.3)[-1] == pytest.approx(0.1), "until it has pressed for long again"
+    world.ask("release", "controller")
     world.until("HOLD")
+    counted = world.gate.counts["grip"]
     world.loop.limit(free_grippers(limits()))
     world.ask("arm", "controller")
     grip(world, 0.0, 2.0)
-    assert world.arms.sent[-1][LEFT] == pytest.approx(0.0)
-    assert world.gate.counts["grip"] == 0
+    assert world.arms.sent[-1][LEFT] == pytest.approx(0.0), "without limits it presses for ever"
+    assert world.gate.counts["grip"] == counted
 
 
 def test_a_robot_that_stands_moves_no_gripper_and_relaxes_it_once_it_moves():
@@ -94,15 +96,6 @@ def test_a_robot_that_stands_moves_no_gripper_and_relaxes_it_once_it_moves():
     world.ask("arm", "controller")
     grip(world, 0.0, 0.2)
     assert world.arms.sent[-1][LEFT] == pytest.approx(WIDTH - GIVE)
-
-
-def test_a_stop_ends_what_was_relaxed():
-    world = holding()
-    grip(world, 0.0, 1.0)
-    world.ask("stop", "any")
-    world.until("STOPPED")
-    world.ready().ask("arm", "controller")
-    assert grip(world, 0.1, 0.3)[-1] == pytest.approx(0.1), "until it has pressed for long again"
 
 
 def test_a_reset_that_closes_a_gripper_goes_on_once_it_relaxed():

@@ -181,22 +181,6 @@ def test_what_a_clear_needs():
         moved.ask("clear", "operator")
 
 
-def test_arms_that_were_moved_by_hand_are_believed_again_when_an_operator_clears():
-    world = World().ready()
-    world.run()
-    world.arms.lose_torque(0)
-    world.arms.lose_torque(1)
-    world.arms.q += 0.6
-    world.run(3)
-    for _ in range(2):  # torque; the jump
-        with pytest.raises(Refused):
-            world.ask("clear", "operator")
-        world.run(2)
-    world.ask("clear", "operator")
-    world.run()
-    assert np.abs(world.arms.sent[-1] - HOME).max() > 0.2
-
-
 def test_a_request_of_an_older_generation_is_refused_but_for_stops():
     world = moving()
     old = world.loop.machine.generation
@@ -210,17 +194,7 @@ def test_a_request_of_an_older_generation_is_refused_but_for_stops():
     world.ask("arm", "controller", generation=world.loop.machine.generation)
 
 
-def test_torque_off_is_for_a_standing_robot_and_leaves_no_set_point():
-    world = World().ready()
-    world.run(3)
-    world.ask("torque_off", "operator")
-    status = world.run(50)
-    assert (status.state, status.set_point) == ("STOPPED", None)
-    assert not world.arms.read().torque
-    assert world.loop.machine.word == "torque off by K"
-
-
-def test_nothing_arms_on_a_doubtful_sample():
+def test_torque_off_leaves_no_set_point_and_arms_that_were_moved_by_hand_are_believed_again_when_cleared():
     world = World().ready()
     world.arms.minus_pi = 1
     world.run()
@@ -228,3 +202,19 @@ def test_nothing_arms_on_a_doubtful_sample():
         world.ask("arm", "controller")
     world.run()
     world.ask("arm", "controller")
+    world.ask("release", "controller")
+    world.until("HOLD")
+    world.ask("torque_off", "operator")
+    status = world.run(50)
+    assert (status.state, status.set_point) == ("STOPPED", None)
+    assert not world.arms.read().torque
+    assert world.loop.machine.word == "torque off by K"
+    world.arms.q += 0.6
+    world.run(3)
+    for _ in range(2):  # torque; the jump
+        with pytest.raises(Refused):
+            world.ask("clear", "operator")
+        world.run(2)
+    world.ask("clear", "operator")
+    world.run()
+    assert np.abs(world.arms.sent[-1] - HOME).max() > 0.2

@@ -132,14 +132,11 @@ def test_what_a_joint_bears_at_rest_is_no_reason_to_go_back(start: float):
     world.until("HELD")
     assert world.arms.sent[-1][10] > HOME[10] + 0.05, "it is not led back to where it began"
     assert effort(arms)[JOINT] <= 0.5 * LIMIT
-
-
-def test_gravity_above_the_limit_moves_nothing():
-    world, _ = meets(Pressed(load=weighs(3.5, 0.0)))
-    world.until("HOLD")
-    world.run(200)
-    assert all(np.array_equal(sent, HOME) for sent in world.arms.sent)
-    assert "joint 1 presses: effort 3.50, limit 3" in world.loop.machine.word
+    heavy, _ = meets(Pressed(load=weighs(3.5, 0.0)))  # gravity above the limit moves nothing
+    heavy.until("HOLD")
+    heavy.run(200)
+    assert all(np.array_equal(sent, HOME) for sent in heavy.arms.sent)
+    assert "joint 1 presses: effort 3.50, limit 3" in heavy.loop.machine.word
 
 
 def test_gravity_that_grows_along_the_way_leads_back_no_further_than_the_way():

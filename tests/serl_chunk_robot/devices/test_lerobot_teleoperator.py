@@ -72,12 +72,21 @@ def test_joints_have_the_order_and_scale_of_the_robots_file(ports, leader):
     np.testing.assert_allclose(scaled.read().joints, [*(-0.01 * x for x in percent), 1.0], atol=1e-9)
 
 
-def test_two_arms_are_one_device_or_two(ports, opened, leader):
-    params = {"id": "both", "left_arm_config": {"port": LEFT}, "right_arm_config": {"port": RIGHT}}
+BOTH = {"id": "both", "left_arm_config": {"port": LEFT}, "right_arm_config": {"port": RIGHT}}
+
+
+def test_two_arms_are_one_device_or_two(ports, opened, leader, quick):
     ports[RIGHT].at[0] = MIDDLE + 100
-    both = opened(LeRobotTeleoperator, type="bi_so_leader", params=params)
+    both = opened(LeRobotTeleoperator, type="bi_so_leader", params=BOTH)
     np.testing.assert_allclose(both.read().joints, [*AT, 100 * STEP, *AT[1:]], atol=1e-9)
+    permits_both = np.array([*AT, *AT]) + np.array([0.3] + [0.0] * 10 + [-0.2])
+    wait(lambda: permits(both, joints=permits_both) or both.read().drive.phase == "keeps")
+    np.testing.assert_allclose(both.read().joints, permits_both, atol=0.01)
     both.close()
+    assert [port.registers["Torque_Enable"] for port in ports.values()] == [[0] * 6] * 2
+    for port in ports.values():
+        port.at[:] = START
+    ports[RIGHT].at[0] = MIDDLE + 100
     left, right = leader(), leader(params={"port": RIGHT})
     np.testing.assert_allclose([*left.read().joints, *right.read().joints], [*AT, 100 * STEP, *AT[1:]], atol=1e-9)
 
@@ -85,6 +94,7 @@ def test_two_arms_are_one_device_or_two(ports, opened, leader):
 def test_nothing_but_a_kochs_gripper_gets_torque_and_close_takes_it(ports, leader):
     leader(params={"port": RIGHT})
     device = leader(type="koch_leader")
+    assert device.read().drive is None, "motors whose torque has no limit are not driven"
     assert ports[LEFT].registers["Torque_Enable"] == [0] * 5 + [1]
     assert ports[RIGHT].registers["Torque_Enable"] == [0] * 6
     device.close()
@@ -93,7 +103,7 @@ def test_nothing_but_a_kochs_gripper_gets_torque_and_close_takes_it(ports, leade
     assert not device.read().alive
 
 
-def test_an_arm_without_this_calibration_is_refused_with_the_command_and_keeps_its_torque(ports, leader):
+def test_an_arm_without_this_calibration_is_refused_with_the_command_and_keeps_its_torque(ports, leader, opened):
     """It may be a follower that holds itself, at a port that was mixed up."""
     port = ports[LEFT]
     port.registers["Torque_Enable"] = [1] * 6
@@ -103,15 +113,10 @@ def test_an_arm_without_this_calibration_is_refused_with_the_command_and_keeps_i
         leader()
     assert port.calls == []
     assert not port.open
-
-
-def test_no_motor_is_configured_before_both_arms_are_calibrated(ports, opened):
-    ports[RIGHT].registers["Max_Position_Limit"] = [4095] * 6
-    params = {"id": "both", "left_arm_config": {"port": LEFT}, "right_arm_config": {"port": RIGHT}}
-    with pytest.raises(DeviceError, match=RIGHT):
-        opened(LeRobotTeleoperator, type="bi_so_leader", params=params)
-    assert not ports[LEFT].calls
-    assert not ports[LEFT].open
+    with pytest.raises(DeviceError, match=LEFT):  # no motor is configured before both arms are calibrated
+        opened(LeRobotTeleoperator, type="bi_so_leader", params=BOTH)
+    assert not ports[RIGHT].calls
+    assert not ports[RIGHT].open
 
 
 def test_a_leader_that_fails_is_not_alive_with_its_last_joints_and_returns(ports, leader, monkeypatch):
@@ -255,16 +260,6 @@ def test_feetechs_leaders_are_driven_with_limited_torque_and_released(ports, lea
     assert "two threads" not in port.calls
 
 
-def test_two_arms_are_driven_together(ports, opened, quick):
-    params = {"id": "both", "left_arm_config": {"port": LEFT}, "right_arm_config": {"port": RIGHT}}
-    both = opened(LeRobotTeleoperator, type="bi_so_leader", params=params)
-    goal = both.read().joints + np.array([0.3] + [0.0] * 10 + [-0.2])
-    wait(lambda: permits(both, joints=goal) or both.read().drive.phase == "keeps")
-    np.testing.assert_allclose(both.read().joints, goal, atol=0.01)
-    both.close()
-    assert [port.registers["Torque_Enable"] for port in ports.values()] == [[0] * 6] * 2
-
-
 def test_no_permission_takes_the_torque_and_so_does_a_close_in_motion(ports, leader, quick, monkeypatch):
     monkeypatch.setattr(leader_motion, "FASTEST", 0.3)
     device, port = leader(), ports[LEFT]
@@ -323,7 +318,3 @@ def test_a_motor_that_does_not_answer_leaves_no_other_one_its_torque_at_a_close(
     monkeypatch.setattr(device._arms[0].bus, "write", write)
     device.close()
     assert port.registers["Torque_Enable"] == [0] * 6
-
-
-def test_motors_whose_torque_has_no_limit_are_not_driven(ports, leader):
-    assert leader(type="koch_leader").read().drive is None

@@ -117,28 +117,19 @@ def test_options_that_lerobot_or_the_arm_cannot_take_are_named_and_nothing_is_op
     assert not port.open
 
 
-def test_an_arm_that_is_not_calibrated_is_refused_with_the_command_and_keeps_its_torque(port):
+def test_an_arm_that_has_torque_keeps_it_also_where_it_is_not_calibrated(port):
     port.registers["Torque_Enable"] = [1] * 6
+    port.registers["Goal_Position"] = list(START)
+    ready(arm()).close()
+    assert (port.calls, port.open) == ([], False), "it is left alone by connect, clear and close"
     port.registers["Min_Position_Limit"] = [0] * 6
     with pytest.raises(DriverError, match=rf"{PORT}: .*--robot.type=so101_follower --robot.port={PORT} --robot.id=fol"):
         arm().connect(time.monotonic)
     assert not port.calls
     assert not port.open
-
-
-def test_the_command_of_two_arms_names_both_ports(rig):
-    rig.ports[1].registers["Min_Position_Limit"] = [0] * 6
-    with pytest.raises(DriverError, match=r"--robot.left_arm_config.port=/dev/left --robot.right_arm_config.port="):
-        rig.connect()
-
-
-def test_arms_that_hold_themselves_are_left_alone_by_connect_clear_and_close(port):
-    port.registers["Torque_Enable"] = [1] * 6
-    port.registers["Goal_Position"] = list(START)
-    driver = ready(arm())
-    driver.close()
-    assert port.calls == []
-    assert not port.open
+    both = {"id": "cell", "left_arm_config": {"port": PORT}, "right_arm_config": {"port": PORT}}
+    with pytest.raises(DriverError, match=rf"--robot.left_arm_config.port={PORT} --robot.right_arm_config.port={PORT}"):
+        LeRobotArms(type="bi_so_follower", params=both, **LIMITS).connect(time.monotonic)
 
 
 def test_clear_gives_torque_where_the_arm_is(port):
@@ -217,12 +208,14 @@ def test_a_target_a_little_beyond_the_limits_is_taken_and_an_opening_ends_at_1(p
 
 
 def test_a_bus_that_fails_is_a_fault_takes_no_set_points_and_recovers(port):
-    driver = ready(arm())
+    driver, dropped = ready(arm()), []
+    driver._arms[0].bus.port_handler.ser.reset_input_buffer = lambda: dropped.append(time.monotonic())
     port.broken = "Failed to sync read.\n[TxRxResult] There is no status packet!"
     reading = read(driver, lambda reading: reading.faults)
     assert reading.faults == ("so101_follower: Failed to sync read. [TxRxResult] There is no status packet!",)
     with pytest.raises(DriverError, match="no status packet"):
         driver.command(reading.q, 0.02)
+    read(driver, lambda reading: len(dropped) > 3)  # late answers, after each round that failed
     port.broken = ""
     assert read(driver, lambda reading: not reading.faults).stamp > reading.stamp
     driver.command(reading.q, 0.02)
@@ -263,27 +256,14 @@ def test_speeds_are_those_of_the_positions(stepped):
     assert reading.dq[0] == pytest.approx(math.radians(60))
     assert reading.dq[5] == pytest.approx(0.6)
     assert len(driver._past) < 10
-
-
-def test_a_reading_that_no_joint_can_have_is_no_state_and_no_speed(stepped):
-    driver, robot = stepped
-    driver._exchange()
-    before = driver.read()
     robot.now = 10.0  # at 600 degrees
     with pytest.raises(DriverError, match=r"shoulder_pan reads 10\.472, which it cannot reach"):
         driver._exchange()
-    assert driver.read().stamp == before.stamp
-    robot.now = 0.1
-    driver._exchange()
-    assert driver.read().dq[0] == pytest.approx(math.radians(60))
-
-
-def test_late_answers_are_dropped_after_each_round_that_failed(port):
-    driver, dropped = ready(arm()), []
-    driver._arms[0].bus.port_handler.ser.reset_input_buffer = lambda: dropped.append(time.monotonic())
-    port.broken = "Port is in use!"
-    read(driver, lambda reading: reading.faults and len(dropped) > 3)
-    driver.close()
+    assert driver.read().stamp == reading.stamp, "it is no state"
+    driver._past.clear()
+    for robot.now in (0.0, 0.1):
+        driver._exchange()
+    assert driver.read().dq[0] == pytest.approx(math.radians(60)), "and no speed"
 
 
 def test_a_set_point_is_sent_once_and_neither_late_nor_without_torque(stepped):

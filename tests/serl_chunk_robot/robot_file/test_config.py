@@ -20,7 +20,6 @@ from serl_chunk_robot.robot_file.config import RobotFile, checked, load, load_ca
 from serl_chunk_robot.robot_file.ranges import PROFILE as PROFILE_RANGES
 from serl_chunk_robot.robot_file.ranges import RANGES
 from serl_chunk_robot.safety.gate import Gate
-from serl_chunk_robot.safety.motion import SetPoint
 from serl_chunk_robot.server.serve import Motions
 
 README = Path(serl_chunk_robot.__file__).parents[1] / "README.md"
@@ -190,26 +189,6 @@ def test_two_lines_are_enough(tmp_path):
     for profile in file.profiles.values():
         assert (profile.limits.overspeed > profile.limits.rates.velocity).all()
         Gate(profile.limits, 0.005)
-
-
-@pytest.mark.parametrize("name", ["exploring", "evaluating", "teleop"])
-@pytest.mark.parametrize(("speed", "acceleration", "jerk"), [(2.9, 15.0, 267.0)])
-def test_the_demands_of_demonstrations_are_left_alone(tmp_path, name, speed, acceleration, jerk):
-    """Up to the largest speed and back, as steeply as the scripted expert of the simulated ALOHA demands at most."""
-    gate, dt = Gate(of(tmp_path, SHORT).profiles[name].limits, 0.005), 0.005
-    assert (gate.limits.following >= 0.07).all()
-    ramp, smooth = (np.full(round(seconds / dt), 1.0) for seconds in (speed / acceleration, acceleration / jerk))
-    up = acceleration * np.convolve(ramp, smooth / smooth.size)
-    rates = np.concatenate([up, [0.0], -up])
-    speeds = np.cumsum(rates) * dt
-    assert np.abs(np.diff(rates)).max() / dt == pytest.approx(jerk, rel=0.03)
-    assert speeds.max() == pytest.approx(speed, rel=0.02)
-    at, goal = SetPoint.standing(HOME), HOME
-    for v in speeds:
-        goal = goal + np.where(np.isin(np.arange(J), GRIPPERS), 0, v * dt * np.tile([1, 1, -1, 1, 1, 1, 0], 2))
-        passed = gate.step(at, goal, goal - 0.07)
-        assert passed.factor == 1, passed.reason
-        at = passed.set_point
 
 
 def test_a_whole_file(tmp_path):
