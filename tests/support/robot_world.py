@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from serl_chunk_robot.safety.motion import SetPoint
 from serl_chunk_robot.safety.table import Transition
 
 DT, TICK = 0.005, 0.02
+JOINTS = ~np.isin(np.arange(J), GRIPPERS)
 MECHANISM = LOW - 0.3, HIGH + 0.3
 REST = HOME + np.tile([0, 0.4, -0.3, 0, 0.2, 0, 0], 2)  # of arms without torque
 SPEC = DriverSpec(
@@ -216,6 +218,25 @@ class Way:
     def goal(self, at: SetPoint, reading: object, now: float) -> np.ndarray | None:
         self.left -= 1
         return self.to if self.left >= 0 and np.abs(at.position - self.to).max() > 1e-6 else None
+
+
+def moving(
+    state: str = "RUN", arms: FaultyArms | None = None,
+    motion: Callable[[World], Any] = lambda world: Way(HOME + 0.4 * JOINTS),
+) -> World:  # fmt: skip
+    """A robot whose joints move at 0.4 rad/s and more: a controller commands it, a motion moves it, or it brakes."""
+    world = World(arms=arms)
+    if state == "MOVE":
+        world.ready().ask("reset", "controller", motion=motion(world))
+        world.run(30)
+    else:
+        world.armed().drive(12)
+    if state == "BRAKE":
+        world.ask("stop", "any")
+        world.run(2)
+    assert world.state == state
+    assert np.abs(speed(world)[JOINTS]).min() > 0.4
+    return world
 
 
 def speed(world: World) -> np.ndarray:

@@ -9,31 +9,14 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from robot_limits import GRIPPERS, HOME, J
 from robot_model import RobotModel
 from robot_served import HERE, Reading, drive, free_port, server, until, wait
-from robot_world import DT, FaultyArms, Way, World
+from robot_world import DT, FaultyArms, World, moving
 
 from serl_chunk_robot.control.border import FAILURES
 from serl_chunk_robot.server.admission import Address
 
-JOINTS = ~np.isin(np.arange(J), GRIPPERS)
 WORD = "the server failed: "
-
-
-def moving(state: str) -> World:
-    world = World().armed()
-    if state == "MOVE":
-        world = World().ready()
-        world.ask("reset", "controller", motion=Way(HOME + 0.4 * JOINTS))
-        world.run(30)
-    else:
-        world.drive(12)
-    if state == "BRAKE":
-        world.ask("stop", "any")
-        world.run(2)
-    assert world.state == state
-    return world
 
 
 def fail(world: World) -> None:

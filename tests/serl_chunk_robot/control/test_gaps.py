@@ -8,13 +8,11 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from robot_limits import GRIPPERS, HOME, J
+from robot_limits import HOME
 from robot_served import served, until
-from robot_world import DT, Way, World, speed
+from robot_world import DT, JOINTS, Way, World, moving
 
 from serl_chunk_robot.client.clocks import boot_time
-
-JOINTS = ~np.isin(np.arange(J), GRIPPERS)
 
 
 class Setting(Way):
@@ -29,20 +27,8 @@ class Setting(Way):
         return super().goal(*args)  # type: ignore[arg-type]
 
 
-def moving(state: str) -> World:
-    """A robot whose joints move at 0.5 rad/s and more."""
-    world = World()
-    if state == "MOVE":
-        world.ready().ask("reset", "controller", motion=Setting(world))
-        world.run(30)
-    else:
-        world.armed().drive(12)
-    if state == "BRAKE":
-        world.ask("stop", "any")
-        world.run(2)
-    assert world.state == state
-    assert np.abs(speed(world)[JOINTS]).min() > 0.4
-    return world
+def moved(state: str) -> World:
+    return moving(state, motion=Setting)
 
 
 def between(world: World, seconds: float) -> None:
@@ -67,7 +53,7 @@ CASES = [
 @pytest.mark.parametrize("seconds", [0.11, 1.0, 60.0])
 @pytest.mark.parametrize(("state", "what"), CASES)
 def test_the_set_point_stands_where_it_is(state: str, what: str, seconds: float):
-    world = moving(state)
+    world = moved(state)
     generation, last = world.loop.machine.generation, world.arms.sent[-1]
     if what == "stop":
         world.loop._stopping = (world.now, 0, "again")
@@ -93,7 +79,7 @@ def test_the_set_point_stands_where_it_is(state: str, what: str, seconds: float)
 @pytest.mark.parametrize("seconds", [0.05, 0.09])
 @pytest.mark.parametrize("what", ["gap", "suspend", "read", "command"])
 def test_a_shorter_gap_stops_nothing(what: str, seconds: float):
-    world = moving("MOVE")
+    world = moved("MOVE")
     before = world.arms.sent[-1]
     WHAT[what](world, seconds)
     world.run(2)
@@ -102,7 +88,7 @@ def test_a_shorter_gap_stops_nothing(what: str, seconds: float):
 
 
 def test_a_clock_that_ran_backwards_stands_too():
-    world = moving("RUN")
+    world = moved("RUN")
     last, count = world.arms.sent[-1], len(world.arms.sent)
     world.now -= 1.0
     world.run(2)

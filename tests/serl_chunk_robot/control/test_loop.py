@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from robot_limits import GRIPPERS, HOME, J
-from robot_world import DT, REST, Way, World, speed
+from robot_limits import HOME
+from robot_world import DT, REST, Way, World, moving, speed
 
 from serl_chunk_robot.control.loop import ANSWER, Refused
-
-JOINTS = [j for j in range(J) if j not in GRIPPERS]
-
-
-def moving() -> World:
-    """A robot at 0.8 rad/s, that a controller commands."""
-    world = World().armed()
-    world.drive(12)
-    assert world.state == "RUN"
-    assert np.abs(speed(world)[JOINTS]).min() > 0.5
-    return world
 
 
 def stop(world: World) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import robot_world
 from robot_limits import HOME, J
-from robot_world import DT, SPEC, FaultyArms, Way, World, speed
+from robot_world import DT, JOINTS, SPEC, FaultyArms, Way, World, speed
 
 from serl_chunk_robot.control.loop import Refused
 from serl_chunk_robot.drivers.base import Event, Reading
@@ -135,7 +136,9 @@ CASES: dict[str, tuple[str, Callable[[Any], Any], str]] = {  # the method, what 
 class Sets(Way):
     """A motion that sets a quantity of the driver in each pass."""
 
-    arms: EvilArms
+    def __init__(self, world: World) -> None:
+        super().__init__(HOME + 0.4 * JOINTS)
+        self.arms = world.arms
 
     def goal(self, *args: object) -> np.ndarray | None:
         self.arms.set("load", 0.0)
@@ -144,17 +147,7 @@ class Sets(Way):
 
 def moving(state: str = "RUN") -> tuple[World, EvilArms]:
     arms = EvilArms()
-    world = World(arms=arms).ready()
-    if state == "RUN":
-        world.ask("arm", "controller")
-        world.drive(12)
-    else:
-        motion = Sets(HOME + 0.4 * (np.arange(J) % 7 != 6))
-        motion.arms = arms
-        world.ask("reset", "controller", motion=motion)
-        world.run(30)
-    assert world.state == state
-    return world, arms
+    return robot_world.moving(state, arms, Sets), arms
 
 
 def brakes(world: World, start: np.ndarray, first: np.ndarray) -> None:
