@@ -21,7 +21,6 @@ from support.cli_args import add_settings, differing, keep_plan, settings
 from support.results import Checkpoint, Run, add
 
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.agents.bc import BcConfig
@@ -29,6 +28,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.evaluation.rollouts import VALIDATION_SEED_BASE
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
 

@@ -22,7 +22,6 @@ from support.results import Checkpoint, Run, add
 
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.experiment import ExperimentConfig
@@ -30,6 +29,7 @@ from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.evaluation.rollouts import Entry, evaluate, evaluate_in_turns
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics, succeeded_alone

@@ -24,13 +24,13 @@ from support.results import Checkpoint, Run, add
 
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli import local
-from serl_chunk.cli.demos import RunOptions
-from serl_chunk.cli.learner import build_learner, locked_run, prepare
+from serl_chunk.cli.learner import locked_run, make_learner, prepare
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
@@ -63,7 +63,7 @@ def imitate(config: ExperimentConfig, demos: Path, run: Path, records: Records) 
     options = RunOptions([str(demos)], str(run))
     spec = prepare(config, options)
     with locked_run(config, spec, options.checkpoint_path) as (folder, _, stack):
-        learner = build_learner(config, options, folder, spec, publish=lambda *_: None, threaded=False)
+        learner = make_learner(config, options, folder, spec, publish=lambda *_: None, threaded=False)
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
         while learner.trainer.phase is not Phase.WARMUP:

@@ -22,7 +22,6 @@ from support.results import Run, checkpoint, write
 
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
@@ -33,6 +32,7 @@ from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.presets import configured
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.evaluation.rollouts import VALIDATION_SEED_BASE, evaluate
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics

@@ -25,7 +25,6 @@ from support.cli_args import add_settings, differing, keep_plan, settings
 from support.results import Run, checkpoint, write
 
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.experiment import ExperimentConfig
@@ -34,6 +33,7 @@ from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.preprocess import fit_preprocess
 from serl_chunk.evaluation.rollouts import VALIDATION_SEED_BASE
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.replay.replay import BatchLoader, Replay, Request
 from serl_chunk.robots.fake import render as renderer
 from serl_chunk.robots.registry import make_env

@@ -32,7 +32,6 @@ from support.results import Run, checkpoint, write
 
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.agents.acfql import AcfqlConfig
@@ -43,6 +42,7 @@ from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE, evaluate
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics

@@ -45,7 +45,6 @@ from support.virtual_mice import NAMES, SOCKET, MouseReports, frame
 from support.watching_operator import WatchingOperator
 
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.devices import DeviceConfig
@@ -54,6 +53,7 @@ from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import configured
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.evaluation.results import wilson_interval
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.recording import recording
 from serl_chunk.robots.arms import aloha_arms
 from serl_chunk.robots.base import RobotEnv

@@ -316,3 +316,11 @@ def status_line() -> StatusLine:
 
 def _of_package(record: logging.LogRecord) -> bool:
     return record.name.partition(".")[0] == PACKAGE
+
+
+def quiet_libraries() -> None:
+    """Silence Orbax at saves and XLA at the start, whose lines would hide those of this package."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from absl import logging
+
+    logging.set_verbosity(logging.WARNING)

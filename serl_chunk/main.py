@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from serl_chunk.cli.subcommands import COMMANDS, Parser
+from serl_chunk.cli.commands import COMMANDS, Parser, run_command
 from serl_chunk.io import folder_fault, os_reason
 from serl_chunk.logs import logging_to_stdout
 from serl_chunk.signals import INTERRUPTED, TELLING, answer_signals, before_exit, exit_status
@@ -58,7 +58,7 @@ def _command(arguments: list[str]) -> int:
     Parser.flags.clear()
     try:
         if arguments and arguments[0] in COMMANDS:
-            return COMMANDS[arguments[0]].run(arguments[1:])
+            return run_command(arguments)
         if arguments and not arguments[0].startswith("-"):
             raise ConfigError(f"unknown command {arguments[0]!r}. Valid: {', '.join(COMMANDS)}, or flags (--help).")
         from serl_chunk.cli.training import run_training

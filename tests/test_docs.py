@@ -72,8 +72,8 @@ STUBBED = (
     "serl_chunk.cli.data.inspect.run_inspect",
     "serl_chunk.cli.data.inspect.run_check",
     "serl_chunk.cli.data.inspect.run_stats",
-    "serl_chunk.cli.view.run_view",
-    "serl_chunk.cli.rollback.run_rollback",
+    "serl_chunk.cli.view.run",
+    "serl_chunk.cli.rollback.run",
     "serl_chunk.cli.serve.run_serve",
     "serl_chunk.cli.attention.run_fit",
     "serl_chunk.cli.attention.run_test",
@@ -157,7 +157,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     for path in STUBBED:
         module, _, name = path.rpartition(".")
         real = getattr(importlib.import_module(module), name)
-        monkeypatch.setattr(path, stub(name, real))
+        monkeypatch.setattr(path, stub(f"run_{module.rpartition('.')[2]}" if name == "run" else name, real))
     return made
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import abc
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import jax
 import numpy as np
 
 from serl_chunk.data.preprocess import Preprocess
@@ -25,6 +25,8 @@ from serl_chunk.types import (
 )
 
 if TYPE_CHECKING:
+    import jax
+
     from serl_chunk.actor.canary import Canary
 
 _REMEMBERED = 16  # versions whose time of arrival is kept
@@ -218,6 +220,8 @@ class ChunkPolicy(Policy):
         self, agent: ActingAgent, preprocess: Preprocess, spec: RobotSpec,
         *, seed: int = 0, source: SnapshotSource | None = None, run: str = "", gate: Canary | None = None,
     ) -> None:  # fmt: skip
+        import jax  # here and below: who only names a policy waits for no JAX
+
         super().__init__(spec)
         self.agent, self.preprocess, self.image_keys = agent, preprocess, preprocess.image_keys
         self._source, self.gate = source, gate
@@ -280,6 +284,8 @@ class ChunkPolicy(Policy):
 
     def decide(self, request: Request) -> Decision:
         """Compute a chunk. Raises PolicyError before the first snapshot, and for an action that is not finite."""
+        import jax
+
         observation, tick, epoch, explore, prefix, task, arm = request
         acting = self._ready()
         state = observation[STATE]
@@ -305,9 +311,11 @@ class ChunkPolicy(Policy):
         Each number of rows is compiled once; no row changes what another gets. Raises PolicyError before the first
         snapshot.
         """
+        import jax
+
         acting = self._ready()
         inputs = self.preprocess.stacked([row.inputs for row in rows])
-        keys = self._keys(self._key, np.arange(self._decisions, self._decisions + len(rows)))
+        keys = _folded_in()(self._key, np.arange(self._decisions, self._decisions + len(rows)))
         self._decisions += len(rows)
         alone = np.array([acting.alone(row.arm) for row in rows])
         chunks, record = jax.device_get(self.agent.decide(acting.params, inputs, keys, explore=explore, alone=alone))
@@ -320,8 +328,6 @@ class ChunkPolicy(Policy):
             except PolicyError as error:
                 decisions.append(error)
         return decisions
-
-    _keys = staticmethod(jax.jit(jax.vmap(jax.random.fold_in, in_axes=(None, 0))))
 
     def _ready(self) -> _Acting:
         if (acting := self._acting) is None:
@@ -340,3 +346,11 @@ class ChunkPolicy(Policy):
         actions = np.zeros((horizon, prefix.shape[1]), np.float32)
         actions[:d] = self.preprocess.encode(state, prefix)
         return actions, (np.arange(horizon) < d).astype(np.float32)
+
+
+@functools.cache
+def _folded_in() -> Callable[[jax.Array, np.ndarray], jax.Array]:
+    """Return what folds each of several numbers into a key."""
+    import jax
+
+    return jax.jit(jax.vmap(jax.random.fold_in, in_axes=(None, 0)))

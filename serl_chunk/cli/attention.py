@@ -7,7 +7,6 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from serl_chunk.attention.alarm import Alarm, FittedRun
 from serl_chunk.attention.fit import Figures, Trace, fit, judge, trace_of
@@ -19,6 +18,7 @@ from serl_chunk.runs.episodes import RunSource
 from serl_chunk.runs.folder import read_config
 from serl_chunk.types import ConfigError, DataError
 
+DESCRIPTION = "An alarm on a fall of Q, which draws the operator's attention to a failure to come."
 _COUNTS = (
     "Of an episode counts what the policy did before the first human tick, and an episode in which a human intervened "
     "is a failure. Episodes that were stopped are left out."
@@ -52,8 +52,9 @@ class ReadRun(RunSource):
         return traces
 
 
-def add_parsers(commands: Any) -> None:
-    """Add this module's commands."""
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the command lines of fit, test."""
+    commands = parser.add_subparsers(dest="command", required=True, metavar="fit|test")
     p = commands.add_parser(
         "fit",
         help="learn the threshold from the episodes of runs, and write a file for operator.attention",
@@ -80,6 +81,11 @@ def add_parsers(commands: Any) -> None:
 
 def _add_runs(p: argparse.ArgumentParser) -> None:
     p.add_argument("runs", nargs="+", metavar="RUN", help="run folder; its learner may be writing it")
+
+
+def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+    """Run the one that was given; return its exit status."""
+    return int(flags.run(flags))
 
 
 def run_fit(flags: argparse.Namespace) -> int:

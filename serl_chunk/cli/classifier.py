@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,14 @@ from serl_chunk.types import ConfigError
 if TYPE_CHECKING:
     from serl_chunk.classifier.dataset import Labelled
 
+DESCRIPTION = "A network that looks at cameras and decides whether the task succeeded."
 VALIDATED = 0.2  # share of the episodes that thresholds and figures are of
 
 
-def add_parsers(commands: Any) -> None:
-    """Add this module's commands."""
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the command lines of record, train, test."""
+    commands = parser.add_subparsers(dest="command", required=True, metavar="record|train|test")
+    commands.add_parser("record", help="record frames of success and failure, labelled by a key", add_help=False)
     train = commands.add_parser(
         "train",
         help="train on runs, data sets or HIL-SERL's classifier_data, and write a folder",
@@ -71,6 +75,11 @@ def _add_reading(p: argparse.ArgumentParser) -> None:
     p.add_argument("--positives", type=int, default=1, metavar="K", help=last)
     before = "so many before them count as neither, as the outcome may be given late (default: %(default)s)"
     p.add_argument("--ignored", type=int, default=5, metavar="K", help=before)
+
+
+def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+    """Run the one that was given; return its exit status."""
+    return int(flags.run(flags))
 
 
 def run_train(flags: argparse.Namespace) -> int:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from serl_chunk.cli.console import console_of
-from serl_chunk.cli.process import spec_of
-from serl_chunk.cli.record import held
+from serl_chunk.cli.process import add_experiment_flags, load_flags, spec_of
+from serl_chunk.cli.record import held, recorded_cameras
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
+from serl_chunk.logs import add_log_flags, configure
 from serl_chunk.recording.labelled import LabelledFolder, LabelledRecording, LabellingConsole
 from serl_chunk.recording.recording import open_human
 from serl_chunk.robots.registry import make_env
@@ -19,6 +22,30 @@ from serl_chunk.signals import exit_at_once_while, never
 from serl_chunk.types import ConfigError
 
 logger = logging.getLogger(__name__)
+
+DESCRIPTION = (
+    "Record episodes with a label for each frame: the key s switches 'this is a success' on and off, f ends an "
+    "episode. You move the robot with the device of actor.intervention. The same command continues."
+)
+
+
+def add_flags(p: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    p.add_argument("--exp_name", help="the experiment whose robot is recorded")
+    p.add_argument("--out", required=True, metavar="DIR", help="folder for the episodes and frame_labels.json")
+    p.add_argument("--successes", type=int, default=200, metavar="N", help="frames of success (default: %(default)s)")
+    p.add_argument("--failures", type=int, default=1000, metavar="N", help="frames of failure (default: %(default)s)")
+    p.add_argument("--cameras", metavar="A,B", help="cameras to record: names or all (default: all)")
+    add_experiment_flags(p)
+    add_log_flags(p)
+
+
+def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+    """Record; raises as `run_record_labels`."""
+    configure(flags)
+    config = load_flags(flags, rest)
+    cameras = recorded_cameras(flags.cameras or "all", spec_of(config))
+    return run_record_labels(config, flags.out, cameras=cameras, successes=flags.successes, failures=flags.failures)
 
 
 def run_record_labels(

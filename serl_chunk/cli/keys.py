@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import logging
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from serl_chunk.config.transport import TransportConfig
@@ -22,9 +23,40 @@ from serl_chunk_robot.wire.sockets import is_loopback
 
 logger = logging.getLogger(__name__)
 
+DESCRIPTION = (
+    "Keys let robot PCs talk to a learner over a network, and no other machine. The first learner with "
+    "--bind makes them and prints the line for the first robot PC; these commands are for the others."
+)
 DEFAULT_ACTOR = "actor"  # id of an actor without keys, unless the operator chooses one
 FIRST_ROBOT = "robot"  # name of the first robot PC unless the operator chooses one
 JOIN_TIMEOUT = 3.0  # seconds for each address of a learner that is tried
+
+
+def add_flags(p: argparse.ArgumentParser) -> None:
+    """Add the command lines of init, add, join, list and revoke."""
+    folder = argparse.ArgumentParser(add_help=False)
+    folder.add_argument("--keys", metavar="DIR", help="the key folder (default: ~/.config/serl-chunk/keys)")
+    commands = p.add_subparsers(dest="command", required=True, metavar="init|add|join|list|revoke")
+    commands.add_parser("init", parents=[folder], help="learner's machine: make its keys")
+    add = commands.add_parser("add", parents=[folder], help="learner's machine: print the line of one robot PC")
+    add.add_argument("name", metavar="NAME", help="what to call the robot PC")
+    add.add_argument("--host", help="where the robot PC finds the learner (default: this machine's address)")
+    add.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
+    join = commands.add_parser("join", parents=[folder], help="robot PC: take the line that the learner's side printed")
+    join.add_argument("line", metavar="LINE", help="the line's last word; valid once, for ten minutes")
+    join.add_argument("--ip", help="where the learner is, if not at the line's address")
+    commands.add_parser("list", parents=[folder], help="who may connect here, and which learners were joined from here")
+    revoke = commands.add_parser("revoke", parents=[folder], help="learner's machine: let a robot PC in no more")
+    revoke.add_argument("name", metavar="NAME", help="one that `serl-chunk keys list` names")
+
+
+def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+    """Run the one that was given. Raises ConfigError, and RefusedError for a line that a learner does not take."""
+    given = vars(flags)
+    commands: dict[str, Callable[..., int]] = {
+        "init": run_init, "add": run_add, "join": run_join, "list": run_list, "revoke": run_revoke,
+    }  # fmt: skip
+    return commands[given.pop("command")](given.pop("keys"), **given)
 
 
 def key_folder(folder: str | None) -> Path:

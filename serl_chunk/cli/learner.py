@@ -5,35 +5,30 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from threading import Event
 
+from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.demos import RunOptions, append_hint, check_data, open_dataset, read_demos
 from serl_chunk.cli.keys import invite_first, learner_keys
 from serl_chunk.cli.process import print_config, spec_of
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.overrides import to_dict
-from serl_chunk.data.preprocess import Preprocess, fit_preprocess
 from serl_chunk.data.prompts import tokens_digest
 from serl_chunk.evaluation.by_learner import OwnEvaluation, check_simulator
 from serl_chunk.io import os_reason
-from serl_chunk.learner.learner import Learner, check_replay_memory
-from serl_chunk.learner.offline_data import InitialData
+from serl_chunk.learner.building import RunOptions, build_learner
+from serl_chunk.learner.demo_options import check_data
+from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.publisher import Publish
 from serl_chunk.learner.service import LearnerService
 from serl_chunk.logs import log_to_file, status_line
-from serl_chunk.replay.memory import replay_size
-from serl_chunk.runs.checkpoints import CheckpointStore
-from serl_chunk.runs.demos import DEMOS, note_of
-from serl_chunk.runs.folder import RunFolder, open_run, write_json
-from serl_chunk.runs.metrics import MetricsLog
+from serl_chunk.runs.folder import RunFolder, open_run
 from serl_chunk.runs.report.report import build_report
 from serl_chunk.runs.status_line import StatusLine
 from serl_chunk.signals import GRACE, TELLING, before_exit, exit_at_once_while, never, stop_on_signals
 from serl_chunk.transport.sockets import check_port
-from serl_chunk.types import ConfigError, DataError, Episode, RobotSpec
+from serl_chunk.types import RobotSpec
 from serl_chunk_robot.wire.sockets import is_loopback
 
 logger = logging.getLogger(__name__)
@@ -43,7 +38,7 @@ STOPPING = "ending with a final checkpoint"
 STOPPED = "the learner was stopped"  # the reason that actors receive
 
 
-def build_learner(
+def make_learner(
     config: ExperimentConfig,
     options: RunOptions,
     run: RunFolder,
@@ -53,55 +48,13 @@ def build_learner(
     threaded: bool,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Learner:
-    """Build the learner of a run with data, metrics and checkpoint; the caller closes it. Raises SerlChunkError."""
+    """Build the learner of a run with its own evaluations, which end once it is `stopping`; see `build_learner`."""
     check_simulator(config)
-    agent = make_agent(config, spec)
-    check_replay_memory(config, spec, agent)  # before data are read and networks compiled
-    demo_options = options.demo_options.of_robot(config.robot)
-    demos = read_demos(config, spec, options.demo_paths, demo_options)
-    dataset = open_dataset(config, spec, demo_options, CheckpointStore(run.path).newest() or 0)
-    data = InitialData(demos.episodes, dataset)
-    try:
-        data.require(config.learner)
-    except ConfigError as error:
-        raise ConfigError(append_hint(str(error), config)) from error
-    # Nothing here keeps the shard: the learner takes it out of the data set, and later ones need its room.
-    fitted = [*demos.episodes, *(dataset.episodes if dataset is not None else ())]
-    preprocess = _preprocess(config, spec, run, fitted)
-    del fitted
-    metrics = MetricsLog(
-        run.path, wandb_project="serl-chunk" if options.wandb else None, wandb_name=f"{config.name}-{run.path.name}",
-        config=to_dict(config),
-    )  # fmt: skip
-    evaluate: OwnEvaluation | None = None
-    with contextlib.ExitStack() as failed:
-        failed.callback(metrics.close)  # wandb would wait for this run's end
-        if config.learner.eval_interval:
-            evaluate = OwnEvaluation(config, agent, stopping)
-            failed.callback(evaluate.close)
-        learner = Learner(
-            config, spec, agent, preprocess, data, metrics, publish=publish, threaded=threaded, evaluate=evaluate
-        )
-        run.write_config()  # not before: until then the files of the previous process stay
-        try:
-            write_json(run.path / DEMOS, note_of(demos, demo_options.options))
-        except OSError as error:
-            raise ConfigError(f"{run.path / DEMOS} cannot be written: {os_reason(error)}") from error
-        failed.pop_all()
-    logger.info(replay_size(config, learner.replay.estimated_bytes))
-    return learner
 
+    def evaluation(agent: Agent) -> OwnEvaluation:
+        return OwnEvaluation(config, agent, stopping)
 
-def _preprocess(config: ExperimentConfig, spec: RobotSpec, run: RunFolder, episodes: Sequence[Episode]) -> Preprocess:
-    """Return one fitted to the data; where that is impossible that of a resumed run, which it keeps in any case."""
-    try:
-        return fit_preprocess(config, spec, episodes)
-    except (ConfigError, DataError) as error:
-        saved = next(CheckpointStore(run.path).policies(), None)
-        if saved is None or saved.meta["normaliser_mode"] != config.normaliser.actions:
-            raise
-        logger.info(f"the run's own normaliser goes on; a new one could not be fitted: {error}")
-        return Preprocess.restored(config, spec, saved.meta, saved.normaliser)
+    return build_learner(config, options, run, spec, publish=publish, threaded=threaded, evaluation=evaluation)
 
 
 def prepare(config: ExperimentConfig, options: RunOptions) -> RobotSpec:
@@ -146,7 +99,7 @@ def run_learner(
         if server_keys is not None:
             invite_first(server_keys, bind, port)
         publish = service.server.publish
-        learner = build_learner(config, options, run, spec, publish=publish, threaded=True, stopping=stop.is_set)
+        learner = make_learner(config, options, run, spec, publish=publish, threaded=True, stopping=stop.is_set)
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
         service.attach(learner)
@@ -184,14 +137,14 @@ def train_offline(
     started: Event | None = None,
     threaded: bool = False,
 ) -> Learner:
-    """Train until `offline_steps` or `stop`, and return the closed learner; raises as `build_learner`.
+    """Train until `offline_steps` or `stop`, and return the closed learner; raises as `make_learner`.
 
     `started` is set as soon as `stop` is polled. A seed reproduces a run unless batches are `threaded`.
     """
     stop, started = stop or Event(), started or Event()
     spec = prepare(config, options)
     with locked_run(config, spec, options.checkpoint_path) as (run, status, stack):
-        learner = build_learner(
+        learner = make_learner(
             config, options, run, spec, publish=lambda *_: None, threaded=threaded, stopping=stop.is_set
         )
         stack.callback(learner.metrics.close)

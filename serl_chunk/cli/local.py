@@ -9,10 +9,10 @@ from serl_chunk.actor.canary import check_signal
 from serl_chunk.actor.link import RunProgress
 from serl_chunk.actor.service import ActorService, ActorSummary
 from serl_chunk.cli.actor import report_session
-from serl_chunk.cli.demos import RunOptions
-from serl_chunk.cli.learner import STOPPING, build_learner, finish_run, locked_run, prepare
+from serl_chunk.cli.learner import STOPPING, finish_run, locked_run, make_learner, prepare
 from serl_chunk.cli.process import warn_of_lockstep
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.learner import Learner
 from serl_chunk.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.types import Amend, Begin, ConfigError, End, SerlChunkError, Snapshot, Step, StepBlock
@@ -114,7 +114,7 @@ def train_local(
         link = LocalLink()
         actor = ActorService(config, actor_id="local", link=link, stop=stop, report_every=50)
         stack.callback(actor.close)
-        learner = build_learner(config, options, run, spec, publish=link.publish, threaded=False, stopping=stop.is_set)
+        learner = make_learner(config, options, run, spec, publish=link.publish, threaded=False, stopping=stop.is_set)
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
         stack.callback(actor.stop_robot)  # before the learner writes its last checkpoint

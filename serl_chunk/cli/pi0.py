@@ -17,6 +17,7 @@ from serl_chunk.config.agents.pi0 import PI0_PRESETS, Pi0Config
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.presets import PI0_ROBOTS
 from serl_chunk.io import os_reason
+from serl_chunk.logs import quiet_libraries
 from serl_chunk.types import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ DESCRIPTION = (
 )
 
 
-def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
-    """Parse a command line and run it. Raises ConfigError and DataError."""
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the command lines of inspect, import and export."""
     commands = parser.add_subparsers(dest="command", required=True, metavar="inspect|import|export")
     p = commands.add_parser("inspect", help="list a checkpoint's parameters and statistics", allow_abbrev=False)
     p.add_argument("folder", metavar="DIR", help="a step's folder, its params/, or PaliGemma's .npz")
@@ -52,9 +53,13 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     p.add_argument("--exp_name", help="the experiment whose agent.pi0 has its sizes")
     add_experiment_flags(p)
     p.set_defaults(run=run_export)
-    flags, rest = parser.parse_known_args(arguments)
+
+
+def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+    """Run the one that was given. Raises ConfigError and DataError."""
+    quiet_libraries()
     if rest and flags.command == "inspect":
-        raise ConfigError(f"unrecognized arguments: {' '.join(rest)}; see {parser.prog} inspect --help")
+        raise ConfigError(f"unrecognized arguments: {' '.join(rest)}; see serl-chunk pi0 inspect --help")
     return int(flags.run(flags, rest))
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.progress import Progress
 
 from serl_chunk.actor.policy import Policy
 from serl_chunk.actor.remote_policy import remote_policy, sent_cameras
 from serl_chunk.cli.console import console_of
+from serl_chunk.cli.data.options import parse_cameras
+from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.live import page_on, show_on
-from serl_chunk.cli.process import spec_of
+from serl_chunk.cli.process import add_experiment_flags, load_flags, spec_of
 from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.formats.hdf5 import open_episode, read_episode
@@ -25,20 +28,83 @@ from serl_chunk.data.formats.hdf5_io import close_files
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.io import plural
+from serl_chunk.logs import add_log_flags, configure, quiet_libraries
 from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.outcomes.robot import observing
 from serl_chunk.recording.recording import Recording, RecordingTotals, Stream, check_source, open_human
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env, make_expert
 from serl_chunk.signals import exit_at_once_while, never
-from serl_chunk.types import IMAGE_PREFIX, ConfigError, Outcome
-
-if TYPE_CHECKING:
-    from serl_chunk.cli.keys import LearnerAddress
+from serl_chunk.transport.sockets import DEFAULT_PORT
+from serl_chunk.types import IMAGE_PREFIX, ConfigError, Outcome, RobotSpec
 
 logger = logging.getLogger(__name__)
 
+DESCRIPTION = (
+    "Record demonstrations as HDF5 episodes: of the robot's script, or by hand with the device of "
+    "actor.intervention. Each episode by hand begins at the first motion, and each file is checked once it is "
+    "written. The same command continues an interrupted recording."
+)
 DEMO_SEED_BASE = 0  # start states of demonstrations; evaluation's begin at 1,000,000
+
+
+def add_flags(p: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    p.add_argument("--exp_name", help="the experiment whose robot and task are recorded")
+    p.add_argument("--n_demos", type=int, default=10, help="successful episodes the folder shall hold (default: 10)")
+    p.add_argument("--out", required=True, metavar="DIR", help="folder for episode_0.hdf5, episode_1.hdf5, ...")
+    p.add_argument("--policy", metavar="WHO", help="who demonstrates: scripted (default), human, or server "
+                   "(actor.policy, the default where it is set)")  # fmt: skip
+    p.add_argument("--keep", default="successes", metavar="WHAT",
+                   help="of a human or server: successes (default), or all judged")  # fmt: skip
+    p.add_argument("--noise", type=float, help="standard deviation of the script's noise, radians")
+    p.add_argument("--cameras", metavar="A,B", help="cameras to record: names, all, or none (default: the agent's)")
+    p.add_argument("--viewer", metavar="PORT", help="show the robot on a page at this port of this machine (0: any)")
+    p.add_argument("--ip", help="also stream the successes into the running learner at this address")
+    p.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
+    p.add_argument("--keys", metavar="DIR", help="folder of the keys (default: ~/.config/serl-chunk/keys)")
+    p.add_argument("--insecure", action="store_true", help="use no keys")
+    p.add_argument("--actor_id", help="name of this robot at the learner (default: as --actor)")
+    p.add_argument("--spool_path", metavar="DIR", help="where records on their way are kept (default: runs/spool)")
+    add_experiment_flags(p)
+    add_log_flags(p)
+
+
+def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+    """Record, and stream to a learner where one is named; returns 1 where that lacks some. Raises as `run_record`."""
+    configure(flags)
+    config = load_flags(flags, rest)
+    spec, cameras = spec_of(config), config.agent.image_keys
+    if flags.cameras is not None:
+        cameras = recorded_cameras(flags.cameras, spec)
+    policy = flags.policy or ("server" if config.actor.policy else "scripted")
+    record = partial(
+        run_record, config, flags.n_demos, flags.out,
+        policy=policy, noise=flags.noise, cameras=cameras, keep=flags.keep, viewer=flags.viewer,
+    )  # fmt: skip
+    if flags.ip is None:
+        for name in ("port", "keys", "insecure", "actor_id", "spool_path"):
+            if getattr(flags, name):
+                raise ConfigError("is of the learner that --ip names. Give --ip too, or remove it", parameter=name)
+        return record()
+    if flags.keys is not None and flags.insecure:
+        raise ConfigError("--insecure means no keys: leave it out, or --keys")
+    if missing := [name for name in config.agent.image_keys if name not in cameras]:
+        got = f"lacks {missing[0]!r}, which the learner trains on (got {', '.join(cameras) or 'none'})"
+        raise ConfigError(f"{got}. Leave --cameras out, or --ip", parameter="cameras")
+    quiet_libraries()
+    port = DEFAULT_PORT if flags.port is None else flags.port
+    address = LearnerAddress(flags.ip, port, flags.actor_id, flags.keys, flags.insecure)
+    return record_streaming(config, address, flags.spool_path, record)
+
+
+def recorded_cameras(text: str, spec: RobotSpec) -> tuple[str, ...]:
+    """Return the cameras that `--cameras` names. Raises ConfigError."""
+    named = parse_cameras(text)
+    cameras = tuple(c.name for c in spec.cameras) if named is None else named
+    if twice := [c for i, c in enumerate(cameras) if c in cameras[:i]]:
+        raise ConfigError(f"{twice[0]!r} is named twice. Remove one of them.", parameter="cameras")
+    return cameras
 
 
 def run_record(

@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from serl_chunk.actor.hold import HoldPolicy, with_kept
-from serl_chunk.actor.link import open_link, preprocess_of, replacement
 from serl_chunk.actor.policy import ChunkPolicy, PolicyError, Prepared, blank_request
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.actor import log_waiting
-from serl_chunk.cli.evaluation import checkpoints_of_run
 from serl_chunk.cli.keys import LearnerAddress
-from serl_chunk.cli.process import spec_of
+from serl_chunk.cli.process import add_experiment_flags, load_flags, spec_of
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.io import WaitLog
+from serl_chunk.logs import add_log_flags, configure, quiet_libraries
 from serl_chunk.serving.batching import batch_sizes
 from serl_chunk.serving.endpoint import read_key, websockets
 from serl_chunk.serving.observations import ObservationReader
@@ -36,9 +34,38 @@ from serl_chunk_robot.wire.sockets import is_loopback
 
 logger = logging.getLogger(__name__)
 
+DESCRIPTION = (
+    "Serve a policy by openpi-client's protocol, for programs that send observations and execute the chunks that "
+    "come back: that of a run's checkpoint, or a learner's newest. Several clients are decided together."
+)
 FOLLOW_SECONDS = 0.1  # between looks at the learner's newest snapshot
 OTHER_BYTES = 1 << 20  # of a request, for all but frames
 LARGEST_BATCH = 256
+
+
+def add_flags(p: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    p.add_argument("--exp_name", help="the experiment that the policy was trained in")
+    p.add_argument("--checkpoint_path", metavar="RUN", help="the run folder whose checkpoint is served")
+    p.add_argument("--checkpoint_step", metavar="N", help="the checkpoint: a step, latest (default) or best")
+    p.add_argument("--ip", help="follow the learner at this address instead, as an actor does")
+    p.add_argument("--learner_port", type=int, help="first of the learner's three ports (default: 5588)")
+    p.add_argument("--keys", metavar="DIR", help="folder of this machine's keys for that learner")
+    p.add_argument("--actor_id", help="name of this server at the learner (default: as --actor)")
+    p.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: %(default)s)")
+    p.add_argument("--port", type=int, default=8000, metavar="N", help="port to listen on (default: %(default)s)")
+    p.add_argument("--api_key", metavar="FILE", help="clients must send the key in this file; needed beyond loopback")
+    p.add_argument("--insecure", action="store_true", help="no keys, of clients and for the learner")
+    p.add_argument("--max_batch", type=int, default=8, metavar="N", help="clients decided at once (default: 8)")
+    add_experiment_flags(p)
+    add_log_flags(p)
+
+
+def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+    """Serve until a signal; raises as `run_serve`."""
+    configure(flags)
+    quiet_libraries()
+    return run_serve(load_flags(flags, rest), ServeOptions.of(flags))
 
 
 class ServeOptions(NamedTuple):
@@ -195,6 +222,8 @@ def _of_run(
     config: ExperimentConfig, spec: RobotSpec, options: ServeOptions, stack: contextlib.ExitStack, stop: threading.Event
 ) -> tuple[ChunkPolicy, Callable[[], object]]:
     """Return the policy of a checkpoint, and what follows it: nothing."""
+    from serl_chunk.cli.evaluation import checkpoints_of_run
+
     agent = make_agent(config, spec)
     assert options.run is not None
     [checkpoint] = checkpoints_of_run(config, spec, agent, options.run, [options.step])
@@ -207,6 +236,9 @@ def _of_learner(
     config: ExperimentConfig, spec: RobotSpec, options: ServeOptions, stack: contextlib.ExitStack, stop: threading.Event
 ) -> tuple[ChunkPolicy, Callable[[], object]]:
     """Return a learner's policy, and what follows its newest snapshot. A stop ends the wait for the first one."""
+    from serl_chunk.actor.link import open_link, preprocess_of
+    from serl_chunk.cli.actor import log_waiting
+
     agent, address = make_agent(config, spec), options.learner
     assert address is not None
     name, keys = address.credentials()
@@ -231,6 +263,8 @@ def _follow(policy: ChunkPolicy, link: Any, welcome: Any) -> None:
 
 
 def _check_link(link: Any, welcome: Any) -> None:
+    from serl_chunk.actor.link import replacement
+
     if link.error is not None:
         raise link.error
     if (reason := replacement(link, welcome.origin)) is not None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from serl_chunk.cli.commands import COMMANDS, Parser, run_command
 from serl_chunk.cli.process import OF_THE_LEARNER, add_aliases, add_experiment_flags, load_flags
-from serl_chunk.cli.subcommands import COMMANDS, Parser, quiet_libraries
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.logs import add_log_flags, configure
+from serl_chunk.logs import add_log_flags, configure, quiet_libraries
 from serl_chunk.types import BEST, ONE, ConfigError
 from serl_chunk.version import version_info
+
+if TYPE_CHECKING:
+    from serl_chunk.learner.demo_options import DemoOptions
 
 LOOPBACK = "127.0.0.1"
 EVALUATION = "an evaluation (--actor --eval_checkpoint_step N --eval_n_trajs K)"
@@ -45,7 +49,7 @@ SHORT = (
 
 def _epilog() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:{width}}  {command.help}" for name, command in COMMANDS.items()]
     settings = "Any setting of the experiment is a flag too: --config.agent.lr=1e-4 (serl-chunk config EXP lists them)."
     return "\n".join([settings, "", "commands (each with --help):", *lines, "", EXAMPLES])
 
@@ -156,7 +160,7 @@ def run_training(arguments: list[str]) -> int:
     configure(flags)
     quiet_libraries()
     if flags.preset == "help":
-        return COMMANDS["presets"].run([])
+        return run_command(["presets"])
     config = load_flags(flags, rest)
     mode = check_flags(parser, flags, config)
     if mode == "b":
@@ -208,9 +212,9 @@ def _run_both(flags: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _run_learning(config: ExperimentConfig, flags: argparse.Namespace) -> int:
-    from serl_chunk.cli.demos import DemoOptions, RunOptions
+    from serl_chunk.learner.building import RunOptions
 
-    options = RunOptions(flags.demo_path, flags.checkpoint_path, DemoOptions.of(flags), wandb=not flags.debug)
+    options = RunOptions(flags.demo_path, flags.checkpoint_path, demo_options(flags), wandb=not flags.debug)
     if config.learner.online_steps == 0:
         from serl_chunk.cli.learner import run_offline
 
@@ -222,6 +226,16 @@ def _run_learning(config: ExperimentConfig, flags: argparse.Namespace) -> int:
     from serl_chunk.cli.learner import run_learner
 
     return run_learner(config, options, bind=flags.bind, port=_port(flags), insecure=flags.insecure, keys=flags.keys)
+
+
+def demo_options(flags: argparse.Namespace) -> DemoOptions:
+    """Return how data are read, of `--demo_color` and so on. Raises ConfigError."""
+    from serl_chunk.cli.data.options import recorded_facts
+    from serl_chunk.learner.demo_options import DemoOptions
+
+    options = recorded_facts(flags, prefix="demo_")
+    options = dataclasses.replace(options, solved="keep" if flags.demo_keep_solved else "drop")
+    return DemoOptions(options, flags.demo_format, flags.dataset_dir)
 
 
 def _mode(flags: argparse.Namespace, *, served: bool) -> str:

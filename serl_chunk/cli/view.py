@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from serl_chunk.cli.data.options import add_reading, keys_of, open_any, options_of, shown_progress
 from serl_chunk.data.source import ReadOptions, Source
 from serl_chunk.types import ConfigError
 
+DESCRIPTION = (
+    "Look at the episodes of a run, file or folder in a browser of this machine: list and filter all of them, "
+    "play cameras, curves, Q and interventions, and label them as success, failure or discarded. The address "
+    "holds a secret; other machines cannot connect."
+)
 SIZE_MB = 50.0  # of the page that --out writes
 
 
@@ -25,7 +31,7 @@ def add_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--episodes", metavar="N,M-K", help="numbers of the episodes that --out or --mcap write")
 
 
-def run_view(flags: argparse.Namespace) -> int:
+def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
     """Serve the viewer until Ctrl-C, or write a file. Raises ConfigError and DataError."""
     if flags.out is not None and flags.mcap is not None:
         raise ConfigError("--out and --mcap write one file each. Give one of them")

@@ -16,9 +16,9 @@ from small_bases import FROZEN, experiment, use_small_backbones, write_weights
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.vision import digest_of
-from serl_chunk.cli.demos import RunOptions
-from serl_chunk.cli.learner import build_learner
+from serl_chunk.cli.learner import make_learner
 from serl_chunk.config.compatibility import contract
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.learner import Learner
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.checkpoints import read_item
@@ -128,7 +128,7 @@ def test_a_difference_is_named_when_an_actor_connects():
 def learner_of(weights: str, run: Path, sent: list[Snapshot]) -> Learner:
     config = experiment(dataclasses.replace(FROZEN, weights=weights))
     spec = robot_spec(config.robot)
-    return build_learner(
+    return make_learner(
         config, RunOptions([]), open_run(config, spec, str(run)), spec,
         publish=lambda snapshot, info: sent.append(snapshot), threaded=False,
     )  # fmt: skip

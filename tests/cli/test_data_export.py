@@ -17,10 +17,11 @@ from journal_runs import Run, assert_equal
 
 from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.data.options import open_any
-from serl_chunk.cli.demos import DemoOptions, RunOptions
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
 from serl_chunk.data.source import ReadOptions, decode_images
+from serl_chunk.learner.building import RunOptions
+from serl_chunk.learner.demo_options import DemoOptions
 from serl_chunk.main import main
 from serl_chunk.replay.replay import Replay
 from serl_chunk.runs.demos import DEMOS, RunDemos, note_of
@@ -238,7 +239,7 @@ def test_a_learner_notes_its_demonstrations(tmp_path):
     settings = experiment(pretrain_steps=0, critic_warmup_steps=0)
     spec = robot_spec(settings.robot)
     run = open_run(settings, spec, str(tmp_path / "run"))
-    learner = learner_command.build_learner(
+    learner = learner_command.make_learner(
         settings, RunOptions([demos]), run, spec, publish=lambda s, i: None, threaded=False
     )
     learner.metrics.close()

@@ -16,8 +16,7 @@ import pytest
 from errors import naming
 
 from serl_chunk.cli import learner as learner_command
-from serl_chunk.cli.demos import DemoOptions, RunOptions, open_dataset, read_demos
-from serl_chunk.cli.learner import build_learner, train_offline
+from serl_chunk.cli.learner import make_learner, train_offline
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.cli.record import run_record
@@ -26,6 +25,8 @@ from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats import ogbench
 from serl_chunk.data.rotating_dataset import ShardedSource
 from serl_chunk.data.source import ReadOptions
+from serl_chunk.learner.building import RunOptions
+from serl_chunk.learner.demo_options import DemoOptions, open_dataset, read_demos
 from serl_chunk.learner.offline_data import InitialData
 from serl_chunk.runs.folder import open_run
 from serl_chunk.runs.metrics import MetricsLog
@@ -154,7 +155,7 @@ def test_only_the_learner_keeps_a_shard_and_a_run_that_goes_on_reads_the_one_it_
     monkeypatch.setattr(learner_command.CheckpointStore, "newest", lambda self: updates if turn else None)
     run = open_run(FAKE, SPEC, str(tmp_path / "run"))
     with run.lock:
-        learner = build_learner(
+        learner = make_learner(
             FAKE, RunOptions([], demo_options=DemoOptions(dataset=str(tmp_path / "shards"))), run, SPEC,
             publish=lambda snapshot, info: None, threaded=False,
         )  # fmt: skip
@@ -211,7 +212,7 @@ def test_a_start_that_fails_leaves_the_notes_of_the_life_before(
         config = dataclasses.replace(FAKE, seed=seed)
         folder = open_run(config, SPEC, str(run))
         try:
-            build_learner(
+            make_learner(
                 config, RunOptions([str(path)]), folder, SPEC,
                 publish=lambda s, i: None, threaded=False,
             ).metrics.close()  # fmt: skip

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from errors import naming
 
-from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.process import OF_BOTH_SIDES, OF_THE_LEARNER, load, print_config, spec_of
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.config.presets import PRESETS
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.main import main
 from serl_chunk.runs.folder import open_run, read_config
 
@@ -33,10 +33,10 @@ def experiment():
 def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, Any]]]:
     """(command, arguments, keywords) of what would have been run."""
     calls: list[tuple[str, tuple, dict[str, Any]]] = []
-    for path in ("local.run_local", "launch.run_both", "learner.run_learner", "learner.run_offline",
-                 "actor.run_training_actor", "doctor.doctor.run_doctor", "record.run_record"):  # fmt: skip
+    for path in ("cli.local.run_local", "fleet.local.run_both", "cli.learner.run_learner", "cli.learner.run_offline",
+                 "cli.actor.run_training_actor", "cli.doctor.doctor.run_doctor", "cli.record.run_record"):  # fmt: skip
         name = path.rpartition(".")[2]
-        monkeypatch.setattr(f"serl_chunk.cli.{path}", lambda *a, name=name, **k: calls.append((name, a, k)) or 0)
+        monkeypatch.setattr(f"serl_chunk.{path}", lambda *a, name=name, **k: calls.append((name, a, k)) or 0)
     return calls
 
 

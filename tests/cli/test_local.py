@@ -12,11 +12,11 @@ from errors import naming
 
 from serl_chunk.actor.service import ActorService
 from serl_chunk.cli import local
-from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import SESSION, LocalLink, train_local
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.flow import FlowConfig
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.runs.folder import open_run
 from serl_chunk.types import Amend, Begin, ConfigError, End, Outcome, Snapshot, Source, Step, StepBlock
@@ -104,7 +104,7 @@ def test_a_stop_before_the_start_ends_cleanly(tmp_path, capsys):
 
 
 def test_a_resumed_run_goes_on_counting_human_ticks(tmp_path, monkeypatch, capsys):
-    build, handed_over = local.build_learner, {}
+    build, handed_over = local.make_learner, {}
 
     def resumed(*args, **kwargs):
         learner = build(*args, **kwargs)
@@ -114,7 +114,7 @@ def test_a_resumed_run_goes_on_counting_human_ticks(tmp_path, monkeypatch, capsy
     def run(self, preprocess, begun):
         handed_over.update(begun._asdict())
 
-    monkeypatch.setattr(local, "build_learner", resumed)
+    monkeypatch.setattr(local, "make_learner", resumed)
     monkeypatch.setattr(ActorService, "run", run)
     stop = threading.Event()
     stop.set()

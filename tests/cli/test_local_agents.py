@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.process import load
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import configured
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.runs.checkpoints import host_leaves
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from errors import naming
 
-from serl_chunk.cli.demos import RunOptions
+from serl_chunk.cli.commands import COMMANDS
 from serl_chunk.cli.evaluation import EvaluationOptions
 from serl_chunk.cli.keys import LearnerAddress
-from serl_chunk.cli.subcommands import COMMANDS
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.main import main
 from serl_chunk.runs.folder import CONFIG, FORMAT, write_json
 from serl_chunk.types import ConfigError, DataError
@@ -43,9 +43,9 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, 
     def replace(path: str) -> None:
         monkeypatch.setattr(path, lambda *a, **k: calls.append((path.rpartition(".")[2], a, k)) or 0)
 
-    for path in ("local.run_local", "launch.run_both", "learner.run_learner", "evaluation.run_evaluation",
-                 "actor.run_training_actor", "record.run_record"):  # fmt: skip
-        replace(f"serl_chunk.cli.{path}")
+    for path in ("cli.local.run_local", "fleet.local.run_both", "cli.learner.run_learner",
+                 "cli.evaluation.run_evaluation", "cli.actor.run_training_actor", "cli.record.run_record"):  # fmt: skip
+        replace(f"serl_chunk.{path}")
     return calls
 
 

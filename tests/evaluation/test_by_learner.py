@@ -18,14 +18,14 @@ from learner_tools import by_kind, quick_agents
 from point_robot import Ditherer, PointEnv, experiment, record_demos
 
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.cli.demos import RunOptions
-from serl_chunk.cli.learner import build_learner, train_offline
+from serl_chunk.cli.learner import make_learner, train_offline
 from serl_chunk.cli.local import train_local
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.evaluation import rollouts as evaluate_module
 from serl_chunk.evaluation.by_learner import OwnEvaluation
 from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import EvalSchedule, Phase
 from serl_chunk.robots.registry import make_env, robot_spec
@@ -128,7 +128,7 @@ def test_the_time_of_evaluations_is_no_time_of_training(demos, tmp_path, monkeyp
     monkeypatch.setattr(OwnEvaluation, "__call__", slow)
     config = experiment(**OFFLINE | EVALUATED)
     spec = robot_spec(config.robot)
-    learner = build_learner(
+    learner = make_learner(
         config, RunOptions([demos]), open_run(config, spec, str(tmp_path)), spec,
         publish=lambda snapshot, info: None, threaded=False,
     )  # fmt: skip
@@ -338,7 +338,7 @@ def test_what_else_goes_on_does_so_during_an_evaluation(demos, tmp_path):
     spec = robot_spec(config.robot)
 
     def build(run: str) -> Learner:
-        return build_learner(
+        return make_learner(
             config, RunOptions([demos]), open_run(config, spec, str(tmp_path / run)), spec,
             publish=lambda snapshot, info: None, threaded=False,
         )  # fmt: skip

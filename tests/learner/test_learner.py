@@ -13,20 +13,20 @@ from point_robot import experiment, record_demos
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.spec import agent_spec
 from serl_chunk.cli import learner as learner_command
-from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import LocalLink, train_local
-from serl_chunk.cli.rollback import kept_versions, roll_back
 from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.evaluation.rollouts import evaluate
 from serl_chunk.learner import training_stats
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.replay.replay import Ready, Replay
 from serl_chunk.robots.registry import make_env, robot_spec
 from serl_chunk.runs.checkpoints import CheckpointStore, host_leaves
 from serl_chunk.runs.folder import open_run
+from serl_chunk.runs.rollback import kept_versions, roll_back
 from serl_chunk.types import ConfigError, Snapshot
 
 pytestmark = pytest.mark.compiles
@@ -214,7 +214,7 @@ def build(config, demos, run, *, threaded=False, publish=lambda snapshot, info: 
     """A learner on its own: no actor, no sockets."""
     spec = robot_spec(config.robot)
     folder = open_run(config, spec, str(run))
-    return learner_command.build_learner(config, RunOptions([demos]), folder, spec, publish=publish, threaded=threaded)
+    return learner_command.make_learner(config, RunOptions([demos]), folder, spec, publish=publish, threaded=threaded)
 
 
 def test_a_learner_without_actors_says_that_it_waits(demos, tmp_path, monkeypatch):

@@ -10,13 +10,13 @@ from learner_tools import learner_of, let_go, quick_agents
 from point_robot import experiment, record_demos
 
 from serl_chunk.agents.acfql import Acfql
-from serl_chunk.cli import demos as demos_command
-from serl_chunk.cli.demos import RunOptions
-from serl_chunk.cli.learner import build_learner, train_offline
+from serl_chunk.cli.learner import make_learner, train_offline
 from serl_chunk.cli.local import train_local
 from serl_chunk.config.experiment import ChunkConfig, NormaliserConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.frames import observation_at
+from serl_chunk.learner import demo_options as demos_command
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.offline_data import InitialData, OfflineData
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.replay.memory import available_bytes
@@ -147,7 +147,7 @@ def test_a_run_goes_on_with_its_own_normaliser_where_no_new_one_can_be_made(demo
     let_go(learner)
     spec = robot_spec(config.robot)
     alone = dataclasses.replace(config, learner=dataclasses.replace(config.learner, pretrain_steps=0, offline_steps=0))
-    without = lambda config, run: build_learner(  # noqa: E731
+    without = lambda config, run: make_learner(  # noqa: E731
         config, RunOptions([]), open_run(config, spec, run), spec,
         publish=lambda snapshot, info: None, threaded=False,
     )  # fmt: skip

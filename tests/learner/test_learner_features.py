@@ -11,7 +11,6 @@ from learner_tools import by_kind, quick_agents
 
 from serl_chunk.agents import vision
 from serl_chunk.cli import learner as learner_command
-from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
@@ -23,6 +22,7 @@ from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.source import decode_images
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.learner import Learner, check_replay_memory
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.models.encoder import Impala
@@ -104,7 +104,7 @@ def test_a_run_trains_on_features_and_acts_on_pixels(demos, tmp_path, caplog, mo
 
 def build(config: ExperimentConfig, demos: str, run) -> Learner:
     spec = robot_spec(config.robot)
-    return learner_command.build_learner(
+    return learner_command.make_learner(
         config, RunOptions([demos]), open_run(config, spec, str(run)), spec,
         publish=lambda snapshot, info: None, threaded=False,
     )  # fmt: skip

@@ -11,11 +11,12 @@ import pytest
 from learner_tools import by_kind, learner_of, let_go, quick_agents
 from point_robot import experiment, record_demos
 
-from serl_chunk.cli import demos as demos_command
-from serl_chunk.cli.demos import DemoOptions, RunOptions
-from serl_chunk.cli.learner import build_learner, train_offline
+from serl_chunk.cli.learner import make_learner, train_offline
 from serl_chunk.cli.local import LocalLink, train_local
 from serl_chunk.data.demos import load_demos
+from serl_chunk.learner import demo_options as demos_command
+from serl_chunk.learner.building import RunOptions
+from serl_chunk.learner.demo_options import DemoOptions
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.learner.trainers.phases import PhaseTrainer
@@ -116,7 +117,7 @@ def test_training_ends_after_so_many_online_steps_and_their_updates(demos, tmp_p
 def test_actors_may_record_no_more_steps_than_training_wants(demos, tmp_path):
     config = experiment(online_steps=50, training_starts=20)
     spec = robot_spec(config.robot)
-    learner = build_learner(
+    learner = make_learner(
         config, RunOptions([demos]), open_run(config, spec, str(tmp_path)), spec,
         publish=lambda snapshot, info: None, threaded=False,
     )  # fmt: skip

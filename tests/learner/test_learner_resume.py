@@ -79,7 +79,7 @@ def test_pretraining_that_was_stopped_goes_on_as_if_it_had_not_been(demos, tmp_p
 
 def online(config, demos: str) -> list[Episode]:
     """Episodes as of an actor: the demonstrations under other names."""
-    from serl_chunk.cli.demos import DemoOptions, read_demos
+    from serl_chunk.learner.demo_options import DemoOptions, read_demos
     from serl_chunk.robots.registry import robot_spec
 
     episodes = read_demos(config, robot_spec(config.robot), [demos], DemoOptions()).episodes

@@ -9,7 +9,7 @@ import pytest
 from point_robot import HORIZON, experiment, record_demos
 
 from serl_chunk.cli import learner as learner_command
-from serl_chunk.cli.demos import RunOptions
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.folder import open_run
@@ -29,7 +29,7 @@ def demos(tmp_path_factory) -> str:
 def build(config, demos, run):
     spec = robot_spec(config.robot)
     folder = open_run(config, spec, str(run))
-    return learner_command.build_learner(
+    return learner_command.make_learner(
         config, RunOptions([demos]), folder, spec, publish=lambda s, i: None, threaded=False
     )
 

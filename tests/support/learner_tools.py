@@ -15,8 +15,8 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import IMPLEMENTATIONS
 from serl_chunk.agents.spec import agent_spec
 from serl_chunk.cli import learner as learner_command
-from serl_chunk.cli.demos import RunOptions
-from serl_chunk.cli.learner import build_learner
+from serl_chunk.cli.learner import make_learner
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.publisher import Publish
 from serl_chunk.robots.registry import robot_spec
@@ -58,7 +58,7 @@ def by_kind(run: Path) -> dict[str, list[dict[str, Any]]]:
 def learner_of(config, demos: str, run: Path, publish: Publish = lambda snapshot, info: None) -> Learner:
     """A learner on its own, without an actor."""
     spec = robot_spec(config.robot)
-    return build_learner(
+    return make_learner(
         config, RunOptions([demos]), open_run(config, spec, str(run)), spec,
         publish=publish, threaded=False,
     )  # fmt: skip

@@ -10,7 +10,6 @@ import pytest
 from coded_replay import read_held
 from gymnasium import spaces
 
-from serl_chunk.cli.demos import RunOptions
 from serl_chunk.cli.local import train_local
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.critic import CriticConfig
@@ -20,6 +19,7 @@ from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, Normalis
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import GymConfig
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.runs.metrics import read_metrics
 from serl_chunk.types import Source
 

@@ -29,7 +29,7 @@ REQUESTS = {  # command -> what it does, for its help
     "end": "End the day: park a standing robot, and only if it got there, switch its torque off. Where it is stopped, "
     "cannot be reached or Ctrl-C is pressed before that, torque stays on.",
 }
-READING = {  # commands that read episodes: serl_chunk.cli.robot has them
+READING = {  # commands that read episodes: serl_chunk.cli.robot.dry and replay
     "dry": "With serl_chunk: send recorded episodes through each profile's limits, without a robot.",
     "replay": "With serl_chunk: play a recorded episode's actions on the served robot.",
 }

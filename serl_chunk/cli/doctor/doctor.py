@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from serl_chunk.cli.doctor import checks
@@ -13,15 +14,16 @@ from serl_chunk.cli.doctor.checks import Check, duration, failed, ok, per_second
 from serl_chunk.cli.doctor.probe import DiagnosticsClient, KeyRefusedError, RoundTrip, probe_ports
 from serl_chunk.cli.doctor.served import check_served
 from serl_chunk.cli.keys import LearnerAddress, actor_keys, actor_name
-from serl_chunk.cli.process import spec_of
+from serl_chunk.cli.process import add_experiment_flags, load_flags, spec_of
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.data.prompts import tokens_digest
 from serl_chunk.io import format_bytes
+from serl_chunk.logs import quiet_libraries
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import ClientKeys
-from serl_chunk.transport.sockets import check_port
+from serl_chunk.transport.sockets import DEFAULT_PORT, check_port
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 from serl_chunk.transport.wire.probe import LearnerStatus, StatusRequest
@@ -29,6 +31,11 @@ from serl_chunk.types import ConfigError, RobotSpec, SerlChunkError
 from serl_chunk_robot.wire import sockets
 from serl_chunk_robot.wire.curve import fingerprint
 
+DESCRIPTION = (
+    "On the robot PC, with the actor's flags: checks ports, keys, version, experiment, round trip, throughput, "
+    "clock, disks, devices, and whether the link carries what the experiment records, with a remedy for each "
+    "fault. Takes seconds, records nothing, and may run while actors work. Exit status 1 where something failed."
+)
 REACH_S = 3.0  # seconds that each step may take; without a learner there is only the first
 NETWORK_S = 10.0  # of all steps over the network together
 JOIN_S = 2.0
@@ -46,6 +53,32 @@ _SILENT = (
 )
 _LOSS = "look for loss on the link (ping)"
 _FEW_DOCTORS = "a learner answers few doctors at a time: try again in a minute"
+
+
+def add_flags(p: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    p.add_argument("--exp_name", help="the experiment; without it, what depends on one is left out")
+    p.add_argument("--ip", default="127.0.0.1", help="the learner's host name or address (default: 127.0.0.1)")
+    p.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
+    p.add_argument("--keys", metavar="DIR", help="folder of the keys (default: ~/.config/serl-chunk/keys)")
+    p.add_argument("--insecure", action="store_true", help="use no keys")
+    p.add_argument("--actor_id", help="name that the robot will have; it is not taken meanwhile (default: as --actor)")
+    p.add_argument("--spool_path", metavar="DIR", help="where the actor will keep its records; runs/spool unless given")
+    p.add_argument("--json", metavar="FILE", help="also write the checks and their figures there")
+    add_experiment_flags(p)
+
+
+def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+    """Check; return 1 where something failed. Raises ConfigError."""
+    if flags.keys is not None and flags.insecure:
+        raise ConfigError("--insecure means no keys: leave it out, or --keys")
+    if rest and flags.exp_name is None:
+        raise ConfigError("--config changes an experiment: give its --exp_name too")
+    quiet_libraries()
+    config = load_flags(flags, rest) if flags.exp_name is not None else None
+    port = DEFAULT_PORT if flags.port is None else flags.port
+    where = LearnerAddress(flags.ip, port, flags.actor_id, flags.keys, flags.insecure)
+    return run_doctor(config, where, flags.spool_path, flags.json)
 
 
 def run_doctor(

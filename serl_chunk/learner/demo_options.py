@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import logging
 from collections import Counter
@@ -10,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from serl_chunk.cli.data.options import recorded_facts
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import OgbenchConfig, RobotConfig
 from serl_chunk.data.demos import DemoSet, NoDemosFoundError, find_demos, load_demos
@@ -33,13 +31,6 @@ class DemoOptions(NamedTuple):
     format: str | None = None
     dataset: str | None = None
 
-    @classmethod
-    def of(cls, flags: argparse.Namespace) -> DemoOptions:
-        """Read the flags `--demo_color` and so on; raises ConfigError."""
-        options = recorded_facts(flags, prefix="demo_")
-        options = dataclasses.replace(options, solved="keep" if flags.demo_keep_solved else "drop")
-        return cls(options, flags.demo_format, flags.dataset_dir)
-
     def of_robot(self, robot: RobotConfig) -> DemoOptions:
         """Add what a robot's configuration sets: an OGBench environment is the task whose rewards its data get."""
         if not isinstance(robot, OgbenchConfig):
@@ -49,15 +40,6 @@ class DemoOptions(NamedTuple):
             self.options, env=task or robot.env_name, env_if_judged=not task, env_reward=robot.reward
         )
         return self._replace(options=options)
-
-
-class RunOptions(NamedTuple):
-    """What a training run is started with, apart from the experiment."""
-
-    demo_paths: Sequence[str] = ()
-    checkpoint_path: str | None = None  # the run folder; None for a new one
-    demo_options: DemoOptions = DemoOptions()
-    wandb: bool = False  # whether the metrics are sent to Weights & Biases
 
 
 def read_demos(config: ExperimentConfig, spec: RobotSpec, paths: Sequence[str], demo_options: DemoOptions) -> DemoSet:

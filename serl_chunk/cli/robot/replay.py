@@ -2,22 +2,71 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import functools
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from serl_chunk.cli.robot_dry import Recorded
-from serl_chunk_robot.client.client import RobotClient, RobotError
+from serl_chunk.cli.data.options import open_any, options_of
+from serl_chunk.cli.doctor.checks import require_free
+from serl_chunk.cli.robot.recorded import Recorded, add_common, recorded
+from serl_chunk.types import ConfigError
+from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
 from serl_chunk_robot.robot_file.profiles import CAUTIOUS
 
+DESCRIPTION = (
+    "Play one recorded episode on the served robot at its rate, after the server's reset and jogs led to its first "
+    "target, and compare measured joints with the recorded ones."
+)
 FAR = 0.5  # rad that a joint may be from the first target after the reset: jogs take one joint at a time
 HAIR = 1e-4
 PATIENCE = 120.0  # s of a motion of the server's
 REMIND = 10.0  # s between two lines while a human operator is waited for
 LAGS = 10  # ticks
+
+
+def add_flags(p: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    add_common(p)
+    p.add_argument("--episode", default="0", metavar="N", help="its number; default: 0")
+    p.add_argument("--robot", default="127.0.0.1", metavar="HOST[:PORT]", help="default: 127.0.0.1:5600")
+    p.add_argument("--server_keys", metavar="FILE", help="an operator's keys for the robot's server")
+
+
+def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+    """Play the episode and print the figures. Raises ConfigError, DataError and RobotError."""
+    if flags.json is not None:
+        require_free("json", flags.json)
+    keys = None if flags.server_keys is None else Keys.of_file(Path(flags.server_keys).expanduser())
+    if not flags.episode.isdigit():
+        raise ConfigError(f"{flags.episode!r} is no number of an episode", parameter="episode")
+    source = open_any(flags.path, options_of(flags), flags.from_format)
+    show = functools.partial(print, flush=True)
+    with (
+        RobotClient(flags.robot, name="replay", role="operator", keys=keys) as operator,
+        RobotClient(flags.robot, name="replay", role="controller", keys=keys) as controller,
+    ):
+        spec = operator.hello()["spec"]
+        episode = next(recorded(source, flags.episode, len(spec["low"]), spec["tick"]))
+        approach(operator, controller, episode.actions[0], list(spec["grippers"]), show)
+        await_go(controller, show)  # a jog ends in HELD
+        show(f"{episode.name}: {len(episode.actions)} actions, {len(episode.actions) * spec['tick']:.1f} s")
+        played = play(controller, episode, spec["tick"])
+    figures = compared(episode, played, spec["tick"])
+    slowed, behind, late = figures["slowed"], 1e3 * figures["behind"], 1e3 * figures["late"]
+    print(f"{slowed} of {figures['ticks']} ticks were slowed; the robot is {behind:.0f} ms behind the recorded "
+          f"{figures['with']}; commands were late by {late:.1f} ms at most")  # fmt: skip
+    for joint, (rms, most) in enumerate(zip(figures["rms"], figures["max"], strict=True)):
+        print(f"joint {joint:3}  rms {rms:.4f}  at most {most:.4f}")
+    if flags.json is not None:
+        Path(flags.json).write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
 
 
 class Played(NamedTuple):

@@ -2,31 +2,83 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import json
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from serl_chunk.cli.data.options import open_any, options_of
+from serl_chunk.cli.doctor.checks import require_free
+from serl_chunk.cli.robot.recorded import Recorded, add_common, recorded
+from serl_chunk.types import ConfigError
 from serl_chunk_robot.control.loop import CATCHING_UP, RobotLoop
 from serl_chunk_robot.drivers.base import DriverSpec
 from serl_chunk_robot.drivers.fake import FakeArms
-from serl_chunk_robot.robot_file.config import HAIR, RobotFile
+from serl_chunk_robot.robot_file.config import HAIR, RobotFile, load, load_driver
 from serl_chunk_robot.safety.gate import Command, Gate
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
 from serl_chunk_robot.safety.table import OPERATOR, RUN
 
+DESCRIPTION = (
+    "Send recorded actions through the limits of each profile in simulated time, and print the share of ticks "
+    "that would be changed, by reason and joint. No robot is reached."
+)
 STANDS = 5  # passes before the first command
 NO_JOINT = -1  # of a reason that is of whole arms
 
 
-class Recorded(NamedTuple):
-    """An episode's targets and joints."""
+def add_flags(p: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    add_common(p)
+    p.add_argument("--file", default="robot.toml", metavar="robot.toml", help="of the robot; default: robot.toml")
+    p.add_argument("--profile", action="append", metavar="NAME", help="of the file; may be repeated; default: all")
+    p.add_argument("--episodes", metavar="0,3,7-12", help="numbers of the episodes; default: all")
+    p.add_argument("--lag", type=float, default=0.02, metavar="S", help="of the simulated joints; default: 0.02 s")
 
-    name: str
-    actions: np.ndarray  # float64[T, J]
-    joints: np.ndarray | None  # float64[T, J], measured before each action
+
+def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+    """Print what each profile would change. Raises ConfigError, DataError and RobotError."""
+    if not 0 < flags.lag < 10:
+        raise ConfigError(f"must lie between 0 and 10 s, got {flags.lag:g}", parameter="lag")
+    if flags.json is not None:
+        require_free("json", flags.json)
+    file = load(flags.file)
+    spec = load_driver(file).spec()
+    names = flags.profile or list(file.profiles)
+    for name in names:
+        if name not in file.profiles:
+            raise ConfigError(f"{flags.file} has no {name!r}. Valid: {', '.join(file.profiles)}", parameter="profile")
+    source = open_any(flags.path, options_of(flags), flags.from_format)
+    done = {name: Changed() for name in names}
+    low, high = np.array(spec.low) - HAIR, np.array(spec.high) + HAIR
+    for episode in recorded(source, flags.episodes, len(spec.low), spec.tick):
+        start = episode.actions[0] if episode.joints is None else episode.joints[0]
+        outside = (start < low) | (start > high)
+        if outside.any():
+            joint = int(np.argmax(outside))
+            raise ConfigError(f"{episode.name} begins with joint {joint} at {start[joint]:.3f}, where the robot of "
+                              f"{flags.file} cannot be. Are these its absolute joint targets?")  # fmt: skip
+        for name, changed in done.items():
+            dry_run(episode, file, spec, file.profiles[name].limits, flags.lag, changed)
+    for name, changed in done.items():
+        print("\n".join(changed.lines(name)))
+    if flags.json is not None:
+        report = {name: _figures(changed) for name, changed in done.items()}
+        Path(flags.json).write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+def _figures(changed: Changed) -> dict[str, Any]:
+    reasons = [{"reason": reason, "joint": joint, "ticks": n} for (reason, joint), n in changed.reasons.items()]
+    apart = None if changed.apart is None else changed.apart.tolist()
+    return {"ticks": changed.ticks, "changed": changed.changed, "share": changed.share, "reasons": reasons,
+            "stops": dict(changed.stops), "apart": apart}  # fmt: skip
 
 
 @dataclasses.dataclass

@@ -1,0 +1,1 @@
+"""`serl-chunk robot`: the commands of a robot's PC, and those that read episodes."""

@@ -1,0 +1,101 @@
+"""The learner of a run, from the experiment, its data and what the run's folder holds."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from serl_chunk.agents.base import Agent
+from serl_chunk.agents.registry import make_agent
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.overrides import to_dict
+from serl_chunk.data.preprocess import Preprocess, fit_preprocess
+from serl_chunk.io import os_reason
+from serl_chunk.learner.demo_options import DemoOptions, append_hint, open_dataset, read_demos
+from serl_chunk.learner.learner import Learner, check_replay_memory
+from serl_chunk.learner.offline_data import InitialData
+from serl_chunk.learner.publisher import Publish
+from serl_chunk.learner.schedule import Evaluate
+from serl_chunk.replay.memory import replay_size
+from serl_chunk.runs.checkpoints import CheckpointStore
+from serl_chunk.runs.demos import DEMOS, note_of
+from serl_chunk.runs.folder import RunFolder, write_json
+from serl_chunk.runs.metrics import MetricsLog
+from serl_chunk.types import ConfigError, DataError, Episode, RobotSpec
+
+logger = logging.getLogger(__name__)
+
+
+class RunOptions(NamedTuple):
+    """What a training run is started with, apart from the experiment."""
+
+    demo_paths: Sequence[str] = ()
+    checkpoint_path: str | None = None  # the run folder; None for a new one
+    demo_options: DemoOptions = DemoOptions()
+    wandb: bool = False  # whether the metrics are sent to Weights & Biases
+
+
+def build_learner(
+    config: ExperimentConfig,
+    options: RunOptions,
+    run: RunFolder,
+    spec: RobotSpec,
+    *,
+    publish: Publish,
+    threaded: bool,
+    evaluation: Callable[[Agent], Evaluate] | None = None,
+) -> Learner:
+    """Build the learner of a run with data, metrics and checkpoint; the caller closes it. Raises SerlChunkError.
+
+    Args:
+        evaluation: makes what evaluates the agent where `learner.eval_interval` is set.
+    """
+    agent = make_agent(config, spec)
+    check_replay_memory(config, spec, agent)  # before data are read and networks compiled
+    demo_options = options.demo_options.of_robot(config.robot)
+    demos = read_demos(config, spec, options.demo_paths, demo_options)
+    dataset = open_dataset(config, spec, demo_options, CheckpointStore(run.path).newest() or 0)
+    data = InitialData(demos.episodes, dataset)
+    try:
+        data.require(config.learner)
+    except ConfigError as error:
+        raise ConfigError(append_hint(str(error), config)) from error
+    # Nothing here keeps the shard: the learner takes it out of the data set, and later ones need its room.
+    fitted = [*demos.episodes, *(dataset.episodes if dataset is not None else ())]
+    preprocess = _preprocess(config, spec, run, fitted)
+    del fitted
+    metrics = MetricsLog(
+        run.path, wandb_project="serl-chunk" if options.wandb else None, wandb_name=f"{config.name}-{run.path.name}",
+        config=to_dict(config),
+    )  # fmt: skip
+    evaluate: Evaluate | None = None
+    with contextlib.ExitStack() as failed:
+        failed.callback(metrics.close)  # wandb would wait for this run's end
+        if evaluation is not None and config.learner.eval_interval:
+            evaluate = evaluation(agent)
+            failed.callback(evaluate.close)
+        learner = Learner(
+            config, spec, agent, preprocess, data, metrics, publish=publish, threaded=threaded, evaluate=evaluate
+        )
+        run.write_config()  # not before: until then the files of the previous process stay
+        try:
+            write_json(run.path / DEMOS, note_of(demos, demo_options.options))
+        except OSError as error:
+            raise ConfigError(f"{run.path / DEMOS} cannot be written: {os_reason(error)}") from error
+        failed.pop_all()
+    logger.info(replay_size(config, learner.replay.estimated_bytes))
+    return learner
+
+
+def _preprocess(config: ExperimentConfig, spec: RobotSpec, run: RunFolder, episodes: Sequence[Episode]) -> Preprocess:
+    """Return one fitted to the data; where that is impossible that of a resumed run, which it keeps in any case."""
+    try:
+        return fit_preprocess(config, spec, episodes)
+    except (ConfigError, DataError) as error:
+        saved = next(CheckpointStore(run.path).policies(), None)
+        if saved is None or saved.meta["normaliser_mode"] != config.normaliser.actions:
+            raise
+        logger.info(f"the run's own normaliser goes on; a new one could not be fitted: {error}")
+        return Preprocess.restored(config, spec, saved.meta, saved.normaliser)
