@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -136,25 +135,6 @@ def test_foreign_files_and_notes(tmp_path, capsys):
     np.testing.assert_allclose(np.diff(first.steps.stamp), 1 / 30)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--to=hdf5", "--mode=image"], ("--mode", "--to hdf5")),
-        (["--to=hdf5", "--push_to_hub"], ("--push_to_hub", "--to hdf5")),
-        (["--to=lerobot", "--compress"], ("--compress", "HDF5", "--image_codec")),
-        (["--to=lerobot", "--mode=video", "--image_codec=png"], ("--image_codec", "--mode image", "--mode video")),
-        (["--to=lerobot", "--push_to_hub"], ("--push_to_hub", "--repo_id")),
-        (["--to=zarr"], ("--to", "zarr", "hdf5", "lerobot")),
-        (["--to=hdf5", "--episodes=7"], ("--episodes", 7, "0..4")),
-        (["--to=hdf5", "--max_samples=0"], ("--max_samples", 0, 1)),
-    ],
-)
-def test_flags_that_mean_nothing_are_refused(folder, tmp_path, capsys, arguments, named):
-    assert _run(folder, *arguments, "--out", tmp_path / "out") == 2
-    assert re.search(naming(*named), capsys.readouterr().err)
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_hub_needs_its_library(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     monkeypatch.setattr(convert.importlib.util, "find_spec", lambda name: None)
@@ -225,15 +205,6 @@ def test_ctrl_c_keeps_what_was_done_and_says_how_to_go_on(tmp_path):
     assert [e["number"] for e in lines if e["kind"] == "placed"] == list(range(120))
 
 
-def test_what_a_data_set_depends_on_survives_json():
-    from serl_chunk.data.source import ReadOptions
-
-    options = ReadOptions(scores=(("score_5", 1.0),), cameras=("top",))
-    plain = convert._plain(options)
-    assert sorted(plain) == sorted(f.name for f in dataclasses.fields(ReadOptions))
-    json.dumps(plain)
-
-
 @pytest.mark.parametrize(
     ("flags", "built"),
     [
@@ -296,33 +267,6 @@ def test_hdf5_to_lerobot_and_back(folder, tmp_path, mode):
         np.testing.assert_array_equal(before.index, after.index)
         error = np.mean((before.values.astype(float) - after.values) ** 2)
         assert error == 0 if mode == "image" else 10 * np.log10(255**2 / max(error, 1e-9)) > 28
-
-
-def test_a_folder_inside_of_what_is_read_is_refused(folder, capsys):
-    assert _run(folder, "--to", "hdf5", "--out", folder / "sub") == 2
-    assert re.search(naming(folder / "sub"), capsys.readouterr().err)
-    assert not (folder / "sub").exists()
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (["--hz", "0"], ("--hz", 0)),
-        (["--hz=nan"], ("--hz", "nan", 0)),
-        (["--hz=-5"], ("--hz", -5, 0)),
-        (["--tolerance_s", "nan"], ("--tolerance_s", "nan", 0)),
-        (["--proportion", "0"], ("--proportion", 0, "(0, 1]")),
-        (["--episodes", "0,0"], ("--episodes", "0,0")),
-        (["--episodes", "²"], ("--episodes", "²")),
-        (["--episodes", "3-1"], ("--episodes", "3-1")),
-        (["--episodes", "2-99"], ("--episodes", 99, "0..4")),
-        (["--scores", "score_5=nan"], ("--scores", "score_5=nan", "FOLDER=REWARD")),
-    ],
-)
-def test_numbers_that_mean_nothing_are_refused(folder, tmp_path, capsys, flags, named):
-    assert _run(folder, "--to", "hdf5", "--out", tmp_path / "out", *flags) == 2
-    assert re.search(naming(*named), capsys.readouterr().err)
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_full_disk_while_the_data_set_is_described_is_a_sentence(folder, tmp_path, monkeypatch, capsys):

@@ -150,12 +150,6 @@ def test_what_cannot_be_exported_is_said(tmp_path, flags, named, capsys):
     assert re.search(naming(*named), capsys.readouterr().err)
 
 
-def test_a_folder_that_is_no_run_is_said(tmp_path, capsys):
-    run = type("NoRun", (), {"path": tmp_path})
-    assert export(run, "--out", tmp_path / "out") == 2
-    assert re.search(naming(tmp_path, "serl-chunk data convert"), capsys.readouterr().err)
-
-
 # -- the demonstrations of a run
 
 
