@@ -86,7 +86,7 @@ def records(
     for t in shared:
         dims = np.arange(spec.action_dim) % 2 == t % 2
         steps[t] = steps[t]._replace(source=Source.HUMAN, decision_tick=-1, human_dims=dims)
-    begin = Begin(episode_id, task, spec.name, spec.digest(), "init-3", "group-1", '{"profile": "p"}', arm="best")
+    begin = Begin(episode_id, task, spec.name, spec.digest(), "init-3", "group-1", '{"profile": "p"}')
     seen = observe(n) if final else None
     return begin, steps, End(episode_id, n, seen, False, True, Outcome.UNKNOWN, outcome_by="clock", reward=reward)
 

@@ -104,7 +104,7 @@ def as_lerobot(files: Path, folder: Path, spec, codec: str = "png") -> None:
     pytest.importorskip("pyarrow")
     from serl_chunk.data.lerobot.writer import LeRobotSink
 
-    source = open_source(files, ReadOptions(spec=spec))
+    source = open_episodes(files, ReadOptions(spec=spec))
     convert(source, source.keys(), LeRobotSink(folder, image_codec=codec, tolerance_s=None), folder, workers=0)
 
 

@@ -15,7 +15,7 @@ from data_sets import SAMPLES, aloha, amended
 from errors import naming
 
 from serl_chunk.data.convert.workers import ConversionSpec, EpisodeJob, RefusedEpisode, WorkerFault, stage
-from serl_chunk.data.formats import formats, hdf5, hdf5_io, ogbench, open_source
+from serl_chunk.data.formats import formats, hdf5, hdf5_io, ogbench, open_episodes
 from serl_chunk.data.formats.hdf5 import open_episode
 from serl_chunk.data.formats.hdf5_io import MachineError, NoMemoryError, checked, member, opened, raise_machine_fault
 from serl_chunk.data.source import ReadOptions
@@ -57,7 +57,7 @@ GROUPS = ["data", "data/demo_0", "data/demo_0/obs"]
 
 
 def read_first(path: Path, format: str) -> None:
-    source = open_source(path, RGB, format)
+    source = open_episodes(path, RGB, format)
     source.read(source.keys()[0])
 
 
@@ -101,7 +101,7 @@ def test_what_an_external_link_names_is_not_even_opened(tmp_path: Path) -> None:
         else:
             with pytest.raises(DataError, match=naming(path.name, name, "fifo")):
                 open_episode(path, RGB)
-        open_source(path, RGB, "episodes").notes()
+        open_episodes(path, RGB, "episodes").notes()
         with h5py.File(path, "r+") as file:
             del file[name]
 
@@ -146,7 +146,7 @@ def test_black_frames_that_gzip_packs_well_are_read(tmp_path: Path) -> None:
 )
 def test_items_of_another_kind(tmp_path: Path, name: str, value: Any) -> None:
     path = amended(SAMPLES["episodes"](tmp_path), {name: value})
-    source = open_source(path, RGB, "episodes")
+    source = open_episodes(path, RGB, "episodes")
     source.notes()
     named = {"@hz": ["hz"], "observations/images": ["/observations/images"]}.get(name, [])
     with pytest.raises(DataError, match=naming(path, *named)):
@@ -167,7 +167,7 @@ def test_a_failure_of_the_machine_is_no_bad_episode(
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 
-    sources = [open_source(SAMPLES[name](tmp_path / name), RGB, name) for name in ("episodes", "robomimic")]
+    sources = [open_episodes(SAMPLES[name](tmp_path / name), RGB, name) for name in ("episodes", "robomimic")]
     npz_path, good = SAMPLES["ogbench"](tmp_path), sources[0].path
     frames = sources[0].read(good.name).steps.sparse["images/top"].values
     kind = NoMemoryError if isinstance(error, MemoryError) else MachineError
@@ -193,7 +193,7 @@ def test_a_failure_of_the_machine_is_no_bad_episode(
 
 def test_damage_is_a_bad_episode(tmp_path: Path) -> None:
     path = SAMPLES["episodes"](tmp_path)
-    source = open_source(path, RGB, "episodes")
+    source = open_episodes(path, RGB, "episodes")
     path.write_bytes(path.read_bytes()[:900])
     assert isinstance(stage(ConversionSpec(source, None, {}, None), EpisodeJob(0, path.name)), RefusedEpisode)  # type: ignore[arg-type]
     for error in (OSError("file signature not found"), OSError(errno.EISDIR, "a folder"), KeyError("errno = 5")):
@@ -210,5 +210,5 @@ def test_damage_is_a_bad_episode(tmp_path: Path) -> None:
     ],
 )
 def test_dense_rewards_tell_no_success(tmp_path, format, changes, options, tell):
-    source = open_source(amended(SAMPLES[format](tmp_path), changes), ReadOptions(color="rgb", **options), format)
+    source = open_episodes(amended(SAMPLES[format](tmp_path), changes), ReadOptions(color="rgb", **options), format)
     assert source.rewards_mark_success is tell

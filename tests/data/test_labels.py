@@ -58,7 +58,7 @@ def test_demonstrations_have_the_labels_outcomes(folder, spec):
     assert (succeeded.end.outcome, succeeded.end.terminated, succeeded.end.truncated) == (Outcome.SUCCESS, True, False)
     assert succeeded.end.reward == 1
     assert list(loaded(folder, spec, labels=False)) == NAMES
-    source = open_source(folder, ReadOptions(spec=spec))  # applies them and counts them
+    source = open_episodes(folder, ReadOptions(spec=spec))  # applies them and counts them
     assert source.keys() == NAMES[:2]
     assert source.read(NAMES[0]).end.outcome is Outcome.FAILURE
     assert [note.split()[0] for note in source.notes() if FILE in note] == ["2", "1"]

@@ -13,7 +13,7 @@ import pytest
 from data_sets import SAMPLES, amended, jpeg_rows
 from errors import naming
 
-from serl_chunk.data.formats import choose, formats, matching, open_source
+from serl_chunk.data.formats import choose, formats, matching, open_episodes
 from serl_chunk.data.formats.hdf5 import write_episode
 from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.types import ConfigError, DataError, RobotSpec
@@ -23,7 +23,7 @@ CHUNKED = {f"observations/images/{camera}": lambda v: v[:2] for camera in ("top"
 
 
 def read_all(path: Path, format: str, **options: Any) -> list[Any]:
-    source = open_source(path, ReadOptions(**OPTIONS.get(format, {}) | options), format)
+    source = open_episodes(path, ReadOptions(**OPTIONS.get(format, {}) | options), format)
     return [decode_images(source.read(key)) for key in source.keys()]
 
 
@@ -256,7 +256,7 @@ def test_a_truncated_file_is_named_and_of_no_format(tmp_path, format):
 @pytest.mark.parametrize("format", SAMPLES)
 def test_a_copy_in_another_process_reads_for_itself(tmp_path, format):
     path = SAMPLES[format](tmp_path)
-    source = open_source(path, ReadOptions(**OPTIONS.get(format, {})), format)
+    source = open_episodes(path, ReadOptions(**OPTIONS.get(format, {})), format)
     *_, last = source.keys()
     wanted = source.read(last)
     data = pickle.dumps(source)

@@ -137,7 +137,7 @@ def read(folder: Path, **options: Any) -> list[Episode]:
 
 
 def notes_of(folder: Path, **options: Any) -> str:
-    return "\n".join(open_source(folder, ReadOptions(**options)).notes())
+    return "\n".join(open_episodes(folder, ReadOptions(**options)).notes())
 
 
 class TestForeign:
@@ -225,7 +225,7 @@ class TestForeign:
         assert found[0].steps.decision_tick.tolist() == wanted.decision_tick[:8].tolist()
         drop(ours, "complementary_info.source")
         assert (read(ours)[0].steps.source == wanted.source[:8]).all()  # by interventions
-        source = open_source(ours, ReadOptions())
+        source = open_episodes(ours, ReadOptions())
         amend(ours, DATA, column("next.success", pa.array([None] * ROWS, pa.bool_())))
         assert not any("without a true" in note for note in source.notes())  # damage is left to reading
         (ours / DATA).unlink()
@@ -272,7 +272,7 @@ class TestForeign:
 
     def test_no_rate(self, foreign: Path):
         amend(foreign, INFO, info(fps=None))
-        assert open_source(foreign, ReadOptions()).hz is None
+        assert open_episodes(foreign, ReadOptions()).hz is None
         assert read(foreign, hz=10.0)[0].steps.stamp[1] == 0.1
 
     def test_grey_images_and_those_with_a_palette(self, foreign: Path):
@@ -404,11 +404,11 @@ def test_spoilt(copy, kind: str, name: str, change: Any, named: tuple[Any, ...])
 
 def test_without_what_belongs_to_it_it_is_read_or_named(ours: Path, copy, tmp_path: Path):
     with pytest.raises(DataError, match=naming(tmp_path, "meta/info.json")):
-        open_source(tmp_path, ReadOptions(), "lerobot")
-    assert open_source(ours, ReadOptions()).notes() == []
-    assert {(e.begin.conditions, e.begin.arm) for e in read(ours)} == {('{"profile": "p"}', "one")}
+        open_episodes(tmp_path, ReadOptions(), "lerobot")
+    assert open_episodes(ours, ReadOptions()).notes() == []
+    assert {e.begin.conditions for e in read(ours)} == {'{"profile": "p"}'}
     amend(ours, SIDE, without("conditions", "arm"), row_group_size=16)
-    assert {(e.begin.conditions, e.begin.arm) for e in read(ours)} == {("", "")}
+    assert {e.begin.conditions for e in read(ours)} == {""}
     amend(ours, DATA, column("action", [[0.0] * 3] * ROWS))
     (ours / SIDE).unlink()
     assert len(read(ours)) == 5

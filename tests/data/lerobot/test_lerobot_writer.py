@@ -118,7 +118,7 @@ def test_stored_images_are_copied_byte_for_byte_and_one_state_value_without_came
     files = [image_file(smooth(0, t)) for t in range(5)]
     files.append(image_file(smooth(0, 5), "PNG"))
     steps.sparse["images/top"] = SparseRows(np.arange(6, dtype=np.int32), HeldFrames((HEIGHT, WIDTH, 3), files, "mem"))
-    source = open_source(write(LeRobotSink(tmp_path / "files"), [Episode(begin, steps, end)]), ReadOptions())
+    source = open_episodes(write(LeRobotSink(tmp_path / "files"), [Episode(begin, steps, end)]), ReadOptions())
     frames = source.read("episode_000000").steps.sparse["images/top"].values
     assert [frames.encoded(i) for i in range(6)] == files
 
@@ -202,7 +202,7 @@ def test_several_videos_of_several_episodes(tmp_path: Path):
     for wanted, found in zip(episodes, read(folder), strict=True):
         for name, rows in wanted.steps.sparse.items():
             assert psnr(rows.values, found.steps.sparse[name].values) > 32
-    source = open_source(folder, ReadOptions(cameras=("wrist",)))  # and at random
+    source = open_episodes(folder, ReadOptions(cameras=("wrist",)))  # and at random
     lazily = [source.read(key).steps.sparse["images/wrist"].values for key in source.keys()]
     for _ in range(2):
         for e, t in [(2, 7), (0, 0), (4, 7), (2, 3), (2, 4), (2, 4), (1, 6), (0, 5), (3, 0)]:
@@ -211,7 +211,7 @@ def test_several_videos_of_several_episodes(tmp_path: Path):
 
 def test_a_frame_after_a_fork(tmp_path: Path):
     """Loaders fork when the parent has already looked at a video: what swscale's threads left must not be freed."""
-    source = open_source(write(LeRobotSink(tmp_path, mode="video"), [episode_of(0, 6)]), ReadOptions())
+    source = open_episodes(write(LeRobotSink(tmp_path, mode="video"), [episode_of(0, 6)]), ReadOptions())
     frames = source.read("episode_000000").steps.sparse["images/top"].values
     wanted = frames[3]
 

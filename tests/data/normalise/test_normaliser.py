@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from properties import examples
 
 from serl_chunk.config.experiment import NormaliserConfig
+from serl_chunk.data.normalise import normaliser
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
 from serl_chunk.types import ConfigError, DataError, Episode
 
