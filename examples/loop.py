@@ -39,8 +39,8 @@ class IntoReplay:
         self.total, self.steps = self.total + len(self.steps), []
 
 
-def train(demos: str, episodes: int) -> float:
-    """Return the share of 50 held-out episodes that succeed."""
+def train(demos: str, episodes: int, held_out: int = 50) -> float:
+    """Return the share of held-out episodes that succeed."""
     config = sc.load_experiment("fake_aloha")
     actor = dataclasses.replace(config.actor, intervention="scripted")
     config = dataclasses.replace(config, actor=actor)
@@ -67,7 +67,7 @@ def train(demos: str, episodes: int) -> float:
             state, _ = agent.update(state, base, {"critic": replay.sample(rng, size, 1)})
             updates += 1
     publish()
-    return sc.evaluate(env, policy, config, n=50).success_rate
+    return sc.evaluate(env, policy, config, n=held_out).success_rate
 
 
 if __name__ == "__main__":

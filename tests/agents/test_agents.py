@@ -175,7 +175,8 @@ def test_a_sampled_chunk(variant):
 
     (mean, record), (again, _) = draw(0, False), draw(1, False)
     np.testing.assert_array_equal(mean, again)  # the key does not matter
-    assert not np.array_equal(draw(0, True)[0], draw(1, True)[0])
+    # The best of several is at times the first one, which does not explore.
+    assert len({draw(k, True)[0].tobytes() for k in range(8)}) > 1
     np.testing.assert_array_equal(draw(5, True)[0], draw(5, True)[0])
     if variant in WITH_CRITIC:
         values = np.asarray(record["values"])

@@ -20,7 +20,7 @@ from serl_chunk.data.source import ReadOptions
 from serl_chunk.main import main
 from serl_chunk.operator.devices import OperatorDevices
 from serl_chunk.operator.operator import Operator
-from serl_chunk.recording import recording
+from serl_chunk.recording import labelled, recording
 from serl_chunk.types import Amend, ConfigError, Outcome, Source
 from serl_chunk_robot.devices.base import KeyEvent
 
@@ -152,7 +152,7 @@ def test_a_pedal_switches_the_label_too(record):
     assert read_episode(folder / "episode_0.hdf5").end.outcome is Outcome.UNKNOWN
 
 
-@pytest.mark.parametrize(("where", "name"), [(hdf5_writer, "write_episode"), (module, "write_frame_labels")])
+@pytest.mark.parametrize(("where", "name"), [(hdf5_writer, "write_episode"), (labelled, "write_frame_labels")])
 def test_a_full_disk_delays_it(record, monkeypatch, where, name):
     disk = full_disk(monkeypatch, where, name, full=2)
     folder, _ = record(3, 9, {Action.SUCCESS: [(0, 9)]})
@@ -165,7 +165,7 @@ def test_a_full_disk_does_not_end_the_loop_at_a_discard(record, monkeypatch, cap
     discarded = LabelledFolder.amend
 
     def amend(self, record):
-        disk = full_disk(monkeypatch, module, "write_frame_labels", full=1)
+        disk = full_disk(monkeypatch, labelled, "write_frame_labels", full=1)
         discarded(self, record)
         disk.full = 0
 

@@ -17,6 +17,7 @@ from journal_runs import Run, assert_equal
 
 from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.data.options import open_any
+from serl_chunk.cli.training import demo_options as demo_options_of
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
 from serl_chunk.data.source import ReadOptions, decode_images
@@ -26,6 +27,7 @@ from serl_chunk.main import main
 from serl_chunk.replay.replay import Replay
 from serl_chunk.runs.demos import DEMOS, RunDemos, note_of
 from serl_chunk.runs.episodes import FORMAT, JOURNAL, RunSource
+from serl_chunk.runs.folder import write_json
 from serl_chunk.types import ConfigError, DataError, Outcome, Source
 
 pytestmark = pytest.mark.compiles
@@ -166,7 +168,7 @@ def demos(tmp_path) -> Path:
 
 def with_demos(run, paths, **options):
     loaded = load_demos(paths, SPEC, cameras=(), more=(FORMAT,), **options)
-    learner_command.write_json(run.path / DEMOS, note_of(loaded, options.get("options")))
+    write_json(run.path / DEMOS, note_of(loaded, options.get("options")))
     return loaded
 
 
@@ -212,7 +214,7 @@ def test_how_they_were_read_is_remembered(run, tmp_path):
     plain = dataclasses.replace(SPEC, state_dim=2, joint_of_action=(0, 1))
     other = Run(tmp_path / "other", plain)
     loaded = load_demos([tmp_path / "plain.hdf5"], plain, options=ReadOptions(success=True))
-    learner_command.write_json(other.path / DEMOS, note_of(loaded, ReadOptions(success=True)))
+    write_json(other.path / DEMOS, note_of(loaded, ReadOptions(success=True)))
     assert RunDemos(other.path).read("000000").end.outcome is Outcome.SUCCESS
     (other.path / DEMOS).write_text('{"episodes": 3}')
     with pytest.raises(DataError, match=naming("demos.json", "KeyError('options')")):
@@ -250,14 +252,14 @@ def test_flags_say_how_demonstrations_are_read():
         demo_color=None, demo_hz=None, demo_success=False, demo_failure=False, demo_scores=None, demo_env="",
         demo_format=None, demo_proportion=1.0, demo_keep_solved=True, dataset_dir=None,
     )  # fmt: skip
-    assert DemoOptions.of(plain) == DemoOptions()
+    assert demo_options_of(plain) == DemoOptions()
     flags = argparse.Namespace(
         **(vars(plain) | {"demo_color": "bgr", "demo_hz": 30.0, "demo_failure": True, "demo_format": "robomimic"})
     )
-    demo_options = DemoOptions.of(flags)
+    demo_options = demo_options_of(flags)
     assert demo_options == (ReadOptions(color="bgr", hz=30.0, success=False, solved="keep"), "robomimic", None)
     flags.demo_scores = "score_5=1,score_1=0"
-    assert DemoOptions.of(flags).options.scores == (("score_5", 1.0), ("score_1", 0.0))
+    assert demo_options_of(flags).options.scores == (("score_5", 1.0), ("score_1", 0.0))
     flags.demo_scores = "score_5"
     with pytest.raises(ConfigError, match=naming("scores", "score_5", "FOLDER=REWARD")):
-        DemoOptions.of(flags)
+        demo_options_of(flags)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from errors import naming
 
-from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.learner import make_learner, train_offline
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.process import load, spec_of
@@ -25,6 +24,7 @@ from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats import ogbench
 from serl_chunk.data.rotating_dataset import ShardedSource
 from serl_chunk.data.source import ReadOptions
+from serl_chunk.learner import building
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.demo_options import DemoOptions, open_dataset, read_demos
 from serl_chunk.learner.offline_data import InitialData
@@ -151,8 +151,8 @@ def test_only_the_learner_keeps_a_shard_and_a_run_that_goes_on_reads_the_one_it_
     read: list[Path] = []
     opened = rotating_dataset.OgbenchSource
     monkeypatch.setattr(rotating_dataset, "OgbenchSource", lambda path, said: read.append(path) or opened(path, said))
-    monkeypatch.setattr(learner_command, "Learner", Taken)
-    monkeypatch.setattr(learner_command.CheckpointStore, "newest", lambda self: updates if turn else None)
+    monkeypatch.setattr(building, "Learner", Taken)
+    monkeypatch.setattr(building.CheckpointStore, "newest", lambda self: updates if turn else None)
     run = open_run(FAKE, SPEC, str(tmp_path / "run"))
     with run.lock:
         learner = make_learner(
@@ -204,7 +204,7 @@ def test_a_start_that_fails_leaves_the_notes_of_the_life_before(
         [metrics] = [a for a in args if isinstance(a, MetricsLog)]
         return types.SimpleNamespace(replay=types.SimpleNamespace(estimated_bytes=0), metrics=metrics)
 
-    monkeypatch.setattr(learner_command, "Learner", made)
+    monkeypatch.setattr(building, "Learner", made)
 
     def start(path: Path, seed: int) -> list[str]:
         caplog.clear()

@@ -78,7 +78,7 @@ def test_the_successes_of_a_folder_and_new_ones_are_sent_once(tmp_path):
         with stream(port, tmp_path / "spool") as s:
             s.start(folder)
             eventually(lambda: demo_rows(receiver.replay)[0] == 1)
-            assert server.sessions()[0].allowance_told is None  # it takes no step from an actor
+            assert server.sessions()[0].connection.allowance_told is None  # it takes no step from an actor
             s.add(write(folder, 2))
             assert s.close()
         assert demo_rows(receiver.replay) == (2, 2 * (LENGTH + 1), 0)

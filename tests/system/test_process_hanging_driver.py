@@ -15,7 +15,8 @@ from serl_chunk_robot.client.client import RobotError
 
 # The loop takes no gap of these tests for one of the machine: what it does after one is shown elsewhere.
 MAIN = """
-from serl_chunk_robot import loop, main
+from serl_chunk_robot import main
+from serl_chunk_robot.control import loop
 loop.GAP = 30.0
 raise SystemExit(main.main())
 """

@@ -45,7 +45,7 @@ from serl_chunk.types import (
 GROUP = 16  # episodes of a row group: reading one reads these
 Row = dict[str, Any]
 # Columns of files in which some episode has such values, with the value of one that has none.
-OPTIONAL: Row = {"conditions": "", "arm": "", HUMAN_DIMS: None}
+OPTIONAL: Row = {"conditions": "", HUMAN_DIMS: None}
 _BEGIN = tuple(name for name in Begin._fields if name not in ("task", "demonstration"))
 REMEDY = "Remove that file to read only LeRobot's own columns"
 

@@ -300,8 +300,8 @@ def test_our_own_files_keep_what_they_record(tmp_path, spec, make_episode, asser
     assert any("keep the rewards that they record" in note for note in source.notes())
     only = open_episode(path, ReadOptions(cameras=("wrist",)))
     assert sorted(only.steps.sparse) == ["images/wrist"]
-    amended(path, {"rl@conditions": None, "rl@arm": None})
-    assert read_episode(path).begin == episode.begin._replace(conditions="", arm="")
+    amended(path, {"rl@conditions": None})
+    assert read_episode(path).begin == episode.begin._replace(conditions="")
 
 
 def test_folders_hold_files_in_their_order_under_ids_of_their_own(tmp_path, joints_spec):

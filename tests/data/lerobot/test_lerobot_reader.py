@@ -407,7 +407,7 @@ def test_without_what_belongs_to_it_it_is_read_or_named(ours: Path, copy, tmp_pa
         open_episodes(tmp_path, ReadOptions(), "lerobot")
     assert open_episodes(ours, ReadOptions()).notes() == []
     assert {e.begin.conditions for e in read(ours)} == {'{"profile": "p"}'}
-    amend(ours, SIDE, without("conditions", "arm"), row_group_size=16)
+    amend(ours, SIDE, without("conditions"), row_group_size=16)
     assert {e.begin.conditions for e in read(ours)} == {""}
     amend(ours, DATA, column("action", [[0.0] * 3] * ROWS))
     (ours / SIDE).unlink()
