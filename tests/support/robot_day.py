@@ -24,7 +24,9 @@ from serl_chunk_robot.client.client import RobotClient, RobotError
 ROOT = Path(__file__).resolve().parents[2]
 # Machines that run tests may stand still for longer than robot PCs may.
 MAIN = """
-from serl_chunk_robot import leases, loop, main
+from serl_chunk_robot import main
+from serl_chunk_robot.control import loop
+from serl_chunk_robot.server import leases
 from serl_chunk_robot.safety import measured, watchdog
 loop.GAP, watchdog.LEAST_VALIDITY, watchdog.SILENCE, measured.STALE = 2.0, 0.5, 2.0, 0.5
 leases.SILENCE = 4.0  # as in the product: beyond the watchdog's

@@ -38,7 +38,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.timeout(180)]
 ROBOTS = Path(__file__).parents[2] / "experiments" / "robots"
 # Machines that run tests may stand still for longer than robot PCs may.
 MAIN = """
-from serl_chunk_robot import loop, main
+from serl_chunk_robot import main
+from serl_chunk_robot.control import loop
 from serl_chunk_robot.safety import measured, watchdog
 loop.GAP, measured.STALE, watchdog.LEAST_VALIDITY = 1.0, 1.0, 0.5
 raise SystemExit(main.main())

@@ -22,7 +22,8 @@ from serl_chunk.types import HUMAN_DIMS, Source, StepBlock
 # Machines that run tests may stand still for longer than robot PCs may.
 SERVER = """
 import sys
-from serl_chunk_robot import loop, main
+from serl_chunk_robot import main
+from serl_chunk_robot.control import loop
 from serl_chunk_robot.safety import watchdog
 loop.GAP, watchdog.LEAST_VALIDITY = 1.0, 0.5
 raise SystemExit(main.main(sys.argv[1:]))
