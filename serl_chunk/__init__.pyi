@@ -6,10 +6,12 @@ from serl_chunk.actor.policy import ChunkPolicy as ChunkPolicy
 from serl_chunk.actor.remote_policy import RemotePolicy as RemotePolicy
 from serl_chunk.actor.service import ActorService as ActorService
 from serl_chunk.agents.base import Agent as Agent
-from serl_chunk.agents.registry import make_agent as make_agent
+from serl_chunk.agents.registry import make_agent as make_agent, register_agent as register_agent
 from serl_chunk.agents.spec import BatchSpec as BatchSpec
+from serl_chunk.agents.state import Loss as Loss
 from serl_chunk.config.agents.acfql import AcfqlConfig as AcfqlConfig
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig as AcrlpdConfig
+from serl_chunk.config.agents.base import AgentConfig as AgentConfig
 from serl_chunk.config.agents.bc import BcConfig as BcConfig
 from serl_chunk.config.agents.flow import FlowConfig as FlowConfig
 from serl_chunk.config.agents.critic import CriticConfig as CriticConfig
@@ -25,6 +27,7 @@ from serl_chunk.config.experiment import (
     TransportConfig as TransportConfig,
 )
 from serl_chunk.config.agents.gripper import GripperConfig as GripperConfig
+from serl_chunk.config.fields import setting as setting
 from serl_chunk.config.loader import load_experiment as load_experiment
 from serl_chunk.config.operator import OperatorConfig as OperatorConfig
 from serl_chunk.config.outcome import OutcomeConfig as OutcomeConfig
@@ -43,6 +46,8 @@ from serl_chunk.data.formats import open_episodes as open_episodes
 from serl_chunk.data.preprocess import fit_preprocess as fit_preprocess
 from serl_chunk.evaluation.rollouts import evaluate as evaluate
 from serl_chunk.devices.registry import make_intervention as make_intervention
+from serl_chunk.learner.trainers.base import Trainer as Trainer
+from serl_chunk.models.sums import Sum as Sum
 from serl_chunk.replay.replay import Replay as Replay
 from serl_chunk.robots.base import InterventionSource as InterventionSource
 from serl_chunk.robots.base import RobotEnv as RobotEnv

@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from serl_chunk.agents.registry import register_agent
+from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
+from serl_chunk.config.agents.base import AgentConfig
 from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.overrides import apply_overrides
+from serl_chunk.learner.building import RunOptions
+from serl_chunk.runs.checkpoints import CheckpointStore
+from serl_chunk.runs.metrics import read_metrics
+from serl_chunk.types import ConfigError
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -28,3 +36,30 @@ def test_a_policy_is_trained_in_one_process_by_the_public_names(tmp_path, monkey
     first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("episode"))
     assert first.endswith(" 0 updates")
     assert second.startswith("episode 1: success=")
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize(("variant", "trains"), [("", True), (":counted", False)])
+def test_an_agent_and_a_trainer_from_outside_train_and_act(variant, trains, tmp_path):
+    name = f"{EXAMPLES / 'own_agent.py'}{variant}"
+    settings = {
+        "agent.width": "8", "learner.online_steps": "150", "learner.pretrain_steps": "2", "learner.utd_ratio": "0.02",
+        "learner.warmup_episodes": "1", "learner.training_starts": "1", "robot.max_episode_steps": "40",
+    }  # fmt: skip
+    config = apply_overrides(load_experiment(name), list(settings.items()))
+    run_record(load_experiment("fake_aloha"), 2, str(tmp_path / "demos"), policy="scripted", noise=None, cameras=())
+    train_local(config, RunOptions([str(tmp_path / "demos")], str(tmp_path / "run")))
+    rows = read_metrics(tmp_path / "run")["episode"]
+    assert rows[-1]["env_steps"] >= 150
+    assert bool(CheckpointStore(tmp_path / "run").newest()) is trains
+    longer = apply_overrides(config, [("learner.online_steps", "190")])
+    train_local(longer, RunOptions([str(tmp_path / "demos")], str(tmp_path / "run")))
+    assert len(read_metrics(tmp_path / "run")["episode"]) > len(rows), "the run goes on"
+
+
+def test_a_kind_of_ours_is_no_name_for_another_agent():
+    class Mine(AgentConfig):
+        kind = "acfql"
+
+    with pytest.raises(ConfigError, match=r"Mine\.kind is 'acfql'.*name of its own"):
+        register_agent(Mine, lambda *_: None)

@@ -58,7 +58,6 @@ class Agent(Perception, abc.ABC):
     `spec.micro_batches`.
     """
 
-    has_critic = True
     imitates = True  # whether the policy's loss has imitation in it
     policy_updates = 1  # policy steps after the critic's, on the last batch
     together = False  # whether one step on each batch trains critic and policy, as in Q-chunking's code
@@ -76,6 +75,10 @@ class Agent(Perception, abc.ABC):
         self.update_critic = compiled(self._update_critic)
         self._sample = jax.jit(self._sample_chunk, static_argnames="explore")
         self._decide = jax.jit(self._decide_each, static_argnames="explore")
+
+    @property
+    def has_critic(self) -> bool:
+        return self.config.has_critic
 
     # -- parts of agents -------------------------------------------------------------------------------------
 
@@ -101,10 +104,10 @@ class Agent(Perception, abc.ABC):
         """A fresh state from a typed key, without the weights of `pretrained`."""
 
     @abc.abstractmethod
-    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise: ...
-
-    @abc.abstractmethod
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise: ...
+
+    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
+        raise NotImplementedError
 
     def critic_loss(self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> Loss:
         raise NotImplementedError

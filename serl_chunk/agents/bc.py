@@ -32,7 +32,6 @@ class Bc(Agent):
     """An agent without a critic: an update is the policy's alone, and no batch is drawn for another."""
 
     config: BcConfig
-    has_critic = False
 
     def __init__(self, config: BcConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
@@ -72,9 +71,6 @@ class Bc(Agent):
             whole = self.net.whole(policy[self.name], base)
             return whole, self.net.context(whole, observation)
         return policy[self.name], self.policy_context(policy, {}, base, observation)
-
-    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
-        return {}
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         return self.net.draws(key, batch)

@@ -53,7 +53,7 @@ class ArmAndGripper(Agent):
         self.inner = build(
             dataclasses.replace(spec, action_dim=len(self.arm), grippers=(), gripper_inputs=gripper_inputs)
         )
-        for name in ("policy_updates", "together", "has_critic", "imitates"):
+        for name in ("policy_updates", "together", "imitates"):
             setattr(self, name, getattr(self.inner, name))
         self._order = np.argsort(np.concatenate([self.arm, self.grippers]))
 

@@ -219,7 +219,7 @@ def checkpoints_of_run(
     for each in found:
         if chosen := evaluations.better_arm(run, each.step):
             logger.info(f"checkpoint {each.step}: {chosen}")
-    differences = _differences(saved, recorded)
+    differences = _differences(saved, recorded, config)
     checkpoints = []
     for each in found:
         preprocess = Preprocess.restored(config, spec, each.meta, each.normaliser)
@@ -256,7 +256,7 @@ def _recorded(saved: dict[str, Any], config: ExperimentConfig) -> list[str]:
     return [line for part in parts for line in difference(saved.get(part, {}), now[part], f"{part}.")]
 
 
-def _differences(saved: dict[str, Any], recorded: list[str]) -> list[str]:
+def _differences(saved: dict[str, Any], recorded: list[str], config: ExperimentConfig) -> list[str]:
     """Warn of and return the lines of `recorded` that affect acting; settings that the run lacks are left out."""
     lines = []
     for line in recorded:
@@ -265,7 +265,7 @@ def _differences(saved: dict[str, Any], recorded: list[str]) -> list[str]:
         group = saved
         for part in groups:
             group = group.get(part) or {}
-        if name in group and affects_acting(path):
+        if name in group and affects_acting(config, path):
             logger.warning(f"evaluated with another setting than the run's (run -> here): {line}")
             lines.append(line)
     return lines

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-
-from serl_chunk.config.agents.acfql import AcfqlConfig
-from serl_chunk.config.agents.acrlpd import AcrlpdConfig
-from serl_chunk.config.agents.base import AgentConfig
-from serl_chunk.config.agents.bc import BcConfig
-from serl_chunk.config.agents.decoupled import DecoupledConfig
-from serl_chunk.config.agents.published_qc import PublishedQcConfig
-from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
+from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import as_text, leaves
-from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.types import RobotSpec
 
 SETTINGS = {
@@ -25,24 +16,13 @@ SETTINGS = {
 """Fields of a contract -> the setting whose value they are. A field with a dot is the setting's path itself."""
 
 
-def affects_acting(path: str) -> bool:
+def affects_acting(config: ExperimentConfig, path: str) -> bool:
     """Whether the setting `path` decides how a checkpoint acts where the shapes of its parameters fit.
 
     Every setting of a robot does, except those of its scripted human; see `Setting.acts`.
     """
-    return _acts().get(path, "derived" if path.startswith("robot.") else "") in ("value", "derived")
-
-
-@functools.cache
-def _acts() -> dict[str, str]:
-    kinds = (AcfqlConfig(), DecoupledConfig(), AcrlpdConfig(), BcConfig(), PublishedQcConfig())
-
-    def experiment(agent: AgentConfig) -> ExperimentConfig:
-        longer = ChunkConfig(critic_horizon=10) if agent.prefix_critic else ChunkConfig()
-        return ExperimentConfig("", FakeAlohaConfig(), agent, longer)
-
-    configs = map(experiment, kinds)
-    return {leaf.path: leaf.acts for config in configs for leaf in leaves(config)}
+    unknown = "derived" if path.startswith("robot.") else ""
+    return next((leaf.acts for leaf in leaves(config) if leaf.path == path), unknown) in ("value", "derived")
 
 
 def contract(

@@ -11,12 +11,8 @@ import math
 from typing import Literal
 
 from serl_chunk.config.agents.acfql import AcfqlConfig
-from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.agents.base import AgentConfig
-from serl_chunk.config.agents.bc import BcConfig
-from serl_chunk.config.agents.decoupled import DecoupledConfig
 from serl_chunk.config.agents.flow import DELAY_MAX
-from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.devices import DeviceConfig
 from serl_chunk.config.fields import CAMERAS, Group, Requirement, acting, derived, needs, require, setting
 from serl_chunk.config.learner import LearnerConfig
@@ -238,10 +234,11 @@ class ExperimentConfig(Group):
         require(reward.offset >= 0 or reward.failure_reward <= worst, "reward.failure_reward",
             f"must be at most offset/(1-discount)={named:.12g} with reward.offset={reward.offset}, got "
             f"{reward.failure_reward}: every step costs something, so failing early would pay")
-        if isinstance(agent, BcConfig):
+        if not agent.has_critic:
             require(loop.online_steps != 0 or loop.offline_steps + loop.pretrain_steps > 0, "learner.online_steps",
                 f"0 trains on demonstrations alone, and learner.critic_pretrain_steps={loop.critic_pretrain_steps} "
-                "trains nothing of bc, which has no critic. Set learner.pretrain_steps or learner.offline_steps.")
+                f"trains nothing of {agent.kind}, which has no critic. Set learner.pretrain_steps or "
+                "learner.offline_steps.")
         if agent.bounded_critic:
             require(reward.scale > 0, "reward.scale",
                 f"must be above 0 for agent {agent.kind}, whose critic's range follows from the rewards, got "
@@ -259,16 +256,16 @@ class ExperimentConfig(Group):
         self._check_shared_encoder()
         self._check_bounds()
         chunk.check_scored(prefix_critic=agent.prefix_critic)
-        parts = agent.prefix_lengths if isinstance(agent, DecoupledConfig) else 1
-        require(chunk.executed % parts == 0, "agent.prefix_lengths",
-            f"must divide chunk.execute_steps={chunk.executed} into equal parts, got {parts}")
-        require(not self.actor.adaptive_execution or getattr(agent, "replan_spread", None) is not None,
+        require(chunk.executed % agent.prefix_lengths == 0, "agent.prefix_lengths",
+            f"must divide chunk.execute_steps={chunk.executed} into equal parts, got "
+            f"{agent.prefix_lengths}")
+        require(not self.actor.adaptive_execution or agent.replan_spread is not None,
             "actor.adaptive_execution",
             "True has no effect without agent.replan_spread. Set that, with preset=decoupled and agent.prefix_lengths "
             "of 2 or more.")
-        require(self.learner.policy_batch_size is None or not isinstance(agent, PublishedQcConfig),
+        require(self.learner.policy_batch_size is None or agent.own_policy_batch,
             "learner.policy_batch_size",
-            f"{self.learner.policy_batch_size} has no effect on published_qc, whose policy learns from the critic's "
+            f"{self.learner.policy_batch_size} has no effect on {agent.kind}, whose policy learns from the critic's "
             "batch. Set it to none, or use acfql or acrlpd (without --compat qc).")
         if agent.gripper.composition == "learned":
             self._check_learned_gripper()
@@ -278,7 +275,7 @@ class ExperimentConfig(Group):
         require(self.actor.delay_ticks < chunk.executed, "actor.delay_ticks",
             f"must be below chunk.execute_steps={chunk.executed}, got {self.actor.delay_ticks}: a chunk that arrives "
             "after it should have been executed leaves the robot holding")
-        if isinstance(agent, AcfqlConfig | BcConfig) and agent.flow.train_delay == "sampled":
+        if agent.samples_delay:
             require(chunk.horizon > DELAY_MAX, "agent.flow.train_delay",
                 f"sampled gives up to {DELAY_MAX} actions, and chunk.horizon={chunk.horizon} leaves nothing of the "
                 "chunk to learn. Use longer chunks, or recorded.")
@@ -313,9 +310,8 @@ class ExperimentConfig(Group):
         # fmt: off
         a, loop = self.agent, self.learner
         shared = a.encoder.trained_by == "critic" and (a.image_keys or a.language.reads or a.encoder.state_latent)
-        climbs = isinstance(a, AcrlpdConfig) or (isinstance(a, PublishedQcConfig) and not a.best_of_n)
-        require(not (shared and climbs and loop.offline_steps and loop.critic_warmup_steps and loop.online_steps != 0),
-            "learner.critic_warmup_steps",
+        warms = loop.critic_warmup_steps and loop.online_steps != 0
+        require(not (shared and a.climbs_critic and loop.offline_steps and warms), "learner.critic_warmup_steps",
             f"{loop.critic_warmup_steps} trains the encoder by the critic's loss (agent.encoder.trained_by=critic) "
             f"while the policy only imitates, and learner.offline_steps={loop.offline_steps} has trained that policy "
             "for more than that. Set it to 0, or agent.encoder.trained_by=each.")
@@ -328,7 +324,7 @@ class ExperimentConfig(Group):
             f"{unbounded}the policy of agent {agent.kind} is the tanh of a Gaussian, within [-1, 1]. Use a flow "
             "(acfql, or bc with agent.policy=flow), or set it to relative, absolute_range, absolute_demo or "
             "norm_stats.")
-        bins = isinstance(agent, BcConfig) and agent.policy == "pi0" and agent.pi0.reads_bins and mode == "openpi"
+        bins = agent.reads_bins and mode == "openpi"
         require(not bins or self.normaliser.scaling == "quantiles", "normaliser.scaling",
             "must be quantiles with agent.pi0.pi05=True, whose prompt holds the state in bins of [-1, 1], got z_score.")
         # The values are of model space, where -1 and 1 are the ends of a gripper's range.

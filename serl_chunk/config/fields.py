@@ -25,7 +25,7 @@ class Requirement(NamedTuple):
     met: Callable[[Any], bool]  # of the ExperimentConfig
 
 
-CRITIC = Requirement("an agent with a critic (acfql or acrlpd)", lambda c: c.agent.kind != "bc")
+CRITIC = Requirement("an agent with a critic (acfql or acrlpd)", lambda c: c.agent.has_critic)
 CAMERAS = Requirement("cameras in agent.image_keys", lambda c: bool(c.agent.image_keys))
 LEARNED_GRIPPER = Requirement(
     "agent.gripper.choices, or a learned-gripper setup_mode", lambda c: c.agent.gripper.composition == "learned"

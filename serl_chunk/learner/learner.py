@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from serl_chunk.agents.base import Agent
+from serl_chunk.agents.registry import trainer_of
 from serl_chunk.agents.spec import agent_spec
 from serl_chunk.agents.state import AgentState, Metrics, Params
 from serl_chunk.config.experiment import ExperimentConfig
@@ -21,7 +22,7 @@ from serl_chunk.learner.offline_data import InitialData, precompute_features
 from serl_chunk.learner.publisher import Publish, SnapshotPublisher
 from serl_chunk.learner.router import Received, RecordRouter
 from serl_chunk.learner.schedule import BY_LEARNER, EvalSchedule, Evaluate, TrainingProgress
-from serl_chunk.learner.trainers.phases import PhaseTrainer
+from serl_chunk.learner.trainers.base import Trainer
 from serl_chunk.learner.training_stats import ModelSpace, TrainingStats, ValueRange
 from serl_chunk.replay.memory import available_bytes, check_memory
 from serl_chunk.replay.replay import Replay
@@ -89,7 +90,8 @@ class Learner:
         self.human_ticks = self.episodes = 0
         self.has_trained = self._unsaved = False  # whether this process made an update: at all, since a checkpoint
         self._human_held = 0  # steps of previous processes' interventions that outlived the online partition
-        self.trainer = PhaseTrainer(self, data, threaded=threaded, step=None if restored is None else restored.step)
+        step = None if restored is None else restored.step
+        self.trainer: Trainer = trainer_of(a)(self, data, threaded=threaded, step=step)
         self._publisher = SnapshotPublisher(agent, publish, metrics.run_dir, threaded=threaded)
         self._evaluate, self._eval_schedule = evaluate, EvalSchedule(c.eval_interval if evaluate else 0)
         self.idle = False  # whether the last look found no work: steps are waited for
@@ -214,7 +216,7 @@ class Learner:
         progress = TrainingProgress(
             env_steps=received.env_steps, human_ticks=self.human_ticks, episodes=self.episodes,
             journal_position=received.position, human_steps_held=int(self.replay.stats()["replay/human_rows"]),
-            **self.trainer.progress(received.env_steps),
+            trainer=self.trainer.progress(received.env_steps),
         )  # fmt: skip
         meta = {
             "experiment": self.config.name,
@@ -265,7 +267,7 @@ class Learner:
         if self._evaluate is not None:
             rows = read_metrics(self.metrics.run_dir)["eval"]
             self._eval_schedule.last = max((row["step"] for row in rows if row.get("by") == BY_LEARNER), default=0)
-        self.trainer.resume(saved, missed_evaluation=self._eval_schedule.due(self.updates, now=True))
+        self.trainer.resume(saved.trainer, missed_evaluation=self._eval_schedule.due(self.updates, now=True))
 
 
 def check_replay_memory(config: ExperimentConfig, spec: RobotSpec, agent: Agent) -> int:

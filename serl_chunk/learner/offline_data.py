@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from serl_chunk.config.agents.base import AgentConfig
-from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.data.rotating_dataset import ShardedSource
 from serl_chunk.replay.replay import Replay
@@ -70,8 +69,7 @@ class OfflineData:
     def require_imitated(self, agent: AgentConfig) -> None:
         """Raise ConfigError where a pretrained policy would imitate none of the steps that are there at the start."""
         # The published code imitates every row as it is; later parts of a data set may have what this one has not.
-        all_rows = isinstance(agent, PublishedQcConfig)
-        if all_rows or self._dataset is not None or self._replay.imitates_demos:
+        if agent.imitates_all_rows or self._dataset is not None or self._replay.imitates_demos:
             return
         human_only = agent.bc_on == "interventions"
         raise ConfigError(

@@ -52,14 +52,9 @@ class TrainingProgress:
     env_steps: int
     human_ticks: int
     episodes: int
-    sampler_rng: Mapping[str, Any]
     journal_position: int
     human_steps_held: int
-    phase: str
-    phase_updates: int
-    offline_updates: int
-    updates_owed: float | None  # None: the rate limiter had not begun
-    pretrained: bool  # see PhaseTrainer
+    trainer: Mapping[str, Any]  # what it keeps itself
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> TrainingProgress:

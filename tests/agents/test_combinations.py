@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from pathlib import Path
 
 import jax
@@ -14,7 +13,7 @@ import pytest
 from agent_tools import CAMERA, DISCOUNT, ENCODER, FLOW, UNIT, config_of, make_batches, named, same
 
 from serl_chunk.agents.discrete_gripper import with_gripper
-from serl_chunk.agents.registry import IMPLEMENTATIONS
+from serl_chunk.agents.registry import builder_of
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.config.agents.gripper import GripperConfig, SacGripperConfig
 from serl_chunk.runs.checkpoints import CheckpointStore
@@ -29,8 +28,7 @@ def made(variant: str, *, critic_steps: int = HORIZON, prefix_steps: int = 0, **
     cameras = (CAMERA,) if config.image_keys else ()
     bounds = UNIT if config.bounded_critic else None
     spec = AgentSpec(4, ACTIONS, HORIZON, critic_steps, cameras, DISCOUNT, bounds, prefix_steps, GRIPPERS)
-    module, name = IMPLEMENTATIONS[type(config)]
-    build = functools.partial(getattr(importlib.import_module(module), name), config)
+    build = functools.partial(builder_of(config), config)
     return build(spec) if config.gripper.composition == "continuous" else with_gripper(config, spec, build)
 
 

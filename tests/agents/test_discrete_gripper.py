@@ -28,7 +28,7 @@ from errors import naming
 
 from serl_chunk.agents.discrete_gripper import FixedGripper, LearnedGripper, with_gripper
 from serl_chunk.agents.optimiser import gradient
-from serl_chunk.agents.registry import IMPLEMENTATIONS, make_agent
+from serl_chunk.agents.registry import builder_of, make_agent
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.gripper import GripperConfig, SacGripperConfig
@@ -54,9 +54,7 @@ def compose(variant: str, gripper: dict, grippers: tuple[int, ...] = GRIPPERS, *
     sizes = {"critic_steps": HORIZON, **(steps or {}), "grippers": grippers}
     bounds = UNIT if config.bounded_critic else None
     spec = AgentSpec(4, ACTIONS, HORIZON, cameras=cameras, discount=DISCOUNT, value_range=bounds, **sizes)
-    module, name = IMPLEMENTATIONS[type(config)]
-    cls = getattr(__import__(module, fromlist=[name]), name)
-    return with_gripper(config, spec, functools.partial(cls, config))
+    return with_gripper(config, spec, functools.partial(builder_of(config), config))
 
 
 def learned(**changes) -> dict:

@@ -46,7 +46,7 @@ FILES = {
     "newer/config.json": json.dumps({"format": 999, "name": "fake_aloha"}),
     "older/config.json": json.dumps({"format": 2, "name": "fake_aloha", "serl_chunk": {"version": "0.0.9"}}),
     "older/metrics.jsonl": "",
-    "kept/config.json": json.dumps({"format": 4, "name": "fake_aloha"}),
+    "kept/config.json": json.dumps({"format": FORMAT, "name": "fake_aloha"}),
     "no_run/metrics.jsonl": "",
     "other/config.json": json.dumps({"format": FORMAT, "name": "other"}),
     "qc/config.json": json.dumps({"format": FORMAT, "name": "fake_aloha", "preset": "qc", "compat": ""}),

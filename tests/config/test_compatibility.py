@@ -102,11 +102,13 @@ def test_the_contract_tells_apart_what_must_agree_and_nothing_else():
     assert differing == {"control_hz", "robot_specs"}
 
 
+EACH = [dataclasses.replace(CONFIG, agent=agent()) for agent in AGENTS if not agent.prefix_critic]
+EACH.append(configured(CONFIG, preset="decoupled"))
+
+
 def acting(kind: str) -> set[str]:
     """Settings of all agents and of an experiment that are marked as `kind`, without those of the robot."""
-    configs = [dataclasses.replace(CONFIG, agent=agent()) for agent in AGENTS if not agent.prefix_critic]
-    configs.append(configured(CONFIG, preset="decoupled"))
-    marked = (leaf for config in configs for leaf in leaves(config) if leaf.acts == kind)
+    marked = (leaf for config in EACH for leaf in leaves(config) if leaf.acts == kind)
     return {leaf.path for leaf in marked if not leaf.path.startswith("robot.")}
 
 
@@ -116,9 +118,12 @@ def test_what_is_compared_is_what_an_actor_acts_by():
 
 
 def test_an_evaluation_is_the_runs_own_whatever_only_trained():
-    assert all(map(affects_acting, {*OTHER, *DERIVED, "robot.max_episode_steps", "robot.no_longer_there"}))
+    acts = {*OTHER, *DERIVED, "robot.max_episode_steps", "robot.no_longer_there"}
     trained = {"chunk.return_steps", "actor.intervention", "robot.scripted_human.speed", "reward.scale", "nothing"}
-    assert not any(map(affects_acting, acting("") | acting("shape") | trained))
+    for config in EACH:
+        own = {leaf.path for leaf in leaves(config)}
+        assert all(affects_acting(config, path) for path in acts if path in own or path.startswith("robot."))
+        assert not any(affects_acting(config, path) for path in acting("") | acting("shape") | trained)
 
 
 @pytest.mark.parametrize("path", OTHER)

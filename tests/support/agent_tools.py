@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ import numpy as np
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.discrete_gripper import with_gripper
 from serl_chunk.agents.optimiser import gradient
-from serl_chunk.agents.registry import IMPLEMENTATIONS
+from serl_chunk.agents.registry import builder_of
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState
 from serl_chunk.config.agents.acfql import AcfqlConfig
@@ -89,8 +88,7 @@ def build(
         4, actions, horizon, critic_steps or horizon, cameras, DISCOUNT, bounds, prefix_steps, grippers,
         micro_batches=micro_batches,
     )  # fmt: skip
-    module, name = IMPLEMENTATIONS[type(config)]
-    make = functools.partial(getattr(importlib.import_module(module), name), config)
+    make = functools.partial(builder_of(config), config)
     return with_gripper(config, spec, make) if grippers else make(spec)
 
 

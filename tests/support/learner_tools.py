@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import jax
 import pytest
 
 from serl_chunk.agents.base import Agent
-from serl_chunk.agents.registry import IMPLEMENTATIONS
+from serl_chunk.agents.registry import builder_of
 from serl_chunk.agents.spec import agent_spec
 from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.learner import make_learner
@@ -29,8 +28,7 @@ TIMED = ("wall", "rates/", "timer/", "wait/", "seconds")
 @functools.cache
 def agent_of(config: Any, spec: Any) -> Agent:
     """The agent, the same one for the same configuration."""
-    module, name = IMPLEMENTATIONS[type(config)]
-    return getattr(import_module(module), name)(config, spec)
+    return builder_of(config)(config, spec)
 
 
 def quick_agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -188,10 +188,10 @@ def test_ctrl_c_during_pretraining_leaves_a_checkpoint_that_a_resume_goes_on_fro
     learner.signal(signal.SIGINT)
     assert "writing the last checkpoint" in learner.ends()
     [saved] = CheckpointStore(run).policies()
-    assert saved.meta["phase"] == "pretrain"
-    assert saved.meta["phase_updates"] > 0
+    assert saved.meta["trainer"]["phase"] == "pretrain"
+    assert saved.meta["trainer"]["phase_updates"] > 0
     learner = processes.learner(run, **endless)
-    learner.says(f"pretrain after update {saved.meta['phase_updates']}")
+    learner.says(f"pretrain after update {saved.meta['trainer']['phase_updates']}")
     learner.kill()
 
 

@@ -27,3 +27,7 @@ class AcfqlConfig(ActorCriticConfig):
     @property
     def acts_by_flow(self) -> bool:
         return True
+
+    @property
+    def samples_delay(self) -> bool:
+        return self.flow.train_delay == "sampled"

@@ -49,8 +49,13 @@ class AgentConfig(Group, path="agent."):
     kernel_init = cast(KernelInit, "lecun_normal")
     acting_critic: ClassVar[Literal["online", "target"]] = "online"  # chooses among candidates
     bounded_critic: ClassVar[bool] = False  # Q is a sigmoid within the returns that the rewards allow
+    has_critic: ClassVar[bool] = False
+    imitates_all_rows: ClassVar[bool] = False  # whoever acted, and however the episode ended
+    own_policy_batch: ClassVar[bool] = True  # the policy may have another batch than the critic
     learns_to_choose: ClassVar[bool] = False  # a critic that saw no failure does not choose among candidates
     prefix_critic: ClassVar[bool] = False  # a second critic scores the executed actions (DecoupledConfig)
+    prefix_lengths = 1  # that it can score
+    replan_spread = cast(float | None, None)
 
     @property
     def joint_noise(self) -> float:
@@ -62,6 +67,21 @@ class AgentConfig(Group, path="agent."):
     @property
     def acts_by_flow(self) -> bool:
         """Whether the policy is a flow of ours."""
+        return False
+
+    @property
+    def climbs_critic(self) -> bool:
+        """Whether the policy's loss has Q in it."""
+        return False
+
+    @property
+    def samples_delay(self) -> bool:
+        """Whether the flow trains with given actions whose number is drawn."""
+        return False
+
+    @property
+    def reads_bins(self) -> bool:
+        """Whether a prompt holds the state, in bins."""
         return False
 
     def optimiser(self, network: Literal["policy", "critic"] = "policy") -> Optimiser:
@@ -91,6 +111,8 @@ class AgentConfig(Group, path="agent."):
 @dataclasses.dataclass(frozen=True)
 class ActorCriticConfig(AgentConfig):
     """Settings of every agent with a critic."""
+
+    has_critic = True
 
     critic_lr: float | None = setting(None, "of the critic; none: agent.lr", above=0)
     critic: CriticConfig = setting(CriticConfig, "the critic")

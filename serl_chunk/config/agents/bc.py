@@ -79,6 +79,14 @@ class BcConfig(AgentConfig):
         return self.policy == "flow"
 
     @property
+    def samples_delay(self) -> bool:
+        return self.flow.train_delay == "sampled"
+
+    @property
+    def reads_bins(self) -> bool:
+        return self.policy == "pi0" and self.pi0.reads_bins
+
+    @property
     def squashed(self) -> bool:
         return self.policy == "gaussian"
 

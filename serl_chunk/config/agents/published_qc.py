@@ -63,6 +63,8 @@ class PublishedQcConfig(ActorCriticConfig, without=_FIXED):
     policy_ema = 0.0
     bc_on = "all"
     bc_joint_noise = 0.0
+    imitates_all_rows = True
+    own_policy_batch = False
 
     @property  # type: ignore[misc]
     def critic(self) -> SacCriticConfig:
@@ -84,6 +86,10 @@ class PublishedQcConfig(ActorCriticConfig, without=_FIXED):
 
     def optimiser(self, network: Literal["policy", "critic"] = "policy") -> Optimiser:
         return super().optimiser(network)._replace(weight_decay=self.weight_decay)
+
+    @property
+    def climbs_critic(self) -> bool:
+        return not self.best_of_n
 
     @property
     def squashed(self) -> bool:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from serl_chunk.agents.spec import BatchSpec
 from serl_chunk.learner.offline_data import InitialData, OfflineData
-from serl_chunk.learner.schedule import PRETRAINING, Phase, TrainingProgress, TrainingSchedule, phases_of
+from serl_chunk.learner.schedule import PRETRAINING, Phase, TrainingSchedule, phases_of
+from serl_chunk.learner.trainers.base import Trainer
 from serl_chunk.replay.replay import BatchLoader, Request
 from serl_chunk.runs.status_line import StatusFields
 from serl_chunk.types import CameraSpec, ChunkBatch
@@ -33,19 +34,25 @@ def updates_at_once(batch_size: int, cameras: Sequence[CameraSpec]) -> int:
     return max(1, min(SCAN, PIECE_BYTES // max(1, 2 * batch_size * pixels)))
 
 
-class PhaseTrainer:
-    """Decides what its learner does next, in phases, and changes the learner's `state` and `updates`.
+class Saved(NamedTuple):
+    """What a checkpoint keeps of the phases."""
 
-    A run has the phases whose lengths are set. Another way to train has these public members, and is built in
-    `Learner.__init__` in its place.
+    sampler_rng: Mapping[str, Any]
+    phase: str
+    phase_updates: int
+    offline_updates: int
+    pretrained: bool
+    updates_owed: float | None  # None: the rate limiter had not begun
 
-    Args:
-        learner: whose state is trained; its counters are 0.
-        step: of the checkpoint that the run resumes from; None for a fresh run.
-    """
+
+class PhaseTrainer(Trainer):
+    """Trains in phases; a run has those whose lengths are set."""
+
+    phase: Phase
 
     def __init__(self, learner: Learner, data: InitialData, *, threaded: bool, step: int | None) -> None:
-        self._learner, self._agent, self._config = learner, learner.agent, learner.config.learner
+        super().__init__(learner, data, threaded=threaded, step=step)
+        self._agent, self._config = learner.agent, learner.config.learner
         c, replay = self._config, learner.replay
         self._data = OfflineData(replay, data, seek=step, seen=learner.value_range.demonstrations)
         self.schedule = TrainingSchedule(c, learner.router)
@@ -79,7 +86,7 @@ class PhaseTrainer:
 
     @property
     def pretrained(self) -> bool:
-        """Whether the critic has seen no failure yet: neither online, nor in the data of an offline phase."""
+        """Whether the critic saw no failure: neither online, nor in the data of an offline phase."""
         # A resumed run passes through the warm-up too, with a critic that has seen online data, and acts as before.
         warmed = self.phase is Phase.TRAIN and self._lengths[Phase.CRITIC_WARMUP] > 0
         if warmed or self.online_updates or not self._was_pretrained:
@@ -93,15 +100,12 @@ class PhaseTrainer:
 
     @property
     def counts_steps(self) -> bool:
-        """Whether a final checkpoint is that of its step."""
         return self.phase in (Phase.OFFLINE, Phase.TRAIN, Phase.DONE)
 
     def steps_allowed(self) -> int | None:
-        """Steps that lockstep actors may record now; None without a limit."""
         return self.schedule.steps_allowed(self.phase)
 
     def status(self) -> StatusFields:
-        """Progress within the phase, and how many steps and updates the two sides wait for."""
         c, learner = self._config, self._learner
         if self.phase in self._lengths:
             done, total = self.phase_updates, self._lengths[self.phase]
@@ -122,7 +126,6 @@ class PhaseTrainer:
         return fields
 
     def work(self) -> bool:
-        """Do one piece of work; False where there is none until more steps arrive."""
         agent = self._agent
         match self.phase:
             case Phase.PRETRAIN:
@@ -139,7 +142,6 @@ class PhaseTrainer:
         return self.phase is Phase.TRAIN and self._train()
 
     def log_if_empty(self) -> None:
-        """Log that a resumed run has no online steps to train on, as where no journal was kept."""
         if self.online_updates and not self.done and not self._learner.replay.ready.online:
             logger.info("the online replay is empty: training goes on after %d new steps", self.schedule.starts_after)
 
@@ -285,18 +287,13 @@ class PhaseTrainer:
                 self._data.require_imitated(self._learner.config.agent)
 
     def progress(self, env_steps: int) -> dict[str, Any]:
-        """Fields of TrainingProgress that are the trainer's; `env_steps` of the checkpoint."""
-        return {
-            "sampler_rng": self._rng.bit_generator.state,
-            "phase": str(self.phase),
-            "phase_updates": self.phase_updates,
-            "offline_updates": self.offline_updates,
-            "pretrained": self.pretrained,
-            "updates_owed": self.schedule.limiter.owed(env_steps),
-        }
+        return Saved(
+            self._rng.bit_generator.state, str(self.phase), self.phase_updates, self.offline_updates, self.pretrained,
+            self.schedule.limiter.owed(env_steps),
+        )._asdict()  # fmt: skip
 
-    def resume(self, saved: TrainingProgress, *, missed_evaluation: bool) -> None:
-        """Go on from a checkpoint, whose counters the learner has; `missed_evaluation`: a stop cut one short."""
+    def resume(self, progress: Mapping[str, Any], *, missed_evaluation: bool) -> None:
+        saved = Saved(**progress)
         self._rng.bit_generator.state = dict(saved.sampler_rng)
         self._offline_updates = saved.offline_updates
         self._was_pretrained = saved.pretrained

@@ -17,7 +17,7 @@ def schedule(**settings) -> TrainingSchedule:
 
 
 def test_notes_survive_a_file_and_other_notes():
-    progress = TrainingProgress(9, 2, 1, {"state": 5}, 4, 0, "train", 0, 0, 1.5, pretrained=True)
+    progress = TrainingProgress(9, 2, 1, 4, 0, {"phase": "train", "updates_owed": 1.5})
     notes = json.loads(json.dumps({"agent": "acfql", **dataclasses.asdict(progress)}))
     assert TrainingProgress.of(notes) == progress
 
