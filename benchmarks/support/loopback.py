@@ -12,6 +12,7 @@ from pathlib import Path
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.link import LearnerLink
+from serl_chunk.transport.server.handler import ServerHandler
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk_robot.wire.codec import Limits
@@ -26,11 +27,10 @@ def serving(port: int, pipe: Connection) -> Iterator[LearnerServer]:
     """A server that takes every record and keeps none; the other process is told when it is ready."""
     server = LearnerServer(
         TransportConfig(),
+        ServerHandler(),
         bind=HOST,
         port=port,
         contract=CONTRACT,
-        welcome=lambda: ({}, {}),
-        on_record=lambda info, record: None,
     )
     server.start()
     try:

@@ -16,7 +16,6 @@ DESCRIPTION = (
     "play cameras, curves, Q and interventions, and label them as success, failure or discarded. The address "
     "holds a secret; other machines cannot connect."
 )
-SIZE_MB = 50.0  # of the page that --out writes
 
 
 def add_flags(p: argparse.ArgumentParser) -> None:
@@ -24,7 +23,7 @@ def add_flags(p: argparse.ArgumentParser) -> None:
     add_reading(p)
     p.add_argument("--port", type=int, default=0, metavar="N", help="of this machine, 0 for a free one (default: 0)")
     p.add_argument("--out", metavar="FILE", help="write one page that needs no viewer, and end")
-    p.add_argument("--size_mb", type=float, metavar="MB", help=f"largest size of that page (default: {SIZE_MB:g})")
+    p.add_argument("--size_mb", type=float, metavar="MB", help="largest size of that page (default: 50)")
     p.add_argument(
         "--mcap", metavar="FILE", help="write one episode for Foxglove, and end (pip install 'serl-chunk[viz]')"
     )
@@ -75,9 +74,9 @@ def _serve(source: Source, listing: Source | None, port: int) -> int:
 
 
 def _write_page(flags: argparse.Namespace, source: Source) -> int:
-    from serl_chunk.viewer.export import write_page
+    from serl_chunk.viewer.export import PAGE_BYTES, write_page
 
-    size_mb = SIZE_MB if flags.size_mb is None else flags.size_mb
+    size_mb = PAGE_BYTES / 1e6 if flags.size_mb is None else flags.size_mb
     if not 0.1 <= size_mb <= 2000:
         raise ConfigError(f"must be 0.1..2000, got {size_mb:g}", parameter="size_mb")
     numbers = [source.keys().index(key) for key in keys_of(source, flags.episodes)]

@@ -22,6 +22,7 @@ from serl_chunk.runs.evaluations import wanted_policy
 from serl_chunk.runs.folder import RunFolder
 from serl_chunk.runs.status_line import StatusFields
 from serl_chunk.transport.security.server import ServerKeys
+from serl_chunk.transport.server.handler import ServerHandler
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.server.sessions import SessionInfo
 from serl_chunk.transport.storage.record_store import RecordStore, check_retention
@@ -39,7 +40,7 @@ EPISODE_TIMEOUT = 30.0  # seconds of silence that close an actor's episode as tr
 FINISH_GRACE = 10.0  # seconds the actors have to deliver what is left after the end of training
 
 
-class LearnerService:
+class LearnerService(ServerHandler):
     """Serves actors for a learner, which is attached when it has read its data and checkpoint.
 
     The journal lies in the folder of `run`; the other arguments are those of `LearnerServer`. Raises ConfigError where
@@ -58,11 +59,8 @@ class LearnerService:
         self._store = _open_store(config, run.path) if config.transport.journal else None
         try:
             self.server = LearnerServer(
-                config.transport, bind=bind, port=port, contract=contract, insecure=insecure, keys=keys,
+                config.transport, self, bind=bind, port=port, contract=contract, insecure=insecure, keys=keys,
                 run_id=run.run_id, store=self._store, episode_timeout=EPISODE_TIMEOUT,
-                welcome=self._welcome, on_record=self._on_record, on_silent=self._on_silent,
-                allowance=self._shares.allowed, fetch=self._fetch,
-                demonstrations=lambda: self._ready().router.demonstrations.digests,
             )  # fmt: skip
         except BaseException:
             if self._store is not None:
@@ -137,8 +135,14 @@ class LearnerService:
             raise ConfigError("the learner is still reading its demonstrations and checkpoint")
         return self._learner
 
-    def _welcome(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def welcome(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return welcome_of(self._ready())
+
+    def digests(self) -> np.ndarray:
+        return self._ready().router.demonstrations.digests
+
+    def allowance(self, session: str) -> int | None:
+        return self._shares.allowed(session)
 
     def _steps_left(self) -> int | None:
         return self._ready().trainer.steps_allowed() if self._limited else None
@@ -149,17 +153,17 @@ class LearnerService:
     def _position(self) -> int | None:
         return None if self._store is None else self._store.journal.next
 
-    def _on_record(self, info: SessionInfo, record: Record) -> None:
+    def on_record(self, info: SessionInfo, record: Record) -> None:
         self._ready().router.insert(f"{info.actor_id}/{info.session}", record, self._position())
         if isinstance(record, StepBlock) and not info.demonstrations:
             self._shares.delivered(info.session, record.n)
 
-    def _on_silent(self, info: SessionInfo, gone: bool) -> None:
+    def on_silent(self, info: SessionInfo, gone: bool) -> None:
         session = f"{info.actor_id}/{info.session}"
         self._ready().router.close_session(session, gone=gone, position=self._position())
         self._shares.closed(info.session)
 
-    def _fetch(self, step: str) -> tuple[Snapshot, dict[str, Any]]:
+    def fetch(self, step: str) -> tuple[Snapshot, dict[str, Any]]:
         checkpoint = wanted_policy(self._run.path, CheckpointStore(self._run.path), step)
         origin = PolicyOrigin(normaliser=Normaliser.restored(checkpoint.meta, checkpoint.normaliser).digest())
         return Snapshot(checkpoint.step, checkpoint.params, origin=origin), {"step": checkpoint.step}

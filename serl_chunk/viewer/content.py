@@ -12,7 +12,6 @@ import numpy as np
 
 from serl_chunk.data.formats.episodes import EpisodeFiles
 from serl_chunk.data.frames import Frames
-from serl_chunk.data.inspect.html import joints_of, true_runs, value_panels
 from serl_chunk.data.source import Source
 from serl_chunk.data.validate import cameras_of
 from serl_chunk.types import STATE, DataError, Episode, SparseRows
@@ -29,10 +28,32 @@ _STD = "decision/q_std"  # over the heads, of the chosen chunk's
 def joints_in(source: Source, s: int, a: int) -> Sequence[int] | None:
     """Return the state value that each of `a` actions commands, as far as a source knows its robot."""
     spec = getattr(source, "spec", None) or getattr(getattr(source, "options", None), "spec", None)
-    joints = joints_of(spec, s, a)
+    joints = None
+    if spec is not None and (spec.state_dim, spec.action_dim) == (s, a):
+        joints = spec.joint_of_action
     if joints is None and isinstance(source, EpisodeFiles):
         joints = source.joints()
     return joints if joints is not None and len(joints) == a and max(joints, default=-1) < s else None
+
+
+def value_panels(s: int, a: int, joints: Sequence[int] | None) -> list[tuple[str, int | None, int | None]]:
+    """List actions over the joints they command, then the other state values: title, state value and action value.
+
+    `joints`: the state value of each action, -1 for none; None where they are unknown.
+    """
+    if joints is None:
+        joints = range(a) if s == a else [-1] * a
+    panels: list[tuple[str, int | None, int | None]] = []
+    for j, joint in enumerate(joints):
+        both = f"state and action {j}" if joint == j else f"state {joint}, action {j}"
+        panels.append((f"action {j}", None, j) if joint < 0 else (both, joint, j))
+    return panels + [(f"state {i}", i, None) for i in range(s) if i not in joints]
+
+
+def true_runs(mask: np.ndarray) -> list[tuple[int, int]]:
+    """Return (first, past-last) of each run of True in bool[T]."""
+    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
+    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def episode_json(episode: Episode, source: Source) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from serl_chunk.viewer.content import episode_json, to_jpeg
 from serl_chunk.viewer.labelling import labels_of
 from serl_chunk.viewer.server import ASSETS
 
+PAGE_BYTES = 50_000_000  # of a page, by default
 CURVES = 0.5  # share of the page's size that curves may take; frames have the rest
 WIDTH = 320  # pixels of a frame, at most
 QUALITY = 80  # of its JPEG file

@@ -109,13 +109,6 @@ def percent_axis(ax: Axes, ylabel: str) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(6))
 
 
-def whole_numbers(axis: Any, at_most: int) -> None:
-    """Put ticks of `ax.xaxis` or `ax.yaxis` at whole numbers alone."""
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_major_locator(MaxNLocator(at_most, integer=True))
-
-
 def add_legend(ax: Axes, place: Any = "best") -> None:
     """Add a legend whose markers are seen, however faint the curves' are."""
     handles: list[Any] = ax.legend(loc=place).legend_handles
@@ -123,19 +116,6 @@ def add_legend(ax: Axes, place: Any = "best") -> None:
         if hasattr(handle, "set_markersize"):  # a faint dot among thousands is clear, alone in a legend it is not
             handle.set_alpha(1.0)
             handle.set_markersize(max(6.0, handle.get_markersize()))
-
-
-def legend_above(figure: Figure, entries: Sequence[tuple[str, str, str]]) -> None:
-    """Add a legend above all axes; each entry is a label, a colour and a line style, or `area`."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    handles = [
-        Patch(color=colour, alpha=0.2, label=label) if style == "area" else
-        Line2D([], [], color=colour, ls=style, label=label)
-        for label, colour, style in entries
-    ]  # fmt: skip
-    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=8)
 
 
 def downsample(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -7,11 +7,13 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from errors import naming
 
+from serl_chunk.cli.data.inspect import _drawn
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.cli.record import run_record
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
@@ -150,24 +152,19 @@ def test_json_holds_everything(folder, tmp_path, capsys):
 
 
 def test_a_page_is_written(recorded, tmp_path, capsys):
-    flags = ["--max_episodes", "1", "--cameras", "none", "--plot", str(tmp_path / "page")]
+    page = tmp_path / "page.html"
+    flags = ["--max_episodes", "1", "--cameras", "none", "--plot", str(page)]
     assert main(["data", "inspect", str(recorded), *flags]) == 0
-    page = tmp_path / "page" / "inspection.html"
     assert str(page) in capsys.readouterr().out.splitlines()[-1]
     assert page.read_text().startswith("<!doctype html>")
+    assert main(["data", "inspect", str(recorded), *flags]) == 2
+    assert re.search(naming("--plot", "page.html"), capsys.readouterr().err)
 
 
-def test_the_page_may_be_named_and_is_seeded(recorded, tmp_path, monkeypatch):
-    seen = {}
-
-    def write(path, source, findings, *, seed, progress):
-        seen[path] = (len(findings.episodes), seed)
-        path.touch()
-
-    monkeypatch.setattr("serl_chunk.data.inspect.html.write_page", write)
-    page = tmp_path / "a" / "b.html"
-    assert main(["data", "inspect", str(recorded), "--plot", str(page), "--seed", "7"]) == 0
-    assert seen == {page: (3, 7)}
+def test_first_shortest_longest_and_those_with_findings_are_drawn():
+    episodes = [SimpleNamespace(key=f"e{n}", length=n) for n in (40, 41, 30, 60, 50, 50)]
+    findings = SimpleNamespace(episodes=episodes, findings=[SimpleNamespace(episode="e50")] * 2)
+    assert _drawn(findings) == [0, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +173,7 @@ def test_the_page_may_be_named_and_is_seeded(recorded, tmp_path, monkeypatch):
         (["--max_episodes", "0"], ("--max_episodes", 0, 1)),
         (["--horizon", "0"], ("--horizon", 0, 1)),
         (["--json", "/absent/x.json"], ("--json", "/absent/x.json")),
-        (["--plot", "/dev/null/x"], ("--plot", "/dev/null/x")),
+        (["--plot", "/dev/null"], ("--plot", "/dev/null")),
     ],
 )
 def test_wrong_flags_are_refused_before_anything_is_read(recorded, capsys, flags, named):

@@ -16,6 +16,7 @@ from serl_chunk.main import main
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.security.keys import ClientKeys, JoinToken
 from serl_chunk.transport.security.server import ServerKeys
+from serl_chunk.transport.server.handler import ServerHandler
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.wire.handshake import RefusedError
 from serl_chunk.types import ConfigError
@@ -61,9 +62,7 @@ class serving:
     """A learner that asks for keys."""
 
     def __init__(self, port: int, keys: ServerKeys | None) -> None:
-        self.server = LearnerServer(
-            CONFIG, bind=HERE, port=port, contract={}, welcome=lambda: ({}, {}), on_record=lambda i, r: None, keys=keys
-        )  # fmt: skip
+        self.server = LearnerServer(CONFIG, ServerHandler(), bind=HERE, port=port, contract={}, keys=keys)
 
     def __enter__(self) -> LearnerServer:
         self.server.start()

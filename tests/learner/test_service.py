@@ -47,7 +47,7 @@ def service(tmp_path):
 
 
 def test_before_its_learner_is_there_it_is_not_ready(service):
-    for called in (service._welcome, service.tick, service.status):
+    for called in (service.welcome, service.tick, service.status):
         with pytest.raises(ConfigError, match=naming("still reading")):
             called()
 
@@ -186,7 +186,7 @@ def test_what_follows_a_power_cut_that_set_the_journal_back_is_counted(tmp_path)
         for part in (Begin(name), *parts(episode(0, name))[1:]):
             item = Item.of(part, state.expected)
             store.append(state, item, records.encode_record(part, item.first), delivered=True)
-            service._on_record(SessionInfo(session, "actor", 1, "peer"), part)
+            service.on_record(SessionInfo(session, "actor", 1, "peer"), part)
             state = state.after(item, delivered=True)
 
     with process() as (service, router):

@@ -42,7 +42,7 @@ class Receiver:
 
     def serving(self, port: int, **changes):
         return serving(
-            port, on_record=self.on_record, demonstrations=lambda: self.router.demonstrations.digests,
+            port, on_record=self.on_record, digests=lambda: self.router.demonstrations.digests,
             allowance=lambda session: 3, **changes,
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ import zmq
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.link import LearnerLink
+from serl_chunk.transport.server.handler import ServerHandler
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
@@ -97,6 +98,14 @@ def send_episode(link: LearnerLink, episode: str, length: int) -> None:
     link.end(end(episode, length))
 
 
+def handler_of(values: dict[str, Any]) -> ServerHandler:
+    """One that answers by those of `values` that are methods of a handler, which are taken out."""
+    handler = ServerHandler()
+    for name in {name for name in vars(ServerHandler) if not name.startswith("_")} & values.keys():
+        setattr(handler, name, values.pop(name))
+    return handler
+
+
 @contextlib.contextmanager
 def serving(port: int, **changes: Any) -> Iterator[LearnerServer]:
     """A running server on loopback; fails the test if its thread met an error."""
@@ -105,12 +114,10 @@ def serving(port: int, **changes: Any) -> Iterator[LearnerServer]:
         "bind": "127.0.0.1",
         "port": port,
         "contract": CONTRACT,
-        "welcome": lambda: ({}, {}),
-        "on_record": lambda info, record: None,
         "run_id": "run",
     }
     values.update(changes)
-    server = LearnerServer(values.pop("config"), **values)
+    server = LearnerServer(values.pop("config"), handler_of(values), **values)
     server.start()
     try:
         yield server

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from ports import free_port
 from processes import PATIENCE
+from transport_tools import handler_of
 
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
@@ -72,7 +73,8 @@ def record(port: int, actor: int, failures: list[BaseException]) -> None:
 
 @contextlib.contextmanager
 def serving(port: int, **callbacks):
-    server = LearnerServer(TRANSPORT, bind="127.0.0.1", port=port, contract=CONTRACT, run_id="run", **callbacks)
+    address = {"bind": "127.0.0.1", "port": port}
+    server = LearnerServer(TRANSPORT, handler_of(callbacks), **address, contract=CONTRACT, run_id="run")
     server.start()
     try:
         yield server

@@ -16,6 +16,7 @@ from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.security.server import ServerKeys
+from serl_chunk.transport.server.handler import ServerHandler
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
@@ -35,7 +36,7 @@ STEP_OVERHEAD = 64  # what the outbox counts for a step beside its arrays
 WAIT = 300.0  # seconds until something that should have arrived counts as lost
 
 
-class Learner:
+class Learner(ServerHandler):
     """Takes every record and keeps none, beside the journal's copy."""
 
     _server: LearnerServer
@@ -52,11 +53,10 @@ class Learner:
         port = port or free_port()
         self._server = LearnerServer(
             CONFIG,
+            self,
             bind=HOST,
             port=port,
             contract=CONTRACT,
-            welcome=lambda: ({}, {}),
-            on_record=self._on_record,
             run_id="benchmark",
             store=self._store,
             keys=ServerKeys.ensure(Path(keys))[0] if keys else None,
@@ -65,7 +65,7 @@ class Learner:
         self._server.start()
         return {"port": port, "ready_at": time.monotonic()}
 
-    def _on_record(self, info: object, record: Record) -> None:
+    def on_record(self, info: object, record: Record) -> None:
         if isinstance(record, StepBlock):
             self._steps += record.n
             self._blocks += 1

@@ -17,9 +17,10 @@ from serl_chunk.data.inspect.results import InspectionReport, Issue, summary_lin
 from serl_chunk.data.normalise import chunk_statistics
 from serl_chunk.data.normalise.robot_units import UNITS
 from serl_chunk.data.source import Source
-from serl_chunk.io import format_bytes, os_reason, plural
+from serl_chunk.io import plural
 from serl_chunk.types import ConfigError
 
+DRAWN = 10  # episodes with findings on the page of --plot
 SHOWN = 5  # findings of one kind on the screen; --json has all
 
 
@@ -52,8 +53,8 @@ def _add_inspect(commands: Any) -> None:
         p.add_argument("--horizon", type=int, metavar="H", help="name episodes shorter than H (default: --exp_name's)")
         p.add_argument("--json", metavar="FILE", help="also write everything there")
         p.add_argument("--strict", action="store_true", help="remarks are faults too")
-    inspect.add_argument("--plot", metavar="DIR|FILE", help="write a page of trajectories and images: inspection.html")
-    inspect.add_argument("--seed", type=int, default=0, help="of the episodes on that page that are drawn at random")
+    plot = "write the page of `serl-chunk view --out`: first, shortest, longest, and those with findings"
+    inspect.add_argument("--plot", metavar="FILE", help=plot)
 
 
 def _add_stats(commands: Any) -> None:
@@ -82,15 +83,15 @@ def _add_stats(commands: Any) -> None:
 
 def run_inspect(flags: argparse.Namespace) -> int:
     """Print the screen, and return 1 where there is a fault."""
-    page = _page_path(flags.plot)
+    from serl_chunk.viewer.export import PAGE_BYTES, check_absent, write_page
+
+    if flags.plot is not None:
+        check_absent(Path(flags.plot).expanduser(), "plot")
     source, findings = _inspect(flags)
     _show(findings)
-    if page is not None:
-        from serl_chunk.data.inspect.html import write_page
-
+    if flags.plot is not None and findings.episodes:
         with shown_progress("drawing") as progress:
-            write_page(page, source, findings, seed=flags.seed, progress=progress)
-        print(f"{page}: {format_bytes(page.stat().st_size)}, open it in a browser")
+            print(write_page(Path(flags.plot).expanduser(), source, _drawn(findings), PAGE_BYTES, progress))
     return _status(findings, flags.strict)
 
 
@@ -169,17 +170,12 @@ def _horizon_of(flags: argparse.Namespace) -> int | None:
     return load(flags.exp_name, []).chunk.carried
 
 
-def _page_path(plot: str | None) -> Path | None:
-    """Return the page's file, whose folder exists; raises ConfigError before anything is read."""
-    if plot is None:
-        return None
-    path = Path(plot).expanduser()
-    path = path if path.suffix == ".html" else path / "inspection.html"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{plot}: {os_reason(error)}", parameter="plot") from error
-    return path
+def _drawn(findings: InspectionReport) -> list[int]:
+    """Numbers of the episodes that are drawn: the first, the shortest, the longest, and those with findings."""
+    lengths = [episode.length for episode in findings.episodes]
+    named = {finding.episode for finding in findings.findings}
+    some = [i for i, episode in enumerate(findings.episodes) if episode.key in named][:DRAWN]
+    return sorted({0, lengths.index(min(lengths)), lengths.index(max(lengths)), *some})
 
 
 def _status(findings: InspectionReport, strict: bool) -> int:

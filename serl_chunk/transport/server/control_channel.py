@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from serl_chunk.transport.security.server import Authenticator, user_of
+from serl_chunk.transport.server.handler import ServerHandler
 from serl_chunk.transport.server.record_channel import RecordReceiver
 from serl_chunk.transport.server.sessions import RefuseError, Session
 from serl_chunk.transport.server.snapshot_channel import SnapshotChannel
@@ -25,9 +23,6 @@ logger = logging.getLogger(__name__)
 
 _KEYS_S = 0.5  # between looks for revoked keys
 
-Welcome = Callable[[], tuple[dict[str, Any], dict[str, np.ndarray]]]
-Demonstrations = Callable[[], np.ndarray]
-
 
 class ControlChannel:
     """Admits actors, answers their heartbeats, notices their silence, announces snapshots.
@@ -36,16 +31,14 @@ class ControlChannel:
     """
 
     def __init__(
-        self, receiver: RecordReceiver, snapshots: SnapshotChannel, *, welcome: Welcome,
-        demonstrations: Demonstrations | None, episode_timeout: float,
-    ) -> None:  # fmt: skip
+        self, receiver: RecordReceiver, snapshots: SnapshotChannel, handler: ServerHandler, *, episode_timeout: float
+    ) -> None:
         self.finished: str | None = None  # why training is over; the learner's thread sets it
         self._receiver, self._snapshots = receiver, snapshots
         self._sockets, self._sessions = receiver.sockets, receiver.sessions
         self._config, self._limits = self._sockets.config, self._sockets.limits
         self._counters = self._sockets.counters["control"]
-        self._run_id, self._welcome, self._episode_timeout = snapshots.run, welcome, episode_timeout
-        self._demonstrations = demonstrations
+        self._run_id, self._handler, self._episode_timeout = snapshots.run, handler, episode_timeout
         self._probes = RateLimiter(probe.AT_ONCE, probe.PER_S)  # of all peers together: one alone could connect again
         self._keys_at = 0.0  # when revoked keys are looked for next
 
@@ -93,7 +86,7 @@ class ControlChannel:
         live = [s for s in self._sessions if s.live]
         authenticator, store, not_ready = self._sockets.authenticator, self._receiver.store, ""
         try:
-            self._welcome()
+            self._handler.welcome()
         except SerlChunkError as e:
             not_ready = str(e)
         return probe.LearnerStatus(
@@ -114,9 +107,9 @@ class ControlChannel:
     def _on_hello(self, identity: bytes, hello: handshake.Hello, peer: str, key: str) -> None:
         try:
             self._sessions.check(hello)  # first: an actor of another experiment need not wait for its refusal
-            fields, arrays = self._welcome()
-            if hello.demonstrations and self._demonstrations is not None:
-                arrays = arrays | {handshake.DEMONSTRATIONS: self._demonstrations()}
+            fields, arrays = self._handler.welcome()
+            if hello.demonstrations and (digests := self._handler.digests()) is not None:
+                arrays = arrays | {handshake.DEMONSTRATIONS: digests}
             # Last: an actor that is to come back later does not count as connected.
             admission = self._sessions.admit(hello, peer, time.monotonic())
         except RefuseError as e:

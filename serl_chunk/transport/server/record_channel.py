@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 
+from serl_chunk.transport.server.handler import ServerHandler
 from serl_chunk.transport.server.sessions import TOKEN_BYTES, Session, SessionInfo, Sessions
 from serl_chunk.transport.server.sockets import ServerSockets
 from serl_chunk.transport.storage.journal import JournalError
@@ -27,25 +28,18 @@ _RETRY_S = 1.0  # between looks at a full disk, and at the journal's size
 
 
 class RecordReceiver:
-    """The data channel. Used by the data thread, which calls `on_record` and `on_silent`.
+    """The data channel. Used by the data thread.
 
     What the control thread notices comes through `end_later`, before whatever is received afterwards.
     """
 
     def __init__(
-        self,
-        sockets: ServerSockets,
-        sessions: Sessions,
-        store: RecordStore | None,
-        *,
-        on_record: Callable[[SessionInfo, Record], None],
-        on_silent: Callable[[SessionInfo, bool], None],
-        allowance: Callable[[str], int | None],
+        self, sockets: ServerSockets, sessions: Sessions, store: RecordStore | None, handler: ServerHandler
     ) -> None:
-        """See LearnerServer for the callbacks. With `durability="power"` only what is synced is acknowledged."""
+        """With `durability="power"` only what is synced is acknowledged."""
         self.stalled = ""  # why nothing is taken now
         self.sockets, self.sessions, self._counters = sockets, sessions, sockets.counters["data"]
-        self._on_record, self._on_silent, self._allowance = on_record, on_silent, allowance
+        self._handler = handler
         self.store, self._wait_for_disk = store, sockets.config.durability == "power" and store is not None
         self._ends: collections.deque[tuple[Session, Callable[[], None]]] = collections.deque()
         self._corrections: collections.deque[tuple[str, str, Amend, Callable[[str], None]]] = collections.deque()
@@ -148,7 +142,7 @@ class RecordReceiver:
             return
         if delivered:
             try:
-                self._on_record(session.info, record)
+                self._handler.on_record(session.info, record)
             except DataError as e:
                 self._counters["rejected"] += 1
                 session.advance(item, delivered=False)  # a successor goes on behind it
@@ -247,7 +241,7 @@ class RecordReceiver:
         """Return the session's allowance in its actor's own count of steps. For any thread."""
         if session.info.demonstrations:
             return None
-        allowed = self._allowance(session.info.session)
+        allowed = self._handler.allowance(session.info.session)
         return None if allowed is None else allowed + session.state.steps_offset
 
     def allowance_fields(self, session: Session) -> dict[str, int | None]:
@@ -309,7 +303,7 @@ class RecordReceiver:
             try:
                 if self.store is not None:
                     self.store.correct(session, actor_id, amend)
-                self._on_record(SessionInfo(session, actor_id, 0, "an operator"), amend)
+                self._handler.on_record(SessionInfo(session, actor_id, 0, "an operator"), amend)
             except (JournalError, DataError) as e:
                 done(str(e))
             else:
@@ -320,7 +314,7 @@ class RecordReceiver:
             session.state = session.state._replace(open_episode=None)
             self._settle(session)
         else:
-            self._on_silent(session.info, gone)
+            self._handler.on_silent(session.info, gone)
 
     def _settle(self, session: Session) -> None:
         """Write down that a session's state changed without a record. An episode that was open ends there."""
@@ -329,4 +323,4 @@ class RecordReceiver:
                 self.store.settle(session.state)
             except JournalError as e:  # then a restarted learner learns it from the actor once more
                 log.error("%s", e)
-        self._on_silent(session.info, True)
+        self._handler.on_silent(session.info, True)

@@ -11,14 +11,15 @@ from typing import Any
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.security.server import ServerKeys
-from serl_chunk.transport.server.control_channel import ControlChannel, Demonstrations, Welcome
+from serl_chunk.transport.server.control_channel import ControlChannel
+from serl_chunk.transport.server.handler import ServerHandler
 from serl_chunk.transport.server.record_channel import RecordReceiver
-from serl_chunk.transport.server.sessions import Session, SessionInfo, Sessions
-from serl_chunk.transport.server.snapshot_channel import Fetch, SnapshotChannel
+from serl_chunk.transport.server.sessions import Session, Sessions
+from serl_chunk.transport.server.snapshot_channel import SnapshotChannel
 from serl_chunk.transport.server.sockets import ServerSockets
 from serl_chunk.transport.sockets import check_port
 from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.types import Amend, ConfigError, Record, SerlChunkError, Snapshot
+from serl_chunk.types import Amend, ConfigError, SerlChunkError, Snapshot
 from serl_chunk_robot.wire import sockets
 
 logger = logging.getLogger(__name__)
@@ -29,24 +30,19 @@ _POLL_S = 0.02  # how long a changed allowance waits at most where `push_allowan
 class LearnerServer:
     """Receives the actors' records exactly once and in order; sends snapshots and allowances.
 
-    The data thread takes records in and calls `on_record` and `on_silent`: where they or the journal are slow,
-    acknowledgements wait and nothing else. The control thread answers heartbeats, hellos and pulls, and calls `welcome`
-    and `allowance`. An unforeseen exception, a callback's included, stops both: then `check` raises.
+    The data thread takes records in: where the handler or the journal is slow, acknowledgements wait and nothing else.
+    The control thread answers heartbeats, hellos and pulls. An unforeseen exception, the handler's included, stops
+    both: then `check` raises.
     """
 
     def __init__(
         self,
         config: TransportConfig,
+        handler: ServerHandler,
         *,
         bind: str,
         port: int,
         contract: dict[str, str],
-        welcome: Welcome,
-        on_record: Callable[[SessionInfo, Record], None],
-        allowance: Callable[[str], int | None] = lambda session: None,
-        on_silent: Callable[[SessionInfo, bool], None] = lambda info, gone: None,
-        fetch: Fetch | None = None,
-        demonstrations: Demonstrations | None = None,
         run_id: str | None = None,
         episode_timeout: float | None = None,
         insecure: bool = False,
@@ -57,18 +53,10 @@ class LearnerServer:
         Args:
             bind, port: address to listen on; `port` and the two after it are used.
             contract: named values an actor must share.
-            welcome: returns plain values and arrays for a new actor. A SerlChunkError refuses it for now.
-            on_record: takes one record; the acknowledgement follows its return. DataError refuses the session.
-                A `Begin` may follow an episode without an `End`: the actor died in it. Arrays are read-only views.
-            allowance: session id -> how many steps (as delivered to `on_record`) it may have recorded in all; None for
-                no limit. Called often, by either thread. Each change is sent: return the same while that suffices.
-            on_silent: (session, gone). A session left, or was silent for `episode_timeout` seconds (default
-                `config.timeout_s`). With `gone` its open episode is over, else it may go on.
-            fetch: reads a checkpoint, in its own thread.
-            demonstrations: returns the digests of those that the learner has, uint8[N, 8], for the welcome of a session
-                that sends demonstrations; None: it takes none.
             run_id: the same for every learner of one run, resumed or not; random by default.
-            store: where records are written before `on_record` (see `resume`); a full disk stops acknowledgements.
+            episode_timeout: seconds of silence after which a session counts as silent (default `config.timeout_s`).
+            store: where records are written before the handler has them (see `resume`); a full disk stops
+                acknowledgements.
             keys: admit machines that have joined with them, and no others; all is encrypted.
             insecure: without keys, permit an address that other machines reach.
 
@@ -90,14 +78,10 @@ class LearnerServer:
         self._error: BaseException | None = None
         self._stop = False
         self._sockets = ServerSockets(config, bind, port, keys)
-        self._snapshots = SnapshotChannel(self._sockets, self._sessions, self.run_id, fetch)
-        self._receiver = RecordReceiver(
-            self._sockets, self._sessions, store, on_record=on_record, on_silent=on_silent, allowance=allowance
-        )
+        self._snapshots = SnapshotChannel(self._sockets, self._sessions, self.run_id, handler)
+        self._receiver = RecordReceiver(self._sockets, self._sessions, store, handler)
         timeout = config.timeout_s if episode_timeout is None else episode_timeout
-        self._control = ControlChannel(
-            self._receiver, self._snapshots, welcome=welcome, demonstrations=demonstrations, episode_timeout=timeout
-        )
+        self._control = ControlChannel(self._receiver, self._snapshots, handler, episode_timeout=timeout)
         self._threads = [
             threading.Thread(target=self._run, args=(serve,), name=f"serl-chunk-{name}", daemon=True)
             for name, serve in (("server", self._serve_data), ("control", self._serve_control))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import collections
 import logging
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from serl_chunk.transport.server.handler import ServerHandler
 from serl_chunk.transport.server.sessions import Session, Sessions
 from serl_chunk.transport.server.sockets import ServerSockets
 from serl_chunk.transport.wire import handshake, snapshots
@@ -17,9 +17,6 @@ from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Message, WireError
 
 logger = logging.getLogger(__name__)
-
-Fetch = Callable[[str], tuple[Snapshot, dict[str, Any]]]
-"""Reads the checkpoint named "latest", "best" or by its step; raises SerlChunkError whose sentence is sent."""
 
 _MAX_OLDER = 4  # older versions that are kept for sessions in the middle of a pull
 
@@ -31,9 +28,9 @@ class SnapshotChannel:
     methods by the control thread.
     """
 
-    def __init__(self, sockets: ServerSockets, sessions: Sessions, run: str, fetch: Fetch | None) -> None:
+    def __init__(self, sockets: ServerSockets, sessions: Sessions, run: str, handler: ServerHandler) -> None:
         self.newest: Published | None = None
-        self.run, self._sockets, self._sessions, self._fetch = run, sockets, sessions, fetch
+        self.run, self._sockets, self._sessions, self._handler = run, sockets, sessions, handler
         self._counters = sockets.counters["snapshots"]
         self._narrow = sockets.config.snapshot_dtype == "bfloat16"  # of snapshots; checkpoints travel as they are
         self._pulled: dict[str, Published] = {}  # session -> the version it was announced and has not completed
@@ -92,16 +89,15 @@ class SnapshotChannel:
             self._refuse(session, request, "another checkpoint is being fetched for this actor")
 
     def _load(self, session: str, request: int, step: str) -> None:
-        result: Published | str = "this learner does not hand out checkpoints"
-        if self._fetch is not None:
-            try:
-                snapshot, info = self._fetch(step)
-                result = Published(self._of_run(snapshot), info, self.newest)
-            except SerlChunkError as e:
-                result = str(e)
-            except Exception as e:  # no request of an actor ends the learner
-                logger.exception("checkpoint %r", step)
-                result = f"the learner cannot read checkpoint {step!r} ({type(e).__name__}): its own output says why"
+        result: Published | str
+        try:
+            snapshot, info = self._handler.fetch(step)
+            result = Published(self._of_run(snapshot), info, self.newest)
+        except SerlChunkError as e:
+            result = str(e)
+        except Exception as e:  # no request of an actor ends the learner
+            logger.exception("checkpoint %r", step)
+            result = f"the learner cannot read checkpoint {step!r} ({type(e).__name__}): its own output says why"
         self._read.append((session, request, result))
         self._sockets.wakers["control"].wake()
 

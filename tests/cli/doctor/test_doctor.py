@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ports import free_port
+from transport_tools import handler_of
 
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.doctor import doctor
@@ -73,11 +74,12 @@ def shared(config: ExperimentConfig) -> dict[str, str]:
 @contextlib.contextmanager
 def learner(port: int, shared: dict[str, str], **changes: Any) -> Iterator[LearnerServer]:
     values: dict[str, Any] = {
-        "bind": HERE, "port": port, "contract": shared, "welcome": lambda: ({}, {}),
-        "on_record": lambda info, record: None, "run_id": "r1",
+        "bind": HERE, "port": port, "contract": shared, "run_id": "r1",
     }  # fmt: skip
     values.update(changes)
-    server = LearnerServer(values.pop("config", TransportConfig(heartbeat=0.1, timeout_s=0.6)), **values)
+    server = LearnerServer(
+        values.pop("config", TransportConfig(heartbeat=0.1, timeout_s=0.6)), handler_of(values), **values
+    )
     server.start()
     try:
         yield server

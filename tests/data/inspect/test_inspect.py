@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import errno
-import io
 import json
-import os
-import re
 
 import numpy as np
 import pytest
-from errors import naming
 from held_source import HeldSource
-from PIL import Image
 
 from serl_chunk.data.frames import Frames
-from serl_chunk.data.inspect.html import pick, write_page
 from serl_chunk.data.inspect.inspect import inspect
 from serl_chunk.data.inspect.results import InspectionReport
 from serl_chunk.types import Begin, DataError, End, Episode, Outcome, SparseRows, StepBlock
@@ -306,64 +298,8 @@ def test_ticks_of_which_a_human_had_a_part_are_human_ones(spec, make_episode):
     assert found.episodes[0].segments == 2
 
 
-def test_the_page_stands_alone_and_shows_every_kind_of_picture(spec, tmp_path):
-    episodes = [moving(spec, n, seed) for seed, n in enumerate((40, 30, 60, 50))]
-    episodes[3].steps.source[5:9] = Actor.HUMAN
-    source = HeldSource({f"<ep{i}>&": e for i, e in enumerate(episodes)})
-    page = tmp_path / "p.html"
-    calls = []
-    write_page(page, source, inspect(source), seed=1, progress=lambda *a: calls.append(a))
-    text = page.read_text()
-    assert not re.search(r"<script|<link|(?:src|href)=\"(?!data:)", text)
-    assert "&lt;ep0&gt;&amp;" in text
-    assert "<ep0>" not in text
-    pictures = [base64.b64decode(p) for p in re.findall(r"data:image/(?:png|jpeg);base64,([^\"]+)", text)]
-    assert len(pictures) == 1 + 4 * (1 + 2)  # overview; trajectories and two cameras of each episode
-    for picture in pictures:
-        assert Image.open(io.BytesIO(picture)).width > 1000
-    assert calls[-1] == (4, 4)
-    assert [p.name for p in tmp_path.iterdir()] == ["p.html"]
-
-
-def test_the_page_has_the_ticks_of_the_frames_it_shows(spec, tmp_path):
-    index = np.arange(0, 40, 4, dtype=np.int32)
-    sparse = {"images/top": SparseRows(index, np.zeros((10, 4, 6, 3), np.uint8))}
-    source = HeldSource({"a": changed(moving(spec), sparse=sparse)})
-    write_page(tmp_path / "p.html", source, inspect(source))
-    ticks = [int(t) for t in re.findall(r"<span>tick (\d+)</span>", (tmp_path / "p.html").read_text())]
-    assert ticks == [0, 4, 12, 16, 20, 24, 32, 36]
-
-
-@pytest.mark.parametrize("n", [0, 1])
-def test_a_page_of_almost_nothing_is_written(spec, tmp_path, n):
-    source = HeldSource({f"e{i}": changed(moving(spec, 1), sparse={}) for i in range(n)})
-    write_page(tmp_path / "p.html", source, inspect(source))
-    assert (tmp_path / "p.html").stat().st_size > 1000
-
-
-def test_a_frame_that_cannot_be_decoded_is_a_fault_and_the_page_says_so(spec, tmp_path):
+def test_a_frame_that_cannot_be_decoded_is_a_fault(spec):
     source = HeldSource({"a": with_frames(spec, Counted(200, 199))})
     found = inspect(source)
     fault = only(found, "frames", "fault")
     assert (fault.episode, fault.text) == ("a", "file.mp4: frame 199 cannot be decoded")
-    write_page(tmp_path / "p.html", source, found)
-    assert "camera top: file.mp4: frame 199 cannot be decoded" in (tmp_path / "p.html").read_text()
-    with pytest.raises(DataError, match=naming("p.html", os.strerror(errno.ENOENT))):
-        write_page(tmp_path / "absent" / "p.html", source, found)
-
-
-def test_picked_episodes_are_seeded_and_each_is_there_once(spec):
-    lengths = [40, 41, 30, 60] + [50] * 20
-    episodes = [moving(spec, n, s, cameras=False) for s, n in enumerate(lengths)]
-    stamp = np.arange(50) / 50
-    stamp[20:] += 1
-    episodes[9] = changed(episodes[9], stamp=stamp)
-    found = look(*episodes)
-    picked = pick(found, seed=0)
-    assert [(why, e.key) for why, e in picked[:4]] == [
-        ("the first", "ep0"), ("the shortest", "ep2"), ("the longest", "ep3"), ("named in a finding", "ep9"),
-    ]  # fmt: skip
-    assert len({e.key for _, e in picked}) == len(picked) == 6
-    assert picked == pick(found, seed=0)
-    assert len({tuple(e.key for _, e in pick(found, seed)) for seed in range(5)}) > 1
-    assert [why for why, _ in pick(look(episodes[0]), seed=0)] == ["the first, the shortest, the longest"]

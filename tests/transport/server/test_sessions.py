@@ -13,6 +13,7 @@ from transport_tools import CONFIG, CONTRACT, LIMITS, Inbox, RawActor, eventuall
 
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.server import sessions
+from serl_chunk.transport.server.handler import ServerHandler
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.server.sessions import RefuseError, Sessions
 from serl_chunk.transport.sockets import CHANNELS
@@ -203,10 +204,7 @@ def test_bad_addresses_are_named():
     with pytest.raises(ConfigError, match=naming("port", 65534, "1..65533")), serving(65534):
         pass
     with pytest.raises(ConfigError, match=naming("bind", "203.0.113.9")):
-        LearnerServer(
-            CONFIG, bind="203.0.113.9", port=free_port(), contract={}, welcome=lambda: ({}, {}),
-            on_record=lambda i, r: None, insecure=True,
-        )  # fmt: skip
+        LearnerServer(CONFIG, ServerHandler(), bind="203.0.113.9", port=free_port(), contract={}, insecure=True)
     with pytest.raises(ConfigError, match=naming("ip", "no-such-host.invalid")):
         LearnerLink(CONFIG, host="no-such-host.invalid", port=5588, actor_id="a", contract={})
 
