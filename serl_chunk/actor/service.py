@@ -80,6 +80,17 @@ class _Throttle:
         return True
 
 
+@dataclasses.dataclass
+class _Session:
+    """What lasts from one `run` of an actor to the next."""
+
+    replaced: Callable[[], str | None] = no_stop
+    choice: EpisodeChoice | None = None
+    waited: float = 0.0  # seconds
+    recent: deque[EpisodeSummary] = dataclasses.field(default_factory=lambda: deque(maxlen=RECENT))
+    held_back: bool = False  # the newest status line came too soon
+
+
 class ActorService:
     """An actor and what it owns: robot, intervention device, agent, link and the event that stops it.
 
@@ -113,10 +124,7 @@ class ActorService:
         self.before_decision, self.on_episode, self._report_every = before_decision, on_episode, report_every
         self.operator: SessionOperator | None = None  # set before `run` where keys are read
         self.episodes = 0  # of all sessions, which count for `actor.max_episodes`
-        # Of this session: seconds of waiting, the newest episodes, and whether their status line came too soon.
-        self._waited, self._recent, self._held_back = 0.0, deque[EpisodeSummary](maxlen=RECENT), False
-        self._replaced: Callable[[], str | None] = no_stop
-        self._choice: EpisodeChoice | None = None  # of the session
+        self._session = _Session()
         self._remote: RemotePolicy | None = None  # of all sessions
         self._opened = contextlib.ExitStack()
         self.env = observing(env or make_env(config.robot, name=actor_id), config)
@@ -199,8 +207,7 @@ class ActorService:
             if self._remote is None:
                 self._remote = self._opened.enter_context(remote_policy(config, self.env.robot_spec, self._over))
             policy = self._remote
-        self._waited, self._replaced, self._held_back = 0.0, replaced, False
-        self._recent.clear()
+        self._session = session = _Session(replaced)
         if isinstance(self._intervention, ReplayedIntervention):
             self._intervention.begin_at(begun.episodes)
         runner = EpisodeRunner(
@@ -211,7 +218,7 @@ class ActorService:
             stop=self._over_or_allowed if lockstep else self._over, operator=self.operator,
         )  # fmt: skip
         total = ActorSummary()
-        self._choice = choice = EpisodeChoice(policy)
+        session.choice = choice = EpisodeChoice(policy)
         if self.operator is not None:
             self.operator.describe = functools.partial(self._described, policy, link)
             self.operator.learner_lost = lambda: link.away > LOST_SECONDS
@@ -229,11 +236,11 @@ class ActorService:
             raise link.error
         if self.operator is not None:
             self.operator.send_pending()
-        total.waited_seconds, total.lateness = self._waited, runner.lateness()
+        total.waited_seconds, total.lateness = session.waited, runner.lateness()
         reason = None if self.stop.is_set() else replaced()
         if reason is None:
             self._leave()
-        if self._held_back:
+        if session.held_back:
             self._log_status(total, policy, link)
         if reason is not None:
             total.reason, total.replaced = reason, True
@@ -277,12 +284,12 @@ class ActorService:
             choice.end(episode_id, summary)
             self.episodes += 1
             total.merge(summary)
-            self._recent.append(summary)
+            self._session.recent.append(summary)
             if self.on_episode is not None:
                 self.on_episode(summary)
             if total.episodes % self._report_every == 0:
-                self._held_back = not status_lines.passes()
-                if not self._held_back:
+                self._session.held_back = not status_lines.passes()
+                if not self._session.held_back:
                     self._log_status(total, policy, link)
 
     def _described(self, policy: Policy, link: ActorLink) -> dict[str, Any]:
@@ -298,13 +305,13 @@ class ActorService:
     def amend(self, record: Amend) -> None:
         """Send an operator's correction of an episode, and count the episode as corrected."""
         assert self.link is not None
-        if self._choice is not None:
-            self._choice.amend(record)
+        if self._session.choice is not None:
+            self._session.choice.amend(record)
         self.link.amend(record)
 
     def _log_status(self, total: ActorSummary, policy: Policy, link: ActorLink) -> None:
-        line = f"episode {total.episodes}: {_in_words(self._recent)}, policy {policy.version}"
-        logger.info(_joined(f"{line}, waited {self._waited:.0f} s", link.backlog(begun=False)))
+        line = f"episode {total.episodes}: {_in_words(self._session.recent)}, policy {policy.version}"
+        logger.info(_joined(f"{line}, waited {self._session.waited:.0f} s", link.backlog(begun=False)))
 
     def _episodes_left(self) -> bool:
         limit = self.config.actor.max_episodes
@@ -318,7 +325,7 @@ class ActorService:
             return "operator"
         link = self.link
         assert link is not None
-        gone = link.finished is not None or link.error is not None or self._replaced() is not None
+        gone = link.finished is not None or link.error is not None or self._session.replaced() is not None
         return "learner" if gone else None
 
     def _over_or_allowed(self) -> str | None:
@@ -358,7 +365,7 @@ class ActorService:
                 self.stop.wait(POLL_SECONDS)
             return True
         finally:
-            self._waited += self._clock.now() - began
+            self._session.waited += self._clock.now() - began
 
     def _waits(self, why: Obstacle) -> None:
         """Poll the operator; without one, let the robot do meanwhile what keeps its lease."""

@@ -182,7 +182,7 @@ def finish_run(learner: Learner) -> int:
     except OSError as error:  # a full disk: the checkpoints' fate below is worth more than a traceback
         logger.warning(f"the report could not be written ({os_reason(error)}); later: serl-chunk report {path}")
         status = 1
-    if failed := learner.checkpoints.failed_saves + learner.timed_checkpoints.failed_saves:
+    if failed := learner.checkpoints.failed_saves + learner.checkpoints.timed.failed_saves:
         newest = learner.checkpoints.steps()[-1:] or "none"
         logger.warning(f"{failed} checkpoints could not be written; newest: {newest}")
         return 1

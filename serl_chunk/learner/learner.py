@@ -21,12 +21,12 @@ from serl_chunk.io import plural
 from serl_chunk.learner.offline_data import InitialData, precompute_features
 from serl_chunk.learner.publisher import Publish, SnapshotPublisher
 from serl_chunk.learner.router import Received, RecordRouter
-from serl_chunk.learner.schedule import BY_LEARNER, EvalSchedule, Evaluate, TrainingProgress
+from serl_chunk.learner.schedule import BY_LEARNER, Evaluate, Evaluations, TrainingProgress
 from serl_chunk.learner.trainers.base import Trainer
-from serl_chunk.learner.training_stats import ModelSpace, TrainingStats, ValueRange
+from serl_chunk.learner.training_stats import TrainingStats, ValueRange
 from serl_chunk.replay.memory import available_bytes, check_memory
 from serl_chunk.replay.replay import Replay
-from serl_chunk.runs.checkpoints import CheckpointStore, Restored, TimedCheckpoints
+from serl_chunk.runs.checkpoints import LearnerCheckpoints, Restored
 from serl_chunk.runs.metrics import DEMONSTRATION_RECEIVED, Counters, MetricsLog, read_metrics
 from serl_chunk.runs.status_line import StatusFields
 from serl_chunk.types import ConfigError, Record, RobotSpec, Snapshot
@@ -58,10 +58,9 @@ class Learner:
         self, config: ExperimentConfig, spec: RobotSpec, agent: Agent, preprocess: Preprocess, data: InitialData,
         metrics: MetricsLog, *, publish: Publish, threaded: bool, evaluate: Evaluate | None = None,
     ) -> None:  # fmt: skip
-        self.config, self.spec, self.agent, self.metrics = config, spec, agent, metrics
+        self.config, self.agent, self.metrics = config, agent, metrics
         c, a = config.learner, config.agent
-        self.checkpoints = CheckpointStore(metrics.run_dir, keep=c.keep_checkpoints)
-        self.timed_checkpoints = TimedCheckpoints(metrics.run_dir)
+        self.checkpoints = LearnerCheckpoints(metrics.run_dir, keep=c.keep_checkpoints)
         key, self.base = jax.random.key(config.seed), agent.source_base
         shapes = jax.eval_shape(lambda: Learned(agent.init(key), {} if agent.source else agent.new_base(key)))
         restored = self.checkpoints.restore_state(shapes)
@@ -85,21 +84,23 @@ class Learner:
         self.router.demonstrations.hold(data.demos)
         self._precompute = None if embed is None else precompute_features(self.replay)
         self.value_range = ValueRange(config)
-        self._model_space = ModelSpace(metrics, self.replay, preprocess.normaliser.mode)
         self.updates = 0  # critic updates of the offline and the online phase
         self.human_ticks = self.episodes = 0
-        self.has_trained = self._unsaved = False  # whether this process made an update: at all, since a checkpoint
-        self._human_held = 0  # steps of previous processes' interventions that outlived the online partition
         step = None if restored is None else restored.step
         self.trainer: Trainer = trainer_of(a)(self, data, threaded=threaded, step=step)
         self._publisher = SnapshotPublisher(agent, publish, metrics.run_dir, threaded=threaded)
-        self._evaluate, self._eval_schedule = evaluate, EvalSchedule(c.eval_interval if evaluate else 0)
+        self._evaluations = Evaluations(evaluate, c.eval_interval if evaluate else 0)
         self.idle = False  # whether the last look found no work: steps are waited for
         self.tick: Callable[[], None] = lambda: None  # for what takes long within one piece of work
-        self.stats = TrainingStats(metrics, self.replay, c.log_period, self.counters)
+        self.stats = TrainingStats(metrics, self.replay, c.log_period, self.counters, preprocess.normaliser.mode)
         if restored is not None:
             self._resume(restored)
         self.trainer.check_data()
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether this process made an update."""
+        return self.stats.has_updated
 
     @property
     def env_steps(self) -> int:
@@ -142,7 +143,7 @@ class Learner:
     def work(self) -> bool:
         """Do one piece of work; False where there is none until more steps arrive."""
         self._count_episodes()
-        if self._unsaved and self.timed_checkpoints.due:
+        if self.checkpoints.timed_due:
             self.checkpoint(timed=True)
         if self.evaluate_if_due():  # before anything is changed: a resume makes up for one that was cut short
             return True
@@ -156,17 +157,16 @@ class Learner:
 
     def updated(self, updates: int, metrics: Metrics) -> None:
         """Count a compiled call of `updates` updates, of whatever kind."""
-        self.has_trained = self._unsaved = True
+        self.checkpoints.unsaved = True
         self.stats.updated(updates, metrics)
 
     def evaluate_if_due(self, *, now: bool = False) -> bool:
         """Evaluate the current policy where the schedule wants it (`now`: an end does); False where it does not."""
-        if self._evaluate is None or not self._eval_schedule.due(self.updates, now=now):
+        if not self._evaluations.due(self.updates, now=now):
             return False
         with self.stats.evaluation():
             self.tick()
-            self._evaluate(self, Snapshot(self.updates, self._policy()))
-        self._eval_schedule.last = self.updates  # also where a stop cut it short: the next process makes up for it
+            self._evaluations.run(self, Snapshot(self.updates, self._policy()))
         return True
 
     def refill(self, records: Iterable[tuple[int, str, Record | None]]) -> int:
@@ -174,13 +174,6 @@ class Learner:
         steps = self.router.refill(records)
         if received := self.router.demonstrations.received:
             logger.info("journal: %s put back", plural(received, "streamed demonstration"))
-        held = int(self.replay.stats()["replay/human_rows"])
-        if held < self._human_held:
-            logger.warning(
-                "%d of %d steps of old interventions could not be put back: the journal keeps the newest steps "
-                "(transport.journal_bytes keeps more of them)",
-                self._human_held - held, self._human_held,
-            )  # fmt: skip
         return steps
 
     def _count_episodes(self) -> Received:
@@ -196,7 +189,7 @@ class Learner:
             self.value_range.demonstrations([demonstration])
             self.metrics.event(text, self.counters())
             logger.info("%s", text)
-        self._model_space.check(self.counters())
+        self.stats.model_space.check(self.counters())
         return received
 
     def publish(self) -> int:
@@ -230,44 +223,40 @@ class Learner:
         learned = Learned(self.state, {} if self.agent.source else self.base)
         content = (self.updates, learned, policy, self.preprocess.to_arrays(), meta)
         if timed:
-            self.timed_checkpoints.save(*content)
-            self._unsaved = False
-            return
-        self.timed_checkpoints.postpone()
-        self._unsaved = not self.checkpoints.save(*content)
+            self.checkpoints.save_timed(*content)
+        else:
+            self.checkpoints.save(*content)
 
     @property
     def writes_checkpoint(self) -> bool:
         """Whether closing now writes one: while actors collect for the warm-up there is nothing to write."""
-        return self._unsaved or self.trainer.counts_steps
+        return self.checkpoints.unsaved or self.trainer.counts_steps
 
     def close(self) -> None:
         """Write the final checkpoint, publish the last snapshot, stop the threads; failures are logged."""
         self.trainer.close()
         self._count_episodes()
         # Before and between the phases that count steps the final checkpoint is a timed one.
-        if self.trainer.counts_steps and not (self._unsaved and self.updates in self.checkpoints.steps()):
+        unsaved = self.checkpoints.unsaved
+        if self.trainer.counts_steps and not (unsaved and self.updates in self.checkpoints.steps()):
             self.checkpoint()
-        elif self._unsaved:
+        elif unsaved:
             self.checkpoint(timed=True)
         self.checkpoints.close()
-        self.timed_checkpoints.wait()
         self._publisher.close()
-        if self._evaluate is not None:
-            self._evaluate.close()
+        self._evaluations.close()
         if (error := self._publisher.error) is not None:
             logger.warning("the newest snapshot did not reach the actors (%s: %s)", type(error).__name__, error)
 
     def _resume(self, restored: Restored) -> None:
         saved = TrainingProgress.of(restored.meta)
         self.updates = restored.step
-        self.router.resume(saved.env_steps, saved.journal_position)
-        self.human_ticks, self.episodes, self._human_held = saved.human_ticks, saved.episodes, saved.human_steps_held
+        self.router.resume(saved.env_steps, saved.journal_position, saved.human_steps_held)
+        self.human_ticks, self.episodes = saved.human_ticks, saved.episodes
         self.metrics.resumed(self.counters(), self.episodes)
-        if self._evaluate is not None:
-            rows = read_metrics(self.metrics.run_dir)["eval"]
-            self._eval_schedule.last = max((row["step"] for row in rows if row.get("by") == BY_LEARNER), default=0)
-        self.trainer.resume(saved.trainer, missed_evaluation=self._eval_schedule.due(self.updates, now=True))
+        rows = read_metrics(self.metrics.run_dir)["eval"]
+        self._evaluations.last = max((row["step"] for row in rows if row.get("by") == BY_LEARNER), default=0)
+        self.trainer.resume(saved.trainer, missed_evaluation=self._evaluations.due(self.updates, now=True))
 
 
 def check_replay_memory(config: ExperimentConfig, spec: RobotSpec, agent: Agent) -> int:

@@ -36,10 +36,15 @@ class RecordRouter:
         self._finished: list[EpisodeStats] = []
         self.position = 0  # journal entries that the counters cover
         self.env_steps = 0
+        self._human_steps = 0  # of interventions, that the previous process held
         self.resumed_steps = 0  # online steps of previous processes, whose transitions are gone
 
-    def resume(self, env_steps: int, position: int) -> None:
-        """Count on from a previous process, whose records `refill` may put back."""
+    def resume(self, env_steps: int, position: int, human_steps: int = 0) -> None:
+        """Count on from a previous process, whose records `refill` may put back.
+
+        `human_steps`: of interventions that it held, also beyond the online partition.
+        """
+        self._human_steps = human_steps
         self.env_steps = self.resumed_steps = env_steps
         self.position = position
 
@@ -105,6 +110,12 @@ class RecordRouter:
                 self._count(added, None, number + 1)
         if refused:
             logger.warning("%d records of the journal were left out", refused)
+        if (held := int(self._replay.stats()["replay/human_rows"])) < self._human_steps:
+            logger.warning(
+                "%d of %d steps of old interventions could not be put back: the journal keeps the newest steps "
+                "(transport.journal_bytes keeps more of them)",
+                self._human_steps - held, self._human_steps,
+            )  # fmt: skip
         if self.position < counted:
             logger.warning(
                 "the journal ends at entry %d, the checkpoint covers %d: the records between are missing in the replay",

@@ -256,9 +256,10 @@ class Evaluate(Protocol):
 
 
 @dataclasses.dataclass
-class EvalSchedule:
-    """Evaluations at every multiple of `interval` updates, once each; `last` is the step of the newest one."""
+class Evaluations:
+    """The learner's own, at every multiple of `interval` updates, once each; `last` is the step of the newest one."""
 
+    evaluate: Evaluate | None
     interval: int
     last: int = 0
 
@@ -267,3 +268,12 @@ class EvalSchedule:
         if not self.interval or step == self.last:
             return False
         return now or step // self.interval != self.last // self.interval
+
+    def run(self, learner: Learner, snapshot: Snapshot) -> None:
+        assert self.evaluate is not None
+        self.evaluate(learner, snapshot)
+        self.last = snapshot.version  # also where a stop cut it short: the next process makes up for it
+
+    def close(self) -> None:
+        if self.evaluate is not None:
+            self.evaluate.close()

@@ -28,8 +28,10 @@ _DUST = 1e-6  # of sums of float32 rewards
 class TrainingStats:
     """Writes a metric row every `log_period` updates and one for every episode; times are seconds."""
 
-    def __init__(self, metrics: MetricsLog, replay: Replay, log_period: int, counters: Callable[[], Counters]) -> None:
-        self.metrics = metrics
+    def __init__(
+        self, metrics: MetricsLog, replay: Replay, log_period: int, counters: Callable[[], Counters], mode: str
+    ) -> None:
+        self.metrics, self.model_space = metrics, ModelSpace(metrics, replay, mode)
         self._replay, self._log_period, self._counters = replay, log_period, counters
         self._last_metrics: Any = None
         # Since the last row, but for `_updates`, which counts on.
@@ -50,6 +52,10 @@ class TrainingStats:
         saves it.
         """
         return sum(self._recent) / len(self._recent) if self._recent else None
+
+    @property
+    def has_updated(self) -> bool:
+        return self._updates > 0
 
     @property
     def evaluating(self) -> bool:

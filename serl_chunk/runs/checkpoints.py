@@ -349,3 +349,30 @@ class TimedCheckpoints:
                     shutil.rmtree(other, ignore_errors=True)
         finally:
             self._next = began + max(self._period, (self._now() - began) / self._share)
+
+
+class LearnerCheckpoints(CheckpointStore):
+    """A learner's: the periodic ones, the timed one, and whether anything was learnt since the newest."""
+
+    def __init__(self, run_dir: Path, *, keep: int) -> None:
+        super().__init__(run_dir, keep=keep)
+        self.timed, self.unsaved = TimedCheckpoints(run_dir), False
+
+    @property
+    def timed_due(self) -> bool:
+        return self.unsaved and self.timed.due
+
+    def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> bool:
+        self.timed.postpone()
+        saved = super().save(step, state, policy, normaliser, meta)
+        self.unsaved = not saved
+        return saved
+
+    def save_timed(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> None:
+        """Write it in the background, in the place of the timed one before."""
+        self.timed.save(step, state, policy, normaliser, meta)
+        self.unsaved = False
+
+    def close(self) -> None:
+        super().close()
+        self.timed.wait()

@@ -174,7 +174,7 @@ def test_a_discarded_episode_and_an_undone_label_count_nowhere():
         actor.run(identity(LENGTH), RunProgress())
         ids, counted = (
             [r.episode_id for r in link.records if isinstance(r, Begin)],
-            actor._choice._policy.gate._of_acting,
+            actor._session.choice._policy.gate._of_acting,
         )
         before = str(counted.counts)
         actor.amend(Amend(ids[0], discard=True))

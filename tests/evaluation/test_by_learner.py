@@ -27,7 +27,7 @@ from serl_chunk.evaluation.by_learner import OwnEvaluation
 from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.learner import Learner
-from serl_chunk.learner.schedule import EvalSchedule, Phase
+from serl_chunk.learner.schedule import Evaluations, Phase
 from serl_chunk.robots.registry import make_env, robot_spec
 from serl_chunk.runs.checkpoints import host_leaves
 from serl_chunk.runs.folder import open_run
@@ -55,14 +55,14 @@ def evaluated(run: Path) -> list[int]:
 
 
 def test_multiples_are_due_once_each_and_ends_where_they_are_none():
-    schedule = EvalSchedule(10)
+    schedule = Evaluations(None, 10)
     assert [s for s in range(25) if schedule.due(s)] == list(range(10, 25))
     schedule.last = 12  # of steps by twos
     assert not schedule.due(18)
     assert schedule.due(20)
     assert schedule.due(18, now=True)
     assert not schedule.due(12, now=True)
-    assert not EvalSchedule(0).due(10, now=True)
+    assert not Evaluations(None, 0).due(10, now=True)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from point_robot import experiment, record_demos
 from serl_chunk.actor.policy import ChunkPolicy, Request
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import Phase
+from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.checkpoints import TimedCheckpoints, host_leaves
 from serl_chunk.types import STATE, Episode, Snapshot
 
@@ -186,13 +187,13 @@ def test_a_killed_learner_loses_what_came_after_the_last_timed_checkpoint(demos,
     config = experiment(offline_steps=200, online_steps=0, checkpoint_period=0, pretrain_steps=0)
     seconds = [0.0]
     killed = learner_of(config, demos, tmp_path)
-    killed.timed_checkpoints = TimedCheckpoints(tmp_path, period=60.0, now=lambda: seconds[0])
+    killed.checkpoints.timed = TimedCheckpoints(tmp_path, period=60.0, now=lambda: seconds[0])
     until(killed, Phase.OFFLINE)
     while killed.updates < 31:
         if killed.updates in (10, 20):
             seconds[0] += 60.0
         killed.work()
-        killed.timed_checkpoints.wait()
+        killed.checkpoints.timed.wait()
     assert killed.checkpoints.steps() == [0]
     assert timed(tmp_path) == ["2"]
     killed.checkpoint = lambda **_: True  # a killed process writes nothing more
@@ -204,7 +205,7 @@ def test_a_killed_learner_loses_what_came_after_the_last_timed_checkpoint(demos,
 
 def first_chunks(learner: Learner, snapshot: Snapshot) -> tuple[np.ndarray, np.ndarray]:
     """Chunks of an actor's first decision and its second, in robot units, for fixed observations and a fixed key."""
-    policy = ChunkPolicy(learner.agent, learner.preprocess, learner.spec, seed=11)
+    policy = ChunkPolicy(learner.agent, learner.preprocess, robot_spec(learner.config.robot), seed=11)
     policy.swap(snapshot)
     return tuple(
         policy.decide(Request({STATE: np.array(state, np.float32)}, tick=0, epoch=0, explore=True)).actions

@@ -28,7 +28,7 @@ def episode(number: int, *, success: bool | None, human_ticks: int = 0) -> Episo
 def rows(run, episodes: list[EpisodeStats]) -> tuple[TrainingStats, list[float | None]]:
     """The statistics after `episodes`, and what their rows say of success without intervention."""
     with open_log(run) as log:
-        stats = TrainingStats(log, mock.Mock(), 100, lambda: Counters(0, 0, 0))
+        stats = TrainingStats(log, mock.Mock(), 100, lambda: Counters(0, 0, 0), "relative")
         for number, e in enumerate(episodes):
             stats.episode(e, number=number + 1, phase="train")
     return stats, [row["success_without_intervention"] for row in read_metrics(run)["episode"]]
