@@ -51,8 +51,6 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "expectile_0.9": ("agent.expectile=0.9",),
     "ensemble_2": ("agent.critic.ensemble=2",),
     "utd_0.5": ("learner.utd_ratio=0.5",),
-    "critic_warmup_0": ("learner.critic_warmup_steps=0",),
-    "critic_warmup_2000": ("learner.critic_warmup_steps=2000",),
     "candidates_1": ("agent.candidates=1",),
     "candidates_4": ("agent.candidates=4",),
     "candidates_8": ("agent.candidates=8",),
@@ -83,7 +81,7 @@ BESIDE = {
     "gaussian_16": "gaussian",
 }
 # Without online steps these train and are evaluated as the default is.
-ONLINE = ("utd_0.5", "critic_warmup_0", "critic_warmup_2000")
+ONLINE = ("utd_0.5",)
 
 
 def configuration(experiment: str, texts: Sequence[str]) -> ExperimentConfig:

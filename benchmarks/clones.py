@@ -73,7 +73,7 @@ def main() -> None:
         base,
         agent=BcConfig(bc_on="demo", policy_updates=1),
         learner=dataclasses.replace(
-            base.learner, pretrain_steps=0, critic_pretrain_steps=0, critic_warmup_steps=0, warmup_episodes=0,
+            base.learner, pretrain_steps=0, critic_pretrain_steps=0, warmup_episodes=0,
             offline_steps=args.last, online_steps=0, checkpoint_period=args.every,
             keep_checkpoints=args.last // args.every + 1,
         ),

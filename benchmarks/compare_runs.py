@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import h5py
 
 SMALL = (
-    "learner.pretrain_steps=20", "learner.warmup_episodes=2", "learner.critic_warmup_steps=10", "learner.max_steps=60",
+    "learner.pretrain_steps=20", "learner.warmup_episodes=2", "learner.max_steps=60",
     "learner.checkpoint_period=50", "learner.batch_size=16", "agent.critic.hidden=32,32",
 )  # fmt: skip
 FLOW = "agent.flow.hidden=32,32"

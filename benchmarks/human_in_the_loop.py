@@ -56,7 +56,7 @@ METHODS = {
     # RLPD has no imitation to begin with, and its critic no phase of its own.
     "rlpd-qc": Method(
         "RLPD of Q-chunking", "rlpd-qc",
-        (*GAUSSIAN, "learner.pretrain_steps=0", "learner.critic_warmup_steps=0"), "#8c564b",
+        (*GAUSSIAN, "learner.pretrain_steps=0"), "#8c564b",
     ),
     # Its loop has no ratio; one process needs one, and figures over online steps need the same number of these.
     "hil-serl": Method("HIL-SERL", "hil-serl", ("learner.utd_ratio=4", f"learner.max_steps={16 * UPDATES}"), "#bcbd22"),
@@ -71,7 +71,7 @@ METHODS = {
     ),
 }  # fmt: skip
 QUICK = (
-    "learner.max_steps=40", "learner.pretrain_steps=20", "learner.critic_warmup_steps=0", "learner.warmup_episodes=2",
+    "learner.max_steps=40", "learner.pretrain_steps=20", "learner.warmup_episodes=2",
     "learner.batch_size=16", "learner.steps_per_update=20", "learner.log_period=20",
 )  # fmt: skip
 QUICK_AGENT = {"critic": ("agent.critic.hidden=16",), "flow": ("agent.flow.hidden=16",), "hidden": ("agent.hidden=16",)}

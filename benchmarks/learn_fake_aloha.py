@@ -180,7 +180,7 @@ def run_bc(seed: int, demos: Path, out: Path, n: int, config: ExperimentConfig) 
                 _bc(config),
                 normaliser={"actions": actions},
                 learner={"pretrain_steps": updates, "critic_pretrain_steps": 0, "warmup_episodes": 1, "max_steps": 1,
-                         "critic_warmup_steps": 0, "training_starts": 0},
+                         "training_starts": 0},
                 actor={"intervention": "none"},
             )  # fmt: skip
             run = out / f"bc_{seed}_{actions}_{updates}"

@@ -55,7 +55,7 @@ CLOSE, STAY, OPEN = 2.0, 1.0, 0.0  # the gripper's action; gym-hil's key "open" 
 GRASP = 0.02  # metres between grip point and cube, along each axis, at which fingers are closed
 CLOSING_TICKS = 3  # until the fingers hold the cube
 
-QUICK = ("learner.max_steps=40", "learner.pretrain_steps=20", "learner.critic_warmup_steps=0",
+QUICK = ("learner.max_steps=40", "learner.pretrain_steps=20",
          "learner.warmup_episodes=2", "learner.batch_size=16", "learner.steps_per_update=20", "learner.log_period=20",
          "agent.critic.hidden=16", "agent.flow.hidden=16")  # fmt: skip
 
@@ -293,7 +293,6 @@ def experiment(*, operated: bool, seeded: bool = True) -> ExperimentConfig:
             pretrain_steps=3_000,
             critic_pretrain_steps=0,
             warmup_episodes=16,
-            critic_warmup_steps=500,
             steps_per_update=50,
             checkpoint_period=1_000,
             keep_checkpoints=10,

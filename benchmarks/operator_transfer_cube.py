@@ -175,7 +175,7 @@ OURS = ("replay.exclude_before_takeover=3.0",)
 CLONE = ("agent.flow.hidden=256,256", "agent.flow.steps=5", "agent.policy_updates=3", "agent.policy_ema=0.999",
          "chunk.horizon=10")  # fmt: skip
 OFFLINE = ("learner.pretrain_steps=12000", "learner.max_steps=1", "learner.warmup_episodes=1",
-           "learner.critic_warmup_steps=0", "learner.training_starts=0", "learner.critic_pretrain_steps=0",
+           "learner.training_starts=0", "learner.critic_pretrain_steps=0",
            "actor.max_human_ticks=1")  # fmt: skip
 METHODS = {
     "ours": Method(None, (*LEARNER, *POLICY, *OURS)),

@@ -94,5 +94,5 @@ sc.register_agent(CountedConfig, Regression, trainer=Counter)
 def experiment(variant=""):
     base = sc.load_experiment("fake_aloha")
     agent = CountedConfig() if variant == "counted" else RegressionConfig()
-    learner = dataclasses.replace(base.learner, online_steps=2_000, critic_warmup_steps=0, utd_ratio=0.1)
+    learner = dataclasses.replace(base.learner, online_steps=2_000, utd_ratio=0.1)
     return dataclasses.replace(base, name="own_agent", agent=agent, learner=learner)

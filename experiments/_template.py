@@ -132,8 +132,6 @@ def experiment() -> ExperimentConfig:
         chunk=ChunkConfig(horizon=4),  # 0.4 s
         normaliser=NormaliserConfig(actions="absolute_range"),  # velocities in [-1, 1] already
         replay=ReplayConfig(capacity=20_000, demo_capacity=5_000, human_capacity=5_000, image_capacity=20_000),
-        learner=LearnerConfig(
-            batch_size=64, pretrain_steps=1_000, warmup_episodes=8, critic_warmup_steps=200, max_steps=3_000
-        ),
+        learner=LearnerConfig(batch_size=64, pretrain_steps=1_000, warmup_episodes=8, max_steps=3_000),
         discount=0.96,  # 0.96**40 = 0.2
     )

@@ -110,7 +110,6 @@ def experiment(arms: str = "ros1") -> ExperimentConfig:
             max_steps=100_000,
             pretrain_steps=10_000,
             warmup_episodes=10,
-            critic_warmup_steps=1_000,
             steps_per_update=50,
             checkpoint_period=5_000,
         ),

@@ -27,7 +27,6 @@ def experiment() -> ExperimentConfig:
             max_steps=30_000,
             pretrain_steps=12_000,
             warmup_episodes=20,
-            critic_warmup_steps=2_000,
             steps_per_update=50,
             checkpoint_period=5_000,
         ),

@@ -33,7 +33,6 @@ def experiment() -> ExperimentConfig:
             pretrain_steps=6_000,
             critic_pretrain_steps=0,
             warmup_episodes=16,
-            critic_warmup_steps=500,
             steps_per_update=50,
             checkpoint_period=2_000,
         ),

@@ -129,7 +129,6 @@ def experiment(task: str = "ram_insertion") -> ExperimentConfig:
             training_starts=100,
             pretrain_steps=5_000,
             warmup_episodes=10,
-            critic_warmup_steps=1_000,
             steps_per_update=50,
             checkpoint_period=settings.checkpoint_period,
         ),

@@ -66,7 +66,6 @@ def experiment(classifier: str = "") -> ExperimentConfig:
             max_steps=400,
             pretrain_steps=3_000,
             warmup_episodes=4,
-            critic_warmup_steps=50,
             steps_per_update=25,
             checkpoint_period=100,
             log_period=50,

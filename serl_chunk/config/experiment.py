@@ -253,7 +253,6 @@ class ExperimentConfig(Group):
         require(bool(self.robot.task) or not agent.language.reads, "robot.task",
             f"empty, and agent.language.tokenizer={agent.language.tokenizer} reads it. Set it to the task in words, or "
             "agent.language.tokenizer=none.")
-        self._check_shared_encoder()
         self._check_bounds()
         chunk.check_scored(prefix_critic=agent.prefix_critic)
         require(chunk.executed % agent.prefix_lengths == 0, "agent.prefix_lengths",
@@ -304,17 +303,6 @@ class ExperimentConfig(Group):
             return None
         stages = self.outcome.stage_reward * (self.outcome.longest - 1)
         return possible_returns(self.reward, self.discount, stages)
-
-    def _check_shared_encoder(self) -> None:
-        """A policy that Q has trained cannot follow the critic's encoder by imitation, as the warm-up has it."""
-        # fmt: off
-        a, loop = self.agent, self.learner
-        shared = a.encoder.trained_by == "critic" and (a.image_keys or a.language.reads or a.encoder.state_latent)
-        warms = loop.critic_warmup_steps and loop.online_steps != 0
-        require(not (shared and a.climbs_critic and loop.offline_steps and warms), "learner.critic_warmup_steps",
-            f"{loop.critic_warmup_steps} trains the encoder by the critic's loss (agent.encoder.trained_by=critic) "
-            f"while the policy only imitates, and learner.offline_steps={loop.offline_steps} has trained that policy "
-            "for more than that. Set it to 0, or agent.encoder.trained_by=each.")
 
     def _check_bounds(self) -> None:
         # fmt: off

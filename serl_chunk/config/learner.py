@@ -37,7 +37,6 @@ class LearnerConfig(Group, path="learner."):
     eval_mode: Literal["mean", "sampled"] = setting("mean", "evaluate without or with exploration noise")
     video_episodes: int = setting(0, "episodes of each evaluation that are filmed", unit="episodes", least=0)
     warmup_episodes: int = setting(0, "episodes with the frozen pretrained policy", unit="episodes", least=0)
-    critic_warmup_steps: int = setting(0, "critic-only updates after the warm-up", least=0, **_OF_CRITIC)
     random_steps: int = acting(0, "uniform random actions at first; not on a real robot", unit="steps", least=0)
     checkpoint_period: int = setting(5_000, "updates between checkpoints; 0: only the last", unit="updates", least=0)
     keep_checkpoints: int = setting(20, "checkpoints that are kept", least=1)

@@ -97,7 +97,7 @@ _SAC: Changes = {
 
 def _online(config: ExperimentConfig, utd_ratio: float | None, cta_ratio: int) -> Changes:
     """Return the loop of RLPD and HIL-SERL: half demonstrations in every batch, and no phase before the first step."""
-    loop = replace(config.learner, pretrain_steps=0, critic_pretrain_steps=0, warmup_episodes=0, critic_warmup_steps=0)
+    loop = replace(config.learner, pretrain_steps=0, critic_pretrain_steps=0, warmup_episodes=0)
     return {
         "chunk": _lengths(config, 1),
         "replay": replace(config.replay, demo_fraction=0.5, positive_fraction=None),
@@ -289,7 +289,7 @@ def _compat_changes(
         "reward": _rewards_of(config, discount),
         "replay": replace(config.replay, windows="qc", terminal_windows="drop", positive_fraction=None),
         "normaliser": replace(config.normaliser, actions="absolute_range", state=False, norm_stats="", demo_range=1.0),
-        "learner": replace(config.learner, eval_mode="sampled", critic_warmup_steps=0),
+        "learner": replace(config.learner, eval_mode="sampled"),
         "compat": name,
     }
 

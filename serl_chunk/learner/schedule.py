@@ -23,7 +23,6 @@ class Phase(enum.StrEnum):
     CRITIC_PRETRAIN = "critic pretrain"
     OFFLINE = "offline"
     WARMUP = "warm-up"
-    CRITIC_WARMUP = "critic warm-up"
     TRAIN = "train"
     DONE = "done"
 
@@ -39,7 +38,6 @@ def phases_of(config: LearnerConfig, *, has_critic: bool) -> list[Phase]:
         Phase.CRITIC_PRETRAIN: has_critic and config.critic_pretrain_steps,
         Phase.OFFLINE: config.offline_steps,
         Phase.WARMUP: online,
-        Phase.CRITIC_WARMUP: online and has_critic and config.critic_warmup_steps,
         Phase.TRAIN: online,
     }
     return [phase for phase, steps in wanted.items() if steps]

@@ -33,9 +33,5 @@ class AcrlpdConfig(ActorCriticConfig):
     log_std_min: float = acting(-10.0, "least log deviation before tanh; -20 is RLPD's and Q-chunking's", below=2)
 
     @property
-    def climbs_critic(self) -> bool:
-        return True
-
-    @property
     def squashed(self) -> bool:
         return True

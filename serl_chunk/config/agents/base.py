@@ -70,11 +70,6 @@ class AgentConfig(Group, path="agent."):
         return False
 
     @property
-    def climbs_critic(self) -> bool:
-        """Whether the policy's loss has Q in it."""
-        return False
-
-    @property
     def samples_delay(self) -> bool:
         """Whether the flow trains with given actions whose number is drawn."""
         return False

@@ -88,10 +88,6 @@ class PublishedQcConfig(ActorCriticConfig, without=_FIXED):
         return super().optimiser(network)._replace(weight_decay=self.weight_decay)
 
     @property
-    def climbs_critic(self) -> bool:
-        return not self.best_of_n
-
-    @property
     def squashed(self) -> bool:
         return self.agent_name == "acrlpd"
 

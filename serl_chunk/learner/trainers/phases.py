@@ -64,12 +64,10 @@ class PhaseTrainer(Trainer):
         self._lengths = {  # updates of the phases that train the policy or the critic alone
             Phase.PRETRAIN: c.pretrain_steps,
             Phase.CRITIC_PRETRAIN: c.critic_pretrain_steps if critic else 0,
-            Phase.CRITIC_WARMUP: c.critic_warmup_steps if critic else 0,
         }
         self.phases = phases_of(c, has_critic=critic)
         self.phase, self.phase_updates = Phase.PRETRAIN, 0
         self._was_pretrained = True  # where a previous process stopped
-        self._critic_warmed = 0  # updates of a critic's warm-up that a previous process was stopped in
         self._offline_updates: int | None = None  # those of the offline phase; None: all, it is not over
 
     @property
@@ -87,9 +85,7 @@ class PhaseTrainer(Trainer):
     @property
     def pretrained(self) -> bool:
         """Whether the critic saw no failure: neither online, nor in the data of an offline phase."""
-        # A resumed run passes through the warm-up too, with a critic that has seen online data, and acts as before.
-        warmed = self.phase is Phase.TRAIN and self._lengths[Phase.CRITIC_WARMUP] > 0
-        if warmed or self.online_updates or not self._was_pretrained:
+        if self.online_updates or not self._was_pretrained:
             return False
         return not (self.offline_updates and self._data.has_failures)
 
@@ -137,8 +133,6 @@ class PhaseTrainer(Trainer):
                 return self._train_offline()
             case Phase.WARMUP:
                 return self._warm_up()
-            case Phase.CRITIC_WARMUP:
-                return self._pretrain(agent.update_critic, "critic", Phase.TRAIN)
         return self.phase is Phase.TRAIN and self._train()
 
     def log_if_empty(self) -> None:
@@ -180,8 +174,6 @@ class PhaseTrainer(Trainer):
                 self._begin_online()
                 return True
             self._enter(following)
-            if following is Phase.TRAIN:
-                learner.publish()
             if following is Phase.OFFLINE:
                 learner.checkpoint()  # step 0: what pretraining alone achieves, and where a killed run goes on
         return True
@@ -228,10 +220,7 @@ class PhaseTrainer(Trainer):
                 c.online_steps, learner.episodes, c.warmup_episodes,
             )  # fmt: skip
         self.schedule.begin(self.online_updates)
-        # After online updates the critic has been warmed up, by a previous process.
-        self._enter(Phase.TRAIN if self.online_updates else Phase.CRITIC_WARMUP)
-        if self.phase is Phase.CRITIC_WARMUP:
-            self.phase_updates = self._critic_warmed
+        self._enter(Phase.TRAIN)
         return True
 
     def _end_unready(self) -> bool:
@@ -306,10 +295,6 @@ class PhaseTrainer(Trainer):
             self._offline_updates = None
         if self.phase in PRETRAINING:
             self.phase_updates = saved.phase_updates
-        elif not self.online_updates and saved.phase == Phase.CRITIC_WARMUP:
-            self._critic_warmed = saved.phase_updates
-        elif not self.online_updates and saved.phase == Phase.TRAIN:
-            self._critic_warmed = self._config.critic_warmup_steps
         step = self._learner.updates
         if self.done:
             hint = self.schedule.resume_hint(self.online_updates)
