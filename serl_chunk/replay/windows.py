@@ -185,14 +185,12 @@ def gather(
     observations |= {key: shown[:b] for key, shown in seen.items()}
     if later:
         next_observations |= {key: shown[b:] for key, shown in seen.items()}
-    own = (held.source[steps] == Source.POLICY) | ~live
-    taken_over = own.all(1) & (held.source[ends] == Source.HUMAN) & links.live[ends]
     batch = ChunkBatch(
         observations=observations,
         actions=actions,
         valid=valid,
         rewards=np.where(earned, held.effective[paid], np.float32(0)),
-        mask=(~links.terminal[ends] & ~taken_over).astype(np.float32),
+        mask=(~links.terminal[ends]).astype(np.float32),
         discount_n=np.power(config.discount, n).astype(np.float32),
         next_observations=next_observations,
         bc_weight=held.bc_weight[steps] * valid,
