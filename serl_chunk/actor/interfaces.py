@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from serl_chunk.actor.planner import RealtimePlanner
-from serl_chunk.console.bindings import Action
+from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.console.feed import LiveFeed
 from serl_chunk.console.view import ConsoleState, Obstacle
 from serl_chunk.robots.base import InterventionSource, RobotEnv
@@ -63,6 +64,16 @@ class RobotRequests(Protocol):
         """Send stop, hold, clear, go, proceed or park; the last four for the state `shown`. From any thread."""
 
 
+@dataclasses.dataclass
+class ActorReports:
+    """What an operator is told by the process that has it."""
+
+    describe: Callable[[], Mapping[str, Any]] = dict  # more fields of ConsoleState, for each view
+    learner_lost: Callable[[], bool] = bool
+    without_human: ActorState = ActorState.POLICY  # what an episode shows while no human moves the robot
+    stop: Callable[[], str | None] = lambda: None  # why it ends the control loop
+
+
 class LoopOperator(Protocol):
     """What the control loop asks: an `operator.operator.Operator`, or `NoOperator`. No call waits but `reset`."""
 
@@ -108,8 +119,7 @@ class LoopOperator(Protocol):
 class SessionOperator(LoopOperator, Protocol):
     """What an actor's session asks besides."""
 
-    describe: Callable[[], Mapping[str, Any]]  # more fields of ConsoleState, for each view
-    learner_lost: Callable[[], bool]
+    actor: ActorReports
 
     def send_pending(self) -> None:
         """Send corrections that were held back for their episode's end."""

@@ -220,8 +220,8 @@ class ActorService:
         total = ActorSummary()
         session.choice = choice = EpisodeChoice(policy)
         if self.operator is not None:
-            self.operator.describe = functools.partial(self._described, policy, link)
-            self.operator.learner_lost = lambda: link.away > LOST_SECONDS
+            self.operator.actor.describe = functools.partial(self._described, policy, link)
+            self.operator.actor.learner_lost = lambda: link.away > LOST_SECONDS
         try:
             self._run_episodes(runner, policy, choice, link, begun, total)
         except BaseException as error:

@@ -278,7 +278,7 @@ class _Progress:
         self._total, self._operator = total, operator
         self._done = 0
         if operator is not None:
-            operator.describe = lambda: {"progress": f"episode {min(self._done + 1, total)} of {total}"}
+            operator.actor.describe = lambda: {"progress": f"episode {min(self._done + 1, total)} of {total}"}
         elif real:
             logger.info("no terminal, no operator: an episode that nothing judges is a failure")
 

@@ -26,7 +26,7 @@ class Consent:
     """
 
     def __init__(self, robot: RobotRequests | None, permit: Permit) -> None:
-        self._robot, self._permit = robot, permit
+        self._robot, self.permit = robot, permit
         self._held_in = -1  # generation of the newest hold that was noticed
 
     @property
@@ -63,7 +63,7 @@ class Consent:
         if robot is None or not (robot.held or (inside and robot.why.startswith("held by "))):
             return False
         before, self._held_in = self._held_in, robot.shown.generation
-        return before != self._held_in and not (self._permit.lasts and robot.shown.held_by == SERVER)
+        return before != self._held_in and not (self.permit.lasts and robot.shown.held_by == SERVER)
 
     def go(
         self, now: float, shown: ShownRobot | None, *, by_key: bool, scene: bool, resume: Callable[[], None]
@@ -76,7 +76,7 @@ class Consent:
             scene: whether the scene is waited for, and not a hold alone.
             resume: lets devices command again.
         """
-        robot, permit = self._robot, self._permit
+        robot, permit = self._robot, self.permit
         if permit.counts or (robot is not None and not robot.idle):  # its state is of before
             return
         if robot is not None and robot.held:

@@ -5,13 +5,14 @@ The control loop polls an operator on every tick, and wherever it waits; no poll
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from serl_chunk.actor.interfaces import Console, RobotRequests
+from serl_chunk.actor.interfaces import ActorReports, Console, RobotRequests
 from serl_chunk.attention.attention import Attention
 from serl_chunk.console.bindings import EFFECTIVE, STOPS, Action, ActorState, bind_keys, shown_inputs
 from serl_chunk.console.feed import LiveFeed
@@ -35,6 +36,84 @@ SHOW_SECONDS = 0.1  # between two views of an unchanged state
 POLL_SECONDS = 0.01  # between polls where the operator is waited for
 QUESTION_SECONDS = 10.0  # for the answer to a question
 ACTING = frozenset({ActorState.POLICY, ActorState.HUMAN, ActorState.LEARNER_LOST})  # ticks follow each other
+
+
+class OperatorInputs:
+    """Where requests come from: the keys of a console, other threads, a pedal, gestures."""
+
+    def __init__(
+        self, console: Console, devices: OperatorDevices, bound: Mapping[str, Action], now: Callable[[], float]
+    ) -> None:
+        self.console, self.devices, self.queue, self._bound = console, devices, RequestQueue(now), bound
+
+    def requested(self, shown: Callable[[], ShownRobot | None]) -> Iterator[tuple[Action, ShownRobot | None, bool]]:
+        """Yield actions, the robot that was shown then, and whether a key at a terminal or page requests it.
+
+        `shown`: the robot as a person at a pedal sees it, when the pedal's action is taken.
+        """
+        for inputs in (self.console, self.queue):
+            for action in inputs.actions():
+                yield action, inputs.shown, True
+        yield from ((action, shown(), False) for action in self.devices.actions())
+
+    def drop(self) -> None:
+        """Forget what was requested: nothing moves by a key that was typed ahead."""
+        for inputs in (self.console, self.queue, self.devices):
+            inputs.empty()
+
+    def named(self, action: Action) -> str:
+        """The key or gesture of an action, for remedies."""
+        return shown_inputs(action, self._bound, 1) or action.value
+
+    def question(self, now: float) -> str:
+        """What a first request of two waits for."""
+        return self.queue.question(now) or self.devices.question(now)
+
+
+@dataclasses.dataclass
+class _Stage:
+    """How far the episode is."""
+
+    resets: bool = False  # the robot is being reset
+    inside: bool = False  # it is under way, as it had a tick
+    stopped: bool = False  # it is to end
+    again: bool = False  # the reset is to be repeated
+    new_object: bool = False  # with its steps for a new object
+
+
+@dataclasses.dataclass
+class _Scene:
+    """Episodes whose scene the operator confirms: "first" of the session, "each", or "" for none."""
+
+    ready: str
+    waits: bool = False  # it is waited for
+    confirmed: bool = False  # it was, in this session
+
+    @property
+    def confirms(self) -> bool:
+        return self.ready == "each" or (self.ready == "first" and not self.confirmed)
+
+
+@dataclasses.dataclass
+class _Parking:
+    """Whether the robot is to be parked."""
+
+    asked_at: float | None = None  # when the question was put
+    forbidden: bool = False  # it was held after "quit"
+
+    def asks(self, now: float) -> bool:
+        return self.asked_at is not None and now - self.asked_at < QUESTION_SECONDS
+
+
+@dataclasses.dataclass
+class _LastPoll:
+    """What the poll before saw, and showed."""
+
+    word: ActorState = ActorState.WAITING
+    proposed: object = None
+    shown_at: float = -1.0
+    stopped: bool = False  # the robot
+    lost: frozenset[str] = frozenset()  # devices
 
 
 class Operator:
@@ -64,30 +143,28 @@ class Operator:
         inputs: Mapping[str, Action] | None = None, countdown: float = COUNTDOWN, ready: str = "",
         pause: Callable[[float], None] = time.sleep, attention: Attention | None = None,
     ) -> None:  # fmt: skip
-        self._console, self._robot, self._end, self._now = console, robot, end, now
-        self._devices, self._requests_queued = devices or OperatorDevices(), RequestQueue(now)
-        self._inputs = bind_keys() if inputs is None else inputs
-        self._ready, self._pause, self._attention = ready, pause, attention or Attention()
-        self._permit, self._figures, self.labels = Permit(countdown), SessionFigures(), EpisodeLabels(amend)
-        self._consent = Consent(robot, self._permit)
-        self.approval = Approval(self._permit, self._is_stopped, self._shown(Action.GO))
-        self.planner = functools.partial(ApprovedPlanner, self.approval)  # of a control loop in real time
+        self._robot, self._end, self._now, self._pause = robot, end, now, pause
+        bound = bind_keys() if inputs is None else inputs
+        self._inputs = OperatorInputs(console, devices or OperatorDevices(), bound, now)
+        self._attention, self._figures, self.labels = attention or Attention(), SessionFigures(), EpisodeLabels(amend)
+        self._consent, self._brake = Consent(robot, Permit(countdown)), Brake(robot)
+        self.approval = Approval(self._permit, self._is_stopped, self._inputs.named(Action.GO))
         self.quits = False  # after this episode
         self.feed: LiveFeed | None = None  # of a page that shows the episodes
-        self.describe: Callable[[], Mapping[str, Any]] = dict  # more fields of ConsoleState, for each view
-        self.learner_lost: Callable[[], bool] = bool
-        self.state_without_human = ActorState.POLICY  # what an episode shows while no human moves the robot
+        self.actor = ActorReports()
         self.view = ConsoleState(ActorState.WAITING)  # what was shown last; any thread may read it
-        self._word, self._proposed, self._shown_at = ActorState.WAITING, self.approval.proposed, -1.0
         self._env: RobotEnv | None = None
-        self._others: Callable[[], str | None] = lambda: None
-        # An episode is under way, as it had a tick; it is to end; the robot is being reset.
-        self._inside = self._stopped = self._resets = False
-        self._scene = self._confirmed = False  # the scene is waited for; it was confirmed in this session
-        self._again = self._new_object = False  # the reset is to be repeated; with its steps for a new object
-        self._asked_at: float | None = None  # whether to park
-        self._brake, self._no_parking = Brake(robot), False  # not to be parked: it was held after "quit"
-        self._lost, self._was_stopped = frozenset[str](), False  # devices, and the robot, at the last poll
+        self._stage, self._scene, self._parking = _Stage(), _Scene(ready), _Parking()
+        self._last = _LastPoll(proposed=self.approval.proposed)
+
+    @property
+    def planner(self) -> Callable[..., ApprovedPlanner]:
+        """Of a control loop in real time."""
+        return functools.partial(ApprovedPlanner, self.approval)
+
+    @property
+    def _permit(self) -> Permit:
+        return self._consent.permit
 
     @property
     def holding(self) -> bool:
@@ -98,7 +175,7 @@ class Operator:
         """Let resets of a robot wait for the operator, and watch the devices that may move it."""
         self._env = env
         env.may_move = self.may_move
-        self._devices.watch(intervention)
+        self._inputs.devices.watch(intervention)
 
     def request(self, action: Action, source: str, seen: float | None = None, robot: ShownRobot | None = None) -> None:
         """Request an action from any thread, as by a button of a page; the control loop takes it as it takes a key.
@@ -108,7 +185,7 @@ class Operator:
         """
         if action in (Action.STOP, Action.END):
             self._consent.request("stop")
-        self._requests_queued.put(action, source, self._now(), seen, robot)
+        self._inputs.queue.put(action, source, self._now(), seen, robot)
 
     def poll(self, word: ActorState, *waits_for: Obstacle) -> None:
         """Take in keys, and show the state.
@@ -118,29 +195,22 @@ class Operator:
             waits_for: why it does not go on.
         """
         now = self._now()
-        self._devices.look()
+        self._inputs.devices.look()
         self._notice(now)
         self._enter(word, now, waits_for)
-        for action, shown, by_key in self._requested():
-            if action in EFFECTIVE[self._word]:
+        for action, shown, by_key in self._inputs.requested(lambda: self.view.robot):
+            if action in EFFECTIVE[self._last.word]:
                 self._act(action, now, shown, by_key=by_key)
                 if action in STOPS:  # it wins over what other inputs requested up to now
-                    self._drop()
+                    self._inputs.drop()
                 self._enter(word, now, waits_for)
             else:
-                logger.debug(f"key ignored: action={action} state={self._word}")
+                logger.debug(f"key ignored: action={action} state={self._last.word}")
         if self._permit.counts and (why := self._obstacles()):
             logger.warning(f"cannot start: {why[0].what}. Remedy: {why[0].remedy}, then go on again")
             self._permit.hold()
         if self._permit.elapse(now) or self._permit.held:
             self._enter(word, now, waits_for)
-
-    def _requested(self) -> Iterator[tuple[Action, ShownRobot | None, bool]]:
-        """Yield actions, the robot that was shown then, and whether a key at a terminal or page requests it."""
-        for inputs in (self._console, self._requests_queued):
-            for action in inputs.actions():
-                yield action, inputs.shown, True
-        yield from ((action, self.view.robot, False) for action in self._devices.actions())
 
     def tick(self, *, by_human: bool, late: float | None = None) -> bool:
         """Poll within an episode; returns whether the robot is to hold, and devices command nothing.
@@ -148,9 +218,9 @@ class Operator:
         Args:
             late: seconds after the tick's deadline.
         """
-        self._resets, self._inside = False, True
+        self._stage.resets, self._stage.inside = False, True
         self._figures.tick(self._now(), by_human=by_human, late=late)
-        self.poll(ActorState.HUMAN if by_human else self.state_without_human)
+        self.poll(ActorState.HUMAN if by_human else self.actor.without_human)
         self._attention.tick(by_human=by_human, holding=self.holding)
         return self.holding
 
@@ -161,19 +231,19 @@ class Operator:
 
     def waits(self, *obstacles: Obstacle) -> None:
         """Poll while the process waits for something else than the operator; in an episode, for a chunk or updates."""
-        if self._env is not None and not self._inside:
+        if self._env is not None and not self._stage.inside:
             self._env.idle()
-        self.poll(self.state_without_human if self._inside and not obstacles else ActorState.WAITING, *obstacles)
+        self.poll(self.actor.without_human if self._stage.inside and not obstacles else ActorState.WAITING, *obstacles)
 
     def stopping(self, others: Callable[[], str | None]) -> Callable[[], str | None]:
         """Return a `stop` of the control loop: `others`, or this operator, who is polled while the robot is reset."""
-        self._others = others
+        self.actor.stop = others
 
         def stop() -> str | None:
-            if self._resets:
+            if self._stage.resets:
                 self.poll(ActorState.RESET)
-            left = self._resets and self.quits and self._permit.held  # a held reset does not go on any more
-            return OPERATOR if self._stopped or left else others()
+            left = self._stage.resets and self.quits and self._permit.held  # a held reset does not go on any more
+            return OPERATOR if self._stage.stopped or left else others()
 
         return stop
 
@@ -204,9 +274,9 @@ class Operator:
         self.labels.begin()
         self._attention.begin()
         self._permit.begin_episode()
-        self._stopped, self._resets = False, True
+        self._stage.stopped, self._stage.resets = False, True
         self._figures.rest()
-        confirms = self._ready == "each" or (self._ready == "first" and not self._confirmed)
+        confirms = self._scene.confirms
         if confirms and not env.observes_again and not self._prepared(env, confirms):
             return None
         while True:
@@ -215,22 +285,22 @@ class Operator:
                     return None
                 env.idle()
                 self._pause(POLL_SECONDS)
-            options = {"new_object": True} if self._new_object else None
+            options = {"new_object": True} if self._stage.new_object else None
             raw = env.reset(seed=seed, options=options)[0]
-            self._permit.granted = self._again = False
-            if self._stopped or self.quits:
+            self._permit.granted = self._stage.again = False
+            if self._stage.stopped or self.quits:
                 return None
-            if self._new_object and options is None:  # requested in a hold of this reset
+            if self._stage.new_object and options is None:  # requested in a hold of this reset
                 continue
-            self._new_object = False
+            self._stage.new_object = False
             if self._prepared(env, confirms and env.observes_again):
-                return env.observe_again() if env.observes_again and (confirms or self._devices.drives) else raw
-            if not self._again:
+                return env.observe_again() if env.observes_again and (confirms or self._inputs.devices.drives) else raw
+            if not self._stage.again:
                 return None
 
     def episode_ended(self, end: End) -> None:
         """Send what was requested of the episode before this one, and keep what can still be undone of this one."""
-        self._inside = False
+        self._stage.inside = False
         self.approval.withdraw()
         self._figures.rest()
         if end.length > 0:  # else nothing is recorded of it
@@ -246,9 +316,9 @@ class Operator:
 
         A robot that was held after "quit" stays where it is.
         """
-        if (robot := self._robot) is None or self._no_parking:
+        if (robot := self._robot) is None or self._parking.forbidden:
             return
-        self._devices.watch(None)  # a device that moved the robot may be closed
+        self._inputs.devices.watch(None)  # a device that moved the robot may be closed
         self._begin_parking()
         while self._permit.counts or not robot.idle or robot.moving:
             self.poll(ActorState.WAITING)
@@ -259,10 +329,10 @@ class Operator:
 
     def _prepared(self, env: RobotEnv, confirms: bool) -> bool:
         """Wait for the scene if it `confirms`, then for driven leaders. False: another reset, or no episode."""
-        wait, self._scene = functools.partial(self._waits, env), True
-        confirmed = not confirms or confirm_scene(self._permit, wait, self._shown(Action.GO))
-        self._confirmed |= confirms and confirmed
-        self._scene, ready = False, confirmed and drive_leaders(self._devices.drives, self._permit, wait)
+        wait, self._scene.waits = functools.partial(self._waits, env), True
+        confirmed = not confirms or confirm_scene(self._permit, wait, self._inputs.named(Action.GO))
+        self._scene.confirmed |= confirms and confirmed
+        self._scene.waits, ready = False, confirmed and drive_leaders(self._inputs.devices.drives, self._permit, wait)
         return ready
 
     def _waits(self, env: RobotEnv, *why: Obstacle) -> bool:
@@ -270,53 +340,55 @@ class Operator:
         env.idle()
         self.poll(ActorState.WAITING, *why)
         self._pause(POLL_SECONDS)
-        return not (self._again or self._over())
+        return not (self._stage.again or self._over())
 
     def _act(self, action: Action, now: float, shown: ShownRobot | None = None, *, by_key: bool = False) -> None:
-        asked, self._asked_at = self._asked_at, None
+        asks, self._parking.asked_at = self._parking.asks(now), None
         match action:
             case Action.HOLD:
                 self._permit.hold()
-                if not self._inside:
+                if not self._stage.inside:
                     self._brake.begin(now)
-                    self._no_parking = self.quits
+                    self._parking.forbidden = self.quits
             case Action.GO:
-                self._consent.go(now, shown, by_key=by_key, scene=self._scene, resume=self._devices.resume)
+                self._consent.go(now, shown, by_key=by_key, scene=self._scene.waits, resume=self._inputs.devices.resume)
             case Action.STOP | Action.END:
                 self._permit.stop()
-                self._stopped = True
+                self._stage.stopped = True
                 self._consent.request("stop")
                 if action is Action.END:
                     self._end()
             case Action.CLEAR:
                 self._permit.latched = False  # and held further on
                 self._consent.request("clear", shown)
-            case Action.SUCCESS | Action.FAILURE if self._inside or self.labels.asked:
+            case Action.SUCCESS | Action.FAILURE if self._stage.inside or self.labels.asked:
                 self.labels.outcome = Outcome.SUCCESS if action is Action.SUCCESS else Outcome.FAILURE
-            case Action.DISCARD if self._inside:
+            case Action.DISCARD if self._stage.inside:
                 self.labels.discard()
-                self._stopped = True
+                self._stage.stopped = True
             case Action.DISCARD:
                 self.labels.discard_last()
             case Action.UNDO:
                 self.labels.undo()
             case Action.RESET | Action.RESET_NEW:
-                self._new_object = action is Action.RESET_NEW
-                self._stopped = self._inside  # its end leads to the next reset, which has its own countdown
-                self.labels.repeats = self._inside or self.labels.asked
-                self._again = self._scene and self._env is not None and self._env.observes_again
+                self._stage.new_object = action is Action.RESET_NEW
+                self._stage.stopped = self._stage.inside  # its end leads to the next reset, which has its own countdown
+                self.labels.repeats = self._stage.inside or self.labels.asked
+                self._stage.again = self._scene.waits and self._env is not None and self._env.observes_again
                 self._permit.release()
             case Action.PARK if self._robot is None:
                 logger.warning("park: this robot is moved in this process, which knows no pose to park in")
             case Action.PARK:
-                self._asked_at = now
-            case Action.YES if asked is not None and now - asked < QUESTION_SECONDS:
-                self._stopped, self._again = self._inside, self._scene  # the next tick follows a reset
+                self._parking.asked_at = now
+            case Action.YES if asks:
+                # The next tick follows a reset.
+                self._stage.stopped, self._stage.again = self._stage.inside, self._scene.waits
                 self._begin_parking()
             case Action.QUIT:
                 self.quits = True
                 logger.info("ends after this episode")
-                if self._resets and not (self._robot is not None and self._robot.moving and not self._robot.waiting):
+                robot = self._robot
+                if self._stage.resets and not (robot is not None and robot.moving and not robot.waiting):
                     self._permit.hold()  # it stands: nothing moves before it is parked
                     self._brake.begin(now)
 
@@ -326,72 +398,66 @@ class Operator:
         self._permit.begin(self._now(), lambda: self._consent.request("park", self.view.robot), lasts=True)
 
     def _over(self) -> bool:
-        return self._stopped or self.quits or self._others() is not None
+        return self._stage.stopped or self.quits or self.actor.stop() is not None
 
     def _is_stopped(self) -> bool:
         return self._permit.latched or (self._robot is not None and self._robot.stopped)
 
     def _notice(self, now: float) -> None:
         """Hold where the robot was stopped or held elsewhere, and where a device is lost while the robot may move."""
-        stopped, lost = self._is_stopped(), frozenset(self._devices.lost)
-        if self._consent.newly_held(inside=self._inside) or (stopped and not self._was_stopped):
+        stopped, lost = self._is_stopped(), frozenset(self._inputs.devices.lost)
+        if self._consent.newly_held(inside=self._stage.inside) or (stopped and not self._last.stopped):
             self._permit.hold()
-        moves = self._inside or self._word is ActorState.RESET or (self._robot is not None and not self._robot.idle)
-        for name in lost - self._lost if moves else ():
+        works = self._robot is not None and not self._robot.idle
+        moves = self._stage.inside or self._last.word is ActorState.RESET or works
+        for name in lost - self._last.lost if moves else ():
             logger.warning(f"device lost: name={name}. The robot holds")
             self._act(Action.HOLD, now)
-        self._was_stopped, self._lost = stopped, lost
+        self._last.stopped, self._last.lost = stopped, lost
         self._brake.look(now)
 
     def _state(self, word: ActorState) -> ActorState:
         robot = self._robot
         if self._is_stopped():
             return ActorState.STOPPED
-        if robot is not None and robot.moving and not self._inside:
+        if robot is not None and robot.moving and not self._stage.inside:
             return ActorState.WAITING if robot.waiting else ActorState.RESET
         if self._permit.held or self._consent.held:
             return ActorState.HOLD
         if word is ActorState.RESET and self._obstacles():
             return ActorState.WAITING
-        return ActorState.LEARNER_LOST if word is ActorState.POLICY and self.learner_lost() else word
+        return ActorState.LEARNER_LOST if word is ActorState.POLICY and self.actor.learner_lost() else word
 
     def _obstacles(self) -> tuple[Obstacle, ...]:
         """Return why no motion may begin."""
-        return motion_obstacles(self._robot, self._env, self._devices)
+        return motion_obstacles(self._robot, self._env, self._inputs.devices)
 
     def _listed(self, waits_for: tuple[Obstacle, ...]) -> tuple[Obstacle, ...]:
-        shown = {"clear": self._shown(Action.CLEAR), "go": self._shown(Action.GO)}
+        shown = {"clear": self._inputs.named(Action.CLEAR), "go": self._inputs.named(Action.GO)}
         first = robot_obstacles(self._robot, self._is_stopped(), **shown)
-        return (*first, *self._obstacles(), *waits_for, *self._devices.remarks())
-
-    def _shown(self, action: Action) -> str:
-        return shown_inputs(action, self._inputs, 1) or action.value
-
-    def _drop(self) -> None:  # nothing moves by a key that was typed ahead
-        for inputs in (self._console, self._requests_queued, self._devices):
-            inputs.empty()
+        return (*first, *self._obstacles(), *waits_for, *self._inputs.devices.remarks())
 
     def _enter(self, word: ActorState, now: float, waits_for: tuple[Obstacle, ...]) -> None:
-        word, proposed, robot = self._state(word), self.approval.proposed, self._consent.shown
+        word, proposed, robot, last = self._state(word), self.approval.proposed, self._consent.shown, self._last
         again = word is ActorState.STOPPED and self._consent.differs(self.view.robot)  # it was stopped once more
-        if changed := word is not self._word or proposed is not self._proposed or again:
-            self._word, self._proposed = word, proposed
-            self._drop()
+        if changed := word is not last.word or proposed is not last.proposed or again:
+            last.word, last.proposed = word, proposed
+            self._inputs.drop()
         if word in (ActorState.WAITING, ActorState.HOLD, ActorState.STOPPED):
             self._figures.pause(now)
-        if not changed and now - self._shown_at < SHOW_SECONDS:
+        if not changed and now - last.shown_at < SHOW_SECONDS:
             return
-        self._shown_at = now
-        asked = self._asked_at is not None and now - self._asked_at < QUESTION_SECONDS
-        question = f"park? {self._shown(Action.YES)} confirms, any other key cancels" if asked else ""
-        begun = self._requests_queued.question(now) or self._devices.question(now)
+        last.shown_at = now
+        question = f"park? {self._inputs.named(Action.YES)} confirms, any other key cancels"
+        question = question if self._parking.asks(now) else ""
+        begun = self._inputs.question(now)
         self.view = ConsoleState(
             word, self._permit.seconds(now),
-            **{**self._figures.fields(now), **self.describe(),
+            **{**self._figures.fields(now), **self.actor.describe(),
                "cameras": tuple((self._env.camera_ages() if self._env else {}).items()),
                "obstacles": () if word in ACTING else self._listed(waits_for),
                "alarm": self._consent.alarm, "robot": robot,
                "outcome": self.labels.shown, "notice": self._attention.notice,
                "question": question or begun or self.approval.question, "proposed": proposed},
         )  # fmt: skip
-        self._console.show(self.view)
+        self._inputs.console.show(self.view)

@@ -197,7 +197,7 @@ class LabelledRecording:
             env, None, writer, config=config, cameras=cameras, intervention=source, stop=self._stop,
             observer=self._observe, operator=operator,
         )  # fmt: skip
-        operator.state_without_human = ActorState.HUMAN  # no change of who moves it, which would empty the keys
+        operator.actor.without_human = ActorState.HUMAN  # no change of who moves it, which would empty the keys
         self.interrupted = False  # by Ctrl-C, which ends the recording after its stop
 
     def close(self) -> None:

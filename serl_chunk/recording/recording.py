@@ -210,8 +210,8 @@ class Recording:
             observer=Pace(config, env.robot_spec, clock, paced=by_device).wait, clock=clock, operator=operator,
         )  # fmt: skip
         if operator is not None:
-            operator.describe = self._described
-            operator.state_without_human = (
+            operator.actor.describe = self._described
+            operator.actor.without_human = (
                 ActorState.POLICY if demonstrator is not None else ActorState.HUMAN
             )  # whom else it waits for
 

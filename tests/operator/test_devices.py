@@ -170,6 +170,6 @@ def test_a_devices_question_is_shown(typed):
     assert operator.view.question == ""  # forgotten at the change of state
     keyboard.press("q", 100.5)
     operator.poll(ActorState.POLICY)
-    operator._shown_at = -1.0
+    operator._last.shown_at = -1.0
     operator.poll(ActorState.POLICY)
     assert "end after this episode" in operator.view.question

@@ -82,7 +82,7 @@ def facts(pty: Pty, word: ActorState, *presses: Press) -> set[str]:
     """Bring an actor into a state, press, and return what followed within 2.5 s."""
     human = human_from(2) if word is ActorState.HUMAN else None
     desk = Desk(pty, ready="first" if word is ActorState.WAITING else "", intervention=human)
-    desk.operator.learner_lost = lambda: word is ActorState.LEARNER_LOST
+    desk.operator.actor.learner_lost = lambda: word is ActorState.LEARNER_LOST
     requests = resets = shown = 0
 
     def reached() -> bool:

@@ -114,7 +114,7 @@ def test_what_stops_the_reset_after_q_q_leaves_the_robot_where_it_is(desk, stops
 def test_a_reset_that_begins_after_q_q_is_braked(desk):
     """Its request was on its way while the view showed a robot that stands."""
     desk.operator.attach(desk.env, None)
-    desk.operator._resets = True
+    desk.operator._stage.resets = True
     desk.operator.poll(ActorState.RESET)
     for _ in range(2):
         desk.operator.request(Action.QUIT, "page")
