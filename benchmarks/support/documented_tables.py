@@ -8,6 +8,7 @@ from support.result_tables import (
     Row,
     Table,
     Where,
+    arms,
     bare,
     difference,
     field,
@@ -243,6 +244,29 @@ ABLATIONS_SEEDS = Table(
     Where("ablations_fake_aloha", seeds=(0, 1, 2)),
 )
 
+def _trial(name: str, label: str) -> Row:
+    return Row(label, Where(run=f"fake_aloha {name}, 10 demonstrations"))
+
+
+GOING_ONLINE_TRIALS = Table(
+    "docs/ablations.md",
+    "10 demonstrations, seeds 31, 32",
+    [
+        Column("human ticks", field("human_ticks"), Where(at=("last",))),
+        *(Column(f"{n:,}", arms, Where(at=(n,))) for n in (1_000, 2_000, 3_000, 4_000)),
+    ],
+    [
+        _trial("default", "500 critic updates before the first of all, 16 candidates"),
+        _trial("no_warmup", "**none before** (the default since)"),
+        _trial("4_candidates_no_warmup", "the same, 4 candidates"),
+        _trial("no_warmup_no_ema", "the same, 16, the newest policy acts (`policy_ema=0`), seed 31"),
+        _trial("4_candidates", "500 before, 4 candidates"),
+        _trial("no_ema", "500 before, the newest policy acts"),
+        _trial("expectile_09", "500 before, `agent.expectile=0.9`, seed 31"),
+    ],
+    Where("going_online_trials", seeds=(31, 32)),
+)
+
 GRASP_CRITIC = Table(
     "docs/algorithms/gripper.md",
     "updates",
@@ -350,6 +374,7 @@ TABLES = {
     "ablations": ABLATIONS,
     "ablations-online": ABLATIONS_ONLINE,
     "ablations-seeds": ABLATIONS_SEEDS,
+    "going-online-trials": GOING_ONLINE_TRIALS,
     "grasp-critic": GRASP_CRITIC,
     "human-in-the-loop": HUMAN_IN_THE_LOOP,
     "fake-aloha-images": FAKE_ALOHA_IMAGES,

@@ -217,6 +217,16 @@ def bare(usual: int) -> Cell:
     return cell
 
 
+def arms(book: Book, where: Where) -> str:
+    """Show the successes in % of all arms of a checkpoint as `84; 91, 93; 90`, a comma between seeds."""
+    at = where.at[0]
+    return ", ".join(
+        "; ".join(f"{100 * point.rate:.0f}" for point in points)
+        for points in ([p for p in run.checkpoints if p.updates == at] for run in book.runs(where))
+        if points
+    )
+
+
 def interval(book: Book, where: Where) -> str:
     """Show the success of all seeds together as `0.78 [0.69, 0.85]`."""
     if not (points := book.points(where)):
