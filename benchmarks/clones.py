@@ -16,7 +16,7 @@ import json
 import statistics
 from pathlib import Path
 
-from learn_fake_aloha import evaluate_checkpoint
+from learn_fake_aloha import REPORT_SEED_BASE, evaluate_checkpoint
 from support.cli_args import add_settings, differing, keep_plan, settings
 from support.results import Checkpoint, Run, add
 
@@ -34,20 +34,23 @@ from serl_chunk.runs.checkpoints import CheckpointStore
 
 # Noise of the scripted demonstrator: of the robot's own, or rad.
 TASKS = {"fake_aloha": None, "aloha_transfer_cube": 0.01, "aloha_insertion": 0.01}
+STARTS = {"validation": VALIDATION_SEED_BASE, "reported": REPORT_SEED_BASE}
 SHORT = {"fake_aloha": "fake", "aloha_transfer_cube": "cube", "aloha_insertion": "insertion"}
 
 
-def clone(config: ExperimentConfig, demos: Path, run: Path, updates: list[int], episodes: int) -> list[Checkpoint]:
-    """Train to the last of `updates`, or go on; each of them on validation starts, by one candidate from noise 0."""
+def clone(
+    config: ExperimentConfig, demos: Path, run: Path, updates: list[int], episodes: int, starts: str
+) -> list[Checkpoint]:
+    """Train to the last of `updates`, or go on; each of them on `starts`, by one candidate from noise 0."""
     train_local(config, RunOptions([str(demos)], str(run)))
     env, store = make_env(config.robot), CheckpointStore(run)
     agent, points = make_agent(config, env.robot_spec), []
     for step in updates:
-        file = run / f"benchmark_{step}.json"
+        file = run / f"benchmark_{starts}_{step}.json"
         if not file.exists():
-            point = evaluate_checkpoint(config, env, agent, store, step, episodes, VALIDATION_SEED_BASE)
+            point = evaluate_checkpoint(config, env, agent, store, step, episodes, STARTS[starts])
             file.write_text(json.dumps(round(point["success_rate"] * episodes)))
-        points.append(Checkpoint(step, json.loads(file.read_text()), episodes, "validation"))
+        points.append(Checkpoint(step, json.loads(file.read_text()), episodes, starts))
     return points
 
 
@@ -61,6 +64,7 @@ def main() -> None:
     p.add_argument("--last", type=int, default=8_000, help="policy updates of the last one")
     p.add_argument("--every", type=int, default=1_000, help="policy updates between checkpoints")
     p.add_argument("--episodes", type=int, default=100, help="evaluation episodes per checkpoint")
+    p.add_argument("--starts", default="validation", choices=STARTS, help="reported: those nothing is tuned on")
     p.add_argument("--name", default="default", help="of these settings, in the results and in the folder")
     p.add_argument("--out", type=Path, default=Path("runs/benchmark_clones"))
     p.add_argument("--json", type=Path, help="write the results (benchmarks/README.md) here, next to others'")
@@ -92,7 +96,7 @@ def main() -> None:
                 run,
             )
             run_record(config, n, str(demos), policy="scripted", noise=TASKS[args.task], cameras=())
-            points = clone(config, demos, run, updates, args.episodes)
+            points = clone(config, demos, run, updates, args.episodes, args.starts)
             rates = [100 * c.rate for c in points]
             texts = " ".join(f"{r:.0f}" for r in rates) + " %"
             if len(rates) > 1:

@@ -244,6 +244,7 @@ ABLATIONS_SEEDS = Table(
     Where("ablations_fake_aloha", seeds=(0, 1, 2)),
 )
 
+
 def _trial(name: str, label: str) -> Row:
     return Row(label, Where(run=f"fake_aloha {name}, 10 demonstrations"))
 
