@@ -1,4 +1,4 @@
-"""SessionFigures of a control loop as the operator's console shows them, from what the loop reports on each tick."""
+"""Figures of a control loop as the operator's console shows them, from what the loop reports on each tick."""
 
 from __future__ import annotations
 
