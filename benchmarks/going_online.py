@@ -14,11 +14,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from support.cli_args import add_settings, differing, keep_plan, settings
-from support.results import Checkpoint, Run, add
+from support.results import Checkpoint, Run, add, read
 
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.registry import make_agent
@@ -34,6 +35,7 @@ from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics, succeeded_alone
 from serl_chunk.types import BEST, ONE, Snapshot
+from serl_chunk.viz import plots
 
 # Noise of the scripted demonstrator: of the robot's own, or rad.
 TASKS = {"fake_aloha": None, "fake_aloha_images": None, "aloha_transfer_cube": 0.01, "aloha_insertion": 0.01}
@@ -95,8 +97,33 @@ def experiment(args: argparse.Namespace) -> ExperimentConfig:
     return dataclasses.replace(base, learner=loop)
 
 
+def draw(runs: Sequence[Run], file: Path) -> None:
+    """Draw runs of one name: success of both arms, human ticks, and success without help in training, as PNG."""
+    with plots.new_figure(11, 3.2) as figure:
+        success, ticks, training = figure.subplots(1, 3)
+        for number, run in enumerate(runs):
+            for arm, colour, label in ((ONE, plots.BLUE, "one candidate"), (BEST, plots.VERMILLION, "best of N")):
+                points = [c for c in run.checkpoints if c.note == arm]
+                x = [c.updates for c in points]
+                success.plot(x, [c.rate for c in points], color=colour, alpha=0.7, label="" if number else label)
+            ticks.plot(x, [c.human_ticks for c in points], color=plots.INK, alpha=0.7)
+            counts = [
+                n / WINDOW for name, n in run.figures.items() if name.startswith("window_") and name[7:].isdigit()
+            ]
+            training.plot([WINDOW * (i + 0.5) for i in range(len(counts))], counts, color=plots.GREEN, alpha=0.7)
+            explored = run.figures["explored"] / run.checkpoints[0].episodes
+            training.axhline(explored, color=plots.INK, ls=":", lw=1, label="" if number else "the clone, explored")
+        for ax, label in ((success, "success without help"), (training, f"the same in training, {WINDOW} episodes")):
+            plots.percent_axis(ax, label)
+            plots.add_legend(ax, "lower right")
+        for ax, label in ((success, "updates"), (ticks, "updates"), (training, "training episodes")):
+            ax.set_xlabel(label)
+        ticks.set_ylabel("human ticks")
+        file.write_bytes(plots.to_png(figure))
+
+
 def main() -> None:
-    """Train, evaluate both arms of every checkpoint, print a line for each, write JSON."""
+    """Train, evaluate both arms of every checkpoint, print a line for each, write JSON and a plot."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--task", default="fake_aloha", choices=TASKS)
     p.add_argument("--demos", type=int, default=10, help="demonstrations")
@@ -109,8 +136,12 @@ def main() -> None:
     p.add_argument("--name", default="default", help="of these settings, in the results and in the folder")
     p.add_argument("--out", type=Path, default=Path("runs/benchmark_going_online"))
     p.add_argument("--json", type=Path, help="write the results (benchmarks/README.md) here, next to others'")
+    p.add_argument("--plot", type=Path, help="draw the runs of this name in --json's file, as PNG")
     add_settings(p, "of the run")
     args = p.parse_args()
+    if args.plot and not args.json:
+        p.error("--plot draws what is in the file of --json: give that")
+    name = f"{args.task} {args.name}, {args.demos} demonstrations"
     at = [step for step in map(int, args.at.split(",")) if step <= args.last]
     for seed in map(int, args.seeds.split(",")):
         config = apply_overrides(experiment(args), [("seed", str(seed)), *settings(p, args.set)])
@@ -133,8 +164,10 @@ def main() -> None:
         figures |= {f"window_{i}": float(n) for i, n in enumerate(windows)}
         print(f"{run.name}: clone explored {figures['explored']}, windows of {WINDOW}: {windows}", flush=True)
         if args.json:
-            name = f"{args.task} {args.name}, {args.demos} demonstrations"
             add(args.json, Run(name, seed, args.task, args.set, points, figures))
+
+    if args.plot:
+        draw([run for run in read(args.json).runs if run.name == name], args.plot)
 
 
 if __name__ == "__main__":
