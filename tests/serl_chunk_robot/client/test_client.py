@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -74,22 +75,6 @@ def test_a_client_finds_a_restarted_server_which_is_stopped():
         assert time.monotonic() - began < 1
 
 
-def test_the_servers_clock_is_known_though_it_is_another_one():
-    def clock() -> float:
-        return 3600.0 + 1.0002 * time.monotonic()
-
-    with served(clock=clock) as robot:
-        robot.ready()
-        actor, watcher = robot.client("left"), robot.client("watcher", "any")
-        assert np.isnan(actor.server_time())
-        actor.request("arm")
-        drive(actor, 20)
-        assert len(actor._sent) < 10, "the server reports when commands came"
-        assert abs(actor.server_time() - clock()) < 5e-3
-        watcher.next_state()
-        assert abs(watcher.server_time() - clock()) < 50e-3
-
-
 def test_joints_of_a_moment_are_those_between_the_states_that_were_read():
     with served() as robot:
         robot.ready()
@@ -104,9 +89,21 @@ def test_joints_of_a_moment_are_those_between_the_states_that_were_read():
         assert actor.joints_at(first["stamp"] - 2) is None
 
 
-def test_a_state_is_of_a_pass_after_the_last_reply():
-    with served() as robot:
+def test_a_state_is_of_a_pass_after_the_last_reply_and_the_servers_clock_is_known_though_it_is_another_one():
+    def clock() -> float:
+        return 3600.0 + 1.0002 * time.monotonic()
+
+    with served(clock=clock) as robot:
         operator = robot.ready()
+        actor, watcher = robot.client("left"), robot.client("watcher", "any")
+        assert np.isnan(actor.server_time())
+        actor.request("arm")
+        drive(actor, 20)
+        assert len(actor._sent) < 10, "the server reports when commands came"
+        assert abs(actor.server_time() - clock()) < 5e-3
+        watcher.next_state()
+        assert abs(watcher.server_time() - clock()) < 50e-3
+        until(actor, "HOLD")
         for _ in range(20):
             time.sleep(0.01)
             reply = operator.request("stop")
@@ -147,14 +144,10 @@ def test_an_operators_commands(robot, capsys):
     assert run(robot, "clear") == 0
     assert capsys.readouterr().out.startswith("HOLD: cleared by clear of ")
     assert run(robot, "profile", "quick") == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "quick" in line
-    assert "slow" in line
+    assert re.fullmatch(".*quick.*slow.*\n", capsys.readouterr().err)
     assert run(robot, "profile", "slow") == 0
     assert run(robot, "status") == 0
-    out = capsys.readouterr().out
-    assert "slow (0.5)" in out
-    assert len(out.splitlines()) == 8
+    assert "slow (0.5)" in capsys.readouterr().out
     assert run(robot, "park") == 0
     watcher.request("ping")  # what follows is of a later pass
     until(watcher, "HOLD")
@@ -182,9 +175,7 @@ def test_an_operators_commands(robot, capsys):
 def test_bad_input_is_one_sentence(arguments, status, names, capsys):
     assert main(arguments) == status
     out, err = capsys.readouterr()
-    assert out == ""
-    assert len(err.splitlines()) == 1
-    assert names in err
+    assert (out, len(err.splitlines()), names in err) == ("", 1, True)
 
 
 # The lock.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from robot_limits import GRIPPERS, HOME, J, limits
 from robot_world import DT, World
 
-from serl_chunk_robot.control.grip import GIVE, Grip, GripLimits
+from serl_chunk_robot.control.grip import Grip, GripLimits
 from serl_chunk_robot.control.motions import PATIENCE, Reset, Step
 from serl_chunk_robot.drivers.base import Reading
 from serl_chunk_robot.safety.limits import Limits
@@ -17,6 +17,7 @@ from serl_chunk_robot.safety.limits import Limits
 LEFT = GRIPPERS[0]
 EFFORT = np.where(np.arange(J) == LEFT, 5.0, np.inf)
 WIDTH = 0.4  # of the object between the left fingers
+GIVE = 0.02  # of a gripper's range: written apart, as more would drop what it holds
 
 
 def free_grippers(of: Limits) -> Limits:
