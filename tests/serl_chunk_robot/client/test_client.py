@@ -11,10 +11,9 @@ import time
 import numpy as np
 import pytest
 from errors import naming
-from robot_limits import J
-from robot_served import HERE, Reading, Served, drive, free_port, served, until, wait, write, write_keys
+from robot_served import HERE, Reading, Served, drive, served, until, wait
 
-from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
+from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.commands.requests import MOVING
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.main import main
@@ -32,17 +31,6 @@ def test_addresses_have_a_host_and_perhaps_a_port():
         with pytest.raises(ConfigError) as e:
             address(text)
         assert repr(text) in str(e.value)
-
-
-def test_a_server_that_is_not_there_is_named_with_a_remedy():
-    port = free_port()
-    with RobotClient(f"{HERE}:{port}", name="left", answer=0.1) as client:
-        with pytest.raises(RobotError, match=naming(f"{HERE}:{port}", "0.1 s", "serl-chunk-robot serve")):
-            client.request("stop")
-        with pytest.raises(RobotError, match=naming(f"{HERE}:{port + 1}", "0.1 s")):
-            client.next_state(0.1)
-        assert client.newest_state() is None
-        assert not client.send_command(np.zeros(J))
 
 
 def test_a_client_finds_a_restarted_server_which_is_stopped():
@@ -109,18 +97,6 @@ def test_a_state_is_of_a_pass_after_the_last_reply_and_the_servers_clock_is_know
             reply = operator.request("stop")
             state = operator.next_state()
             assert (state["state"], state["generation"]) == ("STOPPED", reply["generation"])
-
-
-def test_keys_of_a_file(tmp_path):
-    path = tmp_path / "robot.json"
-    with pytest.raises(ConfigError, match=naming(str(path))):
-        Keys.of_file(path)
-    keys = write_keys(tmp_path / "keys", left="")["left"]
-    write(path, {"server": keys.server, "secret": keys.pair.secret})
-    assert Keys.of_file(path) == keys
-    path.chmod(0o644)
-    with pytest.raises(ConfigError, match="chmod 600"):
-        Keys.of_file(path)
 
 
 # The commands.

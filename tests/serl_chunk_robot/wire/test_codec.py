@@ -175,12 +175,3 @@ def test_a_dtype_is_sent_once_it_is_registered(monkeypatch):
     for name, dtype in [("object", np.dtype(object)), ("pair", np.dtype("f4,O")), ("complex64", np.dtype("c16"))]:
         with pytest.raises(ValueError, match=naming(f"'{name}'", dtype)):
             codec.register_dtype(name, dtype)
-
-
-def test_fields_are_checked_by_type():
-    assert codec.count({"n": 3}, "n") == 3
-    for header, named in [({}, "field"), ({"n": True}, "bool"), ({"n": -1}, -1), ({"n": 2**63}, 2**63)]:
-        with pytest.raises(WireError, match=naming("n", named)):
-            codec.count(header, "n")
-    with pytest.raises(WireError, match=naming("s", 5, 4)):
-        codec.text({"s": "12345"}, "s", 4)
