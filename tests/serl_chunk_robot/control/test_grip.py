@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from robot_limits import GRIPPERS, HOME, J, limits
 from robot_world import DT, World
@@ -124,6 +124,10 @@ SAMPLES = st.lists(
 )
 
 
+PRESSES, RESTS = (0.5, 0.0, 5.1), (0.5, 0.0, 0.0)
+
+
+@example([PRESSES] * 3 + [RESTS] + [PRESSES] * 2, 0.35)  # a short rest is no new beginning
 @given(SAMPLES, st.floats(0.1, 2.0))
 def test_it_gives_way_by_no_more_than_what_is_documented(samples, seconds):
     of = limits()

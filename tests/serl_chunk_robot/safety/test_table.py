@@ -132,7 +132,7 @@ def test_the_machine_follows_rules_that_were_written_apart(events: list[tuple[st
             assert machine.word == word, "what latched first stays the reason"
 
 
-def test_refusals_name_the_state_or_the_role():
+def test_refusals_name_the_state_or_the_role_and_what_latched_first_stays_the_reason():
     machine = Machine()
     assert "arm is not possible in STOPPED" in machine.apply("arm", table.CONTROLLER).word
     assert "clear is for the operator" in machine.apply("clear", table.CONTROLLER, by="actor").word
@@ -140,8 +140,10 @@ def test_refusals_name_the_state_or_the_role():
     for event, role in (("clear", table.OPERATOR), ("go", table.OPERATOR), ("arm", table.CONTROLLER)):
         machine.apply(event, role, by="Ann")
     machine.apply("fault", detail="left arm")
-    assert machine.word == "the driver reports a fault: left arm"
-    machine.apply("standing")
+    for state in ("BRAKE", "STOPPED"):
+        machine.apply("stop", table.ANY, by="Bob")
+        assert (machine.state, machine.word) == (state, "the driver reports a fault: left arm")
+        machine.apply("standing")
     assert machine.apply("clear", table.OPERATOR, by="Ann").word == "cleared by Ann"
 
 
