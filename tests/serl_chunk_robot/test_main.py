@@ -34,14 +34,14 @@ from serl_chunk_robot.server.admission import Admission, read_allowed
 
 
 def test_the_version_is_printed(capsys):
+    version = f"serl_chunk_robot {serl_chunk_robot.__version__}\n"
     for run in (lambda: main(["--version"]), lambda: whole.main(["robot", "--version"])):
-        with pytest.raises(SystemExit) as done:
+        with pytest.raises(SystemExit, match="0"):
             run()
-        assert done.value.code == 0
-        assert capsys.readouterr().out == f"serl_chunk_robot {serl_chunk_robot.__version__}\n"
+        assert capsys.readouterr().out == version
     command = [sys.executable, "-m", "serl_chunk_robot", "--version"]
     done = subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"serl_chunk_robot {serl_chunk_robot.__version__}\n")
+    assert (done.returncode, done.stdout) == (0, version)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,6 @@ def test_the_version_is_printed(capsys):
         (["ok", "warning"], "0 failed", 0),
         (["ok", "FAIL"], "1 failed", 1),
         (["-", "ok", "-"], "0 failed, 2 not tried", 1),
-        (["FAIL", "-"], "1 failed, 1 not tried", 1),
     ],
 )
 def test_a_check_that_did_not_try_all_of_it_does_not_succeed(robot, tmp_path, capsys, statuses, says, status):
@@ -64,20 +63,14 @@ def test_a_check_that_did_not_try_all_of_it_does_not_succeed(robot, tmp_path, ca
     assert json.loads(values.read_text())["ok"] is (status == 0)
 
 
-@pytest.mark.parametrize(
-    ("run", "program"),
-    [(main, "serl-chunk-robot"), (lambda arguments: whole.main(["robot", *arguments]), "serl-chunk robot")],
-    ids=["alone", "subcommand"],
-)
-def test_help_and_errors_name_the_program(run, program, capsys):
+@pytest.mark.parametrize("program", ["serl-chunk-robot", "serl-chunk robot"])
+def test_help_and_errors_name_the_program(program, capsys):
+    run = main if program == "serl-chunk-robot" else lambda arguments: whole.main(["robot", *arguments])
     assert run([]) == 0
     assert f"usage: {program} " in capsys.readouterr().out
     assert run(["--fast"]) == 2
     out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(f"{program}: ")
-    assert "--fast" in err
-    assert len(err.splitlines()) == 1
+    assert (out, one_sentence(err).startswith(f"{program}: "), "--fast" in err) == ("", True, True)
 
 
 @pytest.fixture
@@ -126,18 +119,20 @@ def test_a_wait_for_the_operator_is_ended(robot, capsys):
 
 def test_a_motor_is_rebooted_by_its_name(robot, capsys):
     operator = robot.ready()
-    assert run(robot, "reboot", "left/gripper") == 1
-    assert "reboot: the robot is in HOLD" in one_sentence(capsys.readouterr().err)
+
+    def refused(motor: str) -> str:
+        assert run(robot, "reboot", motor) == 1
+        return one_sentence(capsys.readouterr().err)
+
+    assert "reboot: the robot is in HOLD" in refused("left/gripper")
     operator.request("stop")
     assert run(robot, "reboot", "left/gripper") == 0
     assert "STOPPED: stopped by operator" in one_sentence(capsys.readouterr().out)
     assert run(robot, "reboot", "left/elbow", "--arm-is-supported") == 0
     assert robot.arms.rebooted == ["left/gripper", "left/elbow" + SUPPORTED]
-    assert run(robot, "reboot", "right/gripper") == 1
-    assert "answers no one" in one_sentence(capsys.readouterr().err)
+    assert "answers no one" in refused("right/gripper")
     robot.arms.set = lambda *arguments: FakeArms.set(robot.arms, *arguments)
-    assert run(robot, "reboot", "left/gripper") == 1
-    assert "no motors to reboot (aloha_ros1 and aloha_ros2 have)" in one_sentence(capsys.readouterr().err)
+    assert "no motors to reboot (aloha_ros1 and aloha_ros2 have)" in refused("left/gripper")
     assert robot.arms._on.all()
 
 
@@ -307,18 +302,14 @@ def test_keys_are_made_and_admit_who_has_them(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ([], "server.json exists already"),
-        (["--add", "desk"], "desk.json exists already"),
-        (["--add", "gone"], "gone.json exists already"),
+        ([], "server.json exists already"), (["--add", "gone"], "gone.json exists already"),
         (["--add", "new", "--out", "{tmp}/desk.json"], "desk.json exists already"),
         (["--add", "new", "--out", "{tmp}/none/new.json"], "new.json cannot be written"),
-        (["--add", "../desk"], "../desk: use 1..64 letters"),
-        (["--add", "new", "--revoke", "desk"], "not allowed with"),
-        (["--revoke", "des"], "It has: desk, gone"),
-        (["--operator"], "--operator: goes with --add"),
+        (["--add", "../desk"], "../desk: use 1..64 letters"), (["--revoke", "des"], "It has: desk, gone"),
+        (["--add", "new", "--revoke", "desk"], "not allowed with"), (["--operator"], "--operator: goes with --add"),
         (["--out", "file"], "--out: goes with --add"),
     ],
-)
+)  # fmt: skip
 def test_no_key_is_overwritten_and_a_wrong_one_is_named(tmp_path, capsys, arguments, named):
     folder = tmp_path / "keys"
     for more in ([], ["--add", "desk"], ["--add", "gone"], ["--revoke", "gone"]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -10,10 +11,9 @@ import time
 import numpy as np
 import pytest
 from errors import naming
-from robot_limits import J
-from robot_served import HERE, Reading, Served, drive, free_port, served, until, wait, write, write_keys
+from robot_served import HERE, Reading, Served, drive, served, until, wait
 
-from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
+from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.commands.requests import MOVING
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.main import main
@@ -31,17 +31,6 @@ def test_addresses_have_a_host_and_perhaps_a_port():
         with pytest.raises(ConfigError) as e:
             address(text)
         assert repr(text) in str(e.value)
-
-
-def test_a_server_that_is_not_there_is_named_with_a_remedy():
-    port = free_port()
-    with RobotClient(f"{HERE}:{port}", name="left", answer=0.1) as client:
-        with pytest.raises(RobotError, match=naming(f"{HERE}:{port}", "0.1 s", "serl-chunk-robot serve")):
-            client.request("stop")
-        with pytest.raises(RobotError, match=naming(f"{HERE}:{port + 1}", "0.1 s")):
-            client.next_state(0.1)
-        assert client.newest_state() is None
-        assert not client.send_command(np.zeros(J))
 
 
 def test_a_client_finds_a_restarted_server_which_is_stopped():
@@ -74,22 +63,6 @@ def test_a_client_finds_a_restarted_server_which_is_stopped():
         assert time.monotonic() - began < 1
 
 
-def test_the_servers_clock_is_known_though_it_is_another_one():
-    def clock() -> float:
-        return 3600.0 + 1.0002 * time.monotonic()
-
-    with served(clock=clock) as robot:
-        robot.ready()
-        actor, watcher = robot.client("left"), robot.client("watcher", "any")
-        assert np.isnan(actor.server_time())
-        actor.request("arm")
-        drive(actor, 20)
-        assert len(actor._sent) < 10, "the server reports when commands came"
-        assert abs(actor.server_time() - clock()) < 5e-3
-        watcher.next_state()
-        assert abs(watcher.server_time() - clock()) < 50e-3
-
-
 def test_joints_of_a_moment_are_those_between_the_states_that_were_read():
     with served() as robot:
         robot.ready()
@@ -104,26 +77,26 @@ def test_joints_of_a_moment_are_those_between_the_states_that_were_read():
         assert actor.joints_at(first["stamp"] - 2) is None
 
 
-def test_a_state_is_of_a_pass_after_the_last_reply():
-    with served() as robot:
+def test_a_state_is_of_a_pass_after_the_last_reply_and_the_servers_clock_is_known_though_it_is_another_one():
+    def clock() -> float:
+        return 3600.0 + 1.0002 * time.monotonic()
+
+    with served(clock=clock) as robot:
         operator = robot.ready()
+        actor, watcher = robot.client("left"), robot.client("watcher", "any")
+        assert np.isnan(actor.server_time())
+        actor.request("arm")
+        drive(actor, 20)
+        assert len(actor._sent) < 10, "the server reports when commands came"
+        assert abs(actor.server_time() - clock()) < 5e-3
+        watcher.next_state()
+        assert abs(watcher.server_time() - clock()) < 50e-3
+        until(actor, "HOLD")
         for _ in range(20):
             time.sleep(0.01)
             reply = operator.request("stop")
             state = operator.next_state()
             assert (state["state"], state["generation"]) == ("STOPPED", reply["generation"])
-
-
-def test_keys_of_a_file(tmp_path):
-    path = tmp_path / "robot.json"
-    with pytest.raises(ConfigError, match=naming(str(path))):
-        Keys.of_file(path)
-    keys = write_keys(tmp_path / "keys", left="")["left"]
-    write(path, {"server": keys.server, "secret": keys.pair.secret})
-    assert Keys.of_file(path) == keys
-    path.chmod(0o644)
-    with pytest.raises(ConfigError, match="chmod 600"):
-        Keys.of_file(path)
 
 
 # The commands.
@@ -147,14 +120,10 @@ def test_an_operators_commands(robot, capsys):
     assert run(robot, "clear") == 0
     assert capsys.readouterr().out.startswith("HOLD: cleared by clear of ")
     assert run(robot, "profile", "quick") == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "quick" in line
-    assert "slow" in line
+    assert re.fullmatch(".*quick.*slow.*\n", capsys.readouterr().err)
     assert run(robot, "profile", "slow") == 0
     assert run(robot, "status") == 0
-    out = capsys.readouterr().out
-    assert "slow (0.5)" in out
-    assert len(out.splitlines()) == 8
+    assert "slow (0.5)" in capsys.readouterr().out
     assert run(robot, "park") == 0
     watcher.request("ping")  # what follows is of a later pass
     until(watcher, "HOLD")
@@ -182,9 +151,7 @@ def test_an_operators_commands(robot, capsys):
 def test_bad_input_is_one_sentence(arguments, status, names, capsys):
     assert main(arguments) == status
     out, err = capsys.readouterr()
-    assert out == ""
-    assert len(err.splitlines()) == 1
-    assert names in err
+    assert (out, len(err.splitlines()), names in err) == ("", 1, True)
 
 
 # The lock.

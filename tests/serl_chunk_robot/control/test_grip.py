@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from robot_limits import GRIPPERS, HOME, J, limits
 from robot_world import DT, World
 
-from serl_chunk_robot.control.grip import GIVE, Grip, GripLimits
+from serl_chunk_robot.control.grip import Grip, GripLimits
 from serl_chunk_robot.control.motions import PATIENCE, Reset, Step
 from serl_chunk_robot.drivers.base import Reading
 from serl_chunk_robot.safety.limits import Limits
@@ -17,6 +17,7 @@ from serl_chunk_robot.safety.limits import Limits
 LEFT = GRIPPERS[0]
 EFFORT = np.where(np.arange(J) == LEFT, 5.0, np.inf)
 WIDTH = 0.4  # of the object between the left fingers
+GIVE = 0.02  # of a gripper's range: written apart, as more would drop what it holds
 
 
 def free_grippers(of: Limits) -> Limits:
@@ -123,6 +124,10 @@ SAMPLES = st.lists(
 )
 
 
+PRESSES, RESTS = (0.5, 0.0, 5.1), (0.5, 0.0, 0.0)
+
+
+@example([PRESSES] * 3 + [RESTS] + [PRESSES] * 2, 0.35)  # a short rest is no new beginning
 @given(SAMPLES, st.floats(0.1, 2.0))
 def test_it_gives_way_by_no_more_than_what_is_documented(samples, seconds):
     of = limits()

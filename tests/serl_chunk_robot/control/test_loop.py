@@ -187,8 +187,9 @@ def test_torque_off_leaves_no_set_point_and_arms_that_were_moved_by_hand_are_bel
     world = World().ready()
     world.arms.minus_pi = 1
     world.run()
-    with pytest.raises(Refused, match="cannot be trusted"):
-        world.ask("arm", "controller")
+    for event, role in (("arm", "controller"), ("torque_off", "operator"), ("end", "operator")):
+        with pytest.raises(Refused, match=f"{event}: the measured state cannot be trusted"):
+            world.ask(event, role)
     world.run()
     world.ask("arm", "controller")
     world.ask("release", "controller")

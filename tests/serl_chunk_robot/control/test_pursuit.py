@@ -147,12 +147,13 @@ def test_a_moving_goal_is_reached_and_followed_exactly(dt: float, rates: tuple[f
     pursued, at = Pursued(Gate(of, dt)), SetPoint.standing(HOME)
     rate = np.linspace(0.5, 1.5, J) * min(1.0, rates[1] / 20)
     jumps = np.where(np.arange(J) % 2, 0.15, 0.0)
-    missed = []
+    missed, goal = [], HOME.copy()
     for k in range(int(6 / dt)):
         t = k * dt
         fade = min(t / 3, 1.0) ** 3 * (10 - 15 * min(t / 3, 1.0) + 6 * min(t / 3, 1.0) ** 2)
-        goal = HOME + 0.2 * fade * np.sin(rate * t) + (jumps if t >= 4 else 0)
+        goal[:] = wanted = HOME + 0.2 * fade * np.sin(rate * t) + (jumps if t >= 4 else 0)
         passed = pursued.keeps(at, goal, at.position)
+        assert np.array_equal(goal, wanted), "its caller's, who changes it in place"
         at = passed.set_point
         assert passed.factor == 1
         if not pursued.follows:

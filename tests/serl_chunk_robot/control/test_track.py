@@ -23,7 +23,10 @@ def test_a_motion_that_is_given_up_brakes_to_hold():
     world.ask("reset", "controller", motion=Way(HOME + 0.3, passes=30))
     world.run(30)
     assert np.abs(speed(world)).max() > 0.5
+    began = len(world.arms.sent)
     assert world.until("HOLD") < 60
+    slowing = np.diff(world.arms.sent[began - 2 :], 2, axis=0) / DT**2
+    assert (np.abs(slowing) <= world.limits.rates.acceleration * (1 + 1e-6)).all(), "it brakes before it stands"
 
 
 class Failing:
@@ -62,15 +65,19 @@ def test_a_motion_that_fails_brakes(error: object, state: str, word: str):
 # Tracks.
 
 
-def path_of(way: Callable[[float], np.ndarray], ticks: int, world: World, late: Callable[[int], int] = lambda k: 0):
-    """Stream `way`; returns set points and factors of the passes. `late`: passes that command k comes late."""
+def path_of(
+    way: Callable[[float], np.ndarray], ticks: int, world: World, late: Callable[[int], int] = lambda k: 0,
+    lag: float = 0.0,
+):  # fmt: skip
+    """Stream `way`; returns set points and factors. `late`: passes that command k comes late; `lag`: s, of passes."""
     per = round(world.tick / world.dt)
     due = sorted((k * per + late(k), k) for k in range(ticks))
-    points, factors = [], []
+    points, factors, began, rng = [], [], world.now, np.random.default_rng(5)
     for n in range(ticks * per):
         while due and due[0][0] == n:
             assert world.send(way((due.pop(0)[1] + 1) * world.tick)) == ""
-        status = world.run()
+        world.now = began + (n + 1) * world.dt + rng.uniform(0, lag)
+        status = world.loop.run_pass(world.now)
         assert status.state == "RUN"
         points.append(status.set_point)
         factors.append(status.factor)
@@ -110,13 +117,13 @@ def aloha(seed: int) -> tuple[Callable[[float], np.ndarray], np.ndarray]:
     return way, size
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("late", [0, 1], ids=["on time", "jitter"])
-def test_smooth_motion_at_the_demands_of_aloha_is_left_alone(seed: int, late: int):
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("late", "lag"), [(0, 0.0), (1, 0.0), (0, 0.002)], ids=["on time", "jitter", "late passes"])
+def test_smooth_motion_at_the_demands_of_aloha_is_left_alone(seed: int, late: int, lag: float):
     world = World().armed()
     way, _ = aloha(seed)
     rng = np.random.default_rng(seed)
-    points, factors = path_of(way, 500, world, lambda k: int(rng.integers(late + 1)))
+    points, factors = path_of(way, 500, world, lambda k: int(rng.integers(late + 1)), lag)
     moving_by = np.abs(np.diff(points, axis=0)).max() / DT
     assert moving_by > 1.5
     slowed = np.mean(factors < 1)

@@ -72,15 +72,17 @@ def test_the_grab_waits_until_no_key_is_down_and_what_was_typed_before_is_droppe
     assert [(event.name, event.pressed) for event in device.keys()] == [("right", True)]
 
 
-def test_a_key_that_stays_down_is_pressed_from_the_start(inputs, opened, monkeypatch):
+def test_a_key_that_stays_down_is_pressed_from_the_start_and_dropped_events_are_replaced_by_the_state(
+    inputs, opened, monkeypatch
+):
     monkeypatch.setattr(evdev_device, "LIFTS", 0.02)
     pedal = inputs.device(PEDAL)
     pedal.press("KEY_A")
     device = opened(FootPedal, "Foot")
-    assert device.read().buttons == (True, False, False)
-    assert device.keys() == []
-    pedal.press("KEY_A", 0)
-    wait(lambda: not any(device.read().buttons))
+    assert (device.read().buttons, device.keys()) == ((True, False, False), [])
+    pedal.drop(("KEY_A", 0), ("KEY_C", 1))
+    wait(lambda: device.read().buttons == (False, False, True))
+    assert [(e.name, e.pressed) for e in device.keys()] == [("left", False), ("right", True)]
 
 
 def test_a_lost_device_has_nothing_pressed_sends_no_release_and_is_opened_again(inputs, opened, caplog):
@@ -117,16 +119,6 @@ def test_the_handle_of_a_lost_device_is_closed_at_once(inputs, opened, monkeypat
     wait(lambda: not pedal.handles)
 
 
-def test_events_that_the_kernel_dropped_are_replaced_by_the_state(inputs, opened):
-    pedal = inputs.device(PEDAL)
-    device = opened(FootPedal, "Foot")
-    pedal.press("KEY_A")
-    wait(lambda: device.read().buttons[0])
-    pedal.drop(("KEY_A", 0), ("KEY_C", 1))
-    wait(lambda: device.read().buttons == (False, False, True))
-    assert [(e.name, e.pressed) for e in device.keys()] == [("left", True), ("left", False), ("right", True)]
-
-
 def test_codes_of_the_stand_in_are_those_of_evdev():
     if importlib.util.find_spec("evdev") is None:
         pytest.skip("evdev is not installed")
@@ -151,7 +143,7 @@ def typed(inputs, opened):
     return opened(Keyboard, "Keyboard"), user
 
 
-def test_a_held_key_moves_until_it_is_let_go_and_opposite_ones_cancel(typed):
+def test_a_held_key_moves_until_it_is_let_go_and_opposite_ones_cancel(typed, opened):
     device, user = typed
     assert sorted(MOVES.values()) == [(axis, sign) for axis in range(6) for sign in (-1.0, 1.0)]
     for key, (axis, sign) in MOVES.items():
@@ -171,15 +163,12 @@ def test_a_held_key_moves_until_it_is_let_go_and_opposite_ones_cancel(typed):
     user.press("KEY_V")
     wait(lambda: device.read().buttons == (False, True))
     assert device.keys() == [], "buttons are no events"
-
-
-def test_two_keys_of_one_end_are_no_faster_than_one(inputs, opened):
-    user = inputs.device("usb-Keyboard-event-kbd")
+    device.close()
     device = opened(Keyboard, "Keyboard", {"w": (0, 1.0), "up": (0, 1.0)}, ("z",))
     for key in ("W", "UP", "Z"):
         user.press(f"KEY_{key}")
     wait(lambda: any(device.read().buttons))
-    np.testing.assert_array_equal(device.read().twist, [1, 0, 0, 0, 0, 0])
+    np.testing.assert_array_equal(device.read().twist, [1, 0, 0, 0, 0, 0], "two keys of one end are no faster")
 
 
 def test_other_keys_are_events_with_a_terminals_names(typed):
@@ -208,8 +197,7 @@ def test_pedals_are_events_and_buttons_of_their_own_names(inputs, opened):
     user.press("KEY_1", 0)
     wait(lambda: device.read().buttons == (False, False))
     assert [(event.name, event.pressed) for event in device.keys()] == [("go", True), ("go", False)]
-    assert device.read().twist is None
-    assert device.read().joints is None
+    assert (device.read().twist, device.read().joints) == (None, None)
 
 
 # Gamepads.
@@ -246,7 +234,7 @@ def test_sticks_triggers_and_cross_move_and_buttons_are_readings_and_events(pad)
     assert [(event.name, event.pressed) for event in device.keys()] == [("tr", True), ("tr", False)]
 
 
-def test_a_sticks_dead_zone_is_rest_and_it_moves_from_its_edge_on(pad):
+def test_a_sticks_dead_zone_is_rest_and_it_moves_from_its_edge_on(pad, inputs, opened):
     device, user = pad
     user.move("ABS_Y", -3200)
     user.move("ABS_X", -18022)  # 0.55
@@ -255,10 +243,7 @@ def test_a_sticks_dead_zone_is_rest_and_it_moves_from_its_edge_on(pad):
     user.move("ABS_Y", -3604)  # 0.11
     wait(lambda: device.read().twist[0] > 0)
     assert device.read().twist[0] == pytest.approx(0.01 / 0.9, abs=1e-3)
-
-
-def test_sticks_of_eight_bits_rest_in_their_middle(inputs, opened):
-    sticks = dict.fromkeys(STICKS, AbsInfo(128, 0, 255, flat=32))
+    sticks = dict.fromkeys(STICKS, AbsInfo(128, 0, 255, flat=32))  # of eight bits, which rest in their middle
     user = inputs.device("usb-Sony-event-joystick", {**XBOX, **sticks})
     device = opened(Gamepad, "Sony", dead_zone=0.0)
     assert not device.read().twist.any()
@@ -266,6 +251,10 @@ def test_sticks_of_eight_bits_rest_in_their_middle(inputs, opened):
     user.move("ABS_X", 255)
     wait(lambda: device.read().twist.any())
     np.testing.assert_allclose(device.read().twist, [0, -1, 0, 0, 0, 0])
+    user = inputs.device("usb-Pad-event-joystick", {"ABS_X": STICK, "ABS_Y": STICK})
+    with pytest.raises(DeviceError, match=r"Pad: no gamepad.*lacks ABS_RY, ABS_RX"):
+        Gamepad("Pad")
+    assert user.handles == []
 
 
 def test_a_lost_pad_rests_and_comes_back_as_its_sticks_are_and_dropped_axes_are_read_anew(pad):
@@ -281,10 +270,3 @@ def test_a_lost_pad_rests_and_comes_back_as_its_sticks_are_and_dropped_axes_are_
     np.testing.assert_allclose(device.read().twist, [1, 1, 0, 0, 0, 0], atol=1e-4)
     user.drop(("ABS_Y", 0), ("ABS_X", 0))
     wait(lambda: not device.read().twist.any())
-
-
-def test_a_device_without_two_sticks_is_refused(inputs):
-    user = inputs.device("usb-Pad-event-joystick", {"ABS_X": STICK, "ABS_Y": STICK})
-    with pytest.raises(DeviceError, match=r"Pad: no gamepad.*lacks ABS_RY, ABS_RX"):
-        Gamepad("Pad")
-    assert user.handles == []

@@ -28,31 +28,22 @@ def test_joints_and_shares_of_the_grippers_are_read(graph, opened):
     device = opened(leaders_ros2)
     reading = device.read()
     np.testing.assert_allclose(reading.joints, [*POSE[:6], SHARE] * 2)
-    assert reading.alive
-    assert (reading.twist, reading.buttons, device.name) == (None, (), "leader_left leader_right")
+    assert (reading.alive, reading.twist, reading.buttons, device.name) == (True, None, (), "leader_left leader_right")
     graph.arms["leader_right"].target = [0.1] * 6 + [5.0]
     wait(lambda: abs(device.read().joints[7] - 0.1) < 1e-6)
     np.testing.assert_allclose(device.read().joints, [*POSE[:6], SHARE, *[0.1] * 6, 1.0], atol=1e-5)
     assert graph.arms["leader_right"].group == []  # nothing is commanded
-    kept = device.read()
-    kept.joints[:] = 9
-    assert device.read().joints[0] == 0.0
 
 
-@pytest.mark.parametrize("fault", ["silent", "frozen_stamp", "pi"])
-def test_an_arm_without_newer_states_is_not_alive_until_one_comes(graph, opened, fault):
+def test_an_arm_without_newer_states_is_not_alive_until_one_comes(graph, opened):
     device = opened(leaders_ros2)
-    wait(lambda: device.read().alive)
-    last = device.read().joints
-    setattr(graph.arms["leader_right"], fault, True)
-    wait(lambda: not device.read().alive)
-    np.testing.assert_allclose(device.read().joints, last, atol=1e-9)
-    setattr(graph.arms["leader_right"], fault, False)
-    wait(lambda: device.read().alive)
-
-
-def test_a_closed_device_and_a_node_that_is_gone_are_not_alive(graph, opened):
-    device = opened(leaders_ros2)
+    for fault in ("silent", "frozen_stamp", "pi"):
+        wait(lambda: device.read().alive)
+        last = device.read().joints
+        setattr(graph.arms["leader_right"], fault, True)
+        wait(lambda: not device.read().alive)
+        np.testing.assert_allclose(device.read().joints, last, atol=1e-9)
+        setattr(graph.arms["leader_right"], fault, False)
     graph.up = False
     assert not device.read().alive
     graph.up = True

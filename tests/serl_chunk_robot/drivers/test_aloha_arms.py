@@ -141,27 +141,19 @@ def test_another_publisher_is_a_fault_until_it_ends():
         driver.close()
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("follower_left/elbow", "the arm falls while elbow reboots.*arm_is_supported"),
-        ("follower_left/finger", "expected ARM/MOTOR of follower_left, follower_right and waist"),
-        ("gripper", "expected ARM/MOTOR"),
-        (True, "expected ARM/MOTOR"),
-    ],
-)
-def test_only_a_named_motor_that_carries_nothing_is_rebooted(rig, value, message):
-    rig.ready()
-    with pytest.raises(DriverError, match=message):
-        rig.driver.set("reboot", value)
-
-
 GRIPPER = "follower_left/gripper: it has an error, or does not answer. Reboot it"
 
 
 def test_a_grippers_reboot_is_done_while_the_robot_is_stopped(rig, monkeypatch):
     monkeypatch.setattr(aloha_arms, "BOOTS", 0.3)
     rig.ready()
+    for value, message in (
+        ("follower_left/elbow", "the arm falls while elbow reboots.*arm_is_supported"),
+        ("follower_left/finger", "expected ARM/MOTOR of follower_left, follower_right and waist"),
+        ("gripper", "expected ARM/MOTOR"), (True, "expected ARM/MOTOR"),
+    ):  # fmt: skip
+        with pytest.raises(DriverError, match=message):
+            rig.driver.set("reboot", value)
     rig.driver.command(rig.driver.read().q, 0.02)
     with pytest.raises(DriverError, match="Stop the robot, and try again"):
         rig.driver.set("reboot", "follower_left/gripper")
@@ -196,17 +188,6 @@ def test_a_motor_with_an_error_is_named_also_where_its_registers_cannot_be_read(
     rig.put(0, "alerts", alerts)
     rig.put(0, "errors", errors)
     rig.read(lambda reading: reading.faults == faults)
-
-
-def test_a_service_that_hangs_is_a_fault_and_not_a_wait(rig, monkeypatch):
-    monkeypatch.setattr("serl_chunk_robot.drivers.aloha_ros2.ANSWERS", 0.2)
-    rig.ready()
-    rig.put(0, "hangs", True)
-    began = time.monotonic()
-    rig.driver.set("torque", False)
-    assert time.monotonic() - began < 0.1
-    reading = rig.read(lambda reading: bool(reading.faults))
-    assert "no answer within 0.2 s" in reading.faults[0]
 
 
 def test_a_state_that_is_none_is_an_error_until_the_next(rig):
@@ -248,7 +229,7 @@ def test_a_node_that_was_launched_again_between_two_looks_is_noticed(rig, monkey
     assert "follower_right: its node is gone" in str(reading.faults)
 
 
-def test_motors_of_one_arm_that_do_not_answer_are_a_fault_while_the_other_s_do(rig, monkeypatch):
+def test_a_service_that_hangs_is_a_fault_and_not_a_wait_while_the_other_arm_answers(rig, monkeypatch):
     monkeypatch.setattr("serl_chunk_robot.drivers.aloha_ros2.ANSWERS", 0.05)
     rig.ready()
     rig.put(0, "hangs", True)
@@ -257,7 +238,10 @@ def test_motors_of_one_arm_that_do_not_answer_are_a_fault_while_the_other_s_do(r
     for _ in range(100):
         faults.append(rig.driver.read().faults)
         time.sleep(0.005)
-    assert all("follower_left/get_motor_registers: no answer" in str(each) for each in faults)
+    assert all("follower_left/get_motor_registers: no answer within 0.05 s" in str(each) for each in faults)
+    began = time.monotonic()
+    rig.driver.set("torque", False)
+    assert time.monotonic() - began < 0.04
     rig.put(0, "hangs", False)
     rig.read(lambda reading: not reading.faults)
 

@@ -177,21 +177,6 @@ def test_a_clear_does_not_undo_a_stop_that_was_not_seen(robot: Served):
     assert operator.next_state()["state"] == "STOPPED"
 
 
-def test_each_episode_has_a_generation_of_its_own():
-    world = World().ready()
-    seen = [world.loop.machine.generation]
-    for event in ("arm", "release"):
-        world.ask(event, "controller")
-        seen.append(world.loop.machine.generation)
-    world.until("HOLD")
-    world.ask("reset", "controller")
-    seen.append(world.loop.machine.generation)
-    assert seen == sorted(set(seen))
-    world.until("HOLD")
-    world.ask("arm", "controller")
-    assert world.send(HOME, generation=seen[1]) == "generation", "a command of the episode before"
-
-
 @pytest.mark.parametrize("calms", ["release", "lost"])
 def test_who_lets_go_after_a_lapse_is_not_expected_to_command(calms: str):
     world = World().ready()

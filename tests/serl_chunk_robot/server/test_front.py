@@ -235,20 +235,6 @@ def robot_without_sockets():
     return made, door
 
 
-def test_200_clients_that_greet_push_no_operator_out():
-    with served() as robot:
-        desk = robot.ready()
-        clients = [RobotClient(f"{HERE}:{robot.port}", name=f"watcher {k}", answer=20.0) for k in range(200)]
-        try:
-            for client in clients:
-                client.hello()
-            assert desk._exchange("ping", {})["greet"] is False
-            assert len(robot.server._clients) <= 64
-        finally:
-            for client in clients:
-                client.close()
-
-
 def test_keys_are_read_once_per_change_of_their_folder(tmp_path, monkeypatch):
     keys = write_keys(tmp_path / "keys", desk="operator")
     time.sleep(2 * admission.SETTLED)

@@ -66,11 +66,8 @@ def test_tables_are_read_and_their_ports_follow_those_of_cameras(tmp_path):
     file = load(robot_file(tmp_path, 'name = "left"\ndriver = "spacemouse"\npath = "/dev/left"\narm = 1',
                            'name = "leaders"\ndriver = "leader_ros1"\narms = ["l", "r"]', PEDAL,
                            more=camera))  # fmt: skip
-    assert [(d.name, d.port - file.port, d.arm) for d in file.devices] == [
-        ("left", 3, 1),
-        ("leaders", 4, -1),
-        ("foot", 5, -1),
-    ]
+    assert [(d.name, d.port - file.port, d.arm) for d in file.devices] == [("left", 3, 1), ("leaders", 4, -1),
+                                                                           ("foot", 5, -1)]  # fmt: skip
     assert file.devices[1].source.options == {"arms": ["l", "r"]}
     assert file.devices[2].source.options == {"device": "FootSwitch", "pedals": {"left": "space", "middle": "enter"}}
 
@@ -178,30 +175,26 @@ def test_a_device_that_does_not_return_delays_no_pass(tmp_path, fault):
         assert client.request("ping")["ok"]
 
 
-def leader(joints: int = 7) -> Sample:
-    return Sample(None, np.full(joints, 0.5), (), 0.0, True)
+NONE, STRANGE = Sample(np.full(6, np.nan), None, (True,), 0.0, True), Sample(np.zeros(5), None, (), 0.0, True)
+LEADER = Sample(None, np.full(7, 0.5), (), 0.0, True)
 
 
-@pytest.mark.parametrize("fault", ["name", "run", "nan", "shape"])
-def test_what_is_no_reading_of_this_device_and_server_is_left_out_or_lifeless(fault):
+@pytest.mark.parametrize(
+    ("run", "name", "sample"),
+    [("", "other", LEADER), ("another process", "leader", LEADER), ("", "leader", NONE), ("", "leader", STRANGE)],
+    ids=["name", "run", "nan", "shape"],
+)
+def test_what_is_no_reading_of_this_device_and_server_is_left_out_or_lifeless(run, name, sample):
     port = free_port(3)
-    with served(port=port, devices=(("leader", port + 2, 0),)) as robot:
-        run, name, sample = robot.server.run_id, "leader", leader()
-        if fault == "name":
-            name = "other"
-        elif fault == "run":
-            run = "another process"
-        elif fault == "nan":
-            sample = Sample(np.full(6, np.nan), None, (True,), 0.0, True)
-        else:
-            sample = Sample(np.zeros(5), None, (), 0.0, True)
-        with HostedDevice(run, name, port + 2, sample):
-            client = robot.client(role="any")
-            client.hello()
-            got = [client.next_reading("leader", 0.02) for _ in range(20)]
-        alive = [reading for reading in got if reading is not None and reading.alive]
-        assert not alive
-        assert fault != "nan" or any(reading is not None and not reading.twist.any() for reading in got)
+    with (
+        served(port=port, devices=(("leader", port + 2, 0),)) as robot,
+        HostedDevice(run or robot.server.run_id, name, port + 2, sample),
+    ):
+        client = robot.client(role="any")
+        client.hello()
+        got = [client.next_reading("leader", 0.02) for _ in range(20)]
+    assert not any(reading is not None and reading.alive for reading in got)
+    assert sample is not NONE or any(reading is not None and not reading.twist.any() for reading in got)
 
 
 @pytest.mark.system

@@ -48,20 +48,8 @@ def test_no_interleaving_over_sockets_leads_beyond_a_limit():
     assert life.replies > 6000
     assert life.refusals > 1000
     assert set(life.states) == {"STOPPED", "HELD", "HOLD", "RUN", "MOVE", "BRAKE"}
-    assert set(life.counts) >= {
-        "reconnect",
-        "killed",
-        "second_actor",
-        "of_another",
-        "garbage",
-        "stranger",
-        "command",
-        "go",
-        "take",
-        "go_for_another",
-        "hold",
-        "clear",
-    }
+    assert set(life.counts) >= {"reconnect", "killed", "second_actor", "of_another", "garbage", "stranger", "command",
+                                "go", "take", "go_for_another", "hold", "clear"}  # fmt: skip
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from serl_chunk_robot.safety.table import BRAKE, HELD, HOLD, MOVE, RUN, STOPPED,
 SEEDS = range(3)  # one for each profile
 PROFILES = ((3.2, 40.0, 4000.0), (0.5, 4.0, 60.0), (2.0, 15.0, 300.0))  # velocity, acceleration, jerk
 LONG = 8.0  # s, longer than any braking
-Act = Callable[["Life"], None]
+Act = Callable[["Life"], object]
 
 
 class Life:
@@ -104,10 +104,7 @@ class Motion(Way):
 
 
 def asked(event: str, role: str) -> Act:
-    return lambda life: void(life.world.ask(event, role))
-
-
-def void(_: object) -> None: ...
+    return lambda life: life.world.ask(event, role)
 
 
 def injected(name: str, value: object) -> Act:

@@ -151,28 +151,21 @@ def number(**changes: Any) -> dict[bytes, Any]:
     return array(**{"nd": False, "kind": None, "shape": None, **changes})
 
 
-SHAPES = ([-1], [True], [1.0])
-
-
 @pytest.mark.parametrize(
     ("value", "named"),
     [
-        *((array(type=text), ("dtype", text)) for text in ("|O", "<f2", "<c8", ">f4", "<M8[ns]")),
+        *((array(type=text), ("dtype", text)) for text in ("|O", "<f2", ">f4")),
         (array(type=b"<f4"), ("dtype", "<f4")), (array(type=[["f", "|O"]]), ("dtype", "|O")),
-        (array(type="<f4" * 1000), ("dtype", "<f4")), (array(kind=b"O"), ("kind", "O")),
-        (array(kind=b"V", type=[["f", "<f4"]]), ("kind", "V")), (array(kind=""), ("kind",)),
-        *((array(**changes), ("fields",)) for changes in (
-            {"kind": None}, {"nd": 1}, {"nd": b"x"}, {"more": 1}, {"shape": None})),
-        *((array(shape=shape), ("shape", shape)) for shape in SHAPES),
+        (array(kind=b"O"), ("kind", "O")), (array(kind=b"V", type=[["f", "<f4"]]), ("kind", "V")),
+        *((array(**changes), ("fields",)) for changes in ({"kind": None}, {"nd": 1}, {"more": 1}, {"shape": None})),
+        *((array(shape=shape), ("shape", shape)) for shape in ([-1], [True], [1.0])),
         (array(shape=1), ("shape", codec.MAX_DIMS)), (array(shape=[1] * 9), ("shape", codec.MAX_DIMS)),
-        (array(shape=[2**39, 2**39]), ("shape", 2**39)), (array(shape=[0, 2**39, 2**39]), ("shape", 2**39)),
-        (array(data=b"123"), ("float32", 4, 3)), (array(data=b"12345"), ("float32", 4, 5)),
-        (array(data="1234"), ("bytes", "str")), (array(data=[1, 2, 3, 4]), ("bytes", "list")),
-        (array(type="|b1", data=b"\2"), ("bool", 0, 1)), (number(data=b"12345678"), ("float32", 4, 8)),
-        (number(type="<c8", data=b"12345678"), ("dtype", "<c8")),
-        (number(type="|O", data=b"12345678"), ("dtype", "|O")), (number(type="|b1", data=b"\2"), ("bool", 0, 1)),
-        (number(shape=[]), ("fields",)), ({b"complex": True, b"data": "1j"}, ("key", "complex")),
-        ({"": 1}, ("key", "''")), (msgpack.ExtType(5, b""), ("ExtType",)),
+        (array(shape=[0, 2**39, 2**39]), ("shape", 2**39)), (array(data=b"12345"), ("float32", 4, 5)),
+        (array(data="1234"), ("bytes", "str")), (array(type="|b1", data=b"\2"), ("bool", 0, 1)),
+        (number(data=b"12345678"), ("float32", 4, 8)), (number(type="|O", data=b"12345678"), ("dtype", "|O")),
+        (number(type="|b1", data=b"\2"), ("bool", 0, 1)), (number(shape=[]), ("fields",)),
+        ({b"complex": True, b"data": "1j"}, ("key", "complex")), ({"": 1}, ("key", "''")),
+        (msgpack.ExtType(5, b""), ("ExtType",)),
     ],
 )  # fmt: skip
 def test_hostile_values_are_refused_by_name(value, named):
@@ -185,12 +178,8 @@ def test_hostile_values_are_refused_by_name(value, named):
 
 @pytest.mark.parametrize(
     "data",
-    [
-        b"", b"\x81", b"\x81\xa1a", b"\x91" * 5000, b"\x81\xa1a" * 5000, b"\x81\xa1a\xa1\xff",
-        b"\xdf\xff\xff\xff\xff", b"\x81\xa1a\xc6\xff\xff\xff\xff", msgpack.packb({"a": 1}) + b"x",
-        *map(msgpack.packb, ([1], 3, {3: 1}, {b"a": 1}, array(), {"a": msgpack.Timestamp(3)})),
-        msgpack.packb({"a": msgpack.ExtType(3, b"abc")}),
-    ],
+    [b"", b"\x81", b"\x81\xa1a", b"\x81\xa1a" * 5000, b"\x81\xa1a\xa1\xff", b"\xdf\xff\xff\xff\xff",
+     msgpack.packb({"a": 1}) + b"x", *map(msgpack.packb, ([1], {3: 1}, array(), {"a": msgpack.Timestamp(3)}))],
 )  # fmt: skip
 def test_hostile_messages_are_refused(data):
     with pytest.raises(WireError):
@@ -226,11 +215,10 @@ def test_depth_is_limited_on_both_sides():
 @pytest.mark.parametrize(
     ("value", "named"),
     [
-        (np.zeros(2, np.float16), ("dtype", "float16")), (np.zeros(2, np.complex64), ("dtype", "complex64")),
-        (np.zeros(2, ">f4"), ("dtype", ">f4")), (np.zeros(2, "f4,i4"), ("dtype", "float32")),
-        (np.array(["x"]), ("dtype",)), (np.complex64(1), ("dtype", "complex64")),
-        (np.zeros((1,) * 9), ("shape", codec.MAX_DIMS)), (1j, ("complex",)), (2**64, ("64 bits", 2**64)),
-        (-(2**63) - 1, ("64 bits",)), ("\ud800", ("UTF-8",)), ({1, 2}, ("set",)), (object(), ("object",)),
+        (np.zeros(2, np.float16), ("dtype", "float16")), (np.zeros(2, ">f4"), ("dtype", ">f4")),
+        (np.zeros(2, "f4,i4"), ("dtype", "float32")), (np.complex64(1), ("dtype", "complex64")),
+        (np.zeros((1,) * 9), ("shape", codec.MAX_DIMS)), (2**64, ("64 bits", 2**64)), (-(2**63) - 1, ("64 bits",)),
+        ("\ud800", ("UTF-8",)), (object(), ("object",)),
     ],
 )  # fmt: skip
 def test_what_cannot_be_sent_is_named(value, named):

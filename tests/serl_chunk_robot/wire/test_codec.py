@@ -93,35 +93,28 @@ def forged(table, *data, header=None):
 
 
 ONE, EIGHT, HUGE = b"1234", b"12345678", 2**39
-SHAPES = ([-1], [-1, -1], [True], [1.0], [2**63])
 LIST, ROW = "[kind, fields, table]", "[path, dtype, shape]"
 
 
 @pytest.mark.parametrize(
     ("frames", "named"),
     [
-        ([], ("frames",)), *(([each], ("msgpack",)) for each in (b"", b"\x93", b"\x91" * 5000)),
+        ([], ("frames",)), *(([each], ("msgpack",)) for each in (b"", b"\x91" * 5000)),
         *(([msgpack.packb(each)], (LIST,)) for each in (["k", {}], {"kind": "k"}, [3, {}, []])),
         ([msgpack.packb(["k", {}, []]) + b"x"], ("msgpack",)),
         ([msgpack.packb(["k", {b"a": 1}, []])], ("field", "string")),
-        *(([msgpack.packb(["k", {"a": each}, []])], ("msgpack",)) for each in (
-            msgpack.ExtType(3, b"abc"), msgpack.Timestamp(3))),
-        *((forged([["a", dtype, [1]]], EIGHT), ("dtype", dtype)) for dtype in ("|O", "object", [["f", "|O"]])),
-        *((forged([["a", "float32", shape]], ONE), ("shape", str(shape))) for shape in SHAPES),
+        ([msgpack.packb(["k", {"a": msgpack.Timestamp(3)}, []])], ("msgpack",)),
+        *((forged([["a", dtype, [1]]], EIGHT), ("dtype", dtype)) for dtype in ("|O", [["f", "|O"]])),
+        *((forged([["a", "float32", x]], ONE), ("shape", str(x))) for x in ([-1], [-1, -1], [True], [1.0], [2**63])),
         *((forged([["a", "float32", x]], ONE), ("shape", "list", codec.MAX_DIMS)) for x in (1, [1] * 9)),
-        (forged([["a", "uint8", [HUGE, HUGE]]], b""), ("shape", [HUGE, HUGE])),
         (forged([["a", "uint8", [0, HUGE, HUGE]]], b""), ("shape", [0, HUGE, HUGE])),
-        (forged([["a", "float32", [1]]], b"12345"), ("float32", "(1,)", 4, 5)),
         (forged([["a", "float32", [1]]], b"123"), ("float32", "(1,)", 4, 3)),
         (forged([["a", "float32", [1], b"12345"]]), ("float32", "(1,)", 4, 5)),
         (forged([["a", "float32", [1]]]), ("a", "frame", 0)), (forged([], b"1"), (1, "frames", 0)),
-        (forged([["a", "uint8", [1], b"1"]], b"1"), (1, "frames", 0)),
         (forged([["a", "uint8", [1], "1"]]), ("table", "bytes", "str")),
-        (forged([["a", "uint8", [1], [1]]]), ("table", "bytes", "list")),
         (forged([["a", "uint8", [1], b"1", 0]]), (ROW,)), (forged([["a", "uint8"]], b"1"), (ROW,)),
-        (forged([["a", "|O", [1], EIGHT]]), ("dtype", "|O")),
+        (forged([["a", "|O", [1], EIGHT]]), ("dtype", "|O")), (forged([["a", "bool", [1]]], b"\x02"), ("bool", 0, 1)),
         (forged([["a", "bool", [1], b"\x02"]]), ("bool", 0, 1)),
-        (forged([["a", "bool", [1]]], b"\x02"), ("bool", 0, 1)),
         (forged([["a", "uint8", [1], b"1"]] * 9), (9, "arrays", 8)), (forged([], *[b""] * 9), (9, "arrays", 8)),
         (forged([["a", "uint8", [1]]] * 2, b"1", b"1"), ("'a'",)),
         *((forged([[path, "uint8", [1]]], b"1"), ("path", f"1..{codec.MAX_PATH}")) for path in ("", 1)),
@@ -182,17 +175,3 @@ def test_a_dtype_is_sent_once_it_is_registered(monkeypatch):
     for name, dtype in [("object", np.dtype(object)), ("pair", np.dtype("f4,O")), ("complex64", np.dtype("c16"))]:
         with pytest.raises(ValueError, match=naming(f"'{name}'", dtype)):
             codec.register_dtype(name, dtype)
-
-
-def test_fields_are_checked_by_type():
-    assert codec.count({"n": 3}, "n") == 3
-    for header, named in [
-        ({}, ("field", "n")),
-        ({"n": True}, ("n", "int", "bool")),
-        ({"n": -1}, ("n", -1)),
-        ({"n": 2**63}, ("n", 2**63)),
-    ]:
-        with pytest.raises(WireError, match=naming(*named)):
-            codec.count(header, "n")
-    with pytest.raises(WireError, match=naming("s", 5, 4)):
-        codec.text({"s": "12345"}, "s", 4)
