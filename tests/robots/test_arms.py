@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import gymnasium
@@ -54,7 +55,7 @@ def test_the_fake_arms_are_a_chain_of_links(arm):
         np.testing.assert_allclose(frame[:3], np.stack([at.forward, at.left, at.up, at.grip], axis=1), atol=1e-9)
         np.testing.assert_allclose(fake.grip_point(arm, pose, 7 * arm), at.grip, atol=1e-12)
         assert at.shoulder == (fake.BASE_X[arm], 0.0, fake.SHOULDER_Z)
-        lengths = [math.dist(*pair) for pair in zip(at[:3], at[1:4], strict=True)]
+        lengths = [math.dist(*pair) for pair in itertools.pairwise(at[:4])]
         assert lengths == pytest.approx([math.hypot(fake.UPPER_X, fake.UPPER_Z), fake.FOREARM, fake.HAND])
         np.testing.assert_allclose(np.array(at.grip) - at.wrist, fake.HAND * np.array(at.forward), atol=1e-12)
 
