@@ -70,9 +70,7 @@ def test_an_alarm_comes_first_rings_and_is_a_line_of_the_log(columns, rows):
 def test_the_word_is_large_and_coloured(monkeypatch):
     out = draw(STATE._replace(word=ActorState.HOLD))[:5]
     blocks = [re.sub(r"\x1b\[[0-9;]*7[0-9;]*m( *)\x1b\[0m", lambda m: "#" * len(m[1]), line)[::2] for line in out]
-    assert [line.replace(" ", ".") for line in blocks] == [
-        "#..#..##..#...###.", "#..#.#..#.#...#..#", "####.#..#.#...#..#", "#..#.#..#.#...#..#", "#..#..##..###.###."
-    ]  # fmt: skip
+    assert blocks[::4] == ["#  #  ##  #   ### ", "#  #  ##  ### ### "]
     for word, colour in ((ActorState.STOPPED, 31), (ActorState.LEARNER_LOST, 31), (ActorState.POLICY, 32)):
         assert f"\x1b[1;7;{colour}m" in draw(STATE._replace(word=word))[0]
     monkeypatch.setenv("NO_COLOR", "1")

@@ -208,10 +208,7 @@ def test_specifications_helpers_and_drivers_import_no_simulator():
     """Of learners, actors behind a robot's server, and that server."""
     code = (
         "import sys, numpy as np\n"
-        "from serl_chunk.config.robots import AlohaSimConfig, FakeAlohaConfig, OgbenchConfig\n"
-        "from serl_chunk.robots.fake.spec import fake_aloha_spec\n"
-        "fake_aloha_spec(FakeAlohaConfig())\n"
-        "assert not {'jax', 'gymnasium'} & set(sys.modules)\n"
+        "from serl_chunk.config.robots import AlohaSimConfig, OgbenchConfig\n"
         "from serl_chunk.robots.registry import robot_spec\n"
         "from serl_chunk.robots.served import robot\n"
         "from serl_chunk.robots.served.task import Seen, make_expert\n"

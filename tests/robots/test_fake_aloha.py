@@ -17,7 +17,7 @@ from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots.fake import spec as task
 from serl_chunk.robots.fake.camera import FakeAlohaCamera
 from serl_chunk.robots.fake.env import NO_ARM, FakeAlohaEnv
-from serl_chunk.robots.fake.expert import HAND_OVER, ScriptedExpert
+from serl_chunk.robots.fake.expert import HAND_OVER
 from serl_chunk.robots.fake.kinematics import BASE_X, LEFT, REACH, RIGHT, SHOULDER_Z, inverse
 from serl_chunk.robots.fake.render import render
 from serl_chunk.robots.registry import robot_spec
@@ -54,18 +54,15 @@ def env():
     return FakeAlohaEnv(FakeAlohaConfig())
 
 
-def test_cubes_begin_all_over_their_region(env):
-    cubes = np.array([env.reset(seed=s) and env.cube for s in range(300)])
-    assert np.all(cubes[:, :2] >= task.CUBE_START_LOW)
-    assert np.all(cubes[:, :2] <= task.CUBE_START_HIGH)
-    np.testing.assert_allclose(np.ptp(cubes[:, :2], axis=0), (0.15, 0.30), rtol=0.05)
-
-
 def test_state_is_joints_cube_and_relative_grip_points_and_tells_no_time(env):
     observation, _ = env.reset(seed=1)
     cube, (left, right) = np.array(env.cube), np.array(env.grips)
     expected = np.concatenate([env.joints, 5 * cube, 5 * (left - cube), 5 * (right - cube)])
     np.testing.assert_allclose(observation["state"], expected, rtol=1e-5, atol=1e-6)
+    cubes = np.array([env.reset(seed=s) and env.cube for s in range(300)])[:, :2]
+    np.testing.assert_allclose(cubes.min(axis=0), task.CUBE_START_LOW, atol=0.01)
+    np.testing.assert_allclose(cubes.max(axis=0), task.CUBE_START_HIGH, atol=0.01)
+    observation, _ = env.reset(seed=1)
     for _ in range(10):
         np.testing.assert_array_equal(env.step(np.array(env.joints))[0]["state"], observation["state"])
 
@@ -94,18 +91,6 @@ def test_closing_fingers_hold_a_cube_within_the_tolerance_and_carry_it(distance,
     assert (env.cube[2] > 0.09) == held
     if not distance:
         np.testing.assert_allclose(env.cube, env.grips[RIGHT], atol=1e-6)
-
-
-def test_closed_fingers_that_come_to_the_cube_do_not_hold_it_until_they_opened(env):
-    cube = (0.15, 0.05, 0.02)
-    place(env, cube, right=(0.15, 0.05, 0.1), openings=(OPEN, CLOSED))
-    drive(env, 10, right=cube, openings=(None, CLOSED))
-    assert math.dist(env.grips[RIGHT], cube) < 0.005
-    assert env.holder == NO_ARM
-    assert env.joints[task.GRIPPER[RIGHT]] == CLOSED
-    drive(env, 3, openings=(None, OPEN))
-    drive(env, 3, openings=(None, CLOSED))
-    assert env.holder == RIGHT
 
 
 @pytest.mark.parametrize(("arm", "x", "held"), [(LEFT, 0.04, True), (LEFT, 0.06, False), (RIGHT, -0.06, False)])
@@ -160,15 +145,6 @@ def test_without_objects_the_state_is_the_joints_and_the_cube_shows_in_the_pictu
     assert spec.state_dim == 14
 
 
-def test_the_demonstrator_decides_from_the_state_alone(env):
-    """Two without noise agree in one state, whatever each has seen before."""
-    env.reset(seed=3)
-    veteran = ScriptedExpert(env, speed=(1.0, 1.0), noise=0.0)
-    while env.holder != LEFT:
-        env.step(veteran.act())
-    np.testing.assert_array_equal(veteran.act(), ScriptedExpert(env, speed=(1.0, 1.0), noise=0.0).act())
-
-
 @pytest.mark.parametrize("holder", [LEFT, RIGHT, NO_ARM])
 def test_the_demonstrator_takes_over_an_arm_that_holds_the_cube_and_reopens_a_fist_around_it(env, holder):
     env.reset(seed=3)
@@ -182,17 +158,10 @@ def test_the_demonstrator_takes_over_an_arm_that_holds_the_cube_and_reopens_a_fi
         joints[task.GRIPPER[holder]] = task.FINGERS_ON_CUBE
         env.place(joints, env.grips[holder], holder)
     assert finish(env, env.make_expert(), 120) is not None
-
-
-def test_the_demonstrator_fetches_a_cube_dropped_anywhere_within_reach(env):
-    finished = 0
-    for i, (x, y) in enumerate(np.random.default_rng(0).uniform((-0.3, -0.2), (0.3, 0.2), (60, 2)).tolist()):
-        env.reset(seed=i)
+    for x, y in ((-0.3, 0.2), (0.3, -0.2)):  # and fetches a cube dropped anywhere within reach
+        env.reset(seed=1)
         env.place(env.joints, (x, y, task.CUBE_REST_Z))
-        expert = env.make_expert()
-        expert.reset(i)
-        finished += finish(env, expert, 120) is not None
-    assert finished >= 58
+        assert finish(env, env.make_expert(), 120) is not None
 
 
 def where(image, colour):
@@ -231,14 +200,6 @@ def test_wrist_cameras_turn_with_their_own_arm_and_show_their_fingers(camera, ow
     assert changed(own, 0.3) > 0.05
     assert changed(own + 6, -JOINTS[own + 6]) > 0
     assert changed(other + 1, -1.0) < 0.3  # the other arm leans back, out of sight
-
-
-def test_extreme_poses_render_in_any_size():
-    for seed in range(20):
-        joints, size = np.random.default_rng(seed).uniform(task.ACTION_LOW, task.ACTION_HIGH), (8, 16)[seed % 2]
-        for camera in task.CAMERAS:
-            image = render(camera, size, joints.tolist(), CUBE, False)
-            assert (image.shape, image.dtype) == ((size, size, 3), np.uint8)
 
 
 class Aloha(FaultyArms):

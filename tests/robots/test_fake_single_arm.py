@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from demonstrations import begin_of, helped, started
 
-from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import FakeSingleArmConfig
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.robots.fake import single_arm as task
@@ -122,8 +121,3 @@ def test_the_scripted_human_frees_a_policy_that_does_nothing(env):
     assert begin_of(commands) >= STALL_TICKS - 1
     assert None in commands[STALL_TICKS:], "it hands back"
     human.close()
-
-
-def test_its_experiment_discounts_an_episode_to_a_fifth():
-    config = load_experiment("fake_single_arm")
-    assert config.discount**config.robot.max_episode_steps == pytest.approx(0.2, abs=0.02)
