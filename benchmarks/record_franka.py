@@ -1,4 +1,4 @@
-"""Records cases of HIL-SERL's Franka environments and wrappers for `tests/robots/test_franka_space.py`.
+"""Records cases of HIL-SERL's Franka environments and wrappers for `tests/robots/test_franka.py`.
 
 Runs in an environment of that code's own (numpy, scipy, gymnasium below 1.1, pyquaternion) and imports nothing of ours.
 The robot's server is replaced by drawn states: what the wrappers make of states and actions is recorded, and the poses

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 
 import pytest
@@ -17,13 +16,9 @@ from serl_chunk.types import ShownRobot
 STATE = ConsoleState(ActorState.POLICY, rate=50.0)
 
 
-@pytest.fixture(autouse=True)
-def _terminal(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-
-
 @pytest.fixture
-def pty():
+def pty(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     pty = Pty()
     pty.look()
     yield pty
@@ -43,21 +38,25 @@ def next_actions(console: OperatorConsole, count: int = 1) -> list[Action]:
     return found
 
 
-def shown(pty: Pty) -> str:
-    return "\n".join(pty.picture.shown())
+def shows(pty: Pty, part: str, there: bool = True) -> None:
+    assert wait_until(lambda: (part in "\n".join(pty.picture.shown())) is there), pty.picture.shown()
+
+
+def begun(console: OperatorConsole) -> bool:
+    return wait_until(lambda: list(console.actions()) or console._keys.begun(console._clock()))
 
 
 def test_keys_become_actions_and_two_keys_one(pty, console):
     pty.type(b"s")
     assert next_actions(console) == [Action.SUCCESS]
     pty.type(b"c")
-    assert wait_until(lambda: list(console.actions()) or console._keys.begun(console._clock()))
+    assert begun(console)
     console.show(STATE)
-    assert wait_until(lambda: "clear the stop? Enter confirms" in shown(pty))
+    shows(pty, "clear the stop? Enter confirms")
     pty.type(b"\r")
     assert next_actions(console) == [Action.CLEAR]
     console.show(STATE)
-    assert wait_until(lambda: "clear the stop?" not in shown(pty))
+    shows(pty, "clear the stop?", False)
     pty.type(b"\x03")
     assert next_actions(console) == [Action.END]
 
@@ -68,7 +67,7 @@ def test_a_key_is_of_the_robot_that_stood_on_the_screen_when_it_was_pressed(pty,
     assert console.shown is None, "nothing stood there"
     seen = ShownRobot(3, "actor", "p", "desk", 12.0)
     console.show(ConsoleState(ActorState.HOLD, robot=seen))
-    assert wait_until(lambda: "held by desk for 12 s" in shown(pty))
+    shows(pty, "held by desk for 12 s")
     assert wait_until(lambda: console.terminal.screen.content == seen)
     time.sleep(0.3)  # a second press that comes sooner is a repeat
     pty.type(b"\r")
@@ -79,17 +78,6 @@ def test_a_key_is_of_the_robot_that_stood_on_the_screen_when_it_was_pressed(pty,
     assert console.shown == seen
 
 
-def test_a_sequence_is_a_stop_at_worst(pty, console):
-    for byte in b"\x1b[1;5A\x1bOs\x1b[200~sfq\r\x1b[201~":
-        pty.type(bytes([byte]))
-        os.sched_yield()
-    pty.type(b"u")
-    actions = next_actions(console)
-    while Action.UNDO not in actions:
-        actions += next_actions(console)
-    assert set(actions) <= {Action.UNDO, Action.STOP}
-
-
 def test_a_change_of_state_leaves_of_what_was_typed_stops_alone(pty, console):
     pty.type(b"f\rsx ")
     assert wait_until(lambda: len(console.terminal._keys) == 5)
@@ -98,46 +86,41 @@ def test_a_change_of_state_leaves_of_what_was_typed_stops_alone(pty, console):
         found.append(action)
         console.empty()
     assert found == [Action.FAILURE, Action.STOP, Action.HOLD]
-    assert list(console.actions()) == []
     pty.type(b"\rc\rx")
     assert wait_until(lambda: len(console.terminal._keys) == 4)
     console.empty()
     assert next_actions(console) == [Action.STOP]
     pty.type(b"q")
-    assert wait_until(lambda: list(console.actions()) or console._keys.begun(console._clock()))
+    assert begun(console)
     console.empty()
     assert console._keys.begun(console._clock()) is None
     pty.type(b"u")
     assert next_actions(console) == [Action.UNDO]
 
 
-def test_the_state_and_the_lines_are_shown_and_a_stop_rings(pty, console):
+def test_the_state_the_lines_and_on_request_the_table_of_keys_are_shown_and_a_stop_rings(pty, console):
     console.show(STATE)
-    assert wait_until(lambda: "50.0 Hz" in shown(pty))
+    shows(pty, "50.0 Hz")
+    shows(pty, "? help")
     console.line("an episode ended")
-    assert wait_until(lambda: shown(pty).startswith("an episode ended"))
+    assert wait_until(lambda: pty.picture.shown()[0] == "an episode ended")
     assert pty.picture.bells == 0
     console.show(STATE._replace(word=ActorState.STOPPED))
     assert wait_until(lambda: pty.picture.bells == 1)
-    assert wait_until(lambda: "c, Enter clear" in shown(pty))
-
-
-def test_the_table_of_keys_is_shown_on_request(pty, console):
-    console.show(STATE)
-    assert wait_until(lambda: "? help" in shown(pty))
+    shows(pty, "c, Enter clear")
     pty.type(b"?")
     assert wait_until(lambda: list(console.actions()) or console._help)
     console.show(STATE)
-    assert wait_until(lambda: "hands on devices" in shown(pty))
-    assert "leader grippers closed 1 s" in shown(pty)
-    assert "POLICY" in pty.picture.shown()[0]
+    shows(pty, "hands on devices")
+    shows(pty, "leader grippers closed 1 s")
+    assert any("POLICY" in line for line in pty.picture.shown()[:2])
     assert max(map(len, pty.picture.shown())) < 80
 
 
 def test_a_closed_terminal_holds_once_and_the_loop_goes_on(pty, console, caplog):
     pty.hang_up()
     assert next_actions(console) == [Action.HOLD]
-    assert [r for r in caplog.records if "terminal closed" in r.message]
+    assert "terminal closed" in caplog.text
     for _ in range(10):
         console.show(STATE)
         console.line("x")
@@ -150,15 +133,12 @@ def test_a_changed_key_is_used_and_shown(pty):
         pty.type(b"?")
         assert next_actions(console) == [Action.SUCCESS]
         console.show(STATE)
-        assert wait_until(lambda: "? success" in shown(pty))
+        shows(pty, "? success")
 
 
 def test_without_a_terminal_changes_are_lines_of_the_log(tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    with (
-        (tmp_path / "out").open("w") as file,
-        OperatorConsole(source=file.fileno(), target=file.fileno()) as console,
-    ):
+    with (tmp_path / "out").open("w") as file, OperatorConsole(source=file.fileno(), target=file.fileno()) as console:
         assert console.terminal is None
         for word in (ActorState.POLICY, ActorState.POLICY, ActorState.HOLD):
             console.show(STATE._replace(word=word, rate=49.0))

@@ -13,6 +13,7 @@ from serl_chunk.console.bindings import MOVES, STOPS, Action, bind_gestures
 from serl_chunk.console.gestures import LATE, LONG, Gestures
 
 TICK = 0.02
+HELD = {"buttons": (True, True), "grippers": (0.05, 0.02)}
 
 
 class Event(NamedTuple):
@@ -34,13 +35,13 @@ class Devices:
     def run(self, seconds: float, *events: tuple[str, bool]) -> list[Action]:
         """The actions of `events` now and of the ticks that follow."""
         played = [Event(name, pressed, self.now) for name, pressed in events]
-        actions = self._update(played)
+        actions = self.update(played)
         for _ in range(round(seconds / TICK)):
             self.now += TICK
-            actions += self._update([])
+            actions += self.update([])
         return actions
 
-    def _update(self, events: list[Event]) -> list[Action]:
+    def update(self, events: list[Event]) -> list[Action]:
         return self.gestures.update(events, buttons=self.buttons, grippers=self.grippers)
 
 
@@ -61,80 +62,55 @@ def test_pedals_left_and_middle_count_at_once_and_those_that_are_kept_have_anoth
     assert devices.run(2 * LONG, ("fourth", True), ("fourth", False)) == []
 
 
-def test_a_late_tick_takes_the_times_of_the_events():
+def test_bounces_count_once_unless_they_stop_and_a_late_tick_takes_the_times_of_the_events():
     devices = Devices()
+    assert devices.run(LONG, *[("middle", True), ("middle", False)] * 3) == [Action.GO]
+    assert devices.run(LONG, *[("left", True), ("left", False)] * 2) == [Action.HOLD] * 2
     at = devices.now
     devices.now += 3 * LONG
-    events = [Event("right", True, at), Event("right", False, at + 1.1 * LONG)]
-    assert devices.gestures.update(events) == [Action.FAILURE]
-
-
-def test_bounces_count_once_unless_they_stop():
-    devices = Devices()
-    presses = [("middle", True), ("middle", False)] * 3
-    assert devices.run(LONG, *presses) == [Action.GO]
-    assert devices.run(LONG, ("left", True), ("left", False), ("left", True), ("left", False)) == [Action.HOLD] * 2
-
-
-@pytest.mark.parametrize("gesture", ["buttons", "grippers"])
-def test_buttons_and_grippers_go_on_once_after_their_time(gesture):
-    devices = Devices()
-    held = {"buttons": (True, True), "grippers": (0.05, 0.02)}[gesture]
-    setattr(devices, gesture, held)
-    assert devices.run(0.9 * LONG) == []
-    assert devices.run(3 * LONG) == [Action.GO]
-    setattr(devices, gesture, {"buttons": (False, True), "grippers": (0.5, 0.02)}[gesture])
-    assert devices.run(2 * LONG) == []
-    setattr(devices, gesture, held)
-    assert devices.run(1.1 * LONG) == [Action.GO]
+    assert devices.update([Event("right", True, at), Event("right", False, at + 1.1 * LONG)]) == [Action.FAILURE]
 
 
 @pytest.mark.parametrize(
-    ("gesture", "value"),
-    [*(("buttons", v) for v in ((True, False), (False, True), (True,), ())),
-     *(("grippers", v) for v in ((0.0, 0.9), (0.2, 0.0), ()))],
-)  # fmt: skip
-def test_one_button_or_gripper_is_no_gesture_of_two(gesture, value):
+    ("gesture", "released"),
+    [("buttons", (False, True)), ("buttons", (True,)), ("grippers", (0.5, 0.02)), ("grippers", ())],
+)
+def test_buttons_and_grippers_go_on_once_after_their_time_and_not_before_they_were_released(gesture, released):
     devices = Devices()
-    setattr(devices, gesture, value)
-    assert devices.run(3 * LONG) == []
+    setattr(devices, gesture, HELD[gesture])
+    assert devices.run(0.9 * LONG) == []
+    assert devices.run(3 * LONG) == [Action.GO]
+    setattr(devices, gesture, released)
+    assert devices.run(2 * LONG) == []
+    setattr(devices, gesture, HELD[gesture])
+    assert devices.run(0.5 * LONG) == []
+    devices.gestures.empty()
+    assert devices.run(3 * LONG) == [], "held before"
+    setattr(devices, gesture, released)
+    devices.run(TICK)
+    setattr(devices, gesture, HELD[gesture])
+    assert devices.run(1.1 * LONG) == [Action.GO]
+    devices.gestures = Gestures(clock=lambda: devices.now)
+    assert devices.run(3 * LONG) == [], "held from the start"
 
 
 def test_a_gripper_that_trembles_stays_closed():
     devices = Devices()
+    devices.grippers = (0.2, 0.05)
+    assert devices.run(2 * LONG) == []
     devices.grippers = (0.05, 0.05)
     devices.run(0.5 * LONG)
     devices.grippers = (0.2, 0.05)
     assert devices.run(0.6 * LONG) == [Action.GO]
 
 
-@pytest.mark.parametrize("gesture", ["buttons", "grippers"])
-def test_what_was_held_before_does_not_count_until_it_was_released(gesture):
-    held = {"buttons": (True, True), "grippers": (0.0, 0.0)}[gesture]
-    free = getattr(Devices(), gesture)
+@pytest.mark.parametrize(("pedal", "began", "then"), [("right", [], []), ("left", [Action.HOLD], [Action.STOP])])
+def test_a_change_of_state_forgets_pedals_but_for_a_stop(pedal, began, then):
     devices = Devices()
-    setattr(devices, gesture, held)
-    devices.run(0.5 * LONG)
+    assert devices.run(0.5 * LONG, (pedal, True)) == began
     devices.gestures.empty()
-    assert devices.run(3 * LONG) == []
-    setattr(devices, gesture, free)
-    devices.run(TICK)
-    setattr(devices, gesture, held)
-    assert devices.run(1.1 * LONG) == [Action.GO]
-    fresh = Gestures(clock=lambda: devices.now)
-    devices.gestures = fresh
-    assert devices.run(3 * LONG) == []
-
-
-def test_a_change_of_state_forgets_pedals_but_for_a_stop():
-    devices = Devices()
-    devices.run(0.5 * LONG, ("right", True))
-    devices.gestures.empty()
-    assert devices.run(LONG) == []
-    assert devices.run(LONG, ("right", False)) == []
-    assert devices.run(0.2 * LONG, ("left", True)) == [Action.HOLD]
-    devices.gestures.empty()
-    assert devices.run(LONG) == [Action.STOP]
+    assert devices.run(LONG) == then
+    assert devices.run(LONG, (pedal, False)) == []
 
 
 def test_gestures_can_be_changed():
@@ -147,10 +123,7 @@ def test_gestures_can_be_changed():
     assert devices.run(2 * LONG) == [Action.GO]
 
 
-FEET = st.tuples(st.sampled_from(["left", "middle", "right"]), st.booleans(), st.floats(0.0, 1.5))
-
-
-@given(st.lists(FEET))
+@given(st.lists(st.tuples(st.sampled_from(["left", "middle", "right"]), st.booleans(), st.floats(0.0, 1.5))))
 def test_a_press_of_the_left_pedal_always_holds_and_never_moves(presses):
     devices = Devices()
     for name, pressed, seconds in presses:
@@ -164,22 +137,17 @@ def test_a_press_of_the_left_pedal_always_holds_and_never_moves(presses):
 
 @pytest.mark.parametrize(
     ("why", "pedal", "short", "long"),
-    [
-        ("state", "left", [Action.HOLD], [Action.STOP]),
-        ("state", "middle", [], []),
-        ("state", "right", [], []),
-        ("late", "left", [Action.HOLD], [Action.STOP]),
-        ("late", "middle", [], []),
-        ("late", "right", [], [Action.FAILURE]),  # a label moves nothing
-    ],
-)
+    [("state", "left", [Action.HOLD], [Action.STOP]), ("state", "middle", [], []), ("state", "right", [], []),
+     ("late", "left", [Action.HOLD], [Action.STOP]), ("late", "middle", [], []),
+     ("late", "right", [], [Action.FAILURE])],  # a label moves nothing
+)  # fmt: skip
 def test_a_press_of_before_the_last_state_stops_alone_and_a_late_one_moves_nothing(why, pedal, short, long):
     devices = Devices()
     pressed = Event(pedal, True, devices.now)
     devices.now += 0.1 if why == "state" else LATE + 0.1
     if why == "state":
         devices.gestures.empty()
-    assert devices._update([pressed]) == short
+    assert devices.update([pressed]) == short
     assert devices.run(1.1 * LONG) == long
     assert devices.run(LONG, (pedal, False)) == []
     expected = {"left": Action.HOLD, "middle": Action.GO, "right": Action.SUCCESS}[pedal]

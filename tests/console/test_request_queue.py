@@ -16,20 +16,13 @@ def put(inlet: RequestQueue, *requests: tuple[float, Action], source: str = "pag
     return list(inlet.actions())
 
 
-def test_requests_come_in_order_and_once():
+@pytest.mark.parametrize("action", [*sorted(STOPS), Action.SUCCESS])
+def test_requests_come_in_order_and_repeats_once_but_for_stops(action):
     inlet = RequestQueue()
-    assert put(inlet, (1.0, Action.HOLD), (1.1, Action.GO)) == [Action.HOLD, Action.GO]
+    assert put(inlet, (1.0, Action.PARK), (1.1, action)) == [Action.PARK, action]
     assert put(inlet) == []
-
-
-@pytest.mark.parametrize(("after", "counts"), [(REPEAT - 0.01, 1), (REPEAT + 0.01, 2)])
-def test_repeats_count_once(after, counts):
-    assert len(put(RequestQueue(), (1.0, Action.SUCCESS), (1.0 + after, Action.SUCCESS))) == counts
-
-
-@pytest.mark.parametrize("action", sorted(STOPS))
-def test_each_stop_counts(action):
-    assert len(put(RequestQueue(), (1.0, action), (1.01, action))) == 2
+    assert len(put(inlet, (1.1 + REPEAT - 0.01, action))) == (action in STOPS)
+    assert len(put(inlet, (1.1 + 2 * REPEAT, action))) == 1
 
 
 def test_a_clear_and_a_quit_take_two_requests_of_one_source():
@@ -43,18 +36,15 @@ def test_a_clear_and_a_quit_take_two_requests_of_one_source():
     assert put(inlet, (7.0, Action.QUIT)) == [Action.QUIT]
 
 
-def test_nothing_that_was_requested_ahead_is_left_but_stops():
+def test_nothing_that_was_requested_ahead_is_left_but_stops_also_where_they_are_taken():
     inlet = RequestQueue()
     for k, action in enumerate(Action):
         inlet.put(action, "page", float(k))
     inlet.empty()
     assert set(inlet.actions()) == STOPS
-
-
-def test_emptied_while_they_are_taken():
     inlet = RequestQueue()
-    for now, action in ((1.0, Action.SUCCESS), (1.1, Action.GO), (1.2, Action.STOP)):
-        inlet.put(action, "page", now)
+    for action in (Action.SUCCESS, Action.GO, Action.STOP):
+        inlet.put(action, "page", 1.0)
     taken = []
     for action in inlet.actions():
         taken.append(action)

@@ -17,9 +17,7 @@ from serl_chunk.console.terminal import CLOSED, Terminal, is_usable
 
 # The terminal becomes the controlling one of a session of its own, as a shell's does.
 SESSION = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
-CHILD = (
-    SESSION
-    + """
+CHILD = SESSION + """
 import os, signal, sys, time
 from serl_chunk.console.terminal import Terminal
 from serl_chunk.console.keys import CTRL_C
@@ -32,21 +30,15 @@ def wait():
             if key.name == CTRL_C:
                 return
         time.sleep(0.005)
-"""
-)
+"""  # fmt: skip
 WAYS_OUT = {  # name -> (its code, the exit status)
     "close": ("terminal.close(); terminal.close()", 0),
-    "context": ("with terminal: pass", 0),
     "exception": ("with terminal: 1 / 0", 1),
-    "end": ("", 0),
     "unhandled": ("1 / 0", 1),
-    "exit": ("sys.exit(3)", 3),
     "SIGTERM": ("wait()", -signal.SIGTERM),
     "SIGHUP": ("wait()", -signal.SIGHUP),
     "SIGINT": ("wait()", -signal.SIGINT),
-    "handler": (
-        "signal.signal(signal.SIGTERM, lambda *_: (terminal.close(), os._exit(7)))\nwait()".replace("\n", "; "), 7,
-    ),
+    "handler": ("signal.signal(signal.SIGTERM, lambda *_: (terminal.close(), os._exit(7))); wait()", 7),
     "forked": (
         "pid = os.fork()\nif pid == 0:\n    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(60)\n"
         "os.waitpid(pid, 0)\nimport termios\nassert not termios.tcgetattr(0)[3] & termios.ECHO\nterminal.close()", 0,
@@ -78,9 +70,8 @@ def start(pty):
             [sys.executable, "-c", code], stdin=pty.slave, stdout=pty.slave, stderr=subprocess.PIPE, text=True,
             start_new_session=True, env={**os.environ, "TERM": "xterm"},
         )  # fmt: skip
-        timer = threading.Timer(60, child.kill)
-        timer.start()
-        children.append((child, timer))
+        children.append((child, threading.Timer(60, child.kill)))
+        children[-1][1].start()
         return child
 
     yield start
@@ -112,17 +103,13 @@ def test_the_terminal_is_restored_on_every_way_out(pty, start, way):
     assert wait_until(lambda: pty.picture.modes == {"?25"})
 
 
-@pytest.mark.parametrize(
-    ("flag", "mode"), [("ECHO", 3), ("ISIG", 3), ("ICANON", 3), ("IEXTEN", 3), ("IXON", 0), ("ICRNL", 0)]
-)
-def test_the_mode_is_raw_but_for_output(pty, terminal, flag, mode):
-    assert not pty.attributes()[mode] & getattr(termios, flag)
-    assert pty.attributes()[1] & termios.OPOST
-
-
-def test_control_keys_neither_stop_nor_end_a_process(pty, start):
+def test_control_keys_neither_stop_nor_end_a_process_and_output_is_as_it_was(pty, start):
     child = start(CHILD + "wait()\nterminal.close()\ntime.sleep(0.1)")
     assert child.stderr.readline() == "ready\n"
+    modes = pty.attributes()
+    assert not modes[3] & (termios.ECHO | termios.ISIG | termios.ICANON | termios.IEXTEN)
+    assert not modes[0] & (termios.IXON | termios.ICRNL)
+    assert modes[1] & termios.OPOST
     pty.type(b"\x1a\x13\x11\x1c\x16\x0f" + b"s")  # Ctrl-Z, -S, -Q, -\, -V, -O
     assert child.stderr.readline() == "s\n"
     pty.type(b"\x03")
@@ -151,8 +138,12 @@ def test_what_is_typed_ahead_is_dropped_but_for_stops(pty, terminal):
     terminal.empty(keep={"x", "space"})
     pty.type(b"u")
     assert wait_until(lambda: [k.name for k in terminal._keys] == ["x", "space", "u"])
-    terminal.empty()
+    for _ in range(200):
+        pty.type(b"s")
+        terminal.empty()
     assert terminal.read() == []
+    pty.type(b"u")
+    assert wait_until(lambda: "u" in [k.name for k in terminal.read()])
 
 
 def test_what_was_typed_before_the_start_is_dropped_and_what_is_typed_at_the_end_reaches_no_shell(pty):
@@ -172,14 +163,6 @@ def test_what_was_typed_before_the_start_is_dropped_and_what_is_typed_at_the_end
     assert os.read(pty.slave, 100) == b""
 
 
-def test_an_emptied_key_race_leaves_the_thread_reading(pty, terminal):
-    for _ in range(200):
-        pty.type(b"s")
-        terminal.empty()
-    pty.type(b"u")
-    assert wait_until(lambda: "u" in [k.name for k in terminal.read()])
-
-
 def test_a_closed_terminal_is_one_event_and_no_error(pty, terminal):
     pty.hang_up()
     assert names(terminal, 1) == [CLOSED]
@@ -192,9 +175,9 @@ def test_a_closed_terminal_is_one_event_and_no_error(pty, terminal):
     terminal.close()
 
 
-def test_a_stuck_terminal_still_has_keys_and_is_restored(pty):
+def test_a_stuck_terminal_still_has_keys_is_restored_and_leaves_no_descriptors(pty):
     pty.look_away()
-    before = pty.attributes()
+    before, descriptors = pty.attributes(), len(os.listdir("/proc/self/fd"))
     terminal = Terminal(pty.slave, pty.slave)
     for i in range(300):
         terminal.screen.line("x" * 1000)
@@ -205,21 +188,9 @@ def test_a_stuck_terminal_still_has_keys_and_is_restored(pty):
     terminal.close()
     assert time.monotonic() - begin < 5
     assert pty.attributes() == before
-
-
-def test_many_terminals_leave_no_descriptors(pty):
-    def count() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
-    before = count()
-    for _ in range(5):
+    for _ in range(3):
         Terminal(pty.slave, pty.slave).close()
-    assert count() == before
-
-
-def test_a_file_is_no_terminal(tmp_path):
-    with (tmp_path / "file").open("w") as file, pytest.raises(OSError, match="ioctl"):
-        Terminal(file.fileno(), file.fileno())
+    assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 def test_which_descriptors_are_usable(pty, tmp_path, monkeypatch):
@@ -228,6 +199,8 @@ def test_which_descriptors_are_usable(pty, tmp_path, monkeypatch):
     with (tmp_path / "file").open("w") as file:
         assert not is_usable(file.fileno(), pty.slave)
         assert not is_usable(pty.slave, file.fileno())
+        with pytest.raises(OSError, match="ioctl"):
+            Terminal(file.fileno(), file.fileno())
     monkeypatch.setenv("TERM", "dumb")
     assert not is_usable(pty.slave, pty.slave)
     monkeypatch.delenv("TERM")

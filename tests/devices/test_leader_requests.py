@@ -105,37 +105,36 @@ def test_leaders_at_their_arms_are_there_at_once_and_what_an_earlier_drive_came_
     assert desk.requests[-1][1] > desk.requests[0][1]
 
 
-@pytest.mark.parametrize("fault", ["failed", "lost", "refused", "long", "cannot"])
+FAULTS = {
+    "failed": (lambda desk: desk.phase("moves", "failed", "a hand holds it"), "right: a hand holds it"),
+    "lost": (lambda desk: setattr(desk.leaders["right"], "alive", False), "right is lost"),
+    "refused": (lambda desk: setattr(desk, "refuses", "drive: the robot is in STOPPED"), "STOPPED"),
+    "long": (lambda desk: None, "within 1 s"),
+    "cannot": (lambda desk: setattr(desk.leaders["right"], "drive", None), "right is lost"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_one_leader_ends_the_drive_of_all(desk, fault, monkeypatch):
     monkeypatch.setattr(leader_requests, "LONGEST_S", 1.0)
     desk.phase("moves", "moves")
     assert desk.poll()
-    if fault == "failed":
-        desk.phase("moves", "failed", "a hand holds it")
-    elif fault == "lost":
-        desk.leaders["right"].alive = False
-    elif fault == "refused":
-        desk.refuses = "drive: the robot is in STOPPED"
-    elif fault == "cannot":
-        desk.leaders["right"].drive = None
+    do, word = FAULTS[fault]
+    do(desk)
     assert not desk.poll(1.1)
-    words = {"failed": "right: a hand holds it", "lost": "right is lost", "refused": "STOPPED", "long": "within 1 s",
-             "cannot": "right is lost"}  # fmt: skip
-    assert words[fault] in desk.drives.failed
+    assert word in desk.drives.failed
     assert desk.ended() or fault == "refused"
     count = len(desk.requests)
     assert not desk.poll(1.0)
     assert len(desk.requests) == count
 
 
-def test_leaders_that_do_not_report_their_release_are_a_fault(desk):
+def test_leaders_that_do_not_report_their_release_are_a_fault_and_a_cancelled_drive_ends_without_a_server(desk):
     desk.phase("keeps", "keeps")
     assert desk.poll(KEEPS_S + 0.5)
     assert not desk.poll(1.0)
     assert "no end" in desk.drives.failed
-
-
-def test_a_cancelled_drive_ends_also_where_no_server_answers(desk):
+    desk.drives.begin()
     desk.drives.cancel()
     assert desk.ended()
     desk.refuses = "no answer"
@@ -190,13 +189,11 @@ def test_an_actor_that_is_gone_takes_the_torque(tmp_path):
 
 
 def test_leaders_that_cannot_be_driven_and_robots_without_a_server_are_refused(tmp_path):
+    refused = naming("device.align", "right at", "Feetech", "near")
     with contextlib.ExitStack() as stack:
-        cell = Served(stack, tmp_path)
         env = stack.enter_context(contextlib.closing(make_env(FakeAlohaConfig())))
-        with pytest.raises(ConfigError, match=naming("device.align", "right at", "Feetech", "near")):
-            human_of(stack, cell, env=env)
-    with contextlib.ExitStack() as stack:
-        (tmp_path / "plain").mkdir()
-        plain = Served(stack, tmp_path / "plain", "plain = true")
-        with pytest.raises(ConfigError, match=naming("device.align", "right at", "Feetech", "near")):
-            human_of(stack, plain)
+        with pytest.raises(ConfigError, match=refused):
+            human_of(stack, Served(stack, tmp_path), env=env)
+    (tmp_path / "plain").mkdir()
+    with contextlib.ExitStack() as stack, pytest.raises(ConfigError, match=refused):
+        human_of(stack, Served(stack, tmp_path / "plain", "plain = true"))

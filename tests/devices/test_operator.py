@@ -80,13 +80,13 @@ class Robot:
 def test_one_mouse_moves_the_first_arm_of_the_fake_aloha(mice, clock):
     robot = Robot(experiment(FakeAlohaConfig(), translation=0.1), clock)
     robot.run(20)
-    before, start = fake_aloha_arms().tip(0, robot.command.astype(float))[0], robot.command.copy()
+    start = robot.command.copy()
     mice["the only one"].push = 1.0
-    dims = robot.run(50)
-    assert dims.tolist() == [True] * 7 + [False] * 7
-    way = fake_aloha_arms().tip(0, robot.command.astype(float))[0][:3, 3] - before[:3, 3]
-    np.testing.assert_allclose(way, [0.1, 0, 0], atol=6e-3)
+    assert robot.run(50).tolist() == [True] * 7 + [False] * 7
+    before, after = (fake_aloha_arms().tip(0, q.astype(float))[0][:3, 3] for q in (start, robot.command))
+    np.testing.assert_allclose(after - before, [0.1, 0, 0], atol=6e-3)
     assert (robot.command[7:] == start[7:]).all()
+    assert [arm.control._follower._home for arm in robot.source._arms] == [None], "six joints, and no free ones"
 
 
 def test_two_mice_move_an_arm_each_and_the_grippers_follow_their_buttons(mice, clock):
@@ -98,16 +98,6 @@ def test_two_mice_move_an_arm_each_and_the_grippers_follow_their_buttons(mice, c
     assert robot.run(40) is None, "both arms: all of the command"
     assert robot.command[13] == 0.0
     assert robot.command[6] == start[6]
-
-
-def test_a_button_switches_one_mouse_between_the_arms(mice, clock):
-    robot = Robot(experiment(FakeAlohaConfig(), switch_button=2), clock)
-    robot.run(20)
-    mouse = mice["the only one"]
-    mouse.buttons = (False, False, True)
-    robot.run(1)
-    mouse.buttons, mouse.push = (False, False, False), 0.5
-    assert robot.run(5).tolist() == [False] * 7 + [True] * 7
 
 
 def test_the_switch_is_no_button_of_a_gripper_and_counts_once_while_it_is_down():
@@ -138,10 +128,6 @@ class Pusher(LineEnv):
 
     def __init__(self) -> None:
         super().__init__(spec=RobotSpec("odd", 10.0, 3, (-1.0,) * 4, (1.0,) * 4, (-1,) * 4, (), (), 10))
-
-
-class Joints(LineEnv):
-    """Two joints, whose kinematics are not known."""
 
 
 PANDA = [(0, 0, 0.33), (0, 0, 0), (0, 0, 0.32), (0.08, 0, 0), (-0.08, 0, 0.38), (0, 0, 0), (0.09, 0, 0)]
@@ -176,14 +162,7 @@ def test_free_joints_of_an_arm_of_seven_move_home_and_its_tip_does_not(mice, clo
     assert away[0] < 0.35 * away[1]
 
 
-def test_an_arm_of_six_joints_has_no_free_ones(mice, clock):
-    robot = Robot(experiment(FakeAlohaConfig()), clock)
-    assert [arm.control._follower._home for arm in robot.source._arms] == [None]
-    with pytest.raises(ValueError, match="home has 2 numbers, expected 7"):
-        Arms([Chain((0, 0, 0), 0.0, [Link((0, 0, 1), (0, 0, 1))], (0, 0, 0))], [[0]], 7, (0.0, 0.0))
-
-
-def test_the_dead_mans_button_is_counted_before_the_switch(mice, clock):
+def test_a_button_switches_one_mouse_between_the_arms_and_the_dead_mans_is_counted_before_it(mice, clock):
     robot = Robot(experiment(FakeAlohaConfig(), switch_button=0, dead_man=2), clock)
     robot.run(20)
     mouse = mice["the only one"]
@@ -194,7 +173,13 @@ def test_the_dead_mans_button_is_counted_before_the_switch(mice, clock):
     mouse.buttons = (False, False, True)
     robot.run(2)
     mouse.push = 0.5
-    assert robot.run(5) is not None
+    assert robot.run(5).tolist() == [True] * 7 + [False] * 7
+    mouse.push = 0.0
+    robot.run(30)
+    mouse.buttons = (True, False, True)  # the other arm
+    robot.run(2)
+    mouse.push = 0.5
+    assert robot.run(5).tolist() == [False] * 7 + [True] * 7
 
 
 def test_errors_of_mice_name_the_setting(tmp_path):
@@ -212,17 +197,10 @@ def test_errors_of_mice_name_the_setting(tmp_path):
         assert str(refused.value).startswith("device.paths: ")
 
 
-def env_of(kind) -> tuple:
-    """An environment, and its configuration."""
-    if issubclass(kind, LineEnv):
-        return kind(), GymConfig(make=lambda fake_env: kind())
-    return make_env(kind()), kind()
-
-
 @pytest.mark.parametrize(
     ("robot", "kind", "device", "named"),
     [(Pusher, "spacemouse", {}, ("actor.intervention", "odd", 4)),
-     (Joints, "spacemouse", {}, ("actor.intervention", "kinematics", "line")),
+     (LineEnv, "spacemouse", {}, ("actor.intervention", "kinematics", "line")),
      (FakeSingleArmConfig, "spacemouse", {"paths": ("a", "b")}, ("device.paths",)),
      (FakeSingleArmConfig, "spacemouse", {"switch_button": 1}, ("device.switch_button",)),
      (FakeAlohaConfig, "spacemouse", {"dead_man": 3}, ("device.dead_man", "the only one", "3 buttons", 3, "0 to 2")),
@@ -240,12 +218,13 @@ def test_what_the_device_cannot_do_is_refused_and_devices_are_closed(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "left.toml").write_text("port = 3\nwheels = 4\n")
-    env, config = env_of(robot)
+    own = issubclass(robot, LineEnv)
+    env, config = (robot(), GymConfig(make=lambda fake_env: robot())) if own else (make_env(robot()), robot())
     with pytest.raises(ConfigError, match=naming(*named)) as refused:
         make_intervention(kind, env, experiment(config, kind, **device))
     assert refused.value.parameter == named[0]
     assert all(mouse.closed for mouse in mice.values())
-    assert not mice or robot not in (Pusher, Joints)
+    assert not (mice and own)
 
 
 @pytest.mark.parametrize(

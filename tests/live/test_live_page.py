@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from chromium import MISSING, Chromium
-from live_desk import NAMES, Desk, Recorded, Viewer, serving, step, wait_until
+from live_desk import NAMES, Recorded, Viewer, serving, step, wait_until
 
 from serl_chunk.console.bindings import EFFECTIVE, KEYS, STOPS, Action, ActorState
 from serl_chunk.console.view import ConsoleState, Obstacle
@@ -100,20 +100,6 @@ def test_a_second_viewer_watches_stops_and_takes_control(window):
         window.until("state.control.holder === null && !at('take').disabled")
         window.js("at('take').click()")
         window.until("state.control.mine")
-
-
-def test_a_stop_is_cleared_in_two_steps(window):
-    with Desk().polled() as desk, serving(desk.operator) as (page, _):
-        window.open(page.url)
-        window.until("state.word === 'POLICY' && state.control.mine")
-        window.key("x")
-        window.until("state.word === 'STOPPED'")
-        window.js("document.querySelector('[data-action=clear]').click()")
-        window.until("at('question').textContent.includes('clear')")
-        assert set(desk.robot.requests) == {"stop"}
-        window.key("Enter")
-        window.until("state.word === 'HOLD'")
-        assert desk.robot.requests[-1] == "clear"
 
 
 def test_what_is_shown(window):

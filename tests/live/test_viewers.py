@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,21 +27,14 @@ def robot(desk: Desk) -> list[object]:
     return state_json(desk.view)["robot"]
 
 
-class Time:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Time()
+    return SimpleNamespace(now=100.0)
 
 
 @pytest.fixture
 def viewers(clock):
-    return Viewers(Recorded(), bind_keys(), clock)
+    return Viewers(Recorded(), bind_keys(), lambda: clock.now)
 
 
 def holder(viewers: Viewers) -> int | None:
@@ -85,7 +79,7 @@ def test_a_viewer_that_releases_control_leaves_it_to_the_first_that_takes_it(vie
     assert viewers.view("c")["mine"]
 
 
-def test_there_are_so_many_viewers_and_even_one_too_many_stops(viewers, clock):
+def test_there_are_so_many_viewers_and_even_one_too_many_stops_at_once(viewers):
     for n in range(MOST):
         viewers.here(str(n))
     with pytest.raises(RefusedError, match=naming(MOST)):
@@ -93,9 +87,6 @@ def test_there_are_so_many_viewers_and_even_one_too_many_stops(viewers, clock):
     viewers.press("more", "x", "", 0.0)
     viewers.press("more", "space", "", 0.0)
     assert viewers._operator.taken() == [Action.STOP, Action.HOLD]
-
-
-def test_a_stop_waits_for_no_other_viewer(viewers):
     with viewers._lock:  # a viewer's request is being worked on
         done = threading.Thread(target=viewers.press, args=("a", "x", "", 0.0), daemon=True)
         done.start()
@@ -104,7 +95,7 @@ def test_a_stop_waits_for_no_other_viewer(viewers):
     assert viewers._operator.taken() == [Action.STOP]
 
 
-def test_a_stop_and_its_two_step_clear_reach_the_robot():
+def test_a_stop_and_its_two_step_clear_reach_the_robot_and_an_unconfirmed_stop_is_shown():
     """Through HTTP, the page's viewers and the operator."""
     with Desk().polled() as desk, serving(desk.operator) as (page, _):
         viewer = Viewer(page.url, NAMES[0])
@@ -129,6 +120,10 @@ def test_a_stop_and_its_two_step_clear_reach_the_robot():
         wait_until(lambda: desk.view.countdown is None)
         assert desk.operator.holding
         assert desk.robot.held
+        for unconfirmed, alarm in ((False, ""), (True, UNCONFIRMED)):
+            desk.robot.unconfirmed = unconfirmed
+            wait_until(lambda unconfirmed=unconfirmed: bool(desk.view.alarm) is unconfirmed)
+            assert next(viewer.events())["state"]["alarm"] == alarm
 
 
 @pytest.mark.parametrize("what", ["clear", "go"])
@@ -136,10 +131,11 @@ def test_a_page_requests_for_the_robot_that_the_browser_showed_at_the_press(what
     with Desk(countdown=0.1).polled() as desk, serving(desk.operator) as (page, _):
         viewer = Viewer(page.url, NAMES[0])
         viewer.post("here")
-        (
-            viewer.press("x"),
-            wait_until(lambda: desk.view.word is ActorState.STOPPED),
-        ) if what == "clear" else desk.robot.hold()
+        if what == "clear":
+            viewer.press("x")
+            wait_until(lambda: desk.view.word is ActorState.STOPPED)
+        else:
+            desk.robot.hold()
         wait_until(lambda: desk.view.word is not ActorState.POLICY and desk.view.robot == desk.robot.shown)
         word, keys = desk.view.word, ["c", "enter"] if what == "clear" else ["enter"]
         before = robot(desk)
@@ -152,15 +148,6 @@ def test_a_page_requests_for_the_robot_that_the_browser_showed_at_the_press(what
             time.sleep(0.4)  # a countdown, and a poll
             assert (desk.view.word is not word) is done, shown
         assert desk.robot.requests[-1] == what
-
-
-@pytest.mark.parametrize("unconfirmed", [True, False])
-def test_a_page_shows_that_the_robot_did_not_confirm(unconfirmed):
-    with Desk().polled() as desk, serving(desk.operator) as (page, _):
-        desk.robot.unconfirmed = unconfirmed
-        wait_until(lambda: bool(desk.view.alarm) is unconfirmed)
-        event = next(Viewer(page.url, NAMES[0]).events())
-        assert event["state"]["alarm"] == (UNCONFIRMED if unconfirmed else "")
 
 
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 8), st.integers(1, 5))

@@ -1,6 +1,9 @@
-"""Kinematics of the built-in arms are those of their simulators."""
+"""Kinematics of the built-in arms are those of their simulators, and the fake arms' inverse leads where it is asked."""
 
 from __future__ import annotations
+
+import itertools
+import math
 
 import gymnasium
 import numpy as np
@@ -12,10 +15,12 @@ from serl_chunk.robots.arms import aloha_arms, fake_aloha_arms, kinematics_of
 from serl_chunk.robots.fake import kinematics as fake
 from serl_chunk.robots.registry import make_env
 
+SIDES = (fake.LEFT, fake.RIGHT)
+
 
 @pytest.mark.parametrize(
     ("config", "arms"),
-    [(FakeAlohaConfig(), fake_aloha_arms), (AlohaSimConfig(), aloha_arms), (AlohaConfig(server="pc"), aloha_arms),
+    [(FakeAlohaConfig(), fake_aloha_arms), (AlohaSimConfig(), aloha_arms),
      (AlohaConfig(server="pc", arms="ros2"), aloha_arms), (AlohaConfig(server="pc", arms="trossen"), lambda: None),
      (FakeSingleArmConfig(), lambda: None), (GymConfig(make=lambda fake_env: LineEnv()), lambda: None)],
 )  # fmt: skip
@@ -37,32 +42,50 @@ def test_a_users_environment_has_its_kinematics_also_behind_a_server(server):
     assert kinematics_of(wrapped) is aloha_arms()
 
 
-def poses(count: int = 20) -> np.ndarray:
+def poses(count: int) -> np.ndarray:
     low, high = np.array([*fake.JOINT_LOW, 0.0] * 2), np.array([*fake.JOINT_HIGH, 1.0] * 2)
     return np.random.default_rng(0).uniform(low, high, (count, 14))
 
 
-@pytest.mark.parametrize("arm", [fake.LEFT, fake.RIGHT])
-def test_the_fake_arms_tip_is_its_grip_point(arm):
-    for pose in poses():
+@pytest.mark.parametrize("arm", SIDES)
+def test_the_fake_arms_are_a_chain_of_links(arm):
+    for pose in poses(20):
         frame, _ = fake_aloha_arms().tip(arm, pose)
-        simulated = fake.forward(arm, pose[7 * arm : 7 * arm + 6])
-        np.testing.assert_allclose(frame[:3, 3], simulated.grip, atol=1e-9)
-        np.testing.assert_allclose(frame[:3, 0], simulated.forward, atol=1e-9)
+        at = fake.forward(arm, pose[7 * arm : 7 * arm + 6])
+        np.testing.assert_allclose(frame[:3], np.stack([at.forward, at.left, at.up, at.grip], axis=1), atol=1e-9)
+        np.testing.assert_allclose(fake.grip_point(arm, pose, 7 * arm), at.grip, atol=1e-12)
+        assert at.shoulder == (fake.BASE_X[arm], 0.0, fake.SHOULDER_Z)
+        lengths = [math.dist(*pair) for pair in itertools.pairwise(at[:4])]
+        assert lengths == pytest.approx([math.hypot(fake.UPPER_X, fake.UPPER_Z), fake.FOREARM, fake.HAND])
+        np.testing.assert_allclose(np.array(at.grip) - at.wrist, fake.HAND * np.array(at.forward), atol=1e-12)
 
 
-@pytest.mark.parametrize("arm", [0, 1])
-def test_alohas_arms_are_those_of_the_simulated_model(arm):
+@pytest.mark.parametrize("arm", SIDES)
+def test_the_inverse_reaches_its_own_half_and_stretches_towards_what_is_out_of_reach(arm):
+    side = -1 if arm == fake.LEFT else 1
+    for x, y, z in np.random.default_rng(1).uniform((-0.05, -0.2, 0.0), (0.3, 0.2, 0.2), (200, 3)).tolist():
+        target = (side * x, y, z)
+        np.testing.assert_allclose(fake.grip_point(arm, fake.inverse(arm, target)), target, atol=1e-6)
+    target, shoulder = np.array([side * -0.5, 0.1, 0.4]), np.array([fake.BASE_X[arm], 0.0, fake.SHOULDER_Z])
+    reached = np.array(fake.grip_point(arm, fake.inverse(arm, tuple(target)))) - shoulder
+    np.testing.assert_allclose(reached, fake.REACH * (target - shoulder) / np.linalg.norm(target - shoulder), atol=1e-4)
+    for z in (0.127, 0.2, 0.0, 9.0):  # at its own shoulder, and far away
+        q = fake.inverse(arm, (side * 0.65, z // 1, z))
+        assert all(lo <= v <= hi for lo, v, hi in zip(fake.JOINT_LOW, q, fake.JOINT_HIGH, strict=True))
+
+
+def test_alohas_arms_are_those_of_the_simulated_model():
     mujoco = pytest.importorskip("mujoco", reason="the [aloha-sim] extra is not installed")
     pytest.importorskip("gym_aloha", reason="the [aloha-sim] extra is not installed")
     env = make_env(AlohaSimConfig())
     data = mujoco.MjData(env.model)
-    body = env.model.body(f"vx300s_{('left', 'right')[arm]}/gripper_link").id
     for pose in poses(5):
-        for side in (0, 1):
+        for side in SIDES:
             data.qpos[8 * side : 8 * side + 6] = pose[7 * side : 7 * side + 6]
         mujoco.mj_kinematics(env.model, data)
-        frame, _ = aloha_arms().tip(arm, pose)
-        np.testing.assert_allclose(frame[:3, 3] - 0.15 * frame[:3, 0], data.xpos[body], atol=2e-3)
-        np.testing.assert_allclose(frame[:3, :3], data.xmat[body].reshape(3, 3), atol=2e-3)
+        for arm, name in enumerate(("left", "right")):
+            body = env.model.body(f"vx300s_{name}/gripper_link").id
+            frame, _ = aloha_arms().tip(arm, pose)
+            np.testing.assert_allclose(frame[:3, 3] - 0.15 * frame[:3, 0], data.xpos[body], atol=2e-3)
+            np.testing.assert_allclose(frame[:3, :3], data.xmat[body].reshape(3, 3), atol=2e-3)
     env.close()

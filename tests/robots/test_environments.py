@@ -86,8 +86,7 @@ def test_the_specification_is_the_environments(case, env):
 
 def test_a_seed_fixes_the_start(env):
     first, info = env.reset(seed=3)
-    assert list(first) == ["state"]
-    assert info["success"] is False
+    assert (list(first), info["success"]) == (["state"], False)
     assert env.observation_space.contains(first)
     others = [env.reset(**seed)[0]["state"] for seed in ({"seed": 4}, {}, {})]
     again = env.reset(seed=3)[0]
@@ -104,16 +103,12 @@ def test_an_episode_truncates_at_its_limit_and_can_be_begun_again(case, env):
         assert env.observation_space.contains(steps[-1][0])
 
 
-def test_commands_are_clipped_and_what_was_executed_is_reported(case, env):
+def test_commands_are_clipped_or_refused_and_what_was_executed_is_reported(case, env):
     env.reset(seed=0)
     executed = env.step(np.full(case.numbers[0], 9.0))[4]["executed_action"]
     assert env.action_space.contains(executed)
     if not isinstance(case.config, FakeAlohaConfig):  # whose joints go 0.06 rad in a tick
         np.testing.assert_array_equal(executed, np.float32(env.robot_spec.action_high))
-
-
-def test_what_cannot_be_commanded_is_refused(case, env):
-    env.reset(seed=0)
     for bad in (np.zeros(case.numbers[0] - 1), np.full(case.numbers[0], np.nan), np.full(case.numbers[0], np.inf)):
         with pytest.raises(DataError, match=naming("action", env.robot_spec.name, case.numbers[0])):
             env.step(bad)
@@ -213,10 +208,7 @@ def test_specifications_helpers_and_drivers_import_no_simulator():
     """Of learners, actors behind a robot's server, and that server."""
     code = (
         "import sys, numpy as np\n"
-        "from serl_chunk.config.robots import AlohaSimConfig, FakeAlohaConfig, OgbenchConfig\n"
-        "from serl_chunk.robots.fake.spec import fake_aloha_spec\n"
-        "fake_aloha_spec(FakeAlohaConfig())\n"
-        "assert not {'jax', 'gymnasium'} & set(sys.modules)\n"
+        "from serl_chunk.config.robots import AlohaSimConfig, OgbenchConfig\n"
         "from serl_chunk.robots.registry import robot_spec\n"
         "from serl_chunk.robots.served import robot\n"
         "from serl_chunk.robots.served.task import Seen, make_expert\n"

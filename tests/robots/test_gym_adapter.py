@@ -12,7 +12,6 @@ from hil_serl_shape import HilSerlShape
 
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import FakeAlohaConfig, FakeSingleArmConfig, GymConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.devices.registry import make_intervention
@@ -26,39 +25,29 @@ ZERO, POLICY = np.zeros(7), np.full(7, 0.5)  # what the policy commands
 HUMAN = np.array([0.1, 0, 0, 0, 0, 0, -0.95])  # float64, as SpaceMouse wrappers give it
 
 
-class HilSerlEnv(gymnasium.Env):
-    """What HIL-SERL's Franka environments look like behind SERLObsWrapper and ChunkingWrapper(obs_horizon=1).
+class Scripted(HilSerlShape):
+    """HIL-SERL's Franka, done (never truncated) at its time limit; a script of `info` plays what happens at a step."""
 
-    7-D actions in -1..1, `{"state": (1, 19), "wrist_1": (1, 128, 128, 3), "wrist_2": ...}`, done (never truncated)
-    at the time limit. A script of `info` values plays what happens at each step.
-    """
+    max_episode_length = LIMIT
 
     def __init__(self, script=None):
-        self.max_episode_length = LIMIT
-        self.action_space = spaces.Box(-1.0, 1.0, (7,), np.float32)
-        frame = spaces.Box(0, 255, (1, 128, 128, 3), np.uint8)
-        state = spaces.Box(-np.inf, np.inf, (1, 19), np.float32)
-        self.observation_space = spaces.Dict({"state": state, "wrist_1": frame, "wrist_2": frame})
-        self.script = script or {}
-        self.closed = False
+        super().__init__(7, ("wrist_1", "wrist_2"))
+        self.script, self.closed, self.buffers = script or {}, False, {}
 
     def _observation(self):
-        # One buffer for all frames, as camera drivers have: a frame that is kept must be copied.
-        self.frame[:] = self.t
-        state = np.full((1, 19), self.t, np.float32)
-        return {"state": state, "wrist_1": self.frame, "wrist_2": self.frame + np.uint8(100)}
+        for key, value in super()._observation().items():  # in one buffer for all, as camera drivers have
+            self.buffers.setdefault(key, value)[:] = value
+        return dict(self.buffers)
 
     def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t, self.frame = 0, np.zeros((1, 128, 128, 3), np.uint8)
-        return self._observation(), {"succeed": False, **self.script.get(0, {})}
+        observation, info = super().reset(seed=seed)
+        return observation, {**info, **self.script.get(0, {})}
 
     def step(self, action):
         self.t += 1
         info = {"succeed": False, **self.script.get(self.t, {})}
-        reward = int(info["succeed"])
-        done = self.t >= self.max_episode_length or reward or info.pop("esc", False)
-        return self._observation(), reward, done and not info.pop("goes on", False), False, info
+        done = self.t >= LIMIT or info["succeed"] or info.pop("esc", False)
+        return self._observation(), int(info["succeed"]), done and not info.pop("goes on", False), False, info
 
     def close(self):
         self.closed = True
@@ -79,13 +68,12 @@ class SpacesEnv(gymnasium.Env):
 
     def step(self, action):
         self.received.append(action)
-        self.last = self.observation_space.sample()
-        return self.last, 0.5, False, False, {}
+        return self.observation_space.sample(), 0.5, False, False, {}
 
 
 def hil_serl_config(script=None, **changes):
     given = {"max_episode_steps": LIMIT, "grippers": (6,), **changes}
-    return GymConfig(make=lambda fake_env: HilSerlEnv(script), robot_name="franka", **given)
+    return GymConfig(make=lambda fake_env: Scripted(script), robot_name="franka", **given)
 
 
 def scripted(script=None, **changes):
@@ -110,114 +98,103 @@ def box(*shape, dtype=np.float32):
     return spaces.Box(0, 255, shape, dtype) if dtype == np.uint8 else spaces.Box(-9, 9, shape, dtype)
 
 
-class TestHilSerl:
-    def test_specification(self):
-        spec = registry.robot_spec(hil_serl_config())
-        assert (spec.name, spec.control_hz, spec.state_dim, spec.action_dim) == ("franka", 10.0, 19, 7)
-        assert [(c.name, c.height, c.width) for c in spec.cameras] == [("wrist_1", 128, 128), ("wrist_2", 128, 128)]
-        assert spec.joint_of_action == (-1,) * 7
-        assert spec.grippers == (6,)
-        assert RobotSpec.from_json(spec.to_json()) == spec
-        joints = (4, 5, 6, 7, 8, 9, 0)
-        other = registry.robot_spec(hil_serl_config(joint_of_action=joints, control_hz=20.0))
-        assert (other.joint_of_action, other.control_hz) == (joints, 20.0)
+def equal(found, expected):
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, np.float32(expected))
 
-    def test_the_learner_asks_for_the_fake_and_closes_it_and_a_factory_gets_whether_it_only_evaluates(self):
-        made = []
 
-        def make(fake_env, evaluating):
-            made.append((fake_env, evaluating, HilSerlEnv()))
-            return made[-1][2]
+def test_specification():
+    spec = registry.robot_spec(hil_serl_config())
+    assert (spec.name, spec.control_hz, spec.state_dim, spec.action_dim) == ("franka", 10.0, 19, 7)
+    assert [(c.name, c.height, c.width) for c in spec.cameras] == [("wrist_1", 128, 128), ("wrist_2", 128, 128)]
+    assert (spec.joint_of_action, spec.grippers) == ((-1,) * 7, (6,))
+    assert RobotSpec.from_json(spec.to_json()) == spec
+    joints = (4, 5, 6, 7, 8, 9, 0)
+    other = registry.robot_spec(hil_serl_config(joint_of_action=joints, control_hz=20.0))
+    assert (other.joint_of_action, other.control_hz) == (joints, 20.0)
 
-        config = GymConfig(make=make, max_episode_steps=LIMIT)
-        registry.robot_spec(config)
-        for evaluating in (False, True):
-            registry.make_env(config, evaluating=evaluating)
-        assert [each[:2] for each in made] == [(True, False), (False, False), (False, True)]
-        assert made[0][2].closed
 
-    def test_an_episode_end_to_end(self):
-        env = scripted({3: {"intervene_action": HUMAN, "grasp_penalty": -0.02}, 5: {"succeed": True}})
-        steps = [env.step(POLICY) for _ in range(5)]
-        for i, (observation, *_) in enumerate(steps):
-            assert env.observation_space.contains(observation)
-            np.testing.assert_array_equal(observation["state"], np.full(19, i + 1, np.float32))
-        # The penalty is the grasp critic's, who counts it itself.
-        assert [(s[1], s[2], s[3], s[4]["success"]) for s in steps] == [(0.0, False, False, False)] * 4 + [
-            (1.0, True, False, True)
-        ]
-        human = steps[2][4]
-        assert human["intervene_action"].dtype == np.float32
-        np.testing.assert_array_equal(human["intervene_action"], HUMAN.astype(np.float32))
-        np.testing.assert_array_equal(human["executed_action"], human["intervene_action"])
-        assert "intervene_action" not in steps[1][4]
-        np.testing.assert_array_equal(steps[1][4]["executed_action"], POLICY.astype(np.float32))
+def test_the_learner_asks_for_the_fake_and_closes_it_and_a_factory_gets_whether_it_only_evaluates():
+    made = []
 
-    @pytest.mark.parametrize(
-        ("tick", "info", "end"),
-        [(LIMIT, {}, (False, True)), (LIMIT, {"succeed": True}, (True, False)),
-         (LIMIT, {"failure": True}, (True, False)),
-         (LIMIT, {"failure": True, "goes on": True}, (True, False)), (3, {"failure": True}, (True, False)),
-         (2, {"esc": True}, (True, False)), (2, {"rerecord_episode": True, "esc": True}, (False, True))],
-    )  # fmt: skip
-    def test_its_time_limit_is_a_truncation_and_a_true_end_stays_one(self, tick, info, end):
-        """An episode that is to be recorded again says nothing of the task."""
-        assert ends(scripted({tick: info}), tick) == end
+    def make(fake_env, evaluating):
+        made.append((fake_env, evaluating, Scripted()))
+        return made[-1][2]
 
-    @pytest.mark.parametrize(("seconds", "hz", "ticks"), [(1.2, 10.0, 12), (0.5, 20.0, 10), (0.01, 10.0, 1)])
-    def test_a_limit_in_seconds_is_one_in_ticks_of_the_robots_rate(self, seconds, hz, ticks):
-        env = scripted(max_episode_s=seconds, control_hz=hz)
-        assert env.robot_spec.max_episode_steps == ticks
-        assert ends(env, ticks) == (False, True)
-        with pytest.raises(ConfigError, match=naming("max_episode_length", 12, "robot.max_episode_s=1.2", 50)):
-            scripted(max_episode_s=5.0)
+    config = GymConfig(make=make, max_episode_steps=LIMIT)
+    registry.robot_spec(config)
+    for evaluating in (False, True):
+        registry.make_env(config, evaluating=evaluating)
+    assert [each[:2] for each in made] == [(True, False), (False, False), (False, True)]
+    assert made[0][2].closed
 
-    def test_frames_are_of_the_present_moment_and_safe_to_keep(self):
-        env = GymAdapter(hil_serl_config())
-        with pytest.raises(gymnasium.error.ResetNeeded):
-            env.read_images()
-        env.reset()
-        kept = env.read_images(["wrist_2"])
-        assert list(kept) == ["images/wrist_2"]
-        env.step(ZERO)
-        now = env.read_images()
-        assert set(now) == {"images/wrist_1", "images/wrist_2"}
-        assert (kept["images/wrist_2"] == 100).all()
-        assert (now["images/wrist_1"] == 1).all()
-        assert now["images/wrist_1"].shape == (128, 128, 3)
-        with pytest.raises(ConfigError, match=naming("franka", "side", "wrist_1", "wrist_2")):
-            env.read_images(["side"])
 
-    def test_a_human_acted_on_what_was_seen_before_the_step(self):
-        env = scripted({2: {"intervene_action": POLICY}})
-        env.step(ZERO)
-        assert env.step(ZERO)[4]["intervene_images"] == {}  # the cameras are not read
-        env.reset()
-        env.read_images(["wrist_2"])
-        assert "intervene_images" not in env.step(ZERO)[4]
-        seen = env.step(ZERO)[4]["intervene_images"]
-        assert {k: int(v.max()) for k, v in seen.items()} == {"images/wrist_1": 1, "images/wrist_2": 101}
-        assert (env.read_images(["wrist_1"])["images/wrist_1"] == 2).all()
-        env.step(ZERO)
-        assert (seen["images/wrist_1"] == 1).all()
+def test_an_episode_end_to_end():
+    env = scripted({3: {"intervene_action": HUMAN, "grasp_penalty": -0.02}, 5: {"succeed": True}})
+    steps = [env.step(POLICY) for _ in range(5)]
+    for i, (observation, *_) in enumerate(steps):
+        assert env.observation_space.contains(observation)
+        equal(observation["state"], np.full(19, i + 1))
+    # The penalty is the grasp critic's, who counts it itself.
+    found = [(s[1], s[2], s[3], s[4]["success"]) for s in steps]
+    assert found == [(0.0, False, False, False)] * 4 + [(1.0, True, False, True)]
+    equal(steps[2][4]["intervene_action"], HUMAN)
+    equal(steps[2][4]["executed_action"], HUMAN)
+    assert "intervene_action" not in steps[1][4]
+    equal(steps[1][4]["executed_action"], POLICY)
 
-    def test_frames_of_an_intervention_are_copied_only_where_they_were_not_requested(self):
-        env = registry.make_env(GymConfig(make=lambda fake: HilSerlShape(3, ("side",))))
-        env.reset(seed=0)
+
+@pytest.mark.parametrize(
+    ("tick", "info", "end"),
+    [(LIMIT, {}, (False, True)), (LIMIT, {"succeed": True}, (True, False)), (LIMIT, {"failure": True}, (True, False)),
+     (LIMIT, {"failure": True, "goes on": True}, (True, False)), (3, {"failure": True}, (True, False)),
+     (2, {"esc": True}, (True, False)), (2, {"rerecord_episode": True, "esc": True}, (False, True))],
+)  # fmt: skip
+def test_its_time_limit_is_a_truncation_and_a_true_end_stays_one(tick, info, end):
+    """An episode that is to be recorded again says nothing of the task."""
+    assert ends(scripted({tick: info}), tick) == end
+
+
+@pytest.mark.parametrize(("seconds", "hz", "ticks"), [(1.2, 10.0, 12), (0.5, 20.0, 10), (0.01, 10.0, 1)])
+def test_a_limit_in_seconds_is_one_in_ticks_of_the_robots_rate(seconds, hz, ticks):
+    env = scripted(max_episode_s=seconds, control_hz=hz)
+    assert env.robot_spec.max_episode_steps == ticks
+    assert ends(env, ticks) == (False, True)
+    with pytest.raises(ConfigError, match=naming("max_episode_length", 12, "robot.max_episode_s=1.2", 50)):
+        scripted(max_episode_s=5.0)
+
+
+def test_frames_are_of_the_present_moment_and_safe_to_keep():
+    env = GymAdapter(hil_serl_config())
+    with pytest.raises(gymnasium.error.ResetNeeded):
         env.read_images()
-        given = {}
-        for tick in range(1, 5):
-            if tick == 4:  # a human acts on what steps 2 and 3 returned: one of them is requested here
-                env.read_images()
-            given[tick] = env.step(np.zeros(3, np.float32))[4].get("intervene_images")
-        assert given[1] is given[2] is None
-        assert given[3]["images/side"][0, 0, 0] == 2
-        assert given[4] == {}
+    env.reset()
+    kept = env.read_images(["wrist_2"])
+    assert list(kept) == ["images/wrist_2"]
+    env.step(ZERO)
+    now = env.read_images()
+    assert {k: (v.shape, int(v.min()), int(v.max())) for k, v in now.items()} == {
+        "images/wrist_1": ((128, 128, 3), 1, 1), "images/wrist_2": ((128, 128, 3), 11, 11)
+    }  # fmt: skip
+    assert (kept["images/wrist_2"] == 10).all()
+    with pytest.raises(ConfigError, match=naming("franka", "side", "wrist_1", "wrist_2")):
+        env.read_images(["side"])
+    always = registry.make_env(hil_serl_config(), images="always")
+    for observation in (always.reset()[0], always.step(ZERO)[0]):
+        assert always.observation_space.contains(observation)
 
-    def test_always_carries_the_frames(self):
-        env = registry.make_env(hil_serl_config(), images="always")
-        assert env.observation_space.contains(env.reset()[0])
-        assert env.observation_space.contains(env.step(ZERO)[0])
+
+def test_a_human_acted_on_what_was_seen_before_the_step_which_is_copied_where_it_was_not_requested():
+    env = scripted({2: {"intervene_action": POLICY}, 3: {"intervene_action": POLICY}})
+    env.step(ZERO)
+    assert env.step(ZERO)[4]["intervene_images"] == {}  # the cameras are not read
+    env.reset()
+    env.read_images(["wrist_2"])
+    assert "intervene_images" not in env.step(ZERO)[4]
+    seen = env.step(ZERO)[4]["intervene_images"]
+    assert (env.read_images(["wrist_1"])["images/wrist_1"] == 2).all()
+    assert env.step(ZERO)[4]["intervene_images"] == {}, "requested just now"
+    assert {k: int(v.max()) for k, v in seen.items()} == {"images/wrist_1": 1, "images/wrist_2": 11}
 
 
 class TeleopEvents(enum.Enum):
@@ -227,131 +204,124 @@ class TeleopEvents(enum.Enum):
     SUCCESS = "success"
 
 
-class TestLeRobot:
-    """gym-hil's and LeRobot's names: a flag on every tick, beside an action that is the human's where it is true."""
+@pytest.mark.parametrize(
+    "human",
+    [{"is_intervention": True, "teleop_action": HUMAN},  # gym-hil 0.1.14
+     {"is_intervention": True, "action_intervention": HUMAN},  # its versions before, LeRobot's before 0.4
+     {TeleopEvents.IS_INTERVENTION: True, "teleop_action": HUMAN},
+     {"is_intervention": np.array([True]), "teleop_action": HUMAN[None]},
+     {"intervene_flag": np.ones(1), "intervene_action": HUMAN}],  # RLinf's
+)  # fmt: skip
+def test_an_intervention_in_lerobots_words_is_the_humans_command(human):
+    """A flag on every tick, beside an action that is the human's where it is true."""
+    env = scripted({1: {"is_intervention": False, "teleop_action": POLICY}, 2: human})
+    own, theirs = env.step(POLICY)[4], env.step(POLICY)[4]
+    assert "intervene_action" not in own
+    equal(own["executed_action"], POLICY)
+    equal(theirs["intervene_action"], HUMAN)
+    equal(theirs["executed_action"], HUMAN)
+    assert theirs["intervene_images"] == {}
 
-    @pytest.mark.parametrize(
-        "human",
-        [{"is_intervention": True, "teleop_action": HUMAN},  # gym-hil 0.1.14
-         {"is_intervention": True, "action_intervention": HUMAN},  # its versions before, LeRobot's before 0.4
-         {TeleopEvents.IS_INTERVENTION: True, "teleop_action": HUMAN},
-         {"is_intervention": np.array([True]), "teleop_action": HUMAN[None]},
-         {"intervene_flag": np.ones(1), "intervene_action": HUMAN}],  # RLinf's
-    )  # fmt: skip
-    def test_an_intervention_is_the_humans_command(self, human):
-        env = scripted({1: {"is_intervention": False, "teleop_action": POLICY}, 2: human})
-        own, theirs = env.step(POLICY)[4], env.step(POLICY)[4]
-        assert "intervene_action" not in own
-        np.testing.assert_array_equal(own["executed_action"], POLICY.astype(np.float32))
-        np.testing.assert_array_equal(theirs["intervene_action"], HUMAN.astype(np.float32))
-        np.testing.assert_array_equal(theirs["executed_action"], HUMAN.astype(np.float32))
-        assert theirs["intervene_images"] == {}
 
-    @pytest.mark.parametrize(
-        "info",
-        [{"is_intervention": False, "teleop_action": HUMAN}, {"intervene_flag": np.zeros(1), "intervene_action": HUMAN},
-         {"intervene_action": None}, {"is_intervention": None}, {"humanoid_height": 1}, {"discrete_penalty": 1},
-         {"distance_to_human": 1}, {"overtaken": 1}, {3: 1}],
-    )  # fmt: skip
-    def test_what_says_that_no_human_acts_is_none_and_other_keys_pass(self, info):
-        passed = scripted({1: info}).step(POLICY)[4]
-        assert "intervene_action" not in passed
-        assert all(passed[key] == 1 for key, value in info.items() if isinstance(value, int) and value == 1)
+@pytest.mark.parametrize(
+    "info",
+    [{"intervene_flag": np.zeros(1), "intervene_action": HUMAN}, {"intervene_action": None}, {"is_intervention": None},
+     {"humanoid_height": 1}, {"discrete_penalty": 1}, {"distance_to_human": 1}, {"overtaken": 1}, {3: 1}],
+)  # fmt: skip
+def test_what_says_that_no_human_acts_is_none_and_other_keys_pass(info):
+    passed = scripted({1: info}).step(POLICY)[4]
+    assert "intervene_action" not in passed
+    assert all(passed[key] == 1 for key, value in info.items() if isinstance(value, int))
 
-    @pytest.mark.parametrize(
-        "info",
-        [{"next.success": True, "succeed": False, "esc": True},
-         {TeleopEvents.SUCCESS: True, "succeed": False, "esc": True},
-         {"succeed": True, "next.success": False}],  # gym-hil's, where the operator pressed nothing
-    )  # fmt: skip
-    def test_an_operators_success_and_the_environments_own_are_success(self, info):
-        env = scripted({3: info})
-        found = [env.step(POLICY) for _ in range(3)]
-        assert [s[4]["success"] for s in found] == [False, False, True]
-        assert found[-1][2:4] == (True, False)
 
-    @pytest.mark.parametrize(
-        ("info", "named"),
-        [({"is_intervention": True}, ('info["is_intervention"]', "teleop_action", "intervene_action")),
-         # There on the policy's ticks too, in gym-hil: without the flag nothing tells whose it is.
-         *(({key: HUMAN}, (f'info["{key}"]', "franka", 'info["is_intervention"]'))
-           for key in ("teleop_action", "action_intervention")),
-         *(({"is_intervention": True, "teleop_action": bad}, ('info["teleop_action"]', "franka", 7))
-           for bad in ({"shoulder": 1.0}, "left")),
-         ({"intervene_action": np.zeros(6)}, ('info["intervene_action"]', "franka", 7)),
-         # Before a human's first tick, too: what is not understood must not wait for it.
-         *(({key: value}, (f'info["{key}"]', "franka", "is_intervention", "intervene_action")) for key, value in (
-           ("intervened", False), ("intervention", True), ("human_action", HUMAN), ("is_human", False),
-           ("teleop_command", HUMAN), ("take_over", 0), ("takeover", True), ("HumanIntervention", True)))],
-    )  # fmt: skip
-    def test_an_intervention_that_is_not_understood_is_refused(self, info, named):
+@pytest.mark.parametrize(
+    "info",
+    [{"next.success": True, "succeed": False, "esc": True}, {TeleopEvents.SUCCESS: True, "succeed": False},
+     {"succeed": True, "next.success": False}],  # gym-hil's, where the operator pressed nothing
+)  # fmt: skip
+def test_an_operators_success_and_the_environments_own_are_success(info):
+    env = scripted({3: info})
+    found = [env.step(POLICY) for _ in range(3)]
+    assert [s[4]["success"] for s in found] == [False, False, True]
+    assert found[-1][2:4] == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("info", "named"),
+    [({"is_intervention": True}, ('info["is_intervention"]', "teleop_action", "intervene_action")),
+     # There on the policy's ticks too, in gym-hil: without the flag nothing tells whose it is.
+     *(({key: HUMAN}, (f'info["{key}"]', "franka", 'info["is_intervention"]'))
+       for key in ("teleop_action", "action_intervention")),
+     *(({"is_intervention": True, "teleop_action": bad}, ('info["teleop_action"]', "franka", 7))
+       for bad in ({"shoulder": 1.0}, "left")),
+     ({"intervene_action": np.zeros(6)}, ('info["intervene_action"]', "franka", 7)),
+     # Before a human's first tick, too: what is not understood must not wait for it.
+     *(({key: value}, (f'info["{key}"]', "franka", "is_intervention", "intervene_action")) for key, value in (
+       ("intervened", False), ("human_action", HUMAN), ("is_human", False), ("teleop_command", HUMAN),
+       ("take_over", 0), ("takeover", True), ("HumanIntervention", True)))],
+)  # fmt: skip
+def test_an_intervention_that_is_not_understood_is_refused_also_where_a_reset_reports_it(info, named):
+    with pytest.raises(DataError, match=naming(*named)):
+        scripted({1: info}).step(POLICY)
+    with pytest.raises(DataError, match=naming('info["human_control"]', "franka")):
+        scripted({0: {"human_control": False}})
+
+
+def test_actions_are_clipped_to_the_box_in_its_own_type():
+    env = adapt(box(3), spaces.Box(np.array([0.1, -2.0]), np.array([0.7, 3.0]), dtype=np.float64))
+    env.reset()
+    info = env.step(np.array([-5.0, 5.0], np.float32))[4]
+    (seen,) = env.env.unwrapped.received
+    assert seen.dtype == np.float64
+    assert env.env.action_space.contains(seen)  # float32(0.1) > 0.1 > float32(0.1) - eps: bounds hold exactly
+    equal(info["executed_action"], [0.1, 3.0])
+    for bad in (np.zeros(3), np.array([np.nan, 0])):
+        with pytest.raises(DataError, match=naming("action", "gym", 2)):
+            env.step(bad)
+
+
+@pytest.mark.parametrize("human", [{}, {"intervene_action": POLICY}])
+def test_the_environments_report_of_what_it_executed_wins(human):
+    info = scripted({1: {"executed_action": np.full(7, 0.25), **human}}).step(np.ones(7))[4]
+    equal(info["executed_action"], np.full(7, 0.25))
+
+
+def test_a_registered_environment_with_a_flat_observation():
+    env = GymAdapter(GymConfig(make=lambda fake_env: gymnasium.make("Pendulum-v1"), max_episode_steps=200))
+    observation, _ = env.reset(seed=7)
+    np.testing.assert_array_equal(observation["state"], gymnasium.make("Pendulum-v1").reset(seed=7)[0])
+    found = [env.step(np.zeros(1))[2:4] for _ in range(200)]
+    assert found == [(False, False)] * 199 + [(False, True)]  # gymnasium's TimeLimit
+
+
+def test_vectors_are_concatenated_in_sorted_order_and_images_may_have_a_dictionary():
+    cameras = spaces.Dict({"top": box(6, 8, 3, dtype=np.uint8), "left": box(1, 4, 4, 3, dtype=np.uint8)})
+    inner = spaces.Dict({"pose": box(2), "force": box(3)})
+    flat = {"z": box(1), "a": box(2, dtype=np.float64), "scalar": box()}
+    env = adapt(spaces.Dict({**flat, "state": inner, "images": cameras}))
+    observation, _ = env.reset()
+    raw = env.env.unwrapped.last
+    parts = [raw["a"], [raw["scalar"]], raw["state"]["force"], raw["state"]["pose"], raw["z"]]
+    equal(observation["state"], np.concatenate(parts))
+    assert env.robot_spec.state_dim == 9
+    frames = env.read_images()
+    assert {k: v.shape for k, v in frames.items()} == {"images/left": (4, 4, 3), "images/top": (6, 8, 3)}
+    np.testing.assert_array_equal(frames["images/top"], raw["images"]["top"])
+
+
+def test_an_environment_that_breaks_its_word_is_named():
+    layout = ObservationLayout.of(spaces.Dict({"state": box(3), "top": box(8, 8, 3, dtype=np.uint8)}))
+    for read, observation, named in (
+        (layout.state, {"state": np.zeros(4)}, ("state", 3, 4)),
+        (layout.state, {"state": np.array([0, np.nan, 0])}, ("state[1]", "nan")),
+        (layout.state, {}, ("'state'",)), (layout.frames, {"top": np.zeros((8, 8, 3))}, ("top", "uint8", "float64")),
+    ):  # fmt: skip
         with pytest.raises(DataError, match=naming(*named)):
-            scripted({1: info}).step(POLICY)
-
-    def test_so_it_is_where_a_reset_reports_it(self):
-        with pytest.raises(DataError, match=naming('info["human_control"]', "franka")):
-            scripted({0: {"human_control": False}})
+            read(observation)
 
 
-class TestActions:
-    def test_are_clipped_to_the_box_in_its_own_type(self):
-        low, high = np.array([0.1, -2.0]), np.array([0.7, 3.0])
-        env = adapt(box(3), spaces.Box(low, high, dtype=np.float64))
-        env.reset()
-        info = env.step(np.array([-5.0, 5.0], np.float32))[4]
-        (seen,) = env.env.unwrapped.received
-        assert seen.dtype == np.float64
-        assert env.env.action_space.contains(seen)  # float32(0.1) > 0.1 > float32(0.1) - eps: bounds hold exactly
-        np.testing.assert_array_equal(info["executed_action"], np.float32([0.1, 3.0]))
-        for bad in (np.zeros(3), np.array([np.nan, 0])):
-            with pytest.raises(DataError, match=naming("action", "gym", 2)):
-                env.step(bad)
-
-    @pytest.mark.parametrize("human", [{}, {"intervene_action": POLICY}])
-    def test_the_environments_report_of_what_it_executed_wins(self, human):
-        report = np.full(7, 0.25)
-        info = scripted({1: {"executed_action": report, **human}}).step(np.ones(7))[4]
-        np.testing.assert_array_equal(info["executed_action"], report.astype(np.float32))
-
-
-class TestObservations:
-    def test_flat_box_with_a_registered_environment(self):
-        env = GymAdapter(GymConfig(make=lambda fake_env: gymnasium.make("Pendulum-v1"), max_episode_steps=200))
-        observation, _ = env.reset(seed=7)
-        np.testing.assert_array_equal(observation["state"], gymnasium.make("Pendulum-v1").reset(seed=7)[0])
-        found = [env.step(np.zeros(1))[2:4] for _ in range(200)]
-        assert found == [(False, False)] * 199 + [(False, True)]  # gymnasium's TimeLimit
-
-    def test_vectors_are_concatenated_in_sorted_order_and_images_may_have_a_dictionary(self):
-        cameras = spaces.Dict({"top": box(6, 8, 3, dtype=np.uint8), "left": box(1, 4, 4, 3, dtype=np.uint8)})
-        inner = spaces.Dict({"pose": box(2), "force": box(3)})
-        flat = {"z": box(1), "a": box(2, dtype=np.float64), "scalar": box()}
-        env = adapt(spaces.Dict({**flat, "state": inner, "images": cameras}))
-        observation, _ = env.reset()
-        raw = env.env.unwrapped.last
-        parts = [raw["a"], [raw["scalar"]], raw["state"]["force"], raw["state"]["pose"], raw["z"]]
-        np.testing.assert_array_equal(observation["state"], np.concatenate(parts).astype(np.float32))
-        assert env.robot_spec.state_dim == 9
-        frames = env.read_images()
-        assert {k: v.shape for k, v in frames.items()} == {"images/left": (4, 4, 3), "images/top": (6, 8, 3)}
-        np.testing.assert_array_equal(frames["images/top"], raw["images"]["top"])
-
-    def test_an_environment_that_breaks_its_word_is_named(self):
-        layout = ObservationLayout.of(spaces.Dict({"state": box(3), "top": box(8, 8, 3, dtype=np.uint8)}))
-        for state, named in (
-            ({"state": np.zeros(4)}, ("state", 3, 4)),
-            ({"state": np.array([0, np.nan, 0])}, ("state[1]", "nan")),
-            ({}, ("'state'",)),
-        ):
-            with pytest.raises(DataError, match=naming(*named)):
-                layout.state(state)
-        with pytest.raises(DataError, match=naming("top", "uint8", "float64")):
-            layout.frames({"top": np.zeros((8, 8, 3))})
-
-    @pytest.mark.parametrize(
-        "robot", [FakeAlohaConfig(), FakeSingleArmConfig(), GymConfig(make=lambda fake: HilSerlShape(3, ("side",)))]
-    )
-    def test_configuration_and_environment_agree_whether_frames_come_with_the_observation(self, robot):
+def test_configuration_and_environment_agree_whether_frames_come_with_the_observation():
+    for robot in (FakeAlohaConfig(), FakeSingleArmConfig(), hil_serl_config()):
         env = registry.make_env(robot)
         assert env.frames_with_observation == robot.frames_with_observation == isinstance(robot, GymConfig)
 
@@ -379,7 +349,9 @@ class Rail(gymnasium.Env):
         return np.array([self.at, self.goal], np.float32)
 
 
-class RailExpert:
+class RailHelper:
+    """A demonstrator, and a human who intervenes on tick 5 and gives back where the policy would decide."""
+
     def __init__(self, env):
         self.env, self.seeds = env, []
 
@@ -389,10 +361,6 @@ class RailExpert:
 
     def act(self):
         return np.array([self.env.goal], np.float32)
-
-
-class RailHuman(RailExpert):
-    """Intervenes on tick 5 and gives back where the policy would decide."""
 
     def poll(self, tick, observation, decision_tick, last):
         return None if tick < 5 or (tick > 5 and decision_tick) else InterventionCommand(self.act())
@@ -410,7 +378,7 @@ def test_the_environments_expert_is_recorded(tmp_path):
         return gymnasium.wrappers.TimeLimit(gymnasium.wrappers.OrderEnforcing(env), LIMIT)
 
     experts = []
-    robot = rail_config(wrap, make_expert=lambda env: experts.append(RailExpert(env)) or experts[0])
+    robot = rail_config(wrap, make_expert=lambda env: experts.append(RailHelper(env)) or experts[0])
     config = ExperimentConfig(name="rail", robot=robot)
     assert run_record(config, 3, str(tmp_path), policy="scripted", noise=None, cameras=()) == 0
     demos = load_demos([str(tmp_path)], registry.robot_spec(robot))
@@ -424,54 +392,24 @@ def test_the_environments_expert_is_recorded(tmp_path):
 
 
 def test_the_environments_scripted_human_intervenes():
-    env = registry.make_env(rail_config(make_scripted_human=RailHuman))
+    env = registry.make_env(rail_config(make_scripted_human=RailHelper))
     human = make_intervention("scripted", env)
     env.reset(seed=3)
     human.reset(3)
     commands, _ = helped(env, human, lambda: np.zeros(1), LIMIT, every=4)
     assert [c is not None for c in commands] == [False] * 5 + [True] * 3 + [False] + [True] * 2
     assert make_intervention("none", env) is None
-    human.close()
-
-
-class Numbered(HilSerlShape):
-    """Its camera says which picture it gives: a new one on every second step."""
-
-    def reset(self, **kwargs):
-        observation, info = super().reset(**kwargs)
-        return observation, {**info, "frame_numbers": {"left/side": 70}}
-
-    def step(self, action):
-        *result, info = super().step(action)
-        number = "71" if self.t == 5 else 70 + self.t // 2
-        return *result, {**info, "frame_numbers": {"left/side": number}}
 
 
 def test_frames_have_the_numbers_that_the_environment_gives():
-    env = registry.make_env(GymConfig(make=lambda fake: Numbered(3, ("left/side",))))
+    numbers = {tick: {"frame_numbers": {"left/side": 70 + tick // 2}} for tick in range(4)}
+    env = GymAdapter(hil_serl_config({**numbers, 4: {}, 5: {"frame_numbers": {"left/side": "71"}}}))
     assert env.frame_numbers() == {}
     env.reset(seed=0)
     found = [env.frame_numbers()]
     for _ in range(4):
-        env.step(np.zeros(3, np.float32))
+        env.step(ZERO)
         found.append(env.frame_numbers())
-    assert found == [{"left_side": n} for n in (70, 70, 71, 71, 72)]
+    assert found == [*({"left_side": n} for n in (70, 70, 71, 71)), {}]
     with pytest.raises(DataError, match=naming('info["frame_numbers"]', "'71'")):
-        env.step(np.zeros(3, np.float32))
-    unnumbered = registry.make_env(GymConfig(make=lambda fake: HilSerlShape(3, ("left/side",))))
-    unnumbered.reset(seed=0)
-    assert unnumbered.frame_numbers() == {}
-
-
-def test_an_exception_of_a_factory_names_its_file_and_line(tmp_path):
-    (tmp_path / "my_robot.py").write_text(
-        "from serl_chunk.config.experiment import ExperimentConfig\n"
-        "from serl_chunk.config.robots import GymConfig\n"
-        "def make(fake_env, evaluating):\n"
-        "    return 1 / 0\n"
-        "def experiment():\n"
-        "    return ExperimentConfig('x', GymConfig(make=make))\n"
-    )
-    config = load_experiment(str(tmp_path / "my_robot.py"))
-    with pytest.raises(ConfigError, match=naming("my_robot.py:4", "ZeroDivisionError", "division by zero", "make()")):
-        registry.robot_spec(config.robot)
+        env.step(ZERO)

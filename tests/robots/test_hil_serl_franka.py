@@ -18,57 +18,40 @@ from serl_chunk_robot.control.motions import Reset
 from serl_chunk_robot.robot_file.config import load, load_driver
 
 ROBOTS = Path(__file__).parents[2] / "experiments" / "robots"
-FILES = {
-    "ram_insertion": "franka_ram",
-    "usb_pickup_insertion": "franka_usb",
-    "object_handover": "franka_handover",
-}
-# HIL-SERL's ACTION_SCALE, actions, numbers of a state, and of the state's condition: index, threshold, cameras.
+# Its file; HIL-SERL's ACTION_SCALE, actions, numbers of a state; of the state's condition: index, threshold, cameras.
 EXPECTED = {
-    "ram_insertion": ((0.01, 0.06), 6, 19, 6, 0.04, ("wrist_1", "wrist_2")),
-    "usb_pickup_insertion": ((0.015, 0.1), 7, 19, 0, 0.4, ("side_classifier",)),
-    "object_handover": ((0.04, 0.2), 14, 26, 0, 0.5, ("left_side_classifier",)),
+    "ram_insertion": ("franka_ram", (0.01, 0.06), 6, 19, 6, 0.04, ("wrist_1", "wrist_2")),
+    "usb_pickup_insertion": ("franka_usb", (0.015, 0.1), 7, 19, 0, 0.4, ("side_classifier",)),
+    "object_handover": ("franka_handover", (0.04, 0.2), 14, 26, 0, 0.5, ("left_side_classifier",)),
 }
 
 
-def of(task):
-    return load_experiment(f"hil_serl_franka:{task}")
-
-
-@pytest.mark.parametrize("task", FILES)
-def test_each_task_has_hil_serl_s_numbers(task):
-    config, spec = of(task), robot_spec(of(task).robot)
-    scale, actions, state, _, _, cameras = EXPECTED[task]
-    settings = TASKS[task]
+@pytest.mark.parametrize("task", EXPECTED)
+def test_each_task_has_hil_serl_s_numbers_and_condition(task):
+    config = load_experiment(f"hil_serl_franka:{task}")
+    spec, settings = robot_spec(config.robot), TASKS[task]
+    _, scale, actions, state, number, above, cameras = EXPECTED[task]
     assert (config.robot.scale, spec.action_dim, spec.state_dim) == (scale, actions, state)
     assert (spec.max_episode_steps, config.discount) == (settings.max_episode_steps, settings.discount)
     assert (config.agent.image_keys, spec.grippers) == (settings.cameras, settings.grippers)
     assert config.agent.gripper.setup_mode == settings.setup_mode
-    assert config.outcome.classifier == f"classifiers/{task}"
     assert {c.name for c in spec.cameras} == {*settings.cameras, *cameras}
-    assert config.name == f"hil_serl_franka_{task}"
+    assert (config.name, config.outcome.classifier) == (f"hil_serl_franka_{task}", f"classifiers/{task}")
     assert config.robot.mirrored_yaw == (task == "object_handover")
-
-
-@pytest.mark.parametrize("task", FILES)
-def test_the_condition_is_hil_serl_s(task):
-    *_, state, number, above, _ = EXPECTED[task]
     at = np.full(state, 9.0, np.float32)
     at[number] = above
     beyond = at.copy()
     beyond[number] = np.nextafter(at[number], np.float32(1))
-    assert [of(task).outcome.condition({STATE: each}) for each in (at, beyond)] == [False, True]
+    assert [config.outcome.condition({STATE: each}) for each in (at, beyond)] == [False, True]
 
 
-@pytest.mark.parametrize("task", FILES)
-def test_a_task_fits_its_robot_s_file(task):
-    """Its boxes are within the driver's reach and the profile, and its cameras are the file's."""
-    config = of(task).robot
-    file = load(ROBOTS / f"{FILES[task]}.toml")
-    driver = load_driver(file)
+@pytest.mark.parametrize("task", EXPECTED)
+def test_a_task_fits_its_robot_s_file_and_a_reset_is_within_the_profile_from_every_corner_of_the_box(task):
+    config = load_experiment(f"hil_serl_franka:{task}").robot
+    file = load(ROBOTS / f"{EXPECTED[task][0]}.toml")
+    driver, limits = load_driver(file), file.profiles[file.start].limits
     spec = franka._served_spec(config, robot_spec(config))
     assert differing_fields(spec, driver.spec()._asdict()) == []
-    limits = file.profiles[file.start].limits
     assert (limits.low <= spec.action_low).all()
     assert (limits.high >= spec.action_high).all()
     there = {c.name: (c.spec.height, c.spec.width) for c in file.cameras}
@@ -78,14 +61,6 @@ def test_a_task_fits_its_robot_s_file(task):
     for first, _ in driver.spec().arms:  # docs/robot_server.md: this changes no step
         assert (limits.rates.velocity[first : first + 6] >= wanted - 1e-9).all()
     driver.close()
-
-
-@pytest.mark.parametrize("task", FILES)
-def test_a_reset_is_within_the_profile_from_every_corner_of_the_box(task):
-    config = of(task).robot
-    file = load(ROBOTS / f"{FILES[task]}.toml")
-    limits = file.profiles[file.start].limits
-    spec = franka._served_spec(config, robot_spec(config))
     sides = np.array([spec.action_low, spec.action_high])
     for corner in itertools.product((0, 1), repeat=6):
         start = np.array([sides[corner[j % 7] if j % 7 < 6 else 0, j] for j in range(len(sides[0]))])

@@ -9,12 +9,11 @@ from typing import ClassVar
 import gymnasium
 import numpy as np
 import pytest
-from actor_helpers import SimClock, SimInference
+from actor_helpers import ListSink, SimClock
 from errors import naming
 from hil_serl_shape import HilSerlShape
 
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.discrete_gripper import FixedGripper, LearnedGripper
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.process import load
@@ -28,9 +27,10 @@ from serl_chunk.replay.replay import Replay
 from serl_chunk.robots import registry
 from serl_chunk.robots.hil_serl import hil_serl_robot
 from serl_chunk.runs.folder import open_run
-from serl_chunk.types import ConfigError, Snapshot, StepBlock
+from serl_chunk.types import Begin, ConfigError, StepBlock
 
 VISION = Path(__file__).parents[2] / "docs" / "algorithms" / "vision.md"
+EGG, USB = "HilSerlShape(3, ('wrist_1', 'side'))", "HilSerlShape(7, ('side_policy', 'wrist_1', 'wrist_2'))"
 
 
 def shape_of(name, fake_env):
@@ -40,44 +40,39 @@ def shape_of(name, fake_env):
 
 
 @pytest.mark.parametrize(
-    ("name", "discount", "limit", "actions", "cameras", "composition", "options"),
-    [("ram_insertion", 0.97, 100, 6, 2, "fixed", None), ("usb_pickup_insertion", 0.98, 120, 7, 3, "learned", 3),
-     ("object_handover", 0.97, 200, 14, 3, "learned", 9), ("egg_flip", 0.985, 100, 3, 2, "fixed", None)],
+    ("name", "discount", "limit", "actions", "cameras", "options"),
+    [("ram_insertion", 0.97, 100, 6, 2, None), ("usb_pickup_insertion", 0.98, 120, 7, 3, 3),
+     ("object_handover", 0.97, 200, 14, 3, 9), ("egg_flip", 0.985, 100, 3, 2, None)],
 )  # fmt: skip
-def test_each_task_has_its_settings(name, discount, limit, actions, cameras, composition, options):
+def test_each_task_has_its_settings(name, discount, limit, actions, cameras, options):
     config = load_experiment(f"hil_serl_template:{name}")
     assert config.name == f"hil_serl_{name}"
     assert (config.discount, config.robot.max_episode_s, config.robot.real) == (discount, limit / 10, True)
     assert config.learner.utd_ratio is None
     assert len(config.agent.image_keys) == cameras
     spec = registry.robot_spec(hil_serl_robot(name, shape_of, "file.py"))
-    assert (spec.action_dim, spec.control_hz, spec.state_dim) == (actions, 10.0, 19)
-    assert spec.max_episode_steps == limit
+    assert (spec.action_dim, spec.control_hz, spec.state_dim, spec.max_episode_steps) == (actions, 10.0, 19, limit)
     assert {c.name for c in spec.cameras} == set(config.agent.image_keys)
     assert spec.grippers == tuple(i for i in (6, 13) if i < actions)
-    assert config.agent.gripper.composition == composition
-    assert config.agent.gripper.penalty == (-0.02 if composition == "learned" else 0)
+    assert (config.agent.gripper.composition, config.agent.gripper.penalty) == (
+        ("learned", -0.02) if options else ("fixed", 0)
+    )
     agent = make_agent(config, spec)
-    assert isinstance(agent, LearnedGripper if composition == "learned" else FixedGripper)
-    if isinstance(agent, LearnedGripper):
-        assert (agent.choices.options, agent.choices.neutral) == (options, 1)
+    assert isinstance(agent, LearnedGripper if options else FixedGripper)
+    assert not options or (agent.choices.options, agent.choices.neutral) == (options, 1)
 
 
 def filled(folder, returned, imported="from hil_serl_shape import HilSerlShape", **constants):
     """A copy of the template whose make_robot returns something, with other constants."""
     copy = folder / "my_robot.py"
     text = Path(known_experiments()["hil_serl_template"]).read_text()
-    text = text.replace(
-        '    raise NotImplementedError("make_robot() is to be filled in")\n', f"    {imported}\n    return {returned}\n"
-    )
+    missing = '    raise NotImplementedError("make_robot() is to be filled in")\n'
+    text = text.replace(missing, f"    {imported}\n    return {returned}\n")
     for name, value in constants.items():
         text, found = re.subn(rf"^({name}(: .*?)?) = (None|\"\")", rf"\1 = {value!r}", text, flags=re.M)
         assert found == 1
     copy.write_text(text)
     return copy
-
-
-EGG = "HilSerlShape(3, ('wrist_1', 'side'))"
 
 
 def test_a_filled_copy_serves_with_its_time_limit_in_seconds(tmp_path):
@@ -90,8 +85,7 @@ def test_a_filled_copy_serves_with_its_time_limit_in_seconds(tmp_path):
 
 
 def test_a_run_of_one_task_is_no_run_of_another(tmp_path):
-    robot = hil_serl_robot("ram_insertion", shape_of, "f")
-    spec = registry.robot_spec(robot)
+    spec = registry.robot_spec(hil_serl_robot("ram_insertion", shape_of, "f"))
     run = open_run(load_experiment("hil_serl_template:ram_insertion"), spec, str(tmp_path))
     with run.lock:
         run.write_config()
@@ -118,14 +112,12 @@ def test_what_a_copy_cannot_import_is_said_with_the_line(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("mode", "actions", "said", "grippers"),
     [("single-arm-fixed-gripper", 6, None, ()), ("single-arm-learned-gripper", 4, 4, (3,)),
-     ("dual-arm-fixed-gripper", 12, None, ()), ("dual-arm-learned-gripper", 14, None, (6, 13)),
-     ("dual-arm-learned-gripper", 8, 8, (3, 7))],
+     ("dual-arm-fixed-gripper", 12, None, ()), ("dual-arm-learned-gripper", 8, 8, (3, 7))],
 )  # fmt: skip
 def test_a_copy_says_another_composition_and_other_cameras(tmp_path, mode, actions, said, grippers):
     cameras = ("left/wrist", "top")
     given = {"SETUP_MODE": mode, "CAMERAS": cameras, **({} if said is None else {"ACTION_DIM": said})}
-    copy = filled(tmp_path, f"HilSerlShape({actions}, {cameras})", **given)
-    config = load_experiment(f"{copy}:usb_pickup_insertion")
+    config = load_experiment(f"{filled(tmp_path, f'HilSerlShape({actions}, {cameras})', **given)}:usb_pickup_insertion")
     spec = registry.robot_spec(config.robot)
     assert (spec.action_dim, spec.grippers) == (actions, grippers)
     assert config.agent.image_keys == ("left_wrist", "top")
@@ -147,51 +139,20 @@ def test_a_copy_with_weights_has_hil_serls_vision(tmp_path):
     assert dataclasses.replace(documented, **own) == hil_serl_encoder("resnet10.npz")
 
 
-USB = "HilSerlShape(7, ('side_policy', 'wrist_1', 'wrist_2'))"
-
-
-def test_what_a_copy_says_is_checked_against_its_robot(tmp_path):
+def test_a_fixed_setup_mode_is_checked_against_the_robot_and_on_the_command_line_holds_the_grippers(tmp_path):
+    """The template's price of a change is no contradiction; one that is given beside it is."""
     copy = filled(tmp_path, USB, SETUP_MODE="single-arm-fixed-gripper")
     named = naming("usb_pickup_insertion", 6, "(7,)", "my_robot.py", "SETUP_MODE", "ACTION_DIM")
     with pytest.raises(ConfigError, match=named):
         registry.robot_spec(load_experiment(f"{copy}:usb_pickup_insertion").robot)
-
-
-def test_a_fixed_setup_mode_on_the_command_line_holds_the_grippers(tmp_path):
-    """The template's price of a change is no contradiction; one that is given beside it is."""
-    name, mode = (
-        f"{filled(tmp_path, USB)}:usb_pickup_insertion",
-        ("agent.gripper.setup_mode", "single-arm-fixed-gripper"),
-    )
-    config = load(name, [mode])
+    name, mode = f"{filled(tmp_path, USB)}:usb_pickup_insertion", "single-arm-fixed-gripper"
+    config = load(name, [("agent.gripper.setup_mode", mode)])
     assert config.agent.gripper.penalty == 0.0
     agent = make_agent(config, registry.robot_spec(config.robot))
     assert isinstance(agent, FixedGripper)
     assert agent.spec.grippers == (6,)
     with pytest.raises(ConfigError, match=naming("agent.gripper.penalty", -0.01, "agent.gripper.choices")):
-        load(name, [mode, ("agent.gripper.penalty", "-0.01")])
-
-
-def test_interventions_rewards_and_ends_are_mapped():
-    """A human's stacked action, the gripper's penalty and the success, as HIL-SERL's wrappers give them."""
-    env = registry.make_env(hil_serl_robot("usb_pickup_insertion", shape_of, "f"))
-    env.reset(seed=0)
-    rewards, intervened = [], []
-    while True:
-        observation, reward, terminated, truncated, info = env.step(np.full(7, 0.5, np.float32))
-        rewards.append(reward)
-        intervened.append("intervene_action" in info)
-        if intervened[-1]:
-            np.testing.assert_allclose(info["executed_action"], HilSerlShape.HUMAN_ACTION[:7])
-        else:
-            np.testing.assert_allclose(info["executed_action"], 0.5)
-        if terminated or truncated:
-            break
-    assert (terminated, truncated, info["success"]) == (True, False, True)
-    assert intervened == [t in HilSerlShape.HUMAN_STEPS for t in range(1, len(intervened) + 1)]
-    assert rewards[0] == 0  # HIL-SERL's grasp_penalty is in info alone
-    assert rewards[-1] == pytest.approx(1.0)
-    assert observation["state"][0] == HilSerlShape.SOLVED
+        load(name, [("agent.gripper.setup_mode", mode), ("agent.gripper.penalty", "-0.01")])
 
 
 class BelowTheWrappers(gymnasium.Env):
@@ -222,114 +183,74 @@ def test_observations_are_read_below_hil_serls_wrappers_in_the_order_of_theirs()
     np.testing.assert_array_equal(env.read_images()["images/wrist_2"], env.env.given["images"]["wrist_2"])
 
 
-def test_cameras_with_a_slash_are_recorded_and_read_again(tmp_path):
+class Still:
+    """A demonstrator that moves nothing."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def reset(self, seed):
+        pass
+
+    def act(self):
+        return np.zeros(self.size, np.float32)
+
+
+def test_an_episode_with_cameras_of_a_slash_is_recorded_and_read_again(tmp_path):
     cameras = TASKS["object_handover"].cameras
     config = load_experiment("hil_serl_template:object_handover")
     config = dataclasses.replace(config, robot=hil_serl_robot("object_handover", shape_of, "f"))
-
-    class Still:
-        def reset(self, seed):
-            pass
-
-        def act(self):
-            return np.zeros(14, np.float32)
-
     env = registry.make_env(config.robot)
     with EpisodeWriter(tmp_path, env.robot_spec, keep=lambda e: True) as writer:
-        summary = EpisodeRunner(env, Still(), writer, config=config, cameras=cameras).run_episode(0)
+        summary = EpisodeRunner(env, Still(14), writer, config=config, cameras=cameras).run_episode(0)
         assert (summary.success, summary.length) == (True, HilSerlShape.SOLVED)
-    episode = load_demos([tmp_path], env.robot_spec, cameras=cameras).episodes[0]
-    frames = [int(np.asarray(episode.steps.sparse[f"images/{c}"].values[2])[0, 0, 0]) for c in cameras]
+    steps = load_demos([tmp_path], env.robot_spec, cameras=cameras).episodes[0].steps
+    frames = [int(np.asarray(steps.sparse[f"images/{c}"].values[2])[0, 0, 0]) for c in cameras]
     assert frames == [2, 12, 22]
+    for tick in HilSerlShape.HUMAN_STEPS:
+        np.testing.assert_allclose(steps.action[tick - 1], HilSerlShape.HUMAN_ACTION, rtol=1e-6)
+    assert steps.reward.tolist() == [0.0] * 5 + [1.0]  # HIL-SERL's grasp_penalty is in info alone
 
 
-class LongShape(HilSerlShape):
-    """An episode of 30 steps; every picture shows its tick, as the state does."""
+class HalfRate(HilSerlShape):
+    """An episode of 30 steps; every picture shows its tick, as the state does, or the last `every`-th one."""
 
-    SOLVED = 30
-
-
-class Still:
-    """An agent whose chunks move nothing."""
-
-    def load_params(self, flat):
-        return "nothing"
-
-    def sample(self, params, observation, key, *, explore, committed=None, alone=False):
-        return np.zeros((4, 6), np.float32), {}
-
-
-class IntoReplay:
-    """A sink that gives every step to a replay as the block that it travels in."""
-
-    def __init__(self, replay):
-        self.replay = replay
-
-    def begin(self, record):
-        self.episode_id = record.episode_id
-        self.replay.insert("s", record)
-
-    def step(self, record):
-        self.replay.insert("s", StepBlock.from_steps(self.episode_id, [record]))
-
-    def end(self, record):
-        self.replay.insert("s", record)
-
-
-class HalfRate(LongShape):
-    """Its cameras give a picture on every second tick."""
+    SOLVED, every = 30, 1
 
     def _observation(self):
         observation, t = super()._observation(), self.t
-        self.t = t - t % 2
+        self.t = t - t % self.every
         observation |= {k: v for k, v in super()._observation().items() if k != "state"}
         self.t = t
         return observation
 
 
-def replay_of_an_episode(shape):
-    """A replay of the template's configuration with one episode of the environment `shape`, in real time."""
-    config = load_experiment("hil_serl_template:ram_insertion")
-    robot = hil_serl_robot("ram_insertion", lambda name, fake: shape(6, ("wrist_1", "wrist_2")), "f")
-    small = dataclasses.replace(
-        config.replay, capacity=500, demo_capacity=500, human_capacity=500, image_capacity=500, prefetch=0
-    )
-    measured = dataclasses.replace(config.normaliser, state=False)
-    config = dataclasses.replace(config, robot=robot, replay=small, normaliser=measured)
-    env, clock = registry.make_env(robot), SimClock()
-    preprocess = fit_preprocess(config, env.robot_spec, [])
-    replay = Replay(env.robot_spec, config, preprocess)
-    policy = ChunkPolicy(Still(), preprocess, env.robot_spec, seed=0)
-    policy.swap(Snapshot(1, {}))
-    runner = EpisodeRunner(
-        env,
-        policy,
-        IntoReplay(replay),
-        config=config,
-        cameras=preprocess.image_keys,
-        clock=clock,
-        inference=SimInference(policy, clock, []),
-    )
-    assert runner.run_episode(0, explore=True).length == shape.SOLVED
-    return replay
-
-
-def shown_in(batch):
-    """(tick of the state, tick of the picture) of both observations of every window, and of either camera."""
-    for observed in (batch.observations, batch.next_observations):
-        for camera, offset in (("wrist_1", 0), ("wrist_2", 10)):
-            picture = observed[f"images/{camera}"][:, 0, 0, 0].astype(int) - offset
-            yield observed["state"][:, 0].astype(int), picture, camera
-
-
-@pytest.mark.parametrize(("shape", "ticks"), [(LongShape, 1), (HalfRate, 2)])
-def test_windows_show_pictures_as_old_as_the_state_and_hold_each_once(shape, ticks):
+@pytest.mark.parametrize("every", [1, 2])
+def test_windows_show_pictures_as_old_as_the_state_and_hold_each_once(every):
     """One window begins on every tick, and both of its observations show what its states were measured with, or the
     last picture before that where a slow camera gives one on every second tick.
     """
-    replay = replay_of_an_episode(shape)
+    shape = type("Shape", (HalfRate,), {"every": every})
+    robot = hil_serl_robot("ram_insertion", lambda name, fake: shape(6, ("wrist_1", "wrist_2")), "f")
+    config = load_experiment("hil_serl_template:ram_insertion")
+    small = {"capacity": 500, "demo_capacity": 500, "human_capacity": 500, "image_capacity": 500, "prefetch": 0}
+    config = dataclasses.replace(
+        config, robot=robot, replay=dataclasses.replace(config.replay, **small),
+        normaliser=dataclasses.replace(config.normaliser, state=False),
+    )  # fmt: skip
+    env, sink = registry.make_env(robot), ListSink()
+    preprocess = fit_preprocess(config, env.robot_spec, [])
+    runner = EpisodeRunner(env, Still(6), sink, config=config, cameras=preprocess.image_keys, clock=SimClock())
+    assert runner.run_episode(0).length == shape.SOLVED
+    replay = Replay(env.robot_spec, config, preprocess)
+    begin = next(r for r in sink.records if isinstance(r, Begin))
+    for record in (begin, StepBlock.from_steps(begin.episode_id, sink.steps), sink.last_end):
+        replay.insert("s", record)
     batch = replay.sample(np.random.default_rng(0), 400, half="online")
-    for state, picture, camera in shown_in(batch):
-        np.testing.assert_array_equal(picture, state // ticks * ticks, err_msg=camera)
+    for observed in (batch.observations, batch.next_observations):
+        state = observed["state"][:, 0].astype(int)
+        for camera, offset in (("wrist_1", 0), ("wrist_2", 10)):
+            picture = observed[f"images/{camera}"][:, 0, 0, 0].astype(int) - offset
+            np.testing.assert_array_equal(picture, state // every * every, err_msg=camera)
     assert set(batch.observations["state"][:, 0].tolist()) == set(range(shape.SOLVED))
-    assert replay.stats()["replay/online_frames"] == 2 * (shape.SOLVED // ticks + 1)
+    assert replay.stats()["replay/online_frames"] == 2 * (shape.SOLVED // every + 1)

@@ -16,8 +16,6 @@ from serl_chunk.data.source import ReadOptions
 from serl_chunk.robots import registry
 from serl_chunk.robots.ogbench import ENVIRONMENTS, ogbench_spec
 
-pytestmark = pytest.mark.system
-
 PLAY = Path(__file__).parents[1] / "data" / "ogbench_play.npz"  # rows of cube-single-play
 STILL = np.zeros(5, np.float32)
 
@@ -25,6 +23,7 @@ STILL = np.zeros(5, np.float32)
 installed = pytest.mark.skipif(
     importlib.util.find_spec("ogbench") is None, reason="the [ogbench] extra is not installed"
 )
+pytestmark = pytest.mark.system
 
 
 @pytest.fixture(scope="module")
@@ -38,106 +37,103 @@ def name_of(environment: str, task: int = 1) -> str:
     return f"{environment}-play-singletask-task{task}-v0"
 
 
-class TestSpec:
-    def test_names_limits_and_data_of_a_task(self) -> None:
-        """The handshake compares names: a learner of one task refuses an actor of another."""
-        configs = [OgbenchConfig(), OgbenchConfig(env_name=name_of("cube-single", 2)), OgbenchConfig(reward="dense")]
-        assert len({ogbench_spec(c).name for c in configs}) == 3
-        for name in ("scene-play-singletask-v0", "scene-noisy-singletask-task3-v0"):
-            assert ogbench_spec(OgbenchConfig(env_name=name)).state_dim == 40
-        assert ogbench_spec(OgbenchConfig()).max_episode_steps == 200
-        hint = OgbenchConfig(env_name="puzzle-4x4-noisy-singletask-v0").data_hint
-        assert "download_datasets(['puzzle-4x4-noisy-v0'])" in hint
-        assert hint.endswith("--demo_path ~/.ogbench/data/puzzle-4x4-noisy-v0.npz")
-
-    @installed
-    @pytest.mark.parametrize(
-        "environment",
-        [pytest.param(e, marks=() if e in ("cube-single", "scene") else pytest.mark.slow, id=e) for e in ENVIRONMENTS],
-    )
-    def test_the_table_is_the_environments(self, environment: str) -> None:
-        own = extras.ogbench("this test").make_env_and_datasets(name_of(environment, 5), env_only=True)
-        spec = ogbench_spec(OgbenchConfig(env_name=name_of(environment, 5)))
-        assert own.observation_space.shape == (spec.state_dim,)
-        assert own.action_space.low.tolist() == list(spec.action_low)
-        assert own.action_space.high.tolist() == list(spec.action_high)
-        assert own.spec.max_episode_steps == spec.max_episode_steps
-        assert own.unwrapped.control_timestep() == pytest.approx(spec.dt)
-        own.reset()
-        assert own.unwrapped.model.camera(spec.cameras[0].name).id >= 0
-        assert own.unwrapped.num_tasks == 5
+def test_names_limits_and_data_of_a_task() -> None:
+    """The handshake compares names: a learner of one task refuses an actor of another."""
+    configs = [OgbenchConfig(), OgbenchConfig(env_name=name_of("cube-single", 2)), OgbenchConfig(reward="dense")]
+    assert len({ogbench_spec(c).name for c in configs}) == 3
+    for name in ("scene-play-singletask-v0", "scene-noisy-singletask-task3-v0"):
+        assert ogbench_spec(OgbenchConfig(env_name=name)).state_dim == 40
+    assert ogbench_spec(OgbenchConfig()).max_episode_steps == 200
+    hint = OgbenchConfig(env_name="puzzle-4x4-noisy-singletask-v0").data_hint
+    assert "download_datasets(['puzzle-4x4-noisy-v0'])" in hint
+    assert hint.endswith("--demo_path ~/.ogbench/data/puzzle-4x4-noisy-v0.npz")
 
 
 @installed
-class TestEpisodes:
-    def test_a_seed_reproduces_an_episode_whatever_came_before(self, env: Any) -> None:
-        """To the last bit of the physics, in contact with the cube."""
+@pytest.mark.parametrize(
+    "environment",
+    [pytest.param(e, marks=() if e in ("cube-single", "scene") else pytest.mark.slow, id=e) for e in ENVIRONMENTS],
+)
+def test_the_table_is_the_environments(environment: str) -> None:
+    own = extras.ogbench("this test").make_env_and_datasets(name_of(environment, 5), env_only=True)
+    spec = ogbench_spec(OgbenchConfig(env_name=name_of(environment, 5)))
+    assert own.observation_space.shape == (spec.state_dim,)
+    assert own.action_space.low.tolist() == list(spec.action_low)
+    assert own.action_space.high.tolist() == list(spec.action_high)
+    assert own.spec.max_episode_steps == spec.max_episode_steps
+    assert own.unwrapped.control_timestep() == pytest.approx(spec.dt)
+    own.reset()
+    assert own.unwrapped.model.camera(spec.cameras[0].name).id >= 0
+    assert own.unwrapped.num_tasks == 5
 
-        def rollout(seed: int, env: Any) -> tuple[np.ndarray, bool]:
-            states = [env.reset(seed=seed)[0]["state"]]
-            physics = [env.simulation.data.qpos.copy()]
-            rng = np.random.default_rng(seed)
-            touched = False
-            cube = env.simulation.data.joint("object_joint_0").qpos[:3].copy()
-            for t in range(60):
-                here = env.simulation.data.site("ur5e/robotiq/pinch").xpos
-                down = np.append(np.clip((cube - here) * 20, -1, 1), [0, 1 if t > 30 else -1])
-                states.append(env.step(down + rng.normal(0, 0.1, 5))[0]["state"])
-                physics.append(env.simulation.data.qpos.copy())
-                touched |= bool(env.simulation.data.joint("object_joint_0").qpos[2] != cube[2])
-            return np.concatenate([np.stack(states), np.stack(physics)], axis=1), touched
 
-        first, touched = rollout(5, env)
-        assert touched
-        other, _ = rollout(6, env)
-        assert not np.array_equal(first, other)
-        again, _ = rollout(5, env)
-        np.testing.assert_array_equal(first, again)
-        fresh = registry.make_env(OgbenchConfig())
-        np.testing.assert_array_equal(first, rollout(5, fresh)[0])
-        fresh.close()
+@installed
+def test_a_seed_reproduces_an_episode_whatever_came_before(env: Any) -> None:
+    """To the last bit of the physics, in contact with the cube."""
 
-    def test_agrees_with_the_data_on_every_state(self, env: Any) -> None:
-        """Each row's state, set in the simulation and held for a tick, is judged as the reader judged the row."""
-        rows = np.load(PLAY)
-        source = OgbenchSource(PLAY, ReadOptions(env=OgbenchConfig().env_name))
-        judged = {}  # row that a step leads to -> reward and termination in the data
-        for key in source.keys():
-            episode = source.read(key)
-            start = int(key.split(":")[1])
-            for t, given in enumerate(episode.steps.reward):
-                last = t == episode.steps.n - 1
-                judged[start + t + 1] = (float(given), last and episode.end.terminated)
-        assert {r for r, _ in judged.values()} == {0.0, 1.0}
-        env.reset(seed=0)
-        for row in (*range(25, 36), *range(91, 119, 7)):
-            env.simulation.set_state(rows["qpos"][row].astype(float), np.zeros(env.simulation.model.nv))
-            _, given, terminated, _, info = env.step(STILL)
-            assert (given, terminated) == judged[row], row
-            assert info["success"] == terminated
+    def rollout(seed: int, env: Any) -> tuple[np.ndarray, bool]:
+        states = [np.append(env.reset(seed=seed)[0]["state"], env.simulation.data.qpos)]
+        rng, touched = np.random.default_rng(seed), False
+        cube = env.simulation.data.joint("object_joint_0").qpos[:3].copy()
+        for t in range(60):
+            here = env.simulation.data.site("ur5e/robotiq/pinch").xpos
+            down = np.append(np.clip((cube - here) * 20, -1, 1), [0, 1 if t > 30 else -1])
+            states.append(np.append(env.step(down + rng.normal(0, 0.1, 5))[0]["state"], env.simulation.data.qpos))
+            touched |= bool(env.simulation.data.joint("object_joint_0").qpos[2] != cube[2])
+        return np.stack(states), touched
 
-    def test_dense_rewards_count_parts_as_the_data_does(self, tmp_path: Path) -> None:
-        """Steps in the simulation, stored as OGBench stores them, have the same rewards where they are read."""
-        name = name_of("scene", 4)
-        env = registry.make_env(OgbenchConfig(env_name=name, reward="dense"))
-        observation, _ = env.reset(seed=0)
-        sim = env.simulation  # type: ignore[attr-defined]
-        buttons = [np.array(b) for b in ([0, 0], [0, 1], [1, 0], [1, 1], [0, 0])]
-        rows: dict[str, list[Any]] = {"observations": [observation["state"]], "qpos": [sim.data.qpos.copy()]}
-        rewards = []
-        for state in buttons[1:]:
-            sim.set_state(sim.data.qpos.copy(), sim.data.qvel.copy(), state)
-            observation, reward, terminated, _, info = env.step(STILL)
-            assert not terminated
-            assert reward == 1 - info["missing"]
-            rewards.append(reward)
-            rows["observations"].append(observation["state"])
-            rows["qpos"].append(sim.data.qpos.copy())
-        assert len(set(rewards)) == 3
-        content = {k: np.array(v, np.float32) for k, v in rows.items()}
-        content |= {"actions": np.zeros((5, 5), np.float32), "terminals": np.arange(5) == 4}
-        np.savez(tmp_path / "scene.npz", button_states=np.stack(buttons), **content)
-        source = OgbenchSource(tmp_path / "scene.npz", ReadOptions(env=name, env_reward="dense"))
-        (key,) = source.keys()
-        assert source.read(key).steps.reward.tolist() == rewards
-        env.close()
+    first, touched = rollout(5, env)
+    assert touched
+    assert not np.array_equal(first, rollout(6, env)[0])
+    np.testing.assert_array_equal(first, rollout(5, env)[0])
+    fresh = registry.make_env(OgbenchConfig())
+    np.testing.assert_array_equal(first, rollout(5, fresh)[0])
+    fresh.close()
+
+
+@installed
+def test_agrees_with_the_data_on_every_state(env: Any) -> None:
+    """Each row's state, set in the simulation and held for a tick, is judged as the reader judged the row."""
+    rows = np.load(PLAY)
+    source = OgbenchSource(PLAY, ReadOptions(env=OgbenchConfig().env_name))
+    judged = {}  # row that a step leads to -> reward and termination in the data
+    for key in source.keys():
+        episode, start = source.read(key), int(key.split(":")[1])
+        for t, given in enumerate(episode.steps.reward):
+            judged[start + t + 1] = (float(given), t == episode.steps.n - 1 and episode.end.terminated)
+    assert {r for r, _ in judged.values()} == {0.0, 1.0}
+    env.reset(seed=0)
+    for row in (*range(25, 36), *range(91, 119, 7)):
+        env.simulation.set_state(rows["qpos"][row].astype(float), np.zeros(env.simulation.model.nv))
+        _, given, terminated, _, info = env.step(STILL)
+        assert (given, terminated) == judged[row], row
+        assert info["success"] == terminated
+
+
+@installed
+def test_dense_rewards_count_parts_as_the_data_does(tmp_path: Path) -> None:
+    """Steps in the simulation, stored as OGBench stores them, have the same rewards where they are read."""
+    name = name_of("scene", 4)
+    env = registry.make_env(OgbenchConfig(env_name=name, reward="dense"))
+    observation, _ = env.reset(seed=0)
+    sim = env.simulation  # type: ignore[attr-defined]
+    buttons = [np.array(b) for b in ([0, 0], [0, 1], [1, 0], [1, 1], [0, 0])]
+    rows: list[tuple[np.ndarray, np.ndarray]] = [(observation["state"], sim.data.qpos.copy())]
+    rewards = []
+    for state in buttons[1:]:
+        sim.set_state(sim.data.qpos.copy(), sim.data.qvel.copy(), state)
+        observation, reward, terminated, _, info = env.step(STILL)
+        assert not terminated
+        assert reward == 1 - info["missing"]
+        rewards.append(reward)
+        rows.append((observation["state"], sim.data.qpos.copy()))
+    assert len(set(rewards)) == 3
+    observations, qpos = (np.array(column, np.float32) for column in zip(*rows, strict=True))
+    np.savez(
+        tmp_path / "scene.npz", observations=observations, qpos=qpos, actions=np.zeros((5, 5), np.float32),
+        terminals=np.arange(5) == 4, button_states=np.stack(buttons),
+    )  # fmt: skip
+    source = OgbenchSource(tmp_path / "scene.npz", ReadOptions(env=name, env_reward="dense"))
+    (key,) = source.keys()
+    assert source.read(key).steps.reward.tolist() == rewards
+    env.close()

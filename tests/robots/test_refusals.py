@@ -84,7 +84,6 @@ def served(config: Any, *published: str) -> Any:
 
 CASES = [
     (lambda: ScriptedHumanConfig(reaction_ticks=(9, 3)), "robot.scripted_human.reaction_ticks", "(9, 3)"),
-    (lambda: ScriptedHumanConfig(correction_ticks=(5,)), "robot.scripted_human.correction_ticks", "(5,)"),
     (lambda: ScriptedHumanConfig(speed=(0.5, 1.5)), "robot.scripted_human.speed", "(0.5, 1.5)", "(0, 1]"),
     (lambda: AlohaSimConfig(env_name="insert"), "robot.env_name", "insert", "transfer_cube", "insertion"),
     (lambda: AlohaSimDriver(env_name="pour"), "driver.env_name", "pour", "insertion"),
@@ -94,7 +93,6 @@ CASES = [
     (lambda: AlohaSimCamera("top", "pour"), "pour", "valid are transfer_cube, insertion"),
     (lambda: FakeAlohaCamera("front"), "front", "valid are top"),
     (lambda: FakeAlohaCamera("top", size=0), "size", "above 0"),
-    (lambda: FakeAlohaCamera("top", rate=0.0), "rate", "above 0"),
     (lambda: RobomimicConfig(env_name="transport"), "robot.env_name", "transport", "lift"),
     *((lambda name=name: robot_spec(OgbenchConfig(env_name=name)), "robot.env_name", name,
        "ENV-play|noisy-singletask-taskN-v0", near) for name, near in (
@@ -103,11 +101,9 @@ CASES = [
         ("visual-scene-play-singletask-task1-v0", "5"),
         ("antmaze-large-navigate-singletask-v0", "cube-quadruple, cube-octuple, scene, puzzle-3x3"))),
     (lambda: franka(box_low=LOW[:5]), "robot.box_low", "6 numbers"),
-    (lambda: franka(arms=2), "robot.box_low", "12 numbers"),
     (lambda: franka(box_high=LOW), "below robot.box_high"),
     (lambda: franka(scale=(0.01,)), "robot.scale", "two numbers, m and rad"),
     (lambda: franka(proprio=("pose",)), "robot.proprio", "different ones of gripper_pose"),
-    (lambda: franka(proprio=()), "robot.proprio", "different ones"),
     (lambda: make_env(franka(server="")), "robot.server", "franka_http"),
     (lambda: make_env(AlohaConfig(arms="ros2")), "robot.server", "aloha_ros2"),
     (lambda: AlohaConfig(cameras=("a", "a")), "robot.cameras"),
@@ -149,7 +145,6 @@ CASES = [
     (lambda: load_experiment("hil_serl_template:ram"), "ram", "ram_insertion"),
     (lambda: load_experiment("hil_serl_template:"), "exp_name", "hil_serl_template:"),
     (lambda: load_experiment("fake_aloha:big"), "exp_name", "fake_aloha:big", "fake_aloha.py"),
-    (lambda: load_experiment("hil_serl_franka:ram"), "ram", "ram_insertion"),
     (lambda: load_experiment("hil_serl_franka:egg_flip"), "egg_flip", "hil_serl_template:egg_flip"),
     (lambda: make_env(load_experiment("hil_serl_template").robot), "ram_insertion", "hil_serl_template.py",
      "make_robot()", "exp_name"),

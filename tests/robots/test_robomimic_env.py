@@ -16,8 +16,6 @@ from serl_chunk.robots import registry
 from serl_chunk.robots.robomimic import STATE_KEYS, TASKS, robomimic_spec
 from serl_chunk.types import ConfigError, DataError
 
-STILL = np.zeros(7, np.float32)
-
 installed = pytest.mark.skipif(
     importlib.util.find_spec("robosuite") is None, reason="the [robomimic] extra is not installed"
 )
@@ -28,16 +26,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return stand_in(monkeypatch)
 
 
-def test_the_state_has_the_order_of_the_data_and_the_tasks_have_their_limits() -> None:
+def test_it_makes_the_published_simulation_in_the_order_of_the_data(made: dict[str, Any]) -> None:
     recorded = [key for key in files.STATE_KEYS if not key.startswith("robot1")]
     assert [key.replace("object-state", "object") for key in STATE_KEYS] == recorded
     limits = {t: robomimic_spec(RobomimicConfig(env_name=t)).max_episode_steps for t in TASKS}  # type: ignore[arg-type]
     assert limits == {"lift": 300, "can": 300, "square": 400}
     assert robomimic_spec(RobomimicConfig(env_name="can")).name == "robomimic can"
     assert "v1.5/can/mh/low_dim_v15.hdf5" in RobomimicConfig(env_name="can").data_hint
-
-
-def test_it_makes_the_published_simulation(made: dict[str, Any]) -> None:
     env = registry.make_env(RobomimicConfig(env_name="square"))
     assert (made["name"], made["control_freq"], made["reward_shaping"]) == ("NutAssemblySquare", 20, False)
     assert made["lite_physics"] is False
@@ -59,7 +54,7 @@ def test_an_episode_ends_at_success_and_what_diverges_is_refused(made: dict[str,
     assert info["executed_action"].tolist() == [0, 0, 1, 0, 0, 0, 0] == made["stand"].actions[-1].tolist()
     made["stand"].at = np.nan
     with pytest.raises(DataError, match=naming("lift", "state")):
-        env.step(STILL)
+        env.step(np.zeros(7, np.float32))
 
 
 def test_a_seed_leaves_numpys_generator_alone(made: dict[str, Any]) -> None:
@@ -74,48 +69,43 @@ def test_a_seed_leaves_numpys_generator_alone(made: dict[str, Any]) -> None:
 
 
 @installed
-class TestWithRobosuite:
-    @pytest.mark.parametrize("task", list(TASKS))
-    def test_starts_reproducibly(self, task: Any) -> None:
-        env = registry.make_env(RobomimicConfig(env_name=task))
+@pytest.mark.parametrize("task", list(TASKS))
+def test_robosuite_starts_reproducibly_and_draws_on_request(task: Any) -> None:
+    env = registry.make_env(RobomimicConfig(env_name=task, image_size=32))
 
-        def rollout(seed: int) -> np.ndarray:
-            states = [env.reset(seed=seed)[0]["state"]]
-            rng = np.random.default_rng(seed)
-            states += [env.step(rng.uniform(-1, 1, 7))[0]["state"] for _ in range(15)]
-            return np.stack(states)
+    def rollout(seed: int) -> np.ndarray:
+        states, rng = [env.reset(seed=seed)[0]["state"]], np.random.default_rng(seed)
+        states += [env.step(rng.uniform(-1, 1, 7))[0]["state"] for _ in range(15)]
+        return np.stack(states)
 
-        first = rollout(1)
-        assert first.shape == (16, env.robot_spec.state_dim)
-        assert not np.array_equal(first, rollout(2))
-        np.testing.assert_array_equal(first, rollout(1))
-        env.close()
+    first = rollout(1)
+    assert first.shape == (16, env.robot_spec.state_dim)
+    assert not np.array_equal(first, rollout(2))
+    np.testing.assert_array_equal(first, rollout(1))
+    try:
+        before = env.read_images()["images/agentview"]
+    except ConfigError as error:
+        if "OpenGL" not in str(error):
+            raise
+        pytest.skip(f"no rendering here: {error}")
+    assert (before.shape, before.dtype) == ((32, 32, 3), np.uint8)
+    env.reset(seed=2)  # another model
+    assert not np.array_equal(env.read_images(["agentview"])["images/agentview"], before)
+    env.close()
 
-    def test_a_lifted_cube_ends_the_episode(self) -> None:
-        """robosuite's own positions in the state: hand 0..2, cube 9..11."""
-        env = registry.make_env(RobomimicConfig())
-        state = env.reset(seed=0)[0]["state"]
-        for t in range(120):
-            away = state[9:12] - state[:3] if t < 40 else np.array([0, 0, 0.05 if t >= 55 else 0.0])
-            command = np.append(np.clip(away / 0.05, -1, 1), [0, 0, 0, 1 if t >= 40 else -1])
-            observation, reward, terminated, truncated, info = env.step(command)
-            state = observation["state"]
-            if terminated:
-                break
-            assert reward == 0
-        assert (terminated, truncated, reward, info["success"]) == (True, False, 1.0, True)
-        env.close()
 
-    def test_frames_on_request(self) -> None:
-        env = registry.make_env(RobomimicConfig(image_size=32))
-        env.reset(seed=0)
-        try:
-            before = env.read_images()["images/agentview"]
-        except ConfigError as error:
-            if "OpenGL" not in str(error):
-                raise
-            pytest.skip(f"no rendering here: {error}")
-        assert (before.shape, before.dtype) == ((32, 32, 3), np.uint8)
-        env.reset(seed=1)  # another model
-        assert not np.array_equal(env.read_images(["agentview"])["images/agentview"], before)
-        env.close()
+@installed
+def test_a_lifted_cube_ends_the_episode() -> None:
+    """robosuite's own positions in the state: hand 0..2, cube 9..11."""
+    env = registry.make_env(RobomimicConfig())
+    state = env.reset(seed=0)[0]["state"]
+    for t in range(120):
+        away = state[9:12] - state[:3] if t < 40 else np.array([0, 0, 0.05 if t >= 55 else 0.0])
+        command = np.append(np.clip(away / 0.05, -1, 1), [0, 0, 0, 1 if t >= 40 else -1])
+        observation, reward, terminated, truncated, info = env.step(command)
+        state = observation["state"]
+        if terminated:
+            break
+        assert reward == 0
+    assert (terminated, truncated, reward, info["success"]) == (True, False, 1.0, True)
+    env.close()

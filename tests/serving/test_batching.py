@@ -11,12 +11,6 @@ from serl_chunk.serving.batching import BatchThread, batch_sizes
 from serl_chunk.types import SerlChunkError
 
 
-def test_sizes_are_powers_of_two_and_the_largest():
-    assert batch_sizes(1) == (1,)
-    assert batch_sizes(8) == (1, 2, 4, 8)
-    assert batch_sizes(6) == (1, 2, 4, 6)
-
-
 class Held:
     """Doubles numbers, once it is let go; -1 has an error of its own, -2 fails the whole batch."""
 
@@ -48,6 +42,7 @@ def batches(held):
 
 
 def test_what_gathers_meanwhile_is_one_batch_padded_with_its_first(held, batches):
+    assert [batch_sizes(most) for most in (1, 8, 6)] == [(1,), (1, 2, 4, 8), (1, 2, 4, 6)]
     others = [batches.submit(i) for i in (2, 3, 4)]
     held.go.set()
     assert [f.result(10) for f in (batches.first, *others)] == [2, 4, 6, 8]
@@ -55,11 +50,14 @@ def test_what_gathers_meanwhile_is_one_batch_padded_with_its_first(held, batches
     assert {n: count for n, count in batches.counts.items() if count} == {1: 1, 3: 1}
 
 
-def test_no_batch_is_larger_than_the_largest(held, batches):
+def test_no_batch_is_larger_than_the_largest_and_one_that_fails_ends_no_other(held, batches):
     futures = [batches.submit(i) for i in range(9)]
     held.go.set()
     assert [f.result(10) for f in futures] == list(range(0, 18, 2))
     assert max(map(len, held.batches)) == 4
+    with pytest.raises(ZeroDivisionError):
+        batches.submit(-2).result(10)
+    assert batches.submit(3).result(10) == 6
 
 
 def test_an_error_of_one_is_of_that_one_alone_and_a_client_that_left_costs_nothing(held, batches):
@@ -70,15 +68,6 @@ def test_an_error_of_one_is_of_that_one_alone_and_a_client_that_left_costs_nothi
     with pytest.raises(SerlChunkError, match="none"):
         bad.result(10)
     assert held.batches == [[1], [-1, 5]]
-
-
-def test_a_batch_that_fails_ends_no_other(held):
-    held.go.set()
-    batches = BatchThread(held, 1)
-    with pytest.raises(ZeroDivisionError):
-        batches.submit(-2).result(10)
-    assert batches.submit(3).result(10) == 6
-    batches.close()
 
 
 def test_what_waits_at_the_end_is_cancelled(held):

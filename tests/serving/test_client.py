@@ -67,6 +67,8 @@ def test_a_lost_server_is_connected_to_again(caplog):
             client = stack.enter_context(client_of(server.port))
             assert client.wait(10)
             answers(client)
+        eventually(lambda: not client.wait(0))  # closed while it was idle
+        assert f"{server.port}" in client.waiting
         with pytest.raises(ServerAwayError):
             client.infer(request())
         assert "is lost" in caplog.text
@@ -97,12 +99,18 @@ def test_a_refused_request_is_tried_again_then_given_up():
                 again()
 
 
-def test_a_server_that_wants_another_key_is_not_asked_again():
-    with server_of(StatePolicy(), key="k" * 20) as server:
+def test_a_server_that_wants_another_key_and_another_server_at_the_same_address_are_not_asked_again():
+    with server_of(StatePolicy(), key="k" * 20, metadata={"experiment": "pick", "images": {"a": [8, 10, 3]}}) as server:
         with client_of(server.port, key="m" * 20) as client, pytest.raises(RefusedError, match="API key"):
             client.wait(10)
-        with client_of(server.port, key="k" * 20) as client:
-            assert client.wait(10)
+        client = PolicyClient(Address("127.0.0.1", server.port), key="k" * 20)
+        assert client.wait(10)
+        client.infer(request())
+    port, other = server.port, {"experiment": "place"}
+    with contextlib.closing(client), server_of(StatePolicy(), key="k" * 20, port=port, metadata=other):
+        with pytest.raises(RefusedError, match=r"experiment, images .*Start this process again"):
+            eventually(lambda: client.wait(0))
+        with pytest.raises(RefusedError):
             client.infer(request())
 
 
@@ -157,12 +165,13 @@ def serving(handler):
         thread.join()
 
 
-def test_a_second_reply_is_not_taken_for_that_of_the_next_request():
+def test_a_second_reply_is_not_taken_for_that_of_the_next_request_and_text_moves_no_cursor_of_the_log(caplog):
     def twice(connection):
         connection.send(codec.pack({}))
         for message in connection:
+            first = float(codec.unpack(message, MAX_BYTES)["state"][0])
             for _ in range(2):
-                connection.send(codec.pack({"first": float(codec.unpack(message, MAX_BYTES)["state"][0])}))
+                connection.send(codec.pack({"first": first}) if first else "\x1b[2J\nFORGED")
 
     with serving(twice) as port, client_of(port) as client:
         assert client.wait(10)
@@ -172,18 +181,10 @@ def test_a_second_reply_is_not_taken_for_that_of_the_next_request():
             client.infer(request(0.5))
         assert client.wait(10)
         assert client.infer(request(0.75))["first"] == 0.75
-
-
-def test_what_a_server_sends_moves_no_cursor_of_the_log(caplog):
-    def refuse(connection):
-        connection.send(codec.pack({}))
-        connection.recv()
-        connection.send("\x1b[2J\nFORGED")
-
-    with serving(refuse) as port, client_of(port) as client:
+    with serving(twice) as port, client_of(port) as client:
         assert client.wait(10)
         with pytest.raises(ServerAwayError, match=r"\\x1b\[2J\\nFORGED") as error:
-            client.infer(request())
+            client.infer(request(0.0))
     assert str(error.value).isprintable()
     assert "FORGED" in caplog.text
     assert not [line for line in caplog.messages if not line.isprintable()]
@@ -221,16 +222,6 @@ def test_a_server_that_reads_nothing_is_lost_after_its_time(ends, monkeypatch):
     thread.join()
 
 
-def test_a_connection_that_was_closed_while_idle_is_noticed():
-    with server_of(StatePolicy()) as server, client_of(server.port) as client:
-        assert client.wait(10)
-        answers(client)
-        server.close()
-        eventually(lambda: not client.wait(0))
-        assert "server" in client.waiting
-        assert str(server.port) in client.waiting
-
-
 def test_an_error_of_any_kind_is_no_end_of_the_attempts(caplog):
     """A host that cannot be encoded is a UnicodeError, a redirect to no address a ValueError."""
     with client_of(0) as client:
@@ -240,17 +231,6 @@ def test_an_error_of_any_kind_is_no_end_of_the_attempts(caplog):
             client.address = Address("127.0.0.1", server.port)
             assert client.wait(10)
     assert "gpu..lab:8000 cannot be reached (" in caplog.text
-
-
-def test_another_server_at_the_same_address_is_refused():
-    with server_of(StatePolicy(), metadata={"experiment": "pick", "images": {"front": [8, 10, 3]}}) as server:
-        client = PolicyClient(Address("127.0.0.1", server.port))
-        assert client.wait(10)
-    with contextlib.closing(client), server_of(StatePolicy(), port=server.port, metadata={"experiment": "place"}):
-        with pytest.raises(RefusedError, match=r"experiment, images .*Start this process again"):
-            eventually(lambda: client.wait(0))
-        with pytest.raises(RefusedError):
-            client.infer(request())
 
 
 def test_closing_waits_for_no_handshake_and_no_server():

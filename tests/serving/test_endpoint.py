@@ -14,16 +14,13 @@ from serl_chunk.types import ConfigError
 
 @pytest.mark.parametrize(
     ("text", "host", "port", "url"),
-    [
-        ("openpi://robot:9000", "robot", 9000, "ws://robot:9000"),
-        ("openpi://10.0.0.7", "10.0.0.7", 8000, "ws://10.0.0.7:8000"),
-        ("openpi://[::1]:8001/", "::1", 8001, "ws://[::1]:8001"),
-    ],
-)
+    [("openpi://robot:9000", "robot", 9000, "ws://robot:9000"),
+     ("openpi://10.0.0.7", "10.0.0.7", 8000, "ws://10.0.0.7:8000"),
+     ("openpi://[::1]:8001/", "::1", 8001, "ws://[::1]:8001")],
+)  # fmt: skip
 def test_addresses(text, host, port, url):
     address = Address.parse(text, "actor.policy")
-    assert address == (host, port)
-    assert address.url == url
+    assert (*address, address.url) == (host, port, url)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +32,7 @@ def test_other_addresses_are_refused(text):
         Address.parse(text, "actor.policy")
 
 
-@pytest.mark.parametrize("text", [b"", b"short", b"a key with spaces", b"k" * 20 + b"\n" + b"m" * 20, b"\xff" * 20])
+@pytest.mark.parametrize("text", [b"", b"a key with spaces", b"k" * 20 + b"\n" + b"m" * 20, b"\xff" * 20])
 def test_other_files_are_no_keys_and_stay_secret(tmp_path, text):
     (tmp_path / "key").write_bytes(text)
     with pytest.raises(ConfigError, match=naming("api_key", tmp_path / "key")) as error:
@@ -58,18 +55,14 @@ def test_a_clients_key_comes_from_the_setting_or_the_environment(tmp_path, monke
         client_key("", "actor.policy_key")
 
 
-def test_headers():
+def test_headers_and_without_the_library_its_extra(monkeypatch):
     key = "k" * 16
     header = authorization(key)["Authorization"]
-    assert header == f"Api-Key {key}"
-    assert authorization("") == {}
+    assert (header, authorization("")) == (f"Api-Key {key}", {})
     assert is_authorized(None, "")
     assert is_authorized(header, key)
-    for other in (None, "", key, f"Api-Key {key}x", f"Bearer {key}", "Api-Key \xe9\udce9"):
-        assert not is_authorized(other, key)
-
-
-def test_without_the_library_its_extra_is_named(monkeypatch):
+    others = (None, "", key, f"Api-Key {key}x", f"Bearer {key}", "Api-Key \xe9\udce9")
+    assert not [other for other in others if is_authorized(other, key)]
     monkeypatch.setitem(sys.modules, "websockets", None)
     with pytest.raises(ConfigError, match=r"serl-chunk\[serve\]"):
         websockets()

@@ -46,12 +46,9 @@ def test_every_form_is_the_same_observation(values):
     np.testing.assert_array_equal(observation[f"{IMAGE_PREFIX}wrist"], WRIST)
 
 
-def test_without_a_prompt_the_task_is_the_experiments():
-    assert READER.read(flat())[1] == "the experiment's"
-
-
-def test_frames_may_have_the_agents_size():
-    observation, _ = READER.read(flat(**{"observation/front": np.zeros((3, 4, 4), np.uint8)}))
+def test_without_a_prompt_the_task_is_the_experiments_and_frames_may_have_the_agents_size():
+    observation, task = READER.read(flat(**{"observation/front": np.zeros((3, 4, 4), np.uint8)}))
+    assert task == "the experiment's"
     assert observation[f"{IMAGE_PREFIX}front"].shape == (4, 4, 3)
 
 
@@ -59,8 +56,7 @@ def test_frames_may_have_the_agents_size():
     ("changes", "named"),
     [({"state": np.zeros(4)}, ("state", 4, 3)), ({"state": np.zeros((1, 3))}, ("state", "float64[1, 3]")),
      ({"state": np.array([0, np.nan, 0])}, ("state[1]", "nan")),
-     ({"state": np.array([0, 1e300, 0])}, ("state[1]", "inf")), ({"state": "abc"}, ("state",)),
-     ({"state": [1, "a", 2]}, ("state",)), ({"state": [[1], 2, 3]}, ("state",)),
+     ({"state": np.array([0, 1e300, 0])}, ("state[1]", "inf")), ({"state": [1, "a", 2]}, ("state",)),
      ({"state": np.zeros(3, bool)}, ("state", "bool[3]")),
      ({"images": {"front": FRONT}}, ("images.wrist", "images.front", "front, wrist")),
      ({"images": "none"}, ("images.front", "state, images, prompt")),
@@ -71,9 +67,6 @@ def test_frames_may_have_the_agents_size():
 def test_bad_values_are_named_with_what_is_valid(changes, named):
     with pytest.raises(WireError, match=naming(*named)):
         READER.read(request() | changes)
-
-
-def test_a_missing_state_is_named():
     with pytest.raises(WireError, match=naming("state", "missing", "observation/front")):
         READER.read({"observation/front": FRONT})
 
@@ -89,13 +82,10 @@ def test_what_is_written_is_read():
             np.testing.assert_array_equal(read[key], value)
 
 
-def test_alohas_form_has_channels_first_and_float64():
+def test_alohas_form_has_channels_first_and_float64_and_another_parts_of_the_state():
     values = ObservationWriter(SPEC).write({STATE: STATE_OF, "images/front": FRONT, "images/wrist": WRIST}, "")
     assert values["state"].dtype == np.float64
     assert values["images"]["front"].shape == (3, 8, 10)
-
-
-def test_parts_of_the_state():
     writer = ObservationWriter(
         SPEC, ("observation/joint_position=state[0:2]", "observation/gripper_position=state[2:3]")
     )

@@ -22,6 +22,7 @@ from serl_chunk.data.labels import write_label
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.runs.episodes import FORMAT
 from serl_chunk.types import ConfigError, DataError
+from serl_chunk.viewer import export
 from serl_chunk.viewer.export import write_page
 
 AMPLE = 5_000_000
@@ -49,14 +50,6 @@ def test_the_page_holds_everything_where_it_fits(tmp_path, kind):
         assert "left_out" not in content
     assert page["info"]["left_out"] == ""
     assert "left out" not in line
-
-
-def test_it_needs_no_other_file_and_no_network(tmp_path):
-    written(viewed.hdf5_folder(tmp_path / "data"), tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text()
-    assert not re.search(r"https?:|<link rel=.stylesheet|<script src", text)
-    assert "fetch(" in text  # of the live page: `embedded` decides
-    assert "--state:" in text
 
 
 def big(path: Path) -> Path:
@@ -127,33 +120,26 @@ def test_a_size_below_the_list_is_refused_with_one_that_works(tmp_path):
     written(folder, tmp_path / "page.html", max_bytes=least)
 
 
-def test_chosen_episodes_and_labels(tmp_path):
+def test_chosen_episodes_labels_reasons_and_texts(tmp_path):
     folder = viewed.hdf5_folder(tmp_path / "data")
     write_label(folder, "episode_1.hdf5", "discard", None)
-    page, _ = written(folder, tmp_path / "page.html", numbers=[1, 3])
-    assert sorted(page["episodes"]) == ["1", "3"]
-    assert [row["label"] for row in page["list"]["rows"]] == ["", "discard", "", ""]
-
-
-def test_a_text_cannot_end_the_script(tmp_path):
-    folder = viewed.hdf5_folder(tmp_path / "data")
+    (folder / "episode_2.hdf5").write_bytes(b"no HDF5")
+    nasty = "</script><script>alert(1)</script>"  # which cannot end the script
     episode = viewed.episodes()[0]
-    nasty = "</script><script>alert(1)</script>"
     write_episode(folder / "episode_0.hdf5", episode._replace(begin=episode.begin._replace(task=nasty)), SPEC)
-    page, _ = written(folder, tmp_path / "page.html")
-    assert page["list"]["rows"][0]["task"] == nasty
-    assert nasty not in (tmp_path / "page.html").read_text()
+    page, _ = written(folder, tmp_path / "page.html", numbers=[1, 2, 3])
+    assert sorted(page["episodes"]) == ["1", "3"]
+    rows = page["list"]["rows"]
+    assert [row["label"] for row in rows] == ["", "discard", "", ""]
+    assert "episode_2.hdf5" in rows[2]["error"]
+    assert rows[0]["task"] == nasty
+    text = (tmp_path / "page.html").read_text()
+    assert nasty not in text
+    assert not re.search(r"https?:|<link rel=.stylesheet|<script src", text), "it needs no other file and no network"
+    assert "--state:" in text
 
 
-def test_an_unreadable_episode_has_its_reason(tmp_path):
-    folder = viewed.hdf5_folder(tmp_path / "data")
-    (folder / "episode_1.hdf5").write_bytes(b"no HDF5")
-    page, _ = written(folder, tmp_path / "page.html")
-    assert sorted(page["episodes"]) == ["0", "2", "3"]
-    assert "episode_1.hdf5" in page["list"]["rows"][1]["error"]
-
-
-def test_a_file_that_exists_stays(tmp_path):
+def test_a_file_that_exists_stays_and_a_disk_that_is_full_is_named(tmp_path, monkeypatch):
     folder = viewed.hdf5_folder(tmp_path / "data")
     (tmp_path / "page.html").write_text("mine")
     with pytest.raises(ConfigError, match=naming(tmp_path / "page.html")) as error:
@@ -162,14 +148,6 @@ def test_a_file_that_exists_stays(tmp_path):
     assert (tmp_path / "page.html").read_text() == "mine"
     with pytest.raises(ConfigError, match=naming(tmp_path / "none")):
         written(folder, tmp_path / "none" / "page.html")
-
-
-def test_a_disk_that_takes_nothing(tmp_path, monkeypatch):
-    from serl_chunk.viewer import export
-
-    def full(path, content):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(export, "atomic_write", full)
-    with pytest.raises(DataError, match=naming(tmp_path / "page.html", "No space left on device")):
-        written(viewed.hdf5_folder(tmp_path / "data"), tmp_path / "page.html")
+    monkeypatch.setattr(export, "atomic_write", lambda path, content: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(DataError, match=naming(tmp_path / "new.html", "full")):
+        written(folder, tmp_path / "new.html")

@@ -65,18 +65,13 @@ def test_stamps_that_are_not_known_are_those_of_the_ticks(tmp_path):
     assert times == [10**8 * k for k in range(LENGTH)]
 
 
-def test_a_file_that_exists_stays(tmp_path):
+def test_a_file_that_exists_stays_and_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
     (tmp_path / "e.mcap").write_text("mine")
-    with pytest.raises(ConfigError, match=naming(tmp_path / "e.mcap")) as error:
-        write_mcap(tmp_path / "e.mcap", viewed.episodes()[0], 50.0)
-    assert error.value.parameter == "mcap"
+    for name, named in (("e.mcap", tmp_path / "e.mcap"), ("new.mcap", "serl-chunk[viz]")):
+        with pytest.raises(ConfigError, match=naming(named)) as error:
+            write_mcap(tmp_path / name, viewed.episodes()[0], 50.0)
+        assert error.value.parameter == "mcap"
+        monkeypatch.setitem(sys.modules, "mcap", None)
+        monkeypatch.setitem(sys.modules, "mcap.writer", None)
     assert (tmp_path / "e.mcap").read_text() == "mine"
-
-
-def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mcap", None)
-    monkeypatch.setitem(sys.modules, "mcap.writer", None)
-    with pytest.raises(ConfigError, match=naming("serl-chunk[viz]")) as error:
-        write_mcap(tmp_path / "e.mcap", viewed.episodes()[0], 50.0)
-    assert error.value.parameter == "mcap"
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "new.mcap").exists()

@@ -243,28 +243,22 @@ class Stand:
         return at.position if self.left > 0 else None
 
 
-def test_a_reset_is_asked_for_once_and_waited_for(served, operator, make, monkeypatch):
+def test_a_reset_is_asked_for_once_and_waited_for_and_the_time_limit_leaves_the_robot_standing(
+    served, operator, make, monkeypatch
+):
     monkeypatch.setattr(served.server, "_motions", lambda event, arguments, start, limits: Stand())
     clear(operator)
-    env = make()
+    env = make(max_episode_steps=5)
     asked, request = [], env._client.request
     monkeypatch.setattr(env._client, "request", lambda op, **more: (asked.append(op), request(op, **more))[1])
     for _ in range(3):
         asked.clear()
         env.reset(seed=1)
         assert asked.count("reset") == 1
-        env.step(STAY)
+        steps = [env.step(STAY) for _ in range(5)]
         assert asked.count("arm") == 1
-        assert "lost_ticks" not in env.step(STAY)[4]
-
-
-def test_the_time_limit_truncates_and_leaves_the_robot_standing(operator, make):
-    clear(operator)
-    env = make(max_episode_steps=5)
-    for _ in range(2):
-        env.reset(seed=1)
-        ends = [env.step(STAY)[2:4] for _ in range(5)]
-        assert ends == [(False, False)] * 4 + [(False, True)]
+        assert [step[2:4] for step in steps] == [(False, False)] * 4 + [(False, True)]
+        assert "lost_ticks" not in steps[1][4]
         until(operator, "HOLD")
 
 
@@ -294,13 +288,6 @@ def test_a_stop_is_a_fault_and_the_next_episode_waits_for_the_operator(operator,
     clear(operator)
     thread.join(10)
     assert began
-
-
-def test_a_session_that_ends_does_not_wait_for_the_operator(make):
-    env = make()
-    env.stop = lambda: "operator"
-    observation, _ = env.reset(seed=1)
-    assert observation[STATE].shape == (J,)
 
 
 def test_a_lapse_is_a_gap_after_which_the_robot_is_armed_again(operator, ready):
@@ -347,15 +334,18 @@ def test_a_lease_that_ended_while_nothing_was_asked_is_taken_again(served, opera
     assert operator.next_state()["controller"].startswith("actor")
 
 
-@pytest.mark.parametrize("paced", [False, True])
-def test_who_keeps_the_rate(ready, paced):
+def test_who_keeps_the_rate_and_a_state_of_before_the_arm_is_no_lapse(ready):
     env = ready()
-    env.paced = paced
     began = time.monotonic()
     for _ in range(10):
         env.send(STAY)
         env.receive()
-    assert (time.monotonic() - began >= 10 * TICK) or paced
+    assert time.monotonic() - began >= 10 * TICK
+    env.paced = True
+    for _ in range(5):
+        env.reset(seed=1)
+        env.send(STAY)  # begins late: the result is asked for at once
+        assert "lost_ticks" not in env.receive()[4]
 
 
 @pytest.mark.parametrize("name", ["right desk", "left desk"])
@@ -384,10 +374,10 @@ def test_a_robot_that_differs_is_refused_by_field(make, change, word):
 
 def test_limits_that_were_rounded_to_float32_are_those_of_the_robot(served, make):
     """The action space of a gymnasium environment has them so."""
-    rounded = {f"action_{side}": tuple(np.array(getattr(served.arms.spec(), side), np.float32).astype(float).tolist())
-               for side in ("low", "high")}  # fmt: skip
-    assert any(a < b for a, b in zip(rounded["action_low"], served.arms.spec().low, strict=True))
-    make(**rounded)
+    spec = served.arms.spec()
+    low, high = (tuple(np.array(side, np.float32).astype(float).tolist()) for side in (spec.low, spec.high))
+    assert any(a < b for a, b in zip(low, spec.low, strict=True))
+    make(action_low=low, action_high=high)
     make(arms=())  # one that does not tell its arms
 
 
@@ -433,18 +423,11 @@ def test_a_server_with_keys_is_driven_by_who_has_one(tmp_path):
         ServedRobot(dataclasses.replace(there, server_keys=str(tmp_path / "none.json")), SPEC)
 
 
-def test_a_state_of_before_the_arm_is_no_lapse(operator, make):
-    clear(operator)
-    env = make()
-    env.paced = True
-    for _ in range(5):
-        env.reset(seed=1)
-        env.send(STAY)  # begins late: the result is asked for at once
-        assert "lost_ticks" not in env.receive()[4]
-
-
 def test_leaders_are_driven_under_a_lease_that_is_taken_again_and_refusals_are_raised(served, make, operator):
     env = make()
+    env.stop = lambda: "operator"  # a session that ends does not wait for the operator
+    assert env.reset(seed=1)[0][STATE].shape == (J,)
+    env.stop = lambda: None
     clear(operator)
     env.reset(seed=0)
     requests, request = [], env._client.request
