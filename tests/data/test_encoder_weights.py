@@ -17,75 +17,56 @@ from serl_chunk.main import main
 from serl_chunk.types import DataError
 
 
-def published(seed: int = 0) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def tree() -> dict[str, Any]:
     """Random weights in the nesting, with the names and shapes of the published file, a classifier included."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
     norm = lambda width: {"scale": draw(width), "bias": draw(width)}  # noqa: E731
     tree: dict[str, Any] = {"conv_init": {"kernel": draw(7, 7, 3, 64)}, "norm_init": norm(64)}
     for i, (before, width) in enumerate([(64, 64), (64, 128), (128, 256), (256, 512)]):
-        block = {
-            "Conv_0": {"kernel": draw(3, 3, before, width)},
-            "MyGroupNorm_0": norm(width),
-            "Conv_1": {"kernel": draw(3, 3, width, width)},
-            "MyGroupNorm_1": norm(width),
-        }
+        block = tree[f"ResNetBlock_{i}"] = {}
+        for j, inner in enumerate((before, width)):
+            block |= {f"Conv_{j}": {"kernel": draw(3, 3, inner, width)}, f"MyGroupNorm_{j}": norm(width)}
         if before != width:
             block |= {"conv_proj": {"kernel": draw(1, 1, before, width)}, "norm_proj": norm(width)}
-        tree[f"ResNetBlock_{i}"] = block
     return tree | {"output_head": {"kernel": draw(512, 10), "bias": draw(10)}}
 
 
-@pytest.fixture(scope="module")
-def tree() -> dict[str, Any]:
-    return published()
-
-
 def test_every_weight_of_the_published_layout_finds_its_place(tmp_path, tree):
-    weights, left_out = read_resnet10(pickled(tmp_path / "resnet10_params.pkl", tree))
-    assert {k: v.shape for k, v in weights.items()} == resnet10_leaves()
-    assert sum(value.size for value in weights.values()) == 4_905_792  # "4.906M" in its log
-    assert left_out == ["output_head/bias", "output_head/kernel"]
-    np.testing.assert_array_equal(weights["conv_init/kernel"], tree["conv_init"]["kernel"])
-    for i in range(4):
-        block = tree[f"ResNetBlock_{i}"]
-        for j in range(2):
-            np.testing.assert_array_equal(weights[f"block_{i}/conv_{j}/kernel"], block[f"Conv_{j}"]["kernel"])
-            np.testing.assert_array_equal(weights[f"block_{i}/norm_{j}/scale"], block[f"MyGroupNorm_{j}"]["scale"])
-            np.testing.assert_array_equal(weights[f"block_{i}/norm_{j}/bias"], block[f"MyGroupNorm_{j}"]["bias"])
-    np.testing.assert_array_equal(weights["block_2/conv_proj/kernel"], tree["ResNetBlock_2"]["conv_proj"]["kernel"])
-    np.testing.assert_array_equal(weights["block_3/norm_proj/bias"], tree["ResNetBlock_3"]["norm_proj"]["bias"])
-
-
-def test_arrays_of_jax_and_frozen_dicts_are_read_as_what_they_hold(tmp_path, tree):
     jax = pytest.importorskip("jax")
     from flax.core import freeze
 
-    plain = read_resnet10(pickled(tmp_path / "plain.pkl", tree))
-    device = read_resnet10(pickled(tmp_path / "jax.pkl", freeze(jax.tree.map(jax.numpy.asarray, tree))))
-    assert plain.left_out == device.left_out
-    for name, value in plain.weights.items():
-        np.testing.assert_array_equal(value, device.weights[name])
+    for stored in (tree, freeze(jax.tree.map(jax.numpy.asarray, tree))):  # arrays of JAX in frozen dicts are read too
+        weights, left_out = read_resnet10(pickled(tmp_path / "resnet10_params.pkl", stored))
+        assert {k: v.shape for k, v in weights.items()} == resnet10_leaves()
+        assert sum(value.size for value in weights.values()) == 4_905_792  # "4.906M" in its log
+        assert left_out == ["output_head/bias", "output_head/kernel"]
+        places = {"conv_init/kernel": tree["conv_init"]["kernel"]}
+        for i in range(4):
+            block = tree[f"ResNetBlock_{i}"]
+            for j in range(2):
+                places[f"block_{i}/conv_{j}/kernel"] = block[f"Conv_{j}"]["kernel"]
+                places |= {f"block_{i}/norm_{j}/{n}": v for n, v in block[f"MyGroupNorm_{j}"].items()}
+        places["block_2/conv_proj/kernel"] = tree["ResNetBlock_2"]["conv_proj"]["kernel"]
+        places["block_3/norm_proj/bias"] = tree["ResNetBlock_3"]["norm_proj"]["bias"]
+        for name, value in places.items():
+            np.testing.assert_array_equal(weights[name], value)
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("block", "change", "named"),
     [
-        (lambda t: t["ResNetBlock_1"].pop("conv_proj"), ("ResNetBlock_1/conv_proj/kernel",)),
-        (
-            lambda t: t["norm_init"].update(scale=np.ones(32, np.float32)),
-            ("norm_init/scale", "float32(32,)", "(64,)"),
-        ),
-        (lambda t: t["norm_init"].update(bias=np.ones(64, np.int32)), ("norm_init/bias", "int32(64,)")),
-        (lambda t: t["norm_init"].update(bias=np.full(64, np.nan)), ("norm_init/bias",)),
-        (lambda t: t["norm_init"].update(bias="none"), ("norm_init/bias", "str", "(64,)")),
+        ("ResNetBlock_1", {"conv_proj": {}}, ("ResNetBlock_1/conv_proj/kernel",)),
+        ("norm_init", {"scale": np.ones(32, np.float32)}, ("norm_init/scale", "float32(32,)", "(64,)")),
+        ("norm_init", {"bias": np.ones(64, np.int32)}, ("norm_init/bias", "int32(64,)")),
+        ("norm_init", {"bias": np.full(64, np.nan)}, ("norm_init/bias",)),
+        ("norm_init", {"bias": "none"}, ("norm_init/bias", "str", "(64,)")),
     ],
 )
-def test_the_first_weight_that_does_not_fit_is_named(tmp_path, tree, change, named):
-    other = {k: {**v} for k, v in tree.items()}
-    change(other)
+def test_the_first_weight_that_does_not_fit_is_named(tmp_path, tree, block, change, named):
     with pytest.raises(DataError, match=naming(*named)):
-        read_resnet10(pickled(tmp_path / "other.pkl", other))
+        read_resnet10(pickled(tmp_path / "other.pkl", tree | {block: tree[block] | change}))
 
 
 class Call:

@@ -14,7 +14,7 @@ from errors import naming
 from serl_chunk.data.demos import NoDemosFoundError, load_demos
 from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
-from serl_chunk.data.labels import FILE, as_recorded, correction, read_labels, write_label
+from serl_chunk.data.labels import FILE, as_recorded, correction, write_label
 from serl_chunk.data.lerobot.writer import LeRobotSink
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.types import DataError, End, Outcome
@@ -25,10 +25,8 @@ NAMES = [f"episode_{i}.hdf5" for i in range(3)]
 @pytest.fixture
 def folder(tmp_path, spec, make_episode) -> Path:
     """Three HDF5 episodes: a success at its last step, one that ran out of time, a failure."""
-    ends = {0: {"success_at": (9,)}, 1: {}, 2: {}}
-    for i, options in ends.items():
-        episode = make_episode(spec, 10, seed=i, **options)
-        outcome = (Outcome.SUCCESS, Outcome.UNKNOWN, Outcome.FAILURE)[i]
+    for i, outcome in enumerate((Outcome.SUCCESS, Outcome.UNKNOWN, Outcome.FAILURE)):
+        episode = make_episode(spec, 10, seed=i, success_at=(9,) if i == 0 else ())
         end = episode.end._replace(outcome=outcome, terminated=i != 1, truncated=i == 1, outcome_by="environment")
         write_episode(tmp_path / NAMES[i], episode._replace(end=end), spec)
     return tmp_path
@@ -44,50 +42,40 @@ def loaded(folder: Path, spec, **options) -> dict:
 
 
 def test_demonstrations_have_the_labels_outcomes(folder, spec):
-    before = loaded(folder, spec)[NAMES[0]]
-    label(folder, NAMES[0], "failure")
-    label(folder, NAMES[1], "success")
-    label(folder, NAMES[2], "discard")
+    before, digests = loaded(folder, spec)[NAMES[0]], [load_demos([folder], spec).digest]
+    for key, text in zip(NAMES, ("failure", "success", "discard"), strict=True):
+        label(folder, key, text)
+        digests.append(load_demos([folder], spec).digest)
+    assert len(set(digests)) == 4
+    stored = json.loads((folder / FILE).read_text())["labels"]
+    assert [stored[key]["label"] for key in NAMES] == ["failure", "success", "discard"]
+    assert sorted(p.name for p in folder.iterdir()) == [*NAMES, FILE]
     found = loaded(folder, spec)
     assert list(found) == NAMES[:2]
     failed, succeeded = found[NAMES[0]], found[NAMES[1]]
     assert (failed.end.outcome, failed.end.outcome_by, failed.end.terminated) == (Outcome.FAILURE, "operator", True)
-    assert failed.steps.n == 10
-    assert failed.steps.reward.max() < 1
-    assert failed.end.reward == 0
-    assert (succeeded.end.outcome, succeeded.end.terminated, succeeded.end.truncated) == (Outcome.SUCCESS, True, False)
-    assert succeeded.end.reward == 1
+    assert (failed.steps.n, failed.end.reward, failed.steps.reward.max() < 1) == (10, 0, True)
+    assert (succeeded.end.outcome, succeeded.end.terminated, succeeded.end.reward) == (Outcome.SUCCESS, True, 1)
     assert list(loaded(folder, spec, labels=False)) == NAMES
     source = open_episodes(folder, ReadOptions(spec=spec))  # applies them and counts them
     assert source.keys() == NAMES[:2]
     assert source.read(NAMES[0]).end.outcome is Outcome.FAILURE
     assert [note.split()[0] for note in source.notes() if FILE in note] == ["2", "1"]
-    label(folder, NAMES[0], None)  # taken back: as recorded
+    for key in NAMES:
+        label(folder, key, None)  # taken back: as recorded
+    assert load_demos([folder], spec).digest == digests[0]
     after = loaded(folder, spec)[NAMES[0]]
     assert after.end._replace(final_observation=None) == before.end._replace(final_observation=None)
     np.testing.assert_array_equal(after.steps.reward, before.steps.reward)
 
 
-def test_labels_of_scored_folders_lie_next_to_their_files(folder, spec):
+def test_labels_lie_next_to_their_files_and_may_discard_all_of_a_folder(folder, spec):
     (folder / "score_5").mkdir()
     shutil.copy(folder / NAMES[1], folder / "score_5" / "x.hdf5")
     label(folder / "score_5", "x.hdf5", "success")
     source = open_episodes(folder, ReadOptions(spec=spec))
     assert source.read("score_5/x.hdf5").end.outcome is Outcome.SUCCESS
     assert source.read(NAMES[1]).end.outcome is Outcome.UNKNOWN
-
-
-def test_the_demonstrations_digest_tells_labels(folder, spec):
-    before = load_demos([folder], spec).digest
-    label(folder, NAMES[1], "success")
-    success = load_demos([folder], spec).digest
-    label(folder, NAMES[1], "failure")
-    assert len({before, success, load_demos([folder], spec).digest}) == 3
-    label(folder, NAMES[1], None)
-    assert load_demos([folder], spec).digest == before
-
-
-def test_unreadable_episodes_and_all_of_a_folder_can_be_discarded(folder, spec):
     (folder / NAMES[0]).write_bytes(b"no HDF5")
     write_label(folder, NAMES[0], "discard", None)
     assert list(loaded(folder, spec)) == NAMES[1:]
@@ -111,21 +99,21 @@ def test_a_file_that_was_recorded_again_has_no_label(folder, spec, make_episode)
 def test_lerobot_episodes_are_labelled_by_their_index(tmp_path):
     lerobot_sets.write(LeRobotSink(tmp_path / "set"), [lerobot_sets.episode_of(k, 6) for k in range(3)])
     source = open_episodes(tmp_path / "set", ReadOptions())
-    recorded = source.read("episode_000001")
-    write_label(source.path, "episode_000001", "failure", recorded)
-    write_label(source.path, "episode_000000", "discard", source.read("episode_000000"))
+    for key, text in (("episode_000001", "failure"), ("episode_000000", "discard")):
+        write_label(source.path, key, text, source.read(key))
     source = open_episodes(tmp_path / "set", ReadOptions())
-    assert source.keys() == ["episode_000001", "episode_000002"]
-    assert source.read("episode_000001").end.outcome is Outcome.FAILURE
-    assert source.read("episode_000001").end.reward == 0
-    assert source.read("episode_000002").end.outcome is Outcome.SUCCESS
+    ends = {key: source.read(key).end for key in source.keys()}
+    assert {key: end.outcome for key, end in ends.items()} == {
+        "episode_000001": Outcome.FAILURE,
+        "episode_000002": Outcome.SUCCESS,
+    }
+    assert ends["episode_000001"].reward == 0
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
         ("{", "damaged"),
-        ("[]", "labels"),
         ('{"format": 1}', "labels"),
         ('{"format": 2, "labels": {}}', 2),
         ('{"format": 1, "labels": {"episode_0.hdf5": "failure"}}', "episode_0.hdf5"),
@@ -136,8 +124,7 @@ def test_lerobot_episodes_are_labelled_by_their_index(tmp_path):
 def test_a_damaged_file_is_an_error_for_readers_and_is_not_overwritten(folder, spec, text, named):
     path = folder / FILE
     path.write_text(text)
-    readers = (lambda: loaded(folder, spec), lambda: read_labels(folder), lambda: label(folder, NAMES[0], "failure"))
-    for action in readers:
+    for action in (lambda: loaded(folder, spec), lambda: label(folder, NAMES[0], "failure")):
         with pytest.raises(DataError, match=naming(path, named)):
             action()
     assert path.read_text() == text
@@ -145,15 +132,6 @@ def test_a_damaged_file_is_an_error_for_readers_and_is_not_overwritten(folder, s
     path.mkdir()  # cannot be written
     with pytest.raises(DataError, match=naming(path)):
         label(folder, NAMES[0], "failure")
-
-
-def test_writing_leaves_the_others_and_no_other_file(folder):
-    label(folder, NAMES[0], "failure")
-    label(folder, NAMES[1], "success")
-    label(folder, NAMES[0], "success")
-    stored = json.loads((folder / FILE).read_text())["labels"]
-    assert {key: entry["label"] for key, entry in stored.items()} == dict.fromkeys(NAMES[:2], "success")
-    assert sorted(p.name for p in folder.iterdir()) == [*NAMES, FILE]
 
 
 @pytest.mark.parametrize(

@@ -20,19 +20,18 @@ RNG = np.random.default_rng
 
 @pytest.mark.parametrize("side", [56, 224])
 def test_the_pixels_are_openpis(side):
-    np.testing.assert_array_equal(letterbox(IMAGES, side, side), ARRAYS[f"resize/pil_{side}"])
-    np.testing.assert_array_equal(letterbox(IMAGES[1], side, side), ARRAYS[f"resize/pil_{side}"][1])
-    np.testing.assert_array_equal(letterbox(IMAGES[None], side, side), ARRAYS[f"resize/pil_{side}"][None])
+    expected = ARRAYS[f"resize/pil_{side}"]
+    for frames, of in ((IMAGES, expected), (IMAGES[1], expected[1]), (IMAGES[None], expected[None])):
+        np.testing.assert_array_equal(letterbox(frames, side, side), of)
+    assert letterbox(IMAGES, 48, 64) is IMAGES  # of the size: not copied
 
 
 @pytest.mark.parametrize(
     ("given", "size", "inner"),
     [
         ((48, 64), (56, 56), (slice(7, 49), slice(0, 56))),
-        ((64, 48), (56, 56), (slice(0, 56), slice(7, 49))),
         ((4, 4), (7, 4), (slice(1, 5), slice(0, 4))),  # the odd row is below
         ((2, 200), (10, 10), (slice(4, 5), slice(0, 10))),  # a row at least
-        ((8, 6), (8, 6), (slice(0, 8), slice(0, 6))),
     ],
 )
 def test_bars_are_black_and_the_frame_is_in_the_middle(given, size, inner):
@@ -42,15 +41,7 @@ def test_bars_are_black_and_the_frame_is_in_the_middle(given, size, inner):
     np.testing.assert_array_equal(out, expected)
 
 
-def test_a_frame_of_the_size_is_not_copied():
-    assert letterbox(IMAGES, 48, 64) is IMAGES
-
-
-def files_of_jpeg(images):
-    return jpeg_images(*encode_jpeg(images, 90), "top")
-
-
-@pytest.mark.parametrize("lazily", [Files, files_of_jpeg])
+@pytest.mark.parametrize("lazily", [Files, lambda images: jpeg_images(*encode_jpeg(images, 90), "top")])
 def test_lazy_frames_are_scaled_when_they_are_decoded(lazily):
     inner = lazily(RNG(0).integers(0, 256, (5, 6, 8, 3), np.uint8))
     expected = letterbox(np.asarray(inner), 4, 4)
