@@ -23,45 +23,34 @@ def _feed(writer: EpisodeWriter, records: tuple[Begin, list[Step], End], outcome
     writer.end(end._replace(outcome=outcome))
 
 
-def test_records_become_files(tmp_path, spec, make_records, make_episode, assert_same):
-    options = [{"n": 3 + k, "seed": k, "decision_ticks": (0, 2), "shared": (1,)} for k in range(3)]
-    with EpisodeWriter(tmp_path / "new" / "demos", spec) as writer:
-        for each in options:
-            _feed(writer, make_records(spec, **each))
-        writer.flush()
-        assert [p.name for p in writer.written] == ["episode_0.hdf5", "episode_1.hdf5", "episode_2.hdf5"]
-    for path, each in zip(writer.written, options, strict=True):
-        assert_same(read_episode(path, spec), make_episode(spec, **each))
-
-
-def test_numbers_continue_and_nothing_is_overwritten(tmp_path, spec, make_records):
+def test_records_become_files_and_nothing_is_overwritten(tmp_path, spec, make_records, make_episode, assert_same):
     (tmp_path / "episode_7.hdf5").write_text("mine")
+    options = [{"n": 3 + k, "seed": k, "decision_ticks": (0, 2), "shared": (1,)} for k in range(3)]
     with EpisodeWriter(tmp_path, spec) as first, EpisodeWriter(tmp_path, spec) as second:
-        for k, writer in enumerate((first, second, first)):
-            _feed(writer, make_records(spec, 3, seed=k))
+        for writer, each in zip((first, second, first), options, strict=True):
+            _feed(writer, make_records(spec, **each))
             writer.flush()
-    assert [p.name for p in first.written] == ["episode_8.hdf5", "episode_10.hdf5"]
-    assert [p.name for p in second.written] == ["episode_9.hdf5"]
+    assert [[p.name for p in w.written] for w in (first, second)] == [
+        ["episode_8.hdf5", "episode_10.hdf5"],
+        ["episode_9.hdf5"],
+    ]
+    for k, each in enumerate(options):
+        assert_same(read_episode(tmp_path / f"episode_{8 + k}.hdf5", spec), make_episode(spec, **each))
     assert (tmp_path / "episode_7.hdf5").read_text() == "mine"
 
 
-def test_keep_chooses(tmp_path, spec, make_records):
-    with EpisodeWriter(tmp_path, spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS) as writer:
-        for k, outcome in enumerate((Outcome.FAILURE, Outcome.SUCCESS, Outcome.UNKNOWN)):
-            _feed(writer, make_records(spec, 3, seed=k), outcome)
-    assert [read_episode(p).begin.episode_id for p in writer.written] == ["e1"]
-    assert os.listdir(tmp_path) == ["episode_0.hdf5"]
-
-
-def test_a_failed_write_reaches_the_caller_once_and_the_writer_goes_on(tmp_path, spec, joints_spec, make_records):
-    writer = EpisodeWriter(tmp_path, spec)
-    _feed(writer, make_records(joints_spec, 3, seed=8))
+def test_keep_chooses_and_a_failed_write_reaches_the_caller_once(tmp_path, spec, joints_spec, make_records):
+    folder = tmp_path / "new" / "demos"
+    writer = EpisodeWriter(folder, spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS)
+    _feed(writer, make_records(joints_spec, 3, seed=8), Outcome.SUCCESS)
     with pytest.raises(DataError, match=naming("episode_0.hdf5", "arm3", 3, "/action", 2)):
         writer.flush()
-    _feed(writer, make_records(spec, 3, seed=9))
+    for k, outcome in enumerate((Outcome.FAILURE, Outcome.SUCCESS, Outcome.UNKNOWN)):
+        _feed(writer, make_records(spec, 3, seed=k), outcome)
     writer.close()
     writer.close()
-    assert [read_episode(p).begin.episode_id for p in writer.written] == ["e9"]
+    assert [read_episode(p).begin.episode_id for p in writer.written] == ["e1"]
+    assert writer.written == list(folder.iterdir())
 
 
 def test_an_episode_that_had_no_room_is_written_later_under_the_next_number(tmp_path, spec, make_records, monkeypatch):
