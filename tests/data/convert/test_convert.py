@@ -237,7 +237,7 @@ def test_the_first_bad_episode_ends_the_conversion_and_skip_bad_leaves_them_out(
         else:
             write_episode(target, episode, robot)
     how = {"sink": Hdf5Sink(out), "spec": None, "workers": 2}
-    with pytest.raises(DataError, match=naming("in/episode_2.hdf5", "0.010000", "skip_bad")):
+    with pytest.raises(DataError, match=naming("/in", "episode_2.hdf5", "0.010000", "skip_bad")):
         _convert(path, out, **how)
     assert sorted(p.name for p in out.glob("episode*")) == ["episode_0.hdf5", "episode_1.hdf5"]
     report = _convert(path, out, **how, resume=True, skip_bad=True)
@@ -306,6 +306,7 @@ def test_frames_are_written_one_by_one_and_an_interrupt_amid_a_write_is_an_inter
     """Ctrl-C may arrive while HDF5 calls back into Python, which it would not survive."""
     (tmp_path / "in").mkdir()
     out, calls, real = tmp_path / "out", [], os.pwrite
+    out.mkdir()
     write_episode(tmp_path / "in" / "episode_0.hdf5", _on_time(make_episode(ARM, 20)), ARM)
     episode = FORMAT.open(tmp_path / "in", ReadOptions()).read("episode_0.hdf5")
     frames = episode.steps.sparse["images/top"].values
