@@ -116,32 +116,20 @@ def test_killed_twice(tmp_path: Path):
             assert contents(folder) == wanted, (first, second)
 
 
-def test_continued_after_the_end(tmp_path: Path):
+def test_continued_after_the_end_and_what_never_came_leaves_nothing(tmp_path: Path):
     """`finish` was called and its caller killed before it could note that."""
     episodes = [episode_of(i, 4) for i in range(3)]
     manifest: list[Json] = []
-    sink = LeRobotSink(tmp_path)
+    sink = LeRobotSink(tmp_path / "ended")
     convert(sink, episodes, manifest)
-    wanted = contents(tmp_path)
+    wanted = contents(sink.folder)
     convert(sink, episodes, manifest)
-    assert len(manifest) == 3
-    assert contents(tmp_path) == wanted
-
-
-def test_an_episode_staged_again_replaces_the_first_attempt(tmp_path: Path):
-    sink = LeRobotSink(tmp_path)
-    layout = sink.layout(episode_of(0, 4), HZ)
+    assert (len(manifest), contents(sink.folder)) == (3, wanted)
+    sink = LeRobotSink(tmp_path / "begun")
+    layout = sink.layout(episodes[0], HZ)
     sink.stage(layout, 0, episode_of(9, 6))
-    assert sink.stage(layout, 0, episode_of(0, 4))["length"] == 4
+    assert sink.stage(layout, 0, episodes[0])["length"] == 4  # replaces the first attempt
+    PendingShards(sink.folder, layout).set_tasks(["never"])  # of an episode that was left out at the second attempt
     assert sink.placed(layout, []) == 0
-    assert not [p for p in tmp_path.rglob("*") if p.is_file() and p.name != "tasks.json"]
-
-
-def test_the_task_of_an_episode_that_never_came(tmp_path: Path):
-    """Noted, then killed; on the second attempt the episode was left out."""
-    sink = LeRobotSink(tmp_path)
-    layout = sink.layout(episode_of(0, 4), HZ)
-    sink.placed(layout, [])
-    PendingShards(tmp_path, layout).set_tasks(["never"])
-    assert sink.placed(layout, []) == 0
-    assert PendingShards(tmp_path, layout).tasks() == []
+    assert PendingShards(sink.folder, layout).tasks() == []
+    assert not [p for p in sink.folder.rglob("*") if p.is_file() and p.name != "tasks.json"]
