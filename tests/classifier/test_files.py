@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -23,79 +24,56 @@ from serl_chunk.types import CameraSpec, ConfigError
 ARRAYS = {"a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(3, np.float32)}
 
 
-def description() -> Description:
-    cameras = (CameraSpec("top", 16, 24), CameraSpec("wrist", 8, 8))
-    encoder = EncoderConfig(features=(4, 8), share_cameras=False)
-    return Description(cameras, ("failure", "success"), 0.7, 3, encoder, 10, 90, {"auc_by_episode": 0.9}, ("demos",))
+CAMERAS = (CameraSpec("top", 16, 24), CameraSpec("wrist", 8, 8))
+ENCODER = EncoderConfig(features=(4, 8), share_cameras=False)
+WRITTEN = Description(
+    CAMERAS, ("failure", "success"), 0.7, 3, ENCODER, 10, 90, {"auc_by_episode": 0.9}, ("demos",)
+)  # fmt: skip
 
 
 @pytest.fixture
 def folder(tmp_path):
     check_free(tmp_path / "c")
-    save(tmp_path / "c", description(), ARRAYS)
+    save(tmp_path / "c", WRITTEN, ARRAYS)
     return tmp_path / "c"
 
 
-def edit(folder, **changes):
-    file = folder / DESCRIPTION
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-
-def test_what_is_written_is_read(folder):
+def test_what_is_written_is_read_and_not_overwritten(folder):
     found, arrays = read_classifier(folder)
-    assert found == description().__class__(**{**vars(description()), "digest": found.digest})
+    assert found == dataclasses.replace(WRITTEN, digest=found.digest)
     assert len(found.digest) == 16
-    assert all(np.array_equal(arrays[name], ARRAYS[name]) for name in ARRAYS)
     assert arrays.keys() == ARRAYS.keys()
-
-
-def test_a_classifier_is_not_overwritten(folder):
-    with pytest.raises(ConfigError, match=naming(str(folder))) as refused:
-        check_free(folder)
-    assert refused.value.parameter == "out"
-
-
-def test_a_file_is_no_folder_for_it(tmp_path):
-    (tmp_path / "f").write_text("x")
-    with pytest.raises(ConfigError, match=naming("f")) as refused:
-        check_free(tmp_path / "f")
-    assert refused.value.parameter == "out"
-
-
-def test_a_folder_without_one(tmp_path):
-    with pytest.raises(ConfigError, match=naming(str(tmp_path), DESCRIPTION)):
-        read_description(tmp_path)
+    assert all(np.array_equal(arrays[name], ARRAYS[name]) for name in ARRAYS)
+    for taken in (folder, folder / DESCRIPTION):
+        with pytest.raises(ConfigError, match=naming(taken)) as refused:
+            check_free(taken)
+        assert refused.value.parameter == "out"
 
 
 @pytest.mark.parametrize(
     "changes",
     [
+        None, "{", "[]", '{"format": 1, "threshold": NaN}',
         {"format": 99}, {"format": "one"}, {"threshold": 1.5}, {"threshold": "high"}, {"frames": 0},
         {"classes": ["success"]}, {"cameras": []}, {"cameras": [{"name": "top"}]}, {"encoder": {"kind": "vgg"}},
         {"encoder": {"unknown": 1}}, {"surprise": 1},
     ],
 )  # fmt: skip
 def test_what_is_no_description_is_refused(folder, changes):
-    edit(folder, **changes)
-    with pytest.raises(ConfigError, match=naming(DESCRIPTION)):
+    file = folder / DESCRIPTION
+    if changes is None:
+        file.unlink()
+    else:
+        file.write_text(changes if isinstance(changes, str) else json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ConfigError, match=naming(folder, DESCRIPTION)):
         read_description(folder)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": 1, "threshold": NaN}'])
-def test_what_is_no_json_is_refused(folder, text):
-    (folder / DESCRIPTION).write_text(text)
-    with pytest.raises(ConfigError, match=naming(DESCRIPTION)):
-        read_description(folder)
-
-
-def test_weights_of_another_classifier_are_refused(folder, tmp_path):
-    save(tmp_path, description(), {"other": np.zeros(2, np.float32)})
+def test_weights_that_are_missing_or_of_another_classifier_are_refused(folder, tmp_path):
+    save(tmp_path, WRITTEN, {"other": np.zeros(2, np.float32)})
     (folder / WEIGHTS).write_bytes((tmp_path / WEIGHTS).read_bytes())
     with pytest.raises(ConfigError, match=naming(WEIGHTS, read_description(folder).digest)):
         read_classifier(folder)
-
-
-def test_missing_weights_are_named(folder):
     (folder / WEIGHTS).unlink()
     with pytest.raises(ConfigError, match=naming(WEIGHTS)):
         read_classifier(folder)

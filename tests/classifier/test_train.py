@@ -33,47 +33,42 @@ def trained():
 
 
 @pytest.mark.compiles
-def test_it_learns_and_stops_early(trained):
-    done, _, seen = trained
+def test_it_learns_stops_early_and_predicts_the_same_once_saved(trained, tmp_path):
+    done, held, seen = trained
     assert done.loss < 0.2
-    assert done.steps == seen[-1][0] <= QUICK.steps
-    assert done.step <= done.steps
+    assert done.step <= done.steps == seen[-1][0] <= QUICK.steps
     found = judge(dataclasses.replace(done.description, frames=2), done.weights, toy(20, first=1000))
     assert found.to_json()["auc_by_episode"] == 1.0
     assert found.to_json()["auc_by_frame"] > 0.99
-
-
-@pytest.mark.compiles
-def test_the_best_parameters_are_kept():
-    """Held-out labels that contradict the training ones: the loss rises, and the first look stays the best."""
-    training = toy(8)
-    held = Labelled(
-        [e._replace(labels=(1 - e.labels).astype(np.int8)) for e in toy(8, first=50).episodes], ("a", "b"), []
-    )
-    options = dataclasses.replace(QUICK, evaluate_every=20, patience=2)
-    seen = []
-    done = train(training, held, CAMERAS, encoder=TINY, options=options, progress=lambda *news: seen.append(news))
-    assert (done.step, done.steps) == (20, 60)
-    assert [step for step, _, _ in seen] == [20, 40, 60]
-
-
-@pytest.mark.compiles
-def test_what_is_saved_predicts_the_same(trained, tmp_path):
-    done, held, _ = trained
     save(tmp_path, done.description, done.weights)
     images = {c: held.episodes[0].images[c][:3] for c in CAMERAS}
     before = Predictor(done.description, done.weights)(images)
     assert np.array_equal(before, Predictor(*read_classifier(tmp_path))(images))
     assert before.shape == (3, 2)
     assert np.allclose(before.sum(axis=1), 1)
-
-
-@pytest.mark.compiles
-def test_weights_of_another_network_are_refused(trained):
-    done, _, _ = trained
     other = dataclasses.replace(done.description, encoder=dataclasses.replace(TINY, latent=9))
     with pytest.raises(ConfigError, match=naming("here", "Dense_0/kernel", "(16, 256)")):
         Predictor(other, done.weights, "here")
+    # The report has the figures and the misjudged.
+    found = judge(done.description, done.weights, held, threshold=1 - 1e-12)  # everything is missed
+    missed = {e.name for e in held.episodes if e.labels.any()}
+    assert {row[:2] for row in report.fault_rows(found)} == {(name, "missed") for name in missed}
+    assert len(report.table_lines(found)) == 1 + len(missed)
+    files = report.write_report(tmp_path, "test", found)
+    assert {row["episode"] for row in json.loads(files[0].read_text())["misjudged"]} == missed
+    assert files[1].read_bytes().startswith(b"\x89PNG")
+    assert f"{len(missed)} missed" in " ".join(report.summary_lines(found))
+
+
+@pytest.mark.compiles
+def test_the_best_parameters_are_kept():
+    """Held-out labels that contradict the training ones: the loss rises, and the first look stays the best."""
+    wrong = [e._replace(labels=(1 - e.labels).astype(np.int8)) for e in toy(8, first=50).episodes]
+    options, seen = dataclasses.replace(QUICK, evaluate_every=20, patience=2), []
+    held = Labelled(wrong, ("a", "b"), [])
+    done = train(toy(8), held, CAMERAS, encoder=TINY, options=options, progress=lambda *news: seen.append(news))
+    assert (done.step, done.steps) == (20, 60)
+    assert [step for step, _, _ in seen] == [20, 40, 60]
 
 
 @pytest.mark.slow
@@ -81,8 +76,7 @@ def test_weights_of_another_network_are_refused(trained):
 def test_three_classes():
     episodes = [episode(i, True, label=1 + i % 2) for i in range(4)]  # bright squares are of two classes, at random
     data = Labelled([*episodes, *(episode(9 + i, False) for i in range(2))], ("none", "near", "in"), [])
-    options = dataclasses.replace(QUICK, steps=5, batch_size=9)
-    done = train(data, data, CAMERAS, encoder=TINY, options=options)
+    done = train(data, data, CAMERAS, encoder=TINY, options=dataclasses.replace(QUICK, steps=5, batch_size=9))
     p = Predictor(done.description, done.weights)({c: episodes[0].images[c] for c in CAMERAS})
     assert p.shape == (12, 3)
     assert np.allclose(p.sum(axis=1), 1)
@@ -91,60 +85,51 @@ def test_three_classes():
     assert images["top"].shape == (9, SIZE, SIZE, 3)
 
 
-def test_batches_have_the_frames_of_their_labels():
+def test_batches_have_the_frames_of_their_labels_and_more_of_the_corrected_ones():
     images, labels = BalancedBatches(toy(6), CAMERAS, 32, 0).draw()
     bright = images["wrist"].max(axis=(1, 2, 3)) > 200
     assert bright.tolist() == (labels == 1).tolist()
     assert labels.sum() == 16
-
-
-def test_corrected_frames_are_drawn_more_often():
     data = toy(11)  # five failures of 12 frames, in which a frame is 1 of 104 without success
     marked = [e._replace(corrected=2) if i == 3 else e for i, e in enumerate(data.episodes)]
     rows = {image.tobytes() for image in marked[3].images["wrist"][-2:]}
 
     def share(episodes) -> float:
         images, labels = BalancedBatches(data._replace(episodes=episodes), CAMERAS, 4000, 0).draw()
-        drawn = [image.tobytes() in rows for image in images["wrist"][labels == 0]]
-        return float(np.mean(drawn))
+        return float(np.mean([image.tobytes() in rows for image in images["wrist"][labels == 0]]))
 
     assert 0.005 < share(data.episodes) < 0.04
     assert 0.12 < share(marked) < 0.21
 
 
 def test_augmentation_moves_and_colours_frames():
-    rng = np.random.default_rng(0)
-    image = rng.integers(40, 200, (5, 12, 10, 3), np.uint8)
-    images = {"a": image, "b": image}
-    key = jax.random.key(0)
-    same = augment(key, images, TrainingOptions(shift=0, brightness=0, colour=0))
-    assert np.array_equal(np.asarray(same["a"]), image.astype(np.float32))
-    moved = augment(key, images, TrainingOptions(shift=4, brightness=0, colour=0))
-    assert np.array_equal(moved["a"], moved["b"])  # alike in all cameras
-    assert not np.array_equal(moved["a"][0], image[0])
-    light = np.asarray(augment(key, images, TrainingOptions(shift=0, brightness=0.2, colour=0))["a"]) / image
+    image = np.random.default_rng(0).integers(40, 200, (5, 12, 10, 3), np.uint8)
+
+    def augmented(**how):
+        options = TrainingOptions(**{"shift": 0, "brightness": 0, "colour": 0} | how)
+        made = {k: np.asarray(v) for k, v in augment(jax.random.key(0), {"a": image, "b": image}, options).items()}
+        assert np.array_equal(made["a"], made["b"])  # alike in all cameras
+        return made["a"]
+
+    assert np.array_equal(augmented(), image.astype(np.float32))
+    assert not np.array_equal(augmented(shift=4)[0], image[0])
+    light = augmented(brightness=0.2) / image
     assert np.allclose(light, light[:, :1, :1, :1], atol=1e-4)  # one factor for a frame
     assert len(np.unique(light[:, 0, 0, 0].round(5))) == 5
     assert np.abs(light - 1).max() <= 0.2 + 1e-5
-    colour = np.asarray(augment(key, images, TrainingOptions(shift=0, brightness=0, colour=0.1))["b"]) / image
-    assert len(np.unique(colour[0, 0, 0].round(5))) == 3
+    assert len(np.unique((augmented(colour=0.1) / image)[0, 0, 0].round(5))) == 3
 
 
 def test_frames_are_classified_in_blocks_of_one_size():
-    sizes = []
+    sizes, long = [], episode(1, True, frames=70)
 
     def logits(images):
         sizes.append(len(images["top"]))
         return images["top"][:, 0, 0, :1].astype(float)
 
-    long = episode(1, True, frames=70)
     out = in_blocks(logits, [long, episode(2, False)], ["top"])
-    assert set(sizes) == {64}
-    assert [len(o) for o in out] == [70, 12]
+    assert (set(sizes), [len(o) for o in out]) == ({64}, [70, 12])
     assert np.array_equal(out[0][:, 0], long.images["top"][:, 0, 0, 0])
-
-
-def test_probabilities_of_logits():
     assert np.allclose(probabilities(np.array([[0.0], [50.0], [-800.0]]))[:, 1], [0.5, 1, 0])
     assert np.allclose(probabilities(np.array([[0.0, 0.0, 0.0]])), 1 / 3)
 
@@ -167,32 +152,12 @@ def test_the_pretrained_backbone_is_read_and_stays(tmp_path):
     assert any(n.startswith("encoder/camera_top") for n in moved)
 
 
-def test_cameras_of_different_sizes_share_no_sized_weights():
+def test_options_and_cameras_that_are_refused():
+    for name, value in (("steps", 0), ("patience", 0), ("learning_rate", 2), ("brightness", 1), ("shift", -1)):
+        with pytest.raises(ConfigError, match=naming(value)) as refused:
+            TrainingOptions(**{name: value})
+        assert refused.value.parameter == name
     cameras = (CameraSpec("a", 8, 8), CameraSpec("b", 8, 16))
-    with pytest.raises(ConfigError, match=naming("a 8x8", "b 8x16")):
-        network(cameras, dataclasses.replace(TINY, share_cameras=True), 2)
     network(cameras, TINY, 2)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("steps", 0), ("patience", 0), ("learning_rate", 2), ("brightness", 1), ("shift", -1)]
-)
-def test_options_that_are_refused(name, value):
-    with pytest.raises(ConfigError, match=naming(value)) as refused:
-        TrainingOptions(**{name: value})
-    assert refused.value.parameter == name
-
-
-@pytest.mark.compiles
-def test_the_report_has_the_figures_and_the_misjudged(trained, tmp_path):
-    done, held, _ = trained
-    found = judge(done.description, done.weights, held, threshold=1 - 1e-12)  # everything is missed
-    rows = report.fault_rows(found)
-    missed = {e.name for e in held.episodes if e.labels.any()}
-    assert {(name, fault) for name, fault, _, _ in rows} == {(name, "missed") for name in missed}
-    table = report.table_lines(found)
-    assert len(table) == 1 + len(missed)
-    files = report.write_report(tmp_path, "test", found)
-    assert {row["episode"] for row in json.loads(files[0].read_text())["misjudged"]} == missed
-    assert files[1].read_bytes().startswith(b"\x89PNG")
-    assert f"{len(missed)} missed" in " ".join(report.summary_lines(found))
+    with pytest.raises(ConfigError, match=naming("a 8x8", "b 8x16")):  # sized weights are not shared
+        network(cameras, dataclasses.replace(TINY, share_cameras=True), 2)

@@ -15,99 +15,67 @@ from serl_chunk.outcomes.judge import FUNCTION
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, Outcome
 
 LAST = 11  # tick after which the function finds a success: the state has the tick number after it
-
-
-def episode(env: LineEnv, outcome: OutcomeConfig, *, failure_reward: float = 0.0):
-    sink = ListSink()
-    config = dataclasses.replace(make_config(failure_reward=failure_reward), outcome=outcome)
-    runner = EpisodeRunner(env, make_policy(NoisyAgent(8)), sink, config=config)
-    return runner.run_episode(5), sink
+SUCCESS, FAILURE, UNKNOWN = Outcome.SUCCESS, Outcome.FAILURE, Outcome.UNKNOWN
 
 
 def after_tick(observation):
+    assert observation[STATE][2] <= LAST + 1, "called after the end"
     return observation[STATE][2] == LAST + 1
 
 
-def test_a_success_of_the_function_ends_the_episode_on_its_tick():
-    summary, sink = episode(LineEnv(), OutcomeConfig(after_tick))
-    end = sink.last_end
-    assert (end.length, end.terminated, end.truncated) == (LAST + 1, True, False)
-    assert (end.outcome, end.outcome_by) == (Outcome.SUCCESS, FUNCTION)
-    assert [s.reward for s in sink.steps] == [0.0] * LAST + [1.0]
-    assert summary.outcome is Outcome.SUCCESS
+def episode(env: LineEnv, success=after_tick, *cameras: str, **outcome) -> ListSink:
+    sink = ListSink()
+    config = dataclasses.replace(make_config(failure_reward=0.25), outcome=OutcomeConfig(success, cameras, **outcome))
+    summary = EpisodeRunner(env, make_policy(NoisyAgent(8)), sink, config=config).run_episode(5)
+    assert summary.outcome is sink.last_end.outcome
+    return sink
 
 
 @pytest.mark.parametrize(
-    ("env", "outcome", "reward"),
+    ("env", "outcome", "by", "reward"),
     [
-        (LineEnv(success_at=LAST), Outcome.SUCCESS, 1.0),  # not 2: the environment was first
-        (LineEnv(failure_at=LAST), Outcome.FAILURE, 0.25),
-        (LineEnv(terminated_at=LAST), Outcome.UNKNOWN, 0.0),
+        (LineEnv(), SUCCESS, FUNCTION, 1.0),
+        (LineEnv(length=LAST + 1), SUCCESS, FUNCTION, 1.0),  # on the last tick of the time limit
+        (LineEnv(success_at=LAST), SUCCESS, "environment", 1.0),  # not 2: the environment was first
+        (LineEnv(failure_at=LAST), FAILURE, "environment", 0.25),
+        (LineEnv(terminated_at=LAST), UNKNOWN, "environment", 0.0),
     ],
 )
-def test_the_environment_decides_first(env, outcome, reward):
-    def success(observation):
-        assert observation[STATE][2] <= LAST, "called after the end"
-        return after_tick(observation)
-
-    _, sink = episode(env, OutcomeConfig(success), failure_reward=0.25)
-    assert (sink.last_end.outcome, sink.last_end.outcome_by) == (outcome, "environment")
-    assert sink.last_end.terminated
-    assert sink.steps[-1].reward == reward
-
-
-def test_a_success_on_the_last_tick_of_the_time_limit_counts():
-    _, sink = episode(LineEnv(length=LAST + 1), OutcomeConfig(after_tick))
-    assert (sink.last_end.terminated, sink.last_end.truncated) == (True, False)
-    assert sink.last_end.outcome is Outcome.SUCCESS
+def test_a_success_of_the_function_ends_the_episode_unless_the_environment_did(env, outcome, by, reward):
+    sink = episode(env)
+    end = sink.last_end
+    assert (end.length, end.terminated, end.truncated) == (LAST + 1, True, False)
+    assert (end.outcome, end.outcome_by, end.environment) == (outcome, by, None)
+    assert [s.reward for s in sink.steps] == [0.0] * LAST + [reward]
 
 
 def test_the_function_gets_frames_of_its_cameras_on_every_tick_and_they_are_not_recorded():
-    seen = []
+    seen, env = [], LineEnv()
 
     def success(observation):
         seen.append((int(observation[STATE][2]), int(observation[IMAGE_PREFIX + "wrist"][0, 0, 0])))
         assert set(observation) == {STATE, IMAGE_PREFIX + "wrist"}
         return False
 
-    env = LineEnv()
-    _, sink = episode(env, OutcomeConfig(success, ("wrist",)))
+    sink = episode(env, success, "wrist")
     assert seen == [(t, t) for t in range(1, env.length + 1)]
     assert not any(IMAGE_PREFIX + "wrist" in s.observation for s in sink.steps)
-
-
-def test_a_camera_that_the_robot_lacks_is_refused():
-    with pytest.raises(ConfigError, match=naming("belly", "front, wrist")):
-        episode(LineEnv(), OutcomeConfig(after_tick, ("belly",)))
-
-
-def test_what_is_no_truth_value_is_refused():
-    with pytest.raises(ConfigError) as refused:
-        episode(LineEnv(), OutcomeConfig(lambda observation: np.array([True, False])))
-    assert refused.value.parameter == FUNCTION
-
-
-def hidden(env: LineEnv, *, goes_on: bool = True):
-    env.goes_on = goes_on
-    _, sink = episode(env, OutcomeConfig(after_tick, environment=False), failure_reward=0.25)
-    return sink, sink.last_end
 
 
 @pytest.mark.parametrize(
     ("env", "judged"),
     [
-        (LineEnv(success_at=3), Outcome.SUCCESS),
-        (LineEnv(failure_at=3), Outcome.FAILURE),
-        (LineEnv(success_at=9, failure_at=3), Outcome.FAILURE),  # the first one
-        (LineEnv(), Outcome.UNKNOWN),
-        (LineEnv(success_at=LAST), Outcome.SUCCESS),  # on the same tick
+        (LineEnv(success_at=9, failure_at=3), FAILURE),  # the first one
+        (LineEnv(), UNKNOWN),
+        (LineEnv(success_at=LAST), SUCCESS),  # on the same tick
     ],
 )
 def test_a_hidden_environment_neither_ends_nor_rewards_and_is_recorded(env, judged):
-    sink, end = hidden(env)
-    assert (end.length, end.outcome, end.outcome_by) == (LAST + 1, Outcome.SUCCESS, FUNCTION)
+    env.goes_on = True
+    sink = episode(env, environment=False)
+    end = sink.last_end
+    assert (end.length, end.outcome, end.outcome_by, end.environment) == (LAST + 1, SUCCESS, FUNCTION, judged)
     assert [s.reward for s in sink.steps] == [0.0] * LAST + [1.0]
-    assert end.environment is judged
 
 
 @pytest.mark.parametrize(
@@ -119,39 +87,36 @@ def test_a_hidden_environment_neither_ends_nor_rewards_and_is_recorded(env, judg
     ],
 )
 def test_a_hidden_success_that_ends_the_episode_all_the_same_truncates_it(env, goes_on, length):
-    sink, end = hidden(env, goes_on=goes_on)
-    assert (end.length, end.truncated, end.outcome) == (length, True, Outcome.UNKNOWN)
-    assert end.environment is Outcome.SUCCESS
+    env.goes_on = goes_on
+    sink = episode(env, environment=False)
+    end = sink.last_end
+    assert (end.length, end.truncated, end.outcome, end.environment) == (length, True, UNKNOWN, SUCCESS)
     assert not any(s.reward for s in sink.steps)
-
-
-def test_an_environment_that_decides_has_no_second_judgement():
-    _, sink = episode(LineEnv(success_at=3), OutcomeConfig(after_tick))
-    assert sink.last_end.environment is None
 
 
 def test_what_a_hidden_environment_judged_is_of_one_episode():
     config = dataclasses.replace(make_config(), outcome=OutcomeConfig(lambda observation: False, environment=False))
-    sink, env = ListSink(), LineEnv(length=5, success_at=2)
+    sink, env, found = ListSink(), LineEnv(length=5, success_at=2), []
     env.goes_on = True
     runner = EpisodeRunner(env, make_policy(NoisyAgent(8)), sink, config=config)
-    found = []
-    for success_at in (2, None):
-        env.success_at = success_at
+    for env.success_at in (2, None):
         runner.run_episode(5)
         found.append(sink.last_end.environment)
-    assert found == [Outcome.SUCCESS, Outcome.UNKNOWN]
+    assert found == [SUCCESS, UNKNOWN]
 
 
 @pytest.mark.parametrize(
-    ("values", "parameter", "names"),
+    ("make", "parameter", "names"),
     [
-        ({"success": "z > 0.04"}, "outcome.success", "z > 0.04"),
-        ({"success": after_tick, "classifier": "classifiers/c"}, "outcome.success", "classifiers/c"),
-        ({"environment": False}, "outcome.environment", "outcome.classifier"),
+        (lambda: episode(LineEnv(), lambda observation: np.array([True, False])), FUNCTION, FUNCTION),
+        (lambda: episode(LineEnv(), after_tick, "belly"), "outcome.cameras", "front, wrist"),
+        (lambda: OutcomeConfig(success="z > 0.04"), "outcome.success", "z > 0.04"),
+        (lambda: OutcomeConfig(condition="z > 0.04"), "outcome.condition", "z > 0.04"),
+        (lambda: OutcomeConfig(success=after_tick, classifier="classifiers/c"), "outcome.success", "classifiers/c"),
+        (lambda: OutcomeConfig(environment=False), "outcome.environment", "outcome.classifier"),
     ],
 )
-def test_settings_that_are_refused(values, parameter, names):
+def test_settings_that_are_refused(make, parameter, names):
     with pytest.raises(ConfigError, match=naming(names)) as refused:
-        OutcomeConfig(**values)
+        make()
     assert refused.value.parameter == parameter

@@ -62,18 +62,12 @@ def only(findings: InspectionReport, kind: str, severity: str = "remark"):
     return finding
 
 
-@pytest.fixture(scope="module")
-def wide(spec):
-    """`spec` with limits that the clean episodes stay within."""
-    return dataclasses.replace(spec, action_low=(-3.0,) * 3, action_high=(3.0,) * 3)
-
-
-def test_clean_episodes_have_no_findings_and_their_facts_are_counted(wide):
-    episodes = [moving(wide, n, seed) for seed, n in enumerate((30, 50, 40))]
-    episodes[1] = moving(wide, 50, 1, terminated=False, truncated=True, outcome=Outcome.FAILURE)
+def test_clean_episodes_have_no_findings_and_their_facts_are_counted(spec):
+    episodes, calls = [moving(spec, n, seed) for seed, n in enumerate((30, 50, 40))], []
+    episodes[1] = moving(spec, 50, 1, terminated=False, truncated=True, outcome=Outcome.FAILURE)
     episodes[1].steps.reward[:] = 0
     episodes[2].steps.source[[3, 4, 5, 9]] = Actor.HUMAN
-    calls = []
+    wide = dataclasses.replace(spec, action_low=(-3.0,) * 3, action_high=(3.0,) * 3)
     found = look(*episodes, spec=wide, horizon=30, progress=lambda *a: calls.append(a))
     assert found.findings == ()
     assert (found.available, found.looked_at, found.steps) == (3, 3, 120)
@@ -91,22 +85,35 @@ def test_clean_episodes_have_no_findings_and_their_facts_are_counted(wide):
     np.testing.assert_allclose([d.low for d in found.state], states.min(0))
     np.testing.assert_allclose([d.std for d in found.state], states.std(0, dtype=np.float64), rtol=1e-6)
     changes = np.concatenate([np.abs(np.diff(e.steps.action, axis=0)) for e in episodes])
-    np.testing.assert_allclose(found.changes[0], np.median(changes, axis=0), rtol=1e-6)
-    np.testing.assert_allclose(found.changes[3], changes.max(0))
+    np.testing.assert_allclose(found.changes[[0, 3]], [np.median(changes, axis=0), changes.max(0)], rtol=1e-6)
     assert found.notes == ("the rate was guessed",)
     assert calls == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_unreadable_episodes_are_faults_and_the_others_are_looked_at(spec):
+def test_unreadable_short_and_repeated_episodes_are_found(spec):
     source = HeldSource({"a": moving(spec), "b": DataError("b.hdf5: truncated"), "c": moving(spec, seed=1)})
     found = inspect(source)
     fault = only(found, "unreadable", "fault")
     assert (fault.text, fault.episode) == ("b.hdf5: truncated", "b")
     assert [e.key for e in found.episodes] == ["a", "c"]
     assert found.findings[0] is fault  # faults come first
-    found = look(*(moving(spec, seed=s) for s in range(4)), max_episodes=2)
-    assert (found.available, found.looked_at, len(found.episodes)) == (4, 2, 2)
     assert only(look(), "empty", "fault").text == "memory: there is no episode"
+    found = look(
+        moving(spec, 9), moving(spec, 30, 1), moving(spec, 9), moving(spec, seed=4), horizon=10, max_episodes=3
+    )
+    assert (found.available, found.looked_at, len(found.episodes)) == (4, 3, 3)
+    assert said(found, "short") == [f"ep{i}: 9 steps, fewer than the 10 of a chunk" for i in (0, 2)]
+    assert said(found, "duplicate episode") == ["ep2: the same states and actions as ep0"]
+    plain = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert (plain["ok"], plain["outcomes"]["success"]) == (True, 3)
+    assert plain["episodes"][0]["cameras"]["top"]["height"] == 4
+    assert plain["findings"][0]["kind"] == found.findings[0].kind
+    silent = changed(moving(spec, seed=1), reward=np.zeros(40, np.float32))
+    assert said(look(moving(spec), silent), "reward") == ["ep1: a success without any reward"]
+    unknown = silent._replace(end=silent.end._replace(outcome=Outcome.UNKNOWN, terminated=False, truncated=True))
+    assert "Give success or scores" in only(look(unknown), "reward").text
+    corrected = silent._replace(end=silent.end._replace(reward=0.5))
+    assert look(corrected).episodes[0].reward == 0.5
 
 
 def test_time_that_does_not_go_on_and_the_largest_gap_name_episode_and_tick(spec):
@@ -150,7 +157,7 @@ def test_another_robots_episode_and_missing_and_differing_cameras_are_faults(spe
     ]
 
 
-def test_constant_and_clipped_dimensions_are_named_but_not_grippers_or_switches(spec, wide):
+def test_constant_and_clipped_dimensions_are_named_but_not_grippers_or_switches(spec):
     still = moving(spec)
     still.steps.observation["state"][:, [1, 3]] = 0.25
     assert said(look(still), "constant") == ["state: constant in 2 dimensions: 1 (at 0.25), 3 (at 0.25)"]
@@ -158,7 +165,7 @@ def test_constant_and_clipped_dimensions_are_named_but_not_grippers_or_switches(
     action = rng.normal(size=(2, 40, 3)).clip(-0.8, 0.8).astype(np.float32)
     action[:, :, 1] = action[:, :, 1] > 0  # a switch
     episodes = [changed(moving(spec, seed=s), action=action[s]) for s in range(2)]
-    for robot, dims in ((None, "2 dimensions: 0 (-0.8 on"), (wide, "dimension 0 (-0.8 on")):
+    for robot, dims in ((None, "2 dimensions: 0 (-0.8 on"), (spec, "dimension 0 (-0.8 on")):
         (text,) = [t for t in said(look(*episodes, spec=robot), "clipped") if t.startswith("action")]
         assert dims in text
     (d, _, _), share = look(*episodes).action, (action[..., 0] == np.float32(-0.8)).mean()
@@ -187,15 +194,12 @@ def test_jumps_name_episode_and_tick_and_smooth_motion_switches_and_noise_have_n
     assert text.startswith("ep0: tick 150: action 2 jumps by 1 for one tick")
 
 
-def test_commands_far_from_their_joints_and_limits_are_remarked(spec, wide):
+def test_commands_far_from_their_joints_and_frozen_and_blank_frames_are_remarked(spec):
     differences = changed(moving(spec), action=np.random.default_rng(0).normal(0, 0.01, (40, 3)).astype(np.float32) + 4)
-    found = look(differences, spec=wide)
+    found = look(differences, spec=spec)
     assert "far from the measured joint in 3 dimensions" in only(found, "mismatch").text
     assert "beyond the limits of arm3 in 3 dimensions" in only(found, "limits").text
     assert not said(look(differences), "mismatch")  # nobody says what the joints are
-
-
-def test_frozen_cameras_are_told_from_a_robot_at_rest_and_blank_frames_are_remarked(spec):
     frozen, resting = moving(spec), moving(spec, seed=1)
     for episode in (frozen, resting):
         episode.steps.sparse["images/top"].values[:] = episode.steps.sparse["images/top"].values[0]
@@ -225,37 +229,24 @@ class Counted(Frames):
         return np.full((4, 6, 3), at, np.uint8)
 
 
-def with_frames(spec, frames: Frames) -> Episode:
-    sparse = {"images/top": SparseRows(np.arange(len(frames), dtype=np.int32), frames)}
-    return changed(moving(spec, 200), sparse=sparse)
+def test_few_frames_are_decoded_and_one_that_cannot_be_is_a_fault_that_the_page_says(spec, tmp_path):
+    def with_frames(frames: Frames) -> Episode:
+        sparse = {"images/top": SparseRows(np.arange(len(frames), dtype=np.int32), frames)}
+        return changed(moving(spec, 200), sparse=sparse)
 
-
-@pytest.mark.parametrize(("frames", "every", "decoded"), [(200, False, 16), (200, True, 200), (5, False, 5)])
-def test_few_frames_are_decoded_unless_all_are_asked_for(spec, frames, every, decoded):
-    counted = Counted(frames)
-    look(with_frames(spec, counted), all_frames=every)
-    assert len(counted.decoded) == len(set(counted.decoded)) == decoded
-    assert {0, frames - 1} <= set(counted.decoded)
-
-
-def test_rewards_and_outcomes_that_contradict_are_remarked(spec):
-    silent = changed(moving(spec, seed=1), reward=np.zeros(40, np.float32))
-    assert said(look(moving(spec), silent), "reward") == ["ep1: a success without any reward"]
-    unknown = silent._replace(end=silent.end._replace(outcome=Outcome.UNKNOWN, terminated=False, truncated=True))
-    assert "Give success or scores" in only(look(unknown), "reward").text
-    corrected = silent._replace(end=silent.end._replace(reward=0.5))
-    assert look(corrected).episodes[0].reward == 0.5
-
-
-def test_short_and_repeated_episodes_are_remarked(spec):
-    found = look(moving(spec, 9), moving(spec, 30, 1), moving(spec, 9), horizon=10)
-    assert said(found, "short") == [f"ep{i}: 9 steps, fewer than the 10 of a chunk" for i in (0, 2)]
-    assert said(found, "duplicate episode") == ["ep2: the same states and actions as ep0"]
-    plain = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert plain["ok"] is True
-    assert plain["episodes"][0]["cameras"]["top"]["height"] == 4
-    assert plain["findings"][0]["kind"] == found.findings[0].kind
-    assert plain["outcomes"]["success"] == 3
+    for n, every, decoded in ((200, False, 16), (200, True, 200), (5, False, 5)):
+        counted = Counted(n)
+        look(with_frames(counted), all_frames=every)
+        assert len(counted.decoded) == len(set(counted.decoded)) == decoded
+        assert {0, n - 1} <= set(counted.decoded)
+    source = HeldSource({"a": with_frames(Counted(200, 199))})
+    found = inspect(source)
+    fault, text = only(found, "frames", "fault"), "file.mp4: frame 199 cannot be decoded"
+    assert (fault.episode, fault.text) == ("a", text)
+    write_page(tmp_path / "p.html", source, found)
+    assert f"camera top: {text}" in (tmp_path / "p.html").read_text()
+    with pytest.raises(DataError, match=naming("p.html", os.strerror(errno.ENOENT))):
+        write_page(tmp_path / "absent" / "p.html", source, found)
 
 
 def test_random_episodes_single_steps_and_parts_of_a_human_are_looked_at(spec, make_episode):
@@ -295,17 +286,6 @@ def test_the_page_stands_alone_and_shows_every_kind_of_picture(spec, tmp_path):
         source = HeldSource({f"e{i}": changed(moving(spec, 1), sparse={}) for i in range(n)})
         write_page(page, source, inspect(source))
         assert page.stat().st_size > 1000
-
-
-def test_a_frame_that_cannot_be_decoded_is_a_fault_and_the_page_says_so(spec, tmp_path):
-    source = HeldSource({"a": with_frames(spec, Counted(200, 199))})
-    found = inspect(source)
-    fault = only(found, "frames", "fault")
-    assert (fault.episode, fault.text) == ("a", "file.mp4: frame 199 cannot be decoded")
-    write_page(tmp_path / "p.html", source, found)
-    assert "camera top: file.mp4: frame 199 cannot be decoded" in (tmp_path / "p.html").read_text()
-    with pytest.raises(DataError, match=naming("p.html", os.strerror(errno.ENOENT))):
-        write_page(tmp_path / "absent" / "p.html", source, found)
 
 
 def test_picked_episodes_are_seeded_and_each_is_there_once(spec):
