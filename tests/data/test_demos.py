@@ -1,11 +1,13 @@
-"""What --demo_path accepts, and where a demonstration ends."""
+"""What --demo_path accepts, where a demonstration ends, and what `labels.json` changes in the episodes."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
+import lerobot_sets
 import numpy as np
 import pytest
 from deferred_episodes import lazy
@@ -16,13 +18,15 @@ from hypothesis import strategies as st
 from properties import examples
 
 from serl_chunk.data.convert.convert import convert
-from serl_chunk.data.demos import content_digest, end_at_first_success, find_demos, load_demos
+from serl_chunk.data.demos import NoDemosFoundError, content_digest, end_at_first_success, find_demos, load_demos
 from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.episodes import EpisodeFiles
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
 from serl_chunk.data.frames import Frames, SingleFrame, observation_at
+from serl_chunk.data.labels import FILE, as_recorded, correction, write_label
+from serl_chunk.data.lerobot.writer import LeRobotSink
 from serl_chunk.data.source import Format, ReadOptions, decode_images
-from serl_chunk.types import ConfigError, DataError, Episode, Outcome, SparseRows
+from serl_chunk.types import ConfigError, DataError, End, Episode, Outcome, SparseRows
 
 
 @pytest.fixture
@@ -284,25 +288,135 @@ def test_a_single_frame_is_an_image(spec, make_episode):
     np.testing.assert_array_equal(observation_at(episode.steps, 2)["images/top"], image)
 
 
-@pytest.mark.parametrize(("kinds", "lengths"), [(("told", "told"), [9, 1, 1]), (("told", "read"), [9, 1])])
-def test_a_share_of_all_paths_is_one_of_steps_where_all_tell_theirs(tmp_path, spec, make_episode, kinds, lengths):
-    class Read(HeldSource):
-        def __init__(self, path, options):
-            i = int(path.stem)
-            self.steps = [(9, 1), (1, 7)][i]
-            super().__init__([make_episode(spec, n, seed=2 * i + k) for k, n in enumerate(self.steps)])
-            self.path = path
+NAMES = [f"episode_{i}.hdf5" for i in range(3)]
 
-    class Told(Read):
-        def lengths(self):
-            return list(self.steps)
 
-    more = [
-        Format(name, "", lambda path, name=name: path.suffix == f".{name}", kind)
-        for name, kind in (("read", Read), ("told", Told))
-    ]
-    paths = [tmp_path / f"{i}.{kind}" for i, kind in enumerate(kinds)]
-    for path in paths:
-        path.touch()
-    demos = load_demos(paths, spec, options=ReadOptions(proportion=0.6), more=more)
-    assert [e.steps.n for e in demos.episodes] == lengths
+@pytest.fixture
+def judged(tmp_path, spec, make_episode) -> Path:
+    """Three HDF5 episodes: a success at its last step, one that ran out of time, a failure."""
+    for i, outcome in enumerate((Outcome.SUCCESS, Outcome.UNKNOWN, Outcome.FAILURE)):
+        episode = make_episode(spec, 10, seed=i, success_at=(9,) if i == 0 else ())
+        end = episode.end._replace(outcome=outcome, terminated=i != 1, truncated=i == 1, outcome_by="environment")
+        write_episode(tmp_path / NAMES[i], episode._replace(end=end), spec)
+    return tmp_path
+
+
+def label(judged: Path, key: str, text: str | None) -> None:
+    write_label(judged, key, text, read_episode(judged / key))
+
+
+def loaded(judged: Path, spec, **options) -> dict:
+    demos = load_demos([judged], spec, options=ReadOptions(**options))
+    return {origin.key: episode for origin, episode in zip(demos.origins, demos.episodes, strict=True)}
+
+
+def test_demonstrations_have_the_labels_outcomes(judged, spec):
+    before, digests = loaded(judged, spec)[NAMES[0]], [load_demos([judged], spec).digest]
+    for key, text in zip(NAMES, ("failure", "success", "discard"), strict=True):
+        label(judged, key, text)
+        digests.append(load_demos([judged], spec).digest)
+    assert len(set(digests)) == 4
+    stored = json.loads((judged / FILE).read_text())["labels"]
+    assert [stored[key]["label"] for key in NAMES] == ["failure", "success", "discard"]
+    assert sorted(p.name for p in judged.iterdir()) == [*NAMES, FILE]
+    found = loaded(judged, spec)
+    assert list(found) == NAMES[:2]
+    failed, succeeded = found[NAMES[0]], found[NAMES[1]]
+    assert (failed.end.outcome, failed.end.outcome_by, failed.end.terminated) == (Outcome.FAILURE, "operator", True)
+    assert (failed.steps.n, failed.end.reward, failed.steps.reward.max() < 1) == (10, 0, True)
+    assert (succeeded.end.outcome, succeeded.end.terminated, succeeded.end.reward) == (Outcome.SUCCESS, True, 1)
+    assert list(loaded(judged, spec, labels=False)) == NAMES
+    source = open_episodes(judged, ReadOptions(spec=spec))  # applies them and counts them
+    assert source.keys() == NAMES[:2]
+    assert source.read(NAMES[0]).end.outcome is Outcome.FAILURE
+    assert [note.split()[0] for note in source.notes() if FILE in note] == ["2", "1"]
+    for key in NAMES:
+        label(judged, key, None)  # taken back: as recorded
+    assert load_demos([judged], spec).digest == digests[0]
+    after = loaded(judged, spec)[NAMES[0]]
+    assert after.end._replace(final_observation=None) == before.end._replace(final_observation=None)
+    np.testing.assert_array_equal(after.steps.reward, before.steps.reward)
+
+
+def test_labels_lie_next_to_their_files_and_may_discard_all_of_a_folder(judged, spec):
+    (judged / "score_5").mkdir()
+    shutil.copy(judged / NAMES[1], judged / "score_5" / "x.hdf5")
+    label(judged / "score_5", "x.hdf5", "success")
+    source = open_episodes(judged, ReadOptions(spec=spec))
+    assert source.read("score_5/x.hdf5").end.outcome is Outcome.SUCCESS
+    assert source.read(NAMES[1]).end.outcome is Outcome.UNKNOWN
+    (judged / NAMES[0]).write_bytes(b"no HDF5")
+    write_label(judged, NAMES[0], "discard", None)
+    assert list(loaded(judged, spec)) == NAMES[1:]
+    for name in NAMES[1:]:
+        label(judged, name, "discard")
+    with pytest.raises(NoDemosFoundError, match=naming(FILE)):
+        load_demos([judged], spec)
+
+
+def test_a_file_that_was_recorded_again_has_no_label(judged, spec, make_episode):
+    label(judged, NAMES[0], "failure")
+    label(judged, NAMES[1], "discard")
+    write_episode(judged / NAMES[0], make_episode(spec, 10, seed=7), spec)
+    with pytest.raises(DataError, match=naming(judged / NAMES[0], FILE)):
+        loaded(judged, spec)
+    write_episode(judged / NAMES[1], make_episode(spec, 10, seed=8), spec)
+    with pytest.raises(DataError, match=naming(NAMES[1], FILE)):
+        open_episodes(judged, ReadOptions(spec=spec)).keys()
+
+
+def test_lerobot_episodes_are_labelled_by_their_index(tmp_path):
+    lerobot_sets.write(LeRobotSink(tmp_path / "set"), [lerobot_sets.episode_of(k, 6) for k in range(3)])
+    source = open_episodes(tmp_path / "set", ReadOptions())
+    for key, text in (("episode_000001", "failure"), ("episode_000000", "discard")):
+        write_label(source.path, key, text, source.read(key))
+    source = open_episodes(tmp_path / "set", ReadOptions())
+    ends = {key: source.read(key).end for key in source.keys()}
+    assert {key: end.outcome for key, end in ends.items()} == {
+        "episode_000001": Outcome.FAILURE,
+        "episode_000002": Outcome.SUCCESS,
+    }
+    assert ends["episode_000001"].reward == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{", "damaged"),
+        ('{"format": 1}', "labels"),
+        ('{"format": 2, "labels": {}}', 2),
+        ('{"format": 1, "labels": {"episode_0.hdf5": "failure"}}', "episode_0.hdf5"),
+        ('{"format": 1, "labels": {"episode_0.hdf5": {"label": "good"}}}', "good"),
+        ('{"format": 1, "labels": {"episode_0.hdf5": {"label": "failure", "steps": "9"}}}', "steps='9'"),
+    ],
+)
+def test_a_damaged_file_is_an_error_for_readers_and_is_not_overwritten(judged, spec, text, named):
+    path = judged / FILE
+    path.write_text(text)
+    for action in (lambda: loaded(judged, spec), lambda: label(judged, NAMES[0], "failure")):
+        with pytest.raises(DataError, match=naming(path, named)):
+            action()
+    assert path.read_text() == text
+    path.unlink()
+    path.mkdir()  # cannot be written
+    with pytest.raises(DataError, match=naming(path)):
+        label(judged, NAMES[0], "failure")
+
+
+@pytest.mark.parametrize(
+    ("label", "terminated", "reward", "expected"),
+    [
+        ("success", False, 0.0, (Outcome.SUCCESS, True, 1.0)),
+        ("success", True, 3.0, (Outcome.SUCCESS, True, 3.0)),
+        ("failure", False, 0.0, (Outcome.FAILURE, False, 0.0)),
+        ("failure", True, 1.0, (Outcome.FAILURE, True, 0.0)),
+        ("failure", False, -0.5, (Outcome.FAILURE, False, -0.5)),
+    ],
+)
+def test_what_a_label_means(label, terminated, reward, expected):
+    end = End("e", 5, None, terminated, not terminated, Outcome.UNKNOWN, "environment")
+    amended = correction(label, end, reward).correct(end)
+    assert (amended.outcome, amended.terminated, amended.reward) == expected
+    assert amended.truncated is not amended.terminated
+    back = as_recorded(end, reward).correct(amended)
+    assert back == end._replace(reward=reward)

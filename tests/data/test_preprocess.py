@@ -1,21 +1,24 @@
-"""One place for both sides: what it makes of an observation, of rows of a replay, and of chunks."""
+"""One place for both sides: what it makes of an observation, of rows of a replay, of chunks, and of frames."""
 
 from __future__ import annotations
 
 import dataclasses
+import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
-from deferred_episodes import lazy
+from deferred_episodes import Files, lazy
 from errors import naming
 
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.config.experiment import NormaliserConfig
 from serl_chunk.data.frames import Frames
-from serl_chunk.data.letterbox import letterbox
+from serl_chunk.data.letterbox import letterbox, letterboxed
 from serl_chunk.data.normalise.normaliser import fit_normaliser
 from serl_chunk.data.preprocess import Preprocess, fit_preprocess
 from serl_chunk.data.prompts import ByteTokenizer, Prompts, RowTexts
+from serl_chunk.transport.wire.jpeg import encode_jpeg, jpeg_images
 from serl_chunk.types import PROMPT, PROMPT_MASK, STATE, Amend, CameraSpec, ConfigError, DataError
 
 READING = [("agent.language.tokenizer", "bytes"), ("robot.task", "place the cube"), ("agent.image_keys", "top")]
@@ -153,3 +156,48 @@ def test_states_and_chunks_are_the_normalisers_for_prompts_too(joints_spec, make
     np.testing.assert_array_equal(preprocess.decode(state, chunk), normaliser.decode(state, chunk))
     np.testing.assert_array_equal(preprocess.followed_joints, [0, 1])
     assert Preprocess(dataclasses.replace(normaliser, joint=np.full(2, -1))).followed_joints.tolist() == []
+
+
+ARRAYS = np.load(Path(__file__).parent / "pi0_transforms" / "transforms.npz")
+IMAGES = ARRAYS["resize/uint8"]  # [2, 48, 64, 3]
+
+
+@pytest.mark.parametrize("side", [56, 224])
+def test_the_pixels_are_openpis(side):
+    expected = ARRAYS[f"resize/pil_{side}"]
+    for frames, of in ((IMAGES, expected), (IMAGES[1], expected[1]), (IMAGES[None], expected[None])):
+        np.testing.assert_array_equal(letterbox(frames, side, side), of)
+    assert letterbox(IMAGES, 48, 64) is IMAGES  # of the size: not copied
+
+
+@pytest.mark.parametrize(
+    ("given", "size", "inner"),
+    [
+        ((48, 64), (56, 56), (slice(7, 49), slice(0, 56))),
+        ((4, 4), (7, 4), (slice(1, 5), slice(0, 4))),  # the odd row is below
+        ((2, 200), (10, 10), (slice(4, 5), slice(0, 10))),  # a row at least
+    ],
+)
+def test_bars_are_black_and_the_frame_is_in_the_middle(given, size, inner):
+    out = letterbox(np.full((*given, 3), 200, np.uint8), *size)
+    expected = np.zeros((*size, 3), np.uint8)
+    expected[inner] = 200
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("lazily", [Files, lambda images: jpeg_images(*encode_jpeg(images, 90), "top")])
+def test_lazy_frames_are_scaled_when_they_are_decoded(lazily):
+    inner = lazily(RNG(0).integers(0, 256, (5, 6, 8, 3), np.uint8))
+    expected = letterbox(np.asarray(inner), 4, 4)
+    lazy = letterboxed(inner, 4, 4)
+    assert isinstance(lazy, Frames) == isinstance(inner, Frames)
+    assert (lazy.shape, lazy.dtype, lazy.ndim, len(lazy), lazy.nbytes) == ((5, 4, 4, 3), np.uint8, 4, 5, 5 * 48)
+    np.testing.assert_array_equal(np.asarray(lazy), expected)
+    np.testing.assert_array_equal(lazy[3], expected[3])
+    for part in (slice(1, 4), np.array([4, 0]), np.arange(5) % 2 == 0):
+        assert lazy[part].shape == expected[part].shape
+        np.testing.assert_array_equal(np.asarray(lazy[part]), expected[part])
+    np.testing.assert_array_equal(np.asarray(pickle.loads(pickle.dumps(lazy))), expected)
+    if isinstance(lazy, Frames):
+        assert lazy.encoded(0) is None
+        np.testing.assert_array_equal(lazy[1:].decode(0), expected[0])  # by the position in the file

@@ -85,26 +85,6 @@ def test_seeking_and_beginning_later_lead_where_advancing_does(folder: Path) -> 
                 assert walk(source, 20) == at[updates : updates + 20]
 
 
-def test_seeking_reads_the_shard_it_leads_to_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-
-    class Noted(OgbenchSource):
-        def read(self, key: str) -> Episode:
-            read.append(key.split(":")[0])
-            return super().read(key)
-
-    monkeypatch.setattr(SOURCE, Noted)
-    with sharded(folder, ReadOptions(), replace_interval=1) as source:
-        source.seek(1_000)
-        now = source.current.stem
-    assert len(read) == 2 * 4  # the first, the one after it, the one wanted, and the one after that
-    assert now in read
-    read.clear()
-    with sharded(folder, ReadOptions(), replace_interval=1, updates=1_000):
-        assert read[:2] == [now] * 2  # the one wanted at once
-    assert len(read) == 2 * 2
-
-
 def test_two_shards_are_in_memory_at_most(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[weakref.ref[np.ndarray]] = []
     most = 0

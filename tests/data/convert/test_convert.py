@@ -366,15 +366,3 @@ def test_memory_does_not_grow_with_the_episodes(tmp_path, make_episode):
         )
         assert "converted 4" in out
     assert taken["large"] - taken["small"] < 200, taken
-
-
-def test_the_sink_says_what_is_in_the_data_set(tmp_path, make_episode):
-    """As after a crash: what is not in place is staged anew, what lies about is removed."""
-    sink, episode = Hdf5Sink(tmp_path, ARM), _on_time(make_episode(ARM, 3))
-    layout = sink.layout(episode, 50.0)
-    assert layout == {"hz": 50.0, "state_dim": 2, "action_dim": 2, "cameras": {"top": [16, 16]}}
-    staged = [sink.stage(layout, number, episode) for number in (4, 7)]
-    sink.place(layout, 0, staged[0])
-    assert (sink.placed(layout, staged), os.listdir(tmp_path)) == (1, ["episode_0.hdf5"])
-    sink.place(layout, 1, sink.stage(layout, 7, episode))
-    assert (sink.placed(layout, staged), Hdf5Sink(tmp_path).placed(layout, [])) == (2, 0)

@@ -1,20 +1,26 @@
-"""What holds for every format: it is told by what lies there, and what is wrong with a file or a setting is named."""
+"""What holds for every format: it is told by what lies there, and a wrong or hostile file is named."""
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from data_sets import SAMPLES, amended, jpeg_rows, read_all
 from errors import naming
 
-from serl_chunk.data.formats import choose, formats, matching, open_episodes
-from serl_chunk.data.formats.hdf5 import write_episode
+from serl_chunk.data.convert.workers import ConversionSpec, EpisodeJob, RefusedEpisode, WorkerFault, stage
+from serl_chunk.data.formats import choose, formats, hdf5, hdf5_io, matching, ogbench, open_episodes
+from serl_chunk.data.formats.hdf5 import open_episode, write_episode
+from serl_chunk.data.formats.hdf5_io import MachineError, NoMemoryError, checked, member, opened, raise_machine_fault
 from serl_chunk.data.source import ReadOptions, decode_images
+from serl_chunk.main import main
 from serl_chunk.types import ConfigError, DataError, RobotSpec
 
 CHUNKED = {f"observations/images/{camera}": lambda v: v[:2] for camera in ("top", "wrist")}
@@ -218,3 +224,181 @@ def test_what_is_of_no_format(tmp_path):
     for wrong, named in ((other / "absent", ("absent",)), (other, ("folder", "format", "robomimic"))):
         with pytest.raises(ConfigError, match=naming(wrong, *named)):
             choose(wrong, None)
+
+
+N = 6
+RGB = ReadOptions(color="rgb")
+
+
+def external_link(file: h5py.File, name: str) -> None:
+    file[name] = h5py.ExternalLink("other.h5", "/stolen")
+
+
+def soft_link_to_an_external_one(file: h5py.File, name: str) -> None:
+    file["hop"] = h5py.ExternalLink("other.h5", "/")
+    file[name] = h5py.SoftLink("/hop/stolen")
+
+
+def external_storage(file: h5py.File, name: str) -> None:
+    file.create_dataset(name, (N, 2), "u1", external=[("secret.bin", 0, 2 * N)])
+
+
+def virtual(file: h5py.File, name: str) -> None:
+    layout = h5py.VirtualLayout((N, 2), "u1")
+    layout[:] = h5py.VirtualSource("other.h5", "stolen", shape=(N, 2))
+    file.create_virtual_dataset(name, layout)
+
+
+def huge(file: h5py.File, name: str) -> None:
+    file.create_dataset(name, (2**20, 1024), "f4", chunks=(1024, 1024), compression="gzip")
+
+
+HARMS = [external_link, soft_link_to_an_external_one, external_storage, virtual, huge]
+FILES = {
+    "episodes": ("action", "observations/qpos", "observations/images/top", "chunk_starts"),
+    "d4rl": ("observations", "actions", "rewards", "terminals", "timeouts"),
+    "robomimic": ("actions", "rewards", "obs/object", "obs/agentview_image", "next_obs/object"),
+}
+GROUPS = ["data", "data/demo_0", "data/demo_0/obs"]
+
+
+@pytest.mark.parametrize(
+    ("format", "name", "harm"),
+    [
+        *(
+            (f, name, harm)
+            for f, names in FILES.items()
+            for name in names
+            for harm in (external_link, external_storage)
+        ),
+        *((f, names[0], harm) for f, names in FILES.items() for harm in HARMS[2:]),
+        *(("robomimic", name, external_link) for name in GROUPS),
+    ],
+)
+def test_a_source_reads_nothing_but_its_file(tmp_path: Path, format: str, name: str, harm: Callable[..., None]) -> None:
+    (tmp_path / "secret.bin").write_bytes(b"secret-bytes")
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["stolen"] = np.ones((N, 2), np.uint8)
+    path = SAMPLES[format](tmp_path)
+    where = f"data/demo_0/{name}" if format == "robomimic" and name not in GROUPS else name
+    with h5py.File(path, "r+") as file:
+        if where in file:
+            del file[where]
+        harm(file, where)
+    assert formats()[format].matches(path)  # opening it names the reason
+    last = Path(name).name if name in GROUPS else name
+    links = harm in (external_link, soft_link_to_an_external_one)
+    named = (last, 4294967296, 0) if harm is huge else ("other.h5",) if links else (last, "files")
+    with pytest.raises(DataError, match=naming(path.name, *named)):
+        read_all(path, format, color="rgb")
+
+
+def test_what_an_external_link_names_is_not_even_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")  # opening it would wait for ever
+    path = SAMPLES["episodes"](tmp_path)
+    for name in ("rl", "base_action", "chunk_starts", "image_indices"):
+        amended(path, {name: h5py.ExternalLink("fifo", "/")})
+        if name == "base_action":  # read for robots that have it alone
+            open_episode(path, RGB)
+        else:
+            with pytest.raises(DataError, match=naming(path.name, name, "fifo")):
+                open_episode(path, RGB)
+        open_episodes(path, RGB, "episodes").notes()
+        with h5py.File(path, "r+") as file:
+            del file[name]
+
+
+def test_links_in_a_circle_and_chunks_beyond_their_dataset(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["a"], file["b"] = h5py.SoftLink("/b"), h5py.SoftLink("/a")
+        with pytest.raises(DataError, match=naming("here", "/a")):
+            member("here", file, "a")
+        for name, passes in (("packed", 1), ("bomb", 2)):  # packing what is packed leaves next to nothing
+            made = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            made.set_chunk((2**24,))
+            for _ in range(passes):
+                made.set_deflate(9)
+            space = h5py.h5s.create_simple((1,), (h5py.h5s.UNLIMITED,))
+            h5py.Dataset(h5py.h5d.create(file.id, name.encode(), h5py.h5t.STD_U8LE, space, made))[0] = 0
+        file["same"] = h5py.SoftLink("/whole")
+        file["whole"] = np.arange(3)
+        assert member("here", file, "same") == file["whole"]
+        assert member("here", file, "none/such") is None
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert checked("here", file["packed"])[0] == 0  # 16 MB out of 16 kB, as gzip packs black frames
+        with pytest.raises(DataError, match=naming("/bomb", 16777216)):
+            checked("here", file["bomb"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("@hz", hz) for hz in (0.0, "50", [50.0, 50.0], h5py.Empty("f"))),
+        *((name, value) for name in ("observations/images", "observations", "action") for value in (5, [0, 1, 2])),
+        ("action", "x"),
+    ],
+)
+def test_items_of_another_kind(tmp_path: Path, name: str, value: Any) -> None:
+    path = amended(SAMPLES["episodes"](tmp_path), {name: value})
+    source = open_episodes(path, RGB, "episodes")
+    source.notes()
+    named = {"@hz": ["hz"], "observations/images": ["/observations/images"]}.get(name, [])
+    with pytest.raises(DataError, match=naming(path, *named)):
+        source.read(path.name)
+
+
+MACHINE = [OSError(n, os.strerror(n)) for n in (errno.EMFILE, errno.EIO, errno.ESTALE)] + [
+    RuntimeError("Can't read data (file read failed: time = now, errno = 5, error message = 'Input/output error')"),
+    MemoryError("too much"),
+]
+
+
+@pytest.mark.parametrize("error", MACHINE, ids=repr)
+def test_a_failure_of_the_machine_is_no_bad_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    sources = [open_episodes(SAMPLES[name](tmp_path / name), RGB, name) for name in ("episodes", "robomimic")]
+    npz_path, good = SAMPLES["ogbench"](tmp_path), sources[0].path
+    frames = sources[0].read(good.name).steps.sparse["images/top"].values
+    kind = NoMemoryError if isinstance(error, MemoryError) else MachineError
+    monkeypatch.setattr(h5py, "File", fail)
+    hdf5_io.close_files()
+    for source, key in zip(sources, (good.name, "demo_0"), strict=True):
+        result = stage(ConversionSpec(source, None, {}, None), EpisodeJob(0, key))  # type: ignore[arg-type]
+        assert isinstance(result, WorkerFault)
+        assert "mistake in this program" not in result.error
+    with pytest.raises(kind, match=naming(good.name, "/observations/images/top", 0)):
+        np.asarray(frames[0])
+    with pytest.raises(kind), opened(good):
+        pass
+    assert main(["data", "inspect", str(good), "--from", "episodes", "--color", "rgb"]) == 1
+    assert capsys.readouterr().err.startswith("serl-chunk: ")
+    monkeypatch.setattr(np, "load", fail)
+    with pytest.raises(kind):
+        ogbench.load(npz_path, ("observations",))
+    if kind is NoMemoryError:
+        with pytest.raises(DataError, match=naming(good.name, error)):
+            hdf5.read_episode(good)
+
+
+def test_damage_is_a_bad_episode(tmp_path: Path) -> None:
+    path = SAMPLES["episodes"](tmp_path)
+    source = open_episodes(path, RGB, "episodes")
+    path.write_bytes(path.read_bytes()[:900])
+    assert isinstance(stage(ConversionSpec(source, None, {}, None), EpisodeJob(0, path.name)), RefusedEpisode)  # type: ignore[arg-type]
+    for error in (OSError("file signature not found"), OSError(errno.EISDIR, "a folder"), KeyError("errno = 5")):
+        raise_machine_fault(path, error)
+
+
+def test_dense_rewards_tell_no_success(tmp_path):
+    for format, changes, options, tell in (
+        *(("d4rl", {"rewards": 2 * rewards}, {}, True) for rewards in ([0, 0, 1], [-1, -1, 0])),
+        *(("d4rl", {"rewards": 2 * rewards}, {}, False) for rewards in ([0, 0.5, 1], [3, 1, 2])),
+        ("episodes", {}, {"success": True}, True),
+        ("episodes", {}, {"success": True, "reward_every_step": True}, False),
+    ):
+        path = amended(SAMPLES[format](tmp_path), changes)
+        assert open_episodes(path, ReadOptions(color="rgb", **options), format).rewards_mark_success is tell

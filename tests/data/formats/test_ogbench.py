@@ -33,21 +33,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "cube.npz"
 
 
-@pytest.mark.parametrize(
-    ("success", "keep", "expected"),
-    [
-        ("...", False, [(0, 2, False)]),
-        (".S.", False, [(0, 1, True)]),  # the last step begins in a success
-        (".SS..", False, [(0, 1, True), (3, 4, False)]),
-        ("SSS", False, []),
-        # what leaves a success begins what follows
-        (".SSS..S.", True, [(0, 1, True), (1, 2, True), (2, 3, True), (3, 6, True), (6, 7, False)]),
-    ],
-)
-def test_cuts(success: str, keep: bool, expected: list[tuple[int, int, bool]]) -> None:
-    assert cut_at_successes(np.array([c == "S" for c in success]), keep_solved=keep) == expected
-
-
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.booleans())
 def test_every_step_outside_a_success_is_in_one_episode(flags: list[bool], keep: bool) -> None:
     """Which ends at its first success; with `keep` those that begin in a success are too."""
