@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 from classifier_sets import CAMERAS, episode, toy
+from data_sets import pickled
 from errors import naming
 from journal_runs import Run
 
@@ -61,11 +61,10 @@ def recorded(number: int, outcome: Outcome, *, every: int = 1) -> Episode:
         return {STATE: np.array([number, tick], np.float32), **images}
 
     name, success = f"e{number}", outcome is Outcome.SUCCESS
+    rewards = [float(success and t == N - 1) for t in range(N)]
     steps = [
-        Step(
-            t, look(t, t % every == 0), np.zeros(1, np.float32), float(success and t == N - 1), Source.HUMAN, -1, -1, t
-        )
-        for t in range(N)
+        Step(t, look(t, t % every == 0), np.zeros(1, np.float32), reward, Source.HUMAN, -1, -1, t)
+        for t, reward in enumerate(rewards)
     ]
     end = End(name, N, look(N), success, not success, outcome)
     return Episode(Begin(name, robot="r"), StepBlock.from_steps(name, steps), end)
@@ -78,43 +77,33 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def read(path: Path, cameras=("top",), labelling=None, known=None) -> Labelled:
+def read(path: Path, cameras=("top",), labelling=None, known=None, condition=None) -> Labelled:
     source = open_episodes(path, ReadOptions(cameras=cameras))
-    return read_source(source, cameras, labelling or Labelling(), set() if known is None else known)
+    known = set() if known is None else known
+    return read_source(source, cameras, labelling or Labelling(), known, *([condition] if condition else []))
+
+
+def shown(episode, camera: str) -> list[int]:
+    return episode.images[camera][:, 0, 0, 0].tolist()
 
 
 def test_the_last_frames_of_a_success_are_positive_and_those_before_them_of_no_class(folder):
-    success, failure, unknown = read(folder, labelling=Labelling(2, 3)).episodes
-    assert success.labels.tolist() == [0, 0, 0, 0, IGNORED, IGNORED, IGNORED, 1, 1]
-    assert success.ticks.tolist() == list(range(N + 1))
-    assert success.images["top"][:, 0, 0, 0].tolist() == list(range(N + 1))  # the end record's frame is the last
-    assert failure.labels.tolist() == unknown.labels.tolist() == [0] * (N + 1)
-
-
-def test_an_unknown_outcome_is_reported(folder):
-    (note,) = read(folder).notes
-    assert "1 episode of unknown outcome" in note
-
-
-def test_frames_are_of_the_ticks_on_which_all_cameras_have_one(folder):
-    first = read(folder, ("top", "side")).episodes[0]
-    assert first.ticks.tolist() == [0, 2, 4, 6, N]
-    assert first.images["top"][:, 0, 0, 0].tolist() == [0, 2, 4, 6, N]
-    assert first.images["side"][:, 0, 0, 0].tolist() == [100, 102, 104, 106, 100 + N]
-
-
-def test_a_camera_without_frames_is_named(folder):
-    file = folder / "episode_0.hdf5"
-    with pytest.raises((DataError, ConfigError), match=naming("belly", "side, top")):
-        read(file, ("belly",))
-
-
-def test_an_episode_that_was_read_before_is_left_out(folder):
     known: set[str] = set()
-    read(folder, known=known)
-    again = read(folder / "episode_1.hdf5", known=known)
+    data = read(folder, labelling=Labelling(2, 3), known=known)
+    success, failure, unknown = data.episodes
+    assert success.labels.tolist() == [0, 0, 0, 0, IGNORED, IGNORED, IGNORED, 1, 1]
+    assert success.ticks.tolist() == shown(success, "top") == list(range(N + 1))  # the end record's frame is the last
+    assert failure.labels.tolist() == unknown.labels.tolist() == [0] * (N + 1)
+    (note,) = data.notes
+    assert "1 episode of unknown outcome" in note
+    again = read(folder / "episode_1.hdf5", known=known)  # was read before
     assert not again.episodes
     assert "1 episode" in again.notes[0]
+    first = read(folder, ("top", "side")).episodes[0]  # of the ticks on which all cameras have a frame
+    assert first.ticks.tolist() == shown(first, "top") == [0, 2, 4, 6, N]
+    assert shown(first, "side") == [100, 102, 104, 106, 100 + N]
+    with pytest.raises((DataError, ConfigError), match=naming("belly", "side, top")):
+        read(folder / "episode_0.hdf5", ("belly",))
 
 
 def test_frame_labels_replace_the_outcome(folder):
@@ -126,23 +115,15 @@ def test_frame_labels_replace_the_outcome(folder):
     assert data.episodes[1].labels.tolist() == [0, 0, 0, 1, 1, 1, IGNORED, 2, 2]
     assert data.episodes[0].labels[-1] == data.success_class == 2
     assert data.count(positive=True) == 3
-
-
-@pytest.mark.parametrize(
-    "saved",
-    [
-        [], {"classes": ["a"], "episodes": {}}, {"classes": ["a", "a"], "episodes": {}}, {"classes": ["a", "b"]},
-        {"classes": ["a", "b"], "episodes": {"KEY": [[3, 3, "a"]]}},
-        {"classes": ["a", "b"], "episodes": {"KEY": [[0, 3, "c"]]}},
-        {"classes": ["a", "b"], "episodes": {"KEY": [[0, 3]]}},
-        {"classes": ["a", "b"], "episodes": {"episode_99": [[0, 3, "b"]]}},
-    ],
-)  # fmt: skip
-def test_frame_labels_that_are_refused(folder, saved):
-    key = open_episodes(folder, ReadOptions()).keys()[0]
-    (folder / LABELS).write_text(json.dumps(saved).replace("KEY", key))
-    with pytest.raises(DataError, match=naming(LABELS)):
-        read(folder)
+    two = {"classes": ["a", "b"]}
+    for saved in (
+        [], {"classes": ["a"], "episodes": {}}, {"classes": ["a", "a"], "episodes": {}}, two,
+        *({**two, "episodes": {keys[0]: [labels]}} for labels in ([3, 3, "a"], [0, 3, "c"], [0, 3])),
+        {**two, "episodes": {"episode_99": [[0, 3, "b"]]}},
+    ):  # fmt: skip
+        (folder / LABELS).write_text(json.dumps(saved))
+        with pytest.raises(DataError, match=naming(LABELS)):
+            read(folder)
 
 
 def transition(state: float, after: float, value: int, done: bool = False):
@@ -154,54 +135,30 @@ def transition(state: float, after: float, value: int, done: bool = False):
     }  # fmt: skip
 
 
-@pytest.fixture
-def classifier_data(tmp_path) -> Path:
+def test_hil_serl_pickles_are_joined_to_episodes(tmp_path):
     """Two episodes, in both files: states 0 to 4 with success at 2 and 3, and 10 to 12 with success at 12."""
     failures = [transition(0, 1, 0), transition(1, 2, 1), transition(4, 5, 4, done=True), transition(10, 11, 10),
                 transition(11, 12, 11)]  # fmt: skip
     successes = [transition(2, 3, 2), transition(3, 4, 3), transition(12, 0, 12, done=True)]
-    for name, rows in (("task_3_success_images_1.pkl", successes), ("task_5_failure_images_1.pkl", failures)):
-        (tmp_path / name).write_bytes(pickle.dumps(rows))
-    return tmp_path
-
-
-def test_hil_serl_pickles_are_joined_to_episodes(classifier_data):
-    assert is_classifier_data(classifier_data)
-    data = read_classifier_data(classifier_data, ["left_side"])
-    found = {tuple(e.images["left_side"][:, 0, 0, 0].tolist()): e.labels.tolist() for e in data.episodes}
-    assert found == {(0, 1, 2, 3, 4): [0, 0, 1, 1, 0], (10, 11, 12): [0, 0, 1]}  # done ends one, though state 0 follows
-    assert data.classes == CLASSES
-
-
-def test_hil_serl_channels_may_be_swapped(classifier_data):
-    file = next(classifier_data.glob("*failure*"))
-    row = transition(0, 1, 0)
-    row["observations"]["left/side"][..., 2] = 9
-    file.write_bytes(pickle.dumps([row]))
-    swapped = read_classifier_data(file, ["left_side"], bgr=True).episodes[0]
-    assert swapped.images["left_side"][0, 0, 0].tolist() == [9, 0, 0]
-
-
-def test_hil_serl_camera_that_is_missing(classifier_data):
-    with pytest.raises(DataError, match=naming("wrist", "left_side")):
-        read_classifier_data(classifier_data, ["wrist"])
-
-
-def test_other_pickles_are_no_classifier_data(tmp_path):
-    (tmp_path / "task_20_demos_1.pkl").write_bytes(pickle.dumps([transition(0, 1, 0)]))
+    other = pickled(tmp_path / "task_20_demos_1.pkl", [transition(0, 1, 0)])
     assert not is_classifier_data(tmp_path)
     assert not is_classifier_data(tmp_path / "missing")
-
-
-def test_a_pickle_with_code_is_refused(tmp_path):
-    class Harm:
-        def __reduce__(self):
-            return (print, ("harm",))
-
-    file = tmp_path / "a_success_images.pkl"
-    file.write_bytes(pickle.dumps([Harm()]))
+    other.unlink()
+    pickled(tmp_path / "task_3_success_images_1.pkl", successes)
+    file = pickled(tmp_path / "task_5_failure_images_1.pkl", failures)
+    assert is_classifier_data(tmp_path)
+    data = read_classifier_data(tmp_path, ["left_side"])
+    found = {tuple(shown(e, "left_side")): e.labels.tolist() for e in data.episodes}
+    assert found == {(0, 1, 2, 3, 4): [0, 0, 1, 1, 0], (10, 11, 12): [0, 0, 1]}  # done ends one, though state 0 follows
+    assert data.classes == CLASSES
+    with pytest.raises(DataError, match=naming("wrist", "left_side")):
+        read_classifier_data(tmp_path, ["wrist"])
+    row = transition(0, 1, 0)
+    row["observations"]["left/side"][..., 2] = 9
+    swapped = read_classifier_data(pickled(file, [row]), ["left_side"], bgr=True).episodes[0]
+    assert swapped.images["left_side"][0, 0, 0].tolist() == [9, 0, 0]
     with pytest.raises(DataError, match=naming(file.name)):
-        read_classifier_data(file, ["top"])
+        read_classifier_data(pickled(file, [print]), ["top"])  # code is refused
 
 
 def test_the_split_is_by_episode_and_of_both_kinds():
@@ -215,108 +172,71 @@ def test_the_split_is_by_episode_and_of_both_kinds():
         assert (sum(kinds), len(kinds) - sum(kinds)) == (count, count)
     assert {e.name for e in split(data, 0.2, seed=4)[1].episodes} != names[1]
     assert all(part.count(positive=True) for part in split(toy(4), 0.99, seed=0))  # one of each kind stays
+    successes = [e._replace(labels=np.ones_like(e.labels)) for e in toy(6).episodes]
+    for few, named in ((toy(2), "1 episode of 2"), (Labelled(successes, CLASSES, []), "6 episodes of 6")):
+        with pytest.raises(ConfigError, match=naming(named)):
+            split(few, 0.2, 0)
 
 
-def test_too_few_episodes_to_split():
-    one = toy(2)
-    with pytest.raises(ConfigError, match=naming("1 episode of 2")):
-        split(one, 0.2, 0)
-    all_success = Labelled([all_positive(e) for e in toy(6).episodes], CLASSES, [])
-    with pytest.raises(ConfigError):
-        split(all_success, 0.2, 0)
-
-
-def all_positive(e):
-    return e._replace(labels=np.ones_like(e.labels))
-
-
-def test_a_class_without_frames_is_named():
+def test_sets_that_do_not_fit_are_refused():
+    data = toy(2)
     with pytest.raises(ConfigError, match=naming("success")):
         frames_by_class(Labelled([episode(1, False)], CLASSES, []))
-    rows = frames_by_class(toy(2))
-    assert [len(r) for r in rows] == [20, 4]
-    assert rows[1] == [(0, 8), (0, 9), (0, 10), (0, 11)]
-
-
-def test_sets_of_other_classes_are_not_joined():
-    two, three = toy(2), toy(2)._replace(classes=("a", "b", "c"))
-    assert joined([two, three]).classes == ("a", "b", "c")
-    assert joined([two, three]).episodes[0].labels.max() == 2  # the success
+    rows = frames_by_class(data)
+    assert (len(rows[0]), rows[1]) == (20, [(0, 8), (0, 9), (0, 10), (0, 11)])
+    three = data._replace(classes=("a", "b", "c"))
+    assert joined([data, three]).classes == ("a", "b", "c")
+    assert joined([data, three]).episodes[0].labels.max() == 2  # the success
     with pytest.raises(DataError, match=naming("a, b, c", "c, b, a")):
         joined([three, three._replace(classes=("c", "b", "a"))])
-
-
-def test_frames_of_another_size_are_refused():
-    data = toy(2)
     assert camera_specs(data.episodes, CAMERAS) == (CameraSpec("top", 16, 16), CameraSpec("wrist", 16, 16))
     small = data.episodes[1]._replace(images={c: np.zeros((2, 8, 8, 3), np.uint8) for c in CAMERAS}, name="small")
     with pytest.raises(DataError, match=naming("small", "top", "8x8")):
         camera_specs([data.episodes[0], small], CAMERAS)
 
 
-def test_a_corrected_outcome_of_a_run_is_the_label(tmp_path):
-    run = Run(tmp_path / "run", SPEC)
-    with run.opened():
-        for number in range(2):
-            begin, steps, end = recorded(number, Outcome.SUCCESS)
-            for record in (begin, steps, end):
-                run.put("s", record)
-        run.put("s", Amend("e1", Outcome.FAILURE, "operator", terminated=False, reward=0.0))
-    data = read_source(RunSource(run.path, ReadOptions(cameras=("top",))), ("top",), Labelling(), set())
-    assert [bool(e.labels.any(where=e.labels != IGNORED)) for e in data.episodes] == [True, False]
-    assert data.episodes[1].labels.tolist() == [0] * (N + 1)
-    assert [e.corrected for e in data.episodes] == [0, 6]  # its last frames are hard negatives
-
-
 def test_frames_on_which_the_condition_does_not_hold_are_left_out(folder):
-    def of(condition) -> Labelled:
-        source = open_episodes(folder, ReadOptions(cameras=("top", "side")))
-        return read_source(source, ("top", "side"), Labelling(), set(), condition)
-
     seen = []
-    data = of(lambda observation: seen.append(set(observation)) or observation[STATE][1] >= 3)
+    cameras = ("top", "side")
+    data = read(folder, cameras, condition=lambda o: seen.append(set(o)) or o[STATE][1] >= 3)
     assert all(names == {STATE} for names in seen)
     assert [e.ticks.tolist() for e in data.episodes] == [[4, 6, N]] * 3
-    assert data.episodes[0].images["side"][:, 0, 0, 0].tolist() == [104, 106, 100 + N]
+    assert shown(data.episodes[0], "side") == [104, 106, 100 + N]
     assert data.episodes[0].labels.tolist() == [IGNORED, IGNORED, 1]
-    none = of(lambda observation: observation[STATE][0] == 1)  # the second episode alone
+    none = read(folder, cameras, condition=lambda o: o[STATE][0] == 1)  # the second episode alone
     assert [e.ticks.tolist() for e in none.episodes] == [[0, 2, 4, 6, N]]
     assert any("2 episodes without a frame on which the condition holds" in note for note in none.notes)
 
 
-def test_a_camera_of_the_classifier_alone_has_its_last_frame(tmp_path):
-    run = Run(tmp_path / "run", SPEC)
-    begin, steps, end = recorded(0, Outcome.SUCCESS)
-    sparse = {k: v for k, v in steps.sparse.items() if "side" not in k}
+def without_side(observation):
+    return {k: v for k, v in observation.items() if "side" not in k}
+
+
+def read_run(path: Path, *outcomes: Outcome, cameras=("top", "side")) -> Labelled:
+    """Of a run whose side camera is the classifier's alone; a stop ended episodes of unknown outcome."""
+    run = Run(path, SPEC)
     with run.opened():
-        for record in (begin, dataclasses.replace(steps, sparse=sparse), end):
-            run.put("s", record)
-    cameras = ("top", "side")
-    data = read_source(RunSource(run.path, ReadOptions(cameras=cameras)), cameras, Labelling(), set())
-    assert data.episodes[0].ticks.tolist() == [N]
-    assert data.episodes[0].images["side"][:, 0, 0, 0].tolist() == [100 + N]
-    assert data.episodes[0].labels.tolist() == [1]
+        for number, outcome in enumerate(outcomes):
+            begin, steps, end = recorded(number, outcome)
+            if outcome is Outcome.UNKNOWN:
+                end = end._replace(final_observation=without_side(end.final_observation))
+            for record in (begin, dataclasses.replace(steps, sparse=without_side(steps.sparse)), end):
+                run.put("s", record)
+        if len(outcomes) == 3:
+            run.put("s", Amend("e2", Outcome.FAILURE, "operator", terminated=False, reward=0.0))
+    return read_source(RunSource(run.path, ReadOptions(cameras=cameras)), cameras, Labelling(), set())
 
 
-def test_an_episode_that_a_stop_ended_lacks_the_frames_of_a_camera_of_the_classifier_alone(tmp_path):
-    cameras = ("top", "side")
-
-    def read_run(name: str, stopped: tuple[bool, ...]) -> Labelled:
-        run = Run(tmp_path / name, SPEC)
-        with run.opened():
-            for number, by_stop in enumerate(stopped):
-                begin, steps, end = recorded(number, Outcome.UNKNOWN if by_stop else Outcome.SUCCESS)
-                sparse = {k: v for k, v in steps.sparse.items() if "side" not in k}
-                if by_stop:
-                    final = {k: v for k, v in end.final_observation.items() if "side" not in k}
-                    end = end._replace(final_observation=final)
-                for record in (begin, dataclasses.replace(steps, sparse=sparse), end):
-                    run.put("s", record)
-        return read_source(RunSource(run.path, ReadOptions(cameras=cameras)), cameras, Labelling(), set())
-
-    data = read_run("one", (True, False))
-    assert [(e.name.rpartition("/")[2], e.labels.tolist()) for e in data.episodes] == [("e1", [1])]
-    (note,) = data.notes
+def test_of_a_run_the_corrected_outcome_is_the_label_and_a_camera_of_the_classifier_alone_has_its_last_frame(tmp_path):
+    success, unknown = Outcome.SUCCESS, Outcome.UNKNOWN
+    data = read_run(tmp_path / "top", success, success, success, cameras=("top",))
+    assert [bool(e.labels.any(where=e.labels != IGNORED)) for e in data.episodes] == [True, True, False]
+    assert data.episodes[2].labels.tolist() == [0] * (N + 1)
+    assert [e.corrected for e in data.episodes] == [0, 0, 6]  # its last frames are hard negatives
+    data = read_run(tmp_path / "side", unknown, success)
+    (found,), (note,) = data.episodes, data.notes
+    assert (found.name.rpartition("/")[2], found.ticks.tolist(), found.labels.tolist()) == ("e1", [N], [1])
+    assert shown(found, "side") == [100 + N]
     assert "1 episode without frames of side, left out" in note
     with pytest.raises(DataError, match=naming("e0", "no frames of camera 'side'", "it has: top")):
-        read_run("all", (True, True))
+        read_run(tmp_path / "stopped", unknown, unknown)

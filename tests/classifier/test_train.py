@@ -1,9 +1,10 @@
-"""The training of a small classifier, its augmentation, and the report."""
+"""The training of a small classifier, its folder, and the figures of its report."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import jax
 import numpy as np
@@ -12,8 +13,17 @@ from classifier_sets import CAMERAS, SIZE, episode, toy
 from errors import naming
 
 from serl_chunk.classifier import report
-from serl_chunk.classifier.dataset import Labelled, split
-from serl_chunk.classifier.files import read_classifier, save
+from serl_chunk.classifier.dataset import IGNORED, Labelled, LabelledEpisode, split
+from serl_chunk.classifier.files import (
+    DESCRIPTION,
+    WEIGHTS,
+    Description,
+    check_free,
+    read_classifier,
+    read_description,
+    save,
+)
+from serl_chunk.classifier.metrics import EpisodeScore, auc, evaluate, in_a_row, roc, threshold_for
 from serl_chunk.classifier.model import HIL_SERL, Predictor, flat_arrays, initial, network, probabilities
 from serl_chunk.classifier.train import BalancedBatches, TrainingOptions, augment, in_blocks, judge, train
 from serl_chunk.config.agents.encoder import EncoderConfig, resnet10_leaves
@@ -33,47 +43,42 @@ def trained():
 
 
 @pytest.mark.compiles
-def test_it_learns_and_stops_early(trained):
-    done, _, seen = trained
+def test_it_learns_stops_early_and_predicts_the_same_once_saved(trained, tmp_path):
+    done, held, seen = trained
     assert done.loss < 0.2
-    assert done.steps == seen[-1][0] <= QUICK.steps
-    assert done.step <= done.steps
+    assert done.step <= done.steps == seen[-1][0] <= QUICK.steps
     found = judge(dataclasses.replace(done.description, frames=2), done.weights, toy(20, first=1000))
     assert found.to_json()["auc_by_episode"] == 1.0
     assert found.to_json()["auc_by_frame"] > 0.99
-
-
-@pytest.mark.compiles
-def test_the_best_parameters_are_kept():
-    """Held-out labels that contradict the training ones: the loss rises, and the first look stays the best."""
-    training = toy(8)
-    held = Labelled(
-        [e._replace(labels=(1 - e.labels).astype(np.int8)) for e in toy(8, first=50).episodes], ("a", "b"), []
-    )
-    options = dataclasses.replace(QUICK, evaluate_every=20, patience=2)
-    seen = []
-    done = train(training, held, CAMERAS, encoder=TINY, options=options, progress=lambda *news: seen.append(news))
-    assert (done.step, done.steps) == (20, 60)
-    assert [step for step, _, _ in seen] == [20, 40, 60]
-
-
-@pytest.mark.compiles
-def test_what_is_saved_predicts_the_same(trained, tmp_path):
-    done, held, _ = trained
     save(tmp_path, done.description, done.weights)
     images = {c: held.episodes[0].images[c][:3] for c in CAMERAS}
     before = Predictor(done.description, done.weights)(images)
     assert np.array_equal(before, Predictor(*read_classifier(tmp_path))(images))
     assert before.shape == (3, 2)
     assert np.allclose(before.sum(axis=1), 1)
-
-
-@pytest.mark.compiles
-def test_weights_of_another_network_are_refused(trained):
-    done, _, _ = trained
     other = dataclasses.replace(done.description, encoder=dataclasses.replace(TINY, latent=9))
     with pytest.raises(ConfigError, match=naming("here", "Dense_0/kernel", "(16, 256)")):
         Predictor(other, done.weights, "here")
+    # The report has the figures and the misjudged.
+    found = judge(done.description, done.weights, held, threshold=1 - 1e-12)  # everything is missed
+    missed = {e.name for e in held.episodes if e.labels.any()}
+    assert {row[:2] for row in report.fault_rows(found)} == {(name, "missed") for name in missed}
+    assert len(report.table_lines(found)) == 1 + len(missed)
+    files = report.write_report(tmp_path, "test", found)
+    assert {row["episode"] for row in json.loads(files[0].read_text())["misjudged"]} == missed
+    assert files[1].read_bytes().startswith(b"\x89PNG")
+    assert f"{len(missed)} missed" in " ".join(report.summary_lines(found))
+
+
+@pytest.mark.compiles
+def test_the_best_parameters_are_kept():
+    """Held-out labels that contradict the training ones: the loss rises, and the first look stays the best."""
+    wrong = [e._replace(labels=(1 - e.labels).astype(np.int8)) for e in toy(8, first=50).episodes]
+    options, seen = dataclasses.replace(QUICK, evaluate_every=20, patience=2), []
+    held = Labelled(wrong, ("a", "b"), [])
+    done = train(toy(8), held, CAMERAS, encoder=TINY, options=options, progress=lambda *news: seen.append(news))
+    assert (done.step, done.steps) == (20, 60)
+    assert [step for step, _, _ in seen] == [20, 40, 60]
 
 
 @pytest.mark.slow
@@ -81,8 +86,7 @@ def test_weights_of_another_network_are_refused(trained):
 def test_three_classes():
     episodes = [episode(i, True, label=1 + i % 2) for i in range(4)]  # bright squares are of two classes, at random
     data = Labelled([*episodes, *(episode(9 + i, False) for i in range(2))], ("none", "near", "in"), [])
-    options = dataclasses.replace(QUICK, steps=5, batch_size=9)
-    done = train(data, data, CAMERAS, encoder=TINY, options=options)
+    done = train(data, data, CAMERAS, encoder=TINY, options=dataclasses.replace(QUICK, steps=5, batch_size=9))
     p = Predictor(done.description, done.weights)({c: episodes[0].images[c] for c in CAMERAS})
     assert p.shape == (12, 3)
     assert np.allclose(p.sum(axis=1), 1)
@@ -91,60 +95,51 @@ def test_three_classes():
     assert images["top"].shape == (9, SIZE, SIZE, 3)
 
 
-def test_batches_have_the_frames_of_their_labels():
+def test_batches_have_the_frames_of_their_labels_and_more_of_the_corrected_ones():
     images, labels = BalancedBatches(toy(6), CAMERAS, 32, 0).draw()
     bright = images["wrist"].max(axis=(1, 2, 3)) > 200
     assert bright.tolist() == (labels == 1).tolist()
     assert labels.sum() == 16
-
-
-def test_corrected_frames_are_drawn_more_often():
     data = toy(11)  # five failures of 12 frames, in which a frame is 1 of 104 without success
     marked = [e._replace(corrected=2) if i == 3 else e for i, e in enumerate(data.episodes)]
     rows = {image.tobytes() for image in marked[3].images["wrist"][-2:]}
 
     def share(episodes) -> float:
         images, labels = BalancedBatches(data._replace(episodes=episodes), CAMERAS, 4000, 0).draw()
-        drawn = [image.tobytes() in rows for image in images["wrist"][labels == 0]]
-        return float(np.mean(drawn))
+        return float(np.mean([image.tobytes() in rows for image in images["wrist"][labels == 0]]))
 
     assert 0.005 < share(data.episodes) < 0.04
     assert 0.12 < share(marked) < 0.21
 
 
 def test_augmentation_moves_and_colours_frames():
-    rng = np.random.default_rng(0)
-    image = rng.integers(40, 200, (5, 12, 10, 3), np.uint8)
-    images = {"a": image, "b": image}
-    key = jax.random.key(0)
-    same = augment(key, images, TrainingOptions(shift=0, brightness=0, colour=0))
-    assert np.array_equal(np.asarray(same["a"]), image.astype(np.float32))
-    moved = augment(key, images, TrainingOptions(shift=4, brightness=0, colour=0))
-    assert np.array_equal(moved["a"], moved["b"])  # alike in all cameras
-    assert not np.array_equal(moved["a"][0], image[0])
-    light = np.asarray(augment(key, images, TrainingOptions(shift=0, brightness=0.2, colour=0))["a"]) / image
+    image = np.random.default_rng(0).integers(40, 200, (5, 12, 10, 3), np.uint8)
+
+    def augmented(**how):
+        options = TrainingOptions(**{"shift": 0, "brightness": 0, "colour": 0} | how)
+        made = {k: np.asarray(v) for k, v in augment(jax.random.key(0), {"a": image, "b": image}, options).items()}
+        assert np.array_equal(made["a"], made["b"])  # alike in all cameras
+        return made["a"]
+
+    assert np.array_equal(augmented(), image.astype(np.float32))
+    assert not np.array_equal(augmented(shift=4)[0], image[0])
+    light = augmented(brightness=0.2) / image
     assert np.allclose(light, light[:, :1, :1, :1], atol=1e-4)  # one factor for a frame
     assert len(np.unique(light[:, 0, 0, 0].round(5))) == 5
     assert np.abs(light - 1).max() <= 0.2 + 1e-5
-    colour = np.asarray(augment(key, images, TrainingOptions(shift=0, brightness=0, colour=0.1))["b"]) / image
-    assert len(np.unique(colour[0, 0, 0].round(5))) == 3
+    assert len(np.unique((augmented(colour=0.1) / image)[0, 0, 0].round(5))) == 3
 
 
 def test_frames_are_classified_in_blocks_of_one_size():
-    sizes = []
+    sizes, long = [], episode(1, True, frames=70)
 
     def logits(images):
         sizes.append(len(images["top"]))
         return images["top"][:, 0, 0, :1].astype(float)
 
-    long = episode(1, True, frames=70)
     out = in_blocks(logits, [long, episode(2, False)], ["top"])
-    assert set(sizes) == {64}
-    assert [len(o) for o in out] == [70, 12]
+    assert (set(sizes), [len(o) for o in out]) == ({64}, [70, 12])
     assert np.array_equal(out[0][:, 0], long.images["top"][:, 0, 0, 0])
-
-
-def test_probabilities_of_logits():
     assert np.allclose(probabilities(np.array([[0.0], [50.0], [-800.0]]))[:, 1], [0.5, 1, 0])
     assert np.allclose(probabilities(np.array([[0.0, 0.0, 0.0]])), 1 / 3)
 
@@ -167,32 +162,143 @@ def test_the_pretrained_backbone_is_read_and_stays(tmp_path):
     assert any(n.startswith("encoder/camera_top") for n in moved)
 
 
-def test_cameras_of_different_sizes_share_no_sized_weights():
+def test_options_and_cameras_that_are_refused():
+    for name, value in (("steps", 0), ("patience", 0), ("learning_rate", 2), ("brightness", 1), ("shift", -1)):
+        with pytest.raises(ConfigError, match=naming(value)) as refused:
+            TrainingOptions(**{name: value})
+        assert refused.value.parameter == name
     cameras = (CameraSpec("a", 8, 8), CameraSpec("b", 8, 16))
-    with pytest.raises(ConfigError, match=naming("a 8x8", "b 8x16")):
-        network(cameras, dataclasses.replace(TINY, share_cameras=True), 2)
     network(cameras, TINY, 2)
+    with pytest.raises(ConfigError, match=naming("a 8x8", "b 8x16")):  # sized weights are not shared
+        network(cameras, dataclasses.replace(TINY, share_cameras=True), 2)
+
+
+ARRAYS = {"a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(3, np.float32)}
+
+
+SPECS = (CameraSpec("top", 16, 24), CameraSpec("wrist", 8, 8))
+ENCODER = EncoderConfig(features=(4, 8), share_cameras=False)
+WRITTEN = Description(
+    SPECS, ("failure", "success"), 0.7, 3, ENCODER, 10, 90, {"auc_by_episode": 0.9}, ("demos",)
+)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    check_free(tmp_path / "c")
+    save(tmp_path / "c", WRITTEN, ARRAYS)
+    return tmp_path / "c"
+
+
+def test_what_is_written_is_read_and_not_overwritten(folder):
+    found, arrays = read_classifier(folder)
+    assert found == dataclasses.replace(WRITTEN, digest=found.digest)
+    assert len(found.digest) == 16
+    assert arrays.keys() == ARRAYS.keys()
+    assert all(np.array_equal(arrays[name], ARRAYS[name]) for name in ARRAYS)
+    for taken in (folder, folder / DESCRIPTION):
+        with pytest.raises(ConfigError, match=naming(taken)) as refused:
+            check_free(taken)
+        assert refused.value.parameter == "out"
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("steps", 0), ("patience", 0), ("learning_rate", 2), ("brightness", 1), ("shift", -1)]
-)
-def test_options_that_are_refused(name, value):
-    with pytest.raises(ConfigError, match=naming(value)) as refused:
-        TrainingOptions(**{name: value})
-    assert refused.value.parameter == name
+    "changes",
+    [
+        None, "{", "[]", '{"format": 1, "threshold": NaN}',
+        {"format": 99}, {"format": "one"}, {"threshold": 1.5}, {"threshold": "high"}, {"frames": 0},
+        {"classes": ["success"]}, {"cameras": []}, {"cameras": [{"name": "top"}]}, {"encoder": {"kind": "vgg"}},
+        {"encoder": {"unknown": 1}}, {"surprise": 1},
+    ],
+)  # fmt: skip
+def test_what_is_no_description_is_refused(folder, changes):
+    file = folder / DESCRIPTION
+    if changes is None:
+        file.unlink()
+    else:
+        file.write_text(changes if isinstance(changes, str) else json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ConfigError, match=naming(folder, DESCRIPTION)):
+        read_description(folder)
 
 
-@pytest.mark.compiles
-def test_the_report_has_the_figures_and_the_misjudged(trained, tmp_path):
-    done, held, _ = trained
-    found = judge(done.description, done.weights, held, threshold=1 - 1e-12)  # everything is missed
-    rows = report.fault_rows(found)
-    missed = {e.name for e in held.episodes if e.labels.any()}
-    assert {(name, fault) for name, fault, _, _ in rows} == {(name, "missed") for name in missed}
-    table = report.table_lines(found)
-    assert len(table) == 1 + len(missed)
-    files = report.write_report(tmp_path, "test", found)
-    assert {row["episode"] for row in json.loads(files[0].read_text())["misjudged"]} == missed
-    assert files[1].read_bytes().startswith(b"\x89PNG")
-    assert f"{len(missed)} missed" in " ".join(report.summary_lines(found))
+def test_weights_that_are_missing_or_of_another_classifier_are_refused(folder, tmp_path):
+    save(tmp_path, WRITTEN, {"other": np.zeros(2, np.float32)})
+    (folder / WEIGHTS).write_bytes((tmp_path / WEIGHTS).read_bytes())
+    with pytest.raises(ConfigError, match=naming(WEIGHTS, read_description(folder).digest)):
+        read_classifier(folder)
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(ConfigError, match=naming(WEIGHTS)):
+        read_classifier(folder)
+
+
+def labelled(labels: list[int], name: str = "e", step: int = 1) -> LabelledEpisode:
+    ticks = np.arange(0, step * len(labels), step, dtype=np.int32)
+    return LabelledEpisode(name, {}, np.array(labels, np.int8), ticks)
+
+
+def score(labels: list[int], probability: list[float], frames: int = 1, step: int = 1) -> EpisodeScore:
+    return EpisodeScore.of(labelled(labels, step=step), np.array(probability), frames, 1)
+
+
+def test_area_counts_pairs_in_the_right_order_and_ties_half():
+    positives, negatives = np.array([0.9, 0.5, 0.5, 0.2]), np.array([0.5, 0.1, 0.3])
+    pairs = [1.0 if p > n else 0.5 if p == n else 0.0 for p in positives for n in negatives]
+    assert auc(positives, negatives) == pytest.approx(np.mean(pairs))
+    assert math.isnan(auc(positives, np.empty(0)))
+    curve = roc(np.array([0.8, 0.4]), np.array([0.6, 0.1]))
+    assert curve.false_positives.tolist() == [0, 0, 0.5, 0.5, 1]
+    assert curve.true_positives.tolist() == [0, 0.5, 0.5, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("labels", "probability", "frames", "found", "faults"),
+    [
+        # scored from the first frame of a success on, and falsely before
+        ([0, 0, 0, 1, 1], [0.1, 0.6, 0.2, 0.9, 0.7], 1, (True, 0.9, 0.6, 3),
+         {0.5: ("early", 1), 0.8: ("", 3), 0.95: ("missed", None)}),
+        # single frames do not end an episode where more in a row are wanted
+        ([0, 0, 0, 0], [0.9, 0.1, 0.9, 0.8], 2, (False, 0.8, 0.8, -1), {0.75: ("false success", 3)}),
+        # one that ended at its success needs no more frames than it has
+        ([0, 0, 1], [0.1, 0.2, 0.9], 3, (True, 0.9, 0.0, 2), {}),
+        ([0, 1, 1], [0.1, 0.2, 0.9], 3, (True, 0.2, 0.0, 1), {}),
+        ([0, IGNORED, 1], [0.1, 0.9, 0.9], 1, (True, 0.9, 0.1, 2), {}),  # of no class: no fault
+    ],
+)  # fmt: skip
+def test_the_score_and_the_fault_of_an_episode(labels, probability, frames, found, faults):
+    s = score(labels, probability, frames)
+    assert (s.success, s.score, s.false_score, s.first) == found
+    for threshold, fault in faults.items():
+        assert (s.fault(threshold), s.ended_at(threshold)) == fault
+
+
+def test_frames_in_a_row_and_their_ticks():
+    p = np.array([0.9, 0.2, 0.8, 0.7, 0.9])
+    assert [in_a_row(p, n).tolist() for n in (1, 3, 6)] == [p.tolist(), [0, 0, 0.2, 0.2, 0.7], [0] * 5]
+    s = score([0, 0, 1], [0.1, 0.7, 0.9], step=5)
+    assert (s.first, s.ended_at(0.5)) == (10, 5)
+    assert math.isnan(score([1], [0.5]).false_score)
+
+
+@pytest.mark.parametrize(("allowed", "found", "false_ends"), [(0.0, False, 0), (0.19, False, 1), (0.2, True, 2)])
+def test_threshold_keeps_the_wanted_share_of_false_ends_and_lies_between_the_kinds(allowed, found, false_ends):
+    failures = [score([0], [p]) for p in np.linspace(0.05, 0.95, 10)]  # two above the success
+    success = score([1], [0.8])
+    threshold = threshold_for([*failures, success], allowed)
+    assert (success.score >= threshold) == found
+    assert sum(s.false_score >= threshold for s in failures) <= false_ends == int(10 * allowed)
+    assert threshold_for([score([0], [0.01]), score([1], [0.99])], 0.01) == pytest.approx(0.5)
+    assert 1 - 1e-9 < threshold_for([score([0], [1 - 1e-9]), score([1], [0.5])], 0.0) < 1
+
+
+def test_evaluation_of_episodes():
+    episodes = [labelled([0, 1], "good"), labelled([0, 0], "bad"), labelled([0, IGNORED, 1], "missed")]
+    given = [np.array([0.1, 0.9]), np.array([0.2, 0.8]), np.array([0.1, 0.5, 0.3])]
+    found = evaluate(episodes, given, 1, 1, threshold=0.6)
+    figures = found.to_json()
+    assert figures["faults"] == {"false_success": 1, "early": 0, "missed": 1}
+    assert (figures["successes"], figures["failures"], figures["auc_by_episode"]) == (2, 1, 0.5)  # 0.9 > 0.8 > 0.3
+    assert (sorted(found.positives), sorted(found.negatives)) == ([0.3, 0.9], [0.1, 0.1, 0.2, 0.8])
+    assert [s.name for s in found.faults()["missed"]] == ["missed"]
+    # Without failures what comes before the successes counts.
+    found = evaluate([labelled([0, 1]), labelled([0, 1])], [np.array([0.1, 0.9]), np.array([0.3, 0.2])], 1, 1)
+    assert (found.failures.tolist(), found.to_json()["auc_by_episode"]) == ([0.1, 0.3], 0.75)

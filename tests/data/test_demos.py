@@ -1,14 +1,15 @@
-"""What --demo_path accepts, and where a demonstration ends."""
+"""What --demo_path accepts, where a demonstration ends, and what `labels.json` changes in the episodes."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
+import lerobot_sets
 import numpy as np
 import pytest
-from data_sets import aloha, amended, pickled
 from deferred_episodes import lazy
 from errors import naming
 from held_source import HeldSource
@@ -17,13 +18,15 @@ from hypothesis import strategies as st
 from properties import examples
 
 from serl_chunk.data.convert.convert import convert
-from serl_chunk.data.demos import content_digest, end_at_first_success, find_demos, load_demos
+from serl_chunk.data.demos import NoDemosFoundError, content_digest, end_at_first_success, find_demos, load_demos
 from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.episodes import EpisodeFiles
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
 from serl_chunk.data.frames import Frames, SingleFrame, observation_at
+from serl_chunk.data.labels import FILE, as_recorded, correction, write_label
+from serl_chunk.data.lerobot.writer import LeRobotSink
 from serl_chunk.data.source import Format, ReadOptions, decode_images
-from serl_chunk.types import ConfigError, DataError, Episode, Outcome, SparseRows
+from serl_chunk.types import ConfigError, DataError, End, Episode, Outcome, SparseRows
 
 
 @pytest.fixture
@@ -37,67 +40,75 @@ def folder(tmp_path, spec, make_episode) -> Path:
     return directory
 
 
-def test_files_folders_patterns_and_home(folder, spec, monkeypatch):
+def test_files_folders_patterns_and_home(folder, spec, make_episode, monkeypatch):
     names = ["episode_1.hdf5", "episode_2.hdf5", "episode_10.hdf5"]
     monkeypatch.setenv("HOME", str(folder.parent))
     for paths in ([folder], [str(folder / "*.hdf5")], ["~/demos"], [str(folder.parent / "**" / "*.hdf5")]):
         assert [o.path.name for o in load_demos(paths, spec).origins] == names
     assert find_demos([folder / names[2], folder / names[0]]) == [folder / names[2], folder / names[0]]
     assert find_demos(folder) == find_demos(str(folder)) == find_demos([folder]) != []  # one path may stand alone
+    for proportion, n in ((0.01, 1), (0.6, 2), (1.0, 3)):
+        demos = load_demos([folder], spec, options=ReadOptions(proportion=proportion))
+        assert [e.steps.n for e in demos.episodes] == [4, 5, 6][:n]
     odd = folder / "take[1].hdf5"  # is taken literally first
     shutil.copy(folder / "episode_1.hdf5", odd)
     assert find_demos([odd]) == [odd]
     assert load_demos([], spec) == ([], [], 0, 0, "", ())
+    # Data sets that are folders, and files in other folders.
+    (folder.parent / "set.many").mkdir()
+    format = many({"a": make_episode(spec, 5, seed=1)})
+    assert find_demos([folder.parent / "*"], more=[format]) == [folder.parent / "set.many"]
+    found = find_demos([folder.parent / "**"], more=[format])
+    assert folder not in found
+    assert folder / "episode_1.hdf5" in found
+    with pytest.raises(ConfigError, match=naming(folder.parent / "*")):
+        find_demos([folder.parent / "*"], format="episodes", more=[format])
 
 
 @pytest.mark.parametrize(
-    ("make", "named"),
+    ("name", "named"),
     [
-        (lambda d: "", ("empty",)),
-        (lambda d: "  ", ("empty",)),
-        (lambda d: d / "absent", ("/absent",)),
-        (lambda d: d / "*.h5", ("/*.h5",)),
-        (lambda d: d / "empty", ("/empty", "*.hdf5")),
-        (lambda d: d / "text", ("/text", "*.hdf5", 2, ".txt")),
-        (lambda d: d / "text" / "a.txt", ("a.txt", "episodes")),
-        (lambda d: d / "x.many", ("x.many", "(many)")),
+        ("  ", ("empty",)),
+        ("{}/*.h5", ("/*.h5",)),
+        ("{}/empty", ("/empty", "*.hdf5")),
+        ("{}/text", ("/text", "*.hdf5", 2, ".txt")),
+        ("{}/text/a.txt", ("a.txt", "episodes")),
+        ("{}/x.many", ("x.many", "(many)")),
     ],
 )
-def test_a_path_without_demonstrations_is_named(tmp_path, spec, make, named):
-    for name in ("empty", "text"):
-        (tmp_path / name).mkdir()
-    for name in ("text/a.txt", "text/b.txt", "x.many"):
-        (tmp_path / name).touch()
+def test_a_path_without_demonstrations_is_named(tmp_path, spec, name, named):
+    for folder in ("empty", "text"):
+        (tmp_path / folder).mkdir()
+    for file in ("text/a.txt", "text/b.txt", "x.many"):
+        (tmp_path / file).touch()
     with pytest.raises(ConfigError, match=naming(*named)):
-        load_demos([make(tmp_path)], spec, more=[many({})])
+        load_demos([name.format(tmp_path)], spec, more=[many({})])
     with pytest.raises(ConfigError, match=naming("demo_format", "hdf6", "episodes")):
         load_demos([tmp_path], spec, format="hdf6")
 
 
-class Ran:
-    """Runs where it is unpickled."""
-
-    def __reduce__(self):
-        return (exec, ("raise SystemExit('it ran')",))
-
-
-@pytest.mark.parametrize("what", ["bomb.pkl", "bombs", "*.p*l"])
-def test_a_pickle_is_read_but_never_run(tmp_path, spec, what):
-    for name in ("bomb.pkl", "bombs/bomb.pkl"):
-        pickled(tmp_path / name, [{"observations": Ran()}])
-    with pytest.raises(DataError, match=naming("bomb.pkl", "builtins.exec")):
-        load_demos([tmp_path / what], spec)
-
-
-def test_every_content_is_loaded_once_and_frames_are_left_in_their_files(folder, spec, assert_same):
+def test_every_content_is_loaded_once_and_frames_are_left_in_their_files(folder, spec, make_episode, assert_same):
+    whole = load_demos([folder], spec)
     shutil.copy(folder / "episode_2.hdf5", folder / "episode_3.hdf5")
     demos = load_demos([folder, folder / "episode_1.hdf5"], spec)
     assert [o.path.name for o in demos.origins] == ["episode_1.hdf5", "episode_2.hdf5", "episode_10.hdf5"]
-    assert [e.steps.n for e in demos.episodes] == [4, 5, 6]
-    assert demos.duplicates == 2
+    assert ([e.steps.n for e in demos.episodes], demos.duplicates) == ([4, 5, 6], 2)
     for episode, origin in zip(demos.episodes, demos.origins, strict=True):
         assert isinstance(episode.steps.sparse["images/top"].values, Frames)
         assert_same(decode_images(episode), read_episode(origin.path, spec))
+    # The digest is of the contents.
+    moved = folder.parent / "elsewhere"
+    shutil.copytree(folder, moved)
+    (moved / "episode_1.hdf5").rename(moved / "episode_99.hdf5")
+    assert load_demos([moved, folder], spec).digest == demos.digest == whole.digest
+    assert load_demos([folder / "episode_1.hdf5"], spec).digest != whole.digest
+    # Another episode of an id has an id of its own.
+    write_episode(folder / "episode_3.hdf5", make_episode(spec, 7, seed=3, episode_id="e2"), spec)
+    other = load_demos([folder], spec)
+    assert other.digest != whole.digest
+    ids = [e.begin.episode_id for e in other.episodes]
+    assert (len(set(ids)), ids[1], ids[2][:3]) == (4, "e2", "e2-")
+    assert other.episodes[2].steps.episode_id == other.episodes[2].end.episode_id == ids[2]
 
 
 def as_lerobot(files: Path, folder: Path, spec, codec: str = "png") -> None:
@@ -108,8 +119,7 @@ def as_lerobot(files: Path, folder: Path, spec, codec: str = "png") -> None:
     convert(source, source.keys(), LeRobotSink(folder, image_codec=codec, tolerance_s=None), folder, workers=0)
 
 
-TEXTS = {("lift", "push"): 2, ("lift", "lift"): 1, ("lift", ""): 1, ("", "lift"): 1, ("", "lift", "push"): 2,
-         ("lift", "", "push"): 2}  # fmt: skip
+TEXTS = {("lift", "lift"): 1, ("lift", ""): 1, ("", "lift", "push"): 2, ("lift", "", "push"): 2}
 
 
 @pytest.mark.parametrize("texts", TEXTS)
@@ -128,52 +138,30 @@ def test_one_motion_may_show_several_tasks(tmp_path, spec, make_episode, texts, 
 
 @pytest.mark.parametrize("codec", ["png", "jpeg"])
 def test_a_copy_in_another_format_is_the_same_demonstration(tmp_path, spec, make_episode, codec):
-    ours, other = tmp_path / "ours", tmp_path / "lerobot"
+    ours, other, light = tmp_path / "ours", tmp_path / "lerobot", tmp_path / "light.hdf5"
     ours.mkdir()
     shades = np.linspace(0, 200, 20, dtype=np.uint8)
 
-    def smooth(episode: Episode, add: int) -> Episode:
-        sparse = {}
-        for key, rows in episode.steps.sparse.items():
-            frames = rows.values
-            if key.startswith("images/"):
-                frames = np.broadcast_to((shades[rows.index] + add)[:, None, None, None], frames.shape).copy()
-            sparse[key] = rows._replace(values=frames)
-        stamp = np.arange(episode.steps.n) / spec.control_hz
+    def smooth(n: int, seed: int, add: int = 0) -> Episode:
+        episode = make_episode(spec, n, seed=seed)
+        sparse = {
+            key: rows._replace(
+                values=np.broadcast_to((shades[rows.index] + add)[:, None, None, None], rows.values.shape)
+            )
+            for key, rows in episode.steps.sparse.items()
+        }
+        stamp = np.arange(n) / spec.control_hz
         return episode._replace(steps=dataclasses.replace(episode.steps, sparse=sparse, stamp=stamp))
 
     for k in range(2):
-        write_episode(ours / f"episode_{k}.hdf5", smooth(make_episode(spec, 6 + k, seed=k), 0), spec)
+        write_episode(ours / f"episode_{k}.hdf5", smooth(6 + k, k), spec)
     as_lerobot(ours, other, spec, codec)
-    # The same motions, rendered in another light, are other demonstrations.
-    write_episode(tmp_path / "light.hdf5", smooth(make_episode(spec, 6, seed=0), 50), spec)
-    alone = load_demos([ours], spec)
-    for paths in ([ours, other, tmp_path / "light.hdf5"], [tmp_path / "light.hdf5", other, ours]):
+    write_episode(light, smooth(6, 0, 50), spec)  # the same motion in another light is another demonstration
+    for paths in ([ours, other, light], [light, other, ours]):
         demos = load_demos(paths, spec)
         assert (len(demos.episodes), demos.duplicates) == (3, 2)
     assert load_demos([ours, other], spec).digest == load_demos([other, ours], spec).digest
-    assert alone.duplicates == 0
-
-
-def test_the_digest_is_of_the_contents(folder, spec, make_episode):
-    whole = load_demos([folder], spec).digest
-    moved = folder.parent / "elsewhere"
-    shutil.copytree(folder, moved)
-    (moved / "episode_1.hdf5").rename(moved / "episode_99.hdf5")
-    assert load_demos([moved, folder], spec).digest == whole
-    assert load_demos([folder / "episode_1.hdf5"], spec).digest != whole
-    write_episode(folder / "episode_1.hdf5", make_episode(spec, 4, seed=77), spec)
-    assert load_demos([folder], spec).digest != whole
-
-
-def test_two_episodes_of_one_id_stay_apart(folder, spec, make_episode):
-    write_episode(folder / "episode_3.hdf5", make_episode(spec, 7, seed=3, episode_id="e2"), spec)
-    episodes = load_demos([folder], spec).episodes
-    ids = [e.begin.episode_id for e in episodes]
-    assert len(set(ids)) == 4
-    assert ids[1] == "e2"
-    assert ids[2].startswith("e2-")
-    assert episodes[2].steps.episode_id == episodes[2].end.episode_id == ids[2]
+    assert load_demos([ours], spec).duplicates == 0
 
 
 def test_another_robot_its_rate_and_damage_name_the_file(folder, spec, joints_spec):
@@ -191,14 +179,11 @@ def test_steps_after_the_first_success_are_dropped_and_counted(folder, spec, mak
     episode = make_episode(spec, 9, seed=5, success_at=(3, 6), decision_ticks=(0, 4))
     write_episode(folder / "episode_3.hdf5", episode, spec)
     demos = load_demos([folder], spec)
-    assert demos.dropped_steps == 5
     _, steps, end = demos.episodes[2]
+    assert (demos.dropped_steps, end.outcome_by) == (5, "reward")
     np.testing.assert_array_equal(steps.action, episode.steps.action[:4])
     np.testing.assert_array_equal(steps.sparse["images/top"].index, [0, 1, 2, 3])
     np.testing.assert_array_equal(steps.sparse["decision/value"].index, [0])
-    assert (end.length, end.terminated, end.truncated) == (4, True, False)
-    assert (end.outcome, end.outcome_by) == (Outcome.SUCCESS, "reward")
-    np.testing.assert_array_equal(end.final_observation["state"], episode.steps.observation["state"][4])
     np.testing.assert_array_equal(end.final_observation["images/wrist"], episode.steps.sparse["images/wrist"].values[4])
     judged = make_episode(spec, 4, success_at=(3,))
     judged = judged._replace(end=judged.end._replace(outcome=Outcome.SUCCESS, outcome_by="operator"))
@@ -264,107 +249,174 @@ def test_a_data_set_gives_its_episodes_with_their_frames_left_where_they_are(tmp
     demos = load_demos([tmp_path / "*.many"], spec, more=[many(given)])
     assert (len(demos.episodes), demos.duplicates, demos.dropped_steps) == (2, 4, 5)
     assert demos.notes == ("the rate was guessed",)
-    for rows in demos.episodes[0].steps.sparse.values():
-        assert len(rows.values.decoded) <= 3  # to know it again
-    assert [(o.path.name, o.format, o.key) for o in demos.origins] == [
-        ("one.many", "many", "a"),
-        ("one.many", "many", "b"),
-    ]
-    assert_same(decode_images(demos.episodes[0]), given["a"])
-    cut = demos.episodes[1]
+    first, cut = demos.episodes
+    assert all(len(rows.values.decoded) <= 3 for rows in first.steps.sparse.values())  # to know it again
+    assert [(o.path.name, o.format, o.key) for o in demos.origins] == [("one.many", "many", k) for k in "ab"]
+    assert_same(decode_images(first), given["a"])
     assert isinstance(cut.steps.sparse["images/top"].values, Frames)
     assert isinstance(cut.end.final_observation["images/top"], SingleFrame)
     assert_same(decode_images(cut), end_at_first_success(given["b"])[0])
 
 
-def test_a_pattern_names_data_sets_that_are_folders_and_files_in_others(folder, spec, make_episode):
-    (folder.parent / "set.many").mkdir()
-    format = many({"a": make_episode(spec, 5, seed=1)})
-    assert find_demos([folder.parent / "*"], more=[format]) == [folder.parent / "set.many"]
-    found = find_demos([folder.parent / "**"], more=[format])
-    assert folder not in found
-    assert folder / "episode_1.hdf5" in found
-    with pytest.raises(ConfigError, match=naming(folder.parent / "*")):
-        find_demos([folder.parent / "*"], format="episodes", more=[format])
-
-
-def test_the_same_motion_before_other_cameras_is_another_demonstration(tmp_path, spec, make_episode):
+def test_content_digests_tell_everything_but_images(tmp_path, spec, make_episode):
     one = make_episode(spec, 5, seed=1)
-    other = {k: SparseRows(r.index, 255 - r.values) for k, r in one.steps.sparse.items()}
-    changed = one._replace(steps=dataclasses.replace(one.steps, sparse=other))
-    (tmp_path / "x.many").touch()
-    assert content_digest(one) == content_digest(changed)
-    demos = load_demos([tmp_path / "x.many"], spec, more=[many({"a": one, "b": changed})])
-    assert len({e.begin.episode_id for e in demos.episodes}) == 2
-
-
-def test_content_digests_tell_everything_but_images(spec, make_episode):
-    one = make_episode(spec, 5, seed=1)
+    changed = lambda **columns: one._replace(steps=dataclasses.replace(one.steps, **columns))  # noqa: E731
     others = [
         one._replace(end=one.end._replace(outcome=Outcome.FAILURE)),
         one._replace(end=one.end._replace(final_observation=None)),
-        one._replace(steps=dataclasses.replace(one.steps, action=one.steps.action + 1)),
-        one._replace(steps=dataclasses.replace(one.steps, stamp=one.steps.stamp + 1)),
+        changed(action=one.steps.action + 1),
+        changed(stamp=one.steps.stamp + 1),
     ]
     assert len({content_digest(e) for e in (one, *others)}) == 5
-
-
-def test_options_reach_the_files(tmp_path, joints_spec):
-    """ALOHA's files record neither colours nor outcomes."""
-    one = tmp_path / "episode_0.hdf5"
-    aloha(one)
-    amended(one, {"observations/images/top": np.zeros((6, 16, 16, 3), np.uint8), "observations/images/wrist": None})
-    with pytest.raises(DataError, match=naming("episode_0.hdf5", "color", "color")):
-        load_demos([one], joints_spec)
-    for success, outcome in ((True, Outcome.SUCCESS), (None, Outcome.UNKNOWN)):
-        (episode,) = load_demos([one], joints_spec, options=ReadOptions(color="bgr", success=success)).episodes
-        assert episode.end.outcome is outcome
-    assert load_demos([one], joints_spec, cameras=()).episodes[0].steps.sparse == {}
+    # The same motion before other cameras is another demonstration all the same.
+    recoloured = changed(sparse={k: SparseRows(r.index, 255 - r.values) for k, r in one.steps.sparse.items()})
+    (tmp_path / "x.many").touch()
+    assert content_digest(one) == content_digest(recoloured)
+    demos = load_demos([tmp_path / "x.many"], spec, more=[many({"a": one, "b": recoloured})])
+    assert len({e.begin.episode_id for e in demos.episodes}) == 2
 
 
 def test_a_single_frame_is_an_image(spec, make_episode):
-    steps = make_episode(spec, 4, image_ticks={"top": [0, 2]}).steps
-    unread = lazy(make_episode(spec, 4, image_ticks={"top": [0, 2]})).steps
+    episode = make_episode(spec, 4, image_ticks={"top": [0, 2]})
+    unread = lazy(episode).steps
     assert sorted(observation_at(unread, 1)) == ["state"]
-    frame, image = observation_at(unread, 2)["images/top"], steps.observation_at(2)["images/top"]
+    frame, image = observation_at(unread, 2)["images/top"], episode.steps.observation_at(2)["images/top"]
     assert (frame.shape, frame.ndim, frame.dtype, frame.nbytes, len(frame)) == ((4, 6, 3), 3, np.uint8, 72, 4)
     np.testing.assert_array_equal(np.asarray(frame), image)
     np.testing.assert_array_equal(frame[1:3, 0], image[1:3, 0])
-    assert frame[None].shape == (1, 4, 6, 3)
-    assert np.asarray(frame, np.float32).dtype == np.float32
-    np.testing.assert_array_equal(observation_at(steps, 2)["images/top"], image)
+    assert (frame[None].shape, np.asarray(frame, np.float32).dtype) == ((1, 4, 6, 3), np.float32)
+    np.testing.assert_array_equal(observation_at(episode.steps, 2)["images/top"], image)
+
+
+NAMES = [f"episode_{i}.hdf5" for i in range(3)]
+
+
+@pytest.fixture
+def judged(tmp_path, spec, make_episode) -> Path:
+    """Three HDF5 episodes: a success at its last step, one that ran out of time, a failure."""
+    for i, outcome in enumerate((Outcome.SUCCESS, Outcome.UNKNOWN, Outcome.FAILURE)):
+        episode = make_episode(spec, 10, seed=i, success_at=(9,) if i == 0 else ())
+        end = episode.end._replace(outcome=outcome, terminated=i != 1, truncated=i == 1, outcome_by="environment")
+        write_episode(tmp_path / NAMES[i], episode._replace(end=end), spec)
+    return tmp_path
+
+
+def label(judged: Path, key: str, text: str | None) -> None:
+    write_label(judged, key, text, read_episode(judged / key))
+
+
+def loaded(judged: Path, spec, **options) -> dict:
+    demos = load_demos([judged], spec, options=ReadOptions(**options))
+    return {origin.key: episode for origin, episode in zip(demos.origins, demos.episodes, strict=True)}
+
+
+def test_demonstrations_have_the_labels_outcomes(judged, spec):
+    before, digests = loaded(judged, spec)[NAMES[0]], [load_demos([judged], spec).digest]
+    for key, text in zip(NAMES, ("failure", "success", "discard"), strict=True):
+        label(judged, key, text)
+        digests.append(load_demos([judged], spec).digest)
+    assert len(set(digests)) == 4
+    stored = json.loads((judged / FILE).read_text())["labels"]
+    assert [stored[key]["label"] for key in NAMES] == ["failure", "success", "discard"]
+    assert sorted(p.name for p in judged.iterdir()) == [*NAMES, FILE]
+    found = loaded(judged, spec)
+    assert list(found) == NAMES[:2]
+    failed, succeeded = found[NAMES[0]], found[NAMES[1]]
+    assert (failed.end.outcome, failed.end.outcome_by, failed.end.terminated) == (Outcome.FAILURE, "operator", True)
+    assert (failed.steps.n, failed.end.reward, failed.steps.reward.max() < 1) == (10, 0, True)
+    assert (succeeded.end.outcome, succeeded.end.terminated, succeeded.end.reward) == (Outcome.SUCCESS, True, 1)
+    assert list(loaded(judged, spec, labels=False)) == NAMES
+    source = open_episodes(judged, ReadOptions(spec=spec))  # applies them and counts them
+    assert source.keys() == NAMES[:2]
+    assert source.read(NAMES[0]).end.outcome is Outcome.FAILURE
+    assert [note.split()[0] for note in source.notes() if FILE in note] == ["2", "1"]
+    for key in NAMES:
+        label(judged, key, None)  # taken back: as recorded
+    assert load_demos([judged], spec).digest == digests[0]
+    after = loaded(judged, spec)[NAMES[0]]
+    assert after.end._replace(final_observation=None) == before.end._replace(final_observation=None)
+    np.testing.assert_array_equal(after.steps.reward, before.steps.reward)
+
+
+def test_labels_lie_next_to_their_files_and_may_discard_all_of_a_folder(judged, spec):
+    (judged / "score_5").mkdir()
+    shutil.copy(judged / NAMES[1], judged / "score_5" / "x.hdf5")
+    label(judged / "score_5", "x.hdf5", "success")
+    source = open_episodes(judged, ReadOptions(spec=spec))
+    assert source.read("score_5/x.hdf5").end.outcome is Outcome.SUCCESS
+    assert source.read(NAMES[1]).end.outcome is Outcome.UNKNOWN
+    (judged / NAMES[0]).write_bytes(b"no HDF5")
+    write_label(judged, NAMES[0], "discard", None)
+    assert list(loaded(judged, spec)) == NAMES[1:]
+    for name in NAMES[1:]:
+        label(judged, name, "discard")
+    with pytest.raises(NoDemosFoundError, match=naming(FILE)):
+        load_demos([judged], spec)
+
+
+def test_a_file_that_was_recorded_again_has_no_label(judged, spec, make_episode):
+    label(judged, NAMES[0], "failure")
+    label(judged, NAMES[1], "discard")
+    write_episode(judged / NAMES[0], make_episode(spec, 10, seed=7), spec)
+    with pytest.raises(DataError, match=naming(judged / NAMES[0], FILE)):
+        loaded(judged, spec)
+    write_episode(judged / NAMES[1], make_episode(spec, 10, seed=8), spec)
+    with pytest.raises(DataError, match=naming(NAMES[1], FILE)):
+        open_episodes(judged, ReadOptions(spec=spec)).keys()
+
+
+def test_lerobot_episodes_are_labelled_by_their_index(tmp_path):
+    lerobot_sets.write(LeRobotSink(tmp_path / "set"), [lerobot_sets.episode_of(k, 6) for k in range(3)])
+    source = open_episodes(tmp_path / "set", ReadOptions())
+    for key, text in (("episode_000001", "failure"), ("episode_000000", "discard")):
+        write_label(source.path, key, text, source.read(key))
+    source = open_episodes(tmp_path / "set", ReadOptions())
+    ends = {key: source.read(key).end for key in source.keys()}
+    assert {key: end.outcome for key, end in ends.items()} == {
+        "episode_000001": Outcome.FAILURE,
+        "episode_000002": Outcome.SUCCESS,
+    }
+    assert ends["episode_000001"].reward == 0
 
 
 @pytest.mark.parametrize(
-    ("kinds", "lengths"),
-    [(("told", "told"), [9, 1, 1]), (("told", "read"), [9, 1]), (("read", "read"), [9, 1])],
+    ("text", "named"),
+    [
+        ("{", "damaged"),
+        ('{"format": 1}', "labels"),
+        ('{"format": 2, "labels": {}}', 2),
+        ('{"format": 1, "labels": {"episode_0.hdf5": "failure"}}', "episode_0.hdf5"),
+        ('{"format": 1, "labels": {"episode_0.hdf5": {"label": "good"}}}', "good"),
+        ('{"format": 1, "labels": {"episode_0.hdf5": {"label": "failure", "steps": "9"}}}', "steps='9'"),
+    ],
 )
-def test_a_share_of_all_paths_is_one_of_steps_where_all_tell_theirs(tmp_path, spec, make_episode, kinds, lengths):
-    class Told(HeldSource):
-        """Episodes of so many steps."""
-
-        def __init__(self, path, options):
-            i = int(path.stem)
-            self.steps = [(9, 1), (1, 7)][i]
-            super().__init__([make_episode(spec, n, seed=2 * i + k) for k, n in enumerate(self.steps)])
-            self.path = path
-
-    class Telling(Told):
-        def lengths(self):
-            return list(self.steps)
-
-    more = [
-        Format(name, "", lambda path, name=name: path.suffix == f".{name}", kind)
-        for name, kind in (("read", Told), ("told", Telling))
-    ]
-    paths = [tmp_path / f"{i}.{kind}" for i, kind in enumerate(kinds)]
-    for path in paths:
-        path.touch()
-    demos = load_demos(paths, spec, options=ReadOptions(proportion=0.6), more=more)
-    assert [e.steps.n for e in demos.episodes] == lengths
+def test_a_damaged_file_is_an_error_for_readers_and_is_not_overwritten(judged, spec, text, named):
+    path = judged / FILE
+    path.write_text(text)
+    for action in (lambda: loaded(judged, spec), lambda: label(judged, NAMES[0], "failure")):
+        with pytest.raises(DataError, match=naming(path, named)):
+            action()
+    assert path.read_text() == text
+    path.unlink()
+    path.mkdir()  # cannot be written
+    with pytest.raises(DataError, match=naming(path)):
+        label(judged, NAMES[0], "failure")
 
 
-def test_the_first_part_of_the_demonstrations(folder, spec):
-    for proportion, n in ((0.4, 1), (0.01, 1), (0.6, 2), (1.0, 3)):
-        demos = load_demos([folder], spec, options=ReadOptions(proportion=proportion))
-        assert [e.steps.n for e in demos.episodes] == [4, 5, 6][:n]
+@pytest.mark.parametrize(
+    ("label", "terminated", "reward", "expected"),
+    [
+        ("success", False, 0.0, (Outcome.SUCCESS, True, 1.0)),
+        ("success", True, 3.0, (Outcome.SUCCESS, True, 3.0)),
+        ("failure", False, 0.0, (Outcome.FAILURE, False, 0.0)),
+        ("failure", True, 1.0, (Outcome.FAILURE, True, 0.0)),
+        ("failure", False, -0.5, (Outcome.FAILURE, False, -0.5)),
+    ],
+)
+def test_what_a_label_means(label, terminated, reward, expected):
+    end = End("e", 5, None, terminated, not terminated, Outcome.UNKNOWN, "environment")
+    amended = correction(label, end, reward).correct(end)
+    assert (amended.outcome, amended.terminated, amended.reward) == expected
+    assert amended.truncated is not amended.terminated
+    back = as_recorded(end, reward).correct(amended)
+    assert back == end._replace(reward=reward)

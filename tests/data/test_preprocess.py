@@ -1,21 +1,24 @@
-"""One place for both sides: what it makes of an observation, of rows of a replay, and of chunks."""
+"""One place for both sides: what it makes of an observation, of rows of a replay, of chunks, and of frames."""
 
 from __future__ import annotations
 
 import dataclasses
+import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
-from deferred_episodes import lazy
+from deferred_episodes import Files, lazy
 from errors import naming
 
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.config.experiment import NormaliserConfig
 from serl_chunk.data.frames import Frames
-from serl_chunk.data.letterbox import letterbox
+from serl_chunk.data.letterbox import letterbox, letterboxed
 from serl_chunk.data.normalise.normaliser import fit_normaliser
 from serl_chunk.data.preprocess import Preprocess, fit_preprocess
 from serl_chunk.data.prompts import ByteTokenizer, Prompts, RowTexts
+from serl_chunk.transport.wire.jpeg import encode_jpeg, jpeg_images
 from serl_chunk.types import PROMPT, PROMPT_MASK, STATE, Amend, CameraSpec, ConfigError, DataError
 
 READING = [("agent.language.tokenizer", "bytes"), ("robot.task", "place the cube"), ("agent.image_keys", "top")]
@@ -28,11 +31,6 @@ def reading():
     return config, spec_of(config)
 
 
-@pytest.fixture(scope="module")
-def demos(joints_spec, make_episode):
-    return [make_episode(joints_spec, n, seed=n, image_ticks={}) for n in (5, 8)]
-
-
 def observation_of(spec):
     frames = {f"images/{c.name}": RNG(1).integers(0, 256, (c.height, c.width, 3), np.uint8) for c in spec.cameras}
     return {STATE: RNG(0).normal(size=spec.state_dim).astype(np.float32), **frames}
@@ -40,16 +38,18 @@ def observation_of(spec):
 
 def test_an_experiments_transforms_have_its_cameras_and_its_prompts(reading):
     config, spec = reading
-    preprocess = fit_preprocess(config, spec, [])
-    assert preprocess.image_keys == ("top",)
-    assert preprocess.horizon == config.chunk.carried
-    observation = observation_of(spec)
+    preprocess, observation = fit_preprocess(config, spec, []), observation_of(spec)
+    assert (preprocess.image_keys, preprocess.horizon) == (("top",), config.chunk.carried)
     inputs = preprocess.observe(observation, "place the cube")
     assert set(inputs) == {STATE, "images/top", PROMPT, PROMPT_MASK}
     assert inputs["images/top"] is observation["images/top"]
     assert inputs[PROMPT_MASK].sum() == 15
     blind = fit_preprocess(load("fake_aloha", []), spec, [])
     assert set(blind.observe(observation, "place the cube")) == {STATE}
+    scaled = fit_preprocess(load("fake_aloha_images", [READING[2], ("agent.encoder.frame_size", "24,32")]), spec, [])
+    assert (scaled.cameras, scaled.recorded) == ((CameraSpec("top", 24, 32),), (spec.camera("top"),))
+    frame = letterbox(observation["images/top"], 24, 32)
+    np.testing.assert_array_equal(scaled.observe(observation)["images/top"], frame)
     for settings, words in (
         ([("agent.image_keys", "roof")], ("roof", "top")),
         ([*READING[:2], ("agent.language.length", "4")], ("agent.language.length", 15, 4)),
@@ -57,6 +57,13 @@ def test_an_experiments_transforms_have_its_cameras_and_its_prompts(reading):
         unfit = load("fake_aloha", settings)
         with pytest.raises(ConfigError, match=naming(*words)):
             fit_preprocess(unfit, spec, [])
+    # What is saved restores it.
+    meta = {"experiment": "x", **preprocess.fields()}
+    assert set(preprocess.fields()) == {"normaliser_mode", "normaliser_digest"}  # as checkpoints always had it
+    again = Preprocess.restored(config, spec, meta, preprocess.to_arrays())
+    assert again.digest() == preprocess.digest() == meta["normaliser_digest"]
+    assert again.image_keys == preprocess.image_keys
+    assert again.prompts is not None
 
 
 def test_observations_with_texts_of_different_lengths_are_stacked(reading):
@@ -70,23 +77,11 @@ def test_observations_with_texts_of_different_lengths_are_stacked(reading):
     assert stacked[PROMPT].shape == stacked[PROMPT_MASK].shape == (2, config.agent.language.length)
     for i, row in enumerate(rows):
         own = row[PROMPT].size
-        np.testing.assert_array_equal(stacked[PROMPT][i, :own], row[PROMPT])
-        np.testing.assert_array_equal(stacked[PROMPT_MASK][i, :own], row[PROMPT_MASK])
+        for name in (PROMPT, PROMPT_MASK):
+            np.testing.assert_array_equal(stacked[name][i, :own], row[name])
         assert not stacked[PROMPT_MASK][i, own:].any()
         np.testing.assert_array_equal(stacked[STATE][i], row[STATE])
-    assert stacked[PROMPT].dtype == np.int32
-    assert stacked[PROMPT_MASK].dtype == np.bool_
-
-
-def test_frames_are_letterboxed_for_decisions():
-    config = load("fake_aloha_images", [("agent.image_keys", "top"), ("agent.encoder.frame_size", "24,32")])
-    spec = spec_of(config)
-    preprocess = fit_preprocess(config, spec, [])
-    observation = observation_of(spec)
-    inputs = preprocess.observe(observation)
-    assert preprocess.cameras == (CameraSpec("top", 24, 32),)
-    assert preprocess.recorded == (spec.camera("top"),)
-    np.testing.assert_array_equal(inputs["images/top"], letterbox(observation["images/top"], 24, 32))
+    assert (stacked[PROMPT].dtype, stacked[PROMPT_MASK].dtype) == (np.int32, np.bool_)
 
 
 @pytest.mark.parametrize("lazily", [False, True])
@@ -94,12 +89,11 @@ def test_records_enter_with_the_frames_that_the_agent_reads(spec, make_episode, 
     """Cameras that it does not read, and all else, stay as recorded."""
     recorded = make_episode(spec, 6, seed=3)
     episode = lazy(recorded, final=True) if lazily else recorded
-    normaliser = fit_normaliser(spec, NormaliserConfig(), 3, [])
-    preprocess = Preprocess(normaliser, (CameraSpec("top", 8, 8),), recorded=(spec.camera("top"),))
-    plain = Preprocess(normaliser, (spec.camera("top"),))
-    assert plain.episode(episode) is episode
-    for record in episode:
-        assert plain.record(record) is record
+    normaliser, small = fit_normaliser(spec, NormaliserConfig(), 3, []), (CameraSpec("top", 8, 8),)
+    preprocess = Preprocess(normaliser, small, recorded=(spec.camera("top"),))
+    for same in (Preprocess(normaliser, (spec.camera("top"),)), Preprocess(normaliser, small, recorded=small)):
+        assert same.episode(episode) is episode  # nothing is scaled: the replay checks the frames
+        assert all(same.record(record) is record for record in episode)
     begin, steps, end = preprocess.episode(episode)
     assert begin is preprocess.record(begin) is episode.begin
     np.testing.assert_array_equal(steps.action, recorded.steps.action)
@@ -115,14 +109,7 @@ def test_records_enter_with_the_frames_that_the_agent_reads(spec, make_episode, 
     assert preprocess.record(end._replace(final_observation=None)).final_observation is None
     amend = Amend("e3", discard=True)
     assert preprocess.record(amend) is amend
-
-
-def test_frames_of_another_size_than_the_robots_are_refused(spec, make_episode):
-    episode = make_episode(spec, 3, seed=3)
-    normaliser = fit_normaliser(spec, NormaliserConfig(), 3, [])
-    preprocess = Preprocess(normaliser, (CameraSpec("top", 8, 8),), recorded=(CameraSpec("top", 8, 8),))
-    assert preprocess.episode(episode) is episode  # nothing is scaled: the replay checks them
-    preprocess = dataclasses.replace(preprocess, recorded=(CameraSpec("top", 5, 6),))
+    preprocess = dataclasses.replace(preprocess, recorded=(CameraSpec("top", 5, 6),))  # not the robot's size
     for record in episode[1:]:
         with pytest.raises(DataError, match=naming("e3", "top", "4, 6, 3", "5, 6, 3")):
             preprocess.record(record)
@@ -145,8 +132,8 @@ def test_rows_of_a_replay_are_what_single_observations_are(reading):
     assert set(preprocess.observe_rows(states, None)) == {STATE}
 
 
-def test_states_and_chunks_are_the_normalisers_for_prompts_too(joints_spec, demos):
-    given = []
+def test_states_and_chunks_are_the_normalisers_for_prompts_too(joints_spec, make_episode):
+    given, states = [], RNG(3).normal(size=(4, 2)).astype(np.float32)
 
     class WithState(Prompts):
         def __call__(self, text, state=None):
@@ -157,27 +144,60 @@ def test_states_and_chunks_are_the_normalisers_for_prompts_too(joints_spec, demo
             given.append(state)
             return super().of_rows(texts, state)
 
+    demos = [make_episode(joints_spec, n, seed=n, image_ticks={}) for n in (5, 8)]
     normaliser = fit_normaliser(joints_spec, NormaliserConfig(), 3, demos)
     preprocess = Preprocess(normaliser, prompts=WithState(ByteTokenizer(), 8))
-    states = RNG(3).normal(size=(4, 2)).astype(np.float32)
     preprocess.observe({STATE: states[0]}, "left")
-    np.testing.assert_array_equal(given[0], normaliser.observe(states[0]))
     preprocess.observe_rows(states, RowTexts(("left",), np.zeros(4, np.int32)))
-    np.testing.assert_array_equal(given[1], normaliser.observe(states))
+    for found, of in zip(given, (states[0], states), strict=True):
+        np.testing.assert_array_equal(found, normaliser.observe(of))
     state, chunk = states[0], RNG(5).normal(size=(3, 2)).astype(np.float32)
     np.testing.assert_array_equal(preprocess.encode(state, chunk), normaliser.encode(state, chunk))
     np.testing.assert_array_equal(preprocess.decode(state, chunk), normaliser.decode(state, chunk))
     np.testing.assert_array_equal(preprocess.followed_joints, [0, 1])
-    still = dataclasses.replace(normaliser, joint=np.full(2, -1))
-    assert Preprocess(still).followed_joints.tolist() == []
+    assert Preprocess(dataclasses.replace(normaliser, joint=np.full(2, -1))).followed_joints.tolist() == []
 
 
-def test_what_is_saved_restores_it(reading):
-    config, spec = reading
-    fitted = fit_preprocess(config, spec, [])
-    meta = {"experiment": "x", **fitted.fields()}
-    assert set(fitted.fields()) == {"normaliser_mode", "normaliser_digest"}  # as checkpoints always had it
-    again = Preprocess.restored(config, spec, meta, fitted.to_arrays())
-    assert again.digest() == fitted.digest() == meta["normaliser_digest"]
-    assert again.image_keys == fitted.image_keys
-    assert again.prompts is not None
+ARRAYS = np.load(Path(__file__).parent / "pi0_transforms" / "transforms.npz")
+IMAGES = ARRAYS["resize/uint8"]  # [2, 48, 64, 3]
+
+
+@pytest.mark.parametrize("side", [56, 224])
+def test_the_pixels_are_openpis(side):
+    expected = ARRAYS[f"resize/pil_{side}"]
+    for frames, of in ((IMAGES, expected), (IMAGES[1], expected[1]), (IMAGES[None], expected[None])):
+        np.testing.assert_array_equal(letterbox(frames, side, side), of)
+    assert letterbox(IMAGES, 48, 64) is IMAGES  # of the size: not copied
+
+
+@pytest.mark.parametrize(
+    ("given", "size", "inner"),
+    [
+        ((48, 64), (56, 56), (slice(7, 49), slice(0, 56))),
+        ((4, 4), (7, 4), (slice(1, 5), slice(0, 4))),  # the odd row is below
+        ((2, 200), (10, 10), (slice(4, 5), slice(0, 10))),  # a row at least
+    ],
+)
+def test_bars_are_black_and_the_frame_is_in_the_middle(given, size, inner):
+    out = letterbox(np.full((*given, 3), 200, np.uint8), *size)
+    expected = np.zeros((*size, 3), np.uint8)
+    expected[inner] = 200
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("lazily", [Files, lambda images: jpeg_images(*encode_jpeg(images, 90), "top")])
+def test_lazy_frames_are_scaled_when_they_are_decoded(lazily):
+    inner = lazily(RNG(0).integers(0, 256, (5, 6, 8, 3), np.uint8))
+    expected = letterbox(np.asarray(inner), 4, 4)
+    lazy = letterboxed(inner, 4, 4)
+    assert isinstance(lazy, Frames) == isinstance(inner, Frames)
+    assert (lazy.shape, lazy.dtype, lazy.ndim, len(lazy), lazy.nbytes) == ((5, 4, 4, 3), np.uint8, 4, 5, 5 * 48)
+    np.testing.assert_array_equal(np.asarray(lazy), expected)
+    np.testing.assert_array_equal(lazy[3], expected[3])
+    for part in (slice(1, 4), np.array([4, 0]), np.arange(5) % 2 == 0):
+        assert lazy[part].shape == expected[part].shape
+        np.testing.assert_array_equal(np.asarray(lazy[part]), expected[part])
+    np.testing.assert_array_equal(np.asarray(pickle.loads(pickle.dumps(lazy))), expected)
+    if isinstance(lazy, Frames):
+        assert lazy.encoded(0) is None
+        np.testing.assert_array_equal(lazy[1:].decode(0), expected[0])  # by the position in the file

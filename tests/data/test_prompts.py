@@ -50,6 +50,12 @@ def test_a_prompt_is_a_begin_token_and_the_bytes_and_then_padding_and_is_remembe
     for array in (tokens, given_ones):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
+    assert PROMPTS("eleven byte")[1].all()
+    with pytest.raises(ConfigError, match=naming("twelve bytes", 13, 12, "agent.language.length=13")) as caught:
+        PROMPTS("twelve bytes")
+    assert caught.value.parameter == "agent.language.length"
+    with pytest.raises(ConfigError, match="no valid text"):
+        PROMPTS("\udc80")
 
 
 @given(st.text(max_size=2), st.text(max_size=2))
@@ -57,15 +63,6 @@ def test_different_texts_have_different_prompts_within_the_vocabulary(a, b):
     (of_a, _), (of_b, _) = PROMPTS(a), PROMPTS(b)
     assert 0 <= of_a.min() <= of_a.max() < VOCABULARY["bytes"]
     assert (a == b) == np.array_equal(of_a, of_b)
-
-
-def test_a_text_that_is_too_long_is_refused_with_its_length_and_the_limit():
-    assert PROMPTS("eleven byte")[1].all()
-    with pytest.raises(ConfigError, match=naming("twelve bytes", 13, 12, "agent.language.length=13")) as caught:
-        PROMPTS("twelve bytes")
-    assert caught.value.parameter == "agent.language.length"
-    with pytest.raises(ConfigError, match="no valid text"):
-        PROMPTS("\udc80")
 
 
 def test_an_experiment_has_the_prompts_of_its_setting():
@@ -88,9 +85,6 @@ def test_an_experiment_has_the_prompts_of_its_setting():
     assert not config.agent.language.reads
 
 
-# -- pi0 -----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def pieces():
     pytest.importorskip("sentencepiece")
@@ -103,32 +97,28 @@ def pi0_config(tokenizer="bytes", length=48, **changes):
     return dataclasses.replace(load("fake_aloha", []), agent=BcConfig(policy="pi0", pi0=pi0, language=language))
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_pi0s_and_pi05s_tokens_are_openpis(pieces, number):
+def test_pi0s_and_pi05s_tokens_are_openpis(pieces):
     arrays = np.load(FOLDER / "tokens.npz")
-    ids, mask = arrays[f"tok/{number}/ids"], arrays[f"tok/{number}/mask"]
-    tokens, given_ones = Prompts(pieces, 64, Pi0Format())(TEXTS[number])
-    assert tokens[: mask.sum()].tolist() == ids[mask].tolist()  # openpi cuts what is longer than 24
-    assert given_ones.sum() == mask.sum() or mask.all()
-    # The model knows no digits, so any seven numbers have these tokens.
-    ids, mask = arrays[f"tok05/{number}/ids"], arrays[f"tok05/{number}/mask"]
-    tokens, given_ones = Prompts(pieces, 200, Pi05Format(), 7)(TEXTS[number], np.linspace(-1, 1, 7))
-    assert tokens[given_ones].tolist() == ids[mask].tolist()
+    for number, text in enumerate(TEXTS[:3]):
+        ids, mask = arrays[f"tok/{number}/ids"], arrays[f"tok/{number}/mask"]
+        tokens, given_ones = Prompts(pieces, 64, Pi0Format())(text)
+        assert tokens[: mask.sum()].tolist() == ids[mask].tolist()  # openpi cuts what is longer than 24
+        assert given_ones.sum() == mask.sum() or mask.all()
+        # The model knows no digits, so any seven numbers have these tokens.
+        ids, mask = arrays[f"tok05/{number}/ids"], arrays[f"tok05/{number}/mask"]
+        tokens, given_ones = Prompts(pieces, 200, Pi05Format(), 7)(text, np.linspace(-1, 1, 7))
+        assert tokens[given_ones].tolist() == ids[mask].tolist()
 
 
 def text_of(tokens):
     return bytes(t - ByteTokenizer.FIRST for t in tokens if t >= ByteTokenizer.FIRST).decode()
 
 
-def test_pi0s_prompts_are_one_line_and_an_end():
+def test_pi0s_prompts_are_one_line_and_an_end_and_pi05s_hold_the_state_in_bins():
     prompts = Prompts(ByteTokenizer(), 64, Pi0Format())
     tokens, given_ones = prompts(" fold_the\ntowel ")
-    assert text_of(tokens) == "fold the towel\n"
-    assert (len(tokens), given_ones.sum()) == (16, 16)
+    assert (text_of(tokens), len(tokens), given_ones.sum()) == ("fold the towel\n", 16, 16)
     assert prompts("fold the towel")[0].tolist() == tokens.tolist()
-
-
-def test_pi05s_prompts_hold_the_state_in_bins():
     state = np.array([-1.5, -1.0, -0.9921875, 0.0, 0.999, 1.0, 7.0], np.float32)
     assert bins_of(state).tolist() == [-1, 0, 1, 128, 255, 255, 255]
     prompts = Prompts(ByteTokenizer(), 96, Pi05Format(), 7)
@@ -148,10 +138,9 @@ def test_prompts_of_pi0_are_cut_behind_the_longest_of_a_call(form):
     texts, numbers = ("short", "a text that is longer than the other ones"), np.array([0, 1, 0, 1, 0, 0])
     states = np.random.default_rng(0).uniform(-1, 1, (6, 2)).astype(np.float32)
     tokens, mask = prompts.of_rows(RowTexts(texts, numbers), states)
-    longest = mask.sum(1).max()
     assert tokens.shape == mask.shape == (6, len(prompts(texts[1], states[1])[0]))
     assert tokens.shape[1] % 16 == 0
-    assert longest <= tokens.shape[1] < 100
+    assert mask.sum(1).max() <= tokens.shape[1] < 100
     short, _ = prompts.of_rows(RowTexts(texts, np.zeros(6, np.int64)), states)
     assert short.shape[1] < tokens.shape[1]
     for k, number in enumerate(numbers):
@@ -170,18 +159,16 @@ def test_the_most_tokens_of_a_prompt_are_the_settings():
 
 
 def test_the_agent_chooses_the_format(pieces):
-    config = pi0_config("sentencepiece", 200)
-    prompts, of_state = make_prompts(config), make_prompts(pi0_config("sentencepiece", 200, pi05=True), 14)
-    assert prompts is not None
-    assert of_state is not None
-    assert prompts("a cube")[0].tolist() == Prompts(pieces, 200, Pi0Format())("a cube")[0].tolist()
-    assert len(of_state("a cube", np.zeros(14))[0]) > len(prompts("a cube")[0])
-    without = make_prompts(pi0_config("sentencepiece", 200, pi05=True, state_in_prompt=False), 14)
-    assert without is not None
-    assert without("a cube")[0].tolist() == prompts("a cube")[0].tolist()
-    published = make_prompts(pi0_config("sentencepiece", 200, published=True))
-    assert published is not None
-    np.testing.assert_array_equal(published("a cube")[0], np.pad(prompts("a cube")[0], (0, 200 - 16)))
+    config, task = pi0_config("sentencepiece", 200), "a cube"
+
+    def tokens(*state, **changes):
+        return make_prompts(pi0_config("sentencepiece", 200, **changes), 14)(task, *state)[0]
+
+    plain = tokens()
+    assert plain.tolist() == Prompts(pieces, 200, Pi0Format())(task)[0].tolist()
+    assert plain.tolist() == tokens(pi05=True, state_in_prompt=False).tolist()
+    assert len(tokens(np.zeros(14), pi05=True)) > len(plain)
+    np.testing.assert_array_equal(tokens(published=True), np.pad(plain, (0, 200 - 16)))
     assert tokens_digest(config) == hashlib.sha256(MODEL.read_bytes()).hexdigest()[:16]
     assert tokens_digest(pi0_config("bytes", 200)) == ByteTokenizer().digest()
 

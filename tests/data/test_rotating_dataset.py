@@ -48,78 +48,41 @@ def shard_of(source: ShardedSource) -> int:
     return value
 
 
-def turns(folder: Path, n: int, **options: int) -> list[int]:
-    with sharded(folder, ReadOptions(), replace_interval=1, **options) as source:
-        seen = [shard_of(source)]
-        for _ in range(n - 1):
-            assert source.advance()
-            seen.append(shard_of(source))
-    return seen
+def walk(source: ShardedSource, n: int) -> list[tuple[int, bool]]:
+    return [(shard_of(source), source.advance()) for _ in range(n)]
 
 
 def test_every_pass_has_every_shard_in_an_order_of_its_own(folder: Path) -> None:
-    seen = turns(folder, 24, seed=3)
+    def turns(seed: int) -> list[int]:
+        with sharded(folder, ReadOptions(), replace_interval=1, seed=seed) as source:
+            seen = walk(source, 24)
+        assert all(advanced for _, advanced in seen)
+        return [shard for shard, _ in seen]
+
+    seen = turns(3)
     passes = [tuple(seen[i : i + 4]) for i in range(0, 24, 4)]
     assert all(sorted(p) == [0, 1, 2, 3] for p in passes)
     assert len(set(passes)) > 1
     assert all(a != b for a, b in itertools.pairwise(seen))
-    assert turns(folder, 24, seed=3) == seen
-    assert turns(folder, 24, seed=4) != seen
-
-
-def test_a_shard_stays_for_the_interval(folder: Path) -> None:
+    assert turns(3) == seen != turns(4)
     with sharded(folder, ReadOptions(), replace_interval=5) as source:
         assert any("no rewards in the data" in note for note in source.notes)  # of the first shard
-        for _ in range(3):
-            before = source.episodes
-            assert [source.advance() for _ in range(4)] == [False] * 4
-            assert source.episodes is before
-            assert source.advance()
-            assert source.episodes is not before
+        before = source.episodes
+        assert [source.advance() for _ in range(4)] == [False] * 4
+        assert source.episodes is before
+        assert source.advance()
+        assert source.episodes is not before
 
 
 def test_seeking_and_beginning_later_lead_where_advancing_does(folder: Path) -> None:
-    def walk(source: ShardedSource, n: int) -> list[tuple[int, bool]]:
-        return [(shard_of(source), source.advance()) for _ in range(n)]
-
     with sharded(folder, ReadOptions(), replace_interval=3, seed=5) as source:
         at = walk(source, 60)
-    for begun in (0, 2, 7, 12):
+    for begun in (0, 7, 12):
         with sharded(folder, ReadOptions(), replace_interval=3, seed=5, updates=begun) as source:
             assert walk(source, 8) == at[begun : begun + 8]
             for updates in (1, 40, 0, 14, 3, 7, 2):
                 source.seek(updates)
                 assert walk(source, 20) == at[updates : updates + 20]
-
-
-def test_seeking_reads_the_shard_it_leads_to_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-
-    class Noted(OgbenchSource):
-        def read(self, key: str) -> Episode:
-            read.append(key.split(":")[0])
-            return super().read(key)
-
-    monkeypatch.setattr(SOURCE, Noted)
-    with sharded(folder, ReadOptions(), replace_interval=1) as source:
-        source.seek(1_000)
-        now = source.current.stem
-    assert len(read) == 2 * 4  # the first, the one after it, the one wanted, and the one after that
-    assert now in read
-    read.clear()
-    with sharded(folder, ReadOptions(), replace_interval=1, updates=1_000) as source:
-        assert read[:2] == [now] * 2  # the one wanted at once
-    assert len(read) == 2 * 2
-
-
-def test_taken_episodes_are_the_callers_alone(folder: Path) -> None:
-    with sharded(folder, ReadOptions(), replace_interval=1) as source:
-        alive = [weakref.ref(e.steps.observation["state"]) for e in source.take()]
-        gc.collect()
-        assert not any(ref() is not None for ref in alive)
-        assert source.episodes == []
-        assert source.advance()
-        assert shard_of(source) >= 0
 
 
 def test_two_shards_are_in_memory_at_most(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,8 +105,13 @@ def test_two_shards_are_in_memory_at_most(folder: Path, monkeypatch: pytest.Monk
     with sharded(folder, ReadOptions(), replace_interval=1) as source:
         for _ in range(8):
             source.advance()
-    assert len(alive) >= 9
-    assert most == 2
+        assert (len(alive) >= 9, most) == (True, 2)
+        taken = [weakref.ref(e.steps.observation["state"]) for e in source.take()]  # the caller's alone
+        gc.collect()
+        assert not any(ref() is not None for ref in taken)
+        assert source.episodes == []
+        assert source.advance()
+        assert shard_of(source) >= 0
 
 
 class Gate(OgbenchSource):
@@ -174,24 +142,22 @@ def test_it_waits_only_where_the_next_shard_is_due_and_not_read(folder: Path, mo
 
 
 def test_an_error_of_the_thread_is_raised_before_the_shard_is_due(folder: Path) -> None:
-    first = ShardedSource(folder, ReadOptions(), replace_interval=1, seed=1)
-    first.close()
+    with sharded(folder, ReadOptions(), replace_interval=1, seed=1) as first:
+        current = first.current
     for path in folder.iterdir():
-        if path != first.current:
+        if path != current:
             path.write_bytes(b"PK broken")
-    with sharded(folder, ReadOptions(), replace_interval=10_000, seed=1) as source:
-        with pytest.raises(DataError, match=naming(folder, "zip")):
-            advance_for_long(source)
-        assert source.current == first.current
-        assert len(source.episodes) == 2
-        with pytest.raises(DataError, match=naming(folder, "zip")):
+
+    def advance_for_long() -> None:
+        for _ in range(int(100 * WAIT)):
             source.advance()
+            time.sleep(0.01)
 
-
-def advance_for_long(source: ShardedSource) -> None:
-    for _ in range(int(100 * WAIT)):
-        source.advance()
-        time.sleep(0.01)
+    with sharded(folder, ReadOptions(), replace_interval=10_000, seed=1) as source:
+        for call in (advance_for_long, source.advance):
+            with pytest.raises(DataError, match=naming(folder, "zip")):
+                call()
+            assert (source.current, len(source.episodes)) == (current, 2)
 
 
 def test_proportions_of_steps_and_single_shards(tmp_path: Path) -> None:

@@ -13,7 +13,10 @@ import h5py
 import numpy as np
 from PIL import Image
 
+from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.hdf5_io import close_files
+from serl_chunk.data.source import ReadOptions
+from serl_chunk.types import Episode
 
 Content = dict[str, Any]
 Row = dict[str, Any]
@@ -56,6 +59,20 @@ def amended(path: Path, changes: Content) -> Path:
                 here[key] = value(here[key]) if callable(value) else value
         pickled(path, rows)
     return path
+
+
+def read_all(path: Path, format: str | None = None, **options: Any) -> list[Episode]:
+    source = open_episodes(path, ReadOptions(**options), format)
+    return list(map(source.read, source.keys()))
+
+
+def notes_of(path: Path, format: str | None = None, **options: Any) -> str:
+    return "\n".join(open_episodes(path, ReadOptions(**options), format).notes())
+
+
+def states_of(episodes: list[Episode]) -> list[list[float]]:
+    """The first value of every state."""
+    return [e.steps.observation["state"][:, 0].tolist() for e in episodes]
 
 
 def hdf5_file(path: Path, content: Content) -> Path:

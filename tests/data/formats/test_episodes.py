@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_sets import aloha, amended, image_file, jpeg_rows
+from data_sets import aloha, amended, image_file, jpeg_rows, notes_of
 from errors import naming
 from PIL import Image
 
@@ -58,8 +58,8 @@ def test_every_recorders_file_is_read(tmp_path, recorder):
     np.testing.assert_array_equal(steps.action, file["action"].astype(np.float32))
     assert steps.action.dtype == steps.observation["state"].dtype == np.float32
     assert not steps.reward.any()
-    assert (steps.source == (Source.SCRIPTED if recorder == "act_sim" else Source.HUMAN)).all()
-    assert (steps.decision_tick == -1).all()
+    assert set(steps.source) == {Source.SCRIPTED if recorder == "act_sim" else Source.HUMAN}
+    assert set(steps.decision_tick) == {-1}
     assert sorted(steps.sparse) == ["images/top", "images/wrist"]
     for camera in ("top", "wrist"):
         index, frames = steps.sparse[f"images/{camera}"]
@@ -73,7 +73,7 @@ def test_every_recorders_file_is_read(tmp_path, recorder):
 
 @pytest.mark.parametrize("success", [True, False])
 def test_a_known_outcome_terminates_at_the_last_observation(tmp_path, success):
-    path = tmp_path / "episode_0.hdf5"
+    path = tmp_path / "a.hdf5"
     file = aloha(path)
     _, steps, end = _read(path, ReadOptions(color="rgb", success=success))
     np.testing.assert_array_equal(steps.action, file["action"][:5])
@@ -84,19 +84,11 @@ def test_a_known_outcome_terminates_at_the_last_observation(tmp_path, success):
     assert end.outcome is (Outcome.SUCCESS if success else Outcome.FAILURE)
     every = _read(path, ReadOptions(color="rgb", success=success, reward_every_step=True))
     assert every.steps.reward.tolist() == [float(success)] * 5
-
-
-def test_one_step_has_no_outcome(tmp_path):
-    aloha(tmp_path / "a.hdf5", 1)
-    assert _read(tmp_path / "a.hdf5").steps.n == 1
-    with pytest.raises(DataError, match=naming("a.hdf5", 2, 1)):
-        _read(tmp_path / "a.hdf5", ReadOptions(color="rgb", success=True))
-
-
-@pytest.mark.parametrize("task", ["fold the towel", np.bytes_("fold the towel")])
-def test_the_task_is_text_however_it_is_stored(tmp_path, task):
-    aloha(tmp_path / "a.hdf5", more={"@task": task})
-    assert _read(tmp_path / "a.hdf5").begin.task == "fold the towel"
+    aloha(path, 1, more={"@task": "fold the towel" if success else np.bytes_("fold the towel")})
+    one = _read(path)
+    assert (one.steps.n, one.begin.task) == (1, "fold the towel")
+    with pytest.raises(DataError, match=naming("a.hdf5", 2, 1)):  # one step has no outcome
+        _read(path, ReadOptions(color="rgb", success=success))
 
 
 @pytest.mark.parametrize("recorder", ["aloha", "mobile_aloha"])
@@ -104,13 +96,15 @@ def test_the_order_of_colours_is_what_the_file_says_else_the_caller(tmp_path, re
     path = tmp_path / "a.hdf5"
     aloha(path, **RECORDERS[recorder])
     bgr, rgb = frames_of(path, color="bgr"), frames_of(path)
-    np.testing.assert_array_equal(np.asarray(bgr), np.asarray(rgb)[..., ::-1])
-    np.testing.assert_array_equal(bgr[2], rgb[2][..., ::-1])
+    everything = np.asarray(rgb)
+    np.testing.assert_array_equal(np.asarray(bgr), everything[..., ::-1])
+    np.testing.assert_array_equal(bgr[2], everything[2, ..., ::-1])
+    for part in (slice(None, None, 2), np.array([4, 0]), np.arange(6) > 3, slice(0, 0)):
+        np.testing.assert_array_equal(np.asarray(rgb[part]), everything[part])
     assert bgr.encoded(2) is None
     assert not _read(path, ReadOptions(cameras=())).steps.sparse
-    first = rgb[0]
     amended(path, {"@color": np.bytes_("rgb")})
-    np.testing.assert_array_equal(frames_of(path, color="bgr")[0], first)
+    np.testing.assert_array_equal(frames_of(path, color="bgr")[0], everything[0])
 
 
 def test_jpeg_files_are_handed_out_as_they_are_stored(tmp_path):
@@ -124,8 +118,7 @@ def test_jpeg_files_are_handed_out_as_they_are_stored(tmp_path):
     assert frames[3:].encoded(2) == frames.encoded(5)
     row = np.frombuffer(image_file(file[TOP][0], mode="L") + bytes(9), np.uint8)  # grey: decoded, not copied
     amended(path, {TOP: np.stack([row] * 6)})
-    assert frames_of(path).encoded(0) is None
-    assert frames_of(path)[0].shape == (16, 24, 3)
+    assert (frames_of(path).encoded(0), frames_of(path)[0].shape) == (None, (16, 24, 3))
     aloha(path)
     assert frames_of(path).encoded(0) is None
 
@@ -168,80 +161,67 @@ def test_frames_survive_pickling_and_name_a_file_that_changed(tmp_path, monkeypa
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_selections_of_frames_are_those_frames(tmp_path):
-    aloha(tmp_path / "a.hdf5")
-    frames = frames_of(tmp_path / "a.hdf5")
-    everything = np.asarray(frames)
-    for part in (slice(1, 4), slice(None, None, 2), np.array([4, 0]), np.arange(6) > 3, slice(0, 0)):
-        np.testing.assert_array_equal(np.asarray(frames[part]), everything[part])
-
-
 def test_images_at_some_steps_only_are_not_repeated(tmp_path):
     """Document 000's chunk format, as written while a policy acted."""
-    ticks = np.array([0, 3, 6])
+    path, ticks = tmp_path / "a.hdf5", np.array([0, 3, 6])
     marks = {"image_indices": ticks, "chunk_starts": ticks.astype(np.int32)}
-    file = aloha(tmp_path / "a.hdf5", 8, frames=lambda frames: frames[ticks], more=marks)
-    _, steps, end = _read(tmp_path / "a.hdf5", ReadOptions(color="rgb", success=True))
+    file = aloha(path, 8, frames=lambda frames: frames[ticks], more=marks)
+    _, steps, end = _read(path, ReadOptions(color="rgb", success=True))
     index, frames = steps.sparse["images/top"]
     assert index.tolist() == [0, 3, 6]
     np.testing.assert_array_equal(np.asarray(frames), file[TOP][ticks])
-    assert (steps.source == Source.POLICY).all()
+    assert set(steps.source) == {Source.POLICY}
     assert steps.decision_tick.tolist() == [0, 0, 0, 3, 3, 3, 6]
     assert sorted(end.final_observation) == ["state"]  # no camera was read at the last tick
-
-
-def test_chunk_starts_may_be_flags_and_may_begin_late(tmp_path):
-    aloha(tmp_path / "a.hdf5", more={"chunk_starts": np.array([0, 0, 1, 0, 1, 0])})
-    assert _read(tmp_path / "a.hdf5").steps.decision_tick.tolist() == [-1, -1, 2, 2, 4, 4]
-    aloha(tmp_path / "b.hdf5", 4, frames=lambda v: v[1:3], more={"image_indices": np.array([1, 2], np.uint8)})
-    steps = _read(tmp_path / "b.hdf5").steps
-    assert (steps.source == Source.HUMAN).all()
+    aloha(path, more={"chunk_starts": np.array([0, 0, 1, 0, 1, 0])})  # flags, which may begin late
+    assert _read(path).steps.decision_tick.tolist() == [-1, -1, 2, 2, 4, 4]
+    aloha(path, 4, frames=lambda v: v[1:3], more={"image_indices": np.array([1, 2], np.uint8)})
+    steps = _read(path).steps
+    assert set(steps.source) == {Source.HUMAN}
     assert steps.sparse["images/top"].index.tolist() == [1, 2]
 
 
 def test_joints_and_the_mobile_base_are_the_robots(tmp_path):
     path = tmp_path / "a.hdf5"
     file = aloha(path, **RECORDERS["mobile_aloha"])
-    with_base = _read(path, ReadOptions(cameras=(), spec=robot(4))).steps
-    np.testing.assert_array_equal(with_base.action, np.hstack([file["action"], np.ones((6, 2))]).astype(np.float32))
+    with_base = ReadOptions(cameras=(), spec=robot(4))
+    action = np.hstack([file["action"], np.ones((6, 2))]).astype(np.float32)
+    np.testing.assert_array_equal(_read(path, with_base).steps.action, action)
     swapped = _read(path, ReadOptions(cameras=(), spec=robot(2, 1, 0))).steps
     assert swapped.action.shape == (6, 2)
     np.testing.assert_array_equal(swapped.observation["state"], file["observations/qpos"][:, ::-1])
     np.testing.assert_allclose(np.diff(swapped.stamp), 1 / 25)
     amended(path, {"other": 1})
-    notes = " ".join(FORMAT.open(path, RGB).notes())
-    assert "base_action is not read: the mobile base" in notes
-    assert "observations/qvel is not read: a state is made of joint positions" in notes
-    assert "other is not read" in notes
+    notes = notes_of(path, color="rgb")
+    for said in ("base_action is not read: the mobile base", "qvel is not read: a state", "other is not read"):
+        assert said in notes
     assert "top" not in notes
-    assert "base_action" not in " ".join(FORMAT.open(path, ReadOptions(spec=robot(4))).notes())
+    assert "base_action" not in notes_of(path, spec=robot(4))
     amended(path, {"base_action": np.ones((6, 3))})
     with pytest.raises(DataError, match=naming("a.hdf5", "/base_action", "[6, 3]", "[6, 2]")):
-        _read(path, ReadOptions(cameras=(), spec=robot(4)))
+        _read(path, with_base)
 
 
 def test_the_rate_is_the_files_else_what_the_caller_says_else_nobody_knows(tmp_path):
     path = tmp_path / "a.hdf5"
     aloha(path)
-    unknown = FORMAT.open(path, RGB)
-    assert unknown.hz is None
-    assert not unknown.read("a.hdf5").steps.stamp.any()
-    assert any("hz" in note for note in unknown.notes())
-    assert "the source of actions is not recorded: all steps are taken for a human's" in unknown.notes()
-    assert not any("one step earlier" in note for note in unknown.notes())
-    judged = FORMAT.open(path, ReadOptions(color="rgb", success=True))
-    assert any("episodes end one step earlier" in note for note in judged.notes())
-    said = FORMAT.open(path, ReadOptions(color="rgb", hz=20))
-    assert said.hz == 20
-    np.testing.assert_allclose(np.diff(said.read("a.hdf5").steps.stamp), 1 / 20)
+    notes = notes_of(path, color="rgb")
+    assert FORMAT.open(path, RGB).hz is None
+    assert not _read(path).steps.stamp.any()
+    assert "hz" in notes
+    assert "the source of actions is not recorded: all steps are taken for a human's" in notes
+    assert "one step earlier" not in notes
+    assert "episodes end one step earlier" in notes_of(path, color="rgb", success=True)
+    said = ReadOptions(color="rgb", hz=20)
+    assert FORMAT.open(path, said).hz == 20
+    np.testing.assert_allclose(np.diff(_read(path, said).steps.stamp), 1 / 20)
     aloha(tmp_path / "b.hdf5", more={"@hz": 30})
-    mixed = FORMAT.open(tmp_path, ReadOptions(color="rgb", hz=20))
     with pytest.raises(DataError, match=naming("b.hdf5", 30, 20)):
-        mixed.read("b.hdf5")
-    (tmp_path / "a.hdf5").unlink()
+        FORMAT.open(tmp_path, said).read("b.hdf5")
+    path.unlink()
     assert FORMAT.open(tmp_path, RGB).hz == 30
     with pytest.raises(DataError, match=naming("b.hdf5", 30, 20, "hz")):
-        FORMAT.open(tmp_path, ReadOptions(hz=20))
+        FORMAT.open(tmp_path, said)
 
 
 def _scored(folder: Path, *names: str) -> None:
@@ -254,33 +234,30 @@ def test_folders_of_document_000_have_their_rewards(tmp_path):
     _scored(tmp_path, "score_5", "score_1")
     source = FORMAT.open(tmp_path, RGB)
     assert source.keys() == [f"score_{k}/episode_{i}.hdf5" for k in (1, 5) for i in (2, 10)]
-    bad, good = source.read("score_1/episode_2.hdf5"), source.read("score_5/episode_2.hdf5")
-    assert good.steps.reward.tolist() == [0, 0, 1]
-    assert bad.steps.reward.tolist() == [0, 0, 0, 0]
-    assert (good.end.outcome, good.end.terminated) == (Outcome.SUCCESS, True)
-    assert (bad.end.outcome, bad.end.terminated) == (Outcome.FAILURE, True)
-    assert any("score_1 = 0, score_5 = 1" in note for note in source.notes())
+    for key, rewards, outcome in (("score_1", [0] * 4, Outcome.FAILURE), ("score_5", [0, 0, 1], Outcome.SUCCESS)):
+        _, steps, end = source.read(f"{key}/episode_2.hdf5")
+        assert (steps.reward.tolist(), end.outcome, end.terminated) == (rewards, outcome, True)
+    assert "score_1 = 0, score_5 = 1" in notes_of(tmp_path, "episodes", color="rgb")
 
 
 def test_any_folder_can_be_given_a_reward_and_none_is_left_without(tmp_path, joints_spec):
     _scored(tmp_path, "score_5", "score_3", "notes_to_self")
-    with pytest.raises(
-        DataError, match=naming("notes_to_self", "score_3", "scores: the rewards", "notes_to_self=REWARD")
-    ):
-        FORMAT.open(tmp_path, RGB)
     scores = (("score_5", 1.0), ("score_3", 0.5), ("notes_to_self", 0.0))
+    for given, named in (
+        ((), ("notes_to_self", "score_3", "scores: the rewards", "notes_to_self=REWARD")),
+        ((*scores, ("score_9", 1.0)), ("score_9", "scores", "notes_to_self")),
+    ):
+        with pytest.raises(DataError, match=naming(*named)):
+            FORMAT.open(tmp_path, ReadOptions(scores=given))
     source = FORMAT.open(tmp_path, ReadOptions(scores=scores, color="rgb", reward_every_step=True))
     middle = source.read("score_3/episode_10.hdf5")
     assert middle.steps.reward.tolist() == [0.5] * middle.steps.n
     assert (middle.end.outcome, middle.end.terminated) == (Outcome.UNKNOWN, True)
-    with pytest.raises(DataError, match=naming("score_9", "scores", "notes_to_self")):
-        FORMAT.open(tmp_path, ReadOptions(scores=(*scores, ("score_9", 1.0))))
     # Opened once more from what a run wrote down, an episode is what it was.
     options = ReadOptions(scores=scores, cameras=())
     demos = load_demos([tmp_path], joints_spec, options=options)
-    assert [e.end.outcome for e in demos.episodes] == [
-        outcome for outcome in (Outcome.FAILURE, Outcome.UNKNOWN, Outcome.SUCCESS) for _ in range(2)
-    ]
+    outcomes = (Outcome.FAILURE, Outcome.UNKNOWN, Outcome.SUCCESS)
+    assert [e.end.outcome for e in demos.episodes] == [outcome for outcome in outcomes for _ in range(2)]
     for origin, episode in zip(demos.origins, demos.episodes, strict=True):
         assert origin.path == tmp_path
         assert FORMAT.open(tmp_path, options).read(origin.key).end.outcome is episode.end.outcome
@@ -297,38 +274,29 @@ def test_our_own_files_keep_what_they_record(tmp_path, spec, make_episode, asser
     assert isinstance(read.steps.sparse["images/top"].values, Frames)
     assert read.begin.task == "stack"  # where the file has no text
     assert_same(decode_images(read)._replace(begin=episode.begin), episode)
-    assert any("keep the rewards that they record" in note for note in source.notes())
-    only = open_episode(path, ReadOptions(cameras=("wrist",)))
-    assert sorted(only.steps.sparse) == ["images/wrist"]
+    assert "keep the rewards that they record" in notes_of(tmp_path, "episodes", spec=spec)
+    assert sorted(open_episode(path, ReadOptions(cameras=("wrist",))).steps.sparse) == ["images/wrist"]
     amended(path, {"rl@conditions": None})
     assert read_episode(path).begin == episode.begin._replace(conditions="")
 
 
 def test_folders_hold_files_in_their_order_under_ids_of_their_own(tmp_path, joints_spec):
-    for folder in ("monday", "tuesday"):
-        aloha(tmp_path / folder / "b.hdf5", seed=len(folder), frames=None)
-    ids = [e.begin.episode_id for e in load_demos([tmp_path / "monday", tmp_path / "tuesday"], joints_spec).episodes]
-    assert len(set(ids)) == 2
-    assert ids[0].startswith("b-")
-    folder = tmp_path / "monday"
-    (folder / "a.hdf5").write_text("damaged")
-    source = FORMAT.open(folder, RGB)
-    assert source.keys() == ["a.hdf5", "b.hdf5"]
-    assert source.notes()  # of the one that can be read
-    assert FORMAT.open(folder, ReadOptions(proportion=0.5)).keys() == ["a.hdf5"]
-
-
-def test_a_folder_without_episodes_and_a_link_to_nothing(tmp_path):
     for path, named in ((tmp_path, "*.hdf5"), (tmp_path / "absent", "HDF5")):
         with pytest.raises(DataError, match=naming(path, named)):
             FORMAT.open(path, RGB)
-    aloha(tmp_path / "there" / "episode_0.hdf5")
-    folder = tmp_path / "links"
-    folder.mkdir()
-    for i in range(2):
-        (folder / f"episode_{i}.hdf5").symlink_to(tmp_path / "there" / f"episode_{i}.hdf5")
-    source = FORMAT.open(folder, RGB)
-    assert source.keys() == ["episode_0.hdf5", "episode_1.hdf5"]
-    assert source.read("episode_0.hdf5").steps.n == 6
-    with pytest.raises(DataError, match=naming("episode_1.hdf5")):
-        source.read("episode_1.hdf5")
+    monday, tuesday = folders = tmp_path / "monday", tmp_path / "tuesday"
+    for folder in folders:
+        aloha(folder / "b.hdf5", seed=len(folder.name), frames=None)
+    ids = [e.begin.episode_id for e in load_demos(folders, joints_spec).episodes]
+    assert len(set(ids)) == 2
+    assert ids[0].startswith("b-")
+    (monday / "a.hdf5").write_text("damaged")
+    (monday / "c.hdf5").symlink_to(tuesday / "b.hdf5")
+    (monday / "d.hdf5").symlink_to(tuesday / "none.hdf5")
+    source = FORMAT.open(monday, RGB)
+    assert source.keys() == ["a.hdf5", "b.hdf5", "c.hdf5", "d.hdf5"]
+    assert source.notes()  # of those that can be read
+    assert FORMAT.open(monday, ReadOptions(proportion=0.5)).keys() == ["a.hdf5", "b.hdf5"]
+    assert source.read("c.hdf5").steps.n == 6
+    with pytest.raises(DataError, match=naming("d.hdf5")):
+        source.read("d.hdf5")

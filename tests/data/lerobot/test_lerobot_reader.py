@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_sets import image_file
+from data_sets import image_file, notes_of, read_all
 from errors import naming
 
 pytest.importorskip("pyarrow")
@@ -117,8 +117,8 @@ def sets(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def copy(sets: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
-    return lambda kind: Path(shutil.copytree(sets[kind], tmp_path / "set"))
+def copy(sets: dict[str, Path], tmp_path: Path) -> Callable[..., Path]:
+    return lambda kind, name="set": Path(shutil.copytree(sets[kind], tmp_path / name))
 
 
 @pytest.fixture
@@ -131,181 +131,143 @@ def foreign(copy) -> Path:
     return copy("foreign")
 
 
-def read(folder: Path, **options: Any) -> list[Episode]:
-    source = open_episodes(folder, ReadOptions(**options))
-    return [source.read(key) for key in source.keys()]
+def same_steps(found: list[Episode], wanted: list[Episode]) -> None:
+    for a, b in zip(wanted, map(decode_images, found), strict=True):
+        assert a.steps.observation["state"].tobytes() == b.steps.observation["state"].tobytes()
+        assert a.steps.action.tobytes() == b.steps.action.tobytes()
+        for key, rows in a.steps.sparse.items():
+            assert (b.steps.sparse[key].values == rows.values).all()
 
 
-def notes_of(folder: Path, **options: Any) -> str:
-    return "\n".join(open_episodes(folder, ReadOptions(**options)).notes())
-
-
-class TestForeign:
-    """Data sets without what only we write."""
-
-    def test_rewards_outcomes_and_who_acted(self, foreign: Path):
-        first, _, third, *_ = read(foreign)
-        wanted = several()[0]
-        assert first.end.outcome is Outcome.SUCCESS  # the last reward is 1
-        assert (first.end.length, first.end.terminated, first.end.truncated) == (8, True, False)
-        assert first.steps.reward.tolist() == [*wanted.steps.reward[:7].tolist(), 1.0]
-        assert (first.steps.source == Source.HUMAN).all()
-        assert (first.steps.policy_version == -1).all()
-        np.testing.assert_allclose(first.steps.stamp, np.arange(8) / HZ)
-        assert first.begin.task == "stack"
-        final = first.end.final_observation
-        assert (final["state"] == wanted.steps.observation["state"][8]).all()
-        assert (final["images/wrist"] == wanted.steps.sparse["images/wrist"].values[8]).all()
-        assert third.end.outcome is Outcome.UNKNOWN  # no success is no outcome
-        assert (third.end.length, third.end.terminated, third.end.truncated) == (12, False, True)
-        assert third.end.final_observation is None
-        notes = notes_of(foreign)
-        assert "a reward of 1 or more" in notes
-        assert "source of actions is not recorded" in notes
-        with pytest.raises(DataError, match=naming(0, 8, 1, "failure")):
-            read(foreign, success=False)
-        drop(foreign, "next.reward")
-        assert "success or failure" in notes_of(foreign)
-
-    @pytest.mark.parametrize("success", [True, False])
-    def test_outcome_given(self, foreign: Path, success: bool):
-        drop(foreign, "next.reward", "next.done")
-        for wanted, found in zip(several(), read(foreign, success=success), strict=True):
-            assert found.end.outcome is (Outcome.SUCCESS if success else Outcome.FAILURE)
-            assert (found.end.terminated, found.end.length) == (True, wanted.end.length - 1)
+def test_rewards_outcomes_and_who_acted_of_others(foreign: Path):
+    first, _, third, *_ = read_all(foreign)
+    wanted = several()[0]
+    assert first.end.outcome is Outcome.SUCCESS  # the last reward is 1
+    assert (first.end.length, first.end.terminated, first.end.truncated) == (8, True, False)
+    assert first.steps.reward.tolist() == [*wanted.steps.reward[:7].tolist(), 1.0]
+    assert (set(first.steps.source), set(first.steps.policy_version)) == ({Source.HUMAN}, {-1})
+    np.testing.assert_allclose(first.steps.stamp, np.arange(8) / HZ)
+    assert first.begin.task == "stack"
+    final = first.end.final_observation
+    assert (final["state"] == wanted.steps.observation["state"][8]).all()
+    assert (final["images/wrist"] == wanted.steps.sparse["images/wrist"].values[8]).all()
+    assert third.end[1:6] == (12, None, False, True, Outcome.UNKNOWN)  # no success is no outcome
+    notes = notes_of(foreign)
+    assert "a reward of 1 or more" in notes
+    assert "source of actions is not recorded" in notes
+    with pytest.raises(DataError, match=naming(0, 8, 1, "failure")):
+        read_all(foreign, success=False)
+    drop(foreign, "next.reward", "next.done")
+    assert "success or failure" in notes_of(foreign)
+    for success, outcome in ((True, Outcome.SUCCESS), (False, Outcome.FAILURE)):
+        for before, found in zip(several(), read_all(foreign, success=success), strict=True):
+            assert found.end.outcome is outcome
+            assert (found.end.terminated, found.end.length) == (True, before.end.length - 1)
             assert found.steps.reward.tolist() == [0.0] * (found.steps.n - 1) + [float(success)]
-        every = read(foreign, success=True, reward_every_step=True)[0]
-        assert (every.steps.reward == 1).all()
+    assert (read_all(foreign, success=True, reward_every_step=True)[0].steps.reward == 1).all()
 
-    def test_all_texts_of_an_episode_with_several(self, foreign: Path):
-        """Parts of a task: the steps of one episode have different task_index values."""
-        amend(foreign, DATA, column("task_index", [0] * 3 + [1] * 6 + [1] * 7 + [0] * 25))
-        tasks = [e.begin.task for e in read(foreign, success=True)]
-        assert tasks[:3] == ["stack; insert", "insert", "stack"]
 
-    def judged(self, folder: Path, reward: dict[int, float], success: set[int]) -> Path:
-        """With these rewards by row, the others 0, and `next.success` true on these rows."""
-        amend(folder, INFO, feature("next.success", dtype="bool", shape=[1], names=None))
-        amend(folder, DATA, column("next.reward", pa.array([reward.get(i, 0.0) for i in range(ROWS)], pa.float32())))
-        flags = pa.array([i in success for i in range(ROWS)])
-        return amend(folder, DATA, lambda table: table.append_column("next.success", flags))
-
-    def test_a_success_before_the_last_row_keeps_its_reward(self, foreign: Path):
-        first, second, *_ = read(self.judged(foreign, {7: 1.0, 12: 1.0}, {7, 12}))
-        assert first.steps.reward.tolist() == [0.0] * 7 + [1.0]
-        assert second.steps.reward.tolist() == [0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
-
-    def test_a_success_without_reward_gets_one(self, foreign: Path):
-        amend(foreign, DATA, column("next.reward", pa.array(np.zeros(ROWS, np.float32))))
-        assert read(foreign, success=True)[1].steps.reward.tolist() == [0.0] * 5 + [1.0]
-        assert "5 successes had no" in notes_of(foreign, success=True)
-        self.judged(foreign, {7: 1.0}, {7, 12})
-        assert read(foreign)[1].steps.reward.tolist() == [0.0] * 5 + [1.0]
-        assert "1 successes had no reward of 1 or more: their last step has 1" in notes_of(foreign)
-
-    def test_nowhere_true_is_no_outcome(self, foreign: Path):
-        self.judged(foreign, {7: 1.0}, {7})
-        first, second, *_ = read(foreign)
-        assert (first.end.outcome, first.end.length) == (Outcome.SUCCESS, 8)
-        assert (second.end.outcome, second.end.length) == (Outcome.UNKNOWN, 7)
-        assert (second.end.terminated, second.end.truncated) == (False, True)
-        assert "4 episodes without a true next.success" in notes_of(foreign)
-        failed = read(foreign, success=False)[1].end
+@pytest.mark.parametrize(
+    ("rewarded", "marked", "options", "rewards", "note"),
+    [
+        ({7, 12}, {7, 12}, {}, ([0.0] * 7 + [1.0], [0.0, 0.0, 0.0, 1.0, 0.0, 0.0]), ""),
+        ({7}, {7, 12}, {}, ([0.0] * 7 + [1.0], [0.0] * 5 + [1.0]),
+         "1 successes had no reward of 1 or more: their last step has 1"),
+        (set(), None, {"success": True}, ([0.0] * 7 + [1.0], [0.0] * 5 + [1.0]), "5 successes had no"),
+        ({7}, {7}, {}, ([0.0] * 7 + [1.0], [0.0] * 7), "4 episodes without a true next.success"),
+    ],
+)  # fmt: skip
+def test_successes_and_their_rewards(foreign: Path, rewarded, marked, options, rewards, note):
+    """With a reward of 1 on these rows, the others 0, and `next.success` true on those."""
+    amend(foreign, DATA, column("next.reward", pa.array([float(i in rewarded) for i in range(ROWS)], pa.float32())))
+    if marked is not None:
+        amend(foreign, INFO, feature("next.success", dtype="bool", shape=[1], names=None))
+        flags = pa.array([i in marked for i in range(ROWS)])
+        amend(foreign, DATA, lambda table: table.append_column("next.success", flags))
+    found, notes = read_all(foreign, **options), notes_of(foreign, **options)
+    assert [e.steps.reward.tolist() for e in found[:2]] == list(rewards)
+    assert (note or "had no reward") in notes or not note
+    if marked == {7}:  # nowhere true is no outcome
+        assert found[1].end[3:6] == (False, True, Outcome.UNKNOWN)
+        failed = read_all(foreign, success=False)[1].end
         assert (failed.outcome, failed.length, failed.terminated) == (Outcome.FAILURE, 6, True)
         assert "without a true" not in notes_of(foreign, success=False)
         drop(foreign, "next.reward")
         with pytest.raises(DataError, match=naming(1, "next.success", "failure")):
-            read(foreign, reward_every_step=True)
+            read_all(foreign, reward_every_step=True)
 
-    def test_what_we_record_counts_also_without_what_lies_beside(self, ours: Path):
-        (ours / SIDE).unlink()
-        found = read(ours, success=True)
-        assert [e.end.outcome for e in found[:3]] == [Outcome.SUCCESS, Outcome.SUCCESS, Outcome.UNKNOWN]
-        wanted = several()[0].steps
-        assert found[0].steps.decision_tick.tolist() == wanted.decision_tick[:8].tolist()
-        drop(ours, "complementary_info.source")
-        assert (read(ours)[0].steps.source == wanted.source[:8]).all()  # by interventions
-        source = open_episodes(ours, ReadOptions())
-        amend(ours, DATA, column("next.success", pa.array([None] * ROWS, pa.bool_())))
-        assert not any("without a true" in note for note in source.notes())  # damage is left to reading
-        (ours / DATA).unlink()
-        assert not any("without a true" in note for note in source.notes())
 
-    def test_reward_under_its_other_name(self, foreign: Path):
-        names = {"next.reward": "reward"}
-        amend(foreign, DATA, lambda t: t.rename_columns([names.get(n, n) for n in t.column_names]))
-        amend(foreign, INFO, lambda a: a | {"features": {names.get(k, k): v for k, v in a["features"].items()}})
-        assert read(foreign)[0].steps.reward[-1] == 1
+def test_what_we_record_counts_also_without_what_lies_beside(ours: Path):
+    (ours / SIDE).unlink()
+    found, wanted = read_all(ours, success=True), several()[0].steps
+    assert [e.end.outcome for e in found[:3]] == [Outcome.SUCCESS, Outcome.SUCCESS, Outcome.UNKNOWN]
+    assert found[0].steps.decision_tick.tolist() == wanted.decision_tick[:8].tolist()
+    drop(ours, "complementary_info.source")
+    assert (read_all(ours)[0].steps.source == wanted.source[:8]).all()  # by interventions
+    amend(ours, DATA, column("next.success", pa.array([None] * ROWS, pa.bool_())))
+    source = open_episodes(ours, ReadOptions())
+    assert not any("without a true" in note for note in source.notes())  # damage is left to reading
+    (ours / DATA).unlink()
+    assert not any("without a true" in note for note in source.notes())
 
-    @pytest.mark.parametrize("codec", ["snappy", "none"])
-    def test_other_ways_to_write_it(self, foreign: Path, codec: str):
-        """Variable lists, float64, one row group for several episodes, compressed images, columns in another order."""
 
-        def change(table: pa.Table) -> pa.Table:
-            for name in ("observation.state", "action"):
-                table = column(name, lambda rows: pa.array(rows, pa.list_(pa.float64())))(table)
-            table = column("timestamp", lambda rows: np.array(rows, np.float64))(table)
-            return table.select(table.column_names[::-1]).replace_schema_metadata(None)
+@pytest.mark.parametrize("codec", ["snappy", "none"])
+def test_other_ways_to_write_it(foreign: Path, codec: str):
+    """Variable lists, float64, one row group for several episodes, compressed images, columns in another order."""
 
-        wanted = [decode_images(e) for e in read(foreign)]
-        amend(foreign, DATA, change, compression=codec, row_group_size=13)
-        for a, b in zip(wanted, read(foreign), strict=True):
-            assert a.steps.observation["state"].tobytes() == b.steps.observation["state"].tobytes()
-            assert a.steps.action.tobytes() == b.steps.action.tobytes()
-            for key, rows in a.steps.sparse.items():
-                assert (np.asarray(b.steps.sparse[key].values) == rows.values).all()
+    def change(table: pa.Table) -> pa.Table:
+        for name in ("observation.state", "action"):
+            table = column(name, lambda rows: pa.array(rows, pa.list_(pa.float64())))(table)
+        table = column("timestamp", lambda rows: np.array(rows, np.float64))(table)
+        return table.select(table.column_names[::-1]).replace_schema_metadata(None)
 
-    def test_several_files_and_optional_pieces_missing(self, foreign: Path):
-        wanted = [decode_images(e) for e in read(foreign)]
-        table = pq.read_table(foreign / DATA)
-        for i in range(5):
-            part = table.filter(pc.field("episode_index") == i)
-            pq.write_table(part, foreign / f"data/chunk-000/file-{i:03d}.parquet")
-        kept = ["episode_index", "length", "data/chunk_index", "data/file_index", "tasks"]
-        amend(foreign, EPISODES, lambda table: table.select(kept))
-        gone = ("robot_type", "total_tasks", "chunks_size", "splits", "data_path", "video_path", "total_frames")
-        amend(foreign, INFO, info(**dict.fromkeys((*gone, "total_episodes"))))
-        (foreign / "meta/stats.json").unlink()
-        for a, b in zip(wanted, read(foreign), strict=True):
-            assert a.steps.action.tobytes() == b.steps.action.tobytes()
-            assert (a.steps.sparse["images/top"].values == np.asarray(b.steps.sparse["images/top"].values)).all()
+    wanted = [decode_images(e) for e in read_all(foreign)]
+    amend(foreign, DATA, change, compression=codec, row_group_size=13)
+    same_steps(read_all(foreign), wanted)
 
-    def test_no_rate(self, foreign: Path):
-        amend(foreign, INFO, info(fps=None))
-        assert open_episodes(foreign, ReadOptions()).hz is None
-        assert read(foreign, hz=10.0)[0].steps.stamp[1] == 0.1
 
-    def test_grey_images_and_those_with_a_palette(self, foreign: Path):
-        files = [image_file(smooth(0, t), "PNG", "L" if t % 2 else "P") for t in range(ROWS)]
-        amend(foreign, DATA, column(TOP, [{"bytes": file, "path": None} for file in files]))
-        frames = read(foreign)[0].steps.sparse["images/top"].values
-        assert frames.encoded(1) is None
-        assert frames[1].shape == (HEIGHT, WIDTH, 3)
+def test_several_files_and_optional_pieces_missing(foreign: Path):
+    wanted = [decode_images(e) for e in read_all(foreign)]
+    table = pq.read_table(foreign / DATA)
+    for i in range(5):
+        pq.write_table(table.filter(pc.field("episode_index") == i), foreign / f"data/chunk-000/file-{i:03d}.parquet")
+    kept = ["episode_index", "length", "data/chunk_index", "data/file_index", "tasks"]
+    amend(foreign, EPISODES, lambda table: table.select(kept))
+    gone = ("robot_type", "total_tasks", "chunks_size", "splits", "data_path", "video_path", "total_frames", "fps")
+    amend(foreign, INFO, info(**dict.fromkeys((*gone, "total_episodes"))))
+    (foreign / "meta/stats.json").unlink()
+    same_steps(found := read_all(foreign, hz=10.0), wanted)
+    assert (open_episodes(foreign, ReadOptions()).hz, found[0].steps.stamp[1]) == (None, 0.1)
 
-    def test_cameras_and_proportion(self, foreign: Path):
-        assert list(read(foreign, cameras=("wrist",))[0].steps.sparse) == ["images/wrist"]
-        assert read(foreign, cameras=())[0].steps.sparse == {}
-        assert len(read(foreign, proportion=0.6)) == 3
-        with pytest.raises(DataError, match=naming("left", "top", "wrist")):
-            read(foreign, cameras=("left",))
 
-    @pytest.mark.parametrize(
-        ("shape", "names"),
-        [
-            ([3, HEIGHT, WIDTH], ["channels", "height", "width"]),
-            ([3, HEIGHT, WIDTH], {"axes": ["height", "width"]}),
-            ([HEIGHT, WIDTH, 3], {"axes": ["height", "width"]}),
-        ],
-    )
-    def test_axes(self, foreign: Path, shape: list[int], names: Any):
+def test_other_names_texts_axes_and_images(foreign: Path):
+    assert list(read_all(foreign, cameras=("wrist",))[0].steps.sparse) == ["images/wrist"]
+    assert read_all(foreign, cameras=())[0].steps.sparse == {}
+    assert len(read_all(foreign, proportion=0.6)) == 3
+    with pytest.raises(DataError, match=naming("left", "top", "wrist")):
+        read_all(foreign, cameras=("left",))
+    amend(foreign, DATA, column("task_index", [0] * 3 + [1] * 6 + [1] * 7 + [0] * 25))  # several in an episode
+    assert [e.begin.task for e in read_all(foreign)][:3] == ["stack; insert", "insert", "stack"]
+    amend(foreign, DATA, lambda t: t.rename_columns([{"next.reward": "reward"}.get(n, n) for n in t.column_names]))
+    amend(foreign, INFO, lambda a: json.loads(json.dumps(a).replace('"next.reward"', '"reward"')))
+    assert read_all(foreign)[0].steps.reward[-1] == 1
+    for shape, names in (
+        ([3, HEIGHT, WIDTH], ["channels", "height", "width"]),
+        ([3, HEIGHT, WIDTH], {"axes": ["height", "width"]}),
+        ([HEIGHT, WIDTH, 3], {"axes": ["height", "width"]}),
+    ):
         amend(foreign, INFO, feature(TOP, shape=shape, names=names))
-        assert read(foreign)[0].steps.sparse["images/top"].values.shape == (8, HEIGHT, WIDTH, 3)
+        assert read_all(foreign)[0].steps.sparse["images/top"].values.shape == (8, HEIGHT, WIDTH, 3)
+    files = [image_file(smooth(0, t), "PNG", "L" if t % 2 else "P") for t in range(ROWS)]  # grey, and with a palette
+    amend(foreign, DATA, column(TOP, [{"bytes": file, "path": None} for file in files]))
+    frames = read_all(foreign)[0].steps.sparse["images/top"].values
+    assert (frames.encoded(1), frames[1].shape) == (None, (HEIGHT, WIDTH, 3))
 
 
-def cut_anew(kind: Callable[[Any], Any]) -> Change:
+def cut_anew() -> Change:
     """Lists that are as long together as they should be."""
     lists = [[0.0] * {2: 2, 3: 4}.get(i, 3) for i in range(ROWS)]
-    return column("action", pa.array(lists, kind(pa.float32())))
+    return column("action", pa.array(lists, pa.list_(pa.float32())))
 
 
 def pandas(about: bytes | None) -> Change:
@@ -322,62 +284,54 @@ def partial(**values: Any) -> Change:
 
 DECISION = {"name": "x", "dtype": "<f4", "shape": [1], "ticks": [0], "data": b"\0\0\0\0"}
 THIRD = "data/chunk-000/episode_000002.parquet"
-BOTH = "ours foreign"
 TRAPS: list[tuple[str, str, Change | int | str | None, tuple[Any, ...]]] = [
-    (BOTH, DATA, without("next.reward"), ("file-000.parquet", "next.reward", "meta/info.json")),
-    (BOTH, DATA, lambda t: t.append_column("effort", pa.array(np.zeros(ROWS))),
+    ("ours", DATA, without("next.reward"), ("file-000.parquet", "next.reward", "meta/info.json")),
+    ("ours", DATA, lambda t: t.append_column("effort", pa.array(np.zeros(ROWS))),
      ("file-000.parquet", "effort", "meta/info.json")),
-    (BOTH, TASKS, pandas(None), ("tasks.parquet", "pandas", "__index_level_0__")),
-    (BOTH, TASKS, pandas(b"{"), ("tasks.parquet", "pandas", "(char 1)")),
-    (BOTH, TASKS, pandas(b"[]"), ("tasks.parquet", "pandas", "__index_level_0__")),
-    (BOTH, TASKS, lambda t: t.take([1, 0]).replace_schema_metadata(t.schema.metadata),
+    ("ours", TASKS, pandas(None), ("tasks.parquet", "pandas", "__index_level_0__")),
+    ("ours", TASKS, pandas(b"{"), ("tasks.parquet", "pandas", "(char 1)")),
+    ("ours", TASKS, lambda t: t.take([1, 0]).replace_schema_metadata(t.schema.metadata),
      ("tasks.parquet", "task_index", "[1, 0]")),
-    (BOTH, DATA, lambda t: t.take([*range(11), 12, 11, *range(13, ROWS)]),
+    ("ours", DATA, lambda t: t.take([*range(11), 12, 11, *range(13, ROWS)]),
      (1, 2, "frame_index", 3, "file-000.parquet")),
-    (BOTH, EPISODES, lambda t: t.take([0, 2, 1, 3, 4]), (EPISODES, 1, 2)),
-    (BOTH, DATA, column("timestamp", at(13, lambda v: v + 0.002)), (1, 4, "timestamp", "0.082000", 50, "0.080000")),
-    (BOTH, DATA, column("action", at(2, [0.0, np.nan, 0.0])), (0, 2, "action")),
-    (BOTH, DATA, column("next.reward", at(3, None)), (0, 3, "next.reward")),
-    (BOTH, DATA, column("action", at(3, [0.0] * 2)), (0, "action", "file-000.parquet", 3, "row 0", 2, "row 3")),
-    (BOTH, DATA, cut_anew(pa.list_), (0, "action", "file-000.parquet", 3, "row 0", 2, "row 2")),
-    (BOTH, DATA, cut_anew(pa.large_list), (0, "action", "file-000.parquet", 3, "row 0", 2, "row 2")),
-    (BOTH, DATA, column("action", [{"x": 0.0}] * ROWS), (0, "action", "file-000.parquet", "struct<x: double>")),
-    (BOTH, DATA, column("action", [[0.0] * 7] * ROWS), (0, "action", "[7]", "[3]")),
-    (BOTH, EPISODES, column("length", ["nine"] * 5), ("file-000.parquet", "length", "string")),
-    (BOTH, INFO, feature("action", shape="nine"), ("info.json", "action", "nine")),
-    (BOTH, DATA, lambda t: t.slice(0, 30), ("/data", 30, 1, 41)),
-    (BOTH, EPISODES, column("dataset_from_index", [0, 9, 15, 28, 33]), (EPISODES, 2, 15, 16)),
-    (BOTH, DATA, column("task_index", [7] * ROWS), (0, "task_index", 7, 2)),
-    (BOTH, DATA, -200, (DATA, "Parquet")),
-    (BOTH, EPISODES, -200, (EPISODES, "Parquet")),
-    (BOTH, INFO, -200, ("info.json", "char")),
-    (BOTH, DATA, None, ("/data", "chunk-*/*.parquet")),
-    (BOTH, EPISODES, None, ("meta/episodes", "chunk-*/*.parquet")),
-    (BOTH, TASKS, None, ("meta/tasks.parquet",)),
-    (BOTH, INFO, info(codebase_version="v1.6"), ("info.json", "codebase_version", "v1.6", "v3.0", "v2.1")),
-    (BOTH, INFO, info(fps=-1), ("info.json", "fps", -1)),
-    (BOTH, INFO, info(features=None), ("info.json", "features", "dtype")),
-    (BOTH, INFO, info(total_episodes=9), ("info.json", "total_episodes", 9, 5)),
-    (BOTH, INFO, info(data_path="data/{nonsense}.parquet"), ("info.json", "data_path", "video_path", "nonsense")),
-    (BOTH, INFO, info(fps=25), (0, 1, "timestamp", "0.020000", 25)),
+    ("ours", EPISODES, lambda t: t.take([0, 2, 1, 3, 4]), (EPISODES, 1, 2)),
+    ("ours", DATA, column("timestamp", at(13, lambda v: v + 0.002)), (1, 4, "timestamp", "0.082000", 50, "0.080000")),
+    ("ours", DATA, column("action", at(2, [0.0, np.nan, 0.0])), (0, 2, "action")),
+    ("ours", DATA, column("next.reward", at(3, None)), (0, 3, "next.reward")),
+    ("ours", DATA, column("action", at(3, [0.0] * 2)), (0, "action", "file-000.parquet", 3, "row 0", 2, "row 3")),
+    ("ours", DATA, cut_anew(), (0, "action", "file-000.parquet", 3, "row 0", 2, "row 2")),
+    ("ours", DATA, column("action", [{"x": 0.0}] * ROWS), (0, "action", "file-000.parquet", "struct<x: double>")),
+    ("ours", DATA, column("action", [[0.0] * 7] * ROWS), (0, "action", "[7]", "[3]")),
+    ("ours", EPISODES, column("length", ["nine"] * 5), ("file-000.parquet", "length", "string")),
+    ("ours", INFO, feature("action", shape="nine"), ("info.json", "action", "nine")),
+    ("ours", DATA, lambda t: t.slice(0, 30), ("/data", 30, 1, 41)),
+    ("ours", EPISODES, column("dataset_from_index", [0, 9, 15, 28, 33]), (EPISODES, 2, 15, 16)),
+    ("ours", DATA, column("task_index", [7] * ROWS), (0, "task_index", 7, 2)),
+    ("ours", DATA, -200, (DATA, "Parquet")),
+    ("ours", EPISODES, -200, (EPISODES, "Parquet")),
+    ("ours", INFO, -200, ("info.json", "char")),
+    ("ours", DATA, None, ("/data", "chunk-*/*.parquet")),
+    ("ours", EPISODES, None, ("meta/episodes", "chunk-*/*.parquet")),
+    ("ours", TASKS, None, ("meta/tasks.parquet",)),
+    ("ours", INFO, info(codebase_version="v1.6"), ("info.json", "codebase_version", "v1.6", "v3.0", "v2.1")),
+    ("ours", INFO, info(fps=-1), ("info.json", "fps", -1)),
+    ("ours", INFO, info(features=None), ("info.json", "features", "dtype")),
+    ("ours", INFO, info(total_episodes=9), ("info.json", "total_episodes", 9, 5)),
+    ("ours", INFO, info(data_path="data/{nonsense}.parquet"), ("info.json", "data_path", "video_path", "nonsense")),
     # Whoever removes episodes numbers the others anew: what lies beside them would be another episode's.
     ("ours", DATA, column("action", [[0.0] * 3] * ROWS), (0, SIDE, "changed")),
     ("ours", SIDE, lambda t: t.take([1, 0, 2, 3, 4]), (0, SIDE, 1)),
     ("ours", SIDE, without("outcome"), (0, SIDE, "outcome")),
     ("ours", SIDE, entry("image_ticks", ticks=[2, 99]), (1, SIDE, "top", 99, 7)),
-    ("ours", SIDE, entry("image_ticks", ticks=[-1, 5]), (1, SIDE, "top", -1, 7)),
     ("ours", SIDE, entry("decisions", ticks=[7]), (1, SIDE, "x", 7)),
     ("ours", SIDE, entry("decisions", dtype="O"), (1, SIDE, "decision/x", "object")),
     ("ours", SIDE, entry("decisions", dtype="nonsense"), (1, SIDE, "nonsense")),
     ("ours", SIDE, entry("decisions", shape=[2]), (1, SIDE, "(2,)")),
-    ("ours", SIDE, entry("decisions", data=None), (1, SIDE, "NoneType")),
     ("shared", SIDE, partial(ticks=[2, 99]), (1, "human_dims", 99, 7)),
     ("shared", SIDE, partial(ticks=[2]), (1, "human_dims", 2)),
     ("shared", SIDE, partial(data=b"\0\1\0\0\1"), (1, 3)),
     ("shared", SIDE, partial(data=bytes(6)), (1, "human_dims", "tick 2", "[0, 0, 0]")),
-    ("shared", SIDE, partial(data=None), (1, "NoneType")),
     ("v2.1", "meta/tasks.jsonl", '{"task_index": 1, "task": "a"}', ("tasks.jsonl", 0)),
-    ("v2.1", "meta/tasks.jsonl", '{"task_index": [0], "task": "a"}', ("tasks.jsonl", 0)),
     ("v2.1", "meta/tasks.jsonl", "{", ("tasks.jsonl", 1, "task_index", "task")),
     ("v2.1", "meta/episodes.jsonl", '{"episode_index": 1, "length": 4}', ("episodes.jsonl", 0)),
     ("v2.1", "meta/episodes.jsonl", '{"episode_index": 0, "length": "nine"}', ("episodes.jsonl", 1, "length", "nine")),
@@ -392,13 +346,11 @@ TRAPS: list[tuple[str, str, Change | int | str | None, tuple[Any, ...]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "change", "named"), [(kind, *trap) for kinds, *trap in TRAPS for kind in kinds.split()]
-)
+@pytest.mark.parametrize(("kind", "name", "change", "named"), TRAPS)
 def test_spoilt(copy, kind: str, name: str, change: Any, named: tuple[Any, ...]):
     folder = amend(copy(kind), name, change, **({"row_group_size": 16} if name == SIDE else {}))
     with pytest.raises(DataError, match=naming(*named)) as error:
-        read(folder)
+        read_all(folder)
     assert str(error.value).startswith(str(folder))
 
 
@@ -406,22 +358,24 @@ def test_without_what_belongs_to_it_it_is_read_or_named(ours: Path, copy, tmp_pa
     with pytest.raises(DataError, match=naming(tmp_path, "meta/info.json")):
         open_episodes(tmp_path, ReadOptions(), "lerobot")
     assert open_episodes(ours, ReadOptions()).notes() == []
-    assert {e.begin.conditions for e in read(ours)} == {'{"profile": "p"}'}
+    assert {e.begin.conditions for e in read_all(ours)} == {'{"profile": "p"}'}
     amend(ours, SIDE, without("conditions"), row_group_size=16)
-    assert {e.begin.conditions for e in read(ours)} == {""}
+    assert {e.begin.conditions for e in read_all(ours)} == {""}
     amend(ours, DATA, column("action", [[0.0] * 3] * ROWS))
     (ours / SIDE).unlink()
-    assert len(read(ours)) == 5
+    assert len(read_all(ours)) == 5
 
 
-def test_partial_interventions_are_beside_where_there_are_some(sets, assert_same):
+def test_partial_interventions_are_beside_where_there_are_some_and_the_older_version_is_read(sets, assert_same):
     assert "human_dims" not in pq.read_schema(sets["ours"] / SIDE).names
     assert pq.read_schema(sets["shared"] / SIDE).names[-1] == "human_dims"
-    episodes, found = several(), read(sets["shared"])
+    episodes, found = several(), read_all(sets["shared"])
     episodes[1] = shared(episodes[1], 2, 6)
     for wanted, got in zip(episodes, found, strict=True):
         assert_same(wanted, decode_images(got))
-    assert found[1].steps.sparse["human_dims"].values.tolist() == [[0, 1, 0], [0, 1, 0]]
+    older = read_all(sets["v2.1"])
+    assert [e.begin.task for e in older] == [e.begin.task for e in several()]
+    assert older[1].end.outcome is Outcome.SUCCESS
 
 
 START = "videos/observation.images.top/from_timestamp"
@@ -442,7 +396,7 @@ SMALL = image_file(smooth(0, 0, 8, 8), "PNG")
     ],
 )  # fmt: skip
 def test_a_frame_that_is_not_what_the_data_set_says(copy, kind, name, change, episode, tick, named):
-    frames = read(amend(copy(kind), name, change))[episode].steps.sparse["images/top"].values
+    frames = read_all(amend(copy(kind), name, change))[episode].steps.sparse["images/top"].values
     looks = [frames.__getitem__, frames.encoded] if kind == "foreign" else [frames.__getitem__]
     for look in looks:
         with pytest.raises(DataError, match=naming(*named)):
@@ -454,19 +408,13 @@ def test_a_frame_that_is_not_what_the_data_set_says(copy, kind, name, change, ep
 def test_times_of_videos_that_nothing_says(copy):
     """Without a rate every step would get the video's first frame."""
     folder = copy("bare")
-    wanted = [decode_images(e).steps.sparse["images/top"].values for e in read(folder)]
+    wanted = [decode_images(e).steps.sparse["images/top"].values for e in read_all(folder)]
     drop(folder, "timestamp")
     amend(folder, INFO, info(fps=None))
     with pytest.raises(DataError, match=naming(0, "timestamp", "fps", "hz")):
-        read(folder)
-    assert len(read(folder, cameras=())) == 2
-    for before, episode in zip(wanted, read(folder, hz=HZ), strict=True):
+        read_all(folder)
+    assert len(read_all(folder, cameras=())) == 2
+    for before, episode in zip(wanted, read_all(folder, hz=HZ), strict=True):
         assert (decode_images(episode).steps.sparse["images/top"].values == before).all()
     (folder / VIDEO).unlink()
-    assert len(read(folder, cameras=("wrist",), hz=HZ)) == 2
-
-
-def test_the_older_version_is_read(sets):
-    found = read(sets["v2.1"])
-    assert [e.begin.task for e in found] == [e.begin.task for e in several()]
-    assert found[1].end.outcome is Outcome.SUCCESS
+    assert len(read_all(folder, cameras=("wrist",), hz=HZ)) == 2

@@ -1,4 +1,4 @@
-"""Statistics and the maps between the robot's units and model space."""
+"""Statistics, openpi's transforms among them, and the maps between the robot's units and model space."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import os
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -18,8 +19,11 @@ from properties import examples
 
 from serl_chunk.config.experiment import NormaliserConfig
 from serl_chunk.data.normalise import normaliser
+from serl_chunk.data.normalise.chunk_statistics import NormStats, write_norm_stats
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
-from serl_chunk.types import ConfigError, DataError, Episode
+from serl_chunk.data.normalise.robot_units import UNITS, units_fault
+from serl_chunk.data.normalise.running_statistics import Statistics
+from serl_chunk.types import ConfigError, DataError, Episode, RobotSpec
 
 MODES = ("absolute_range", "absolute_demo", "relative")
 HORIZON = 4
@@ -70,19 +74,16 @@ def test_numbers_outside_of_model_space_are_counted_over_all_chunks(spec, demos)
 
 
 def test_no_difference_across_a_gap_is_demonstrated(spec, make_episode):
-    first, second = (make_episode(spec, n, seed=n, image_ticks={}) for n in (5, 7))
-    joined = [np.concatenate([a, b]) for a, b in [
-        (first.steps.observation["state"], second.steps.observation["state"] + 99),
-        (first.steps.action, second.steps.action + 99),
-    ]]  # fmt: skip
+    first, second = (make_episode(spec, n, seed=n, image_ticks={}).steps for n in (5, 7))
+    state = np.concatenate([first.observation["state"], second.observation["state"] + 99])
+    action = np.concatenate([first.action, second.action + 99])
     lost = np.where(np.arange(12) == 5, 150, 0).astype(np.int32)
     whole = make_episode(spec, 12, image_ticks={})
-    steps = dataclasses.replace(whole.steps, observation={"state": joined[0]}, action=joined[1], lost_ticks=lost)
+    steps = dataclasses.replace(whole.steps, observation={"state": state}, action=action, lost_ticks=lost)
     apart = fit_normaliser(spec, NormaliserConfig(actions="relative"), HORIZON, [whole._replace(steps=steps)])
-    beyond = [j >= 0 and d not in spec.grippers for d, j in enumerate(spec.joint_of_action)]
-    assert any(beyond)
-    assert np.abs(apart.encode(joined[0][5:6], joined[1][None, 5:9])[..., beyond]).max() <= 1
-    assert apart.scale[:, beyond].max() < 20  # 99 lies between the two halves
+    joints = [0, 1]
+    assert np.abs(apart.encode(state[5:6], action[None, 5:9])[..., joints]).max() <= 1
+    assert apart.scale[:, joints].max() < 20  # 99 lies between the two halves
 
 
 @pytest.mark.parametrize("mode", ["absolute_demo", "relative"])
@@ -109,102 +110,73 @@ def test_extremes_of_demonstrations_map_to_the_chosen_bound(spec, make_episode, 
 
 
 def test_relative_is_relative_to_the_measured_joint(spec, demos):
-    norm = fit_normaliser(spec, NormaliserConfig(actions="relative"), HORIZON, demos)
+    norm = fit_normaliser(spec, NormaliserConfig(actions="relative"), 20, demos)
     np.testing.assert_array_equal(norm.joint, [2, 0, -1])  # the gripper stays absolute
     state, chunk = demos[0].steps.observation["state"][0], demos[0].steps.action[:HORIZON]
     shift = np.array([0.5, 9.0, -0.25, 7.0, 8.0], np.float32)
     moved = chunk + np.array([-0.25, 0.5, 0.0], np.float32)
     np.testing.assert_allclose(norm.encode(state + shift, moved), norm.encode(state, chunk), atol=1e-5)
-
-
-def test_relative_without_demonstrations_means_stay_near(spec):
-    norm = fit_normaliser(spec, NormaliserConfig(actions="relative"), 50, [])
-    state = np.array([0.3, 0.5, -0.4, 9, 9], np.float32)
-    stay = norm.decode(state, np.zeros((50, 3), np.float32))
-    np.testing.assert_allclose(stay[:, :2], np.tile([-0.4, 0.3], (50, 1)), atol=1e-6)
-    np.testing.assert_allclose(stay[:, 2], 0.5)  # gripper: the middle of its range
-    # 5 % of the ranges (4 and 4) per tick, never more than a whole range
-    np.testing.assert_allclose(norm.scale[:, 0], np.minimum(0.2 * np.arange(1, 51), 4.0), rtol=1e-6)
-    np.testing.assert_allclose(norm.scale[:, 2], 0.5)
-
-
-def test_absolute_range_maps_the_limits_to_one(spec, demos):
-    norm = fit_normaliser(spec, NormaliserConfig(actions="absolute_range"), HORIZON, demos)
-    limits = np.array([spec.action_low, spec.action_high], np.float32)
-    coded = norm.encode(np.zeros(5, np.float32), limits)
-    np.testing.assert_allclose(coded, [[-1] * 3, [1] * 3], atol=1e-6)
-
-
-def test_states_have_mean_0_and_deviation_1_or_the_floor(spec, demos, monkeypatch):
-    monkeypatch.setattr(normaliser, "STATE_FLOOR", 0.5)
-    norm = fit_normaliser(spec, NormaliserConfig(), HORIZON, demos)
-    coded = norm.observe(np.concatenate([e.steps.observation["state"] for e in demos]))
-    np.testing.assert_allclose(coded.mean(0), 0, atol=1e-5)
-    np.testing.assert_allclose(coded.std(0), 1, atol=1e-4)
-    for e in demos:
-        constant = e.steps.observation["state"].copy()
-        constant[:, 3] = 2.0
-        e = e._replace(steps=dataclasses.replace(e.steps, observation={"state": constant}))
-        assert fit_normaliser(spec, NormaliserConfig(), HORIZON, [e]).state_std[3] == np.float32(0.5)
-    plain = fit_normaliser(spec, NormaliserConfig(state=False), HORIZON, demos)
-    np.testing.assert_array_equal(plain.observe(coded), coded)
-
-
-def test_statistics_of_many_steps_keep_their_digits(joints_spec, make_episode):
-    """A joint that rests at 1000.1 for 2^17 ticks: float32 sums would be off by whole units."""
-    small = make_episode(joints_spec, 2, image_ticks={})
-    n = 2**17
-    state = np.full((n, 2), 1000.1, np.float32)
-    columns = {"action": np.zeros((n, 2), np.float32), "lost_ticks": np.zeros(n, np.int32)}
-    steps = dataclasses.replace(small.steps, observation={"state": state}, **columns)
-    norm = fit_normaliser(joints_spec, NormaliserConfig(), 1, [small._replace(steps=steps)])
-    np.testing.assert_allclose(norm.state_mean, state[0], rtol=1e-6)
-    np.testing.assert_array_equal(norm.state_std, np.float32(0.01))
-
-
-def test_offsets_beyond_every_demonstration_take_the_longest_seen_range(spec, demos):
-    norm = fit_normaliser(spec, NormaliserConfig(actions="relative"), 20, demos)
-    assert norm.horizon == 20
+    # Offsets beyond every demonstration take the longest range that was seen.
     np.testing.assert_array_equal(norm.scale[12:], np.tile(norm.scale[11], (8, 1)))
     np.testing.assert_array_equal(norm.centre[12:], np.tile(norm.centre[11], (8, 1)))
     assert (norm.scale > 0).all()
 
 
-@pytest.mark.parametrize("name", ["state_mean", "state_std", "centre", "scale", "joint"])
-def test_the_digest_changes_with_any_number(spec, demos, name):
+def test_without_demonstrations_relative_zeros_mean_stay_and_limits_are_one(spec):
+    norm = fit_normaliser(spec, NormaliserConfig(actions="relative"), 50, [])
+    stay = norm.decode(np.array([0.3, 0.5, -0.4, 9, 9], np.float32), np.zeros((50, 3), np.float32))
+    np.testing.assert_allclose(stay, np.tile([-0.4, 0.3, 0.5], (50, 1)), atol=1e-6)  # gripper: the middle of its range
+    # 5 % of the ranges (4 and 4) per tick, never more than a whole range
+    np.testing.assert_allclose(norm.scale[:, 0], np.minimum(0.2 * np.arange(1, 51), 4.0), rtol=1e-6)
+    np.testing.assert_allclose(norm.scale[:, 2], 0.5)
+    norm = fit_normaliser(spec, NormaliserConfig(actions="absolute_range"), HORIZON, [])
+    coded = norm.encode(np.zeros(5, np.float32), np.array([spec.action_low, spec.action_high], np.float32))
+    np.testing.assert_allclose(coded, [[-1] * 3, [1] * 3], atol=1e-6)
+
+
+def test_states_have_mean_0_and_deviation_1_or_the_floor(spec, demos, make_episode, monkeypatch):
+    many = 2**17  # at 1000.1 float32 sums would be off by whole units
+    steps = make_episode(spec, 2, image_ticks={}).steps
+    still = np.full((many, 5), 1000.1, np.float32)
+    columns = {"action": np.zeros((many, 3), np.float32), "lost_ticks": np.zeros(many, np.int32)}
+    resting = demos[0]._replace(steps=dataclasses.replace(steps, observation={"state": still}, **columns))
+    norm = fit_normaliser(spec, NormaliserConfig(), 1, [resting])
+    np.testing.assert_allclose(norm.state_mean, still[0], rtol=1e-6)
+    np.testing.assert_array_equal(norm.state_std, np.float32(0.01))
+    monkeypatch.setattr(normaliser, "STATE_FLOOR", 0.5)
+    assert (fit_normaliser(spec, NormaliserConfig(), 1, [resting]).state_std == np.float32(0.5)).all()
     norm = fit_normaliser(spec, NormaliserConfig(), HORIZON, demos)
-    arrays = {k: v.copy() for k, v in norm.to_arrays().items()}
-    assert Normaliser.from_arrays(norm.mode, arrays).digest() == norm.digest()
-    assert Normaliser.from_arrays("absolute_demo", arrays).digest() != norm.digest()
-    arrays[name].flat[-1] -= 1
-    assert Normaliser.from_arrays(norm.mode, arrays).digest() != norm.digest()
+    coded = norm.observe(np.concatenate([e.steps.observation["state"] for e in demos]))
+    np.testing.assert_allclose(coded.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(coded.std(0), 1, atol=1e-4)
+    plain = fit_normaliser(spec, NormaliserConfig(state=False), HORIZON, demos)
+    np.testing.assert_array_equal(plain.observe(coded), coded)
 
 
-def test_it_cannot_be_changed(spec, demos):
+def test_its_numbers_are_its_own_and_make_its_digest(spec, demos):
     norm = fit_normaliser(spec, NormaliserConfig(), HORIZON, demos)
     with pytest.raises(ValueError, match=naming("read-only")):
         norm.scale[0] = 1
     arrays = {k: v.copy() for k, v in norm.to_arrays().items()}
     copied = Normaliser.from_arrays(norm.mode, arrays)
-    arrays["scale"][:] = 7  # the caller's array is the caller's
-    assert copied.digest() == norm.digest()
+    assert Normaliser.from_arrays("absolute_demo", arrays).digest() != norm.digest()
+    for values in arrays.values():
+        values.flat[-1] -= 1  # the caller's array is the caller's
+        assert copied.digest() == norm.digest() != Normaliser.from_arrays(norm.mode, arrays).digest()
+        values.flat[-1] += 1
     joint = arrays.pop("joint")
-    for other, named in (
-        ({"scale": arrays["scale"][:2], "joint": joint}, ("scale", "[H, A]", "(2, 3)")),
-        ({"joint": np.array([0, 1, 5])}, ("joint", 5)),
-        ({}, ("joint", "centre, scale, state_mean, state_std")),
+    chunk, state = np.zeros((5, 3), np.float32), np.zeros(5, np.float32)
+    short = [fit_normaliser(spec, NormaliserConfig(), horizon, []) for horizon in (1, 3)]
+    made = lambda **others: lambda: Normaliser.from_arrays("relative", arrays | others)  # noqa: E731
+    for call, named in (
+        (made(scale=arrays["scale"][:2], joint=joint), ("scale", "[H, A]", "(2, 3)")),
+        (made(joint=np.array([0, 1, 5])), ("joint", 5)),
+        (made(), ("joint", "centre, scale, state_mean, state_std")),
+        (lambda: short[0].encode(state, chunk), (5, 1)),
+        (lambda: short[1].decode(state, chunk), (5, 3)),
     ):
         with pytest.raises(DataError, match=naming(*named)):
-            Normaliser.from_arrays("relative", arrays | other)
-
-
-@pytest.mark.parametrize("horizon", [1, 3])
-def test_a_longer_chunk_than_the_statistics_is_refused(spec, horizon):
-    norm = fit_normaliser(spec, NormaliserConfig(), horizon, [])
-    chunk, state = np.zeros((5, 3), np.float32), np.zeros(5, np.float32)
-    for apply in (norm.encode, norm.decode):
-        with pytest.raises(DataError, match=naming(5, horizon)):
-            apply(state, chunk)
+            call()
 
 
 @pytest.mark.parametrize("actions", ["absolute", "delta"])
@@ -251,3 +223,148 @@ def test_settings_and_files_of_statistics_that_do_not_fit_are_refused(spec, demo
     ):  # fmt: skip
         with pytest.raises(error, match=naming(*named)):
             fit(file, **how)
+
+
+FOLDER = Path(__file__).parents[1] / "pi0_transforms"
+ARRAYS = dict(np.load(FOLDER / "transforms.npz"))
+DIM, CHUNK = 14, 10
+ALOHA = RobotSpec(
+    "aloha", 50.0, DIM, (-3.0,) * DIM, (3.0,) * DIM, tuple(range(DIM)), (6, 13), (), 100, ((0, 7), (7, 14))
+)
+JOINTS = tuple(-1 if j in ALOHA.grippers else j for j in range(DIM))
+STATS = NormStats(*(ARRAYS[f"norm/{name}"] for name in ("mean", "std", "q01", "q99")))
+UNSCALED = NormStats(np.zeros(DIM), np.ones(DIM) - 1e-6, None, None)
+MASK = (6, -1, 6, -1)
+
+
+def same(found, recorded, atol=1e-6):
+    np.testing.assert_allclose(found, recorded, atol=atol, rtol=0)
+
+
+def written(folder, stats=STATS):
+    return str(write_norm_stats(folder, {"state": stats, "actions": stats}, {}))
+
+
+def fitted(file, spec=ALOHA, **settings):
+    return fit_normaliser(spec, NormaliserConfig("openpi", norm_stats=str(file), **settings), CHUNK, [])
+
+
+def test_grippers_have_openpis_curves_and_joints_its_signs():
+    x, aloha = ARRAYS["gripper/x"], UNITS["aloha"]
+    rows, values = np.zeros((len(x), DIM)), np.arange(1.0, DIM + 1)
+    rows[:, 6] = rows[:, 13] = x
+    joints = np.delete(np.arange(DIM), (6, 13))
+    for convert, name in zip(aloha, ("to_angular", "from_angular_inv", "from_angular"), strict=True):
+        same(convert(rows)[:, [6, 13]], np.stack([ARRAYS[f"gripper/{name}"]] * 2, 1))
+        same(convert(values)[joints], values[joints] * np.array([1, -1, -1, 1, 1, 1] * 2))
+    same(values, np.arange(1.0, DIM + 1))  # the caller's
+    assert all(convert(values) is values for convert in UNITS["none"])
+    assert units_fault("aloha", DIM, DIM) == units_fault("aloha", DIM, DIM, (6, 13)) == ""
+    for sizes in ((20, DIM, (6, 13)), (DIM, 7, (6,)), (DIM, DIM, ())):
+        assert units_fault("none", *sizes) == ""
+        assert all(str(size) in units_fault("aloha", *sizes) for size in sizes)
+
+
+@pytest.mark.parametrize(("scaling", "number"), [("z_score", 0), ("quantiles", 1)])
+def test_both_scalings_are_openpis(scaling, number):
+    norm, x, none = fitted(FOLDER, scaling=scaling), ARRAYS["norm/x"], np.zeros(DIM)
+    same(norm.encode(none, x), ARRAYS[f"norm/normalized_q{number}"])
+    same(norm.observe(x), ARRAYS[f"norm/normalized_q{number}"])
+    # openpi's model has 32 numbers, of which a robot takes the first.
+    same(norm.decode(none, ARRAYS["norm/x32"][:, :DIM]), ARRAYS[f"norm/unnormalized_q{number}"][:, :DIM])
+    same(fitted(FOLDER, scaling=scaling, state=False).observe(x), x.astype(np.float32), atol=0)
+
+
+@pytest.mark.parametrize(("robot", "number"), [("none", 0), ("aloha", 1)])
+def test_an_aloha_with_and_without_the_models_units(tmp_path, robot, number):
+    file, (state, actions) = written(tmp_path, UNSCALED), (ARRAYS[f"aloha/in/{name}"] for name in ("state", "actions"))
+    recorded = {name.rpartition("/")[2]: value for name, value in ARRAYS.items() if f"/adapt{number}/" in name}
+    plain, delta = fitted(file, robot=robot), fitted(file, robot=robot, delta_mask=MASK)
+    same(plain.observe(state), recorded["state"])
+    same(plain.encode(state, actions), recorded["actions"])
+    same(delta.encode(state, actions), recorded["delta_actions"])
+    same(plain.decode(state, recorded["absolute_actions"]), recorded["out_actions"])
+    same(delta.decode(state, recorded["delta_actions"]), recorded["out_actions"])
+    # As robots have it: float32, and rows of a batch.
+    states, chunks = np.stack([state] * 3).astype(np.float32), np.stack([actions] * 3).astype(np.float32)
+    same(delta.encode(states, chunks)[2], recorded["delta_actions"], atol=2e-6)
+    same(delta.decode(states, delta.encode(states, chunks)), chunks, atol=2e-6)
+
+
+def test_moments_of_our_statistics_are_openpis():
+    """Its quantiles are edges of a histogram that depends on the order of batches; ours are exact."""
+    statistics = Statistics(DIM)
+    for part in ARRAYS["norm/data"]:
+        statistics.add(part)
+    same((statistics.moments.mean, statistics.moments.std), (STATS.mean, STATS.std))
+
+
+def test_the_units_travel_with_the_normaliser_whose_space_has_no_bounds(tmp_path):
+    file, state = written(tmp_path, UNSCALED), np.linspace(0, 1, DIM).astype(np.float32)
+    plain, norm = fitted(file), fitted(file, robot="aloha")
+    assert "normaliser_robot" not in plain.fields()
+    assert norm.fields()["normaliser_robot"] == "aloha"
+    again = Normaliser.restored(norm.fields(), norm.to_arrays())
+    assert again.digest() == norm.digest() != plain.digest()
+    np.testing.assert_array_equal(again.observe(state), norm.observe(state))
+    with pytest.raises(DataError, match=naming("'koch'", "none, aloha")):
+        Normaliser.restored(norm.fields() | {"normaliser_robot": "koch"}, norm.to_arrays())
+    bounded = fit_normaliser(ALOHA, NormaliserConfig("absolute_range"), CHUNK, [])
+    far, lost = np.full((20, DIM), 50.0, np.float32), np.zeros(20, np.int32)
+    assert (norm.bounded, norm.count_outside(far, far, lost)) == (False, (0, 0))
+    assert bounded.count_outside(far, far, lost)[0] > 0
+
+
+@pytest.fixture(scope="module")
+def aloha_demos(make_episode):
+    return [make_episode(ALOHA, n, seed=n) for n in (12, 9)]
+
+
+@pytest.mark.parametrize("robot", ["none", "aloha"])
+def test_our_own_statistics_are_of_what_the_transforms_see(tmp_path, aloha_demos, robot):
+    """Coded with their own statistics, demonstrations have mean 0 and deviation 1."""
+    file = written_statistics(tmp_path, aloha_demos, actions="delta", joints=JOINTS, horizon=CHUNK, robot=robot)
+    norm = fitted(file, robot=robot, delta_mask=MASK)
+    chunks = []
+    for e in aloha_demos:
+        padded = np.concatenate([e.steps.action, np.repeat(e.steps.action[-1:], CHUNK, 0)])
+        chunks += [norm.encode(e.steps.observation["state"][t], padded[t : t + CHUNK]) for t in range(e.steps.n)]
+    states = np.concatenate([e.steps.observation["state"] for e in aloha_demos])
+    for coded in (norm.observe(states), np.concatenate(chunks)):
+        same(coded.mean(0), 0, atol=1e-4)
+        same(coded.std(0), 1, atol=1e-3)
+
+
+def test_what_does_not_fit_is_refused(tmp_path, aloha_demos):
+    padded = NormStats(*(np.concatenate([values, np.zeros(32 - DIM)]) for values in STATS))
+    assert fitted(written(tmp_path / "padded", padded)).digest() == fitted(FOLDER).digest()
+    short = written(tmp_path / "short", NormStats(*(values[:7] for values in STATS)))
+    file = written(tmp_path, UNSCALED)
+    with_cube = dataclasses.replace(ALOHA, state_dim=20, name="with_cube")
+    unmeasured = dataclasses.replace(ALOHA, joint_of_action=(-1,) * DIM)
+    deltas = written_statistics(tmp_path / "d", aloha_demos, actions="delta", joints=JOINTS, horizon=3)
+    plain = written_statistics(tmp_path / "p", aloha_demos, robot="aloha")
+    narrow = [
+        e._replace(steps=dataclasses.replace(e.steps, observation={"state": e.steps.observation["state"][:, :5]}))
+        for e in aloha_demos
+    ]
+    for parameter, words, make in (
+        ("normaliser.norm_stats", ("openpi",), lambda: NormaliserConfig("openpi")),
+        ("normaliser.delta_mask", ("(6, 0)", "6,-1,6,-1"), lambda: fitted("x.json", delta_mask=(6, 0))),
+        (None, ("aloha", 14, 7), lambda: fitted(short)),
+        ("normaliser.scaling", ("z_score", "q01"), lambda: fitted(file, scaling="quantiles")),
+        ("normaliser.robot", ("aloha", 14, 20), lambda: fitted(file, with_cube, robot="aloha")),
+        ("normaliser.delta_mask", (15, 14), lambda: fitted(file, delta_mask=(15,))),
+        ("normaliser.delta_mask", ("aloha", "action 0"), lambda: fitted(file, unmeasured, delta_mask=MASK)),
+        # of other differences or units
+        ("normaliser.delta_mask", ("none", "data stats"), lambda: fitted(deltas)),
+        ("normaliser.delta_mask", ("6, -1, 6, -1",), lambda: fitted(plain, delta_mask=MASK, robot="aloha")),
+        ("", (3, CHUNK, "chunk.horizon"), lambda: fitted(deltas, delta_mask=MASK)),
+        ("normaliser.robot", ("'aloha'", "'none'", "data stats"), lambda: fitted(plain)),
+        ("normaliser.robot", ("'aloha'",),  # of the state, in another mode
+         lambda: fit_normaliser(ALOHA, NormaliserConfig("relative", norm_stats=plain), CHUNK, [])),
+        ("robot", ("aloha", 5), lambda: written_statistics(tmp_path, narrow, robot="aloha")),
+    ):  # fmt: skip
+        with pytest.raises(DataError if parameter is None else ConfigError, match=naming(*words)) as refused:
+            make()
+        assert not parameter or refused.value.parameter == parameter
