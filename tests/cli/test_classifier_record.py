@@ -17,7 +17,6 @@ from serl_chunk.console.bindings import Action
 from serl_chunk.data.formats import hdf5_writer, open_episodes
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.source import ReadOptions
-from serl_chunk.main import main
 from serl_chunk.operator.devices import OperatorDevices
 from serl_chunk.operator.operator import Operator
 from serl_chunk.recording import labelled, recording
@@ -205,14 +204,6 @@ def test_labels_of_other_classes_are_refused(record, tmp_path):
     (tmp_path / "labelled" / LABELS).write_text(json.dumps({"classes": ["up", "down"], "episodes": {}}))
     with pytest.raises(ConfigError, match=naming("up, down", "failure, success")):
         record(3, 3)
-
-
-def test_the_command_takes_an_experiment_and_its_settings(tmp_path, capsys):
-    out = ["classifier", "record", "--exp_name", "fake_aloha", "--out", str(tmp_path)]
-    assert main([*out, "--config.robot.image_size=16", "--cameras", "belly"]) == 2
-    assert "belly" in capsys.readouterr().err
-    assert main(out) == 2  # pytest's output is no terminal
-    assert "terminal" in capsys.readouterr().err
 
 
 def test_a_discard_takes_the_labels_away_at_once_and_u_brings_them_back(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -134,22 +133,6 @@ def test_a_run_can_be_another_run_s_demonstrations(run):
     demos = load_demos([run.path], SPEC, cameras=("a",), more=(FORMAT,))
     assert [o.key for o in demos.origins] == ["s/e0", "s/e1", "s/e2", "s/e3"]
     assert {o.format for o in demos.origins} == {"run"}
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (["--only", "interventions"], ("--only interventions", "online", 1)),
-        (["--store", "demo"], ("demos.json",)),
-        (["--mode", "video"], ("--mode", "--to hdf5")),
-    ],
-)
-def test_what_cannot_be_exported_is_said(tmp_path, flags, named, capsys):
-    run = Run(tmp_path / "run")
-    with run.opened():
-        run.feed([coded(0, 8, "success")])
-    assert export(run, "--out", tmp_path / "out", *flags) == 2
-    assert re.search(naming(*named), capsys.readouterr().err)
 
 
 # -- the demonstrations of a run

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from errors import naming
 
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.cli.record import run_record
@@ -81,30 +79,3 @@ def test_floored_dimensions_are_named(recorded, capsys):
     (row,) = [line for line in out.splitlines() if line.startswith("state 0 ")]
     assert row.split()[3] == "0.1"
     assert "floored" in row.split()[8:]
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (["--actions", "delta", "--mask=6,-1"], ("delta", "--horizon", "--exp_name")),
-        (["--actions", "delta", "--horizon", "5"], ("delta", "--mask", "experiment")),
-        (["--mask=6,-1"], ("--mask", "--actions delta")),
-        (["--actions", "delta", "--mask=x", "--horizon", "5"], ("--mask", "'x'")),
-        (["--actions", "delta", "--mask=-3", "--horizon", "5"], ("delta", "absolute", "--mask")),
-        (["--actions", "delta", "--mask=99", "--horizon", "5"], ("--mask", 99, 14, 23)),
-        (["--max_samples", "0"], ("--max_samples", 0, 1)),
-        (["--horizon", "0"], ("--horizon", 0, 1)),
-        (["--std_floor", "0"], ("--std_floor", 0)),
-        (["--std_floor", "inf"], ("--std_floor", "inf")),
-        (["--seed", "-1", "--max_samples", "3"], ("--seed", -1, 0)),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(recorded, capsys, flags, named):
-    assert main(["data", "stats", str(recorded), *flags]) == 2
-    assert re.search(naming(*named), capsys.readouterr().err)
-
-
-def test_a_broken_episode_is_refused(recorded, tmp_path, capsys):
-    (tmp_path / "episode_0.hdf5").write_bytes(b"nothing")
-    assert main(["data", "stats", str(tmp_path)]) == 1
-    assert "episode_0.hdf5" in capsys.readouterr().err

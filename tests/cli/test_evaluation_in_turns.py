@@ -15,7 +15,6 @@ from serl_chunk.cli import evaluation
 from serl_chunk.cli.evaluation import EvaluationOptions, run_evaluation
 from serl_chunk.cli.process import load
 from serl_chunk.evaluation import rollouts
-from serl_chunk.main import main
 from serl_chunk.runs.evaluations import VALIDATION
 from serl_chunk.runs.metrics import Counters
 from serl_chunk.types import ConfigError, Snapshot
@@ -156,13 +155,6 @@ def test_one_checkpoint_is_printed_as_ever(lab, capsys):
 def test_a_checkpoint_that_is_named_twice_is_refused(lab, steps):
     with pytest.raises(ConfigError, match=naming("eval_checkpoint_step", 500, "twice")):
         lab(steps)
-
-
-@pytest.mark.parametrize("text", ["500,", ",500", "500,,best", ","])
-def test_an_empty_name_is_refused(text, capsys):
-    words = ["--exp_name", "fake_aloha", "--actor", "--eval_checkpoint_step", text, "--eval_n_trajs", "2"]
-    assert main([*words, "--checkpoint_path", "run"]) == 2
-    assert re.search(naming("--eval_checkpoint_step", repr(text)), capsys.readouterr().err)
 
 
 def test_only_a_device_at_a_real_robot_may_intervene(monkeypatch):

@@ -17,14 +17,10 @@ from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.data.formats.hdf5 import open_episode, read_episode
 from serl_chunk.data.formats.hdf5_io import close_files
 from serl_chunk.data.source import ReadOptions
-from serl_chunk.main import main
 from serl_chunk.serving import client
 from serl_chunk.types import IMAGE_PREFIX, Source
 
 pytest.importorskip("websockets")
-
-EXP = ["--exp_name", "fake_aloha"]
-SERVED = "--config.actor.policy=openpi://127.0.0.1:8123"
 
 
 @pytest.fixture
@@ -133,28 +129,3 @@ def test_the_robot_is_closed_before_the_network(command, config, closed, monkeyp
     else:
         assert run_record(config, 1, str(tmp_path), policy="server", noise=None, cameras=()) == 0
     assert closed == ["robot", "client"]
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (
-            [*EXP, "--actor", SERVED, "--eval_checkpoint_step", "latest", "--eval_n_trajs", "3"],
-            "--eval_checkpoint_step",
-        ),
-        ([*EXP, "--actor", SERVED, "--checkpoint_path", "run", "--eval_n_trajs", "3"], "--checkpoint_path"),
-        ([*EXP, "--actor", SERVED, "--ip", "box", "--eval_n_trajs", "3"], "--ip"),
-        ([*EXP, "--actor", SERVED, "--eval_stochastic", "--eval_n_trajs", "3"], "--eval_stochastic"),
-        ([*EXP, "--actor", "--config.actor.policy=robot:8000"], "--config.actor.policy"),
-        ([*EXP, "--actor", "--config.actor.policy_key=file"], "--config.actor.policy_key"),
-        (["record", *EXP, "--out", "demos", "--policy", "server"], "--policy"),
-        (["record", *EXP, "--out", "demos", "--policy", "scripted", SERVED], "--policy"),
-        (["record", *EXP, "--out", "demos", "--policy", "human", SERVED], "--policy"),
-        (["record", *EXP, "--out", "demos", "--noise", "0.1", SERVED], "--noise"),
-        (["record", *EXP, "--out", "demos", f"{SERVED}0"], "actor.policy"),
-    ],
-)
-def test_contradictions_are_refused(words, named, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(words) == 2
-    assert named in capsys.readouterr().err.splitlines()[-1]

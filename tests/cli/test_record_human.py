@@ -179,27 +179,6 @@ def test_a_simulator_under_a_device_runs_at_the_robots_rate(tmp_path, kind, seco
     assert clock.now() - 100.0 == pytest.approx(2 * seconds)
 
 
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    {
-        "--policy human": ("--policy", "--config.actor.intervention", "spacemouse"),
-        "--policy human --config.actor.intervention=no_such.npz": ("no_such.npz", "--config.actor.intervention"),
-        "--policy human --config.actor.intervention=scripted --noise 0.1": ("--noise",),
-        "--policy human --config.actor.intervention=scripted --keep some": ("--keep", "some", "all"),
-        "--keep all": ("--keep", "human"),
-        "--policy mine": ("--policy", "mine", "human"),
-    }.items(),
-)
-def test_bad_flags_are_named_and_nothing_is_opened(flags, named, tmp_path, capsys):
-    words = ["record", "--exp_name", "fake_aloha", "--out", str(tmp_path / "d"), *flags.split()]
-    if "actor.intervention" not in flags:
-        words.append("--config.actor.intervention=none")
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    assert all(name in error for name in named), error
-    assert not (tmp_path / "d").exists()
-
-
 class Hand(threading.Thread):
     """Holds a virtual mouse: it reports the newest deflection 125 times a second."""
 
@@ -289,12 +268,6 @@ def test_a_run_does_not_limit_the_humans_ticks(line, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "make_config", lambda: limited)
     assert line(1, env=LineEnv(length=10, success_at=8)) == 0
     assert set(demos(tmp_path / "d")[0].steps.source) == {Source.HUMAN}
-
-
-def test_the_configuration_checks_come_before_the_robot(monkeypatch):
-    monkeypatch.setattr(record, "make_env", lambda robot: pytest.fail("the robot was opened"))
-    with pytest.raises(ConfigError, match=naming("--policy=human", "spacemouse")):
-        human_run(load("fake_aloha", [("actor.intervention", "none")]), 1, "never")
 
 
 def test_a_file_that_cannot_be_renamed_does_not_end_the_control_loop(tmp_path, caplog):
