@@ -10,19 +10,10 @@ import pytest
 from agent_tools import same
 from checkpoint_tools import NORMALISER, flip_a_byte, restore, save, saved_run, state_of
 from errors import naming
+from metric_logs import Clock
 
 from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore, TimedCheckpoints
 from serl_chunk.runs.evaluations import resolve_step, wanted_policy
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.time = 100.0
-
-    def __call__(self) -> float:
-        return self.time
 
 
 def write(timed: TimedCheckpoints, step: int, updates: int | None = None) -> None:
@@ -39,31 +30,25 @@ def folders(run: Path) -> list[str]:
 def test_it_is_due_after_the_period_and_takes_a_twentieth_of_the_time_at_most(tmp_path, monkeypatch):
     clock = Clock()
     timed = TimedCheckpoints(tmp_path, period=60.0, share=0.05, now=clock)
-    assert not timed.due
-    clock.time += 59.9
-    assert not timed.due
-    clock.time += 0.1
-    assert timed.due
+
+    def due_after(seconds: float) -> bool:
+        clock.now += seconds
+        return timed.due
+
+    assert [due_after(s) for s in (0.0, 59.9, 0.1)] == [False, False, True]
     timed.postpone()  # another checkpoint was written just now
-    assert not timed.due
-    clock.time += 60.0
-    assert timed.due
+    assert [due_after(s) for s in (0.0, 60.0)] == [False, True]
     write(timed, 1)  # which takes no time on this clock
-    clock.time += 60.0
-    assert timed.due
+    assert due_after(60.0)
     whole = ocp.Checkpointer.save
 
     def slow(*args, **kwargs):
-        clock.time += 9.0
+        clock.now += 9.0
         return whole(*args, **kwargs)
 
     monkeypatch.setattr(ocp.Checkpointer, "save", slow)
-    began = clock.time
     write(timed, 2)
-    clock.time = began + 179.0  # 9 s are a twentieth of 180 s
-    assert not timed.due
-    clock.time = began + 180.0
-    assert timed.due
+    assert [due_after(s) for s in (170.0, 1.0)] == [False, True]  # 9 s are a twentieth of 180 s
 
 
 def test_each_replaces_the_one_before_and_those_of_the_period_stay(tmp_path, caplog):

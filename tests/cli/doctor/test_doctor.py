@@ -105,6 +105,13 @@ def failures(checks: dict[str, Check]) -> list[str]:
     return [c.name for c in checks.values() if c.status == "FAIL"]
 
 
+def asked(shared: dict[str, str], config: ExperimentConfig | None, at: dict[str, Any] | None = None, **of_learner: Any):
+    """The checks of a learner that is there."""
+    port = free_port()
+    with learner(port, shared, **of_learner):
+        return checks_of(config, where(port, **at or {}))
+
+
 def test_all_is_well(config, shared, tmp_path, capsys):
     port = free_port()
     store = RecordStore(tmp_path / "journal", Limits(1 << 26, 64), min_steps=100)
@@ -137,9 +144,7 @@ def test_all_is_well(config, shared, tmp_path, capsys):
 
 
 def test_without_an_experiment_what_needs_one_is_left_out(shared):
-    port = free_port()
-    with learner(port, shared):
-        checks = checks_of(None, where(port))
+    checks = asked(shared, None)
     assert checks["experiment"].status == "-"
     assert {"bandwidth", "snapshots", "spool", "devices"}.isdisjoint(checks)
     assert failures(checks) == []
@@ -263,38 +268,29 @@ def test_something_else_answers(config, shared):
 
 
 def test_another_experiment(config, shared):
-    port = free_port()
-    with learner(port, shared):
-        other = apply_overrides(config, [("chunk.horizon", "7"), ("normaliser.actions", "absolute_range")])
-        checks = checks_of(other, where(port))
+    other = apply_overrides(config, [("chunk.horizon", "7"), ("normaliser.actions", "absolute_range")])
+    checks = asked(shared, other)
     assert failures(checks) == ["experiment"]
     said = checks["experiment"].said
     assert "chunk.horizon is '5' at the learner and '7' at the actor" in said
     assert "normaliser.actions is 'relative' at the learner and 'absolute_range' at the actor" in said
-    assert "network is" not in said
-    assert "state_dim" not in said
+    assert not any(same in said for same in ("network is", "state_dim"))
     assert "the same experiment" in checks["experiment"].remedy
 
 
-def test_another_protocol(config, shared, monkeypatch, capsys):
+def test_another_protocol(config, shared, monkeypatch):
     monkeypatch.setattr(handshake, "compare_protocol", lambda theirs: f"the learner speaks protocol 9, not {theirs}")
-    port = free_port()
-    with learner(port, shared):
-        checks = checks_of(config, where(port))
-        assert doctor.run_doctor(config, where(port)) == 1
+    checks = asked(shared, config)
     assert failures(checks) == ["learner"]
     assert checks["learner"].said == f"the learner speaks protocol 9, not {handshake.PROTOCOL}"
     assert checks["learner"].remedy == "install the same version of serl-chunk on both machines"
-    assert "doctor: 1 failed, 0 warnings" in capsys.readouterr().out
 
 
 def test_an_experiment_that_cannot_be_built_here(config, shared):
     def make(fake_env: bool) -> None:
         raise OSError("no driver on this machine")
 
-    port = free_port()
-    with learner(port, shared):
-        checks = checks_of(dataclasses.replace(config, robot=GymConfig(make=make)), where(port))
+    checks = asked(shared, dataclasses.replace(config, robot=GymConfig(make=make)))
     assert failures(checks) == ["experiment"]
     assert "OSError: no driver on this machine" in checks["experiment"].said
     assert checks["round trip"].status == "ok"
@@ -306,13 +302,10 @@ def test_a_learner_that_is_not_ready_or_has_finished(config, shared):
 
     port = free_port()
     with learner(port, shared, welcome=welcome) as server:
-        check = checks_of(config, where(port))["learner"]
-        assert check.status == "warning"
-        assert "not ready: it reads its journal" in check.said
-        server.finish("20000 updates done")
-        check = checks_of(config, where(port))["learner"]
-        assert check.status == "warning"
-        assert "training is over: 20000 updates done" in check.said
+        for said in ("not ready: it reads its journal", "training is over: 20000 updates done"):
+            check = checks_of(config, where(port))["learner"]
+            assert (check.status, said in check.said) == ("warning", True)
+            server.finish("20000 updates done")
 
 
 def test_a_live_actor_of_that_name_is_told_of_and_left_alone(config, shared):
@@ -381,47 +374,35 @@ def test_a_key_that_is_accepted_and_then_revoked(config, shared, keys, tmp_path)
 
 
 def test_a_line_that_another_machine_used(config, shared, keys, tmp_path):
-    port, folder = free_port(), tmp_path / "robot"
-    own = invited(keys, folder)
+    own = invited(keys, tmp_path / "robot")
     assert keys.enrol(own.ticket.public, ClientKeys.accept(tmp_path / "x", keys.invite("x", [], 1)).pair.public)
-    with learner(port, shared, keys=keys):
-        checks = checks_of(config, where(port, keys=str(folder)))
+    checks = asked(shared, config, {"keys": str(tmp_path / "robot")}, keys=keys)
     assert failures(checks) == ["key"]
     assert "its line was used by another machine or is older than ten minutes" in checks["key"].said
 
 
-def test_no_key_where_one_is_asked_for(config, shared, keys):
-    port = free_port()
-    with learner(port, shared, keys=keys):
-        for at in (where(port), where(port, insecure=True)):
-            checks = checks_of(config, at)
-            assert failures(checks) == ["key"]
-            assert "requires a key, and this machine has none" in checks["key"].said
-            assert "`serl-chunk keys add NAME`" in checks["key"].remedy
+@pytest.mark.parametrize("insecure", [False, True])
+def test_no_key_where_one_is_asked_for(config, shared, keys, insecure):
+    checks = asked(shared, config, {"insecure": insecure}, keys=keys)
+    assert failures(checks) == ["key"]
+    assert "requires a key, and this machine has none" in checks["key"].said
+    assert "`serl-chunk keys add NAME`" in checks["key"].remedy
 
 
 def test_another_learner_than_the_one_that_was_joined(config, shared, keys, tmp_path):
-    port, folder = free_port(), tmp_path / "robot"
-    own = invited(ServerKeys.ensure(tmp_path / "other-keys")[0], folder)
+    own = invited(ServerKeys.ensure(tmp_path / "other-keys")[0], tmp_path / "robot")
     dataclasses.replace(own, ticket=None).save()
-    with learner(port, shared, keys=keys):
-        checks = checks_of(config, where(port, keys=str(folder)))
+    checks = asked(shared, config, {"keys": str(tmp_path / "robot")}, keys=keys)
     assert failures(checks) == ["key"]
     assert "is not the learner that this machine joined" in checks["key"].said
     assert checks["key"].remedy.startswith("Run `serl-chunk keys add NAME`")
 
 
 def test_a_folder_without_keys_or_open_to_others(config, shared, keys, tmp_path):
-    port = free_port()
-    with learner(port, shared, keys=keys):
-        check = checks_of(config, where(port, keys=str(tmp_path / "none")))["key"]
-        assert check.status == "FAIL"
-        assert "has no key for a learner" in check.said
-        own = invited(keys, tmp_path / "robot")
-        own.file.chmod(0o644)
-        check = checks_of(config, where(port, keys=str(tmp_path / "robot")))["key"]
-        assert check.status == "FAIL"
-        assert f"chmod 600 {own.file}" in check.said + check.remedy
+    invited(keys, tmp_path / "open").file.chmod(0o644)
+    for folder, said in (("none", "has no key for a learner"), ("open", f"chmod 600 {tmp_path / 'open'}")):
+        check = asked(shared, config, {"keys": str(tmp_path / folder)}, keys=keys)["key"]
+        assert (check.status, said in check.said + check.remedy) == ("FAIL", True)
 
 
 def test_a_learner_without_keys(config, shared, keys, tmp_path, monkeypatch):
@@ -460,7 +441,7 @@ def test_a_far_learner_and_a_wrong_clock():
 # The command.
 
 
-def test_flags(monkeypatch, capsys):
+def test_flags(monkeypatch):
     calls = []
     monkeypatch.setattr(doctor, "run_doctor", lambda *a: calls.append(a) or 0)
     assert main(["doctor", "--exp_name", "fake_aloha", "--ip", "gpu", "--port", "7000", "--keys", "k", "--actor_id",
@@ -470,20 +451,16 @@ def test_flags(monkeypatch, capsys):
     assert at == LearnerAddress("gpu", 7000, "left", "k")
     assert main(["doctor", "--ip", "gpu", "--insecure"]) == 0
     assert calls.pop() == (None, LearnerAddress("gpu", 5588, insecure=True), None, None)
-    for wrong in (["--keys", "k", "--insecure"], ["--config.chunk.horizon=7"], ["--wrong"], ["--exp_name", "none"]):
-        assert main(["doctor", *wrong]) == 2
-    assert not calls
-    with pytest.raises(SystemExit):
-        main(["doctor", "--help"])
-    assert "remedy" in capsys.readouterr().out
 
 
 def test_exit_status_and_a_file_that_cannot_be_written(capsys, tmp_path):
     port = str(free_port())
-    assert main(["doctor", "--port", port]) == 1
     assert main(["doctor", "--port", port, "--json", str(tmp_path / "none" / "f")]) == 2
-    assert main(["doctor", "--port", "65535"]) == 2
-    assert capsys.readouterr().out.count("Connection refused") == 3
+    capsys.readouterr()
+    assert main(["doctor", "--port", port]) == 1
+    out = capsys.readouterr().out
+    assert out.count("Connection refused") == 3
+    assert "doctor: 3 failed, " in out
 
 
 def test_words():
