@@ -130,19 +130,11 @@ def test_the_same_command_goes_on(record):
     record(10, 5, {Action.SUCCESS: [(0, 1)]}, env=env)
     assert labels_of(folder)["episode_1.hdf5"] == [0] + [1] * 12
     assert env.seeds == [1]  # another start state
-
-
-def test_an_episode_without_labels_belongs_to_no_class(record):
-    folder, _ = record(3, 5, {Action.SUCCESS: [(0, 9)]})
-    (folder / LABELS).unlink()  # as where a recording is killed before it writes them
+    (folder / LABELS).unlink()  # as where a recording is killed before it writes them: those belong to no class
     record(3, 2, {Action.SUCCESS: [(0, 2)]})
-    assert labels_of(folder) == {"episode_0.hdf5": [-1] * 13, "episode_1.hdf5": [0] * 2 + [1] * 11}
-
-
-def test_a_discarded_episode_is_removed_with_its_labels(record):
-    folder, _ = record(3, 18, {Action.SUCCESS: [(0, 5), (1, 9), (2, 9)], Action.DISCARD: [(0, 8)]})
-    assert list(labels_of(folder)) == ["episode_1.hdf5", "episode_2.hdf5"]
-    assert not (folder / "episode_0.hdf5").exists()
+    assert labels_of(folder) == dict.fromkeys(("episode_0.hdf5", "episode_1.hdf5"), [-1] * 13) | {
+        "episode_2.hdf5": [0] * 2 + [1] * 11
+    }
 
 
 def test_a_pedal_switches_the_label_too(record):
@@ -160,7 +152,6 @@ def test_a_full_disk_delays_it(record, monkeypatch, where, name):
 
 
 def test_a_full_disk_does_not_end_the_loop_at_a_discard(record, monkeypatch, caplog):
-    pressed = {Action.SUCCESS: [(0, 5), (1, 9), (2, 9)], Action.DISCARD: [(0, 8)]}
     discarded = LabelledFolder.amend
 
     def amend(self, record):
@@ -169,9 +160,10 @@ def test_a_full_disk_does_not_end_the_loop_at_a_discard(record, monkeypatch, cap
         disk.full = 0
 
     monkeypatch.setattr(LabelledFolder, "amend", amend)
-    folder, _ = record(3, 18, pressed)
+    folder, _ = record(3, 18, {Action.SUCCESS: [(0, 5), (1, 9), (2, 9)], Action.DISCARD: [(0, 8)]})
     assert "It is written with the next episode" in caplog.text
     assert list(labels_of(folder)) == ["episode_1.hdf5", "episode_2.hdf5"]
+    assert not (folder / "episode_0.hdf5").exists()
 
 
 def test_ctrl_c_keeps_the_episode_under_way(record, tmp_path):
@@ -180,16 +172,10 @@ def test_ctrl_c_keeps_the_episode_under_way(record, tmp_path):
     assert labels_of(tmp_path / "labelled") == {"episode_0.hdf5": [0] * 4 + [1] * 4}
 
 
-@pytest.mark.parametrize(
-    ("values", "names"),
-    [
-        ({"successes": 0}, "successes"),
-        ({"failures": 0}, "failures"),
-        ({"cameras": ()}, "cameras"),
-        ({"cameras": ("belly",)}, "belly"),
-        ({"terminal": False}, "terminal"),
-    ],
-)
+@pytest.mark.parametrize(("values", "names"), [
+    ({"successes": 0}, "successes"), ({"failures": 0}, "failures"), ({"cameras": ()}, "cameras"),
+    ({"cameras": ("belly",)}, "belly"), ({"terminal": False}, "terminal"),
+])  # fmt: skip
 def test_what_is_refused_before_anything_moves(record, tmp_path, values, names):
     env = LineEnv()
     env.reset = env.send = lambda *a, **k: pytest.fail("the robot was touched")  # type: ignore[method-assign]

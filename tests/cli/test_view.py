@@ -72,10 +72,3 @@ def test_a_port_in_use_is_named(demos, capsys):
         port = other.getsockname()[1]
         refused([demos, "--port", port], capsys, "--port", port)
     refused([demos, "--port", 70000], capsys, "--port", 70000)
-
-
-def test_help_names_every_flag(capsys):
-    with pytest.raises(SystemExit):
-        main(["view", "--help"])
-    out = capsys.readouterr().out
-    assert all(flag in out for flag in ("--port", "--out", "--size_mb", "--mcap", "--episodes", "--cameras"))
