@@ -93,18 +93,6 @@ def start(monkeypatch, tmp_path, config, link, run) -> int:
     return actor.run_training_actor(config, ADDRESS, str(tmp_path))
 
 
-def test_a_restarted_actor_goes_on_where_the_run_is(tmp_path, monkeypatch, config, normaliser):
-    handed_over = []
-
-    def run(self, preprocess, begun, *, replaced):
-        handed_over.append(begun)
-        return ActorSummary(delivered=True)
-
-    assert start(monkeypatch, tmp_path, config, Link(welcome(normaliser)), run) == 0
-    [begun] = handed_over
-    assert begun[:4] == ("run", 3, 90, 27)
-
-
 @pytest.mark.parametrize("run", ["second", "first"])
 def test_another_runs_welcome_begins_everything_anew(tmp_path, monkeypatch, caplog, config, normaliser, run):
     """Or the same run's, with another normaliser."""
@@ -132,7 +120,7 @@ def test_another_runs_welcome_begins_everything_anew(tmp_path, monkeypatch, capl
     assert "8 episodes, 99 steps" in said
 
 
-@pytest.mark.parametrize(("limit", "sessions"), [(0, 2), (10, 2), (8, 1)])
+@pytest.mark.parametrize(("limit", "sessions"), [(0, 2), (8, 1)])
 def test_the_limit_of_episodes_holds_over_both_runs(tmp_path, monkeypatch, config, normaliser, limit, sessions):
     config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, max_episodes=limit))
     link, done = Link(welcome(normaliser, "first")), []
@@ -162,47 +150,32 @@ def test_an_evaluation_decodes_no_checkpoint_with_another_ones_normaliser(monkey
         evaluation.run_evaluation(config, EvaluationOptions(("latest",), 1), ADDRESS)
 
 
-@pytest.fixture
-def refused(tmp_path, monkeypatch, config):
-    """Start the command with changes of its settings; no learner is called before they are refused."""
-
-    def start(real: bool = True, robot=None, **changes) -> SerlChunkError:
-        real_robot = dataclasses.replace(make_config().robot, is_real=True)
-        other = dataclasses.replace(config, robot=robot or (real_robot if real else config.robot), **changes)
-        monkeypatch.setattr(service, "make_env", lambda *_, **__: LineEnv())
-        monkeypatch.setattr(actor, "open_link", lambda *_, **__: pytest.fail("a learner was called"))
-        monkeypatch.setattr(actor, "stop_on_signals", lambda *_: None)
-        with pytest.raises(SerlChunkError) as error:
-            actor.run_training_actor(other, ADDRESS, str(tmp_path))
-        return error.value
-
-    return start
+REAL = dataclasses.replace(make_config().robot, is_real=True)
 
 
-@pytest.mark.parametrize(("settings", "named"), [
-    ({"keys": ("success=space",)}, ("operator.keys", "space")),
-    ({"gestures": ("success=pedal_left",)}, ("operator.gestures", "pedal_left")),
-    ({"attention": "none.json", "pedal": "foot"}, ("operator.attention", "none.json")),
-    ({"attention": "none.json"}, ("operator.attention", "terminal")),
-    ({"approve": 2}, ("operator.approve", 2, "--viewer")),
-    ({"pedal": "foot"}, ("operator.pedal",)),
+def operated(**settings):
+    return {"robot": REAL, "operator": OperatorConfig(**settings)}
+
+
+@pytest.mark.parametrize(("changes", "named"), [
+    (operated(keys=("success=space",)), ("operator.keys", "space")),
+    (operated(gestures=("success=pedal_left",)), ("operator.gestures", "pedal_left")),
+    (operated(attention="none.json", pedal="foot"), ("operator.attention", "none.json")),
+    (operated(attention="none.json"), ("operator.attention", "terminal")),
+    (operated(approve=2), ("operator.approve", "2", "--viewer")),
+    (operated(pedal="foot"), ("operator.pedal",)),
+    ({"robot": AlohaConfig(server="pc"), "actor": ActorConfig(gate="canary")},
+     ("actor.gate", "canary", "outcome.classifier", "--viewer")),
+    ({"outcome": OutcomeConfig(classifier="none")}, ("outcome.classifier", "none")),
+    ({"outcome": OutcomeConfig(classifier="of_another")}, ("outcome.classifier", "camera 'side'")),
 ])  # fmt: skip
-def test_what_an_operator_lacks_is_refused_before_a_learner_is_called(refused, settings, named):
-    parameter, *parts = named
-    error = refused(operator=OperatorConfig(**settings))
-    assert error.parameter == parameter
-    assert all(str(part) in str(error) for part in parts)
-
-
-def test_a_gate_that_nothing_judges_for_is_refused_before_a_learner_is_called(refused):
-    error = refused(robot=AlohaConfig(server="pc"), actor=ActorConfig(gate="canary"))
-    assert error.parameter == "actor.gate"
-    assert all(part in str(error) for part in ("canary", "outcome.classifier", "--viewer"))
-
-
-def test_a_missing_or_foreign_classifier_is_refused_before_a_learner_is_called(refused, tmp_path):
-    none = refused(real=False, outcome=OutcomeConfig(classifier=str(tmp_path / "none")))
-    assert (none.parameter, str(tmp_path / "none") in str(none)) == ("outcome.classifier", True)
-    folder = save_random(tmp_path / "classifier", CameraSpec("side", 32, 32))
-    foreign = refused(real=False, outcome=OutcomeConfig(classifier=str(folder)))
-    assert (foreign.parameter, "camera 'side'" in str(foreign)) == ("outcome.classifier", True)
+def test_what_cannot_act_is_refused_before_a_learner_is_called(tmp_path, monkeypatch, config, changes, named):
+    monkeypatch.chdir(tmp_path)
+    save_random(tmp_path / "of_another", CameraSpec("side", 32, 32))
+    monkeypatch.setattr(service, "make_env", lambda *_, **__: LineEnv())
+    monkeypatch.setattr(actor, "open_link", lambda *_, **__: pytest.fail("a learner was called"))
+    monkeypatch.setattr(actor, "stop_on_signals", lambda *_: None)
+    with pytest.raises(SerlChunkError) as error:
+        actor.run_training_actor(dataclasses.replace(config, **changes), ADDRESS, str(tmp_path))
+    assert error.value.parameter == named[0]
+    assert all(part in str(error.value) for part in named)

@@ -50,7 +50,10 @@ def runs(tmp_path_factory):
 @pytest.fixture
 def fitted(runs, tmp_path, capsys):
     file = tmp_path / "attention.json"
-    assert main(["attention", "fit", str(runs[0]), "--out", str(file), "--false_alarms", "0"]) == 0
+    words = ["attention", "fit", str(runs[0]), "--false_alarms", "0", "--out"]
+    assert main([*words, str(tmp_path / "none" / "a.json")]) != 0
+    assert re.match(naming(tmp_path / "none" / "a.json"), capsys.readouterr().err)
+    assert main([*words, str(file)]) == 0
     return file, capsys.readouterr().out
 
 
@@ -86,23 +89,3 @@ def test_a_run_that_it_was_fitted_on_has_to_be_wanted(runs, fitted, capsys):
     assert main([*words, "--fitted"]) == 0
     out = capsys.readouterr().out
     assert out.index(f"{runs[1]}:\n") < out.index(f"{runs[0]}:\n") < out.index("all runs:\n")
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["fit", "{first}", "--out", "{out}", "--false_alarms", "1"], ("--false_alarms", "1")),
-        (["fit", "{first}", "{first}/", "--out", "{out}"], ("once",)),
-        (["fit", "{out}/none", "--out", "{out}"], ("{out}/none",)),
-        (["fit", "{first}", "--out", "{out}/none/a.json"], ("{out}/none/a.json",)),
-        (["test", "{out}/none", "{first}"], ("{out}/none", "no such file")),
-    ],
-)
-def test_what_cannot_work_is_refused(runs, tmp_path, capsys, words, named):
-    def filled(texts):
-        return [text.format(first=runs[0], out=tmp_path) for text in texts]
-
-    assert main(["attention", *filled(words)]) in (1, 2)
-    captured = capsys.readouterr()
-    assert re.match(naming(*filled(named)), captured.err), captured.err
-    assert "Traceback" not in captured.err

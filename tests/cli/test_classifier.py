@@ -82,30 +82,3 @@ def test_figures_of_frames_of_another_size_are_refused(trained, demos, tmp_path,
     assert run_record(other, 1, str(tmp_path), policy="scripted", noise=None, cameras=("top", "left_wrist")) == 0
     assert main(["classifier", "test", str(trained), str(tmp_path)]) == 2
     assert "top 12x12" in capsys.readouterr().err
-
-
-def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["classifier", *words]) != 0
-    return capsys.readouterr().err
-
-
-def test_what_is_wrong_is_named_before_anything_is_read(demos, tmp_path, capsys):
-    (tmp_path / "classifier.json").write_text("{}")
-    data = ["train", str(demos), "--cameras", "top", "--out", str(tmp_path / "new")]
-    for more, names in (
-        (["--out", str(tmp_path)], ("--out", str(tmp_path))),
-        (["--frames", "0"], ("--frames", "0")),
-        (["--false_positives", "1.5"], ("--false_positives", "1.5")),
-        (["--steps", "0"], ("--steps", "0")),
-        (["--positives", "0"], ("--positives", "0")),
-        (["--cameras", "none"], ("--cameras", "none")),
-        (["--exp_name", "fake_aloha", "--weights", "x.npz"], ("--weights",)),
-        (["--cameras", "belly"], ("belly",)),
-    ):
-        text = refused([*data, *more], capsys)
-        assert all(name in text for name in names), (more, text)
-    assert not (tmp_path / "new" / "classifier.json").exists()
-
-
-def test_a_folder_without_a_classifier(demos, tmp_path, capsys):
-    assert str(tmp_path) in refused(["test", str(tmp_path), str(demos)], capsys)

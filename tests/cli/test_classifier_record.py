@@ -17,7 +17,6 @@ from serl_chunk.console.bindings import Action
 from serl_chunk.data.formats import hdf5_writer, open_episodes
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.source import ReadOptions
-from serl_chunk.main import main
 from serl_chunk.operator.devices import OperatorDevices
 from serl_chunk.operator.operator import Operator
 from serl_chunk.recording import labelled, recording
@@ -131,19 +130,11 @@ def test_the_same_command_goes_on(record):
     record(10, 5, {Action.SUCCESS: [(0, 1)]}, env=env)
     assert labels_of(folder)["episode_1.hdf5"] == [0] + [1] * 12
     assert env.seeds == [1]  # another start state
-
-
-def test_an_episode_without_labels_belongs_to_no_class(record):
-    folder, _ = record(3, 5, {Action.SUCCESS: [(0, 9)]})
-    (folder / LABELS).unlink()  # as where a recording is killed before it writes them
+    (folder / LABELS).unlink()  # as where a recording is killed before it writes them: those belong to no class
     record(3, 2, {Action.SUCCESS: [(0, 2)]})
-    assert labels_of(folder) == {"episode_0.hdf5": [-1] * 13, "episode_1.hdf5": [0] * 2 + [1] * 11}
-
-
-def test_a_discarded_episode_is_removed_with_its_labels(record):
-    folder, _ = record(3, 18, {Action.SUCCESS: [(0, 5), (1, 9), (2, 9)], Action.DISCARD: [(0, 8)]})
-    assert list(labels_of(folder)) == ["episode_1.hdf5", "episode_2.hdf5"]
-    assert not (folder / "episode_0.hdf5").exists()
+    assert labels_of(folder) == dict.fromkeys(("episode_0.hdf5", "episode_1.hdf5"), [-1] * 13) | {
+        "episode_2.hdf5": [0] * 2 + [1] * 11
+    }
 
 
 def test_a_pedal_switches_the_label_too(record):
@@ -161,7 +152,6 @@ def test_a_full_disk_delays_it(record, monkeypatch, where, name):
 
 
 def test_a_full_disk_does_not_end_the_loop_at_a_discard(record, monkeypatch, caplog):
-    pressed = {Action.SUCCESS: [(0, 5), (1, 9), (2, 9)], Action.DISCARD: [(0, 8)]}
     discarded = LabelledFolder.amend
 
     def amend(self, record):
@@ -170,9 +160,10 @@ def test_a_full_disk_does_not_end_the_loop_at_a_discard(record, monkeypatch, cap
         disk.full = 0
 
     monkeypatch.setattr(LabelledFolder, "amend", amend)
-    folder, _ = record(3, 18, pressed)
+    folder, _ = record(3, 18, {Action.SUCCESS: [(0, 5), (1, 9), (2, 9)], Action.DISCARD: [(0, 8)]})
     assert "It is written with the next episode" in caplog.text
     assert list(labels_of(folder)) == ["episode_1.hdf5", "episode_2.hdf5"]
+    assert not (folder / "episode_0.hdf5").exists()
 
 
 def test_ctrl_c_keeps_the_episode_under_way(record, tmp_path):
@@ -181,16 +172,10 @@ def test_ctrl_c_keeps_the_episode_under_way(record, tmp_path):
     assert labels_of(tmp_path / "labelled") == {"episode_0.hdf5": [0] * 4 + [1] * 4}
 
 
-@pytest.mark.parametrize(
-    ("values", "names"),
-    [
-        ({"successes": 0}, "successes"),
-        ({"failures": 0}, "failures"),
-        ({"cameras": ()}, "cameras"),
-        ({"cameras": ("belly",)}, "belly"),
-        ({"terminal": False}, "terminal"),
-    ],
-)
+@pytest.mark.parametrize(("values", "names"), [
+    ({"successes": 0}, "successes"), ({"failures": 0}, "failures"), ({"cameras": ()}, "cameras"),
+    ({"cameras": ("belly",)}, "belly"), ({"terminal": False}, "terminal"),
+])  # fmt: skip
 def test_what_is_refused_before_anything_moves(record, tmp_path, values, names):
     env = LineEnv()
     env.reset = env.send = lambda *a, **k: pytest.fail("the robot was touched")  # type: ignore[method-assign]
@@ -205,14 +190,6 @@ def test_labels_of_other_classes_are_refused(record, tmp_path):
     (tmp_path / "labelled" / LABELS).write_text(json.dumps({"classes": ["up", "down"], "episodes": {}}))
     with pytest.raises(ConfigError, match=naming("up, down", "failure, success")):
         record(3, 3)
-
-
-def test_the_command_takes_an_experiment_and_its_settings(tmp_path, capsys):
-    out = ["classifier", "record", "--exp_name", "fake_aloha", "--out", str(tmp_path)]
-    assert main([*out, "--config.robot.image_size=16", "--cameras", "belly"]) == 2
-    assert "belly" in capsys.readouterr().err
-    assert main(out) == 2  # pytest's output is no terminal
-    assert "terminal" in capsys.readouterr().err
 
 
 def test_a_discard_takes_the_labels_away_at_once_and_u_brings_them_back(tmp_path):

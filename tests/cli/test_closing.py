@@ -70,25 +70,15 @@ class RefusedLink:
 
 
 def test_a_learner_that_cannot_start_lets_go_of_ports_and_folder(tmp_path, capsys):
-    port = free_port()
+    where = {"bind": "127.0.0.1", "port": free_port(), "insecure": False}
+    two_arms = load("fake_aloha", [("agent.gripper.setup_mode", "single-arm-learned-gripper")])
+    with pytest.raises(ConfigError, match=naming("agent.gripper.setup_mode", "single-arm-learned-gripper", 1, 2)):
+        run_learner(two_arms, RunOptions([], str(tmp_path / "run")), **where)
+    assert not (tmp_path / "run").exists()
     for _ in range(2):  # the second time it would find its own port or lock in use
         with pytest.raises(ConfigError, match=naming(tmp_path / "none", "HDF5")):
-            run_learner(
-                CONFIG,
-                RunOptions([str(tmp_path / "none")], str(tmp_path / "run")),
-                bind="127.0.0.1",
-                port=port,
-                insecure=False,
-            )
+            run_learner(CONFIG, RunOptions([str(tmp_path / "none")], str(tmp_path / "run")), **where)
     open_run(CONFIG, spec_of(CONFIG), str(tmp_path / "run")).lock.close()
-    capsys.readouterr()
-
-
-def test_a_learner_whose_agent_is_refused_leaves_no_folder(tmp_path, capsys):
-    config = load("fake_aloha", [("agent.gripper.setup_mode", "single-arm-learned-gripper")])
-    with pytest.raises(ConfigError, match=naming("agent.gripper.setup_mode", "single-arm-learned-gripper", 1, 2)):
-        run_learner(config, RunOptions([], str(tmp_path / "run")), bind="127.0.0.1", port=free_port(), insecure=False)
-    assert not (tmp_path / "run").exists()
     capsys.readouterr()
 
 

@@ -27,21 +27,13 @@ from serl_chunk.types import STEP_COLUMNS, Begin, CameraSpec, End, Episode, Outc
 
 def _episode(n: int, seed: int) -> Episode:
     rng = np.random.default_rng(seed)
-    steps = [
-        Step(
-            t,
-            {"state": rng.normal(size=3).astype(np.float32), "images/top": rng.integers(0, 256, (8, 8, 3), np.uint8)},
-            rng.normal(size=2).astype(np.float32),
-            0.0,
-            Source.SCRIPTED,
-            -1,
-            -1,
-            t / 25,
-        )
-        for t in range(n)
-    ]
+
+    def step(t: int) -> Step:
+        seen = {"state": rng.normal(size=3).astype(np.float32), "images/top": rng.integers(0, 256, (8, 8, 3), np.uint8)}
+        return Step(t, seen, rng.normal(size=2).astype(np.float32), 0.0, Source.SCRIPTED, -1, -1, t / 25)
+
     end = End(f"e{seed}", n, {"state": np.zeros(3, np.float32)}, True, False, Outcome.SUCCESS)
-    return Episode(Begin(f"e{seed}", "stack"), StepBlock.from_steps(f"e{seed}", steps), end)
+    return Episode(Begin(f"e{seed}", "stack"), StepBlock.from_steps(f"e{seed}", [step(t) for t in range(n)]), end)
 
 
 @pytest.fixture
@@ -100,7 +92,7 @@ def test_only_what_was_asked_for(folder, tmp_path):
         assert file["/observations/images/top"].compression == "gzip"
 
 
-@pytest.mark.parametrize("flag", ["--skip-bad", "--skip_bad", "--skip_problematic"])
+@pytest.mark.parametrize("flag", ["--skip-bad", "--skip_problematic"])
 def test_bad_episodes_end_it_or_are_listed(folder, tmp_path, capsys, flag):
     for i in (1, 3):
         (folder / f"episode_{i}.hdf5").write_text("damaged")
@@ -135,15 +127,9 @@ def test_foreign_files_and_notes(tmp_path, capsys):
     np.testing.assert_allclose(np.diff(first.steps.stamp), 1 / 30)
 
 
-def test_the_hub_needs_its_library(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    monkeypatch.setattr(convert.importlib.util, "find_spec", lambda name: None)
-    arguments = ("--to=lerobot", "--push_to_hub", "--repo_id=me/boxes")
-    assert _run(folder, *arguments, "--out", tmp_path / "out") == 2
-    assert re.search(naming("--push_to_hub", "pip install huggingface_hub"), capsys.readouterr().err)
-
-
-def test_an_upload_is_tagged_with_the_version_of_the_format(tmp_path, monkeypatch):
+def test_an_upload_needs_its_library_and_is_tagged_with_the_version_of_the_format(
+    folder, tmp_path, capsys, monkeypatch
+):
     calls: list[tuple[str, tuple, dict]] = []
 
     class Api:
@@ -157,9 +143,14 @@ def test_an_upload_is_tagged_with_the_version_of_the_format(tmp_path, monkeypatc
     assert calls[1][2]["folder_path"] == str(tmp_path)
     assert "conversion.jsonl" in calls[1][2]["ignore_patterns"]
     assert calls[2][2]["tag"] == "v2.1"
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.setattr(convert.importlib.util, "find_spec", lambda name: None)
+    arguments = ("--to=lerobot", "--push_to_hub", "--repo_id=me/boxes", "--out", tmp_path / "out")
+    assert _run(folder, *arguments) == 2
+    assert re.search(naming("--push_to_hub", "pip install huggingface_hub"), capsys.readouterr().err)
 
 
-def test_without_a_terminal_a_line_is_printed_every_few_seconds(capsys, monkeypatch):
+def test_without_a_terminal_a_line_is_printed_every_few_seconds_and_a_terminal_gets_a_bar(capsys, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(convert.time, "monotonic", lambda: clock[0])
     with shown_progress("converting", sys.stdout) as show:
@@ -169,9 +160,6 @@ def test_without_a_terminal_a_line_is_printed_every_few_seconds(capsys, monkeypa
             clock[0] += 2.0
             display(Progress(done, 10, 1, (done - 2) * 100, (done - 2) * 10**7, clock[0] - 100))
     assert capsys.readouterr().out.splitlines() == ["5 of 10 episodes, 50 frames/s, 5 MB/s decoded, 1 bad, 10 s left"]
-
-
-def test_a_terminal_gets_a_bar(monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     shown = []
     convert._display(lambda *a: shown.append(a))(Progress(1, 2, 0, 50, 10**6, 0.5))

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import serl_chunk
 from serl_chunk.config.loader import known_experiments, load_experiment
 from serl_chunk.data.demos import load_demos
 from serl_chunk.main import main
@@ -72,8 +71,3 @@ def test_a_new_experiment_runs_as_it_is(capsys, folder):
     written = (folder / "rig.py").read_bytes()
     assert main(["new", "rig.py"]) == 2
     assert (folder / "rig.py").read_bytes() == written
-
-
-def test_what_an_experiment_needs_comes_from_the_package():
-    for name in serl_chunk.__all__:
-        assert getattr(serl_chunk, name).__name__ == name

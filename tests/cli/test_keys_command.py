@@ -83,13 +83,24 @@ def connects(port: int, keys: ClientKeys | None) -> bool:
         link.close()
 
 
-def test_one_paste_is_all(capsys, home, robot):
-    port = free_port()
+@pytest.fixture
+def port(capsys) -> int:
+    """Where the learner listens, whose keys are made."""
     run(capsys, "init")
-    word = word_of(run(capsys, "add", "left", "--host", HERE, "--port", str(port)))
+    return free_port()
+
+
+def invited(capsys, port: int, name: str = "left", host: str = HERE, *more: str) -> str:
+    """The word of a line for another machine."""
+    return word_of(run(capsys, "add", name, "--host", host, "--port", str(port), *more))
+
+
+def test_one_paste_is_all(capsys, home, robot, port):
+    word = invited(capsys, port, host="203.0.113.7")  # its learner is somewhere else than its line says
     with serving(port, ServerKeys.open(home)):
-        said = run(capsys, "join", word, "--keys", robot)
+        said = run(capsys, "join", word, "--ip", HERE, "--keys", robot)
         [own] = ClientKeys.all(Path(robot))
+        assert ClientKeys.find(Path(robot), HERE).hosts == ("203.0.113.7", HERE)
         assert f"joined the learner {fingerprint(own.server)} as 'left'; key in {own.file}" in said
         assert f"--actor --ip {HERE}" in said
         assert connects(port, own)
@@ -99,32 +110,20 @@ def test_one_paste_is_all(capsys, home, robot):
     assert "this machine is 'left'" in run(capsys, "list", "--keys", robot)
 
 
-def test_the_actor_joins_where_the_learner_is_not_there_yet(capsys, home, robot):
-    port = free_port()
-    run(capsys, "init")
-    word = word_of(run(capsys, "add", "left", "--host", HERE, "--port", str(port)))
-    said = run(capsys, "join", word, "--keys", robot)
+def test_the_actor_joins_where_the_learner_is_not_there_yet(capsys, home, robot, port):
+    said = run(capsys, "join", invited(capsys, port), "--keys", robot)
     assert f"cannot be reached at {HERE}:{port} now. The actor joins as 'left' when it first connects" in said
     assert "to join at the first connection" in run(capsys, "list", "--keys", robot)
     assert re.search(r"^  left +invited .* s left$", run(capsys, "list"), re.MULTILINE)
+    with serving(port, None), pytest.raises(RefusedError, match=naming(f"{HERE}:{port}", "without keys")):
+        connects(port, commands.actor_keys(HERE, robot, insecure=False))  # a line still to be used is binding
     with serving(port, ServerKeys.open(home)):
         assert connects(port, commands.actor_keys(HERE, robot, insecure=False))
     assert "joined" in run(capsys, "list", "--keys", robot)
 
 
-def test_a_learner_somewhere_else_than_its_line_says(capsys, home, robot):
-    port = free_port()
-    run(capsys, "init")
-    word = word_of(run(capsys, "add", "left", "--host", "203.0.113.7", "--port", str(port)))
-    with serving(port, ServerKeys.open(home)):
-        assert "joined the learner" in run(capsys, "join", word, "--ip", HERE, "--keys", robot)
-    assert ClientKeys.find(Path(robot), HERE).hosts == ("203.0.113.7", HERE)
-
-
-def test_joining_twice(capsys, home, robot, tmp_path):
-    port = free_port()
-    run(capsys, "init")
-    word = word_of(run(capsys, "add", "left", "--host", HERE, "--port", str(port)))
+def test_joining_twice(capsys, home, robot, tmp_path, port):
+    word = invited(capsys, port)
     run(capsys, "join", word, "--keys", robot)
     before = ClientKeys.all(Path(robot))
     run(capsys, "join", word, "--keys", robot)  # no learner was reached yet: the same pair is kept
@@ -140,16 +139,13 @@ def test_joining_twice(capsys, home, robot, tmp_path):
         assert connects(port, own)
 
 
-def test_a_machine_that_has_joined_keeps_its_key_until_another_works(capsys, home, robot):
-    port = free_port()
-    run(capsys, "init")
-    word = word_of(run(capsys, "add", "left", "--host", HERE, "--port", str(port)))
+def test_a_machine_that_has_joined_keeps_its_key_until_another_works(capsys, home, robot, port):
+    word = invited(capsys, port)
     with serving(port, ServerKeys.open(home)):
         run(capsys, "join", word, "--keys", robot)
         [first] = ClientKeys.all(Path(robot))
-    again = word_of(run(capsys, "add", "left2", "--host", HERE, "--port", str(port)))
-    said = run(capsys, "join", again, "--keys", robot, status=2)
-    assert "this machine has joined it already" in said
+    again = invited(capsys, port, "left2")
+    assert "this machine has joined it already" in run(capsys, "join", again, "--keys", robot, status=2)
     assert ClientKeys.all(Path(robot)) == [first]
     with serving(port, ServerKeys.open(home)):
         run(capsys, "join", again, "--keys", robot)
@@ -158,35 +154,26 @@ def test_a_machine_that_has_joined_keeps_its_key_until_another_works(capsys, hom
         assert connects(port, second)
 
 
-def test_a_line_of_another_learner(capsys, home, robot, tmp_path):
-    port = free_port()
+def test_a_line_is_for_the_learner_that_made_it_and_for_one_with_keys(capsys, home, robot, tmp_path, port):
     other = str(tmp_path / "other")
-    run(capsys, "init")
     run(capsys, "init", "--keys", other)
-    word = word_of(run(capsys, "add", "left", "--host", HERE, "--port", str(port), "--keys", other))
-    with serving(port, ServerKeys.open(home)):
-        said = run(capsys, "join", word, "--keys", robot, status=1)
-    assert f"what answers at {HERE}:{port} is not the learner that this machine joined" in said
-
-
-def test_a_learner_without_keys_takes_no_line(capsys, robot):
-    port = free_port()
-    run(capsys, "init")
-    word = word_of(run(capsys, "add", "left", "--host", HERE, "--port", str(port)))
-    with serving(port, None):
-        assert "runs without keys" in run(capsys, "join", word, "--keys", robot, status=1)
+    for keys, word, says in (
+        (ServerKeys.open(home), invited(capsys, port, "left", HERE, "--keys", other),
+         f"what answers at {HERE}:{port} is not the learner that this machine joined"),
+        (None, invited(capsys, port), "runs without keys"),
+    ):  # fmt: skip
+        with serving(port, keys):
+            assert says in run(capsys, "join", word, "--keys", robot, status=1)
 
 
 def test_what_is_refused(capsys, home, robot, tmp_path):
     assert f"no keys in {home}" in run(capsys, "list")
     assert "`serl-chunk keys init`" in run(capsys, "add", "left", status=2)
-    assert "holds no learner's keys" in run(capsys, "revoke", "left", status=2)
     assert f"made in {home}" in run(capsys, "init")
     assert "holds a learner's keys" in run(capsys, "init", status=2)
     for name in ("", "../left", "a b", "-x", "x" * 65):
         assert "key name" in run(capsys, "add", "--", name, status=2)
     assert "has no key named 'left'; it has: this-machine" in run(capsys, "revoke", "left", status=2)
-    assert "serl-chunk keys add" in run(capsys, "join", "left", status=2)
     word = word_of(run(capsys, "add", "left"))
     assert "the line is not complete" in run(capsys, "join", word[:-3], "--keys", robot, status=2)
     (tmp_path / "file").write_text("")
@@ -195,23 +182,28 @@ def test_what_is_refused(capsys, home, robot, tmp_path):
     assert f"chmod 600 {home / 'server.json'}" in run(capsys, "list", status=2)
 
 
-def test_revoking(capsys, home):
-    run(capsys, "init")
+def test_lines_and_keys_are_listed_as_what_they_are(capsys, home, port):
+    def listed(name: str, state: str) -> bool:
+        return re.search(rf"^  {name} +{state} ", run(capsys, "list"), re.MULTILINE) is not None
+
     run(capsys, "add", "left")
     assert "left is revoked (an unused line)" in run(capsys, "revoke", "left")
-    assert re.search(r"^  left +revoked ", run(capsys, "list"), re.MULTILINE)
+    assert listed("left", "revoked")
     run(capsys, "add", "left")  # and in again, with a new line
-    assert re.search(r"^  left +invited ", run(capsys, "list"), re.MULTILINE)
+    assert listed("left", "invited")
     assert "this-machine is revoked (key " in run(capsys, "revoke", "this-machine")
+    ServerKeys.open(home, lambda: time.time() - 700).invite("right", [], 1)
+    assert listed("right", "expired")
 
 
-def test_no_command_prints_a_secret_but_the_line(capsys, home, robot):
-    outputs = [run(capsys, "init"), run(capsys, "list")]
-    added = run(capsys, "add", "left", "--host", HERE, "--port", str(free_port()))
-    ticket = JoinToken.decode(word_of(added)).ticket
-    outputs += [run(capsys, "join", word_of(added), "--keys", robot), run(capsys, "list", "--keys", robot)]
+def test_no_command_prints_a_secret_but_the_line(capsys, home, robot, port):
+    outputs = [run(capsys, "list")]
+    word = invited(capsys, port)
+    outputs += [run(capsys, "join", word, "--keys", robot), run(capsys, "list", "--keys", robot)]
+    outputs.append(run(capsys, "init", "--keys", robot + "_of_another"))
     [own] = ClientKeys.all(Path(robot))
-    secrets = (ServerKeys.open(home).pair.secret, own.pair.secret, ticket)
+    secrets = (ServerKeys.open(home).pair.secret, own.pair.secret, JoinToken.decode(word).ticket,
+               ServerKeys.open(Path(robot + "_of_another")).pair.secret)  # fmt: skip
     assert not any(s in text for s in secrets for text in outputs)
 
 
@@ -243,40 +235,29 @@ def test_a_learner_makes_keys_and_prints_a_line_until_a_robot_has_joined(home, c
     assert caplog.messages == []
 
 
-def test_a_learner_that_needs_no_keys_makes_none(home):
-    assert commands.learner_keys("127.0.0.1", None, insecure=False) is None
+def test_a_learner_has_keys_where_it_needs_them_or_is_told_so(home, tmp_path, capsys):
+    assert commands.learner_keys(HERE, None, insecure=False) is None
     assert commands.learner_keys("0.0.0.0", None, insecure=True) is None
     assert not home.exists()
-
-
-def test_a_learner_on_loopback_has_keys_where_it_is_told_so(tmp_path, capsys):
     keys = commands.learner_keys(HERE, str(tmp_path / "k"), insecure=False)
     commands.invite_first(keys, HERE, 5588)
-    assert keys.folder == tmp_path / "k"
-    assert capsys.readouterr().out == ""
+    assert (keys.folder, capsys.readouterr().out) == (tmp_path / "k", "")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=naming("--bind", "0.0.0.0", tmp_path / "file", "--keys", "--insecure")):
+        commands.learner_keys("0.0.0.0", str(tmp_path / "file"), insecure=False)
+    everywhere = commands.addresses("0.0.0.0")  # where its line says that it is
+    assert everywhere == commands.addresses("::") == commands.addresses("*") != []
+    assert "0.0.0.0" not in everywhere
+    assert commands.addresses("10.0.0.5") == ["10.0.0.5"]
 
 
-def test_a_learner_that_needs_keys_and_cannot_have_them(tmp_path):
-    (tmp_path / "k").write_text("")
-    with pytest.raises(ConfigError, match=naming("--bind", "0.0.0.0", tmp_path / "k", "--keys", "--insecure")):
-        commands.learner_keys("0.0.0.0", str(tmp_path / "k"), insecure=False)
-
-
-def test_the_learners_own_machine_need_not_join():
-    port = free_port()
-    server_keys = commands.learner_keys("0.0.0.0", None, insecure=False)
-    with serving(port, server_keys):
-        assert connects(port, commands.actor_keys(HERE, None, insecure=False))
-
-
-def test_a_folder_that_was_asked_for_is_binding_on_loopback(capsys, home, robot):
+def test_a_folder_that_was_asked_for_is_binding_on_loopback(capsys, home, robot, port):
     """Which may be the near end of a tunnel: a learner without keys there is none that this machine has joined."""
-    port = free_port()
-    run(capsys, "init")
-    word = word_of(run(capsys, "add", "left", "--host", HERE, "--port", str(port)))
+    word = invited(capsys, port)
     with serving(port, ServerKeys.open(home)):
         run(capsys, "join", word, "--keys", robot)
         assert connects(port, commands.actor_keys(HERE, robot, insecure=False))
+        assert connects(port, commands.actor_keys(HERE, None, insecure=False))  # the learner's own machine
     with serving(port, None) as server:
         keys = commands.actor_keys(HERE, robot, insecure=False)
         with pytest.raises(RefusedError, match=naming(f"{HERE}:{port}", "without keys", keys.file)):
@@ -284,15 +265,6 @@ def test_a_folder_that_was_asked_for_is_binding_on_loopback(capsys, home, robot)
         [unasked] = ClientKeys.all(Path(robot))
         assert connects(port, unasked)  # there the learner decides
         assert server.stats()["records"] == 0
-
-
-def test_a_line_that_is_still_to_be_used_is_binding_too(capsys, robot):
-    port = free_port()
-    run(capsys, "init")
-    word = word_of(run(capsys, "add", "left", "--host", HERE, "--port", str(port)))
-    run(capsys, "join", word, "--keys", robot)
-    with serving(port, None), pytest.raises(RefusedError, match=naming(f"{HERE}:{port}", "without keys")):
-        connects(port, commands.actor_keys(HERE, robot, insecure=False))
 
 
 def test_an_actor_has_the_name_of_its_key_and_no_other(capsys, home, robot):
@@ -318,18 +290,3 @@ def test_an_actor_without_keys_starts_without_them(tmp_path):
     commands.learner_keys("0.0.0.0", None, insecure=False)
     assert commands.actor_keys(HERE, None, insecure=False) is not None
     assert commands.actor_keys(HERE, None, insecure=True) is None
-
-
-def test_a_line_names_where_the_learner_listens():
-    assert commands.addresses("10.0.0.5") == ["10.0.0.5"]
-    everywhere = commands.addresses("0.0.0.0")
-    assert everywhere == commands.addresses("::") == commands.addresses("*")
-    assert everywhere
-    assert "0.0.0.0" not in everywhere
-
-
-def test_an_expired_line_is_listed_as_such(capsys, home):
-    run(capsys, "init")
-    keys = ServerKeys.open(home, lambda: time.time() - 700)
-    keys.invite("left", [], 1)
-    assert re.search(r"^  left +expired ", run(capsys, "list"), re.MULTILINE)

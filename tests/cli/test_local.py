@@ -74,37 +74,21 @@ def test_the_newest_snapshot_and_the_end_of_training(link):
     assert (link.allowance, link.can_begin(), link.flush(0)) == (None, (True, ""), True)
 
 
-def test_real_time_is_refused_before_anything_is_written(tmp_path):
-    config = load("fake_aloha", [("actor.clock", "realtime")])
-    with pytest.raises(
-        ConfigError, match=naming("--local", "--config.actor.clock", "lockstep", "--learner", "--actor")
-    ):
-        train_local(config, RunOptions([], str(tmp_path / "run")))
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [(("actor.clock", "realtime"), ("--config.actor.clock", "lockstep")), (("learner.utd_ratio", "none"), ())],
+)
+def test_what_needs_two_processes_is_refused_before_anything_is_written(tmp_path, setting, named):
+    with pytest.raises(ConfigError, match=naming("--local", "--learner", "--actor", *named)):
+        train_local(load("fake_aloha", [setting]), RunOptions([], str(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_in_which_no_side_waits_needs_two_processes(tmp_path):
-    config = load("fake_aloha", [("learner.utd_ratio", "none")])
-    with pytest.raises(ConfigError, match=naming("learner.utd_ratio", "--local", "--learner", "--actor")):
-        train_local(config, RunOptions([], str(tmp_path / "run")))
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_stop_before_the_start_ends_cleanly(tmp_path, capsys):
+def test_a_stop_before_the_start_ends_cleanly_and_a_resumed_run_goes_on_counting(tmp_path, monkeypatch, capsys):
     overrides = [("learner.pretrain_steps", "0"), ("actor.intervention", "none")]
-    stop = threading.Event()
+    config = dataclasses.replace(load("fake_aloha", overrides), agent=BcConfig(flow=FlowConfig(hidden=(8,))))
+    stop, build, act, handed_over = threading.Event(), local.make_learner, ActorService.run, []
     stop.set()
-    agent = BcConfig(flow=FlowConfig(hidden=(8,)))
-    config = dataclasses.replace(load("fake_aloha", overrides), agent=agent)
-    learner, summary = train_local(config, RunOptions([], str(tmp_path / "run")), stop=stop)
-    assert (learner.updates, summary.episodes, summary.reason) == (0, 0, "stopped by the operator")
-    assert learner.trainer.phase is Phase.PRETRAIN
-    open_run(config, spec_of(config), str(tmp_path / "run")).lock.close()  # no process holds it any more
-    capsys.readouterr()
-
-
-def test_a_resumed_run_goes_on_counting_human_ticks(tmp_path, monkeypatch, capsys):
-    build, handed_over = local.make_learner, {}
 
     def resumed(*args, **kwargs):
         learner = build(*args, **kwargs)
@@ -112,14 +96,14 @@ def test_a_resumed_run_goes_on_counting_human_ticks(tmp_path, monkeypatch, capsy
         return learner
 
     def run(self, preprocess, begun):
-        handed_over.update(begun._asdict())
+        handed_over.append((begun.human_ticks, begun.episodes, begun.env_steps))
+        return act(self, preprocess, begun)
 
     monkeypatch.setattr(local, "make_learner", resumed)
     monkeypatch.setattr(ActorService, "run", run)
-    stop = threading.Event()
-    stop.set()
-    overrides = [("learner.pretrain_steps", "0"), ("actor.intervention", "none")]
-    config = dataclasses.replace(load("fake_aloha", overrides), agent=BcConfig(flow=FlowConfig(hidden=(8,))))
-    train_local(config, RunOptions([], str(tmp_path / "run")), stop=stop)
-    assert [handed_over[k] for k in ("human_ticks", "episodes", "env_steps")] == [27, 3, 0]
+    learner, summary = train_local(config, RunOptions([], str(tmp_path / "run")), stop=stop)
+    assert handed_over == [(27, 3, 0)]
+    assert (learner.updates, summary.reason) == (0, "stopped by the operator")
+    assert learner.trainer.phase is Phase.PRETRAIN
+    open_run(config, spec_of(config), str(tmp_path / "run")).lock.close()  # no process holds it any more
     capsys.readouterr()

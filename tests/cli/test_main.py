@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -16,16 +17,17 @@ from serl_chunk.cli.evaluation import EvaluationOptions
 from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.process import OF_BOTH_SIDES, OF_THE_LEARNER, load, print_config, spec_of
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.overrides import to_dict
+from serl_chunk.config.fields import value_at
 from serl_chunk.config.presets import PRESETS
+from serl_chunk.data.source import ReadOptions
 from serl_chunk.learner.building import RunOptions
+from serl_chunk.learner.demo_options import DemoOptions
 from serl_chunk.main import main
 from serl_chunk.runs.folder import open_run, read_config
 from serl_chunk.types import ConfigError, DataError
 from serl_chunk.version import version_info
 
 RUN = ["--exp_name", "fake_aloha"]
-EVALUATE = ["--eval_checkpoint_step", "5", "--eval_n_trajs", "2"]
 
 
 OGBENCH = """
@@ -51,132 +53,102 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, 
     return calls
 
 
-def test_both_processes_of_one_command_share_its_flags(called):
-    shared = [*RUN, "--launched_with_learner", "--demo_path", "d", "--checkpoint_path", "r", "--actor_id", "left"]
-    assert main([*shared, "--learner"]) == 0
-    assert main([*shared, "--actor"]) == 0
-    assert [name for name, *_ in called] == ["run_learner", "run_training_actor"]
+CONFIG = load("fake_aloha", [])
+LATEST = ["--actor", "--eval_checkpoint_step", "0"]
+BEST = ["--actor", "--eval_checkpoint_step", "best", "--eval_n_trajs", "7"]
+SHARED = ["--launched_with_learner", "--demo_path", "d", "--checkpoint_path", "r", "--actor_id", "left"]
+OFFLINE = ["--offline_steps", "9", "--online_steps", "0", "--demo_path", "d", "--checkpoint_path", "r"]
+GPU = LearnerAddress("gpu", 5588)
+HERE = LearnerAddress("127.0.0.1", 5588)
+ALL_OF_EVALUATION = ["--save_video", "--eval_stochastic", "--eval_validation", "--eval_arm", "both"]
+# flags -> the command that they start, its arguments but for the configuration, and some of its keywords
+CALLS: list[tuple[list[str], str, tuple[Any, ...], dict[str, Any]]] = [
+    (["--learner"], "run_learner", (RunOptions([], wandb=True),),
+     {"bind": "127.0.0.1", "port": 5588, "insecure": False, "keys": None}),
+    (["--learner", "--bind", "0.0.0.0", "--insecure", "--port", "7000", "--demo_path", "a", "--demo_path", "b",
+      "--debug", "--checkpoint_path", "run", "--demo_color", "bgr", "--demo_success", "--demo_format", "episodes"],
+     "run_learner", (RunOptions(["a", "b"], "run", 
+      DemoOptions(ReadOptions(color="bgr", success=True, solved="keep"), "episodes")),),
+     {"bind": "0.0.0.0", "port": 7000, "insecure": True, "keys": None}),
+    (["--learner", "--keys", "k"], "run_learner", (RunOptions([], wandb=True),), {"keys": "k", "insecure": False}),
+    ([*SHARED, "--learner"], "run_learner", (RunOptions(["d"], "r", wandb=True),), {}),  # each has the other's flags
+    ([*SHARED, "--actor"], "run_training_actor", (dataclasses.replace(HERE, actor_id="left"), None), {"viewer": None}),
+    (["--actor"], "run_training_actor", (HERE, None), {}),
+    (["--actor", "--ip", "gpu", "--port", "7000", "--actor_id", "left", "--keys", "k", "--spool_path", "s"],
+     "run_training_actor", (LearnerAddress("gpu", 7000, "left", "k"), "s"), {}),
+    (["--actor", "--insecure"], "run_training_actor", (dataclasses.replace(HERE, insecure=True), None), {}),
+    (LATEST, "run_training_actor", (HERE, None), {}),  # HIL-SERL's default
+    ([*LATEST, "--eval_n_trajs", "0"], "run_training_actor", (HERE, None), {}),
+    ([*LATEST, "--eval_n_trajs", "3", "--checkpoint_path", "r"], "run_evaluation",
+     (EvaluationOptions(("0",), 3), Path("r")), {}),
+    ([*BEST, "--ip", "gpu", *ALL_OF_EVALUATION], "run_evaluation",
+     (EvaluationOptions(("best",), 7, *[True] * 3, ("one", "best")), GPU), {"viewer": None}),
+    ([*BEST, "--ip", "gpu", "--keys", "k"], "run_evaluation",
+     (EvaluationOptions(("best",), 7), dataclasses.replace(GPU, keys="k")), {}),
+    ([*OFFLINE, "--learner", "--debug"], "run_offline", (RunOptions(["d"], "r"),), {"threaded": True}),
+    ([*OFFLINE, "--local"], "run_offline", (RunOptions(["d"], "r", wandb=True),), {"threaded": False}),
+]  # fmt: skip
 
 
-def test_checkpoint_0_is_evaluated_where_episodes_are_asked_for(called):
-    flags = ["--actor", "--eval_checkpoint_step", "0"]
-    assert main([*RUN, *flags, "--eval_n_trajs", "3", "--checkpoint_path", "r"]) == 0
-    assert main([*RUN, *flags]) == 0  # HIL-SERL's default
-    [(first, (_, options, source), _), (second, *_)] = called
-    assert (first, options.steps, options.n, source) == ("run_evaluation", ("0",), 3, Path("r"))
-    assert second == "run_training_actor"
-    assert main([*RUN, *flags, "--eval_n_trajs", "0"]) == 0
-    assert called[2][0] == "run_training_actor"
-
-
-def test_flags_reach_the_learner(called):
-    flags = ["--learner", "--bind", "0.0.0.0", "--insecure", "--port", "7000", "--demo_path", "a", "--demo_path", "b",
-             "--checkpoint_path", "run", "--debug", "--seed", "3", "--config.agent.lr=0.5",
-             "--demo_color", "bgr", "--demo_success", "--demo_format", "episodes"]  # fmt: skip
-    assert main([*RUN, *flags]) == 0
-    [(name, (config, (demos, run, demo_options, wandb)), keywords)] = called
-    assert (name, demos, run, config.seed, config.agent.lr) == ("run_learner", ["a", "b"], "run", 3, 0.5)
-    assert (demo_options.options.color, demo_options.options.success, demo_options.format) == ("bgr", True, "episodes")
-    assert keywords == {"bind": "0.0.0.0", "port": 7000, "insecure": True, "keys": None}
-    assert not wandb
-    assert main([*RUN, "--learner"]) == 0
-    assert called[1][1] == (load("fake_aloha", []), RunOptions([], wandb=True))
-    assert called[1][2] == {"bind": "127.0.0.1", "port": 5588, "insecure": False, "keys": None}
-
-
-def test_flags_reach_the_actor(called):
-    assert main([*RUN, "--actor"]) == 0
-    assert main([*RUN, "--actor", "--ip", "gpu", "--port", "7000", "--actor_id", "left"]) == 0
-    assert [(n, a[1:]) for n, a, _ in called] == [
-        ("run_training_actor", (LearnerAddress("127.0.0.1", 5588), None)),
-        ("run_training_actor", (LearnerAddress("gpu", 7000, "left"), None)),
-    ]
-
-
-def test_keys_reach_every_command_of_the_network(called):
-    evaluation = [*RUN, "--actor", *EVALUATE, "--ip", "gpu"]
-    for arguments in ([*RUN, "--learner"], [*RUN, "--actor"], evaluation):
-        assert main([*arguments, "--keys", "k"]) == 0
-        assert main([*arguments, "--insecure"]) == 0
-    learner, rest = called[:2], [next(x for x in a if isinstance(x, LearnerAddress)) for _, a, _ in called[2:]]
-    assert [(k["keys"], k["insecure"]) for _, _, k in learner] == [("k", False), (None, True)]
-    assert [(a.keys, a.insecure) for a in rest] == [("k", False), (None, True)] * 2
-
-
-def test_flags_reach_the_evaluation(called):
-    base = [*RUN, "--actor", "--eval_checkpoint_step", "best", "--eval_n_trajs", "7"]
-    assert main([*base, "--checkpoint_path", "run"]) == 0
-    flags = ["--save_video", "--eval_stochastic", "--eval_validation", "--eval_arm", "both"]
-    assert main([*base, "--ip", "gpu", *flags]) == 0
-    plain, full = called
-    assert plain[0] == "run_evaluation"
-    assert plain[1][1:] == (EvaluationOptions(("best",), 7), Path("run"))
-    assert full[1][1:] == (EvaluationOptions(("best",), 7, *[True] * 3, ("one", "best")), LearnerAddress("gpu", 5588))
+@pytest.mark.parametrize(("flags", "name", "arguments", "keywords"), CALLS)
+def test_flags_reach_their_command(called, flags, name, arguments, keywords):
+    assert main([*RUN, *flags, "--seed", "3", "--config.agent.lr=0.5"]) == 0
+    [(found, (config, *rest), options)] = called
+    assert (found, tuple(rest), config.seed, config.agent.lr) == (name, arguments, 3, 0.5)
+    assert {key: options[key] for key in keywords} == keywords
 
 
 def test_both_flags_start_two_processes_with_what_was_given(called):
     assert main([*RUN, "--learner", "--actor", "--pin_cores", "--seed", "3", "--config.agent.lr", "0.5"]) == 0
     shared = [*RUN, "--seed", "3", "--config.agent.lr", "0.5"]
     assert called == [("run_both", ([*shared, "--launched_with_learner"],), {"pin": True, "ip": "127.0.0.1"})]
-
-
-@pytest.mark.parametrize(
-    ("bind", "ip"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("localhost", "localhost"), ("10.0.0.5", "10.0.0.5")]
-)
-def test_an_actor_beside_its_learner_connects_to_where_it_listens(called, bind, ip):
-    assert main([*RUN, "--learner", "--actor", "--bind", bind, "--insecure"]) == 0
-    assert called[0][2] == {"pin": False, "ip": ip}
+    # The actor beside its learner connects to where that listens.
+    for bind, ip in (("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("10.0.0.5", "10.0.0.5")):
+        assert main([*RUN, "--learner", "--actor", "--bind", bind, "--insecure"]) == 0
+        assert called[-1][2] == {"pin": False, "ip": ip}
 
 
 def test_flags_reach_the_recorder(called):
-    flags = ["record", *RUN, "--n_demos", "3", "--out", "d", "--noise", "0.1", "--cameras", "all"]
-    assert main(flags) == 0
+    assert main(["record", *RUN, "--n_demos", "3", "--out", "d", "--noise", "0.1", "--cameras", "all"]) == 0
     [(_, (config, count, out), keywords)] = called
     assert (config.name, count, out) == ("fake_aloha", 3, "d")
     assert len(keywords.pop("cameras")) == 3
     assert keywords == {"policy": "scripted", "noise": 0.1, "keep": "successes", "viewer": None}
 
 
-def field(config: ExperimentConfig, path: str) -> Any:
-    value = to_dict(config)
-    for part in path.split("."):
-        value = value[part]
-    return value
-
-
 def test_each_alias_sets_its_field(called):
-    values = {"utd_ratio": "0.5", "horizon_length": "4", "online_steps": "500", "env_name": None, "setup_mode": None}
-    values["task"] = None  # a text, see below
-    flags = {a.flag: (a.path, values.get(a.flag, "7")) for a in (*OF_BOTH_SIDES, *OF_THE_LEARNER)}
-    given = [w for flag, (_, value) in flags.items() if value for w in (f"--{flag}", value)]
-    assert main([*RUN, "--learner", "--dataset_dir", "d", *given]) == 0
-    [(name, (config, options), _)] = called
-    assert name == "run_learner"
-    for path, value in flags.values():
-        if value:
-            assert field(config, path) == float(value)
+    values = {
+        "utd_ratio": "0.5",
+        "horizon_length": "4",
+        "online_steps": "500",
+        "env_name": "",
+        "setup_mode": "",
+        "task": "",
+    }
+    given = {a.path: (a.flag, values.get(a.flag, "7")) for a in (*OF_BOTH_SIDES, *OF_THE_LEARNER)}
+    given = {path: (flag, value) for path, (flag, value) in given.items() if value}
+    words = [word for flag, value in given.values() for word in (f"--{flag}", value)]
+    assert main([*RUN, "--learner", "--dataset_dir", "d", *words]) == 0
+    [(_, (config, options), _)] = called
+    assert {path: value_at(config, path) for path in given} == {
+        path: float(value) for path, (_, value) in given.items()
+    }
     assert options.demo_options.dataset == "d"
 
 
 @pytest.mark.parametrize("mode", [["--learner"], ["--actor"], ["record", "--out", "x"], ["doctor"]])
 def test_what_records_or_acts_takes_the_experiments_flags(called, mode):
     assert main([*mode, *RUN, "--task", "fold it=twice", "--preset", "rlpd"]) == 0
-    [(_, arguments, _)] = called
-    config = next(a for a in arguments if isinstance(a, ExperimentConfig))
+    config = next(a for a in called[0][1] if isinstance(a, ExperimentConfig))
     assert (config.robot.task, config.chunk.horizon) == ("fold it=twice", 1)
 
 
 def test_the_environment_and_its_reward(called, tmp_path):
     (tmp_path / "play.py").write_text(OGBENCH)
-    play = ["--exp_name", str(tmp_path / "play.py"), "--actor"]
     name = "cube-double-play-singletask-task2-v0"
-    for flag, reward in [
-        ("", "dense"),
-        ("--sparse", "sparse"),
-        ("--sparse=True", "sparse"),
-        ("--sparse=false", "dense"),
-    ]:
-        assert main([*play, "--env_name", name, *([flag] if flag else [])]) == 0
+    for flags, reward in (([], "dense"), (["--sparse"], "sparse"), (["--sparse=True"], "sparse"),
+                          (["--sparse=false"], "dense")):  # fmt: skip
+        assert main(["--exp_name", str(tmp_path / "play.py"), "--actor", "--env_name", name, *flags]) == 0
         robot = called[-1][1][0].robot
         assert (robot.env_name, robot.reward) == (name, reward)
 
@@ -187,9 +159,8 @@ def test_presets_come_before_the_overrides_and_on_both_sides(called, tmp_path, c
         assert main([*RUN, side, *flags]) == 0
     learner, actor = (arguments[0] for _, arguments, _ in called)
     assert learner == actor
-    assert (learner.preset, learner.compat) == ("qc", "qc")
+    assert (learner.preset, learner.compat, learner.replay.windows) == ("qc", "qc", "qc")
     assert (learner.agent.kind, learner.agent.candidates, learner.chunk.horizon) == ("published_qc", 4, 3)
-    assert learner.replay.windows == "qc"
     with caplog.at_level("INFO"):
         print_config(learner, spec_of(learner))
     assert "preset qc, conventions of the published code qc" in caplog.messages
@@ -200,31 +171,12 @@ def test_presets_come_before_the_overrides_and_on_both_sides(called, tmp_path, c
     assert (saved["preset"], saved["compat"]) == ("qc", "qc")
 
 
-def test_offline_only_needs_no_network(called):
-    offline = [*RUN, "--offline_steps", "9", "--online_steps", "0", "--demo_path", "d", "--checkpoint_path", "r"]
-    assert main([*offline, "--learner", "--debug"]) == 0
-    assert main([*offline, "--local"]) == 0
-    assert [(n, a[1], k["threaded"]) for n, a, k in called] == [
-        ("run_offline", RunOptions(["d"], "r"), True),
-        ("run_offline", RunOptions(["d"], "r", wandb=True), False),
-    ]
-
-
 @pytest.mark.parametrize("command", [["presets"], [*RUN, "--preset", "help"]])
 def test_the_presets_are_listed(command, capsys):
     assert main(command) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(PRESETS)
     assert all(preset.description in line for line, preset in zip(lines, PRESETS.values(), strict=True))
-
-
-def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
-    def interrupt(*_: object, **__: object) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("serl_chunk.cli.local.run_local", interrupt)
-    assert main([*RUN, "--local"]) == 130
-    assert capsys.readouterr().err == "serl-chunk: interrupted\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"], ["--help_all"]])
@@ -260,6 +212,7 @@ def test_the_version_is_printed(capsys):
         (OSError(28, "No space left on device", "runs/x"), 1, ("runs/x", "No space left on device", "Free space")),
         (PermissionError(13, "Permission denied", "runs/x"), 1, ("runs/x", "Permission denied", "permissions")),
         (TimeoutError(), 1, ("TimeoutError",)),
+        (KeyboardInterrupt(), 130, ("interrupted",)),
     ],
     ids=repr,
 )

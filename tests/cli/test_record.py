@@ -1,12 +1,15 @@
-"""Scripted demonstrations: successes only, every start state once, also where a recording goes on."""
+"""Demonstrations by a script and by hand: what is kept and reported, and how a recording goes on."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+import threading
 
+import fake_hid
 import numpy as np
 import pytest
-from actor_helpers import HumanOnTicks, LineEnv, ListSink, make_config
+from actor_helpers import HumanOnTicks, LineEnv, ListSink, SimClock, make_config
 from errors import naming
 
 from serl_chunk.actor.episode import EpisodeRunner
@@ -16,9 +19,18 @@ from serl_chunk.cli.process import load
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.formats.hdf5 import read_episode
+from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
+from serl_chunk.data.inspect.inspect import inspect as real_inspect
+from serl_chunk.data.inspect.results import Issue
+from serl_chunk.devices.recorded import save_interventions
 from serl_chunk.main import main
+from serl_chunk.recording import recording
+from serl_chunk.recording.demonstration import Demonstration
+from serl_chunk.recording.recording import Recording, RecordingTotals
+from serl_chunk.robots.fake.single_arm import FakeSingleArmEnv
 from serl_chunk.robots.registry import make_env, make_expert
-from serl_chunk.types import ConfigError, DataError, Outcome, Source
+from serl_chunk.types import Amend, ConfigError, DataError, Outcome, Source
+from serl_chunk_robot.devices.base import DeviceError
 
 CONFIG = load("fake_aloha", [])
 
@@ -42,11 +54,6 @@ class SometimesFails:
 def unreliable(monkeypatch):
     real = record.make_expert
     monkeypatch.setattr(record, "make_expert", lambda env: SometimesFails(real(env)))
-
-
-def demos(folder):
-    files = sorted(folder.glob("*.hdf5"), key=lambda f: int(f.stem.removeprefix("episode_")))
-    return [read_episode(f) for f in files]
 
 
 def record_until(n: int, folder, **changes) -> int:
@@ -76,21 +83,16 @@ def test_a_folder_of_another_robot_is_not_added_to(tmp_path):
     assert len(demos(tmp_path)) == 1
 
 
-def test_a_damaged_file_among_them_is_named(tmp_path):
-    (tmp_path / "episode_0.hdf5").write_bytes(b"x")
+def test_what_cannot_go_on_is_named(tmp_path, monkeypatch):
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "episode_0.hdf5").write_bytes(b"x")
     with pytest.raises(DataError, match=naming("episode_0.hdf5", "HDF5")):
-        record_until(2, tmp_path)
-
-
-def test_an_expert_that_never_succeeds_is_given_up(tmp_path, monkeypatch):
+        record_until(2, tmp_path / "damaged")
     monkeypatch.setattr(EpisodeRunner, "run_episode", lambda self, seed, **_: EpisodeSummary(seed=seed))
-    with pytest.raises(ConfigError, match=naming("expert", 21)):
+    with pytest.raises(ConfigError, match=naming("expert", 21)):  # which never succeeds
         record_until(1, tmp_path)
-
-
-def test_noise_needs_an_expert_that_has_some(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "make_expert", lambda env: object())
-    with pytest.raises(ConfigError, match=naming("fake_aloha", "--noise")):
+    with pytest.raises(ConfigError, match=naming("fake_aloha", "--noise")):  # which has none
         record_until(1, tmp_path, noise=0.1)
 
 
@@ -161,20 +163,254 @@ class Wild:
         return np.array([7.0, -7.0])
 
 
-def test_a_demonstrators_commands_stay_within_the_limits():
-    sink = ListSink()
-    summary = EpisodeRunner(LineEnv(length=5), Wild(), sink, config=make_config()).run_episode(3)
-    assert {tuple(s.action) for s in sink.steps} == {(1.0, -1.0)}
-    assert (summary.outcome, sink.last_end.truncated) == (Outcome.UNKNOWN, True)  # a time-out is no failure
-
-
 def test_a_human_takes_over_from_a_demonstrator_or_from_nothing():
     """Without a policy the robot holds until the human acts: a recording by hand."""
     for demonstrator, source in ((Wild(), Source.SCRIPTED), (None, Source.HOLD)):
         sink, human = ListSink(), HumanOnTicks(frozenset({2, 3}), idle=frozenset({3}))
         runner = EpisodeRunner(LineEnv(length=6), demonstrator, sink, config=make_config(), intervention=human)
         summary = runner.run_episode(0)
+        assert {tuple(s.action) for s in sink.steps if s.source is Source.SCRIPTED} <= {(1.0, -1.0)}  # the limits
         expected = [source, source, Source.HUMAN, Source.HOLD, source, source]
         assert [s.source for s in sink.steps] == expected
         assert {(s.decision_tick, s.policy_version, s.policy_age) for s in sink.steps} == {(-1, -1, -1.0)}
         assert (summary.human_ticks, summary.segments) == (2, 1)
+
+
+IDLE = 4  # ticks before the first motion
+
+
+def demos(folder):
+    files = sorted(folder.glob("*.hdf5"), key=lambda f: int(f.stem.removeprefix("episode_")))
+    return [read_episode(f) for f in files]
+
+
+def recording_of_expert(path, attempts: int, *, still: int, clumsy: int) -> str:
+    """Save what an expert does from the start states 0, 1, ... after IDLE ticks; in one attempt it does not move, in
+    another one only for three ticks."""
+    env = make_env(load("fake_single_arm", []).robot)
+    expert = make_expert(env)
+    rows = []
+    for episode in range(attempts):
+        env.reset(seed=episode)
+        expert.reset(episode)
+        for _ in range(IDLE):
+            env.step(np.zeros(7, np.float32))
+        done, tick = episode == still, IDLE
+        while not done:
+            rows.append((episode, tick, expert.act()))
+            _, _, terminated, truncated, _ = env.step(rows[-1][2])
+            tick += 1
+            done = terminated or truncated or (episode == clumsy and tick == IDLE + 3)
+    env.close()
+    episodes, ticks, actions = zip(*rows, strict=True)
+    save_interventions(path, episode=episodes, tick=ticks, action=actions, idle=np.zeros(len(rows), bool))
+    return str(path)
+
+
+def human_run(config, n: int, folder, **changes) -> int:
+    return run_record(config, n, str(folder), **{"policy": "human", "noise": None, "cameras": (), **changes})
+
+
+def test_successes_are_kept_from_the_first_motion_on_and_a_second_run_goes_on(tmp_path, caplog):
+    caplog.set_level("INFO", "serl_chunk")
+    file = recording_of_expert(tmp_path / "hand.npz", 6, still=1, clumsy=2)
+    config = load("fake_single_arm", [("actor.intervention", file)])
+    assert human_run(config, 2, tmp_path / "d", cameras=("side",)) == 0
+    first = caplog.text
+    assert human_run(config, 4, tmp_path / "d", cameras=("side",)) == 0
+    episodes = demos(tmp_path / "d")
+    assert [e.begin.init_state for e in episodes] == ["seed-0", "seed-3", "seed-4", "seed-5"]
+    for e in episodes:
+        assert e.end.outcome is Outcome.SUCCESS
+        assert e.end.terminated
+        assert set(e.steps.source) == {Source.HUMAN}
+        assert len(e.steps.sparse["images/side"].index) == e.steps.n
+        assert e.end.final_observation is not None
+    ticks = [e.steps.n for e in episodes]
+    line = f"demonstration 1 of 2: {ticks[0]} ticks, {ticks[0] / 10:.1f} s, human 100 %, success by environment"
+    assert line in first
+    assert "the human did not move the robot in 80 ticks" in first
+    assert re.search(r"not kept: 76 ticks, 7.6 s, human 4 %, no success, ended by environment", first)
+    mean = (ticks[0] + ticks[1]) / 2
+    assert f"2 demonstrations recorded in 4 episodes, {mean:.0f} ticks on average, human 100 %, with" in first
+    assert "2 demonstrations recorded in 2 episodes" in caplog.text
+    assert main(["data", "check", str(tmp_path / "d"), "--exp_name", "fake_single_arm"]) == 0
+
+
+@pytest.fixture
+def line(monkeypatch, tmp_path):
+    """Record on the line robot, which succeeds on tick 4."""
+
+    def run(number: int, *, env=None, moves=range(2, 30), **actor) -> int:
+        env = env or LineEnv(length=10, success_at=4)
+        config = make_config()
+        config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, **actor))
+        monkeypatch.setattr(record, "make_env", lambda robot: env)
+        monkeypatch.setattr(record, "spec_of", lambda config: env.robot_spec)
+        monkeypatch.setattr(record, "open_human", lambda *a: HumanOnTicks(frozenset(moves)))
+        return human_run(config, number, tmp_path / "d")
+
+    return run
+
+
+def test_a_human_may_fail_as_often_as_it_takes(line):
+    class Late(LineEnv):
+        def reset(self, **options):
+            self.success_at = 1 if len(self.seeds) == 40 else None
+            return super().reset(**options)
+
+    env = Late(length=3)
+    assert line(1, env=env, moves=range(9), max_human_ticks=1) == 0  # which limits a run alone
+    assert len(env.seeds) == 41
+
+
+def test_a_recording_that_never_succeeds_is_given_up(line):
+    with pytest.raises(ConfigError, match=naming(21, "x.npz", "actor.intervention")):
+        line(1, env=LineEnv(length=10), intervention="x.npz")
+
+
+def test_ctrl_c_reports_what_is_kept(line, tmp_path, caplog):
+    class Interrupted(LineEnv):
+        def step(self, action):
+            if len(self.seeds) == 2 and self.tick == 3:
+                raise KeyboardInterrupt
+            return super().step(action)
+
+    caplog.set_level("INFO", "serl_chunk")
+    with pytest.raises(KeyboardInterrupt):
+        line(3, env=Interrupted(length=10, success_at=4))
+    assert len(demos(tmp_path / "d")) == 1
+    assert "1 demonstration recorded in 1 episode" in caplog.text
+    assert "holds 1 of 3 demonstrations, 1 of them new" in caplog.text
+
+
+def test_a_file_that_is_bad_ends_the_recording_and_a_remark_does_not(line, tmp_path, monkeypatch, caplog):
+    found = [Issue("remark", "jump", "tick 3 jumps")]
+
+    def inspect(*a, **options):
+        return dataclasses.replace(real_inspect(*a, **options), findings=tuple(found))
+
+    monkeypatch.setattr(recording, "inspect", inspect)
+    assert line(1) == 0
+    assert "episode_0.hdf5: tick 3 jumps" in caplog.text
+    found[:] = [Issue("fault", "frames", "episode_1.hdf5: torn")]
+    with pytest.raises(DataError, match=naming("episode_1.hdf5", "torn", "disk")):
+        line(2)
+
+
+def test_a_driver_of_your_own_may_be_the_humans(tmp_path, monkeypatch):
+    """HIL-SERL's wrappers let a human in within the environment: no device is named."""
+    env = LineEnv(length=10, success_at=8, human=dict.fromkeys(range(3, 9), np.array([0.5, 0.5], np.float32)))
+    monkeypatch.setattr(record, "make_env", lambda robot: env)
+    monkeypatch.setattr(record, "spec_of", lambda config: env.robot_spec)
+    assert human_run(make_config(), 1, tmp_path) == 0
+    [episode] = demos(tmp_path)
+    assert (episode.steps.n, set(episode.steps.source)) == (6, {Source.HUMAN})
+
+
+@pytest.mark.parametrize(("kind", "seconds"), [("spacemouse", 19 * 0.02), ("scripted", 0.0)])
+def test_a_simulator_under_a_device_runs_at_the_robots_rate(tmp_path, kind, seconds):
+    clock, env = SimClock(), LineEnv(length=20)
+    config = make_config()
+    config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, intervention=kind))
+    with EpisodeWriter(tmp_path, env.robot_spec) as writer:
+        recording = Recording(
+            env, None, HumanOnTicks(frozenset()), writer, RecordingTotals(),
+            config=config, cameras=(), number=1, there=0, clock=clock,
+        )  # fmt: skip
+        for attempt in range(2):
+            recording.attempt(attempt)
+        recording.close()
+    assert clock.now() - 100.0 == pytest.approx(2 * seconds)
+
+
+class Hand(threading.Thread):
+    """Holds a virtual mouse: it reports the newest deflection 125 times a second."""
+
+    def __init__(self, mouse: fake_hid.Mouse) -> None:
+        super().__init__(daemon=True)
+        self._mouse, self._ended = mouse, threading.Event()
+        self._reports: tuple[bytes, ...] = ()
+
+    def push(self, action: np.ndarray) -> None:
+        """Deflect by velocities float[6] of the world, and press for the gripper's, float[7] in all."""
+        x, y, z, roll, pitch, yaw = (350 * action[:6]).round().astype(int).tolist()
+        pressed = fake_hid.buttons(1 if action[6] < 0 else 2 if action[6] > 0 else 0)
+        self._reports = fake_hid.translation(-y, -x, -z), fake_hid.rotation(-pitch, -roll, -yaw), pressed
+
+    def run(self) -> None:
+        while not self._ended.wait(1 / fake_hid.RATE):
+            self._mouse.push(*self._reports)
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+class Watched(FakeSingleArmEnv):
+    """An arm whose state a script watches, which pushes a mouse accordingly, 0.8 s after each reset."""
+
+    hand: Hand
+
+    def reset(self, **options):
+        result = super().reset(**options)
+        self.script = make_expert(self)
+        self.script.noise = 0.0
+        self.script.reset(0)
+        self.hand.push(np.zeros(7))
+        return result
+
+    def receive(self):
+        result = super().receive()
+        self.hand.push(self.script.act() if self.tick >= 8 else np.zeros(7))
+        return result
+
+
+@pytest.mark.slow
+def test_a_spacemouse_records_three_demonstrations(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", "serl_chunk")
+    with fake_hid.installed(tmp_path) as hid:
+        Watched.hand = Hand(hid.mouse())
+        Watched.hand.start()
+        monkeypatch.setattr(record, "make_env", Watched)
+        words = ["record", "--exp_name", "fake_single_arm", "--policy", "human", "--n_demos", "3"]
+        words += ["--out", str(tmp_path / "d"), "--config.actor.intervention=spacemouse"]
+        try:
+            assert main(words) == 0
+        finally:
+            Watched.hand.end()
+        assert len(hid.opened) == 1
+    episodes = demos(tmp_path / "d")
+    assert len(episodes) == 3
+    for e in episodes:
+        assert (e.end.outcome, e.end.terminated) == (Outcome.SUCCESS, True)
+        assert e.steps.source[0] == Source.HUMAN
+        assert np.mean(e.steps.source == Source.HUMAN) > 0.5
+        assert np.abs(e.steps.action[0]).max() > 0
+    assert "demonstration 3 of 3" in caplog.text
+
+
+def test_the_robot_is_closed_before_the_device_and_also_where_that_cannot_be_opened(line, tmp_path, monkeypatch):
+    closed = []
+    env = LineEnv(length=3, success_at=1)
+    env.close = lambda: closed.append("robot")
+    monkeypatch.setattr(HumanOnTicks, "close", lambda self: closed.append("device"))
+    assert line(1, env=env, moves=range(9)) == 0
+    assert closed == ["robot", "device"]
+
+    def missing(*_):
+        raise DeviceError("no mouse")
+
+    monkeypatch.setattr(record, "open_human", missing)
+    closed.clear()
+    with pytest.raises(DeviceError, match="no mouse"):
+        human_run(make_config(), 2, tmp_path / "d")
+    assert closed == ["robot"]
+
+
+def test_a_file_that_cannot_be_renamed_does_not_end_the_control_loop(tmp_path, caplog):
+    totals = RecordingTotals()
+    totals.add("one", Demonstration(5, 5, 0, Outcome.SUCCESS, "operator"), [tmp_path / "episode_0.hdf5"])
+    totals.amend(Amend("one", discard=True))
+    assert totals.successes == []
+    assert "episode_0.hdf5 cannot be renamed (No such file or directory)" in caplog.text

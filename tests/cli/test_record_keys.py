@@ -158,6 +158,26 @@ def test_a_label_is_recorded_as_the_operators(lab):
     episode = read_episode(file)
     assert episode.end[3:7] == (True, False, Outcome.SUCCESS, "operator")
     assert episode.steps.reward.tolist() == [0.0] * 7 + [1.0]
+    assert ActorState.POLICY not in lab.desk.words()  # the robot is the human's all the time
+
+
+HOLD, RESET = (ActorState.HOLD,), (ActorState.RESET,)
+DISCARDED = [Press(Action.SUCCESS), Press(Action.DISCARD, RESET)]
+ASIDE = "episode_0.hdf5.undone"
+
+
+@pytest.mark.parametrize(
+    ("script", "sent", "kept", "aside"),
+    [
+        ([Press(Action.HOLD), Press(Action.PARK, HOLD), Press(Action.YES, HOLD)], ("park",), OTHERS, []),
+        ([*DISCARDED, Press(Action.UNDO)], (), [(0, 4), (2, 8)], []),  # undone in the next episode
+        ([*DISCARDED, Press(Action.QUIT, RESET)], ("park",), [], [ASIDE]),  # final where the recording ends too
+    ],
+    ids=["parking is confirmed", "undone", "final"],
+)
+def test_several_keys_together(lab, script, sent, kept, aside):
+    lab.record(script)
+    assert (lab.desk.sent, lab.kept(), lab.aside()) == (sent, kept, aside)
 
 
 def test_failures_are_kept_where_all_are_and_are_no_demonstrations(lab, caplog):
@@ -170,21 +190,9 @@ def test_failures_are_kept_where_all_are_and_are_no_demonstrations(lab, caplog):
     assert "already holds 2 demonstrations" in caplog.text
 
 
-def test_the_robot_is_the_humans_all_the_time(lab):
-    lab.record([])
-    assert ActorState.POLICY not in lab.desk.words()
-
-
-def test_parking_is_confirmed_and_ends_the_episode(lab):
-    script = [Press(Action.HOLD), Press(Action.PARK, (ActorState.HOLD,)), Press(Action.YES, (ActorState.HOLD,))]
-    lab.record(script)
-    assert lab.desk.sent == ("park",)
-    assert lab.kept() == OTHERS
-
-
-def files_over_time(lab) -> list[list[str]]:
-    """The folder at each reset, and at each tick of the episode after."""
-    seen: list[list[str]] = []
+def test_a_demonstration_is_on_the_disk_once_it_has_ended_and_a_discard_is_final_after_the_next(lab):
+    """So that a killed process loses none, and has discarded what was discarded."""
+    seen: list[list[str]] = []  # the folder at each tick
 
     class Seen(Waiting):
         def step(self, action):
@@ -192,55 +200,25 @@ def files_over_time(lab) -> list[list[str]]:
             return super().step(action)
 
     lab.env = Seen(length=400)
-    return seen
-
-
-def test_a_demonstration_is_on_the_disk_as_soon_as_it_has_ended(lab):
-    """So that a killed process loses none."""
-    seen = files_over_time(lab)
-    lab.record([])
-    assert seen[-1] == ["episode_0.hdf5"]
-
-
-def test_a_discard_is_final_once_the_next_episode_has_ended(lab):
-    seen = files_over_time(lab)
-    lab.record([Press(Action.SUCCESS), Press(Action.DISCARD, (ActorState.RESET,))])
+    lab.record(DISCARDED)
     states = [list(each) for k, each in enumerate(seen) if k == 0 or each != seen[k - 1]]
-    aside = "episode_0.hdf5.undone"  # at once: a recording that is killed now has discarded it
-    assert states == [[], [aside], [aside, "episode_1.hdf5"]]
+    assert states == [[], [ASIDE], [ASIDE, "episode_1.hdf5"]]
     assert lab.kept() == OTHERS
-
-
-def test_a_discard_can_be_undone_in_the_next_episode(lab):
-    seen = files_over_time(lab)
-    script = [Press(Action.SUCCESS), Press(Action.DISCARD, (ActorState.RESET,)), Press(Action.UNDO)]
-    lab.record(script)
-    assert (lab.kept()[0], lab.aside()) == ((0, 4), [])
-    assert ["episode_0.hdf5.undone"] in seen
-
-
-def test_a_discard_is_final_where_the_recording_ends_too(lab):
-    lab.record(
-        [Press(Action.SUCCESS), Press(Action.DISCARD, (ActorState.RESET,)), Press(Action.QUIT, (ActorState.RESET,))]
-    )
-    assert (lab.kept(), lab.aside()) == ([], ["episode_0.hdf5.undone"])
 
 
 def test_a_label_can_be_undone_once_and_nothing_is_overwritten(lab, caplog):
     caplog.set_level("INFO", "serl_chunk")
-    again = [Press(Action.SUCCESS), Press(Action.UNDO, (ActorState.RESET,)), Press(Action.UNDO, (ActorState.RESET,))]
-    (lab.folder).mkdir()
-    (lab.folder / "episode_0.hdf5.undone").write_text("an earlier one")
-    lab.record(again)
-    assert lab.aside() == ["episode_0.hdf5.undone", "episode_0.hdf5.undone1"]
-    assert (lab.folder / "episode_0.hdf5.undone").read_text() == "an earlier one"
-    assert lab.kept() == OTHERS
-    assert "episode_0.hdf5 is now episode_0.hdf5.undone1" in caplog.text
+    lab.folder.mkdir()
+    (lab.folder / ASIDE).write_text("an earlier one")
+    lab.record([Press(Action.SUCCESS), Press(Action.UNDO, RESET), Press(Action.UNDO, RESET)])
+    assert (lab.aside(), lab.kept()) == ([ASIDE, f"{ASIDE}1"], OTHERS)
+    assert (lab.folder / ASIDE).read_text() == "an earlier one"
+    assert f"episode_0.hdf5 is now {ASIDE}1" in caplog.text
 
 
 def test_the_view_counts(lab, caplog):
     caplog.set_level("INFO", "serl_chunk")
-    lab.record([Press(Action.FAILURE), Press(Action.SUCCESS), Press(Action.DISCARD, (ActorState.RESET,))])
+    lab.record([Press(Action.FAILURE), *DISCARDED])
     shown = [state.progress for state in lab.desk.console.states]
     states = [text for k, text in enumerate(shown) if k == 0 or shown[k - 1] != text]
     assert states == [

@@ -115,30 +115,6 @@ def test_dry_reads_demonstrations_and_needs_no_robot(demos, tmp_path, capsys):
     assert f"of {values['first_day']['ticks']} ticks" in printed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["nothing"], "no such file"),
-        (["DEMOS", "--file", "none.toml"], "none.toml"),
-        (["DEMOS", "--profile", "quick"], "first_day"),
-        (["DEMOS", "--lag", "0"], "lag"),
-        (["DEMOS", "--hz", "20"], "Leave hz out"),
-        (["DEMOS", "--file", "ONE_ARM"], "7 joints"),
-        (["DEMOS", "--episodes", "7"], "episodes 0..1"),
-    ],
-)
-def test_bad_input_of_dry_is_one_sentence(demos, tmp_path, capsys, arguments, says):
-    one_arm = tmp_path / "one.toml"
-    one_arm.write_text('name = "one"\n[driver]\nname = "fake"\narms = 1\n')
-    words = [{"DEMOS": str(demos), "ONE_ARM": str(one_arm)}.get(word, word) for word in arguments]
-    if "--file" not in words:
-        words += ["--file", "experiments/robots/fake_aloha.toml"]
-    assert whole.main(["robot", "dry", *words]) in (1, 2)
-    err = capsys.readouterr().err
-    assert len(err.splitlines()) == 1
-    assert says in err
-
-
 class Person:
     """Says go where `show` requests it, as an operator at another terminal."""
 
@@ -189,13 +165,6 @@ def test_an_episode_is_replayed_after_the_servers_own_motions_led_to_it():
         operator.request("stop")
         with pytest.raises(RobotError, match="STOPPED"):
             approach(operator, controller, episode.actions[0], [], person.show)
-
-
-def test_replay_without_a_server_is_one_sentence(demos, capsys):
-    assert whole.main(["robot", "replay", str(demos), "--robot", f"{HERE}:9"]) == 1
-    err = capsys.readouterr().err
-    assert "no answer" in err
-    assert len(err.splitlines()) == 1
 
 
 def _piped(env, tmp_path, over):

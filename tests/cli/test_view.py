@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import viewed
 from errors import naming
-from journal_runs import Run
 from processes import Process
 from viewed import Browser
 
@@ -73,40 +72,3 @@ def test_a_port_in_use_is_named(demos, capsys):
         port = other.getsockname()[1]
         refused([demos, "--port", port], capsys, "--port", port)
     refused([demos, "--port", 70000], capsys, "--port", 70000)
-
-
-def test_paths_without_episodes_are_named(demos, tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file.txt").write_text("no data")
-    refused([tmp_path / "absent"], capsys, tmp_path / "absent")
-    refused([tmp_path / "empty"], capsys, tmp_path / "empty")
-    refused([tmp_path / "file.txt"], capsys, tmp_path / "file.txt")
-    Run(tmp_path / "run")
-    (tmp_path / "run" / "run.lock").touch()
-    refused([tmp_path / "run"], capsys, tmp_path / "run", "journal")
-    with Run(tmp_path / "fresh").opened():
-        pass
-    refused([tmp_path / "fresh"], capsys, tmp_path / "fresh")
-
-
-def test_damaged_labels_are_named_before_anything_is_served(tmp_path, capsys):
-    folder = viewed.hdf5_folder(tmp_path / "demos")
-    (folder / "labels.json").write_text("{")
-    refused([folder], capsys, folder / "labels.json")
-
-
-def test_flags_that_do_not_go_together(demos, tmp_path, capsys):
-    refused([demos, "--out", tmp_path / "a", "--mcap", tmp_path / "b"], capsys, "--out", "--mcap")
-    refused([demos, "--size_mb", "3"], capsys, "--size_mb")
-    refused([demos, "--episodes", "3"], capsys, "--episodes")
-    refused([demos, "--out", tmp_path / "a", "--size_mb", "0"], capsys, "--size_mb", 0)
-    refused([demos, "--out", tmp_path / "a", "--size_mb", "0.01"], capsys, "--size_mb", 0.01)
-    refused([demos, "--out", tmp_path / "a", "--episodes", "7"], capsys, "--episodes", 7)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_help_names_every_flag(capsys):
-    with pytest.raises(SystemExit):
-        main(["view", "--help"])
-    out = capsys.readouterr().out
-    assert all(flag in out for flag in ("--port", "--out", "--size_mb", "--mcap", "--episodes", "--cameras"))

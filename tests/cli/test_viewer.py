@@ -20,7 +20,6 @@ from serl_chunk.cli.record import run_record
 from serl_chunk.console.bindings import REPEAT
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.live.server import LivePage
-from serl_chunk.main import main
 from serl_chunk.runs.metrics import Counters
 from serl_chunk.types import ConfigError, Outcome, Snapshot
 
@@ -125,21 +124,3 @@ def test_a_port_in_use_is_refused_before_the_robot_is_opened(command, request):
             run(str(port))
     assert error.value.parameter == "viewer"
     assert not Slow.opened
-
-
-@pytest.mark.parametrize("command", [
-    ["record", "--exp_name", "fake_aloha", "--out", "never"],
-    ["--exp_name", "fake_aloha", "--actor", "--eval_checkpoint_step", "5", "--eval_n_trajs", "1"],
-])  # fmt: skip
-def test_the_flag_reaches_the_command(command, capsys):
-    assert main([*command, "--viewer", "0.0.0.0:80"]) == 2
-    assert "--viewer: must be a port" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("setting", ["keys=success=s 2", "gestures=success=pedal_left", "pedal=foot"])
-def test_a_page_of_a_simulator_has_keys_that_can_be_set(setting, capsys):
-    command = ["record", "--exp_name", "fake_aloha", "--out", "never", f"--config.operator.{setting}"]
-    assert main(command) == 2
-    assert "--viewer" in capsys.readouterr().err
-    assert main([*command, "--viewer", "0.0.0.0:80"]) == 2  # which comes after the settings
-    assert "--viewer: must be a port" in capsys.readouterr().err

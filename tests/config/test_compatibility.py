@@ -28,9 +28,7 @@ OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.image_keys": [("agent.image_keys", "top")],
     "agent.candidates": [("agent.candidates", "5")],
     "agent.critic.target_aggregate": [("agent.critic.target_aggregate", "mean")],
-    "agent.replan_spread": [
-        ("agent.prefix_lengths", "5"), ("agent.replan_spread", "0.125"),
-    ],
+    "agent.replan_spread": [("agent.prefix_lengths", "5"), ("agent.replan_spread", "0.125")],
     "agent.prefix_lengths": [("agent.prefix_lengths", "5")],
     "agent.critic.activation": [("agent.critic.activation", "tanh")],
     "agent.flow.steps": [("agent.flow.steps", "9")],
@@ -59,8 +57,7 @@ OTHER: dict[str, list[tuple[str, str]]] = {
     "learner.random_steps": [("learner.random_steps", "100")],
     "actor.clock": [("actor.clock", "realtime")],
     "actor.adaptive_execution": [
-        ("agent.prefix_lengths", "5"), ("agent.replan_spread", "0.125"),
-        ("actor.adaptive_execution", "True"),
+        ("agent.prefix_lengths", "5"), ("agent.replan_spread", "0.125"), ("actor.adaptive_execution", "True"),
     ],
 }  # fmt: skip
 # Decide acting, under another name in the contract.
@@ -142,15 +139,24 @@ def test_a_setting_that_an_actor_acts_by_is_named_where_it_differs(path):
     assert "Start both with the same experiment, configuration" in sentence
 
 
-def test_the_tokens_of_an_agent_that_reads_language_are_compared():
-    reading = load("fake_aloha", [("agent.language.tokenizer", "bytes")])
-    one, other = (contract(reading, SPEC, "net", tokens=tokens) for tokens in ("a1", "b2"))
-    assert "tokens is 'a1' at the learner and 'b2' at the actor" in compare(one, other)
-    elsewhere = load("fake_aloha", [("agent.language.tokenizer", "bytes"), ("robot.task", "another one")])
-    assert contract(elsewhere, SPEC, "net", tokens="a1") == one  # actors of one learner have different tasks
-    assert not any(name.startswith(("agent.language", "tokens")) for name in contract(CONFIG, SPEC, "net"))
-
-
-def test_settings_that_nothing_looks_at_are_not_compared():
+def test_settings_that_nothing_looks_at_and_the_tasks_of_actors_are_not_compared():
     said = contract(CONFIG, SPEC, "net")
-    assert not {"agent.gripper.epsilon", "agent.log_std_min"} & set(said)
+    assert not any(n.startswith(("agent.language", "tokens", "agent.gripper.epsilon", "agent.log_std")) for n in said)
+    bytes_ = ("agent.language.tokenizer", "bytes")
+    one, other = (contract(load("fake_aloha", [bytes_]), SPEC, "net", tokens=tokens) for tokens in ("a1", "b2"))
+    assert "tokens is 'a1' at the learner and 'b2' at the actor" in compare(one, other)
+    assert contract(load("fake_aloha", [bytes_, ("robot.task", "another one")]), SPEC, "net", tokens="a1") == one
+
+
+def test_both_sides_compare_what_grippers_are():
+    def said(*overrides):
+        config = load("fake_aloha", [(f"agent.gripper.{k}" if "." not in k else k, v) for k, v in overrides])
+        return contract(config, spec_of(config), "")["agent"]
+
+    assert said() == "acfql"
+    two = ("choices", "-1,1")
+    assert said(two) == "acfql, grippers jointly of (-1, 1) for 5 ticks"
+    assert said(("choices", "-1,0,1")) not in (said(two), said())
+    lengths = [("chunk.horizon", "8"), ("chunk.execute_steps", "4"), ("chunk.critic_horizon", "4")]
+    assert said(two, *lengths).endswith("for 4 ticks")
+    assert said(("setup_mode", "dual-arm-fixed-gripper")) == "acfql, grippers fixed (as at reset)"

@@ -20,6 +20,7 @@ from point_robot import Ditherer, PointEnv, experiment, record_demos
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.cli.learner import make_learner, train_offline
 from serl_chunk.cli.local import train_local
+from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.evaluation import rollouts as evaluate_module
@@ -52,6 +53,14 @@ def demos(tmp_path_factory) -> str:
 
 def evaluated(run: Path) -> list[int]:
     return [row["step"] for row in read_metrics(run)["eval"]]
+
+
+def built(config: ExperimentConfig, demos: str, run: Path) -> Learner:
+    spec = robot_spec(config.robot)
+    return make_learner(
+        config, RunOptions([demos]), open_run(config, spec, str(run)), spec,
+        publish=lambda snapshot, info: None, threaded=False,
+    )  # fmt: skip
 
 
 def test_multiples_are_due_once_each_and_ends_where_they_are_none():
@@ -127,11 +136,7 @@ def test_the_time_of_evaluations_is_no_time_of_training(demos, tmp_path, monkeyp
 
     monkeypatch.setattr(OwnEvaluation, "__call__", slow)
     config = experiment(**OFFLINE | EVALUATED)
-    spec = robot_spec(config.robot)
-    learner = make_learner(
-        config, RunOptions([demos]), open_run(config, spec, str(tmp_path)), spec,
-        publish=lambda snapshot, info: None, threaded=False,
-    )  # fmt: skip
+    learner = built(config, demos, tmp_path)
     start = time.perf_counter()
     wall = learner.metrics.wall()
     while learner.trainer.phase is not Phase.DONE:
@@ -183,12 +188,8 @@ class FilmedPoint(gymnasium.Wrapper):
 
     def __init__(self, fake_env: bool) -> None:
         super().__init__(PointEnv())
-        self.observation_space = gymnasium.spaces.Dict(
-            {
-                "state": self.env.observation_space,
-                "images": gymnasium.spaces.Dict({"top": gymnasium.spaces.Box(0, 255, (16, 16, 3), np.uint8)}),
-            }
-        )
+        images = gymnasium.spaces.Dict({"top": gymnasium.spaces.Box(0, 255, (16, 16, 3), np.uint8)})
+        self.observation_space = gymnasium.spaces.Dict({"state": self.env.observation_space, "images": images})
 
     def _seen(self, state):
         return {"state": state, "images": {"top": np.zeros((16, 16, 3), np.uint8)}}
@@ -315,36 +316,10 @@ def test_one_process_shows_that_it_evaluates(demos, tmp_path, monkeypatch):
     assert not shown[-1]
 
 
-def test_films_of_an_evaluation_that_was_cut_short_are_removed(tmp_path, filmed, monkeypatch):
-    demos = filmed_demos(tmp_path / "demos", filmed)
-    stop = threading.Event()
-    finish = FakeVideo.finish
-
-    def stopping(self, name):
-        finish(self, name)
-        stop.set()
-
-    kept = tmp_path / "run" / "videos" / "20_mean" / "mine.mp4"
-    kept.parent.mkdir(parents=True)
-    kept.touch()
-    monkeypatch.setattr(FakeVideo, "finish", stopping)
-    train_offline(filmed, RunOptions([demos], str(tmp_path / "run")), stop=stop)
-    assert evaluated(tmp_path / "run") == []
-    assert list(kept.parent.iterdir()) == [kept]
-
-
 def test_what_else_goes_on_does_so_during_an_evaluation(demos, tmp_path):
     config = experiment(**OFFLINE | EVALUATED)
-    spec = robot_spec(config.robot)
-
-    def build(run: str) -> Learner:
-        return make_learner(
-            config, RunOptions([demos]), open_run(config, spec, str(tmp_path / run)), spec,
-            publish=lambda snapshot, info: None, threaded=False,
-        )  # fmt: skip
-
     seen: list[bool] = []
-    learner = build("a")
+    learner = built(config, demos, tmp_path / "a")
     learner.run(threading.Event(), lambda: seen.append(learner.status()["evaluating"]))
     assert seen.count(True) > 3 * EVALUATED["eval_episodes"]  # within the episodes
     assert not learner.stats.evaluating
@@ -355,7 +330,7 @@ def test_what_else_goes_on_does_so_during_an_evaluation(demos, tmp_path):
         if broken.stats.evaluating:
             raise SerlChunkError("the transport stopped")
 
-    broken = build("b")
+    broken = built(config, demos, tmp_path / "b")
     with pytest.raises(SerlChunkError, match="the transport stopped"):  # no failure of the evaluation
         broken.run(threading.Event(), transport_stopped)
     broken.close()

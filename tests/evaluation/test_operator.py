@@ -140,78 +140,98 @@ def test_every_key_in_every_state(state, action, by):
     assert len(data.get("repeated", [])) == len(done.starts) - len(set(done.starts))
 
 
+class Noting(Waiting):
+    """Notes what it is told."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.told: list[str] = []
+        self.stops: list[str | None] = []  # at each reset
+
+    def reset(self, *, seed=None, options=None):
+        self.stops.append(self.stop())
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.told.append("step")
+        return super().step(action)
+
+    def rest(self):
+        self.told.append("rest")
+
+    def idle(self):
+        self.told.append("idle")
+
+
+HELD = (ActorState.HOLD,)
+RESETTING = (ActorState.RESET,)
+
+
 def test_going_on_after_a_hold_lets_the_policy_end_it():
-    script = [Press(Action.HOLD), Press(Action.GO, (ActorState.HOLD,)), Press(Action.SUCCESS)]
-    done = Evaluation(script, env=Waiting(length=400), n=1)
-    [episode] = done.result.summaries
+    script = [Press(Action.HOLD), Press(Action.GO, HELD), Press(Action.SUCCESS)]
+    [episode] = Evaluation(script, env=Waiting(length=400), n=1).result.summaries
     assert episode.outcome == S
     assert COUNTDOWN / DT < episode.hold_ticks < episode.length - 3
 
 
 def test_while_a_label_is_waited_for_the_robot_is_not_commanded_and_the_view_says_why():
-    class Counting(Waiting):
-        steps = idles = 0
-
-        def step(self, action):
-            self.steps += 1
-            return super().step(action)
-
-        def idle(self):
-            self.idles += 1
-
-    env = Counting(length=40)
-    done = Evaluation([Press(Action.SUCCESS, (ActorState.HOLD,), after=50)], env=env, n=1)
-    assert env.steps == 40
-    assert env.idles > 50
+    done = Evaluation([Press(Action.SUCCESS, HELD, after=50)], env=Noting(length=40), n=1)
+    assert done.env.told.count("step") == 40
+    assert done.env.told.count("idle") > 50
     assert UNJUDGED in done.desk.console.states[-1].obstacles
     assert done.desk.words() == [ActorState.RESET, ActorState.POLICY, ActorState.HOLD]
 
 
 def test_a_robot_is_released_as_soon_as_a_label_ends_the_episode():
     """A robot server's watchdog stops a robot that gets no commands and was not released."""
-
-    class Noting(Waiting):
-        last = ""
-
-        def step(self, action):
-            self.last = "step"
-            return super().step(action)
-
-        def rest(self):
-            self.last = "rest"
-
     done = Evaluation([Press(Action.SUCCESS)], env=Noting(length=40), n=1)
-    assert done.env.last == "rest"
+    assert done.env.told[-1] == "rest"
 
 
 def test_no_view_names_the_version_that_runs():
-    done = Evaluation([], entries=2)
-    assert len(done.desk.console.states) > 20
-    assert {state.policy_version for state in done.desk.console.states} == {None}
+    states = Evaluation([], entries=2).desk.console.states
+    assert len(states) > 20
+    assert {state.policy_version for state in states} == {None}
 
 
-def test_what_the_environment_judges_waits_for_no_label():
-    done = Evaluation([], env=Waiting(length=40, success_at=9))
-    assert done.outcomes == [(0, S, "environment"), (1, S, "environment")]
-    assert ActorState.HOLD not in done.desk.words()
+JUDGED = (0, S, "environment")
+STOPPED_LABEL = [Press(Action.SUCCESS), Press(Action.STOP, after=-1)]
+TAKEN_BACK = [Press(Action.SUCCESS), Press(Action.DISCARD, RESETTING)]
+AGAIN_AND_AGAIN = [  # Backspace in its hold does it again; another one in the reset after that is too late for anything
+    Press(Action.HOLD), Press(Action.DISCARD, HELD), Press(Action.DISCARD, (ActorState.RESET, ActorState.HOLD)),
+    Press(Action.GO, HELD), Press(Action.SUCCESS),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("key", [Action.SUCCESS, Action.FAILURE])
-def test_the_operator_goes_before_the_environment(key):
-    done = Evaluation([Press(key)], env=Waiting(length=40, success_at=3), n=1)
-    assert done.outcomes == [(0, key.value, "operator")]
-
-
-def test_a_label_in_the_tick_of_a_stop_does_not_count():
-    script = [Press(Action.SUCCESS), Press(Action.STOP, after=-1)]
-    done = Evaluation(script, n=1)
-    assert done.outcomes == [(0, F, "operator")]
+@pytest.mark.parametrize(
+    ("script", "success_at", "n", "outcomes"),
+    [
+        ([], 9, 2, [JUDGED, (1, S, "environment")]),  # waits for no label
+        ([Press(Action.SUCCESS)], 3, 1, [(0, S, "operator")]),  # who goes before the environment
+        ([Press(Action.FAILURE)], 3, 1, [(0, F, "operator")]),
+        (STOPPED_LABEL, None, 1, [(0, F, "operator")]),  # a label in the tick of a stop does not count
+        # what was taken back does not count where no episode follows
+        ([*TAKEN_BACK[:1], Press(Action.UNDO, RESETTING), Press(Action.END, RESETTING, after=-1)], None, 3, []),
+        ([*TAKEN_BACK, Press(Action.END, RESETTING, after=-1)], None, 3, []),
+        ([*TAKEN_BACK, Press(Action.QUIT, RESETTING, after=-1)], None, 3, []),
+        ([*TAKEN_BACK[:1], Press(Action.END, RESETTING)], None, 3, [(0, S, "operator")]),
+        (AGAIN_AND_AGAIN, None, 1, [(0, S, "operator")]),
+    ],
+)
+def test_whose_word_counts(script, success_at, n, outcomes):
+    done = Evaluation(script, env=Waiting(length=40, success_at=success_at), n=n)
+    assert done.outcomes == outcomes
+    assert done.result.successes == sum(outcome == S for _, outcome, _ in outcomes)
+    assert done.result.interrupted == (n == 3)
+    if script is AGAIN_AND_AGAIN:
+        assert done.starts == [0, 0]
+    if JUDGED in outcomes:
+        assert ActorState.HOLD not in done.desk.words()
 
 
 @pytest.mark.parametrize("label", [Action.FAILURE, Action.SUCCESS])
 def test_an_intervention_ends_its_episode_as_a_failure_once_it_is_let_go(label):
-    human = HumanOnTicks(frozenset({5, 6, 9}))
-    done = Evaluation([Press(label, (ActorState.HOLD,))], n=1, intervention=human)
+    done = Evaluation([Press(label, HELD)], n=1, intervention=HumanOnTicks(frozenset({5, 6, 9})))
     [episode] = done.result.to_json()["episodes"]
     assert (episode["outcome"], episode["ended_by"], episode["length"]) == (F, INTERVENTION, 7)
     assert episode["human_ticks"] == 2
@@ -219,9 +239,13 @@ def test_an_intervention_ends_its_episode_as_a_failure_once_it_is_let_go(label):
     assert done.desk.words() == [ActorState.RESET, ActorState.POLICY, ActorState.HUMAN, ActorState.HOLD]
 
 
-def test_an_intervention_in_a_successful_episode_is_a_failure():
-    done = Evaluation([], env=Waiting(length=40, success_at=6), n=1, intervention=HumanOnTicks(frozenset(range(5, 9))))
-    assert done.outcomes == [(0, F, INTERVENTION)]
+def test_an_intervention_in_a_successful_episode_is_a_failure_and_has_no_limit_of_ticks():
+    acts = HumanOnTicks(frozenset(range(5, 30)))
+    limited = dataclasses.replace(make_config(), actor=dataclasses.replace(make_config().actor, max_human_ticks=2))
+    for success_at, ticks in ((6, None), (None, 25)):
+        done = Evaluation([], env=Waiting(length=40, success_at=success_at), n=1, intervention=acts, config=limited)
+        assert done.outcomes == [(0, F, INTERVENTION)]
+        assert ticks in (None, done.result.human_ticks)
 
 
 def test_an_intervention_may_be_discarded_and_the_next_episode_begins_without_one():
@@ -233,68 +257,19 @@ def test_an_intervention_may_be_discarded_and_the_next_episode_begins_without_on
             if self.resets == 2:
                 self.ticks = frozenset()
 
-    done = Evaluation([Press(Action.DISCARD, (ActorState.HOLD,))], n=1, intervention=Once(frozenset({5})))
+    done = Evaluation([Press(Action.DISCARD, HELD)], n=1, intervention=Once(frozenset({5})))
     assert done.outcomes == [(0, F, "operator")]
     assert [(e.outcome, e.ended_by) for e in done.result.repeated] == [(F, INTERVENTION)]
 
 
-def test_a_limit_of_a_humans_ticks_does_not_hold_here():
-    limited = dataclasses.replace(make_config(), actor=dataclasses.replace(make_config().actor, max_human_ticks=2))
-    done = Evaluation([], n=1, intervention=HumanOnTicks(frozenset(range(5, 30))), config=limited)
-    assert done.result.human_ticks == 25
-
-
-def test_without_an_operator_nothing_waits():
-    env = Waiting(length=40)
-    env.starts_repeat = True
-    [result] = evaluate_in_turns(
-        env, [Entry(make_policy(NoisyAgent(8)))], make_config(), n=2, intervention=HumanOnTicks(frozenset({5}))
-    )
-    assert [(e.outcome, e.ended_by) for e in result.summaries] == [(F, INTERVENTION)] * 2
-
-
-@pytest.mark.parametrize(
-    ("keys", "left"),
-    [
-        ([Press(Action.UNDO, (ActorState.RESET,)), Press(Action.END, (ActorState.RESET,), after=-1)], []),
-        ([Press(Action.DISCARD, (ActorState.RESET,)), Press(Action.END, (ActorState.RESET,), after=-1)], []),
-        ([Press(Action.DISCARD, (ActorState.RESET,)), Press(Action.QUIT, (ActorState.RESET,), after=-1)], []),
-        ([Press(Action.END, (ActorState.RESET,))], [(0, S, "operator")]),
-    ],
-)
-def test_what_was_taken_back_does_not_count_where_no_episode_follows(keys, left):
-    done = Evaluation([Press(Action.SUCCESS), *keys], n=3)
-    assert done.outcomes == left
-    assert done.result.successes == len(left)
-    assert done.result.interrupted
-
-
-def test_an_episode_that_is_done_again_cannot_be_discarded_once_more():
-    """Backspace in its hold does it again; another one in the reset after that is too late for anything."""
-    again = [
-        Press(Action.HOLD),
-        Press(Action.DISCARD, (ActorState.HOLD,)),
-        Press(Action.DISCARD, (ActorState.RESET, ActorState.HOLD)),
-    ]
-    done = Evaluation([*again, Press(Action.GO, (ActorState.HOLD,)), Press(Action.SUCCESS)], n=1)
-    assert done.starts == [0, 0]
-    assert done.outcomes == [(0, S, "operator")]
-
-
 @pytest.mark.parametrize("operated", [True, False])
 def test_the_reset_after_an_intervention_is_not_ended_by_it(operated):
-    stops: list[str | None] = []
-
-    class Noting(Waiting):
-        def reset(self, *, seed=None, options=None):
-            stops.append(self.stop())
-            return super().reset(seed=seed, options=options)
-
-    env = Noting(length=40)
+    env, human = Noting(length=40), HumanOnTicks(frozenset({5}))
     env.starts_repeat = True
     if operated:
-        Evaluation([], env=env, intervention=HumanOnTicks(frozenset({5})))
-    else:
+        Evaluation([], env=env, intervention=human)
+    else:  # nothing waits
         entries = [Entry(make_policy(NoisyAgent(8)))]
-        evaluate_in_turns(env, entries, make_config(), n=2, intervention=HumanOnTicks(frozenset({5})))
-    assert stops == [None, None]
+        [result] = evaluate_in_turns(env, entries, make_config(), n=2, intervention=human)
+        assert [(e.outcome, e.ended_by) for e in result.summaries] == [(F, INTERVENTION)] * 2
+    assert env.stops == [None, None]

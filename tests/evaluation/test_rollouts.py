@@ -18,12 +18,8 @@ from errors import naming
 
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.robots import GymConfig
-from serl_chunk.evaluation.results import results_table, summary_line
-from serl_chunk.evaluation.rollouts import (
-    EVAL_SEED_BASE,
-    VALIDATION_SEED_BASE,
-    evaluate,
-)
+from serl_chunk.evaluation.results import EvalResult, results_table, summary_line
+from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE, VALIDATION_SEED_BASE, evaluate
 from serl_chunk.types import STATE, ConfigError
 from serl_chunk.viz import video
 from serl_chunk.viz.video import MAX_FPS, WIDTH, EpisodeVideo, VideoError, framed, side_by_side
@@ -39,16 +35,28 @@ class EverySecond(LineEnv):
         return super().reset(seed=seed, options=options)
 
 
-def test_an_evaluation_and_its_figures():
-    env, agent = EverySecond(length=15), NoisyAgent(8)
-    seen = []
-    result = evaluate(
-        env,
-        make_policy(agent),
-        make_config(),
-        n=5,
-        progress=lambda r: seen.append((r.episodes, r.summaries[-1].success)),
+def evaluated(env=None, agent=None, config=None, *, n=2, **more) -> EvalResult:
+    return evaluate(
+        env or EverySecond(length=15), make_policy(agent or NoisyAgent(8)), config or make_config(), n=n, **more
     )
+
+
+def shown(result: EvalResult) -> str:
+    text = io.StringIO()
+    rich.console.Console(file=text, width=120).print(results_table([result]))
+    return text.getvalue()
+
+
+def ended(result: EvalResult) -> str:
+    """What stands behind the figures in the line for machines."""
+    line = summary_line(result, "r.html")
+    assert line.startswith(f"evaluation: success_rate={result.success_rate:.2f} n={result.episodes} report=r.html")
+    return line.partition("report=r.html")[2].strip()
+
+
+def test_an_evaluation_and_its_figures():
+    env, agent, seen = EverySecond(length=15), NoisyAgent(8), []
+    result = evaluated(env, agent, n=5, progress=lambda r: seen.append((r.episodes, r.summaries[-1].success)))
     assert env.seeds == [EVAL_SEED_BASE] * 2 + [EVAL_SEED_BASE + i for i in range(5)]  # the first two are compared
     assert agent.explored == {False}
     assert seen == [(1, False), (2, True), (3, False), (4, True), (5, False)]
@@ -60,43 +68,28 @@ def test_an_evaluation_and_its_figures():
     assert data["low"] < 0.4 < data["high"]
     assert data["episodes"][1]["outcome"] == "success"
     assert math.isfinite(data["episodes"][1]["jerk"])
+    for expected in ("no interventions", "mean (version 3)", "40.0 %", "0.20 s", "13.0 ticks"):
+        assert expected in shown(result)
+    assert "starved" not in shown(result)
+    assert ended(result) == ""
+    never = evaluated(LineEnv(length=5))
+    assert (never.success_rate, never.mean_time_s) == (0.0, None)
+    with pytest.raises(ConfigError, match=naming("n", 0, 1)):
+        evaluated(n=0)
 
 
 def test_sampled_policy_validation_starts_and_delay():
     env, agent = EverySecond(length=15), NoisyAgent(8)
     config = make_config(actor=ActorConfig(delay_ticks=2))
-    result = evaluate(env, make_policy(agent), config, n=2, seed_base=VALIDATION_SEED_BASE, deterministic=False)
+    result = evaluated(env, agent, config, seed_base=VALIDATION_SEED_BASE, deterministic=False)
     assert env.seeds[2:] == [VALIDATION_SEED_BASE, VALIDATION_SEED_BASE + 1]
-    assert agent.explored == {True}
-    assert result.mode == "sampled"
-    assert result.summaries[0].hold_ticks == 2
-
-
-def test_no_success_has_no_time():
-    result = evaluate(LineEnv(length=5), make_policy(NoisyAgent(8)), make_config(), n=2)
-    assert (result.success_rate, result.mean_time_s) == (0.0, None)
+    assert (agent.explored, result.mode, result.summaries[0].hold_ticks) == ({True}, "sampled", 2)
 
 
 def test_a_stop_leaves_the_episode_it_cuts_short_out():
     env = LineEnv(length=10)
-    result = evaluate(
-        env,
-        make_policy(NoisyAgent(8)),
-        make_config(),
-        n=5,
-        stop=lambda: "operator" if len(env.seeds) == 5 and env.tick == 4 else None,
-    )
-    assert result.episodes == 2
-
-
-def test_the_table():
-    result = evaluate(EverySecond(length=15), make_policy(NoisyAgent(8)), make_config(), n=2)
-    text = io.StringIO()
-    rich.console.Console(file=text, width=120).print(results_table([result]))
-    for expected in ("no interventions", "mean (version 3)", "50.0 %", "0.20 s", "12.5 ticks"):
-        assert expected in text.getvalue()
-    assert "starved" not in text.getvalue()
-    assert summary_line(result, "r.html") == "evaluation: success_rate=0.50 n=2 report=r.html"
+    stop = lambda: "operator" if len(env.seeds) == 5 and env.tick == 4 else None  # noqa: E731
+    assert evaluated(env, n=5, stop=stop).episodes == 2
 
 
 class Unseeded(EverySecond):
@@ -115,18 +108,9 @@ class Unseeded(EverySecond):
 class UnseededFrames(EverySecond):
     """The same of what only a camera sees."""
 
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.resets = 0
-
-    def reset(self, *, seed=None, options=None):
-        self.resets += 1
-        return super().reset(seed=seed, options=options)
-
     def _frames(self, tick, cameras=None):
-        return {
-            name: frame + np.uint8(100 * (self.resets % 2)) for name, frame in super()._frames(tick, cameras).items()
-        }
+        shade = np.uint8(100 * (len(self.seeds) % 2))
+        return {name: frame + shade for name, frame in super()._frames(tick, cameras).items()}
 
 
 @pytest.mark.parametrize(
@@ -140,84 +124,56 @@ def test_starts_that_do_not_follow_the_seed_are_named(env, cameras, differs, cap
     for part in (repr(env.robot_spec.name), differs, "self.np_random", "held-out"):
         assert part in warning
     for result in (first, second):
-        assert result.starts_repeat is False
-        assert result.to_json()["starts_repeat"] is False
-        text = io.StringIO()
-        rich.console.Console(file=text, width=120).print(results_table([result]))
-        assert "starts that ignore the seed" in text.getvalue()
-        assert "held-out" not in text.getvalue()
-        assert summary_line(result, "r.html") == "evaluation: success_rate=0.50 n=2 report=r.html starts_repeat=no"
+        assert result.starts_repeat is result.to_json()["starts_repeat"] is False
+        assert "starts that ignore the seed" in shown(result)
+        assert "held-out" not in shown(result)
+        assert ended(result) == "starts_repeat=no"
 
 
-def test_what_only_an_unused_camera_sees_is_not_looked_at():
-    result = evaluate(UnseededFrames(length=15), make_policy(NoisyAgent(8)), make_config(), n=1)
-    assert result.starts_repeat is True
-
-
-def test_a_real_robot_is_not_moved_to_compare_starts():
+def test_starts_are_compared_by_what_the_policy_sees_and_on_no_real_robot():
+    assert evaluated(UnseededFrames(length=15), n=1).starts_repeat is True  # no policy looks at that camera
     config = dataclasses.replace(make_config(), robot=GymConfig(make=lambda fake_env: None, is_real=True))
     env = EverySecond(length=15)
-    result = evaluate(env, make_policy(NoisyAgent(8)), config, n=2)
+    result = evaluated(env, config=config)
     assert env.seeds == [EVAL_SEED_BASE, EVAL_SEED_BASE + 1]
-    assert result.starts_repeat is None
-    assert result.to_json()["starts_repeat"] is None
+    assert result.starts_repeat is result.to_json()["starts_repeat"] is None
 
 
 def test_a_human_who_acts_inside_the_environment_is_named_and_its_episode_a_failure():
-    env = EverySecond(length=15, human={2: np.zeros(2, np.float32), 3: np.zeros(2, np.float32)})
-    result = evaluate(env, make_policy(NoisyAgent(8)), make_config(), n=2)
-    assert result.human_ticks == 4
-    assert [e["human_ticks"] for e in result.to_json()["episodes"]] == [2, 2]
-    text = io.StringIO()
-    rich.console.Console(file=text, width=120).print(results_table([result]))
-    assert "a human acted on 4 ticks: 2 failures" in text.getvalue()
-    ended = [(e["outcome"], e["ended_by"]) for e in result.to_json()["episodes"]]
-    assert ended == [("failure", "intervention")] * 2
-    assert summary_line(result, "r.html") == "evaluation: success_rate=0.00 n=2 report=r.html human_ticks=4"
+    result = evaluated(EverySecond(length=15, human=dict.fromkeys((2, 3), np.zeros(2, np.float32))))
+    found = [(e["human_ticks"], e["outcome"], e["ended_by"]) for e in result.to_json()["episodes"]]
+    assert (result.human_ticks, found) == (4, [(2, "failure", "intervention")] * 2)
+    assert "a human acted on 4 ticks: 2 failures" in shown(result)
+    assert ended(result) == "human_ticks=4"
 
 
 def test_starved_ticks_are_shown_where_there_are_any(monkeypatch):
     clock, policy = SimClock(), make_policy(NoisyAgent(8))
     late = SimInference(policy, clock, itertools.repeat(15e-3))  # half a tick of 20 ms is 10
     config = make_config(actor=ActorConfig(clock="realtime", inference="sync"))
-    env = EverySecond(length=15, clock=clock)
     monkeypatch.setattr("serl_chunk.actor.planner.InferenceThread", lambda policy, clock: late)
-    result = evaluate(env, policy, config, n=2, clock=clock)
+    result = evaluate(EverySecond(length=15, clock=clock), policy, config, n=2, clock=clock)
     assert result.starved_ticks == sum(e["starved_ticks"] for e in result.to_json()["episodes"]) == 4
-    text = io.StringIO()
-    rich.console.Console(file=text, width=120).print(results_table([result]))
-    assert "starved" in text.getvalue()
-    assert "4 ticks" in text.getvalue()
-    assert summary_line(result, "r.html") == "evaluation: success_rate=0.50 n=2 report=r.html starved_ticks=4"
+    assert "starved" in shown(result)
+    assert "4 ticks" in shown(result)
+    assert ended(result) == "starved_ticks=4"
 
 
-def test_an_evaluation_of_nothing_is_refused():
-    with pytest.raises(ConfigError, match=naming("n", 0, 1)):
-        evaluate(LineEnv(), make_policy(NoisyAgent(8)), make_config(), n=0)
-
-
-def test_side_by_side_keeps_every_pixel():
+def test_side_by_side_keeps_every_pixel_and_a_frame_is_wide_and_coloured_while_a_human_acts():
     a, b = np.full((8, 10, 3), 1, np.uint8), np.full((5, 5, 3), 2, np.uint8)
     out = side_by_side([a, b])
     assert out.shape == (8, 15, 3)
-    assert (out[:8, :10] == 1).all()
-    assert (out[:5, 10:15] == 2).all()
-    assert out[5:, 10:].max() == 0
-
-
-def test_a_framed_image_is_wide_even_and_coloured_while_a_human_acts():
+    assert ((out[:8, :10] == 1).all(), (out[:5, 10:15] == 2).all(), out[5:, 10:].max()) == (True, True, 0)
     image = np.full((7, 10, 3), 200, np.uint8)
     alone, human = framed(image, False), framed(image, True)
     assert alone.shape == human.shape == (340, WIDTH, 3)
-    assert (alone[20:-20, 20:-20] == 200).all()
-    assert alone[0].max() == 0
-    assert human[0].tolist() == [[0xD5, 0x5E, 0x00]] * WIDTH
-    assert (human[20:-20, 20:-20] == 200).all()
+    assert all((each[20:-20, 20:-20] == 200).all() for each in (alone, human))
+    assert (alone[0].max(), human[0].tolist()) == (0, [[0xD5, 0x5E, 0x00]] * WIDTH)
 
 
 def test_videos_hold_every_moment_and_are_named_by_outcome(tmp_path):
     imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg", reason=NO_VIDEO)
-    evaluate(EverySecond(length=15), make_policy(NoisyAgent(8)), make_config(), n=2, save_video=tmp_path)
+    assert evaluated(n=3, save_video=tmp_path, filmed=2).episodes == 3  # only the first are filmed
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mean_000_unknown.mp4", "mean_001_success.mp4"]
     program = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(tmp_path / "mean_001_success.mp4")]
     decoded = subprocess.run([*program, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], capture_output=True, check=True)
@@ -228,28 +184,16 @@ def test_videos_hold_every_moment_and_are_named_by_outcome(tmp_path):
     assert f"{MAX_FPS:g} fps" in decoded.stderr.decode()
 
 
-def test_a_film_is_coloured_on_the_ticks_on_which_a_human_acts(tmp_path, monkeypatch):
+def test_a_film_is_coloured_on_the_ticks_on_which_a_human_acts_and_a_crash_leaves_none(tmp_path, monkeypatch):
     pytest.importorskip("imageio_ffmpeg", reason=NO_VIDEO)
+    with pytest.raises(RuntimeError, match="motor"):
+        evaluated(LineEnv(crash_at=3), n=1, save_video=tmp_path)
+    assert list(tmp_path.iterdir()) == []
     coloured = []
     monkeypatch.setattr(EpisodeVideo, "add", lambda self, images, human=False: coloured.append(human))
     monkeypatch.setattr(EpisodeVideo, "finish", lambda self, name: self.discard())
-    env = LineEnv(length=6, human={2: np.zeros(2, np.float32), 3: np.zeros(2, np.float32)})
-    evaluate(env, make_policy(NoisyAgent(8)), make_config(), n=1, save_video=tmp_path)
+    evaluated(LineEnv(length=6, human=dict.fromkeys((2, 3), np.zeros(2, np.float32))), n=1, save_video=tmp_path)
     assert coloured == [False, False, True, True, False, False, False]
-
-
-def test_only_the_first_episodes_are_filmed_where_that_is_wanted(tmp_path):
-    pytest.importorskip("imageio_ffmpeg", reason=NO_VIDEO)
-    result = evaluate(EverySecond(), make_policy(NoisyAgent(8)), make_config(), n=3, save_video=tmp_path, filmed=1)
-    assert result.episodes == 3
-    assert [p.name[:8] for p in tmp_path.iterdir()] == ["mean_000"]
-
-
-def test_a_crash_leaves_no_half_video(tmp_path):
-    pytest.importorskip("imageio_ffmpeg", reason=NO_VIDEO)
-    with pytest.raises(RuntimeError, match="motor"):
-        evaluate(LineEnv(crash_at=3), make_policy(NoisyAgent(8)), make_config(), n=1, save_video=tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_video_that_cannot_be_written_says_so(tmp_path, monkeypatch):
@@ -258,9 +202,7 @@ def test_a_video_that_cannot_be_written_says_so(tmp_path, monkeypatch):
     film.add({"images/front": np.zeros((4, 4, 3), np.uint8)})
     with pytest.raises(VideoError, match=naming("b.mp4", "ffmpeg", 1)):
         film.finish("b.mp4")
-
-
-def test_missing_imageio_gives_the_install_hint(tmp_path, monkeypatch):
+    monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(ConfigError, match=naming("imageio_ffmpeg", "pip install 'serl-chunk[video]'")):
         EpisodeVideo(tmp_path / "a.mp4", 50)

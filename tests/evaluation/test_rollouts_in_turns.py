@@ -12,7 +12,7 @@ import rich.console
 from actor_helpers import LineEnv, NoisyAgent, make_config, make_policy
 
 from serl_chunk.actor.policy import ChunkPolicy
-from serl_chunk.evaluation.results import results_table, summary_line
+from serl_chunk.evaluation.results import paired_difference, results_table, summary_line, wilson_interval
 from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE, Entry, evaluate, evaluate_in_turns
 from serl_chunk.robots.base import RobotEnv
 from serl_chunk.types import Snapshot
@@ -69,19 +69,29 @@ def test_each_start_is_played_by_every_policy_before_the_next_one_in_a_drawn_ord
     assert [log[turn] for turn in results[1].turns] == ["b"] * 20
 
 
+def shown(results) -> str:
+    text = io.StringIO()
+    rich.console.Console(file=text, width=120).print(results_table(results))
+    return text.getvalue()
+
+
 def test_each_result_is_that_of_an_evaluation_alone():
     results, *_ = in_turns(6)
     env = Told(length=15)
     alone = [evaluate(env, p, make_config(), n=6, deterministic=False) for p in policies([], env)]
-    for one, other in zip(results, alone, strict=True):
-        assert [(e.seed, e.length, e.success) for e in one.summaries] == [
-            (e.seed, e.length, e.success) for e in other.summaries
-        ]
+    ours, theirs = ([[(e.seed, e.length, e.success) for e in r.summaries] for r in found] for found in (results, alone))
+    assert ours == theirs
     assert [r.policy_version for r in results] == [0, 10, 20]
     assert len({r.successes for r in results}) > 1
+    result = results[2]
+    before, gone = result.successes, result.summaries[1]
+    result.take_back(result.turns[1])  # it counts no more
+    assert (result.episodes, result.successes, result.repeated) == (5, before - gone.success, [gone])
+    assert gone not in result.summaries
+    assert result.steps == sum(e.length for e in result.summaries)
 
 
-@pytest.mark.parametrize("finished", [0, 1, 2, 4, 5])
+@pytest.mark.parametrize("finished", [0, 2, 5])
 def test_what_was_finished_before_a_stop_counts(finished):
     done: list[int] = []
 
@@ -90,30 +100,17 @@ def test_what_was_finished_before_a_stop_counts(finished):
 
     results, log, _ = in_turns(2, progress=lambda results: done.append(len(results)), stop=stop)
     assert sum(r.episodes for r in results) == finished == sum(len(r.turns) for r in results)
-    assert {r.interrupted for r in results} == {True}
     assert len(log) <= finished + 1
-    assert [bool(r.to_json().get("interrupted")) for r in results] == [True] * 3
+    assert [r.interrupted and r.to_json()["interrupted"] for r in results] == [True] * 3
     assert not in_turns(1)[0][0].interrupted
 
 
 def test_two_policies_are_compared_on_the_starts_of_both():
     results, *_ = in_turns(20, count=2)
-    text = io.StringIO()
-    rich.console.Console(file=text, width=120).print(results_table(results))
     first, second = (np.array([e.success for e in r.summaries]) for r in results)
-    assert f"10 against 0, paired: {100 * (second.mean() - first.mean()):+.1f} % (95 % interval" in text.getvalue()
-    assert "sampled (version 10)" in text.getvalue()
+    assert f"10 against 0, paired: {100 * (second.mean() - first.mean()):+.1f} % (95 % interval" in shown(results)
+    assert "sampled (version 10)" in shown(results)
     assert json.loads(json.dumps(results[0].to_json()))["n"] == 20
-
-
-def test_an_episode_that_is_taken_back_counts_no_more():
-    result = in_turns(4)[0][2]
-    before, gone = result.successes, result.summaries[1]
-    result.take_back(result.turns[1])
-    assert (result.episodes, result.successes) == (3, before - gone.success)
-    assert gone not in result.summaries
-    assert result.repeated == [gone]
-    assert result.steps == sum(e.length for e in result.summaries)
 
 
 def test_both_arms_of_one_policy_are_compared():
@@ -124,12 +121,48 @@ def test_both_arms_of_one_policy_are_compared():
     entries = [Entry(policy, arm=arm) for policy, arm in zip(made, ("one", "best", "", ""), strict=True)]
     evaluate_in_turns(env, entries, make_config(), n=2)
     assert [set(agent.alone) for agent in agents] == [{True}, {False}, {False}, {True}]
-
     results = evaluate_in_turns(env, entries[:2], make_config(), n=2)
     assert [r.to_json()["arm"] for r in results] == ["one", "best"]
     assert "arm" not in evaluate(env, made[2], make_config(), n=1).to_json()
     assert [summary_line(r, "x").split()[-1] for r in results] == ["arm=one", "arm=best"]
-    text = io.StringIO()
-    rich.console.Console(file=text, width=120).print(results_table(results))
-    assert "best against one, paired" in text.getvalue()
-    assert "mean (version 3, one)" in text.getvalue()
+    assert "best against one, paired" in shown(results)
+    assert "mean (version 3, one)" in shown(results)
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "interval"),
+    [(97, 100, (0.9155, 0.9897)), (0, 10, (0.0, 0.2775)), (10, 10, (0.7225, 1.0)), (0, 0, (0.0, 1.0))],
+)
+def test_wilson_interval(successes, n, interval):
+    assert wilson_interval(successes, n) == pytest.approx(interval, abs=6e-5)
+
+
+def pairs(both: int, first: int, second: int, neither: int) -> tuple[np.ndarray, np.ndarray]:
+    table = ((both, 1, 1), (first, 1, 0), (second, 0, 1), (neither, 0, 0))
+    return tuple(np.concatenate([np.full(n, values[k], bool) for n, *values in table]) for k in (0, 1))
+
+
+def test_the_paired_interval_holds_the_difference_in_95_of_100_cases():
+    rng, held, n = np.random.default_rng(0), 0, 100
+    for _ in range(400):
+        luck = rng.random((2, n))
+        first = luck[0] < 0.95
+        second = np.where(rng.random(n) < 0.5, luck[0], luck[1]) < 0.88
+        difference, low, high = paired_difference(first, second)
+        assert difference == pytest.approx(second.mean() - first.mean())
+        assert low <= difference <= high
+        held += low <= -0.07 <= high
+    assert 0.92 * 400 <= held <= 0.99 * 400
+    assert paired_difference(second, first) == pytest.approx((-difference, -high, -low))
+
+
+def test_pairs_that_agree_leave_a_narrow_interval():
+    _, low, high = paired_difference(*pairs(90, 0, 0, 10))
+    _, apart_low, apart_high = paired_difference(*pairs(81, 9, 9, 1))
+    assert high - low < 0.4 * (apart_high - apart_low)
+    assert -0.1 < low <= 0 <= high < 0.1
+
+
+def test_the_interval_of_a_table_of_newcombe():
+    """Published: 0.2000 (0.0569, 0.3404)."""
+    assert paired_difference(*pairs(36, 2, 12, 0)) == pytest.approx((0.2, 0.0569, 0.3404), abs=6e-5)

@@ -45,21 +45,18 @@ def test_every_line_has_its_name_wherever_reads_cut_it():
     assert relayed(*(text[i : i + 1] for i in range(len(text)))) == whole
 
 
-def test_bytes_that_are_no_text_do_not_stop_it():
-    assert relayed(b"a\xff\nb\n") == "learner | a\ufffd\nlearner | b\n"
-
-
-@pytest.mark.parametrize("chunks", [(b"1 of 3\r2 of 3\rsaid\n3 of 3\r\n",), (b"1 of 3\r", b"said\n3 of 3\r", b"\n")])
-def test_a_log_holds_no_state_but_the_one_that_stays(chunks):
-    assert relayed(*chunks) == "learner | said\nlearner | 3 of 3\n"
-
-
-def test_a_state_stays_by_a_bare_line_end_after_other_lines():
-    assert relayed(b"3 of 3\r", b"said\n", b"\r\n") == "learner | said\nlearner | 3 of 3\n"
-
-
-def test_the_last_state_of_a_process_that_died_stays():
-    assert relayed(b"1 of 3\r2 of 3\r") == "learner | 2 of 3\n"
+@pytest.mark.parametrize(
+    ("chunks", "lines"),
+    [
+        ((b"a\xff\nb\n",), ["a\ufffd", "b"]),  # bytes that are no text
+        ((b"1 of 3\r2 of 3\rsaid\n3 of 3\r\n",), ["said", "3 of 3"]),
+        ((b"1 of 3\r", b"said\n3 of 3\r", b"\n"), ["said", "3 of 3"]),
+        ((b"3 of 3\r", b"said\n", b"\r\n"), ["said", "3 of 3"]),  # it stays by a bare line end after other lines
+        ((b"1 of 3\r2 of 3\r",), ["2 of 3"]),  # the last state of a process that died
+    ],
+)
+def test_a_log_holds_no_state_but_the_one_that_stays(chunks, lines):
+    assert relayed(*chunks) == "".join(f"learner | {line}\n" for line in lines)
 
 
 def test_a_screen_gets_the_newest_state_of_any_process_until_it_stays():

@@ -28,15 +28,10 @@ def rows(count, *, bias=0.0, per_episode=6, seed=0, **changes):
     return out
 
 
-def test_decisions_without_a_value_or_a_return_are_left_out():
-    found = decisions([{"q": [0.5, None], "g": [1.0, 0.0]}, {"q": [0.2, 0.4], "g": [None, 0.5]}])
-    assert found.value.tolist() == [0.5, 0.4]
-    assert found.realised.tolist() == [1.0, 0.5]
-    assert found.episode.tolist() == [0, 1]
-    assert found.bias == pytest.approx(-0.3)
-
-
 def test_an_interval_by_hand():
+    found = decisions([{"q": [0.5, None], "g": [1.0, 0.0]}, {"q": [0.2, 0.4], "g": [None, 0.5]}])  # both are needed
+    assert [c.tolist() for c in (found.value, found.realised, found.episode)] == [[0.5, 0.4], [1.0, 0.5], [0, 1]]
+    assert found.bias == pytest.approx(-0.3)
     same = [{"q": [0.5, 0.5], "g": [g, g]} for g in (0.0, 1.0, 1.0, 1.0, 0.0)]
     (found,) = binned(decisions(same), 1)
     assert (found.value, found.realised) == (0.5, 0.6)
@@ -56,27 +51,17 @@ def test_intervals_cover_equality_where_the_critic_is_calibrated_and_miss_it_whe
 
 
 @pytest.mark.parametrize(
-    ("agent", "reward", "outcome", "expected"),
+    ("agent", "values", "expected"),
     [
-        (AcfqlConfig(), RewardConfig(), OutcomeConfig(), (0.0, 1.0)),
-        (
-            DecoupledConfig(),
-            RewardConfig(scale=2.0, offset=-1.0, failure_reward=-100.0),
-            OutcomeConfig(),
-            (-100.0, 1.0),
-        ),
-        (
-            AcfqlConfig(),
-            RewardConfig(),
-            OutcomeConfig(classifier="c", stages=("a>b>c",), stage_reward=0.25),
-            (0.0, 1.5),
-        ),
-        (AcrlpdConfig(), RewardConfig(), OutcomeConfig(), None),
+        (AcfqlConfig(), {}, (0.0, 1.0)),
+        (DecoupledConfig(), {"reward": RewardConfig(scale=2.0, offset=-1.0, failure_reward=-100.0),
+                             "chunk": ChunkConfig(critic_horizon=10, return_steps=10)}, (-100.0, 1.0)),
+        (AcfqlConfig(), {"outcome": OutcomeConfig(classifier="c", stages=("a>b>c",), stage_reward=0.25)}, (0.0, 1.5)),
+        (AcrlpdConfig(), {}, None),
     ],
-)
-def test_the_range_follows_from_the_runs_configuration(agent, reward, outcome, expected):
-    chunk = ChunkConfig(critic_horizon=10, return_steps=10) if isinstance(agent, DecoupledConfig) else ChunkConfig()
-    config = ExperimentConfig("x", FakeAlohaConfig(), agent, chunk, reward=reward, outcome=outcome, discount=0.99)
+)  # fmt: skip
+def test_the_range_follows_from_the_runs_configuration(agent, values, expected):
+    config = ExperimentConfig("x", FakeAlohaConfig(), agent, discount=0.99, **values)
     found = value_range(to_dict(config))
     assert found == (expected if expected is None else pytest.approx(expected))
     assert config.value_range == found

@@ -1,4 +1,4 @@
-"""Every leaf comes back; damage is noticed, said and moved aside; a failed write does not end a run."""
+"""Checkpoints: every leaf comes back; damage is noticed and moved aside; those by time replace one another."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from agent_tools import fresh, same
+from agent_tools import same
 from checkpoint_tools import NORMALISER, flip_a_byte, restore, save, saved_run, state_of
 from errors import naming
+from metric_logs import Clock
 
-from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore, host_leaves
+from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore, TimedCheckpoints, host_leaves
+from serl_chunk.runs.evaluations import resolve_step, wanted_policy
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +46,6 @@ def test_every_leaf_comes_back(two, caplog):
     assert caplog.messages == []
 
 
-def test_an_agents_state_comes_back_and_trains_on_alike(tmp_path):
-    agent, state = fresh("acfql")
-    store = CheckpointStore(tmp_path)
-    assert store.save(1, state, agent.flatten_params(agent.policy_params(state)), NORMALISER, {})
-    store.close()
-    restored = CheckpointStore(tmp_path).restore_state(jax.eval_shape(lambda: state))
-    assert same(restored.state, state)
-    policy = CheckpointStore(tmp_path).restore_policy(1)
-    assert same(agent.load_params(policy.params), agent.load_params(agent.flatten_params(agent.policy_params(state))))
-
-
 def test_nothing_saved_is_nothing_to_restore(tmp_path):
     assert restore(tmp_path) is None
     assert CheckpointStore(tmp_path).steps() == []
@@ -76,41 +67,24 @@ def remove(step: Path, item: str) -> None:
     shutil.rmtree(step / item)
 
 
-def edit(step: Path, old: str, new: str) -> None:
+def edit(old: str, new: str) -> Callable[[Path, str], None]:
     """Change the text of meta so that it stays valid JSON."""
-    file = step / "meta" / "metadata"
-    text = file.read_text()
-    assert old in text
-    file.write_text(text.replace(old, new, 1))
 
+    def damage(step: Path, item: str) -> None:
+        text = (step / item / "metadata").read_text()
+        assert old in text
+        (step / item / "metadata").write_text(text.replace(old, new, 1))
 
-def change_a_value(step: Path, item: str) -> None:
-    edit(step, '"n": 7', '"n": 6')
-
-
-def rename_a_value(step: Path, item: str) -> None:
-    edit(step, '"n":', '"m":')
-
-
-def rename_the_checksum(step: Path, item: str) -> None:
-    edit(step, '"crc32":', '"crc33":')
-
-
-def change_the_checksum(step: Path, item: str) -> None:
-    edit(step, '"crc32": ', '"crc32": 1')
-
-
-def forget_the_leaves(step: Path, item: str) -> None:
-    edit(step, '"checksums":', '"checksum_":')
+    return damage
 
 
 DAMAGE = [(flip_a_byte, "state"), (truncate, "state"), (remove, "state"), (truncate, "normaliser"),
           (flip_a_byte, "normaliser"), (remove, "meta"), (truncate, "meta"), (flip_a_byte, "meta"),
-          (change_a_value, "meta"), (rename_a_value, "meta"), (rename_the_checksum, "meta"),
-          (change_the_checksum, "meta"), (forget_the_leaves, "meta")]  # fmt: skip
+          (edit('"n": 7', '"n": 6'), "meta"), (edit('"n":', '"m":'), "meta"), (edit('"crc32":', '"crc33":'), "meta"),
+          (edit('"crc32": ', '"crc32": 1'), "meta"), (edit('"checksums":', '"checksum_":'), "meta")]  # fmt: skip
 
 
-@pytest.mark.parametrize(("damage", "item"), DAMAGE, ids=[f"{d.__name__}-{i}" for d, i in DAMAGE])
+@pytest.mark.parametrize(("damage", "item"), DAMAGE)
 def test_a_damaged_newest_checkpoint_falls_back_loudly(run, damage: Callable[[Path, str], None], item, caplog):
     caplog.set_level("INFO", "serl_chunk")
     damage(run / "checkpoints" / "7", item)
@@ -169,36 +143,27 @@ def test_if_all_are_damaged_the_run_does_not_start_afresh(run):
 
 
 @pytest.mark.parametrize(
-    ("template", "named"),
+    ("net", "more", "named"),
     [
-        (
-            lambda s: {**s, "net": {**s["net"], "bias": jnp.zeros(9)}},
-            ("['net']['bias']", "float32(8,)", "float32(9,)"),
-        ),
-        (
-            lambda s: {**s, "net": {**s["net"], "bias": jnp.zeros(8, jnp.int32)}},
-            ("['net']['bias']", "float32(8,)", "int32(8,)"),
-        ),
-        (lambda s: {**s, "more": jnp.zeros(2)}, ("['more']", "float32(2,)")),
-        (lambda s: {**s, "net": {"kernel": s["net"]["kernel"]}}, ("['net']['bias']",)),
+        ({"bias": jnp.zeros(9)}, {}, ("['net']['bias']", "float32(8,)", "float32(9,)")),
+        ({"bias": jnp.zeros(8, jnp.int32)}, {}, ("['net']['bias']", "float32(8,)", "int32(8,)")),
+        ({}, {"more": jnp.zeros(2)}, ("['more']", "float32(2,)")),
+        ({"bias": None}, {}, ("['net']['bias']",)),
     ],
     ids=["shape", "type", "missing", "unknown"],
 )
-def test_a_checkpoint_of_another_network_is_a_mistake_not_damage(two, template, named):
+def test_a_checkpoint_of_another_network_is_a_mistake_not_damage(two, net, more, named):
+    template = {**state_of(0), "net": {k: v for k, v in (state_of(0)["net"] | net).items() if v is not None}, **more}
     with pytest.raises(CheckpointError, match=naming("checkpoints", 7, "config.json", *named)):
-        CheckpointStore(two).restore_state(jax.eval_shape(lambda: template(state_of(0))))
+        CheckpointStore(two).restore_state(jax.eval_shape(lambda: template))
     assert CheckpointStore(two).steps() == [3, 7]
 
 
-def test_a_missing_policy_lists_those_that_exist(two, tmp_path):
-    assert CheckpointStore(two).restore_policy(3).params["policy/kernel"].tolist() == [3.0] * 4
-    with pytest.raises(CheckpointError, match=naming(two / "checkpoints", 5, "3, 7")):
-        CheckpointStore(two).restore_policy(5)
-    with pytest.raises(CheckpointError, match=naming(tmp_path / "checkpoints", 0, "none")):
-        CheckpointStore(tmp_path).restore_policy(0)
-
-
-def test_a_truncated_policy_names_those_that_can_be_read(run):
+def test_a_missing_or_truncated_policy_names_those_that_can_be_read(run, tmp_path):
+    assert CheckpointStore(run).restore_policy(3).params["policy/kernel"].tolist() == [3.0] * 4
+    for folder, step, there in ((run, 5, "3, 7"), (tmp_path, 0, "none")):
+        with pytest.raises(CheckpointError, match=naming(folder / "checkpoints", step, there)):
+            CheckpointStore(folder).restore_policy(step)
     truncate(run / "checkpoints" / "7", "policy")
     with pytest.raises(CheckpointError, match=naming("eval_checkpoint_step", "checkpoint 7", "read: 3", "Choose 3")):
         CheckpointStore(run).restore_policy(7)
@@ -210,37 +175,24 @@ def test_a_truncated_policy_names_those_that_can_be_read(run):
 def test_a_failed_write_is_said_counted_and_tried_again(tmp_path, monkeypatch, caplog):
     store = CheckpointStore(tmp_path)
     assert save(store, 1)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
     with monkeypatch.context() as patch:
-
-        def full(*_, **__):
-            raise OSError(28, "No space left on device")
-
         patch.setattr(ocp.CheckpointManager, "save", full)
         assert not store.save(2, state_of(2), {}, NORMALISER, {})
     assert store.failed_saves == 1
-    assert "checkpoint 2 could not be written" in caplog.messages[0]
-    assert "No space left on device" in caplog.messages[0]
-    assert "Training goes on" in caplog.messages[0]
+    for part in ("checkpoint 2 could not be written", "No space left on device", "Training goes on"):
+        assert part in caplog.messages[0]
     assert save(store, 3)
-    store.close()
-    assert CheckpointStore(tmp_path).steps() == [1, 3]
-    assert restore(tmp_path).step == 3
-
-
-def test_a_write_that_fails_in_the_background_is_noticed(tmp_path, monkeypatch, caplog):
-    store = CheckpointStore(tmp_path)
-    assert save(store, 1)
-
-    def fail() -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(store._manager, "wait_until_finished", fail)  # where orbax raises it
+    monkeypatch.setattr(store._manager, "wait_until_finished", full)  # where orbax raises it, in the background
     assert not store.wait()
-    assert store.failed_saves == 1
-    assert "checkpoint 1 could not be written" in caplog.messages[0]
-    assert save(store, 2)
+    assert store.failed_saves == 2
+    assert "checkpoint 3 could not be written" in caplog.messages[1]
+    assert save(store, 4)
     store.close()
-    assert restore(tmp_path).step == 2
+    assert (CheckpointStore(tmp_path).steps()[:1], restore(tmp_path).step) == ([1], 4)
 
 
 def test_the_same_step_twice_is_one_checkpoint_and_only_the_newest_are_kept(tmp_path):
@@ -248,3 +200,142 @@ def test_the_same_step_twice_is_one_checkpoint_and_only_the_newest_are_kept(tmp_
     assert all(save(store, step) for step in (1, 2, 2, 3, 4))
     store.close()
     assert CheckpointStore(tmp_path).steps() == [3, 4]
+
+
+def write(timed: TimedCheckpoints, step: int, updates: int | None = None) -> None:
+    """One of `state_of(step)`, complete on return."""
+    meta = {"n": step, "updates": step if updates is None else updates}
+    timed.save(step, state_of(step), {"policy/kernel": NORMALISER["state_mean"] + step}, NORMALISER, meta)
+    timed.wait()
+
+
+def folders(run: Path) -> list[str]:
+    return sorted(p.name for p in (run / "checkpoints_timed").iterdir())
+
+
+def test_it_is_due_after_the_period_and_takes_a_twentieth_of_the_time_at_most(tmp_path, monkeypatch):
+    clock = Clock()
+    timed = TimedCheckpoints(tmp_path, period=60.0, share=0.05, now=clock)
+
+    def due_after(seconds: float) -> bool:
+        clock.now += seconds
+        return timed.due
+
+    assert [due_after(s) for s in (0.0, 59.9, 0.1)] == [False, False, True]
+    timed.postpone()  # another checkpoint was written just now
+    assert [due_after(s) for s in (0.0, 60.0)] == [False, True]
+    write(timed, 1)  # which takes no time on this clock
+    assert due_after(60.0)
+    whole = ocp.Checkpointer.save
+
+    def slow(*args, **kwargs):
+        clock.now += 9.0
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(ocp.Checkpointer, "save", slow)
+    write(timed, 2)
+    assert [due_after(s) for s in (170.0, 1.0)] == [False, True]  # 9 s are a twentieth of 180 s
+
+
+def test_each_replaces_the_one_before_and_those_of_the_period_stay(tmp_path, caplog):
+    run = saved_run(tmp_path / "run", [3, 7])
+    timed = TimedCheckpoints(run)
+    half = run / "checkpoints_timed" / "1.orbax-checkpoint-tmp"  # of a killed learner
+    half.mkdir(parents=True)
+    for step in (8, 9):
+        write(timed, step)
+    assert folders(run) == ["2"]
+    assert CheckpointStore(run).steps() == [3, 7]
+    caplog.clear()
+    restored = restore(run)
+    assert (restored.step, restored.meta["n"], caplog.messages) == (9, 9, [])
+    assert same(restored.state, state_of(9))
+    write(TimedCheckpoints(run), 10)  # of the process that goes on
+    assert folders(run) == ["3"]
+    store = CheckpointStore(run)
+    assert save(store, 11)
+    store.close()
+    assert restore(run).step == 11
+
+
+def test_two_of_one_step_differ_in_the_updates_made(tmp_path):
+    """Those of pretraining and of a critic's warm-up are all of step 0."""
+    timed = TimedCheckpoints(tmp_path)
+    write(timed, 0, updates=40)
+    assert restore(tmp_path).meta["updates"] == 40
+    store = CheckpointStore(tmp_path)
+    store.save(0, state_of(0), NORMALISER, NORMALISER, {"updates": 60})
+    store.close()
+    assert restore(tmp_path).meta["updates"] == 60
+    write(timed, 0, updates=80)
+    assert restore(tmp_path).meta["updates"] == 80
+
+
+@pytest.mark.parametrize("item", ["state", "meta"])
+def test_a_damaged_one_falls_back_to_that_of_the_period(tmp_path, item, caplog):
+    caplog.set_level("INFO", "serl_chunk")
+    run = saved_run(tmp_path / "run", [7])
+    write(TimedCheckpoints(run), 9)
+    flip_a_byte(run / "checkpoints_timed" / "1", item)
+    restored = restore(run)
+    assert restored.step == 7
+    assert f"checkpoint 1 in {run / 'checkpoints_timed'}" in caplog.messages[0]
+    assert caplog.messages[1] == f"moved to {run / 'checkpoints_damaged'}: checkpoints timed_1"
+    assert folders(run) == []
+    assert restore(run).step == 7
+
+
+def test_one_that_does_not_verify_leaves_the_one_before(tmp_path, monkeypatch, caplog):
+    timed = TimedCheckpoints(tmp_path)
+    write(timed, 1)
+    whole = ocp.Checkpointer.save
+
+    def damaging(self, path, *args, **kwargs):
+        whole(self, path, *args, **kwargs)
+        flip_a_byte(path, "state")
+
+    monkeypatch.setattr(ocp.Checkpointer, "save", damaging)
+    write(timed, 2)
+    assert timed.failed_saves == 1
+    assert "the timed checkpoint of step 2 could not be written" in caplog.messages[0]
+    assert folders(tmp_path) == ["1"]
+    assert restore(tmp_path).step == 1
+
+
+def test_latest_is_the_newest_of_both_kinds(tmp_path):
+    run = saved_run(tmp_path / "run", [3, 7])
+    write(TimedCheckpoints(run), 9)
+    store = CheckpointStore(run)
+    assert (resolve_step(run, store, "latest"), store.newest()) == (9, 9)
+    assert wanted_policy(run, store, "latest").params["policy/kernel"][0] == 9
+    assert wanted_policy(run, store, "7").step == 7
+    assert [p.step for p in store.policies()] == [9, 7, 3]
+    with pytest.raises(CheckpointError, match=naming(9, "3, 7")):  # it may be gone in a minute
+        wanted_policy(run, store, "9")
+
+
+def test_latest_copes_with_a_timed_one_that_is_replaced_meanwhile(tmp_path, monkeypatch):
+    timed = TimedCheckpoints(tmp_path)
+    write(timed, 1)
+    store, whole, asked = CheckpointStore(tmp_path), CheckpointStore.restore_policy, []
+
+    def late(self, step):
+        asked.append(step)
+        if len(asked) == 1:
+            write(timed, 2)
+        return whole(self, step)
+
+    monkeypatch.setattr(CheckpointStore, "restore_policy", late)
+    assert wanted_policy(tmp_path, store, "latest").step == 2
+    assert asked == [1, 2]
+    flip_a_byte(tmp_path / "checkpoints_timed" / "2", "policy")
+    with pytest.raises(CheckpointError, match=naming("checkpoint 2")):
+        wanted_policy(tmp_path, store, "latest")
+
+
+def test_the_copy_is_of_the_moment_of_saving(tmp_path):
+    timed, state = TimedCheckpoints(tmp_path), state_of(5)
+    timed.save(5, state, NORMALISER, NORMALISER, {"n": 5, "updates": 5})
+    jax.tree.map(lambda leaf: leaf.delete(), state)  # as the next update does
+    timed.wait()
+    assert same(restore(tmp_path).state, state_of(5))

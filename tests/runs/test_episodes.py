@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ def test_streamed_demonstrations_are_marked_and_unfinished_ones_left_out(run):
     assert any("1 demonstrations have no end" in note for note in source.notes())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_they_are_what_the_replay_has(run, seed):
     rng = RNG(seed)
     episodes = [make(rng, k, session="ab"[k % 2]) for k in range(10)]
@@ -152,24 +153,22 @@ def test_a_verdict_on_an_episode_that_was_given_up_means_the_same_live_restarted
 
 def test_a_dead_actor_s_episode_is_truncated_and_the_rest_of_it_is_not_delivered(run):
     first, second = coded(0, 12).episode(), coded(1, 9, "success").episode()
+    second.steps.source[3:7] = Source.HUMAN
+    restarted = [second.begin, first.steps.slice(5, 12), second.steps, second.end]  # with the late rest of the first
+    empty = [Begin("empty"), End("empty", 0, None, False, True, Outcome.UNKNOWN)]
     with run.opened():
-        run.put("s", first.begin)
-        run.put("s", first.steps.slice(0, 5))
-        run.put("s", second.begin)  # it restarted
-        run.put("s", first.steps.slice(5, 12))  # late
-        run.put("s", second.steps)
-        run.put("s", second.end)
-        run.put("s", Begin("empty"))
-        run.put("s", End("empty", 0, None, False, True, Outcome.UNKNOWN))
+        for record in (first.begin, first.steps.slice(0, 5), *restarted, *empty):
+            run.put("s", record)
     source = RunSource(run.path)
     assert source.keys() == ["s/e0", "s/e1"]
     dead = source.read("s/e0")
     assert (dead.steps.n, dead.end.terminated, dead.end.truncated, dead.end.final_observation) == (5, False, True, None)
     assert_equal(source.read("s/e1"), second)
+    known = source.about("s/e1")
+    assert (known.outcome, known.human_steps, known.length) == (Outcome.SUCCESS, 4, 9)
     notes = "; ".join(source.notes())
-    assert "1 episodes have no end" in notes
-    assert "7 steps belong to no whole episode" in notes
-    assert "1 episodes without a step" in notes
+    for text in ("1 episodes have no end", "7 steps belong to no whole episode", "1 episodes without a step"):
+        assert text in notes
 
 
 def test_a_hole_is_never_closed_up(run, tmp_path):
@@ -238,13 +237,12 @@ def test_segments_that_are_dropped_while_it_reads_are_said(run):
     source = RunSource(run.path)
     keys = source.keys()
     whole = source.read(keys[0])
-    sorted((run.path / JOURNAL).iterdir())[0].unlink()
-    with pytest.raises(DataError, match=naming("s/e0", "00000000000000000000.journal", "transport.journal_bytes")):
-        source.read(keys[0])
-    sorted((run.path / JOURNAL).iterdir())[0].unlink()
     images = whole.steps.sparse["images/a"].values
-    with pytest.raises(DataError, match=naming("s/e0", "00000000000000000000.journal", "transport.journal_bytes")):
-        np.asarray(images) if images._pieces[0].data is None else source.read(keys[0])
+    for read in (lambda: source.read(keys[0]),
+                 lambda: np.asarray(images) if images._pieces[0].data is None else source.read(keys[0])):  # fmt: skip
+        sorted((run.path / JOURNAL).iterdir())[0].unlink()
+        with pytest.raises(DataError, match=naming("s/e0", "00000000000000000000.journal", "transport.journal_bytes")):
+            read()
     again = source.keys()
     assert again == keys[1:]
     assert any("belong to no whole episode" in note for note in source.notes())
@@ -330,15 +328,13 @@ def test_frames_stay_in_the_journal_until_they_are_looked_at(tmp_path):
 
 def test_jpeg_files_are_kept_as_they_are(tmp_path):
     run, episodes = big_run(tmp_path / "run", jpeg_quality=90)
-    source = RunSource(run.path)
-    for key, e in zip(source.keys(), episodes, strict=True):
-        read = source.read(key)
-        frames, original = read.steps.sparse["images/a"].values, e.steps.sparse["images/a"].values
-        assert frames.encoded(2)[:3] == b"\xff\xd8\xff"  # a JPEG file
-        assert np.abs(np.asarray(frames).astype(int) - original).mean() < 3
-        np.testing.assert_array_equal(frames[4:6][1], frames[5])
-        np.testing.assert_array_equal(read.steps.action, e.steps.action)
-        assert read.end.final_observation["images/a"].shape == (40, 48, 3)
+    read = RunSource(run.path).read("s/e0")
+    frames, original = read.steps.sparse["images/a"].values, episodes[0].steps.sparse["images/a"].values
+    assert frames.encoded(2)[:3] == b"\xff\xd8\xff"  # a JPEG file
+    assert np.abs(np.asarray(frames).astype(int) - original).mean() < 3
+    np.testing.assert_array_equal(frames[4:6][1], frames[5])
+    np.testing.assert_array_equal(read.steps.action, episodes[0].steps.action)
+    assert read.end.final_observation["images/a"].shape == (40, 48, 3)
 
 
 def test_cameras_tasks_and_proportions(tmp_path):
@@ -357,18 +353,6 @@ def test_cameras_tasks_and_proportions(tmp_path):
         RunSource(run.path, ReadOptions(hz=20))
 
 
-def test_what_is_known_without_reading(run):
-    intervened = coded(1, 12, "failure")
-    intervened.source[3:7] = Source.HUMAN
-    with run.opened():
-        run.feed([coded(0, 8, "success"), intervened])
-    source = RunSource(run.path)
-    assert [(a.outcome, a.human_steps, a.length) for a in map(source.about, source.keys())] == [
-        (Outcome.SUCCESS, 0, 8),
-        (Outcome.FAILURE, 4, 12),
-    ]
-
-
 def test_a_frame_that_is_damaged_is_named_when_the_episode_is_read(tmp_path):
     run, _ = big_run(tmp_path / "run")
     source = RunSource(run.path)
@@ -383,32 +367,16 @@ def test_a_frame_that_is_damaged_is_named_when_the_episode_is_read(tmp_path):
 
 def test_what_is_no_run_is_said(tmp_path, run):
     assert not is_run(tmp_path)
-    with pytest.raises(ConfigError, match=naming(tmp_path, "config.json")):
-        RunSource(tmp_path)
     (run.path / "run.lock").touch()
     assert FORMAT.matches(run.path)
-    with pytest.raises(ConfigError, match=naming(run.path, "journal/online", "transport.journal", "--local")):
-        RunSource(run.path)
+    for path, named in ((tmp_path, ("config.json",)), (run.path, ("journal/online", "transport.journal", "--local"))):
+        with pytest.raises(ConfigError, match=naming(path, *named)):
+            RunSource(path)
     (run.path / JOURNAL).mkdir(parents=True)
     assert RunSource(run.path).keys() == []
     (run.path / "config.json").write_text(json.dumps({"format": folder.FORMAT}))
     with pytest.raises(ConfigError, match=naming("config.json", "KeyError('robot_spec')")):
         RunSource(run.path)
-    shutil.rmtree(run.path / "journal")
-
-
-def test_as_demonstrations_they_make_the_batches_of_their_decoded_episodes(tmp_path):
-    """Journal, source and replay: whole, with frames that are read for the batches alone."""
-    run, episodes = big_run(tmp_path / "run")
-    source, cfg = RunSource(run.path), config()
-    replays = [Replay(BIG, cfg, preprocess(cfg, ("a", "b"), BIG)) for _ in range(2)]
-    replays[0].add_demo(*episodes)
-    replays[1].add_demo(*map(source.read, source.keys()))
-    one, two = (r.sample(RNG(4), 50) for r in replays)
-    for a, b in ((one.observations, two.observations), (one.next_observations, two.next_observations)):
-        for key in a:
-            np.testing.assert_array_equal(a[key], b[key])
-    np.testing.assert_array_equal(one.rewards, two.rewards)
 
 
 def test_what_a_learner_loaded_stays_whole_when_its_run_drops_segments(tmp_path):
@@ -416,27 +384,25 @@ def test_what_a_learner_loaded_stays_whole_when_its_run_drops_segments(tmp_path)
     run, episodes = big_run(tmp_path / "run")
     cfg = config()
     loaded = load_demos([run.path], BIG, cameras=("a", "b"), more=(FORMAT,))
-    replay = Replay(BIG, cfg, preprocess(cfg, ("a", "b"), BIG))
+    replay, other = (Replay(BIG, cfg, preprocess(cfg, ("a", "b"), BIG)) for _ in range(2))
     replay.add_demo(*loaded.episodes)
-    frames = loaded.episodes[0].steps.sparse["images/a"].values
-    elsewhere = pickle.dumps(frames)
+    elsewhere = pickle.dumps(loaded.episodes[0].steps.sparse["images/a"].values)
     for path in (run.path / JOURNAL).iterdir():
         path.unlink()
-    other = Replay(BIG, cfg, preprocess(cfg, ("a", "b"), BIG))
     other.add_demo(*(end_at_first_success(e)[0] for e in episodes))
     one, two = (r.sample(RNG(4), 50) for r in (replay, other))
-    for key in ("images/a", "images/b"):
-        np.testing.assert_array_equal(one.observations[key], two.observations[key])
+    for a, b in ((one.observations, two.observations), (one.next_observations, two.next_observations)):
+        for key in a:
+            np.testing.assert_array_equal(a[key], b[key])
+    np.testing.assert_array_equal(one.rewards, two.rewards)
     with pytest.raises(DataError, match=naming("s/e0", "00000000000000000000.journal", "transport.journal_bytes")):
         pickle.loads(elsewhere)[0]  # another process has the name alone
 
 
 def test_segments_that_are_held_are_let_go_with_the_last_who_looks_at_them(tmp_path):
     def opened() -> int:
-        return sum(".journal" in os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if is_fd(fd))
-
-    def is_fd(fd: str) -> bool:
-        return os.path.lexists(f"/proc/self/fd/{fd}")
+        links = map(os.path.realpath, Path("/proc/self/fd").iterdir())
+        return sum(link.endswith(".journal") for link in links)
 
     run, _ = big_run(tmp_path / "run")
     source = RunSource(run.path)

@@ -1,4 +1,4 @@
-"""Rows are on disk at once, and survive kills, full disks and threads."""
+"""Rows are on disk at once, survive kills, full disks and threads, and are read back but for those a resume undid."""
 
 import json
 import threading
@@ -13,6 +13,10 @@ from serl_chunk.runs.metrics import METRICS_FILE, Counters, read_metrics
 from serl_chunk.types import DataError
 
 
+def steps(run, kind="train", name="step"):
+    return [row[name] for row in read_metrics(run)[kind]]
+
+
 def test_every_row_is_on_disk_before_the_call_returns(tmp_path):
     clock = Clock()
     log = open_log(tmp_path / "run", clock)
@@ -21,33 +25,38 @@ def test_every_row_is_on_disk_before_the_call_returns(tmp_path):
     add_episode(log, Counters(11, 50, 4))
     add_evaluation(log, Counters(12, 60, 5))
     log.event("hello")
-    rows = [json.loads(line) for line in (tmp_path / "run" / METRICS_FILE).read_text().splitlines()]
+    train, episode, evaluation, event = map(json.loads, (tmp_path / "run" / METRICS_FILE).read_text().splitlines())
     common = {"wall": 2.5, "step": 10, "env_steps": 40, "human_ticks": 3}
-    assert rows[0] == {"kind": "train", **common, "critic/critic_loss": 0.25, "replay/online": 40}
-    assert rows[1]["kind"] == "episode"
-    assert (rows[1]["episode/r"], rows[1]["episode/l"], rows[1]["succeed"]) == (1.0, 40, 1)
-    assert (rows[1]["q"], rows[1]["g"]) == ([0.5, 0.7], [0.6, 0.9])
-    assert (rows[2]["kind"], rows[2]["checkpoint"], rows[2]["low"]) == ("eval", 12, 0.83)
-    assert rows[3] == {"kind": "event", "wall": 2.5, "step": 12, "env_steps": 60, "human_ticks": 5, "text": "hello"}
+    assert train == {"kind": "train", **common, "critic/critic_loss": 0.25, "replay/online": 40}
+    assert [episode[k] for k in ("kind", "episode/r", "episode/l", "succeed")] == ["episode", 1.0, 40, 1]
+    assert (episode["q"], episode["g"]) == ([0.5, 0.7], [0.6, 0.9])
+    assert (evaluation["kind"], evaluation["checkpoint"], evaluation["low"]) == ("eval", 12, 0.83)
+    assert event == {"kind": "event", "wall": 2.5, "step": 12, "env_steps": 60, "human_ticks": 5, "text": "hello"}
 
 
-def test_running_time_and_counters_continue_over_a_restart(tmp_path):
+def test_the_clock_of_a_run_counts_its_lives_without_what_lies_between_and_without_pauses(tmp_path):
     clock = Clock()
     with open_log(tmp_path, clock) as log:
         clock.now += 30
         log.train(Counters(5, 20, 0), {"loss": 1.0})
-    clock.now += 1_000  # the time between two lives does not count
+    clock.now += 1_000
     with open_log(tmp_path, clock) as log:
         clock.now += 4
         log.event("again")
-    (event,) = read_metrics(tmp_path)["event"]
-    assert (event["wall"], event["step"]) == (34.0, 5)
+        with log.pause():
+            clock.now += 100
+            add_evaluation(log, Counters(5, 0, 0), by="learner", seconds=100.0)
+        clock.now += 1
+        log.event("after")
+    rows = read_metrics(tmp_path)
+    assert [(row["wall"], row["step"]) for row in rows["event"]] == [(34.0, 5), (35.0, 5)]
+    assert (rows["eval"][0]["wall"], rows["eval"][0]["seconds"]) == (34.0, 100)
 
 
 def test_a_last_line_torn_anywhere_costs_only_itself_and_is_said(tmp_path):
     with open_log(tmp_path / "whole") as log:
-        log.train(Counters(1, 1, 0), {"loss": 1.0})
-        log.train(Counters(2, 2, 0), {"loss": 2.0})
+        for step in (1, 2):
+            log.train(Counters(step, step, 0), {"loss": 1.0})
     data = (tmp_path / "whole" / METRICS_FILE).read_bytes()
     start = data.index(b"\n") + 1
     run = tmp_path / "cut"
@@ -59,7 +68,7 @@ def test_a_last_line_torn_anywhere_costs_only_itself_and_is_said(tmp_path):
             log.train(Counters(3, 3, 0), {"loss": 3.0})
         metrics = read_metrics(run)
         assert metrics.bad_lines == torn
-        assert [row["step"] for row in metrics["train"]] == ([1, 3] if cut < len(data) - 1 else [1, 2, 3])
+        assert steps(run) == ([1, 3] if cut < len(data) - 1 else [1, 2, 3])
         assert [f"{cut - start} bytes" in row["text"] for row in metrics["event"]] == [True] * torn
         with open_log(run):
             pass
@@ -68,16 +77,14 @@ def test_a_last_line_torn_anywhere_costs_only_itself_and_is_said(tmp_path):
 
 def test_an_evaluation_that_opens_the_file_takes_nothing_from_a_learner_that_writes(tmp_path, monkeypatch):
     with open_log(tmp_path) as log:
-        log.train(Counters(1, 1, 0), {"loss": 1.0})
-        log.train(Counters(2, 2, 0), {"loss": 2.0})
+        for step in (1, 2):
+            log.train(Counters(step, step, 0), {"loss": 1.0})
     read_bytes = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: read_bytes(path)[:-20])  # a row on its way to the disk
     with open_log(tmp_path) as evaluation:
         monkeypatch.undo()
         add_evaluation(evaluation, Counters(1, 1, 0))
-    metrics = read_metrics(tmp_path)
-    assert [row["step"] for row in metrics["train"]] == [1, 2]
-    assert (len(metrics["eval"]), metrics.bad_lines) == (1, 0)
+    assert (steps(tmp_path), steps(tmp_path, "eval"), read_metrics(tmp_path).bad_lines) == ([1, 2], [1], 0)
 
 
 def test_values_that_are_not_finite_become_null_and_are_told_once_per_key(tmp_path):
@@ -87,8 +94,7 @@ def test_values_that_are_not_finite_become_null_and_are_told_once_per_key(tmp_pa
         log.train(Counters(9, 0, 0), {"actor/actor_loss": np.float32("inf")})
         add_episode(log, Counters(9, 0, 0), q=[float("nan"), 0.5], g=[0.0, 0.1])
     metrics = read_metrics(tmp_path)
-    assert [row["critic/critic_loss"] for row in metrics["train"][:2]] == [None, None]
-    assert [row["fine"] for row in metrics["train"][:2]] == [1.0, 1.0]
+    assert [(row["critic/critic_loss"], row["fine"]) for row in metrics["train"][:2]] == [(None, 1.0)] * 2
     assert metrics["episode"][0]["q"] == [None, 0.5]
     texts = [row["text"] for row in metrics["event"]]
     assert [text.split()[1] for text in texts] == ["critic/critic_loss", "actor/actor_loss", "q"]
@@ -99,7 +105,7 @@ class FullDisk:
     """A raw file whose next writes take as many bytes as `takes` says, or fail where it says None."""
 
     def __init__(self, file, takes):
-        self.file, self.takes, self.name = file, takes, file.name
+        self.file, self.takes, self.name, self.close = file, takes, file.name, file.close
 
     def write(self, data):
         if not self.takes:
@@ -109,9 +115,6 @@ class FullDisk:
             raise OSError(28, "No space left on device")
         return self.file.write(data[:take])
 
-    def close(self):
-        self.file.close()
-
 
 def test_a_full_disk_loses_rows_but_says_so_and_goes_on(tmp_path, caplog):
     with open_log(tmp_path) as log:
@@ -119,48 +122,96 @@ def test_a_full_disk_loses_rows_but_says_so_and_goes_on(tmp_path, caplog):
         for step in range(5):
             log.train(Counters(step, 0, 0), {"loss": 1.0})
     metrics = read_metrics(tmp_path)
-    assert [row["step"] for row in metrics["train"]] == [3, 4]
-    assert metrics.bad_lines == 1  # the twelve bytes
+    assert (steps(tmp_path), metrics.bad_lines) == ([3, 4], 1)  # the twelve bytes
     assert ["3 metric rows" in row["text"] for row in metrics["event"]] == [True]
     assert sum("cannot write" in record.message for record in caplog.records) == 1
 
 
 def test_rows_of_several_threads_do_not_mix(tmp_path):
     with open_log(tmp_path) as log:
-        work = [
-            threading.Thread(target=lambda i=i: [log.train(Counters(i, k, 0), {"x": [0.5] * 99}) for k in range(50)])
-            for i in range(4)
-        ]
+        write = lambda i: [log.train(Counters(i, k, 0), {"x": [0.5] * 99}) for k in range(50)]  # noqa: E731
+        work = [threading.Thread(target=write, args=(i,)) for i in range(4)]
         for thread in work:
             thread.start()
         for thread in work:
             thread.join()
     metrics = read_metrics(tmp_path)
     assert metrics.bad_lines == 0
-    assert {(row["step"], row["env_steps"]) for row in metrics["train"]} == {
-        (i, k) for i in range(4) for k in range(50)
-    }
+    found = {(row["step"], row["env_steps"]) for row in metrics["train"]}
+    assert found == {(i, k) for i in range(4) for k in range(50)}
 
 
 def test_what_cannot_be_a_metric_is_refused(tmp_path):
     with open_log(tmp_path) as log:
-        with pytest.raises(DataError, match=naming("step")):
-            log.train(Counters(0, 0, 0), {"step": 3})
-        with pytest.raises(DataError, match=naming("thing", "object")):
-            log.train(Counters(0, 0, 0), {"thing": object()})
+        for values, named in (({"step": 3}, ("step",)), ({"thing": object()}, ("thing", "object"))):
+            with pytest.raises(DataError, match=naming(*named)):
+                log.train(Counters(0, 0, 0), values)
         with pytest.raises(DataError, match=naming("2 q", "1 g")):
             add_episode(log, Counters(0, 0, 0), q=[0.1, 0.2], g=[0.1])
+    with pytest.raises(DataError, match=naming(tmp_path / "none", "metrics.jsonl")):
+        read_metrics(tmp_path / "none")
 
 
-def test_the_clock_of_a_run_stands_still_in_a_pause(tmp_path):
+def test_resume_supersedes_what_the_lost_life_wrote_after_the_checkpoint(tmp_path):
+    with open_log(tmp_path) as log:
+        for number, step in enumerate((10, 20, 30), 1):
+            log.train(Counters(step, 2 * step, 0), {"loss": 1.0})
+            add_episode(log, Counters(step, 2 * step, 0), actor_id=f"first{step}", number=number)
+        add_evaluation(log, Counters(30, 60, 0))
+        log.event("said in the first life", Counters(30, 60, 0))
+    with open_log(tmp_path) as log:
+        log.resumed(Counters(20, 40, 0), episodes=2)
+        log.train(Counters(30, 60, 0), {"loss": 2.0})
+        add_episode(log, Counters(30, 60, 0), actor_id="second30", number=3)
+    metrics = read_metrics(tmp_path)
+    assert [(row["step"], row["loss"]) for row in metrics["train"]] == [(10, 1.0), (20, 1.0), (30, 2.0)]
+    assert steps(tmp_path, "episode", "actor_id") == ["first10", "first20", "second30"]
+    assert steps(tmp_path, "event", "text") == ["said in the first life", "resumed at step 20"]
+    assert (metrics["eval"], metrics.superseded) == ([], 3)
+    with open_log(tmp_path) as log:  # once more, further back
+        log.resumed(Counters(10, 20, 0), episodes=0)
+        log.train(Counters(12, 20, 0), {})
+    assert steps(tmp_path) == [10, 12]
+
+
+@pytest.mark.parametrize(
+    ("first", "at", "episodes", "again", "left"),
+    [
+        # The end that a killed actor's successor writes takes no step.
+        ([(20, 40), (20, 40), (20, 40)], (20, 40), 2, [(20, 40)], ["first1", "first2", "again3"]),
+        ([(30, 60), (30, 90)], (20, 60), 1, [], ["first1"]),  # the journal brought one back: it knew 60 steps
+    ],
+)
+def test_episodes_that_a_resume_has_stay_and_others_are_superseded(tmp_path, first, at, episodes, again, left):
+    with open_log(tmp_path) as log:
+        for number, counts in enumerate(first, 1):
+            add_episode(log, Counters(*counts, 0), actor_id=f"first{number}", number=number)
+    with open_log(tmp_path) as log:
+        log.resumed(Counters(*at, 0), episodes=episodes)
+        for number, counts in enumerate(again, episodes + 1):
+            add_episode(log, Counters(*counts, 0), actor_id=f"again{number}", number=number)
+    assert steps(tmp_path, "episode", "actor_id") == left
+
+
+def test_lines_that_are_no_row_are_counted(tmp_path):
+    good = '{"kind":"train","wall":1.0,"step":1,"env_steps":1,"human_ticks":0}\n'
+    (tmp_path / METRICS_FILE).write_text(good + 'gibberish\n[1]\n{"kind":"train"}\n\n' + good)
+    assert (steps(tmp_path), read_metrics(tmp_path).bad_lines) == ([1, 1], 3)
+
+
+def test_an_evaluation_of_an_early_checkpoint_does_not_say_where_the_run_stands(tmp_path):
     clock = Clock()
     with open_log(tmp_path, clock) as log:
-        clock.now += 10
-        with log.pause():
-            clock.now += 100
-            add_evaluation(log, Counters(5, 0, 0), by="learner", seconds=100.0)
-        clock.now += 1
-        log.event("after")
-    rows = read_metrics(tmp_path)
-    assert [row["wall"] for row in (rows["eval"][0], rows["event"][-1])] == [10, 11]
-    assert rows["eval"][0]["seconds"] == 100
+        add_evaluation(log, Counters(10, 20, 0))
+    alone = read_metrics(tmp_path)  # unless it is all there is
+    assert (alone.last()["step"], alone.trained_wall(alone["eval"][0])) == (10, alone["eval"][0]["wall"])
+    with open_log(tmp_path, clock) as log:
+        for step in (0, 0, 10, 20):
+            clock.now += 5
+            log.train(Counters(step, 2 * step, 1), {})
+        clock.now += 100
+        add_evaluation(log, Counters(10, 20, 0))
+    metrics = read_metrics(tmp_path)
+    last = metrics.last()
+    assert (last["step"], last["env_steps"], last["human_ticks"], last["wall"]) == (20, 40, 1, 20.0)
+    assert metrics.trained_wall(metrics["eval"][1]) == 15.0  # not 120, when it was evaluated

@@ -1,4 +1,7 @@
+"""What the status line says, and how often it is shown."""
+
 import pytest
+from metric_logs import Clock
 
 from serl_chunk.runs.status_line import LOG_PERIOD, STATUS_LOGGER, StatusLine, format_status, pacing
 
@@ -6,14 +9,7 @@ FIELDS = {
     "done": 1_200, "total": 20_000, "step": 5_200, "updates_per_s": 214.4, "env_steps": 9_000, "episodes": 85,
     "success": 0.85, "human": 0.034, "learner_wait": 0.4, "actor_wait": 0.02, "version": 24,
 }  # fmt: skip
-
-
-class Clock:
-    def __init__(self):
-        self.now = 50.0
-
-    def __call__(self):
-        return self.now
+BUSY = {"learner_wait": 0.0, "actor_wait": 0.0, "version": 1}
 
 
 @pytest.fixture
@@ -39,85 +35,58 @@ class Screen:
         self.kept += 1
 
 
-def test_the_line_says_everything_in_one_order():
-    assert format_status("train", FIELDS, 3_725.0) == (
-        "train 1,200/20,000 | eta 1:02:05 | step 5,200 | 214 updates/s | 9,000 env steps | 85 episodes | "
-        "success without intervention 85% (of the last 20) | human 3.4% | normal pacing: learner is ahead | snapshot 24"
-    )
-    numbered = {"phase_number": 3, "phase_total": 5, "done": 4, "total": 20, "episodes": 1}
-    assert format_status("warm-up", numbered) == "3/5 warm-up 4/20 | 1 episode"
-
-
-def test_what_is_not_known_is_left_out():
-    assert format_status("waiting for an actor", {}) == "waiting for an actor"
-    assert format_status("train", {"step": 3, "success": None, "human": None}) == "train | step 3"
-
-
 @pytest.mark.parametrize(
-    ("half", "words"),
+    ("phase", "fields", "text"),
     [
-        ("demo", "both busy | online data only, demo half is empty | snapshot 1"),
-        ("online", "both busy | demo data only, online half is empty | snapshot 1"),
-        (None, "both busy | snapshot 1"),
-    ],
-)
-def test_a_half_that_has_nothing_to_give_is_named(half, words):
-    fields = {"learner_wait": 0.0, "actor_wait": 0.0, "empty_half": half, "version": 1}
-    assert format_status("train", fields) == f"train | {words}"
-
-
-@pytest.mark.parametrize(
-    ("learner", "actor", "words"),
-    [(0.5, 0.1, "learner is ahead"), (0.1, 0.5, "actor is ahead"), (0.09, 0.05, "both busy")],
-)
-def test_which_side_is_ahead(learner, actor, words):
-    assert pacing({"learner_wait": learner, "actor_wait": actor}).removeprefix("normal pacing: ") == words
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"steps_missing": 312}, "normal pacing: learner is ahead, needs 312 more steps"),
-        ({"steps_missing": 1_000}, "normal pacing: learner is ahead, needs 1,000 more steps"),
-        ({"steps_missing": 1, "actors": ("left",)}, "normal pacing: learner is ahead, needs 1 more step"),
-        ({"steps_missing": 0}, "normal pacing: learner is ahead"),
-        ({"steps_missing": 40, "actors": ()}, "no actor is connected: learner waits, needs 40 more steps"),
-        ({"actors": ()}, "no actor is connected: learner waits"),
-        ({"may_record": 5}, "normal pacing: learner is ahead"),
-    ],
-)
-def test_what_the_learner_waits_for(fields, words):
-    assert pacing({"learner_wait": 0.5, "actor_wait": 0.1, **fields}) == words
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"may_record": 120, "updates_due": 1_030, "actors": ("left_cell",)},
-         ", 1,030 updates due, left_cell may record 120 more steps"),
-        ({"may_record": 0, "updates_due": 3, "actors": ("a", "b")}, ", 3 updates due, actors may record 0 more steps"),
-        ({"may_record": 9}, ", 0 updates due, actors may record 9 more steps"),
-        ({"may_record": None, "updates_due": 3, "actors": ("a",)}, ""),
-        ({"steps_missing": 4}, ""),
+        ("train", FIELDS,
+         "train 1,200/20,000 | eta 1:02:05 | step 5,200 | 214 updates/s | 9,000 env steps | 85 episodes | success "
+         "without intervention 85% (of the last 20) | human 3.4% | normal pacing: learner is ahead | snapshot 24"),
+        ("warm-up", {"phase_number": 3, "phase_total": 5, "done": 4, "total": 20, "episodes": 1},
+         "3/5 warm-up 4/20 | eta 1:02:05 | 1 episode"),
+        ("waiting for an actor", {}, "waiting for an actor"),
+        ("train", {"step": 3, "success": None, "human": None, "evaluating": False}, "train | step 3"),
+        ("train", {"done": 5, "total": 9, "evaluating": True}, "train 5/9 | evaluating | eta 1:02:05"),
+        *(("train", BUSY | {"empty_half": half}, f"train | both busy | {words}snapshot 1") for half, words in (
+            ("demo", "online data only, demo half is empty | "), ("online", "demo data only, online half is empty | "),
+            (None, ""))),
+        *(("train", BUSY | {"stalled": why}, f"train | both busy | {words}snapshot 1") for why, words in (
+            ("the disk is full", "the disk is full, nothing is acknowledged | "), ("", ""))),
     ],
 )  # fmt: skip
-def test_what_the_actors_wait_for(fields, words):
-    assert pacing({"learner_wait": 0.1, "actor_wait": 0.5, **fields}) == "normal pacing: actor is ahead" + words
-    assert pacing({"learner_wait": 0.0, "actor_wait": 0.0, **fields}) == "both busy"
+def test_the_line_says_what_is_known_in_one_order(phase, fields, text):
+    assert format_status(phase, fields, 3_725.0 if "done" in fields else None) == text
 
 
-def test_an_evaluation_under_way_is_said():
-    fields = {"done": 5, "total": 9, "evaluating": True, "step": 3}
-    assert format_status("train", fields, 60) == "train 5/9 | evaluating | eta 1:00 | step 3"
-    assert "evaluating" not in format_status("train", {**fields, "evaluating": False})
+AHEAD = {"learner_wait": 0.5, "actor_wait": 0.1}
+BEHIND = {"learner_wait": 0.1, "actor_wait": 0.5}
+# A first update compiles while the shares are still those of the warm-up.
+COMPILING = {"learner_wait": 0.9, "actor_wait": 0.0, "may_record": 0, "updates_due": 50, "actors": ("left",)}
 
 
-def test_a_learner_that_takes_nothing_says_so():
-    fields = {"learner_wait": 0.0, "actor_wait": 0.0, "stalled": "the disk is full", "version": 1}
-    assert (
-        format_status("train", fields) == "train | both busy | the disk is full, nothing is acknowledged | snapshot 1"
-    )
-    assert "acknowledged" not in format_status("train", {**fields, "stalled": ""})
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"learner_wait": 0.09, "actor_wait": 0.05}, "both busy"),
+        (AHEAD | {"steps_missing": 1_000}, "learner is ahead, needs 1,000 more steps"),
+        (AHEAD | {"steps_missing": 1, "actors": ("left",)}, "learner is ahead, needs 1 more step"),
+        (AHEAD | {"steps_missing": 0}, "learner is ahead"),
+        (AHEAD | {"steps_missing": 40, "actors": ()}, "no actor is connected: learner waits, needs 40 more steps"),
+        (AHEAD | {"actors": ()}, "no actor is connected: learner waits"),
+        (AHEAD | {"may_record": 5}, "learner is ahead"),
+        (BEHIND | {"may_record": 120, "updates_due": 1_030, "actors": ("left",)},
+         "actor is ahead, 1,030 updates due, left may record 120 more steps"),
+        (BEHIND | {"may_record": 0, "updates_due": 3, "actors": ("a", "b")},
+         "actor is ahead, 3 updates due, actors may record 0 more steps"),
+        (BEHIND | {"may_record": 9}, "actor is ahead, 0 updates due, actors may record 9 more steps"),
+        (BEHIND | {"may_record": None, "updates_due": 3, "actors": ("a",)}, "actor is ahead"),
+        (BEHIND | {"steps_missing": 4}, "actor is ahead"),
+        (COMPILING, "actor is ahead, 50 updates due, left may record 0 more steps"),
+        *((COMPILING | other, "learner is ahead") for other in (
+            {"updates_due": 0}, {"may_record": 3}, {"may_record": None})),
+    ],
+)  # fmt: skip
+def test_which_side_is_ahead_and_what_the_other_waits_for(fields, words):
+    assert pacing(fields).removeprefix("normal pacing: ") == words
 
 
 def test_a_log_gets_a_line_at_most_every_ten_seconds_and_the_last_state(clock, logged):
@@ -128,29 +97,12 @@ def test_a_log_gets_a_line_at_most_every_ten_seconds_and_the_last_state(clock, l
     assert logged() == [f"train | step {step}" for step in (0, 128, 256, 299)]
 
 
-def test_a_state_already_shown_is_not_repeated_at_the_end(clock, logged):
+def test_an_evaluation_that_begins_is_shown_at_once_and_no_state_twice(clock, logged):
     with StatusLine(clock=clock) as status:
-        status.update("train", {"step": 1})
-    assert logged() == ["train | step 1"]
-
-
-def test_an_evaluation_that_begins_is_shown_at_once(clock, logged):
-    with StatusLine(clock=clock) as status:
-        status.update("train", {"step": 1, "evaluating": False})
-        for _ in range(3):
+        for evaluating in (False, True, True, False):
+            status.update("train", {"step": 1, "evaluating": evaluating})
             clock.now += 0.1
-            status.update("train", {"step": 1, "evaluating": True})
-        clock.now += 0.1
-        status.update("train", {"step": 1, "evaluating": False})
     assert logged() == ["train | step 1", "train | evaluating | step 1", "train | step 1"]
-
-
-def test_who_is_held_up_just_now_is_not_said_to_be_waited_for():
-    """A first update compiles while the shares are still those of the warm-up."""
-    fields = {"learner_wait": 0.9, "actor_wait": 0.0, "may_record": 0, "updates_due": 50, "actors": ("left_cell",)}
-    assert pacing(fields) == "normal pacing: actor is ahead, 50 updates due, left_cell may record 0 more steps"
-    for other in ({"updates_due": 0}, {"may_record": 3}, {"may_record": None}):
-        assert pacing(fields | other) == "normal pacing: learner is ahead"
 
 
 def test_time_left_comes_from_the_speed_since_the_first_progress_in_the_phase(clock, logged):
@@ -171,10 +123,9 @@ def test_time_left_comes_from_the_speed_since_the_first_progress_in_the_phase(cl
 
 def test_time_left_goes_without_what_was_no_training(clock, logged):
     with StatusLine(clock=clock) as status:
-        status.update("offline", {"done": 0, "total": 101, "paused": 5.0})
-        status.update("offline", {"done": 1, "total": 101, "paused": 5.0})
-        clock.now += 30
-        status.update("offline", {"done": 51, "total": 101, "paused": 25.0})
+        for done, paused in ((0, 5.0), (1, 5.0), (51, 25.0)):
+            clock.now += 30 * (done == 51)
+            status.update("offline", {"done": done, "total": 101, "paused": paused})
     assert logged()[-1] == "offline 51/101 | eta 10 s"
 
 

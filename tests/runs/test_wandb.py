@@ -49,7 +49,8 @@ def wandb(monkeypatch, tmp_path):
     return fake
 
 
-def test_wandb_continues_the_same_run_after_a_restart(tmp_path, wandb):
+def test_wandb_continues_the_same_run_after_a_restart_and_says_where_it_is_written(tmp_path, wandb, caplog):
+    caplog.set_level("INFO", "serl_chunk")
     for _ in range(2):
         with open_log(tmp_path, wandb_project="p", wandb_name="n", config={"seed": 1}):
             pass
@@ -57,6 +58,7 @@ def test_wandb_continues_the_same_run_after_a_restart(tmp_path, wandb):
     assert first["id"] == second["id"] == (tmp_path / WANDB_ID_FILE).read_text()
     assert (first["project"], first["name"], first["config"], first["resume"]) == ("p", "n", {"seed": 1}, "allow")
     assert wandb.finished == 2
+    assert caplog.messages[0].endswith("wandb sync runs/first/wandb/offline-run-1")
 
 
 def test_wandb_gets_the_numbers_under_hil_serls_names(tmp_path, wandb):
@@ -92,22 +94,6 @@ def test_wandb_is_offline_without_a_key_or_a_network(tmp_path, wandb, monkeypatc
     assert mode() == "disabled"
 
 
-def test_where_an_offline_run_is_written_and_how_to_upload_it_is_logged(tmp_path, wandb, caplog):
-    caplog.set_level("INFO", "serl_chunk")
-    with open_log(tmp_path, wandb_project="p"):
-        pass
-    (line,) = caplog.messages
-    assert line.endswith("wandb sync runs/first/wandb/offline-run-1")
-
-
-def test_wandb_is_not_imported_where_it_is_off(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
-    with open_log(tmp_path) as log:
-        log.train(Counters(0, 0, 0), {"loss": 1.0})
-    assert read_metrics(tmp_path)["event"] == []
-    assert not (tmp_path / WANDB_ID_FILE).exists()
-
-
 @pytest.mark.parametrize(("fail", "reason"), [("init", "start failed"), ("log", "log failed")])
 def test_a_failure_of_wandb_is_said_once_and_training_goes_on(tmp_path, wandb, caplog, fail, reason):
     wandb.fail = fail
@@ -122,13 +108,14 @@ def test_a_failure_of_wandb_is_said_once_and_training_goes_on(tmp_path, wandb, c
     assert sum(r.levelname == "WARNING" for r in caplog.records) == 1
 
 
-def test_wandb_that_is_not_installed_is_said_with_the_remedy(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with open_log(tmp_path, wandb_project="p") as log:
-        log.train(Counters(0, 0, 0), {"loss": 1.0})
-    metrics = read_metrics(tmp_path)
-    assert "pip install wandb" in metrics["event"][0]["text"]
-    assert len(metrics["train"]) == 1
+def test_wandb_that_is_not_installed_is_said_with_the_remedy_where_it_is_on(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it raises
+    for folder, options, said in ((tmp_path / "on", {"wandb_project": "p"}, True), (tmp_path / "off", {}, False)):
+        with open_log(folder, **options) as log:
+            log.train(Counters(0, 0, 0), {"loss": 1.0})
+        metrics = read_metrics(folder)
+        assert ["pip install wandb" in row["text"] for row in metrics["event"]] == [True] * said
+        assert (len(metrics["train"]), (folder / WANDB_ID_FILE).exists()) == (1, False)
 
 
 def test_the_real_wandb_writes_an_offline_run(tmp_path, monkeypatch):

@@ -72,22 +72,6 @@ def test_the_expected_bandwidth_is_what_an_actor_sends(tmp_path, images):
         assert 0.05 < jpeg.mean / need.mean < 0.2
 
 
-@pytest.mark.parametrize(
-    ("chunk", "delay", "frames"),
-    [({}, 0, 1 / 5), ({"return_steps": 10}, 0, 1 / 5), ({"return_steps": 8}, 0, 2 / 5), ({}, 2, 2 / 3)],
-)
-def test_frames_are_sent_at_decisions_and_where_windows_end(chunk, delay, frames):
-    config = camera_config()
-    changed = dataclasses.replace(
-        config,
-        chunk=dataclasses.replace(config.chunk, **chunk),
-        actor=dataclasses.replace(config.actor, delay_ticks=delay),
-    )
-    blind = dataclasses.replace(changed, agent=dataclasses.replace(config.agent, image_keys=()))
-    need, plain = (expected(c, spec_of(config)) for c in (changed, blind))
-    assert need.mean - plain.mean == pytest.approx(frames * (need.human - plain.human), rel=0.01)
-
-
 def test_frames_on_every_tick_are_expected_where_they_are_recorded():
     config = camera_config()
     often = dataclasses.replace(config, actor=dataclasses.replace(config.actor, frames="every_tick"))

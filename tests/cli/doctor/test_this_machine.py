@@ -80,34 +80,34 @@ def real(config: ExperimentConfig, check: Any = None, cameras: tuple[str, ...] =
     return dataclasses.replace(config, robot=robot, agent=dataclasses.replace(config.agent, image_keys=cameras))
 
 
-def test_devices_of_a_robot(config, tmp_path, monkeypatch):
-    spec = spec_of(config)
+def broken() -> list[str]:
+    raise OSError("driver is gone")
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "said"),
+    [
+        (None, "ok", "none needed"),
+        (lambda: [], "ok", "the robot's own check finds everything"),
+        (lambda: ["no arm at 10.0.0.2", "camera is unplugged"], "FAIL", "no arm at 10.0.0.2; camera is unplugged"),
+        (broken, "FAIL", "OSError: driver is gone"),
+        (lambda: time.sleep(2), "FAIL", "did not end in 0.2 s"),
+    ],
+)
+def test_devices_of_a_robot(config, tmp_path, monkeypatch, found, status, said):
     monkeypatch.setattr(checks, "CHECK_S", 0.2)
+    [check] = check_devices(real(config, found), spec_of(config), tmp_path)
+    assert (check.status, said in check.said) == (status, True)
 
-    def look(changed: ExperimentConfig) -> list[Check]:
-        return list(check_devices(changed, spec, tmp_path))
 
-    [check] = look(config)
+def test_devices_of_a_simulator_and_cameras(config, tmp_path):
+    [check] = check_devices(config, spec_of(config), tmp_path)
     assert (check.status, check.said) == ("ok", "none needed: robot 'fake_aloha' is simulated")
-    [check] = look(real(config))
-    assert (check.status, "none needed" in check.said) == ("ok", True)
-    [check] = look(real(config, lambda: []))
-    assert (check.status, check.said) == ("ok", "the robot's own check finds everything")
-    [check] = look(real(config, lambda: ["no arm at 10.0.0.2", "wrist camera is unplugged"]))
-    assert (check.status, check.said) == ("FAIL", "no arm at 10.0.0.2; wrist camera is unplugged")
-
-    def broken() -> list[str]:
-        raise OSError("driver is gone")
-
-    [check] = look(real(config, broken))
-    assert (check.status, "OSError: driver is gone" in check.said) == ("FAIL", True)
-    [check] = look(real(config, lambda: time.sleep(2)))
-    assert (check.status, "did not end in 0.2 s" in check.said) == ("FAIL", True)
-    _, check = look(real(config, cameras=("wrist",)))
+    _, check = check_devices(real(config, cameras=("wrist",)), spec_of(config), tmp_path)
     assert (check.name, check.status) == ("cameras", "warning")
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "video3").write_text("")
-    _, check = look(real(config, cameras=("wrist",)))
+    _, check = check_devices(real(config, cameras=("wrist",)), spec_of(config), tmp_path)
     assert (check.status, "dev/video3" in check.said) == ("ok", True)
 
 

@@ -235,10 +235,6 @@ def test_few_frames_are_decoded_and_one_that_cannot_be_is_a_fault_that_the_page_
     found = inspect(source)
     fault, text = only(found, "frames", "fault"), "file.mp4: frame 199 cannot be decoded"
     assert (fault.episode, fault.text) == ("a", text)
-    write_page(tmp_path / "p.html", source, found)
-    assert f"camera top: {text}" in (tmp_path / "p.html").read_text()
-    with pytest.raises(DataError, match=naming("p.html", os.strerror(errno.ENOENT))):
-        write_page(tmp_path / "absent" / "p.html", source, found)
 
 
 def test_random_episodes_single_steps_and_parts_of_a_human_are_looked_at(spec, make_episode):
@@ -252,10 +248,3 @@ def test_random_episodes_single_steps_and_parts_of_a_human_are_looked_at(spec, m
     found = look(shared, spec=spec)
     assert found.shares == pytest.approx({"POLICY": 9 / 12, "HUMAN": 3 / 12})
     assert found.episodes[0].segments == 2
-
-
-def test_a_frame_that_cannot_be_decoded_is_a_fault(spec):
-    source = HeldSource({"a": with_frames(spec, Counted(200, 199))})
-    found = inspect(source)
-    fault = only(found, "frames", "fault")
-    assert (fault.episode, fault.text) == ("a", "file.mp4: frame 199 cannot be decoded")
