@@ -89,6 +89,24 @@ def end(episode: str, length: int) -> End:
     return End(episode, length, final, True, False, Outcome.SUCCESS, reward=1.0)
 
 
+def block(episode: str, first: int, n: int) -> StepBlock:
+    """Of every third step a human had a part."""
+    steps = [step(t, t) for t in range(first, first + n)]
+    return StepBlock.from_steps(episode, [shared(s) if s.tick % 3 == 1 else s for s in steps])
+
+
+def whole(episode: str, lengths: Sequence[int] = (4, 3)) -> list[Record]:
+    """The records of an episode whose blocks have these lengths."""
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    blocks = [block(episode, first, n) for first, n in zip(starts, lengths, strict=True)]
+    return [Begin(episode), *blocks, end(episode, sum(lengths))]
+
+
+def spools(folder: Path) -> Callable[[str], Spool]:
+    """What a link has that keeps a spool of each run in `folder`."""
+    return lambda run: Spool(folder / run, LIMITS)
+
+
 def send_episode(link: LearnerLink, episode: str, length: int) -> None:
     """Hand over a whole episode."""
     link.begin(Begin(episode))
