@@ -192,6 +192,19 @@ def eventually(condition: Callable[[], bool], timeout: float = 10.0) -> None:
         time.sleep(0.002)
 
 
+@contextlib.contextmanager
+def raw(port: int) -> Iterator[zmq.Socket[bytes]]:
+    """A plain socket to a learner's control port."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    s = context.socket(zmq.DEALER)
+    s.linger, s.rcvtimeo, s.sndtimeo = 0, 5000, 5000
+    s.connect(f"tcp://127.0.0.1:{port + 2}")
+    try:
+        yield s
+    finally:
+        context.destroy(linger=0)
+
+
 RAW_ACTORS: list[RawActor] = []  # of the present test
 
 
