@@ -14,8 +14,6 @@ from serl_chunk.transport.client.link import backlog_line
 from serl_chunk.types import Begin, DataError
 
 MIB = 1 << 20
-
-
 QUIET = {"kept": 5 * MIB, "limit": 1000 * MIB, "episode": 100 * MIB, "away": 0.0, "stalled": ""}
 
 

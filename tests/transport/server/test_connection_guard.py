@@ -22,11 +22,7 @@ from serl_chunk.transport.wire import handshake
 from serl_chunk_robot.wire import codec
 
 BOUND = 200 << 20  # bytes that the process may grow by
-
-
 PART = bytes(1 << 20)
-
-
 ATTACK_S = 1.0
 
 

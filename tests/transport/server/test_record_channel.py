@@ -16,8 +16,6 @@ from serl_chunk.types import Begin, StepBlock
 from serl_chunk_robot.wire import codec
 
 FRAMES = records.encode_record(StepBlock.from_steps("e", [step(t, t) for t in range(12)]), 1)
-
-
 TOTAL = codec.size_of(FRAMES)
 
 

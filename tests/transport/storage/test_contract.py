@@ -16,7 +16,6 @@ from serl_chunk.transport.storage.segment import HEADER_BYTES
 from serl_chunk.types import ConfigError, DataError
 
 WHOLE, N = Losses(), 5
-
 pytestmark = pytest.mark.parametrize("kind", [JournalLog, SpoolLog, StoreLog])
 
 

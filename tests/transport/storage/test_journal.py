@@ -32,8 +32,6 @@ from serl_chunk.transport.storage.segment import HEADER_BYTES
 from serl_chunk.types import ConfigError, DataError
 
 WHOLE = Losses()
-
-
 opened = functools.partial(closing, Journal)
 
 
@@ -42,8 +40,6 @@ def content(journal):
 
 
 frames = st.binary(max_size=60) | st.sampled_from([b"", b"\0" * 3000, b"\xa5\x5aJE" * 20])
-
-
 operations = st.lists(st.lists(frames, max_size=4) | st.sampled_from(["reopen", "drop"]), max_size=25)
 
 

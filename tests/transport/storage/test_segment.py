@@ -19,14 +19,8 @@ from serl_chunk.transport.storage.segment import HEADER_BYTES, MARKER, Damage, F
 from serl_chunk.types import DataError
 
 SALT = 0x0123456789ABCDEF
-
-
 ENTRIES = [[b"first", b""], [], [b"\0" * 20], [MARKER * 3, b"x"], [b"last", bytes(range(30))]]
-
-
 frames = st.binary(max_size=30) | st.sampled_from([MARKER, MARKER + bytes(24), b"\0" * 5000])
-
-
 entries = st.lists(st.lists(frames, max_size=4), max_size=8)
 
 

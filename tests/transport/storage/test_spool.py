@@ -140,8 +140,6 @@ class SameAsMemory(RuleBasedStateMachine):
 
 
 TestSameAsMemory = SameAsMemory.TestCase
-
-
 TestSameAsMemory.settings = settings(max_examples=examples(15), stateful_step_count=25, deadline=None)
 
 

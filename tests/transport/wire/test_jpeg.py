@@ -24,14 +24,8 @@ from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import WireError
 
 Y, X = np.mgrid[0:96, 0:128]
-
-
 SMOOTH = np.stack([Y * 2, X, (X + Y)], -1).astype(np.uint8)
-
-
 ENDED = End("e", 4, {"state": np.ones(2, np.float32), "images/top": SMOOTH}, False, True, Outcome.UNKNOWN)
-
-
 FILE = encode_jpeg(SMOOTH[None], 50)[0]
 
 
@@ -52,8 +46,6 @@ def bomb():
 
 
 LONG = np.concatenate([FILE, np.zeros(2 * SMOOTH.nbytes + (1 << 16), np.uint8)])  # more than its image can need
-
-
 LOW = encode_jpeg(SMOOTH[None, :48], 50)[0]
 
 

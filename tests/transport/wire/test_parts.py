@@ -25,8 +25,6 @@ def record() -> list[bytes]:
 
 
 FRAMES = record()
-
-
 TOTAL = codec.size_of(FRAMES)
 
 

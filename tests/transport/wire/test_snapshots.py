@@ -127,20 +127,6 @@ def test_a_version_never_goes_back_within_a_run_and_may_in_another():
             assert arrived(link, 1).origin.run == "two"
 
 
-def test_a_restarted_learner_with_another_normaliser_has_its_snapshots_pulled_anew():
-    """The same run, resumed before its first checkpoint with other demonstrations."""
-    port = free_port()
-    with linked(port, connect=False) as link:
-        for digest, value in (("before", 1.0), ("after", 2.0)):
-            with serving(port, welcome=lambda d=digest: ({"normaliser_digest": d}, {})) as server:
-                link.connect(10)
-                assert link.wait_until(lambda d=digest: link.welcome.origin == PolicyOrigin("run", d), 10)
-                assert link.latest() is None
-                server.publish(Snapshot(1, {"a": np.full(3, value)}, origin=PolicyOrigin(normaliser=digest)), {})
-                got = arrived(link, 1)
-                assert (got.origin, got.params["a"][0]) == (PolicyOrigin("run", digest), value)
-
-
 def test_a_manifest_of_another_run_or_normaliser_than_the_welcomes_is_refused():
     client = SnapshotClient(1 << 18, 1.0)
     client.connected(PolicyOrigin("run", "digest"))
