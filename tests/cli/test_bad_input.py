@@ -245,7 +245,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "data inspect T/five --max_episodes 0": ("--max_episodes", "0", "1"),
     "data inspect T/five --horizon 0": ("--horizon", "0", "1"),
     "data inspect T/five --json /absent/x.json": ("--json", "/absent/x.json"),
-    "data inspect T/five --plot /dev/null/x": ("--plot", "/dev/null/x"),
+    "data inspect T/five --plot /dev/null": ("--plot", "/dev/null"),
     "data stats T/five --actions delta --mask=6,-1": ("delta", "--horizon", "--exp_name"),
     "data stats T/five --actions delta --horizon 5": ("delta", "--mask", "experiment"),
     "data stats T/five --mask=6,-1": ("--mask", "--actions delta"),

@@ -1,27 +1,24 @@
 """Features are computed once for each stored frame, and those of a frame that left are never shown."""
 
-import dataclasses
 import itertools
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from coded_episodes import SPEC, Checker, config, feed, make, preprocess
+from coded_episodes import SPEC, Checker, config, feed, make
 from coded_features import CodedEmbedder, with_pixels
 from coded_replay import RNG, build, coded, read_held
-from deferred_episodes import Files, lazy
+from deferred_episodes import lazy
 from errors import naming
 
-from serl_chunk.agents.spec import FeatureSpec
 from serl_chunk.learner.offline_data import PIECE, precompute_features
 from serl_chunk.replay import replay as replay_module
 from serl_chunk.replay.features import FeatureTable, Group, groups_of
 from serl_chunk.replay.memory import estimate_bytes
-from serl_chunk.replay.replay import DEMO_SESSION, BatchLoader, Replay, Request
-from serl_chunk.types import Amend, CameraSpec, ConfigError, DataError, SparseRows
+from serl_chunk.replay.replay import DEMO_SESSION, BatchLoader, Request
+from serl_chunk.types import Amend, ConfigError
 
 pytestmark = pytest.mark.compiles
-
 KEYS = ("a", "b")
 
 
@@ -48,8 +45,7 @@ def test_every_frame_is_looked_at_once_wherever_it_lies(ahead):
     assert replay.features_missing == (0 if ahead else missing)
     looked = len(embed.sizes)
     checker = Checker([*demos, *online], cfg)
-    seen = set.union(*(check(replay, checker, seed) for seed in range(4)))
-    assert seen == checker.windows()
+    assert set.union(*(check(replay, checker, seed) for seed in range(4))) == checker.windows()
     assert set(embed.looked.values()) == {1}
     assert (looked == len(embed.sizes)) == ahead
     assert max(embed.sizes) <= 7 or not ahead
@@ -60,23 +56,9 @@ def test_every_frame_is_looked_at_once_wherever_it_lies(ahead):
     files = [source for cache in replay._partitions.storage.frames.deferred for source in cache._sources]
     assert sum(len(f.decoded) for f in files) > 20
     assert all(len(f.decoded) == len(set(f.decoded)) for f in files)
-
-
-def test_slots_that_are_used_again_show_the_new_frame():
-    rng, cfg = RNG(1), config(capacity=200, human_capacity=90, image_capacity=150, max_image_age=2)
-    episodes = [make(rng, k) for k in range(45)]
-    replay, embed = replay_of(cfg)
-    checker = Checker(episodes, cfg)
-    for k, episode in enumerate(episodes):
-        feed(replay, [episode], rng)
-        if replay.ready.windows:
-            check(replay, checker, k, 200)
-    stats = replay.stats()
-    assert stats["replay/evicted_episodes"] > 25
-    assert stats["replay/kept_for_interventions"] > 10
-    assert set(embed.looked.values()) == {1}
-    assert stats["replay/features_held"] <= stats["replay/online_frames"] + stats["replay/human_frames"]
-    assert stats["replay/features_computed"] > 2 * stats["replay/features_held"]
+    read, original = read_held(replay, DEMO_SESSION, "e7"), demos[7].episode()
+    for key in ("images/a", "images/b"):  # exports have their pixels
+        np.testing.assert_array_equal(read.steps.sparse[key].values, original.steps.sparse[key].values)
 
 
 def test_discarded_and_corrected_episodes_and_shards_that_take_turns():
@@ -85,40 +67,26 @@ def test_discarded_and_corrected_episodes_and_shards_that_take_turns():
     kept, online = make(RNG(1), 900, demonstration=True), [make(RNG(k), 800 + k) for k in range(6)]
     replay.add_demo(kept.episode())
     feed(replay, online, RNG(0))
+
+    def shown(*episodes):
+        checker = Checker([kept, *episodes], cfg)
+        assert check(replay, checker) <= checker.windows()
+        assert set(embed.looked.values()) == {1}
+
     for number in range(4):
         shard = [make(RNG(k), 16 * number + k, demonstration=True) for k in range(6)]
         replay.replace_demos([e.episode() for e in shard])
-        checker = Checker([kept, *online, *shard], cfg)
-        assert check(replay, checker, number) <= checker.windows()
-    assert set(embed.looked.values()) == {1}
+        shown(*online, *shard)
     known = replay.stats()["replay/features_held"]
     for e in online[:3]:
         replay.insert("s", Amend(e.episode_id, discard=True))
     for e in online[3:]:
         replay.insert("s", Amend(e.episode_id, reward=e.reward(e.length - 1)))
     assert replay.stats()["replay/features_held"] < known
-    checker = Checker([kept, *online[3:], *shard], cfg)
-    assert check(replay, checker) <= checker.windows()
-    feed(replay, [make(RNG(k), 700 + k) for k in range(6)], RNG(0))  # into the slots of what was discarded
-    checker = Checker([kept, *online[3:], *shard, *(make(RNG(k), 700 + k) for k in range(6))], cfg)
-    assert check(replay, checker) <= checker.windows()
-    assert set(embed.looked.values()) == {1}
-
-
-def test_a_frame_that_is_overwritten_while_its_features_are_computed_does_not_get_them():
-    cfg = config(capacity=60, image_capacity=45, demo_fraction="uniform")
-    replay, embed = replay_of(cfg)
-    feed(replay, [coded(1, 39)], RNG(0))
-
-    def overwrite():
-        embed.meanwhile = lambda: None
-        feed(replay, [coded(2, 39)], RNG(0))  # the first episode leaves for it
-        assert [key[1] for key in replay.episodes()] == ["e2"]
-
-    embed.meanwhile = overwrite
-    checker = Checker([coded(1, 39), coded(2, 39)], cfg)
-    assert {number for number, _ in check(replay, checker, n=500)} == {1}  # drawn before
-    assert {number for number, _ in check(replay, checker, n=500)} == {2}
+    shown(*online[3:], *shard)
+    more = [make(RNG(k), 700 + k) for k in range(6)]
+    feed(replay, more, RNG(0))  # into the slots of what was discarded
+    shown(*online[3:], *shard, *more)
 
 
 def test_batches_are_right_while_records_come_in_from_elsewhere():
@@ -126,65 +94,32 @@ def test_batches_are_right_while_records_come_in_from_elsewhere():
     episodes = [make(RNG(k), k) for k in range(150)]
     replay, embed = replay_of(cfg)
     feed(replay, episodes[:5], RNG(0))
-    loader = BatchLoader(replay, RNG(0), prefetch=2)
-    checker = Checker(episodes, cfg)
-    done, errors = threading.Event(), []
+    loader, checker, count = BatchLoader(replay, RNG(0), prefetch=2), Checker(episodes, cfg), 0
 
     def write():
-        try:
-            for e in itertools.islice(episodes, 5, None):
-                feed(replay, [e], RNG(1))
-                replay.compute_features(3)
-        except BaseException as error:
-            errors.append(error)
-        done.set()
+        for e in episodes[5:]:
+            feed(replay, [e], RNG(1))
+            replay.compute_features(3)
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    count = 0
-    while not done.is_set() or count < 5:
-        batch = loader.next(Request("critic", 2, 64))["critic"]
-        flat = type(batch)(*(_flat(v) for v in batch))
-        checker.check(with_pixels(flat), writing=True)
-        count += 1
-    writer.join()
+    def flat(value):
+        if isinstance(value, dict):
+            return {k: flat(v) for k, v in value.items()}
+        return None if value is None else value.reshape(-1, *value.shape[2:])
+
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(write)
+        while not written.done() or count < 5:
+            batch = loader.next(Request("critic", 2, 64))["critic"]
+            checker.check(with_pixels(type(batch)(*map(flat, batch))), writing=True)
+            count += 1
+        written.result()
     loader.close()
-    assert not errors
-    assert len(embed.looked) > 500
-
-
-def _flat(value):
-    if isinstance(value, dict):
-        return {k: _flat(v) for k, v in value.items()}
-    return None if value is None else value.reshape(-1, *value.shape[2:])
-
-
-def test_exports_have_their_pixels():
-    replay, _ = replay_of(config())
-    demo = coded(7, 12, "success", demonstration=True)
-    replay.add_demo(lazy(demo.episode(), final=True))
-    replay.compute_features(100)
-    read, original = read_held(replay, DEMO_SESSION, "e7"), demo.episode()
-    for key in ("images/a", "images/b"):
-        np.testing.assert_array_equal(read.steps.sparse[key].values, original.steps.sparse[key].values)
-
-
-class Broken(Files):
-    def decode(self, at):
-        raise DataError(f"cut.mp4, frame {at}: not a whole image")
-
-
-def test_a_file_that_cannot_be_read_is_named():
-    episode = coded(0, 30, "limit", demonstration=True).episode()
-    images = episode.steps.sparse["images/a"]
-    sparse = episode.steps.sparse | {"images/a": SparseRows(images.index, Broken(images.values))}
-    replay, _ = replay_of(config())
-    replay.add_demo(episode._replace(steps=dataclasses.replace(episode.steps, sparse=sparse)))
-    with pytest.raises(DataError, match=r"cut\.mp4, frame \d+"):
-        next(precompute_features(replay))
-
-
-# -- memory
+    stats = replay.stats()
+    assert stats["replay/evicted_episodes"] > 25
+    assert stats["replay/kept_for_interventions"] > 10
+    assert set(embed.looked.values()) == {1}
+    assert stats["replay/features_held"] <= stats["replay/online_frames"] + stats["replay/human_frames"]
+    assert stats["replay/features_computed"] > 2 * stats["replay/features_held"]
 
 
 def test_features_count_in_the_estimate_and_are_refused_where_they_do_not_fit(monkeypatch):
@@ -227,9 +162,6 @@ def test_places_grow_where_more_frames_come_than_were_expected():
     assert (features.known, features.held_bytes) == (1, 12)
 
 
-# -- what is there when training begins
-
-
 def test_what_is_there_at_first_is_computed_in_pieces_and_logged(caplog):
     replay, embed = replay_of(config())
     replay.add_demo(*(coded(k, 39, "limit", demonstration=True).episode() for k in range(4)))
@@ -247,26 +179,10 @@ def test_what_is_there_at_first_is_computed_in_pieces_and_logged(caplog):
     assert replay.features_missing == total + 80 - sum(embed.sizes)
     assert caplog.messages[0] == "computing features of stored observations: 128 of 320"
     assert caplog.messages[-1].startswith("320 features of stored observations computed in ")
-    assert not list(precompute_features(replay_of(config())[0]))
+    bare = build(config(), image_keys=KEYS)
+    feed(bare, [coded(9, 39)], RNG(0))
+    for nothing in (replay_of(config())[0], bare):
+        assert not list(precompute_features(nothing))
     assert len(caplog.messages) == 3
-
-
-def test_a_replay_without_features_has_none_to_compute():
-    replay = build(config(), image_keys=KEYS)
-    feed(replay, [coded(9, 39)], RNG(0))
-    assert (replay.features_missing, replay.compute_features(10)) == (0, 0)
-    assert not [k for k in replay.stats() if "feature" in k]
-    assert set(replay.sample(RNG(0), 4).observations) == {"state", "images/a", "images/b"}
-
-
-def test_nothing_is_touched_before_it_is_needed():
-    camera = CameraSpec("a", 128, 128)
-    spec = dataclasses.replace(SPEC, cameras=(camera,))
-
-    embed = CodedEmbedder()
-    embed.features = {"features/a": FeatureSpec((4, 4, 512), ("images/a",))}
-    cfg = config(image_capacity=20_000, demo_capacity=20_000)
-    replay = Replay(spec, cfg, preprocess(cfg, ("a",), spec), embed=embed)
-    stats = replay.stats()
-    assert stats["replay/reserved_bytes"] > 80_000 * 16_384
-    assert stats["replay/bytes"] == stats["replay/feature_bytes"] == 0
+    assert (bare.features_missing, bare.compute_features(10)) == (0, 0)
+    assert not [k for k in bare.stats() if "feature" in k]

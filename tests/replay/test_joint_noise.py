@@ -37,22 +37,16 @@ def test_shifts_are_those_of_moved_joints_under_the_same_targets():
 
 
 def test_without_noise_nothing_is_drawn_or_shifted():
+    """Windows of a critic that is longer are shifted to their end."""
+    cfg = dataclasses.replace(config(2, 4, demo_fraction=0.0), agent=DecoupledConfig(bc_joint_noise=0.1))
     batches = []
-    for noise in (0.0, 0.3):
-        replay = build(noisy(noise))
+    for each in (noisy(0.0), noisy(0.3), cfg):
+        replay = build(each)
         feed(replay, [coded(k) for k in range(3)], RNG(0))
         batches.append(replay.sample(RNG(0), 16, updates=2))
-    plain, moved = batches
-    assert plain.bc_state_shift is None
-    assert plain.bc_action_shift is None
+    plain, moved, longer = batches
+    assert (plain.bc_state_shift, plain.bc_action_shift) == (None, None)
     assert moved.bc_state_shift.shape == (2, 16, 3)
     assert moved.bc_action_shift.shape == (2, 16, 6, 2)
     np.testing.assert_array_equal(plain.actions, moved.actions)  # the windows that are drawn are the same
-
-
-def test_windows_of_a_longer_critic_are_shifted_to_their_end():
-    cfg = dataclasses.replace(config(2, 4, demo_fraction=0.0), agent=DecoupledConfig(bc_joint_noise=0.1))
-    replay = build(cfg)
-    feed(replay, [coded(k) for k in range(3)], RNG(0))
-    batch = replay.sample(RNG(0), 8)
-    assert batch.bc_action_shift.shape == batch.actions.shape == (8, 4, 2)
+    assert longer.bc_action_shift.shape == longer.actions.shape == (2, 16, 4, 2)

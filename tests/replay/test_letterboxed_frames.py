@@ -10,7 +10,6 @@ from coded_episodes import SPEC, config, make, preprocess
 from coded_replay import RNG, coded
 from deferred_episodes import lazy
 
-from serl_chunk.agents.spec import FeatureSpec
 from serl_chunk.data.letterbox import letterbox
 from serl_chunk.replay.memory import estimate_disk_bytes
 from serl_chunk.replay.replay import Replay
@@ -47,18 +46,7 @@ def same_windows(scaled, recorded):
         np.testing.assert_array_equal(now["images/b"], then["images/b"])
 
 
-@pytest.mark.parametrize("jpeg", [False, True])
-def test_what_actors_record_is_scaled(jpeg):
-    replays = build(config(demo_fraction="uniform"))
-    for number in range(8):
-        for record in make(RNG(number), number).records(RNG(number)):
-            for replay in replays:
-                replay.insert("s", as_jpeg(record) if jpeg else record)
-    same_windows(*replays)
-
-
-@pytest.mark.parametrize("files", [False, True])
-@pytest.mark.parametrize("cache", [0, 1 << 20])
+@pytest.mark.parametrize(("files", "cache"), [(False, 0), (True, 0), (True, 1 << 20)])
 def test_demonstrations_are_scaled_in_memory_and_in_files(files, cache):
     replays = build(config(demo_fraction="uniform", frame_cache_bytes=cache))
     demos = [make(RNG(k), k, demonstration=True, end="success").episode() for k in range(6)]
@@ -67,32 +55,6 @@ def test_demonstrations_are_scaled_in_memory_and_in_files(files, cache):
     same_windows(*replays)
     stats = replays[0].stats()
     assert (stats["replay/deferred_frames"] > 0) is files
-
-
-def test_shards_and_streamed_demonstrations_are_scaled():
-    replays = build(config(demo_fraction="uniform"))
-    for replay in replays:
-        replay.replace_demos([coded(k, demonstration=True).episode() for k in range(3)])
-        replay.add_streamed_demo("t", coded(9, demonstration=True).episode())
-    same_windows(*replays)
-
-
-def test_features_are_of_the_frames_that_the_agent_reads():
-    sizes = set()
-
-    class Embedder:
-        features = {f"features/{c.name}": FeatureSpec((1,), (f"images/{c.name}",)) for c in CAMERAS}  # noqa: RUF012
-
-        def __call__(self, inputs):
-            sizes.update(images.shape[1:3] for images in inputs.values())
-            count = len(next(iter(inputs.values())))
-            return {name: np.zeros((count, 1), np.float16) for name, f in self.features.items() if f.reads[0] in inputs}
-
-    scaled, _ = build(config(demo_fraction="uniform"), embed=Embedder())
-    scaled.add_demo(coded(3, demonstration=True).episode())
-    while scaled.compute_features(100):
-        pass
-    assert sizes == {(6, 5), (3, 2)}
 
 
 def test_memory_is_counted_in_the_size_that_is_kept_and_the_journal_in_the_recorded_one():
@@ -118,3 +80,17 @@ def test_frames_of_another_size_change_nothing():
     assert scaled.ready.steps == 0
     scaled.insert("s", block)
     scaled.insert("s", end)
+
+
+@pytest.mark.parametrize("jpeg", [False, True])
+def test_what_actors_record_is_scaled(jpeg):
+    """And shards and streamed demonstrations."""
+    replays = build(config(demo_fraction="uniform"))
+    for number in range(8):
+        for record in make(RNG(number), number).records(RNG(number)):
+            for replay in replays:
+                replay.insert("s", as_jpeg(record) if jpeg else record)
+    for replay in replays:
+        replay.replace_demos([coded(10 + k, demonstration=True).episode() for k in range(3)])
+        replay.add_streamed_demo("t", coded(19, demonstration=True).episode())
+    same_windows(*replays)

@@ -4,17 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
-from coded_episodes import Checker, config, feed, make
-from coded_replay import RNG, build, coded, read_held
+from coded_episodes import config, feed
+from coded_replay import RNG, build, coded
 from errors import naming
 
 from serl_chunk.replay.episode import StoredEpisode
-from serl_chunk.replay.replay import DEMO_SESSION
 from serl_chunk.replay.step_storage import StepStorage
-from serl_chunk.types import Amend, Begin, DataError, Outcome, RobotSpec, Source, Step, StepBlock
-
-RULES = ("all", "demo", "demo+interventions", "+successes", "interventions")
-RESTRICTING = RULES[2:]  # by which the policy's part of an online episode may not be imitated
+from serl_chunk.types import Begin, DataError, RobotSpec, Source, Step, StepBlock
 
 
 def helped(number=0, shared=None, end="limit", **kw):
@@ -22,27 +18,6 @@ def helped(number=0, shared=None, end="limit", **kw):
     episode = coded(number, 12, end, shared={5: (1, 0), 6: (0, 1)} if shared is None else shared, **kw)
     episode.source[4:8] = Source.HUMAN
     return episode
-
-
-@pytest.mark.parametrize("bc_on", RULES)
-def test_each_number_is_imitated_by_who_commanded_it(bc_on):
-    rng = np.random.default_rng(7)
-    cfg = config(5, 5, demo_fraction="uniform")
-    demos = [make(rng, 1000 + i, demonstration=True, session=DEMO_SESSION, shared=True, gaps=True) for i in range(20)]
-    episodes = [make(rng, i, session=f"s{i % 3}", shared=True, gaps=True) for i in range(40)]
-    replay = build(cfg, image_keys=("b",), bc_on=bc_on)
-    replay.add_demo(*(e.episode() for e in demos))
-    feed(replay, episodes, rng)
-    checker, seen = Checker(demos + episodes, cfg, image_keys=("b",), bc_on=bc_on), set()
-    for _ in range(4):
-        batch = replay.sample(rng, 4_000)
-        assert (batch.bc_dims is None) == (bc_on not in RESTRICTING)
-        if batch.bc_dims is not None:
-            assert batch.bc_dims.dtype == np.float32
-            assert batch.bc_dims.shape == (4_000, 5, 2)
-            assert 0 < (batch.bc_dims == 0).mean() < 0.5
-        seen |= checker.check(batch)
-    assert seen == checker.windows()
 
 
 def test_without_one_batches_have_no_such_array():
@@ -53,38 +28,7 @@ def test_without_one_batches_have_no_such_array():
     batch = replay.sample(RNG(0), 8, 3)
     assert batch.bc_dims.shape == (3, 8, 6, 2)
     assert replay._partitions.storage.human_parts.nbytes == 2 * 42_000
-
-
-def test_a_wrapped_store_that_uses_rows_again_and_episodes_kept_for_their_interventions():
-    rng = np.random.default_rng(3)
-    cfg = config(capacity=300, human_capacity=200, demo_fraction="uniform")
-    episodes = [make(rng, i, shared=i % 2 == 0) for i in range(60)]
-    replay = build(cfg, image_keys=(), bc_on="demo+interventions")
-    checker = Checker(episodes, cfg, image_keys=(), bc_on="demo+interventions")
-    for episode in episodes:
-        feed(replay, [episode], rng)
-        if replay.ready.windows:
-            checker.check(replay.sample(rng, 500))
-    held = {key[1] for key in replay.episodes()}
-    assert replay.stats()["replay/kept_for_interventions"] > 0
-    assert 0 < len(held) < 40
-    for e in episodes:
-        if e.episode_id in held and any(dims != (1, 1) for dims in e.shared.values()):
-            rows = read_held(replay, "s", e.episode_id).steps.sparse["human_dims"]
-            got = dict(zip(rows.index.tolist(), map(tuple, rows.values.tolist()), strict=True))
-            assert got == {t: dims for t, dims in e.shared.items() if dims != (1, 1)}
-
-
-def test_a_correction_of_the_outcome_changes_what_is_imitated_of_the_policys_part():
-    cfg = config(demo_fraction="uniform")
-    replay = build(cfg, image_keys=(), bc_on="+successes")
-    feed(replay, [helped()], RNG(0))
-    Checker([helped()], cfg, image_keys=(), bc_on="+successes").check(batch := replay.sample(RNG(0), 500))
-    assert not batch.bc_dims.all()
-    replay.insert("s", Amend("e0", Outcome.SUCCESS, terminated=True))
-    Checker([helped(end="success")], cfg, image_keys=(), bc_on="+successes").check(batch := replay.sample(RNG(0), 500))
-    assert batch.bc_dims.all()
-    assert batch.bc_weight[:, 0].any()
+    assert [(f.human_ticks, f.segments) for f in replay.finished] == [(4, 1)] * 3  # a part counts as a human's tick
 
 
 def test_the_published_sampler_imitates_them_alike():
@@ -101,7 +45,7 @@ def test_the_published_sampler_imitates_them_alike():
     assert everything.sample(RNG(0), 8).bc_dims is None
 
 
-@pytest.mark.parametrize("width", [7, 8, 14, 64, 70])
+@pytest.mark.parametrize("width", [7, 8, 70])
 def test_actions_of_any_width_have_room(width):
     spec = RobotSpec("wide", 50.0, 1, (-1.0,) * width, (1.0,) * width, (-1,) * width, (), (), 40)
     dims = RNG(width).random((4, width)) < 0.5
@@ -132,13 +76,3 @@ def test_what_is_no_part_of_an_action_is_refused():
         with pytest.raises(DataError, match=naming(*named)):
             replay.insert("s", dataclasses.replace(steps, sparse={"human_dims": bad}))
     assert replay.insert("s", steps).steps == 12
-
-
-def test_they_count_as_human_ticks():
-    replay = build(config(capacity=100, human_capacity=50))
-    feed(replay, [helped(0, shared={t: (1, 0) for t in range(4, 8)})], RNG(0))
-    (stats,) = replay.finished
-    assert (stats.human_ticks, stats.segments) == (4, 1)
-    batch = replay.sample(RNG(0), 200, half="demo")  # windows that start on a human's step
-    tick = batch.observations["state"][:, 1] * 0.5 - 4
-    assert set(tick) == {4, 5, 6, 7}

@@ -12,14 +12,13 @@ from serl_chunk.types import ConfigError
 def test_eviction_is_whole_oldest_first_and_spares_open_episodes():
     cfg = config(capacity=60, demo_fraction="uniform")
     replay = build(cfg)
-    old_and_open = coded(0, 10, session="slow")
-    records = old_and_open.records(RNG(0))
-    for record in records[:-1]:
+    old_and_open, episodes = coded(0, 10, session="slow"), [coded(k, 12) for k in range(1, 12)]
+    *records, end = old_and_open.records(RNG(0))
+    for record in records:
         replay.insert("slow", record)
-    episodes = [coded(k, 12) for k in range(1, 12)]
     feed(replay, episodes, RNG(0))
     assert replay.episodes() == [("slow", "e0"), ("s", "e9"), ("s", "e10"), ("s", "e11")]
-    replay.insert("slow", records[-1])
+    replay.insert("slow", end)
     checker = Checker([old_and_open, *episodes[-3:]], cfg, image_keys=())
     assert windows(replay, checker) == checker.windows()
 

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from actor_helpers import ListSink
 from coded_episodes import SPEC, config
-from coded_replay import RNG, build, coded, read_held
+from coded_replay import build, coded, read_held
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from journal_runs import LIMITS, Run, assert_equal
 from ports import free_port
 from properties import examples
-from transport_tools import linked, serving
+from record_logs import flip
+from transport_tools import linked, serving, spools
 
 from serl_chunk.actor.recorder import EpisodeRecorder
 from serl_chunk.data.formats.hdf5 import read_episode
@@ -25,7 +26,6 @@ from serl_chunk.replay.step_columns import HELD_COLUMNS
 from serl_chunk.runs.episodes import JOURNAL, RunSource
 from serl_chunk.runs.journal_index import JournalFile
 from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.stream import SessionState, Verdict
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.records import Item
@@ -125,47 +125,25 @@ def test_blocks_that_are_split_and_sent_again_anyhow_hold_every_picture_once(eve
     same(read_held(replay, "s", "e0"), slow.episode())
 
 
-def test_windows_show_the_picture_that_the_camera_gave():
-    slow = Slow(every=(3, 2), length=20)
-    replay = replay_of(*slow.blocks())
-    reference = replay_of(*slow.episode())
-    a, b = (r.sample(RNG(1), 500) for r in (replay, reference))
-    for ours, theirs in ((a.observations, b.observations), (a.next_observations, b.next_observations)):
-        assert sorted(ours) == ["images/a", "images/b", "state"]
-        for key in ours:
-            np.testing.assert_array_equal(ours[key], theirs[key], err_msg=key)
-    assert replay.ready == reference.ready
-    assert reference.stats()["replay/online_frames"] == 2 * 21
-    assert replay.stats()["replay/online_frames"] == slow.pictures == 18
-
-
 def test_a_frame_that_is_not_there_shows_no_other_one():
     """The tick that is named has no frame, or not the newest: the step has none, in one block as in several."""
     whole = coded()
-    tick = {t: whole.step(t) for t in range(12)}
+    # 0 and 6 have pictures; 1 repeats 0. 3 names 2, which has none; 7 names 3, which is not the newest; 8 names 6.
+    names = {1: 0, **dict.fromkeys(range(2, 6), 2), 7: 3, 8: 6, 9: 4, 10: 4, 11: 4}
 
-    def repeating(t, named):
-        observation = {"state": tick[t].observation["state"]}
-        return tick[t]._replace(observation=observation, repeats=dict.fromkeys(KEYS, named))
+    def shown(t):
+        step = whole.step(t)
+        if t not in names:
+            return step
+        return step._replace(observation={"state": step.observation["state"]}, repeats=dict.fromkeys(KEYS, names[t]))
 
-    # 0 and 6 have pictures; 1 repeats 0. 3 names 2, which has none; 7 names 0, which is not the newest; 8 names 6.
-    steps = [
-        tick[0],
-        repeating(1, 0),
-        *(repeating(t, 2) for t in range(2, 6)),
-        tick[6],
-        repeating(7, 3),
-        repeating(8, 6),
-    ]
-    steps += [repeating(t, 4) for t in range(9, 12)]
     end = whole.end_record()._replace(
         final_observation={"state": whole.observation(12)["state"]}, repeats={"a": 6, "b": 5, "none": 6}
     )
-    block = StepBlock.from_steps("e0", steps)
+    block = StepBlock.from_steps("e0", map(shown, range(12)))
     for parts in ([block], [block.slice(t, t + 1) for t in range(12)], [block.slice(0, 7), block.slice(7, 12)]):
         read = read_held(replay_of(Begin("e0"), *parts, end), "s", "e0")
-        joined = with_repeated_frames(block, end)
-        for steps_read, end_read in ((read.steps, read.end), joined):
+        for steps_read, end_read in ((read.steps, read.end), with_repeated_frames(block, end)):
             for key in KEYS:
                 rows = steps_read.sparse[f"images/{key}"]
                 assert rows.index.tolist() == [0, 1, 6, 8]
@@ -173,21 +151,6 @@ def test_a_frame_that_is_not_there_shows_no_other_one():
                 np.testing.assert_array_equal(rows.values, named)
             assert sorted(end_read.final_observation) == ["images/a", "state"]
             np.testing.assert_array_equal(end_read.final_observation["images/a"], whole.observation(6)["images/a"])
-
-
-def test_without_any_frame_there_is_no_picture_and_no_window():
-    """The beginning of the episode, and every frame with it, is lost: the rest belongs to no episode."""
-    begin, first, *rest = Slow().blocks()
-    replay = replay_of(begin, dataclasses.replace(first, sparse={}))
-    for record in rest:
-        replay.insert("s", record)
-    assert replay.ready.windows < Slow().length  # some windows lie behind the next picture
-    for record in Slow(1).blocks()[2:]:  # joined in the middle: no Begin, no first pictures
-        replay.insert("t", record)
-    assert replay.episodes() == [("s", "e0")]
-    for record in Slow(2).blocks():
-        replay.insert("t", record)
-    same(read_held(replay, "t", "e2"), Slow(2).episode())
 
 
 @pytest.fixture
@@ -201,8 +164,7 @@ def test_the_journal_of_a_run_gives_whole_frames(run, jpeg_quality):
     with run.opened():
         for record in slow.blocks():
             run.put("s", record, jpeg_quality=jpeg_quality)
-    source = RunSource(run.path)
-    read = source.read("s/e0")
+    read = RunSource(run.path).read("s/e0")
     assert sorted(read.steps.sparse) == ["human_dims", "images/a", "images/b"]
     if not jpeg_quality:
         same(read, slow.episode())
@@ -211,12 +173,21 @@ def test_the_journal_of_a_run_gives_whole_frames(run, jpeg_quality):
         assert rows.index.tolist() == list(range(20))
         files = {id(rows.values._pieces[at]) for at in rows.values._at}
         assert len(files) == -(-20 // every)
+    replay = refilled(run)
+    assert replay.stats()["replay/online_frames"] == slow.pictures
+    same(read_held(replay, "s", "e0"), read)
+
+
+def refilled(run):
+    """A replay of what a run's journal has."""
     replay = build(config(), image_keys=KEYS)
     with run.opened():
         for stored in run.store.replay():
-            replay.insert(stored.session, stored.record)
-    assert replay.stats()["replay/online_frames"] == slow.pictures
-    same(read_held(replay, "s", "e0"), read)
+            if stored.record is None:
+                replay.close_session(stored.session, gone=True)
+            elif stored.delivered:
+                replay.insert(stored.session, stored.record)
+    return replay
 
 
 @pytest.mark.parametrize("lost", [1, 6, 9])  # entries: the first pictures; new ones of either camera
@@ -227,18 +198,8 @@ def test_a_damaged_entry_ends_the_episode_before_frames_that_are_lost(run, lost)
         for record in slow.blocks(size=1):
             run.put("s", record)
     segment, offset, size = RunSource(run.path).about("s/e0").places[lost].tolist()
-    file = JournalFile(run.path / JOURNAL, segment).path
-    data = bytearray(file.read_bytes())
-    data[offset + size // 2] ^= 0xFF
-    file.write_bytes(data)
-    whole = slow.episode().steps.sparse
-    source, replay = RunSource(run.path), build(config(), image_keys=KEYS)
-    with run.opened():
-        for stored in run.store.replay():
-            if stored.record is None:
-                replay.close_session(stored.session, gone=True)
-            elif stored.delivered:
-                replay.insert(stored.session, stored.record)
+    flip(JournalFile(run.path / JOURNAL, segment).path, offset + size // 2)
+    whole, source, replay = slow.episode().steps.sparse, RunSource(run.path), refilled(run)
     replay.close_session("s", gone=True)
     read = [source.read(key).steps for key in source.keys()]
     assert [steps.n for steps in read] == ([lost - 1] if lost > 1 else [])
@@ -260,10 +221,9 @@ def test_files_of_episodes_have_whole_frames(tmp_path):
 
 def test_a_learner_that_is_replaced_within_an_episode_has_every_picture(tmp_path):
     """Its journal names frames that the second process read back; a spool sends the rest."""
-    port, slow = free_port(), Slow(length=30, every=(7, 4))
+    port, slow, stored = free_port(), Slow(length=30, every=(7, 4)), []
     begin, *steps, end = slow.recorded()
-    stored = []
-    with linked(port, connect=False, spools=lambda run: Spool(tmp_path / "spool" / run, LIMITS)) as link:
+    with linked(port, connect=False, spools=spools(tmp_path / "spool")) as link:
         for process, part in enumerate((steps[:11], steps[11:])):
             replay = build(config(), image_keys=KEYS)
             store = RecordStore(tmp_path / "journal", LIMITS, min_steps=10**6)

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from coded_episodes import Checker, config, feed
-from coded_replay import RNG, build, coded, read_held, windows
+from coded_replay import RNG, build, coded, windows
 from errors import naming
 
 from serl_chunk.runs.report.panels import REPLAY
@@ -29,55 +29,32 @@ def test_no_window_holds_the_newest_step_of_an_open_episode():
     assert windows(replay, Checker([episode], cfg, image_keys=())) == {(0, t) for t in range(15)}
 
 
-def test_an_end_corrects_the_last_reward_and_an_amendment_corrects_it_again():
-    cfg = config(demo_fraction="uniform")
-    episode = coded(end="success", last_reward=32.0)
-    replay = build(cfg)
-    feed(replay, [episode], RNG(0))
-    windows(replay, Checker([episode], cfg, image_keys=()))
-    replay.insert("s", Amend(episode.episode_id, reward=8.0))
-    episode.last_reward = 8.0
-    windows(replay, Checker([episode], cfg, image_keys=()))
-    assert read_held(replay, "s", episode.episode_id).end.reward == 8.0
-
-
-def test_without_a_final_observation_the_last_step_serves_as_one():
-    cfg = config(4, 4, demo_fraction="uniform")
-    died, ended = coded(0, 8, "died"), coded(1, 8, "terminated_without_observation")
-    replay = build(cfg)
-    feed(replay, [died, ended], RNG(0))
-    assert windows(replay, Checker([died, ended], cfg, image_keys=())) == {(0, t) for t in range(4)} | {
-        (1, t) for t in range(8)
-    }
-    begin, steps, end = read_held(replay, "s", died.episode_id)
-    assert (begin.episode_id, steps.n, end.final_observation) == (died.episode_id, 8, None)
-
-
 def test_a_silent_actor_that_comes_back_loses_nothing():
+    """Its end corrects the last reward, and an amendment corrects it again."""
     cfg = config(demo_fraction="uniform")
-    episode = coded(length=20, end="success")
+    episode = coded(length=20, end="success", last_reward=32.0)
     replay = build(cfg)
     begin, *blocks, end = episode.records(RNG(0))
     replay.insert("s", begin)
     for block in blocks:
         replay.insert("s", block)
-        replay.close_session("s")
-        replay.close_session("s")
+        for _ in range(2):
+            replay.close_session("s")
         n = block.first_tick + block.n
-        part = dataclasses.replace(episode, length=n, end="died", source=episode.source[:n])
+        part = dataclasses.replace(episode, length=n, end="died", source=episode.source[:n], last_reward=None)
         if replay.ready.windows:
             windows(replay, Checker([part], cfg, image_keys=()))
     assert not replay.finished
     replay.insert("s", end)
     assert windows(replay, Checker([episode], cfg, image_keys=())) == {(0, t) for t in range(20)}
+    replay.insert("s", Amend(episode.episode_id, reward=8.0))
+    episode.last_reward = 8.0
+    windows(replay, Checker([episode], cfg, image_keys=()))
     assert [f.length for f in replay.finished] == [20]
-    replay.close_session("s")
-    replay.close_session("never seen")
+    for session in ("s", "never seen"):
+        replay.close_session(session)
     assert replay.stats()["replay/online_rows"] == 21
-
-
-def test_the_report_reads_sizes_that_there_are():
-    assert set(REPLAY) <= set(build(config()).stats())
+    assert set(REPLAY) <= set(replay.stats())  # of these sizes the report tells
 
 
 @pytest.mark.parametrize("silent_first", [False, True])
@@ -86,32 +63,25 @@ def test_the_episode_of_an_actor_that_is_gone_is_over_and_reported(silent_first)
     episode, later = coded(0, 20, "success"), coded(1, 9, "success")
     episode.source[2:5] = Source.HUMAN
     replay = build(cfg)
-    begin, *_ = episode.records(RNG(0))
     steps = [episode.step(t) for t in range(20)]
-    replay.insert("s", begin)
+    replay.insert("s", Begin("e0"))
     replay.insert("s", StepBlock.from_steps("e0", steps[:12]))
+    replay.insert("t", Begin("nothing was recorded"))
     if silent_first:
         replay.close_session("s")
-    for session in ("s", "s", "never seen"):
+    for session in ("s", "s", "t", "never seen"):
         replay.close_session(session, gone=True)
     # Human ticks are paid for, whether or not this actor ever comes back; whether it succeeded is unknown.
     assert [(f.episode_id, f.length, f.human_ticks, f.success) for f in replay.finished] == [("e0", 12, 3, None)]
     part = dataclasses.replace(episode, length=12, end="died", source=episode.source[:12])
-    checker = Checker([part], cfg, image_keys=())
-    assert windows(replay, checker) == checker.windows()
-    assert replay.insert("s", StepBlock.from_steps("e0", steps[12:])).steps == 0  # it comes back all the same
-    feed(replay, [later], RNG(0))
-    checker = Checker([part, later], cfg, image_keys=())
-    assert windows(replay, checker) == checker.windows()
+    for held in ([part], [part, later]):
+        checker = Checker(held, cfg, image_keys=())
+        assert windows(replay, checker) == checker.windows()
+        assert replay.insert("s", StepBlock.from_steps("e0", steps[12:])).steps == 0  # it comes back all the same
+        if held == [part]:
+            feed(replay, [later], RNG(0))
     assert [(f.episode_id, f.success) for f in replay.finished] == [("e0", None), ("e1", True)]
-    assert replay.stats()["replay/online_rows"] == 13 + 10
-
-
-def test_a_silent_actor_that_recorded_nothing_leaves_nothing():
-    replay = build(config())
-    replay.insert("s", Begin("e0"))
-    replay.close_session("s", gone=True)
-    assert (replay.finished, replay.episodes(), replay.stats()["replay/empty_episodes"]) == ([], [], 1)
+    assert (replay.stats()["replay/online_rows"], replay.stats()["replay/empty_episodes"]) == (13 + 10, 1)
 
 
 def test_an_abandoned_episode_is_closed_when_its_session_begins_another():
@@ -130,26 +100,19 @@ def test_an_abandoned_episode_is_closed_when_its_session_begins_another():
 def test_steps_that_repeat_or_skip_are_refused():
     episode = coded()
     replay = build(config())
-    replay.insert("s", Begin(episode.episode_id))
-    block = StepBlock.from_steps(episode.episode_id, [episode.step(0), episode.step(1)])
+    replay.insert("s", Begin("e0"))
+    block = StepBlock.from_steps("e0", [episode.step(0), episode.step(1)])
     assert replay.insert("s", block).steps == 2
-    with pytest.raises(DataError, match=naming("e0", "'s'", 0, 2)):
-        replay.insert("s", block)
-    with pytest.raises(DataError, match=naming("e0", "'s'", 3, 2)):
-        replay.insert("s", StepBlock.from_steps(episode.episode_id, [episode.step(3)]))
-    with pytest.raises(DataError, match=naming("e0", "'s'", 12, 2)):
-        replay.insert("s", episode.end_record())
-    with pytest.raises(DataError, match=naming("e0", "'s'", "amended")):
-        replay.insert("s", Amend(episode.episode_id, outcome=Outcome.SUCCESS))
-    block = StepBlock.from_steps(episode.episode_id, [episode.step(2)])
-    assert replay.insert("s", block).steps == 1  # nothing was spoilt
-
-
-def test_an_episode_cannot_begin_twice():
-    replay = build(config())
-    feed(replay, [coded()], RNG(0))
-    with pytest.raises(DataError, match=naming("e0", "'s'", "began")):
-        replay.insert("s", Begin("e0"))
+    for record, named in (
+        (block, (0, 2)),
+        (StepBlock.from_steps("e0", [episode.step(3)]), (3, 2)),
+        (episode.end_record(), (12, 2)),
+        (Amend("e0", outcome=Outcome.SUCCESS), ("amended",)),
+        (Begin("e0"), ("began",)),
+    ):
+        with pytest.raises(DataError, match=naming("e0", "'s'", *named)):
+            replay.insert("s", record)
+    assert replay.insert("s", StepBlock.from_steps("e0", [episode.step(2)])).steps == 1  # nothing was spoilt
     replay.insert("another session", Begin("e0"))  # ids are a session's own
 
 
@@ -179,13 +142,11 @@ def test_arrays_of_another_robot_are_refused():
 def test_records_of_episodes_not_held_are_counted():
     episode = coded()
     replay = build(config())
-    for record in episode.records(RNG(0))[1:]:
-        assert replay.insert("s", record).steps == 0
-    replay.insert("s", Amend("e0", discard=True))
+    orphans = [*episode.records(RNG(0))[1:], Amend("e0", discard=True)]
+    assert [replay.insert("s", record).steps for record in orphans] == [0] * len(orphans)
     stats = replay.stats()
-    assert stats["replay/orphan_steps"] == 12
-    assert stats["replay/steps"] == 0
-    assert stats["replay/orphan_records"] == len(episode.records(RNG(0)))
+    assert (stats["replay/orphan_steps"], stats["replay/steps"]) == (12, 0)
+    assert stats["replay/orphan_records"] == len(orphans)
     replay.insert("s", Begin("empty"))
     replay.insert("s", End("empty", 0, None, False, True, Outcome.UNKNOWN))
     assert replay.stats()["replay/empty_episodes"] == 1
@@ -225,23 +186,21 @@ def test_episode_figures():
     assert stats.decisions == ((0.25, 1 / 2 + 2 / 4 + 3 / 8 + last / 16), (0.75, last))
 
 
-def test_nothing_realised_across_a_gap_is_reported():
+@pytest.mark.parametrize(
+    ("end", "lost", "known"),
+    [
+        ("success", {}, range(6)),
+        ("failure", {}, range(6)),
+        ("limit", {}, ()),
+        ("died", {}, ()),
+        ("success", {3: 100}, range(3, 6)),  # nothing realised across a gap is reported
+    ],
+)
+def test_a_return_is_realised_where_the_task_terminated(end, lost, known):
     replay = build(config(scale=1.0, offset=0.0))
-    online = coded(2, 9, "limit")
-    online.lost[3] = 100
-    begin, *_, end = online.records(RNG(0))
-    steps = [online.step(t)._replace(decision={"q": np.float32(t)}) for t in range(9)]
-    for record in (begin, StepBlock.from_steps("e2", steps), end):
-        replay.insert("s", record)
-    assert replay.finished[0].decisions == tuple((q, None) for q in (4, 5, 6, 7, 8))  # truncated
-
-
-@pytest.mark.parametrize(("end", "known"), [("success", True), ("failure", True), ("limit", False), ("died", False)])
-def test_a_return_is_realised_where_the_task_terminated(end, known):
-    replay = build(config(scale=1.0, offset=0.0))
-    online = coded(2, 6, end)
+    online = coded(2, 6, end, lost=lost)
     begin, *_, last = online.records(RNG(0))
     steps = [online.step(t)._replace(decision={"q": np.float32(t)}) for t in range(6)]
     for record in (begin, StepBlock.from_steps("e2", steps), last):
         replay.insert("s", record)
-    assert [g is not None for _, g in replay.finished[0].decisions] == [known] * 6
+    assert [q for q, g in replay.finished[0].decisions if g is not None] == [*known]

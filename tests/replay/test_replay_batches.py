@@ -19,44 +19,44 @@ def replay():
     return replay
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("prefetch", [0, 3])
 def test_batches_are_the_same_with_and_without_the_thread(replay, prefetch):
-    reference = np.random.default_rng(7)
+    """And no two share memory."""
+    reference, arrays = np.random.default_rng(7), []
     loader = BatchLoader(replay, np.random.default_rng(7), prefetch=prefetch)
-    for _ in range(6):
+    for _ in range(5):
         batch, expected = loader.next(Request("critic", 3, 8))["critic"], replay.sample(reference, 8, 3)
         assert batch.actions.shape == (3, 8, 6, 2)
         assert batch.observations["images/a"].shape == (3, 8, 2, 4, 3)
         assert batch.delay.shape == (3, 8)
         np.testing.assert_array_equal(batch.observations["state"], expected.observations["state"])
-    loader.close()
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_put_is_applied_where_the_batch_is_prepared(replay, prefetch):
-    threads = []
-
-    def put(batch):
-        threads.append(threading.current_thread().name.removesuffix("_0"))
-        return {"wrapped": batch}
-
-    loader = BatchLoader(replay, np.random.default_rng(0), put=put, prefetch=prefetch)
-    assert set(loader.next(ONE)) == {"wrapped"}
-    loader.close()
-    assert set(threads) == {"batches" if prefetch else threading.current_thread().name}
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_no_two_batches_share_memory(replay, prefetch):
-    loader = BatchLoader(replay, np.random.default_rng(0), prefetch=prefetch)
-    batches = [loader.next(Request("critic", 2, 16))["critic"] for _ in range(5)]
-    arrays = [
-        [*b.observations.values(), *b.next_observations.values(), b.actions, b.rewards, b.bc_weight] for b in batches
-    ]
+        both = (*batch.observations.values(), *batch.next_observations.values())
+        arrays.append([*both, batch.actions, batch.rewards, batch.bc_weight])
     for i, first in enumerate(arrays):
         for second in arrays[i + 1 :]:
             assert not any(np.shares_memory(a, b) for a in first for b in second)
     loader.close()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_put_is_applied_where_the_batch_is_prepared_and_no_more_than_prefetch_wait(replay, prefetch):
+    threads, prepared = [], threading.Semaphore(0)
+
+    def put(batch):
+        threads.append(threading.current_thread().name.removesuffix("_0"))
+        prepared.release()
+        return {"wrapped": batch}
+
+    loader = BatchLoader(replay, np.random.default_rng(0), put=put, prefetch=prefetch)
+    for _ in range(2):
+        threads.clear()
+        assert set(loader.next(ONE)) == {"wrapped"}
+        for _ in range(prefetch + 1):  # one taken, the others waiting
+            assert prepared.acquire(timeout=10)
+        for _ in range(2):
+            loader.close()  # joins the thread: it has not begun another
+        assert not any(t.name.startswith("batches") for t in threading.enumerate())
+        assert threads == ["batches" if prefetch else threading.current_thread().name] * (prefetch + 1)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -84,33 +84,6 @@ def test_batches_prepared_before_an_error_are_still_given(replay):
     with pytest.raises(ValueError, match="device full"):
         loader.next(ONE)
     loader.close()
-
-
-def test_no_more_than_prefetch_batches_wait(replay):
-    prepared = threading.Semaphore(0)
-    count = []
-
-    def put(batch):
-        count.append(1)
-        prepared.release()
-        return batch
-
-    loader = BatchLoader(replay, np.random.default_rng(0), put=put, prefetch=2)
-    loader.next(ONE)
-    for _ in range(3):  # one taken, two waiting
-        assert prepared.acquire(timeout=10)
-    loader.close()  # joins the thread: it has not begun another
-    assert len(count) == 3
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_close_ends_the_thread_until_the_next_batch(replay, prefetch):
-    loader = BatchLoader(replay, np.random.default_rng(0), prefetch=prefetch)
-    for _ in range(2):
-        loader.next(ONE)
-        loader.close()
-        loader.close()
-        assert not any(t.name.startswith("batches") for t in threading.enumerate())
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

@@ -4,29 +4,19 @@ The published sampler of Q-chunking fails at these; tests/learner/test_adjacent.
 """
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
-from coded_episodes import LIMIT, Checker, config, feed, normaliser
+from coded_episodes import Checker, config, feed, normaliser
 from coded_replay import RNG, build, coded, windows
 from errors import naming
 
 from serl_chunk.data.demos import end_at_first_success
 from serl_chunk.data.formats.ogbench import OgbenchSource
 from serl_chunk.data.source import ReadOptions
-from serl_chunk.types import DataError, Episode, StepBlock
+from serl_chunk.types import DataError, Episode
 
-LENGTHS = [
-    (1, 1, 1),
-    (2, 2, 2),
-    (5, 5, 5),
-    (7, 7, 7),
-    (4, 2, 2),
-    (1, 1, 5),
-    (3, 3, 7),
-    (6, 2, 4),
-]  # H, critic's, return's
+LENGTHS = [(1, 1, 1), (5, 5, 5), (4, 2, 2), (1, 1, 5), (3, 3, 7), (6, 2, 4)]  # H, critic's, return's
 every_length = pytest.mark.parametrize(("horizon", "critic", "returned"), LENGTHS)
 
 
@@ -43,114 +33,52 @@ def drawn(replay, horizon, n=3_000):
 
 
 @every_length
-def test_success_at_every_offset_is_learnt_from_every_window_that_contains_it(horizon, critic, returned):
+@pytest.mark.parametrize("end", ["success", "limit", "died"])
+def test_an_end_at_every_offset_is_learnt_from_and_never_crossed(horizon, critic, returned, end):
+    """A success by every window that contains it; a time-out is bootstrapped from."""
     cfg = config(horizon, critic, returned, scale=1.0, offset=0.0, demo_fraction="uniform")
     replay = build(cfg)
-    episodes = [coded(k + 1, k + 1, "success", last_reward=2.0**14) for k in range(2 * returned + 2)]
+    big = {"last_reward": 2.0**14} if end == "success" else {}
+    episodes = [coded(k + 1, k + 1, end, **big) for k in range(2 * returned + 3)]
     feed(replay, episodes, RNG(0))
-    found = drawn(replay, horizon)
-    assert set(found) == {(e.number, t) for e in episodes for t in range(e.length)}
-    for e in episodes:
-        for t in range(e.length):
-            steps, rewards, mask, discount, end = found[e.number, t]
-            n = min(returned, e.length - t)
-            assert (steps, end) == (min(horizon, e.length - t), t + n)
-            assert mask == (t + n < e.length)  # nothing is bootstrapped from beyond a success
-            assert discount == cfg.discount**n
-            assert (2.0**14 in rewards) == (t + returned >= e.length)
-            assert rewards == [e.reward(t + i) if i < n else 0 for i in range(returned)]
-
-
-@every_length
-@pytest.mark.parametrize("end", ["limit", "died"])
-def test_a_timeout_at_every_offset_is_bootstrapped_from_and_never_crossed(horizon, critic, returned, end):
-    cfg = config(horizon, critic, returned, scale=1.0, offset=0.0, demo_fraction="uniform")
-    replay = build(cfg)
-    episodes = [coded(k + 1, k + 1, end) for k in range(2 * returned + 3)]
-    feed(replay, episodes, RNG(0))
-    found = drawn(replay, horizon)
-    assert set(found) == {(e.number, t) for e in episodes for t in range(e.last() - returned + 1)}
-    for (number, t), (steps, rewards, mask, discount, ends) in found.items():
-        e = episodes[number - 1]
-        assert (steps, ends) == (min(horizon, e.last() - t), t + returned)
-        assert (mask, discount) == (1, cfg.discount**returned)
-        assert rewards == [e.reward(t + i) for i in range(returned)]
-
-
-@every_length
-@pytest.mark.parametrize("length", [7, 11])
-def test_the_ring_wraps_at_every_offset_in_a_window(horizon, critic, returned, length):
-    capacity = LIMIT + 1 + length % 5  # no multiple of an episode's rows
-    cfg = config(horizon, critic, returned, capacity=capacity, human_capacity=1, demo_fraction=0.0)
-    replay = build(cfg)
-    episodes = [coded(k, length, "success" if k % 2 else "limit") for k in range(3 * capacity // length)]
     checker = Checker(episodes, cfg, image_keys=())
-    for e in episodes:
-        begin, *_, end = e.records(RNG(0))
-        replay.insert("s", begin)
-        for t in range(length):  # the newest row lies at every place of the ring, amid every kind of window
-            replay.insert("s", StepBlock.from_steps(e.episode_id, [e.step(t)]))
-            if replay.ready.windows:
-                checker.check(replay.sample(RNG(t), 32), writing=True)
-        replay.insert("s", end)
-    held = {key[1] for key in replay.episodes()}
-    assert len(held) < len(episodes)
-    kept = Checker([e for e in episodes if e.episode_id in held], cfg, image_keys=())
-    assert windows(replay, kept, n=1_000) == kept.windows()
-
-
-def play(folder: Path, lengths: list[int], *, closed: bool, solved: dict[int, int] | None = None) -> Path:
-    """OGBench's layout: trajectory k of `lengths[k]` rows, the last one without a terminal unless `closed`.
-
-    `solved[k]` is the row of trajectory k from which on the task is solved; the rewards go on.
-    """
-    n = sum(lengths)
-    numbers = np.repeat(np.arange(len(lengths)), lengths)
-    ticks = np.concatenate([np.arange(k) for k in lengths])
-    terminals = np.isin(np.arange(n), np.cumsum(lengths) - 1)
-    terminals[-1] &= closed
-    arrays = {
-        "observations": np.stack([numbers, ticks, numbers + 2 * ticks], 1).astype(np.float32),
-        "actions": np.stack([numbers, ticks], 1).astype(np.float32),
-        "terminals": terminals,
-    }
-    if solved is not None:
-        done = np.array([t >= solved.get(k, 1_000) for k, t in zip(numbers, ticks, strict=True)])
-        arrays |= {"rewards": np.where(done, 0, -1).astype(np.float32), "masks": 1.0 - done}
-    np.savez(folder / "play.npz", **arrays)
-    return folder / "play.npz"
+    found = drawn(replay, horizon)
+    assert windows(replay, checker) == checker.windows() == set(found)
+    for (number, t), (_, rewards, mask, _, _) in found.items():
+        assert (2.0**14 in rewards) == (mask == 0) == (end == "success" and t + returned >= number)
 
 
 @every_length
-def test_a_data_set_that_ends_mid_episode_glues_to_nothing(tmp_path, horizon, critic, returned):
-    source = OgbenchSource(play(tmp_path, [9, 12, 10], closed=False), ReadOptions())
-    cfg = config(horizon, critic, returned, demo_fraction="uniform")
+def test_a_data_set_that_ends_mid_episode_glues_to_nothing_and_its_successes_end_it(
+    tmp_path, horizon, critic, returned
+):
+    """Three trajectories in OGBench's layout, the last without a terminal; the first is solved from its row 11 on."""
+    lengths = [20, 12, 10]
+    numbers, ticks = np.repeat(np.arange(3), lengths), np.concatenate([np.arange(n) for n in lengths])
+    terminals = np.isin(np.arange(42), np.cumsum(lengths)[:2] - 1)
+    done = (numbers == 0) & (ticks >= 11)
+    np.savez(
+        tmp_path / "play.npz", observations=np.stack([numbers, ticks, numbers + 2 * ticks], 1).astype(np.float32),
+        actions=np.stack([numbers, ticks], 1).astype(np.float32), terminals=terminals,
+        rewards=done - np.float32(1), masks=1.0 - done,
+    )  # fmt: skip
+    source = OgbenchSource(tmp_path / "play.npz", ReadOptions())
+    cfg = config(horizon, critic, returned, scale=1.0, offset=0.0, demo_fraction="uniform")
     replay = build(cfg)
     replay.add_demo(*(source.read(key) for key in source.keys()))
-    online = [coded(k, 12) for k in (10, 11)]
-    feed(replay, online, RNG(0))
+    feed(replay, [coded(k, 12) for k in (10, 11)], RNG(0))
     found = drawn(replay, horizon)
     # A row of the file is a state; the action of a trajectory's last row leads nowhere that is known.
-    rows = {0: 8, 1: 11, 2: 9, 10: 12, 11: 12}
-    assert set(found) == {(k, t) for k, steps in rows.items() for t in range(steps - returned + 1)}
-    for (k, t), (steps, _, mask, _, end) in found.items():
-        assert (steps, mask, end) == (min(horizon, rows[k] - t), 1, t + returned)
-
-
-@every_length
-def test_no_reward_comes_after_an_offline_success(tmp_path, horizon, critic, returned):
-    source = OgbenchSource(play(tmp_path, [20, 20], closed=True, solved={0: 11}), ReadOptions())
-    cfg = config(horizon, critic, returned, scale=1.0, offset=0.0, demo_fraction="uniform")
-    replay = build(cfg)
-    replay.add_demo(*(source.read(key) for key in source.keys()))
-    found = drawn(replay, horizon)
-    assert {t for k, t in found if k == 0} == set(range(11))  # the step from row 10 reaches the success
-    for (k, t), (steps, rewards, mask, discount, _) in found.items():
+    rows = {1: 11, 2: 9, 10: 12, 11: 12}
+    starts = {(k, t) for k, steps in rows.items() for t in range(steps - returned + 1)}
+    assert set(found) == starts | {(0, t) for t in range(11)}  # the step from row 10 reaches the success
+    for (k, t), (steps, rewards, mask, discount, end) in found.items():
         n = min(returned, 11 - t) if k == 0 else returned
         reached = k == 0 and t + returned >= 11
-        assert rewards == [float(reached and i == n - 1) for i in range(returned)]
-        assert (mask, discount) == (not reached, cfg.discount**n)
-        assert steps == (min(horizon, 11 - t) if k == 0 else min(horizon, 19 - t))
+        assert (mask, discount, end) == (not reached, cfg.discount**n, t + n)
+        assert steps == min(horizon, rows.get(k, 11) - t)
+        if k < 3:
+            assert rewards == [float(reached and i == n - 1) for i in range(returned)]
 
 
 @every_length

@@ -1,58 +1,25 @@
 """Episodes of a data set that take turns in the demonstration store: shard, episode and tick are in every array."""
 
-import dataclasses
 import itertools
 import threading
 
-import numpy as np
 import pytest
-from coded_episodes import Checker, config, feed, make
+from coded_episodes import config, make
 from coded_replay import RNG, build, coded
+from deferred_episodes import lazy
 from errors import naming
 
-from serl_chunk.data.frames import Frames
 from serl_chunk.learner.offline_data import InitialData, OfflineData
-from serl_chunk.replay.replay import DATASET_SESSION, DEMO_SESSION, BatchLoader, Request
-from serl_chunk.types import ConfigError, DataError, Episode, Outcome, SparseRows
+from serl_chunk.replay.replay import BatchLoader, Request
+from serl_chunk.types import ConfigError, DataError, Episode, Outcome
 
 EPISODES, SHARDS = 8, 6
 
 
-def shard(number: int, **kw) -> list:
+def shard(number: int) -> list:
     """Its episodes are numbered from `16 * number` on."""
     rng = RNG(number)
-    return [make(rng, 16 * number + k, demonstration=True, **kw) for k in range(EPISODES)]
-
-
-def episodes_of(coded_ones) -> list[Episode]:
-    return [e.episode() for e in coded_ones]
-
-
-@pytest.mark.parametrize("windows", ["episode", "qc"])
-def test_one_shard_after_the_other_and_everything_else_stays(windows):
-    adjacent = windows == "qc"
-    images = () if adjacent else ("a", "b")
-    cfg = config(demo_fraction="uniform", max_image_age=2, windows=windows, terminal_windows="drop")
-    replay = build(cfg, image_keys=images)
-    kept = [make(RNG(k), 1000 + k, demonstration=True) for k in range(3)]
-    online = [make(RNG(k), 2000 + k) for k in range(5)]
-    replay.add_demo(*episodes_of(kept))
-    feed(replay, online, RNG(0))
-    rows = replay.stats()["replay/demo_rows"]
-    for number in range(SHARDS):
-        now = shard(number)
-        replay.replace_demos(episodes_of(now))
-        assert replay.stats()["replay/demo_rows"] == rows + sum(e.length + 1 for e in now)
-        batch = replay.sample(RNG(0), 4_000)
-        if adjacent:
-            found = {int(n) for n in batch.observations["state"][:, 0] * 2 + 8}
-            assert found == {e.number for e in kept + now + online if e.last()}
-        else:
-            checker = Checker(kept + now + online, cfg)
-            assert checker.check(batch) <= checker.windows()
-            assert replay.ready.windows == len(checker.windows())
-    sessions = [session for session, _ in replay.episodes()]
-    assert (sessions.count(DEMO_SESSION), sessions.count(DATASET_SESSION)) == (3, EPISODES)
+    return [make(rng, 16 * number + k, demonstration=True) for k in range(EPISODES)]
 
 
 def test_a_failure_in_a_later_shard_counts_from_then_on():
@@ -78,17 +45,14 @@ def test_a_failure_in_a_later_shard_counts_from_then_on():
 
 def test_no_batch_mixes_two_shards_and_the_pool_does_not_grow():
     most = max(sum(e.length + 1 for e in shard(k)) for k in range(SHARDS))
-    cfg = config(demo_fraction=1.0, demo_capacity=most)
-    replay = build(cfg)
+    replay = build(config(demo_fraction=1.0, demo_capacity=most))
     shards = [episodes_of(shard(k)) for k in range(SHARDS)]
     replay.replace_demos(shards[0])
     loader = BatchLoader(replay, RNG(0), prefetch=2)
     done, seen = threading.Event(), []
 
     def turn():
-        for k in itertools.count():
-            if done.is_set():
-                return
+        for k in itertools.takewhile(lambda _: not done.is_set(), itertools.count()):
             replay.replace_demos(shards[k % SHARDS])
 
     writer = threading.Thread(target=turn)
@@ -138,8 +102,9 @@ def test_what_does_not_fit_leaves_the_old_ones_in_place():
 def test_balance_is_checked_at_the_first_shard_and_a_later_one_may_lack_a_kind():
     good, bad = (coded(k, 12, end, demonstration=True).episode() for k, end in ((1, "success"), (2, "failure")))
     cfg = config(demo_fraction=1.0, positive_fraction=0.5)
-    with pytest.raises(DataError, match=naming("replay.positive_fraction", 0.5, "1 failure")):
-        build(cfg).replace_demos([bad])
+    for demos, named in (([bad], "1 failure"), ([good], "1 success"), ([], "none")):
+        with pytest.raises(DataError, match=naming("replay.positive_fraction", 0.5, named)):
+            build(cfg).replace_demos(demos)
     replay = build(cfg)
     replay.replace_demos([good, bad])
     for alone in (good, bad):
@@ -150,24 +115,15 @@ def test_balance_is_checked_at_the_first_shard_and_a_later_one_may_lack_a_kind()
     assert share == pytest.approx(0.5, abs=0.05)
 
 
-class Files(Frames):
-    """Frames that pretend to be in a file."""
-
-    def __init__(self, images: np.ndarray) -> None:
-        super().__init__(images.shape[1:], np.arange(len(images)))
-        self.images = images
-
-    def decode(self, at: int) -> np.ndarray:
-        return self.images[at]
-
-
 def test_images_that_are_still_in_files_are_refused_where_they_are_used():
-    begin, steps, end = coded(0, 10, demonstration=True).episode()
-    sparse = {k: SparseRows(r.index, Files(r.values)) for k, r in steps.sparse.items()}
-    lazy = Episode(begin, dataclasses.replace(steps, sparse=sparse), end)
+    files = lazy(coded(0, 10, demonstration=True).episode())
     seeing, blind = build(config(), image_keys=("a",)), build(config())
     with pytest.raises(DataError, match=naming("e0", "agent.image_keys", "demo_path")):
-        seeing.replace_demos([lazy])
+        seeing.replace_demos([files])
     assert seeing.episodes() == []
-    blind.replace_demos([lazy])
+    blind.replace_demos([files])
     assert len(blind.episodes()) == 1
+
+
+def episodes_of(coded_ones) -> list[Episode]:
+    return [e.episode() for e in coded_ones]

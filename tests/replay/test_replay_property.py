@@ -1,55 +1,64 @@
 """Windows never mix episodes, ticks or pixels: 10^5 windows are decoded on every path into the replay."""
 
+import dataclasses
 import threading
 
 import numpy as np
 import pytest
-from coded_episodes import SPEC, Checker, config, feed, make, preprocess
-from coded_replay import read_held
+from coded_episodes import LIMIT, SPEC, Checker, Coded, config, feed, make, normaliser, preprocess
+from coded_replay import RNG, build, windows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from properties import examples
 
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.agents.gripper import SacGripperConfig
 from serl_chunk.replay.replay import DEMO_SESSION, Replay
 from serl_chunk.types import Amend, Outcome, Source
 
 WINDOWS = 100_000
 BATCH = 4_000
+BOTH = ("a", "b")
+RESTRICTING = ("demo+interventions", "+successes", "interventions")  # the policy's part of an online episode is not
+# Its penalty asks for the action before a window.
+COUNTING = AcrlpdConfig(gripper=SacGripperConfig(choices=(-1.0, 1.0), penalty=-0.5))
 
 
-def build(cfg, *, image_keys=("a", "b"), **kw):
-    return Replay(SPEC, cfg, preprocess(cfg, image_keys), **kw)
+def draw_all(replay, checker, rng, total=WINDOWS):
+    """Check `total` windows; returns which were seen."""
+    return set.union(*(checker.check(replay.sample(rng, BATCH)) for _ in range(total // BATCH)))
 
 
-def draw_all(replay, checker, rng):
-    """Check `WINDOWS` windows; returns which were seen."""
-    seen = set()
-    for _ in range(WINDOWS // BATCH):
-        seen |= checker.check(replay.sample(rng, BATCH))
-    return seen
+def online(rng, count, **kw):
+    return [make(rng, i, session=f"s{i % 3}", **{"gaps": True, **kw}) for i in range(count)]
 
 
-def online(rng, count, first=0, **kw):
-    return [make(rng, first + i, session=f"s{i % 3}", gaps=True, **kw) for i in range(count)]
+def demonstrations(rng, count, **kw):
+    return [make(rng, 1000 + i, demonstration=True, session=DEMO_SESSION, gaps=True, **kw) for i in range(count)]
 
 
 @pytest.mark.parametrize("fraction", ["uniform", 0.5])
 def test_fresh(fraction):
-    rng = np.random.default_rng(0)
+    rng = RNG(0)
     cfg = config(max_image_age=2, demo_fraction=fraction)
-    demos = [make(rng, 1000 + i, demonstration=True, session=DEMO_SESSION, gaps=True) for i in range(30)]
-    episodes = online(rng, 60)
-    replay = build(cfg)
+    demos, episodes = demonstrations(rng, 30), online(rng, 60)
+    replay = build(cfg, image_keys=BOTH)
     replay.add_demo(*(e.episode() for e in demos))
     feed(replay, episodes, rng)
     checker = Checker(demos + episodes, cfg)
     assert draw_all(replay, checker, rng) == checker.windows()
     assert replay.ready.windows == len(checker.windows())
     assert replay.ready.steps == sum(e.length for e in episodes)
+    assert replay.sample(rng, 6, 2).prev_action is None
 
 
-def test_wrapped_ring_keeps_the_newest_whole_episodes():
-    rng = np.random.default_rng(1)
+@pytest.mark.parametrize("agent", [None, COUNTING])
+def test_wrapped_ring_keeps_the_newest_whole_episodes(agent):
+    rng = RNG(1)
     cfg = config(capacity=600, image_capacity=550, demo_fraction="uniform")
+    cfg = cfg if agent is None else dataclasses.replace(cfg, agent=agent)
     episodes = online(rng, 300, human=False)
-    replay = build(cfg)
+    replay = build(cfg, image_keys=BOTH)
     feed(replay, episodes, rng)
     held = {key[1] for key in replay.episodes()}
     checker = Checker([e for e in episodes if e.episode_id in held], cfg)
@@ -62,10 +71,10 @@ def test_wrapped_ring_keeps_the_newest_whole_episodes():
 
 @pytest.mark.parametrize("fraction", ["uniform", 0.5])
 def test_intervened_episodes_live_on_in_the_human_store(fraction):
-    rng = np.random.default_rng(2)
+    rng = RNG(2)
     cfg = config(capacity=400, human_capacity=500, demo_fraction=fraction, max_image_age=1)
-    episodes = online(rng, 200)
-    replay = build(cfg)
+    episodes = online(rng, 200, shared=True)
+    replay = build(cfg, image_keys=BOTH)
     feed(replay, episodes, rng)
     stats = replay.stats()
     assert stats["replay/kept_for_interventions"] > 20
@@ -80,28 +89,11 @@ def test_intervened_episodes_live_on_in_the_human_store(fraction):
     assert draw_all(replay, checker, rng) == expected
 
 
-def test_resumed_from_what_was_read_back():
-    rng = np.random.default_rng(3)
-    cfg = config(max_image_age=2, capacity=700, human_capacity=300)
-    episodes = online(rng, 80)
-    first = build(cfg)
-    feed(first, episodes, rng)
-    second = build(cfg)
-    for session, episode_id in first.episodes():
-        begin, steps, end = read_held(first, session, episode_id)
-        for record in (begin, steps, end):
-            second.insert(session, record)
-    kept = {key[1] for key in second.episodes()}
-    checker = Checker([e for e in episodes if e.episode_id in kept], cfg)
-    assert len(kept) > 20
-    assert draw_all(second, checker, rng) <= checker.windows()
-
-
 def test_amended():
-    rng = np.random.default_rng(4)
+    rng = RNG(4)
     cfg = config(max_image_age=2, demo_fraction="uniform")
-    episodes = online(rng, 80)
-    replay = build(cfg)
+    episodes = online(rng, 80, shared=True)
+    replay = build(cfg, image_keys=BOTH)
     feed(replay, episodes, rng)
     kept = []
     for i, e in enumerate(episodes):
@@ -126,14 +118,12 @@ def test_amended():
 
 @pytest.mark.parametrize("capacity", [20_000, 900])
 def test_concurrent_insert(capacity):
-    rng = np.random.default_rng(5)
+    rng = RNG(5)
     cfg = config(max_image_age=2, capacity=capacity)
-    demos = [make(rng, 1000 + i, demonstration=True, session=DEMO_SESSION, gaps=True) for i in range(5)]
-    episodes = online(rng, 250)
-    replay = build(cfg)
+    demos, episodes = demonstrations(rng, 5), online(rng, 250)
+    replay = build(cfg, image_keys=BOTH)
     replay.add_demo(*(e.episode() for e in demos))
-    feeding = np.random.default_rng(6)
-    writer = threading.Thread(target=feed, args=(replay, episodes, feeding))
+    writer = threading.Thread(target=feed, args=(replay, episodes, RNG(6)))
     checker = Checker(demos + episodes, cfg)
     writer.start()
     drawn = during = 0
@@ -147,21 +137,22 @@ def test_concurrent_insert(capacity):
     assert checker.check(replay.sample(rng, BATCH)) <= checker.windows()
 
 
-@pytest.mark.parametrize("bc_on", ["all", "demo", "demo+interventions", "+successes", "interventions"])
+@pytest.mark.parametrize("bc_on", ["all", "demo", *RESTRICTING])
 @pytest.mark.parametrize(("horizon", "critic"), [(5, 5), (1, 1)])
-def test_imitation_rules_lengths_and_dropped_terminal_windows(bc_on, horizon, critic):
-    rng = np.random.default_rng(7)
+def test_each_number_is_imitated_by_who_commanded_it_and_terminal_windows_may_be_dropped(bc_on, horizon, critic):
+    rng = RNG(7)
     cfg = config(horizon, critic, terminal_windows="drop", demo_fraction="uniform")
-    demos = [make(rng, 1000 + i, demonstration=True, session=DEMO_SESSION, gaps=True) for i in range(20)]
-    episodes = online(rng, 40)
+    demos, episodes = demonstrations(rng, 20, shared=True), online(rng, 40, shared=True)
     replay = build(cfg, image_keys=("b",), bc_on=bc_on)
     replay.add_demo(*(e.episode() for e in demos))
     feed(replay, episodes, rng)
-    checker = Checker(demos + episodes, cfg, image_keys=("b",), bc_on=bc_on)
-    seen = set()
+    checker, seen = Checker(demos + episodes, cfg, image_keys=("b",), bc_on=bc_on), set()
     for _ in range(5):
         batch = replay.sample(rng, BATCH)
         assert batch.valid[:, :critic].all()  # drop: every window is full
+        assert (batch.bc_dims is None) == (bc_on not in RESTRICTING)
+        if batch.bc_dims is not None:
+            assert (batch.bc_dims.dtype, batch.bc_dims.shape) == (np.float32, (BATCH, horizon, 2))
         seen |= checker.check(batch)
     assert seen == checker.windows()
 
@@ -169,15 +160,53 @@ def test_imitation_rules_lengths_and_dropped_terminal_windows(bc_on, horizon, cr
 @pytest.mark.parametrize(("horizon", "critic", "returned"), [(1, 1, 5), (4, 2, 3), (3, 3, 7), (6, 2, 2), (2, 5, 6)])
 @pytest.mark.parametrize("terminal", ["keep", "drop"])
 def test_returns_over_more_or_fewer_steps_than_the_chunk(horizon, critic, returned, terminal):
-    rng = np.random.default_rng(8)
+    rng = RNG(8)
     cfg = config(horizon, critic, returned, terminal_windows=terminal, demo_fraction="uniform", max_image_age=2)
     episodes = online(rng, 60)
-    replay = build(cfg)
+    replay = build(cfg, image_keys=BOTH)
     feed(replay, episodes, rng)
-    checker, seen = Checker(episodes, cfg), set()
-    for _ in range(5):
-        batch = replay.sample(rng, BATCH)
-        assert batch.rewards.shape == (BATCH, returned)
-        assert batch.actions.shape[1] == max(horizon, critic)
-        seen |= checker.check(batch)
-    assert seen == checker.windows()
+    checker = Checker(episodes, cfg)
+    assert draw_all(replay, checker, rng, 5 * BATCH) == checker.windows()
+    batch = replay.sample(rng, 9)
+    assert (batch.rewards.shape, batch.actions.shape[1]) == ((9, returned), max(horizon, critic))
+
+
+P, U, H, S, R = Source.POLICY, Source.HUMAN, Source.HOLD, Source.SCRIPTED, Source.RANDOM
+EVERY = [set(range(LIMIT + 1)) for _ in SPEC.cameras]
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(
+    sources=st.lists(
+        st.lists(st.sampled_from([P, P, P, U, U, H, S, R]), min_size=1, max_size=24), min_size=1, max_size=4
+    ),
+    ends=st.lists(st.sampled_from(["success", "failure", "limit", "died"]), min_size=4, max_size=4),
+    lengths=st.sampled_from([(1, 1, None), (4, 4, None), (6, 3, None), (2, 2, 7), (5, 2, 3)]),
+    terminal=st.sampled_from(["keep", "drop"]),
+    seed=st.integers(0, 2**16),
+)
+def test_whoever_acted_every_window_is_sampled(sources, ends, lengths, terminal, seed):
+    small = {"capacity": 200, "demo_capacity": 200, "human_capacity": 50, "image_capacity": 200}
+    cfg = config(*lengths, terminal_windows=terminal, demo_fraction="uniform", **small)
+    episodes = [
+        Coded(i, len(s), end, np.array(s, np.uint8), EVERY, session=f"s{i % 2}")
+        for i, (s, end) in enumerate(zip(sources, ends, strict=False))
+    ]
+    replay = build(cfg, image_keys=BOTH)
+    feed(replay, episodes, RNG(seed))
+    checker = Checker(episodes, cfg)
+    assert replay.ready.windows == len(checker.windows())
+    if replay.ready.windows:
+        assert windows(replay, checker, n=400) <= checker.windows()
+
+
+@pytest.mark.parametrize(("hz", "excluded"), [(50.0, 3), (20.0, 1), (5.0, 0)])
+def test_what_is_not_imitated_before_an_intervention_is_a_time(hz, excluded):
+    cfg = config(1, 1, demo_fraction="uniform")  # 0.06 s
+    e = Coded(0, 8, "success", np.array([P, P, P, P, P, U, U, P], np.uint8), EVERY)
+    replay = Replay(dataclasses.replace(SPEC, control_hz=hz), cfg, preprocess(cfg, BOTH))
+    feed(replay, [e], RNG(0))
+    batch, norm = replay.sample(RNG(0), 400), normaliser(1)
+    tick = (batch.observations["state"] * norm.state_std + norm.state_mean)[:, 1].round().astype(int)
+    left_out = sorted({int(t) for t, w in zip(tick, batch.bc_weight[:, 0], strict=True) if w == 0})
+    assert left_out == list(range(5 - excluded, 5))

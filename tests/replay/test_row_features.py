@@ -5,11 +5,10 @@ import functools
 
 import numpy as np
 import pytest
-from coded_episodes import LIMIT, SPEC, Coded, config, feed, make, normaliser
+from coded_episodes import SPEC, Coded, config, feed, make, normaliser
 from coded_features import CodedEmbedder, MixingEmbedder
 from coded_replay import RNG, build, coded
 from deferred_episodes import lazy
-from encoded_images import Encoded, Insert
 from errors import naming
 
 from serl_chunk.agents.spec import FeatureSpec
@@ -19,7 +18,6 @@ from serl_chunk.replay.memory import estimate_bytes, kept_observations
 from serl_chunk.types import Amend, ConfigError, End, Outcome
 
 pytestmark = pytest.mark.compiles
-
 KEYS, PROMPT_LENGTH = ("a", "b"), 8
 PROMPTS, NORMALISER = Prompts(ByteTokenizer(), PROMPT_LENGTH), normaliser(6)
 SHOWN = {"state", "mixed", "more"}
@@ -239,112 +237,25 @@ def test_every_kept_feature_is_what_computing_it_again_gives(state, max_age):
 
 @pytest.mark.parametrize("state", [False, True])
 def test_an_observation_is_computed_once_and_shared_where_nothing_changes(state):
-    replay, embed = replay_of(reading(max_image_age=50), state=state)
+    """Those that no batch shows are not: without an age, where both cameras gave a frame on the tick itself."""
     reads = [set(range(0, 31, 5)), set(range(0, 31, 3))]
     episode = Coded(1, 30, "limit", np.zeros(30, np.uint8), reads)
-    for record in records(episode, RNG(0)):
-        replay.insert("s", record)
-    different = 31 if state else len(reads[0] | reads[1])
-    assert replay.features_missing == different
-    while replay.compute_features(4):
-        pass
-    oracle = Oracle(embed)
-    oracle.add(episode)
-    oracle.check_batch(replay, 0, 300)
-    assert oracle.check_rows(replay, 50) == 31
-    assert (len(embed.looked), set(embed.looked.values())) == (different, {1})
-    stats = replay.stats()
-    assert stats["replay/features_held"] == stats["replay/features_computed"] == different
-    assert stats["replay/feature_bytes"] == different * 6
-
-
-def test_rows_that_no_batch_shows_are_not_computed():
-    replay, _ = replay_of(reading(), state=True)
-    episode = Coded(1, 30, "limit", np.zeros(30, np.uint8), [set(range(0, 31, 5)), set(range(0, 31, 10))])
-    for record in records(episode, RNG(0)):
-        replay.insert("s", record)
-    assert replay.features_missing == 4  # frames of both cameras on the tick itself: 0, 10, 20, 30
-
-
-def test_frames_of_features_that_are_there_are_not_decoded():
-    replay, embed = replay_of(reading(), state=False)
-    demos = [lazy(demonstration(k, length=30)) for k in range(3)]
-    online = [make(RNG(k), 10 + k, every_frame=True) for k in range(3)]
-    replay.add_demo(*demos)
-    for episode in online:
-        for record in records(episode, RNG(0)):
-            Insert(replay).insert("s", record)
-    before = Encoded.decoded
-    while replay.compute_features(16):
-        pass
-    files = [rows.values for demo in demos for rows in demo.steps.sparse.values()]
-    decoded = Encoded.decoded, [sorted(f.decoded) for f in files]
-    assert decoded[0] > before
-    assert decoded[1] == [list(range(30))] * 6  # each once
-    oracle = Oracle(embed)
-    oracle.add(*online, *(coded(k, length=30, demonstration=True) for k in range(3)))
-    oracle.check_batch(replay, 0, 500)
-    assert decoded == (Encoded.decoded, [sorted(f.decoded) for f in files])
-
-
-def test_an_observation_that_leaves_while_its_features_are_computed_does_not_pass_them_on():
-    replay, embed = replay_of(reading(capacity=60, image_capacity=45, demo_fraction="uniform"), state=True)
-    first, second = coded(1, 39), coded(2, 39)
-    oracle = Oracle(embed)
-    oracle.add(first, second)
-    for record in records(first, RNG(0)):
-        replay.insert("s", record)
-
-    def overwrite():
-        embed.meanwhile = lambda: None
-        for record in records(second, RNG(0)):  # the first episode leaves for it
-            replay.insert("s", record)
-        assert [key[1] for key in replay.episodes()] == ["e2"]
-
-    embed.meanwhile = overwrite
-    assert replay.compute_features(30) == 30
-    assert replay.stats()["replay/features_held"] == 0
-    assert replay.features_missing == 40
-    oracle.check_batch(replay, 0, 300)
-
-
-def test_an_actor_that_is_silent_for_a_while_leaves_no_place_behind():
-    replay, embed = replay_of(reading(), state=True)
-    episode, oracle, steps = coded(1, 20), Oracle(embed), 0
-    oracle.add(episode)
-    begin, *blocks, end = records(episode, RNG(0))
-    replay.insert("s", begin)
-    for block in blocks:
-        replay.insert("s", block)
-        steps += block.n
-        for silent in (0, 1):
-            if silent:
-                replay.close_session("s")
-            assert replay.features_missing + replay.stats()["replay/features_held"] == steps + silent
-            oracle.check_rows(replay, 0)
-            replay.compute_features(50)
-    replay.insert("s", end)
-    assert replay.features_missing + replay.stats()["replay/features_held"] == 21
-    replay.compute_features(50)
-    assert oracle.check_rows(replay, 0) == 21
-
-
-def test_one_observation_each_counts_against_the_quota_of_frames():
-    """With ages up to 50 every row has features of its own; the oldest episodes leave for them as for frames."""
-    replay, embed = replay_of(reading(capacity=300, image_capacity=LIMIT + 10, max_image_age=50), state=True)
-    episodes = [Coded(k, 30, "limit", np.zeros(30, np.uint8), [{0, 15}, {0, 30}]) for k in range(1, 9)]
-    oracle = Oracle(embed)
-    oracle.add(*episodes)
-    for episode in episodes:
+    for age, different in ((50, 31 if state else len(reads[0] | reads[1])), (0, len(reads[0] & reads[1]))):
+        replay, embed = replay_of(reading(max_image_age=age), state=state)
         for record in records(episode, RNG(0)):
             replay.insert("s", record)
-        oracle.check_rows(replay, 50)
-    assert [key[1] for key in replay.episodes()] == ["e8"]
-    shared, _ = replay_of(reading(capacity=300, image_capacity=LIMIT + 10, max_image_age=50), state=False)
-    for episode in episodes:
-        for record in records(episode, RNG(0)):
-            shared.insert("s", record)
-    assert len(shared.episodes()) == 8
+        assert replay.features_missing == different
+        while replay.compute_features(4):
+            pass
+        oracle = Oracle(embed)
+        oracle.add(episode)
+        if age:
+            oracle.check_batch(replay, 0, 300)
+        assert oracle.check_rows(replay, age) == (31 if age else different)
+        assert (len(embed.looked), set(embed.looked.values())) == (different, {1})
+        stats = replay.stats()
+        assert stats["replay/features_held"] == stats["replay/features_computed"] == different
+        assert stats["replay/feature_bytes"] == different * 6
 
 
 @pytest.mark.parametrize("state", [False, True])
@@ -367,7 +278,7 @@ def test_features_of_frames_and_of_observations_live_next_to_each_other():
         features = property(lambda self: frames.features | mixed.features)
 
         def __call__(self, inputs):
-            return frames(inputs) if len(inputs) == 1 else mixed(inputs)
+            return (frames if len(inputs) == 1 else mixed)(inputs)
 
     replay = build(reading(), image_keys=KEYS, embed=Both())
     episode, oracle = coded(1, 30), Oracle(mixed)

@@ -16,7 +16,7 @@ from serl_chunk.config.agents.pi0 import PI0_PRESETS
 from serl_chunk.data.prompts import ByteTokenizer, Prompts
 from serl_chunk.learner.router import RecordRouter
 from serl_chunk.replay.memory import estimate_bytes
-from serl_chunk.types import PROMPT, PROMPT_MASK, Amend, Begin, DataError, Outcome, Source
+from serl_chunk.types import PROMPT, PROMPT_MASK, Begin, DataError, Source
 
 OWN, LENGTH = "own task", 16
 PROMPTS = Prompts(ByteTokenizer(), LENGTH)
@@ -78,28 +78,6 @@ def test_texts_are_mixed_and_stay_with_their_episodes_while_others_leave():
     assert replay.stats()["replay/tasks"] == 6
 
 
-def test_corrections_and_an_actor_that_comes_back_keep_the_text():
-    rng = RNG(2)
-    replay = build(reading())
-    for i in range(6):
-        for record in records(coded(i), rng):
-            replay.insert("s", record)
-    for i, amend in enumerate((
-        Amend("e0", Outcome.SUCCESS, "operator", True, 16.0), Amend("e1", Outcome.FAILURE, "operator"),
-        Amend("e2", discard=True),
-    )):  # fmt: skip
-        replay.insert("s", amend)
-        assert check(replay) == {0, 1, 2, 3, 4, 5} - ({2} if i == 2 else set())
-    begin, *blocks, end = records(coded(7), rng)
-    for record in (begin, *blocks[:-1]):
-        replay.insert("t", record)
-    replay.close_session("t")  # silent, then there again
-    assert 7 in check(replay)
-    for record in (blocks[-1], end):
-        replay.insert("t", record)
-    assert 7 in check(replay)
-
-
 def test_a_journal_puts_texts_back_whatever_was_numbered_first():
     rng = RNG(3)
     journal = [("s", record) for i in range(8) for record in records(coded(i), rng)]
@@ -110,17 +88,12 @@ def test_a_journal_puts_texts_back_whatever_was_numbered_first():
     assert check(router._replay) == {*range(8), 1002, 1003, 1004}
 
 
-def test_shards_bring_their_texts():
-    replay = build(reading())
+@pytest.mark.parametrize("windows", ["episode", "qc"])
+def test_shards_bring_their_texts(windows):
+    replay = build(reading(windows=windows, terminal_windows="drop"))
     for start in (0, 10, 20):
         replay.replace_demos([episode_of(start + i) for i in range(5)])
         assert check(replay) == {*range(start, start + 5)}
-
-
-def test_the_published_sampler_gives_each_observation_the_text_of_its_row():
-    replay = build(reading(windows="qc", terminal_windows="drop"))
-    replay.add_demo(*(episode_of(i) for i in range(1, 6)))
-    check(replay)
 
 
 def test_a_text_that_is_too_long_is_refused_and_nothing_is_kept():
@@ -136,29 +109,17 @@ def test_a_text_that_is_too_long_is_refused_and_nothing_is_kept():
 
 
 def test_an_agent_without_language_has_neither_a_column_nor_entries():
-    cfg = config(demo_fraction="uniform")
+    """The estimate of memory has the column."""
+    cfg, languages = config(demo_fraction="uniform"), (False, True)
     replay = build(cfg)
     replay.add_demo(episode_of(3))
     batch = replay.sample(RNG(0), 4)
     assert set(batch.observations) == set(batch.next_observations) == {"state"}
     assert replay._partitions.storage.steps.task is None
     assert "replay/tasks" not in replay.stats()
-    assert len(replay.sample(RNG(0), 4, 2).observations) == 1
-
-
-def test_the_estimate_of_memory_has_the_column():
-    cfg = reading()
-    plain, more = (estimate_bytes(SPEC, cfg.replay, (), language=language) for language in (False, True))
-    held = [build(c).stats()["replay/reserved_bytes"] for c in (config(), cfg)]
+    plain, more = (estimate_bytes(SPEC, cfg.replay, (), language=language) for language in languages)
+    held = [build(c).stats()["replay/reserved_bytes"] for c in (config(), reading())]
     assert more - plain == held[1] - held[0] > 0
-
-
-def test_batches_of_several_updates_have_prompts_of_that_shape():
-    replay = build(reading())
-    replay.add_demo(episode_of(3))
-    batch = replay.sample(RNG(0), 4, 2)
-    assert batch.observations[PROMPT].shape == batch.next_observations[PROMPT_MASK].shape == (2, 4, LENGTH)
-    assert not np.shares_memory(batch.observations[PROMPT], batch.next_observations[PROMPT])
 
 
 @pytest.mark.parametrize("pi05", [False, True])

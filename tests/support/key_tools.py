@@ -41,14 +41,19 @@ def joined(learner: ServerKeys, folder: Path, name: str = "left") -> ClientKeys:
     return keys.at([HERE], joined=True)
 
 
-def tell(port: int, keys: ClientKeys, pair: Pair, frames: list) -> codec.Message | None:
-    """What the learner's control socket answers to a message that comes with `pair`; None where it answers nothing."""
+def tell(port: int, keys: ClientKeys, pair: Pair, *messages: list) -> list[codec.Message]:
+    """What the learner's control socket answers to messages that come with `pair`."""
     context = zmq.Context()
     s = context.socket(zmq.DEALER)
     try:
         use_keys(s, keys.server, pair)
         s.connect(f"tcp://{HERE}:{port + 2}")
-        s.send_multipart(frames)
-        return codec.decode(s.recv_multipart(), Limits(1 << 20, 8)) if s.poll(5000) else None
+        for frames in messages:
+            s.send_multipart(frames)
+        answers, wait = [], 5000
+        while s.poll(wait):
+            answers.append(codec.decode(s.recv_multipart(), Limits(1 << 20, 8)))
+            wait = 50
+        return answers
     finally:
         context.destroy(linger=0)

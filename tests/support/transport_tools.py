@@ -90,6 +90,24 @@ def end(episode: str, length: int) -> End:
     return End(episode, length, final, True, False, Outcome.SUCCESS, reward=1.0)
 
 
+def block(episode: str, first: int, n: int) -> StepBlock:
+    """Of every third step a human had a part."""
+    steps = [step(t, t) for t in range(first, first + n)]
+    return StepBlock.from_steps(episode, [shared(s) if s.tick % 3 == 1 else s for s in steps])
+
+
+def whole(episode: str, lengths: Sequence[int] = (4, 3)) -> list[Record]:
+    """The records of an episode whose blocks have these lengths."""
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    blocks = [block(episode, first, n) for first, n in zip(starts, lengths, strict=True)]
+    return [Begin(episode), *blocks, end(episode, sum(lengths))]
+
+
+def spools(folder: Path) -> Callable[[str], Spool]:
+    """What a link has that keeps a spool of each run in `folder`."""
+    return lambda run: Spool(folder / run, LIMITS)
+
+
 def send_episode(link: LearnerLink, episode: str, length: int) -> None:
     """Hand over a whole episode."""
     link.begin(Begin(episode))
@@ -179,6 +197,19 @@ def eventually(condition: Callable[[], bool], timeout: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "this never came true"
         time.sleep(0.002)
+
+
+@contextlib.contextmanager
+def raw(port: int) -> Iterator[zmq.Socket[bytes]]:
+    """A plain socket to a learner's control port."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    s = context.socket(zmq.DEALER)
+    s.linger, s.rcvtimeo, s.sndtimeo = 0, 5000, 5000
+    s.connect(f"tcp://127.0.0.1:{port + 2}")
+    try:
+        yield s
+    finally:
+        context.destroy(linger=0)
 
 
 RAW_ACTORS: list[RawActor] = []  # of the present test

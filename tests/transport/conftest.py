@@ -12,7 +12,7 @@ from serl_chunk.transport.security.server import ServerKeys
 
 @pytest.fixture(autouse=True)
 def raw_actors():
-    """Close what a failed test left open: libzmq would wait for it for ever once it is collected."""
+    """Close those of a test: libzmq would wait for them for ever once they are collected."""
     yield
     while transport_tools.RAW_ACTORS:
         transport_tools.RAW_ACTORS.pop().close()

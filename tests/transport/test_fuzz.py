@@ -13,8 +13,9 @@ import time
 import numpy as np
 import pytest
 from ports import free_port
+from record_logs import contents, put, spoilt
 from transport_mutations import Mutator, Vandal, declared_sizes, valid_messages
-from transport_tools import CONFIG, CONTRACT, LIMITS, Inbox, end, linked, send_episode, serving, step
+from transport_tools import CONFIG, CONTRACT, LIMITS, Inbox, linked, send_episode, serving, whole
 from transport_tools import RawActor as Actor
 
 from serl_chunk.transport.storage.journal import Losses
@@ -22,14 +23,12 @@ from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.handshake import Hello
-from serl_chunk.transport.wire.records import Item
 from serl_chunk.transport.wire.snapshots import Manifest, Published, Pull, answer_pull
 from serl_chunk.types import Begin, DataError, End, Snapshot, StepBlock
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import DTYPES, Limits, WireError
 
 pytestmark = pytest.mark.system
-
 FUZZ_LIMITS = Limits(1 << 20, 16)
 PUBLISHED = Published(Snapshot(3, {"a/w": np.ones((3, 4), np.float32), "b": np.arange(5)}), {})
 
@@ -115,67 +114,33 @@ def spooled(folder) -> Spool:
     return Spool(folder, LIMITS, sync_interval=60.0, segment_bytes=1500)
 
 
-def put(spool, record) -> None:
-    spool.append(Item.of(record, spool.next), records.encode_record(record, spool.next))
-
-
-def mutate_file(rng, data: bytes, others: list[bytes]) -> bytes:
-    out = bytearray(data)
-    for _ in range(rng.choice([1, 1, 3, 20])):
-        at = rng.randrange(len(out) + 1)
-        match rng.randrange(6):
-            case 0 | 1 if at < len(out):
-                out[at] ^= 1 << rng.randrange(8)
-            case 2:
-                del out[at:]
-            case 3:
-                out[at:at] = rng.randbytes(rng.randrange(100))
-            case 4:
-                del out[at : at + rng.randrange(200)]
-            case 5:
-                other = rng.choice(others)
-                out[at:at] = other[rng.randrange(len(other)) :][: rng.randrange(3000)]
-    return bytes(out)
-
-
 def test_a_spool_of_damaged_files_is_opened_or_refused_with_a_reason(tmp_path):
     """It can be read to its end, written on, and read again: every record is one that was written, in order."""
     spool = spooled(tmp_path / "good")
     for name in "abcdef":
-        put(spool, Begin(name))
-        put(spool, StepBlock.from_steps(name, [step(t, t) for t in range(4)]))
-        put(spool, end(name, 4))
+        put(spool, *whole(name, (4,)))
     put(spool, Begin("open"))
+    written = {first: frames for _, first, _, frames in contents(spool)}
     spool._journal.close()
     good = {p.name: p.read_bytes() for p in (tmp_path / "good").iterdir() if p.stat().st_size}
-    written = {}
-    seq = 0
-    while (entry := spool.at(seq)) is not None:
-        written[entry.item.first], seq = [bytes(memoryview(f)) for f in entry.frames], entry.item.end
-    rng = random.Random(3)
-    refused = 0
+    rng, refused = random.Random(3), 0
     for _ in range(250):
         folder = tmp_path / "bad"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         for name, data in good.items():
             if rng.random() < 0.97:
-                bad = rng.random() < 0.5
-                (folder / name).write_bytes(mutate_file(rng, data, list(good.values())) if bad else data)
+                (folder / name).write_bytes(spoilt(rng, data, list(good.values())) if rng.random() < 0.5 else data)
         try:
             again = spooled(folder)
         except DataError:
             refused += 1
             continue
         put(again, Begin("more"))
-        seq = again.first
-        while (entry := again.at(seq)) is not None:
-            frames = [bytes(memoryview(f)) for f in entry.frames]
-            if entry.item.kind != "lost" and frames != written.get(entry.item.first):
+        for kind, first, _, frames in contents(again, again.first):
+            if kind != "lost" and frames != written.get(first):
                 _, record = records.decode_record(codec.decode(frames, LIMITS))
                 assert getattr(record, "outcome_by", "") == "restart" or record == Begin("more")
-            seq = entry.item.end
-        assert seq == again.next
         again._journal.close()
     assert refused < 40
 

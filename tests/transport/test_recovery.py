@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -9,7 +10,20 @@ import shutil
 import pytest
 from errors import naming
 from ports import free_port
-from transport_tools import CONFIG, LIMITS, Inbox, RawActor, end, eventually, linked, send_episode, serving, step
+from transport_tools import (
+    CONFIG,
+    LIMITS,
+    Inbox,
+    RawActor,
+    end,
+    eventually,
+    linked,
+    send_episode,
+    serving,
+    spools,
+    step,
+    whole,
+)
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.server import sessions
@@ -17,75 +31,56 @@ from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire import records
-from serl_chunk.transport.wire.handshake import REFUSED
+from serl_chunk.transport.wire.handshake import REFUSED, RefusedError
 from serl_chunk.transport.wire.records import LOST
 from serl_chunk.types import Begin, ConfigError, DataError, StepBlock
 from serl_chunk_robot.wire import codec
 
 
-def spools(folder):
-    return lambda run: Spool(folder / run, LIMITS)
-
-
+@contextlib.contextmanager
 def opened(folder, **options):
-    return RecordStore(folder, LIMITS, **{"min_steps": 10**6, **options})
-
-
-def kept(folder):
-    """What a journal holds: {episode: ticks}, each in order, and once."""
-    inbox, store = Inbox(), opened(folder)
-    for row in store.replay():
-        if row.record is not None and row.delivered:
-            inbox(row, row.record)
-    store.close()
-    return {name: len(values) for name, values in inbox.episodes().items()}
+    with contextlib.closing(RecordStore(folder, LIMITS, **{"min_steps": 10**6, **options})) as store:
+        yield store
 
 
 def test_a_learner_that_lost_what_it_had_acknowledged_gets_it_again(tmp_path):
     """A power cut took the end of its journal; the actor went on."""
-    port, then = free_port(), tmp_path / "then"
-    make = spools(tmp_path / "spool")
-    with linked(port, connect=False, spools=make) as link:
+    port, journal = free_port(), tmp_path / "journal"
+    with linked(port, connect=False, spools=spools(tmp_path / "spool")) as link:
         for life in range(2):
-            store = opened(tmp_path / "journal")
-            list(store.replay())
-            with serving(port, store=store) as server:
-                server.resume()
-                link.connect(10) if life == 0 else eventually(lambda: link.stats()["connected"] == 1)
-                if life == 0:
-                    send_episode(link, "e0", 5)
+            with opened(journal) as store:
+                list(store.replay())
+                with serving(port, store=store) as server:
+                    server.resume()
+                    link.connect(10) if life == 0 else eventually(lambda: link.stats()["connected"] == 1)
+                    if life == 0:
+                        send_episode(link, "e0", 5)
+                        assert link.flush(10)
+                        store.journal.sync()
+                        shutil.copytree(journal, tmp_path / "then")
+                    send_episode(link, f"e{life + 1}", 5)
                     assert link.flush(10)
-                    store.journal.sync()
-                    shutil.copytree(tmp_path / "journal", then)
-                send_episode(link, f"e{life + 1}", 5)
-                assert link.flush(10)
-                assert server.stats()["gaps"] <= 1
-            store.close()
+                    assert server.stats()["gaps"] <= 1
             if life == 0:
-                shutil.rmtree(tmp_path / "journal")
-                shutil.copytree(then, tmp_path / "journal")
-    assert kept(tmp_path / "journal") == {"e0": 5, "e1": 5, "e2": 5}
+                shutil.rmtree(journal)
+                (tmp_path / "then").rename(journal)
+    assert kept(journal) == {"e0": 5, "e1": 5, "e2": 5}
 
 
 def test_nothing_is_dropped_while_a_journal_is_read_back(tmp_path):
-    port = free_port()
-    store = opened(tmp_path, segment_bytes=4000)
-    with serving(port, store=store), linked(port) as link:
+    port, names = free_port(), []
+    with opened(tmp_path, segment_bytes=4000) as store, serving(port, store=store), linked(port) as link:
         for e in range(20):
             send_episode(link, f"e{e}", 10)
         assert link.flush(10)
-    store.close()
-    store = opened(tmp_path, segment_bytes=4000, min_steps=20)
-    with serving(port, store=store) as server:
-        intake, names = server._receiver, []
+    with opened(tmp_path, segment_bytes=4000, min_steps=20) as store, serving(port, store=store) as server:
         for row in store.replay():
             if isinstance(row.record, Begin):
                 names.append(row.record.episode_id)
-                intake.maintain(1e12)  # as the server's thread does meanwhile
+                server._receiver.maintain(1e12)  # as the server's thread does meanwhile
         assert names == [f"e{e}" for e in range(20)]
         server.resume()
         eventually(lambda: store.journal.first > 0)
-    store.close()
 
 
 def test_what_a_learner_cannot_take_costs_its_episode_alone(tmp_path):
@@ -96,25 +91,21 @@ def test_what_a_learner_cannot_take_costs_its_episode_alone(tmp_path):
             raise DataError("the reward of tick 3 is not finite")
         inbox(info, record)
 
-    make, store = spools(tmp_path / "spool"), opened(tmp_path / "journal")
-    with serving(port, on_record=picky, store=store) as server:
+    make = spools(tmp_path / "spool")
+    with opened(tmp_path / "journal") as store, serving(port, on_record=picky, store=store) as server:
         with linked(port, spools=make) as link:
-            send_episode(link, "good", 5)
-            assert link.flush(10)
-            send_episode(link, "bad", 6)
-            send_episode(link, "later", 4)
-            with pytest.raises(Exception, match=naming("reward", 3)):
+            for name in ("good", "bad", "later"):
+                send_episode(link, name, 6)
+            with pytest.raises(RefusedError, match=naming("reward", 3)):
                 link.flush(10)
-        with linked(port, connect=False, spools=make) as link:
-            link.connect(10)
+        with linked(port, spools=make) as link:
             assert link.flush(10)
-            send_episode(link, "latest", 3)
+            send_episode(link, "latest", 6)
             assert link.flush(10)
         assert server.stats()["rejected"] == 1
         got = {name: len(values) for name, values in inbox.episodes().items()}
-        assert (got["good"], got["later"], got["latest"]) == (5, 4, 3)
+        assert (got["good"], got["later"], got["latest"]) == (6, 6, 6)
         assert got["bad"] <= 3
-    store.close()
 
 
 def test_an_episode_belongs_to_the_run_that_its_actor_acts_for(tmp_path):
@@ -144,98 +135,43 @@ def test_an_episode_belongs_to_the_run_that_its_actor_acts_for(tmp_path):
 
 @pytest.mark.parametrize("third", ["one", "three"])
 def test_three_runs_within_one_episode(tmp_path, third):
-    inboxes, port = {name: Inbox() for name in ("one", "two", "three")}, free_port()
-    journal = {"one": opened(tmp_path / "one")}
-    with linked(port, connect=False, spools=spools(tmp_path / "spool")) as link:
-        for i, run in enumerate(("one", "two", third)):
-            with serving(port, on_record=inboxes[run], run_id=run, store=journal.get(run)) as server:
-                if i == 2:
-                    server.resume()
-                link.connect(10) if i == 0 else eventually(lambda n=i: link.stats()["connections"] == n + 1)
-                if i == 0:
-                    link.begin(Begin("e"))
-                link.step(step(i, i))
-                if i == 0 or third == run == "one":
+    inboxes, port, make = {name: Inbox() for name in ("one", "two", "three")}, free_port(), spools(tmp_path / "spool")
+    with opened(tmp_path / "one") as journal:
+        store = {"one": journal}
+        with linked(port, connect=False, spools=make) as link:
+            for i, run in enumerate(("one", "two", third)):
+                with serving(port, on_record=inboxes[run], run_id=run, store=store.get(run)) as server:
+                    if i == 2:
+                        server.resume()
+                    link.connect(10) if i == 0 else eventually(lambda n=i: link.stats()["connections"] == n + 1)
+                    if i == 0:
+                        link.begin(Begin("e"))
+                    link.step(step(i, i))
+                    if i == 0 or third == run == "one":
+                        assert link.flush(10)
+                    if i == 2:
+                        link.step(step(3, 3))
+                        link.end(end("e", 4))
+                        send_episode(link, "next", 2)
+                        assert link.flush(10)
+            assert link.error is None
+        assert inboxes["two"].records == []
+        if third == "three":
+            assert inboxes["three"].episodes() == {"next": [0, 1]}
+            with serving(port, on_record=inboxes["one"], run_id="one", store=journal) as server:
+                server.resume()
+                with linked(port, spools=make) as link:
                     assert link.flush(10)
-                if i == 2:
-                    link.step(step(3, 3))
-                    link.end(end("e", 4))
-                    send_episode(link, "next", 2)
-                    assert link.flush(10)
-        assert link.error is None
-    assert inboxes["two"].records == []
-    if third == "one":
-        assert inboxes["one"].episodes() == {"e": [0, 1, 2, 3], "next": [0, 1]}
-        journal["one"].close()
-        return
-    assert inboxes["three"].episodes() == {"next": [0, 1]}
-    with (
-        serving(port, on_record=inboxes["one"], run_id="one", store=journal["one"]) as server,
-        linked(port, connect=False, spools=spools(tmp_path / "spool")) as link,
-    ):
-        server.resume()
-        link.connect(10)
-        assert link.flush(10)
-        assert inboxes["one"].episodes() == {"e": [0, 1, 2, 3]}
-    journal["one"].close()
-
-
-def test_an_episode_that_is_given_up_is_given_up_once(tmp_path):
-    """Another session took its robot's place: a restarted learner reads that in its journal."""
-    port, silent = free_port(), []
-    store = opened(tmp_path)
-    with serving(port, store=store, on_silent=lambda info, gone: silent.append((info.session, gone))):
-        first = RawActor(port)
-        frames = linked_frames()
-        for f in frames[:2]:
-            first.record(f)
-        first.control.send_multipart(codec.encode("bye", {"token": first.token}))
-        eventually(lambda: silent == [("raw", False)])
-        second = RawActor(port, session="another")
-        eventually(lambda: silent == [("raw", False), ("raw", True)])
-        first.close()
-        second.close()
-    store.close()
-    store = opened(tmp_path)
-    rows = [(r.session, None if r.record is None else type(r.record)) for r in store.replay()]
-    assert rows == [("raw", Begin), ("raw", StepBlock), ("raw", None)]
-    silent.clear()
-    with serving(port, store=store, on_silent=lambda info, gone: silent.append((info.session, gone))) as server:
-        server.resume()
-        second = RawActor(port, session="another")
-        second.control.send_multipart(codec.encode("bye", {"token": second.token}))
-        eventually(lambda: not any(s.live for s in server.sessions()))
-        second.close()
-        first = RawActor(port, incarnation=2)
-        assert first.welcome.header["next"] == 3
-        first.close()
-    store.close()
-    assert len(list(opened_rows(tmp_path))) == 3  # nothing was written anew
-
-
-def opened_rows(folder):
-    store = opened(folder)
-    yield from store.replay()
-    store.close()
-
-
-def linked_frames():
-    """A record's frames each: Begin, two steps, End."""
-    block = StepBlock.from_steps("e", [step(0), step(1)])
-    return [
-        [bytes(memoryview(f)) for f in records.encode_record(r, first)]
-        for r, first in ((Begin("e"), 0), (block, 1), (end("e", 2), 3))
-    ]
+        last = {"next": [0, 1]} if third == "one" else {}
+        assert inboxes["one"].episodes() == {"e": [0, 1, 2, 3], **last}
 
 
 def test_a_session_that_was_long_forgotten_goes_on_where_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(sessions, "_REMEMBERED", 3)
-    port, store, inbox = free_port(), opened(tmp_path / "journal"), Inbox()
-    make = spools(tmp_path / "spool")
-    with serving(port, store=store, on_record=inbox) as server:
+    port, make = free_port(), spools(tmp_path / "spool")
+    with opened(tmp_path / "journal") as store, serving(port, store=store) as server:
         with linked(port, spools=make, actor_id="old") as link:
             send_episode(link, "e0", 5)
-            assert link.flush(10)
             link.begin(Begin("e1"))
             link.step(step(0, 0))
             assert link.flush(10)
@@ -248,7 +184,6 @@ def test_a_session_that_was_long_forgotten_goes_on_where_it_was(tmp_path, monkey
             send_episode(link, "e2", 3)
             assert link.flush(10)
         assert server.stats()["duplicates"] == server.stats()["refused"] == 0
-    store.close()
     got = kept(tmp_path / "journal")
     assert (got["e0"], got["e1"], got["e2"]) == (5, 1, 3)
 
@@ -262,23 +197,21 @@ def test_losses_beyond_all_bounds_are_refused():
             actor.data.send_multipart([actor.token, *codec.encode(LOST, fields)])
         assert actor.receive(actor.control).kind == REFUSED
         eventually(lambda: server.stats()["malformed"] == 1)
-        actor.close()
 
 
 def test_a_spool_that_gives_nothing_back_for_a_while_is_asked_again(tmp_path, monkeypatch, caplog):
-    port, broken, at = free_port(), {"now": True}, Spool.at
+    port, broken, at, inbox = free_port(), [True], Spool.at, Inbox()
 
     def sometimes(self, seq):
-        if broken["now"]:
+        if broken:
             raise JournalError("the spool cannot be read: Too many open files")
         return at(self, seq)
 
     monkeypatch.setattr(Spool, "at", sometimes)
-    inbox = Inbox()
     with serving(port, on_record=inbox), linked(port, spools=spools(tmp_path)) as link:
         send_episode(link, "e", 5)
         assert not link.flush(0.5)
-        broken["now"] = False
+        broken.clear()
         assert link.flush(10)
         assert link.error is None
     assert inbox.episodes() == {"e": list(range(5))}
@@ -288,18 +221,17 @@ def test_a_spool_that_gives_nothing_back_for_a_while_is_asked_again(tmp_path, mo
 def test_records_that_were_lost_on_the_way_end_their_episode(tmp_path):
     """The actor keeps less than the learner lacks: what was open cannot go on."""
     port, silent = free_port(), []
-    store = opened(tmp_path)
-    with serving(port, store=store, on_silent=lambda info, gone: silent.append(gone)) as server:
+    told = {"on_silent": lambda info, gone: silent.append(gone)}
+    with opened(tmp_path) as store, serving(port, store=store, **told) as server:
         actor = RawActor(port)
-        for frames in linked_frames()[:2]:
-            actor.record(frames)
+        for first, record in enumerate(whole("e", (2,))[:2]):
+            actor.record(records.encode_record(record, first))
         actor.close()
-        again = RawActor(port, incarnation=2, first=10, next=20)
+        RawActor(port, incarnation=2, first=10, next=20)
         eventually(lambda: silent == [True])
         assert server.stats()["lost"] == 7
-        again.close()
-    store.close()
-    assert [type(r.record) for r in opened_rows(tmp_path)] == [Begin, StepBlock, type(None)]
+    with opened(tmp_path) as store:
+        assert [type(r.record) for r in store.replay()] == [Begin, StepBlock, type(None)]
 
 
 def test_acknowledging_less_often_than_an_actor_waits_is_no_configuration():
@@ -314,25 +246,29 @@ def test_acknowledging_less_often_than_an_actor_waits_is_no_configuration():
 def test_nothing_is_acknowledged_before_it_is_on_disk_and_all_is_once_the_disk_works(tmp_path, monkeypatch, lost):
     """`lost`: the system dropped what it could not write, and an fsync that succeeds proves nothing."""
     config = dataclasses.replace(CONFIG, durability="power", sync_interval=0.05)
-    store, port, fsync, broken = opened(tmp_path, sync_interval=0.05), free_port(), os.fsync, {"now": False}
+    port, fsync, broken = free_port(), os.fsync, []
 
     def failing(fd):
-        if broken["now"]:
+        if broken:
             raise OSError(5, "Input/output error")
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", failing)
-    with serving(port, config=config, store=store) as server, linked(port, config=config) as link:
+    with (
+        opened(tmp_path, sync_interval=0.05) as store,
+        serving(port, config=config, store=store) as server,
+        linked(port, config=config) as link,
+    ):
         send_episode(link, "e", 5)
         assert link.flush(10)
-        broken["now"] = True
+        broken.append(True)
         send_episode(link, "f", 5)
         eventually(lambda: "Input/output error" in server.stalled)
         assert not link.flush(0.3)
         if lost:
             newest = max(tmp_path.glob("*.journal"))
             os.truncate(newest, newest.stat().st_size - 10)
-        broken["now"] = False
+        broken.clear()
         if lost:
             eventually(lambda: "start the learner again" in server.stalled)
             assert not link.flush(0.5)
@@ -341,23 +277,29 @@ def test_nothing_is_acknowledged_before_it_is_on_disk_and_all_is_once_the_disk_w
             send_episode(link, "g", 5)
             assert link.flush(10)
             assert server.stalled == ""
-    store.close()
     assert lost or kept(tmp_path) == {"e": 5, "f": 5, "g": 5}
 
 
 def test_sessions_that_actors_have_ended_are_not_remembered_for_ever(tmp_path):
     """Each process of an actor is a session, and a journal's table has a row of every session it remembers."""
-    port, store = free_port(), opened(tmp_path / "journal")
-    make = spools(tmp_path / "spool")
-    with serving(port, store=store):
+    port = free_port()
+    with opened(tmp_path / "journal") as store, serving(port, store=store):
         for i in range(3):
-            with linked(port, spools=make) as link:
+            with linked(port, spools=spools(tmp_path / "spool")) as link:
                 send_episode(link, f"e{i}", 5)
                 assert link.flush(10)
             eventually(lambda: store.states == {})
-    store.close()
     assert kept(tmp_path / "journal") == {"e0": 5, "e1": 5, "e2": 5}
-    store = opened(tmp_path / "journal")
-    list(store.replay())
-    assert store.states == {}
-    store.close()
+    with opened(tmp_path / "journal") as store:
+        list(store.replay())
+        assert store.states == {}
+
+
+def kept(folder):
+    """What a journal holds: {episode: steps}, each in order, and once."""
+    inbox = Inbox()
+    with opened(folder) as store:
+        for row in store.replay():
+            if row.record is not None and row.delivered:
+                inbox(row, row.record)
+    return {name: len(values) for name, values in inbox.episodes().items()}

@@ -221,7 +221,7 @@ class Counted(Frames):
         return np.full((4, 6, 3), at, np.uint8)
 
 
-def test_few_frames_are_decoded_and_one_that_cannot_be_is_a_fault_that_the_page_says(spec, tmp_path):
+def test_few_frames_are_decoded_and_one_that_cannot_be_is_a_fault(spec):
     def with_frames(frames: Frames) -> Episode:
         sparse = {"images/top": SparseRows(np.arange(len(frames), dtype=np.int32), frames)}
         return changed(moving(spec, 200), sparse=sparse)

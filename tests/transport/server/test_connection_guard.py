@@ -82,50 +82,42 @@ def attacked(target, *args):
         process.join()
 
 
-def honest_while(link, process, inbox, seconds=20.0):
-    """Episodes until the attack is over; all arrive over one connection."""
-    n, end = 0, time.monotonic() + seconds
-    while (process.is_alive() or n < 3) and time.monotonic() < end:
-        send_episode(link, f"e{n}", 20)
-        assert link.flush(10)
-        n += 1
-    assert not process.is_alive()
-    assert link.stats()["connections"] == 1
-    assert inbox.episodes() == {f"e{i}": list(range(20)) for i in range(n)}
-
-
-@pytest.mark.parametrize(("channel", "part"), [("data", PART), ("control", PART), ("data", b"")])
-def test_a_message_that_never_ends(channel, part):
-    """The second kind: a frame of two bytes costs libzmq 64."""
-    inbox, port = Inbox(), free_port()
-    with serving(port, on_record=inbox) as server, linked(port) as link:
+@pytest.mark.parametrize(
+    ("attack", "channel", "part", "bound"),
+    [
+        (endless_parts, "data", PART, BOUND),
+        (endless_parts, "control", PART, BOUND),
+        (
+            endless_parts,
+            "data",
+            b"",
+            2 * BOUND,
+        ),  # a frame of two bytes costs libzmq 64, and a look that comes late more
+        (endless_parts_of_a_session, "data", PART, BOUND),
+        (half_handshakes, "data", 50, BOUND),  # before any key is shown
+    ],
+)
+def test_a_message_that_never_ends(learner, tmp_path, attack, channel, part, bound):
+    """Episodes go on until the attack is over; all arrive over one connection."""
+    inbox, port, n, end = Inbox(), free_port(), 0, time.monotonic() + 20.0
+    of_session, keyed = attack is endless_parts_of_a_session, attack is half_handshakes
+    config = dataclasses.replace(CONFIG, max_message_bytes=8 << 20, credit_bytes=8 << 20) if of_session else CONFIG
+    keys = {"keys": invited(learner, tmp_path / "robot", port=port)} if keyed else {}
+    with (
+        serving(port, config=config, on_record=inbox, **({"keys": learner} if keyed else {})) as server,
+        linked(port, config=config, **keys) as link,
+    ):
         growth = Growth()
-        with attacked(endless_parts, port + CHANNELS.index(channel), part) as process:
-            honest_while(link, process, inbox)
-        assert growth.close() < (BOUND if part else 2 * BOUND)  # a look that comes late costs more of the second kind
-        assert server.stats()["connections_cut"] > 0
-
-
-def test_a_message_of_a_session_that_never_ends():
-    inbox, port = Inbox(), free_port()
-    config = dataclasses.replace(CONFIG, max_message_bytes=8 << 20, credit_bytes=8 << 20)
-    with serving(port, config=config, on_record=inbox) as server, linked(port, config=config) as link:
-        growth = Growth()
-        with attacked(endless_parts_of_a_session, port, PART) as process:
-            honest_while(link, process, inbox)
-        assert growth.close() < BOUND
-        assert server.stats()["connections_cut"] > 0
-
-
-def test_fifty_handshakes_that_do_not_end(learner, tmp_path):
-    """Before any key is shown."""
-    inbox, port = Inbox(), free_port()
-    keys = invited(learner, tmp_path / "robot", port=port)
-    with serving(port, on_record=inbox, keys=learner), linked(port, keys=keys) as link:
-        growth = Growth()
-        with attacked(half_handshakes, port, 50) as process:
-            honest_while(link, process, inbox)
-        assert growth.close() < BOUND
+        with attacked(attack, port + CHANNELS.index(channel), part) as process:
+            while (process.is_alive() or n < 3) and time.monotonic() < end:
+                send_episode(link, f"e{n}", 20)
+                assert link.flush(10)
+                n += 1
+            assert not process.is_alive()
+        assert growth.close() < bound
+        assert keyed or server.stats()["connections_cut"] > 0
+        assert link.stats()["connections"] == 1
+        assert inbox.episodes() == {f"e{i}": list(range(20)) for i in range(n)}
 
 
 def test_connections_without_a_session_are_limited_in_number():

@@ -27,20 +27,80 @@ class Gate:
         self.open.set()
         self.waiting = threading.Event()
 
-    def __call__(self, info, record):
+    def wait(self) -> None:
         if not self.open.is_set():
             self.waiting.set()
             assert self.open.wait(30)
+
+    def __call__(self, info, record):
+        self.wait()
         self.inbox(info, record)
 
 
-def test_heartbeats_hellos_and_refusals_are_answered_while_a_record_waits():
-    gate, port = Gate(), free_port()
-    with serving(port, on_record=gate) as server, linked(port) as link:
-        send_episode(link, "before", 5)
-        assert link.flush(10)
+@pytest.fixture
+def gate():
+    gate = Gate()
+    yield gate
+    gate.open.set()
+
+
+def test_an_actor_that_returns_while_its_record_waits_is_let_in_behind_it(gate):
+    """What it is told then to be next must not be what is being written."""
+    port = free_port()
+    with serving(port, on_record=gate) as server:
+        old = RawActor(port)
         gate.open.clear()
-        try:
+        old.data.send_multipart([old.token, *records.encode_record(Begin("e"), 0)])
+        assert gate.waiting.wait(10)
+        with pytest.raises(AssertionError, match=naming("refused", "retry", True)):
+            RawActor(port, incarnation=2)
+        assert gate.inbox.records == []
+        gate.open.set()
+        eventually(lambda: server.sessions()[0].state.expected == 1)
+        new = RawActor(port, incarnation=2)
+        assert (new.welcome.header["known"], new.welcome.header["next"]) == (True, 1)
+        assert new.record(records.encode_record(Begin("f"), 1)).header["next"] == 2
+        assert gate.inbox.records == [Begin("e"), Begin("f")]
+
+
+def test_an_episode_is_closed_before_its_successor_begins(gate):
+    """A session that another one ousts while a record waits: its end comes first, and only once."""
+    port, calls = free_port(), []
+
+    def on_record(info, record):
+        gate(info, record)
+        calls.append((info.session, type(record)))
+
+    with serving(port, on_record=on_record, on_silent=lambda info, gone: calls.append((info.session, gone))) as server:
+        blocker, old = RawActor(port, session="blocker", actor_id="blocker"), RawActor(port, session="old")
+        old.record(records.encode_record(Begin("e"), 0))
+        gate.open.clear()
+        blocker.data.send_multipart([blocker.token, *records.encode_record(Begin("x"), 0)])
+        assert gate.waiting.wait(10)
+        eventually(lambda: not {s.info.session: s.live for s in server.sessions()}["old"])
+        new = RawActor(port, session="new")  # of the same actor id
+        new.data.send_multipart([new.token, *records.encode_record(Begin("f"), 0)])
+        time.sleep(0.1)
+        gate.open.set()
+        eventually(lambda: ("new", Begin) in calls)
+        assert calls.index(("old", True)) < calls.index(("new", Begin))
+        assert calls.count(("old", True)) == 1
+
+
+@pytest.mark.parametrize("where", ["record", "journal"])
+def test_heartbeats_hellos_and_refusals_are_answered_while_a_record_waits(gate, tmp_path, monkeypatch, where):
+    """For the learner to take it, or for the disk."""
+    port, inbox = free_port(), gate.inbox
+    store = RecordStore(tmp_path, LIMITS, min_steps=10_000)
+    if where == "journal":
+        append = store.append
+        monkeypatch.setattr(store, "append", lambda *args, **kw: (gate.wait(), append(*args, **kw))[1])
+    with serving(port, on_record=gate if where == "record" else inbox, store=store) as server:
+        server.resume()
+        with linked(port) as link:
+            send_episode(link, "before", 5)
+            assert link.flush(10)
+            gate.open.clear()
             send_episode(link, "during", 20)
             assert gate.waiting.wait(10)
             with linked(port, actor_id="late") as late:  # is let in meanwhile
@@ -51,97 +111,8 @@ def test_heartbeats_hellos_and_refusals_are_answered_while_a_record_waits():
             time.sleep(BLOCKED_S)
             assert (link.stats()["connected"], link.stats()["connections"]) == (1, 1)
             assert {s.info.actor_id: s.live for s in server.sessions()}["a"]
-        finally:
             gate.open.set()
-        assert link.flush(10)
-        assert (link.stats()["connections"], link.stats()["retransmitted"]) == (1, 0)
-        assert gate.inbox.episodes() == {"before": list(range(5)), "during": list(range(20))}
-
-
-def test_heartbeats_are_answered_while_the_journal_waits_for_the_disk(tmp_path, monkeypatch):
-    gate, port = Gate(), free_port()
-    store = RecordStore(tmp_path / "journal", LIMITS, min_steps=10_000)
-    append = store.append
-
-    def slow(*args, **kwargs):
-        gate(None, None) if not gate.open.is_set() else None
-        return append(*args, **kwargs)
-
-    monkeypatch.setattr(gate, "inbox", lambda info, record: None)
-    monkeypatch.setattr(store, "append", slow)
-    inbox = Inbox()
-    with serving(port, on_record=inbox, store=store) as server:
-        server.resume()
-        with linked(port) as link:
-            gate.open.clear()
-            try:
-                send_episode(link, "e", 20)
-                assert gate.waiting.wait(10)
-                time.sleep(BLOCKED_S)
-                assert (link.stats()["connected"], link.stats()["connections"]) == (1, 1)
-            finally:
-                gate.open.set()
             assert link.flush(10)
-            assert link.stats()["connections"] == 1
+            assert (link.stats()["connections"], link.stats()["retransmitted"]) == (1, 0)
     store.close()
-    assert inbox.episodes() == {"e": list(range(20))}
-
-
-def test_an_actor_that_returns_while_its_record_waits_is_let_in_behind_it():
-    """What it is told then to be next must not be what is being written."""
-    gate, port = Gate(), free_port()
-    with serving(port, on_record=gate) as server:
-        old = RawActor(port)
-        new = None
-        try:
-            gate.open.clear()
-            old.data.send_multipart([old.token, *records.encode_record(Begin("e"), 0)])
-            assert gate.waiting.wait(10)
-            with pytest.raises(AssertionError, match=naming("refused", "retry", True)):
-                RawActor(port, incarnation=2)
-            assert gate.inbox.records == []
-            gate.open.set()
-            eventually(lambda: server.sessions()[0].state.expected == 1)
-            new = RawActor(port, incarnation=2)
-            assert (new.welcome.header["known"], new.welcome.header["next"]) == (True, 1)
-            assert new.record(records.encode_record(Begin("f"), 1)).header["next"] == 2
-            assert gate.inbox.records == [Begin("e"), Begin("f")]
-        finally:
-            gate.open.set()
-            old.close()
-            if new is not None:
-                new.close()
-
-
-def test_an_episode_is_closed_before_its_successor_begins():
-    """A session that another one ousts while a record waits: its end comes first, and only once."""
-    gate, port, calls = Gate(), free_port(), []
-
-    def on_record(info, record):
-        gate(info, record)
-        calls.append((info.session, type(record).__name__))
-
-    def on_silent(info, gone):
-        calls.append((info.session, gone))
-
-    with serving(port, on_record=on_record, on_silent=on_silent) as server:
-        blocker, old = RawActor(port, session="blocker", actor_id="blocker"), RawActor(port, session="old")
-        new = None
-        try:
-            old.record(records.encode_record(Begin("e"), 0))
-            gate.open.clear()
-            blocker.data.send_multipart([blocker.token, *records.encode_record(Begin("x"), 0)])
-            assert gate.waiting.wait(10)
-            eventually(lambda: not {s.info.session: s.live for s in server.sessions()}["old"])
-            new = RawActor(port, session="new")  # of the same actor id
-            new.data.send_multipart([new.token, *records.encode_record(Begin("f"), 0)])
-            time.sleep(0.1)
-            gate.open.set()
-            eventually(lambda: ("new", "Begin") in calls)
-            assert calls.index(("old", True)) < calls.index(("new", "Begin"))
-            assert calls.count(("old", True)) == 1
-        finally:
-            gate.open.set()
-            for actor in (blocker, old, new):
-                if actor is not None:
-                    actor.close()
+    assert inbox.episodes() == {"before": list(range(5)), "during": list(range(20))}

@@ -20,7 +20,6 @@ from serl_chunk.types import DataError
 
 SALT = 0x0123456789ABCDEF
 ENTRIES = [[b"first", b""], [], [b"\0" * 20], [MARKER * 3, b"x"], [b"last", bytes(range(30))]]
-
 frames = st.binary(max_size=30) | st.sampled_from([MARKER, MARKER + bytes(24), b"\0" * 5000])
 entries = st.lists(st.lists(frames, max_size=4), max_size=8)
 
@@ -60,57 +59,6 @@ def test_what_goes_in_comes_out(contents, salt):
         assert all(m.readonly for f in found for m in f.frames)
 
 
-def test_cut_at_every_byte(path):
-    offsets = written(path, ENTRIES)
-    data = path.read_bytes()
-    for size in (*range(1, HEADER_BYTES, 53), *range(HEADER_BYTES - 40, len(data))):
-        path.write_bytes(data[:size])
-        *whole, last = [*segment.scan(path), None]
-        if size < HEADER_BYTES:
-            assert last is None
-            assert whole == [Damage(0, size, True, None)]
-            continue
-        complete = sum(o <= size for o in offsets) - 1
-        if size > offsets[complete]:
-            torn = whole.pop()
-            assert torn == Damage(offsets[complete], size - offsets[complete], True, None)
-        assert [(f.number, content(f)) for f in whole] == list(enumerate(ENTRIES[:complete]))
-
-
-def test_every_flipped_bit_costs_at_most_its_entry_and_is_reported(path):
-    offsets = written(path, ENTRIES)
-    data = path.read_bytes()
-    fd = os.open(path, os.O_WRONLY)
-    for bit in (
-        *range(8 * 32),
-        *range(8 * 32, 8 * (HEADER_BYTES - 40), 997),
-        *range(8 * (HEADER_BYTES - 40), 8 * len(data)),
-    ):
-        at = bit // 8
-        os.pwrite(fd, bytes([data[at] ^ 1 << bit % 8]), at)
-        hit = sum(o <= at for o in offsets) - 1  # -1: the header
-        found = list(segment.scan(path))
-        kept = {f.number: content(f) for f in found if isinstance(f, Found)}
-        assert kept == {i: e for i, e in enumerate(ENTRIES) if i != hit}
-        (damage,) = [f for f in found if isinstance(f, Damage)]
-        assert damage.offset <= at < damage.offset + damage.size
-        if 0 < hit < len(ENTRIES) - 1:
-            assert damage.numbers == (hit, hit + 1)
-            assert not damage.torn
-        os.pwrite(fd, data[at : at + 1], at)
-    os.close(fd)
-
-
-def test_two_damaged_entries_are_one_hole_or_two(path):
-    offsets = written(path, ENTRIES)
-    data = bytearray(path.read_bytes())
-    for entry in (1, 2):
-        data[offsets[entry]] ^= 1  # the markers: nothing says where these end
-    path.write_bytes(data)
-    (damage,) = [f for f in segment.scan(path) if isinstance(f, Damage)]
-    assert damage == Damage(offsets[1], offsets[3] - offsets[1], False, (1, 3))
-
-
 @pytest.mark.parametrize("salt", [SALT + 1, 0])
 def test_entries_inside_of_frames_are_none(path, salt):
     """Neither where the entry around them is damaged nor where it is torn; only the file's salt makes an entry."""
@@ -131,7 +79,7 @@ def test_random_bytes_never_become_entries(seed):
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a"
-        offsets = written(path, ENTRIES)
+        written(path, ENTRIES)
         data = bytearray(path.read_bytes())
         for _ in range(rng.randint(1, 30)):
             at = rng.randrange(len(data))
@@ -146,7 +94,11 @@ def test_random_bytes_never_become_entries(seed):
                     data[at:at] = MARKER
             data = data or bytearray(b"\0")
         path.write_bytes(data)
-        found = list(segment.scan(path))
+        try:
+            found = list(segment.scan(path))
+        except DataError:  # of one copy of the header nothing is left, of the other the format is changed
+            assert not data.startswith(segment.MAGIC)
+            return
         for f in found:
             if isinstance(f, Found):
                 assert content(f) == ENTRIES[f.number]
@@ -156,38 +108,34 @@ def test_random_bytes_never_become_entries(seed):
             assert f.offset == at
             at += f.size
         assert at == len(data) or (not found and len(data) == HEADER_BYTES)
-        assert offsets
 
 
-@pytest.mark.parametrize("which", [0, 1, 3])
-def test_a_sector_that_cannot_be_read_costs_the_entries_in_it(path, monkeypatch, which):
+@pytest.mark.parametrize("bad", [0, 1, 3])
+def test_a_sector_that_cannot_be_read_costs_the_entries_in_it(path, monkeypatch, bad):
     offsets = written(path, [[bytes([i]) * 3000] for i in range(1, 9)])
     real = os.pread
-    bad = which
 
-    def pread(fd, size, at):
-        if at // 4096 == bad:
-            raise OSError(errno.EIO, "Input/output error")
-        return real(fd, size, at)
-
-    def read_bytes(self):
+    def failing(*args):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "pread", pread)
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    monkeypatch.setattr(os, "pread", lambda *args: failing() if args[2] // 4096 == bad else real(*args))
+    monkeypatch.setattr(Path, "read_bytes", failing)
     found = list(segment.scan(path))
     hit = {i for i in range(8) if offsets[i] < 4096 * (bad + 1) and offsets[i + 1] > 4096 * bad}
     assert len(hit) <= 3
     assert bool(hit) == (bad > 0)  # the first sector holds nothing but a copy of the salt
     assert [f.number for f in found if isinstance(f, Found)] == [i for i in range(8) if i not in hit]
     assert any(isinstance(f, Damage) for f in found)
+    monkeypatch.undo()
+    with pytest.raises(DataError, match=naming(path.with_name("gone"), os.strerror(errno.ENOENT))):
+        list(segment.scan(path.with_name("gone")))
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(DataError, match=naming(tmp_path / "gone", os.strerror(errno.ENOENT))):
-        list(segment.scan(tmp_path / "gone"))
-
-
-def test_what_no_entry_can_hold_is_refused():
-    with pytest.raises(DataError, match=naming(segment.MAX_FRAMES + 1, segment.MAX_FRAMES)):
-        pack(0, [b""] * (segment.MAX_FRAMES + 1), SALT)
+def test_damage_says_which_numbers_it_may_have_had(path):
+    offsets = written(path, ENTRIES)
+    data = bytearray(path.read_bytes())
+    for entry, to in ((1, 2), (2, 3)):  # the markers of one entry and of two: nothing says where these end
+        data[offsets[entry]] ^= 1
+        path.write_bytes(data)
+        (damage,) = [f for f in segment.scan(path) if isinstance(f, Damage)]
+        assert damage == Damage(offsets[1], offsets[to] - offsets[1], False, (1, to))

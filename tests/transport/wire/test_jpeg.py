@@ -25,70 +25,38 @@ from serl_chunk_robot.wire.codec import WireError
 
 Y, X = np.mgrid[0:96, 0:128]
 SMOOTH = np.stack([Y * 2, X, (X + Y)], -1).astype(np.uint8)
+ENDED = End("e", 4, {"state": np.ones(2, np.float32), "images/top": SMOOTH}, False, True, Outcome.UNKNOWN)
+FILE = encode_jpeg(SMOOTH[None], 50)[0]
 
 
 def block(n=4):
-    rows = [
-        Step(t, {"state": np.zeros(2, np.float32), "images/top": SMOOTH + np.uint8(t)}, np.zeros(2, np.float32), 0.0,
-             Source.POLICY, t, 0, 0.0)
-        for t in range(n)
-    ]  # fmt: skip
-    return StepBlock.from_steps("e", rows)
+    zero = np.zeros(2, np.float32)
+    seen = [{"state": zero, "images/top": SMOOTH + np.uint8(t)} for t in range(n)]
+    return StepBlock.from_steps("e", [Step(t, seen[t], zero, 0.0, Source.POLICY, t, 0, 0.0) for t in range(n)])
 
 
-def test_images_come_back_almost_the_same_and_everything_else_exactly():
-    sent = block()
-    raw, small = records.encode_record(sent, 7), records.encode_record(sent, 7, jpeg_quality=95)
-    assert codec.size_of(small) < codec.size_of(raw) / 8
-    first, got = records.decode_record(codec.decode(small, LIMITS))
-    assert first == 7
-    assert (got.action == sent.action).all()
-    a, b = got.sparse["images/top"], sent.sparse["images/top"]
-    assert (a.index == b.index).all()
-    assert a.values.shape == b.values.shape
-    assert np.abs(np.asarray(a.values).astype(int) - b.values.astype(int)).mean() < 3  # of 255
-
-
-def test_the_final_observation_too():
-    end = End("e", 4, {"state": np.ones(2, np.float32), "images/top": SMOOTH}, False, True, Outcome.UNKNOWN)
-    _, got = records.decode_record(codec.decode(records.encode_record(end, 0, jpeg_quality=90), LIMITS))
-    assert got.final_observation.keys() == end.final_observation.keys()
-    image = got.final_observation["images/top"]
-    assert image.shape == SMOOTH.shape
-    assert np.abs(np.asarray(image).astype(int) - SMOOTH.astype(int)).mean() < 3
-    assert (got.final_observation["state"] == 1).all()
-
-
-def test_a_link_with_the_option_delivers():
-    got, port = [], free_port()
-    config = dataclasses.replace(CONFIG, jpeg_quality=90)
-    with serving(port, on_record=lambda info, record: got.append(record)), linked(port, config=config) as link:
-        link.begin(Begin("e"))
-        for t in range(3):
-            link.step(Step(t, {"state": np.zeros(2, np.float32), "images/top": SMOOTH}, np.zeros(2, np.float32), 0.0,
-                           Source.POLICY, t, 0, 0.0))  # fmt: skip
-        assert link.flush(10)
-        assert link.stats()["unacked_bytes"] == 0
-    blocks = [r for r in got if isinstance(r, StepBlock)]
-    assert sum(b.n for b in blocks) == 3
-    assert all(b.sparse["images/top"].values.shape[1:] == SMOOTH.shape for b in blocks)
+def alike(a, b):
+    return np.shape(a) == np.shape(b) and np.abs(np.asarray(a).astype(int) - np.asarray(b)).mean() < 3  # of 255
 
 
 def bomb():
     """The head of an image of 5,000 x 5,000 pixels."""
-    data, _ = encode_jpeg(SMOOTH[None], 50)
-    data = data.copy()
-    at = data.tobytes().index(b"\xff\xc0") + 5
-    data[at : at + 4] = np.frombuffer((5_000).to_bytes(2, "big") * 2, np.uint8)
-    return data
+    at = FILE.tobytes().index(b"\xff\xc0") + 5
+    return np.concatenate([FILE[:at], np.frombuffer((5_000).to_bytes(2, "big") * 2, np.uint8), FILE[at + 4 :]])
+
+
+LONG = np.concatenate([FILE, np.zeros(2 * SMOOTH.nbytes + (1 << 16), np.uint8)])  # more than its image can need
+LOW = encode_jpeg(SMOOTH[None, :48], 50)[0]
 
 
 @pytest.mark.parametrize(
     ("data", "sizes", "named"),
     [
         (np.zeros(10, np.uint8), [10], ("images/top", "JPEG", "UnidentifiedImageError")),
-        (encode_jpeg(SMOOTH[None], 50)[0][:200], [200], ("images/top", "JPEG", "OSError")),
+        (FILE[:200], [200], ("images/top", "JPEG", "OSError")),
         (bomb(), None, ("images/top", "5000x5000", MAX_PIXELS)),
+        (LONG, None, ("images/top", "128x96", len(LONG))),
+        (np.concatenate([FILE, LOW]), [len(FILE), len(LOW)], ("images/top", SMOOTH.shape, (48, 128, 3))),
         (np.zeros(10, np.uint8), [4, 4], ("images/top", "sizes", 10)),
         (np.zeros(10, np.uint8), [-1, 11], ("images/top", "sizes", 10)),
         (np.zeros(0, np.uint8), [], ("images/top", "uint8[bytes]", "int32[images]")),
@@ -97,12 +65,6 @@ def bomb():
 def test_what_is_no_image_is_refused(data, sizes, named):
     with pytest.raises(WireError, match=naming(*named)):
         np.asarray(jpeg_images(data, np.array([len(data)] if sizes is None else sizes, np.int32), "images/top"))
-
-
-def test_images_of_two_sizes_are_refused():
-    parts = [encode_jpeg(SMOOTH[None], 50)[0], encode_jpeg(SMOOTH[None, :48], 50)[0]]
-    with pytest.raises(WireError, match=naming("images/top", SMOOTH.shape, SMOOTH[:48].shape)):
-        jpeg_images(np.concatenate(parts), np.array([len(p) for p in parts], np.int32), "images/top")
 
 
 def test_sizes_must_match_the_index():
@@ -132,10 +94,11 @@ def test_a_record_is_read_sliced_and_written_again_without_decoding_a_pixel(no_p
     files = got.sparse["images/top"].values.files
     _, part = records.decode_record(codec.decode(records.encode_record(got.slice(1, 3), 4), LIMITS))
     assert part.sparse["images/top"].values.files == files[1:3]
-    end = End("e", 4, {"state": np.ones(2, np.float32), "images/top": SMOOTH}, False, True, Outcome.UNKNOWN)
-    message = codec.decode(records.encode_record(end, 0, jpeg_quality=90), LIMITS)
+    message = codec.decode(records.encode_record(ENDED, 0, jpeg_quality=90), LIMITS)
     _, got = records.decode_record(message)
     assert got.final_observation["images/top"][None].files == [message.arrays["jpeg/images/top"].tobytes()]
+    noise = np.random.default_rng(0).integers(0, 256, SMOOTH.shape, np.uint8)  # the largest file that an image needs
+    assert jpeg_images(*encode_jpeg(noise[None], 100), "images/top").shape == (1, *SMOOTH.shape)
 
 
 def flat(height: int, width: int) -> bytes:
@@ -152,17 +115,6 @@ def test_more_pixels_than_any_sender_has_are_refused_by_their_heads(no_pixels):
     with pytest.raises(WireError, match=naming("images/top", n, (1000, 1000, 3))):
         jpeg_images(data, np.full(n, len(file), np.int32), "images/top")
     assert len(jpeg_images(data[: len(file) * 9], np.full(9, len(file), np.int32), "images/top")) == 9
-
-
-def test_a_file_of_more_bytes_than_its_image_can_need_is_refused(no_pixels):
-    """Ten megabytes of scans of a small image would be decoded for minutes."""
-    file = encode_jpeg(SMOOTH[None], 50)[0]
-    data = np.concatenate([file, np.zeros(2 * SMOOTH.nbytes + (1 << 16), np.uint8)])
-    with pytest.raises(WireError, match=naming("images/top", "128x96", len(data))):
-        jpeg_images(data, np.array([len(data)], np.int32), "images/top")
-    noise = np.random.default_rng(0).integers(0, 256, SMOOTH.shape, np.uint8)
-    data, sizes = encode_jpeg(noise[None], 100)
-    assert jpeg_images(data, sizes, "images/top").shape == (1, *SMOOTH.shape)
 
 
 def test_a_bomb_is_refused_unread_while_another_actor_is_served(monkeypatch):
@@ -209,3 +161,28 @@ def test_an_image_looks_like_its_array():
     mask = np.array([True, False, True])
     assert isinstance(images[mask], JpegImages)
     assert (np.asarray(images[mask]) == decoded[mask]).all()
+
+
+def test_a_link_with_the_option_delivers_images_almost_the_same_and_everything_else_exactly():
+    got, port, sent = [], free_port(), block()
+    config = dataclasses.replace(CONFIG, jpeg_quality=90)
+    with serving(port, on_record=lambda info, record: got.append(record)), linked(port, config=config) as link:
+        link.begin(Begin("e"))
+        for t in range(4):
+            seen = {"state": np.zeros(2, np.float32), "images/top": sent.sparse["images/top"].values[t]}
+            link.step(Step(t, seen, sent.action[t], 0.0, Source.POLICY, t, 0, 0.0))
+        link.end(ENDED)
+        assert link.flush(10)
+        assert link.stats()["unacked_bytes"] == 0
+    blocks = [r for r in got if isinstance(r, StepBlock)]
+    assert sum(b.n for b in blocks) == 4
+    for b in blocks:
+        rows = b.sparse["images/top"]
+        assert rows.index.tolist() == list(range(b.n))
+        assert alike(rows.values, sent.sparse["images/top"].values[b.first_tick :][: b.n])
+        assert (b.action == sent.action[b.first_tick :][: b.n]).all()
+    final = got[-1].final_observation
+    assert alike(final["images/top"], SMOOTH)
+    assert (final["state"] == 1).all()
+    raw, small = records.encode_record(sent, 7), records.encode_record(sent, 7, jpeg_quality=95)
+    assert codec.size_of(small) < codec.size_of(raw) / 8

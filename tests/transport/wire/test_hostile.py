@@ -1,0 +1,192 @@
+"""Messages that no sound peer sends: each is a sound one with something changed, and is refused by what it names."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+from errors import naming
+from transport_tools import CONTRACT, LIMITS, end, shared, step
+
+from serl_chunk.transport.wire import records, snapshots
+from serl_chunk.transport.wire.handshake import Hello
+from serl_chunk.transport.wire.parts import PART, decode_part, encode_part
+from serl_chunk.transport.wire.probe import LearnerStatus
+from serl_chunk.transport.wire.snapshots import Manifest, Published, Pull, answer_pull
+from serl_chunk.types import Amend, Begin, PolicyOrigin, Snapshot, StepBlock
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.codec import Limits, Message, WireError
+
+LEAF = Published(Snapshot(0, {"a": np.zeros(3, np.float32)}), {})
+DIGEST = LEAF.manifest.leaves[0].digest
+TWO = StepBlock.from_steps("e", [step(5), shared(step(6))])
+AGAIN = step(6)._replace(observation={"state": np.zeros(2, np.float32)}, repeats={"top": 5})
+
+
+def a_record(record) -> Message:
+    return codec.decode(records.encode_record(record, 0), LIMITS)
+
+
+def _receive(message: Message) -> None:
+    pull = Pull(LEAF.manifest, {})
+    pull.request(1000)
+    pull.receive(message)
+
+
+MANIFEST = {"version": 1, "info": {}, "leaves": [["w", "float32", [3], b"0" * 16]], "narrowed": []}
+PIECES = {"ranges": [[DIGEST, 0, 12]]}
+SOUND = {
+    "hello": codec.decode(Hello("s", 1, "a", CONTRACT, "run", -1, 0, 5, 0, 3).encode(), LIMITS),
+    "status": codec.decode(LearnerStatus("run", "", "", "", "", None, "", 0, 32, -1, 0, -1).encode(), LIMITS),
+    "begin": a_record(Begin("e")),
+    "end": a_record(end("e", 8)),
+    "amend": a_record(Amend("e")),
+    "steps": a_record(StepBlock.from_steps("e", [step(t, t) for t in range(8)])),
+    "two steps": a_record(TWO),
+    "repeating": a_record(StepBlock.from_steps("e", [step(5), AGAIN])),
+    "part": Message(PART, {"first": 3, "span": 24, "sizes": [110], "offset": 10}, {"data": np.zeros(100, np.uint8)}, 0),
+    "manifest": Message("manifest", {**MANIFEST, **PolicyOrigin()._asdict()}, {}, 0),
+    "pull": Message("pull", PIECES, {}, 0),
+    "piece": Message("piece", PIECES, {"0": np.zeros(12, np.uint8)}, 0),
+}  # fmt: skip
+DECODERS = {
+    "hello": Hello.decode,
+    "status": LearnerStatus.decode,
+    "part": functools.partial(decode_part, limits=LIMITS),
+    "manifest": Manifest.decode,
+    "pull": lambda message: answer_pull(message, [LEAF], 1000),
+    "piece": _receive,
+}
+GONE = ...  # in place of a value
+F4, I4, U1 = np.float32, np.int32, np.uint8
+STATE, TOP, HUMAN = "observation/state", "images/top", "values/human_dims"
+
+
+def decode(base: str, changes: dict) -> object:
+    """What a sound message is decoded to once `changes` are made: of arrays, and of fields of its header."""
+    sound = SOUND[base]
+    header, arrays = dict(sound.header), dict(sound.arrays)
+    for name, value in changes.items():
+        to = arrays if name in arrays or isinstance(value, np.ndarray | np.generic) else header
+        if value is GONE:
+            del to[name]
+        else:
+            to[name] = value
+    decoder = DECODERS.get(base, records.decode_record)
+    return decoder(sound._replace(header=header, arrays=arrays))
+
+
+@pytest.mark.parametrize("base", SOUND)
+def test_without_a_change_it_is_taken(base):
+    decode(base, {})
+
+
+HOSTILE = [
+    ("hello", {"session": ""}, "session"),
+    ("hello", {"session": "a\x1b[2J"}, "session", "'a\\x1b[2J'"),
+    ("hello", {"actor_id": 3}, "actor_id"),
+    ("hello", {"run": "a\x1b[2J"}, "run", "'a\\x1b[2J'"),
+    ("hello", {"contract": {"a\x07": "1"}}, "contract", "'a\\x07'"),
+    ("hello", {"contract": {str(i): "" for i in range(300)}}, "contract"),
+    ("hello", {"version": -2}, "version"),
+    ("hello", {"first": 6}),
+    ("hello", {"steps_before_first": 4}),
+    ("hello", {"protocol": None}, "protocol"),
+    ("status", {"run": 1}, "run"),
+    ("status", {"actors": "1"}, "actors"),
+    ("status", {"free_bytes": 0.5}, "free_bytes"),
+    ("steps", {"action": GONE}, "action"),
+    ("steps", {"policy_age": GONE}, "policy_age"),
+    ("steps", {"lost_ticks": np.full(8, -1, I4)}, "lost_ticks", "negative"),
+    ("steps", {"policy_age": np.zeros(7, F4)}, "policy_age", 8, "(7,)"),
+    ("steps", {"action": np.zeros((8, 2))}, "action", "float32", "float64"),
+    ("steps", {"action": np.zeros(8, F4)}, "action", "float32", 2, "(8,)"),
+    ("steps", {"action": np.zeros((0, 2), F4)}, "steps"),
+    ("steps", {"source": np.full(8, 5, U1)}, "source", "0..4", 5),
+    ("steps", {"decision_tick": np.full(8, -2, I4)}, "decision_tick", -1),
+    ("steps", {"decision_tick": np.full(8, 1, I4)}, "decision_tick", -1),
+    ("steps", {STATE: np.zeros((7, 2), F4)}, STATE, 8, "(7, 2)"),
+    ("steps", {"observation/x": F4(1)}, "observation/x", 8, "()"),
+    ("steps", {"other": np.zeros(8, F4)}, "other"),
+    ("steps", {"index/images/top": GONE}, "['decision/chunk']", "['decision/chunk', 'images/top']"),
+    ("steps", {"index/images/top": np.array([0, 3, 8], I4)}, "index/images/top", "0..7"),
+    ("steps", {"index/images/top": np.array([0, 3, 3], I4)}, "index/images/top", "0..7"),
+    ("steps", {"index/images/top": np.array([-1, 3, 6], I4)}, "index/images/top", "0..7"),
+    ("steps", {"index/images/top": np.array([0, 3, 6])}, "index/images/top", "int32", "int64"),
+    ("steps", {"index/images/top": np.array([0, 3], I4)}, "values/images/top", 2, "(3, 12, 16, 3)"),
+    ("steps", {"values/images/top": np.zeros((3, 4, 4, 3), F4)}, "values/images/top", "uint8", "float32"),
+    ("steps", {"index/x": np.zeros(1, I4), "values/x": np.zeros(1)}, "x", "images/", "decision/"),
+    *[("steps", {"first_tick": value}, "first_tick") for value in (-1, 2**31, 1.0, None)],
+    ("two steps", {HUMAN: np.array([[1.0, 0.0]])}, HUMAN, "float64[1, 2]", "uint8[1, 2]"),
+    ("two steps", {HUMAN: np.ones((1, 3), U1)}, HUMAN, "uint8[1, 3]", "uint8[1, 2]"),
+    ("two steps", {HUMAN: np.ones((2, 2), U1)}, HUMAN, 1, "(2, 2)"),
+    ("two steps", {HUMAN: np.array([[2, 0]], U1)}, HUMAN, "[2, 0]", 6),
+    ("two steps", {HUMAN: np.zeros((1, 2), U1)}, HUMAN, "[0, 0]", 6),
+    ("two steps", {"index/human_dims": np.array([0], I4)}, HUMAN, 5, "HUMAN"),  # the policy's step
+    (
+        "two steps", {"index/human_dims/top": np.array([1], I4), "values/human_dims/top": np.ones((1, 2), U1)},
+        "human_dims/top", "human_dims", "images/",
+    ),
+    ("repeating", {"values/repeat/top": np.array([6], I4)}, "values/repeat/top", "before the step's own"),
+    ("repeating", {"values/repeat/top": np.array([-1], I4)}, "values/repeat/top", "before the step's own"),
+    ("repeating", {"values/repeat/top": np.array([[3]], I4)}, "values/repeat/top", "int32"),
+    ("repeating", {"index/repeat/top": np.array([0, 1], I4)}, "values/repeat/top", 2),
+    *[("end", {"repeats": value}, "repeats") for value in (["top"], {"top": 8}, {"top": -1}, {"top": True}, {3: 3})],
+    ("begin", {"task": 3}, "task", "str", "int"),
+    ("begin", {"first": -1}, "first", -1),
+    ("begin", {"robot": "a\nb"}, "robot", "'a\\nb'"),
+    ("begin", {"a": np.zeros(1)}, "begin", "arrays"),
+    ("end", {"outcome": "won"}, "outcome", "won", "success"),
+    ("end", {"terminated": 1}, "terminated", "bool", "int"),
+    ("end", {"length": -3}, "length", -3),
+    ("end", {"reward": float("nan")}, "reward", "nan"),
+    ("end", {"reward": 1e300}, "reward", "float32", "1e+300"),
+    ("end", {"final_observation": False}, "end", "arrays"),
+    ("amend", {"outcome": "won"}, "outcome", "won", "success"),
+    ("amend", {"discard": None}, "discard", "bool", "NoneType"),
+    ("amend", {"outcome_by": "\x9b2J"}, "outcome_by", "'\\x9b2J'"),
+    ("part", {"sizes": [10, -1]}, "sizes"),
+    ("part", {"sizes": [10, True]}, "sizes"),
+    ("part", {"sizes": []}, -1),
+    ("part", {"sizes": [1] * 66}, 64),
+    ("part", {"sizes": [1 << 40]}, 1 << 40),
+    ("part", {"sizes": [99]}, 99),
+    ("part", {"offset": 11}, 11),
+    ("part", {"offset": -1}, "offset"),
+    ("part", {"span": 0}, "record"),
+    ("part", {"first": None}, "first"),
+    ("part", {"data": GONE}, "uint8"),
+    ("part", {"data": np.zeros(0, U1)}, "uint8"),
+    ("part", {"data": np.zeros(100, np.int8)}, "uint8"),
+    ("part", {"more": np.zeros(100, U1)}, "uint8"),
+    ("manifest", {"leaves": [["w", "float32", [1 << 35], b"0" * 16]]}, 4 << 35, snapshots.MAX_BYTES),
+    *[("manifest", {"narrowed": narrowed}, "leaves", "bfloat16") for narrowed in ([0], [1], [-1], ["x"])],
+    ("pull", {"ranges": []}),
+    ("pull", {"ranges": [[DIGEST, 0]]}),
+    ("pull", {"ranges": [[0, 0, 1]]}),
+    ("pull", {"ranges": [[DIGEST, 0, 13]]}),
+    ("pull", {"ranges": [[DIGEST, -1, 2]]}),
+    ("pull", {"ranges": [[DIGEST, 13, 0]]}),
+    ("pull", {"ranges": [[DIGEST, 0, 12]] * 65}),
+    ("pull", {"ranges": [[DIGEST, 0, 1000]] * 2}),
+    ("pull", {"ranges": None}),
+    ("piece", {"0": GONE}),
+    ("piece", {"0": np.zeros(11, U1)}),
+    ("piece", {"0": np.zeros(3, F4)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("base", "changes", "named"), [(b, c, n) for b, c, *n in HOSTILE])
+def test_a_hostile_message_is_refused(base, changes, named):
+    with pytest.raises(WireError, match=naming(*named) if named else None):
+        decode(base, changes)
+
+
+def test_a_kind_or_a_size_that_is_none_is_refused():
+    with pytest.raises(WireError, match=naming("ping", "begin", "steps", "end", "amend")):
+        records.decode_record(Message("ping", {"first": 0}, {}, 0))
+    frames = records.encode_record(TWO, 3)
+    total = codec.size_of(frames)
+    with pytest.raises(WireError, match=naming(total, total - 1)):  # with its first part
+        decode_part(codec.decode(encode_part(3, 2, frames, 0, 100), LIMITS), Limits(total - 1, 64))
