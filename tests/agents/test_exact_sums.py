@@ -110,7 +110,7 @@ def test_micro_batches_add_up_to_the_whole_batch(name, double, parts):
 
 
 def test_a_whole_update_of_micro_batches_compiles_once():
-    (whole, state), cut = fresh("acrlpd-entropy-grasp"), made("acrlpd-entropy-grasp", {"micro_batches": 2})
+    (whole, state), cut = fresh("acrlpd"), made("acrlpd", {"micro_batches": 2})
     batches = make_batches(whole.spec)
     expected, as_whole = whole.update(state, {}, named(whole, batches))
     got, metrics = cut.update(drawn(whole), {}, named(cut, batches))

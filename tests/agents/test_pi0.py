@@ -183,7 +183,7 @@ def test_the_published_loss_is_the_mean_over_all_numbers_and_steps_of_a_window(p
 
     actions, t = jnp.pad(batch.actions, ((0, 0), (0, 0), (0, 4))), 1 - draws["t"]
     x, velocity = interpolate(draws["x0"], t, actions)
-    errors = np.mean((np.asarray(predicted(state.policy, x, t)) - velocity) ** 2, axis=(1, 2))
+    errors = np.mean((np.asarray(predicted(state.policy, x, t)) - np.asarray(velocity)) ** 2, axis=(1, 2))
     found, other = map(float, losses(state.policy))
     assert found == pytest.approx(errors[[0, 1, 3]].mean(), rel=1e-5)
     assert abs(other - found) > 0.01 * found

@@ -174,7 +174,9 @@ def test_a_frozen_backbone_is_one_for_all_networks_and_no_optimiser_has_it(small
     assert not np.array_equal(seen, unseen)
 
 
-@pytest.mark.parametrize("kind", ["published-distill", pytest.param("acrlpd", marks=pytest.mark.slow), "bc"])
+@pytest.mark.parametrize(
+    "kind", ["bc", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("published-distill", "acrlpd"))]
+)
 @pytest.mark.parametrize("frozen", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_resnet10_keeps_the_shapes_of_a_state(kind, frozen):
     agent = agent_of(kind, dataclasses.replace(FROZEN, frozen_backbone=frozen, pooling="spatial", state_latent=6))
