@@ -1,59 +1,77 @@
-"""Q-chunking: what its losses are made of, the critic that acts, and that it learns to choose."""
+"""Q-chunking and its decoupled form: losses by hand, what teaches what, the critic that acts, and that it learns."""
 
 from __future__ import annotations
 
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from agent_tools import (
+    DISCOUNT,
     bandit,
     bandit_error,
     build,
     config_of,
     critic,
     critic_gradient,
+    drawn,
     fresh,
     make_batches,
-    on_device,
+    one_batch,
+    policy_gradient,
     same,
+    seen_by,
+    shaken,
 )
+from plain_networks import heads, mlp, sigmoid
 
 from serl_chunk.config.agents.flow import FlowConfig
+
+WIDE = {"critic": critic(hidden=(32,)), "candidates": 24, "flow": FlowConfig(hidden=(32,), steps=3)}
 
 
 @pytest.mark.slow
 def test_choosing_by_value_finds_the_rewarded_chunk():
-    config = config_of("acfql", critic=critic(hidden=(32,)), candidates=24)
-    config = dataclasses.replace(config, flow=FlowConfig(hidden=(32,), steps=3))
-    agent = build(config, horizon=2, actions=1)
+    agent = build(config_of("acfql", **WIDE), horizon=2, actions=1)
     state = agent.init(jax.random.key(0))
     for i in range(15):
         batch = jax.device_put(bandit(agent.spec, 20, 64, i)[0])
         state, _ = agent.update_policy(state, {}, batch)
         state, _ = agent.update_critic(state, {}, batch)
-    first = bandit_error(agent, state, pretrained=True, explore=True)
-    chosen = bandit_error(agent, state, explore=True)
-    assert first > 0.35  # the data are uniform: imitating them is no better than chance
-    assert chosen < 0.2
+    assert bandit_error(agent, state, pretrained=True, explore=True) > 0.35  # the data are uniform
+    assert bandit_error(agent, state, explore=True) < 0.2
+
+
+@pytest.mark.parametrize("variant", ["acfql", "decoupled-lengths"])
+def test_the_target_is_the_return_and_the_discounted_value_of_the_successor(variant):
+    agent, state = fresh(variant)
+    batch = one_batch(agent)
+    value = sigmoid(mlp(state.critic["v"], batch.next_observations["state"], norm="before")[:, 0])
+    powers = DISCOUNT ** np.arange(agent.spec.critic_steps)
+    wanted = (batch.rewards @ powers + batch.discount_n * batch.mask * value).mean()
+    metrics = critic_gradient(agent, state, batch)[1]
+    assert float(metrics["critic/target_qs"]) == pytest.approx(wanted, abs=1e-6)
 
 
 def test_the_value_loss_trains_the_value_head_alone():
     agent, state = fresh("acfql")
-    batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
-
-    @jax.jit
-    def gradient(b):
-        return critic_gradient(agent, state, b, {})[0]
-
-    grads = gradient(batch)
+    batch = one_batch(agent)
+    grads, moved = (
+        critic_gradient(agent, state, b)[0]
+        for b in (batch, batch._replace(next_observations=shaken(batch.next_observations, 1)))
+    )
     assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(grads["v"]["Dense_1"]))
     # V enters Q's target as a number: another successor changes Q's gradient and leaves V's as it was.
-    other = batch._replace(next_observations=jax.tree.map(lambda x: x + 1, batch.next_observations))
-    moved = gradient(other)
     assert same(grads["v"], moved["v"])
     assert not same(grads["q"], moved["q"])
+
+
+def test_the_averaged_critic_acts():
+    agent, state = fresh("acfql")
+    travelling = agent.policy_params(state)["critic"]  # "v" does not: acting needs none
+    assert same(travelling, {name: state.target[name] for name in ("encoder", "q")})
 
 
 @pytest.mark.slow
@@ -61,43 +79,146 @@ def test_the_heads_of_an_expectile_target_rank_as_they_should():
     """With Q fixed by frozen target heads, V climbs from the mean towards the maximum as the expectile grows."""
     values = []
     for expectile in (0.5, 0.95):
-        agent = build(config_of("acfql", expectile=expectile))
-        state = agent.init(jax.random.key(0))
-        batch = make_batches(agent.spec, 4, 16)
-        one_state = np.broadcast_to(batch.observations["state"][:1, :1], batch.observations["state"].shape)
-        batch = jax.device_put(batch._replace(observations={"state": one_state}))
-
-        @jax.jit
-        def step(critic_params, b, agent=agent, frozen=state):
-            draws = agent.critic_draws(jax.random.key(0), b)
-            grads, metrics = critic_gradient(agent, frozen.replace(critic=critic_params), b, draws)
-            return jax.tree.map(lambda p, g: p - 0.5 * g, critic_params, grads), metrics["critic/values"]
-
+        agent, state = fresh("acfql", expectile=expectile)
+        batches = make_batches(agent.spec, 4, 16)
+        batches = batches._replace(observations={"state": np.zeros_like(batches.observations["state"])})
         params = state.critic
         for u in range(200):
-            params, value = step(params, jax.tree.map(lambda x, u=u: x[u % 4], batch))
-        values.append(float(value))
+            batch = jax.tree.map(lambda x, u=u: x[u % 4], batches)
+            grads, metrics = critic_gradient(agent, state.replace(critic=params), batch)
+            params = jax.tree.map(lambda p, g: p - 0.5 * g, params, grads)
+        values.append(float(metrics["critic/values"]))
     assert values[1] > values[0] + 0.01
 
 
-def critic_target(agent, state, batch, draws) -> float:
-    """The mean target that the critic is regressed to."""
-    metrics = jax.jit(lambda s, b, d: critic_gradient(agent, s, b, d)[1])(state, batch, draws)
-    return float(metrics["critic/target_qs"])
+def test_the_distilled_loss_is_its_equation():
+    """Head by head and length by length: the teacher is the online critic's head of the same number."""
+    agent, state = fresh("decoupled-lengths")
+    batch = one_batch(agent, weight=np.array([0.0, 2.0] * 4, np.float32))
+    observation, wanted = batch.observations["state"], []
+    teacher = sigmoid(heads(state.critic["q"], observation, batch.actions.reshape(8, -1)))
+    for m in (1, 2):
+        mask = np.tile(np.arange(2) < m, (8, 1))
+        shown = (batch.actions[:, :2] * mask[..., None]).reshape(8, -1)
+        output = heads(state.critic["prefix"], observation, shown, mask)
+        entropy = np.logaddexp(0.0, output) - teacher * output
+        wanted.append((np.where(teacher < sigmoid(output), 0.2, 0.8) * batch.weight * entropy).mean())
+    metrics = critic_gradient(agent, state, batch)[1]
+    assert float(metrics["critic/prefix_loss"]) == pytest.approx(np.mean(wanted), abs=1e-6)
 
 
-def test_an_expectile_target_is_the_return_and_the_discounted_value_of_the_successor():
-    agent, state = fresh("acfql")
-    batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
-    value = jax.nn.sigmoid(agent.critic.v.apply({"params": state.critic["v"]}, batch.next_observations["state"])[:, 0])
-    returns = batch.rewards @ np.array([1, 0.9, 0.81], np.float32)
-    wanted = float((returns + batch.discount_n * batch.mask * value).mean())
-    draws = agent.critic_draws(jax.random.key(3), batch)
-    assert critic_target(agent, state, batch, draws) == pytest.approx(wanted, abs=1e-6)
+def test_what_teaches_is_a_constant_and_what_is_taught_does_not_teach_it():
+    agent, state = fresh("decoupled-lengths")
+    batch = one_batch(agent)
+    moved = lambda **trees: critic_gradient(agent, state.replace(**trees), batch)[0]  # noqa: E731
+    of = lambda tree, name: {**tree, name: shaken(tree[name])}  # noqa: E731
+    plain = moved()
+    assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(plain["prefix"]))
+    by_prefix, by_long = (moved(critic=of(state.critic, name)) for name in ("prefix", "q"))
+    assert same(plain["q"], by_prefix["q"])  # the long critic's gradient does not go through the prefix critic
+    assert not same(plain["prefix"], by_prefix["prefix"])
+    assert not same(plain["prefix"], by_long["prefix"])  # by the online heads
+    by_target = moved(target=of(state.target, "prefix"))  # which V follows
+    assert not same(plain["v"], by_target["v"])
+    assert same((plain["q"], plain["prefix"]), (by_target["q"], by_target["prefix"]))
 
 
-def test_the_averaged_critic_acts():
-    agent, state = fresh("acfql")
-    state = state.replace(target=jax.tree.map(lambda x: x + 1, state.target))
-    travelling = agent.policy_params(state)["critic"]  # "v" does not: acting needs none
-    assert same(travelling, {name: state.target[name] for name in ("encoder", "q")})
+def test_the_long_critic_sees_all_its_actions_and_the_prefix_critic_the_executed_ones():
+    agent, state = fresh("decoupled-lengths")
+    batch = one_batch(agent)
+
+    def values(of, moved):
+        actions = batch.actions + 0.3 * (np.arange(5) == moved)[:, None].astype(np.float32)
+        return np.asarray(of.values(state.critic, batch.observations["state"], of.truncate_flatten(actions)))
+
+    unmoved = [same(values(of, -1), values(of, i)) for of in (agent.critic, agent.short_critic) for i in range(5)]
+    assert unmoved == [False] * 5 + [False, False, True, True, True]
+
+
+def test_the_prefix_critic_alone_has_a_target_travels_and_chooses():
+    agent, state = fresh("decoupled-lengths", replan_spread=0.0)  # heads always differ by more
+    assert set(state.target) == {"encoder", "prefix"}
+    params, observation = agent.policy_params(state), seen_by(agent)
+    assert same(params["critic"], {k: state.target[k] for k in ("encoder", "prefix")})
+    for alone, steps in ((False, 1), (True, 2)):  # where the critic has no say, nothing is planned anew on its advice
+        chunk, record = agent.sample(params, observation, jax.random.key(1), explore=True, alone=alone)
+        value = sigmoid(heads(params["critic"]["prefix"], observation["state"], chunk[:2].reshape(-1), np.ones(2)))
+        assert float(record["q"]) == pytest.approx(value.mean(), abs=1e-6)
+        assert int(record["steps"]) == steps
+
+
+def test_the_policy_is_taught_its_own_actions_alone():
+    """What the batch holds behind the policy's horizon moves nothing in it."""
+    agent, state = fresh("decoupled-lengths")
+    batch = one_batch(agent)
+    later, own = ((np.arange(5) >= 3).astype(np.float32), (np.arange(5) == 2).astype(np.float32))
+    step = lambda b: policy_gradient(agent, state, b)[0]  # noqa: E731
+    behind = batch._replace(
+        actions=batch.actions + 0.5 * later[:, None], bc_weight=batch.bc_weight * (1 - later),
+        valid=batch.valid * (1 - later),
+    )  # fmt: skip
+    assert same(step(batch), step(behind))
+    assert not same(step(batch), step(batch._replace(actions=batch.actions + 0.5 * own[:, None])))
+
+
+def test_a_decision_asks_to_be_followed_where_the_heads_disagree_about_the_rest():
+    """An offset of a whole head, its opinion of the state, changes nothing."""
+    agent = build(config_of("decoupled-lengths"), critic_steps=5, prefix_steps=2)
+    params = agent.policy_params(drawn(agent))
+    chunk = np.random.default_rng(0).uniform(-1, 1, (3, 2)).astype(np.float32)
+    values = []
+    for m in (1, 2):
+        shown = np.where(np.arange(2)[:, None] < m, chunk[:2], 0).ravel()
+        values.append(sigmoid(heads(params["critic"]["prefix"], np.ones(4), shown, np.arange(2) < m)))
+    wanted = np.std(values[1] - values[0])
+    assert wanted > 1e-4
+    for threshold, steps in ((wanted * 0.9, 1), (wanted * 1.1, 2)):
+        agent.short_critic.replan_spread = threshold
+        record = agent.short_critic.plan(params["critic"], jnp.ones(4), chunk)
+        np.testing.assert_allclose(record["spread"], [0, wanted], atol=1e-6)
+        assert (int(record["steps"]), record["steps"].dtype) == (steps, jnp.int32)
+
+
+def test_steps_end_at_the_first_length_that_is_not_agreed_on():
+    """A later length on which the heads agree again does not count."""
+    config = config_of("decoupled", prefix_lengths=4, replan_spread=0.2)
+    agent = build(config, horizon=4, critic_steps=5, prefix_steps=4)
+    opinions = np.zeros((2, 4), np.float32)  # of the four lengths
+    agent.short_critic.values = lambda params, features, shown: jnp.asarray(opinions)
+    for opinions[1], steps in (
+        ([0, 0, 0, 0], 4), ([0, 0, 1, 0], 2), ([0, 1, 0, 0], 1), ([0.9] * 4, 4), ([0, 0.3, 0.3, 1], 3),
+    ):  # fmt: skip
+        heard, unheard = (
+            agent.short_critic.plan({}, jnp.ones(4), jnp.zeros((4, 2)), alone=alone) for alone in (False, True)
+        )
+        assert (int(heard["steps"]), int(unheard["steps"])) == (steps, 4)
+        np.testing.assert_array_equal(unheard["spread"], heard["spread"])
+
+
+@pytest.mark.slow
+def test_the_prefix_critic_finds_the_chunk_whose_best_continuation_is_rewarded():
+    """Reward only where the first action is right and the third, behind the executed ones, as well.
+
+    The third is right in a third of the data: the executed actions are worth about the expectile of that, and the
+    policy of two actions acts by it without ever outputting the third.
+    """
+    config = dataclasses.replace(config_of("decoupled", **WIDE), prefix_expectile=0.9)
+    agent = build(config, horizon=2, critic_steps=3, actions=1, prefix_steps=2)
+    state, lead = agent.init(jax.random.key(0)), (20, 64)
+    for i in range(15):
+        rng = np.random.default_rng(i)
+        actions, rewards = rng.uniform(-1, 1, (*lead, 3, 1)).astype(np.float32), np.zeros((*lead, 3), np.float32)
+        rewards[..., 0] = np.exp(-2 * (actions[..., 0, 0] - 0.7) ** 2) * (actions[..., 2, 0] > 1 / 3)
+        ones, mask = np.ones_like(rewards), np.zeros(lead, np.float32)
+        batch = make_batches(
+            agent.spec, *lead, i, actions=actions, rewards=rewards, mask=mask, valid=ones, bc_weight=ones
+        )
+        batch = jax.device_put(batch)
+        state, _ = agent.update_policy(state, {}, batch)
+        state, metrics = agent.update_critic(state, {}, batch)
+    observations = {"state": np.random.default_rng(99).normal(size=(32, 4)).astype(np.float32)}
+    keys = jax.random.split(jax.random.key(0), 32)
+    first = agent.decide(agent.policy_params(state), observations, keys, explore=True)[0][:, 0, 0]
+    assert abs(np.mean(first) - 0.7) < 0.2
+    assert np.abs(np.array(first) - 0.7).mean() < 0.3  # uniform data: 0.77
+    assert float(metrics["critic/prefix_values"]) > 1.5 * float(metrics["critic/target_qs"])  # optimistic

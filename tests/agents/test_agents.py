@@ -1,368 +1,398 @@
-"""What holds for every agent: compilations, donation, what an update may touch, sampling, snapshots."""
+"""What holds for every agent: it trains, travels, acts, is saved and goes on, and what an update may touch."""
 
 from __future__ import annotations
+
+import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import build, config_of, critic, fresh, make_batches, named, on_device, sac_critic, same
+from agent_tools import (
+    ENCODER,
+    FLOW,
+    FROZEN,
+    close,
+    critic,
+    critic_gradient,
+    drawn,
+    fresh,
+    made,
+    make_batches,
+    named,
+    one_batch,
+    policy_gradient,
+    sac_critic,
+    same,
+    seen_by,
+)
 from errors import naming
 
 from serl_chunk.agents import perception
+from serl_chunk.config.agents.gripper import GripperConfig, SacGripperConfig
+from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.types import ConfigError
 
-VARIANTS = [  # compiled, run
-    "acfql", "acrlpd-entropy", "bc", "bc-gaussian",
-    "decoupled-lengths", "published-image", "published-distill", "published-gaussian",
-]  # fmt: skip
-TRACED = [  # only traced: cheap
-    *VARIANTS, "acfql-image",
-    "acrlpd-image", "bc-image", "bc-gaussian-image", "published", "published-distill-image",
-    "decoupled-image", "decoupled-lengths-image",
-]  # fmt: skip
-STATE_ONLY = ["acfql", "acrlpd", "bc", "bc-gaussian"]
-WITH_CRITIC = [v for v in VARIANTS if not v.startswith("bc")]
-COMPILED_OFTEN = ["acfql", "published-distill", "bc"]
+GRIPPERS = {"horizon": 4, "actions": 5, "grippers": (1, 4)}
+CHOSEN = {"gripper": GripperConfig(choices=(-1.0, 1.0))}
+EACH = {"gripper": SacGripperConfig(choices=(-1.0, 1.0), joint=False)}
+PENALTY = {"gripper": dataclasses.replace(CHOSEN["gripper"], penalty=-0.1)}
+FIXED = {"gripper": GripperConfig(mode="fixed", fixed_value=0.5)}
+SHARED = {"encoder": dataclasses.replace(ENCODER, trained_by="critic")}
+STATES = {"encoder": dataclasses.replace(SHARED["encoder"], state_latent=4)}
+RECORDED = {"flow": dataclasses.replace(FLOW, train_delay="recorded")}
+RARE_LIVES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # variant, sizes, changes
+    **{
+        v: (v, {}, {})
+        for v in ("acfql", "acrlpd-entropy", "bc", "bc-gaussian", "published-image", "published-gaussian")
+    },
+    "choices, prefix critic": ("decoupled-lengths", GRIPPERS | {"critic_steps": 4}, CHOSEN),
+    "Gaussian, choices for each gripper": ("acrlpd", GRIPPERS, EACH),
+    "fixed gripper, a critic of more actions than the chunk": ("decoupled", GRIPPERS | {"critic_steps": 7}, FIXED),
+    "trained with a delay, choices": ("acfql-delay", GRIPPERS, CHOSEN),
+    "the critic's encoder without cameras": ("acfql", {}, SHARED),
+    "one-step policy, choices, a camera, the critic's encoder": ("published-distill-image", GRIPPERS, CHOSEN | STATES),
+    "one-step policy, choices with a penalty": ("published-distill", GRIPPERS, PENALTY),
+    "choices, a camera, the critic's encoder": ("acfql-image", GRIPPERS, CHOSEN | SHARED),
+    "clone with choices, trained with recorded delays": ("bc", GRIPPERS, CHOSEN | RECORDED),
+}
 
 
-def some(variants, often=COMPILED_OFTEN):
-    """Of `variants` those in `often`; the others are slow."""
-    marked = [v if v in often else pytest.param(v, marks=pytest.mark.slow) for v in variants]
-    return pytest.mark.parametrize("variant", marked)
+def slow(*values: Any) -> list[Any]:
+    return [pytest.param(v, marks=pytest.mark.slow) for v in values]
 
 
-every = some(VARIANTS)
-with_critic = some(WITH_CRITIC, [*COMPILED_OFTEN, "decoupled-lengths"])
-OURS = [v for v in VARIANTS if not v.startswith("published")]  # see test_published_qc.py
-ours_with_critic = some([v for v in OURS if v in WITH_CRITIC], [*COMPILED_OFTEN, "decoupled-lengths"])
+def each(variants: list[str], rare: tuple[str, ...] = ()) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("variant", [*variants, *slow(*rare)])
 
 
-@every
-def test_one_compilation_per_shape_whatever_the_data(variant):
-    agent, state = fresh(variant)
-    for seed in range(3):
-        batches = on_device(agent.spec, seed)
-        state, _ = agent.update_policy(state, {}, batches)
+every = each(list(FROZEN))
+with_critic = each([v for v in FROZEN if not v.startswith("bc")], ("acfql", "acrlpd-entropy", "published-gaussian"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def strict_ranks():
+    """No ranks are promoted silently. For the whole module, because what is traced in it is compiled for it alone."""
+    with jax.numpy_rank_promotion("raise"):
+        yield
+
+
+@pytest.mark.parametrize("name", [*FROZEN, *slow(*RARE_LIVES)])
+def test_trains_travels_acts_is_saved_and_goes_on(name, tmp_path):
+    variant, sizes, changes = RARE_LIVES.get(name, (name, {}, {}))
+    agent, state = fresh(variant, sizes=sizes, **changes)
+    spec, kept = agent.spec, (state.policy, state.policy_average, state.critic, state.target, state.grasp)
+    first = jax.tree.map(np.array, kept)
+    updates = (agent.update_policy, *([agent.update_critic] if agent.has_critic else []), agent.update)
+
+    compiled = [program._cache_size() for program in (*updates, agent._sample)]
+
+    def updated(state, update, seed):
+        batches = make_batches(spec, seed=seed)
+        return update(state, {}, named(agent, batches) if update is agent.update else batches)
+
+    for seed in range(2):
+        for update in updates:
+            before, (state, metrics) = state, updated(state, update, seed)
+            assert all(np.isfinite(value) for value in metrics.values()), metrics
+            trees = (before.policy, before.policy_opt, before.critic, before.critic_opt, before.target)
+            assert all(leaf.is_deleted() for leaf in jax.tree.leaves(trees))  # the state is donated
+    trees = (state.policy, state.policy_average, state.critic, state.target, state.grasp)
+    resting = [
+        jax.tree_util.keystr(path)
+        for (path, new), old in zip(jax.tree_util.tree_leaves_with_path(trees), jax.tree.leaves(first), strict=True)
+        if np.array_equal(new, old)
+    ]
+    assert not resting  # every parameter is trained by something
+    assert any(name.startswith("critic/") for name in metrics) == agent.has_critic
+    assert "actor/bc_loss" in metrics
+
+    observation, length = seen_by(agent), max(spec.critic_steps, spec.horizon)
+    prefix = np.full((length, spec.action_dim), 0.3, np.float32), np.eye(1, length, dtype=np.float32)[0]
+    for pretrained in (False, True):
+        own = agent.policy_params(state, pretrained=pretrained)
+        assert same(own["policy"], state.policy_average or own["policy"])
+        assert (
+            not state.policy_average
+            or "gripper" not in own
+            or same(own["gripper"]["policy"], state.grasp["policy_average"])
+        )
+        flat = agent.flatten_params(own)
+        assert all(isinstance(value, np.ndarray) for value in flat.values())
+        assert all(f"{path}{value.shape}" in agent.network_shape() for path, value in flat.items())
+        draws = []
+        for params in (own, agent.load_params(flat)):
+            rows = [(k, True, None) for k in range(8)] + [(1, True, prefix), (2, False, prefix), (3, False, prefix)]
+            for key, explore, committed in rows:
+                chunk, record = agent.sample(
+                    params, observation, jax.random.key(key), explore=explore, committed=committed
+                )
+                draws.append(np.asarray(chunk))
+                assert (chunk.shape, chunk.dtype) == ((spec.horizon, spec.action_dim), jnp.float32)
+                assert np.abs(chunk).max() <= 1
+                if committed is not None:
+                    np.testing.assert_allclose(chunk[0], 0.3, atol=1e-6)
+                    assert not np.allclose(chunk[1:], 0.3)
+        np.testing.assert_array_equal(draws[:11], draws[11:])  # here and there
+        np.testing.assert_array_equal(draws[9], draws[10])  # not exploring, the key does not matter
+        # The best of several is at times the first one, which does not explore.
+        assert len({chunk.tobytes() for chunk in draws[:8]}) > 1
         if agent.has_critic:
-            state, _ = agent.update_critic(state, {}, batches)
-        state, metrics = agent.update(state, {}, named(agent, batches))
-        assert all(np.isfinite(v) for v in metrics.values())
-    params = agent.policy_params(state)
-    for seed in range(3):
-        observation = {k: v[0, seed] for k, v in make_batches(agent.spec).observations.items()}
-        agent.sample(params, observation, jax.random.key(seed), explore=True)
-    assert agent.update_policy._cache_size() == 1
-    assert agent.update_critic._cache_size() == int(agent.has_critic)
-    assert agent.update._cache_size() == 1
-    assert agent._sample._cache_size() <= 2  # with and without exploration
+            assert record["values"].shape == (agent.config.candidates,)
+            assert float(record["q"]) == np.max(record["values"])
+            assert float(record["q_std"]) > 0
 
-
-@every
-def test_an_update_consumes_the_state_it_is_given(variant):
-    agent, state = fresh(variant)
-    agent.update(state, {}, named(agent, on_device(agent.spec)))
-    leaves = jax.tree.leaves((state.policy, state.policy_opt, state.critic, state.critic_opt, state.target))
-    assert all(leaf.is_deleted() for leaf in leaves)
+    store = CheckpointStore(tmp_path)
+    assert store.save(1, state, flat, {"mean": np.zeros(2, np.float32)}, {"env_steps": 0})
+    store.close()
+    restored = CheckpointStore(tmp_path).restore_state(drawn(agent, 5))
+    assert restored is not None
+    assert same(restored.state, state)
+    assert same(*(updated(s, agent.update, 7)[0] for s in (restored.state, state)))
+    now = [program._cache_size() for program in (*updates, agent._sample)]
+    # Sampling: with exploration and without, of parameters made here and loaded ones.
+    assert all(n - b <= most for n, b, most in zip(now, compiled, [*(1 for _ in updates), 4], strict=True))
 
 
 @every
 def test_a_policy_update_leaves_the_critic_alone(variant):
-    agent, before = fresh(variant)
-    after, _ = agent.update_policy(jax.tree.map(jnp.copy, before), {}, on_device(agent.spec))
+    agent, state = fresh(variant)
+    after, _ = agent.update_policy(state, {}, make_batches(agent.spec))
+    before = fresh(variant)[1]
     assert not same(after.policy, before.policy)
     assert int(after.policy_updates) == 2
     for name in ("critic", "critic_opt", "target", "temperature", "temperature_opt", "critic_updates"):
         assert same(getattr(after, name), getattr(before, name)), name
+    for name in set(after.grasp) & {"critic", "critic_opt", "target"}:
+        assert same(after.grasp[name], before.grasp[name])
 
 
 @with_critic
-def test_a_critic_update_leaves_the_policy_alone(variant):
-    agent, before = fresh(variant)
-    after, _ = agent.update_critic(jax.tree.map(jnp.copy, before), {}, on_device(agent.spec))
+def test_a_critic_update_leaves_the_policy_alone_and_updates_are_the_critics_then_the_policys(variant):
+    agent, state = fresh(variant)
+    after, _ = agent.update_critic(state, {}, make_batches(agent.spec))
+    before = fresh(variant)[1]
     assert int(after.critic_updates) == 2
     for name in ("policy", "policy_average", "policy_opt", "temperature", "temperature_opt", "policy_updates"):
         assert same(getattr(after, name), getattr(before, name)), name
+    for name in set(after.grasp) & {"policy", "policy_opt"}:
+        assert same(after.grasp[name], before.grasp[name])
     assert not same(after.critic, before.critic)
-    assert not same(after.target, before.target)
-    moved = jax.tree.map(lambda c, t: jnp.abs(c - t).max(), {k: after.critic[k] for k in after.target}, after.target)
-    assert max(jax.tree.leaves(moved)) > 0  # the target lags behind
-
-
-@ours_with_critic
-def test_an_update_is_the_critics_updates_then_the_policys(variant):
-    agent, state = fresh(variant)
-    critic_only, _ = agent.update_critic(jax.tree.map(jnp.copy, state), {}, on_device(agent.spec))
-    after, metrics = agent.update(state, {}, named(agent, on_device(agent.spec)))
-    assert int(after.critic_updates) == 2
-    assert int(after.policy_updates) == getattr(agent.config, "policy_updates", 1)
-    for x, y in zip(jax.tree.leaves(after.critic), jax.tree.leaves(critic_only.critic), strict=True):
-        np.testing.assert_allclose(x, y, atol=1e-5)
+    assert not same(after.target, {k: after.critic[k] for k in after.target})  # which lags behind
+    whole, metrics = agent.update(before, {}, named(agent, make_batches(agent.spec)))
+    together = variant.startswith("published")
+    assert int(whole.critic_updates) == 2
+    assert int(whole.policy_updates) == (2 if together else getattr(agent.config, "policy_updates", 1))
     assert {"critic/critic_loss", "actor/bc_loss"} <= metrics.keys()
+    assert together or close(whole.critic, after.critic, 1e-5)
 
 
-def test_a_clones_update_is_its_policys():
-    agent, state = fresh("bc")
-    after, metrics = agent.update(state, {}, named(agent, on_device(agent.spec)))
-    assert (int(after.critic_updates), int(after.policy_updates)) == (0, agent.config.policy_updates)
-    assert "actor/bc_loss" in metrics
-    assert not any(name.startswith("critic/") for name in metrics)
-
-
-@pytest.mark.parametrize("variant", ["acfql", "acrlpd-entropy"])
-def test_a_scan_over_updates_equals_as_many_single_updates(variant):
-    agent, state = fresh(variant)
-    batches = on_device(agent.spec)
-    single, one = jax.tree.map(jnp.copy, state), jax.jit(agent._critic_step)
+def test_a_scan_over_updates_equals_as_many_single_updates():
+    agent, single = fresh("decoupled-lengths")
+    batches, one = make_batches(agent.spec), jax.jit(agent._critic_step)
+    scanned, _ = agent.update_critic(fresh("decoupled-lengths")[1], {}, batches)
     for u in range(2):
         single, _ = one(single, {}, jax.tree.map(lambda x, u=u: x[u], batches))
-    scanned, _ = agent.update_critic(state, {}, batches)
-    for x, y in zip(jax.tree.leaves(scanned.critic), jax.tree.leaves(single.critic), strict=True):
-        np.testing.assert_allclose(x, y, atol=1e-5)
+    assert close(scanned.critic, single.critic, 1e-5)
     assert same(scanned.rng, single.rng)
 
 
 @with_critic
 def test_what_follows_a_termination_does_not_reach_the_critic(variant):
-    agent, state = fresh(variant)
+    agent, _ = fresh(variant)
     batches = make_batches(agent.spec)
     ended = batches.mask == 0
     other = {k: np.array(v) for k, v in batches.next_observations.items()}
     for value in other.values():
         value[ended] = 100
     changed = batches._replace(next_observations=other)
-    a, _ = agent.update_critic(jax.tree.map(jnp.copy, state), {}, jax.device_put(batches))
-    b, _ = agent.update_critic(jax.tree.map(jnp.copy, state), {}, jax.device_put(changed))
-    assert same(a.critic, b.critic)
-    still_running = changed._replace(mask=np.ones_like(batches.mask))
-    c, _ = agent.update_critic(state, {}, jax.device_put(still_running))
-    assert not same(a.critic, c.critic)
+    # Actions behind it count as the sampler filled them in.
+    filled = batches._replace(actions=np.where(batches.valid[..., None] > 0, batches.actions, np.float32(0.5)))
+    plain, later, running, tail = (
+        agent.update_critic(fresh(variant)[1], {}, b)[0]
+        for b in (batches, changed, changed._replace(mask=np.ones_like(batches.mask)), filled)
+    )
+    for tree in ("critic", *(["grasp"] if plain.grasp else [])):
+        of = lambda state, tree=tree: getattr(state, tree)  # noqa: E731
+        assert same(of(plain), of(later))
+        assert not same(of(plain), of(running))
+    assert not same(plain.critic, tail.critic)
 
 
-@with_critic
-def test_the_critics_tail_after_a_termination(variant):
+@each(["decoupled-lengths", "acrlpd-entropy-grasp", "bc-delay"], ("acfql", "acrlpd-entropy", "bc", "bc-gaussian"))
+def test_nothing_to_imitate_means_no_step_of_the_policy(variant):
     agent, state = fresh(variant)
     batches = make_batches(agent.spec)
-    changed = batches._replace(actions=np.where(batches.valid[..., None] > 0, batches.actions, 0.5).astype(np.float32))
-    a, _ = agent.update_critic(jax.tree.map(jnp.copy, state), {}, jax.device_put(batches))
-    b, _ = agent.update_critic(state, {}, jax.device_put(changed))
-    assert not same(a.critic, b.critic)  # scored as the sampler filled it in
-
-
-# Distillation asks for no action.
-@some([v for v in OURS if "distill" not in v], ["acfql", "acrlpd-entropy", "bc"])
-def test_nothing_to_imitate_means_no_step_of_the_policy(variant):
-    agent, before = fresh(variant)
-    batches = on_device(agent.spec)
-    after, metrics = agent.update_policy(
-        jax.tree.map(jnp.copy, before), {}, batches._replace(bc_weight=jnp.zeros_like(batches.bc_weight))
-    )
-    assert same(after.policy, before.policy)
+    after, metrics = agent.update_policy(state, {}, batches._replace(bc_weight=np.zeros_like(batches.bc_weight)))
+    assert same(after.policy, fresh(variant)[1].policy)
     assert float(metrics["actor/bc_loss"]) == 0
 
 
 @every
-def test_a_sampled_chunk(variant):
+def test_one_call_decides_for_each_with_its_own_key_and_committed_actions(variant):
     agent, state = fresh(variant)
-    observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
-    params = agent.policy_params(state)
-
-    def draw(key, explore, prefix=None, p=params):
-        chunk, record = agent.sample(p, observation, jax.random.key(key), explore=explore, committed=prefix)
-        assert (chunk.shape, chunk.dtype) == ((3, 2), jnp.float32)
-        assert float(jnp.abs(chunk).max()) <= 1
-        return np.asarray(chunk), record
-
-    (mean, record), (again, _) = draw(0, False), draw(1, False)
-    np.testing.assert_array_equal(mean, again)  # the key does not matter
-    # The best of several is at times the first one, which does not explore.
-    assert len({draw(k, True)[0].tobytes() for k in range(8)}) > 1
-    np.testing.assert_array_equal(draw(5, True)[0], draw(5, True)[0])
-    if variant in WITH_CRITIC:
-        values = np.asarray(record["values"])
-        assert values.shape == (agent.config.candidates,)
-        assert float(record["q"]) == values.max()
-        assert float(record["q_std"]) > 0
-    else:
-        assert "q_std" not in record
-    committed = np.zeros((3, 2), np.float32)
-    committed[0] = (0.25, -0.5)
-    for explore in (True, False):
-        chunk, _ = draw(2, explore, (committed, np.array([1, 0, 0], np.float32)))
-        np.testing.assert_array_equal(chunk[0], committed[0])
-        assert not np.array_equal(chunk[1:], committed[1:])
+    params, count, spec = agent.policy_params(state), 5, agent.spec
+    observations = {k: v[0, :count] for k, v in make_batches(spec).observations.items()}
+    keys, rng = jax.random.split(jax.random.key(1), count), np.random.default_rng(0)
+    mask = (np.arange(spec.horizon) < rng.integers(0, 3, (count, 1))).astype(np.float32)
+    committed = rng.uniform(-1, 1, (count, spec.horizon, spec.action_dim)).astype(np.float32), mask
+    alone = np.arange(count) % 2 > 0
+    chunks, record = agent.decide(params, observations, keys, explore=True, committed=committed, alone=alone)
+    for i in range(count):
+        one, given = {k: v[i] for k, v in observations.items()}, (committed[0][i], committed[1][i])
+        chunk, of_one = agent.sample(params, one, keys[i], explore=True, committed=given, alone=alone[i])
+        np.testing.assert_allclose(chunks[i], chunk, atol=1e-5)
+        assert set(record) == set(of_one)
+        for name in record:
+            np.testing.assert_allclose(record[name][i], of_one[name], atol=1e-5)
 
 
-@ours_with_critic
+@each(["decoupled-lengths", "acrlpd-entropy-grasp"], ("acfql", "acrlpd-entropy"))
 def test_the_best_candidate_acts_or_the_first_one_alone(variant):
     agent, state = fresh(variant)
-    params = agent.policy_params(state)
-    chosen = set()
+    params, chosen = agent.policy_params(state), set()
     for seed in range(12):
         # Exploring, a flow's lone candidate would start from more noise.
-        observation = {k: v[0, 0] for k, v in make_batches(agent.spec, seed=seed).observations.items()}
-        chunk, record = agent.sample(params, observation, jax.random.key(seed), explore=False)
-        head, alone = agent.sample(params, observation, jax.random.key(seed), explore=False, alone=True)
+        chunk, record = agent.sample(params, seen_by(agent, seed), jax.random.key(seed), explore=False)
+        head, alone = agent.sample(params, seen_by(agent, seed), jax.random.key(seed), explore=False, alone=True)
         np.testing.assert_array_equal(record["values"], alone["values"])
         assert float(alone["q"]) == float(record["values"][0])
-        best = int(np.argmax(record["values"]))
-        chosen.add(best)
+        chosen.add(best := int(np.argmax(record["values"])))
         assert np.array_equal(chunk, head) == (best == 0)
     assert len(chosen) > 1
-    assert agent._sample._cache_size() <= 2  # with exploration and without: no arm compiles anything
+
+
+def test_a_fresh_target_and_a_fresh_average_are_what_they_follow():
+    agent = made("acrlpd-grasp", policy_ema=0.9)
+    state, other = map(jax.jit(agent.init), jax.random.split(jax.random.key(0)))
+    assert same(state.target, {name: state.critic[name] for name in ("encoder", "q")})
+    assert same(state.policy_average, state.policy)
+    assert same(state.grasp["target"], state.grasp["critic"])
+    assert same(state.grasp["policy_average"], state.grasp["policy"])
+    assert not same(state.policy, other.policy)
+    assert not same(state.critic["q"], other.critic["q"])
+    assert not same(state.grasp["critic"], other.grasp["critic"])
 
 
 @pytest.mark.parametrize(("variant", "waits"), [("acfql", True), ("acrlpd", False), ("published", False)])
 def test_a_critic_that_has_seen_no_failure_chooses_where_the_agent_is_published_so(variant, waits):
     agent, state = fresh(variant)
-    chooses = [bool(agent.policy_params(state, pretrained=p)["critic_chooses"]) for p in (False, True)]
-    assert chooses == [True, not waits]
+    assert [bool(agent.policy_params(state, pretrained=p)["critic_chooses"]) for p in (False, True)] == [
+        True,
+        not waits,
+    ]
 
 
-@pytest.mark.parametrize("variant", ["acfql", "acrlpd-entropy"])
-def test_an_evaluation_may_set_another_number_of_candidates(variant):
-    """`--config.agent.candidates` of an evaluation, with parameters published by a run of 3."""
-    _, state = fresh(variant)
-    trained, more = build(config_of(variant)), build(config_of(variant, candidates=8))
-    observation = {k: v[0, 0] for k, v in make_batches(more.spec).observations.items()}
-    chosen = set()
-    for seed in range(24):
-        _, record = more.sample(trained.policy_params(state), observation, jax.random.key(seed), explore=True)
-        assert record["values"].shape == (8,)
-        assert float(record["q"]) == float(record["values"].max())
-        chosen.add(int(np.argmax(record["values"])))
-    assert max(chosen) >= 3
-
-
-@pytest.mark.parametrize("variant", ["acfql-image", "acrlpd-image"])
-def test_images_are_shifted_by_keys_of_their_own(variant):
+def test_images_are_shifted_by_keys_of_their_own(monkeypatch):
     """Offsets drawn from a key that a loss draws from as well would go hand in hand with its noise."""
-    agent = build(config_of(variant))
-    state = agent.init(jax.random.key(0))
+    agent, state = fresh("acfql-image")
     keys = lambda k: tuple(np.asarray(jax.random.key_data(k)).tolist())  # noqa: E731
     offsets: list[tuple[int, ...]] = []
-    with pytest.MonkeyPatch.context() as patch:
-        shift = lambda key, observation, pixels: offsets.append(keys(key)) or observation  # noqa: E731
-        patch.setattr(perception, "random_shift", shift)
-        agent.seen(state, {}, jax.tree.map(lambda x: x[0], make_batches(agent.spec)))
+    monkeypatch.setattr(
+        perception, "random_shift", lambda key, observation, pixels: offsets.append(keys(key)) or observation
+    )
+    agent.seen(state, {}, one_batch(agent))
     used = [state.rng, *jax.random.split(state.rng)]
     drawn = {keys(k) for u in used for n in (2, 3) for k in (u, *jax.random.split(u, n))}
     assert len(set(offsets)) == 2
     assert not drawn & set(offsets)
 
 
-@every
-def test_parameters_survive_the_journey_to_an_actor(variant):
-    agent, state = fresh(variant)
-    observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
-    params = agent.policy_params(state)
-    flat = agent.flatten_params(params)
-    assert all(isinstance(v, np.ndarray) for v in flat.values())
-    loaded = agent.load_params(flat)
-    assert agent.flatten_params(loaded).keys() == flat.keys()
-    here, there = (agent.sample(p, observation, jax.random.key(4), explore=False)[0] for p in (params, loaded))
-    np.testing.assert_allclose(here, there, atol=1e-6)
-    for path, value in flat.items():
-        assert f"{path}{value.shape}" in agent.network_shape()
-
-
-@pytest.mark.parametrize("variant", STATE_ONLY)
-def test_parameters_of_another_network_are_refused(variant):
-    agent, state = fresh(variant)
+def test_parameters_of_another_network_are_refused():
+    agent, state = fresh("acfql")
     flat = agent.flatten_params(agent.policy_params(state))
     path = next(k for k in flat if k.endswith("kernel"))
-    with pytest.raises(ConfigError, match=naming(path)):
-        agent.load_params({k: v for k, v in flat.items() if k != path})
-    with pytest.raises(ConfigError, match=naming(path, flat[path][..., :-1].shape, flat[path].shape, "--exp_name")):
-        agent.load_params({**flat, path: flat[path][..., :-1]})
-    with pytest.raises(ConfigError, match=naming(path, "float64", "float32")):
-        agent.load_params({**flat, path: flat[path].astype(np.float64)})
-    with pytest.raises(ConfigError, match=naming("ghost")):
-        agent.load_params({**flat, "ghost": np.zeros(1)})
+    for changed, named_so in (
+        ({k: v for k, v in flat.items() if k != path}, [path]),
+        ({**flat, path: flat[path][..., :-1]}, [path, flat[path][..., :-1].shape, flat[path].shape, "--exp_name"]),
+        ({**flat, path: flat[path].astype(np.float64)}, [path, "float64", "float32"]),
+        ({**flat, "ghost": np.zeros(1)}, ["ghost"]),
+    ):
+        with pytest.raises(ConfigError, match=naming(*named_so)):
+            agent.load_params(changed)
 
 
-@some(TRACED, [*COMPILED_OFTEN, "published-image", "decoupled-lengths-image", "bc-gaussian-image"])
-def test_no_ranks_are_promoted_silently(variant):
-    agent, state = fresh(variant)
-    observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
-    prefix = (np.zeros((3, 2), np.float32), np.zeros(3, np.float32))
-    with jax.numpy_rank_promotion("raise"):
-        new, _ = jax.eval_shape(agent._update, state, {}, named(agent, make_batches(agent.spec)))
-        alone = make_batches(agent.spec)._replace(next_observations={})  # as a learner gives them
-        jax.eval_shape(agent._update_policy, state, {}, alone)
-        chunk, _ = jax.eval_shape(
-            lambda s, k: agent._sample_chunk(agent.policy_params(s), observation, k, prefix, explore=True),
-            state,
-            jax.random.key(0),
-        )
-    assert chunk.shape == (3, 2)
-    kept = jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), new, state)
-    assert all(jax.tree.leaves(kept))  # an update that changed a shape or a type would compile again
-
-
-@pytest.mark.parametrize("variant", [v for v in TRACED if not v.startswith("bc")])
+@each(["decoupled-lengths-image", "acrlpd-entropy"], ("acfql", "acrlpd-image", "published-distill", "published"))
 def test_the_critics_loss_mixes_no_types(variant):
     agent, state = fresh(variant)
-    batch = jax.tree.map(lambda x: x[0], make_batches(agent.spec))
+    batch = one_batch(agent)
     with jax.numpy_dtype_promotion("strict"):
         draws = jax.eval_shape(agent.critic_draws, jax.random.key(0), batch)
         loss = jax.eval_shape(agent.critic_loss, state.critic, state, {}, batch, draws)
     assert {(x.shape, x.dtype) for x in jax.tree.leaves(loss)} == {((), jnp.dtype("float32"))}
 
 
-@pytest.mark.parametrize("horizon", [1, 4])
-@pytest.mark.parametrize("variant", STATE_ONLY)
-def test_other_lengths_and_a_single_head(variant, horizon):
-    alone = {"acfql": {"critic": critic(ensemble=1)}, "acrlpd": {"critic": sac_critic(ensemble=1)}}
+@pytest.mark.parametrize(("variant", "horizon", "heads"), [("acfql", 4, critic), ("acrlpd", 1, sac_critic)])
+def test_other_lengths_and_a_single_head(variant, horizon, heads):
     critic_steps = (horizon + 1) // 2
-    agent = build(config_of(variant, **alone.get(variant, {})), horizon=horizon, critic_steps=critic_steps)
+    agent = made(variant, {"horizon": horizon, "critic_steps": critic_steps}, critic=heads(ensemble=1))
     state = jax.eval_shape(agent.init, jax.random.key(0))
     new, metrics = jax.eval_shape(agent._update, state, {}, named(agent, make_batches(agent.spec)))
     assert jax.tree.map(lambda x: x.shape, new) == jax.tree.map(lambda x: x.shape, state)
     assert {m.shape for m in metrics.values()} == {()}
-    if not variant.startswith("bc"):
-        kernel = state.critic["q"]["VmapMlp_0"]["Dense_0"]["kernel"]
-        assert kernel.shape == (1, 4 + 2 * critic_steps, 16)
+    assert state.critic["q"]["VmapMlp_0"]["Dense_0"]["kernel"].shape == (1, 4 + 2 * critic_steps, 16)
     prefix = (np.zeros((horizon, 2), np.float32), np.zeros(horizon, np.float32))
-    observation = {"state": np.zeros(4, np.float32)}
-    chunk, _ = jax.eval_shape(
-        lambda s, k: agent._sample_chunk(agent.policy_params(s), observation, k, prefix, explore=False),
-        state,
-        jax.random.key(0),
-    )
+    act = lambda s, k: agent._sample_chunk(agent.policy_params(s), seen_by(agent), k, prefix, explore=False)  # noqa: E731
+    chunk, record = jax.eval_shape(act, state, jax.random.key(0))
     assert chunk.shape == (horizon, 2)
+    assert "q_std" not in record
 
 
-@pytest.mark.parametrize("aggregate", ["mean", pytest.param("min", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("aggregate", ["mean", *slow("min")])
 def test_a_single_head_keeps_rows_apart(aggregate):
     """The published code's mean over heads is one over the batch where there is one head."""
-    agent = build(config_of("acrlpd", critic=sac_critic(ensemble=1, target_aggregate=aggregate)))
-    state = agent.init(jax.random.key(0))
-    batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
+    agent, state = fresh("acrlpd", critic=sac_critic(ensemble=1, target_aggregate=aggregate))
+    batch = one_batch(agent)
     draws = agent.critic_draws(jax.random.key(1), batch)
-
-    def target(rows):
-        args = jax.tree.map(lambda x: x[rows], (batch, draws))
-        return agent.critic_target(state, {}, *args)
-
-    together = np.asarray(target(slice(None)))
-    alone = np.concatenate([target(slice(i, i + 1)) for i in range(len(together))])
-    np.testing.assert_allclose(together, alone, atol=1e-5)
-    value = ((together - batch.rewards @ 0.9 ** np.arange(3)) / batch.discount_n)[batch.mask > 0]
-    assert np.ptp(value) > 0.01  # the rows' next values differ
+    target = jax.jit(lambda b: agent.critic_target(state, {}, b, draws))
+    other = np.array(batch.next_observations["state"])
+    other[4] += 1
+    moved = np.asarray(target(batch)) != target(batch._replace(next_observations={"state": other}))
+    assert moved.tolist() == [i == 4 for i in range(8)]
 
 
-@pytest.mark.slow
-def test_weight_decay_shrinks_the_networks_by_lr_times_decay_and_not_the_temperature():
-    after = []
-    for decay in (0.0, 0.5):
-        agent = build(config_of("published-gaussian", weight_decay=decay))
-        one = jax.tree.map(lambda x: x[:1], on_device(agent.spec))
-        after.append(agent.update(agent.init(jax.random.key(0)), {}, named(agent, one))[0])
-    plain, decayed = after
-    assert same(plain.temperature, decayed.temperature)
-    start = agent.init(jax.random.key(0))
-    for name in ("policy", "critic"):
-        trees = (getattr(state, name) for state in (plain, decayed, start))
-        for p, d, s in zip(*map(jax.tree.leaves, trees), strict=True):
-            np.testing.assert_allclose(p - d, 1e-2 * 0.5 * s, atol=2e-4)
+@pytest.mark.parametrize("bounded", [True, False])
+@each(["acfql", "published-distill", "bc"], ("published",))
+def test_chunks_are_clipped_by_the_bounds_of_model_space(variant, bounded):
+    agent, state = fresh(variant, sizes={"bounded": bounded})
+    params = jax.tree.map(lambda x: 5 * x, agent.policy_params(state)["policy"])
+    params = agent.policy_params(state) | {"policy": params}
+    chunk = agent.sample(params, seen_by(agent), jax.random.key(1), explore=True)[0]
+    assert (np.abs(chunk).max() <= 1) == bounded
+
+
+def test_a_batch_of_the_policys_own_is_asked_for_and_trained_on():
+    agent, state = fresh("decoupled-lengths", sizes={"policy_batch": 16})
+    own = agent.wants()["policy"]
+    assert (own.size, own.each, own.next_observations) == (16, False, False)
+    larger = make_batches(agent.spec, updates=1, size=16, seed=4)._replace(next_observations={})
+    batches = {"critic": make_batches(agent.spec)}
+    apart, _ = agent.update(state, {}, {**batches, "policy": larger})
+    whole, state = fresh("decoupled-lengths")
+    alone, _ = whole.update(state, {}, batches)
+    assert close(alone.critic, apart.critic, 1e-5)  # two programs, so equal to rounding
+    assert not same(alone.policy, apart.policy)
+    assert made("bc").wants().keys() == {"policy"}
+    assert made("acfql").wants().keys() == {"critic"}
+
+
+@pytest.mark.parametrize("variant", ["decoupled", "acrlpd", "bc", "bc-gaussian"])
+def test_imitation_sees_moved_joints_and_critics_do_not(variant):
+    """`bc_joint_noise`: what a loss sees is the batch with the shifts added."""
+    agent, state = fresh(variant)
+    rng, plain = np.random.default_rng(3), one_batch(agent)
+    of_state, of_actions = (
+        rng.normal(size=x.shape).astype(np.float32) for x in (plain.observations["state"], plain.actions)
+    )
+    moved = plain._replace(bc_state_shift=of_state, bc_action_shift=of_actions)
+    added = plain._replace(
+        observations={"state": plain.observations["state"] + of_state}, actions=plain.actions + of_actions
+    )
+    found, wanted, before = (policy_gradient(agent, state, b, bc_only=True) for b in (moved, added, plain))
+    assert float(found[1]["value"]) == pytest.approx(float(wanted[1]["value"]), rel=1e-6)
+    for a, b in zip(jax.tree.leaves(found[0]), jax.tree.leaves(wanted[0]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert float(found[1]["value"]) != pytest.approx(float(before[1]["value"]), rel=1e-3)
+    if agent.has_critic:
+        assert same(*(critic_gradient(agent, state, batch)[0] for batch in (moved, plain)))

@@ -9,20 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import build, config_of, make_batches, named, on_device, same
+from agent_tools import build, config_of, drawn, made, make_batches, named, same, seen_by
 from errors import naming
 from flax.traverse_util import flatten_dict
+from learner_tools import learner_of, let_go
 from small_bases import FROZEN, experiment, use_small_backbones, write_weights
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.vision import digest_of
-from serl_chunk.cli.learner import make_learner
 from serl_chunk.config.compatibility import contract
-from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.learner import Learner
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.checkpoints import read_item
-from serl_chunk.runs.folder import open_run
 from serl_chunk.transport.wire.handshake import compare
 from serl_chunk.types import ConfigError, Snapshot
 
@@ -35,17 +33,12 @@ def small_backbone(monkeypatch):
 
 
 def agent_of(weights: str = "") -> Agent:
-    encoder = dataclasses.replace(FROZEN, weights=weights)
-    return build(dataclasses.replace(config_of("bc-gaussian-image"), encoder=encoder))
-
-
-def seen(agent: Agent) -> dict[str, np.ndarray]:
-    return {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
+    return build(config_of("bc-gaussian-image", encoder=dataclasses.replace(FROZEN, weights=weights)))
 
 
 def test_a_base_with_a_source_does_not_travel_and_each_side_reads_it(tmp_path):
     agent = agent_of(write_weights(tmp_path / "w.npz"))
-    state, base = agent.init(jax.random.key(0)), agent.new_base(jax.random.key(1))
+    state, base = drawn(agent), agent.new_base(jax.random.key(1))
     assert same(base, agent.source_base)
     with np.load(tmp_path / "w.npz") as file:
         assert all(np.array_equal(leaf, file[name]) for name, leaf in flatten_dict(base["backbone"], sep="/").items())
@@ -55,88 +48,60 @@ def test_a_base_with_a_source_does_not_travel_and_each_side_reads_it(tmp_path):
     assert "base/" not in agent.network_shape()
     loaded = agent.load_params(agent.flatten_params(published))
     assert same(loaded["base"], base)
-    chunks = [
-        agent.sample(params, seen(agent), jax.random.key(2), explore=False)[0]
-        for params in (loaded, {**published, "base": base})
-    ]
-    np.testing.assert_array_equal(*chunks)
-    black = jax.tree.map(jnp.zeros_like, base)
-    blind = agent.sample({**published, "base": black}, seen(agent), jax.random.key(2), explore=False)[0]
-    assert not np.array_equal(chunks[0], blind)
+    chunk, here, blind = (
+        agent.sample(params, seen_by(agent), jax.random.key(2), explore=False)[0]
+        for params in (loaded, {**published, "base": base}, {**published, "base": jax.tree.map(jnp.zeros_like, base)})
+    )
+    np.testing.assert_array_equal(chunk, here)
+    assert not np.array_equal(chunk, blind)
 
 
-def test_a_base_without_a_source_travels():
+def test_a_base_without_a_source_travels_and_no_update_consumes_or_changes_it():
     agent = agent_of()
-    state, base = agent.init(jax.random.key(0)), agent.new_base(jax.random.key(1))
-    assert agent.base_digest == ""
+    state, base = drawn(agent), agent.new_base(jax.random.key(1))
+    before = jax.tree.map(np.array, base)
     published = agent.published(state, base)
+    assert (agent.base_digest, published.keys()) == ("", {"policy", "base"})
     assert same(published, agent.policy_params(state) | {"base": base})
     assert same(agent.load_params(agent.flatten_params(published)), published)
     assert "base/backbone/" in agent.network_shape()
     assert not same(base, agent.new_base(jax.random.key(2)))
-
-
-def test_without_a_backbone_there_is_no_base():
-    agent = build(config_of("bc-gaussian"))
-    assert (agent.new_base(jax.random.key(0)), agent.base_digest, agent.source) == ({}, "", "")
-    assert "base" not in agent.published(agent.init(jax.random.key(0)), {})
+    agent.update(state, base, named(agent, make_batches(agent.spec)))
+    assert same(base, before)
+    without = made("bc-gaussian")
+    assert (without.new_base(jax.random.key(0)), without.base_digest, without.source) == ({}, "", "")
+    assert "base" not in without.published(drawn(without), {})
 
 
 def test_a_digest_is_of_the_numbers_names_and_shapes_and_not_of_the_file(tmp_path):
-    first = agent_of(write_weights(tmp_path / "a.npz"))
-    assert agent_of(write_weights(tmp_path / "b.npz")).base_digest == first.base_digest
-    assert agent_of(write_weights(tmp_path / "c.npz", seed=1)).base_digest != first.base_digest
+    digests = [
+        agent_of(write_weights(tmp_path / name, seed=seed)).base_digest
+        for name, seed in (("a.npz", 0), ("b.npz", 0), ("c.npz", 1))
+    ]
+    assert digests[0] == digests[1] != digests[2]
     tree = {"a": {"b": np.arange(6, dtype=np.float32), "c": np.zeros(2, np.float32)}}
     digest = digest_of(tree)
     assert len(digest) == 16
     assert digest_of({"a": dict(reversed(tree["a"].items()))}) == digest
-    one = tree["a"]["b"].copy()
-    one[3] = np.nextafter(one[3], 9, dtype=np.float32)
-    for other in (
-        {"a": {**tree["a"], "b": one}},
-        {"a": {**tree["a"], "b": tree["a"]["b"].reshape(2, 3)}},
-        {"a": {**tree["a"], "b": tree["a"]["b"].astype(np.float64)}},
-        {"d": tree["a"]},
-    ):
-        assert digest_of(other) != digest
+    b = tree["a"]["b"]
+    nearly = np.where(np.arange(6) == 3, np.nextafter(b, np.float32(9)), b)
+    others = [{"a": {**tree["a"], "b": other}} for other in (nearly, b.reshape(2, 3), b.astype(np.float64))]
+    assert digest not in {digest_of(other) for other in (*others, {"d": tree["a"]})}
     assert digest_of({}) == ""
-
-
-def test_no_update_consumes_or_changes_the_base():
-    agent = agent_of()
-    state, base = agent.init(jax.random.key(0)), agent.new_base(jax.random.key(1))
-    before = jax.tree.map(np.array, base)
-    for update in (agent.update, agent.update_policy):
-        batches = on_device(agent.spec)
-        state, _ = update(state, base, named(agent, batches) if update is agent.update else batches)
-    assert same(jax.tree.map(np.asarray, base), before)
-    assert not same(jax.tree.map(np.asarray, agent.new_base(jax.random.key(2))), before)
 
 
 def test_a_difference_is_named_when_an_actor_connects():
     config = experiment(FROZEN)
-    spec = robot_spec(config.robot)
-    mine, theirs = (contract(config, spec, "net", base=digest) for digest in ("0123456789abcdef", "fedcba9876543210"))
-    refusal = compare(mine, theirs)
-    assert "0123456789abcdef" in refusal
-    assert "fedcba9876543210" in refusal
-    assert "base" in refusal
-    assert compare(mine, contract(config, spec, "net", base="0123456789abcdef")) == ""
-    assert "base" not in contract(config, spec, "net")
+    of = lambda digest="": contract(config, robot_spec(config.robot), "net", base=digest)  # noqa: E731
+    refusal = compare(of("0123456789abcdef"), of("fedcba9876543210"))
+    assert all(word in refusal for word in ("base", "0123456789abcdef", "fedcba9876543210"))
+    assert compare(of("0123456789abcdef"), of("0123456789abcdef")) == ""
+    assert "base" not in of()
 
 
-def learner_of(weights: str, run: Path, sent: list[Snapshot]) -> Learner:
+def learner(weights: str, run: Path, sent: list[Snapshot]) -> Learner:
     config = experiment(dataclasses.replace(FROZEN, weights=weights))
-    spec = robot_spec(config.robot)
-    return make_learner(
-        config, RunOptions([]), open_run(config, spec, str(run)), spec,
-        publish=lambda snapshot, info: sent.append(snapshot), threaded=False,
-    )  # fmt: skip
-
-
-def close(learner: Learner) -> None:
-    learner.close()
-    learner.metrics.close()
+    return learner_of(config, None, run, publish=lambda snapshot, info: sent.append(snapshot))
 
 
 def size_of(folder: Path) -> int:
@@ -148,35 +113,31 @@ def test_snapshots_and_checkpoints_hold_a_base_only_without_a_source(tmp_path, m
     use_small_backbones(monkeypatch, WIDE)
     sent: list[Snapshot] = []
     weights = write_weights(tmp_path / "w.npz", WIDE) if has_source else ""
-    learner = learner_of(weights, tmp_path / "run", sent)
-    learner.publish()
-    learner.checkpoint()
-    close(learner)
-    nbytes = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(learner.base))
+    first = learner(weights, tmp_path / "run", sent)
+    first.publish()
+    first.checkpoint()
+    let_go(first)
+    nbytes = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(first.base))
     assert nbytes > 250_000
     of_snapshot = sum(value.nbytes for value in sent[-1].params.values())
-    assert [name for name in sent[-1].params if name.startswith("base/")] == [] if has_source else of_snapshot > nbytes
+    assert any(name.startswith("base/") for name in sent[-1].params) != has_source
+    assert of_snapshot < nbytes / 4 if has_source else of_snapshot > nbytes
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     leaves, meta = read_item(checkpoint, "state")
-    assert any(path.startswith(".base") for path in leaves) != has_source
-    assert (size_of(checkpoint) > nbytes) != has_source
-    if has_source:
-        assert of_snapshot < nbytes / 4
-        assert meta["base_digest"] == learner.agent.base_digest
-    again = learner_of(weights, tmp_path / "run", sent)
-    assert same(again.base, learner.base)
-    assert same(again.state, learner.state)
-    close(again)
+    assert any(path.startswith(".base") for path in leaves) == (size_of(checkpoint) > nbytes) != has_source
+    assert not has_source or meta["base_digest"] == first.agent.base_digest
+    again = learner(weights, tmp_path / "run", sent)
+    assert same((again.base, again.state), (first.base, first.state))
+    let_go(again)
 
 
 def test_a_run_does_not_go_on_with_another_base(tmp_path):
-    run, sent = tmp_path / "run", []
-    learner = learner_of(write_weights(tmp_path / "w.npz"), run, sent)
-    learner.checkpoint()
-    close(learner)
+    first = learner(write_weights(tmp_path / "w.npz"), tmp_path / "run", [])
+    first.checkpoint()
+    let_go(first)
     other = write_weights(tmp_path / "w.npz", seed=1)  # the same name with other weights
-    digest = build(learner.config.agent).base_digest
-    assert digest != learner.agent.base_digest
-    with pytest.raises(ConfigError, match=naming(other, learner.agent.base_digest, digest)) as refused:
-        learner_of(other, run, sent)
+    digest = build(first.config.agent).base_digest
+    assert digest != first.agent.base_digest
+    with pytest.raises(ConfigError, match=naming(other, first.agent.base_digest, digest)) as refused:
+        learner(other, tmp_path / "run", [])
     assert refused.value.parameter == "agent.encoder.weights"

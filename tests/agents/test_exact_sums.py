@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import ENCODER, PREFIX, build, config_of, fresh, make_batches, named
+from agent_tools import ENCODER, drawn, fresh, made, make_batches, named, one_batch
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.spec import agent_spec
@@ -44,60 +44,37 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "joint noise, clone": ("bc", {}, ("dims", "shift")),
 }
 OFTEN = ("prefix", "learned gripper", "joint noise, Gaussian")
-WITH_IMAGES = ("the critic's encoder",)  # pixels become float32
-every = pytest.mark.parametrize("name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+SINGLE_ONLY = ("the critic's encoder",)  # pixels become float32
+ROWS = [(name, True, (1, 4)) for name in OFTEN] + [
+    pytest.param(name, double, (1, 2, 4), marks=pytest.mark.slow)
+    for name in CASES for double in (False, True) if not (double and name in SINGLE_ONLY)
+]  # fmt: skip
 
 
 def agent_of(name: str, micro_batches: int) -> Agent:
     variant, changes, _ = CASES[name]
-    sizes: dict[str, Any] = PREFIX if variant == "decoupled-lengths" else {}
-    if "gripper" in changes:
-        sizes = {"actions": 3, "grippers": (1,)}
-    return build(config_of(variant, **changes), micro_batches=micro_batches, **sizes)
+    sizes = {"actions": 3, "grippers": (1,)} if "gripper" in changes else {}
+    return made(variant, {**sizes, "micro_batches": micro_batches}, **changes)
 
 
 def batch_of(name: str, agent: Agent) -> ChunkBatch:
     """Windows of very different imitation weights: the first quarter has none at all."""
-    rng, more = np.random.default_rng(7), CASES[name][2]
-    batch = jax.tree.map(lambda x: x[0], make_batches(agent.spec))
-    random = lambda shape: rng.uniform(size=shape).astype(np.float32)  # noqa: E731
-    bc_weight = batch.valid * random(batch.valid.shape)
+    rng, more, batch = np.random.default_rng(7), CASES[name][2], one_batch(agent)
+    random = lambda x: rng.uniform(size=x.shape).astype(np.float32)  # noqa: E731
+    bc_weight = batch.valid * random(batch.valid)
     bc_weight[:2] = 0
-    changes = {"bc_weight": bc_weight, "weight": random(batch.weight.shape), "prev_action": -batch.actions[:, 0]}
+    changes = {"bc_weight": bc_weight, "weight": random(batch.weight), "prev_action": -batch.actions[:, 0]}
     if "dims" in more:
-        changes["bc_dims"] = (random(batch.actions.shape) < 0.6).astype(np.float32)
+        changes["bc_dims"] = (random(batch.actions) < 0.6).astype(np.float32)
     if "shift" in more:
-        changes["bc_state_shift"] = random(batch.observations["state"].shape)
-        changes["bc_action_shift"] = random(batch.actions.shape)
+        state = batch.observations["state"]
+        changes |= {"bc_state_shift": random(state), "bc_action_shift": random(batch.actions)}
     return batch._replace(**changes)
 
 
 def in_double(tree: Any) -> Any:
     double = lambda x: x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x  # noqa: E731
     return jax.tree.map(double, tree)
-
-
-def stepped(name: str, parts: tuple[int, ...], *, double: bool) -> list[Any]:
-    """The state and the metrics after one step of both halves, for each number of micro-batches.
-
-    The first moments in the optimisers' states are the gradients, times a constant.
-    """
-    agent = agent_of(name, 1)
-    state, batch = jax.jit(agent.init)(jax.random.key(0)), batch_of(name, agent)
-    key = jax.random.key(1)
-    draws = {"policy": agent.policy_draws(key, batch)}
-    if agent.has_critic:
-        draws["critic"] = agent.critic_draws(key, batch)
-    if double:
-        state, batch, draws = in_double((state, batch, draws))
-    # A target that is its critic would hide which of the two is read.
-    state = state.replace(target=jax.tree.map(lambda x: 1.5 * x, state.target))
-    out = []
-    for micro_batches in parts:
-        cut = agent_of(name, micro_batches)
-        after, metrics = jax.jit(lambda s, b, d, cut=cut: cut.step(s, {}, b, d))(state, batch, draws)
-        out.append((after.replace(rng=()), metrics))
-    return out
 
 
 def assert_close(got: Any, expected: Any, rtol: float) -> None:
@@ -108,30 +85,35 @@ def assert_close(got: Any, expected: Any, rtol: float) -> None:
         assert np.linalg.norm(a - b) <= rtol * np.linalg.norm(b), jax.tree_util.keystr(path)
 
 
-@every
-def test_micro_batches_add_up_to_the_whole_batch(name):
-    whole, halves, quarters = stepped(name, (1, 2, 4), double=False)
-    assert_close(halves, whole, 1e-5)
-    assert_close(quarters, whole, 1e-5)
+@pytest.mark.parametrize(("name", "double", "parts"), ROWS)
+def test_micro_batches_add_up_to_the_whole_batch(name, double, parts):
+    """After one step of both halves; the first moments in the optimisers' states are the gradients, times a constant.
 
-
-@pytest.mark.parametrize(
-    "name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in CASES if n not in WITH_IMAGES]
-)
-def test_in_double_precision_nothing_but_rounding_is_left(name):
-    with jax.enable_x64(True):
-        whole, halves, quarters = stepped(name, (1, 2, 4), double=True)
-        assert all(x.dtype == jnp.float64 for x in jax.tree.leaves((whole[0].policy, whole[0].critic)))
-    assert_close(halves, whole, 1e-12)
-    assert_close(quarters, whole, 1e-12)
+    In double precision nothing but rounding is left.
+    """
+    agent, key = agent_of(name, 1), jax.random.key(1)
+    state, batch, out = drawn(agent), batch_of(name, agent), []
+    draws = {"policy": agent.policy_draws(key, batch)}
+    if agent.has_critic:
+        draws["critic"] = agent.critic_draws(key, batch)
+    with jax.enable_x64(double):
+        if double:
+            state, batch, draws = in_double((state, batch, draws))
+        for micro_batches in parts:
+            cut = agent_of(name, micro_batches)
+            after, metrics = jax.jit(lambda s, b, d, cut=cut: cut.step(s, {}, b, d))(state, batch, draws)
+            out.append((after.replace(rng=()), metrics))
+        if double:
+            assert all(x.dtype == jnp.float64 for x in jax.tree.leaves((out[0][0].policy, out[0][0].critic)))
+    for other in out[1:]:
+        assert_close(other, out[0], 1e-12 if double else 1e-5)
 
 
 def test_a_whole_update_of_micro_batches_compiles_once():
-    whole, state = fresh("acrlpd")
-    cut = build(config_of("acrlpd"), micro_batches=2)
-    batches = jax.device_put(make_batches(whole.spec))
-    expected, as_whole = whole.update(jax.tree.map(jnp.copy, state), {}, named(whole, batches))
-    got, metrics = cut.update(state, {}, named(cut, batches))
+    (whole, state), cut = fresh("acrlpd"), made("acrlpd", {"micro_batches": 2})
+    batches = make_batches(whole.spec)
+    expected, as_whole = whole.update(state, {}, named(whole, batches))
+    got, metrics = cut.update(drawn(whole), {}, named(cut, batches))
     assert_close(metrics, as_whole, 1e-4)
     assert_close((got.policy, got.critic), (expected.policy, expected.critic), 1e-3)
     cut.update(got, {}, named(cut, batches))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from agent_tools import build, config_of, fresh, named, on_device
+from agent_tools import close, drawn, made
 
 from serl_chunk.agents.optimiser import adam
 from serl_chunk.config.agents.acfql import AcfqlConfig
@@ -17,10 +17,10 @@ from serl_chunk.config.agents.pi0 import Pi0Config
 from serl_chunk.config.agents.published_qc import PublishedQcConfig
 
 PARAMS = {
-    "encoder": {"kernel": jnp.linspace(-1.0, 2.0, 12).reshape(3, 4)},
-    "q": {"bias": jnp.arange(4.0), "net": {"encoder": {"kernel": jnp.ones(3)}}},
+    "encoder": {"kernel": np.linspace(-1.0, 2.0, 12, dtype=np.float32).reshape(3, 4)},
+    "q": {"bias": np.arange(4, dtype=np.float32), "net": {"encoder": {"kernel": np.ones(3, np.float32)}}},
 }
-GRADS = [jax.tree.map(lambda p, s=s: jnp.cos(3.0 * p + s), PARAMS) for s in range(5)]
+GRADS = [jax.tree.map(lambda p, s=s: np.cos(3 * p + s), PARAMS) for s in range(5)]
 PLAIN = Optimiser(0.1, 0.1)
 
 
@@ -53,10 +53,8 @@ def test_one_rate_for_all_is_optaxs_adam(name):
 
 
 def test_the_state_has_one_tree_whatever_is_set():
-    paths = lambda tree: [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(tree)]  # noqa: E731
-    plain, changed = adam(PLAIN), adam(Optimiser(0.1, 0.01, 3, 9, 0.1, 1.0, 0.95))
-    states = plain.init(PARAMS), changed.init(PARAMS), stepped(changed)[1]
-    assert paths(states[0]) == paths(states[1]) == paths(states[2])
+    changed = adam(Optimiser(0.1, 0.01, 3, 9, 0.1, 1.0, 0.95))
+    states = adam(PLAIN).init(PARAMS), changed.init(PARAMS), stepped(changed)[1]
     assert len(set(map(jax.tree.structure, states))) == 1
 
 
@@ -83,22 +81,26 @@ def test_encoders_have_a_rate_of_their_own_wherever_they_are():
 
 def test_each_network_has_its_configured_rates():
     assert AcfqlConfig(lr=0.1).optimiser("critic") == PLAIN
-    config = AcfqlConfig(lr=0.1, critic_lr=0.01)
-    assert (config.optimiser("policy"), config.optimiser("critic")) == (PLAIN, Optimiser(0.01, 0.01))
-    config = AcfqlConfig(lr=0.1, critic_lr=0.01, encoder_lr=0.001)
-    rates = [config.optimiser(network)[:2] for network in ("policy", "critic")]
-    assert rates == [(0.1, 0.001), (0.01, 0.001)]
+    for changes, wanted in (
+        ({"critic_lr": 0.01}, [PLAIN, Optimiser(0.01, 0.01)]),
+        ({"critic_lr": 0.01, "encoder_lr": 0.001}, [Optimiser(0.1, 0.001), Optimiser(0.01, 0.001)]),
+    ):
+        assert [AcfqlConfig(lr=0.1, **changes).optimiser(network) for network in ("policy", "critic")] == wanted
     assert PublishedQcConfig(lr=0.1, weight_decay=0.5).optimiser("critic") == PLAIN._replace(weight_decay=0.5)
+    decayed = made("published-gaussian", weight_decay=0.5)
+    temperature = {"log_alpha": jnp.float32(-2)}  # decay would draw it to 1
+    update, _ = decayed.temperature_optimiser.update(
+        {"log_alpha": jnp.float32(0)}, decayed.temperature_optimiser.init(temperature), temperature
+    )
+    assert float(update["log_alpha"]) == 0
     pi0 = Pi0Config(lr_warmup=3, lr_cosine=9, weight_decay=0.1, grad_clip=1.0)
-    assert BcConfig(lr=0.1, pi0=pi0).optimiser() == PLAIN  # its policy is another one; see test_published_pi0.py
+    assert BcConfig(lr=0.1, pi0=pi0).optimiser() == PLAIN  # its policy is another one; see test_pi0.py
 
 
 def test_an_agent_updates_each_network_with_its_own():
-    agent, state = build(config_of("acfql", critic_lr=1e-12)), fresh("acfql")[1]
-    critic_before, policy_before = jax.tree.map(np.array, (state.critic, state.policy))
-    state, _ = agent.update(state, {}, named(agent, on_device(agent.spec)))
-    largest = lambda tree, old: max(  # noqa: E731
-        float(np.abs(a - b).max()) for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(old), strict=True)
-    )
-    assert largest(state.critic, critic_before) < 1e-9
-    assert largest(state.policy, policy_before) > 1e-5
+    agent = made("acfql", critic_lr=1e-12)
+    state = drawn(agent)
+    of_critic = agent._apply_critic_gradient(state, jax.tree.map(np.ones_like, state.critic))
+    of_policy, _ = agent._apply_policy_gradient(state, jax.tree.map(np.ones_like, state.policy), {})
+    assert close(of_critic.critic, state.critic, 1e-9)
+    assert close(of_policy.policy, jax.tree.map(lambda x: x - 1e-2, state.policy), 1e-5)

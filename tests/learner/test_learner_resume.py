@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
-from learner_tools import learner_of, let_go, quick_agents
-from point_robot import experiment, record_demos
+from learner_tools import assert_same_state, feed, journal_of, learner_of, let_go, until
+from point_robot import experiment
 
 from serl_chunk.actor.policy import ChunkPolicy, Request
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.robots.registry import robot_spec
-from serl_chunk.runs.checkpoints import TimedCheckpoints, host_leaves
-from serl_chunk.types import STATE, Episode, Snapshot
+from serl_chunk.runs.checkpoints import TimedCheckpoints
+from serl_chunk.types import STATE, Snapshot
 
-pytestmark = pytest.mark.compiles
-
-quick = pytest.fixture(autouse=True)(quick_agents)
-
-
-@pytest.fixture(scope="module")
-def demos(tmp_path_factory) -> str:
-    return record_demos(tmp_path_factory.mktemp("demos"), 8)
-
-
-def until(learner: Learner, phase: Phase, updates: int = 0) -> None:
-    """Work up to a point of a phase, without an actor."""
-    for _ in range(100):
-        if learner.trainer.phase is phase and learner.trainer.phase_updates >= updates:
-            return
-        learner.work()
-    raise AssertionError(f"{learner.trainer.phase} {learner.trainer.phase_updates} instead of {phase} {updates}")
+pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("quick")]
 
 
 def timed(run: Path) -> list[str]:
     folder = run / "checkpoints_timed"
     return sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-
-
-def alike(a: Learner, b: Learner) -> None:
-    one, other = host_leaves(a.state), host_leaves(b.state)
-    assert one.keys() == other.keys()
-    for path in one:
-        np.testing.assert_array_equal(one[path], other[path], err_msg=path)
 
 
 def test_pretraining_that_was_stopped_goes_on_as_if_it_had_not_been(demos, tmp_path, caplog):
@@ -64,13 +40,10 @@ def test_pretraining_that_was_stopped_goes_on_as_if_it_had_not_been(demos, tmp_p
     caplog.clear()
     rest = learner_of(config, demos, run)
     assert "demonstrations, in phase 2/5 critic pretrain after update 20" in caplog.text
-    assert (rest.trainer.phase, rest.trainer.phase_updates, rest.version) == (
-        Phase.CRITIC_PRETRAIN,
-        20,
-        0,
-    )  # no actor begins yet
+    # No actor begins yet.
+    assert (rest.trainer.phase, rest.trainer.phase_updates, rest.version) == (Phase.CRITIC_PRETRAIN, 20, 0)
     until(rest, Phase.WARMUP)
-    alike(whole, rest)
+    assert_same_state(whole, rest)
     let_go(rest)
     let_go(whole)
     again = learner_of(config, demos, run)  # from the checkpoint after pretraining: it is the newer one
@@ -78,105 +51,74 @@ def test_pretraining_that_was_stopped_goes_on_as_if_it_had_not_been(demos, tmp_p
     let_go(again)
 
 
-def online(config, demos: str) -> list[Episode]:
-    """Episodes as of an actor: the demonstrations under other names."""
-    from serl_chunk.learner.demo_options import DemoOptions, read_demos
-    from serl_chunk.robots.registry import robot_spec
-
-    episodes = read_demos(config, robot_spec(config.robot), [demos], DemoOptions()).episodes
-    return [
-        Episode(
-            e.begin._replace(episode_id=f"x{i}"),
-            dataclasses.replace(e.steps, episode_id=f"x{i}"),
-            e.end._replace(episode_id=f"x{i}"),
-        )
-        for i, e in enumerate(episodes)
-    ]
-
-
-def collect(learner: Learner, episodes: list[Episode]) -> None:
-    for episode in episodes:
-        for record in episode:
-            learner.router.insert("actor/s", record)
-
-
 def test_a_critics_warm_up_goes_on_where_it_was_stopped(demos, tmp_path):
-    config, run = experiment(pretrain_steps=20, critic_warmup_steps=60), tmp_path
-    episodes = online(config, demos)
-    first = learner_of(config, demos, run)
+    config = experiment(pretrain_steps=20, critic_warmup_steps=60)
+    first = learner_of(config, demos, tmp_path)
     until(first, Phase.WARMUP)
-    collect(first, episodes[:4])
+    feed(first, journal_of(config, demos, 40))
     until(first, Phase.CRITIC_WARMUP, 40)
     made = int(first.state.critic_updates)
     let_go(first)
-    assert len(timed(run)) == 1
-    second = learner_of(config, demos, run)
+    assert len(timed(tmp_path)) == 1
+    second = learner_of(config, demos, tmp_path)
     assert second.trainer.phase is Phase.WARMUP  # its replay is empty without a journal
     assert int(second.state.critic_updates) == made
-    collect(second, episodes[4:])
-    until(second, Phase.CRITIC_WARMUP)
+    feed(second, journal_of(config, demos, 40, "y"))
     until(second, Phase.TRAIN)
     assert int(second.state.critic_updates) == made + 20
     let_go(second)  # before an update: only the warm-up's are to be kept
-    third = learner_of(config, demos, run)
-    collect(third, episodes[2:6])
+    third = learner_of(config, demos, tmp_path)
+    feed(third, journal_of(config, demos, 40, "z"))
     until(third, Phase.TRAIN)
     assert int(third.state.critic_updates) == made + 20
     let_go(third)
 
 
 def test_without_a_ratio_a_learner_trains_on_as_fast_as_it_can_and_resumes_with_one(demos, tmp_path):
-    config = experiment(utd_ratio=None, pretrain_steps=20, critic_warmup_steps=0, warmup_episodes=2, max_steps=40)
-    episodes = online(config, demos)
+    plain = {"pretrain_steps": 20, "critic_warmup_steps": 0, "max_steps": 40}
+    config = experiment(**plain, utd_ratio=None)
     first = learner_of(config, demos, tmp_path)
     until(first, Phase.WARMUP)
     assert not first.work()  # training starts with steps
-    collect(first, episodes[:4])
+    feed(first, journal_of(config, demos, 40))
     until(first, Phase.TRAIN)
-    steps = first.router.env_steps
     for _ in range(30):
         assert first.work()
     status = first.status()
     assert (status["done"], status["total"]) == (30, 40)
     assert (status["steps_missing"], status["updates_due"], status["may_record"]) == (0, 0, None)
-    assert first.trainer.progress(steps)["updates_owed"] == 0.0
+    assert first.trainer.progress(first.router.env_steps)["updates_owed"] == 0.0
     first.checkpoint()
     let_go(first)
-
-    limited = experiment(utd_ratio=1.0, max_lag_steps=20, pretrain_steps=20, critic_warmup_steps=0, max_steps=40)
-    second = learner_of(limited, demos, tmp_path)
+    second = learner_of(experiment(**plain, utd_ratio=1.0, max_lag_steps=20), demos, tmp_path)
     assert (second.updates, second.trainer.schedule.updates_due) == (30, 0)
     let_go(second)
-
     third = learner_of(config, demos, tmp_path)
-    collect(third, episodes[4:])
-    while not third.trainer.done:
-        assert third.work()
+    feed(third, journal_of(config, demos, 40, "y"))
+    until(third, Phase.DONE)
     assert third.updates == 40
     let_go(third)
 
 
 def test_without_a_ratio_training_ends_with_the_last_online_step(demos, tmp_path, caplog):
-    config = experiment(
-        utd_ratio=None, pretrain_steps=20, critic_warmup_steps=0, warmup_episodes=2, training_starts=1, online_steps=60
-    )
-    episodes = online(config, demos)
-    assert sum(e.steps.n for e in episodes[:4]) < 60 < sum(e.steps.n for e in episodes)
+    plain = {"pretrain_steps": 20, "critic_warmup_steps": 0, "training_starts": 1}
+    config = experiment(**plain, utd_ratio=None, online_steps=60)
+    journal = journal_of(config, demos, 60)
     learner = learner_of(config, demos, tmp_path / "run")
     until(learner, Phase.WARMUP)
-    collect(learner, episodes[:4])
+    feed(learner, journal[:6])  # the warm-up's two episodes
+    assert learner.router.env_steps < 60
     until(learner, Phase.TRAIN)
     for _ in range(7):
         learner.work()
     assert (learner.status()["done"], learner.status()["total"]) == (learner.router.env_steps, 60)
-    collect(learner, episodes[4:])
+    feed(learner, journal[6:])
     until(learner, Phase.DONE)
     assert learner.updates == 7
     let_go(learner)
-
     late = learner_of(config, demos, tmp_path / "late")
     until(late, Phase.WARMUP)
-    collect(late, episodes)
+    feed(late, journal)
     until(late, Phase.DONE)
     assert "came before the first one. Raise learner.online_steps" in caplog.text
     let_go(late)
@@ -203,14 +145,14 @@ def test_a_killed_learner_loses_what_came_after_the_last_timed_checkpoint(demos,
     let_go(rest)
 
 
-def first_chunks(learner: Learner, snapshot: Snapshot) -> tuple[np.ndarray, np.ndarray]:
+def first_chunks(learner: Learner, snapshot: Snapshot) -> list[np.ndarray]:
     """Chunks of an actor's first decision and its second, in robot units, for fixed observations and a fixed key."""
     policy = ChunkPolicy(learner.agent, learner.preprocess, robot_spec(learner.config.robot), seed=11)
     policy.swap(snapshot)
-    return tuple(
+    return [
         policy.decide(Request({STATE: np.array(state, np.float32)}, tick=0, epoch=0, explore=True)).actions
         for state in ([0.5, -0.25], [-0.6, 0.1])
-    )
+    ]
 
 
 @pytest.mark.parametrize(
@@ -219,24 +161,22 @@ def first_chunks(learner: Learner, snapshot: Snapshot) -> tuple[np.ndarray, np.n
 def test_a_resumed_run_acts_with_the_policy_it_had(demos, tmp_path, phase, updates):
     """Bit for bit: parameters, normaliser, and whether the critic chooses."""
     config = experiment(pretrain_steps=20, critic_warmup_steps=40, critic_pretrain_steps=20)
-    first = learner_of(config, demos, tmp_path)
     snapshots: list[Snapshot] = []
-    first._publisher._publish = lambda snapshot, info: snapshots.append(snapshot)
+    publish = lambda snapshot, info: snapshots.append(snapshot)  # noqa: E731
+    first = learner_of(config, demos, tmp_path, publish)
     until(first, Phase.WARMUP)
-    episodes = online(config, demos)
     if phase is not Phase.WARMUP:
-        collect(first, episodes[:4])
+        feed(first, journal_of(config, demos, 40))
         until(first, phase, 0 if phase is Phase.TRAIN else updates)
-        collect(first, episodes[4:])
+        feed(first, journal_of(config, demos, 40, "y"))
     while phase is Phase.TRAIN and first.updates < updates:
         assert first.work()
     first.publish()
     let_go(first)
     last = snapshots[-1]
-    second = learner_of(config, demos, tmp_path, publish=lambda snapshot, info: snapshots.append(snapshot))
+    second = learner_of(config, demos, tmp_path, publish)
     resumed = snapshots[-1]
     assert resumed.version > last.version
     assert resumed.origin.normaliser == last.origin.normaliser
-    for before, after in zip(first_chunks(first, last), first_chunks(second, resumed), strict=True):
-        np.testing.assert_array_equal(before, after)
+    np.testing.assert_array_equal(first_chunks(first, last), first_chunks(second, resumed))
     let_go(second)

@@ -8,115 +8,85 @@ from properties import examples
 
 from serl_chunk.learner.schedule import RateLimiter
 
+RATIOS = st.floats(0.01, 20).map(lambda x: round(x, 3))
+
+
+def started(ratio, lag, steps, updates=0, owed=0.0) -> RateLimiter:
+    limiter = RateLimiter(ratio, lag)
+    limiter.start(steps, updates, owed)
+    return limiter
+
 
 def test_nothing_is_allowed_or_limited_before_the_start():
-    limiter = RateLimiter(1.0, 10)
-    assert not limiter.may_update(1_000, 1)
-    assert limiter.steps_allowed(1_000) is None
+    for ratio in (1.0, None):
+        limiter = RateLimiter(ratio, 10)
+        assert not limiter.may_update(1_000, 1)
+        assert (limiter.steps_allowed(1_000), limiter.owed(1_000), limiter.updates_allowed(1_000)) == (None,) * 3
+        assert (limiter.steps_missing(5, 1), limiter.updates_due(5)) == (0, 0)
 
 
-def test_updates_follow_the_steps_since_the_start():
-    limiter = RateLimiter(0.5, 10)
-    limiter.start(100)
-    assert not limiter.may_update(101, 1)
-    assert limiter.may_update(102, 1)
-    assert not limiter.may_update(103, 2)
-    assert limiter.may_update(104, 2)
-    limiter.did_update(2)
-    assert not limiter.may_update(104, 1)
-    assert limiter.may_update(106, 1)
-
-
-def test_an_actor_runs_ahead_by_the_permitted_lag():
-    limiter = RateLimiter(0.5, 10)
-    limiter.start(100)
+def test_updates_follow_the_steps_since_the_start_and_actors_run_ahead_by_the_lag():
+    limiter = started(0.5, 10, 100)
+    assert [limiter.may_update(*of) for of in ((101, 1), (102, 1), (103, 2), (104, 2))] == [False, True, False, True]
     assert [limiter.steps_allowed(n) for n in (100, 107, 110, 130)] == [10, 3, 0, 0]
-    limiter.did_update(3)  # accounts for 6 steps
+    limiter.did_update(2)
+    assert [limiter.may_update(n, 1) for n in (104, 106)] == [False, True]
+    limiter.did_update(1)  # in all they account for 6 steps
     assert limiter.steps_allowed(110) == 6
 
 
-def test_a_resume_goes_on_where_the_ratio_stood():
-    limiter = RateLimiter(0.25, 100)
-    limiter.start(1_000, 50)
-    assert not limiter.may_update(1_003, 1)
-    assert limiter.may_update(1_004, 1)
-    assert limiter.steps_allowed(1_000) == 100
-
-
-def test_what_was_owed_is_owed_after_a_resume():
-    limiter = RateLimiter(0.25, 100)
-    assert limiter.owed(100) is None
-    assert limiter.updates_allowed(100) is None
-    limiter.start(100)
-    limiter.did_update(10)
-    owed = limiter.owed(203)
-    resumed, faster = RateLimiter(0.25, 100), RateLimiter(1.0, 100)
-    resumed.start(203, 10, owed)
-    assert [resumed.updates_due(n) for n in (203, 204)] == [limiter.updates_due(n) for n in (203, 204)] == [15, 16]
-    assert resumed.updates_allowed(204) == 26
-    faster.start(203, 10, owed)  # another ratio is one for new steps
-    assert [faster.updates_due(n) for n in (203, 204)] == [16, 17]
-
-
 def test_what_each_side_waits_for_in_numbers():
-    limiter = RateLimiter(0.25, 100)
-    assert (limiter.steps_missing(5, 1), limiter.updates_due(5)) == (0, 0)  # nothing is limited yet
-    limiter.start(1_000)
+    limiter = started(0.25, 100, 1_000)
     assert [limiter.steps_missing(n, 1) for n in (1_000, 1_003, 1_004, 1_500)] == [4, 1, 0, 0]
     assert limiter.steps_missing(1_000, 78) == 312
     assert [limiter.updates_due(n) for n in (1_000, 1_003, 1_004, 1_100)] == [0, 0, 1, 25]
     limiter.did_update(20)
-    assert limiter.updates_due(1_100) == 5
-    assert limiter.updates_due(1_000) == 0
+    assert [limiter.updates_due(n) for n in (1_000, 1_100)] == [0, 5]
 
 
-def test_without_a_ratio_no_side_waits():
-    limiter = RateLimiter(None, 10)
-    assert (limiter.may_update(1_000, 1), limiter.owed(1_000)) == (False, None)
-    limiter.start(100)
+def test_what_was_owed_is_owed_after_a_resume():
+    limiter = started(0.25, 100, 100)
+    limiter.did_update(10)
+    owed = limiter.owed(203)
+    resumed, faster = started(0.25, 100, 203, 10, owed), started(1.0, 100, 203, 10, owed)
+    assert [resumed.updates_due(n) for n in (203, 204)] == [limiter.updates_due(n) for n in (203, 204)] == [15, 16]
+    assert resumed.updates_allowed(204) == 26
+    assert [faster.updates_due(n) for n in (203, 204)] == [16, 17]  # another ratio is one for new steps
+    unowed = started(0.25, 100, 1_000, 50)
+    assert [unowed.may_update(n, 1) for n in (1_003, 1_004)] == [False, True]
+    assert unowed.steps_allowed(1_000) == 100
+
+
+def test_without_a_ratio_no_side_waits_and_a_run_goes_on_with_one_and_back():
+    free = started(None, 10, 100)
     for _ in range(3):
-        assert limiter.may_update(100, 1_000)
-        limiter.did_update(1_000)
-    assert limiter.steps_allowed(100) is limiter.steps_allowed(9_999) is limiter.updates_allowed(9_999) is None
-    assert [(limiter.steps_missing(n, 20), limiter.updates_due(n), limiter.owed(n)) for n in (100, 9_999)] == [
-        (0, 0, 0.0), (0, 0, 0.0)
-    ]  # fmt: skip
-
-
-def test_a_run_without_a_ratio_goes_on_with_one_and_back():
-    free = RateLimiter(None, 10)
-    free.start(100)
-    free.did_update(5_000)
-    limited = RateLimiter(0.5, 10)
-    limited.start(300, 5_000, free.owed(300) or 0.0)
+        assert free.may_update(100, 1_000)
+        free.did_update(1_000)
+    assert free.steps_allowed(100) is free.steps_allowed(9_999) is free.updates_allowed(9_999) is None
+    for n in (100, 9_999):
+        assert (free.steps_missing(n, 20), free.updates_due(n), free.owed(n)) == (0, 0, 0.0)
+    limited = started(0.5, 10, 300, 5_000, free.owed(300))
     assert [limited.updates_due(n) for n in (300, 302)] == [0, 1]  # for new steps alone
     assert limited.steps_allowed(300) == 10
-    again = RateLimiter(None, 10)
-    again.start(302, 5_000, limited.owed(302) or 0.0)
+    again = started(None, 10, 302, 5_000, limited.owed(302))
     assert (again.may_update(302, 1), again.updates_due(302), again.owed(302)) == (True, 0, 0.0)
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(
-    ratio=st.floats(0.01, 20).map(lambda x: round(x, 3)),
-    steps=st.integers(0, 10_000),
-    done=st.integers(0, 1_000),
-    count=st.integers(1, 30),
-)
+@given(ratio=RATIOS, steps=st.integers(0, 10_000), done=st.integers(0, 1_000), count=st.integers(1, 30))
 def test_the_numbers_agree_with_the_permission(ratio, steps, done, count):
-    limiter = RateLimiter(ratio, 10_000)
-    limiter.start(7)
+    limiter, now = started(ratio, 10_000, 7), 7 + steps
     limiter.did_update(done)
-    missing = limiter.steps_missing(7 + steps, count)
-    assert limiter.may_update(7 + steps, count) == (missing == 0)
-    assert limiter.may_update(7 + steps + missing + 1, count)  # one more than enough, whatever rounding does
-    assert missing < 2 or not limiter.may_update(7 + steps + missing - 2, count)
-    assert limiter.may_update(7 + steps, limiter.updates_due(7 + steps)) or limiter.updates_due(7 + steps) == 0
+    missing = limiter.steps_missing(now, count)
+    assert limiter.may_update(now, count) == (missing == 0)
+    assert limiter.may_update(now + missing + 1, count)  # one more than enough, whatever rounding does
+    assert missing < 2 or not limiter.may_update(now + missing - 2, count)
+    assert limiter.may_update(now, limiter.updates_due(now)) or limiter.updates_due(now) == 0
 
 
 @settings(max_examples=examples(100), deadline=None)
 @given(
-    ratio=st.floats(0.01, 20).map(lambda x: round(x, 3)),
+    ratio=RATIOS,
     per_update=st.integers(1, 30),
     spare=st.integers(0, 3),
     base=st.integers(0, 10_000),
@@ -124,8 +94,7 @@ def test_the_numbers_agree_with_the_permission(ratio, steps, done, count):
 )
 def test_one_side_may_always_go_on_and_the_ratio_holds(ratio, per_update, spare, base, resumed):
     lag = -int(-per_update / ratio // 1) + spare  # the least lag that the configuration accepts, and a little more
-    limiter = RateLimiter(ratio, lag)
-    limiter.start(base)
+    limiter = started(ratio, lag, base)
     if resumed:
         limiter.start(base, resumed)
     steps, first, done = base, limiter.updates, 0

@@ -3,139 +3,112 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from point_robot import HORIZON, experiment, record_demos
+from learner_tools import Rows, feed, learner_of
+from point_robot import HORIZON, experiment
 
-from serl_chunk.cli import learner as learner_command
-from serl_chunk.learner.building import RunOptions
+from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import Phase
-from serl_chunk.robots.registry import robot_spec
-from serl_chunk.runs.folder import open_run
 from serl_chunk.runs.metrics import read_metrics
 from serl_chunk.types import Begin, End, Outcome, Source, Step, StepBlock
 
-pytestmark = pytest.mark.compiles
+pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("quick")]
 
 LENGTH = 12
+CONFIG = experiment(pretrain_steps=0, critic_warmup_steps=0, max_steps=30)
 
 
-@pytest.fixture(scope="module")
-def demos(tmp_path_factory) -> str:
-    return record_demos(tmp_path_factory.mktemp("demos"), 2)
+@pytest.fixture
+def life(demos, tmp_path) -> Iterator:
+    """Learners of one run, one after the other; `kill` ends the last without another word."""
+    lives: list[Learner] = []
+
+    def begin(config=CONFIG) -> Learner:
+        if lives:
+            lives[-1].metrics.close()
+        lives.append(learner_of(config, demos, tmp_path / "run"))
+        return lives[-1]
+
+    yield begin
+    lives[-1].metrics.close()
 
 
-def build(config, demos, run):
-    spec = robot_spec(config.robot)
-    folder = open_run(config, spec, str(run))
-    return learner_command.make_learner(
-        config, RunOptions([demos]), folder, spec, publish=lambda s, i: None, threaded=False
-    )
+def save(learner: Learner) -> None:
+    learner.checkpoint()
+    learner.checkpoints.close()
 
 
-def journal(episodes: int) -> list[tuple[int, str, object]]:
+def counted(learner: Learner) -> tuple:
+    learner._count_episodes()
+    return learner.env_steps, learner.human_ticks, learner.episodes, learner.replay.ready
+
+
+def journal(episodes: int) -> Rows:
     """(entry, session, record) of episodes in blocks; a human acts on ticks 2..4 of every second one."""
-    rows: list[tuple[int, str, object]] = []
+    rows: Rows = []
     for e in range(episodes):
-        name = f"e{e}"
-        steps = [
-            Step(t, {"state": np.array([e, t], np.float32)}, np.zeros(2, np.float32), 0.0,
-                 Source.HUMAN if e % 2 and 2 <= t < 5 else Source.POLICY, t - t % HORIZON, 1, 0.1 * t)
-            for t in range(LENGTH)
-        ]  # fmt: skip
-        for i in range(len(steps)):  # a policy's step names its decision, a human's none
-            if steps[i].source is Source.HUMAN:
-                steps[i] = steps[i]._replace(decision_tick=-1)
+        name, helped = f"e{e}", e % 2 == 1
+        steps = []
+        for t in range(LENGTH):  # a policy's step names its decision, a human's none
+            source, decided = (Source.HUMAN, -1) if helped and 2 <= t < 5 else (Source.POLICY, t - t % HORIZON)
+            seen = {"state": np.array([e, t], np.float32)}
+            steps.append(Step(t, seen, np.zeros(2, np.float32), 0.0, source, decided, 1, 0.1 * t))
         final = {"state": np.array([e, LENGTH], np.float32)}
+        outcome = Outcome.UNKNOWN if helped else Outcome.SUCCESS
         for record in (
-            Begin(name),
-            StepBlock.from_steps(name, steps[:5]),
-            StepBlock.from_steps(name, steps[5:]),
-            End(name, LENGTH, final, e % 2 == 0, e % 2 == 1, Outcome.SUCCESS if e % 2 == 0 else Outcome.UNKNOWN),
-        ):
+            Begin(name), StepBlock.from_steps(name, steps[:5]), StepBlock.from_steps(name, steps[5:]),
+            End(name, LENGTH, final, not helped, helped, outcome),
+        ):  # fmt: skip
             rows.append((len(rows), "actor/s", record))
     return rows
 
 
-def feed(learner, rows) -> None:
-    for number, session, record in rows:
-        learner.router.insert(session, record, number + 1)
-
-
-@pytest.mark.parametrize("at", [0, 6, 8, 17, 23, 24])  # entries received when the checkpoint was written
-def test_counters_are_those_of_a_learner_that_never_stopped(demos, tmp_path, at):
-    config, rows = experiment(pretrain_steps=0, critic_warmup_steps=0), journal(6)
-    first = build(config, demos, tmp_path / "run")
+@pytest.mark.parametrize("at", [0, 6, 17, 24])  # entries received when the checkpoint was written
+def test_counters_are_those_of_a_learner_that_never_stopped(life, at):
+    first, rows = life(), journal(6)
     feed(first, rows[:at])
-    first.checkpoint()
-    first.checkpoints.close()
+    save(first)
     feed(first, rows[at:])  # received, journalled, acknowledged; and then it is killed
-    first._count_episodes()
-    first.metrics.close()
-
-    second = build(config, demos, tmp_path / "run")
+    expected = counted(first)
+    second = life()
     assert second.refill(rows) == 6 * LENGTH
-    second._count_episodes()
-    assert (second.env_steps, second.human_ticks, second.episodes) == (6 * LENGTH, 9, 6)
-    assert (first.env_steps, first.human_ticks, first.episodes) == (6 * LENGTH, 9, 6)
-    assert second.replay.ready == first.replay.ready
-    second.metrics.close()
+    assert counted(second) == expected == (6 * LENGTH, 9, 6, first.replay.ready)
 
 
 @pytest.mark.parametrize("at", [2, 3, 4])  # before the steps, before the giving up, behind it
-def test_an_episode_that_was_given_up_is_counted_once(demos, tmp_path, at):
-    config, rows = experiment(pretrain_steps=0, critic_warmup_steps=0), journal(2)
+def test_an_episode_that_was_given_up_is_counted_once(life, tmp_path, at):
+    first, rows = life(), journal(2)
     rows = [*rows[:3], (3, "actor/s", None), *((n + 1, "actor/t", r) for n, _, r in rows[4:])]
-    first = build(config, demos, tmp_path / "run")
-
-    def take(part):
-        for number, session, record in part:
-            if record is None:
-                first.router.close_session(session, gone=True, position=number + 1)
-            else:
-                first.router.insert(session, record, number + 1)
-
-    take(rows[:at])
-    first.checkpoint()
-    first.checkpoints.close()
-    take(rows[at:])
-    first._count_episodes()
-    first.metrics.close()
-    second = build(config, demos, tmp_path / "run")
+    feed(first, rows[:at])
+    save(first)
+    feed(first, rows[at:])
+    expected = counted(first)
+    second = life()
     second.refill(rows)
-    second._count_episodes()
-    assert (first.env_steps, first.episodes, first.human_ticks) == (2 * LENGTH, 2, 3)
-    assert (second.env_steps, second.episodes, second.human_ticks) == (2 * LENGTH, 2, 3)
-    assert second.replay.ready == first.replay.ready
+    assert counted(second) == expected == (2 * LENGTH, 3, 2, first.replay.ready)
     second.metrics.close()
     assert len(read_metrics(tmp_path / "run")["episode"]) == 2
 
 
-def test_interventions_that_the_journal_no_longer_has_are_told(demos, tmp_path, caplog):
-    config = experiment(pretrain_steps=0, critic_warmup_steps=0)
-    config = dataclasses.replace(config, replay=dataclasses.replace(config.replay, capacity=60))
-    first, rows = build(config, demos, tmp_path / "run"), journal(12)
+def test_interventions_that_the_journal_no_longer_has_are_told(life, caplog):
+    config = dataclasses.replace(CONFIG, replay=dataclasses.replace(CONFIG.replay, capacity=60))
+    first, rows = life(config), journal(12)
     feed(first, rows)
     held = int(first.replay.stats()["replay/human_rows"])
     assert held > 0
-    first.checkpoint()
-    first.checkpoints.close()
-    first.metrics.close()
-    second = build(config, demos, tmp_path / "run")
-    second.refill(rows[-8:])
-    assert any(f"{held} of {held} steps of old interventions could not be put back" in line for line in caplog.messages)
-    second.metrics.close()
+    save(first)
+    life(config).refill(rows[-8:])
+    assert f"{held} of {held} steps of old interventions could not be put back" in caplog.text
     caplog.clear()
-    third = build(config, demos, tmp_path / "run")
-    third.refill(rows)
-    assert not any("old interventions" in line for line in caplog.messages)
-    third.metrics.close()
+    life(config).refill(rows)
+    assert "old interventions" not in caplog.text
 
 
-def test_training_goes_on_at_once(demos, tmp_path, caplog):
-    config, rows = experiment(pretrain_steps=0, critic_warmup_steps=0, max_steps=30), journal(6)
-    first = build(config, demos, tmp_path / "run")
+def test_training_goes_on_at_once(life, caplog):
+    first, rows = life(), journal(6)
     feed(first, rows[:16])
     while first.work():
         pass
@@ -143,11 +116,8 @@ def test_training_goes_on_at_once(demos, tmp_path, caplog):
     while first.updates < 20 and first.work():
         pass
     assert first.updates >= 20
-    first.checkpoint()
-    first.checkpoints.close()
-    first.metrics.close()
-
-    second = build(config, demos, tmp_path / "run")
+    save(first)
+    second = life()
     second.refill(rows)
     assert second.trainer.phase is Phase.WARMUP
     second.work()
@@ -155,31 +125,20 @@ def test_training_goes_on_at_once(demos, tmp_path, caplog):
     feed(second, [(24, "actor/s", Begin("new")), (25, "actor/s", dataclasses.replace(rows[1][2], episode_id="new"))])
     assert second.work()
     assert second.updates == 21
-    assert not any("empty" in line for line in caplog.messages)
-    second.metrics.close()
+    assert "empty" not in caplog.text
 
 
-def test_what_does_not_fit_is_left_out_and_logged(demos, tmp_path, caplog):
-    config, rows = experiment(pretrain_steps=0, critic_warmup_steps=0), journal(2)
+def test_what_does_not_fit_is_left_out_and_a_journal_that_ends_too_early_is_logged(life, caplog):
+    first, rows = life(), journal(2)
+    feed(first, rows)
+    save(first)
+    second = life()
+    assert second.refill(rows[:4]) == LENGTH
+    assert "the journal ends at entry 4, the checkpoint covers 8" in caplog.text
+    feed(second, [(4, "actor/t", Begin("later"))])
+    assert second.env_steps == 2 * LENGTH
     number, session, bad = rows[5]
     rows[5] = (number, session, bad.slice(1, bad.n))  # the experiment is not what it was
-    learner = build(config, demos, tmp_path / "run")
-    assert learner.refill(rows) == LENGTH
-    assert any("expected tick 0" in line for line in caplog.messages)
-    assert any("records of the journal were left out" in line for line in caplog.messages)
-    learner.metrics.close()
-
-
-def test_a_journal_that_ends_before_the_checkpoint_is_logged(demos, tmp_path, caplog):
-    config, rows = experiment(pretrain_steps=0, critic_warmup_steps=0), journal(2)
-    first = build(config, demos, tmp_path / "run")
-    feed(first, rows)
-    first.checkpoint()
-    first.checkpoints.close()
-    first.metrics.close()
-    second = build(config, demos, tmp_path / "run")
-    assert second.refill(rows[:4]) == LENGTH
-    assert any("the journal ends at entry 4, the checkpoint covers 8" in line for line in caplog.messages)
-    second.router.insert("actor/t", Begin("later"), 5)
-    assert second.env_steps == 2 * LENGTH
-    second.metrics.close()
+    assert life().refill(rows) == LENGTH
+    assert "expected tick 0" in caplog.text
+    assert "records of the journal were left out" in caplog.text

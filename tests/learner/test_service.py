@@ -33,17 +33,41 @@ from serl_chunk.transport.wire.records import Item
 from serl_chunk.types import Amend, Begin, ConfigError, DataError, Outcome
 
 
+@contextlib.contextmanager
+def serving(path, *, journal=True):
+    config = experiment()
+    config = dataclasses.replace(config, transport=dataclasses.replace(config.transport, journal=journal))
+    run = SimpleNamespace(path=path, run_id="r")
+    service = LearnerService(config, run, {}, bind="127.0.0.1", port=(port := free_port()))
+    service.test_port = port
+    with contextlib.closing(service):
+        yield service
+
+
 @pytest.fixture
 def service(tmp_path):
     config = experiment()
-    config = dataclasses.replace(config, transport=dataclasses.replace(config.transport, journal=False))
-    with open_run(config, robot_spec(config.robot), str(tmp_path)).locked():
-        run = SimpleNamespace(path=tmp_path, run_id="r")
-        service = LearnerService(config, run, {}, bind="127.0.0.1", port=(port := free_port()))
+    with (
+        open_run(config, robot_spec(config.robot), str(tmp_path)).locked(),
+        serving(tmp_path, journal=False) as service,
+    ):
         service.server.start()
-        service.test_port = port
         yield service
-        service.close()
+
+
+def learner_with(**parts) -> SimpleNamespace:
+    """As much of a learner as a service asks."""
+    replay = SimpleNamespace(estimated_disk_bytes=0)
+    return SimpleNamespace(idle=False, updates=0, **{"replay": replay, "refill": lambda r: len(list(r)), **parts})
+
+
+def ticked(service, ask) -> None:
+    """Let the service tick while another thread asks."""
+    asking = threading.Thread(target=ask)
+    asking.start()
+    while asking.is_alive():
+        service.tick()
+        time.sleep(0.005)
 
 
 def test_before_its_learner_is_there_it_is_not_ready(service):
@@ -55,7 +79,7 @@ def test_before_its_learner_is_there_it_is_not_ready(service):
 def test_a_learner_that_waits_for_actors_logs_the_remedy_once(service, monkeypatch, caplog):
     monkeypatch.setattr(service_module, "LONELY_S", -1.0)
     monkeypatch.setattr(service_module, "CHECK_PERIOD", 0.0)
-    learner = SimpleNamespace(idle=False, updates=0, status=lambda: {"env_steps": 3})
+    learner = learner_with(status=lambda: {"env_steps": 3})
     service.attach(learner)
     assert service.tick()
     assert caplog.messages == []
@@ -75,8 +99,8 @@ def test_a_recording_that_streams_is_no_actor(service):
     router.demonstrations.hold([known])
     fields = {"normaliser_mode": "m", "normaliser_digest": "d"}
     preprocess = SimpleNamespace(fields=lambda: fields, to_arrays=lambda: {"mean": np.zeros(2, np.float32)})
-    learner = SimpleNamespace(
-        idle=False, updates=0, router=router, preprocess=preprocess, episodes=0, env_steps=0, human_ticks=0,
+    learner = learner_with(
+        router=router, preprocess=preprocess, episodes=0, env_steps=0, human_ticks=0,
         status=lambda: {"env_steps": 0}, trainer=SimpleNamespace(steps_allowed=lambda: 8),
     )  # fmt: skip
     service.attach(learner)
@@ -98,70 +122,43 @@ def test_a_recording_that_streams_is_no_actor(service):
 def test_a_learner_that_runs_applies_an_operators_label(tmp_path, monkeypatch):
     """Through the run folder, whose lock it holds: to its replay at once, and to its journal."""
     monkeypatch.setattr(service_module, "CHECK_PERIOD", 0.0)
-    viewed.run_folder(tmp_path / "run")
-    config = experiment()
-    inserted: list = []
+    run, inserted, answers = tmp_path / "run", [], []
+    viewed.run_folder(run)
     router = SimpleNamespace(insert=lambda session, record, position: inserted.append((session, record)), position=0)
-    replay = SimpleNamespace(estimated_disk_bytes=0)
-    learner = SimpleNamespace(idle=False, updates=0, router=router, replay=replay, refill=lambda r: len(list(r)))
-    with (tmp_path / "run" / RUN_LOCK).open("w") as lock:
+    with (run / RUN_LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        run = SimpleNamespace(path=tmp_path / "run", run_id="r")
-        service = LearnerService(config, run, {}, bind="127.0.0.1", port=free_port())
-        try:
+        with serving(run) as service:
             service.server.start()
-            service.attach(learner)
-            with viewed.viewing(tmp_path / "run") as browser:
+            service.attach(learner_with(router=router))
+            with viewed.viewing(run) as browser:
                 browser.rows()
-                answers: list = []
-                asking = threading.Thread(target=lambda: answers.append(browser.label(0, "failure")))
-                asking.start()
-                while asking.is_alive():
-                    service.tick()
-                    time.sleep(0.005)
+                ticked(service, lambda: answers.append(browser.label(0, "failure")))
                 assert answers[0].status == 200, answers[0]
                 assert answers[0].json["row"]["label"] == "failure"
-        finally:
-            service.close()
     [(session, amend)] = inserted
     assert session == "actor a/a"
     assert (amend.episode_id, amend.outcome, amend.outcome_by) == ("e0", Outcome.FAILURE, "operator")
-    assert RunSource(tmp_path / "run").about("a/e0").outcome is Outcome.FAILURE
+    assert RunSource(run).about("a/e0").outcome is Outcome.FAILURE
 
 
 def test_a_label_that_the_replay_refuses_does_not_end_the_session(tmp_path, monkeypatch):
     monkeypatch.setattr(service_module, "CHECK_PERIOD", 0.0)
-    config = experiment()
 
     def insert(session, record, position):
         raise DataError(f"{record.episode_id} is amended before its end")
 
-    learner = SimpleNamespace(
-        idle=False, updates=0, router=SimpleNamespace(insert=insert, position=0),
-        replay=SimpleNamespace(estimated_disk_bytes=0), refill=lambda r: len(list(r)),
-    )  # fmt: skip
-    run = SimpleNamespace(path=tmp_path, run_id="r")
-    service = LearnerService(config, run, {}, bind="127.0.0.1", port=free_port())
-    try:
+    def ask() -> None:
+        with pytest.raises(DataError, match="e7"):
+            request(tmp_path, "s", "actor", Amend("e7", Outcome.FAILURE, "operator"), 60)
+        refused.append(True)
+
+    refused: list[bool] = []
+    with serving(tmp_path) as service:
         service.server.start()
-        service.attach(learner)
-        errors: list = []
-
-        def ask() -> None:
-            try:
-                request(tmp_path, "s", "actor", Amend("e7", Outcome.FAILURE, "operator"), 60)
-            except DataError as error:
-                errors.append(error)
-
-        asking = threading.Thread(target=ask)
-        asking.start()
-        while asking.is_alive():
-            service.tick()
-            time.sleep(0.005)
-        assert "e7" in str(errors[0])
+        service.attach(learner_with(router=SimpleNamespace(insert=insert, position=0)))
+        ticked(service, ask)
+        assert refused
         service.server.check()
-    finally:
-        service.close()
 
 
 def test_what_follows_a_power_cut_that_set_the_journal_back_is_counted(tmp_path):
@@ -171,14 +168,9 @@ def test_what_follows_a_power_cut_that_set_the_journal_back_is_counted(tmp_path)
     def process(saved=(0, 0)):
         replay, router = make_router()
         router.resume(*saved)
-        learner = SimpleNamespace(idle=False, updates=0, router=router, replay=replay, refill=router.refill)
-        run = SimpleNamespace(path=tmp_path, run_id="r")
-        service = LearnerService(experiment(), run, {}, bind="127.0.0.1", port=free_port())
-        try:
-            service.attach(learner)
+        with serving(tmp_path) as service:
+            service.attach(learner_with(router=router, replay=replay, refill=router.refill))
             yield service, router
-        finally:
-            service.close()
 
     def record(service, name):
         store, session = service._store, f"s{name}"

@@ -1,25 +1,10 @@
-"""Most of these tests' time is compilation: they ask for less of it."""
-
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import jax
+import compiles
 import pytest
+
+few_optimisations = compiles.few_optimisations
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test of this folder."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker("compiles")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_optimisations() -> Iterator[None]:
-    """Compile quickly rather than well; what is computed stays the same."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    compiles.mark(items, __file__)

@@ -18,36 +18,24 @@ def observe(batch: int = 6, size: int = 12, seed: int = 0) -> dict[str, np.ndarr
     return {"state": rng.normal(size=(batch, 5)).astype(np.float32), "images/a": frame, "images/b": frame.copy()}
 
 
-@pytest.mark.parametrize(
-    ("keys", "use_state", "width"), [((), True, 5), (("a",), True, 9), (("a", "b"), True, 13), (("a", "b"), False, 8)]
-)
+@pytest.mark.parametrize(("keys", "use_state", "width"), [((), True, 5), (("a",), True, 9), (("a", "b"), False, 8)])
 def test_features_are_the_state_beside_one_embedding_per_camera(keys, use_state, width):
-    encoder = ObservationEncoder(keys, use_state, EncoderConfig(features=(4,), latent=4))
-    observation = observe()
-    variables = encoder.init(jax.random.key(0), observation)
+    encoder, observation = ObservationEncoder(keys, use_state, EncoderConfig(features=(4,), latent=4)), observe()
+    variables = jax.jit(encoder.init)(jax.random.key(0), observation)
     features = encoder.apply(variables, observation)
     assert (features.shape, features.dtype) == ((6, width), jnp.float32)
     if use_state:
         np.testing.assert_array_equal(features[:, :5], observation["state"])
+    # One convolutional encoder, whatever the number of cameras.
+    assert len(variables.get("params", {})) == bool(keys)
     if keys:
         assert float(jnp.abs(features[:, -4:]).max()) <= 1
-        assert len(variables["params"]) == 1  # one convolutional encoder, whatever the number of cameras
-    else:
-        assert "params" not in variables
-
-
-def test_cameras_share_weights_and_a_single_observation_needs_no_batch():
-    encoder = ObservationEncoder(("a", "b"), False, EncoderConfig(features=(4,), latent=4))
-    observation = observe()
-    variables = encoder.init(jax.random.key(0), observation)
-    features = encoder.apply(variables, observation)
-    np.testing.assert_array_equal(features[:, :4], features[:, 4:])  # equal frames
-    single = encoder.apply(variables, {k: v[2] for k, v in observation.items()})
-    assert single.shape == (8,)
+        np.testing.assert_array_equal(features[:, -4:], features[:, -8:-4] if len(keys) > 1 else features[:, -4:])
+    single = encoder.apply(variables, {k: v[2] for k, v in observation.items()})  # which needs no batch
     np.testing.assert_allclose(single, features[2], atol=1e-5)
 
 
-@pytest.mark.parametrize(("height", "width"), [(12, 12), (7, 10), (1, 5)])
+@pytest.mark.parametrize(("height", "width"), [(7, 10), (1, 5)])
 def test_a_product_over_patches_is_a_strided_convolution(height, width):
     x = jax.random.normal(jax.random.key(0), (2, height, width, 3))
     kernel = jax.random.normal(jax.random.key(1), (27, 4))
@@ -113,14 +101,6 @@ def test_spatial_embeddings_weigh_places_by_channel():
     np.testing.assert_allclose(SpatialEmbeddings().apply(params, x), expected, atol=1e-5)
 
 
-def test_no_shift_changes_nothing():
-    observation = observe()
-    shifted = random_shift(jax.random.key(0), observation, 0)
-    assert shifted.keys() == observation.keys()
-    for key, value in observation.items():
-        np.testing.assert_array_equal(shifted[key], value)
-
-
 def test_a_shift_moves_the_content_by_one_offset_per_sample_for_all_cameras():
     pixels, observation = 2, observe(batch=40)
     shifted = {k: np.asarray(v) for k, v in random_shift(jax.random.key(1), observation, pixels).items()}
@@ -138,6 +118,8 @@ def test_a_shift_moves_the_content_by_one_offset_per_sample_for_all_cameras():
         ]
         assert len(matches) == 1
         found.add(matches[0])
+    still = random_shift(jax.random.key(0), observation, 0)
+    assert all(np.array_equal(still[key], value) for key, value in observation.items())
     assert len(found) > 10  # offsets differ between samples, and
     assert {dy for dy, _ in found} == {dx for _, dx in found} == set(range(5))  # reach the limits in both directions
 

@@ -1,4 +1,4 @@
-"""Small agents and the batches that are fed to them."""
+"""Small agents that all tests of a worker share, states that need no compilation, and batches."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from serl_chunk.config.agents.critic import CriticConfig, SacCriticConfig
 from serl_chunk.config.agents.decoupled import DecoupledConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.flow import FlowConfig
+from serl_chunk.config.agents.gripper import GripperConfig, SacGripperConfig
 from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.types import CameraSpec, ChunkBatch
 
@@ -32,6 +33,8 @@ UNIT = (0.0, 1.0)
 PREFIX = {"critic_steps": 5, "prefix_steps": 2}  # beside chunks of 3: a critic of more, and one of fewer
 FLOW = FlowConfig(hidden=(16,), steps=2)
 ENCODER = EncoderConfig(features=(4,), latent=8, shift=2)
+# What is compiled as a whole, once a worker: every kind, and every part that an agent may have.
+FROZEN = ("decoupled-lengths", "acrlpd-entropy-grasp", "published-distill-image", "bc-delay")
 
 
 def critic(**changes: Any) -> CriticConfig:
@@ -45,51 +48,89 @@ def sac_critic(**changes: Any) -> SacCriticConfig:
 
 
 def config_of(variant: str, **changes: Any) -> AgentConfig:
-    """The configuration of a variant: an agent's kind, what is special about it, and `image` for a camera.
+    """The configuration of a variant: an agent's kind, and what is special about it.
 
-    `published` is the kind `published_qc`: the best of N samples, `distill` or `gaussian`.
+    `image` is a camera, `grasp` a choice for each gripper. `published` is the kind `published_qc`: the best of N
+    samples, `distill` or `gaussian`.
     """
     kind, *special = variant.split("-")
-    if kind == "published":
-        return _published(special, **changes)
-    common: dict[str, Any] = {"lr": 1e-2, "policy_ema": 0.0, **changes}
+    common: dict[str, Any] = {"lr": 1e-2}
     if "image" in special:
         common |= {"image_keys": (CAMERA.name,), "encoder": ENCODER}
+    if "grasp" in special:
+        choices = {"choices": (-1.0, 1.0), "joint": False}
+        common["gripper"] = SacGripperConfig(tau=0.1, **choices) if kind == "acrlpd" else GripperConfig(**choices)
+    if kind == "published":
+        return PublishedQcConfig(**{
+            "agent_name": "acrlpd" if "gaussian" in special else "acfql", "num_qs": 2, "tau": 0.1,
+            "value_hidden_dims": (16,), "actor_hidden_dims": (16,), "flow_steps": 2, "actor_num_samples": 3,
+            "actor_type": "distill-ddpg" if "distill" in special else "best-of-n", "alpha": 3.0, "bc_alpha": 0.5,
+            **common, **changes,
+        })  # fmt: skip
+    common["policy_ema"] = 0.0
+    flow = FlowConfig(hidden=(16,), steps=2, train_delay="sampled") if "delay" in special else FLOW
     if kind == "bc":
         policy = "gaussian" if "gaussian" in special else "flow"
-        return BcConfig(**{"flow": FLOW, "policy": policy, "hidden": (16,), **common})
-    common.setdefault("candidates", 3)
+        ema = {"policy_ema": 0.9} if "delay" in special else {}
+        return BcConfig(**{"flow": flow, "policy": policy, "hidden": (16,), **common, **ema, **changes})
+    common["candidates"] = 3
     if kind == "acrlpd":
-        common = {"critic": sac_critic(), "hidden": (16,), "backup_entropy": "entropy" in special, **common}
-        return AcrlpdConfig(**common)
-    common = {"critic": critic(), "flow": FLOW, "policy_updates": 2, **common}
+        more = {"backup_entropy": "entropy" in special, "policy_ema": 0.9 if "grasp" in special else 0.0}
+        return AcrlpdConfig(**{"critic": sac_critic(), "hidden": (16,), **common, **more, **changes})
+    common |= {"critic": critic(), "flow": flow, "policy_updates": 2}
     if kind == "acfql":
-        return AcfqlConfig(**common)
-    return DecoupledConfig(**({"prefix_lengths": 2, "replan_spread": 0.01} if "lengths" in special else {}), **common)
-
-
-def _published(special: list[str], **changes: Any) -> PublishedQcConfig:
-    seen = {"image_keys": (CAMERA.name,), "encoder": ENCODER} if "image" in special else {}
-    return PublishedQcConfig(**{
-        "lr": 1e-2, "agent_name": "acrlpd" if "gaussian" in special else "acfql", "num_qs": 2, "tau": 0.1,
-        "value_hidden_dims": (16,), "actor_hidden_dims": (16,), "flow_steps": 2, "actor_num_samples": 3,
-        "actor_type": "distill-ddpg" if "distill" in special else "best-of-n", "alpha": 3.0, "bc_alpha": 0.5,
-        **seen, **changes,
-    })  # fmt: skip
+        return AcfqlConfig(**{**common, **changes})
+    lengths = {"prefix_lengths": 2, "replan_spread": 0.01} if "lengths" in special else {}
+    return DecoupledConfig(**{**lengths, **common, **changes})
 
 
 def build(
     config: AgentConfig, *, horizon: int = 3, critic_steps: int | None = None, actions: int = 2, prefix_steps: int = 0,
-    micro_batches: int = 1, grippers: tuple[int, ...] = (), value_range: tuple[float, float] = UNIT,
+    grippers: tuple[int, ...] = (), value_range: tuple[float, float] = UNIT, **sizes: Any,
 ) -> Agent:  # fmt: skip
     """An agent for 4 states."""
     cameras, bounds = (CAMERA,) if config.image_keys else (), value_range if config.bounded_critic else None
     spec = AgentSpec(
-        4, actions, horizon, critic_steps or horizon, cameras, DISCOUNT, bounds, prefix_steps, grippers,
-        micro_batches=micro_batches,
-    )  # fmt: skip
+        4, actions, horizon, critic_steps or horizon, cameras, DISCOUNT, bounds, prefix_steps, grippers, **sizes
+    )
     make = functools.partial(builder_of(config), config)
-    return with_gripper(config, spec, make) if grippers else make(spec)
+    return make(spec) if config.gripper.composition == "continuous" else with_gripper(config, spec, make)
+
+
+_once = functools.cache(build)
+
+
+def made(variant: str, sizes: dict[str, Any] | None = None, **changes: Any) -> Agent:
+    """The agent of a variant, the same one for all tests: they leave it as it is."""
+    own: dict[str, Any] = PREFIX if variant.startswith("decoupled") else {}
+    if "grasp" in variant:
+        own = own | {"actions": 3, "grippers": (1,)}
+    return _once(config_of(variant, **changes), **(own | (sizes or {})))
+
+
+def drawn(agent: Agent, seed: int = 0) -> AgentState:
+    """A state of random parameters, the target's others than the critic's; nothing is compiled for it."""
+    rng = np.random.default_rng(seed)
+
+    def leaf(path: Any, like: Any) -> Any:
+        name = jax.tree_util.keystr(path)
+        if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
+            return jax.random.key(seed)
+        if "_opt" in name or not jnp.issubdtype(like.dtype, jnp.floating):
+            return np.zeros(like.shape, like.dtype)
+        if "log_alpha" in name:
+            return np.float32(-2)
+        width = {"kernel": np.prod(like.shape[-4 if "camera" in name else -2 : -1]), "bias": 100, "scale": 100}
+        noise = rng.normal(size=like.shape) * next((w**-0.5 for end, w in width.items() if end in name), 1.0)
+        return (noise + ("scale" in name)).astype(like.dtype)
+
+    return jax.device_put(jax.tree_util.tree_map_with_path(leaf, jax.eval_shape(agent.init, jax.random.key(0))))
+
+
+def fresh(variant: str, **changes: Any) -> tuple[Agent, AgentState]:
+    """A variant's agent, and a state of its own (updates donate it)."""
+    agent = made(variant, **changes)
+    return agent, drawn(agent)
 
 
 def make_batches(spec: AgentSpec, updates: int = 2, size: int = 8, seed: int = 0, **changes: Any) -> ChunkBatch:
@@ -103,44 +144,31 @@ def make_batches(spec: AgentSpec, updates: int = 2, size: int = 8, seed: int = 0
             out[f"images/{c.name}"] = rng.integers(0, 256, (*lead, c.height, c.width, 3), dtype=np.uint8)
         return out
 
-    valid = np.ones((*lead, h), np.float32)
+    valid, mask = np.ones((*lead, h), np.float32), np.ones(lead, np.float32)
     valid[:, : size // 4, 1:] = 0
-    mask = np.ones(lead, np.float32)
     mask[:, : size // 4] = 0
     actions = rng.uniform(-0.9, 0.9, (*lead, h, a)).astype(np.float32)
     actions[:, : size // 4] = actions[:, : size // 4, :1]  # the sampler repeats the last action
     n = np.minimum(valid.sum(-1), spec.critic_steps)
     rewards = (rng.uniform(size=(*lead, h)) * valid * (np.arange(h) < spec.critic_steps) / h).astype(np.float32)
     fields: dict[str, Any] = {
-        "observations": observe(),
-        "actions": actions,
-        "valid": valid,
-        "rewards": rewards,
-        "mask": mask,
-        "discount_n": (spec.discount**n).astype(np.float32),
-        "next_observations": observe(),
-        "bc_weight": valid,
-        "delay": np.zeros(lead, np.int32),
-        "weight": np.ones(lead, np.float32),
-    }
+        "observations": observe(), "actions": actions, "valid": valid, "rewards": rewards, "mask": mask,
+        "discount_n": (spec.discount**n).astype(np.float32), "next_observations": observe(), "bc_weight": valid,
+        "delay": np.zeros(lead, np.int32), "weight": np.ones(lead, np.float32),
+    }  # fmt: skip
+    if spec.grippers:
+        fields["prev_action"] = actions[:, :, 0]
     return ChunkBatch(**{**fields, **changes})
 
 
-@functools.cache
-def _built(variant: str) -> tuple[Agent, AgentState]:
-    agent = build(config_of(variant), **(PREFIX if variant.startswith("decoupled") else {}))
-    return agent, agent.init(jax.random.key(0))
+def one_batch(agent: Agent, seed: int = 0, **changes: Any) -> ChunkBatch:
+    """The first of `make_batches` with other arrays [8, ...]."""
+    return jax.tree.map(lambda x: x[0], make_batches(agent.spec, seed=seed))._replace(**changes)
 
 
-def fresh(variant: str) -> tuple[Agent, AgentState]:
-    """A variant's agent, built once for all tests, and a copy of its first state (updates donate theirs)."""
-    agent, state = _built(variant)
-    return agent, jax.tree.map(jnp.copy, state)
-
-
-def on_device(spec: AgentSpec, seed: int = 0, **changes: Any) -> ChunkBatch:
-    """`make_batches` of the one shape that tests compile for, put where the learner puts them."""
-    return jax.device_put(make_batches(spec, seed=seed, **changes))
+def seen_by(agent: Agent, seed: int = 0) -> dict[str, np.ndarray]:
+    """One observation."""
+    return {k: v[0, 0] for k, v in make_batches(agent.spec, seed=seed).observations.items()}
 
 
 def named(agent: Agent, batches: ChunkBatch) -> dict[str, ChunkBatch]:
@@ -151,41 +179,44 @@ def named(agent: Agent, batches: ChunkBatch) -> dict[str, ChunkBatch]:
     return {"policy": batches if each else jax.tree.map(lambda x: x[-1:], batches)}
 
 
-def one_batch(agent: Agent, **changes: Any) -> ChunkBatch:
-    """The first of `on_device`."""
-    return jax.tree.map(lambda x: x[0], on_device(agent.spec, **changes))
-
-
 def marked_numbers(spec: AgentSpec, *marked: int) -> np.ndarray:
-    """`ChunkBatch.bc_dims` of `on_device` that marks the same numbers of every action."""
-    dims = np.zeros((2, 8, max(spec.horizon, spec.critic_steps), spec.action_dim), np.float32)
+    """`ChunkBatch.bc_dims` of `one_batch` that marks the same numbers of every action."""
+    dims = np.zeros((8, max(spec.horizon, spec.critic_steps), spec.action_dim), np.float32)
     dims[..., list(marked)] = 1
     return dims
 
 
-def imitation_gradient(agent: Agent, state: AgentState, batch: ChunkBatch) -> tuple[jax.Array, Any]:
-    """The value of the policy's loss without a critic, and its gradient."""
-    batch = agent.policy_part(batch)
-    grads, metrics = policy_gradient(agent, state, batch, agent.policy_draws(jax.random.key(1), batch), bc_only=True)
-    return metrics["value"], grads
+@functools.cache
+def _gradient(agent: Agent, part: str, bc_only: bool) -> Any:
+    """Compiled once for an agent and the arrays that a batch has."""
+
+    def run(state: AgentState, base: Any, batch: ChunkBatch, draws: Any) -> Any:
+        def loss(params: Any, rows: ChunkBatch) -> Any:
+            if part == "critic":
+                return agent.critic_loss(params, state, base, rows, draws)
+            return agent.policy_loss(params, state, base, rows, draws, bc_only=bc_only)
+
+        grads, metrics, value = gradient(loss, getattr(state, part), batch)
+        return grads, {**metrics, "value": value}
+
+    return jax.jit(run)
 
 
 def policy_gradient(
-    agent: Agent, state: AgentState, batch: ChunkBatch, draws: Any, *, bc_only: bool = False, base: Any = None
+    agent: Agent, state: AgentState, batch: ChunkBatch, draws: Any = None, *, bc_only: bool = False
 ) -> tuple[Any, dict[str, jax.Array]]:
     """The gradient of the policy's loss, and its metrics with its value as "value"."""
-    loss = lambda policy, rows: agent.policy_loss(policy, state, base or {}, rows, draws, bc_only=bc_only)  # noqa: E731
-    grads, metrics, value = gradient(loss, state.policy, batch)
-    return grads, {**metrics, "value": value}
+    batch = agent.policy_part(batch)
+    draws = agent.policy_draws(jax.random.key(1), batch) if draws is None else draws
+    return _gradient(agent, "policy", bc_only)(state, {}, batch, draws)
 
 
 def critic_gradient(
-    agent: Agent, state: AgentState, batch: ChunkBatch, draws: Any, *, base: Any = None
+    agent: Agent, state: AgentState, batch: ChunkBatch, draws: Any = None
 ) -> tuple[Any, dict[str, jax.Array]]:
     """The gradient of the critic's loss, and its metrics with its value as "value"."""
-    loss = lambda critic, rows: agent.critic_loss(critic, state, base or {}, rows, draws)  # noqa: E731
-    grads, metrics, value = gradient(loss, state.critic, batch)
-    return grads, {**metrics, "value": value}
+    draws = agent.critic_draws(jax.random.key(1), batch) if draws is None else draws
+    return _gradient(agent, "critic", False)(state, {}, batch, draws)
 
 
 def output_bias(grads: Any, agent: Agent) -> np.ndarray:
@@ -198,12 +229,22 @@ def output_bias(grads: Any, agent: Agent) -> np.ndarray:
     return found[: agent.chunk_dim].reshape(agent.spec.horizon, agent.spec.action_dim)
 
 
+def shaken(tree: Any, by: float = 0.1) -> Any:
+    """Every number of a tree moved by `by`."""
+    return jax.tree.map(lambda x: np.asarray(x) + np.asarray(by, x.dtype), tree)
+
+
 def same(a: Any, b: Any) -> bool:
     """Whether two trees are equal bit for bit."""
     if jax.tree.structure(a) != jax.tree.structure(b):
         return False
     raw = lambda x: jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x  # noqa: E731
     return all(np.array_equal(raw(x), raw(y)) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def close(a: Any, b: Any, atol: float = 1e-6) -> bool:
+    """Whether two trees of one structure are equal but for rounding."""
+    return all(np.allclose(x, y, atol=atol) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
 def bandit(spec: AgentSpec, updates: int, size: int, seed: int) -> tuple[ChunkBatch, np.ndarray]:
@@ -230,8 +271,5 @@ def bandit_error(agent: Agent, state: AgentState, *, pretrained: bool = False, e
     """Mean distance per dimension between the chosen and the most rewarded chunk, on 64 states not trained on."""
     batch, best = bandit(agent.spec, 1, 64, 10_000)
     params = agent.policy_params(state, pretrained=pretrained)
-    chunks = [
-        agent.sample(params, {"state": s}, jax.random.key(i), explore=explore)[0]
-        for i, s in enumerate(batch.observations["state"][0])
-    ]
-    return float(np.abs(np.array(chunks) - best[0]).mean())
+    keys, seen = jax.random.split(jax.random.key(0), 64), {"state": batch.observations["state"][0]}
+    return float(np.abs(agent.decide(params, seen, keys, explore=explore)[0] - best[0]).mean())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from serl_chunk.agents.base import Agent
@@ -15,14 +17,18 @@ from serl_chunk.agents.registry import builder_of
 from serl_chunk.agents.spec import agent_spec
 from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.learner import make_learner
+from serl_chunk.data.demos import load_demos
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.publisher import Publish
+from serl_chunk.learner.schedule import Phase
 from serl_chunk.robots.registry import robot_spec
+from serl_chunk.runs.checkpoints import host_leaves
 from serl_chunk.runs.folder import open_run
 from serl_chunk.runs.metrics import read_metrics
 
 TIMED = ("wall", "rates/", "timer/", "wait/", "seconds")
+Rows = list[tuple[int, str, Any]]  # a journal's: entry, session, record
 
 
 @functools.cache
@@ -31,12 +37,17 @@ def agent_of(config: Any, spec: Any) -> Agent:
     return builder_of(config)(config, spec)
 
 
+def quick_agent(config: Any, spec: Any) -> Agent:
+    return agent_of(config.agent, agent_spec(config, spec))
+
+
 def quick_agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Agents hold no state, so runs of one configuration share one, and its compilations."""
-    monkeypatch.setattr(learner_command, "make_agent", lambda c, s: agent_of(c.agent, agent_spec(c, s)))
+    monkeypatch.setattr(learner_command, "make_agent", quick_agent)
+    before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def reproducible(run: Path) -> list[dict[str, Any]]:
@@ -53,15 +64,58 @@ def by_kind(run: Path) -> dict[str, list[dict[str, Any]]]:
     return out
 
 
-def learner_of(config, demos: str, run: Path, publish: Publish = lambda snapshot, info: None) -> Learner:
+def phases(run: Path) -> list[str]:
+    return [r["text"].removeprefix("phase: ") for r in by_kind(run)["event"] if r["text"].startswith("phase: ")]
+
+
+def learner_of(
+    config, demos: str | None, run: Path, publish: Publish = lambda snapshot, info: None, *, threaded: bool = False
+) -> Learner:
     """A learner on its own, without an actor."""
     spec = robot_spec(config.robot)
-    return make_learner(
-        config, RunOptions([demos]), open_run(config, spec, str(run)), spec,
-        publish=publish, threaded=False,
-    )  # fmt: skip
+    options, folder = RunOptions([demos] if demos else []), open_run(config, spec, str(run))
+    return make_learner(config, options, folder, spec, publish=publish, threaded=threaded)
 
 
 def let_go(learner: Learner) -> None:
     learner.close()
     learner.metrics.close()
+
+
+def until(learner: Learner, phase: Phase, updates: int = 0) -> None:
+    """Work up to a point of a phase, without an actor."""
+    for _ in range(1000):
+        if learner.trainer.phase is phase and learner.trainer.phase_updates >= updates:
+            return
+        learner.work()
+    raise AssertionError(f"{learner.trainer.phase} {learner.trainer.phase_updates} instead of {phase} {updates}")
+
+
+def feed(learner: Learner, rows: Rows) -> None:
+    """Hand a learner what it receives, and journals, of an actor; a record None is the end of a session."""
+    for number, session, record in rows:
+        if record is None:
+            learner.router.close_session(session, gone=True, position=number + 1)
+        else:
+            learner.router.insert(session, record, number + 1)
+
+
+def journal_of(config, demos: str, steps: int, name: str = "x") -> Rows:
+    """A journal of episodes with at least so many steps: those of the demonstrations, again and again."""
+    out: Rows = []
+    episodes = load_demos([demos], robot_spec(config.robot)).episodes
+    while steps > 0:
+        begin, block, end = episodes[len(out) // 3 % len(episodes)]
+        of = f"{name}{len(out)}"
+        records = begin._replace(episode_id=of), dataclasses.replace(block, episode_id=of), end._replace(episode_id=of)
+        out += [(len(out) + i, "actor/s", record) for i, record in enumerate(records)]
+        steps -= block.n
+    return out
+
+
+def assert_same_state(a: Learner, b: Learner) -> None:
+    """Bit for bit."""
+    one, other = host_leaves(a.state), host_leaves(b.state)
+    assert one.keys() == other.keys()
+    for path in one:
+        np.testing.assert_array_equal(one[path], other[path], err_msg=path)

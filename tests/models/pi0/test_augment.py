@@ -45,25 +45,29 @@ def test_draws_are_uniform_in_openpis_ranges():
     np.testing.assert_allclose(np.corrcoef(columns.T), np.eye(7), atol=0.06)
 
 
-def test_colours_without_draws_stay_and_floats_are_bytes():
+def test_colours_without_draws_or_without_the_coin_stay_and_floats_are_bytes():
     image = noise()
-    np.testing.assert_allclose(one(image, "left_wrist_0_rgb"), image / 255, atol=1e-6)
-    as_float = image.astype(np.float32) / 255 * 2 - 1
-    np.testing.assert_allclose(one(as_float, "left_wrist_0_rgb"), image / 255, atol=1e-6)
     grey = np.full_like(image, 100)
-    np.testing.assert_allclose(one(grey, "left_wrist_0_rgb", hue=0.1), grey / 255, atol=1e-6)
+    colours = {"brightness": 0.3, "contrast": -0.4, "hue": 0.1, "coloured": False}
+    for given, shown, changes in (
+        (image, image, {}), (image.astype(np.float32) / 255 * 2 - 1, image, {}), (grey, grey, {"hue": 0.1}),
+        (image, image, colours),
+    ):  # fmt: skip
+        np.testing.assert_allclose(one(given, "left_wrist_0_rgb", **changes), shown / 255, atol=1e-6)
 
 
-def test_without_the_coin_colours_stay():
-    image = noise()
-    changed = one(image, "left_wrist_0_rgb", brightness=0.3, contrast=-0.4, hue=0.1, coloured=False)
-    np.testing.assert_allclose(changed, image / 255, atol=1e-6)
-
-
-@pytest.mark.parametrize(("brightness", "expected"), [(0.3, 0.4 * 0.7 + 0.3), (-0.3, 0.4 * 0.7)])
-def test_brightness_moves_towards_white_or_black(brightness, expected):
-    grey = np.full((1, 8, 8, 3), 102, np.uint8)
-    np.testing.assert_allclose(one(grey, "wrist", brightness=brightness), expected, atol=1e-6)
+@pytest.mark.parametrize(
+    ("changes", "colour", "expected"),
+    [
+        ({"brightness": 0.3}, [102] * 3, [0.4 * 0.7 + 0.3] * 3),  # towards white
+        ({"brightness": -0.3}, [102] * 3, [0.4 * 0.7] * 3),  # towards black
+        ({"hue": 1 / 3}, [255, 0, 0], [0, 1, 0]),  # round the colour circle
+        ({"hue": 1 / 6}, [255, 0, 0], [1, 1, 0]),
+    ],
+)
+def test_brightness_and_hue_move_colours(changes, colour, expected):
+    image = np.broadcast_to(np.array(colour, np.uint8), (1, 8, 8, 3))
+    np.testing.assert_allclose(one(image, "wrist", **changes)[0, 0, 0], expected, atol=1e-6)
 
 
 def test_contrast_keeps_black_middle_and_white_and_spreads_or_narrows_the_middle():
@@ -74,12 +78,6 @@ def test_contrast_keeps_black_middle_and_white_and_spreads_or_narrows_the_middle
         out = one(row, "wrist", contrast=contrast)[0, 0, :, 0]
         np.testing.assert_allclose(out, [0, 0.5 - 0.05 * slant, 0.5, 0.5 + 0.05 * slant, 1], atol=1e-6)
         assert (np.diff(out) > 0).all()
-
-
-def test_hue_turns_the_colour_circle():
-    red = np.zeros((1, 8, 8, 3), np.uint8) + np.array([255, 0, 0], np.uint8)
-    np.testing.assert_allclose(one(red, "wrist", hue=1 / 3)[0, 0, 0], [0, 1, 0], atol=1e-6)
-    np.testing.assert_allclose(one(red, "wrist", hue=1 / 6)[0, 0, 0], [1, 1, 0], atol=1e-6)
 
 
 def ramp():

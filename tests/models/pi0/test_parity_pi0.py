@@ -108,13 +108,13 @@ def test_what_is_no_case_is_refused(monkeypatch, tmp_path, capsys):
 
 
 def test_sizes_come_from_the_case_alone():
-    config = config_of(record_pi0.meta_of("lora"), CAMERAS)
-    assert (config.vlm.attention_rank, config.vlm.attention_alpha, config.vlm.mlp_rank) == (3, 6.0, 2)
-    assert (config.expert.attention_rank, config.expert.attention_alpha, config.expert.mlp_rank) == (4, 8.0, 5)
-    widths = config_of(record_pi0.meta_of("widths"), CAMERAS)
+    lora, widths, pi05, half = (
+        config_of(record_pi0.meta_of(name), CAMERAS) for name in ("lora", "widths", "pi05", "bfloat16")
+    )
+    ranks = [(of.attention_rank, of.attention_alpha, of.mlp_rank) for of in (lora.vlm, lora.expert)]
+    assert ranks == [(3, 6.0, 2), (4, 8.0, 5)]
     assert (widths.image_size, widths.action_dim, widths.siglip.patch) == ((42, 31), 11, 7)
-    assert config_of(record_pi0.meta_of("pi05"), CAMERAS).pi05
-    assert config_of(record_pi0.meta_of("bfloat16"), CAMERAS).dtype == "bfloat16"
+    assert (pi05.pi05, half.dtype) == (True, "bfloat16")
 
 
 def test_checkpoints_of_a_case_are_found_and_compared(tmp_path):

@@ -20,9 +20,12 @@ from serl_chunk.models.pi0.pi0 import Pi0, Prefix, time_features
 from serl_chunk.models.pi0.tree import Partition, flat, nested, partition
 from serl_chunk.types import ConfigError
 
-KINDS = ("pi0", "pi05", "lora", "key_heads", "all_heads")
 N = 3
 made = functools.cache(small)
+
+
+def kinds(*often: str, slow: tuple[str, ...] = ()) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("name", [*often, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)])
 
 
 @functools.cache
@@ -58,7 +61,7 @@ def sampled(
     return program(model or case.model, "sample", **options)(case.params, prefix, noise, *(args or (None, 3)))
 
 
-@pytest.mark.parametrize("name", KINDS)
+@kinds("pi0", "pi05", "key_heads", slow=("lora", "all_heads"))
 def test_a_shared_prefix_gives_the_joint_passes_velocity(name):
     case = made(name)
     plain = PlainPi0(case.meta, case.flat)
@@ -73,7 +76,7 @@ def test_a_shared_prefix_gives_the_joint_passes_velocity(name):
     np.testing.assert_array_equal(prefix.positions, joint["positions"][:, : prefix.mask.shape[1]])
 
 
-@pytest.mark.parametrize("name", ["pi0", "pi05"])
+@kinds("pi05", slow=("pi0",))
 def test_candidates_are_as_many_single_samples(name):
     case = made(name)
     prefix, noise = encoded(case), noises(case)
@@ -97,7 +100,7 @@ def test_blocks_of_candidates_are_the_same_candidates(monkeypatch):
     np.testing.assert_array_equal(kept, jnp.broadcast_to(committed[0][:, None], kept.shape))
 
 
-@pytest.mark.parametrize("name", ["pi0", "pi05"])
+@kinds("pi0", slow=("pi05",))
 def test_a_missing_camera_and_empty_slots_are_the_same_as_masked_ones(name):
     case = made(name)
     observation = dict(case.observation)
@@ -182,10 +185,10 @@ def mean_loss(case: Small, model: Pi0) -> Callable[[Any, Any], jax.Array]:
     return loss
 
 
-@pytest.mark.parametrize("trainable", ["full", "expert", "lora", "lora_expert"])
-def test_what_is_not_trained_stays_bit_for_bit(trainable):
+@kinds("expert", "lora", slow=("full", "lora_expert"))
+def test_what_is_not_trained_stays_bit_for_bit(name):
     case = made("lora")
-    config = dataclasses.replace(case.config, trainable=trainable)
+    config = dataclasses.replace(case.config, trainable=name)
     chosen = partition(config)
     trained, base = chosen.split(case.params)
     loss, optimiser = mean_loss(case, Pi0(config)), optax.adam(1e-3)
@@ -249,7 +252,7 @@ def test_the_loss_counts_the_dimensions_that_actions_have():
     assert padded[0] > real[0]
 
 
-@pytest.mark.parametrize("name", ["pi0", "pi05"])
+@kinds("pi0", "pi05")
 def test_given_actions_are_final_and_have_no_weight(name):
     case = made(name)
     actions, noise, t = jnp.asarray(case.inputs["actions"]), noises(case, 2), jnp.full((2, 2), 0.4)
@@ -263,8 +266,7 @@ def test_given_actions_are_final_and_have_no_weight(name):
     assert free == pytest.approx(losses(case, actions, ones, None, noise, t), rel=1e-5)
 
 
-@pytest.mark.parametrize("clean", [False, True])
-@pytest.mark.parametrize("name", ["pi0", "pi05"])
+@pytest.mark.parametrize(("name", "clean"), [("pi0", False), ("pi05", True)])
 def test_committed_actions_are_kept_and_the_others_continue_them(name, clean):
     case = made(name)
     prefix, noise, actions = encoded(case), noises(case), jnp.asarray(case.inputs["actions"])
@@ -299,29 +301,29 @@ def test_time_is_added_up_in_float32(monkeypatch):
     np.testing.assert_allclose(out, noises(case, 1) - 1.0, atol=1e-6)
 
 
-def test_times_features_are_sines_and_cosines_of_periods_from_four_thousandths_to_four():
-    t = jnp.array([0.25, 1.0])
+def test_times_features_are_sines_and_cosines_of_periods_from_four_thousandths_to_four_in_every_program():
+    t = jnp.array([0.25, 0.767, 1.0])
     found = time_features(t, 8)
     periods = 4e-3 * 1000 ** (np.arange(4) / 3)
     angles = 2 * np.pi * np.asarray(t)[:, None] / periods
     np.testing.assert_allclose(found, np.concatenate([np.sin(angles), np.cos(angles)], -1), atol=2e-4)
+    whole, compiled = time_features(t, 1024), jax.jit(time_features, static_argnums=1)
+    np.testing.assert_array_equal(compiled(t, 1024), whole)
+    np.testing.assert_array_equal([compiled(t[i], 1024) for i in range(3)], whole)
 
 
-def test_times_features_are_the_same_bits_in_every_program():
-    t = jnp.array([0.25, 0.767, 1.0])
-    whole = time_features(t, 1024)
-    np.testing.assert_array_equal(jax.jit(time_features, static_argnums=1)(t, 1024), whole)
-    for i in range(3):
-        np.testing.assert_array_equal(jax.jit(time_features, static_argnums=1)(t[i], 1024), whole[i])
-
-
-def test_pixels_may_be_bytes():
+def test_pixels_may_be_bytes_and_robots_with_fewer_numbers_have_zeros_behind_them():
     case = made("pi0")
     images = {k: v for k, v in case.observation.items() if k.startswith("images/")}
     pixels = {k: np.round((v + 1) * 127.5).astype(np.uint8) for k, v in images.items()}
     floats = {k: (v / np.float32(255.0) * 2 - 1).astype(np.float32) for k, v in pixels.items()}
-    found = [encoded(case, {**case.observation, **changed}).keys for changed in (pixels, floats)]
-    np.testing.assert_allclose(*found, atol=1e-6)
+    state = case.observation["state"] * (np.arange(32) < 14)
+    short, whole = (
+        encoded(case, {**case.observation, **shown, "state": s})
+        for shown, s in ((pixels, state[:, :14]), (floats, state.astype(np.float32)))
+    )
+    np.testing.assert_allclose(short.keys, whole.keys, atol=1e-6)
+    np.testing.assert_array_equal(short.state, whole.state)
 
 
 def test_features_are_means_of_normalised_tokens():
@@ -349,14 +351,6 @@ def test_masked_tokens_leave_no_trace_in_features():
     np.testing.assert_allclose(encoded(case, changed).features, encoded(case).features, atol=1e-5)
 
 
-def test_robots_with_fewer_numbers_have_zeros_behind_them():
-    case = made("pi0")
-    state = case.observation["state"].copy()
-    state[:, 14:] = 0
-    whole, short = (encoded(case, {**case.observation, "state": s}) for s in (state, state[:, :14]))
-    np.testing.assert_array_equal(whole.state, short.state)
-
-
 def test_numbers_are_computed_in_the_configured_dtype():
     case = made("pi0")
     model = Pi0(dataclasses.replace(case.config, dtype="bfloat16"))
@@ -377,10 +371,13 @@ def test_numbers_are_computed_in_the_configured_dtype():
 def test_observations_that_the_model_cannot_read_are_refused():
     case = made("pi0")
     image = f"images/{CAMERAS[0]}"
-    wrong = {**case.observation, image: case.observation[image][:, :14]}
-    with pytest.raises(ConfigError, match=naming(image, "14x42", "28x42", "agent.pi0.image_size")):
-        case.model.encode(case.params, wrong)
-    with pytest.raises(ConfigError, match=naming("state", 33, "agent.pi0.action_dim")):
-        case.model.encode(case.params, {**case.observation, "state": np.zeros((2, 33), np.float32)})
-    with pytest.raises(ConfigError, match=naming(CAMERAS[0], "prompt")):
-        case.model.encode(case.params, {"state": case.observation["state"]})
+    for wrong, named in (
+        (
+            {**case.observation, image: case.observation[image][:, :14]},
+            (image, "14x42", "28x42", "agent.pi0.image_size"),
+        ),
+        ({**case.observation, "state": np.zeros((2, 33), np.float32)}, ("state", 33, "agent.pi0.action_dim")),
+        ({"state": case.observation["state"]}, (CAMERAS[0], "prompt")),
+    ):
+        with pytest.raises(ConfigError, match=naming(*named)):
+            case.model.encode(case.params, wrong)
