@@ -91,15 +91,7 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path):
 def updates(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[str, dict[str, float]]]]:
     """The tables of a quick run of updates.py, and its figures."""
     file = tmp_path_factory.mktemp("updates") / "figures.json"
-    command = [
-        sys.executable,
-        str(BENCHMARKS / "updates.py"),
-        "--quick",
-        "--json",
-        str(file),
-        "--presets",
-        "qc",
-    ]
+    command = [sys.executable, str(BENCHMARKS / "updates.py"), "--quick", "--json", str(file), "--presets", "qc"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(file.read_text())

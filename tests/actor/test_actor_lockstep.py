@@ -46,8 +46,7 @@ def run(env=None, *, horizon=8, execute=None, delay=0, agent=None, seed=5, confi
 
 
 @pytest.mark.parametrize(
-    ("delay", "horizon", "execute"),
-    [(0, 8, 8), (0, 8, 5), (1, 8, 8), (1, 5, 2), (3, 8, 8), (3, 8, 6), (3, 5, 5)],
+    ("delay", "horizon", "execute"), [(0, 8, 8), (0, 8, 5), (1, 8, 8), (1, 5, 2), (3, 8, 8), (3, 8, 6), (3, 5, 5)]
 )
 def test_every_action_is_the_chunks_at_tick_minus_decision_tick(delay, horizon, execute):
     summary, sink, agent = run(delay=delay, horizon=horizon, execute=execute)

@@ -94,10 +94,7 @@ def test_committed_holds_as_the_robot_will():
     np.testing.assert_array_equal(queue.committed(1, 5, np.zeros(1, np.float32))[:, 0], [100, 101, 102, 0, 0])
 
 
-@given(
-    execute=st.integers(1, 6),
-    events=st.lists(st.sampled_from(["pass", "plan", "join", "flush"]), max_size=60),
-)
+@given(execute=st.integers(1, 6), events=st.lists(st.sampled_from(["pass", "plan", "join", "flush"]), max_size=60))
 def test_random_histories(execute, events):
     queue = queue_of(execute)
     planned: Decision | None = None

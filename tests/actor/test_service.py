@@ -21,15 +21,7 @@ from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.devices.recorded import ReplayedIntervention, save_interventions
 from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE, VALIDATION_SEED_BASE
-from serl_chunk.types import (
-    Begin,
-    ConfigError,
-    DataError,
-    End,
-    PolicyOrigin,
-    Source,
-    Step,
-)
+from serl_chunk.types import Begin, ConfigError, DataError, End, PolicyOrigin, Source, Step
 
 FROM_THE_START = RunProgress()
 
