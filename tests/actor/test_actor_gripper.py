@@ -47,9 +47,3 @@ def test_random_actions_leave_a_fixed_one_as_it_is():
     assert [s.source for s in found[:6]] == [Source.RANDOM] * 6
     assert {float(s.action[1]) for s in found[:6]} == {float(at_reset)}
     assert found[-1].action[1] == found[-1].decision_tick / 64  # afterwards the agent says `fixed_value`
-
-
-@pytest.mark.parametrize("gripper", [GripperConfig(), GripperConfig(mode="fixed", fixed_value=0.5)])
-def test_otherwise_the_chunk_says(gripper):
-    found = steps(gripper)
-    assert found[-1].action[1] == found[-1].decision_tick / 64

@@ -86,36 +86,6 @@ def test_a_chunk_is_followed_where_its_decision_asks_for_it(delay, execute, adap
     assert all(recorded[t] == agent.asks(t) for t in starts)
 
 
-def test_robots_are_stepped_from_outside_as_if_each_were_alone():
-    """One process drives several: each is given the decisions that it requests."""
-
-    def rig(seed):
-        policy, sink = make_policy(NoisyAgent(8), seed=seed), ListSink()
-        human = HumanOnTicks(frozenset({9, 10}))
-        config = make_config(actor=ActorConfig(delay_ticks=seed))
-        env = LineEnv(success_at=11 + seed)
-        return EpisodeRunner(env, policy, sink, config=config, intervention=human), policy, sink
-
-    def records(sink):
-        return [(s.tick, s.source, s.stamp, s.decision_tick, s.action.tobytes()) for s in sink.steps]
-
-    alone, together = [rig(seed) for seed in range(3)], [rig(seed) for seed in range(3)]
-    for seed, (runner, _, _) in enumerate(alone):
-        runner.run_episode(seed, explore=True)
-    episodes = [(runner, policy, runner.begin(i, explore=True)) for i, (runner, policy, _) in enumerate(together)]
-    requests = 0
-    while any(episode.end is None for *_, episode in episodes):
-        for runner, policy, episode in episodes:
-            if episode.end is None:
-                if (request := runner.due(episode)) is not None:
-                    requests += 1
-                    runner.accept(episode, policy.decide(request))
-                runner.tick(episode)
-    assert requests > 6
-    assert [records(sink) for *_, sink in together] == [records(sink) for *_, sink in alone]
-    assert [runner.summary(episode).length for runner, _, episode in episodes] == [12, 13, 14]
-
-
 def test_who_steps_an_episode_closes_it_where_an_error_ends_it():
     policy, sink = make_policy(NoisyAgent(8)), ListSink()
     runner = EpisodeRunner(LineEnv(), policy, sink, config=make_config())
@@ -127,11 +97,6 @@ def test_who_steps_an_episode_closes_it_where_an_error_ends_it():
     runner.abort(episode)  # closed once
     assert [type(r) for r in sink.records] == [Begin, Step, End]
     assert (sink.last_end.length, sink.last_end.outcome_by) == (1, "crash")
-
-
-def test_holding_before_the_first_chunk_stays_at_the_measured_joints():
-    _, sink, _ = run(delay=2)
-    np.testing.assert_array_equal(sink.steps[0].action, sink.steps[0].observation["state"][:2])
 
 
 def test_records_of_an_episode():
@@ -182,15 +147,6 @@ def test_a_stop_truncates_before_the_next_command(stop_tick):
         assert sink.last_end.final_observation["state"][2] == stop_tick
 
 
-def test_a_crash_closes_the_episode_and_is_raised():
-    sink = ListSink()
-    runner = EpisodeRunner(LineEnv(crash_at=6), make_policy(NoisyAgent(8)), sink, config=make_config())
-    with pytest.raises(RuntimeError, match="the motor is gone"):
-        runner.run_episode(0, explore=True)
-    assert (sink.last_end.length, sink.last_end.truncated, sink.last_end.outcome_by) == (6, True, "crash")
-    assert sink.last_end.final_observation["state"][2] == 6
-
-
 @pytest.mark.parametrize("delay", [0, 2])
 def test_intervention_mid_chunk_and_release(delay):
     human = HumanOnTicks(ticks=frozenset(range(11, 16)) | {22}, idle=frozenset({14, 15}))
@@ -220,17 +176,6 @@ def test_a_human_is_shown_where_the_policy_would_decide():
     assert [t for t, due in human.asked if due] == [0, 8, 16, 28]
 
 
-def test_human_ticks_are_limited_over_episodes():
-    human = HumanOnTicks(ticks=frozenset(range(4, 14)))
-    sink = ListSink()
-    config = make_config(actor=ActorConfig(max_human_ticks=13))
-    runner = EpisodeRunner(LineEnv(), make_policy(NoisyAgent(8)), sink, config=config, intervention=human)
-    summaries = [runner.run_episode(seed, explore=True) for seed in range(3)]
-    assert [s.human_ticks for s in summaries] == [10, 3, 0]
-    assert [s.segments for s in summaries] == [1, 1, 0]
-    assert runner.interventions.total_ticks == 13
-
-
 def test_the_environments_own_intervention():
     override = np.array([0.5, 0.25], np.float32)
     summary, sink, _ = run(LineEnv(human={3: override, 4: override}))
@@ -240,13 +185,6 @@ def test_the_environments_own_intervention():
     np.testing.assert_array_equal(steps[3].action, override)
     assert steps[5].decision_tick == 5
     assert (summary.human_ticks, summary.segments, summary.gated_share) == (2, 1, 0)
-
-
-def test_what_the_driver_made_of_a_humans_command_is_recorded():
-    summary, sink, _ = run(LineEnv(human={3: np.array([0.5, 0.25], np.float32)}, gate=0.3))
-    np.testing.assert_array_equal(sink.steps[3].action, np.array([0.3, 0.25], np.float32))
-    assert sink.steps[3].source == Source.HUMAN
-    assert summary.gated_share > 0
 
 
 @pytest.mark.parametrize("command", [[0.5], [0.5, 0.5, 0.5], [np.nan, 0.0]])
@@ -259,32 +197,6 @@ def test_a_humans_wrong_command_does_not_reach_the_robot(command):
         runner.run_episode(0, explore=True)
     assert env.tick == 2
     assert sink.last_end.outcome_by == "crash"
-
-
-def test_what_the_driver_executed_is_recorded():
-    summary, sink, _ = run(LineEnv(gate=0.05), agent=NoisyAgent(8, spread=0.3))
-    actions = np.array([s.action for s in sink.steps])
-    assert np.abs(actions).max() == np.float32(0.05)
-    assert 0 < summary.gated_share <= 1
-
-
-def test_clipped_values_are_counted():
-    summary, sink, _ = run(agent=NoisyAgent(8, spread=1.0))
-    chunks = np.array([s.decision["chunk"] for s in sink.steps if s.decision is not None])
-    assert summary.clipped_share == pytest.approx(np.mean(np.abs(chunks) > 1))
-    assert summary.clipped_share > 0
-
-
-def test_frames_at_decisions_under_intervention_and_at_the_end():
-    env = LineEnv(length=20)
-    human = HumanOnTicks(ticks=frozenset({10, 11}))
-    _, sink, _ = run(env, intervention=human, cameras=("wrist",))
-    with_frames = [s.tick for s in sink.steps if "images/wrist" in s.observation]
-    assert with_frames == [0, 8, 10, 11, 12]
-    assert env.frames_read == [*with_frames, 20]
-    assert all("images/front" not in s.observation for s in sink.steps)
-    assert sink.steps[12].observation["images/wrist"][0, 0, 0] == 12
-    assert sink.last_end.final_observation["images/wrist"][0, 0, 0] == 20
 
 
 @pytest.mark.parametrize("shown", [True, False])
@@ -322,25 +234,9 @@ def test_every_look_of_an_image_agent_begins_a_window(delay, returned):
     assert shown.mean() < 0.5
 
 
-def test_no_camera_is_read_unless_it_is_recorded():
-    env = LineEnv()
-    run(env)
-    assert env.frames_read == []
-
-
 def test_an_unknown_camera_is_refused():
     with pytest.raises(ConfigError, match=naming("line", "rear", "front, wrist")):
         run(cameras=("rear",))
-
-
-def test_random_steps():
-    sink = ListSink()
-    runner = EpisodeRunner(LineEnv(), make_policy(NoisyAgent(8)), sink, config=make_config())
-    runner.run_episode(1, explore=True, random_steps=11)
-    check_steps(sink.steps, 8)
-    assert [s.source for s in sink.steps[:12]] == [Source.RANDOM] * 11 + [Source.POLICY]
-    assert np.ptp([s.action for s in sink.steps[:11]]) > 1
-    assert sink.steps[11].decision_tick == 11
 
 
 def test_a_policy_that_diverged_does_not_reach_the_robot():
@@ -348,40 +244,6 @@ def test_a_policy_that_diverged_does_not_reach_the_robot():
     with pytest.raises(PolicyError, match=naming("version", 3)):
         run(env, agent=NoisyAgent(8, spread=float("nan")))
     assert env.tick == 0
-
-
-def test_the_hook_is_called_before_every_decision_and_nowhere_else():
-    env = LineEnv(length=20)
-    ticks = []
-    run(env, before_decision=lambda: ticks.append(env.tick))
-    assert ticks == [0, 8, 16]
-
-
-def test_jerk_is_that_of_the_executed_actions():
-    summary, sink, _ = run()
-    third = np.diff([s.action.astype(np.float64) for s in sink.steps], n=3, axis=0)
-    assert summary.jerk == pytest.approx(np.sqrt(np.mean(third**2)) / DT**3)
-
-
-@pytest.mark.parametrize("delay", [0, 3])
-def test_two_runs_from_one_seed_are_identical(delay):
-    def records():
-        sink = ListSink()
-        config = dataclasses.replace(make_config(), actor=ActorConfig(delay_ticks=delay))
-        runner = EpisodeRunner(
-            LineEnv(success_at=25),
-            make_policy(NoisyAgent(8), seed=9),
-            sink,
-            config=config,
-            intervention=HumanOnTicks(frozenset({6, 7})),
-            cameras=("front",),
-        )
-        for seed in range(3):
-            runner.run_episode(seed, explore=True, random_steps=2)
-        return sink.records
-
-    for a, b in zip(records(), records(), strict=True):
-        np.testing.assert_equal(a._asdict(), b._asdict())
 
 
 @pytest.mark.parametrize(
@@ -422,25 +284,6 @@ class SlowCamera(WithFrames):
 
     def frame_numbers(self):
         return {"none": {}, "frames": {"wrist": self.tick // 3}, "reads": {"wrist": self.tick}}[self.numbers]
-
-
-@pytest.mark.parametrize(("numbers", "recorded"), [("none", 3), ("frames", 3), ("reads", 1)])
-@pytest.mark.parametrize("frames", ["every_tick", "decisions"])
-def test_a_picture_that_a_camera_gives_again_is_recorded_once(monkeypatch, frames, numbers, recorded):
-    monkeypatch.setattr(SlowCamera, "numbers", numbers)
-    config = make_config(horizon=2, actor=ActorConfig(frames=frames))
-    _, sink, _ = run(SlowCamera(length=19), horizon=2, config=config, cameras=("wrist",))
-    read = range(19) if frames == "every_tick" else range(0, 19, 2)
-    new = [t for t in read if recorded == 1 or t // 3 not in {s // 3 for s in read if s < t}]
-    assert [s.tick for s in sink.steps if "images/wrist" in s.observation] == new
-    again = {s.tick: s.repeats["wrist"] for s in sink.steps if s.repeats}
-    assert sorted(again) == [t for t in read if t not in new]
-    for t in read:
-        image = sink.steps[again.get(t, t)].observation["images/wrist"]
-        np.testing.assert_array_equal(image, t // 3)
-    final = sink.last_end  # of tick 19, with the picture of 18
-    assert final.repeats == (None if numbers == "reads" else {"wrist": 18})
-    assert ("images/wrist" in final.final_observation) == (numbers == "reads")
 
 
 class OneArm(HumanOnTicks):

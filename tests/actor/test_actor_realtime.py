@@ -29,11 +29,11 @@ from hypothesis import strategies as st
 from properties import examples
 
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.inference import DelayEstimate, measure_inference, while_polling
+from serl_chunk.actor.inference import DelayEstimate, while_polling
 from serl_chunk.actor.planner import choose_inference
 from serl_chunk.actor.policy import PolicyError
 from serl_chunk.config.experiment import ActorConfig
-from serl_chunk.types import ConfigError, End, Source
+from serl_chunk.types import ConfigError, Source
 
 MS = 1e-3
 DIFFERENCES = dataclasses.replace(SPEC, joint_of_action=(-1, 1))  # the first is commanded by differences
@@ -84,13 +84,6 @@ class Rig:
 
 def ticks_of(steps, source):
     return [s.tick for s in steps if s.source == source]
-
-
-def test_sync_in_time_never_holds():
-    rig = Rig("sync", itertools.repeat(5 * MS))
-    summary, steps = rig.run()
-    assert [(s.decision_tick, s.tick) for s in chunk_starts(steps)] == [(t, t) for t in (0, 8, 16, 24)]
-    assert summary.starved_ticks == 0
 
 
 def test_sync_too_late_holds_and_joins_by_count():
@@ -161,34 +154,6 @@ def test_async_hides_a_constant_latency(latency, delay):
         np.testing.assert_array_equal(prefix, [steps[s.decision_tick + i].action for i in range(delay)])
 
 
-def test_async_tells_the_policy_that_differences_stop_where_nothing_is_planned():
-    # 70 ms are learned, then one decision takes 130: the queue runs dry while the next is still expected to take 4.
-    rig = Rig("async", [*[70 * MS] * 8, 130 * MS, 5 * MS, *[70 * MS] * 20], length=60, spec=DIFFERENCES)
-    gaps = 0
-    for seed in range(2):
-        rig.sink.records.clear()
-        rig.runner.run_episode(seed, explore=True)
-        steps = rig.sink.steps
-        for s in chunk_starts(steps):
-            told = rig.agent.prefixes[s.decision_tick]
-            for i in range(min(len(told), s.tick - s.decision_tick)):
-                done = steps[s.decision_tick + i]
-                if done.source == Source.HOLD:
-                    gaps += i > 0 and steps[done.tick - 1].source == Source.POLICY
-                    np.testing.assert_array_equal(told[i], done.action)
-                    assert told[i][0] == 0
-    assert gaps > 0  # a hold after a planned action, inside what was committed
-
-
-def test_sync_waits_past_the_answer_to_a_request_before_an_intervention():
-    # Asked on tick 8, answered 25 ms later; a human has tick 9. On tick 10, the release, the old answer comes 5 ms
-    # before the new one, and both come within half of the tick.
-    rig = Rig("sync", [5 * MS, 45 * MS, 3 * MS, 5 * MS, 5 * MS], intervention=HumanOnTicks(frozenset({9})))
-    _, steps = rig.run()
-    assert ticks_of(steps, Source.HOLD) == [8]
-    assert (steps[10].source, steps[10].decision_tick) == (Source.POLICY, 10)
-
-
 def test_an_error_of_inference_closes_the_episode():
     rig = Rig("async", itertools.repeat(5 * MS))
     rig.run()
@@ -230,19 +195,6 @@ def test_async_asks_earlier_where_a_decision_wants_that(asked, apart):
     assert ticks_of(steps, Source.HOLD) == list(range(starts[0].tick))  # before the first chunk, and never again
 
 
-def test_sync_follows_a_decision_that_wants_it_and_goes_on_until_a_late_one_comes():
-    rig = Rig("sync", itertools.repeat(5 * MS), asks=lambda tick: 3)
-    summary, steps = rig.run()
-    assert [s.decision_tick for s in chunk_starts(steps)] == list(range(0, 30, 3))
-    assert summary.starved_ticks == 0
-    late = Rig("sync", itertools.repeat(50 * MS), asks=lambda tick: 4)
-    _, steps = late.run()
-    starts = list(chunk_starts(steps))
-    assert ticks_of(steps, Source.HOLD) == list(range(starts[0].tick))  # none later: the old chunk goes on
-    assert {s.tick - s.decision_tick for s in starts} == {3}
-    assert np.diff([s.decision_tick for s in starts]).tolist() == [4] * (len(starts) - 1)
-
-
 @settings(max_examples=examples(20), deadline=None)
 @given(
     mode=st.sampled_from(["sync", "async"]),
@@ -266,23 +218,6 @@ def test_random_latencies(mode, horizon, latencies, oversleep, human):
                 assert not human & set(range(s.decision_tick, s.tick + 1))
         starts = [s.decision_tick for s in chunk_starts(steps)]
         assert starts == sorted(set(starts))
-
-
-def test_a_decision_under_way_at_an_intervention_is_dropped():
-    human = HumanOnTicks(frozenset({6, 7}))
-    rig = Rig("async", itertools.chain([5 * MS], itertools.repeat(45 * MS)), intervention=human)
-    _, steps = rig.run()
-    # Asked on tick 5 or 6 at the latest; on tick 8, the release, the policy plans anew.
-    assert min(s.decision_tick for s in chunk_starts(steps) if s.tick > 7) >= 8
-    assert [s.tick for s in steps if s.decision is not None and 1 <= s.tick < 8] == []
-
-
-def test_a_chunk_of_the_last_episode_does_not_reach_the_next():
-    rig = Rig("async", itertools.chain([5 * MS], itertools.repeat(70 * MS)), length=9)
-    rig.run(0)
-    _, steps = rig.run(1)
-    np.testing.assert_array_equal([s.action for s in steps[:4]], [steps[0].observation["state"][:2]] * 4)
-    assert next(chunk_starts(steps)).decision_tick == 0
 
 
 def test_steps_reach_the_sink_although_inference_hangs():
@@ -376,13 +311,6 @@ def test_what_is_seen_after_a_stall_is_no_successor_of_the_last_step(ends):
     assert (end.final_observation is None) == (ends != "success")  # a termination is one, however late it is seen
 
 
-def test_a_stop_ends_a_realtime_episode():
-    rig = Rig("async", itertools.repeat(5 * MS), stop=lambda: "operator" if rig.env.tick == 5 else None)
-    summary, _ = rig.run()
-    assert (summary.length, summary.ended_by) == (5, "operator")
-    assert isinstance(rig.sink.records[-1], End)
-
-
 @pytest.mark.parametrize(
     ("wanted", "seconds", "expected"),
     [
@@ -402,12 +330,6 @@ def test_inference_slower_than_a_chunk_is_refused(wanted):
         choose_inference(wanted, [100 * MS] * 50, DT, 5)
 
 
-def test_sync_single_actions_must_come_within_the_tick():
-    assert choose_inference("sync", [9 * MS] * 50, DT, 1) == "sync"
-    with pytest.raises(ConfigError, match=naming(11.0, 20.0, 1, "chunk.execute_steps")):
-        choose_inference("sync", [11 * MS] * 50, DT, 1)
-
-
 def test_delay_estimate_forgets_and_is_bounded():
     estimate = DelayEstimate([0], longest=7)
     assert estimate.expected() == 1
@@ -416,16 +338,6 @@ def test_delay_estimate_forgets_and_is_bounded():
     for _ in range(64):
         estimate.add(2)
     assert estimate.expected() == 2
-
-
-def test_warm_up_is_not_measured():
-    clock = SimClock()
-    costs = itertools.chain([5.0, 1.0, 1.0], itertools.repeat(3 * MS))
-
-    def decide():
-        clock.time += next(costs)
-
-    np.testing.assert_allclose(measure_inference(decide, clock), [3 * MS] * 50)
 
 
 @pytest.mark.parametrize("error", [None, ValueError])

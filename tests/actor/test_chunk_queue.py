@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,56 +25,6 @@ def queue_of(execute_steps: int) -> ChunkQueue:
 def value(queue: ChunkQueue, tick: int) -> float | None:
     queued = queue.pop(tick)
     return None if queued is None else float(queued.command[0])
-
-
-def test_an_empty_queue_has_nothing():
-    queue = queue_of(4)
-    assert queue.pop(0) is None
-    assert queue.remaining(3) == 0
-    assert queue.due(3) == 3
-
-
-def test_a_chunk_ends_at_execute_steps():
-    queue = queue_of(4)
-    assert queue.join(chunk(0), 0) == 0
-    assert [value(queue, t) for t in range(6)] == [0, 1, 2, 3, None, None]
-
-
-def test_the_delay_is_the_first_executed_index():
-    queue = queue_of(6)
-    queue.join(chunk(0), 0)
-    assert value(queue, 0) == 0
-    assert queue.join(chunk(1), 4) == 3
-    assert [value(queue, t) for t in (1, 2, 3, 4, 5, 6, 7)] == [1, 2, 3, 103, 104, 105, None]
-
-
-@pytest.mark.parametrize("tick", [4, 9])
-def test_a_chunk_too_late_to_execute_is_refused(tick):
-    queue = queue_of(4)
-    assert queue.join(chunk(0), tick) is None
-    assert queue.remaining(tick) == 0
-
-
-def test_a_chunk_of_another_epoch_is_refused():
-    queue = queue_of(4)
-    planned = chunk(0, epoch=queue.epoch)
-    queue.flush()
-    assert queue.join(planned, 1) is None
-    assert queue.join(planned._replace(epoch=queue.epoch), 1) == 1
-
-
-def test_an_older_chunk_does_not_replace_a_newer_one():
-    queue = queue_of(6)
-    queue.join(chunk(3), 4)
-    assert queue.join(chunk(2), 5) is None
-    assert value(queue, 5) == 302
-
-
-def test_flush_empties():
-    queue = queue_of(4)
-    queue.join(chunk(0), 0)
-    queue.flush()
-    assert queue.pop(0) is None
 
 
 def test_committed_follows_later_chunks_and_holds_in_gaps():

@@ -12,7 +12,7 @@ from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.hold import HoldPolicy, hold_warning
 from serl_chunk.actor.recorder import NullSink
 from serl_chunk.config.experiment import ActorConfig
-from serl_chunk.config.robots import FakeAlohaConfig, GymConfig
+from serl_chunk.config.robots import GymConfig
 from serl_chunk.types import RobotSpec
 
 
@@ -62,10 +62,6 @@ def test_it_is_warned_where_nothing_measures_a_hold(limits, named, dimensions):
 )
 def test_what_is_named_is_not_warned_of(limits, named):
     assert hold_warning(config_of(**named), spec_of(*limits, **named)) is None
-
-
-def test_a_robot_of_the_package_knows_its_holds():
-    assert hold_warning(FakeAlohaConfig(), spec_of(*WITH_GRIPPER)) is None
 
 
 @pytest.mark.parametrize(

@@ -35,25 +35,6 @@ class SlowAgent(NoisyAgent):
         return super().sample(params, observation, key, explore=explore, committed=committed)
 
 
-def test_only_the_newest_request_waits():
-    agent = SlowAgent()
-    inference = InferenceThread(make_policy(agent), CLOCK)
-    inference.submit(request(1))
-    assert agent.begun.wait(10)
-    assert inference.poll() is None
-    inference.submit(request(2))
-    inference.submit(request(3))
-    agent.go.set()
-    ticks = []
-    while 3 not in ticks:
-        result = inference.wait(CLOCK.now() + 10)
-        assert result is not None
-        ticks.append(result.tick)
-        np.testing.assert_array_equal(result.record["q"], ticks[-1])
-    inference.close()
-    assert set(agent.prefixes) == {1, 3}
-
-
 def test_a_flush_drops_what_was_requested_before_it():
     agent = SlowAgent()
     inference = InferenceThread(make_policy(agent), CLOCK)

@@ -137,14 +137,6 @@ def test_a_human_acts_also_while_a_picture_is_old():
     assert [s.lost_ticks for s in sink.steps] == [int(t in env.unseen) for t in range(12)]
 
 
-def test_the_cameras_of_an_episode_are_watched():
-    env = Served(length=4)
-    watched = []
-    env.watch = watched.append
-    run(env, make_config(), cameras=("wrist",))
-    assert watched == [("wrist",)]
-
-
 def test_a_gap_at_the_end_leaves_no_last_observation():
     _, sink = run(Served(length=6, lost={5: 2}), make_config())
     assert sink.last_end.final_observation is None

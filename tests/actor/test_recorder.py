@@ -35,16 +35,6 @@ def test_steps_wait_for_the_decision_on_an_earlier_one():
     assert ticks(sink)[-1] == (2, False)
 
 
-def test_each_decision_is_reported_before_its_step():
-    sink, told = ListSink(), []
-    recorder = EpisodeRecorder(sink, BEGIN, lambda record: told.append((record, len(sink.records))))
-    recorder.expect(0)
-    recorder.step(step(0))
-    recorder.decided(0, RECORD)
-    recorder.decided(1, {"q": np.float32(2)})
-    assert told == [(RECORD, 0), ({"q": np.float32(2)}, 2)]
-
-
 def test_a_decision_that_is_given_up_holds_nothing_back():
     sink = ListSink()
     recorder = EpisodeRecorder(sink, BEGIN)
@@ -65,12 +55,6 @@ def test_the_end_hands_over_what_waits():
     recorder.step(step(1))
     recorder.end(END)
     assert [type(r) for r in sink.records] == [Begin, Step, Step, End]
-
-
-def test_an_episode_without_steps_leaves_no_record():
-    sink = ListSink()
-    EpisodeRecorder(sink, BEGIN).end(END)
-    assert sink.records == []
 
 
 def picture(value, row=0):

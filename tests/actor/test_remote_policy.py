@@ -70,21 +70,6 @@ def test_a_decision_is_the_servers_within_the_robots_limits():
     assert (policy.values, policy.clipped) == (2 * HORIZON, HORIZON)
 
 
-def test_the_task_and_the_frames_arrive():
-    server = StatePolicy()
-    with policy_of(server) as policy:
-        observation = seen() | {f"{IMAGE_PREFIX}front": np.full((8, 10, 3), 200, np.uint8)}
-        decision = policy.decide(Request(observation, task="pick it up"))
-    assert server.tasks == ["pick it up"]
-    np.testing.assert_allclose(decision.actions[0], [0.45, 0.7], rtol=1e-5)
-
-
-def test_committed_actions_are_kept():
-    with policy_of(StatePolicy()) as policy:
-        decision = policy.decide(Request(seen(), prefix=np.full((2, 2), -0.75, np.float32)))
-    np.testing.assert_allclose(decision.actions[:3], [[-0.75, -0.75], [-0.75, -0.75], [0.25, 0.5]])
-
-
 def test_longer_chunks_are_cut_and_shorter_ones_refused():
     with policy_of(StatePolicy(horizon=50)) as policy:
         assert policy.decide(Request(seen())).actions.shape == (HORIZON, 2)
@@ -197,40 +182,6 @@ def test_in_lockstep_a_lost_server_is_waited_for_within_an_episode():
     assert restarted
     assert summary.length == 24
     assert {s.source for s in sink.steps} == {Source.POLICY}
-
-
-def test_in_real_time_a_lost_server_holds_the_robot_and_comes_back(caplog):
-    caplog.set_level(logging.INFO)
-    with contextlib.ExitStack() as stack:
-        first = stack.enter_context(server_of(StatePolicy()))
-        port = first.port
-        closing = threading.Thread(target=first.close)
-        again = threading.Timer(1.0, lambda: stack.enter_context(server_of(StatePolicy(), port=port)))
-
-        def observe(tick):
-            if tick == 20:
-                closing.start()
-            if tick == 40:
-                again.start()
-
-        sink, config = ListSink(), config_of(port, clock="realtime")
-        remote = stack.enter_context(remote_policy(config, SPEC))
-        runner = EpisodeRunner(LineEnv(length=160), remote, sink, config=config, observer=observe)
-        runner.run_episode(seed=1)
-        runner.close()
-        again.join()
-    steps: list[Step] = sink.steps
-    assert [s.tick for s in steps] == list(range(160))
-    held = [s.tick for s in steps if s.source is Source.HOLD]
-    assert set(range(45, 85)) <= set(held)
-    # On a busy machine a few more ticks hold.
-    assert sum(s.source is Source.POLICY for s in steps[:20]) >= 10
-    assert Source.POLICY in {s.source for s in steps[-30:]}
-    for before, step in itertools.pairwise(steps):
-        if step.source is Source.HOLD:
-            np.testing.assert_array_equal(step.action, before.action)
-    assert "is lost" in caplog.text
-    assert "connected again" in caplog.text
 
 
 SERVED = """

@@ -325,12 +325,6 @@ def test_records_that_were_not_delivered_are_reported(said):
     assert "did not acknowledge" in said[-1]
 
 
-def test_random_steps_are_counted_over_the_session():
-    link = FakeLink()
-    run(link, config=config_of(random_steps=15))
-    assert [s.source for s in link.steps].index(Source.POLICY) == 15
-
-
 def test_random_steps_on_a_real_robot_are_refused():
     config = dataclasses.replace(config_of(random_steps=5), robot=GymConfig(make=lambda fake: None, is_real=True))
     with pytest.raises(ConfigError, match=naming("learner.random_steps", 5, 0)):
