@@ -116,17 +116,12 @@ def test_records_of_an_episode():
     assert (summary.success, summary.length, summary.total_reward) == (True, 12, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("env", "terminated", "outcome", "last_reward"),
-    [
-        (LineEnv(success_at=4), True, Outcome.SUCCESS, 1.0),
-        (LineEnv(failure_at=4), True, Outcome.FAILURE, 0.25),
-        (LineEnv(terminated_at=4), True, Outcome.UNKNOWN, 0.0),
-        (LineEnv(length=5), False, Outcome.UNKNOWN, 0.0),
-        (LineEnv(length=5, success_at=4), True, Outcome.SUCCESS, 1.0),
-        (LineEnv(failure_at=4, success_at=4), True, Outcome.SUCCESS, 1.0),
-    ],
-)
+@pytest.mark.parametrize(("env", "terminated", "outcome", "last_reward"), [
+    (LineEnv(success_at=4), True, Outcome.SUCCESS, 1.0), (LineEnv(failure_at=4), True, Outcome.FAILURE, 0.25),
+    (LineEnv(terminated_at=4), True, Outcome.UNKNOWN, 0.0), (LineEnv(length=5), False, Outcome.UNKNOWN, 0.0),
+    (LineEnv(length=5, success_at=4), True, Outcome.SUCCESS, 1.0),
+    (LineEnv(failure_at=4, success_at=4), True, Outcome.SUCCESS, 1.0),
+])  # fmt: skip
 def test_ends(env, terminated, outcome, last_reward):
     _, sink, _ = run(env, config=make_config(failure_reward=0.25))
     end = sink.last_end
@@ -135,16 +130,16 @@ def test_ends(env, terminated, outcome, last_reward):
     assert sink.steps[-1].reward == last_reward
 
 
-@pytest.mark.parametrize("stop_tick", [0, 1, 7])
-def test_a_stop_truncates_before_the_next_command(stop_tick):
+@pytest.mark.parametrize("tick", [0, 7])
+def test_a_stop_truncates_before_the_next_command(tick):
     env = LineEnv()
-    summary, sink, _ = run(env, stop=lambda: "operator" if env.tick >= stop_tick else None)
-    assert (summary.length, summary.ended_by, env.tick) == (stop_tick, "operator", stop_tick)
-    if stop_tick == 0:
+    summary, sink, _ = run(env, stop=lambda: "operator" if env.tick >= tick else None)
+    assert (summary.length, summary.ended_by, env.tick) == (tick, "operator", tick)
+    if tick == 0:
         assert sink.records == []  # an episode without a step leaves no record
     else:
-        assert (sink.last_end.truncated, sink.last_end.outcome) == (True, Outcome.UNKNOWN)
-        assert sink.last_end.final_observation["state"][2] == stop_tick
+        end = sink.last_end
+        assert (end.truncated, end.outcome, end.final_observation["state"][2]) == (True, Outcome.UNKNOWN, tick)
 
 
 @pytest.mark.parametrize("delay", [0, 2])
@@ -176,27 +171,29 @@ def test_a_human_is_shown_where_the_policy_would_decide():
     assert [t for t, due in human.asked if due] == [0, 8, 16, 28]
 
 
-def test_the_environments_own_intervention():
+@pytest.mark.parametrize("gate", [10.0, 0.3])
+def test_the_environments_own_intervention_is_recorded_as_the_driver_executed_it(gate):
     override = np.array([0.5, 0.25], np.float32)
-    summary, sink, _ = run(LineEnv(human={3: override, 4: override}))
-    steps = sink.steps
-    check_steps(steps, 8)
-    assert [s.tick for s in steps if s.source == Source.HUMAN] == [3, 4]
-    np.testing.assert_array_equal(steps[3].action, override)
-    assert steps[5].decision_tick == 5
-    assert (summary.human_ticks, summary.segments, summary.gated_share) == (2, 1, 0)
+    summary, sink, _ = run(LineEnv(human={3: override, 4: override}, gate=gate))
+    assert [s.tick for s in sink.steps if s.source == Source.HUMAN] == [3, 4]
+    np.testing.assert_array_equal(sink.steps[3].action, np.minimum(override, np.float32(gate)))
+    assert (sink.steps[5].decision_tick, summary.human_ticks, summary.segments) == (5, 2, 1)
+    assert (summary.gated_share > 0) is (gate < 1)
 
 
-@pytest.mark.parametrize("command", [[0.5], [0.5, 0.5, 0.5], [np.nan, 0.0]])
-def test_a_humans_wrong_command_does_not_reach_the_robot(command):
-    human = HumanOnTicks(frozenset({2}))
-    human.poll = lambda tick, *_: InterventionCommand(np.array(command)) if tick == 2 else None
-    env, sink = LineEnv(), ListSink()
+@pytest.mark.parametrize(("command", "dims"), [
+    ([0.5], None), ([0.5, 0.5, 0.5], None), ([np.nan, 0.0], None),
+    ([0.5, 0.5], [False, False]), ([0.5, 0.5], [True]), ([0.5, 0.5], [True, True, True]),
+])  # fmt: skip
+def test_a_humans_wrong_command_does_not_reach_the_robot(command, dims):
+    human, env, sink = HumanOnTicks(frozenset({2})), LineEnv(), ListSink()
+    wrong = InterventionCommand(np.array(command), dims=None if dims is None else np.array(dims))
+    human.poll = lambda tick, *_: wrong if tick == 2 else None
     runner = EpisodeRunner(env, make_policy(NoisyAgent(8)), sink, config=make_config(), intervention=human)
-    with pytest.raises(DataError, match=naming("actor.intervention", "line", 2)):
+    with pytest.raises(DataError, match=naming("actor.intervention", *(["line"] if dims is None else ["tick 2"]), 2)):
         runner.run_episode(0, explore=True)
-    assert env.tick == 2
-    assert sink.last_end.outcome_by == "crash"
+    assert (env.tick, sink.last_end.outcome_by) == (2, "crash")
+    assert sink.last_end.final_observation["state"][2] == 2
 
 
 @pytest.mark.parametrize("shown", [True, False])
@@ -234,30 +231,21 @@ def test_every_look_of_an_image_agent_begins_a_window(delay, returned):
     assert shown.mean() < 0.5
 
 
-def test_an_unknown_camera_is_refused():
+def test_a_policy_that_diverged_does_not_reach_the_robot_and_no_unknown_camera_is_recorded():
+    env = LineEnv()
+    with pytest.raises(PolicyError, match=naming("version", 3)):
+        run(env, agent=NoisyAgent(8, spread=float("nan")))
+    assert (env.tick, env.frames_read) == (0, [])
     with pytest.raises(ConfigError, match=naming("line", "rear", "front, wrist")):
         run(cameras=("rear",))
 
 
-def test_a_policy_that_diverged_does_not_reach_the_robot():
-    env = LineEnv()
-    with pytest.raises(PolicyError, match=naming("version", 3)):
-        run(env, agent=NoisyAgent(8, spread=float("nan")))
-    assert env.tick == 0
-
-
-@pytest.mark.parametrize(
-    ("env", "frames", "every_tick"),
-    [
-        (WithFrames, "auto", True),
-        (LineEnv, "auto", False),
-        (LineEnv, "every_tick", True),
-        (WithFrames, "decisions", False),
-    ],
-)
+@pytest.mark.parametrize(("env", "frames", "every_tick"), [
+    (WithFrames, "auto", True), (LineEnv, "auto", False), (LineEnv, "every_tick", True),
+    (WithFrames, "decisions", False),
+])  # fmt: skip
 def test_cameras_are_recorded_on_every_tick_where_that_costs_nothing_or_is_asked_for(env, frames, every_tick):
-    config = make_config(actor=ActorConfig(frames=frames))
-    recorded = env(length=20)
+    recorded, config = env(length=20), make_config(actor=ActorConfig(frames=frames))
     _, sink, _ = run(recorded, config=config, cameras=("wrist",))
     shown = [s.tick for s in sink.steps if "images/wrist" in s.observation]
     assert shown == list(range(20)) if every_tick else shown == [0, 8, 16]
@@ -271,19 +259,6 @@ def test_what_is_not_recorded_reads_no_camera_on_every_tick():
     runner = EpisodeRunner(env, make_policy(NoisyAgent(8)), NullSink(), config=make_config(), cameras=("wrist",))
     runner.run_episode(5, explore=False)
     assert env.frames_read == [0, 8, 16, 20]
-
-
-class SlowCamera(WithFrames):
-    """Its camera gives a new picture on every third tick; `numbers` says whether it counts them, or every read."""
-
-    numbers = "none"
-
-    def read_images(self, cameras=None):
-        self.frames_read.append(self.tick)
-        return self._frames(self.tick // 3, cameras)
-
-    def frame_numbers(self):
-        return {"none": {}, "frames": {"wrist": self.tick // 3}, "reads": {"wrist": self.tick}}[self.numbers]
 
 
 class OneArm(HumanOnTicks):
@@ -323,13 +298,3 @@ def test_a_source_gets_the_command_that_was_executed_last():
     _, sink, _ = run(env, intervention=Watching({3, 4}))
     np.testing.assert_array_equal(lasts[1:], [s.action for s in sink.steps[:-1]])
     np.testing.assert_array_equal(lasts[0], sink.steps[0].observation["state"][:2])
-
-
-@pytest.mark.parametrize("dims", [[False, False], [True], [True, True, True]])
-def test_a_command_of_no_or_other_dimensions_is_refused(dims):
-    class Wrong(HumanOnTicks):
-        def poll(self, tick, observation, decision_tick, last):
-            return InterventionCommand(last, dims=np.array(dims))
-
-    with pytest.raises(DataError, match=naming("actor.intervention", "tick 0", 2)):
-        run(intervention=Wrong(frozenset()))
