@@ -114,6 +114,8 @@ def test_records_of_an_episode():
     assert [s.tick for s in steps if s.decision is not None] == [0, 8]
     assert steps[8].decision["q"] == 8
     assert (summary.success, summary.length, summary.total_reward) == (True, 12, 1.0)
+    third = np.diff([s.action.astype(np.float64) for s in steps], n=3, axis=0)
+    assert summary.jerk == pytest.approx(np.sqrt(np.mean(third**2)) / DT**3)
 
 
 @pytest.mark.parametrize(("env", "terminated", "outcome", "last_reward"), [

@@ -11,22 +11,19 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from processes import LISTENING, PATIENCE, learner_totals
+from system_accounts import LIMITS, journal_rows
 
-from serl_chunk.config.transport import TransportConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.robots.fake import spec as task
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics
-from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire import records
 from serl_chunk.types import Begin, End, Source, StepBlock
-from serl_chunk_robot.wire.codec import Limits
 
 pytestmark = pytest.mark.timeout(4 * PATIENCE)
 ENDLESS = {"learner__max_steps": 1_000_000, "learner__warmup_episodes": 1}
 HUMAN_TICKS = 4  # of a run
-LIMITS = Limits(TransportConfig().max_message_bytes, TransportConfig().max_arrays)
 
 
 class Journal(NamedTuple):
@@ -42,16 +39,14 @@ class Journal(NamedTuple):
 
 
 def journal_of(run: Path) -> Journal:
-    """Every record, those that were not delivered to the replay included."""
-    store, found = RecordStore(run / "journal" / "online", LIMITS), Journal([], {}, {})
-    for row in store.replay():
-        if isinstance(row.record, Begin):
-            found.begun.append(row.record.episode_id)
-        elif isinstance(row.record, StepBlock):
-            found.blocks.setdefault(row.record.episode_id, []).append(row.record)
-        elif isinstance(row.record, End):
-            found.ends[row.record.episode_id] = row.record
-    store.close()
+    found = Journal([], {}, {})
+    for record in (row.record for row in journal_rows(run)):
+        if isinstance(record, Begin):
+            found.begun.append(record.episode_id)
+        elif isinstance(record, StepBlock):
+            found.blocks.setdefault(record.episode_id, []).append(record)
+        elif isinstance(record, End):
+            found.ends[record.episode_id] = record
     return found
 
 

@@ -15,33 +15,14 @@ from commands import Command
 from counting_robot import CLOSED
 from lab import LENGTH, Lab
 from processes import PATIENCE, Cluster, Process, checkpoints, cluster
+from system_accounts import journal_rows
 from terminals import NohupProcess, TerminalProcess
 
-from serl_chunk.config.transport import TransportConfig
 from serl_chunk.runs.checkpoints import CheckpointStore
-from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.types import End
-from serl_chunk_robot.wire.codec import Limits
 
 pytestmark = pytest.mark.timeout(4 * PATIENCE)
 HANGUP = 128 + signal.SIGHUP
-
-
-@pytest.fixture
-def lab(tmp_path, environment):
-    lab = Lab(tmp_path, environment)
-    yield lab
-    lab.close()
-
-
-def last_end(lab: Lab) -> End:
-    """The last End record of the journal, which no process has open."""
-    t = TransportConfig()
-    store = RecordStore(lab.run / "journal" / "online", Limits(t.max_message_bytes, t.max_arrays))
-    try:
-        return [row.record for row in store.replay() if isinstance(row.record, End)][-1]
-    finally:
-        store.close()
 
 
 def closed_robot(lab: Lab, process: Process) -> bool:
@@ -63,7 +44,8 @@ def test_a_closed_terminal_ends_an_actor_and_a_learner_as_sigterm_does(lab):
     learner.ends(HANGUP)
     account = lab.settled()
     assert (account.steps, account.cut, account.died) == (account.executed, {}, 0)
-    assert last_end(lab).outcome_by == "operator"
+    ends = [row.record for row in journal_rows(lab.run) if isinstance(row.record, End)]
+    assert ends[-1].outcome_by == "operator"
     newest = checkpoints(lab.run)[-1]
     assert CheckpointStore(lab.run).restore_policy(newest).meta["env_steps"] == account.executed
     assert newest >= 20
