@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -39,37 +36,6 @@ def test_nothing_is_lost_or_doubled_when_each_side_is_killed(lab):
     assert sum(account.cut.values()) <= TAIL
     assert len(account.cut) <= 1
     assert actor_totals(said)[1] > 3 * LENGTH
-
-
-@pytest.mark.slow
-def test_twenty_faults_in_one_run(lab):
-    """Kills of the learner, the actor and both, and freezes of ten seconds, at random moments of one training run."""
-    rng = random.Random(0)
-    learner, actor = lab.learner(), lab.actor()
-    lab.trains(learner)
-    killed = 0
-    for i in range(20):
-        time.sleep(rng.uniform(0.2, 3.0))
-        fault = ("actor", "learner", "both", "actor", "freeze actor", "learner", "both", "freeze learner")[i % 8]
-        if fault.startswith("freeze"):
-            frozen = actor if fault.endswith("actor") else learner
-            frozen.signal(signal.SIGSTOP)
-            time.sleep(10.0)
-            frozen.signal(signal.SIGCONT)
-        if fault in ("actor", "both"):
-            actor.kill()
-            killed += 1
-        if fault in ("learner", "both"):
-            learner.kill()
-            learner = lab.learner()
-        if fault in ("actor", "both"):
-            actor = lab.actor()
-        lab.goes_on(LENGTH, actor)
-    lab.trains(learner)
-    _, _, account = lab.stop(learner, actor)
-    print(account._replace(cut=sorted(account.cut.values())), f"after {killed} killed actors")
-    assert len(account.cut) <= killed
-    assert max(account.cut.values(), default=0) <= TAIL
 
 
 @pytest.mark.slow

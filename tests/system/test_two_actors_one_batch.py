@@ -36,11 +36,10 @@ def make_replay() -> Replay:
     config = ExperimentConfig(
         name="coded", robot=RobotConfig(max_episode_steps=LENGTH), agent=AcrlpdConfig(), chunk=ChunkConfig(HORIZON)
     )
-    shape = (HORIZON, 1)
-    plain = Normaliser(
-        "absolute_range", np.zeros(3), np.ones(3), np.zeros(shape), np.ones(shape), np.array([-1])
-    )  # model space is robot space
-    return Replay(SPEC, config, Preprocess(plain))
+    zero, one = np.zeros((HORIZON, 1)), np.ones((HORIZON, 1))  # model space is robot space
+    return Replay(
+        SPEC, config, Preprocess(Normaliser("absolute_range", np.zeros(3), np.ones(3), zero, one, np.array([-1])))
+    )
 
 
 def record(port: int, actor: int, failures: list[BaseException]) -> None:
