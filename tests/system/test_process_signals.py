@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -91,20 +92,12 @@ LOADED = 10.0  # what a machine that runs other tests may take
 UNBORN = (-signal.SIGINT, 1)
 
 
-def maps(process: Process) -> str:
-    """The libraries that a process has loaded."""
-    try:
-        return Path(f"/proc/{process.pid}/maps").read_text()
-    except OSError:
-        return ""
-
-
-def reads(process: Process, folder: Path) -> bool:
-    """Whether a process has a file of `folder` open."""
-    try:
-        return any(str(folder) in os.readlink(fd) for fd in Path(f"/proc/{process.pid}/fd").iterdir())
-    except OSError:
-        return False
+def holds(process: Process, text: str) -> bool:
+    """Whether a process has loaded a library, or has a file open, whose path has `text`."""
+    proc = Path(f"/proc/{process.pid}")
+    with contextlib.suppress(OSError):
+        return text in (proc / "maps").read_text() or any(text in os.readlink(fd) for fd in (proc / "fd").iterdir())
+    return False
 
 
 def instants(processes: Cluster, tmp_path: Path):
@@ -112,8 +105,8 @@ def instants(processes: Cluster, tmp_path: Path):
     many = tmp_path / "many"
     return {
         "exec": (lambda learner: True, 0.0),
-        "imports": (lambda learner: "jaxlib" in maps(learner), 0.0),
-        "data": (lambda learner: reads(learner, many), 0.3),
+        "imports": (lambda learner: holds(learner, "jaxlib"), 0.0),
+        "data": (lambda learner: holds(learner, str(many)), 0.3),
         "networks": (lambda learner: "demonstrations: " in learner.output, 0.5),
         "compilation": (lambda learner: "listening on" in learner.output, 0.5),
     }
